@@ -1,0 +1,63 @@
+"""Every error of tcverify, with one root.
+
+A finding about a pass is data (`tcverify.program.finding.Finding`), never an exception. Exceptions are for what the user
+or the machine got wrong, and say what, where and how to mend it.
+"""
+
+from __future__ import annotations
+
+
+class TcverifyError(Exception):
+    """Root of all errors that tcverify raises on purpose.
+
+    Args:
+        message: what is wrong and where.
+        hint: how to mend it, one sentence.
+    """
+
+    def __init__(self, message: str, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message}\n  hint: {self.hint}" if self.hint else self.message
+
+
+class UsageError(TcverifyError):
+    """The command line or the configuration asks for something that does not exist or cannot work."""
+
+
+class ProgramError(TcverifyError):
+    """A program is malformed: its file, its mesh, its inputs or its graph."""
+
+
+class PassLoadError(TcverifyError):
+    """A pass cannot be found, imported or called as a pass."""
+
+
+class Unsupported(TcverifyError):
+    """Raised by a pass to decline a program: the program is skipped and counted, not refuted."""
+
+
+class UnsupportedOp(TcverifyError):
+    """An op has no meaning in the dialect tables. The verdict is inconclusive and names the op."""
+
+    def __init__(self, op: str, reason: str) -> None:
+        super().__init__(f"op {op} is not supported: {reason}")
+        self.op = op
+        self.reason = reason
+
+
+class ExecutorError(TcverifyError):
+    """An executor could not run a program (a rank died, a process group timed out). Never a finding by itself."""
+
+
+class InternalError(TcverifyError):
+    """A broken invariant of tcverify itself."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(
+            f"internal error: {message}",
+            "this should never happen; please report it with the command and the program file",
+        )

@@ -1,0 +1,21 @@
+"""Runs programs: one interpreter, driven in lockstep or by real process groups."""
+
+from tcverify.execution.compare import Delta, compare_ranks, digest
+from tcverify.execution.executor import Comparison, Executor, Hang, Run, Wait
+from tcverify.execution.interpreter import Call, NodeError, RankResult
+from tcverify.execution.lockstep import Lockstep
+
+__all__ = [
+    "Call",
+    "Comparison",
+    "Delta",
+    "Executor",
+    "Hang",
+    "Lockstep",
+    "NodeError",
+    "RankResult",
+    "Run",
+    "Wait",
+    "compare_ranks",
+    "digest",
+]

@@ -1,0 +1,100 @@
+"""What executors are and what they return."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from tcverify.execution.compare import Delta
+from tcverify.execution.interpreter import Call, RankResult
+from tcverify.program import Program
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """A rank that waits in a collective: its `ordinal`-th one (from 1) of this kind on this communicator."""
+
+    rank: int
+    call: Call
+    ordinal: int
+
+    def __str__(self) -> str:
+        collective = self.call.collective
+        return f"rank {self.rank} waits in {collective.kind} #{self.ordinal} of group {list(collective.communicator)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Hang:
+    """Ranks that wait for ever.
+
+    Attributes:
+        waits: the ranks that wait, along the cycle when there is one.
+        cycle: whether `waits` is a cycle: each rank waits for the next, the last for the first. Otherwise the last one
+            waits for `finished`.
+        finished: a rank that has ended without joining, when there is no cycle.
+    """
+
+    waits: tuple[Wait, ...]
+    cycle: bool
+    finished: int | None = None
+
+    def __str__(self) -> str:
+        sentences = [str(wait) for wait in self.waits]
+        if self.finished is not None:
+            sentences.append(f"rank {self.finished} has finished without joining")
+        return "; ".join(sentences)
+
+
+@dataclass(slots=True)
+class Run:
+    """One execution of a program on all ranks.
+
+    Attributes:
+        ranks: results in rank order.
+        hang: set when ranks wait for each other for ever.
+        mismatch: set when the members of a collective disagree: the sentence, and the calls by rank.
+    """
+
+    executor: str
+    ranks: list[RankResult]
+    hang: Hang | None = None
+    mismatch: tuple[str, dict[int, Call]] | None = None
+
+    @property
+    def error(self) -> RankResult | None:
+        """The first rank on which a node raised."""
+        return next((r for r in self.ranks if r.error is not None), None)
+
+    @property
+    def finished(self) -> bool:
+        """Whether every rank came to its end."""
+        return self.hang is None and self.mismatch is None and self.error is None
+
+
+@dataclass(slots=True)
+class Comparison:
+    """Both versions of a program, executed, and how their outputs differ. `deltas` is empty unless both finished."""
+
+    executor: str
+    original: Run
+    rewritten: Run
+    deltas: list[Delta] = field(default_factory=list)
+
+
+class Executor(Protocol):
+    """Runs programs. Implementations: `Lockstep`, `ProcessGroupPool`."""
+
+    name: str
+
+    def run(self, program: Program, *, observe: bool = False) -> Run:
+        """Run a program and return every rank's outputs and, when observed, every node's value.
+
+        Raises:
+            UnsupportedOp: an op has no meaning.
+            ExecutorError: the executor failed; says nothing about the program.
+        """
+        ...
+
+    def compare(self, original: Program, rewritten: Program) -> Comparison:
+        """Run both versions on the same inputs and compare their outputs. Raises as `run` does."""
+        ...

@@ -1,0 +1,33 @@
+"""Pure aten: ops run as they are, except those whose result is not a function of their arguments."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from tcverify.ops.table import Op
+
+#: Ops that read memory nobody wrote.
+_UNINITIALISED = frozenset(
+    {"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided", "resize_"}
+)
+
+
+def aten_op(name: str, target: Any) -> Op:
+    """Return what the aten op `target` means."""
+    if not isinstance(target, torch._ops.OpOverload):
+        return Op(name, None, reason="an overload packet; graphs name overloads (torch.ops.aten.add.Tensor)")
+    base = name.removeprefix("aten::").split(".")[0]
+    if base in _UNINITIALISED:
+        return Op(name, None, reason="its result is uninitialised memory")
+    tags = {tag.name for tag in target.tags}  # by name: the set of tags grows from one torch to the next
+    if "nondeterministic_seeded" in tags:
+        return Op(name, None, reason="its result is random")
+    if tags & {"dynamic_output_shape", "data_dependent_output"}:
+        return Op(name, None, reason="its shape depends on data")
+    schema = target._schema
+    aliases = any(a.alias_info is not None for a in schema.arguments) or any(
+        r.alias_info is not None for r in schema.returns
+    )
+    return Op(name, target, aliases=aliases or "maybe_aliasing_or_mutating" in tags)

@@ -1,0 +1,144 @@
+"""What a collective is, in whatever dialect it is written, and what it computes.
+
+Every dialect maps its communication ops to one `Collective`; nothing above `ops/` knows dialects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from tcverify.errors import InternalError
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """One rank's call of a collective: what it asks of its communicator.
+
+    Attributes:
+        kind: "all_reduce", "reduce_scatter", "all_gather", "all_to_all" or "send_recv".
+        communicator: the member ranks in group order; position in it, not rank number, picks a shard.
+        shape: shape of this rank's contribution.
+        dtype: element type of the contribution.
+        dim: the dim that is scattered or concatenated, else None.
+        reduce_op: "sum" for reductions, else None.
+        splits: (input sizes, output sizes) along dim 0 of all_to_all, else None.
+        root: for send_recv, the sending rank, else None.
+    """
+
+    kind: str
+    communicator: tuple[int, ...]
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    dim: int | None = None
+    reduce_op: str | None = None
+    splits: tuple[tuple[int, ...], tuple[int, ...]] | None = None
+    root: int | None = None
+
+    @property
+    def signature(self) -> tuple[object, ...]:
+        """What every member must agree on. Sizes of all_to_all compare pairwise, see `mismatch`."""
+        return self.kind, self.reduce_op, self.root, self.dtype, None if self.splits else (self.dim, self.shape)
+
+    def __str__(self) -> str:
+        dtype = str(self.dtype).removeprefix("torch.")
+        parts = [f"{dtype}{list(self.shape)}"]
+        if self.dim is not None:
+            parts.append(f"dim {self.dim}")
+        if self.reduce_op is not None:
+            parts.append(self.reduce_op)
+        if self.splits is not None:
+            parts.append(f"in {list(self.splits[0])} out {list(self.splits[1])}")
+        return f"{self.kind}({', '.join(parts)}) of group {list(self.communicator)}"
+
+
+def mismatch(calls: Sequence[Collective]) -> str | None:
+    """Say in one sentence how the calls of one communicator's members (in group order) disagree, or None.
+
+    Sizes compare by kind: equal for reductions and gathers, pairwise `in[i][j] == out[j][i]` for all_to_all.
+    """
+    first = calls[0]
+    group = first.communicator
+    for rank, call in zip(group[1:], calls[1:], strict=True):
+        if call.kind != first.kind:
+            return f"rank {group[0]} calls {first.kind} while rank {rank} calls {call.kind}"
+        for field, name in (
+            ("reduce_op", "reduces by"),
+            ("root", "has root"),
+            ("dtype", "sends"),
+            ("dim", "works on dim"),
+        ):
+            mine, theirs = getattr(first, field), getattr(call, field)
+            if mine != theirs:
+                return f"in {first.kind}, rank {group[0]} {name} {mine} while rank {rank} {name} {theirs}"
+        if first.splits is None and call.shape != first.shape:
+            return (
+                f"in {first.kind}, rank {group[0]} contributes shape {list(first.shape)} "
+                f"while rank {rank} contributes {list(call.shape)}"
+            )
+        if first.splits is not None and call.shape[1:] != first.shape[1:]:
+            return f"in {first.kind}, rank {group[0]} and rank {rank} disagree on the sizes behind dim 0"
+    if first.kind == "all_to_all":
+        for i, sender in enumerate(calls):
+            for j, receiver in enumerate(calls):
+                if sender.splits is None or receiver.splits is None:
+                    raise InternalError(f"all_to_all without splits: {first}")
+                sent, expected = sender.splits[0][j], receiver.splits[1][i]
+                if sent != expected:
+                    return (
+                        f"in all_to_all, rank {group[i]} sends {sent} rows to rank {group[j]}, which expects {expected}"
+                    )
+    return None
+
+
+def complete(
+    calls: Sequence[Collective], tensors: Sequence[torch.Tensor], order: Sequence[int] | None = None
+) -> list[torch.Tensor]:
+    """Compute every member's result of one matched collective, in group order.
+
+    Args:
+        calls: the members' calls, in group order; they match (see `mismatch`).
+        tensors: the members' contributions.
+        order: permutation of the members in which sums are accumulated; None means group order. Results differ by rounding.
+
+    Results are fresh tensors that share storage with no contribution and with no other result.
+    """
+    call = calls[0]
+    if call.kind == "all_reduce":
+        total = _sum(tensors, order)
+        return [total.clone() for _ in tensors]
+    if call.kind == "reduce_scatter":
+        total = _sum(tensors, order)
+        return [chunk.contiguous().clone() for chunk in total.chunk(len(tensors), _dim(call))]
+    if call.kind == "all_gather":
+        whole = torch.cat(list(tensors), _dim(call))
+        return [whole.clone() for _ in tensors]
+    if call.kind == "all_to_all":
+        pieces = [t.split(list(_splits(c)[0])) for c, t in zip(calls, tensors, strict=True)]
+        return [torch.cat([pieces[i][j] for i in range(len(tensors))]) for j in range(len(tensors))]
+    if call.kind == "send_recv":
+        source, target = call.communicator
+        return [tensors[call.communicator.index(source)].clone(), tensors[call.communicator.index(source)].clone()]
+    raise InternalError(f"no semantics for collective {call.kind}")
+
+
+def _dim(call: Collective) -> int:
+    if call.dim is None:
+        raise InternalError(f"{call.kind} without a dim")
+    return call.dim
+
+
+def _splits(call: Collective) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    if call.splits is None:
+        raise InternalError(f"{call.kind} without splits")
+    return call.splits
+
+
+def _sum(tensors: Sequence[torch.Tensor], order: Sequence[int] | None) -> torch.Tensor:
+    ordered = [tensors[i] for i in order] if order is not None else list(tensors)
+    total = ordered[0].clone(memory_format=torch.contiguous_format)
+    for tensor in ordered[1:]:
+        total += tensor
+    return total

@@ -1,0 +1,100 @@
+"""Carries out a `Collective` on torch.distributed: what lockstep computes by `complete`, done by a real process group.
+
+`dist.new_group` sorts its ranks, so every position-dependent collective is permuted here between the sorted order that
+torch.distributed uses and the order of the communicator.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+
+from tcverify.errors import ExecutorError, InternalError
+from tcverify.ops.collective import Collective
+
+_GROUPS: dict[tuple[int, ...], dist.ProcessGroup] = {}
+
+
+def process_group(communicator: tuple[int, ...]) -> dist.ProcessGroup:
+    """Return the process group of these ranks, made at its first use by its members alone."""
+    members = tuple(sorted(communicator))
+    group = _GROUPS.get(members)
+    if group is None:
+        made = (
+            dist.group.WORLD
+            if members == tuple(range(dist.get_world_size()))
+            else dist.new_group(list(members), use_local_synchronization=True)
+        )
+        if not isinstance(made, dist.ProcessGroup):
+            raise InternalError(f"torch.distributed made no group of ranks {list(members)} on rank {dist.get_rank()}")
+        group = _GROUPS[members] = made
+    return group
+
+
+def forget_groups() -> None:
+    """Drop the cached groups; call it when the default process group is destroyed."""
+    _GROUPS.clear()
+
+
+def perform(call: Collective, tensor: torch.Tensor) -> torch.Tensor:
+    """Run one rank's side of a collective and return its result, a fresh contiguous tensor.
+
+    Blocks until every member has joined.
+
+    Raises:
+        ExecutorError: torch.distributed is not initialised in this process.
+    """
+    if not dist.is_available() or not dist.is_initialized():
+        if len(call.communicator) == 1:
+            return tensor.clone(memory_format=torch.contiguous_format)
+        raise ExecutorError(
+            f"{call} needs a process group, and torch.distributed is not initialised",
+            "call torch.distributed.init_process_group first, or run the program with tcverify",
+        )
+    if len(call.communicator) == 1:
+        return tensor.clone(memory_format=torch.contiguous_format)
+    group = process_group(call.communicator)
+    contribution = tensor.contiguous()
+    if call.kind == "all_reduce":
+        total = contribution.clone()
+        dist.all_reduce(total, group=group)
+        return total
+    members = sorted(call.communicator)
+    # positions[i]: where the i-th member of the sorted group stands in the communicator
+    positions = [call.communicator.index(rank) for rank in members]
+    if call.kind == "reduce_scatter" and call.dim is not None:
+        chunks = [c.contiguous() for c in contribution.chunk(len(members), call.dim)]
+        mine = torch.empty_like(chunks[0])
+        dist.reduce_scatter(mine, [chunks[p] for p in positions], group=group)
+        return mine
+    if call.kind == "all_gather" and call.dim is not None:
+        parts = [torch.empty_like(contribution) for _ in members]
+        dist.all_gather(parts, contribution, group=group)
+        by_position = [parts[positions.index(p)] for p in range(len(members))]
+        return torch.cat(by_position, call.dim)
+    if call.kind == "all_to_all" and call.splits is not None:
+        return _all_to_all(call, contribution, positions, group)
+    if call.kind == "send_recv":
+        source, target = call.communicator
+        if dist.get_rank() == source:
+            dist.send(contribution, target, group=group)
+            return contribution.clone()
+        received = torch.empty_like(contribution)
+        dist.recv(received, source, group=group)
+        return received
+    raise InternalError(f"no way to perform {call}")
+
+
+def _all_to_all(
+    call: Collective, contribution: torch.Tensor, positions: list[int], group: dist.ProcessGroup
+) -> torch.Tensor:
+    if call.splits is None:
+        raise InternalError(f"all_to_all without splits: {call}")
+    sent, received = call.splits
+    pieces = contribution.split(list(sent))
+    outbox = torch.cat([pieces[p] for p in positions])
+    sizes = [received[p] for p in positions]
+    inbox = contribution.new_empty((sum(received), *contribution.shape[1:]))
+    dist.all_to_all_single(inbox, outbox, sizes, [sent[p] for p in positions], group=group)
+    by_member = inbox.split(sizes)
+    return torch.cat([by_member[positions.index(p)] for p in range(len(positions))])

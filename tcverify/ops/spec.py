@@ -1,0 +1,73 @@
+"""TensorSpec: what is known of a tensor without its values."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+
+
+def contiguous_stride(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the row-major stride of `shape`, as torch computes it (sizes of 0 count as 1)."""
+    stride = [1] * len(shape)
+    for i in range(len(shape) - 2, -1, -1):
+        stride[i] = stride[i + 1] * max(shape[i + 1], 1)
+    return tuple(stride)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """Shape, stride, dtype and storage of a tensor.
+
+    Attributes:
+        shape: sizes per dim.
+        stride: in elements, per dim.
+        dtype: element type.
+        offset: storage offset in elements.
+        alias: values of one graph with the same number share one storage; None means a storage of its own.
+    """
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    offset: int = 0
+    alias: int | None = None
+
+    @classmethod
+    def contiguous(cls, shape: tuple[int, ...], dtype: torch.dtype) -> TensorSpec:
+        return cls(tuple(shape), contiguous_stride(tuple(shape)), dtype)
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> TensorSpec:
+        """Describe `tensor` (real, meta or fake), without its aliasing."""
+        return cls(
+            tuple(int(s) for s in tensor.shape),
+            tuple(int(s) for s in tensor.stride()),
+            tensor.dtype,
+            int(tensor.storage_offset()),
+        )
+
+    @property
+    def numel(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def layout(self) -> tuple[tuple[int, ...], tuple[int, ...], torch.dtype]:
+        """Shape, stride and dtype, with strides that no access can tell apart set to zero.
+
+        A stride of a dim of size 1 (or any stride of an empty tensor) is never multiplied by anything but 0.
+        """
+        if self.numel == 0:
+            return self.shape, (0,) * len(self.shape), self.dtype
+        stride = tuple(0 if size <= 1 else step for size, step in zip(self.shape, self.stride, strict=True))
+        return self.shape, stride, self.dtype
+
+    def __str__(self) -> str:
+        name = str(self.dtype).removeprefix("torch.")
+        return f"{name}{list(self.shape)}"
+
+
+#: What a node produces: one tensor, a tuple or list of values, or a Python scalar / None.
+ValueSpec: TypeAlias = Any

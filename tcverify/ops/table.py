@@ -1,0 +1,169 @@
+"""Looks ops up by qualified name: what a node means, in one place for all dialects.
+
+An op is found by name (`tensor_cast::all_reduce`), never by identity, so that graphs made by another library that registers
+ops under the same names mean the same here.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Generator, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from tcverify.errors import UnsupportedOp
+from tcverify.ops.collective import Collective
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a rank asks for when it meets a collective: the call and its contribution."""
+
+    collective: Collective
+    tensor: torch.Tensor
+
+
+#: How a collective op computes: it yields its requests and is sent the results. The first argument is the executing rank.
+CollectiveMeaning = Callable[..., Generator[Request, torch.Tensor, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """What an op means.
+
+    Attributes:
+        name: qualified name, e.g. "tensor_cast::rms_norm" or "aten::add.Tensor".
+        run: for a local op, computes the result from the arguments; for a collective op, see `CollectiveMeaning`;
+            None when the op has no meaning here.
+        collective: whether `run` is a generator that yields requests.
+        aliases: whether a result may share storage with an argument, or an argument is mutated.
+        identity: whether the result always equals the first argument.
+        reason: why the op is not supported, when `run` is None.
+    """
+
+    name: str
+    run: Callable[..., Any] | None
+    collective: bool = False
+    aliases: bool = False
+    identity: bool = False
+    reason: str = ""
+
+    def require(self) -> Callable[..., Any]:
+        """Return `run`, or raise `UnsupportedOp` with the reason."""
+        if self.run is None:
+            raise UnsupportedOp(self.name, self.reason)
+        return self.run
+
+
+#: Python callables that FX graphs use as targets, by the name they have in files.
+PYTHON_OPS: dict[str, Callable[..., Any]] = {
+    f"python::{f.__name__}": f
+    for f in (
+        operator.getitem, operator.add, operator.sub, operator.mul, operator.truediv, operator.floordiv, operator.mod,
+        operator.neg, operator.matmul, operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge,
+    )
+}  # fmt: skip
+_PYTHON_NAMES = {f: name for name, f in PYTHON_OPS.items()}
+
+_DIALECTS: dict[str, dict[str, Op]] = {}
+_LIBRARIES: dict[str, Callable[[], None]] = {}
+_CACHE: dict[Any, Op] = {}
+
+
+def register_dialect(namespace: str, ops: Iterable[Op], load: Callable[[], None] | None = None) -> None:
+    """Add a dialect: the ops of one namespace, each with its meaning.
+
+    Args:
+        namespace: what stands before `::` in the ops' names.
+        ops: the ops; a name that is already known is replaced.
+        load: defines the namespace's ops in torch when a graph needs them as callables.
+
+    Raises:
+        ValueError: an op's name lies outside the namespace.
+
+    Example:
+        >>> def scale(x, factor):
+        ...     return x * factor
+        >>> register_dialect("mylib", [Op("mylib::scale", scale)])
+    """
+    table = _DIALECTS.setdefault(namespace, {})
+    for op in ops:
+        if op.name.split("::")[0] != namespace:
+            raise ValueError(f"op {op.name} does not belong to dialect {namespace}")
+        table[op.name] = op
+    if load is not None:
+        _LIBRARIES[namespace] = load
+    _CACHE.clear()
+
+
+def qualified_name(target: Any) -> str:
+    """Return the name under which `target` stands in the tables and in program files.
+
+    `ns::op` for the default overload, `ns::op.overload` otherwise, `python::name` for Python operators; a callable of no
+    dialect gets `foreign::module.name`, which no table knows.
+    """
+    if isinstance(target, torch._ops.OpOverload):
+        name = str(target._schema.name)
+        return f"{name}.{target._overloadname}" if target._overloadname != "default" else name
+    if isinstance(target, torch._ops.OpOverloadPacket):
+        return str(target._qualified_op_name)
+    try:
+        known = _PYTHON_NAMES.get(target)
+    except TypeError:
+        known = None
+    if known is not None:
+        return known
+    module = getattr(target, "__module__", None) or type(target).__module__
+    return f"foreign::{module}.{getattr(target, '__qualname__', type(target).__qualname__)}"
+
+
+def lookup(target: Any) -> Op:
+    """Return what a `call_function` target means. Unknown ops come back with `run` None and a reason."""
+    try:
+        return _CACHE[target]
+    except KeyError:
+        pass
+    except TypeError:  # an unhashable callable cannot be in any table
+        return Op(qualified_name(target), None, reason="not an op of a known dialect")
+    op = _CACHE[target] = _find(target)
+    return op
+
+
+def _find(target: Any) -> Op:
+    name = qualified_name(target)
+    namespace = name.split("::")[0]
+    if namespace == "python":
+        return Op(name, PYTHON_OPS[name], aliases=True)
+    if namespace == "aten":
+        from tcverify.ops.aten import aten_op
+
+        return aten_op(name, target)
+    table = _DIALECTS.get(namespace)
+    if table is None:
+        return Op(name, None, reason=f"no dialect '{namespace}' is registered")
+    return table.get(name) or Op(name, None, reason=f"dialect '{namespace}' gives it no meaning yet")
+
+
+def resolve(name: str) -> Any:
+    """Return the callable that stands for `name` in an FX graph.
+
+    Only names of the tables are resolved: registered dialects, aten and Python operators. Nothing is imported.
+
+    Raises:
+        UnsupportedOp: the name is in no table.
+    """
+    namespace, _, rest = name.partition("::")
+    if namespace == "python" and name in PYTHON_OPS:
+        return PYTHON_OPS[name]
+    if namespace == "aten" or name in _DIALECTS.get(namespace, ()):
+        if namespace in _LIBRARIES:
+            _LIBRARIES[namespace]()
+        base, _, overload = rest.partition(".")
+        packet = getattr(getattr(torch.ops, namespace), base, None) if base.isidentifier() else None
+        target = getattr(packet, overload or "default", None) if packet is not None else None
+        if isinstance(target, torch._ops.OpOverload):
+            return target
+        raise UnsupportedOp(name, "this torch has no such op")
+    raise UnsupportedOp(name, "it is in no dialect table")

@@ -1,0 +1,36 @@
+"""What is verified: programs, their mesh, placements, inputs and files; and the data that verdicts are made of."""
+
+from tcverify.program.build import GraphBuilder, spmd_program
+from tcverify.program.codec import NotSerialisable, dumps, loads, program_id
+from tcverify.program.contract import Contract
+from tcverify.program.finding import KINDS, Finding
+from tcverify.program.graph import RankBinding, RankConstant, compute_nodes
+from tcverify.program.inputs import InputSpec, Recipe
+from tcverify.program.mesh import Mesh, MeshDim
+from tcverify.program.placement import PARTIAL, REPLICATED, VARYING, Placement, shard
+from tcverify.program.program import Program
+
+__all__ = [
+    "KINDS",
+    "PARTIAL",
+    "REPLICATED",
+    "VARYING",
+    "Contract",
+    "Finding",
+    "GraphBuilder",
+    "InputSpec",
+    "Mesh",
+    "MeshDim",
+    "NotSerialisable",
+    "Placement",
+    "Program",
+    "RankBinding",
+    "RankConstant",
+    "Recipe",
+    "compute_nodes",
+    "dumps",
+    "loads",
+    "program_id",
+    "shard",
+    "spmd_program",
+]

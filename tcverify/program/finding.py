@@ -1,0 +1,47 @@
+"""Finding and Verdict status: what a check has to say. Data only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that is wrong with the rewritten program.
+
+    Attributes:
+        kind: what went wrong, e.g. "wrong-value", "deadlock", "pass-raised"; one counterexample is kept per kind.
+        check: the check that saw it, e.g. "equivalence".
+        title: one line with the cause.
+        detail: what an engineer wants next: actual and expected, the cycle, the traceback.
+        node: the node of the rewritten graph that is to blame, when known.
+        rank: the first rank that shows it, when it is a matter of ranks.
+        data: further facts for reports, JSON-able.
+    """
+
+    kind: str
+    check: str
+    title: str
+    detail: str = ""
+    node: str | None = None
+    rank: int | None = None
+    data: dict[str, Any] = field(default_factory=dict, hash=False)
+
+
+#: Every kind of finding, with what it says. Reports and `Counterexample` ids use these names.
+KINDS = {
+    "malformed-graph": "the rewritten graph is not a legal FX graph",
+    "changed-signature": "the rewritten graph takes or returns something else than the original",
+    "stale-metadata": "meta['val'] of a rewritten node is missing or wrong",
+    "deadlock": "ranks wait for each other for ever",
+    "collective-mismatch": "ranks meet in one collective and disagree on what it is",
+    "wrong-value": "an output differs from the original's",
+    "wrong-alias": "outputs share storage differently than the original's",
+    "rewritten-raises": "the rewritten program raises where the original did not",
+    "impure-pass": "the pass is not a function of the graph it is given",
+    "pass-raised": "the pass raised",
+    "pass-timeout": "the pass did not come back in time",
+    "pass-died": "the pass took its process down",
+    "executor-divergence": "lockstep and the process group disagree",
+}

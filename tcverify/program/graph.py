@@ -1,0 +1,157 @@
+"""FX graphs as a Program holds them: shared by ranks, with rank constants in place of what differs between ranks.
+
+In a Program's own graphs `meta["val"]` holds `TensorSpec`s (tuples of them for tuple results); graphs bound for one rank,
+which passes and users see, hold fake tensors there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.node import map_aggregate
+
+from tcverify.errors import ProgramError
+from tcverify.ops import TensorSpec, fake_tensor, new_fake_mode
+
+#: Metadata that programs keep beside "val".
+KEPT_META = ("after", "sp_local")
+
+
+@dataclass(frozen=True, slots=True)
+class RankConstant:
+    """Stands in a shared graph for a constant whose value depends on the rank: its number, a group, a size, an offset."""
+
+    name: str
+
+    def __repr__(self) -> str:
+        return f"<{self.name}>"
+
+
+@dataclass(frozen=True, slots=True)
+class RankBinding:
+    """What one rank runs: which of the program's graphs, with which rank constants."""
+
+    graph: int
+    constants: Mapping[str, Any]
+
+
+def copy_graph(
+    graph: fx.Graph,
+    leaf: Callable[[Any], Any] = lambda x: x,
+    meta: Callable[[fx.Node], dict[str, Any]] = lambda node: dict(node.meta),
+) -> fx.Graph:
+    """Copy `graph`, node by node and with the same names.
+
+    Args:
+        leaf: maps every constant argument.
+        meta: makes the metadata of a copied node from the original node.
+    """
+    new = fx.Graph()
+    nodes: dict[fx.Node, fx.Node] = {}
+
+    def convert(value: Any) -> Any:
+        return nodes[value] if isinstance(value, fx.Node) else leaf(value)
+
+    for node in graph.nodes:
+        args = map_aggregate(node.args, convert)
+        kwargs = map_aggregate(node.kwargs, convert)
+        made = new.create_node(node.op, node.target, args, kwargs, node.name, node.type)
+        made.meta = meta(node)
+        nodes[node] = made
+    return new
+
+
+def bind(graph: fx.Graph, constants: Mapping[str, Any]) -> fx.Graph:
+    """Return `graph` as one rank sees it: constants filled in, fake tensors in `meta["val"]`.
+
+    Values that share storage share it in their fake tensors too; all fake tensors belong to one new fake mode.
+    """
+    mode = new_fake_mode()
+    storages: dict[int, torch.UntypedStorage] = {}
+
+    def constant(value: Any) -> Any:
+        return constant_value(value, constants) if isinstance(value, RankConstant) else value
+
+    def fake(spec: Any) -> Any:
+        if not isinstance(spec, TensorSpec):
+            return spec
+        tensor = fake_tensor(spec, mode, None if spec.alias is None else storages.get(spec.alias))
+        if spec.alias is not None:
+            storages.setdefault(spec.alias, tensor.untyped_storage())
+        return tensor
+
+    def meta(node: fx.Node) -> dict[str, Any]:
+        made = dict(node.meta)
+        if "val" in made:
+            made["val"] = map_structure(fake, made["val"])
+        return made
+
+    return copy_graph(graph, constant, meta)
+
+
+def constant_value(constant: RankConstant, constants: Mapping[str, Any]) -> Any:
+    """The value of a rank constant; groups come as fresh lists."""
+    try:
+        value = constants[constant.name]
+    except KeyError:
+        raise ProgramError(f"rank constant '{constant.name}' has no value on this rank") from None
+    return list(value) if isinstance(value, (list, tuple)) else value
+
+
+def describe(graph: fx.Graph) -> fx.Graph:
+    """Return a copy of `graph` whose `meta["val"]` holds specs instead of (fake) tensors, with storage made explicit.
+
+    Metadata that programs do not keep is dropped.
+    """
+    storages: dict[int, int] = {}
+
+    def spec(value: Any) -> Any:
+        if isinstance(value, TensorSpec):
+            return value
+        if not isinstance(value, torch.Tensor):
+            return value if isinstance(value, (int, float, bool, type(None))) else None
+        found = TensorSpec.of(value)
+        alias = storages.setdefault(value.untyped_storage()._cdata, len(storages))
+        return TensorSpec(found.shape, found.stride, found.dtype, found.offset, alias)
+
+    def meta(node: fx.Node) -> dict[str, Any]:
+        kept = {key: node.meta[key] for key in KEPT_META if key in node.meta}
+        if node.meta.get("val") is not None:
+            kept["val"] = map_structure(spec, node.meta["val"])
+        return kept
+
+    return copy_graph(graph, meta=meta)
+
+
+def map_structure(function: Callable[[Any], Any], value: Any) -> Any:
+    """Apply `function` to the leaves of nested tuples, lists and dicts, keeping plain containers."""
+    if isinstance(value, tuple):
+        return tuple(map_structure(function, v) for v in value)
+    if isinstance(value, list):
+        return [map_structure(function, v) for v in value]
+    if isinstance(value, dict):
+        return {k: map_structure(function, v) for k, v in value.items()}
+    return function(value)
+
+
+def compute_nodes(graph: fx.Graph) -> list[fx.Node]:
+    """The nodes that compute: no placeholder, getitem, attribute or output. Their number is the size of a graph."""
+    return [n for n in graph.nodes if n.op.startswith("call") and getattr(n.target, "__name__", "") != "getitem"]
+
+
+def largest_alias(graph: fx.Graph) -> int:
+    """The largest storage number in the graph's metadata, or −1."""
+    largest = -1
+
+    def look(spec: Any) -> None:
+        nonlocal largest
+        if isinstance(spec, TensorSpec) and spec.alias is not None:
+            largest = max(largest, spec.alias)
+
+    for node in graph.nodes:
+        map_structure(look, node.meta.get("val"))
+    return largest

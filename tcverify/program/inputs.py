@@ -1,0 +1,139 @@
+"""Inputs of a program: their global shape, placement and the recipe of their values.
+
+A value is a pure function of (seed, input, index in the global tensor, coordinates of the mesh dims over which the input
+varies), computed by a counter-based hash: the same on every machine, in every process and in every torch version.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+
+from tcverify.errors import ProgramError
+from tcverify.program.mesh import Mesh
+from tcverify.program.placement import Placement, chunk_bounds
+
+#: What the values of an input look like. All but the last three are sign-mixed.
+RECIPES = {
+    "uniform": "independent values in (−scale, scale)",
+    "zero_rows": "uniform, with about half of the rows (last dim) zero",
+    "cancelling": "uniform, but the members of a group over which the input varies sum to 1e-6 of their size",
+    "norm_weight": "values in (0.5, 1.5) · scale",
+    "constant": "scale everywhere",
+    "integers": "integers in [0, scale)",
+    "mask": "booleans, True with probability 3/4; the first of each row is True",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How the values of an input are made; see `RECIPES`."""
+
+    kind: str = "uniform"
+    scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.kind not in RECIPES:
+            raise ProgramError(f"'{self.kind}' is not an input recipe", f"use one of {', '.join(RECIPES)}")
+        if not math.isfinite(self.scale):
+            raise ProgramError(f"the scale {self.scale} of an input recipe is not finite")
+
+
+@dataclass(frozen=True, slots=True)
+class InputSpec:
+    """One input of a program, by the name of its placeholder.
+
+    Attributes:
+        shape: global shape; what a rank holds follows from its placements.
+        placements: (mesh dim, placement) pairs; dims that are not named are replicated. Several shards of one tensor dim
+            nest in the order given.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype = torch.float32
+    placements: tuple[tuple[str, Placement], ...] = ()
+    recipe: Recipe = Recipe()
+
+    def bounds(self, mesh: Mesh, rank: int) -> list[tuple[int, int]]:
+        """Return [start, end) of this rank's part of the global tensor, per dim."""
+        bounds = [(0, size) for size in self.shape]
+        for dim_name, placement in self.placements:
+            if placement.kind != "shard" or placement.dim is None:
+                continue
+            if placement.dim >= len(self.shape):
+                raise ProgramError(
+                    f"input '{self.name}' of shape {list(self.shape)} cannot be sharded on dim {placement.dim}"
+                )
+            dim = mesh.dim(dim_name)
+            start, end = bounds[placement.dim]
+            low, high = chunk_bounds(end - start, len(dim.group(rank)), dim.position(rank))
+            bounds[placement.dim] = (start + low, start + high)
+        return bounds
+
+    def local_shape(self, mesh: Mesh, rank: int) -> tuple[int, ...]:
+        """Shape of what `rank` holds."""
+        return tuple(end - start for start, end in self.bounds(mesh, rank))
+
+    def values(self, mesh: Mesh, rank: int, seed: int) -> torch.Tensor:
+        """Return this rank's values, contiguous, of `dtype` on the CPU. The caller may write into it."""
+        varying = [mesh.dim(name) for name, p in self.placements if p.kind in ("partial", "varying")]
+        coordinates = tuple(dim.position(rank) for dim in varying)
+        members = math.prod(len(dim.group(rank)) for dim in varying)
+        last = all(dim.position(rank) == len(dim.group(rank)) - 1 for dim in varying)
+        if self.recipe.kind == "cancelling" and members > 1 and last:
+            lengths = [len(dim.group(rank)) for dim in varying]
+            others = [tuple(c) for c in torch.cartesian_prod(*map(torch.arange, lengths)).reshape(members, -1).tolist()]
+            addends = [self._global(seed, other) for other in others if other != coordinates]
+            whole = 1e-6 * self._global(seed, coordinates) - torch.stack(addends).sum(0)
+        else:
+            whole = self._global(seed, coordinates)
+        part = whole[tuple(slice(start, end) for start, end in self.bounds(mesh, rank))]
+        return part.to(self.dtype, memory_format=torch.contiguous_format, copy=True)
+
+    def _global(self, seed: int, coordinates: tuple[int, ...]) -> torch.Tensor:
+        return _generate(seed, self.name, coordinates, self.shape, self.recipe.kind, self.recipe.scale)
+
+
+@lru_cache(maxsize=512)
+def _generate(
+    seed: int, name: str, coordinates: Sequence[int], shape: tuple[int, ...], kind: str, scale: float
+) -> torch.Tensor:
+    """The global tensor, float64. Cached because ranks share it: never write into it."""
+    if kind == "constant":
+        return torch.full(shape, scale, dtype=torch.float64)
+    unit = _uniform(seed, f"{name}{list(coordinates)}", shape)
+    if kind == "norm_weight":
+        return (1.0 + unit / 2) * scale
+    if kind == "integers":
+        return ((unit + 1) / 2 * scale).floor()
+    if kind == "mask":
+        mask = unit < 0.5
+        if shape and shape[-1]:
+            mask[..., 0] = True
+        return mask.to(torch.float64)
+    if kind == "zero_rows" and shape:
+        rows = _uniform(seed, f"{name} rows", (*shape[:-1], 1))  # which rows are zero does not depend on the rank
+        return torch.where(rows < 0, unit, torch.zeros_like(unit)) * scale
+    return unit * scale
+
+
+_MASK_33 = (1 << 31) - 1  # what is left of a 64-bit value after a logical shift by 33
+
+
+def _uniform(seed: int, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+    """Independent values in (−1, 1), float64: the finaliser of murmur3 over a counter, keyed by seed and name."""
+    key = int.from_bytes(hashlib.blake2b(f"{seed} {name}".encode(), digest_size=8).digest(), "little", signed=True)
+    x = torch.arange(1, math.prod(shape) + 1, dtype=torch.int64) * -7046029254386353131 + key
+    x ^= (x >> 33) & _MASK_33
+    x *= -49064778989728563
+    x ^= (x >> 33) & _MASK_33
+    x *= -4265267296055464877
+    x ^= (x >> 33) & _MASK_33
+    # 52 bits, centred on the half-integers: never 0, never ±1
+    return (((x >> 12).to(torch.float64) + 0.5) * 2.0**-51).reshape(shape)

@@ -1,0 +1,92 @@
+"""The device mesh: which ranks exist and which ordered group each mesh dim gives a rank."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tcverify.errors import ProgramError
+
+MAX_WORLD_SIZE = 65536
+
+
+@dataclass(frozen=True, slots=True)
+class MeshDim:
+    """A named partition of all ranks into ordered groups.
+
+    Groups may have different sizes ([[0], [1, 2]]) and any order ([1, 0]); position in the group picks a shard.
+    """
+
+    name: str
+    groups: tuple[tuple[int, ...], ...]
+
+    def group(self, rank: int) -> tuple[int, ...]:
+        """The ordered group of `rank`."""
+        for group in self.groups:
+            if rank in group:
+                return group
+        raise ProgramError(f"mesh dim '{self.name}' has no group for rank {rank}")
+
+    def position(self, rank: int) -> int:
+        """Position of `rank` in its group."""
+        return self.group(rank).index(rank)
+
+
+@dataclass(frozen=True, slots=True)
+class Mesh:
+    """Ranks 0 … world_size − 1 and the mesh dims over them.
+
+    Raises:
+        ProgramError: a dim does not partition the ranks, or two dims share a name.
+    """
+
+    world_size: int
+    dims: tuple[MeshDim, ...]
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.world_size <= MAX_WORLD_SIZE:
+            raise ProgramError(f"world size {self.world_size} is not between 1 and {MAX_WORLD_SIZE}")
+        names = [dim.name for dim in self.dims]
+        if len(set(names)) != len(names):
+            raise ProgramError(f"mesh dims {names} do not have distinct names")
+        for dim in self.dims:
+            if sorted(itertools.chain(*dim.groups)) != list(range(self.world_size)):
+                raise ProgramError(
+                    f"groups {[list(g) for g in dim.groups]} of mesh dim '{dim.name}' do not partition "
+                    f"ranks 0 to {self.world_size - 1}",
+                    "every rank stands in exactly one group of every mesh dim",
+                )
+
+    @classmethod
+    def grid(cls, sizes: Mapping[str, int]) -> Mesh:
+        """A row-major grid: `Mesh.grid({"dp": 2, "tp": 2})` has tp groups [0, 1], [2, 3] and dp groups [0, 2], [1, 3]."""
+        if not sizes or any(size < 1 for size in sizes.values()):
+            raise ProgramError(f"mesh sizes {dict(sizes)} are not all at least 1")
+        world_size = math.prod(sizes.values())
+        dims = []
+        step = world_size
+        for name, size in sizes.items():
+            block, step = step, step // size
+            groups = tuple(
+                tuple(range(start + inner, start + block, step))
+                for start in range(0, world_size, block)
+                for inner in range(step)
+            )
+            dims.append(MeshDim(name, groups))
+        return cls(world_size, tuple(dims))
+
+    def dim(self, name: str) -> MeshDim:
+        """The mesh dim of this name."""
+        for dim in self.dims:
+            if dim.name == name:
+                return dim
+        raise ProgramError(f"the mesh has no dim '{name}'", f"its dims are {', '.join(d.name for d in self.dims)}")
+
+    def __str__(self) -> str:
+        parts = []
+        for dim in self.dims:
+            grouped = " ".join(str(list(group)) for group in dim.groups)
+            parts.append(f"{dim.name}: {grouped}")
+        return f"{self.world_size} ranks; " + "; ".join(parts)

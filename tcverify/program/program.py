@@ -1,0 +1,129 @@
+"""Program: what every rank runs, and on what."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import torch
+from torch import fx
+
+from tcverify.errors import ProgramError
+from tcverify.program.graph import RankBinding, bind, compute_nodes, describe
+from tcverify.program.inputs import InputSpec
+from tcverify.program.mesh import Mesh
+from tcverify.program.placement import REPLICATED, Placement
+from tcverify.program.sharing import share
+
+#: Most elements that the inputs of one rank may have together: 2 GiB of float64.
+MAX_INPUT_ELEMENTS = 1 << 28
+
+
+@dataclass(frozen=True, eq=False)
+class Program:
+    """A distributed program: a mesh, the distinct graphs, what each rank runs, and the inputs.
+
+    Attributes:
+        graphs: the distinct FX graphs, shared by ranks; `RankConstant`s stand for what differs. Treat them as frozen.
+        ranks: per rank, its graph and constants.
+        inputs: specs of the inputs; a placeholder takes the input of its name.
+        seed: of the input values.
+        labels: what the program was drawn as ("tp", "fused-residual", …); no meaning.
+        modules: per graph, the module that owns its attributes and submodules, for graphs that files cannot hold.
+
+    Raises:
+        ProgramError: the parts do not fit together.
+    """
+
+    mesh: Mesh
+    graphs: tuple[fx.Graph, ...]
+    ranks: tuple[RankBinding, ...]
+    inputs: tuple[InputSpec, ...]
+    seed: int = 0
+    labels: tuple[str, ...] = ()
+    modules: tuple[torch.nn.Module | None, ...] = field(default=())
+
+    def __post_init__(self) -> None:
+        if len(self.ranks) != self.mesh.world_size:
+            raise ProgramError(f"the mesh has {self.mesh.world_size} ranks, but {len(self.ranks)} are described")
+        by_name = self._inputs_by_name
+        if len(by_name) != len(self.inputs):
+            raise ProgramError("two inputs share a name")
+        for rank, binding in enumerate(self.ranks):
+            if not 0 <= binding.graph < len(self.graphs):
+                raise ProgramError(f"rank {rank} runs graph {binding.graph}, but there are {len(self.graphs)}")
+        for graph in self.graphs:
+            for node in graph.nodes:
+                if node.op == "placeholder" and node.name not in by_name:
+                    raise ProgramError(f"placeholder '{node.name}' has no input of its name")
+
+    @cached_property
+    def _inputs_by_name(self) -> dict[str, InputSpec]:
+        return {spec.name: spec for spec in self.inputs}
+
+    @property
+    def world_size(self) -> int:
+        return self.mesh.world_size
+
+    @property
+    def size(self) -> int:
+        """Compute nodes (no placeholder, getitem, output) on the largest rank."""
+        return max(len(compute_nodes(graph)) for graph in self.graphs)
+
+    def placements(self, name: str, rank: int) -> dict[tuple[int, ...], Placement]:
+        """Return how input `name` is placed, by this rank's group of each mesh dim with more than one member."""
+        declared = dict(self._inputs_by_name[name].placements)
+        found = {}
+        for dim in self.mesh.dims:
+            group = dim.group(rank)
+            if len(group) > 1:
+                found[group] = declared.get(dim.name, REPLICATED)
+        return found
+
+    def graph(self, rank: int) -> fx.Graph:
+        """Return a new FX graph as `rank` runs it: rank constants filled in, fake tensors in `meta["val"]`, and
+        `meta["placement"]` (group → `Placement`) on placeholders."""
+        binding = self.ranks[rank]
+        graph = bind(self.graphs[binding.graph], binding.constants)
+        for node in graph.nodes:
+            if node.op != "placeholder":
+                break
+            node.meta["placement"] = self.placements(node.name, rank)
+        return graph
+
+    def graph_module(self, rank: int) -> fx.GraphModule:
+        """Return a new GraphModule of what `rank` runs: what a pass is given."""
+        graph = self.graph(rank)
+        return fx.GraphModule(self._module(rank) or {}, graph, class_name="Program")
+
+    def _module(self, rank: int) -> torch.nn.Module | None:
+        return self.modules[self.ranks[rank].graph] if self.modules else None
+
+    def values(self, rank: int) -> list[torch.Tensor]:
+        """Return this rank's input values in the order of its placeholders, each a new tensor.
+
+        Raises:
+            ProgramError: the inputs are too large to make.
+        """
+        names = [n.name for n in self.graphs[self.ranks[rank].graph].nodes if n.op == "placeholder"]
+        specs = [self._inputs_by_name[name] for name in names]
+        elements = sum(torch.Size(spec.shape).numel() for spec in specs)
+        if elements > MAX_INPUT_ELEMENTS:
+            raise ProgramError(
+                f"the inputs of rank {rank} have {elements} elements; at most {MAX_INPUT_ELEMENTS} are allowed",
+                "shrink the input shapes",
+            )
+        return [spec.values(self.mesh, rank, self.seed) for spec in specs]
+
+    def with_graphs(self, graphs: Sequence[fx.Graph], modules: Sequence[torch.nn.Module | None] = ()) -> Program:
+        """Return the program in which rank i runs `graphs[i]` (fake tensors or specs in `meta["val"]`), same inputs.
+
+        Graphs that are equal up to rank constants are stored once.
+        """
+        if any(modules):
+            described = tuple(describe(graph) for graph in graphs)
+            bindings = tuple(RankBinding(i, {}) for i in range(len(graphs)))
+            return replace(self, graphs=described, ranks=bindings, modules=tuple(modules))
+        shared, bindings = share([describe(graph) for graph in graphs], [r.constants for r in self.ranks])
+        return replace(self, graphs=shared, ranks=bindings, modules=())
