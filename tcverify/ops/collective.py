@@ -119,7 +119,7 @@ def complete(
         pieces = [t.split(list(_splits(c)[0])) for c, t in zip(calls, tensors, strict=True)]
         return [torch.cat([pieces[i][j] for i in range(len(tensors))]) for j in range(len(tensors))]
     if call.kind == "send_recv":
-        source, target = call.communicator
+        source = call.communicator[0]
         return [tensors[call.communicator.index(source)].clone(), tensors[call.communicator.index(source)].clone()]
     raise InternalError(f"no semantics for collective {call.kind}")
 
