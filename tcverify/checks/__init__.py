@@ -1,0 +1,40 @@
+"""One module per oracle. A check is a function of `Evidence` that returns findings and doubts: data, never exceptions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tcverify.checks.collectives import check_collectives
+from tcverify.checks.equivalence import check_equivalence
+from tcverify.checks.evidence import Evidence
+from tcverify.checks.metadata import check_metadata
+from tcverify.checks.purity import check_purity
+from tcverify.checks.structure import check_structure
+from tcverify.program.finding import Doubt, Finding
+
+Check = Callable[[Evidence], "list[Finding | Doubt]"]
+
+#: All checks by name, in the order in which they run.
+CHECKS: dict[str, Check] = {
+    "structure": check_structure,
+    "metadata": check_metadata,
+    "collectives": check_collectives,
+    "equivalence": check_equivalence,
+    "purity": check_purity,
+}
+
+
+def register_check(name: str, check: Check) -> None:
+    """Add a check of your own; it runs after the others, and `--checks` can name it.
+
+    Example:
+        >>> def no_all_to_all(evidence):
+        ...     graphs = evidence.pair.rewritten.graphs if evidence.pair.rewritten else ()
+        ...     bad = [n.name for g in graphs for n in g.nodes if "all_to_all" in str(n.target)]
+        ...     return [Finding("all-to-all", "no_all_to_all", f"'{bad[0]}' is slow here", node=bad[0])] if bad else []
+        >>> register_check("no_all_to_all", no_all_to_all)
+    """
+    CHECKS[name] = check
+
+
+__all__ = ["CHECKS", "Check", "Evidence", "register_check"]

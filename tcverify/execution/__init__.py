@@ -4,6 +4,7 @@ from tcverify.execution.compare import Delta, compare_ranks, digest
 from tcverify.execution.executor import Comparison, Executor, Hang, Run, Wait
 from tcverify.execution.interpreter import Call, NodeError, RankResult
 from tcverify.execution.lockstep import Lockstep
+from tcverify.execution.pool import ProcessGroupPool
 
 __all__ = [
     "Call",
@@ -13,6 +14,7 @@ __all__ = [
     "Hang",
     "Lockstep",
     "NodeError",
+    "ProcessGroupPool",
     "RankResult",
     "Run",
     "Wait",

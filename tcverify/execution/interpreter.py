@@ -148,7 +148,7 @@ def _make_plan(graph: fx.Graph, module: torch.nn.Module | None, domain: Float64)
             slots=slots,
             nested=not plain,
             collective=op.collective,
-            carry=not node.all_input_nodes,
+            carry=not op.aliases or not node.all_input_nodes,
             perturbable=not op.aliases,
             dead=[],
         )

@@ -103,25 +103,28 @@ def complete(
         tensors: the members' contributions.
         order: permutation of the members in which sums are accumulated; None means group order. Results differ by rounding.
 
-    Results are fresh tensors that share storage with no contribution and with no other result.
+    Results are fresh contiguous tensors that share storage with no contribution and with no other result.
     """
     call = calls[0]
     if call.kind == "all_reduce":
         total = _sum(tensors, order)
-        return [total.clone() for _ in tensors]
+        return [_fresh(total) for _ in tensors]
     if call.kind == "reduce_scatter":
         total = _sum(tensors, order)
-        return [chunk.contiguous().clone() for chunk in total.chunk(len(tensors), _dim(call))]
+        return [_fresh(chunk) for chunk in total.chunk(len(tensors), _dim(call))]
     if call.kind == "all_gather":
         whole = torch.cat(list(tensors), _dim(call))
-        return [whole.clone() for _ in tensors]
+        return [_fresh(whole) for _ in tensors]
     if call.kind == "all_to_all":
         pieces = [t.split(list(_splits(c)[0])) for c, t in zip(calls, tensors, strict=True)]
-        return [torch.cat([pieces[i][j] for i in range(len(tensors))]) for j in range(len(tensors))]
+        return [torch.cat([pieces[i][j] for i in range(len(tensors))]).contiguous() for j in range(len(tensors))]
     if call.kind == "send_recv":
-        source = call.communicator[0]
-        return [tensors[call.communicator.index(source)].clone(), tensors[call.communicator.index(source)].clone()]
+        return [_fresh(tensors[0]) for _ in tensors]  # the source stands first in the communicator
     raise InternalError(f"no semantics for collective {call.kind}")
+
+
+def _fresh(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.clone(memory_format=torch.contiguous_format)
 
 
 def _dim(call: Collective) -> int:

@@ -6,6 +6,8 @@ torch.distributed uses and the order of the communicator.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 import torch.distributed as dist
 
@@ -13,6 +15,9 @@ from tcverify.errors import ExecutorError, InternalError
 from tcverify.ops.collective import Collective
 
 _GROUPS: dict[tuple[int, ...], dist.ProcessGroup] = {}
+
+#: Integers that gloo and NCCL do not know in every collective. They travel as int64; sums wrap around to the same values.
+_WIDENED = frozenset({torch.int16, torch.uint16, torch.uint32, torch.uint64})
 
 
 def process_group(communicator: tuple[int, ...]) -> dist.ProcessGroup:
@@ -53,6 +58,8 @@ def perform(call: Collective, tensor: torch.Tensor) -> torch.Tensor:
         )
     if len(call.communicator) == 1:
         return tensor.clone(memory_format=torch.contiguous_format)
+    if tensor.dtype in _WIDENED:
+        return perform(replace(call, dtype=torch.int64), tensor.to(torch.int64)).to(tensor.dtype)
     group = process_group(call.communicator)
     contribution = tensor.contiguous()
     if call.kind == "all_reduce":
@@ -63,9 +70,12 @@ def perform(call: Collective, tensor: torch.Tensor) -> torch.Tensor:
     # positions[i]: where the i-th member of the sorted group stands in the communicator
     positions = [call.communicator.index(rank) for rank in members]
     if call.kind == "reduce_scatter" and call.dim is not None:
-        chunks = [c.contiguous() for c in contribution.chunk(len(members), call.dim)]
-        mine = torch.empty_like(chunks[0])
-        dist.reduce_scatter(mine, [chunks[p] for p in positions], group=group)
+        chunks = contribution.chunk(len(members), call.dim)
+        mine = torch.empty_like(chunks[0], memory_format=torch.contiguous_format)
+        # The form with one tensor: gloo makes the form with a list out of one reduce per member, three times as slow.
+        # Newer torch has renamed it and warns of the old name.
+        reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+        reduce_scatter(mine, torch.cat([chunks[p] for p in positions]), group=group)
         return mine
     if call.kind == "all_gather" and call.dim is not None:
         parts = [torch.empty_like(contribution) for _ in members]

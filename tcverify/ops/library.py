@@ -57,28 +57,19 @@ SCHEMAS: dict[str, str] = {
 # ------------------------------------------------------------------------------------------------------ fake kernels
 
 
-def _like(x: Tensor, *_: Any, **__: Any) -> Tensor:
-    return x.new_empty(x.shape)
-
-
-def _two_like(x: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-    return x.new_empty(x.shape), x.new_empty(x.shape)
+def _fake_local(run: Callable[..., Any]) -> Callable[..., Any]:
+    """The fake kernel of a local op: what it means, on fake tensors, so that shape, stride and dtype are exact."""
+    return lambda *args, **kwargs: _like_first(run(*args, **kwargs), args)
 
 
 def _same_layout(x: Tensor, *_: Any) -> Tensor:
     return torch.empty_like(x)
 
 
-def _fake_gated(residual: Tensor, update: Tensor, gate: Tensor) -> Tensor:
-    shape = torch.broadcast_shapes(residual.shape, update.shape, gate.shape)
-    dtype = torch.promote_types(torch.promote_types(residual.dtype, update.dtype), gate.dtype)
-    return residual.new_empty(shape, dtype=dtype)
-
-
-def _fake_cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
-    shape = list(tensors[0].shape)
-    shape[dim] = sum(t.shape[dim] for t in tensors)
-    return tensors[0].new_empty(shape)
+def _fake_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *packing: Tensor | None) -> Tensor:
+    if any(operand is not None for operand in packing):  # has no meaning here yet, but a shape
+        return query.new_empty(query.shape)
+    return meaning.attention(query, key, value, mask, None, None, None, None).to(query.dtype)
 
 
 def _fake_reduce_scatter(x: Tensor, dim: int, rank: int, rank_group: Sequence[int]) -> Tensor:
@@ -99,8 +90,9 @@ def _fake_all_to_all(x: Tensor, output_split_sizes: Sequence[int], *_: Any) -> T
     return x.new_empty((sum(output_split_sizes), *x.shape[1:]))
 
 
-def _fake_matmul_all_reduce(mat1: Tensor, mat2: Tensor, *_: Any) -> Tensor:
-    return torch.empty_like(torch.matmul(mat1, mat2))
+def _fake_matmul_all_reduce(mat1: Tensor, mat2: Tensor, bias: Tensor | None, *_: Any) -> Tensor:
+    product = mat1 @ mat2
+    return torch.empty_like(product if bias is None else product + bias, dtype=mat1.dtype)
 
 
 def _fake_record(x: Tensor, stream_id: int) -> Tensor:
@@ -108,9 +100,7 @@ def _fake_record(x: Tensor, stream_id: int) -> Tensor:
 
 
 _FAKES: dict[str, Callable[..., Any]] = {
-    "add_rms_norm2": _two_like,
-    "gated_residual_add": _fake_gated,
-    "cat": _fake_cat,
+    "attention": _fake_attention,
     "all_reduce": _same_layout,
     "reduce_scatter": _fake_reduce_scatter,
     "all_gather": _fake_all_gather,
@@ -123,7 +113,7 @@ _FAKES: dict[str, Callable[..., Any]] = {
     "_internal_order_barrier": _same_layout,
     "_internal_wait_and_bind": _same_layout,
     "_internal_record": _fake_record,
-}  # every other op returns a contiguous tensor like its first argument
+}  # the other ops are local: see `_fake_local`
 
 
 # ------------------------------------------------------------------------------------------------------ real kernels
@@ -175,7 +165,8 @@ def define_tensor_cast() -> None:
         theirs = hasattr(torch.ops.tensor_cast, name)
         if not theirs:
             library.define(name + schema, tags=[torch.Tag.pt2_compliant_tag])
-            torch.library.register_fake(f"tensor_cast::{name}", _FAKES.get(name, _like), lib=library)
+            fake = _FAKES.get(name) or _fake_local(getattr(meaning, name))
+            torch.library.register_fake(f"tensor_cast::{name}", fake, lib=library)
         target = getattr(torch.ops.tensor_cast, name).default
         if theirs and len(target._schema.arguments) != len(
             torch._C.parse_schema(f"tensor_cast::{name}{schema}").arguments
@@ -190,4 +181,4 @@ def define_tensor_cast() -> None:
     _LIBRARY = library
 
 
-__all__ = ["SCHEMAS", "define_tensor_cast", "meaning"]
+__all__ = ["SCHEMAS", "define_tensor_cast"]

@@ -78,7 +78,7 @@ def register_dialect(namespace: str, ops: Iterable[Op], load: Callable[[], None]
     Args:
         namespace: what stands before `::` in the ops' names.
         ops: the ops; a name that is already known is replaced.
-        load: defines the namespace's ops in torch when a graph needs them as callables.
+        load: defines the namespace's ops in torch; called once, when a graph first needs them as callables.
 
     Raises:
         ValueError: an op's name lies outside the namespace.
@@ -135,7 +135,7 @@ def _find(target: Any) -> Op:
     name = qualified_name(target)
     namespace = name.split("::")[0]
     if namespace == "python":
-        return Op(name, PYTHON_OPS[name], aliases=True)
+        return Op(name, PYTHON_OPS[name], aliases=target is operator.getitem)
     if namespace == "aten":
         from tcverify.ops.aten import aten_op
 
@@ -158,8 +158,10 @@ def resolve(name: str) -> Any:
     if namespace == "python" and name in PYTHON_OPS:
         return PYTHON_OPS[name]
     if namespace == "aten" or name in _DIALECTS.get(namespace, ()):
-        if namespace in _LIBRARIES:
-            _LIBRARIES[namespace]()
+        load = _LIBRARIES.get(namespace)
+        if load is not None:
+            load()
+            del _LIBRARIES[namespace]
         base, _, overload = rest.partition(".")
         packet = getattr(getattr(torch.ops, namespace), base, None) if base.isidentifier() else None
         target = getattr(packet, overload or "default", None) if packet is not None else None

@@ -128,12 +128,13 @@ def attention(
     k = key.repeat_interleave(heads // kv_heads, dim=-2).transpose(-2, -3)
     v = value.repeat_interleave(heads // kv_heads, dim=-2).transpose(-2, -3)
     logits = q @ k.transpose(-1, -2) / math.sqrt(head_size)
-    if attention_mask is not None:
-        if attention_mask.dtype is torch.bool:
-            logits = logits.masked_fill(~attention_mask, -math.inf)
-        else:
-            logits = logits + attention_mask
-    probabilities = torch.softmax(logits, dim=-1).nan_to_num(0.0) if attention_mask is not None else logits.softmax(-1)
+    if attention_mask is None:
+        probabilities = logits.softmax(-1)
+    else:
+        boolean = attention_mask.dtype is torch.bool
+        logits = logits.masked_fill(~attention_mask, -math.inf) if boolean else logits + attention_mask
+        nothing = (logits == -math.inf).all(-1, keepdim=True)
+        probabilities = logits.softmax(-1).masked_fill(nothing, 0.0)
     return (probabilities @ v).transpose(-2, -3).flatten(-2).contiguous()
 
 
@@ -178,12 +179,16 @@ def _dim(op: str, x: Tensor, dim: int) -> int:
     return dim % x.dim()
 
 
+def _in_layout_of(x: Tensor, received: Tensor) -> Tensor:
+    """Results of collectives arrive contiguous; the fake kernels of those that keep the shape of x keep its layout too."""
+    return received if x.is_contiguous() else torch.empty_like(x).copy_(received)
+
+
 def all_reduce(me: int, x: Tensor, rank: int, rank_group: Sequence[int]) -> Steps:
     """Sum over the group."""
     group = _communicator("all_reduce", me, rank, rank_group)
     total = yield Request(Collective("all_reduce", group, tuple(x.shape), x.dtype, reduce_op="sum"), x)
-    # The result keeps the layout of x, as the op's fake kernel says; results of collectives arrive contiguous.
-    return total if x.is_contiguous() else torch.empty_like(x).copy_(total)
+    return _in_layout_of(x, total)
 
 
 def reduce_scatter(me: int, x: Tensor, dim: int, rank: int, rank_group: Sequence[int]) -> Steps:
@@ -227,7 +232,7 @@ def pipeline_send_recv(
         return x.clone()
     group = (source_rank, target_rank)
     received = yield Request(Collective("send_recv", group, tuple(x.shape), x.dtype, root=source_rank), x)
-    return received if me == target_rank else x.clone()
+    return _in_layout_of(x, received) if me == target_rank else x.clone()
 
 
 def matmul_all_reduce(

@@ -45,3 +45,17 @@ KINDS = {
     "pass-died": "the pass took its process down",
     "executor-divergence": "lockstep and the process group disagree",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Doubt:
+    """Why a verdict is inconclusive.
+
+    Attributes:
+        reason: "unsupported-op", "ill-conditioned", "overflow", "ill-typed-program", "executor-failed", "declined" or
+            "not-portable" (only one process can hold the rewritten graph, so no process group ran it).
+        detail: one sentence.
+    """
+
+    reason: str
+    detail: str

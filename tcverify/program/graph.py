@@ -155,3 +155,37 @@ def largest_alias(graph: fx.Graph) -> int:
     for node in graph.nodes:
         map_structure(look, node.meta.get("val"))
     return largest
+
+
+def same_structure(first: fx.Graph, second: fx.Graph, *, constants: bool = True) -> bool:
+    """Whether two graphs do the same calls on the same operands in the same order. Names and metadata do not count.
+
+    Args:
+        constants: whether integer constants count (graphs of two ranks differ in them).
+    """
+    if len(first.nodes) != len(second.nodes):
+        return False
+    numbers: dict[fx.Node, int] = {}
+    for number, (a, b) in enumerate(zip(first.nodes, second.nodes, strict=True)):
+        numbers[a] = numbers[b] = number
+        if a.op != b.op or (a.target != b.target and a.op != "output"):
+            return False
+        if not _same(a.args, b.args, numbers, constants) or not _same(a.kwargs, b.kwargs, numbers, constants):
+            return False
+    return True
+
+
+def _same(a: Any, b: Any, numbers: Mapping[fx.Node, int], constants: bool) -> bool:
+    if isinstance(a, fx.Node) or isinstance(b, fx.Node):
+        return isinstance(a, fx.Node) and isinstance(b, fx.Node) and numbers.get(a, -1) == numbers.get(b, -2)
+    if isinstance(a, (list, tuple)):
+        if not isinstance(b, (list, tuple)) or len(a) != len(b):
+            return False
+        return all(_same(x, y, numbers, constants) for x, y in zip(a, b, strict=True))
+    if isinstance(a, dict):
+        return isinstance(b, dict) and list(a) == list(b) and all(_same(a[k], b[k], numbers, constants) for k in a)
+    if type(a) is not type(b):
+        return False
+    if not constants and type(a) is int:
+        return True
+    return bool(a == b) or (isinstance(a, float) and a != a and b != b)

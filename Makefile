@@ -1,0 +1,77 @@
+# Everything needs Linux, make and Python 3.10 or later; the rest is installed into a virtual environment.
+#
+#   make verify                 the built-in passes on real gloo process groups; more options in VERIFY_OPTIONS
+#   make test                   the tests; more options in PYTEST_OPTIONS
+#   make lint                   ruff, mypy and import-linter
+#   TORCH=2.11.0 make test      with another torch, in a virtual environment of its own: a version or any pip requirement
+#   PYTHON=python3.12 make ...  with another Python (remove the virtual environment first)
+
+PYTHON ?= python3
+VERIFY_OPTIONS ?=
+PYTEST_OPTIONS ?= -n auto
+
+ifeq ($(origin TORCH),undefined)
+VENV ?= .venv
+else
+VENV ?= .venv-$(shell printf '%s' '$(TORCH)' | tr -c 'A-Za-z0-9.+-' '_')
+endif
+TORCH ?= 2.13.0
+
+export PIP_DISABLE_PIP_VERSION_CHECK = 1
+BIN := $(VENV)/bin
+
+.DEFAULT_GOAL := help
+.PHONY: help verify test lint clean
+.DELETE_ON_ERROR:
+
+help:
+	@sed -n 's/^#   //p' Makefile
+
+verify: $(VENV)/.test
+	$(BIN)/tcverify run $(VERIFY_OPTIONS)
+
+test: $(VENV)/.test
+	$(BIN)/python -m pytest $(PYTEST_OPTIONS)
+
+# Every check runs, so that one report shows all there is to mend.
+lint: $(VENV)/.dev
+	@status=0; \
+	for check in "ruff check" "ruff format --check" "mypy" "lint-imports"; do \
+		echo "$$check"; \
+		$(BIN)/$$check || status=1; \
+	done; \
+	exit $$status
+
+clean:
+	rm -rf .venv .venv-* .tox build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	find tcverify strategies tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(VENV)/.python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null || { \
+		echo "error: PYTHON=$(PYTHON) is missing or older than Python 3.10" >&2; \
+		echo "  hint: name a newer one, e.g. PYTHON=/usr/bin/python3.12 make test" >&2; \
+		exit 1; }
+	@$(PYTHON) -m venv $(VENV) || { \
+		echo "error: $(PYTHON) cannot make a virtual environment" >&2; \
+		echo "  hint: install its venv module (Debian and Ubuntu: apt install python3-venv)" >&2; \
+		exit 1; }
+	@touch $@
+
+# torch comes first and in a call of its own: an index that serves CPU builds may do so for an exact version only.
+$(VENV)/.torch: $(VENV)/.python
+	@case '$(TORCH)' in \
+		[0-9]*) requirement='torch==$(TORCH)' ;; \
+		[\<\>=!~]*) requirement='torch$(TORCH)' ;; \
+		*) requirement='$(TORCH)' ;; \
+	esac; \
+	echo "installing $$requirement into $(VENV)"; \
+	$(BIN)/python -m pip install --quiet "$$requirement"
+	@touch $@
+
+$(VENV)/.test: $(VENV)/.torch pyproject.toml
+	$(BIN)/python -m pip install --quiet --editable '.[test]'
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.torch pyproject.toml
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	@touch $@

@@ -1,0 +1,184 @@
+"""What a program is drawn as: one byte per choice, decoded totally.
+
+A program is a header and one record per block, all of fixed width, so that shrinking one choice leaves the meaning of all
+others alone. A byte picks from a table modulo its length; entry 0 is the simplest, so that a byte of 0 switches its part off.
+An entry stands in a table as often as it is likely.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+_Table = tuple[Any, ...]
+
+
+def _weighted(*entries: tuple[Any, int]) -> _Table:
+    return tuple(entry for entry, times in entries for _ in range(times))
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What holds for a whole program; see `HEADER` for the values.
+
+    Attributes:
+        layers: attention and MLP blocks, in turn, count as one layer.
+        layout: "flat" is [B·S, H] ([S, H] for a batch of one), "bsh" [B, S, H], "sbh" [S, B, H].
+        batch: B.
+        sequence: (a, b) for S = a·n + b with n ranks in the largest tp group, at least 1; None for S = H.
+        hidden: H.
+        dtypes: "f32", "bf16", or bf16 with float32 in norm weights, the residual, or the collectives.
+        entry: what x is and what becomes of it before the first block.
+        data: how activations are placed over dp.
+        eps: of all norms.
+        degenerate: recipe of the activations of a degenerate program, else None.
+        nest: how several outputs are returned.
+        seed: of the input values.
+    """
+
+    layers: int
+    layout: str
+    batch: int
+    sequence: tuple[int, int] | None
+    hidden: int
+    dtypes: str
+    entry: str
+    data: str
+    eps: float
+    degenerate: str | None
+    nest: str
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One block: mixer → projection → collective → [view, marker] → residual and norm; see `BLOCK` for the values.
+
+    Attributes:
+        mixer: what produces the addends: an attention or MLP variant, by a table of its own; "direct" is a partial input.
+        width: picks heads or the MLP's width.
+        bias: where a bias is added, relative to the collective.
+        reduce: the collective.
+        dp: whether the block is parallel over dp, where the mesh has it, and not tp.
+        view: where the layout changes between 2-D and 3-D, or [B, S, H] and [S, B, H].
+        region: where markers and copies stand.
+        norm: how residual and norm follow.
+        residual: which residual is added.
+        users: who else reads the collective's result.
+        keep: what is returned beside the last value.
+        tie: whether weights of earlier blocks are used again.
+        mask: whether attention has a mask.
+        align: whether a residual of other rank, where it broadcasts, is viewed as the addend's shape first.
+    """
+
+    mixer: str
+    width: int
+    bias: str
+    reduce: str
+    dp: bool
+    view: str
+    region: str
+    norm: str
+    residual: str
+    users: str
+    keep: str
+    tie: bool
+    mask: bool
+    align: bool
+
+
+_BYTE = tuple(range(256))
+
+#: Per field of `Setting`, what its byte picks from.
+HEADER: dict[str, _Table] = {
+    "layers": _weighted((1, 7), (2, 5), (3, 2), (4, 1)),
+    "layout": _weighted(("flat", 6), ("bsh", 7), ("sbh", 2)),
+    "batch": _weighted((1, 5), (2, 6), (3, 2), (4, 2)),
+    "sequence": _weighted(
+        ((1, 0), 4),
+        ((2, 0), 5),
+        ((4, 0), 2),
+        ((3, 0), 1),
+        (None, 2),
+        ((1, 1), 1),
+        ((0, 1), 1),
+        ((1, -1), 1),
+        ((2, 1), 1),
+    ),
+    "hidden": _weighted((4, 4), (8, 5), (12, 3), (16, 2), (6, 2), (5, 1)),
+    "dtypes": _weighted(("f32", 9), ("bf16", 4), ("bf16-norm32", 1), ("bf16-residual32", 1), ("bf16-reduce32", 1)),
+    "entry": _weighted(("none", 2), ("norm", 9), ("reduce", 3), ("varying", 1)),
+    "data": _weighted(("replicated", 3), ("varying", 2), ("shard", 2)),
+    "eps": (1e-6, 1e-5, 1e-3),
+    "degenerate": _weighted((None, 38), ("zero_rows", 1), ("cancelling", 1)),
+    "nest": _weighted(("tuple", 12), ("list", 1), ("dict", 1), ("nested", 1)),
+    "seed": _BYTE,
+}
+
+ATTENTION = _weighted(("none", 2), ("direct", 2), ("row", 1), ("bare-attention", 1), ("attention", 9))
+MLP = _weighted(("none", 2), ("direct", 2), ("row", 1), ("bare-silu", 1), ("silu", 2), ("gelu", 2), ("swiglu", 5))
+
+#: Per field of `Block`, what its byte picks from; `mixer` from ATTENTION or MLP.
+BLOCK: dict[str, _Table] = {
+    "mixer": ATTENTION,
+    "width": _BYTE,
+    "bias": _weighted(("none", 11), ("before", 2), ("column", 2), ("column-before", 1), ("after", 1)),
+    "reduce": _weighted(("none", 1), ("all_reduce", 12), ("fused", 3), ("scatter-gather", 1)),
+    "dp": _weighted((False, 3), (True, 1)),
+    "view": _weighted(("none", 11), ("before", 1), ("between", 2), ("behind", 1), ("transpose", 1)),
+    "region": _weighted(("none", 9), ("begin", 3), ("begin-end", 2), ("begin-end-copy", 1), ("copy", 1), ("end-copy", 1)),
+    "norm": _weighted(
+        ("none", 1), ("rms", 5), ("fused", 4), ("unfused", 4), ("fused-swapped", 1), ("fused2", 3), ("fused2-swapped", 1),
+        ("layer", 1),
+    ),
+    "residual": _weighted(("stream", 9), ("input", 2), ("reduced", 1), ("varying", 1), ("first", 1)),
+    "users": _weighted(("none", 11), ("output", 1), ("norm", 1), ("gelu", 1), ("add", 1), ("fused", 1)),
+    "keep": _weighted(("none", 16), ("hidden", 1), ("residual", 2), ("tuple", 1)),
+    "tie": _weighted((False, 5), (True, 1)),
+    "mask": _weighted((False, 3), (True, 1)),
+    "align": (False, True),
+}  # fmt: skip
+
+LAYERS = max(HEADER["layers"])
+HEADER_WIDTH = len(HEADER)
+BLOCK_WIDTH = len(BLOCK)
+#: Bytes of a whole program.
+WIDTH = HEADER_WIDTH + 2 * LAYERS * BLOCK_WIDTH
+
+_ATTENTION_BLOCK = (ATTENTION, *list(BLOCK.values())[1:])
+_MLP_BLOCK = (MLP, *list(BLOCK.values())[1:])
+_HEADER = tuple(HEADER.values())
+
+
+def decode_choices(choices: bytes) -> tuple[Setting, tuple[Block, ...]]:
+    """Decode `WIDTH` bytes, whatever they are. Bytes that are missing count as 0, further ones are not read."""
+    choices = choices.ljust(WIDTH, b"\0")
+    setting = Setting(*(table[byte % len(table)] for table, byte in zip(_HEADER, choices, strict=False)))
+    blocks = []
+    for number in range(2 * setting.layers):
+        start = HEADER_WIDTH + number * BLOCK_WIDTH
+        tables = _MLP_BLOCK if number % 2 else _ATTENTION_BLOCK
+        record = choices[start : start + BLOCK_WIDTH]
+        blocks.append(Block(*(table[byte % len(table)] for table, byte in zip(tables, record, strict=True))))
+    return setting, tuple(blocks)
+
+
+def encode_choices(setting: dict[str, Any], blocks: list[dict[str, Any]]) -> bytes:
+    """Return the choices that decode to these fields; fields that are left out get the simplest value. For tests.
+
+    Raises:
+        ValueError: a table has no such value.
+    """
+    found = bytearray(WIDTH)
+    for i, name in enumerate(HEADER):
+        found[i] = HEADER[name].index(setting.get(name, HEADER[name][0]))
+    found[0] = HEADER["layers"].index(setting.get("layers", max(1, -(-len(blocks) // 2))))
+    for number, block in enumerate(blocks):
+        start = HEADER_WIDTH + number * BLOCK_WIDTH
+        for i, name in enumerate(BLOCK):
+            table = (MLP if number % 2 else ATTENTION) if name == "mixer" else BLOCK[name]
+            found[start + i] = table.index(block.get(name, table[0]))
+    unknown = {key for block in blocks for key in block} - set(BLOCK) | set(setting) - set(HEADER)
+    if unknown:
+        raise ValueError(f"no such choices: {sorted(unknown)}")
+    return bytes(found)

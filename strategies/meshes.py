@@ -1,0 +1,78 @@
+"""Meshes that programs are drawn on: group orders, uneven partitions, one or two groups."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from hypothesis import strategies as st
+
+from tcverify.errors import UsageError
+from tcverify.program import Mesh, MeshDim
+
+_Groups = tuple[tuple[int, ...], ...]
+
+#: Per world size, the groups of "tp" and, where there are two dims, of "dp"; the simplest first. Two dims are aligned as in
+#: a grid (members of one dp group stand at one position of their tp groups), so that a value placed over one dim can
+#: be replicated over the other.
+_LAYOUTS: dict[int, tuple[tuple[_Groups, _Groups | None], ...]] = {
+    2: (
+        (((0, 1),), None),
+        (((1, 0),), None),
+        (((0, 1),), ((0,), (1,))),
+        (((1, 0),), ((0,), (1,))),
+        (((0,), (1,)), ((1, 0),)),
+    ),
+    3: (
+        (((0, 1, 2),), None),
+        (((2, 0, 1),), None),
+        (((0,), (1, 2)), None),
+        (((2, 0), (1,)), None),
+        (((1, 2, 0),), ((0,), (1,), (2,))),
+        (((0,), (1,), (2,)), ((0, 2, 1),)),
+    ),
+    4: (
+        (((0, 1, 2, 3),), None),
+        (((0, 1), (2, 3)), ((0, 2), (1, 3))),
+        (((1, 0), (3, 2)), ((2, 0), (3, 1))),
+        (((0, 2), (1, 3)), ((0, 1), (2, 3))),
+        (((3, 1, 0, 2),), None),
+        (((0,), (1, 2, 3)), None),
+        (((0, 3), (2, 1)), None),
+        (((2, 0, 1), (3,)), None),
+        (((0, 1), (2,), (3,)), None),
+        (((3, 0), (2, 1)), ((0, 1), (3, 2))),
+    ),
+}
+
+WORLD_SIZES = tuple(_LAYOUTS)
+
+
+@cache
+def all_meshes(world_size: int) -> tuple[Mesh, ...]:
+    """Every mesh that is drawn at this world size, the simplest first: dims "tp" and, on some, "dp".
+
+    Raises:
+        UsageError: no meshes are listed for this world size.
+    """
+    try:
+        layouts = _LAYOUTS[world_size]
+    except KeyError:
+        sizes = ", ".join(map(str, WORLD_SIZES))
+        raise UsageError(
+            f"no meshes are listed for world size {world_size}", f"use one of {sizes}, or give a mesh"
+        ) from None
+    return tuple(
+        Mesh(world_size, (MeshDim("tp", tp),) if dp is None else (MeshDim("dp", dp), MeshDim("tp", tp)))
+        for tp, dp in layouts
+    )
+
+
+def meshes(world_size: int | None = None) -> st.SearchStrategy[Mesh]:
+    """Draw a mesh of this world size, or of any of 2, 3 and 4; shrinks to one group in rank order.
+
+    Raises:
+        UsageError: no meshes are listed for this world size.
+    """
+    if world_size is not None:
+        return st.sampled_from(all_meshes(world_size))
+    return st.sampled_from([mesh for size in WORLD_SIZES for mesh in all_meshes(size)])

@@ -1,0 +1,5 @@
+"""python -m tcverify"""
+
+from tcverify.cli import main
+
+main()

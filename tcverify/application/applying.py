@@ -1,0 +1,205 @@
+"""Runs a loaded pass on every rank's graph, in this process, and records what happened."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections import Counter
+from typing import Any
+
+from torch import fx
+from torch.utils import _pytree as pytree
+
+from tcverify.application.loading import LoadedPass
+from tcverify.application.pair import Defect, Pair, PassFailure
+from tcverify.errors import TcverifyError, Unsupported, UnsupportedOp
+from tcverify.execution import Lockstep
+from tcverify.program import NotSerialisable, Program, dumps
+from tcverify.program.graph import same_structure
+
+
+def apply_pass(loaded: LoadedPass, program: Program, *, deep: bool = False) -> Pair:
+    """Apply a pass to every rank's graph.
+
+    Args:
+        deep: also look for impurity, at about three times the cost: apply the pass a second time to fresh graphs and a
+            second time to its own results, and run the generated code.
+
+    Whatever the pass does, short of ending the process or never returning, comes back as data.
+    """
+    pair = Pair(program)
+    start = time.perf_counter()
+    modules = _apply_to_ranks(loaded, [program.graph_module(rank) for rank in range(program.world_size)], pair)
+    pair.seconds = time.perf_counter() - start
+    if modules is None:
+        return pair
+    originals = [program.graph(rank) for rank in range(program.world_size)]
+    pair.changed = any(not same_structure(a, m.graph) for a, m in zip(originals, modules, strict=True))
+    pair.listing = str(modules[0].graph)
+    _inspect(pair, originals, modules, deep)
+    if any(d.aspect in ("lint", "signature") for d in pair.defects):
+        return pair
+    pair.rewritten = _program_of(program, modules, pair)
+    if deep and not pair.defects:
+        _look_for_impurity(loaded, program, modules, pair)
+    if pair.foreign is not None and pair.rewritten is not None:
+        try:
+            pair.judged = Lockstep().compare(program, pair.rewritten)
+        except UnsupportedOp as error:
+            pair.foreign = error.message
+    return pair
+
+
+def _apply_to_ranks(loaded: LoadedPass, modules: list[fx.GraphModule], pair: Pair) -> list[fx.GraphModule] | None:
+    """Apply the pass to each module; None when it failed or declined."""
+    results = []
+    rewrites: Counter[str] = Counter()
+    for rank, module in enumerate(modules):
+        given = module.graph
+        try:
+            returned = loaded.call(module)
+        except Unsupported as error:
+            pair.declined = error.message
+            return None
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a pass raises is a finding about it
+            pair.failure = PassFailure("pass-raised", _describe(error), rank, traceback.format_exc(limit=-12))
+            return None
+        result = getattr(returned, "graph_module", returned)  # torch.fx.passes' PassResult
+        if result is None:
+            result = module
+        if not isinstance(result, fx.GraphModule):
+            message = f"it returned {_brief(result)} for rank {rank}; a pass returns a GraphModule, or None"
+            pair.defects.append(Defect("return", rank, message))
+            return None
+        if result.graph is not given and not same_structure(pair.original.graph(rank), given):
+            message = "it changed the graph it was given, although it returned a new one"
+            pair.defects.append(Defect("input-mutated", rank, message))
+        counts = getattr(loaded.subject, "rewrites", None)
+        if isinstance(counts, dict):
+            rewrites.update({str(k): v for k, v in counts.items() if isinstance(v, int)})
+        results.append(result)
+    pair.rewrites = dict(rewrites)
+    return results
+
+
+def _describe(error: BaseException) -> str:
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
+
+
+def _brief(value: Any) -> str:
+    text = repr(value)
+    return f"{type(value).__name__} {text[:60]}" if len(text) <= 60 else f"a {type(value).__name__}"
+
+
+def _inspect(pair: Pair, originals: list[fx.Graph], modules: list[fx.GraphModule], deep: bool) -> None:
+    """Judge each returned graph module as FX does. Ranks whose graphs look alike are judged once."""
+    judged: list[fx.Graph] = []
+    for rank, (original, module) in enumerate(zip(originals, modules, strict=True)):
+        if any(same_structure(module.graph, other, constants=False) for other in judged):
+            continue
+        judged.append(module.graph)
+        pair.defects += [
+            Defect(aspect, rank, message, node) for aspect, message, node in _defects(original, module, deep)
+        ]
+
+
+def _defects(original: fx.Graph, module: fx.GraphModule, deep: bool) -> list[tuple[str, str, str | None]]:
+    stray = _use_before_definition(module.graph)
+    if stray is not None:
+        return [("lint", stray[0], stray[1])]
+    try:
+        module.graph.lint()
+    except Exception as error:  # noqa: BLE001 - lint reports by raising, whatever type it likes
+        return [("lint", _describe(error), None)]
+    before, after = _signature(original), _signature(module.graph)
+    if before != after:
+        return [("signature", f"the original {before}, the rewritten graph {after}", None)]
+    try:
+        code = module.graph.python_code("self").src
+        compile(code, "<rewritten graph>", "exec")
+        if deep:
+            module.recompile()
+            again = fx.Tracer().trace(module)
+            if not same_structure(module.graph, again):
+                return [("code", "its generated Python code traces to another graph", None)]
+    except Exception as error:  # noqa: BLE001 - code generation fails in as many ways as there are graphs
+        return [("code", f"its generated Python code does not work: {_describe(error)}", None)]
+    return []
+
+
+def _use_before_definition(graph: fx.Graph) -> tuple[str, str] | None:
+    seen: set[fx.Node] = set()
+    for node in graph.nodes:
+        for operand in node.all_input_nodes:
+            if operand.graph is not graph:
+                return f"node '{node.name}' reads '{operand.name}', which belongs to another graph", node.name
+            if operand not in seen:
+                return f"node '{node.name}' reads '{operand.name}', which is not defined before it", node.name
+        seen.add(node)
+    return None
+
+
+def _signature(graph: fx.Graph) -> str:
+    takes = ", ".join(str(n.target) for n in graph.nodes if n.op == "placeholder")
+    outputs = [n for n in graph.nodes if n.op == "output"]
+    if len(outputs) != 1:
+        return f"takes ({takes}) and has {len(outputs)} outputs"
+    _, tree = pytree.tree_flatten(fx.node.map_aggregate(outputs[0].args[0], lambda x: "*"))
+    return f"takes ({takes}) and returns {tree.num_leaves} values as {tree}"
+
+
+def _program_of(program: Program, modules: list[fx.GraphModule], pair: Pair) -> Program | None:
+    graphs = [module.graph for module in modules]
+    try:
+        rewritten = program.with_graphs(graphs)
+        dumps(rewritten)
+    except NotSerialisable as error:
+        pair.foreign = error.message
+        try:
+            return program.with_graphs(graphs, modules)
+        except TcverifyError as second:
+            pair.defects.append(Defect("signature", 0, second.message))
+    except TcverifyError as error:
+        pair.defects.append(Defect("signature", 0, error.message))
+    else:
+        return rewritten
+    return None
+
+
+def _look_for_impurity(loaded: LoadedPass, program: Program, modules: list[fx.GraphModule], pair: Pair) -> None:
+    """Apply the pass to fresh graphs again, and to copies of its own results."""
+    graphs = [module.graph for module in modules]
+    scratch = Pair(program)
+    repeated = _apply_to_ranks(loaded, [program.graph_module(rank) for rank in range(program.world_size)], scratch)
+    if repeated is None or not all(same_structure(a, b.graph) for a, b in zip(graphs, repeated, strict=True)):
+        message = "applied twice to the same graph, it gives two results"
+        pair.defects.append(Defect("unrepeatable", 0, message + _excuse(scratch)))
+        return
+    if pair.foreign is not None or pair.rewritten is None:
+        return
+    scratch = Pair(program)
+    fresh = [pair.rewritten.graph_module(rank) for rank in range(program.world_size)]
+    again = _apply_to_ranks(loaded, fresh, scratch)
+    if again is None:
+        if scratch.declined is None:
+            message = "applied to its own result, it fails"
+            pair.defects.append(Defect("second-application", 0, message + _excuse(scratch)))
+        return
+    if all(same_structure(a, b.graph) for a, b in zip(graphs, again, strict=True)):
+        return
+    if loaded.contract.idempotent:
+        pair.defects.append(
+            Defect("not-idempotent", 0, "it promises idempotence, but its second application changes the graph")
+        )
+    scratch = Pair(program)
+    pair.again = _program_of(program, again, scratch)
+
+
+def _excuse(scratch: Pair) -> str:
+    if scratch.failure is not None:
+        return f": {scratch.failure.message}"
+    return f": {scratch.defects[0].message}" if scratch.defects else ""
+
+
+__all__ = ["apply_pass"]

@@ -1,0 +1,276 @@
+"""Applies a pass in a worker process, so that a pass that hangs or dies becomes a finding and the campaign goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import json
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol
+
+from tcverify.application.applying import apply_pass
+from tcverify.application.loading import LoadedPass, importable_target, load_pass, prepare
+from tcverify.application.pair import Defect, Pair, PassFacts, PassFailure
+from tcverify.errors import InternalError, PassLoadError, TcverifyError
+from tcverify.execution.processes import start_process
+from tcverify.execution.records import decode_comparison, encode_comparison
+from tcverify.program import Contract, Program, dumps, loads
+
+#: Most time that importing a pass may take, in seconds. Importing torch and friends on a busy machine is slow.
+LOAD_TIMEOUT = 120.0
+
+
+class Subject(Protocol):
+    """A pass under verification, wherever it runs."""
+
+    facts: PassFacts
+    contract: Contract
+
+    def apply(self, program: Program, *, deep: bool = False) -> Pair:
+        """Apply the pass to every rank's graph; see `apply_pass`."""
+        ...
+
+    def close(self) -> None:
+        """Let go of processes."""
+        ...
+
+
+class InProcess:
+    """A pass that cannot be imported by name (a closure, an instance): applied here, without protection from its death."""
+
+    def __init__(self, loaded: LoadedPass) -> None:
+        self._loaded = loaded
+        self.facts = loaded.facts
+        self.contract = loaded.contract
+
+    def apply(self, program: Program, *, deep: bool = False) -> Pair:
+        return apply_pass(self._loaded, program, deep=deep)
+
+    def close(self) -> None:
+        """Nothing to let go of."""
+
+
+class Guarded:
+    """A pass in a worker process of its own, started at once and again whenever it has ended.
+
+    Args:
+        target: "module:attribute" or "path/file.py:attribute".
+        options: keyword options of the pass.
+        timeout: seconds that one application (all ranks) may take.
+
+    Raises:
+        PassLoadError: the pass cannot be loaded.
+    """
+
+    def __init__(self, target: str, options: Mapping[str, Any] | None = None, *, timeout: float = 20.0) -> None:
+        self.target = target
+        self.options = dict(options or {})
+        self.timeout = timeout
+        self._worker: _Worker | None = None
+        self._other_hash: _Worker | None = None
+        self.facts = self._main().facts
+        self.contract = Contract(**self.facts.contract)
+
+    def apply(self, program: Program, *, deep: bool = False) -> Pair:
+        """Apply the pass in the worker. A deep application also runs in a second worker that hashes strings differently."""
+        text = dumps(program)
+        worker = self._main()
+        pair = worker.apply(program, text, deep, self.timeout)
+        if not worker.alive:
+            self._worker = None
+        if deep and pair.rewritten is not None and not pair.defects and pair.foreign is None:
+            self._compare_hash_order(program, text, pair)
+        return pair
+
+    def _main(self) -> _Worker:
+        if self._worker is None:
+            self._worker = _Worker(self.target, self.options)
+        return self._worker
+
+    def _compare_hash_order(self, program: Program, text: str, pair: Pair) -> None:
+        if self._other_hash is None:
+            self._other_hash = _Worker(self.target, self.options, hash_seed=1)
+        other = self._other_hash.apply(program, text, False, self.timeout)
+        if not self._other_hash.alive:
+            self._other_hash = None
+        if other.rewritten is None or pair.rewritten is None or dumps(other.rewritten) != dumps(pair.rewritten):
+            message = "its result depends on the order in which Python hashes strings (PYTHONHASHSEED)"
+            pair.defects.append(Defect("hash-order", 0, message))
+
+    def close(self) -> None:
+        """End the worker processes."""
+        for worker in (self._worker, self._other_hash):
+            if worker is not None:
+                worker.close()
+        self._worker = self._other_hash = None
+
+    def __enter__(self) -> Guarded:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def subject_of(pass_: Any, options: Mapping[str, Any] | None = None, *, timeout: float = 20.0) -> Subject:
+    """Make a pass, given as a reference, a class, a function or an instance, ready for verification.
+
+    References, and classes and functions that can be imported by name, run in a guarded worker process; everything else
+    runs in this process.
+
+    Raises:
+        PassLoadError: it cannot be loaded or is no pass.
+    """
+    if isinstance(pass_, (Guarded, InProcess)):
+        return pass_
+    target = pass_ if isinstance(pass_, str) else importable_target(pass_)
+    if target is not None:
+        return Guarded(target, options, timeout=timeout)
+    return InProcess(prepare(pass_, "", options or {}))
+
+
+# -------------------------------------------------------------------------------------------------- the parent's side
+
+
+class _Worker:
+    """One worker process and the pipe to it."""
+
+    def __init__(self, target: str, options: Mapping[str, Any], hash_seed: int | None = None) -> None:
+        descriptor, path = tempfile.mkstemp(prefix="tcverify-pass-", suffix=".log")
+        self._log = open(descriptor, "rb")  # noqa: SIM115 - lives as long as the worker
+        self._log_path = Path(path)
+        job = {"target": target, "options": dict(options), "path": [str(Path.cwd()), *sys.path], "log": path}
+        self._process, self._connection = start_process(_serve, (json.dumps(job),), hash_seed=hash_seed)
+        self.alive = True
+        reply = self._ask(None, LOAD_TIMEOUT)
+        if isinstance(reply, PassFailure):
+            self.close()
+            raise PassLoadError(f"importing '{target}' {reply.message}", reply.detail or None)
+        if "load_error" in reply:
+            self.close()
+            raise PassLoadError(*reply["load_error"])
+        self.facts = PassFacts(**reply["facts"])
+
+    def apply(self, program: Program, text: str, deep: bool, timeout: float) -> Pair:
+        reply = self._ask({"program": text, "deep": deep}, timeout * (4 if deep else 1))
+        if isinstance(reply, PassFailure):
+            self.close()
+            return Pair(program, failure=reply)
+        return _decode_pair(program, reply)
+
+    def _ask(self, request: dict[str, Any] | None, timeout: float) -> Any:
+        """Send a request and wait for the reply; a worker that dies or is late is a `PassFailure`."""
+        try:
+            if request is not None:
+                self._connection.send_bytes(json.dumps(request).encode())
+            if not self._connection.poll(timeout):
+                return PassFailure("pass-timeout", f"did not come back within {timeout:g} s", None, self._stack())
+            return json.loads(self._connection.recv_bytes())
+        except (EOFError, OSError):
+            self._process.join(5)
+            return PassFailure("pass-died", f"took its process down ({self._exit()})", None, self._tail())
+
+    def _exit(self) -> str:
+        code = self._process.exitcode
+        if code is not None and code < 0:
+            with contextlib.suppress(ValueError):
+                return f"signal {signal.Signals(-code).name}"
+        return f"exit code {code}"
+
+    def _stack(self) -> str:
+        """Where the pass is: the worker dumps its stack when asked by a signal."""
+        if self._process.pid is not None:
+            with contextlib.suppress(OSError):
+                os.kill(self._process.pid, signal.SIGUSR1)
+        time.sleep(0.2)
+        return self._tail()
+
+    def _tail(self) -> str:
+        """The last lines that the worker wrote to its standard error."""
+        self._log.seek(0, os.SEEK_END)
+        self._log.seek(max(0, self._log.tell() - 4000))
+        return "\n".join(self._log.read().decode(errors="replace").splitlines()[-20:])
+
+    def close(self) -> None:
+        """Kill the process and wait for its end."""
+        self.alive = False
+        if self._process.is_alive():
+            self._process.kill()
+        self._process.join()
+        self._connection.close()
+        self._log.close()
+        self._log_path.unlink(missing_ok=True)
+
+
+# -------------------------------------------------------------------------------------------------- the worker's side
+
+
+def _serve(connection: Connection, job_text: str) -> None:
+    """Main function of the worker process: load the pass, then apply it to every program that comes."""
+    job = json.loads(job_text)
+    log = os.open(job["log"], os.O_WRONLY | os.O_APPEND)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    faulthandler.enable(file=2)
+    faulthandler.register(signal.SIGUSR1, file=2)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    sys.path[:] = job["path"]
+    send: Callable[[Any], None] = lambda reply: connection.send_bytes(json.dumps(reply).encode())  # noqa: E731
+    try:
+        loaded = load_pass(job["target"], job["options"])
+    except TcverifyError as error:
+        send({"load_error": [error.message, error.hint]})
+        return
+    send({"facts": asdict(loaded.facts)})
+    while True:
+        try:
+            request = json.loads(connection.recv_bytes())
+        except EOFError:
+            return
+        send(_encode_pair(apply_pass(loaded, loads(request["program"]), deep=request["deep"])))
+
+
+def _encode_pair(pair: Pair) -> dict[str, Any]:
+    return {
+        "rewritten": dumps(pair.rewritten) if pair.rewritten is not None and pair.foreign is None else None,
+        "again": dumps(pair.again) if pair.again is not None and pair.foreign is None else None,
+        "changed": pair.changed,
+        "rewrites": pair.rewrites,
+        "failure": asdict(pair.failure) if pair.failure is not None else None,
+        "defects": [asdict(d) for d in pair.defects],
+        "declined": pair.declined,
+        "foreign": pair.foreign,
+        "judged": encode_comparison(pair.judged) if pair.judged is not None else None,
+        "listing": pair.listing if pair.rewritten is None or pair.foreign is not None else "",
+        "seconds": pair.seconds,
+    }
+
+
+def _decode_pair(program: Program, data: Any) -> Pair:
+    try:
+        return Pair(
+            program,
+            rewritten=loads(data["rewritten"], "the rewritten program") if data["rewritten"] is not None else None,
+            again=loads(data["again"], "the program after a second application") if data["again"] is not None else None,
+            changed=data["changed"],
+            rewrites=data["rewrites"],
+            failure=PassFailure(**data["failure"]) if data["failure"] is not None else None,
+            defects=[Defect(**d) for d in data["defects"]],
+            declined=data["declined"],
+            foreign=data["foreign"],
+            judged=decode_comparison(data["judged"]) if data["judged"] is not None else None,
+            listing=data["listing"],
+            seconds=data["seconds"],
+        )
+    except (KeyError, TypeError) as error:
+        raise InternalError(f"the worker's reply cannot be read: {error!r}") from error

@@ -1,0 +1,182 @@
+"""Finds a pass by reference and makes it callable in one way: `gm -> gm | None`."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from torch import fx
+
+from tcverify.application.pair import PassFacts
+from tcverify.errors import PassLoadError, TcverifyError
+from tcverify.program import Contract
+
+
+@dataclass(frozen=True)
+class LoadedPass:
+    """A pass, ready to be applied.
+
+    Attributes:
+        call: applies it to one rank's graph module.
+        subject: the pass itself; `subject.rewrites` is read after a call where it exists.
+        contract: what it declares, or the defaults.
+    """
+
+    call: Callable[[fx.GraphModule], Any]
+    subject: Any
+    contract: Contract
+    facts: PassFacts
+
+
+def load_pass(target: str, options: Mapping[str, Any] | None = None) -> LoadedPass:
+    """Load the pass at `module:attribute` or `path/file.py:attribute`.
+
+    A class is made with `options` as keyword arguments; a function gets them with every call.
+
+    Raises:
+        PassLoadError: it cannot be found, imported, made or called as a pass.
+    """
+    module_name, _, attribute = target.rpartition(":")
+    if not module_name or not attribute:
+        raise PassLoadError(f"'{target}' is not a pass", "name it as module:attribute, or as path/to/file.py:attribute")
+    module = _import(module_name)
+    subject: Any = module
+    for part in attribute.split("."):
+        if not hasattr(subject, part):
+            near = difflib.get_close_matches(part, [n for n in vars(subject) if not n.startswith("_")], n=1)
+            raise PassLoadError(f"{module_name} has no '{part}'", f"did you mean '{near[0]}'?" if near else None)
+        subject = getattr(subject, part)
+    return prepare(subject, target, options or {}, _source_hash(module))
+
+
+def prepare(subject: Any, target: str, options: Mapping[str, Any], source: str = "") -> LoadedPass:
+    """Make `subject` (a class, an instance or a function) callable as a pass. Raises as `load_pass` does."""
+    where = target or getattr(subject, "__qualname__", type(subject).__qualname__)
+    if inspect.isclass(subject):
+        try:
+            subject = subject(**options)
+        except TcverifyError as error:
+            raise PassLoadError(f"pass '{where}': {error.message}", error.hint) from None
+        except Exception as error:
+            raise PassLoadError(
+                f"pass '{where}' cannot be made with options {dict(options)}: {type(error).__name__}: {error}",
+                "give the arguments of its constructor with --pass-option name=value",
+            ) from error
+    elif options and callable(subject):
+        subject = functools.partial(subject, **options)
+    if not callable(subject):
+        raise PassLoadError(f"'{where}' is a {type(subject).__name__}, which cannot be called", _PROTOCOL)
+    contract = getattr(subject, "contract", None)
+    if not isinstance(contract, Contract):
+        contract = Contract()
+    name = getattr(subject, "name", None)
+    if not isinstance(name, str) or not name:
+        plain = subject.func if isinstance(subject, functools.partial) else subject
+        name = str(getattr(plain, "__name__", type(plain).__name__))
+    facts = PassFacts(name, target, dict(options), source, asdict(contract))
+    return LoadedPass(_caller(subject, where), subject, contract, facts)
+
+
+_PROTOCOL = (
+    "a pass takes a GraphModule (and, if it wants them, example inputs) and returns one, or None when it works in place"
+)
+
+
+def _caller(subject: Any, where: str) -> Callable[[fx.GraphModule], Any]:
+    """Adapt `gm -> gm`, `gm -> None` and `(gm, example_inputs) -> gm` to one form."""
+    try:
+        parameters = inspect.signature(subject).parameters.values()
+    except (TypeError, ValueError):
+        return subject  # type: ignore[no-any-return]
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    required = [p for p in positional if p.default is p.empty]
+    needed = [p for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty]
+    variadic = any(p.kind is p.VAR_POSITIONAL for p in parameters)
+    if len(required) > 2 or needed or not (positional or variadic):
+        raise PassLoadError(
+            f"'{where}' has the signature {inspect.signature(subject)}, which is not that of a pass", _PROTOCOL
+        )
+    if len(required) == 2:
+        return lambda gm: subject(gm, [n.meta.get("val") for n in gm.graph.nodes if n.op == "placeholder"])
+    return subject  # type: ignore[no-any-return]
+
+
+def _import(name: str) -> ModuleType:
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        if name.endswith(".py"):
+            return _import_file(Path(name))
+        return importlib.import_module(name)
+    except PassLoadError:
+        raise
+    except ModuleNotFoundError as error:
+        if error.name is not None and (name == error.name or name.startswith(error.name + ".")):
+            raise PassLoadError(
+                f"there is no module '{error.name}'",
+                "modules are looked up from the current directory and the environment; a path to a .py file works too",
+            ) from None
+        raise PassLoadError(f"importing '{name}' fails: {_last_frame(error)}") from error
+    except SystemExit as error:
+        raise PassLoadError(f"importing '{name}' ends the interpreter (exit {error.code})") from None
+    except Exception as error:
+        raise PassLoadError(f"importing '{name}' fails: {_last_frame(error)}") from error
+
+
+def _import_file(path: Path) -> ModuleType:
+    resolved = path.resolve()
+    if not resolved.is_file():
+        raise PassLoadError(f"there is no file {path}", "give the path from the current directory")
+    name = "tcverify_pass_" + hashlib.sha256(str(resolved).encode()).hexdigest()[:12]
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, resolved)
+    if spec is None or spec.loader is None:
+        raise PassLoadError(f"{path} cannot be imported as a module")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    sys.path.insert(0, str(resolved.parent))
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    finally:
+        sys.path.remove(str(resolved.parent))
+    return module
+
+
+def _last_frame(error: BaseException) -> str:
+    frames = traceback.extract_tb(error.__traceback__)
+    at = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {error}{at}"
+
+
+def _source_hash(module: ModuleType) -> str:
+    path = getattr(module, "__file__", None)
+    try:
+        return hashlib.sha256(Path(path).read_bytes()).hexdigest()[:16] if path else ""
+    except OSError:
+        return ""
+
+
+def importable_target(subject: Any) -> str | None:
+    """Return `module:attribute` when that names `subject` in a fresh process, else None."""
+    module, name = getattr(subject, "__module__", None), getattr(subject, "__qualname__", None)
+    if not module or not name or module == "__main__" or "<" in name:
+        return None
+    found: Any = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return f"{module}:{name}" if found is subject else None

@@ -1,0 +1,89 @@
+"""Pair: a program before and after a pass, and what was observed while the pass ran. Data only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from tcverify.execution import Comparison
+from tcverify.program import Program
+
+
+@dataclass(frozen=True, slots=True)
+class PassFailure:
+    """The pass did not return: it raised, ran out of time or took its process down.
+
+    Attributes:
+        kind: "pass-raised", "pass-timeout" or "pass-died".
+        rank: the rank whose graph it was given, when known.
+        detail: the traceback, or the last lines that the process wrote.
+    """
+
+    kind: str
+    message: str
+    rank: int | None = None
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Defect:
+    """Something wrong with what the pass returned, seen on the live graph module.
+
+    Attributes:
+        aspect: "return" (not a graph module), "lint", "code", "signature"; or of purity: "input-mutated", "unrepeatable",
+            "hash-order", "not-idempotent", "second-application".
+    """
+
+    aspect: str
+    rank: int
+    message: str
+    node: str | None = None
+
+
+@dataclass(slots=True)
+class Pair:
+    """The original and the rewritten program.
+
+    Attributes:
+        rewritten: None when the pass failed, declined, or left a graph that cannot run.
+        changed: whether any rank's graph changed (names and metadata aside).
+        rewrites: what the pass says it rewrote, by pattern, summed over ranks.
+        declined: the pass's reason for refusing the program (it raised `tcverify.Unsupported`).
+        again: the program after a second application, when that was asked for and changed it.
+        foreign: why the rewritten program cannot leave the process that made it (it holds submodules or foreign functions).
+        judged: where `foreign` is set, the lockstep comparison made in that process.
+        listing: the rewritten graph of rank 0 as text, where `rewritten` is None.
+        seconds: time that the pass took, all ranks together.
+    """
+
+    original: Program
+    rewritten: Program | None = None
+    changed: bool = False
+    rewrites: dict[str, int] = field(default_factory=dict)
+    failure: PassFailure | None = None
+    defects: list[Defect] = field(default_factory=list)
+    declined: str | None = None
+    again: Program | None = None
+    foreign: str | None = None
+    judged: Comparison | None = None
+    listing: str = ""
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class PassFacts:
+    """What loading a pass tells about it, JSON-able.
+
+    Attributes:
+        name: for people.
+        target: "module:attribute", or "" when it cannot be imported by name.
+        options: keyword options it was made with.
+        source: hash of its source file, to notice when it has changed.
+        contract: the promises it declares, by name.
+    """
+
+    name: str
+    target: str = ""
+    options: dict[str, Any] = field(default_factory=dict)
+    source: str = ""
+    contract: dict[str, bool] = field(default_factory=dict)

@@ -1,0 +1,93 @@
+"""What happens during a campaign, as data. Reports and progress displays subscribe to it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from tcverify.application import PassFacts
+from tcverify.counterexample import Counterexample
+
+
+@dataclass(slots=True)
+class Statistics:
+    """Counts over the programs of one campaign; programs run only to shrink a finding are counted apart.
+
+    Attributes:
+        programs: drawn and judged.
+        changed: programs that the pass changed.
+        rewrites: how many rewrites of each pattern the pass reports, and `fired`, in how many programs.
+        ran: programs that ran by executor.
+        passed, refuted, inconclusive: verdicts.
+        findings: programs by kind of finding.
+        doubts: inconclusive programs by reason.
+        labels: programs by what they contain.
+        shrinking: programs judged to shrink findings.
+        seconds: time by phase.
+    """
+
+    programs: int = 0
+    changed: int = 0
+    passed: int = 0
+    refuted: int = 0
+    inconclusive: int = 0
+    shrinking: int = 0
+    rewrites: Counter[str] = field(default_factory=Counter)
+    fired: Counter[str] = field(default_factory=Counter)
+    ran: Counter[str] = field(default_factory=Counter)
+    findings: Counter[str] = field(default_factory=Counter)
+    doubts: Counter[str] = field(default_factory=Counter)
+    doubt_details: dict[str, str] = field(default_factory=dict)
+    labels: Counter[str] = field(default_factory=Counter)
+    seconds: Counter[str] = field(default_factory=Counter)
+    elapsed: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class CampaignStarted:
+    facts: PassFacts
+    mesh: str
+    confirm: str
+    max_examples: int | None
+    max_time: float | None
+    seed: int
+    guarded: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Sent after every program."""
+
+    statistics: Statistics
+    phase: str
+
+
+@dataclass(frozen=True, slots=True)
+class FindingFound:
+    counterexample: Counterexample
+
+
+@dataclass(frozen=True, slots=True)
+class CampaignFinished:
+    """The end of one campaign: a pass on one mesh.
+
+    Attributes:
+        verdict: "passed", "refuted" or "nothing tested".
+        why: for a campaign that tested nothing, the reason.
+        stop: why it ended: "examples", "time", "exhausted", "first finding" or "interrupted".
+    """
+
+    facts: PassFacts
+    mesh: str
+    statistics: Statistics
+    counterexamples: tuple[Counterexample, ...]
+    verdict: str
+    why: str
+    stop: str
+    seed: int
+
+
+Event: TypeAlias = CampaignStarted | Progress | FindingFound | CampaignFinished
+Subscriber: TypeAlias = Callable[[Event], None]

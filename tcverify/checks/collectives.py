@@ -1,0 +1,37 @@
+"""Collectives: every rank's calls match its peers', and nobody waits for ever."""
+
+from __future__ import annotations
+
+from tcverify.checks.evidence import Evidence
+from tcverify.execution import Run
+from tcverify.program.finding import Doubt, Finding
+
+
+def check_collectives(evidence: Evidence) -> list[Finding | Doubt]:
+    """Report deadlocks, with their cycle, and collectives whose members disagree, as the model of lockstep decides them."""
+    for comparison in evidence.runs:
+        finding = _judge(comparison.rewritten)
+        if finding is not None:
+            return [finding]
+    return []
+
+
+def _judge(run: Run) -> Finding | None:
+    if run.mismatch is not None:
+        sentence, calls = run.mismatch
+        lines = [f"rank {rank}: {call.node}: {call.collective}" for rank, call in sorted(calls.items())]
+        rank, call = next(iter(sorted(calls.items())))
+        return Finding(
+            "collective-mismatch", "collectives", f"ranks disagree: {sentence}", "\n".join(lines), call.node, rank
+        )
+    if run.hang is not None:
+        first = run.hang.waits[0]
+        waits = [str(wait) for wait in run.hang.waits]
+        if run.hang.cycle:
+            title = f"deadlock among ranks {', '.join(str(w.rank) for w in run.hang.waits)}"
+        else:
+            title = f"rank {first.rank} waits for ever for rank {run.hang.finished}"
+            waits.append(f"rank {run.hang.finished} has finished without joining")
+        data = {"waits": [{"rank": w.rank, "node": w.call.node, "text": str(w)} for w in run.hang.waits]}
+        return Finding("deadlock", "collectives", title, "\n".join(waits), first.call.node, first.rank, data)
+    return None

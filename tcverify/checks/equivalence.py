@@ -1,0 +1,97 @@
+"""Equivalence: on every rank, the rewritten program computes what the original computes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from tcverify.checks.evidence import Evidence
+from tcverify.execution import Comparison, Delta
+from tcverify.program.finding import Doubt, Finding
+
+#: A difference is refuted above PROBE_FACTOR · probe + FLOOR · scale.
+PROBE_FACTOR = 16.0
+FLOOR = 2.0**-46
+#: Outputs whose probe exceeds this share of their scale are too ill-conditioned to judge.
+CONDITIONING = 1e-6
+
+
+def check_equivalence(evidence: Evidence) -> list[Finding | Doubt]:
+    """Compare outputs, mutated inputs and storage sharing on every rank, in every executor that ran.
+
+    A difference counts when it exceeds what the original itself shows under tiny perturbations: see semantics, "Number
+    domains".
+    """
+    found: list[Finding | Doubt] = []
+    for comparison in evidence.runs:
+        if not comparison.original.finished:
+            continue
+        failed = comparison.rewritten.error
+        if failed is not None and failed.error is not None:
+            title = f"the rewritten program raises on rank {failed.rank}: {failed.error}"
+            found.append(
+                Finding("rewritten-raises", "equivalence", title, failed.error.message, failed.error.node, failed.rank)
+            )
+        else:
+            found += differences(comparison, evidence.probe)
+        if found:
+            break
+    return found
+
+
+def differences(comparison: Comparison, probe: Callable[[], dict[str, float]]) -> list[Finding | Doubt]:
+    """Judge the deltas of one comparison: at most one finding per kind, about the first output that shows it."""
+    findings: dict[str, Finding] = {}
+    doubts: dict[str, Doubt] = {}
+    limits: dict[str, float] | None = None
+    for label, deltas in _by_label(comparison.deltas).items():
+        problem = next((d for d in deltas if d.problem is not None), None)
+        if problem is not None:
+            kind = "wrong-alias" if problem.alias else "wrong-value"
+            findings.setdefault(kind, _finding(kind, problem, f"{problem.problem}", comparison))
+            continue
+        if any(d.overflow for d in deltas):
+            doubts.setdefault("overflow", Doubt("overflow", f"{label} overflows after the pass"))
+            continue
+        scale = max(d.scale for d in deltas)
+        worst = max(deltas, key=lambda d: d.difference)
+        if worst.difference <= FLOOR * scale:
+            continue
+        if limits is None:
+            limits = probe()
+        noise = limits.get(label, 0.0)
+        if noise > CONDITIONING * scale:
+            sentence = f"{label} changes by {noise:.1e} of {scale:.1e} under perturbations of 2⁻⁵¹"
+            doubts.setdefault("ill-conditioned", Doubt("ill-conditioned", sentence))
+        elif not worst.difference <= PROBE_FACTOR * noise + FLOOR * scale:
+            findings.setdefault("wrong-value", _finding("wrong-value", worst, _sizes(worst, scale, noise), comparison))
+    return [*findings.values(), *(doubts.values() if not findings else ())]
+
+
+def _by_label(deltas: list[Delta]) -> dict[str, list[Delta]]:
+    found: dict[str, list[Delta]] = {}
+    for delta in deltas:
+        found.setdefault(delta.label, []).append(delta)
+    return found
+
+
+def _sizes(delta: Delta, scale: float, noise: float) -> str:
+    ratio = f", {delta.difference / noise:.1e} times the probe" if noise and math.isfinite(noise) else ""
+    return (
+        f"at {list(delta.worst)} it is {delta.actual:.9g} instead of {delta.expected:.9g} "
+        f"(difference {delta.difference:.2e}, scale {scale:.2e}{ratio})"
+    )
+
+
+def _finding(kind: str, delta: Delta, detail: str, comparison: Comparison) -> Finding:
+    ranks = sorted({d.rank for d in comparison.deltas if d.label == delta.label and (d.problem or d.difference)})
+    where = f"rank {delta.rank}" if len(ranks) < 2 else f"ranks {', '.join(map(str, ranks[:8]))}"
+    what = "shares storage differently" if kind == "wrong-alias" else "is wrong"
+    title = f"{delta.label} {what} on {where}"
+    data = {
+        "label": delta.label,
+        "ranks": ranks,
+        "executor": comparison.executor,
+        "difference": delta.difference if math.isfinite(delta.difference) else None,
+    }
+    return Finding(kind, "equivalence", title, detail, None, delta.rank, data)

@@ -1,0 +1,27 @@
+"""What checks look at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from tcverify.application import Pair
+from tcverify.execution import Comparison
+from tcverify.program import Contract
+
+
+@dataclass(slots=True)
+class Evidence:
+    """A pair, its executions and the contract of the pass.
+
+    Attributes:
+        runs: comparisons of the two versions by executor, the cheapest first; empty when the rewritten program cannot run.
+        again: comparison of the original with the program after a second application, when there is one.
+        probe: measures the conditioning of the original's outputs, by label; costly, so called only when needed.
+    """
+
+    pair: Pair
+    contract: Contract
+    runs: list[Comparison] = field(default_factory=list)
+    again: Comparison | None = None
+    probe: Callable[[], dict[str, float]] = dict

@@ -1,0 +1,24 @@
+"""Structure: the pass returned a legal FX graph with the original's signature."""
+
+from __future__ import annotations
+
+from tcverify.checks.evidence import Evidence
+from tcverify.program.finding import Doubt, Finding
+
+_KINDS = {
+    "return": ("malformed-graph", "the pass does not return a graph module"),
+    "lint": ("malformed-graph", "the rewritten graph is malformed"),
+    "code": ("malformed-graph", "the rewritten graph cannot be compiled"),
+    "signature": ("changed-signature", "the rewritten graph has another signature"),
+}
+
+
+def check_structure(evidence: Evidence) -> list[Finding | Doubt]:
+    """Report what lint, code generation and the comparison of signatures saw."""
+    findings: list[Finding | Doubt] = []
+    for defect in evidence.pair.defects:
+        if defect.aspect in _KINDS:
+            kind, what = _KINDS[defect.aspect]
+            title = f"{what}: {defect.message}" if defect.aspect == "lint" else what
+            findings.append(Finding(kind, "structure", title, defect.message, defect.node, defect.rank))
+    return findings

@@ -1,0 +1,241 @@
+"""What a pool and its ranks say to each other: JSON text, followed by one binary frame when tensors travel along.
+
+To a rank: a request (`{"id", "programs", "observe"}`) or, after a reply that it is held at, `{"go": id}`. From a rank: replies.
+Floats travel as Python's JSON writes them, exactly, with NaN and Infinity.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from tcverify.errors import ExecutorError, ProgramError, TcverifyError, UnsupportedOp
+from tcverify.execution.compare import Delta, digest
+from tcverify.execution.interpreter import Call, NodeError, RankResult
+from tcverify.ops import Collective
+from tcverify.program import NotSerialisable, Program
+from tcverify.program.codec import encode
+
+
+@dataclass(slots=True)
+class Reply:
+    """A rank's answer to one request.
+
+    Attributes:
+        number: of the request.
+        results: what the rank did, per program; those after one that raised are missing.
+        deltas: how the two programs differ on this rank, when it finished both.
+        refusal: set when the rank cannot run the program: an op or the inputs.
+        failure: set when torch.distributed failed; the group is dead then.
+    """
+
+    number: int
+    results: list[RankResult] = field(default_factory=list)
+    deltas: list[Delta] = field(default_factory=list)
+    refusal: TcverifyError | None = None
+    failure: str | None = None
+
+    @property
+    def held(self) -> bool:
+        """Whether the rank stopped short of the end and waits for the go-ahead before it serves the next request."""
+        return self.refusal is not None or any(result.error is not None for result in self.results)
+
+
+def encode_request(number: int, programs: Sequence[Program], observe: bool) -> bytes:
+    """Write a request.
+
+    Raises:
+        ExecutorError: a program holds what a program file cannot.
+    """
+    try:
+        encoded = [encode(program) for program in programs]
+    except NotSerialisable as error:
+        raise ExecutorError(
+            f"the program cannot be sent to the processes of a group: {error.message}",
+            "lockstep runs such programs; the process group runs what program files can hold",
+        ) from None
+    for program in encoded:
+        for graph in program["graphs"]:
+            for node in graph["nodes"]:  # what describes values without being needed to compute them
+                node.pop("val", None)
+                node.pop("meta", None)
+    return _dumps({"id": number, "programs": encoded, "observe": observe})
+
+
+def encode_go(number: int) -> bytes:
+    """Write the go-ahead for ranks that are held at a reply."""
+    return _dumps({"go": number})
+
+
+def encode_reply(reply: Reply, *, values: bool) -> list[bytes]:
+    """Write a reply: one message, or two when tensors travel.
+
+    Args:
+        values: whether outputs and observed values travel too, not only what is said about them.
+    """
+    store = _Storages()
+    data: dict[str, Any] = {
+        "id": reply.number,
+        "results": [_encode_result(result, store if values else None) for result in reply.results],
+        "deltas": [dataclasses.asdict(delta) for delta in reply.deltas],
+    }
+    if isinstance(reply.refusal, UnsupportedOp):
+        data["refusal"] = {"op": reply.refusal.op, "reason": reply.refusal.reason}
+    elif reply.refusal is not None:
+        data["refusal"] = {"message": reply.refusal.message, "hint": reply.refusal.hint}
+    if reply.failure is not None:
+        data["failure"] = reply.failure
+    if values:
+        data["storages"] = [len(piece) for piece in store.pieces]
+        return [_dumps(data), b"".join(store.pieces)]
+    return [_dumps(data)]
+
+
+def decode_reply(rank: int, data: dict[str, Any], blob: bytes) -> Reply:
+    """Read a reply of `rank`.
+
+    Args:
+        data: the parsed first message.
+        blob: the second message; empty when there is none.
+    """
+    storages = _storages(data.get("storages", []), blob)
+    refusal = data.get("refusal")
+    error: TcverifyError | None = None
+    if refusal is not None:
+        error = (
+            UnsupportedOp(refusal["op"], refusal["reason"])
+            if "op" in refusal
+            else ProgramError(refusal["message"], refusal["hint"])
+        )
+    return Reply(
+        number=data["id"],
+        results=[_decode_result(rank, result, storages) for result in data["results"]],
+        deltas=[_decode_delta(delta) for delta in data["deltas"]],
+        refusal=error,
+        failure=data.get("failure"),
+    )
+
+
+def _dumps(data: Any) -> bytes:
+    return json.dumps(data, separators=(",", ":")).encode()
+
+
+# ------------------------------------------------------------------------------------------------------------ results
+
+
+def _encode_result(result: RankResult, store: _Storages | None) -> dict[str, Any]:
+    data: dict[str, Any] = {
+        "structure": result.structure,
+        "calls": [[call.node, _encode_collective(call.collective)] for call in result.calls],
+        "digest": result.digest or digest(result.outputs),
+    }
+    if result.error is not None:
+        data["error"] = [result.error.node, result.error.message]
+    if store is not None:
+        data["outputs"] = [_encode_value(value, store) for value in result.outputs]
+        data["inputs"] = [_encode_value(value, store) for value in result.inputs]
+        data["input_names"] = result.input_names if result.inputs else []
+        if result.values is not None:
+            data["values"] = [[name, _encode_value(value, store)] for name, value in result.values.items()]
+    return data
+
+
+def _decode_result(rank: int, data: dict[str, Any], storages: list[torch.UntypedStorage]) -> RankResult:
+    result = RankResult(rank, structure=data["structure"], digest=data["digest"])
+    result.calls = [Call(node, _decode_collective(collective)) for node, collective in data["calls"]]
+    if "error" in data:
+        result.error = NodeError(*data["error"])
+    if "outputs" in data:
+        result.outputs = [_decode_value(value, storages) for value in data["outputs"]]
+        result.inputs = [_decode_value(value, storages) for value in data["inputs"]]
+        result.input_names = data["input_names"]
+    if "values" in data:
+        result.values = {name: _decode_value(value, storages) for name, value in data["values"]}
+    return result
+
+
+def _encode_collective(call: Collective) -> list[Any]:
+    dtype = _dtype_name(call.dtype)
+    return [call.kind, call.communicator, call.shape, dtype, call.dim, call.reduce_op, call.splits, call.root]
+
+
+def _decode_collective(data: list[Any]) -> Collective:
+    kind, members, shape, dtype, dim, reduce_op, splits, root = data
+    pair = (tuple(splits[0]), tuple(splits[1])) if splits is not None else None
+    return Collective(kind, tuple(members), tuple(shape), getattr(torch, dtype), dim, reduce_op, pair, root)
+
+
+def _decode_delta(data: dict[str, Any]) -> Delta:
+    return Delta(**{**data, "worst": tuple(data["worst"])})
+
+
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+# ------------------------------------------------------------------------------------------------------------- values
+
+
+class _Storages:
+    """The bytes of tensors' storages, each once, so that tensors that share one still do on the other side."""
+
+    def __init__(self) -> None:
+        self.pieces: list[bytes] = []
+        self._index: dict[int, int] = {}
+
+    def add(self, storage: torch.UntypedStorage) -> int:
+        """Add a storage and return its number."""
+        number = self._index.get(storage._cdata)
+        if number is None:
+            number = self._index[storage._cdata] = len(self.pieces)
+            host = storage.cpu()
+            self.pieces.append(ctypes.string_at(host.data_ptr(), host.nbytes()) if host.nbytes() else b"")
+        return number
+
+
+def _storages(sizes: list[int], blob: bytes) -> list[torch.UntypedStorage]:
+    found = []
+    start = 0
+    for size in sizes:
+        if size:
+            found.append(torch.frombuffer(bytearray(blob[start : start + size]), dtype=torch.uint8).untyped_storage())
+        else:
+            found.append(torch.UntypedStorage(0))
+        start += size
+    return found
+
+
+def _encode_value(value: Any, store: _Storages) -> Any:
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, torch.Tensor):
+        plain = value.detach().resolve_conj().resolve_neg()
+        number = store.add(plain.untyped_storage())
+        shape, stride = list(plain.shape), list(plain.stride())
+        return {"tensor": [number, plain.storage_offset(), shape, stride, _dtype_name(plain.dtype)]}
+    if isinstance(value, (tuple, list)):
+        return {"tuple" if isinstance(value, tuple) else "list": [_encode_value(v, store) for v in value]}
+    if isinstance(value, dict):
+        return {"dict": [[str(k), _encode_value(v, store)] for k, v in value.items()]}
+    return {"text": repr(value)}
+
+
+def _decode_value(data: Any, storages: list[torch.UntypedStorage]) -> Any:
+    if not isinstance(data, dict):
+        return data
+    ((kind, inner),) = data.items()
+    if kind == "tensor":
+        number, offset, shape, stride, dtype = inner
+        return torch.empty(0, dtype=getattr(torch, dtype)).set_(storages[number], offset, shape, stride)
+    if kind == "dict":
+        return {k: _decode_value(v, storages) for k, v in inner}
+    if kind == "text":
+        return inner
+    values = [_decode_value(v, storages) for v in inner]
+    return tuple(values) if kind == "tuple" else values

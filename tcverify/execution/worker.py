@@ -1,0 +1,156 @@
+"""What runs in the process of one rank: serves a pool's requests, one after the other, until its parent is gone.
+
+A fork server imports this module before it forks the ranks: importing it must start no thread and compute nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import json
+import multiprocessing
+import os
+import shutil
+import signal
+import threading
+from collections import deque
+from datetime import timedelta
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from tcverify.errors import ExecutorError, ProgramError, UnsupportedOp
+from tcverify.execution.compare import compare_ranks
+from tcverify.execution.interpreter import RankResult, check_supported, plan_of, run_rank
+from tcverify.execution.messages import Reply, encode_reply
+from tcverify.ops.distributed import perform
+from tcverify.program import Program
+from tcverify.program.codec import decode
+
+#: torch.distributed's own clock is put out of the way: the pool's is the only one, and it names program and ranks.
+_NEVER = timedelta(days=1)
+
+
+def main(connection: Connection, rank: int, world_size: int, device: str, directory: str, core: int | None) -> None:
+    """Join the process group, say so, and serve.
+
+    Args:
+        connection: to the pool.
+        device: "cpu" or "cuda".
+        directory: private to the group: the rendezvous file and the ranks' logs.
+        core: the CPU core to run on; None leaves it to the system.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business
+    _die_with_parent(directory)
+    log = os.open(os.path.join(directory, f"rank{rank}.log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    faulthandler.enable(file=2)
+    try:
+        place = _join(rank, world_size, device, directory, core)
+    except Exception as error:  # noqa: BLE001 - whatever it is, the pool tells the user
+        connection.send_bytes(json.dumps({"failed": f"{type(error).__name__}: {error}"}).encode())
+        return
+    connection.send_bytes(b'{"ready":true}')
+    with torch.no_grad(), contextlib.suppress(EOFError, ConnectionError):
+        _serve(rank, place, connection)
+    os._exit(0)  # at once: tearing the group down would wait for ranks that are gone
+
+
+def _join(rank: int, world_size: int, device: str, directory: str, core: int | None) -> torch.device:
+    # Before gloo makes its threads, which inherit both. Under SCHED_BATCH a woken rank does not preempt the one that woke
+    # it: with all ranks on one core, an all_reduce of four takes a tenth of the time.
+    with contextlib.suppress(OSError, AttributeError):
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    if core is not None:
+        with contextlib.suppress(OSError, AttributeError):
+            os.sched_setaffinity(0, {core})
+    torch.set_num_threads(1)
+    os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = "lo"
+    store = dist.FileStore(os.path.join(directory, "store"), world_size)  # type: ignore[attr-defined]
+    place = torch.device("cpu")
+    if device == "cuda":
+        place = torch.device("cuda", rank % torch.cuda.device_count())
+        torch.cuda.set_device(place)
+    backend = "nccl" if device == "cuda" else "gloo"
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=_NEVER)
+    return place
+
+
+def _die_with_parent(directory: str) -> None:
+    parent = multiprocessing.parent_process()
+    if parent is None:
+        raise ExecutorError("a rank process must be started by a ProcessGroupPool")
+    sentinel = parent.sentinel
+
+    def watch() -> None:
+        wait([sentinel])
+        shutil.rmtree(directory, ignore_errors=True)  # nobody else is left to do it
+        os._exit(1)
+
+    threading.Thread(target=watch, name="parent-watch", daemon=True).start()
+
+
+# ------------------------------------------------------------------------------------------------------------ serving
+
+
+class _CollectiveFailed(Exception):
+    """torch.distributed raised: nothing can be said about the program, and the group is dead."""
+
+
+def _serve(rank: int, place: torch.device, connection: Connection) -> None:
+    backlog: deque[dict[str, Any]] = deque()
+    while True:
+        request = backlog.popleft() if backlog else json.loads(connection.recv_bytes())
+        reply = _answer(rank, place, request)
+        for message in encode_reply(reply, values=len(request["programs"]) == 1):
+            connection.send_bytes(message)
+        if reply.failure is not None:
+            while True:  # until killed: what the other ranks do is undefined
+                connection.recv_bytes()
+        if reply.held:
+            # Other ranks may still wait in this program for collectives that this rank skipped. Entering those of the
+            # next program would answer them, so wait until the pool knows that everybody has come through.
+            while (message := json.loads(connection.recv_bytes())).get("go") != request["id"]:
+                backlog.append(message)
+
+
+def _answer(rank: int, place: torch.device, request: dict[str, Any]) -> Reply:
+    reply = Reply(request["id"])
+    try:
+        for number, data in enumerate(request["programs"]):
+            program = decode(data, "the program" if number == 0 else "the rewritten program")
+            result = _run(program, rank, place, request["observe"])
+            reply.results.append(result)
+            if result.error is not None:
+                return reply
+        if len(reply.results) == 2:
+            reply.deltas = compare_ranks(*reply.results)
+    except (UnsupportedOp, ProgramError) as error:
+        reply.refusal = error
+    except Exception as error:  # noqa: BLE001 - a reply that never comes would say less than any error
+        reply.failure = str(error) if isinstance(error, _CollectiveFailed) else f"{type(error).__name__}: {error}"
+    return reply
+
+
+def _run(program: Program, rank: int, place: torch.device, observe: bool) -> RankResult:
+    plans = [plan_of(graph) for graph in program.graphs]
+    check_supported(plans)  # those of all ranks, so that every rank refuses and none waits for another
+    binding = program.ranks[rank]
+    inputs = [value.to(place) for value in program.values(rank)]
+    generator = run_rank(plans[binding.graph], rank, binding.constants, inputs, observe=observe)
+    answer: Any = None
+    while True:
+        try:
+            node, request = generator.send(answer)
+        except StopIteration as stop:
+            result: RankResult = stop.value
+            break
+        try:
+            answer = perform(request.collective, request.tensor)
+        except Exception as error:  # gloo and nccl raise plain RuntimeErrors
+            lines = str(error).strip().splitlines() or [type(error).__name__]
+            raise _CollectiveFailed(f"{request.collective} of node '{node}' failed: {lines[0]}") from error
+    return result

@@ -1,0 +1,73 @@
+"""Which values of a graph share storage with one that the graph writes into."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import fx
+
+from tcverify.ops import lookup
+
+
+def mutated_nodes(graph: fx.Graph) -> frozenset[fx.Node]:
+    """Return every node whose storage some node of the graph writes into, or may write into.
+
+    Ops without a meaning, method calls and submodules count as writing into all their operands. Linear in the graph.
+    """
+    parent: dict[fx.Node, fx.Node] = {node: node for node in graph.nodes}
+
+    def root(node: fx.Node) -> fx.Node:
+        while parent[node] is not node:
+            parent[node] = parent[parent[node]]
+            node = parent[node]
+        return node
+
+    written: list[fx.Node] = []
+    for node in graph.nodes:
+        if node.op in ("placeholder", "output", "get_attr"):
+            continue
+        for operand, writes in _shared_operands(node):
+            parent[root(operand)] = root(node)
+            if writes:
+                written.append(operand)
+    if not written:
+        return frozenset()
+    roots = {root(node) for node in written}
+    return frozenset(node for node in graph.nodes if root(node) in roots)
+
+
+def _shared_operands(node: fx.Node) -> Iterator[tuple[fx.Node, bool]]:
+    """Yield (operand that may share storage with the result, whether it may be written)."""
+    op = lookup(node.target) if node.op == "call_function" else None
+    if op is None or op.run is None:
+        for operand in node.all_input_nodes:
+            yield operand, True
+        return
+    if not op.aliases:
+        return
+    if not isinstance(node.target, torch._ops.OpOverload):
+        for operand in node.all_input_nodes:  # Python operators
+            yield operand, False
+        return
+    schema = node.target._schema
+    declared = False
+    for position, argument in enumerate(schema.arguments):
+        if argument.alias_info is None:
+            continue
+        declared = True
+        value = node.args[position] if position < len(node.args) else node.kwargs.get(argument.name)
+        for operand in _nodes(value):
+            yield operand, bool(argument.alias_info.is_write)
+    if not declared:  # tagged as aliasing without saying what
+        for operand in node.all_input_nodes:
+            yield operand, True
+
+
+def _nodes(value: Any) -> Iterator[fx.Node]:
+    if isinstance(value, fx.Node):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _nodes(item)

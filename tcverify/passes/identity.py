@@ -1,0 +1,22 @@
+"""The pass that does nothing: what a campaign must never refute."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import ClassVar
+
+from torch import fx
+
+from tcverify.passes.base import Pass
+from tcverify.program import Contract
+
+
+class Identity(Pass):
+    """Leaves every graph as it is."""
+
+    name = "identity"
+    contract: ClassVar[Contract] = Contract(idempotent=True, identity=True)
+
+    def rewrite(self, graph: fx.Graph) -> Iterable[fx.Node]:
+        """Do nothing."""
+        return ()

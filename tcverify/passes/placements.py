@@ -1,0 +1,195 @@
+"""Placement propagation: which values of one rank's graph are known to be equal on, or sharded over, which groups.
+
+A pass sees the graph of one rank only, so the analysis rests on one precondition: the ranks run graphs that are equal up to
+rank constants (rank numbers, groups, offsets, split sizes). Whatever an integer could make different on another rank is
+taken as different: slices and selections, and elementwise ops with an integer operand, give values of which nothing is
+known, and so does every op that is not listed here. What is listed keeps replication: equal operands give equal results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import fx
+
+from tcverify.ops import lookup
+from tcverify.passes.aliasing import mutated_nodes
+from tcverify.passes.editing import arguments, known_spec
+from tcverify.program import REPLICATED, VARYING, Placement, shard
+
+#: aten ops, by name without overload. Elementwise: an integer among the arguments is an operand.
+_ELEMENTWISE = frozenset(
+    {
+        "add", "sub", "mul", "div", "neg", "abs", "exp", "log", "sqrt", "rsqrt", "reciprocal", "pow", "relu", "gelu",
+        "silu", "sigmoid", "tanh", "erf", "sin", "cos", "maximum", "minimum", "where", "clamp", "masked_fill", "lt",
+        "le", "gt", "ge", "eq", "ne", "logical_and", "logical_or", "logical_not", "isnan", "nan_to_num", "clone",
+        "detach", "alias", "contiguous", "to", "_to_copy",
+    }
+)  # fmt: skip
+#: Here an integer is a dim or a size, and values that are equal on all ranks have the same of both.
+_STRUCTURAL = frozenset(
+    {
+        "view", "reshape", "_unsafe_view", "permute", "transpose", "t", "unsqueeze", "squeeze", "expand", "flatten",
+        "unflatten", "cat", "stack", "mm", "bmm", "matmul", "addmm", "baddbmm", "linear", "dot", "mv", "mean", "sum",
+        "amax", "amin", "softmax", "_softmax", "layer_norm", "native_layer_norm", "rms_norm", "embedding",
+        "scaled_dot_product_attention",
+    }
+)  # fmt: skip
+_NORMS = frozenset(
+    f"tensor_cast::{name}"
+    for name in ("rms_norm", "add_rms_norm", "add_rms_norm2", "layer_norm", "modulated_layer_norm")
+)
+_POINTWISE = frozenset(f"tensor_cast::{name}" for name in ("silu", "gelu", "swiglu", "gated_residual_add"))
+_MIXING = frozenset({"tensor_cast::cat", "tensor_cast::attention", "python::matmul"})
+_OPERATORS = frozenset(f"python::{name}" for name in ("add", "sub", "mul", "truediv", "neg"))
+_WHOLE = frozenset({"tensor_cast::all_reduce", "tensor_cast::matmul_all_reduce", "tensor_cast::all_gather"})
+_SCATTER = "tensor_cast::reduce_scatter"
+
+
+@dataclass(frozen=True)
+class Placements:
+    """What `propagate` found. Values of other graphs, and nodes inserted since, are unknown: varying."""
+
+    _groups: dict[frozenset[int], int]  # each set of ranks that the graph names, and its bit
+    _equal: dict[fx.Node, int] = field(default_factory=dict)  # over which of them the value is replicated
+    _shards: dict[fx.Node, dict[tuple[int, ...], int]] = field(default_factory=dict)
+    _mutated: frozenset[fx.Node] = frozenset()
+
+    def replicated(self, node: fx.Node, group: Sequence[int]) -> bool:
+        """Whether the value is known to be equal on all ranks of `group`; their order does not matter."""
+        members = frozenset(group)
+        mask = self._equal.get(node, 0)
+        return any(mask & bit and members <= known for known, bit in self._groups.items())
+
+    def placement(self, node: fx.Node, group: tuple[int, ...]) -> Placement:
+        """Replicated, shard(dim) (position in the ordered group picks the chunk), or varying: nothing is known."""
+        if self.replicated(node, group):
+            return REPLICATED
+        dim = self._shards.get(node, {}).get(group)
+        return VARYING if dim is None else shard(dim)
+
+    def mutated(self, node: fx.Node) -> bool:
+        """Whether the graph may write into the storage of this value, before or after the node."""
+        return node in self._mutated
+
+
+def propagate(graph: fx.Graph) -> Placements:
+    """Walk `graph` forward once, from the facts in `placeholder.meta["placement"]` (group → `Placement`).
+
+    Nothing is known of values that the graph writes into, nor of their aliases.
+    """
+    found = Placements(_named_groups(graph), _mutated=mutated_nodes(graph))
+    below: dict[frozenset[int], int] = {}
+
+    def within(group: Sequence[int]) -> int:
+        """The bits of all named sets inside `group`: equal on all means equal on some."""
+        members = frozenset(group)
+        if members not in below:
+            below[members] = sum(bit for known, bit in found._groups.items() if known <= members)
+        return below[members]
+
+    for node in graph.nodes:
+        if found.mutated(node):
+            continue
+        if node.op == "placeholder":
+            for group, placement in (node.meta.get("placement") or {}).items():
+                if placement.kind == "replicated":
+                    found._equal[node] = found._equal.get(node, 0) | within(group)
+                elif placement.kind == "shard":
+                    found._shards.setdefault(node, {})[group] = placement.dim
+            continue
+        if node.op != "call_function" or lookup(node.target).run is None:
+            continue
+        name = lookup(node.target).name
+        if name in _WHOLE:
+            # Equal on the members; of ranks outside the group, whose operands this graph does not show, nothing is known.
+            found._equal[node] = within(arguments(node)["rank_group"])
+        elif name == _SCATTER:
+            given = arguments(node)
+            spec = known_spec(node)
+            if spec is not None:
+                found._shards[node] = {tuple(given["rank_group"]): given["dim"] % len(spec.shape)}
+        elif _keeps_replication(node, name):
+            mask = -1
+            for operand in node.all_input_nodes:
+                mask &= found._equal.get(operand, 0)
+            if node.all_input_nodes and mask:
+                found._equal[node] = mask
+            shards = _kept_shards(node, name, found)
+            if shards:
+                found._shards[node] = shards
+    return found
+
+
+def _named_groups(graph: fx.Graph) -> dict[frozenset[int], int]:
+    groups: dict[frozenset[int], int] = {}
+    for node in graph.nodes:
+        named: list[Any] = []
+        if node.op == "placeholder":
+            named += node.meta.get("placement") or {}
+        elif node.op == "call_function" and lookup(node.target).name in _WHOLE:
+            named.append(arguments(node)["rank_group"])
+        for group in named:
+            groups.setdefault(frozenset(group), 1 << len(groups))
+    return groups
+
+
+def _keeps_replication(node: fx.Node, name: str) -> bool:
+    """Whether equal operands on several ranks give equal results, whatever the rank constants are."""
+    if name == "python::getitem":
+        val = node.args[0].meta.get("val") if isinstance(node.args[0], fx.Node) else None
+        return isinstance(val, (tuple, list))  # which of several results: not an offset
+    if name in _MIXING or lookup(node.target).identity:
+        return True
+    if name in _NORMS or name in _POINTWISE or _is_elementwise(name):
+        return not _has_integer(node.args) and not _has_integer(node.kwargs)
+    return _aten_base(name) in _STRUCTURAL
+
+
+def _is_elementwise(name: str) -> bool:
+    return _aten_base(name) in _ELEMENTWISE or name in _OPERATORS
+
+
+def _aten_base(name: str) -> str:
+    namespace, _, rest = name.partition("::")
+    return rest.split(".")[0] if namespace == "aten" else ""
+
+
+def _has_integer(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return any(_has_integer(v) for v in value)
+    if isinstance(value, dict):
+        return any(_has_integer(v) for v in value.values())
+    return type(value) is int
+
+
+def _kept_shards(node: fx.Node, name: str, found: Placements) -> dict[tuple[int, ...], int]:
+    """The shards that a row-by-row op hands on: operands of the result's shape are sharded alike, smaller ones replicated."""
+    norm = name in _NORMS
+    if not (norm or name in _POINTWISE or _is_elementwise(name) or lookup(node.target).identity):
+        if name == "python::getitem" and isinstance(node.args[0], fx.Node):
+            return found._shards.get(node.args[0], {})
+        return {}
+    operands = node.all_input_nodes
+    candidates = next((found._shards[o] for o in operands if o in found._shards), {})
+    kept = {}
+    for group, dim in candidates.items():
+        whole = known_spec(next(o for o in operands if o in found._shards))
+        if whole is None or (norm and dim == len(whole.shape) - 1):
+            continue
+        if all(_fits(o, whole.shape, dim, group, found) for o in operands):
+            kept[group] = dim
+    return kept
+
+
+def _fits(operand: fx.Node, shape: tuple[int, ...], dim: int, group: tuple[int, ...], found: Placements) -> bool:
+    spec = known_spec(operand)
+    if spec is None:
+        return False
+    if spec.shape == shape:
+        return found._shards.get(operand, {}).get(group) == dim
+    axis = len(spec.shape) - (len(shape) - dim)
+    reaches = axis >= 0 and spec.shape[axis] != 1
+    return len(spec.shape) <= len(shape) and not reaches and found.replicated(operand, group)

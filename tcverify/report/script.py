@@ -1,0 +1,63 @@
+"""repro.py: a script that reproduces a finding with torch and tcverify alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tcverify.campaign import Event, FindingFound
+from tcverify.counterexample import Counterexample, write_atomically
+from tcverify.program import dumps
+from tcverify.report.listing import graph_lines
+
+_TEMPLATE = '''\
+"""Reproduces a finding of tcverify. Run it where the pass can be imported: python repro.py"""
+
+from tcverify import loads
+from tcverify.replay import reproduce
+
+# The original program as rank {rank} runs it:
+#
+{listing}
+
+PASS = {target}
+OPTIONS = {options}
+CONTRACT = {contract}
+KIND = {kind}
+DEEP = {deep}
+PROGRAM = (
+{program}
+)
+
+if __name__ == "__main__":
+    raise SystemExit(reproduce(loads(PROGRAM), PASS, OPTIONS, CONTRACT, KIND, deep=DEEP))
+'''
+
+
+def to_script(case: Counterexample) -> str:
+    """Return the text of repro.py. What others wrote (the pass, its options) appears in quoted literals only."""
+    rank = case.finding.rank or 0
+    lines = [f"#   {text}" for _, text in graph_lines(case.program, rank)]
+    program = dumps(case.program)
+    pieces = [ascii(program[i : i + 100]) for i in range(0, len(program), 100)]
+    return _TEMPLATE.format(
+        rank=int(rank),
+        listing="\n".join(ascii(line)[1:-1] for line in lines),
+        target=ascii(case.facts.target),
+        options=ascii(dict(case.facts.options)),
+        contract=ascii({name: getattr(case.contract, name) for name in case.contract.__slots__}),
+        kind=ascii(case.finding.kind),
+        deep=case.deep,
+        program="\n".join(f"    {piece}" for piece in pieces),
+    )
+
+
+class ScriptReport:
+    """Subscribes to campaigns and writes repro.py beside every counterexample that can be replayed."""
+
+    def __init__(self, report_dir: Path) -> None:
+        self.report_dir = report_dir
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, FindingFound) and event.counterexample.replayable:
+            case = event.counterexample
+            write_atomically(self.report_dir / case.id / "repro.py", to_script(case))

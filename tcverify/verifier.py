@@ -1,0 +1,256 @@
+"""verify(pass, program) -> Verdict: the heart of tcverify."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any
+
+from tcverify.application import Pair, Subject, subject_of
+from tcverify.checks import CHECKS, Evidence
+from tcverify.errors import ExecutorError, UnsupportedOp, UsageError
+from tcverify.execution import Comparison, Executor, Lockstep, Run, digest
+from tcverify.program import Contract, Program
+from tcverify.program.finding import Doubt, Finding
+
+LOCKSTEP = Lockstep()
+
+#: How far lockstep and a process group may disagree, relative to the sum of magnitudes, beyond the probe.
+DIVERGENCE = 2.0**-40
+
+
+@dataclass(slots=True)
+class Verdict:
+    """What verification says about one program.
+
+    Attributes:
+        status: "passed", "refuted" or "inconclusive".
+        findings: what refutes the pass.
+        doubts: why it is inconclusive.
+        pair: the program before and after the pass.
+        runs: comparisons by executor, the cheapest first.
+        seconds: time by phase: "apply", "lockstep", the executor's name, "checks".
+    """
+
+    status: str
+    findings: list[Finding]
+    doubts: list[Doubt]
+    pair: Pair
+    runs: list[Comparison] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def changed(self) -> bool:
+        """Whether the pass changed the program on any rank."""
+        return self.pair.changed
+
+    @property
+    def executors(self) -> list[str]:
+        """The executors that ran both versions."""
+        return [comparison.executor for comparison in self.runs]
+
+    def __bool__(self) -> bool:
+        return self.status == "passed"
+
+
+def verify(
+    pass_: Any,
+    program: Program,
+    *,
+    contract: Contract | None = None,
+    confirm: Executor | None = None,
+    checks: Iterable[str] | None = None,
+    deep: bool = False,
+    always_confirm: bool = False,
+) -> Verdict:
+    """Verify that a pass keeps the meaning of one program.
+
+    Args:
+        pass_: a pass: "module:attribute", a class, a function, an instance, or a prepared `Subject`.
+        contract: what the pass promises; by default what it declares.
+        confirm: an executor that runs programs which lockstep does not refute, e.g. a `ProcessGroupPool`.
+        checks: names of the checks to apply; default all.
+        deep: also look for impurity, at about three times the cost.
+        always_confirm: run `confirm` also on programs that lockstep refutes by value or by raising.
+
+    Raises:
+        PassLoadError: the pass cannot be loaded.
+        UsageError: an unknown check.
+    """
+    chosen = _chosen(checks)
+    subject = subject_of(pass_)
+    try:
+        return _verify(subject, program, contract or subject.contract, confirm, chosen, deep, always_confirm)
+    finally:
+        if subject is not pass_:
+            subject.close()
+
+
+def _chosen(names: Iterable[str] | None) -> list[str]:
+    if names is None:
+        return list(CHECKS)
+    chosen = list(names)
+    for name in chosen:
+        if name not in CHECKS:
+            raise UsageError(f"there is no check '{name}'", f"checks are {', '.join(CHECKS)}")
+    return chosen
+
+
+def _verify(
+    subject: Subject,
+    program: Program,
+    contract: Contract,
+    confirm: Executor | None,
+    checks: list[str],
+    deep: bool,
+    always_confirm: bool,
+) -> Verdict:
+    clock = _Clock()
+    try:
+        baseline = LOCKSTEP.run(program)
+    except UnsupportedOp as error:
+        return Verdict("inconclusive", [], [Doubt("unsupported-op", error.message)], Pair(program))
+    clock.lap("lockstep")
+    if not baseline.finished:
+        return Verdict("inconclusive", [], [Doubt("ill-typed-program", _why(baseline))], Pair(program))
+    pair = subject.apply(program, deep=deep)
+    clock.lap("apply")
+    if pair.declined is not None:
+        return Verdict("inconclusive", [], [Doubt("declined", pair.declined)], pair, [], clock.laps)
+    if pair.failure is not None:
+        return Verdict("refuted", [_failure(pair)], [], pair, [], clock.laps)
+
+    evidence = Evidence(pair, contract, probe=lambda: LOCKSTEP.probe(program, baseline))
+    doubts: list[Doubt] = []
+    try:
+        if pair.judged is not None:
+            evidence.runs.append(pair.judged)
+        elif pair.foreign is not None:
+            doubts.append(Doubt("unsupported-op", pair.foreign))
+        elif pair.rewritten is not None:
+            evidence.runs.append(LOCKSTEP.compare_with(baseline, pair.rewritten))
+            if pair.again is not None:
+                evidence.again = LOCKSTEP.compare_with(baseline, pair.again)
+    except UnsupportedOp as error:
+        doubts.append(Doubt("unsupported-op", error.message))
+    clock.lap("lockstep")
+    findings = _apply(checks, evidence, doubts)
+    clock.lap("checks")
+    if confirm is not None and _worth_confirming(evidence, findings, always_confirm):
+        findings = _confirm(confirm, evidence, findings, doubts, checks, baseline)
+        clock.lap(confirm.name)
+    if confirm is not None and pair.foreign is not None and not findings:
+        doubts.append(Doubt("not-portable", f"{pair.foreign}; judged in lockstep alone"))
+    status = "refuted" if findings else "inconclusive" if doubts else "passed"
+    return Verdict(status, findings, doubts, pair, evidence.runs, clock.laps)
+
+
+def _apply(checks: list[str], evidence: Evidence, doubts: list[Doubt]) -> list[Finding]:
+    findings = []
+    for name in checks:
+        for found in CHECKS[name](evidence):
+            if isinstance(found, Finding):
+                findings.append(found)
+            elif found not in doubts:
+                doubts.append(found)
+    return findings
+
+
+def _worth_confirming(evidence: Evidence, findings: list[Finding], always: bool) -> bool:
+    """Whether to run the process group: never a program that would hang there, and refuted ones only when asked."""
+    pair = evidence.pair
+    if pair.rewritten is None or pair.foreign is not None or not evidence.runs:
+        return False
+    rewritten = evidence.runs[0].rewritten
+    if rewritten.hang is not None or rewritten.mismatch is not None:
+        return False
+    return always or not findings
+
+
+def _confirm(
+    confirm: Executor,
+    evidence: Evidence,
+    findings: list[Finding],
+    doubts: list[Doubt],
+    checks: list[str],
+    baseline: Run,
+) -> list[Finding]:
+    """Run both versions on the confirming executor; its disagreement with lockstep is a finding of its own."""
+    pair = evidence.pair
+    if pair.rewritten is None:
+        return findings
+    try:
+        comparison = confirm.compare(pair.original, pair.rewritten)
+    except UnsupportedOp as error:
+        doubts.append(Doubt("unsupported-op", error.message))
+        return findings
+    except ExecutorError as error:
+        doubts.append(Doubt("executor-failed", error.message))
+        return findings
+    alone = Evidence(pair, evidence.contract, [comparison], probe=evidence.probe)
+    evidence.runs.append(comparison)
+    if not comparison.original.finished:
+        title = f"the original runs in lockstep, but not on {confirm.name}: {_why(comparison.original)}"
+        return [*findings, Finding("executor-divergence", "equivalence", title)]
+    seen = _apply([c for c in checks if c in ("collectives", "equivalence")], alone, doubts)
+    kinds, confirmed = {f.kind for f in findings if f.check == "equivalence"}, {f.kind for f in seen}
+    if kinds != confirmed and "equivalence" in checks:
+        detail = f"lockstep: {', '.join(sorted(kinds)) or 'passed'}\n{confirm.name}: {', '.join(sorted(confirmed)) or 'passed'}"
+        detail += "".join(f"\n{f.title}: {f.detail}" for f in seen)
+        title = f"lockstep and {confirm.name} disagree about the rewritten program"
+        findings = [*findings, Finding("executor-divergence", "equivalence", title, detail)]
+    disagreement = _divergence(baseline, comparison.original, evidence)
+    if disagreement is not None:
+        findings = [*findings, Finding("executor-divergence", "equivalence", disagreement)]
+    return findings
+
+
+def _divergence(lockstep: Run, other: Run, evidence: Evidence) -> str | None:
+    """Compare the original's outputs in lockstep with their digests from another executor."""
+    probe: dict[str, float] | None = None
+    for mine, theirs in zip(lockstep.ranks, other.ranks, strict=True):
+        if not theirs.digest:
+            continue
+        for i, ((a, size), (b, _)) in enumerate(zip(digest(mine.outputs), theirs.digest, strict=True)):
+            if abs(a - b) <= DIVERGENCE * size or a == b or a != a:
+                continue
+            probe = evidence.probe() if probe is None else probe
+            elements = mine.outputs[i].numel()
+            if not abs(a - b) <= DIVERGENCE * size + 16 * elements * probe.get(f"output {i}", 0.0):
+                return f"output {i} of the original on rank {mine.rank} is not the same in lockstep and on {other.executor}"
+    return None
+
+
+def _failure(pair: Pair) -> Finding:
+    failure = pair.failure
+    assert failure is not None
+    where = "" if failure.rank is None else f" on the graph of rank {failure.rank}"
+    verb = "raised " if failure.kind == "pass-raised" else ""
+    return Finding(
+        failure.kind, "application", f"the pass {verb}{failure.message}{where}", failure.detail, None, failure.rank
+    )
+
+
+def _why(run: Run) -> str:
+    """Why a run did not finish, in one sentence."""
+    if run.mismatch is not None:
+        return run.mismatch[0]
+    if run.hang is not None:
+        return str(run.hang)
+    failed = run.error
+    return f"on rank {failed.rank}, {failed.error}" if failed is not None else "it did not finish"
+
+
+class _Clock:
+    def __init__(self) -> None:
+        self.laps: dict[str, float] = {}
+        self._last = perf_counter()
+
+    def lap(self, name: str) -> None:
+        now = perf_counter()
+        self.laps[name] = self.laps.get(name, 0.0) + now - self._last
+        self._last = now
+
+
+__all__ = ["Verdict", "verify"]

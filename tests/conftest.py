@@ -1,0 +1,22 @@
+"""Fixtures for all tests."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from tcverify.execution import ProcessGroupPool
+
+
+@pytest.fixture(scope="session")
+def pool() -> Iterator[Callable[[int], ProcessGroupPool]]:
+    """Gives the gloo pool of a world size: `pool(2)`. Pools live until the end of the session; do not break them."""
+    pools: dict[int, ProcessGroupPool] = {}
+    with ExitStack() as stack:
+
+        def get(world_size: int) -> ProcessGroupPool:
+            if world_size not in pools:
+                pools[world_size] = stack.enter_context(ProcessGroupPool(world_size, timeout=60))
+            return pools[world_size]
+
+        yield get

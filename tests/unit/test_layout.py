@@ -1,0 +1,65 @@
+"""Rules on the source that no linter checks."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = sorted([*ROOT.glob("tcverify/**/*.py"), *ROOT.glob("strategies/**/*.py")])
+SOURCES = sorted({*PACKAGE, *ROOT.glob("tests/**/*.py"), *ROOT.glob("benchmarks/**/*.py")})
+MAX_LINES = 600
+
+
+def names(paths: list[Path]) -> list[str]:
+    return [str(path.relative_to(ROOT)) for path in paths]
+
+
+def imported(path: Path) -> Iterator[str]:
+    """Every module that a file imports, wherever the import stands."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            yield node.module or ""
+
+
+def called(path: Path) -> Iterator[str]:
+    """The name of every function that a file calls by its bare name."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            yield node.func.id
+
+
+def test_the_sources_are_found() -> None:
+    assert {"tcverify/errors.py", "strategies/__init__.py", "tests/unit/test_layout.py"} <= set(names(SOURCES))
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=names(SOURCES))
+def test_strategies_are_imported_as_part_of_the_package(path: Path) -> None:
+    # `import strategies` would make a second copy of the package, with classes of its own
+    assert [module for module in imported(path) if module.split(".")[0] == "strategies"] == []
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=names(SOURCES))
+def test_no_module_is_too_long(path: Path) -> None:
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= MAX_LINES
+
+
+@pytest.mark.parametrize("path", PACKAGE, ids=names(PACKAGE))
+def test_nothing_is_unpickled_or_evaluated(path: Path) -> None:
+    assert {"pickle", "cloudpickle", "dill", "marshal", "shelve"}.isdisjoint(imported(path))
+    assert {"eval", "exec", "compile", "__import__"}.isdisjoint(called(path))
+
+
+def test_importing_tcverify_needs_neither_hypothesis_nor_pytest() -> None:
+    code = "import sys, tcverify; print(sorted({'hypothesis', 'pytest', '_pytest'} & set(sys.modules)))"
+    ran = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == "[]"
+
+
+def test_strategies_are_one_package_under_two_paths() -> None:
+    assert (ROOT / "tcverify" / "strategies").resolve() == ROOT / "strategies"

@@ -1,0 +1,337 @@
+"""What each op of the tensor_cast dialect computes, against references written another way."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tcverify.errors import UnsupportedOp
+from tcverify.ops import Collective, lookup, resolve
+from tcverify.ops import tensor_cast as tc
+from tcverify.ops.collective import complete
+
+EPS = 1e-5
+
+
+def value(*shape: int, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed + sum(shape))
+    return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+
+def close(actual: torch.Tensor, expected: torch.Tensor) -> None:
+    torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
+
+
+def on_group(op: Callable[..., Any], group: Sequence[int], *arguments: Sequence[Any]) -> list[torch.Tensor]:
+    """Run a collective op on every member of `group` in one process; `arguments` holds each argument per member."""
+    steps = [op(rank, *args) for rank, args in zip(group, zip(*arguments, strict=True), strict=True)]
+    requests = [next(step) for step in steps]
+    answers = complete([r.collective for r in requests], [r.tensor for r in requests])
+    results = []
+    for step, answer in zip(steps, answers, strict=True):
+        with pytest.raises(StopIteration) as stop:
+            step.send(answer)
+        results.append(stop.value.value)
+    return results
+
+
+# ------------------------------------------------------------------------------------------------------ norms
+
+
+@pytest.mark.parametrize("shape", [(6, 8), (2, 3, 8), (8,)])
+def test_rms_norm_divides_by_the_root_mean_square_of_the_last_dim(shape: tuple[int, ...]) -> None:
+    x, weight = value(*shape), value(8)
+    close(tc.rms_norm(x, weight, EPS), F.rms_norm(x, (8,), weight, EPS))
+
+
+def test_rms_norm_of_a_zero_row_is_zero() -> None:
+    assert tc.rms_norm(torch.zeros(2, 4), torch.ones(4), EPS).tolist() == [[0.0] * 4] * 2
+
+
+def test_the_epsilon_of_rms_norm_stands_under_the_root() -> None:
+    assert tc.rms_norm(torch.zeros(1, 1).add(3.0), torch.ones(1), 7.0).item() == 3.0 / 4.0
+
+
+def test_add_rms_norm_normalises_the_sum() -> None:
+    x, residual, weight = value(6, 8), value(6, 8, seed=1), value(8)
+    close(tc.add_rms_norm(x, residual, weight, EPS), F.rms_norm(x + residual, (8,), weight, EPS))
+
+
+def test_add_rms_norm2_returns_the_norm_and_the_sum() -> None:
+    x, residual, weight = value(2, 3, 8), value(2, 3, 8, seed=1), value(8)
+    norm, total = tc.add_rms_norm2(x, residual, weight, EPS)
+    close(norm, F.rms_norm(x + residual, (8,), weight, EPS))
+    close(total, x + residual)
+
+
+def test_the_results_of_add_rms_norm2_have_the_shape_of_x_when_the_residual_has_a_batch_of_one() -> None:
+    x, residual, weight = value(3, 8), value(1, 3, 8), value(8)
+    norm, total = tc.add_rms_norm2(x, residual, weight, EPS)
+    close(total, x + residual[0])
+    close(norm, F.rms_norm(x + residual[0], (8,), weight, EPS))
+
+
+def test_a_residual_that_makes_the_sum_larger_than_x_is_refused() -> None:
+    with pytest.raises(
+        ValueError, match=r"the sum of x \[3, 8\] and residual \[2, 3, 8\] does not have the shape of x"
+    ):
+        tc.add_rms_norm(value(3, 8), value(2, 3, 8), value(8), EPS)
+
+
+@pytest.mark.parametrize("affine", [True, False])
+def test_layer_norm_is_that_of_torch(affine: bool) -> None:
+    x, weight, bias = value(2, 3, 8), value(8) if affine else None, value(8, seed=1) if affine else None
+    close(tc.layer_norm(x, weight, bias, EPS), F.layer_norm(x, (8,), weight, bias, EPS))
+
+
+def test_modulated_layer_norm_scales_by_one_plus_scale_and_shifts() -> None:
+    x, weight, bias, scale, shift = value(2, 3, 8), value(8), value(8, seed=1), value(2, 1, 8), value(2, 1, 8, seed=1)
+    expected = F.layer_norm(x, (8,), weight, bias, EPS) * (1 + scale) + shift
+    close(tc.modulated_layer_norm(x, weight, bias, scale, shift, EPS), expected)
+
+
+# ------------------------------------------------------------------------------------------- elementwise and cat
+
+
+def test_silu_is_x_times_its_sigmoid() -> None:
+    x = value(40)
+    close(tc.silu(x), x / (1 + torch.exp(-x)))
+
+
+def test_gelu_weighs_x_by_the_normal_distribution() -> None:
+    x = value(40)
+    close(tc.gelu(x), x * 0.5 * (1 + torch.erf(x / math.sqrt(2))))
+
+
+def test_gelu_has_the_tanh_approximation() -> None:
+    x = value(40)
+    inner = math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)
+    close(tc.gelu(x, "tanh"), 0.5 * x * (1 + torch.tanh(inner)))
+
+
+def test_swiglu_gates_up_by_silu() -> None:
+    gate, up = value(3, 8), value(3, 8, seed=1)
+    close(tc.swiglu(gate, up), gate * torch.sigmoid(gate) * up)
+
+
+def test_swiglu_needs_equal_shapes() -> None:
+    with pytest.raises(ValueError, match=r"one shape, got \[3, 8\] and \[8\]"):
+        tc.swiglu(value(3, 8), value(8))
+
+
+def test_gated_residual_add_broadcasts_the_gate() -> None:
+    residual, update, gate = value(2, 3, 8), value(2, 3, 8, seed=1), value(2, 1, 8)
+    close(tc.gated_residual_add(residual, update, gate), torch.addcmul(residual, update, gate))
+
+
+def test_cat_concatenates_along_a_dim() -> None:
+    a, b = value(2, 3), value(2, 1)
+    joined = tc.cat([a, b], -1)
+    assert torch.equal(joined[:, :3], a)
+    assert torch.equal(joined[:, 3:], b)
+
+
+def test_cat_needs_one_dtype() -> None:
+    with pytest.raises(ValueError, match="one dtype"):
+        tc.cat([torch.zeros(2), torch.zeros(2, dtype=torch.int64)])
+
+
+# ------------------------------------------------------------------------------------------------------ attention
+
+
+def sdpa(query: torch.Tensor, key: torch.Tensor, val: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+    """The reference: torch's own attention, [B, S, H·D] in and out."""
+    head_size, kv_heads = key.shape[-1], key.shape[-2]
+    heads = query.shape[-1] // head_size
+    q = query.reshape(*query.shape[:-1], heads, head_size).movedim(-2, -3)
+    k, v = key.movedim(-2, -3), val.movedim(-2, -3)
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=heads != kv_heads)
+    return out.movedim(-3, -2).reshape(query.shape)
+
+
+@pytest.mark.parametrize("kv_heads", [4, 2, 1])
+@pytest.mark.parametrize("mask", ["none", "causal", "additive", "per head"])
+def test_attention_is_that_of_torch(kv_heads: int, mask: str) -> None:
+    query, key, val = value(2, 5, 4 * 6), value(2, 7, kv_heads, 6), value(2, 7, kv_heads, 6, seed=1)
+    masks = {
+        "none": None,
+        "causal": torch.ones(5, 7, dtype=torch.bool).tril(2),
+        "additive": value(5, 7),
+        "per head": value(2, 4, 5, 7) > -1,
+    }
+    actual = tc.attention(query, key, val, masks[mask], None, None, None, None)
+    close(actual, sdpa(query, key, val, masks[mask]))
+
+
+def test_attention_needs_no_batch_dim() -> None:
+    query, key, val = value(5, 4 * 6), value(7, 2, 6), value(7, 2, 6, seed=1)
+    batched = sdpa(query[None], key[None], val[None], None)
+    close(tc.attention(query, key, val, None, None, None, None, None), batched[0])
+
+
+@pytest.mark.parametrize("additive", [True, False])
+def test_a_row_that_may_attend_to_nothing_gives_zeros(additive: bool) -> None:
+    allowed = torch.ones(3, 3, dtype=torch.bool).tril(-1)
+    mask = torch.zeros(3, 3, dtype=torch.float64).masked_fill(~allowed, -math.inf) if additive else allowed
+    out = tc.attention(value(3, 4), value(3, 1, 4), value(3, 1, 4, seed=1), mask, None, None, None, None)
+    assert out[0].tolist() == [0.0] * 4
+    assert bool((out[1:] != 0).all())
+
+
+def test_a_mask_does_not_hide_that_a_logit_is_nan() -> None:
+    query, mask = value(3, 4), torch.ones(3, 3, dtype=torch.bool)
+    query[1, 2] = math.nan
+    out = tc.attention(query, value(3, 1, 4), value(3, 1, 4, seed=1), mask, None, None, None, None)
+    assert out.isnan().all(1).tolist() == [False, True, False]
+
+
+@pytest.mark.parametrize("name", ["block_table", "query_start_loc", "seq_lens", "query_lens"])
+def test_paged_and_packed_attention_are_unsupported_by_name(name: str) -> None:
+    operands: dict[str, Any] = dict.fromkeys(["block_table", "query_start_loc", "seq_lens", "query_lens"])
+    operands[name] = torch.zeros(1, dtype=torch.int64)
+    with pytest.raises(UnsupportedOp, match=f"tensor_cast::attention is not supported: .*{name} is given"):
+        tc.attention(value(3, 4), value(3, 1, 4), value(3, 1, 4), None, **operands)
+
+
+@pytest.mark.parametrize(("hidden", "kv_heads"), [(5, 1), (8, 3)])
+def test_heads_that_do_not_fit_are_refused(hidden: int, kv_heads: int) -> None:
+    with pytest.raises(ValueError, match=f"cannot split hidden size {hidden} over {kv_heads} kv heads of 4"):
+        tc.attention(value(3, hidden), value(3, kv_heads, 4), value(3, kv_heads, 4), None, None, None, None, None)
+
+
+# ------------------------------------------------------------------------------------------------------ anchors
+
+
+@pytest.mark.parametrize(
+    ("name", "operands"),
+    [
+        ("_internal_mark_region_begin", (3,)),
+        ("_internal_mark_region_end", (3,)),
+        ("_internal_copy_region", (3,)),
+        ("_internal_order_barrier", (torch.zeros(2),)),
+        ("_internal_wait_and_bind", (1, [])),
+    ],
+)
+def test_an_anchor_gives_a_fresh_copy(name: str, operands: tuple[Any, ...]) -> None:
+    op = lookup(resolve(f"tensor_cast::{name}"))
+    x = value(2, 3)
+    copy = op.require()(x, *operands)
+    assert op.identity
+    assert torch.equal(copy, x)
+    assert copy.untyped_storage().data_ptr() != x.untyped_storage().data_ptr()
+
+
+def test_a_record_is_a_scalar_token() -> None:
+    token = lookup(resolve("tensor_cast::_internal_record")).require()(value(2, 3), 1)
+    assert token.shape == ()
+    assert token.dtype is torch.int64
+
+
+# ------------------------------------------------------------------------------------------------------ collectives
+
+GROUP = [4, 1, 3]  # in an order of its own, with gaps
+ADDENDS = [value(6, 4, seed=rank) for rank in GROUP]
+GROUPS = [GROUP] * 3
+
+
+def test_all_reduce_sums_over_the_group() -> None:
+    for result in on_group(tc.all_reduce, GROUP, ADDENDS, GROUP, GROUPS):
+        close(result, torch.stack(ADDENDS).sum(0))
+
+
+@pytest.mark.parametrize(("dim", "axis"), [(0, 0), (-2, 0)])
+def test_reduce_scatter_gives_the_chunk_at_the_position_in_the_group(dim: int, axis: int) -> None:
+    results = on_group(tc.reduce_scatter, GROUP, ADDENDS, [dim] * 3, GROUP, GROUPS)
+    for position, result in enumerate(results):
+        close(result, torch.stack(ADDENDS).sum(0).narrow(axis, 2 * position, 2))
+
+
+@pytest.mark.parametrize("dim", [0, 1, -1])
+def test_all_gather_concatenates_in_group_order(dim: int) -> None:
+    for result in on_group(tc.all_gather, GROUP, ADDENDS, [dim] * 3, GROUP, GROUPS):
+        assert torch.equal(result, torch.cat(ADDENDS, dim))
+
+
+def test_all_to_all_sends_chunk_j_to_position_j() -> None:
+    sent = [[1, 2, 3], [0, 6, 0], [4, 1, 1]]
+    received = [list(column) for column in zip(*sent, strict=True)]
+    results = on_group(tc.all_to_all, GROUP, ADDENDS, received, sent, GROUP, GROUPS)
+    assert torch.equal(results[0], torch.cat([ADDENDS[0][:1], ADDENDS[2][:4]]))
+    assert torch.equal(results[1], torch.cat([ADDENDS[0][1:3], ADDENDS[1], ADDENDS[2][4:5]]))
+    assert torch.equal(results[2], torch.cat([ADDENDS[0][3:], ADDENDS[2][5:]]))
+
+
+def test_matmul_all_reduce_adds_the_bias_on_every_rank() -> None:
+    left, right = [value(2, 3, 4, seed=r) for r in GROUP], [value(4, 5, seed=r) for r in GROUP]
+    bias = value(5)
+    expected = sum(a @ b for a, b in zip(left, right, strict=True)) + 3 * bias
+    for result in on_group(tc.matmul_all_reduce, GROUP, left, right, [bias] * 3, GROUP, GROUPS):
+        close(result, expected)
+
+
+def test_matmul_all_reduce_needs_no_bias() -> None:
+    left, right = [value(3, 4, seed=r) for r in GROUP], [value(4, 5, seed=r) for r in GROUP]
+    expected = sum(a @ b for a, b in zip(left, right, strict=True))
+    for result in on_group(tc.matmul_all_reduce, GROUP, left, right, [None] * 3, GROUP, GROUPS):
+        close(result, expected)
+
+
+def test_the_target_of_pipeline_send_recv_gets_what_the_source_has() -> None:
+    x = [value(2, seed=5), value(2, seed=6)]
+    source, target = on_group(tc.pipeline_send_recv, [5, 2], x, [5, 5], [2, 2], [0, 0], [1, 1])
+    assert torch.equal(source, x[0])
+    assert torch.equal(target, x[0])
+
+
+@pytest.mark.parametrize(("source", "target"), [(1, 2), (0, 0)])
+def test_pipeline_send_recv_is_the_identity_on_other_ranks_and_within_one(source: int, target: int) -> None:
+    x = value(2)
+    with pytest.raises(StopIteration) as stop:
+        next(tc.pipeline_send_recv(0, x, source, target, 0, 1))
+    assert torch.equal(stop.value.value, x)
+    assert stop.value.value.data_ptr() != x.data_ptr()
+
+
+def test_a_request_says_what_the_rank_asks_for() -> None:
+    request = next(tc.reduce_scatter(1, value(4, 6), -1, 1, [3, 1]))
+    assert request.collective == Collective("reduce_scatter", (3, 1), (4, 6), torch.float64, 1, "sum")
+
+
+@pytest.mark.parametrize("op", [tc.all_reduce, tc.reduce_scatter, tc.all_gather, tc.all_to_all])
+@pytest.mark.parametrize(
+    ("rank", "group", "sentence"),
+    [
+        (1, [0, 1], "on rank 0 says rank=1"),
+        (0, [1, 2], r"on rank 0 names group \[1, 2\], to which it does not belong"),
+        (0, [0, 1, 0], r"names group \[0, 1, 0\], in which a rank stands twice"),
+    ],
+)
+def test_a_wrong_rank_or_group_is_named(op: Callable[..., Any], rank: int, group: list[int], sentence: str) -> None:
+    between = {tc.all_reduce: (), tc.all_to_all: ([2, 2], [2, 2])}.get(op, (0,))
+    with pytest.raises(ValueError, match=f"{op.__name__} {sentence}"):
+        next(op(0, value(4, 4), *between, rank, group))
+
+
+@pytest.mark.parametrize("op", [tc.reduce_scatter, tc.all_gather])
+@pytest.mark.parametrize("dim", [2, -3])
+def test_a_dim_that_does_not_exist_is_named(op: Callable[..., Any], dim: int) -> None:
+    with pytest.raises(ValueError, match=rf"{op.__name__} on dim {dim} of a tensor of shape \[4, 4\]"):
+        next(op(0, value(4, 4), dim, 0, [0, 1]))
+
+
+def test_reduce_scatter_needs_a_size_that_the_group_divides() -> None:
+    with pytest.raises(ValueError, match="cannot divide size 5 of dim 0 by 2 ranks"):
+        next(tc.reduce_scatter(0, value(5, 4), 0, 0, [0, 1]))
+
+
+def test_all_to_all_needs_a_split_per_member() -> None:
+    with pytest.raises(ValueError, match=r"all_to_all over 2 ranks has splits \[4\] and \[2, 2\]"):
+        next(tc.all_to_all(0, value(4, 4), [2, 2], [4], 0, [0, 1]))
+
+
+def test_the_input_splits_of_all_to_all_cover_dim_0() -> None:
+    with pytest.raises(ValueError, match=r"splits \[1, 2\] do not add up to size 4 of dim 0"):
+        next(tc.all_to_all(0, value(4, 4), [2, 2], [1, 2], 0, [0, 1]))
