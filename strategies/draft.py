@@ -106,6 +106,8 @@ class Draft:
         found = dict.fromkeys(label for _, step in calls for label in step.labels)
         layers = sum(label.startswith("layer ") for label in found)
         shown = [f"layers={layers}", *labels, *sorted(label for label in found if not label.startswith("layer "))]
+        if any(spec.recipe.kind in ("zero_rows", "cancelling") for _, spec in inputs):
+            shown.append("degenerate")
 
         def build(builder: GraphBuilder) -> Any:
             nodes: dict[int, fx.Node] = {number: builder.input(spec.name) for number, spec in inputs}

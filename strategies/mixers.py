@@ -76,7 +76,7 @@ def _attention(w: Writing, block: Block, dim: str) -> tuple[Value, int | None]:
     args = (query, key, value, mask, None, None, None, None)
     labels = ("attention", "mask") if block.mask else ("attention",)
     mixed = replace(w.draft.call("tensor_cast::attention", query, *args, labels=labels), dense=True)
-    mixed = replace(mixed, rms=value.rms / max(1.0, w.sequence**0.5))
+    mixed = replace(mixed, rms=0.8 * value.rms / max(1.0, w.sequence**0.5))
     return relayout(w, mixed, w.hidden.layout), width
 
 
@@ -92,6 +92,6 @@ def _mlp(w: Writing, block: Block, dim: str) -> tuple[Value, int | None]:
     if block.mixer == "swiglu":
         up = _columns(w, block, dim, x, "wup", width)
         made = w.draft.call("tensor_cast::swiglu", gate, gate, up, labels=labels)
-        return replace(made, rms=0.25), width
+        return replace(made, rms=0.15), width
     made = w.draft.call(f"tensor_cast::{block.mixer}", gate, gate, labels=labels)
-    return replace(made, rms=0.4), width
+    return replace(made, rms=0.25), width

@@ -46,8 +46,8 @@ class Roles:
 
     def declared(self, placements: Sequence[tuple[str, Placement]]) -> tuple[tuple[str, Placement], ...]:
         """Complete the placements so that they are true of the values: varying over dims that are not aligned with theirs."""
-        named = {dim for dim, _ in placements}
-        extra = dict.fromkeys(other for dim in named for other in self.astray[dim] if other not in named)
+        named = [dim for dim, _ in placements]
+        extra = {other for dim in named for other in self.astray[dim] if other not in named}
         return (*placements, *((dim, VARYING) for dim in sorted(extra)))
 
 

@@ -36,7 +36,7 @@ def write_program(mesh: Mesh, setting: Setting, blocks: tuple[Block, ...]) -> Pr
     w = Writing(setting, roles, draft, sequence, partial)
     _enter(w)
     for number, block in enumerate(blocks):
-        draft.scope = (f"layer {number // 2}", "attention-block" if number % 2 == 0 else "mlp-block")
+        draft.scope = (f"layer {number // 2}",)
         dim = roles.other if block.dp and roles.other is not None else roles.main
         addend, width = mix(w, block, dim, attention=number % 2 == 0)
         _finish_block(w, block, dim, addend, width)

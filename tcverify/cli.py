@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import click
+import torch
+import torch.distributed as dist
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -81,6 +83,7 @@ def main(context: click.Context, debug: bool) -> None:
 
     Exit codes: 0 passed, 1 refuted or nothing tested, 2 unusable input, 3 internal error, 130 interrupted.
     """
+    torch.set_num_threads(1)  # the tensors are small: more threads only wait for each other
     context.default_map = {"run": _configuration(Path("pyproject.toml"))}
 
 
@@ -378,9 +381,6 @@ def passes() -> None:
 @main.command()
 def doctor() -> None:
     """Say what this machine can run, with one real collective."""
-    import torch
-    import torch.distributed as dist
-
     console = _console()
     facts: Mapping[str, str] = environment()
     for name, value in facts.items():

@@ -73,7 +73,7 @@ def _apply_to_ranks(loaded: LoadedPass, modules: list[fx.GraphModule], pair: Pai
             return None
         if result.graph is not given and not same_structure(pair.original.graph(rank), given):
             message = "it changed the graph it was given, although it returned a new one"
-            pair.defects.append(Defect("input-mutated", rank, message))
+            _note(pair, Defect("input-mutated", rank, message))
         counts = getattr(loaded.subject, "rewrites", None)
         if isinstance(counts, dict):
             rewrites.update({str(k): v for k, v in counts.items() if isinstance(v, int)})
@@ -99,9 +99,14 @@ def _inspect(pair: Pair, originals: list[fx.Graph], modules: list[fx.GraphModule
         if any(same_structure(module.graph, other, constants=False) for other in judged):
             continue
         judged.append(module.graph)
-        pair.defects += [
-            Defect(aspect, rank, message, node) for aspect, message, node in _defects(original, module, deep)
-        ]
+        for aspect, message, node in _defects(original, module, deep):
+            _note(pair, Defect(aspect, rank, message, node))
+
+
+def _note(pair: Pair, defect: Defect) -> None:
+    """Keep the first defect of each aspect: the other ranks' look the same."""
+    if all(known.aspect != defect.aspect for known in pair.defects):
+        pair.defects.append(defect)
 
 
 def _defects(original: fx.Graph, module: fx.GraphModule, deep: bool) -> list[tuple[str, str, str | None]]:

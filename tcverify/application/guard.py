@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import importlib
 import json
 import os
 import signal
@@ -17,11 +18,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
 
+import torch
+
 from tcverify.application.applying import apply_pass
 from tcverify.application.loading import LoadedPass, importable_target, load_pass, prepare
 from tcverify.application.pair import Defect, Pair, PassFacts, PassFailure
 from tcverify.errors import InternalError, PassLoadError, TcverifyError
-from tcverify.execution.processes import start_process
+from tcverify.execution.processes import LAZY_MODULES, start_process
 from tcverify.execution.records import decode_comparison, encode_comparison
 from tcverify.program import Contract, Program, dumps, loads
 
@@ -188,12 +191,16 @@ class _Worker:
         return f"exit code {code}"
 
     def _stack(self) -> str:
-        """Where the pass is: the worker dumps its stack when asked by a signal."""
+        """Where the pass is, most recent call first: the worker dumps its stack when asked by a signal."""
+        start = self._log.seek(0, os.SEEK_END)
         if self._process.pid is not None:
             with contextlib.suppress(OSError):
                 os.kill(self._process.pid, signal.SIGUSR1)
         time.sleep(0.2)
-        return self._tail()
+        self._log.seek(start)
+        dump = self._log.read().decode(errors="replace")
+        _, found, frames = dump.rpartition("(most recent call first):\n")
+        return "most recent call first:\n" + "\n".join(frames.splitlines()[:12]) if found else dump
 
     def _tail(self) -> str:
         """The last lines that the worker wrote to its standard error."""
@@ -224,6 +231,9 @@ def _serve(connection: Connection, job_text: str) -> None:
     faulthandler.enable(file=2)
     faulthandler.register(signal.SIGUSR1, file=2)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    torch.set_num_threads(1)  # the tensors are small: more threads only wait for each other
+    for module in LAZY_MODULES:
+        importlib.import_module(module)
     sys.path[:] = job["path"]
     send: Callable[[Any], None] = lambda reply: connection.send_bytes(json.dumps(reply).encode())  # noqa: E731
     try:

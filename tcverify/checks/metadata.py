@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from torch import fx
@@ -53,20 +54,14 @@ def _inconsistent(program: Program) -> list[tuple[int, str, str]]:
     found = []
     for number, graph in enumerate(program.graphs):
         ranks = [rank for rank, binding in enumerate(program.ranks) if binding.graph == number]
-        constants = [program.ranks[rank].constants for rank in ranks]
-        storage = _Storage()
+        records = _Records()
         for node in graph.nodes:
-            if node.op in ("placeholder", "output"):
-                storage.own(node)
-                continue
             # Ranks that share a graph share its metadata; only nodes with rank constants can differ.
-            several = ranks if _has_constants(node) else ranks[:1]
-            for rank, bound in zip(several, constants, strict=False):
-                problem = _judge(node, bound) or storage.shared_by_mistake(node, bound)
+            for rank in ranks if _has_constants(node) else ranks[:1]:
+                problem = records.judge(node, program.ranks[rank].constants)
                 if problem is not None:
                     found.append((rank, node.name, problem))
                     break
-            storage.own(node)
     return found
 
 
@@ -82,30 +77,59 @@ def _has_constants(node: fx.Node) -> bool:
     return found
 
 
-def _infer(node: fx.Node, constants: Mapping[str, Any], fresh: Callable[[], int]) -> Any:
-    def known(value: Any) -> Any:
-        if isinstance(value, fx.Node):
-            return value.meta["val"]
-        return constant_value(value, constants) if isinstance(value, RankConstant) else value
+class _Records:
+    """What the nodes of a graph say they produce, each with the storage that it really has.
 
-    return infer(node.target, map_aggregate(node.args, known), dict(map_aggregate(node.kwargs, known)), fresh)
+    Storage is followed from the placeholders on, apart from what is recorded: a record may keep the storage of an operand
+    that the pass has replaced, which harms nobody, as long as no two values that are apart share one.
+    """
 
+    def __init__(self) -> None:
+        self._real: dict[fx.Node, Any] = {}  # records with real storage
+        self._meaning: dict[int, tuple[int, str]] = {}  # recorded storage -> the real one, and the node that said so
+        self._fresh = itertools.count().__next__
 
-def _judge(node: fx.Node, constants: Mapping[str, Any]) -> str | None:
-    if "val" not in node.meta:
-        return _MISSING
-    if any("val" not in operand.meta for operand in node.all_input_nodes):
+    def judge(self, node: fx.Node, constants: Mapping[str, Any]) -> str | None:
+        """Return what is wrong with the record of a node, or None. Nodes come in graph order."""
+        if node.op == "output":
+            return None
+        recorded = node.meta.get("val")
+        if node.op == "placeholder" or recorded is None or any(n not in self._real for n in node.all_input_nodes):
+            if recorded is None:
+                return None if node.op == "placeholder" else _MISSING
+            self._real[node] = map_structure(self._own, recorded)
+            return self._shared_by_mistake(node.name, recorded, self._real[node]) if node.op == "placeholder" else None
+
+        def known(value: Any) -> Any:
+            if isinstance(value, fx.Node):
+                return self._real[value]
+            return constant_value(value, constants) if isinstance(value, RankConstant) else value
+
+        try:
+            expected = infer(
+                node.target, map_aggregate(node.args, known), dict(map_aggregate(node.kwargs, known)), self._fresh
+            )
+        except (UnsupportedOp, ShapeError) as error:
+            self._real[node] = map_structure(self._own, recorded)
+            if isinstance(error, UnsupportedOp):
+                return None
+            return f"cannot be right: its operands' metadata does not fit together ({error})"
+        self._real[node] = expected
+        if map_structure(_layout, recorded) != map_structure(_layout, expected):
+            return f"says {_text(recorded)}, but the node produces {_text(expected)}"
+        return self._shared_by_mistake(node.name, recorded, expected)
+
+    def _own(self, spec: Any) -> Any:
+        return replace(spec, alias=self._fresh()) if isinstance(spec, TensorSpec) else spec
+
+    def _shared_by_mistake(self, name: str, recorded: Any, expected: Any) -> str | None:
+        for said, real in zip(_aliases(recorded), _aliases(expected), strict=False):
+            if said is None:
+                continue
+            first, owner = self._meaning.setdefault(said, (real, name))
+            if first != real:
+                return f"shares its storage with that of '{owner}', which the node does not alias"
         return None
-    try:
-        expected = _infer(node, constants, itertools.count(1 << 30).__next__)
-    except UnsupportedOp:
-        return None
-    except ShapeError as error:
-        return f"cannot be right: its operands' metadata does not fit together ({error})"
-    recorded = node.meta["val"]
-    if map_structure(_layout, recorded) != map_structure(_layout, expected):
-        return f"says {_text(recorded)}, but the node produces {_text(expected)}"
-    return None
 
 
 def _layout(spec: Any) -> Any:
@@ -124,36 +148,12 @@ def _text(val: Any) -> str:
     return one(val)
 
 
-class _Storage:
-    """Which node first recorded each fake storage."""
-
-    def __init__(self) -> None:
-        self._owners: dict[int, str] = {}
-
-    def own(self, node: fx.Node) -> None:
-        for alias in _aliases(node.meta.get("val")):
-            self._owners.setdefault(alias, node.name)
-
-    def shared_by_mistake(self, node: fx.Node, constants: Mapping[str, Any]) -> str | None:
-        """Say whose storage the record of `node` shares, when the op makes a storage of its own."""
-        shared = [alias for alias in _aliases(node.meta.get("val")) if alias in self._owners]
-        if not shared or any("val" not in operand.meta for operand in node.all_input_nodes):
-            return None
-        try:
-            legal = set(_aliases(_infer(node, constants, itertools.count(1 << 30).__next__)))
-        except (UnsupportedOp, ShapeError):
-            return None
-        for alias in shared:
-            if alias not in legal:
-                return f"shares its storage with that of '{self._owners[alias]}', which the node does not alias"
-        return None
-
-
-def _aliases(val: Any) -> list[int]:
-    found: list[int] = []
+def _aliases(val: Any) -> list[Any]:
+    """The storage numbers of a record, in order; None where there is none."""
+    found: list[Any] = []
 
     def look(spec: Any) -> None:
-        if isinstance(spec, TensorSpec) and spec.alias is not None:
+        if isinstance(spec, TensorSpec):
             found.append(spec.alias)
 
     map_structure(look, val)

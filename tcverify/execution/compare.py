@@ -78,7 +78,7 @@ def _partner(partition: list[int], index: int) -> str:
 def _compare(rank: int, label: str, expected: Any, actual: Any) -> Delta:
     delta = Delta(rank, label)
     if not isinstance(expected, torch.Tensor) or not isinstance(actual, torch.Tensor):
-        if type(expected) is not type(actual) or expected != actual:
+        if type(expected) is not type(actual) or not _equal_scalars(expected, actual):
             delta.problem = f"it is {_brief(actual)} instead of {_brief(expected)}"
         return delta
     if expected.shape != actual.shape:
@@ -104,6 +104,10 @@ def _compare(rank: int, label: str, expected: Any, actual: Any) -> Delta:
     if largest > 0:
         _worst(delta, difference, expected, actual)
     return delta
+
+
+def _equal_scalars(expected: Any, actual: Any) -> bool:
+    return bool(expected == actual or (expected != expected and actual != actual))
 
 
 def _worst(delta: Delta, difference: torch.Tensor, expected: torch.Tensor, actual: torch.Tensor) -> None:

@@ -185,7 +185,8 @@ class RankGroup:
                 lines = [line.strip() for line in log if line.strip()]
         except OSError:
             return ""
-        return " | ".join(lines[-8:])[-1000:]
+        fatal = next((i for i, line in enumerate(lines) if line.startswith("Fatal Python error")), len(lines))
+        return " | ".join(lines[fatal : fatal + 8] or lines[-8:])[:1000]
 
 
 def _end(ranks: list[_Rank], directory: str, owner: int) -> None:

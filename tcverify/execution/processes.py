@@ -14,10 +14,14 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 
+#: What torch imports when graphs and fake tensors are first used (2 s): better before the clock of a pass runs.
+LAZY_MODULES = ("torch._dynamo", "torch.fx.experimental.symbolic_shapes")
+
+
 def forkserver() -> ForkServerContext:
     """Return the context that forks processes from a server which has torch and tcverify imported: 30 ms a process."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tcverify"])
+    context.set_forkserver_preload(["tcverify", *LAZY_MODULES])
     return context
 
 

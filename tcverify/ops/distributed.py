@@ -7,6 +7,7 @@ torch.distributed uses and the order of the communicator.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -25,15 +26,35 @@ def process_group(communicator: tuple[int, ...]) -> dist.ProcessGroup:
     members = tuple(sorted(communicator))
     group = _GROUPS.get(members)
     if group is None:
-        made = (
-            dist.group.WORLD
-            if members == tuple(range(dist.get_world_size()))
-            else dist.new_group(list(members), use_local_synchronization=True)
-        )
+        whole = members == tuple(range(dist.get_world_size()))
+        made = dist.group.WORLD if whole else _new_group(members)
         if not isinstance(made, dist.ProcessGroup):
             raise InternalError(f"torch.distributed made no group of ranks {list(members)} on rank {dist.get_rank()}")
         group = _GROUPS[members] = made
     return group
+
+
+def _new_group(members: tuple[int, ...]) -> Any:
+    """Make a group that its members alone take part in, whatever groups each of them has made before.
+
+    `dist.new_group` cannot: without `use_local_synchronization` all ranks must call it, and with it the group's name, under
+    which members find each other, contains the number of groups that the rank has made so far. So this does what it does,
+    but names the group after its ranks.
+    """
+    c10d = dist.distributed_c10d
+    backend, store = c10d._world.pg_map[c10d._get_default_group()]
+    name: Any = "tcverify:" + "_".join(map(str, members))
+    made, _ = c10d._new_process_group_helper(
+        len(members),
+        members.index(dist.get_rank()),
+        list(members),
+        dist.Backend(backend),
+        store,
+        name,
+        timeout=c10d._get_default_timeout(dist.Backend(backend)),
+    )
+    c10d._world.pg_group_ranks[made] = {rank: position for position, rank in enumerate(members)}
+    return made
 
 
 def forget_groups() -> None:

@@ -107,7 +107,7 @@ def _frozen(value: Any, numbers: dict[int, int]) -> Any:
         alias = numbers.setdefault(value.alias, len(numbers)) if value.alias is not None else None
         return value.shape, value.stride, value.dtype, value.offset, alias
     kind = type(value)
-    if kind is list or kind is tuple:
+    if isinstance(value, (list, tuple)):  # of any kind: FX has its own lists
         return (kind, *[_frozen(v, numbers) for v in value])
     if isinstance(value, dict):
         return (kind, *[(k, _frozen(v, numbers)) for k, v in value.items()])
@@ -117,7 +117,9 @@ def _frozen(value: Any, numbers: dict[int, int]) -> Any:
 
 
 #: Local ops on so few elements run for real: exact by definition, and 15 times as fast as on fake tensors.
-_FEW_ELEMENTS = 1 << 14
+_FEW_ELEMENTS = 1 << 16
+#: Most elements that a result may have then.
+_MANY_ELEMENTS = 1 << 24
 
 
 def _propagate(op: Op, target: Any, args: Sequence[Any], kwargs: dict[str, Any], numbers: dict[int, int]) -> Any:
@@ -128,9 +130,9 @@ def _propagate(op: Op, target: Any, args: Sequence[Any], kwargs: dict[str, Any],
     """
     flat, tree = pytree.tree_flatten((tuple(args), kwargs))
     specs = [leaf for leaf in flat if isinstance(leaf, TensorSpec)]
-    # Sizes may grow with integer arguments (repeat, expand, pad), so they count too.
-    elements = sum(_extent(spec) for spec in specs) * math.prod(abs(v) for v in flat if type(v) is int and v)
-    if specs and elements <= _FEW_ELEMENTS:
+    elements = sum(_extent(spec) for spec in specs)
+    grown = elements * math.prod(abs(v) for v in flat if type(v) is int and v)  # by repeat, expand, pad, …
+    if specs and elements <= _FEW_ELEMENTS and grown <= _MANY_ELEMENTS:
         tensors: Callable[..., torch.Tensor] = _meta_tensor if op.collective else _real_tensor
         with torch.no_grad():
             return _described(op.name, target, flat, tree, numbers, tensors)

@@ -128,6 +128,7 @@ def attention(
     k = key.repeat_interleave(heads // kv_heads, dim=-2).transpose(-2, -3)
     v = value.repeat_interleave(heads // kv_heads, dim=-2).transpose(-2, -3)
     logits = q @ k.transpose(-1, -2) / math.sqrt(head_size)
+    probabilities: Tensor
     if attention_mask is None:
         probabilities = logits.softmax(-1)
     else:

@@ -5,13 +5,11 @@ reduce_scatter → the same chain on the shard → norm → all_gather. Other re
 
 Placements decide, never shapes. The precondition is that of `placements`: the ranks run one graph up to rank constants. Then
 all members of a group take the same decision, and what is inserted stands at the same place of the program on each.
-Tokens are the second dim from the right in every layout: [S, H], [B, S, H] and the rank-reduced forms of one batch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from torch import fx
@@ -20,60 +18,22 @@ from tcverify.ops import TensorSpec, resolve
 from tcverify.passes.base import Pass
 from tcverify.passes.editing import annotate, arguments, known_spec, op_name, set_argument
 from tcverify.passes.placements import Placements, propagate
+from tcverify.passes.sequence_layout import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    NORM_OPERANDS,
+    REGION_BEGIN,
+    VIEWS,
+    Match,
+    Reduction,
+    keeps_tokens,
+    other_addend,
+    reads_as_source,
+    shape_of,
+    token_dim,
+    unbatched,
+)  # fmt: skip
 from tcverify.program import Contract
-
-_ALL_REDUCE = "tensor_cast::all_reduce"
-_ALL_GATHER = "tensor_cast::all_gather"
-_REGION_BEGIN = "tensor_cast::_internal_mark_region_begin"
-_VIEWS = frozenset(
-    f"aten::{name}" for name in ("view", "reshape", "unsqueeze", "squeeze", "squeeze.dim", "squeeze.dims")
-)
-#: The norms of P1, and their operands that may carry the all_reduce, in the order in which they are tried.
-_NORM_OPERANDS = {"tensor_cast::rms_norm": ("x",), "tensor_cast::add_rms_norm": ("x", "residual")}
-
-
-@dataclass(frozen=True, slots=True)
-class Reduction:
-    """An all_reduce that may become a reduce_scatter.
-
-    Attributes:
-        node: the all_reduce.
-        value: the addend that this rank contributes.
-        rank: this rank.
-        group: the ordered group.
-    """
-
-    node: fx.Node
-    value: fx.Node
-    rank: int
-    group: tuple[int, ...]
-
-    @property
-    def position(self) -> int:
-        """Position of this rank in the group: what picks its shard."""
-        return self.group.index(self.rank)
-
-
-@dataclass(frozen=True, slots=True)
-class Match:
-    """A norm that can work on the shard.
-
-    Attributes:
-        norm: the norm.
-        reduction: the all_reduce that it reads.
-        operand: the name of the argument that does.
-        source: that argument: the all_reduce, or the last of a chain of markers and views.
-    """
-
-    norm: fx.Node
-    reduction: Reduction
-    operand: str
-    source: fx.Node
-
-
-def token_dim(shape: tuple[int, ...]) -> int:
-    """The dim of the tokens."""
-    return len(shape) - 2
 
 
 class SequenceParallel(Pass):
@@ -120,9 +80,9 @@ class SequenceParallel(Pass):
         for node in graph.nodes:
             name = op_name(node)
             reduction: Reduction | None = None
-            if name == _ALL_REDUCE:
+            if name == ALL_REDUCE:
                 reduction = self.reduction(node)
-            elif name == _REGION_BEGIN or (name in _VIEWS and _keeps_tokens(node)):
+            elif name == REGION_BEGIN or (name in VIEWS and keeps_tokens(node)):
                 operand = node.args[0] if node.args else None
                 reduction = chains.get(operand) if isinstance(operand, fx.Node) else None
             if reduction is not None and known_spec(node) is not None and not facts.mutated(node):
@@ -132,8 +92,8 @@ class SequenceParallel(Pass):
     def reduction(self, node: fx.Node) -> Reduction | None:
         """Return what the all_reduce `node` is, unless its tokens cannot be divided among its group."""
         given = arguments(node)
-        value, rank, group = given["x"], given["rank"], given["rank_group"]
-        spec, addend = known_spec(node), known_spec(value)
+        rank, group = given["rank"], given["rank_group"]
+        spec, addend = known_spec(node), known_spec(given["x"])
         if spec is None or addend is None or spec.shape != addend.shape or len(spec.shape) not in (2, 3):
             return None
         if any(type(member) is not int for member in (rank, *group)) or len(set(group)) != len(group):
@@ -142,7 +102,7 @@ class SequenceParallel(Pass):
             return None
         if not self.divides(spec.shape[token_dim(spec.shape)], len(group)):
             return None
-        return Reduction(node, value, rank, tuple(group))
+        return Reduction(node, rank, tuple(group))
 
     def divides(self, tokens: int, members: int) -> bool:
         """Whether every member gets the same number of tokens."""
@@ -150,7 +110,7 @@ class SequenceParallel(Pass):
 
     def match(self, norm: fx.Node, chains: dict[fx.Node, Reduction], facts: Placements) -> Match | None:
         """Return the match that `norm` is, if its operands allow it."""
-        operands = _NORM_OPERANDS.get(op_name(norm))
+        operands = NORM_OPERANDS.get(op_name(norm))
         if operands is None:
             return None
         given = arguments(norm)
@@ -164,10 +124,10 @@ class SequenceParallel(Pass):
         if not isinstance(given["eps"], float) or not self.weight_allows(given["weight"], reduction, facts):
             return None
         match = Match(norm, reduction, operand, given[operand])
-        other = _other_addend(match)
+        other = other_addend(match)
         if other is not None and other is not match.source:
             spec, source = known_spec(other), known_spec(match.source)
-            if spec is None or source is None or _unbatched(spec.shape) != _unbatched(source.shape):
+            if spec is None or source is None or unbatched(spec.shape) != unbatched(source.shape):
                 return None
             if not self.addend_allows(other, reduction, facts):
                 return None
@@ -189,12 +149,12 @@ class SequenceParallel(Pass):
         """
         local_readers_only: set[fx.Node] = set()
         for node in reversed(chains):
-            readers = [_reads_as_source(user, node, norms) or user in local_readers_only for user in node.users]
+            readers = [reads_as_source(user, node, norms) or user in local_readers_only for user in node.users]
             if readers and all(readers):  # what nobody reads would be left behind on a value that moved away
                 local_readers_only.add(node)
         movable: set[fx.Node] = set()
         for node, reduction in chains.items():
-            moves = op_name(node) != _REGION_BEGIN or self.marker_moves(node, local_readers_only)
+            moves = op_name(node) != REGION_BEGIN or self.marker_moves(node, local_readers_only)
             if node is reduction.node or (node.args[0] in movable and moves):
                 movable.add(node)
         return movable
@@ -216,7 +176,7 @@ class SequenceParallel(Pass):
         """
         norm, reduction = match.norm, match.reduction
         displaced = []
-        other = _other_addend(match)
+        other = other_addend(match)
         local = self.local(graph, match.source, reduction, shards)
         if other is not None:
             slot = "residual" if match.operand == "x" else "x"
@@ -242,7 +202,7 @@ class SequenceParallel(Pass):
                 shards[node] = self.scatter(graph, reduction)
                 continue
             operand = shards[node.args[0]]  # type: ignore[index]
-            if op_name(node) == _REGION_BEGIN:
+            if op_name(node) == REGION_BEGIN:
                 node.update_arg(0, operand)
                 self.record(node)
                 shards[node] = node
@@ -252,7 +212,7 @@ class SequenceParallel(Pass):
 
     def scatter(self, graph: fx.Graph, reduction: Reduction) -> fx.Node:
         """Insert the reduce_scatter, next to the all_reduce."""
-        shape = _shape(reduction.node)
+        shape = shape_of(reduction.node)
         args = (reduction.value, self.scatter_dim(shape), reduction.rank, list(reduction.group))
         with graph.inserting_after(reduction.node):
             return self.insert(graph, "tensor_cast::reduce_scatter", args, "reduce_scatter")
@@ -263,7 +223,7 @@ class SequenceParallel(Pass):
 
     def local_view(self, graph: fx.Graph, view: fx.Node, operand: fx.Node, members: int) -> fx.Node:
         """Insert the view of the shard: it has the static shape of the shard."""
-        shape = list(_shape(view))
+        shape = list(shape_of(view))
         shape[token_dim(tuple(shape))] //= members
         with graph.inserting_before(view):
             return self.insert(graph, "aten::view", (operand, shape), f"{view.name}_shard")
@@ -271,9 +231,9 @@ class SequenceParallel(Pass):
     def local_addend(self, graph: fx.Graph, addend: fx.Node, match: Match, facts: Placements) -> fx.Node:
         """Return this rank's chunk of a replicated addend: the shard it was gathered from, else a slice."""
         reduction = match.reduction
-        shape = _shape(addend)
+        shape = shape_of(addend)
         dim = token_dim(shape)
-        if op_name(addend) == _ALL_GATHER:
+        if op_name(addend) == ALL_GATHER:
             given = arguments(addend)
             part: fx.Node = given["x"]
             same = tuple(given["rank_group"]) == reduction.group and given["dim"] % len(shape) == dim
@@ -296,7 +256,7 @@ class SequenceParallel(Pass):
         dim = token_dim(tuple(whole.shape))
         args = (norm, dim, reduction.rank, self.gather_group(reduction))
         with graph.inserting_after(norm):
-            gathered = graph.create_node("call_function", resolve(_ALL_GATHER), args, name="all_gather")
+            gathered = graph.create_node("call_function", resolve(ALL_GATHER), args, name="all_gather")
         # The value on all tokens is the same as before, and the metadata of its views refers to this one's storage.
         gathered.meta["val"] = whole
         self.redirect(norm, gathered)
@@ -319,36 +279,3 @@ class SequenceParallel(Pass):
     def record(self, node: fx.Node) -> None:
         """Renew the metadata of a node whose operands have changed."""
         annotate(node)
-
-
-def _shape(node: fx.Node) -> tuple[int, ...]:
-    return tuple(node.meta["val"].shape)
-
-
-def _unbatched(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape without a leading batch of one."""
-    return shape[1:] if len(shape) == 3 and shape[0] == 1 else shape
-
-
-def _keeps_tokens(view: fx.Node) -> bool:
-    """Whether a view adds or drops a batch of one and changes nothing else."""
-    result, operand = known_spec(view), known_spec(view.args[0]) if view.args else None
-    if result is None or operand is None or len(result.shape) not in (2, 3):
-        return False
-    return _unbatched(result.shape) == _unbatched(operand.shape)
-
-
-def _other_addend(match: Match) -> fx.Node | None:
-    """The addend of the norm that is not the all_reduce, if it has two."""
-    given = arguments(match.norm)
-    other = given.get("residual") if match.operand == "x" else given["x"]
-    return other if isinstance(other, fx.Node) else None
-
-
-def _reads_as_source(user: fx.Node, node: fx.Node, norms: dict[fx.Node, Match]) -> bool:
-    """Whether `user` is a norm that P1 rewrites and reads `node` as nothing but what it takes from the shard."""
-    match = norms.get(user)
-    if match is None or match.source is not node:
-        return False
-    others = [v for k, v in arguments(user).items() if k not in ("x", "residual")]
-    return all(other is not node for other in others)

@@ -333,7 +333,7 @@ class _Reader:
         nodes: dict[str, fx.Node] = {}
         for record in records:
             self.node(record, graph, nodes)
-        last = next(reversed(graph.nodes), None)
+        last = next(iter(reversed(graph.nodes)), None)  # older torch: not an iterator
         if last is None or last.op != "output" or sum(n.op == "output" for n in graph.nodes) != 1:
             raise ProgramError(f"graph {index} does not end in its one output node")
         return graph

@@ -6,13 +6,14 @@ import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from tcverify.errors import ProgramError
 
 MAX_WORLD_SIZE = 65536
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class MeshDim:
     """A named partition of all ranks into ordered groups.
 
@@ -24,14 +25,22 @@ class MeshDim:
 
     def group(self, rank: int) -> tuple[int, ...]:
         """The ordered group of `rank`."""
-        for group in self.groups:
-            if rank in group:
-                return group
-        raise ProgramError(f"mesh dim '{self.name}' has no group for rank {rank}")
+        return self._place(rank)[0]
 
     def position(self, rank: int) -> int:
         """Position of `rank` in its group."""
-        return self.group(rank).index(rank)
+        return self._place(rank)[1]
+
+    def _place(self, rank: int) -> tuple[tuple[int, ...], int]:
+        try:
+            return self._places[rank]
+        except KeyError:
+            raise ProgramError(f"mesh dim '{self.name}' has no group for rank {rank}") from None
+
+    @cached_property
+    def _places(self) -> dict[int, tuple[tuple[int, ...], int]]:
+        """Group and position of every rank: asked for so often that a search would make building quadratic in ranks."""
+        return {rank: (group, position) for group in self.groups for position, rank in enumerate(group)}
 
 
 @dataclass(frozen=True, slots=True)

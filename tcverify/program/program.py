@@ -12,8 +12,8 @@ from torch import fx
 from tcverify.errors import ProgramError
 from tcverify.program.graph import RankBinding, bind, compute_nodes, describe
 from tcverify.program.inputs import InputSpec
-from tcverify.program.mesh import Mesh
-from tcverify.program.placement import REPLICATED, Placement
+from tcverify.program.mesh import Mesh, MeshDim
+from tcverify.program.placement import REPLICATED, VARYING, Placement
 from tcverify.program.sharing import share
 
 #: Most elements that the inputs of one rank may have together: 2 GiB of float64.
@@ -73,13 +73,38 @@ class Program:
 
     def placements(self, name: str, rank: int) -> dict[tuple[int, ...], Placement]:
         """Return how input `name` is placed, by this rank's group of each mesh dim with more than one member."""
-        declared = dict(self._inputs_by_name[name].placements)
-        found = {}
+        found: dict[tuple[int, ...], Placement] = {}
         for dim in self.mesh.dims:
             group = dim.group(rank)
-            if len(group) > 1:
-                found[group] = declared.get(dim.name, REPLICATED)
+            if len(group) > 1 and found.get(group, VARYING) == VARYING:  # two dims may have the same group
+                found[group] = self._placement(name, dim, group)
         return found
+
+    def _placement(self, name: str, dim: MeshDim, group: tuple[int, ...]) -> Placement:
+        """How input `name` is placed over one group of `dim`: as declared, if nothing else tells its members apart.
+
+        Dims need not form a grid: ranks of one group may stand at different places of another dim's groups.
+        """
+        cached = self._placement_of.get((name, group, dim.name))
+        if cached is not None:
+            return cached
+        found = REPLICATED
+        for other, placement in self._inputs_by_name[name].placements:
+            if placement == REPLICATED:
+                continue
+            if other == dim.name:
+                found = placement
+                continue
+            crossing = self.mesh.dim(other)
+            if len({(crossing.position(member), len(crossing.group(member))) for member in group}) > 1:
+                found = VARYING
+                break
+        self._placement_of[name, group, dim.name] = found
+        return found
+
+    @cached_property
+    def _placement_of(self) -> dict[tuple[str, tuple[int, ...], str], Placement]:
+        return {}
 
     def graph(self, rank: int) -> fx.Graph:
         """Return a new FX graph as `rank` runs it: rank constants filled in, fake tensors in `meta["val"]`, and

@@ -67,7 +67,7 @@ def test_all_to_all_exchanges_uneven_chunks() -> None:
     assert [t.tolist() for t in complete(calls, tensors)] == [[0.0, 1.0, 2.0], [3.0, 10.0, 11.0, 12.0]]
 
 
-KINDS = {
+KINDS: dict[str, dict[str, object]] = {
     "all_reduce": {"reduce_op": "sum"},
     "reduce_scatter": {"dim": 0, "reduce_op": "sum"},
     "all_gather": {"dim": 0},

@@ -18,6 +18,11 @@ def test_the_middle_dim_of_a_grid_has_strided_groups() -> None:
     assert mesh.dim("b").groups == ((0, 2), (1, 3), (4, 6), (5, 7))
 
 
+def test_the_largest_mesh_knows_every_position() -> None:
+    dim = Mesh.grid({"dp": 32768, "tp": 2}).dim("tp")
+    assert [dim.position(rank) for rank in range(65536)] == [0, 1] * 32768
+
+
 @pytest.mark.parametrize("sizes", [{"dp": 2, "tp": 2}, {"tp": 1}, {"a": 3, "b": 1, "c": 2}])
 def test_every_rank_of_a_grid_is_named_by_its_positions(sizes: dict[str, int]) -> None:
     mesh = Mesh.grid(sizes)

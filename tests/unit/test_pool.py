@@ -1,6 +1,7 @@
 """The process-group pool on real gloo groups: it computes what lockstep computes."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -140,6 +141,15 @@ def test_send_recv_agrees_with_lockstep(pool: Pools, source: int, target: int) -
         return b.call("tensor_cast::pipeline_send_recv", b.input("x"), source, target, 0, 1)
 
     check_agreement(pool, program_of(group_of([0, 1, 2]), build))
+
+
+def test_groups_whose_members_have_made_different_groups_before_meet() -> None:
+    """Ranks 1 and 2 make a group that rank 0 takes no part in, before rank 1 makes one with rank 0."""
+    with ProcessGroupPool(3, timeout=20) as fresh:
+        for groups in ([[0], [1, 2]], [[0, 1], [2]], [[2, 0], [1]]):
+            program = program_of(group_of(*groups), collective("all_reduce"))
+            for before, after in zip(Lockstep().run(program).ranks, fresh.run(program).ranks, strict=True):
+                assert torch.equal(before.outputs[0], after.outputs[0])
 
 
 def test_groups_of_two_mesh_dims_take_turns(pool: Pools) -> None:
@@ -288,25 +298,29 @@ def raising(ranks: Sequence[int], world_size: int = 2) -> Program:
     """On some ranks, a node before the collective raises: an index that is out of range."""
 
     def build(b: GraphBuilder) -> Any:
-        index = b.constant("index", lambda rank: 99 if rank in ranks else 0)
-        row = b.call("aten::select.int", b.input("x"), 0, index)
+        row = b.call("aten::select.int", b.input("x"), 0, b.constant("index", lambda rank: 0))
         return b.call("tensor_cast::all_reduce", row, b.rank, b.group("tp"))
 
-    return program_of(group_of(range(world_size)), build)
+    program = program_of(group_of(range(world_size)), build)
+    bindings = [
+        RankBinding(binding.graph, {**binding.constants, "index": 99 if rank in ranks else 0})
+        for rank, binding in enumerate(program.ranks)
+    ]
+    return replace(program, ranks=tuple(bindings))
 
 
 def test_a_node_that_raises_everywhere_is_recorded_on_every_rank(pool: Pools) -> None:
-    ranks = list(pool(2).pids)
     run = pool(2).run(raising([0, 1]))
     assert [r.error.node if r.error else None for r in run.ranks] == ["select", "select"]
-    assert not ranks or pool(2).pids == ranks
 
 
 def test_the_pool_goes_on_after_a_node_that_raised_everywhere(pool: Pools) -> None:
     first = pool(2).submit(raising([0, 1]), raising([0, 1]))
+    ranks = pool(2).pids
     second = pool(2).submit(norm(rewritten=False), norm(rewritten=True))
     assert pool(2).result(second).deltas[0].problem is None
     assert pool(2).result(first).original.error is not None
+    assert pool(2).pids == ranks
 
 
 def test_the_rewritten_version_is_blamed_for_what_it_alone_raises(pool: Pools) -> None:
@@ -321,21 +335,31 @@ def test_the_error_is_that_of_lockstep(pool: Pools) -> None:
     assert pool(2).run(program).ranks[0].error == Lockstep().run(program).ranks[0].error
 
 
-def test_an_op_without_meaning_is_refused_before_anything_runs(pool: Pools) -> None:
-    program = program_of(group_of([0, 1]), lambda b: b.call("aten::rand_like", b.input("x")))
+def test_an_op_without_meaning_is_refused(pool: Pools) -> None:
+    program = program_of(group_of([0, 1]), lambda b: b.call("aten::neg", b.input("x")))
+    node = next(n for n in program.graphs[0].nodes if n.op == "call_function")
+    node.target = torch.ops.aten.rand_like.default
     with pytest.raises(UnsupportedOp, match="random"):
+        pool(2).run(program)
+
+
+def test_a_program_that_files_cannot_hold_is_an_executor_error(pool: Pools) -> None:
+    program = program_of(group_of([0, 1]), lambda b: b.call("aten::neg", b.input("x")))
+    node = next(n for n in program.graphs[0].nodes if n.op == "call_function")
+    node.args = (node.args[0], 1j)
+    with pytest.raises(ExecutorError, match="1j"):
         pool(2).run(program)
 
 
 def test_an_op_that_refuses_its_arguments_in_the_ranks_is_unsupported(pool: Pools) -> None:
     def build(b: GraphBuilder) -> Any:
-        q, table = b.input("q"), b.input("t")
-        kv = b.call("aten::view", q, [3, 2, 4])
-        return b.call("tensor_cast::attention", q, kv, kv, None, table, None, None, None)
+        query, cache = b.input("query"), b.input("cache")
+        kv = b.call("aten::view", cache, [3, 2, 4])
+        return b.call("tensor_cast::attention", query, kv, kv, None, None, None, None, None)
 
-    q = InputSpec("q", (3, 8))
-    table = InputSpec("t", (3,), torch.int64, recipe=Recipe("integers", 3))
-    program = spmd_program(group_of([0, 1]), [q, table], build)
+    program = spmd_program(group_of([0, 1]), [InputSpec("query", (3, 8)), InputSpec("cache", (3, 8))], build)
+    node = next(n for n in program.graphs[0].nodes if n.name == "attention")
+    node.args = (*node.args[:4], node.args[0], None, None, None)
     with pytest.raises(UnsupportedOp, match="block_table"):
         pool(2).run(program)
     assert pool(2).run(norm(rewritten=False)).finished

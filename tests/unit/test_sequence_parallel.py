@@ -10,9 +10,8 @@ import pytest
 import torch
 from torch.fx.node import map_aggregate
 
-from tcverify.errors import TcverifyError
 from tcverify.execution import Lockstep
-from tcverify.ops import TensorSpec, infer
+from tcverify.ops import ShapeError, TensorSpec, infer
 from tcverify.passes import SequenceParallel
 from tcverify.passes.base import Pass
 from tcverify.program import (
@@ -122,7 +121,12 @@ def wrong_metadata(program: Program) -> list[str]:
                 return value.meta["val"] if hasattr(value, "meta") else value
 
             fresh = itertools.count(1 << 30).__next__
-            expected = infer(node.target, map_aggregate(node.args, known), dict(map_aggregate(node.kwargs, known)), fresh)
+            args, kwargs = map_aggregate(node.args, known), dict(map_aggregate(node.kwargs, known))
+            try:
+                expected = infer(node.target, args, kwargs, fresh)
+            except ShapeError as error:
+                wrong.append(f"{node.name} on rank {rank}: {error}")
+                continue
             operands = {o.meta["val"].alias for o in node.all_input_nodes if isinstance(o.meta["val"], TensorSpec)}
 
             def shown(spec: TensorSpec, operands: set[Any] = operands) -> Any:
@@ -137,10 +141,8 @@ def findings(original: Program, pass_: Pass) -> set[str]:
     """The kinds of finding that lockstep and the metadata show."""
     try:
         rewritten, _ = apply(original, pass_)
-    except TcverifyError:
+    except ShapeError:
         return {"pass-raised"}
-    except Exception as error:
-        return {"pass-raised"} if type(error).__name__ == "ShapeError" else {f"pass-raised: {error}"}
     kinds = {"stale-metadata"} if wrong_metadata(rewritten) else set()
     comparison = Lockstep().compare(original, rewritten)
     assert comparison.original.finished
@@ -152,7 +154,9 @@ def findings(original: Program, pass_: Pass) -> set[str]:
         kinds.add("rewritten-raises")
     if any(d.alias for d in comparison.deltas):
         kinds.add("wrong-alias")
-    if any((d.problem and not d.alias) or d.overflow or d.difference > 1e-12 * max(d.scale, 1) for d in comparison.deltas):
+    if any(
+        (d.problem and not d.alias) or d.overflow or d.difference > 1e-12 * max(d.scale, 1) for d in comparison.deltas
+    ):
         kinds.add("wrong-value")
     return kinds
 
@@ -198,8 +202,6 @@ def test_inserted_collectives_take_rank_and_group_from_the_all_reduce() -> None:
 
 def test_a_replicated_residual_is_sliced_at_the_position_in_the_group() -> None:
     rewritten = check(lambda b: b.add_rms_norm(b.all_reduce(b["x"]), b["r"]), 1, mesh=REVERSED)
-    starts = [node.args[2] for rank in (0, 1) for node in compute_nodes(rewritten.graph(rank)) if "slice" in node.name]
-    assert starts == []  # it is named for what it is
     starts = [n.args[2] for rank in (0, 1) for n in compute_nodes(rewritten.graph(rank)) if n.name == "residual_shard"]
     assert starts == [6, 0]
 
@@ -354,11 +356,6 @@ def test_a_stack_of_layers() -> None:
     check(build, 3, (3, 12, 8), STRIDED)
 
 
-def test_options_choose_the_patterns() -> None:
-    _, fired = apply(program(lambda b: b.rms_norm(b.all_reduce(b["x"]))), SequenceParallel(patterns=""  or "P1"))
-    assert fired == 2
-
-
 def test_a_long_chain_of_norms_is_rewritten_without_recursion() -> None:
     def build(b: Builder) -> Any:
         value = b["x"]
@@ -458,7 +455,8 @@ LEFT_ALONE: dict[str, tuple[Build, tuple[int, ...], Mesh]] = {
         lambda b: b.rms_norm(b.view(b.all_reduce(b["x"]), 24, 8)), (2, 12, 8), TP2,
     ),
     "a view that splits the hidden dim": (
-        lambda b: b.call("rms_norm", b.view(b.all_reduce(b["x"]), 24, 4), b.view(b["w"], 2, 4), 1e-6), (12, 8), TP2,
+        lambda b: b.call("rms_norm", b.view(b.all_reduce(b["x"]), 24, 4), b.call("aten::slice.Tensor", b["w"], 0, 0, 4), 1e-6),
+        (12, 8), TP2,
     ),
     "a transpose before the norm": (
         lambda b: b.rms_norm(b.call("aten::transpose.int", b.all_reduce(b["x"]), 0, 1)), (8, 8), TP2,

@@ -97,7 +97,7 @@ def test_a_name_of_no_table_is_refused(name: str) -> None:
         (torch.ops.prims.add.default, "no dialect 'prims'"),
         (torch.ops._c10d_functional.all_reduce.default, "no dialect '_c10d_functional'"),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else qualified_name(value),
 )
 def test_an_op_without_a_meaning_says_why(target: Any, reason: str) -> None:
     op = lookup(target)
