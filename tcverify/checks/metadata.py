@@ -58,7 +58,7 @@ def _inconsistent(program: Program) -> list[tuple[int, str, str]]:
         for node in graph.nodes:
             # Ranks that share a graph share its metadata; only nodes with rank constants can differ.
             for rank in ranks if _has_constants(node) else ranks[:1]:
-                problem = records.judge(node, program.ranks[rank].constants)
+                problem = records.judge(node, program.ranks[rank].constants, again=rank != ranks[0])
                 if problem is not None:
                     found.append((rank, node.name, problem))
                     break
@@ -89,8 +89,12 @@ class _Records:
         self._meaning: dict[int, tuple[int, str]] = {}  # recorded storage -> the real one, and the node that said so
         self._fresh = itertools.count().__next__
 
-    def judge(self, node: fx.Node, constants: Mapping[str, Any]) -> str | None:
-        """Return what is wrong with the record of a node, or None. Nodes come in graph order."""
+    def judge(self, node: fx.Node, constants: Mapping[str, Any], *, again: bool) -> str | None:
+        """Return what is wrong with the record of a node, or None. Nodes come in graph order.
+
+        Args:
+            again: the node was judged before, with the constants of another rank.
+        """
         if node.op == "output":
             return None
         recorded = node.meta.get("val")
@@ -114,10 +118,11 @@ class _Records:
             if isinstance(error, UnsupportedOp):
                 return None
             return f"cannot be right: its operands' metadata does not fit together ({error})"
-        self._real[node] = expected
+        if not again:
+            self._real[node] = expected
         if map_structure(_layout, recorded) != map_structure(_layout, expected):
             return f"says {_text(recorded)}, but the node produces {_text(expected)}"
-        return self._shared_by_mistake(node.name, recorded, expected)
+        return None if again else self._shared_by_mistake(node.name, recorded, expected)
 
     def _own(self, spec: Any) -> Any:
         return replace(spec, alias=self._fresh()) if isinstance(spec, TensorSpec) else spec

@@ -49,7 +49,7 @@ def compare_ranks(original: RankResult, rewritten: RankResult) -> list[Delta]:
         _compare(rank, f"output {i}", expected, actual)
         for i, (expected, actual) in enumerate(zip(original.outputs, rewritten.outputs, strict=True))
     ]
-    if original.inputs and rewritten.inputs:
+    if original.mutates or rewritten.mutates:
         for name, expected, actual in zip(original.input_names, original.inputs, rewritten.inputs, strict=True):
             deltas.append(_compare(rank, f"input '{name}' after the run", expected, actual))
     before, after = _partition(original), _partition(rewritten)

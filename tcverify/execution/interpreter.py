@@ -47,8 +47,9 @@ class RankResult:
     Attributes:
         outputs: leaves of the output, in order. Empty when the rank did not finish or ran elsewhere.
         structure: how the outputs nest, as text.
-        inputs: the input tensors after the run, where the graph mutates; else empty.
+        inputs: the input tensors after the run.
         input_names: the names of `inputs`.
+        mutates: whether the graph writes into anything.
         calls: the collectives it entered, in order.
         values: every node's value, when observed.
         error: set when a node raised.
@@ -60,6 +61,7 @@ class RankResult:
     structure: str = ""
     inputs: list[torch.Tensor] = field(default_factory=list)
     input_names: list[str] = field(default_factory=list)
+    mutates: bool = False
     calls: list[Call] = field(default_factory=list)
     values: dict[str, Any] | None = None
     error: NodeError | None = None
@@ -264,8 +266,7 @@ def run_rank(
             values[slot] = None
     flat, tree = pytree.tree_flatten(map_aggregate(plan.result, fill))
     result.outputs, result.structure = flat, str(tree)
-    if plan.mutates:
-        result.inputs, result.input_names = carried, plan.placeholders
+    result.inputs, result.input_names, result.mutates = carried, plan.placeholders, plan.mutates
     return result
 
 

@@ -140,7 +140,8 @@ def _encode_result(result: RankResult, store: _Storages | None) -> dict[str, Any
     if store is not None:
         data["outputs"] = [_encode_value(value, store) for value in result.outputs]
         data["inputs"] = [_encode_value(value, store) for value in result.inputs]
-        data["input_names"] = result.input_names if result.inputs else []
+        data["input_names"] = result.input_names
+        data["mutates"] = result.mutates
         if result.values is not None:
             data["values"] = [[name, _encode_value(value, store)] for name, value in result.values.items()]
     return data
@@ -155,6 +156,7 @@ def _decode_result(rank: int, data: dict[str, Any], storages: list[torch.Untyped
         result.outputs = [_decode_value(value, storages) for value in data["outputs"]]
         result.inputs = [_decode_value(value, storages) for value in data["inputs"]]
         result.input_names = data["input_names"]
+        result.mutates = data["mutates"]
     if "values" in data:
         result.values = {name: _decode_value(value, storages) for name, value in data["values"]}
     return result

@@ -100,6 +100,15 @@ class ProcessGroupPool:
 
     # --------------------------------------------------------------------------------------------------------- running
 
+    def start(self) -> None:
+        """Start the ranks now, not at the first use.
+
+        Raises:
+            ExecutorError: they cannot be started: no such backend, no device, no memory.
+        """
+        if self._group is None:
+            self._group = RankGroup(self.world_size, self._device, self._core, self.timeout)
+
     def run(self, program: Program, *, observe: bool = False) -> Run:
         """Run a program; outputs and observed values come back exactly. See `Executor.run`.
 
@@ -169,8 +178,7 @@ class ProcessGroupPool:
         """Send what may be sent; start the ranks when there are none."""
         if self._group is not None and not any(t.sent for t in self._tickets) and self._group.lost(0) is not None:
             self._discard()  # a rank died while nothing ran: nobody's fault, and nothing is lost
-        if self._group is None:
-            self._group = RankGroup(self.world_size, self._device, self._core, self.timeout)
+        self.start()
         ahead = sum(len(t.request) for t in self._tickets if t.sent)
         for ticket in self._tickets:
             if ticket.sent:

@@ -69,6 +69,7 @@ def token_dim(shape: tuple[int, ...]) -> int:
 
 
 def shape_of(node: fx.Node) -> tuple[int, ...]:
+    """The recorded shape of a value; it is known."""
     return tuple(node.meta["val"].shape)
 
 

@@ -32,7 +32,7 @@ from tcverify.passes.sequence_layout import (
     shape_of,
     token_dim,
     unbatched,
-)  # fmt: skip
+)
 from tcverify.program import Contract
 
 

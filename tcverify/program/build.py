@@ -6,6 +6,7 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import fx
 from torch.fx.node import map_aggregate
 
@@ -93,12 +94,19 @@ class GraphBuilder:
     def finish(self, result: Any) -> fx.Graph:
         """Add the output node and return the graph."""
         self._graph.output(result)
-        self._graph.eliminate_dead_code(is_impure_node=lambda node: node.op in ("placeholder", "output"))
+        self._graph.eliminate_dead_code(is_impure_node=_has_effect)
         return self._graph
 
     def bindings(self, rank: int) -> dict[str, Any]:
         """Values of the rank constants on `rank`."""
         return {name: value(rank) for name, value in self._constants.items()}
+
+
+def _has_effect(node: fx.Node) -> bool:
+    """Whether a node stays although nobody reads it. Collectives do not: they are dropped on all ranks alike."""
+    if node.op in ("placeholder", "output"):
+        return True
+    return isinstance(node.target, torch._ops.OpOverload) and bool(node.target._schema.is_mutable)
 
 
 def spmd_program(

@@ -244,8 +244,8 @@ def _int(value: Any, where: str, low: int, high: int = 1 << 40) -> int:
 
 
 def _text(value: Any, where: str) -> str:
-    if not isinstance(value, str) or len(value) > 1000:
-        raise ProgramError(f"{where} is not a short string")
+    if not isinstance(value, str) or len(value) > 1000 or not value.isprintable():
+        raise ProgramError(f"{where} is not a short printable string")
     return value
 
 
@@ -262,9 +262,10 @@ class _Reader:
     def program(self, data: Any) -> Program:
         if not isinstance(data, dict) or data.get("format") != FORMAT:
             raise ProgramError(f"{self.where} is not a tcverify program", f'its "format" must be "{FORMAT}"')
-        if data.get("version") != VERSION:
+        version = data.get("version")
+        if type(version) is not int or version != VERSION:
             raise ProgramError(
-                f"{self.where} has version {data.get('version')!r}; this tcverify reads version {VERSION}",
+                f"{self.where} has version {version!r}; this tcverify reads version {VERSION}",
                 "use the tcverify that wrote it, or write it again",
             )
         allowed = ("format", "version", "mesh", "inputs", "graphs", "ranks", "seed", "labels")
@@ -282,6 +283,10 @@ class _Reader:
         seed = _int(data["seed"], "seed", 0, (1 << 63) - 1)
         program = Program(Mesh(world_size, dims), graphs, ranks, inputs, seed, labels)
         self.check_constants(program)
+        for spec in inputs:
+            for name, _ in spec.placements:
+                program.mesh.dim(name)
+            spec.bounds(program.mesh, 0)  # raises for a shard of a dim that the input does not have
         return program
 
     def mesh_dim(self, data: Any) -> MeshDim:
@@ -321,8 +326,9 @@ class _Reader:
         record = _keys(data, ("graph", "constants"), f"rank {rank}")
         constants = _keys(record["constants"], record["constants"], f"the constants of rank {rank}")
         for name, value in constants.items():
-            if not (type(value) is int or (isinstance(value, list) and all(type(v) is int for v in value))):
-                raise ProgramError(f"rank constant '{name}' of rank {rank} is not an integer or a list of integers")
+            where = f"rank constant '{name}' of rank {rank}"
+            for integer in value if isinstance(value, list) else [value]:
+                _int(integer, where, -(1 << 63), (1 << 63) - 1)
         return RankBinding(_int(record["graph"], f"the graph of rank {rank}", 0), constants)
 
     def graph(self, data: Any, index: int) -> fx.Graph:

@@ -15,7 +15,7 @@ INF, NAN = math.inf, math.nan
 
 def result(*outputs: Any, structure: str = "[*]", inputs: dict[str, torch.Tensor] | None = None) -> RankResult:
     inputs = inputs or {}
-    return RankResult(3, list(outputs), structure, list(inputs.values()), list(inputs))
+    return RankResult(3, list(outputs), structure, list(inputs.values()), list(inputs), bool(inputs))
 
 
 def tensor(*values: float, dtype: torch.dtype = torch.float64) -> torch.Tensor:

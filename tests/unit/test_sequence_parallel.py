@@ -501,6 +501,26 @@ def test_left_alone(case: str) -> None:
         assert gm.code == code
 
 
+@pytest.mark.parametrize(
+    ("tp", "dp"), [(((0, 1), (2, 3)), ((0, 2), (3, 1))), (((0, 1),), ((0, 1),))], ids=["crossing", "twice the same"]
+)
+def test_an_input_that_varies_over_a_dim_which_tells_the_members_apart(tp: Any, dp: Any) -> None:
+    mesh = Mesh(2 * len(tp), (MeshDim("tp", tp), MeshDim("dp", dp)))
+    specs = [
+        InputSpec("x", (4, 8), placements=(("tp", PARTIAL),)),
+        InputSpec("v", (4, 8), placements=(("dp", VARYING),)),
+        InputSpec("w", (8,), recipe=Recipe("norm_weight")),
+    ]
+
+    def build(graph: GraphBuilder) -> Any:
+        b = Builder(graph, ["x", "v", "w"])
+        return b.add_rms_norm(b.all_reduce(b["x"]), b["v"])
+
+    original = spmd_program(mesh, specs, build)
+    assert findings(original, SequenceParallel()) == set()
+    assert apply(original, SequenceParallel())[1] == 0
+
+
 @pytest.mark.parametrize("lost", ["x", "r", "w", "all_reduce", "add_rms_norm"])
 def test_missing_metadata_leaves_the_graph_alone(lost: str) -> None:
     gm = program(lambda b: b.add_rms_norm(b.all_reduce(b["x"]), b["r"])).graph_module(0)
@@ -594,6 +614,20 @@ def test_a_mutant_is_refuted(name: str) -> None:
 @pytest.mark.parametrize("name", MUTANTS)
 def test_the_sound_pass_is_not_refuted_where_a_mutant_is(name: str) -> None:
     assert findings(program(*SHOWN_BY[name]), SequenceParallel()) == set()
+
+
+@pytest.mark.parametrize(
+    ("name", "kinds"),
+    [
+        ("FirstChunkForAll", {"wrong-value"}),
+        ("GatherSkippedOnFirstRank", {"deadlock"}),
+        ("AllReduceErasedOnFirstRank", {"collective-mismatch"}),
+        ("StaleMetadata", {"stale-metadata"}),
+        ("IndivisibleTokensAccepted", {"pass-raised"}),
+    ],
+)
+def test_each_check_refutes_a_mutant_alone(name: str, kinds: set[str]) -> None:
+    assert findings(program(*SHOWN_BY[name]), MUTANTS[name]()) == kinds
 
 
 def test_mutants_carry_their_own_names() -> None:
