@@ -15,7 +15,7 @@ from tcverify.application.pair import Defect, Pair, PassFailure
 from tcverify.errors import TcverifyError, Unsupported, UnsupportedOp
 from tcverify.execution import Lockstep
 from tcverify.program import NotSerialisable, Program, dumps
-from tcverify.program.graph import same_structure
+from tcverify.program.graph import KEPT_META, same_structure
 
 
 def apply_pass(loaded: LoadedPass, program: Program, *, deep: bool = False) -> Pair:
@@ -28,18 +28,20 @@ def apply_pass(loaded: LoadedPass, program: Program, *, deep: bool = False) -> P
     Whatever the pass does, short of ending the process or never returning, comes back as data.
     """
     pair = Pair(program)
+    given = [program.graph_module(rank) for rank in range(program.world_size)]
+    metadata = [_metadata(module.graph) for module in given]
     start = time.perf_counter()
-    modules = _apply_to_ranks(loaded, [program.graph_module(rank) for rank in range(program.world_size)], pair)
+    modules = _apply_to_ranks(loaded, given, pair)
     pair.seconds = time.perf_counter() - start
     if modules is None:
         return pair
-    originals = [program.graph(rank) for rank in range(program.world_size)]
-    pair.changed = any(not same_structure(a, m.graph) for a, m in zip(originals, modules, strict=True))
-    pair.listing = str(modules[0].graph)
-    _inspect(pair, originals, modules, deep)
+    try:
+        touched = _inspect(pair, modules, metadata, deep)
+    except Exception as error:  # noqa: BLE001 - a graph can be broken in ways that no inspection foresees
+        pair.defects.append(Defect("lint", 0, f"it cannot be inspected: {_describe(error)}"))
     if any(d.aspect in ("lint", "signature") for d in pair.defects):
         return pair
-    pair.rewritten = _program_of(program, modules, pair)
+    pair.rewritten = _program_of(program, modules, pair) if touched else program
     if deep and not pair.defects:
         _look_for_impurity(loaded, program, modules, pair)
     if pair.foreign is not None and pair.rewritten is not None:
@@ -51,7 +53,7 @@ def apply_pass(loaded: LoadedPass, program: Program, *, deep: bool = False) -> P
 
 
 def _apply_to_ranks(loaded: LoadedPass, modules: list[fx.GraphModule], pair: Pair) -> list[fx.GraphModule] | None:
-    """Apply the pass to each module; None when it failed or declined."""
+    """Apply the pass to each rank's module; None when it failed or declined."""
     results = []
     rewrites: Counter[str] = Counter()
     for rank, module in enumerate(modules):
@@ -71,7 +73,7 @@ def _apply_to_ranks(loaded: LoadedPass, modules: list[fx.GraphModule], pair: Pai
             message = f"it returned {_brief(result)} for rank {rank}; a pass returns a GraphModule, or None"
             pair.defects.append(Defect("return", rank, message))
             return None
-        if result.graph is not given and not same_structure(pair.original.graph(rank), given):
+        if result.graph is not given and not _is_original(pair.original, rank, given):
             message = "it changed the graph it was given, although it returned a new one"
             _note(pair, Defect("input-mutated", rank, message))
         counts = getattr(loaded.subject, "rewrites", None)
@@ -92,15 +94,41 @@ def _brief(value: Any) -> str:
     return f"{type(value).__name__} {text[:60]}" if len(text) <= 60 else f"a {type(value).__name__}"
 
 
-def _inspect(pair: Pair, originals: list[fx.Graph], modules: list[fx.GraphModule], deep: bool) -> None:
-    """Judge each returned graph module as FX does. Ranks whose graphs look alike are judged once."""
+def _is_original(program: Program, rank: int, graph: fx.Graph) -> bool:
+    """Whether `graph` does what the program does on `rank`; names and metadata aside."""
+    binding = program.ranks[rank]
+    return same_structure(program.graphs[binding.graph], graph, constants=binding.constants)
+
+
+def _metadata(graph: fx.Graph) -> list[tuple[Any, ...]]:
+    """The metadata that programs keep, node by node. Compare values with `is`: fake tensors define no equality."""
+    return [(node.name, node.meta.get("val"), *(node.meta.get(key) for key in KEPT_META)) for node in graph.nodes]
+
+
+def _inspect(pair: Pair, modules: list[fx.GraphModule], metadata: list[list[tuple[Any, ...]]], deep: bool) -> bool:
+    """Judge each returned graph module as FX does. Ranks whose graphs look alike are judged once.
+
+    Args:
+        metadata: of the graphs that the pass was given.
+
+    Returns:
+        Whether the pass touched anything, be it metadata alone.
+    """
+    touched = False
     judged: list[fx.Graph] = []
-    for rank, (original, module) in enumerate(zip(originals, modules, strict=True)):
-        if any(same_structure(module.graph, other, constants=False) for other in judged):
+    for rank, module in enumerate(modules):
+        if _is_original(pair.original, rank, module.graph):
+            rows = zip(metadata[rank], _metadata(module.graph), strict=True)
+            touched = touched or any(a is not b for before, after in rows for a, b in zip(before, after, strict=True))
+            continue
+        touched = pair.changed = True
+        pair.listing = pair.listing or str(module.graph)
+        if any(same_structure(module.graph, other, integers=False) for other in judged):
             continue
         judged.append(module.graph)
-        for aspect, message, node in _defects(original, module, deep):
+        for aspect, message, node in _defects(pair.original.graph(rank), module, deep):
             _note(pair, Defect(aspect, rank, message, node))
+    return touched
 
 
 def _note(pair: Pair, defect: Defect) -> None:

@@ -226,6 +226,7 @@ def _serve(connection: Connection, job_text: str) -> None:
     """Main function of the worker process: load the pass, then apply it to every program that comes."""
     job = json.loads(job_text)
     log = os.open(job["log"], os.O_WRONLY | os.O_APPEND)
+    os.unlink(job["log"])  # both sides have it open: nothing is left behind, however they end
     os.dup2(log, 1)
     os.dup2(log, 2)
     faulthandler.enable(file=2)
@@ -252,7 +253,8 @@ def _serve(connection: Connection, job_text: str) -> None:
 
 def _encode_pair(pair: Pair) -> dict[str, Any]:
     return {
-        "rewritten": dumps(pair.rewritten) if pair.rewritten is not None and pair.foreign is None else None,
+        "untouched": pair.rewritten is pair.original,
+        "rewritten": dumps(pair.rewritten) if _travels(pair) and pair.rewritten is not None else None,
         "again": dumps(pair.again) if pair.again is not None and pair.foreign is None else None,
         "changed": pair.changed,
         "rewrites": pair.rewrites,
@@ -266,11 +268,19 @@ def _encode_pair(pair: Pair) -> dict[str, Any]:
     }
 
 
+def _travels(pair: Pair) -> bool:
+    """Whether the rewritten program has to be sent: not when it cannot be, or when the other side has it already."""
+    return pair.foreign is None and pair.rewritten is not pair.original
+
+
 def _decode_pair(program: Program, data: Any) -> Pair:
     try:
+        rewritten = program if data["untouched"] else None
+        if data["rewritten"] is not None:
+            rewritten = loads(data["rewritten"], "the rewritten program")
         return Pair(
             program,
-            rewritten=loads(data["rewritten"], "the rewritten program") if data["rewritten"] is not None else None,
+            rewritten=rewritten,
             again=loads(data["again"], "the program after a second application") if data["again"] is not None else None,
             changed=data["changed"],
             rewrites=data["rewrites"],

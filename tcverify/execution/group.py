@@ -20,7 +20,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tcverify.errors import ExecutorError
+from tcverify.errors import ExecutorError, UsageError
 from tcverify.execution import worker
 from tcverify.execution.messages import Reply, decode_reply
 from tcverify.execution.processes import forkserver, main_hidden
@@ -208,6 +208,19 @@ def _check_backend(device: str) -> None:
         raise ExecutorError(f"this torch is built without {backend}", "install one that has it, or stay in lockstep")
     if device == "cuda" and not torch.cuda.is_available():
         raise ExecutorError("there is no CUDA device", "use gloo, which runs on the CPU")
+
+
+def choose_core(core: int | None) -> int | None:
+    """Return the CPU core for all ranks of a gloo group; see `ProcessGroupPool`. None where cores cannot be chosen."""
+    if not hasattr(os, "sched_getaffinity"):
+        return None
+    usable = sorted(os.sched_getaffinity(0))
+    if core is None:
+        worker = os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")
+        return usable[(int(worker) if worker.isdigit() else 0) % len(usable)]
+    if core not in usable:
+        raise UsageError(f"core {core} is not one that this process may use", f"use one of {usable}")
+    return core
 
 
 def _limit(connection: Connection, seconds: float) -> None:

@@ -82,7 +82,7 @@ def encode_reply(reply: Reply, *, values: bool) -> list[bytes]:
     store = _Storages()
     data: dict[str, Any] = {
         "id": reply.number,
-        "results": [_encode_result(result, store if values else None) for result in reply.results],
+        "results": [encode_result(result, store if values else None) for result in reply.results],
         "deltas": [dataclasses.asdict(delta) for delta in reply.deltas],
     }
     if isinstance(reply.refusal, UnsupportedOp):
@@ -115,7 +115,7 @@ def decode_reply(rank: int, data: dict[str, Any], blob: bytes) -> Reply:
         )
     return Reply(
         number=data["id"],
-        results=[_decode_result(rank, result, storages) for result in data["results"]],
+        results=[decode_result(rank, result, storages) for result in data["results"]],
         deltas=[_decode_delta(delta) for delta in data["deltas"]],
         refusal=error,
         failure=data.get("failure"),
@@ -129,10 +129,10 @@ def _dumps(data: Any) -> bytes:
 # ------------------------------------------------------------------------------------------------------------ results
 
 
-def _encode_result(result: RankResult, store: _Storages | None) -> dict[str, Any]:
+def encode_result(result: RankResult, store: _Storages | None) -> dict[str, Any]:
     data: dict[str, Any] = {
         "structure": result.structure,
-        "calls": [[call.node, _encode_collective(call.collective)] for call in result.calls],
+        "calls": [[call.node, encode_collective(call.collective)] for call in result.calls],
         "digest": result.digest or digest(result.outputs),
     }
     if result.error is not None:
@@ -147,9 +147,9 @@ def _encode_result(result: RankResult, store: _Storages | None) -> dict[str, Any
     return data
 
 
-def _decode_result(rank: int, data: dict[str, Any], storages: list[torch.UntypedStorage]) -> RankResult:
+def decode_result(rank: int, data: dict[str, Any], storages: list[torch.UntypedStorage]) -> RankResult:
     result = RankResult(rank, structure=data["structure"], digest=data["digest"])
-    result.calls = [Call(node, _decode_collective(collective)) for node, collective in data["calls"]]
+    result.calls = [Call(node, decode_collective(collective)) for node, collective in data["calls"]]
     if "error" in data:
         result.error = NodeError(*data["error"])
     if "outputs" in data:
@@ -162,12 +162,12 @@ def _decode_result(rank: int, data: dict[str, Any], storages: list[torch.Untyped
     return result
 
 
-def _encode_collective(call: Collective) -> list[Any]:
+def encode_collective(call: Collective) -> list[Any]:
     dtype = _dtype_name(call.dtype)
     return [call.kind, call.communicator, call.shape, dtype, call.dim, call.reduce_op, call.splits, call.root]
 
 
-def _decode_collective(data: list[Any]) -> Collective:
+def decode_collective(data: list[Any]) -> Collective:
     kind, members, shape, dtype, dim, reduce_op, splits, root = data
     pair = (tuple(splits[0]), tuple(splits[1])) if splits is not None else None
     return Collective(kind, tuple(members), tuple(shape), getattr(torch, dtype), dim, reduce_op, pair, root)

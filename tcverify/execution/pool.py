@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import time
 from dataclasses import dataclass, field
 from types import TracebackType
 
 from tcverify.errors import ExecutorError, TcverifyError, UsageError
 from tcverify.execution.executor import Comparison, Run
-from tcverify.execution.group import RankGroup, RankLost, name_ranks
+from tcverify.execution.group import RankGroup, RankLost, choose_core, name_ranks
 from tcverify.execution.interpreter import RankResult, check_supported, plan_of
 from tcverify.execution.messages import Reply, encode_go, encode_request
 from tcverify.program import Program, program_id
@@ -71,7 +70,7 @@ class ProcessGroupPool:
         self.world_size = world_size
         self.timeout = timeout
         self._device = device
-        self._core = _choose_core(core) if device == "cpu" else None
+        self._core = choose_core(core) if device == "cpu" else None
         self._group: RankGroup | None = None
         self._number = 0
         self._tickets: list[Ticket] = []  # not done yet, in the order in which the ranks serve them
@@ -291,15 +290,3 @@ class ProcessGroupPool:
             self._tickets.remove(ticket)
             ticket.failure = ExecutorError(f"interrupted while running {ticket}")
             ticket.done = True
-
-
-def _choose_core(core: int | None) -> int | None:
-    if not hasattr(os, "sched_getaffinity"):
-        return None
-    usable = sorted(os.sched_getaffinity(0))
-    if core is None:
-        worker = os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")
-        return usable[(int(worker) if worker.isdigit() else 0) % len(usable)]
-    if core not in usable:
-        raise UsageError(f"core {core} is not one that this process may use", f"use one of {usable}")
-    return core

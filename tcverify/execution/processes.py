@@ -13,7 +13,6 @@ from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-
 #: What torch imports when graphs and fake tensors are first used (2 s): better before the clock of a pass runs.
 LAZY_MODULES = ("torch._dynamo", "torch.fx.experimental.symbolic_shapes")
 

@@ -8,7 +8,7 @@ from typing import Any
 from tcverify.execution.compare import Delta
 from tcverify.execution.executor import Comparison, Hang, Run, Wait
 from tcverify.execution.interpreter import Call
-from tcverify.execution.messages import _decode_collective, _decode_result, _encode_collective, _encode_result
+from tcverify.execution.messages import decode_collective, decode_result, encode_collective, encode_result
 
 
 def encode_comparison(comparison: Comparison) -> dict[str, Any]:
@@ -28,22 +28,22 @@ def decode_comparison(data: dict[str, Any]) -> Comparison:
 
 
 def _encode_run(run: Run) -> dict[str, Any]:
-    data: dict[str, Any] = {"executor": run.executor, "ranks": [_encode_result(r, None) for r in run.ranks]}
+    data: dict[str, Any] = {"executor": run.executor, "ranks": [encode_result(r, None) for r in run.ranks]}
     if run.hang is not None:
-        waits = [[w.rank, w.call.node, _encode_collective(w.call.collective), w.ordinal] for w in run.hang.waits]
+        waits = [[w.rank, w.call.node, encode_collective(w.call.collective), w.ordinal] for w in run.hang.waits]
         data["hang"] = [waits, run.hang.cycle, run.hang.finished]
     if run.mismatch is not None:
         sentence, calls = run.mismatch
-        data["mismatch"] = [sentence, [[r, c.node, _encode_collective(c.collective)] for r, c in calls.items()]]
+        data["mismatch"] = [sentence, [[r, c.node, encode_collective(c.collective)] for r, c in calls.items()]]
     return data
 
 
 def _decode_run(data: dict[str, Any]) -> Run:
-    run = Run(data["executor"], [_decode_result(rank, result, []) for rank, result in enumerate(data["ranks"])])
+    run = Run(data["executor"], [decode_result(rank, result, []) for rank, result in enumerate(data["ranks"])])
     if "hang" in data:
         waits, cycle, finished = data["hang"]
-        run.hang = Hang(tuple(Wait(r, Call(n, _decode_collective(c)), o) for r, n, c, o in waits), cycle, finished)
+        run.hang = Hang(tuple(Wait(r, Call(n, decode_collective(c)), o) for r, n, c, o in waits), cycle, finished)
     if "mismatch" in data:
         sentence, calls = data["mismatch"]
-        run.mismatch = sentence, {r: Call(n, _decode_collective(c)) for r, n, c in calls}
+        run.mismatch = sentence, {r: Call(n, decode_collective(c)) for r, n, c in calls}
     return run

@@ -9,6 +9,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -96,6 +97,7 @@ def register_dialect(namespace: str, ops: Iterable[Op], load: Callable[[], None]
     if load is not None:
         _LIBRARIES[namespace] = load
     _CACHE.clear()
+    resolve.cache_clear()
 
 
 def qualified_name(target: Any) -> str:
@@ -146,6 +148,7 @@ def _find(target: Any) -> Op:
     return table.get(name) or Op(name, None, reason=f"dialect '{namespace}' gives it no meaning yet")
 
 
+@lru_cache(maxsize=4096)
 def resolve(name: str) -> Any:
     """Return the callable that stands for `name` in an FX graph.
 

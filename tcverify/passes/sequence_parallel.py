@@ -148,7 +148,9 @@ class SequenceParallel(Pass):
         A marker opens a region, which must not be opened twice: it moves to the shard with all its readers or not at all.
         """
         local_readers_only: set[fx.Node] = set()
-        for node in reversed(chains):
+        for node, reduction in reversed(chains.items()):
+            if node is reduction.node:
+                continue  # an all_reduce reads its operand in full, whatever becomes of its own readers
             readers = [reads_as_source(user, node, norms) or user in local_readers_only for user in node.users]
             if readers and all(readers):  # what nobody reads would be left behind on a value that moved away
                 local_readers_only.add(node)

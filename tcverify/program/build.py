@@ -12,7 +12,7 @@ from torch.fx.node import map_aggregate
 
 from tcverify.errors import ProgramError
 from tcverify.ops import TensorSpec, infer, resolve
-from tcverify.program.graph import RankBinding, RankConstant
+from tcverify.program.graph import RankBinding, RankConstant, add_node
 from tcverify.program.inputs import InputSpec
 from tcverify.program.mesh import Mesh
 from tcverify.program.program import Program
@@ -73,7 +73,7 @@ class GraphBuilder:
             return self._constants[value.name](self.representative) if isinstance(value, RankConstant) else value
 
         val = infer(target, map_aggregate(args, known), dict(map_aggregate(kwargs, known)), self._fresh)
-        node = self._graph.create_node("call_function", target, args, kwargs, name=op.split("::")[1].split(".")[0])
+        node = add_node(self._graph, "call_function", target, args, kwargs, op.split("::")[1].split(".")[0])
         node.meta["val"] = val
         return node
 

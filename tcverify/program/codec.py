@@ -17,7 +17,7 @@ from torch import fx
 
 from tcverify.errors import ProgramError, TcverifyError, UnsupportedOp
 from tcverify.ops import TensorSpec, qualified_name, resolve
-from tcverify.program.graph import KEPT_META, RankBinding, RankConstant
+from tcverify.program.graph import KEPT_META, RankBinding, RankConstant, add_node
 from tcverify.program.inputs import InputSpec, Recipe
 from tcverify.program.mesh import Mesh, MeshDim
 from tcverify.program.placement import Placement
@@ -365,7 +365,7 @@ class _Reader:
         kwargs = {
             k: self.value(v, nodes, where) for k, v in _keys(raw, raw, f"the keyword arguments of {where}").items()
         }
-        node = graph.create_node(op, target, args, kwargs, name)
+        node = add_node(graph, op, target, args, kwargs, name)
         if node.name != name or name in nodes:
             raise ProgramError(f"{where}: the name is taken or is not a Python identifier")
         if "val" in record:

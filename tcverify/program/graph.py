@@ -59,10 +59,22 @@ def copy_graph(
     for node in graph.nodes:
         args = map_aggregate(node.args, convert)
         kwargs = map_aggregate(node.kwargs, convert)
-        made = new.create_node(node.op, node.target, args, kwargs, node.name, node.type)
+        made = add_node(new, node.op, node.target, args, kwargs, node.name)
+        made.type = node.type
         made.meta = meta(node)
         nodes[node] = made
     return new
+
+
+def add_node(
+    graph: fx.Graph, op: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], name: str
+) -> fx.Node:
+    """Append a node. Arguments are set afterwards: `create_node` would walk them once more, at four times the cost."""
+    node = graph.create_node(op, target, name=name)
+    node.args = args
+    if kwargs:
+        node.kwargs = kwargs
+    return node
 
 
 def bind(graph: fx.Graph, constants: Mapping[str, Any]) -> fx.Graph:
@@ -157,35 +169,40 @@ def largest_alias(graph: fx.Graph) -> int:
     return largest
 
 
-def same_structure(first: fx.Graph, second: fx.Graph, *, constants: bool = True) -> bool:
+def same_structure(
+    first: fx.Graph, second: fx.Graph, *, constants: Mapping[str, Any] | None = None, integers: bool = True
+) -> bool:
     """Whether two graphs do the same calls on the same operands in the same order. Names and metadata do not count.
 
     Args:
-        constants: whether integer constants count (graphs of two ranks differ in them).
+        constants: values of the rank constants of `first`, where it has any.
+        integers: whether integer constants count (graphs of two ranks differ in them).
     """
     if len(first.nodes) != len(second.nodes):
         return False
     numbers: dict[fx.Node, int] = {}
+
+    def same(a: Any, b: Any) -> bool:
+        if isinstance(a, RankConstant) and constants is not None:
+            a = constant_value(a, constants)
+        if isinstance(a, fx.Node) or isinstance(b, fx.Node):
+            return isinstance(a, fx.Node) and isinstance(b, fx.Node) and numbers.get(a, -1) == numbers.get(b, -2)
+        if isinstance(a, (list, tuple)):
+            if not isinstance(b, (list, tuple)) or len(a) != len(b):
+                return False
+            return all(same(x, y) for x, y in zip(a, b, strict=True))
+        if isinstance(a, dict):
+            return isinstance(b, dict) and list(a) == list(b) and all(same(a[k], b[k]) for k in a)
+        if type(a) is not type(b):
+            return False
+        if not integers and type(a) is int:
+            return True
+        return bool(a == b) or (isinstance(a, float) and a != a and b != b)
+
     for number, (a, b) in enumerate(zip(first.nodes, second.nodes, strict=True)):
         numbers[a] = numbers[b] = number
         if a.op != b.op or (a.target != b.target and a.op != "output"):
             return False
-        if not _same(a.args, b.args, numbers, constants) or not _same(a.kwargs, b.kwargs, numbers, constants):
+        if not same(a.args, b.args) or not same(a.kwargs, b.kwargs):
             return False
     return True
-
-
-def _same(a: Any, b: Any, numbers: Mapping[fx.Node, int], constants: bool) -> bool:
-    if isinstance(a, fx.Node) or isinstance(b, fx.Node):
-        return isinstance(a, fx.Node) and isinstance(b, fx.Node) and numbers.get(a, -1) == numbers.get(b, -2)
-    if isinstance(a, (list, tuple)):
-        if not isinstance(b, (list, tuple)) or len(a) != len(b):
-            return False
-        return all(_same(x, y, numbers, constants) for x, y in zip(a, b, strict=True))
-    if isinstance(a, dict):
-        return isinstance(b, dict) and list(a) == list(b) and all(_same(a[k], b[k], numbers, constants) for k in a)
-    if type(a) is not type(b):
-        return False
-    if not constants and type(a) is int:
-        return True
-    return bool(a == b) or (isinstance(a, float) and a != a and b != b)

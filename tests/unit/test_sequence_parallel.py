@@ -305,6 +305,17 @@ def test_a_marker_moves_once_with_all_its_norms() -> None:
     assert ops(rewritten).count("reduce_scatter") == 1
 
 
+def test_an_all_reduce_behind_a_marker_keeps_the_marker_in_full() -> None:
+    """The second all_reduce moves to the shard, but it reads its own operand on all tokens."""
+
+    def build(b: Builder) -> Any:
+        marked = b.view(b.begin(b.all_reduce(b["x"])), 1, 12, 8)
+        return b.rms_norm(marked), b.rms_norm(b.all_reduce(marked))
+
+    rewritten = check(build, 1)
+    assert ops(rewritten).count("all_reduce") == 1
+
+
 def test_a_view_that_others_read_stays_for_them() -> None:
     def build(b: Builder) -> Any:
         viewed = b.view(b.all_reduce(b["x"]), 1, 12, 8)

@@ -43,6 +43,11 @@ def test_an_integer_that_differs_becomes_a_rank_constant() -> None:
     assert [r.constants for r in ranks] == [{"c0": 0}, {"c0": 1}]
 
 
+def test_a_rank_in_the_middle_may_be_the_one_that_differs() -> None:
+    _, ranks = share([graph(4), graph(5), graph(4)], nothing(3))
+    assert [r.constants for r in ranks] == [{"c0": 4}, {"c0": 5}, {"c0": 4}]
+
+
 def test_a_list_that_differs_becomes_a_rank_constant() -> None:
     shared, ranks = share([graph([0, 2]), graph([1, 3])], nothing(2))
     assert constants_of(shared[0]) == [RankConstant("c0")]
