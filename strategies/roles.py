@@ -13,12 +13,14 @@ from tcverify.program import VARYING, Mesh, Placement
 
 @dataclass(frozen=True, slots=True)
 class Roles:
-    """Attributes:
-    main: the dim of tensor parallelism: "tp" if there is one, else the last.
-    other: a second dim, for data and for some blocks; None when there is none.
-    members: per dim, the sizes of its groups.
-    astray: per dim, the dims over whose groups its positions differ: what is sharded over the one varies over the other.
-    even: whether the groups of `other` have one size.
+    """What each dim of a mesh does in a program.
+
+    Attributes:
+        main: the dim of tensor parallelism: "tp" if there is one, else the last.
+        other: a second dim, for data and for some blocks; None when there is none.
+        members: per dim, the sizes of its groups.
+        astray: per dim, the dims over whose groups its positions differ: what is sharded over the one varies over the other.
+        even: whether the groups of `other` have one size.
     """
 
     main: str
