@@ -1,0 +1,39 @@
+"""Plan: what a campaign does. Data only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hypothesis.strategies import SearchStrategy
+
+from tcverify.program import Contract, Program
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a campaign does.
+
+    Attributes:
+        programs: draws the programs.
+        mesh: names the mesh for reports, e.g. "2 ranks".
+        report_dir: where counterexamples are written, each as soon as it is found.
+        state_dir: where the program in flight and earlier failures are kept.
+        max_examples, max_time: bounds, in programs and seconds; at least one is set.
+        shrink_time: seconds after which no new trial of shrinking one finding begins; a trial that hangs then still takes
+            its time-out.
+        fail_fast: stop at the first finding.
+    """
+
+    programs: SearchStrategy[Program]
+    mesh: str
+    report_dir: Path
+    state_dir: Path
+    max_examples: int | None = 200
+    max_time: float | None = None
+    seed: int = 0
+    contract: Contract | None = None
+    checks: Sequence[str] | None = None
+    shrink_time: float = 30.0
+    fail_fast: bool = False
