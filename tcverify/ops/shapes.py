@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -134,11 +135,9 @@ def _propagate(op: Op, target: Any, args: Sequence[Any], kwargs: dict[str, Any],
     grown = elements * math.prod(abs(v) for v in flat if type(v) is int and v)  # by repeat, expand, pad, …
     if specs and elements <= _FEW_ELEMENTS and grown <= _MANY_ELEMENTS:
         tensors: Callable[..., torch.Tensor] = _meta_tensor if op.collective else _real_tensor
-        with torch.no_grad():
-            return _described(op.name, target, flat, tree, numbers, tensors)
+        return _described(op.name, target, flat, tree, numbers, tensors, contextlib.nullcontext())
     mode = new_fake_mode()
-    with mode, torch.no_grad():
-        return _described(op.name, target, flat, tree, numbers, lambda spec, base: fake_tensor(spec, mode, base))
+    return _described(op.name, target, flat, tree, numbers, lambda spec, base: fake_tensor(spec, mode, base), mode)
 
 
 def _described(
@@ -148,6 +147,7 @@ def _described(
     tree: pytree.TreeSpec,
     numbers: dict[int, int],
     make: Callable[[TensorSpec, torch.UntypedStorage | None], torch.Tensor],
+    mode: contextlib.AbstractContextManager[Any],
 ) -> Any:
     storages: dict[int, torch.UntypedStorage] = {}
     known: dict[int, int] = {}  # address of a storage -> its number; the tensors stay alive in `filled`
@@ -162,7 +162,8 @@ def _described(
         filled.append(leaf)
     args, kwargs = pytree.tree_unflatten(filled, tree)
     try:
-        result = target(*args, **kwargs)
+        with mode, torch.no_grad():
+            result = target(*args, **kwargs)
     except UnsupportedOp:
         raise
     except Exception as error:  # noqa: BLE001 - whatever a kernel or its shape function raises says that the shapes do not fit
