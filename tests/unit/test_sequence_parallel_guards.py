@@ -1,0 +1,269 @@
+"""P1 on hand-built programs: it leaves alone what it must, and every planted defect shows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tcverify.execution import Lockstep
+from tcverify.passes import SequenceParallel
+from tcverify.program import (
+    PARTIAL,
+    VARYING,
+    GraphBuilder,
+    InputSpec,
+    Mesh,
+    MeshDim,
+    Recipe,
+    spmd_program,
+)
+from tests.mutants.sequence_parallel import EXPECTED, MUTANTS
+from tests.unit.sequence_programs import (
+    GRID,
+    REVERSED,
+    STRIDED,
+    TP2,
+    Build,
+    Builder,
+    apply,
+    findings,
+    program,
+)
+
+# ---------------------------------------------------------------------------------------------- what it leaves alone
+
+
+def in_place(b: Builder) -> Any:
+    reduced = b.all_reduce(b["x"])
+    viewed = b.view(reduced, 1, 12, 8)
+    b.inputs["touched"] = touched = b.call("aten::add_.Tensor", viewed, b["r"])
+    return b.rms_norm(reduced), touched
+
+
+def marker_with_other_reader(b: Builder) -> Any:
+    marked = b.begin(b.all_reduce(b["x"]))
+    return b.rms_norm(marked), b.call("aten::relu", marked)
+
+
+def marker_behind_a_shared_marker(b: Builder) -> Any:
+    outer = b.begin(b.all_reduce(b["x"]))
+    return b.rms_norm(b.begin(outer)), b.call("aten::relu", outer)
+
+
+def marker_read_as_both_addends(b: Builder) -> Any:
+    marked = b.begin(b.all_reduce(b["x"]))
+    return b.add_rms_norm(b.view(marked, 1, 12, 8), marked)
+
+
+def residual_of_mutated_input(b: Builder) -> Any:
+    touched = b.call("aten::mul_.Tensor", b["r"], b["v"])
+    return b.add_rms_norm(b.all_reduce(b["x"]), b["r"]), touched
+
+
+def split_by_rank(b: Builder) -> Any:
+    start = b.graph.constant("start", lambda rank: rank)
+    stop = b.graph.constant("stop", lambda rank: 12 + rank)
+    doubled = b.call("aten::cat", [b["r"], b["q"]], 0)
+    return b.add_rms_norm(b.all_reduce(b["x"]), b.call("aten::slice.Tensor", doubled, 0, start, stop))
+
+
+def scaled_by_rank(b: Builder) -> Any:
+    factor = b.graph.constant("factor", lambda rank: rank + 2)
+    return b.add_rms_norm(b.all_reduce(b["x"]), b.call("aten::mul.Scalar", b["r"], factor))
+
+
+def reduced_over_another_group(b: Builder) -> Any:
+    return b.add_rms_norm(b.all_reduce(b["x"], "tp"), b.all_reduce(b["v"], "dp"))
+
+
+LEFT_ALONE: dict[str, tuple[Build, tuple[int, ...], Mesh]] = {
+    "group of one": (lambda b: b.rms_norm(b.all_reduce(b["x"])), (12, 8), Mesh(2, (MeshDim("tp", ((0,), (1,))),))),
+    "tokens not divisible": (lambda b: b.rms_norm(b.all_reduce(b["x"])), (5, 8), TP2),
+    "fewer tokens than ranks": (lambda b: b.rms_norm(b.all_reduce(b["x"])), (2, 8), TP4),
+    "batch divisible, tokens not": (lambda b: b.rms_norm(b.all_reduce(b["x"])), (2, 5, 8), TP2),
+    "no tokens": (lambda b: b.rms_norm(b.all_reduce(b["x"])), (0, 8), TP2),
+    "four dims": (lambda b: b.rms_norm(b.all_reduce(b["x"])), (2, 2, 2, 8), TP2),
+    "one dim": (lambda b: b.rms_norm(b.all_reduce(b["w"])), (12, 8), TP2),
+    "a view that merges batch and tokens": (
+        lambda b: b.rms_norm(b.view(b.all_reduce(b["x"]), 24, 8)), (2, 12, 8), TP2,
+    ),
+    "a view that splits the hidden dim": (
+        lambda b: b.call("rms_norm", b.view(b.all_reduce(b["x"]), 24, 4), b.call("aten::slice.Tensor", b["w"], 0, 0, 4), 1e-6),
+        (12, 8), TP2,
+    ),
+    "a transpose before the norm": (
+        lambda b: b.rms_norm(b.call("aten::transpose.int", b.all_reduce(b["x"]), 0, 1)), (8, 8), TP2,
+    ),
+    "an op between": (lambda b: b.rms_norm(b.call("aten::relu", b.all_reduce(b["x"]))), (12, 8), TP2),
+    "a varying residual": (lambda b: b.add_rms_norm(b.all_reduce(b["x"]), b["v"]), (12, 8), TP2),
+    "a partial residual": (lambda b: b.add_rms_norm(b.all_reduce(b["x"]), b["y"]), (12, 8), TP2),
+    "a varying first addend": (lambda b: b.add_rms_norm(b["v"], b.all_reduce(b["x"])), (12, 8), TP2),
+    "a varying weight": (lambda b: b.rms_norm(b.all_reduce(b["x"]), "u"), (12, 8), TP2),
+    "a residual that is broadcast": (
+        lambda b: b.add_rms_norm(b.all_reduce(b["x"]), b.call("aten::mean.dim", b["r"], [0], True)), (12, 8), TP2,
+    ),
+    "a weight for every token": (
+        lambda b: b.call("rms_norm", b.all_reduce(b["x"]), b["r"], 1e-6), (12, 8), TP2,
+    ),
+    "a marker that others read": (marker_with_other_reader, (12, 8), TP2),
+    "a marker behind one that others read": (marker_behind_a_shared_marker, (12, 8), TP2),
+    "a marker read as both addends": (marker_read_as_both_addends, (12, 8), TP2),
+    "an all_reduce written in place": (in_place, (12, 8), TP2),
+    "a residual written in place": (residual_of_mutated_input, (12, 8), TP2),
+    "a residual selected by rank": (split_by_rank, (12, 8), TP2),
+    "a residual scaled by rank": (scaled_by_rank, (12, 8), TP2),
+    "a residual reduced over another group": (reduced_over_another_group, (12, 8), GRID),
+    "add_rms_norm2": (
+        lambda b: b.graph.getitem(b.call("add_rms_norm2", b.all_reduce(b["x"]), b["r"], b["w"], 1e-6), 0),
+        (12, 8), TP2,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", LEFT_ALONE)
+def test_left_alone(case: str) -> None:
+    build, shape, mesh = LEFT_ALONE[case]
+    original = program(build, shape, mesh)
+    for rank in range(mesh.world_size):
+        gm = original.graph_module(rank)
+        code = gm.code
+        pass_ = SequenceParallel()
+        pass_(gm)
+        assert pass_.rewrites == {"P1": 0}
+        gm.recompile()
+        assert gm.code == code
+
+
+@pytest.mark.parametrize(
+    ("tp", "dp"), [(((0, 1), (2, 3)), ((0, 2), (3, 1))), (((0, 1),), ((0, 1),))], ids=["crossing", "twice the same"]
+)
+def test_an_input_that_varies_over_a_dim_which_tells_the_members_apart(tp: Any, dp: Any) -> None:
+    mesh = Mesh(2 * len(tp), (MeshDim("tp", tp), MeshDim("dp", dp)))
+    specs = [
+        InputSpec("x", (4, 8), placements=(("tp", PARTIAL),)),
+        InputSpec("v", (4, 8), placements=(("dp", VARYING),)),
+        InputSpec("w", (8,), recipe=Recipe("norm_weight")),
+    ]
+
+    def build(graph: GraphBuilder) -> Any:
+        b = Builder(graph, ["x", "v", "w"])
+        return b.add_rms_norm(b.all_reduce(b["x"]), b["v"])
+
+    original = spmd_program(mesh, specs, build)
+    assert findings(original, SequenceParallel()) == set()
+    assert apply(original, SequenceParallel())[1] == 0
+
+
+@pytest.mark.parametrize("lost", ["x", "r", "w", "all_reduce", "add_rms_norm"])
+def test_missing_metadata_leaves_the_graph_alone(lost: str) -> None:
+    gm = program(lambda b: b.add_rms_norm(b.all_reduce(b["x"]), b["r"])).graph_module(0)
+    del next(node for node in gm.graph.nodes if node.name == lost).meta["val"]
+    pass_ = SequenceParallel()
+    pass_(gm)
+    assert pass_.rewrites == {"P1": 0}
+
+
+@pytest.mark.parametrize("lost", ["r", "w"])
+def test_a_missing_placement_means_varying(lost: str) -> None:
+    gm = program(lambda b: b.add_rms_norm(b.all_reduce(b["x"]), b["r"])).graph_module(0)
+    del next(node for node in gm.graph.nodes if node.name == lost).meta["placement"]
+    pass_ = SequenceParallel()
+    pass_(gm)
+    assert pass_.rewrites == {"P1": 0}
+
+
+def test_a_norm_that_nobody_reads_is_still_gathered() -> None:
+    """An unused collective is one that other ranks may wait for: ranks that differ in dead code stay matched."""
+    original = program(lambda b: b.rms_norm(b.all_reduce(b["x"])))
+    graphs = []
+    for rank in (0, 1):
+        gm = original.graph_module(rank)
+        if rank == 1:
+            output = next(iter(reversed(gm.graph.nodes)))
+            output.args = (next(iter(gm.graph.nodes)),)
+        graphs.append(SequenceParallel()(gm).graph)
+    assert Lockstep().run(original.with_graphs(graphs)).finished
+
+
+def test_an_all_reduce_that_was_unused_before_stays() -> None:
+    def unused(gm: Any) -> Any:
+        graph = gm.graph
+        reduced = next(node for node in graph.nodes if node.name == "all_reduce")
+        with graph.inserting_after(reduced):
+            graph.node_copy(reduced, lambda node: node)
+        return gm
+
+    original = program(lambda b: b.rms_norm(b.all_reduce(b["x"])))
+    gm = SequenceParallel()(unused(original.graph_module(0)))
+    assert sum(node.name.startswith("all_reduce") for node in gm.graph.nodes) == 1
+
+
+# ----------------------------------------------------------------------------------------------------- planted defects
+
+
+def with_residual(b: Builder) -> Any:
+    return b.add_rms_norm(b.all_reduce(b["x"]), b["r"])
+
+
+def norm_only(b: Builder) -> Any:
+    return b.rms_norm(b.all_reduce(b["x"]))
+
+
+def norm_and_reader(b: Builder) -> Any:
+    reduced = b.all_reduce(b["x"])
+    return b.rms_norm(reduced), b.call("aten::add.Tensor", reduced, b["r"])
+
+
+def two_groups(b: Builder) -> Any:
+    return b.rms_norm(b.all_reduce(b["x"], "tp")), b.rms_norm(b.all_reduce(b["x"], "dp"))
+
+
+SHOWN_BY: dict[str, tuple[Build, tuple[int, ...], Mesh]] = {
+    "ResidualNotSliced": (with_residual, (12, 8), TP2),
+    "RankNumberPicksShard": (with_residual, (12, 8), STRIDED),
+    "FirstChunkForAll": (with_residual, (12, 8), TP2),
+    "BatchScattered": (norm_only, (2, 4, 8), TP2),
+    "OutputNotGathered": (norm_only, (12, 8), TP2),
+    "GatherOrderLost": (norm_only, (12, 8), REVERSED),
+    "GatherSkippedOnFirstRank": (norm_only, (12, 8), TP2),
+    "AllReduceErasedOnFirstRank": (norm_only, (12, 8), TP2),
+    "OtherReadersTakeShard": (norm_and_reader, (12, 8), TP2),
+    "MarkerMovesAlone": (marker_with_other_reader, (12, 8), TP2),
+    "VaryingAddendSliced": (LEFT_ALONE["a varying residual"][0], (12, 8), TP2),
+    "VaryingWeightAccepted": (LEFT_ALONE["a varying weight"][0], (12, 8), TP2),
+    "StaleMetadata": (norm_only, (12, 8), TP2),
+    "ViewKeepsAllTokens": (lambda b: b.rms_norm(b.view(b.all_reduce(b["x"]), 1, 12, 8)), (12, 8), TP2),
+    "IndivisibleTokensAccepted": (norm_only, (5, 8), TP2),
+    "OneScatterForAllGroups": (two_groups, (12, 8), GRID),
+}
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_mutant_is_refuted(name: str) -> None:
+    found = findings(program(*SHOWN_BY[name]), MUTANTS[name]())
+    assert found & EXPECTED[name], f"found {found}"
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_the_sound_pass_is_not_refuted_where_a_mutant_is(name: str) -> None:
+    assert findings(program(*SHOWN_BY[name]), SequenceParallel()) == set()
+
+
+@pytest.mark.parametrize(
+    ("name", "kinds"),
+    [
+        ("FirstChunkForAll", {"wrong-value"}),
+        ("GatherSkippedOnFirstRank", {"deadlock"}),
+        ("AllReduceErasedOnFirstRank", {"collective-mismatch"}),
+        ("StaleMetadata", {"stale-metadata"}),
+        ("IndivisibleTokensAccepted", {"pass-raised"}),
+    ],
+)
+def test_each_check_refutes_a_mutant_alone(name: str, kinds: set[str]) -> None:
+    assert findings(program(*SHOWN_BY[name]), MUTANTS[name]()) == kinds
+
+
+def test_mutants_carry_their_own_names() -> None:
+    assert {mutant.name for mutant in MUTANTS.values()} == set(MUTANTS)
+    assert SequenceParallel.name == "sequence_parallel"
