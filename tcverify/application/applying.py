@@ -64,7 +64,7 @@ def _apply_to_ranks(loaded: LoadedPass, modules: list[fx.GraphModule], pair: Pai
             pair.declined = error.message
             return None
         except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a pass raises is a finding about it
-            pair.failure = PassFailure("pass-raised", _describe(error), rank, traceback.format_exc(limit=-12))
+            pair.failure = PassFailure("pass-raised", _describe(error), rank, _traceback(error))
             return None
         result = getattr(returned, "graph_module", returned)  # torch.fx.passes' PassResult
         if result is None:
@@ -87,6 +87,14 @@ def _apply_to_ranks(loaded: LoadedPass, modules: list[fx.GraphModule], pair: Pai
 def _describe(error: BaseException) -> str:
     text = str(error).strip().splitlines()
     return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
+
+
+def _traceback(error: BaseException) -> str:
+    """The traceback from the first frame of the pass on: ours above it say nothing about the pass."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_globals.get("__name__", "").startswith("tcverify.application."):
+        trace = trace.tb_next
+    return "".join(traceback.format_exception(type(error), error, trace, limit=-12))
 
 
 def _brief(value: Any) -> str:

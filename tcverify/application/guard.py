@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import gc
 import importlib
+import itertools
 import json
 import os
 import signal
@@ -31,12 +33,16 @@ from tcverify.program import Contract, Program, dumps, loads
 #: Most time that importing a pass may take, in seconds. Importing torch and friends on a busy machine is slow.
 LOAD_TIMEOUT = 120.0
 
+#: Seconds that one application of a pass may take, unless told otherwise.
+DEFAULT_TIMEOUT = 20.0
+
 
 class Subject(Protocol):
     """A pass under verification, wherever it runs."""
 
     facts: PassFacts
     contract: Contract
+    timeout: float  # seconds that one application may take; kept only where the pass has a process of its own
 
     def apply(self, program: Program, *, deep: bool = False) -> Pair:
         """Apply the pass to every rank's graph; see `apply_pass`."""
@@ -49,6 +55,8 @@ class Subject(Protocol):
 
 class InProcess:
     """A pass that cannot be imported by name (a closure, an instance): applied here, without protection from its death."""
+
+    timeout = DEFAULT_TIMEOUT
 
     def __init__(self, loaded: LoadedPass) -> None:
         self._loaded = loaded
@@ -74,7 +82,7 @@ class Guarded:
         PassLoadError: the pass cannot be loaded.
     """
 
-    def __init__(self, target: str, options: Mapping[str, Any] | None = None, *, timeout: float = 20.0) -> None:
+    def __init__(self, target: str, options: Mapping[str, Any] | None = None, *, timeout: float = DEFAULT_TIMEOUT) -> None:
         self.target = target
         self.options = dict(options or {})
         self.timeout = timeout
@@ -95,12 +103,12 @@ class Guarded:
         return pair
 
     def _main(self) -> _Worker:
-        if self._worker is None:
+        if self._worker is None or not self._worker.alive:
             self._worker = _Worker(self.target, self.options)
         return self._worker
 
     def _compare_hash_order(self, program: Program, text: str, pair: Pair) -> None:
-        if self._other_hash is None:
+        if self._other_hash is None or not self._other_hash.alive:
             self._other_hash = _Worker(self.target, self.options, hash_seed=1)
         other = self._other_hash.apply(program, text, False, self.timeout)
         if not self._other_hash.alive:
@@ -125,7 +133,7 @@ class Guarded:
         self.close()
 
 
-def subject_of(pass_: Any, options: Mapping[str, Any] | None = None, *, timeout: float = 20.0) -> Subject:
+def subject_of(pass_: Any, options: Mapping[str, Any] | None = None, *, timeout: float = DEFAULT_TIMEOUT) -> Subject:
     """Make a pass, given as a reference, a class, a function or an instance, ready for verification.
 
     References, and classes and functions that can be imported by name, run in a guarded worker process; everything else
@@ -153,6 +161,7 @@ class _Worker:
         self._log = open(descriptor, "rb")  # noqa: SIM115 - lives as long as the worker
         self._log_path = Path(path)
         job = {"target": target, "options": dict(options), "path": [str(Path.cwd()), *sys.path], "log": path}
+        job["directory"] = str(Path.cwd())
         self._process, self._connection = start_process(_serve, (json.dumps(job),), hash_seed=hash_seed)
         self.alive = True
         reply = self._ask(None, LOAD_TIMEOUT)
@@ -182,6 +191,9 @@ class _Worker:
         except (EOFError, OSError):
             self._process.join(5)
             return PassFailure("pass-died", f"took its process down ({self._exit()})", None, self._tail())
+        except BaseException:
+            self.close()  # interrupted between question and answer: the answer must not be taken for that of another
+            raise
 
     def _exit(self) -> str:
         code = self._process.exitcode
@@ -200,7 +212,9 @@ class _Worker:
         self._log.seek(start)
         dump = self._log.read().decode(errors="replace")
         _, found, frames = dump.rpartition("(most recent call first):\n")
-        return "most recent call first:\n" + "\n".join(frames.splitlines()[:12]) if found else dump
+        ours = str(Path(__file__).parent) + os.sep  # what called the pass says nothing about it
+        of_pass = list(itertools.takewhile(lambda frame: ours not in frame, frames.splitlines()))
+        return "most recent call first:\n" + "\n".join(of_pass[:12]) if found else dump
 
     def _tail(self) -> str:
         """The last lines that the worker wrote to its standard error."""
@@ -236,12 +250,14 @@ def _serve(connection: Connection, job_text: str) -> None:
     for module in LAZY_MODULES:
         importlib.import_module(module)
     sys.path[:] = job["path"]
+    os.chdir(job["directory"])  # the fork server still stands where its parent once was
     send: Callable[[Any], None] = lambda reply: connection.send_bytes(json.dumps(reply).encode())  # noqa: E731
     try:
         loaded = load_pass(job["target"], job["options"])
     except TcverifyError as error:
         send({"load_error": [error.message, error.hint]})
         return
+    gc.freeze()  # collections need not look at what torch has imported, again and again
     send({"facts": asdict(loaded.facts)})
     while True:
         try:

@@ -23,7 +23,7 @@ import torch.distributed as dist
 from tcverify.errors import ExecutorError, UsageError
 from tcverify.execution import worker
 from tcverify.execution.messages import Reply, decode_reply
-from tcverify.execution.processes import forkserver, main_hidden
+from tcverify.execution.processes import forkserver, interrupts_kept_off, main_hidden
 
 #: Seconds until every rank has joined. The first group of a process waits for a new interpreter that imports torch.
 START_SECONDS = 120.0
@@ -66,7 +66,7 @@ class RankGroup:
         self._kill = weakref.finalize(self, _end, self._ranks, self.directory, os.getpid())
         try:
             context = forkserver()
-            with main_hidden():
+            with interrupts_kept_off(), main_hidden():
                 for rank in range(world_size):
                     ours, theirs = context.Pipe()
                     _limit(ours, timeout)

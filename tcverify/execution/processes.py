@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.process import BaseProcess
@@ -44,7 +46,7 @@ def start_process(
         forkserver() if hash_seed is None else multiprocessing.get_context("spawn")
     )
     ours, theirs = context.Pipe()
-    with main_hidden(), _environment("PYTHONHASHSEED", hash_seed):
+    with interrupts_kept_off(), main_hidden(), _environment("PYTHONHASHSEED", hash_seed):
         process = context.Process(target=_run, args=(target, theirs, *arguments), name=name, daemon=True)
         process.start()
     theirs.close()
@@ -68,6 +70,20 @@ def die_with_parent() -> None:
         os._exit(1)
 
     threading.Thread(target=watch, name="watches the parent", daemon=True).start()
+
+
+@contextlib.contextmanager
+def interrupts_kept_off() -> Iterator[None]:
+    """Processes started here never see Ctrl-C, which a terminal sends to everybody: it is this process's business alone.
+
+    They inherit the blocked signal. For this process it is only put off until they have started.
+    """
+    resource_tracker.ensure_running()  # it would unblock the signal when it starts
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import gc
 import json
 import multiprocessing
 import os
@@ -68,6 +69,7 @@ def _join(rank: int, world_size: int, device: str, directory: str, core: int | N
         with contextlib.suppress(OSError, AttributeError):
             os.sched_setaffinity(0, {core})
     torch.set_num_threads(1)
+    gc.freeze()  # collections need not look at what torch has imported, again and again
     os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = "lo"
     store = dist.FileStore(os.path.join(directory, "store"), world_size)  # type: ignore[attr-defined]
     place = torch.device("cpu")
