@@ -3,8 +3,8 @@
     python benchmarks/throughput.py [--programs N]
 
 Draws the same programs for every row of one world size. Rows: a whole campaign (drawing, pass in its worker, checks,
-statistics) in lockstep alone and confirmed on gloo, against the bare execution of the same pairs on the same pool, once one
-after the other and once with all of them in flight. Compare rows of one run only: machines differ.
+statistics) in lockstep alone and confirmed on gloo, against the bare execution of the same pairs on the same pool, one after
+the other, with all of them in flight, and with new rank processes for each. Compare rows of one run only: machines differ.
 """
 
 from __future__ import annotations
@@ -109,6 +109,11 @@ def main(programs: int, world_size: tuple[int, ...]) -> None:
                 for ticket in [pool.submit(original, rewritten) for original, rewritten in drawn]:
                     pool.result(ticket)
                 row("bare pairs, gloo, all in flight", len(drawn), time.perf_counter() - start)
+            start = time.perf_counter()
+            for original, rewritten in drawn[:10]:
+                with ProcessGroupPool(size) as fresh:
+                    fresh.compare(original, rewritten)
+            row("bare pairs, gloo, new ranks for each", len(drawn[:10]), time.perf_counter() - start)
 
 
 if __name__ == "__main__":
