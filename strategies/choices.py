@@ -65,6 +65,9 @@ class Block:
         norm: how residual and norm follow.
         residual: which residual is added.
         users: who else reads the collective's result.
+        inside: whether they read it behind the marker.
+        twin: whether addends whose sum is normed are also summed over the mesh's other dim, where it has one and its groups
+            have several ranks; that sum is normed and returned.
         keep: what is returned beside the last value.
         tie: whether weights of earlier blocks are used again.
         mask: whether attention has a mask.
@@ -81,6 +84,8 @@ class Block:
     norm: str
     residual: str
     users: str
+    inside: bool
+    twin: bool
     keep: str
     tie: bool
     mask: bool
@@ -93,7 +98,7 @@ _BYTE = tuple(range(256))
 HEADER: dict[str, _Table] = {
     "layers": _weighted((1, 7), (2, 5), (3, 2), (4, 1)),
     "layout": _weighted(("flat", 6), ("bsh", 7), ("sbh", 2)),
-    "batch": _weighted((1, 5), (2, 6), (3, 2), (4, 2)),
+    "batch": _weighted((1, 6), (2, 6), (3, 1), (4, 2)),
     "sequence": _weighted(
         ((1, 0), 4),
         ((2, 0), 5),
@@ -125,14 +130,16 @@ BLOCK: dict[str, _Table] = {
     "bias": _weighted(("none", 11), ("before", 2), ("column", 2), ("column-before", 1), ("after", 1)),
     "reduce": _weighted(("none", 1), ("all_reduce", 14), ("fused", 3), ("scatter-gather", 1)),
     "dp": _weighted((False, 3), (True, 1)),
-    "view": _weighted(("none", 13), ("before", 1), ("between", 2), ("behind", 1), ("transpose", 1)),
-    "region": _weighted(("none", 9), ("begin", 3), ("begin-end", 2), ("begin-end-copy", 1), ("copy", 1), ("end-copy", 1)),
+    "view": _weighted(("none", 12), ("before", 1), ("between", 5), ("behind", 1), ("transpose", 1)),
+    "region": _weighted(("none", 8), ("begin", 4), ("begin-end", 2), ("begin-end-copy", 1), ("copy", 1), ("end-copy", 1)),
     "norm": _weighted(
         ("none", 1), ("rms", 6), ("fused", 6), ("unfused", 4), ("fused-swapped", 1), ("fused2", 3), ("fused2-swapped", 1),
         ("layer", 1),
     ),
     "residual": _weighted(("stream", 9), ("input", 2), ("reduced", 1), ("varying", 1), ("first", 1)),
-    "users": _weighted(("none", 11), ("output", 1), ("norm", 1), ("gelu", 1), ("add", 1), ("fused", 1)),
+    "users": _weighted(("none", 10), ("output", 2), ("norm", 1), ("gelu", 1), ("add", 2), ("fused", 1)),
+    "inside": (False, True),
+    "twin": _weighted((False, 5), (True, 2)),
     "keep": _weighted(("none", 16), ("hidden", 1), ("residual", 2), ("tuple", 1)),
     "tie": _weighted((False, 5), (True, 1)),
     "mask": _weighted((False, 3), (True, 1)),

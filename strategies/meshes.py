@@ -13,7 +13,7 @@ _Groups = tuple[tuple[int, ...], ...]
 
 #: Per world size, the groups of "tp" and, where there are two dims, of "dp"; the simplest first. Two dims are aligned as in
 #: a grid (members of one dp group stand at one position of their tp groups), so that a value placed over one dim can
-#: be replicated over the other.
+#: be replicated over the other; or both have all ranks, in two orders, so that few ranks too have two groups of more than one.
 _LAYOUTS: dict[int, tuple[tuple[_Groups, _Groups | None], ...]] = {
     2: (
         (((0, 1),), None),
@@ -21,6 +21,8 @@ _LAYOUTS: dict[int, tuple[tuple[_Groups, _Groups | None], ...]] = {
         (((0, 1),), ((0,), (1,))),
         (((1, 0),), ((0,), (1,))),
         (((0,), (1,)), ((1, 0),)),
+        (((0, 1),), ((1, 0),)),
+        (((1, 0),), ((0, 1),)),
     ),
     3: (
         (((0, 1, 2),), None),
@@ -29,6 +31,9 @@ _LAYOUTS: dict[int, tuple[tuple[_Groups, _Groups | None], ...]] = {
         (((2, 0), (1,)), None),
         (((1, 2, 0),), ((0,), (1,), (2,))),
         (((0,), (1,), (2,)), ((0, 2, 1),)),
+        (((0, 1, 2),), ((2, 0, 1),)),
+        (((1, 0, 2),), ((0, 2, 1),)),
+        (((2, 0, 1),), ((1, 0, 2),)),
     ),
     4: (
         (((0, 1, 2, 3),), None),

@@ -63,8 +63,9 @@ def _attention(w: Writing, block: Block, dim: str) -> tuple[Value, int | None]:
     else:
         ranks = w.roles.multiple(dim)
         width = ranks * heads * size
-        query = _columns(w, block, dim, x, "wq", width)
-        key = _columns(w, block, dim, x, "wk", ranks * kv_heads * size)
+        careful = replace(x, rms=1.5 * x.rms)  # logits stay within 8 where x is larger than estimated
+        query = _columns(w, block, dim, careful, "wq", width)
+        key = _columns(w, block, dim, careful, "wk", ranks * kv_heads * size)
         value = _columns(w, block, dim, x, "wv", ranks * kv_heads * size)
     inner = layout_of(w, "bs", w.batch == 1 and w.hidden.layout.flat)
     query, key, value = (relayout(w, v, inner) for v in (query, key, value))

@@ -76,19 +76,20 @@ def _finish_block(w: Writing, block: Block, dim: str, addend: Value, width: int 
         total = _toggle(w, total)
     elif block.view == "transpose":
         total = relayout(w, total, Layout("sb" if total.layout.order == "bs" else "bs"), w.setting.hidden)
-    _let_others_read(w, block, dim, total)
     entered = total
     if "begin" in block.region:
         entered = _marker(w, "_internal_mark_region_begin", entered)
     elif block.region == "copy":
         entered = _marker(w, "_internal_copy_region", entered)
+    shared = entered if block.inside else total  # by the norm and other readers
+    _let_others_read(w, block, shared)
     hidden = _residual_and_norm(w, block, dim, entered)
     if block.norm != "unfused":
         hidden = _leave_region(w, block, hidden)
     if block.view == "behind":
         hidden = _toggle(w, hidden)
     if block.users == "add":
-        hidden = add(w, hidden, relayout(w, total, hidden.layout, w.setting.hidden), "reduced-read-later")
+        hidden = add(w, hidden, relayout(w, shared, hidden.layout, w.setting.hidden), "reduced-read-later")
     w.hidden = hidden
     if block.keep == "hidden":
         w.extras.append(hidden)
@@ -124,6 +125,10 @@ def _reduce(w: Writing, block: Block, dim: str, addend: Value, width: int | None
             part = w.draft.call(op, addend, addend, axis, RANK, main, labels=labels)
             part = replace(part, rms=addend.rms * w.roles.size(dim), dense=True)
             return w.draft.call("tensor_cast::all_gather", part, part, axis, RANK, main)
+    across = w.roles.other if dim == w.roles.main else w.roles.main
+    # Only beside another norm: else a defect that needs one norm would shrink to a twin and two groups.
+    if block.twin and block.norm != "none" and across is not None and min(w.roles.sizes(across)) > 1:
+        w.extras.append(_norm(w, "rms_norm", _all_reduce(w, addend, across), tie=False))
     return _all_reduce(w, addend, dim)
 
 
@@ -167,7 +172,7 @@ def _residual(w: Writing, block: Block, dim: str, layout: Layout) -> Value:
     return _all_reduce(w, activation(w, "partial", layout, (dim, PARTIAL), dtype, w.partial), dim)
 
 
-def _let_others_read(w: Writing, block: Block, dim: str, total: Value) -> None:
+def _let_others_read(w: Writing, block: Block, total: Value) -> None:
     """Add further readers of the collective's result, whose results are returned."""
     if block.users == "output":
         w.extras.append(total)

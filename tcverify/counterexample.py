@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import platform
 import tempfile
@@ -17,7 +18,7 @@ import torch
 from tcverify.application import PassFacts
 from tcverify.errors import ProgramError, UsageError
 from tcverify.program import Contract, Finding, Program, dumps
-from tcverify.program.codec import decode, encode, load_json
+from tcverify.program.codec import MAX_BYTES, decode, encode, load_json
 from tcverify.verifier import Verdict
 
 FORMAT = "tcverify-counterexample"
@@ -50,7 +51,9 @@ class Counterexample:
         executors: who ran it, the last one confirming.
         contract: promises that it was judged by.
         size_drawn: compute nodes of the program as first drawn, before shrinking.
+        shrink_cut: whether shrinking ended for lack of time.
         deep: whether the finding needs a deep application (see `verify`).
+        pass_timeout: seconds that one application of the pass could take.
         environment: versions of what it was found with.
     """
 
@@ -65,7 +68,9 @@ class Counterexample:
     executors: tuple[str, ...] = ()
     contract: Contract = field(default_factory=Contract)
     size_drawn: int = 0
+    shrink_cut: bool = False
     deep: bool = False
+    pass_timeout: float = 20.0
     environment: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -96,7 +101,15 @@ def case_id(program: Program, facts: PassFacts, kind: str) -> str:
 
 
 def make_counterexample(
-    verdict: Verdict, kind: str, facts: PassFacts, contract: Contract, *, size_drawn: int = 0, deep: bool = False
+    verdict: Verdict,
+    kind: str,
+    facts: PassFacts,
+    contract: Contract,
+    *,
+    size_drawn: int = 0,
+    shrink_cut: bool = False,
+    deep: bool = False,
+    pass_timeout: float = 20.0,
 ) -> Counterexample:
     """Record the finding of this kind of a refuting verdict."""
     pair = verdict.pair
@@ -114,7 +127,9 @@ def make_counterexample(
         executors=tuple(verdict.executors),
         contract=contract,
         size_drawn=size_drawn or pair.original.size,
+        shrink_cut=shrink_cut,
         deep=deep,
+        pass_timeout=pass_timeout,
         environment=environment(),
     )
 
@@ -141,15 +156,22 @@ def encode_counterexample(case: Counterexample) -> dict[str, Any]:
         "contract": asdict(case.contract),
         "finding": asdict(case.finding),
         "others": [asdict(f) for f in case.others],
-        "values": [asdict(v) for v in case.values],
+        "values": [{**asdict(v), "expected": _number(v.expected), "actual": _number(v.actual)} for v in case.values],
         "executors": list(case.executors),
         "size_drawn": case.size_drawn,
+        "shrink_cut": case.shrink_cut,
         "deep": case.deep,
+        "pass_timeout": case.pass_timeout,
         "environment": dict(case.environment),
         "listing": case.listing,
         "program": encode(case.program),
         "rewritten": encode(case.rewritten) if case.rewritten is not None else None,
     }
+
+
+def _number(value: float) -> float | str:
+    """JSON has no NaN and no infinities: these are written as text."""
+    return value if math.isfinite(value) else repr(value)
 
 
 def write_counterexample(case: Counterexample, directory: Path) -> Path:
@@ -159,12 +181,15 @@ def write_counterexample(case: Counterexample, directory: Path) -> Path:
         UsageError: the directory cannot be written.
     """
     target = directory / case.id / FILE_NAME
-    write_atomically(target, json.dumps(encode_counterexample(case), indent=1) + "\n")
+    write_atomically(target, json.dumps(encode_counterexample(case), indent=1, allow_nan=False) + "\n")
     return target
 
 
-def write_atomically(path: Path, text: str) -> None:
+def write_atomically(path: Path, text: str, hint: str = "choose another place with --report-dir") -> None:
     """Write a file so that it is there whole or not at all.
+
+    Args:
+        hint: what to do when it cannot be written.
 
     Raises:
         UsageError: it cannot be written.
@@ -183,9 +208,7 @@ def write_atomically(path: Path, text: str) -> None:
             Path(name).unlink(missing_ok=True)
             raise
     except OSError as error:
-        raise UsageError(
-            f"{path} cannot be written: {error.strerror or error}", "choose another place with --report-dir"
-        ) from None
+        raise UsageError(f"{path} cannot be written: {error.strerror or error}", hint) from None
 
 
 def read_counterexample(path: Path) -> Counterexample:
@@ -195,6 +218,9 @@ def read_counterexample(path: Path) -> Counterexample:
         ProgramError: it is not one, or is damaged.
     """
     try:
+        size = path.stat().st_size
+        if size > MAX_BYTES:
+            raise ProgramError(f"{path} has {size} bytes; at most {MAX_BYTES} are read")
         text = path.read_bytes()
     except OSError as error:
         raise ProgramError(f"{path} cannot be read: {error.strerror or error}") from None
@@ -206,39 +232,67 @@ def decode_counterexample(data: Any, where: str) -> Counterexample:
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise ProgramError(f"{where} is not a tcverify counterexample", f'its "format" must be "{FORMAT}"')
     if data.get("version") != VERSION:
-        raise ProgramError(f"{where} has version {data.get('version')!r}; this tcverify reads version {VERSION}")
+        raise ProgramError(
+            f"{where} has version {str(data.get('version'))[:40]}; this tcverify reads version {VERSION}",
+            "use the tcverify that wrote it",
+        )
     program = decode(data.get("program"), f"{where}: program")
-    rewritten = data.get("rewritten")
+    rewritten = decode(data["rewritten"], f"{where}: rewritten") if data.get("rewritten") is not None else None
+    if rewritten is not None and rewritten.world_size != program.world_size:
+        raise ProgramError(
+            f"{where}: the program has {program.world_size} ranks, the rewritten one {rewritten.world_size}"
+        )
     try:
         return Counterexample(
-            id=_typed(data["id"], str),
+            id=_id(data["id"]),
             program=program,
-            rewritten=decode(rewritten, f"{where}: rewritten") if rewritten is not None else None,
+            rewritten=rewritten,
             listing=_typed(data["listing"], str),
             facts=_facts(data["pass"]),
-            finding=_finding(data["finding"]),
-            others=tuple(_finding(f) for f in data["others"]),
+            finding=_finding(data["finding"], program.world_size),
+            others=tuple(_finding(f, program.world_size) for f in data["others"]),
             values=tuple(_value(v) for v in data["values"]),
             executors=tuple(_typed(e, str) for e in data["executors"]),
             contract=Contract(**{k: _typed(v, bool) for k, v in data["contract"].items()}),
             size_drawn=_typed(data["size_drawn"], int),
+            shrink_cut=_typed(data["shrink_cut"], bool),
             deep=_typed(data["deep"], bool),
+            pass_timeout=_timeout(data["pass_timeout"]),
             environment={_typed(k, str): _typed(v, str) for k, v in data["environment"].items()},
         )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise ProgramError(f"{where}: malformed counterexample: {type(error).__name__}: {error}") from None
+    except KeyError as error:
+        raise ProgramError(f"{where}: malformed counterexample: it lacks {error}") from None
+    except (TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise ProgramError(f"{where}: malformed counterexample: {error}") from None
 
 
 def _typed(value: Any, kind: type) -> Any:
     if type(value) is not kind:
-        raise TypeError(f"{value!r} is not of type {kind.__name__}")
+        raise TypeError(f"{repr(value)[:60]} is not of type {kind.__name__}")
     return value
 
 
-def _finding(data: Any) -> Finding:
+def _id(value: Any) -> str:
+    if not isinstance(value, str) or len(value) != 8 or set(value) - set("0123456789abcdef"):
+        raise TypeError(f"{repr(value)[:60]} is not an id: 8 hexadecimal digits")
+    return value
+
+
+def _timeout(value: Any) -> float:
+    if type(value) not in (int, float) or not 0 < value <= 86400:
+        raise TypeError(f"{repr(value)[:60]} is not a time-out between 0 and 86400 s")
+    return float(value)
+
+
+def _finding(data: Any, world_size: int) -> Finding:
     known = {f.name for f in fields(Finding)}
     if not isinstance(data, dict) or set(data) - known:
         raise TypeError("a finding has unknown fields")
+    rank = data.get("rank")
+    if rank is not None and not 0 <= _typed(rank, int) < world_size:
+        raise TypeError(f"a finding is about rank {rank} of {world_size}")
+    if data.get("node") is not None:
+        _typed(data["node"], str)
     for key in ("kind", "check", "title", "detail"):
         _typed(data[key], str)
     _typed(data["data"], dict)
@@ -249,6 +303,8 @@ def _facts(data: Any) -> PassFacts:
     for key in ("name", "target", "source"):
         _typed(data[key], str)
     _typed(data["options"], dict)
+    for promise in _typed(data["contract"], dict).values():
+        _typed(promise, bool)
     return PassFacts(**data)
 
 
@@ -270,19 +326,24 @@ def find_counterexamples(where: str, directory: Path) -> list[Path]:
         UsageError: it stands for nothing, or for several cases.
     """
     path = Path(where)
-    if path.is_file():
-        return [path]
-    if path.is_dir():
-        own = path / FILE_NAME
-        found = [own] if own.is_file() else sorted(path.glob(f"*/{FILE_NAME}"))
-        if not found:
-            raise UsageError(f"there is no counterexample in {path}")
-        return found
-    matches = sorted(directory.glob(f"{where}*/{FILE_NAME}")) if where.isalnum() else []
+    try:
+        if path.is_file():
+            return [path]
+        if path.is_dir():
+            own = path / FILE_NAME
+            found = [own] if own.is_file() else sorted(path.glob(f"*/{FILE_NAME}"))
+            if not found:
+                raise UsageError(f"there is no counterexample in {path}", "tcverify run writes them, one folder each")
+            return found
+        by_id = where.isascii() and where.isalnum()
+        matches = sorted(directory.glob(f"{where}*/{FILE_NAME}")) if by_id else []
+    except (OSError, ValueError) as error:
+        raise UsageError(f"'{where[:60]}' cannot be looked up: {error}", "give a file, a directory or an id") from None
     if not matches:
         raise UsageError(f"there is no counterexample '{where}'", f"give a file, or the id of a folder in {directory}")
     if len(matches) > 1:
-        raise UsageError(f"'{where}' stands for {len(matches)} counterexamples", "give more digits of the id")
+        ids = ", ".join(match.parent.name for match in matches[:8])
+        raise UsageError(f"'{where}' stands for {len(matches)} counterexamples", f"give more of the id: {ids}")
     return matches
 
 

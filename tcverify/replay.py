@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
-from rich.console import Console
+import click
+import torch
 
-from tcverify.application import Guarded
+from tcverify.application import Guarded, PassFacts
 from tcverify.counterexample import Counterexample, make_counterexample
-from tcverify.errors import PassLoadError, TcverifyError
+from tcverify.errors import TcverifyError
 from tcverify.execution import Executor, ProcessGroupPool
 from tcverify.program import Contract, Program
-from tcverify.report.terminal import show
+from tcverify.report.plain import error_text, plain
+from tcverify.report.terminal import make_console, say, show
 from tcverify.verifier import Verdict, verify
 
 
@@ -36,7 +37,7 @@ class Replay:
 
 
 def replay(case: Counterexample, confirm: Executor | None) -> Replay:
-    """Verify a counterexample's program again, with the same pass, contract and depth.
+    """Verify a counterexample's program again, with the same pass, contract, time-out and depth.
 
     Args:
         confirm: runs programs that lockstep does not refute, and confirms those that it refutes by value.
@@ -44,31 +45,38 @@ def replay(case: Counterexample, confirm: Executor | None) -> Replay:
     if not case.replayable:
         return Replay("error", "the pass was a closure or an instance, which another process cannot find")
     try:
-        with Guarded(case.facts.target, case.facts.options) as subject:
-            changed = bool(case.facts.source) and subject.facts.source != case.facts.source
+        with Guarded(case.facts.target, case.facts.options, timeout=case.pass_timeout) as subject:
+            facts = subject.facts
             verdict = verify(
                 subject, case.program, contract=case.contract, confirm=confirm, deep=case.deep, always_confirm=True
             )
-            facts = subject.facts
-    except PassLoadError as error:
+    except TcverifyError as error:
         return Replay("error", str(error))
-    return _judge(case, verdict, replace(case, facts=facts), changed)
+    changed = bool(case.facts.source) and facts.source != case.facts.source
+    return _judge(case, verdict, facts, changed)
 
 
-def _judge(case: Counterexample, verdict: Verdict, renewed: Counterexample, changed: bool) -> Replay:
+def _judge(case: Counterexample, verdict: Verdict, facts: PassFacts, changed: bool) -> Replay:
+    known = case.finding.kind
     kinds = [f.kind for f in verdict.findings]
     if not kinds:
         if verdict.status == "inconclusive":
             return Replay("error", f"inconclusive: {verdict.doubts[0].detail}", None, changed)
-        return Replay("fixed", f"{case.finding.kind} is gone", None, changed)
-    kind = case.finding.kind if case.finding.kind in kinds else kinds[0]
-    now = make_counterexample(verdict, kind, renewed.facts, case.contract, size_drawn=case.size_drawn, deep=case.deep)
-    message = (
-        now.finding.title
-        if kind == case.finding.kind
-        else f"{kind} instead of {case.finding.kind}: {now.finding.title}"
+        gone = "the program passes" if known == "run-died" else f"{known} is gone"
+        return Replay("fixed", gone, None, changed)
+    kind = known if known in kinds else kinds[0]
+    now = make_counterexample(
+        verdict,
+        kind,
+        facts,
+        case.contract,
+        size_drawn=case.size_drawn,
+        shrink_cut=case.shrink_cut,
+        deep=case.deep,
+        pass_timeout=case.pass_timeout,
     )
-    return Replay("failed", f"{kind}: {message}" if kind == case.finding.kind else message, now, changed)
+    instead = "" if kind == known else f" instead of {known}"
+    return Replay("failed", f"{kind}{instead}: {now.finding.title}", now, changed)
 
 
 def reproduce(
@@ -79,27 +87,40 @@ def reproduce(
     kind: str,
     *,
     deep: bool = False,
+    pass_timeout: float = 20.0,
 ) -> int:
     """Verify one program and print what is found; what repro.py calls.
+
+    Args:
+        kind: of the finding that is expected.
+        pass_timeout: seconds that one application of the pass may take.
 
     Returns:
         1 when the pass is refuted, 0 when it passes, 2 when it cannot be judged.
     """
-    console = Console(highlight=False)
+    torch.set_num_threads(1)  # as `tcverify run` does
+    console = make_console()
+    promises = Contract(**contract)
     try:
-        with Guarded(target, options) as subject, ProcessGroupPool(program.world_size) as pool:
-            promises = Contract(**contract)
+        with Guarded(target, options, timeout=pass_timeout) as subject, ProcessGroupPool(program.world_size) as pool:
             verdict = verify(subject, program, contract=promises, confirm=pool, deep=deep, always_confirm=True)
             facts = subject.facts
     except TcverifyError as error:
-        console.print(f"Error: {error}", markup=False)
+        click.echo(error_text(error), err=True)
         return 2
+    except KeyboardInterrupt:
+        click.echo("interrupted", err=True)
+        return 130
     found = [f.kind for f in verdict.findings]
     if not found:
-        console.print(f"{verdict.status}: {kind} does not show", markup=False)
+        say(console, f"{verdict.status}: {kind} does not show")
         for doubt in verdict.doubts:
-            console.print(f"  {doubt.reason}: {doubt.detail}", markup=False)
+            say(console, plain(f"  {doubt.reason}: {doubt.detail}"))
         return 0 if verdict.status == "passed" else 2
     shown = kind if kind in found else found[0]
-    show(console, make_counterexample(verdict, shown, facts, promises, deep=deep), Path("reports"))
+    case = make_counterexample(verdict, shown, facts, promises, deep=deep, pass_timeout=pass_timeout)
+    show(console, case, None)
     return 1
+
+
+__all__ = ["Replay", "replay", "reproduce"]

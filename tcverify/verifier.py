@@ -9,9 +9,9 @@ from typing import Any
 
 from tcverify.application import Pair, Subject, subject_of
 from tcverify.checks import CHECKS, Evidence
-from tcverify.errors import ExecutorError, UnsupportedOp, UsageError
+from tcverify.errors import ExecutorError, ProgramError, UnsupportedOp, UsageError
 from tcverify.execution import Comparison, Executor, Lockstep, Run, digest
-from tcverify.program import Contract, Program
+from tcverify.program import Contract, NotSerialisable, Program
 from tcverify.program.finding import Doubt, Finding
 
 LOCKSTEP = Lockstep()
@@ -114,7 +114,11 @@ def _verify(
     clock.lap("lockstep")
     if not baseline.finished:
         return Verdict("inconclusive", [], [Doubt("ill-typed-program", _why(baseline))], Pair(program))
-    pair = subject.apply(program, deep=deep)
+    try:
+        pair = subject.apply(program, deep=deep)
+    except NotSerialisable as error:
+        hint = "give the pass as an object, to apply it in this process"
+        return Verdict("inconclusive", [], [Doubt("not-portable", f"{error.message}; {hint}")], Pair(program))
     clock.lap("apply")
     if pair.declined is not None:
         return Verdict("inconclusive", [], [Doubt("declined", pair.declined)], pair, [], clock.laps)
@@ -142,6 +146,10 @@ def _verify(
         clock.lap(confirm.name)
     if confirm is not None and pair.foreign is not None and not findings:
         doubts.append(Doubt("not-portable", f"{pair.foreign}; judged in lockstep alone"))
+    if not findings and not doubts and not _judged(evidence):
+        doubts.append(
+            Doubt("not-judged", "the rewritten program did not run, and the check that says why was not chosen")
+        )
     status = "refuted" if findings else "inconclusive" if doubts else "passed"
     return Verdict(status, findings, doubts, pair, evidence.runs, clock.laps)
 
@@ -155,6 +163,11 @@ def _apply(checks: list[str], evidence: Evidence, doubts: list[Doubt]) -> list[F
             elif found not in doubts:
                 doubts.append(found)
     return findings
+
+
+def _judged(evidence: Evidence) -> bool:
+    """Whether the rewritten program ran to its end, so that checks had something to look at."""
+    return bool(evidence.runs) and all(run.rewritten.finished for run in evidence.runs)
 
 
 def _worth_confirming(evidence: Evidence, findings: list[Finding], always: bool) -> bool:
@@ -185,7 +198,7 @@ def _confirm(
     except UnsupportedOp as error:
         doubts.append(Doubt("unsupported-op", error.message))
         return findings
-    except ExecutorError as error:
+    except (ExecutorError, ProgramError) as error:
         doubts.append(Doubt("executor-failed", error.message))
         return findings
     alone = Evidence(pair, evidence.contract, [comparison], probe=evidence.probe)

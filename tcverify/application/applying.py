@@ -7,6 +7,7 @@ import traceback
 from collections import Counter
 from typing import Any
 
+import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
@@ -14,6 +15,7 @@ from tcverify.application.loading import LoadedPass
 from tcverify.application.pair import Defect, Pair, PassFailure
 from tcverify.errors import TcverifyError, Unsupported, UnsupportedOp
 from tcverify.execution import Lockstep
+from tcverify.ops import qualified_name
 from tcverify.program import NotSerialisable, Program, dumps
 from tcverify.program.graph import KEPT_META, same_structure
 
@@ -66,14 +68,17 @@ def _apply_to_ranks(loaded: LoadedPass, modules: list[fx.GraphModule], pair: Pai
         except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a pass raises is a finding about it
             pair.failure = PassFailure("pass-raised", _describe(error), rank, _traceback(error))
             return None
-        result = getattr(returned, "graph_module", returned)  # torch.fx.passes' PassResult
+        result = returned
+        if not isinstance(returned, fx.GraphModule):  # torch.fx.passes' PassResult holds one
+            result = getattr(returned, "graph_module", returned)
         if result is None:
             result = module
         if not isinstance(result, fx.GraphModule):
             message = f"it returned {_brief(result)} for rank {rank}; a pass returns a GraphModule, or None"
             pair.defects.append(Defect("return", rank, message))
             return None
-        if result.graph is not given and not _is_original(pair.original, rank, given):
+        in_place = result is module or result.graph is given
+        if not in_place and not _is_original(pair.original, rank, given):
             message = "it changed the graph it was given, although it returned a new one"
             _note(pair, Defect("input-mutated", rank, message))
         counts = getattr(loaded.subject, "rewrites", None)
@@ -85,7 +90,10 @@ def _apply_to_ranks(loaded: LoadedPass, modules: list[fx.GraphModule], pair: Pai
 
 
 def _describe(error: BaseException) -> str:
-    text = str(error).strip().splitlines()
+    try:
+        text = str(error).strip().splitlines()
+    except Exception:  # noqa: BLE001 - an exception of the pass can be as broken as the pass
+        text = []
     return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
 
 
@@ -98,8 +106,11 @@ def _traceback(error: BaseException) -> str:
 
 
 def _brief(value: Any) -> str:
-    text = repr(value)
-    return f"{type(value).__name__} {text[:60]}" if len(text) <= 60 else f"a {type(value).__name__}"
+    try:
+        text = repr(value)
+    except Exception:  # noqa: BLE001 - what a pass returns may not know how to show itself
+        return f"a {type(value).__name__}"
+    return f"{type(value).__name__} {text}" if len(text) <= 60 else f"a {type(value).__name__}"
 
 
 def _is_original(program: Program, rank: int, graph: fx.Graph) -> bool:
@@ -114,7 +125,7 @@ def _metadata(graph: fx.Graph) -> list[tuple[Any, ...]]:
 
 
 def _inspect(pair: Pair, modules: list[fx.GraphModule], metadata: list[list[tuple[Any, ...]]], deep: bool) -> bool:
-    """Judge each returned graph module as FX does. Ranks whose graphs look alike are judged once.
+    """Judge each returned graph module as FX does. Ranks whose graphs look alike, before and after, are judged once.
 
     Args:
         metadata: of the graphs that the pass was given.
@@ -123,7 +134,7 @@ def _inspect(pair: Pair, modules: list[fx.GraphModule], metadata: list[list[tupl
         Whether the pass touched anything, be it metadata alone.
     """
     touched = False
-    judged: list[fx.Graph] = []
+    judged: list[tuple[int, fx.Graph]] = []
     for rank, module in enumerate(modules):
         if _is_original(pair.original, rank, module.graph):
             rows = zip(metadata[rank], _metadata(module.graph), strict=True)
@@ -131,9 +142,10 @@ def _inspect(pair: Pair, modules: list[fx.GraphModule], metadata: list[list[tupl
             continue
         touched = pair.changed = True
         pair.listing = pair.listing or str(module.graph)
-        if any(same_structure(module.graph, other, integers=False) for other in judged):
+        origin = pair.original.ranks[rank].graph
+        if any(origin == known and same_structure(module.graph, other, integers=False) for known, other in judged):
             continue
-        judged.append(module.graph)
+        judged.append((origin, module.graph))
         for aspect, message, node in _defects(pair.original.graph(rank), module, deep):
             _note(pair, Defect(aspect, rank, message, node))
     return touched
@@ -161,17 +173,31 @@ def _defects(original: fx.Graph, module: fx.GraphModule, deep: bool) -> list[tup
         compile(code, "<rewritten graph>", "exec")
         if deep:
             module.recompile()
-            again = fx.Tracer().trace(module)
-            if not same_structure(module.graph, again):
+            if all(map(_traceable, module.graph.nodes)) and not same_structure(module.graph, fx.Tracer().trace(module)):
                 return [("code", "its generated Python code traces to another graph", None)]
     except Exception as error:  # noqa: BLE001 - code generation fails in as many ways as there are graphs
         return [("code", f"its generated Python code does not work: {_describe(error)}", None)]
     return []
 
 
+def _traceable(node: fx.Node) -> bool:
+    """Whether tracing the node's code gives the node again: not for calls that tracing runs, enters or turns around."""
+    if node.op in ("placeholder", "output"):
+        return True
+    if node.op != "call_function" or not node.all_input_nodes:
+        return False
+    if isinstance(node.target, torch._ops.OpOverload):
+        return True
+    return qualified_name(node.target).startswith("python::") and isinstance(node.args[0], fx.Node)
+
+
 def _use_before_definition(graph: fx.Graph) -> tuple[str, str] | None:
     seen: set[fx.Node] = set()
+    last: fx.Node | None = None
     for node in graph.nodes:
+        if last is not None:
+            return f"node '{node.name}' stands behind the output, where nothing runs", node.name
+        last = node if node.op == "output" else None
         for operand in node.all_input_nodes:
             if operand.graph is not graph:
                 return f"node '{node.name}' reads '{operand.name}', which belongs to another graph", node.name
@@ -203,6 +229,8 @@ def _program_of(program: Program, modules: list[fx.GraphModule], pair: Pair) -> 
             pair.defects.append(Defect("signature", 0, second.message))
     except TcverifyError as error:
         pair.defects.append(Defect("signature", 0, error.message))
+    except Exception as error:  # noqa: BLE001 - metadata can be of any kind
+        pair.defects.append(Defect("lint", 0, f"it cannot be read: {_describe(error)}"))
     else:
         return rewritten
     return None
@@ -234,7 +262,11 @@ def _look_for_impurity(loaded: LoadedPass, program: Program, modules: list[fx.Gr
             Defect("not-idempotent", 0, "it promises idempotence, but its second application changes the graph")
         )
     scratch = Pair(program)
-    pair.again = _program_of(program, again, scratch)
+    made = _program_of(program, again, scratch)
+    if scratch.defects:
+        message = "applied to its own result, it leaves a graph that cannot run"
+        pair.defects.append(Defect("second-application", 0, message + _excuse(scratch)))
+    pair.again = made if scratch.foreign is None else None
 
 
 def _excuse(scratch: Pair) -> str:

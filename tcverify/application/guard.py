@@ -25,8 +25,8 @@ import torch
 from tcverify.application.applying import apply_pass
 from tcverify.application.loading import LoadedPass, importable_target, load_pass, prepare
 from tcverify.application.pair import Defect, Pair, PassFacts, PassFailure
-from tcverify.errors import InternalError, PassLoadError, TcverifyError
-from tcverify.execution.processes import LAZY_MODULES, start_process
+from tcverify.errors import InternalError, PassLoadError, ProgramError, TcverifyError
+from tcverify.execution.processes import LAZY_MODULES, limit, start_process
 from tcverify.execution.records import decode_comparison, encode_comparison
 from tcverify.program import Contract, Program, dumps, loads
 
@@ -35,6 +35,9 @@ LOAD_TIMEOUT = 120.0
 
 #: Seconds that one application of a pass may take, unless told otherwise.
 DEFAULT_TIMEOUT = 20.0
+
+#: Seconds that a message may be on its way. A worker that is stopped takes nothing, and may leave half an answer.
+MESSAGE_TIMEOUT = 20.0
 
 
 class Subject(Protocol):
@@ -82,7 +85,9 @@ class Guarded:
         PassLoadError: the pass cannot be loaded.
     """
 
-    def __init__(self, target: str, options: Mapping[str, Any] | None = None, *, timeout: float = DEFAULT_TIMEOUT) -> None:
+    def __init__(
+        self, target: str, options: Mapping[str, Any] | None = None, *, timeout: float = DEFAULT_TIMEOUT
+    ) -> None:
         self.target = target
         self.options = dict(options or {})
         self.timeout = timeout
@@ -113,7 +118,10 @@ class Guarded:
         other = self._other_hash.apply(program, text, False, self.timeout)
         if not self._other_hash.alive:
             self._other_hash = None
-        if other.rewritten is None or pair.rewritten is None or dumps(other.rewritten) != dumps(pair.rewritten):
+        if other.failure is not None:
+            message = f"in a process with another PYTHONHASHSEED it {other.failure.message}"
+            pair.defects.append(Defect("hash-order", 0, message))
+        elif other.rewritten is None or pair.rewritten is None or dumps(other.rewritten) != dumps(pair.rewritten):
             message = "its result depends on the order in which Python hashes strings (PYTHONHASHSEED)"
             pair.defects.append(Defect("hash-order", 0, message))
 
@@ -163,6 +171,7 @@ class _Worker:
         job = {"target": target, "options": dict(options), "path": [str(Path.cwd()), *sys.path], "log": path}
         job["directory"] = str(Path.cwd())
         self._process, self._connection = start_process(_serve, (json.dumps(job),), hash_seed=hash_seed)
+        limit(self._connection, MESSAGE_TIMEOUT)
         self.alive = True
         reply = self._ask(None, LOAD_TIMEOUT)
         if isinstance(reply, PassFailure):
@@ -188,7 +197,9 @@ class _Worker:
             if not self._connection.poll(timeout):
                 return PassFailure("pass-timeout", f"did not come back within {timeout:g} s", None, self._stack())
             return json.loads(self._connection.recv_bytes())
-        except (EOFError, OSError):
+        except BlockingIOError:  # it stopped in mid-message
+            return PassFailure("pass-timeout", "stopped without finishing its answer", None, self._stack())
+        except (EOFError, OSError, ValueError):  # ValueError: the pass has written into the pipe
             self._process.join(5)
             return PassFailure("pass-died", f"took its process down ({self._exit()})", None, self._tail())
         except BaseException:
@@ -258,13 +269,17 @@ def _serve(connection: Connection, job_text: str) -> None:
         send({"load_error": [error.message, error.hint]})
         return
     gc.freeze()  # collections need not look at what torch has imported, again and again
+    worker = os.getpid()
     send({"facts": asdict(loaded.facts)})
     while True:
         try:
             request = json.loads(connection.recv_bytes())
         except EOFError:
             return
-        send(_encode_pair(apply_pass(loaded, loads(request["program"]), deep=request["deep"])))
+        pair = apply_pass(loaded, loads(request["program"]), deep=request["deep"])
+        if os.getpid() != worker:
+            os._exit(0)  # the pass has forked: a second answer would be taken for that to the next question
+        send(_encode_pair(pair))
 
 
 def _encode_pair(pair: Pair) -> dict[str, Any]:
@@ -308,5 +323,7 @@ def _decode_pair(program: Program, data: Any) -> Pair:
             listing=data["listing"],
             seconds=data["seconds"],
         )
+    except ProgramError as error:  # what the pass left can be written, but makes no program
+        return Pair(program, defects=[Defect("lint", 0, error.message)], listing=data["listing"])
     except (KeyError, TypeError) as error:
         raise InternalError(f"the worker's reply cannot be read: {error!r}") from error

@@ -24,7 +24,8 @@ class Float64:
         if isinstance(value, torch.Tensor) and value.is_floating_point() and value.dtype is not torch.float64:
             return value.to(torch.float64)
         if isinstance(value, (tuple, list)):
-            return type(value)(self.carry(v) for v in value)
+            made = [self.carry(v) for v in value]
+            return type(value)(*made) if hasattr(value, "_fields") else type(value)(made)
         return value
 
     def literal(self, value: Any) -> Any:

@@ -1,24 +1,29 @@
 """Runs many programs through the verifier, shrinks what fails and tells subscribers about it."""
 
-from tcverify.campaign.driver import Campaign, Plan
+from tcverify.campaign.driver import Campaign
 from tcverify.campaign.events import (
     CampaignFinished,
     CampaignStarted,
+    Crashed,
     Event,
     FindingFound,
     Progress,
     Statistics,
     Subscriber,
 )
+from tcverify.campaign.in_flight import recover
+from tcverify.campaign.plan import Plan
 
 __all__ = [
     "Campaign",
     "CampaignFinished",
     "CampaignStarted",
+    "Crashed",
     "Event",
     "FindingFound",
     "Plan",
     "Progress",
     "Statistics",
     "Subscriber",
+    "recover",
 ]

@@ -3,85 +3,58 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Iterable
 
 import hypothesis
 from hypothesis import HealthCheck, Phase, Verbosity, given, settings
-from hypothesis.database import DirectoryBasedExampleDatabase, ExampleDatabase
 from hypothesis.errors import Flaky
-from hypothesis.strategies import SearchStrategy
 
 from tcverify.application import Subject
 from tcverify.campaign.events import (
     CampaignFinished,
     CampaignStarted,
+    Crashed,
     Event,
     FindingFound,
     Progress,
     Statistics,
     Subscriber,
 )
+from tcverify.campaign.failures import Failures
+from tcverify.campaign.in_flight import InFlight, keep
+from tcverify.campaign.plan import Plan
+from tcverify.campaign.shrinking import Target
 from tcverify.counterexample import Counterexample, make_counterexample, write_counterexample
+from tcverify.errors import PassLoadError, UsageError
 from tcverify.execution import Executor
-from tcverify.program import Contract, Program, dumps, program_id
+from tcverify.program import Program, program_id
 from tcverify.verifier import Verdict, verify
 
 #: Share of programs that are applied deeply (see `verify`): those whose id is a multiple of this.
 DEEP_EVERY = 16
 
+#: Checks with findings that only a deep application may show.
+DEEP_CHECKS = ("purity", "structure")
 
-@dataclass(frozen=True)
-class Plan:
-    """What a campaign does.
 
-    Attributes:
-        programs: draws the programs.
-        mesh: names the mesh for reports, e.g. "2 ranks".
-        max_examples, max_time: bounds, in programs and seconds; at least one is set.
-        report_dir: where counterexamples are written, each as soon as it is found.
-        state_dir: where Hypothesis' examples and the program in flight are kept.
-        shrink_time: seconds that shrinking one finding may take.
-        fail_fast: stop at the first finding.
-    """
-
-    programs: SearchStrategy[Program]
-    mesh: str
-    report_dir: Path
-    state_dir: Path
-    max_examples: int | None = 200
-    max_time: float | None = None
-    seed: int = 0
-    contract: Contract | None = None
-    checks: Sequence[str] | None = None
-    shrink_time: float = 30.0
-    fail_fast: bool = False
+#: Programs that one round draws at most where only time bounds the campaign.
+BATCH = 100_000
 
 
 class _Stop(BaseException):
     """Leaves Hypothesis at once. Not an Exception: Hypothesis would take that for a failure to shrink."""
 
 
+class _Broken(BaseException):
+    """Carries an error of ours out of Hypothesis, which would shrink that too."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(error)
+        self.error = error
+
+
 class _Refuted(Exception):
     """Tells Hypothesis that a program fails, so that it shrinks it."""
-
-
-@dataclass
-class _Target:
-    """The finding that Hypothesis is shrinking.
-
-    Attributes:
-        failing: ids of the programs that show it; after the deadline only these go on failing, which ends the shrinking.
-        best: the smallest of them so far.
-    """
-
-    kind: str
-    deep: bool
-    deadline: float
-    size_drawn: int
-    failing: set[str] = field(default_factory=set)
-    best: Verdict | None = None
 
 
 class Campaign:
@@ -105,23 +78,35 @@ class Campaign:
         self.counterexamples: list[Counterexample] = []
         self._start = time.monotonic()
         self._known: set[str] = set()
-        self._target: _Target | None = None
-        self._in_flight = plan.state_dir / "in-flight.json"
+        self._target: Target | None = None
+        self._in_flight = InFlight(plan.state_dir, subject, self.contract)
+        self._failures = Failures(plan.state_dir, subject.facts, plan.mesh)
 
     def run(self) -> CampaignFinished:
-        """Run to the end and return the summary. A KeyboardInterrupt ends the campaign early; what was found is kept."""
+        """Run to the end and return the summary. A KeyboardInterrupt ends the campaign early; what was found is kept.
+
+        Raises:
+            TcverifyError, or whatever else goes wrong in tcverify itself; the program that it happened on is kept.
+        """
         plan = self.plan
         facts = self.subject.facts
         confirm = self.confirm.name if self.confirm is not None else "none"
-        guarded = bool(facts.target)
-        self._tell(CampaignStarted(facts, plan.mesh, confirm, plan.max_examples, plan.max_time, plan.seed, guarded))
-        plan.state_dir.mkdir(parents=True, exist_ok=True)
+        bounds = plan.max_examples, plan.max_time
+        earlier = len(self._failures)
         try:
+            self._tell(CampaignStarted(facts, plan.mesh, confirm, *bounds, plan.seed, bool(facts.target), earlier))
             stop = self._rounds()
         except KeyboardInterrupt:
-            self._keep_best()
+            # Unconfirmed: the executor and the pass's process may be in the middle of a conversation.
+            self._keep_best(confirm=False)
             stop = "interrupted"
-        self._in_flight.unlink(missing_ok=True)
+        except Exception as error:
+            self._keep_best(confirm=False)
+            if not isinstance(error, (UsageError, PassLoadError)) and self._in_flight.path.is_file():
+                self._tell(Crashed(keep(self._in_flight.path, plan.report_dir)))
+            raise
+        finally:
+            self._in_flight.clear()
         self.statistics.elapsed = time.monotonic() - self._start
         verdict, why = self._judge()
         finished = CampaignFinished(
@@ -131,39 +116,46 @@ class Campaign:
         return finished
 
     def _rounds(self) -> str:
-        """Draw until the budget is spent; each finding of a new kind ends one round of Hypothesis."""
-        drawn = -1
-        for number in range(10_000):
-            if self._out_of_time():
-                return "time"
-            if self.plan.max_examples is not None and self.statistics.programs >= self.plan.max_examples:
-                return "examples"
-            if self.statistics.programs == drawn:
-                return "exhausted"
-            drawn = self.statistics.programs
+        """Try earlier failures, then draw until the budget is spent; each finding of a new kind ends one round."""
+        for case in self._failures:
+            if self._spent() is not None:
+                break
+            refuted = self.statistics.refuted
+            if self._explore(case.program, case.deep):
+                self._keep_best()
+                if self.plan.fail_fast:
+                    return "first finding"
+            elif self.statistics.refuted == refuted:
+                self._failures.discard(case)
+        number = 0
+        while True:
+            spent = self._spent()
+            if spent is not None:
+                return spent
+            budget = BATCH if self.plan.max_examples is None else self.plan.max_examples - self.statistics.programs
+            before = self.statistics.programs
             try:
-                self._round(number)
+                self._round(number, budget)
+                if self.statistics.programs - before < budget:
+                    return "exhausted"
             except _Stop:
-                return "time" if self._out_of_time() else "examples"
+                pass
+            except _Broken as broken:
+                raise broken.error from None
             except (_Refuted, Flaky):
                 pass
             if self._target is not None:
                 self._keep_best()
                 if self.plan.fail_fast:
                     return "first finding"
-        return "examples"
+            number += 1
 
-    def _round(self, number: int) -> None:
-        limit = self.plan.max_examples
-        budget = 100_000 if limit is None else max(1, limit - self.statistics.programs)
-        # A given seed makes runs repeatable, so earlier failures are tried only in the first round.
-        phases = (Phase.reuse, Phase.generate, Phase.shrink) if number == 0 else (Phase.generate, Phase.shrink)
-
+    def _round(self, number: int, budget: int) -> None:
         @hypothesis.seed(self.plan.seed * 10_007 + number)
         @settings(
             max_examples=budget,
-            phases=phases,
-            database=self._database(),
+            phases=(Phase.generate, Phase.shrink),
+            database=None,  # a given seed switches Hypothesis' own off; `Failures` stands in
             deadline=None,
             verbosity=Verbosity.quiet,
             suppress_health_check=list(HealthCheck),
@@ -173,57 +165,54 @@ class Campaign:
         )
         @given(self.plan.programs)
         def judge(program: Program) -> None:
-            if self._fails(program):
+            try:
+                fails = self._fails(program)
+            except Exception as error:
+                raise _Broken(error) from error
+            if fails:
                 raise _Refuted
 
         judge()
 
-    def _database(self) -> ExampleDatabase:
-        name = "".join(
-            c if c.isalnum() else "-"
-            for c in f"{self.subject.facts.target or self.subject.facts.name}-{self.plan.mesh}"
-        )
-        return DirectoryBasedExampleDatabase(self.plan.state_dir / "examples" / name)
-
     def _fails(self, program: Program) -> bool:
-        """Judge one program; whether it shows the finding that is being shrunk."""
+        """Judge one program; whether it shows a new kind of finding, or the one that is being shrunk."""
         target = self._target
         if target is None:
-            return self._explore(program)
+            if self._spent() is not None:
+                raise _Stop
+            return self._explore(program, int(program_id(program), 16) % DEEP_EVERY == 0)
         identity = program_id(program)
-        if time.monotonic() > target.deadline or identity in target.failing:
-            return identity in target.failing
+        if identity in target.judged:
+            return target.judged[identity]
+        if target.late:
+            target.cut = True
+            raise _Stop
         confirm = self.confirm if target.kind == "executor-divergence" else None
         verdict = self._verify(program, confirm, target.deep)
         self.statistics.shrinking += 1
         self._tell(Progress(self.statistics, f"shrinking {target.kind}"))
-        if not any(f.kind == target.kind for f in verdict.findings):
-            return False
-        target.failing.add(identity)
-        if target.best is None or program.size <= target.best.pair.original.size:
-            target.best = verdict
-        return True
+        return target.record(identity, program, verdict)
 
-    def _explore(self, program: Program) -> bool:
-        if self._out_of_time():
-            raise _Stop
-        limit = self.plan.max_examples
-        if limit is not None and self.statistics.programs >= limit:
-            raise _Stop
-        identity = program_id(program)
-        deep = int(identity, 16) % DEEP_EVERY == 0
+    def _explore(self, program: Program, deep: bool) -> bool:
         verdict = self._verify(program, self.confirm, deep)
         self._count(program, verdict)
         self._tell(Progress(self.statistics, "verifying"))
-        new = next((f.kind for f in verdict.findings if f.kind not in self._known), None)
-        if new is None:
+        news = [f for f in verdict.findings if f.kind not in self._known]
+        if not news:
             return False
-        self._target = _Target(new, deep, time.monotonic() + self.plan.shrink_time, program.size, {identity}, verdict)
+        new = min(
+            news, key=lambda f: f.kind == "stale-metadata"
+        )  # what goes wrong says more than what is noted wrongly
+        deadline = time.monotonic() + self.plan.shrink_time
+        if deep and new.check not in DEEP_CHECKS:
+            shallow = self._verify(program, self.confirm, False)
+            if any(f.kind == new.kind for f in shallow.findings):
+                verdict, deep = shallow, False
+        self._target = Target(new.kind, deep, deadline, program.size, verdict, {program_id(program): True})
         return True
 
     def _verify(self, program: Program, confirm: Executor | None, deep: bool) -> Verdict:
-        # Written down first: whatever happens to this process, the program that did it can be found.
-        self._in_flight.write_text(dumps(program))
+        self._in_flight.note(program, deep)
         return verify(
             self.subject, program, contract=self.contract, confirm=confirm, checks=self.plan.checks, deep=deep
         )
@@ -245,14 +234,13 @@ class Campaign:
                 counts.doubts[doubt.reason] += 1
                 counts.doubt_details.setdefault(doubt.reason, doubt.detail)
 
-    def _keep_best(self) -> None:
+    def _keep_best(self, *, confirm: bool = True) -> None:
         """Record the counterexample of the current target, confirmed on the process group where that makes sense."""
-        target, self._target = self._target, None
-        if target is None or target.best is None:
+        target = self._target
+        if target is None:
             return
-        self._known.add(target.kind)
         verdict = target.best
-        if self.confirm is not None and target.kind in ("wrong-value", "wrong-alias", "rewritten-raises"):
+        if confirm and self.confirm is not None and target.kind in ("wrong-value", "wrong-alias", "rewritten-raises"):
             again = verify(
                 self.subject,
                 verdict.pair.original,
@@ -265,9 +253,19 @@ class Campaign:
             if any(f.kind == target.kind for f in again.findings):
                 verdict = again
         case = make_counterexample(
-            verdict, target.kind, self.subject.facts, self.contract, size_drawn=target.size_drawn, deep=target.deep
+            verdict,
+            target.kind,
+            self.subject.facts,
+            self.contract,
+            size_drawn=target.size_drawn,
+            shrink_cut=target.cut,
+            deep=target.deep,
+            pass_timeout=self.subject.timeout,
         )
         write_counterexample(case, self.plan.report_dir)
+        self._target = None
+        self._known.add(target.kind)
+        self._failures.add(case)
         self.counterexamples.append(case)
         self._tell(FindingFound(case))
 
@@ -282,12 +280,17 @@ class Campaign:
             return "nothing tested", f"the pass changed none of {counts.programs} programs"
         return "passed", ""
 
-    def _out_of_time(self) -> bool:
-        return self.plan.max_time is not None and time.monotonic() - self._start >= self.plan.max_time
+    def _spent(self) -> str | None:
+        """The bound that is reached: "time", "examples" or None."""
+        if self.plan.max_time is not None and time.monotonic() - self._start >= self.plan.max_time:
+            return "time"
+        if self.plan.max_examples is not None and self.statistics.programs >= self.plan.max_examples:
+            return "examples"
+        return None
 
     def _tell(self, event: Event) -> None:
         for subscriber in self.subscribers:
             subscriber(event)
 
 
-__all__ = ["Campaign", "Plan"]
+__all__ = ["Campaign"]

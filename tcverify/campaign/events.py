@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TypeAlias
 
 from tcverify.application import PassFacts
@@ -47,6 +48,13 @@ class Statistics:
 
 @dataclass(frozen=True, slots=True)
 class CampaignStarted:
+    """The beginning of one campaign.
+
+    Attributes:
+        guarded: whether the pass runs in a process of its own.
+        earlier: failures of earlier runs, which are tried first.
+    """
+
     facts: PassFacts
     mesh: str
     confirm: str
@@ -54,6 +62,7 @@ class CampaignStarted:
     max_time: float | None
     seed: int
     guarded: bool
+    earlier: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +76,13 @@ class Progress:
 @dataclass(frozen=True, slots=True)
 class FindingFound:
     counterexample: Counterexample
+
+
+@dataclass(frozen=True, slots=True)
+class Crashed:
+    """tcverify itself failed on a program, which is kept at `path`; the error follows."""
+
+    path: Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,5 +105,5 @@ class CampaignFinished:
     seed: int
 
 
-Event: TypeAlias = CampaignStarted | Progress | FindingFound | CampaignFinished
+Event: TypeAlias = CampaignStarted | Progress | FindingFound | Crashed | CampaignFinished
 Subscriber: TypeAlias = Callable[[Event], None]

@@ -2,50 +2,127 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from dataclasses import replace
 from pathlib import Path
 
-from tcverify.application import Pair, PassFacts
+from tcverify.application import Subject
 from tcverify.counterexample import (
     Counterexample,
     case_id,
     encode_counterexample,
-    make_counterexample,
+    environment,
     read_counterexample,
     write_atomically,
 )
-from tcverify.errors import TcverifyError
+from tcverify.errors import TcverifyError, UsageError
 from tcverify.program import Contract, Finding, Program, dumps
-from tcverify.verifier import Verdict
 
 KIND = "run-died"
 
-_NAME = "in-flight-"
+_PREFIX = "in-flight-"
+_FINDING = Finding(KIND, "campaign", "the run ended while it verified this program")
 
 
 class InFlight:
-    """One file that holds the program being verified, as a counterexample of kind "run-died".
+    """One file that holds the program being verified, as a counterexample of kind "run-died" without an id of its own.
 
     Args:
         state_dir: where the file stands, under a name with this process's id; made when missing.
+
+    Raises:
+        UsageError: it cannot be written there.
     """
 
-    def __init__(self, state_dir: Path, facts: PassFacts, contract: Contract) -> None:
-        state_dir.mkdir(parents=True, exist_ok=True)
-        self.path = state_dir / f"{_NAME}{os.getpid()}.json"
-        self._facts = facts
+    def __init__(self, state_dir: Path, subject: Subject, contract: Contract) -> None:
+        self.path = state_dir / f"{_PREFIX}{os.getpid()}.json"
+        self._subject = subject
         self._contract = contract
-        self._around: dict[bool, tuple[str, str]] = {}
+        self._heads: dict[bool, str] = {}
+        try:
+            state_dir.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(
+                f"{state_dir} cannot be made: {error.strerror}", "run in a directory that you may write to"
+            ) from None
 
     def note(self, program: Program, deep: bool) -> None:
-        """Write the program down. Not synced to the disk: the death of the machine is not what this is for."""
-        if deep not in self._around:
-            case = _record(program, self._facts, self._contract, deep)
-            before, _, after = json.dumps(encode_counterexample(replace(case, id="0" * 8))).partition(dumps(program, spaced=True))
-            self._around[deep] = before, after
-        before, after = self._around[deep]
+        """Write the program down, whole or not at all. Not synced: the death of the machine is not what this is for."""
+        if deep not in self._heads:
+            case = Counterexample(
+                "0" * 8,
+                program,
+                None,
+                "",
+                self._subject.facts,
+                _FINDING,
+                contract=self._contract,
+                size_drawn=program.size,
+                deep=deep,
+                pass_timeout=self._subject.timeout,
+                environment=environment(),
+            )
+            head = {key: value for key, value in encode_counterexample(case).items() if key != "program"}
+            self._heads[deep] = json.dumps(head)[:-1]
         scratch = self.path.with_suffix(".new")
-        scratch.write_text(f"{before}{dumps(program)}{after}\n")
-        os.replace(scratch, self.path)
+        try:
+            scratch.write_text(f'{self._heads[deep]}, "program": {dumps(program)}}}\n')
+            os.replace(scratch, self.path)
+        except OSError as error:
+            raise UsageError(f"{self.path} cannot be written: {error.strerror}", "is the disk full?") from None
+
+    def clear(self) -> None:
+        """Remove the file: the program has been judged."""
+        self.path.unlink(missing_ok=True)
+
+
+def recover(state_dir: Path, report_dir: Path) -> list[Path]:
+    """Keep the programs that were in flight when earlier runs died: move them to `report_dir/crashed-<id>.json`.
+
+    Files of runs that are still alive stay where they are.
+
+    Returns:
+        The new files. `tcverify show` and `tcverify replay` take them.
+    """
+    with contextlib.suppress(OSError):
+        for scratch in state_dir.glob(f"{_PREFIX}*.new"):
+            if not _alive(scratch):
+                scratch.unlink(missing_ok=True)
+    return [keep(path, report_dir) for path in sorted(state_dir.glob(f"{_PREFIX}*.json")) if not _alive(path)]
+
+
+def keep(path: Path, report_dir: Path) -> Path:
+    """Move one file of `InFlight` to `report_dir/crashed-<id>.json` and return where it is now.
+
+    A file that cannot be read (a full disk, a foreign hand) is kept as it is, under its process's id.
+    """
+    try:
+        case = read_counterexample(path)
+    except TcverifyError:
+        kept = report_dir / f"crashed-{path.stem.removeprefix(_PREFIX)}.json"
+        write_atomically(kept, path.read_text(errors="replace"))
+    else:
+        case = replace(case, id=case_id(case.program, case.facts, KIND))
+        kept = report_dir / f"crashed-{case.id}.json"
+        write_atomically(kept, json.dumps(encode_counterexample(case)) + "\n")
+    path.unlink(missing_ok=True)
+    return kept
+
+
+def _alive(path: Path) -> bool:
+    """Whether the process that wrote a file lives. This process has not written any when it looks."""
+    number = path.stem.removeprefix(_PREFIX)
+    if not number.isdecimal() or int(number) == os.getpid():
+        return False
+    try:
+        os.kill(int(number), 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+__all__ = ["InFlight", "keep", "recover"]

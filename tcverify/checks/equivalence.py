@@ -47,12 +47,17 @@ def differences(comparison: Comparison, probe: Callable[[], dict[str, float]]) -
     for label, deltas in _by_label(comparison.deltas).items():
         problem = next((d for d in deltas if d.problem is not None), None)
         if problem is not None:
+            if all(d.discrete for d in deltas if d.problem is not None):
+                limits = probe() if limits is None else limits
+                if math.isinf(limits.get(label, 0.0)):
+                    sentence = f"{label} flips under perturbations of 2⁻⁵¹"
+                    doubts.setdefault("ill-conditioned", Doubt("ill-conditioned", sentence))
+                    continue
             kind = "wrong-alias" if problem.alias else "wrong-value"
             findings.setdefault(kind, _finding(kind, problem, f"{problem.problem}", comparison))
             continue
         if any(d.overflow for d in deltas):
             doubts.setdefault("overflow", Doubt("overflow", f"{label} overflows after the pass"))
-            continue
         scale = max(d.scale for d in deltas)
         worst = max(deltas, key=lambda d: d.difference)
         if worst.difference <= FLOOR * scale:

@@ -30,7 +30,8 @@ def check_metadata(evidence: Evidence) -> list[Finding | Doubt]:
     if rewritten is None or not evidence.contract.metadata or evidence.pair.foreign is not None:
         return []
     wrong = _inconsistent(rewritten)
-    if not wrong:
+    changed = _changed_boundary(evidence.pair.original, rewritten)
+    if not wrong and changed is None:
         return []
     before = {node for _, node, _ in _inconsistent(evidence.pair.original)}
     unannotated = _unannotated(evidence.pair.original)
@@ -38,10 +39,54 @@ def check_metadata(evidence: Evidence) -> list[Finding | Doubt]:
         if node not in before and not (unannotated and problem == _MISSING):
             title = f"meta['val'] of '{node}' {problem}"
             return [Finding("stale-metadata", "metadata", title, _HINT, node, rank)]
-    return []
+    return [] if changed is None else [changed]
 
 
 _MISSING = "is missing"
+
+
+def _changed_boundary(original: Program, rewritten: Program) -> Finding | None:
+    """What inputs are said to be, from which all else follows, must stay; and so must the dtypes of outputs.
+
+    Values alone do not show the latter: in the float64 domain all floating dtypes are one.
+    """
+    seen = set()
+    for rank, (before, after) in enumerate(zip(original.ranks, rewritten.ranks, strict=True)):
+        if (before.graph, after.graph) in seen:
+            continue
+        seen.add((before.graph, after.graph))
+        first, second = original.graphs[before.graph], rewritten.graphs[after.graph]
+        inputs = {
+            node.name: node.meta["val"] for node in first.nodes if node.op == "placeholder" and "val" in node.meta
+        }
+        for node in second.nodes:
+            if node.op != "placeholder" or node.name not in inputs:
+                continue
+            recorded, expected = node.meta.get("val"), inputs[node.name]
+            if recorded is None or map_structure(_layout, recorded) != map_structure(_layout, expected):
+                problem = (
+                    _MISSING if recorded is None else f"says {_text(recorded)}, but the input is {_text(expected)}"
+                )
+                title = f"meta['val'] of '{node.name}' {problem}"
+                return Finding("stale-metadata", "metadata", title, _HINT, node.name, rank)
+        for i, (mine, theirs) in enumerate(zip(_outputs(first), _outputs(second), strict=False)):
+            if mine is not None and theirs is not None and mine[1] != theirs[1]:
+                title = f"output {i} is {theirs[1]} after the pass, not {mine[1]}".replace("torch.", "")
+                return Finding("changed-signature", "metadata", title, "", theirs[0], rank)
+    return None
+
+
+def _outputs(graph: fx.Graph) -> list[tuple[str, Any] | None]:
+    """Name and dtype of every output that is recorded as a tensor, in order; None for the others."""
+    found: list[tuple[str, Any] | None] = []
+
+    def look(value: Any) -> Any:
+        spec = value.meta.get("val") if isinstance(value, fx.Node) else None
+        found.append((value.name, spec.dtype) if isinstance(spec, TensorSpec) else None)
+        return value
+
+    map_aggregate(next(n for n in graph.nodes if n.op == "output").args, look)
+    return found
 
 
 def _unannotated(program: Program) -> bool:

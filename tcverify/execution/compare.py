@@ -24,6 +24,7 @@ class Delta:
         worst: index of the largest difference.
         expected, actual: the original's and the rewritten value there.
         problem: set when the two cannot be compared by size: other shape, other NaN pattern, other storage sharing.
+        discrete: whether the problem is one of values that do not differ by size: integers, booleans, NaN or inf.
         overflow: the rewritten value is infinite where the original is finite.
     """
 
@@ -37,6 +38,7 @@ class Delta:
     problem: str | None = None
     alias: bool = False
     overflow: bool = False
+    discrete: bool = False
 
 
 def compare_ranks(original: RankResult, rewritten: RankResult) -> list[Delta]:
@@ -94,6 +96,7 @@ def _compare(rank: int, label: str, expected: Any, actual: Any) -> Delta:
         if bool(different.any()):
             where = tuple(int(i) for i in different.nonzero()[0])
             delta.problem = f"at {list(where)} it is {actual[where].item()} instead of {expected[where].item()}"
+            delta.discrete = True
         return delta
     difference = (expected - actual).abs_()
     largest = float(difference.max())
@@ -125,6 +128,7 @@ def _compare_nonfinite(delta: Delta, expected: torch.Tensor, actual: torch.Tenso
         else:
             where = tuple(int(i) for i in wrong.nonzero()[0])
             delta.problem = f"at {list(where)} it is {float(actual[where])} instead of {float(expected[where])}"
+            delta.discrete = True
     zero = torch.zeros_like(expected)
     difference = torch.where(finite, (expected - actual).abs(), zero)
     delta.difference = float(difference.max())

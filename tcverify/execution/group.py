@@ -6,8 +6,6 @@ import json
 import os
 import shutil
 import signal
-import socket
-import struct
 import tempfile
 import time
 import weakref
@@ -23,7 +21,7 @@ import torch.distributed as dist
 from tcverify.errors import ExecutorError, UsageError
 from tcverify.execution import worker
 from tcverify.execution.messages import Reply, decode_reply
-from tcverify.execution.processes import forkserver, interrupts_kept_off, main_hidden
+from tcverify.execution.processes import forkserver, interrupts_kept_off, limit, main_hidden
 
 #: Seconds until every rank has joined. The first group of a process waits for a new interpreter that imports torch.
 START_SECONDS = 120.0
@@ -69,7 +67,7 @@ class RankGroup:
             with interrupts_kept_off(), main_hidden():
                 for rank in range(world_size):
                     ours, theirs = context.Pipe()
-                    _limit(ours, timeout)
+                    limit(ours, timeout)
                     arguments = (theirs, rank, world_size, device, self.directory, core)
                     process = context.Process(target=worker.main, args=arguments, name=f"rank{rank}", daemon=True)
                     process.start()
@@ -221,14 +219,6 @@ def choose_core(core: int | None) -> int | None:
     if core not in usable:
         raise UsageError(f"core {core} is not one that this process may use", f"use one of {usable}")
     return core
-
-
-def _limit(connection: Connection, seconds: float) -> None:
-    """Let one read or write take so long at most; it then raises BlockingIOError. Against ranks that stop in mid-message."""
-    interval = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6) or 1)
-    with socket.socket(fileno=os.dup(connection.fileno())) as end:
-        end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, interval)
-        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, interval)
 
 
 def _signal_name(number: int) -> str:

@@ -5,6 +5,7 @@ Lockstep drives all generators of a program in one process; a rank process drive
 
 from __future__ import annotations
 
+import copy
 import weakref
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ from torch.utils import _pytree as pytree
 
 from tcverify.arithmetic import FLOAT64, Float64
 from tcverify.errors import UnsupportedOp
-from tcverify.ops import Collective, Op, Request, lookup
+from tcverify.ops import Collective, Op, Request, lookup, qualified_name
 from tcverify.program.graph import RankConstant, constant_value
 
 
@@ -138,7 +139,7 @@ def _make_plan(graph: fx.Graph, module: torch.nn.Module | None, domain: Float64)
         op = _op_of(node, module)
         if op.run is None:
             plan.unsupported.append(f"{op.name} ({node.name}): {op.reason}")
-        if isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable:
+        if _may_write(node):
             plan.mutates = True
         slots = [(i, a.index) for i, a in enumerate(args) if isinstance(a, _Slot)]
         plain = sum(_count(a) for a in args) + sum(_count(a) for a in kwargs.values()) == len(slots)
@@ -150,7 +151,7 @@ def _make_plan(graph: fx.Graph, module: torch.nn.Module | None, domain: Float64)
             slots=slots,
             nested=not plain,
             collective=op.collective,
-            carry=not op.aliases or not node.all_input_nodes,
+            carry=not op.aliases or not node.all_input_nodes or op.name.startswith(_FOREIGN),
             perturbable=not op.aliases,
             dead=[],
         )
@@ -164,6 +165,27 @@ def _make_plan(graph: fx.Graph, module: torch.nn.Module | None, domain: Float64)
     return plan
 
 
+#: What begins the names of ops that only the process of the pass can run. Nothing is known of what they return.
+_FOREIGN = ("foreign::", "method::", "module::")
+
+
+#: Tensor methods that cast to a floating dtype, which is the carrier's in any domain.
+_CASTS = frozenset({"float", "double", "half", "bfloat16"})
+
+
+def _carry_over(value: torch.Tensor, **_: Any) -> torch.Tensor:
+    return value.to(torch.float64)
+
+
+def _may_write(node: fx.Node) -> bool:
+    """Whether a node may write into its operands: as its schema says, or because nothing is known of it."""
+    if node.op == "call_function":
+        if isinstance(node.target, torch._ops.OpOverload):
+            return bool(node.target._schema.is_mutable)
+        return qualified_name(node.target).startswith("foreign::")
+    return node.op != "get_attr"
+
+
 def _op_of(node: fx.Node, module: torch.nn.Module | None) -> Op:
     if node.op == "call_function":
         op = lookup(node.target)
@@ -172,9 +194,8 @@ def _op_of(node: fx.Node, module: torch.nn.Module | None) -> Op:
         return op
     target = str(node.target)
     if node.op == "call_method":
-        return Op(
-            f"method::{target}", getattr(torch.Tensor, target, None), aliases=True, reason="no such tensor method"
-        )
+        method = _carry_over if target in _CASTS else getattr(torch.Tensor, target, None)
+        return Op(f"method::{target}", method, aliases=True, reason="no such tensor method")
     if module is None:
         return Op(f"{node.op}::{target}", None, reason="the graph's module is not there")
     owner: Any = module
@@ -182,7 +203,11 @@ def _op_of(node: fx.Node, module: torch.nn.Module | None) -> Op:
         owner = getattr(owner, part)
     if node.op == "get_attr":
         return Op(f"attribute::{target}", lambda: owner, aliases=True)
-    return Op(f"module::{target}", owner, aliases=True)
+    try:
+        in_domain = copy.deepcopy(owner).to(torch.float64)
+    except Exception as error:  # noqa: BLE001 - modules copy and convert themselves as they like
+        return Op(f"module::{target}", None, reason=f"it cannot be carried to float64: {_first_line(error)}")
+    return Op(f"module::{target}", in_domain, aliases=True)
 
 
 def _refuse(*_: Any, **__: Any) -> Any:

@@ -12,7 +12,7 @@ import torch
 from tcverify.arithmetic.float64 import PERTURBATION
 from tcverify.execution.compare import compare_ranks
 from tcverify.execution.executor import Comparison, Hang, Run, Wait
-from tcverify.execution.interpreter import Call, RankResult, check_supported, plan_of, run_rank
+from tcverify.execution.interpreter import Call, NodeError, RankResult, check_supported, plan_of, run_rank
 from tcverify.ops import Request, complete, mismatch
 from tcverify.program import Program
 
@@ -149,6 +149,13 @@ def _execute(program: Program, observe: bool, perturbation: _Perturbation | None
             except StopIteration as stop:
                 run.ranks[rank] = stop.value
                 continue
+            stranger = next((r for r in request.collective.communicator if not 0 <= r < program.world_size), None)
+            if stranger is not None:
+                generators[rank].close()
+                run.ranks[rank].error = NodeError(
+                    node, f"ValueError: it names rank {stranger}, which the mesh does not have"
+                )
+                continue
             members = matcher.join(rank, node, request)
             if members is None:
                 continue
@@ -159,7 +166,13 @@ def _execute(program: Program, observe: bool, perturbation: _Perturbation | None
                 run.mismatch = sentence, {pending.rank: pending.call for pending in ordered}
                 return run
             order = perturbation.order(len(ordered)) if perturbation is not None else None
-            answers = complete(calls, [pending.tensor for pending in ordered], order)
+            try:
+                answers = complete(calls, [pending.tensor for pending in ordered], order)
+            except Exception as error:  # noqa: BLE001 - arguments that torch refuses, equal on all members
+                first = ordered[0]
+                problem = str(error).strip().splitlines() or [type(error).__name__]
+                run.ranks[first.rank].error = NodeError(first.call.node, f"{type(error).__name__}: {problem[0]}")
+                return run
             runnable.extend((pending.rank, answer) for pending, answer in zip(ordered, answers, strict=True))
     if run.error is None:
         run.hang = matcher.hang()

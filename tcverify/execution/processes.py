@@ -6,6 +6,8 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import socket
+import struct
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -84,6 +86,14 @@ def interrupts_kept_off() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def limit(connection: Connection, seconds: float) -> None:
+    """Let one read or write take so long at most; it then raises BlockingIOError. Against processes that stop in mid-message."""
+    interval = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6) or 1)
+    with socket.socket(fileno=os.dup(connection.fileno())) as end:
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, interval)
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, interval)
 
 
 @contextlib.contextmanager

@@ -22,6 +22,8 @@ def aten_op(name: str, target: Any) -> Op:
     if base in _UNINITIALISED:
         return Op(name, None, reason="its result is uninitialised memory")
     tags = {tag.name for tag in target.tags}  # by name: the set of tags grows from one torch to the next
+    if name == "aten::view.dtype":
+        return Op(name, None, reason="it reads the bits of values, which number domains do not carry")
     if "nondeterministic_seeded" in tags:
         return Op(name, None, reason="its result is random")
     if tags & {"dynamic_output_shape", "data_dependent_output"}:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -21,6 +22,17 @@ _CPU = torch.device("cpu")
 
 class ShapeError(ValueError):
     """The arguments of an op do not fit together."""
+
+
+@contextlib.contextmanager
+def _torch_silent() -> Iterator[None]:
+    """Keep torch from logging a traceback of the error that it also raises: that shapes do not fit is an answer here."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    before, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = before
 
 
 def new_fake_mode() -> FakeTensorMode:
@@ -135,7 +147,13 @@ def _propagate(op: Op, target: Any, args: Sequence[Any], kwargs: dict[str, Any],
     grown = elements * math.prod(abs(v) for v in flat if type(v) is int and v)  # by repeat, expand, pad, …
     if specs and elements <= _FEW_ELEMENTS and grown <= _MANY_ELEMENTS:
         tensors: Callable[..., torch.Tensor] = _meta_tensor if op.collective else _real_tensor
-        return _described(op.name, target, flat, tree, numbers, tensors, contextlib.nullcontext())
+        try:
+            return _described(op.name, target, flat, tree, numbers, tensors, contextlib.nullcontext())
+        except ShapeError as error:  # perhaps of the zeros and not of the shapes: an integer division by them
+            try:
+                return _described(op.name, target, flat, tree, numbers, _meta_tensor, contextlib.nullcontext())
+            except (ShapeError, UnsupportedOp):
+                raise error from None
     mode = new_fake_mode()
     return _described(op.name, target, flat, tree, numbers, lambda spec, base: fake_tensor(spec, mode, base), mode)
 
@@ -162,7 +180,7 @@ def _described(
         filled.append(leaf)
     args, kwargs = pytree.tree_unflatten(filled, tree)
     try:
-        with mode, torch.no_grad():
+        with _torch_silent(), mode, torch.no_grad():
             result = target(*args, **kwargs)
     except UnsupportedOp:
         raise

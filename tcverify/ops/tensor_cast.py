@@ -220,6 +220,8 @@ def all_to_all(
     splits = tuple(input_split_sizes), tuple(output_split_sizes)
     if len(splits[0]) != len(group) or len(splits[1]) != len(group):
         raise ValueError(f"all_to_all over {len(group)} ranks has splits {list(splits[0])} and {list(splits[1])}")
+    if min(*splits[0], *splits[1]) < 0:
+        raise ValueError(f"all_to_all has negative sizes in its splits {list(splits[0])} and {list(splits[1])}")
     if sum(splits[0]) != x.shape[0]:
         raise ValueError(f"all_to_all splits {list(splits[0])} do not add up to size {x.shape[0]} of dim 0")
     return (yield Request(Collective("all_to_all", group, tuple(x.shape), x.dtype, splits=splits), x))

@@ -28,8 +28,14 @@ VERSION = 1
 MAX_BYTES = 64 << 20
 MAX_NODES = 200_000
 MAX_DEPTH = 64
+MAX_TEXT = 1000
+MAX_EXTENT = 1 << 48
 
-_DTYPES = {str(d).removeprefix("torch."): d for d in vars(torch).values() if isinstance(d, torch.dtype)}
+_DTYPES = {
+    name: d
+    for d in vars(torch).values()
+    if isinstance(d, torch.dtype) and not (name := str(d).removeprefix("torch.")).startswith(("quint", "qint", "bits"))
+}
 _LAYOUTS = {"strided": torch.strided}
 _MEMORY_FORMATS = {
     str(m).removeprefix("torch."): m
@@ -72,7 +78,7 @@ def encode(program: Program) -> dict[str, Any]:
             }
             for spec in program.inputs
         ],
-        "graphs": [{"nodes": [_encode_node(node) for node in graph.nodes]} for graph in program.graphs],
+        "graphs": [{"nodes": _encode_nodes(graph)} for graph in program.graphs],
         "ranks": [
             {"graph": b.graph, "constants": {k: _encode_value(v) for k, v in b.constants.items()}}
             for b in program.ranks
@@ -89,6 +95,34 @@ def program_id(program: Program) -> str:
 
 def _dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
+
+
+def _encode_nodes(graph: fx.Graph) -> list[dict[str, Any]]:
+    """Write nodes in order. What no reader would take is refused here, where a finding can still be made of it."""
+    known: set[str] = set()
+    records = []
+    for node in graph.nodes:
+        records.append(_encode_node(node))
+        if len(node.name) > MAX_TEXT:
+            raise NotSerialisable(f"node '{node.name[:40]}…' has a name of {len(node.name)} characters")
+        for key, value in node.meta.items():
+            if key in KEPT_META:
+                _refuse_strangers(node, key, value, known)
+        known.add(node.name)
+    return records
+
+
+def _refuse_strangers(node: fx.Node, key: str, value: Any, known: set[str]) -> None:
+    """Metadata may name nodes; files hold earlier ones only."""
+
+    def look(leaf: Any) -> Any:
+        if isinstance(leaf, fx.Node) and leaf.name not in known:
+            raise NotSerialisable(
+                f"meta['{key}'] of node '{node.name}' names '{leaf.name}', which is not defined before it"
+            )
+        return leaf
+
+    fx.node.map_aggregate(value, look)
 
 
 def _encode_node(node: fx.Node) -> dict[str, Any]:
@@ -138,8 +172,14 @@ def _encode_spec(spec: Any) -> Any:
     return {"scalar": _encode_value(spec)}
 
 
-def _encode_value(value: Any) -> Any:
-    if value is None or isinstance(value, (bool, str)) or type(value) is int:
+def _encode_value(value: Any, depth: int = 0) -> Any:
+    if depth > MAX_DEPTH:
+        raise NotSerialisable(f"a constant is nested more than {MAX_DEPTH} deep")
+    if value is None or isinstance(value, (bool, str)):
+        return value
+    if type(value) is int:
+        if not -(1 << 63) <= value < 1 << 63:
+            raise NotSerialisable(f"an integer of {value.bit_length()} bits cannot be written to a program file")
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else {"float": repr(value)}
@@ -148,13 +188,13 @@ def _encode_value(value: Any) -> Any:
     if isinstance(value, RankConstant):
         return {"rank_constant": value.name}
     if isinstance(value, list):
-        return [_encode_value(v) for v in value]
+        return [_encode_value(v, depth + 1) for v in value]
     if isinstance(value, tuple):
-        return {"tuple": [_encode_value(v) for v in value]}
+        return {"tuple": [_encode_value(v, depth + 1) for v in value]}
     if isinstance(value, dict) and all(isinstance(k, str) for k in value):
-        return {"dict": [[k, _encode_value(v)] for k, v in value.items()]}
+        return {"dict": [[k, _encode_value(v, depth + 1)] for k, v in value.items()]}
     if isinstance(value, slice):
-        return {"slice": [_encode_value(v) for v in (value.start, value.stop, value.step)]}
+        return {"slice": [_encode_value(v, depth + 1) for v in (value.start, value.stop, value.step)]}
     if isinstance(value, torch.dtype):
         return {"dtype": _dtype_name(value)}
     if isinstance(value, torch.device):
@@ -244,7 +284,7 @@ def _int(value: Any, where: str, low: int, high: int = 1 << 40) -> int:
 
 
 def _text(value: Any, where: str) -> str:
-    if not isinstance(value, str) or len(value) > 1000 or not value.isprintable():
+    if not isinstance(value, str) or len(value) > MAX_TEXT or not value.isprintable():
         raise ProgramError(f"{where} is not a short printable string")
     return value
 
@@ -340,7 +380,12 @@ class _Reader:
         for record in records:
             self.node(record, graph, nodes)
         last = next(iter(reversed(graph.nodes)), None)  # older torch: not an iterator
-        if last is None or last.op != "output" or sum(n.op == "output" for n in graph.nodes) != 1:
+        if (
+            last is None
+            or last.op != "output"
+            or len(last.args) != 1
+            or sum(n.op == "output" for n in graph.nodes) != 1
+        ):
             raise ProgramError(f"graph {index} does not end in its one output node")
         return graph
 
@@ -389,6 +434,11 @@ class _Reader:
         stride = tuple(_int(s, f"a stride of {where}", 0) for s in _list(record["stride"], f"the stride of {where}"))
         if len(shape) != len(stride):
             raise ProgramError(f"{where} has {len(shape)} sizes and {len(stride)} strides")
+        extent = math.prod(size or 1 for size in shape) + sum(
+            size * step for size, step in zip(shape, stride, strict=True)
+        )
+        if extent > MAX_EXTENT:
+            raise ProgramError(f"{where} is said to have the shape {list(shape)} and stride {list(stride)}: too large")
         alias = record.get("alias")
         if alias is not None:
             alias = _int(alias, f"the alias of {where}", 0)

@@ -43,6 +43,7 @@ KINDS = {
     "pass-raised": "the pass raised",
     "pass-timeout": "the pass did not come back in time",
     "pass-died": "the pass took its process down",
+    "run-died": "a run of tcverify ended while it verified the program",
     "executor-divergence": "lockstep and the process group disagree",
 }
 
@@ -52,8 +53,9 @@ class Doubt:
     """Why a verdict is inconclusive.
 
     Attributes:
-        reason: "unsupported-op", "ill-conditioned", "overflow", "ill-typed-program", "executor-failed", "declined" or
-            "not-portable" (only one process can hold the rewritten graph, so no process group ran it).
+        reason: "unsupported-op", "ill-conditioned", "overflow", "ill-typed-program", "executor-failed", "declined",
+            "not-judged" (it did not run, and the check that would say why was not chosen) or "not-portable" (only one
+            process can hold the rewritten graph, so no process group ran it).
         detail: one sentence.
     """
 

@@ -6,8 +6,10 @@ which passes and users see, hold fake tensors there.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -43,12 +45,14 @@ def copy_graph(
     graph: fx.Graph,
     leaf: Callable[[Any], Any] = lambda x: x,
     meta: Callable[[fx.Node], dict[str, Any]] = lambda node: dict(node.meta),
+    names: Mapping[Any, str] = MappingProxyType({}),
 ) -> fx.Graph:
     """Copy `graph`, node by node and with the same names.
 
     Args:
         leaf: maps every constant argument.
         meta: makes the metadata of a copied node from the original node.
+        names: of placeholders, by target, where they are not to keep theirs.
     """
     new = fx.Graph()
     nodes: dict[fx.Node, fx.Node] = {}
@@ -59,7 +63,8 @@ def copy_graph(
     for node in graph.nodes:
         args = map_aggregate(node.args, convert)
         kwargs = map_aggregate(node.kwargs, convert)
-        made = add_node(new, node.op, node.target, args, kwargs, node.name)
+        name = names.get(node.target, node.name) if node.op == "placeholder" else node.name
+        made = add_node(new, node.op, node.target, args, kwargs, name)
         made.type = node.type
         made.meta = meta(node)
         nodes[node] = made
@@ -114,10 +119,13 @@ def constant_value(constant: RankConstant, constants: Mapping[str, Any]) -> Any:
     return list(value) if isinstance(value, (list, tuple)) else value
 
 
-def describe(graph: fx.Graph) -> fx.Graph:
+def describe(graph: fx.Graph, names: Mapping[Any, str] = MappingProxyType({})) -> fx.Graph:
     """Return a copy of `graph` whose `meta["val"]` holds specs instead of (fake) tensors, with storage made explicit.
 
     Metadata that programs do not keep is dropped.
+
+    Args:
+        names: of placeholders, by target; see `copy_graph`.
     """
     storages: dict[int, int] = {}
 
@@ -136,7 +144,7 @@ def describe(graph: fx.Graph) -> fx.Graph:
             kept["val"] = map_structure(spec, node.meta["val"])
         return kept
 
-    return copy_graph(graph, meta=meta)
+    return copy_graph(graph, meta=meta, names=names)
 
 
 def map_structure(function: Callable[[Any], Any], value: Any) -> Any:
@@ -193,11 +201,15 @@ def same_structure(
             return all(same(x, y) for x, y in zip(a, b, strict=True))
         if isinstance(a, dict):
             return isinstance(b, dict) and list(a) == list(b) and all(same(a[k], b[k]) for k in a)
+        if isinstance(a, slice) and isinstance(b, slice):
+            return same((a.start, a.stop, a.step), (b.start, b.stop, b.step))
         if type(a) is not type(b):
             return False
+        if isinstance(a, float):
+            return math.isnan(b) if math.isnan(a) else a == b and math.copysign(1, a) == math.copysign(1, b)
         if not integers and type(a) is int:
             return True
-        return bool(a == b) or (isinstance(a, float) and a != a and b != b)
+        return bool(a == b)
 
     for number, (a, b) in enumerate(zip(first.nodes, second.nodes, strict=True)):
         numbers[a] = numbers[b] = number

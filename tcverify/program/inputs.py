@@ -97,7 +97,13 @@ class InputSpec:
         return part.to(self.dtype, memory_format=torch.contiguous_format, copy=True)
 
     def _global(self, seed: int, coordinates: tuple[int, ...]) -> torch.Tensor:
-        return _generate(seed, self.name, coordinates, self.shape, self.recipe.kind, self.recipe.scale)
+        # Ranks share what fits; large tensors would stay in memory long after their program.
+        generate = _generate if math.prod(self.shape) <= _CACHED_ELEMENTS else _generate.__wrapped__
+        return generate(seed, self.name, coordinates, self.shape, self.recipe.kind, self.recipe.scale)
+
+
+#: Largest tensor that is kept: 512 of them take 256 MiB.
+_CACHED_ELEMENTS = 1 << 16
 
 
 @lru_cache(maxsize=512)

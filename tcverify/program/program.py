@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -133,7 +134,7 @@ class Program:
         """
         names = [n.name for n in self.graphs[self.ranks[rank].graph].nodes if n.op == "placeholder"]
         specs = [self._inputs_by_name[name] for name in names]
-        elements = sum(torch.Size(spec.shape).numel() for spec in specs)
+        elements = sum(math.prod(spec.shape) for spec in specs)
         if elements > MAX_INPUT_ELEMENTS:
             raise ProgramError(
                 f"the inputs of rank {rank} have {elements} elements; at most {MAX_INPUT_ELEMENTS} are allowed",
@@ -144,14 +145,19 @@ class Program:
     def with_graphs(self, graphs: Sequence[fx.Graph], modules: Sequence[torch.nn.Module | None] = ()) -> Program:
         """Return the program in which rank i runs `graphs[i]` (fake tensors or specs in `meta["val"]`), same inputs.
 
-        Graphs that are equal up to rank constants are stored once.
+        Graphs that are equal up to rank constants are stored once. Placeholders are told by their targets: renamed ones get
+        the names of their inputs back.
         """
+        described = tuple(describe(graph, self._names(rank)) for rank, graph in enumerate(graphs))
         if any(modules):
-            described = tuple(describe(graph) for graph in graphs)
             bindings = tuple(RankBinding(i, {}) for i in range(len(graphs)))
             return replace(self, graphs=described, ranks=bindings, modules=tuple(modules))
-        shared, bindings = share([describe(graph) for graph in graphs], [r.constants for r in self.ranks])
+        shared, bindings = share(described, [r.constants for r in self.ranks])
         return replace(self, graphs=shared, ranks=bindings, modules=())
+
+    def _names(self, rank: int) -> dict[Any, str]:
+        """The names of this rank's placeholders by target."""
+        return {n.target: n.name for n in self.graphs[self.ranks[rank].graph].nodes if n.op == "placeholder"}
 
 
 def _lazy_module(root: Any, graph: fx.Graph) -> fx.GraphModule:

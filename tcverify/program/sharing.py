@@ -42,8 +42,11 @@ def share(
 
 
 def _is_hole(value: Any) -> bool:
-    """Whether a constant may become a rank constant: an integer, or a non-empty list of integers."""
-    if isinstance(value, (list, tuple)):
+    """Whether a constant may become a rank constant: an integer, or a non-empty list of integers.
+
+    Not a tuple, whose integers do so one by one: rank constants come as lists, and as an index a list means another thing.
+    """
+    if isinstance(value, list):
         return bool(value) and all(type(v) is int for v in value)
     return type(value) is int
 
@@ -57,8 +60,8 @@ def _outline(graph: fx.Graph) -> tuple[Any, list[Any]]:
         if isinstance(value, fx.Node):
             return ("node", numbers.get(value, -1))
         if _is_hole(value):
-            constants.append(tuple(value) if isinstance(value, (list, tuple)) else value)
-            return ("hole", type(value).__name__, isinstance(value, list))
+            constants.append(tuple(value) if isinstance(value, list) else value)
+            return ("hole", isinstance(value, list))
         if isinstance(value, (list, tuple)):
             return (isinstance(value, list), tuple(outline(v) for v in value))
         if isinstance(value, dict):
@@ -116,7 +119,10 @@ def _with_constants(graph: fx.Graph, names: Mapping[int, str]) -> fx.Graph:
             column += 1
             return RankConstant(names[column]) if column in names else value
         if isinstance(value, (list, tuple)):
-            return type(value)(replace(v) for v in value)
+            made = [replace(v) for v in value]
+            if isinstance(value, list):
+                return made
+            return type(value)(*made) if hasattr(value, "_fields") else tuple(made)
         if isinstance(value, dict):
             return {k: replace(v) for k, v in value.items()}
         if isinstance(value, slice):

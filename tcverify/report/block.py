@@ -2,94 +2,155 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
 from tcverify.counterexample import FILE_NAME, Counterexample
 from tcverify.program import KINDS
-from tcverify.report.listing import Line, difference, input_lines
+from tcverify.report.listing import Line, difference, graph_lines, input_lines
+from tcverify.report.plain import count, plain, plain_lines
 
-#: Longest detail that is shown; files hold it whole.
+#: Longest detail and longest graph that are shown, in lines; files hold them whole.
 MAX_DETAIL_LINES = 24
+MAX_GRAPH_LINES = 80
+
+#: In longer graphs, so many unchanged nodes are shown around a changed one.
+CONTEXT = 3
+
+#: Entries of lists that are shown: values, further findings.
+MAX_ENTRIES = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """What is shown of a counterexample.
+    """What is shown of a counterexample. Every text is one line that no terminal acts upon, see `plain`.
 
     Attributes:
+        name: of the pass.
         headline: kind, pass, ranks, id.
         title: the cause in one line.
         detail: what follows it.
+        literal: whether the detail is a traceback or a log, whose lines are better left as they are.
         program: one line about mesh, size and seed.
         inputs: one line per input.
-        graph: the graph of `rank` before ⇒ after, or nothing.
+        graph: the graph of `rank` before ⇒ after; as it was before, where there is no graph after.
+        caption: what stands above the graph.
         listing: the rewritten graph as text, where it cannot be compared.
         blamed: node that is to blame.
         values: expected and actual values per rank.
         others: titles of further findings.
         footer: who ran it, and versions.
-        reproduce: the commands, or why there are none.
+        reproduce: the commands; none where nothing replays the case.
     """
 
+    name: str
     headline: str
     title: str
     detail: list[str]
+    literal: bool
     program: str
     inputs: list[str]
     rank: int
     graph: list[Line]
-    listing: str
+    caption: str
+    listing: list[str]
     blamed: str | None
     values: list[str]
     others: list[str]
     footer: str
-    reproduce: str
+    reproduce: list[str]
 
 
-def make_block(case: Counterexample, report_dir: Path) -> Block:
+def make_block(case: Counterexample, path: Path | None) -> Block:
     """Arrange a counterexample for people.
 
     Args:
-        report_dir: where its folder is, for the commands that reproduce it.
+        path: its file, for the commands that reproduce it; None leaves them out.
     """
     finding = case.finding
     rank = finding.rank if finding.rank is not None else 0
     program = case.program
     shrunk = f", shrunk from {case.size_drawn}" if case.size_drawn > program.size else ""
-    executors = " and ".join(case.executors) or "the pass alone"
+    if case.shrink_cut:
+        shrunk += " (until time ran out)"
+    where = f"in {' and '.join(case.executors)}" if case.executors else "before any program ran"
     versions = ", ".join(f"{name} {case.environment[name]}" for name in ("torch", "python") if name in case.environment)
     values = [
         f"rank {v.rank}: {v.label}{list(v.index)} expected {v.expected:.9g}, actual {v.actual:.9g}" for v in case.values
     ]
-    folder = report_dir / case.id
-    if case.replayable:
-        where = "" if str(report_dir) == "reports" else f" --report-dir {report_dir}"
-        reproduce = f"tcverify replay {case.id}{where}   |   python {folder / 'repro.py'}"
-    else:
-        reproduce = (
-            f"(the pass cannot be imported by name, so only the process that made it can replay {folder / FILE_NAME})"
-        )
+    graph, caption = _graph(case, rank)
+    title = plain(finding.title)
     return Block(
-        headline=f"{finding.kind}: {KINDS.get(finding.kind, finding.check)}",
-        title=finding.title,
-        detail=_shorten(finding.detail),
-        program=f"{program.mesh}; {program.size} nodes{shrunk}; seed {program.seed}",
-        inputs=input_lines(program),
+        name=plain(case.facts.name),
+        headline=plain(f"{finding.kind}: {KINDS.get(finding.kind, finding.check)}"),
+        title=title,
+        detail=[] if plain(finding.detail) in title else _shorten(plain_lines(finding.detail), MAX_DETAIL_LINES),
+        literal=finding.check == "application",
+        program=f"{program.mesh}; {count(program.size, 'node')}{shrunk}; seed {program.seed}",
+        inputs=[plain(text) for text in input_lines(program)],
         rank=rank,
-        graph=difference(program, case.rewritten, rank) if case.rewritten is not None else [],
-        listing="" if case.rewritten is not None else case.listing,
+        graph=graph,
+        caption=caption,
+        listing=_shorten(plain_lines(case.listing), MAX_GRAPH_LINES) if case.rewritten is None else [],
         blamed=finding.node,
-        values=values,
-        others=[f"{f.kind}: {f.title}" for f in case.others],
-        footer=f"found by {finding.check} in {executors}; {versions}",
-        reproduce=reproduce,
+        values=_first([plain(text) for text in values]),
+        others=_first([plain(f"{f.kind}: {f.title}") for f in case.others]),
+        footer=plain(f"found by {finding.check} {where}; {versions}"),
+        reproduce=_commands(case, path) if path is not None else [],
     )
 
 
-def _shorten(text: str) -> list[str]:
-    lines = text.rstrip().splitlines()
-    if len(lines) <= MAX_DETAIL_LINES:
+def _graph(case: Counterexample, rank: int) -> tuple[list[Line], str]:
+    if case.rewritten is not None:
+        lines = difference(case.program, case.rewritten, rank)
+        caption = f"rank {rank}, before ⇒ after the pass (- removed, + added)"
+        if all(line.mark == " " for line in lines):
+            caption = f"rank {rank}, unchanged by the pass"
+    else:
+        lines = [Line(" ", name, text) for name, text in graph_lines(case.program, rank)]
+        caption = f"rank {rank}, before the pass"
+    return [Line(e.mark, e.node, plain(e.text)) for e in _focus(lines, case.finding.node)], caption
+
+
+def _focus(lines: list[Line], blamed: str | None) -> list[Line]:
+    """Of a long graph, keep what changed and what stands around it."""
+    if len(lines) <= MAX_GRAPH_LINES:
         return lines
-    kept = MAX_DETAIL_LINES // 2
+    near: set[int] = set()
+    for i, line in enumerate(lines):
+        if line.mark != " " or line.node == blamed:
+            near.update(range(i - CONTEXT, i + CONTEXT + 1))
+    kept: list[Line] = []
+    skipped = 0
+    for i, line in enumerate(lines):
+        if i in near and len(kept) < MAX_GRAPH_LINES:
+            if skipped:
+                kept.append(Line(" ", "", f"… {count(skipped, 'node')} …"))
+                skipped = 0
+            kept.append(line)
+        else:
+            skipped += 1
+    return [*kept, Line(" ", "", f"… {count(skipped, 'node')} …")] if skipped else kept
+
+
+def _commands(case: Counterexample, path: Path) -> list[str]:
+    if not case.replayable:
+        return []
+    folder = path.parent
+    if path.name != FILE_NAME or folder.name != case.id:
+        return [f"tcverify replay {shlex.quote(str(path))}"]
+    where = "" if str(folder.parent) == "reports" else f" --report-dir {shlex.quote(str(folder.parent))}"
+    return [f"tcverify replay {case.id}{where}", f"python {shlex.quote(str(folder / 'repro.py'))}"]
+
+
+def _shorten(lines: list[str], limit: int) -> list[str]:
+    if len(lines) <= limit:
+        return lines
+    kept = limit // 2
     return [*lines[:kept], f"… {len(lines) - 2 * kept} lines, see {FILE_NAME} …", *lines[-kept:]]
+
+
+def _first(entries: list[str]) -> list[str]:
+    more = len(entries) - MAX_ENTRIES
+    return entries if more <= 0 else [*entries[:MAX_ENTRIES], f"… {more} more, see {FILE_NAME} …"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,13 +51,28 @@ def difference(before: Program, after: Program, rank: int) -> list[Line]:
 
 def input_lines(program: Program) -> list[str]:
     """Return one line per input: name, local shapes, placement, recipe."""
-    lines = []
+    rows = []
     for spec in program.inputs:
         placements = ", ".join(f"{placement} over {dim}" for dim, placement in spec.placements) or "replicated"
         dtype = str(spec.dtype).removeprefix("torch.")
         recipe = spec.recipe.kind if spec.recipe.scale == 1.0 else f"{spec.recipe.kind} × {spec.recipe.scale:.3g}"
-        lines.append(f"{spec.name}: {dtype}{list(spec.shape)}  {placements}  ({recipe})")
-    return lines
+        rows.append((f"{spec.name}: {dtype}{list(spec.shape)}", placements, f"({recipe})"))
+    return columns(rows)
+
+
+def columns(rows: Sequence[Sequence[str]], right: Container[int] = ()) -> list[str]:
+    """Return rows as lines whose columns stand below each other, two blanks apart.
+
+    Args:
+        right: numbers of the columns that are aligned to the right.
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            c.rjust(w) if i in right else c.ljust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
 
 
 def _line(node: fx.Node, constants: Mapping[str, Any]) -> str:

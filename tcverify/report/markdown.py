@@ -8,29 +8,29 @@ from tcverify.counterexample import Counterexample
 from tcverify.report.block import make_block
 
 
-def to_markdown(case: Counterexample, report_dir: Path) -> str:
-    """Return the block of a counterexample as Markdown. Texts of the pass stand in code, where nothing is markup."""
-    block = make_block(case, report_dir)
-    parts = [
-        f"## {case.facts.name}: case {case.id}",
-        "",
-        f"**{block.headline}**",
-        "",
-        _fence([block.title, *block.detail]),
-    ]
+def to_markdown(case: Counterexample, path: Path | None) -> str:
+    """Return the block of a counterexample as Markdown. Texts of others stand in code, where nothing is markup.
+
+    Args:
+        path: its file, see `make_block`.
+    """
+    block = make_block(case, path)
+    parts = [f"## Case {case.id}", "", _fence([f"{block.name}: {block.headline}", block.title, *block.detail])]
     parts += ["", "### Program", "", _fence([block.program, *block.inputs])]
     if block.graph:
         marked = [
             f"{e.mark} {e.text}" + ("  ◀ here" if e.node == block.blamed and e.mark != "-" else "") for e in block.graph
         ]
-        parts += ["", f"### Rank {block.rank}, before ⇒ after", "", _fence(marked, "diff")]
-    elif block.listing:
-        parts += ["", "### Rank 0, after the pass", "", _fence(block.listing.splitlines())]
+        parts += ["", f"### R{block.caption[1:]}", "", _fence(marked, "diff")]
+    if block.listing:
+        parts += ["", "### Rank 0, after the pass", "", _fence(block.listing)]
     if block.values:
         parts += ["", "### Largest difference per rank", "", _fence(block.values)]
     if block.others:
         parts += ["", "### Also", "", _fence(block.others)]
-    parts += ["", block.footer, "", "Reproduce with:", "", _fence([block.reproduce]), ""]
+    parts += ["", "### Found", "", _fence([block.footer])]
+    if block.reproduce:
+        parts += ["", "### Reproduce with", "", _fence(block.reproduce, "sh")]
     return "\n".join(parts)
 
 

@@ -10,7 +10,7 @@ from tcverify.program import dumps
 from tcverify.report.listing import graph_lines
 
 _TEMPLATE = '''\
-"""Reproduces a finding of tcverify. Run it where the pass can be imported: python repro.py"""
+"""Reproduces a finding of tcverify. Run it where `tcverify run` found it, so that the pass can be imported."""
 
 from tcverify import loads
 from tcverify.replay import reproduce
@@ -24,12 +24,15 @@ OPTIONS = {options}
 CONTRACT = {contract}
 KIND = {kind}
 DEEP = {deep}
+PASS_TIMEOUT = {pass_timeout}
 PROGRAM = (
 {program}
 )
 
 if __name__ == "__main__":
-    raise SystemExit(reproduce(loads(PROGRAM), PASS, OPTIONS, CONTRACT, KIND, deep=DEEP))
+    raise SystemExit(
+        reproduce(loads(PROGRAM), PASS, OPTIONS, CONTRACT, KIND, deep=DEEP, pass_timeout=PASS_TIMEOUT)
+    )
 '''
 
 
@@ -47,6 +50,7 @@ def to_script(case: Counterexample) -> str:
         contract=ascii({name: getattr(case.contract, name) for name in case.contract.__slots__}),
         kind=ascii(case.finding.kind),
         deep=case.deep,
+        pass_timeout=case.pass_timeout,
         program="\n".join(f"    {piece}" for piece in pieces),
     )
 

@@ -2,21 +2,49 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import time
 from collections import Counter
 from pathlib import Path
 
 from rich.console import Console
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
-from tcverify.campaign import CampaignFinished, CampaignStarted, Event, FindingFound, Progress
-from tcverify.counterexample import Counterexample
+from tcverify.campaign import CampaignFinished, CampaignStarted, Crashed, Event, FindingFound, Progress
+from tcverify.counterexample import FILE_NAME, Counterexample
 from tcverify.report.block import make_block
+from tcverify.report.listing import columns
+from tcverify.report.plain import count, plain, wrap
 
 _MARK_STYLES = {"-": "red", "+": "green", " ": ""}
 _VERDICT_STYLES = {"passed": "bold green", "refuted": "bold red", "nothing tested": "bold yellow"}
+_STOPS = {
+    "examples": "all programs drawn",
+    "time": "time is up",
+    "exhausted": "there are no more programs to draw",
+    "first finding": "stopped at the first finding",
+    "interrupted": "interrupted",
+}
+
+#: Columns of the line above a counterexample, where the output is not broken into lines of a width.
+_RULE = 80
+
+
+def make_console() -> Console:
+    """Return the console for standard output: as wide as the terminal or COLUMNS say; else lines are not broken."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")  # an ASCII terminal shows less, but never ends the run
+    free = not sys.stdout.isatty() and "COLUMNS" not in os.environ
+    return Console(highlight=False, markup=False, emoji=False, width=1_000_000 if free else None)
+
+
+def say(console: Console, text: str = "", style: str = "") -> None:
+    """Print one line, broken at blanks where the console is narrower."""
+    for part in wrap(text, console.width):
+        console.print(Text(part, style=style), soft_wrap=True)
 
 
 class TerminalReport:
@@ -40,7 +68,12 @@ class TerminalReport:
         elif isinstance(event, Progress):
             self._progress(event)
         elif isinstance(event, FindingFound):
-            show(self.console, event.counterexample, self.report_dir)
+            case = event.counterexample
+            say(self.console)
+            show(self.console, case, self.report_dir / case.id / FILE_NAME)
+        elif isinstance(event, Crashed):
+            self.close()
+            say(self.console, f"  tcverify failed on a program, which is kept as {event.path}", "yellow")
         else:
             self.close()
             self.finished.append(event)
@@ -54,14 +87,13 @@ class TerminalReport:
 
     def _start(self, event: CampaignStarted) -> None:
         self._started = event
-        bound = f"{event.max_examples} programs" if event.max_examples is not None else f"{event.max_time:g} s"
+        bound = count(event.max_examples, "program") if event.max_examples is not None else f"{event.max_time:g} s"
         tiers = "lockstep" if event.confirm == "none" else f"lockstep, then {event.confirm}"
-        self.console.print(
-            Text.assemble((event.facts.name, "bold"), f" on {event.mesh}: {bound}, {tiers}, seed {event.seed}"),
-            soft_wrap=True,
-        )
+        earlier = f", {count(event.earlier, 'earlier failure')} first" if event.earlier else ""
+        line = f"{plain(event.facts.name)} on {event.mesh}: {bound}, {tiers}, seed {event.seed}{earlier}"
+        say(self.console, line, "bold")
         if not event.guarded:
-            self.console.print("  the pass runs in this process: if it hangs or dies, so does the run", style="yellow")
+            say(self.console, "  the pass runs in this process: if it hangs or dies, so does the run", "yellow")
         if self.console.is_terminal:
             self._live = Live(console=self.console, refresh_per_second=4, transient=True)
             self._live.start()
@@ -76,9 +108,13 @@ class TerminalReport:
     def _progress_line(self, event: Progress) -> str:
         counts, started = event.statistics, self._started
         rate = counts.programs / counts.elapsed if counts.elapsed else 0.0
-        parts = [f"{counts.programs} programs", f"{rate:.0f}/s", f"changed {_share(counts.changed, counts.programs)}"]
+        parts = [
+            count(counts.programs, "program"),
+            f"{rate:.0f}/s",
+            f"changed {_share(counts.changed, counts.programs)}",
+        ]
         parts += [f"{name} {_share(n, counts.programs)}" for name, n in sorted(counts.fired.items())]
-        parts.append(f"{sum(counts.findings.values())} findings")
+        parts.append(count(sum(counts.findings.values()), "finding"))
         parts.append(f"{counts.elapsed:.0f} s")
         if started is not None and started.max_examples is not None and rate:
             parts.append(f"{max(0.0, (started.max_examples - counts.programs) / rate):.0f} s to go")
@@ -90,108 +126,119 @@ class TerminalReport:
 
     def _end(self, event: CampaignFinished) -> None:
         counts = event.statistics
-        style = _VERDICT_STYLES[event.verdict]
-        ran = ", ".join(f"{n} on {name}" for name, n in counts.ran.items()) or "none ran"
-        self.console.print(
-            Text.assemble(
-                "  ", (event.verdict, style), f": {counts.programs} programs ({ran}), changed {counts.changed}"
-            ),
-            soft_wrap=True,
-        )
+        verdicts = f"{counts.passed} passed, {counts.refuted} refuted, {counts.inconclusive} inconclusive"
+        ran = ", ".join(f"{n} in {name}" if name == "lockstep" else f"{n} on {name}" for name, n in counts.ran.items())
+        lines = [f"ran {ran or 'nowhere'}; {counts.changed} changed by the pass"]
+        lines += [
+            f"{plain(name)}: {count(n, 'rewrite')} in {count(counts.fired[name], 'program')}"
+            for name, n in sorted(counts.rewrites.items())
+        ]
         rate = counts.programs / counts.elapsed if counts.elapsed else 0.0
-        line = f"  {counts.passed} passed, {counts.refuted} refuted, {counts.inconclusive} inconclusive"
-        self.console.print(
-            f"{line}; {counts.elapsed:.1f} s, {rate:.0f} programs/s; stopped by {event.stop}", soft_wrap=True
-        )
-        if counts.rewrites:
-            fired = ", ".join(
-                f"{name} {n} times in {counts.fired[name]} programs" for name, n in sorted(counts.rewrites.items())
-            )
-            self.console.print(f"  rewrites: {fired}", soft_wrap=True)
+        lines.append(f"{counts.elapsed:.1f} s, {rate:.0f} programs/s; {_STOPS[event.stop]}")
+        if event.counterexamples:
+            say(self.console)
+        style = _VERDICT_STYLES[event.verdict]
+        say(self.console, f"  {event.verdict}: {count(counts.programs, 'program')} ({verdicts})", style)
         if event.why:
-            self.console.print(f"  {event.why}", style="yellow", soft_wrap=True)
+            say(self.console, f"  {plain(event.why)}", style)
+        for line in lines:
+            say(self.console, f"  {line}")
         for reason, number in counts.doubts.most_common():
-            self.console.print(f"  inconclusive, {reason}: {number} ({counts.doubt_details[reason]})", soft_wrap=True)
+            detail = plain(counts.doubt_details[reason])
+            say(self.console, f"  inconclusive, {reason}: {count(number, 'program')} ({detail})", "yellow")
         known = {case.finding.kind: case.id for case in event.counterexamples}
         for kind, number in counts.findings.most_common():
             case = f", case {known[kind]}" if kind in known else ""
-            self.console.print(f"  {kind}: {number} programs{case}", style="red", soft_wrap=True)
+            say(self.console, f"  {kind}: {count(number, 'program')}{case}", "red")
 
     def summary(self) -> None:
-        """Print the table of all campaigns."""
+        """Print the table of all campaigns, when there are several, and where their time went."""
         self.close()
-        if not self.finished:
-            return
-        table = Table(title=None, box=None, pad_edge=False, header_style="bold")
-        for name in ("pass", "mesh"):
-            table.add_column(name, overflow="fold")
-        for name in ("programs", "on group", "fired", "refuted", "unsure"):
-            table.add_column(name, justify="right")
-        table.add_column("verdict", no_wrap=True)
-        for event in self.finished:
-            counts = event.statistics
-            table.add_row(
-                event.facts.name,
-                event.mesh,
-                str(counts.programs),
-                str(sum(n for name, n in counts.ran.items() if name != "lockstep")),
-                f"{counts.changed} ({_share(counts.changed, counts.programs)})",
-                str(counts.refuted),
-                str(counts.inconclusive),
-                Text(event.verdict, style=_VERDICT_STYLES[event.verdict]),
-            )
-        self.console.print()
-        self.console.print(table)
-
-    def phases(self) -> None:
-        """Print where the time of all campaigns went."""
+        if len(self.finished) > 1:
+            rows: list[tuple[str, ...]] = [
+                ("pass", "mesh", "programs", "group", "changed", "refuted", "unsure", "verdict")
+            ]
+            rows += [_row(event) for event in self.finished]
+            header, *lines = columns(rows, right=range(2, 7))
+            say(self.console)
+            self.console.print(Text(header, style="bold"), soft_wrap=True)
+            for line, event in zip(lines, self.finished, strict=True):
+                self.console.print(Text(line, style=_VERDICT_STYLES[event.verdict]), soft_wrap=True)
         total: Counter[str] = Counter()
         for event in self.finished:
             total.update(event.statistics.seconds)
         elapsed = sum(event.statistics.elapsed for event in self.finished)
         if elapsed:
-            rest = elapsed - sum(total.values())
             parts = [f"{name} {_share(seconds, elapsed)}" for name, seconds in total.most_common()]
-            self.console.print(
-                f"time: {', '.join(parts)}, drawing and the rest {_share(rest, elapsed)}", soft_wrap=True
-            )
+            rest = _share(elapsed - sum(total.values()), elapsed)
+            say(self.console, f"time: {', '.join(parts)}, the rest {rest}")
+
+
+def _row(event: CampaignFinished) -> tuple[str, ...]:
+    counts = event.statistics
+    return (
+        plain(event.facts.name),
+        event.mesh,
+        str(counts.programs),
+        str(sum(n for name, n in counts.ran.items() if name != "lockstep")),
+        f"{counts.changed} ({_share(counts.changed, counts.programs)})",
+        str(counts.refuted),
+        str(counts.inconclusive),
+        event.verdict,
+    )
 
 
 def _share(part: float, whole: float) -> str:
     return f"{100 * part / whole:.0f} %" if whole else "0 %"
 
 
-def show(console: Console, case: Counterexample, report_dir: Path) -> None:
-    """Print the block of a counterexample."""
-    block = make_block(case, report_dir)
+def show(console: Console, case: Counterexample, path: Path | None) -> None:
+    """Print the block of a counterexample.
+
+    Args:
+        path: its file, see `make_block`.
+    """
+    block = make_block(case, path)
 
     def line(text: str = "", style: str = "") -> None:
-        console.print(Text(text, style=style), soft_wrap=True)
+        say(console, text, style)
 
-    line()
-    console.rule(Text(f"{case.facts.name}  case {case.id}", style="bold"), align="left", style="red", characters="─")
+    def exactly(text: str) -> None:
+        console.print(Text(text), soft_wrap=True)
+
+    line(f"── {block.name}  case {case.id} ".ljust(min(console.width, _RULE), "─"), "bold red")
     line(block.headline, "bold red")
     line(block.title, "bold")
     for text in block.detail:
-        line(f"  {text}")
+        if block.literal:
+            exactly(f"  {text}")
+        else:
+            line(f"  {text}")
     line()
-    line(f"program   {block.program}")
+    line(f"program: {block.program}")
     for text in block.inputs:
         line(f"  {text}")
-    if block.graph:
-        line(f"rank {block.rank}, before ⇒ after the pass (- removed, + added)")
-        for entry in block.graph:
-            arrow = "  ◀ here" if entry.node == block.blamed and entry.mark != "-" else ""
-            line(f"  {entry.mark} {entry.text}{arrow}", _MARK_STYLES[entry.mark])
-    elif block.listing:
+    line(block.caption)
+    for entry in block.graph:
+        arrow = "  ◀ here" if entry.node == block.blamed and entry.mark != "-" else ""
+        line(f"  {entry.mark} {entry.text}{arrow}", _MARK_STYLES[entry.mark])
+    if block.listing:
         line("rank 0, after the pass")
-        for text in block.listing.splitlines():
+        for text in block.listing:
             line(f"    {text}")
     if block.values:
         line("largest difference per rank")
         for text in block.values:
             line(f"  {text}")
     for text in block.others:
-        line(f"also      {text}")
+        line(f"also: {text}")
     line(block.footer, "dim")
-    line(f"Reproduce with:  {block.reproduce}")
+    if not block.reproduce:
+        return
+    together = f"Reproduce with:  {'   |   '.join(block.reproduce)}"
+    if len(together) <= console.width:
+        line(together)
+        return
+    line("Reproduce with:")
+    for text in block.reproduce:
+        exactly(f"  {text}")  # never broken: it is there to be copied

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import random
-from collections import Counter
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 import torch
@@ -27,10 +27,10 @@ EXAMPLES = settings(
 SIZES = pytest.mark.parametrize("world_size", WORLD_SIZES)
 
 
-def sample(count: int, seed: int = 0) -> Iterator[Program]:
+def sample(count: int, seed: int = 0, world_sizes: Sequence[int] = WORLD_SIZES) -> Iterator[Program]:
     """Uniform choices on all meshes: what a campaign draws, without Hypothesis' mutation and shrinking."""
     generator = random.Random(seed)
-    meshes = [mesh for size in WORLD_SIZES for mesh in all_meshes(size)]
+    meshes = [mesh for size in world_sizes for mesh in all_meshes(size)]
     for _ in range(count):
         yield decode(generator.choice(meshes), generator.randbytes(WIDTH))
 
@@ -154,6 +154,38 @@ def _has_reduce_norm(program: Program) -> bool:
 def test_at_least_four_in_ten_programs_show_the_reduce_norm_pattern() -> None:
     found = [_has_reduce_norm(program) for program in sample(400)]
     assert sum(found) >= 0.4 * len(found), f"{sum(found)} of {len(found)}"
+
+
+def _has_shared_marker(program: Program) -> bool:
+    """all_reduce → region_begin, which a norm reads and something else in full."""
+    graph = program.graphs[0]
+    norms = calls(graph, "rms_norm", "add_rms_norm")
+    return any(
+        marker.args[0] in calls(graph, "all_reduce")
+        and any(user in norms for user in marker.users)
+        and any(user not in norms for user in marker.users)
+        for marker in calls(graph, "_internal_mark_region_begin")
+    )
+
+
+def _has_normed_twins(program: Program) -> bool:
+    """One value is summed over two groups of more than one rank, and a norm reads each sum."""
+    binding, groups = program.ranks[-1], defaultdict(set)
+    graph = program.graphs[binding.graph]
+    for node in calls(graph, "all_reduce"):
+        group = binding.constants[node.args[2].name]
+        if len(group) > 1 and any(user in calls(graph, "rms_norm", "add_rms_norm") for user in node.users):
+            groups[node.args[0]].add(tuple(group))
+    return any(len(found) > 1 for found in groups.values())
+
+
+@SIZES
+@pytest.mark.parametrize("shows", [_has_shared_marker, _has_normed_twins])
+def test_three_in_a_hundred_programs_show_what_few_defects_need(
+    shows: Callable[[Program], bool], world_size: int
+) -> None:
+    found = [shows(program) for program in sample(400, seed=5, world_sizes=(world_size,))]
+    assert sum(found) >= 0.03 * len(found), f"{sum(found)} of {len(found)}"
 
 
 def test_one_in_twenty_is_degenerate(label_counts: Counter[str]) -> None:

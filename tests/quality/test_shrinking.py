@@ -42,6 +42,10 @@ def _is(node: object, *ops: str) -> bool:
     return qualified_name(node.target) in ops
 
 
+def _name(node: fx.Node) -> str:
+    return qualified_name(node.target) if node.op == "call_function" else node.op
+
+
 def reduced_then_normed(program: Program) -> bool:
     return any(_is(node.args[0], "tensor_cast::all_reduce") for node in _calls(program, "rms_norm"))
 
@@ -56,6 +60,23 @@ def region_between(program: Program) -> bool:
         _is(node.args[0], marker) and _is(node.args[0].args[0], "tensor_cast::all_reduce")  # type: ignore[union-attr]
         for node in _calls(program, "rms_norm")
     )
+
+
+def region_read_in_full(program: Program) -> bool:
+    return any(
+        {_name(user) for user in marker.users} >= {"tensor_cast::rms_norm", "output"}
+        for marker in _calls(program, "_internal_mark_region_begin")
+    )
+
+
+def normed_twins(program: Program) -> bool:
+    """One value is summed over two groups of more than one rank, and a norm reads each sum."""
+    found: dict[object, set[tuple[int, ...]]] = {}
+    for norm in _calls(program, "rms_norm"):
+        if _is(norm.args[0], "tensor_cast::all_reduce"):
+            value, _, group = norm.args[0].args  # type: ignore[union-attr]
+            found.setdefault(value, set()).add(tuple(program.ranks[0].constants[group.name]))  # type: ignore[union-attr,arg-type]
+    return any(len([group for group in groups if len(group) > 1]) > 1 for groups in found.values())
 
 
 def view_between(program: Program) -> bool:
@@ -85,6 +106,8 @@ def chained_residual(program: Program) -> bool:
         pytest.param(reduced_then_normed, 2, id="all_reduce-rms_norm"),
         pytest.param(reduced_then_added_and_normed, 2, id="all_reduce-add_rms_norm"),
         pytest.param(region_between, 3, id="all_reduce-region-rms_norm"),
+        pytest.param(region_read_in_full, 2, id="region-read-in-full"),
+        pytest.param(normed_twins, 4, id="twins"),
         pytest.param(view_between, 3, id="all_reduce-view-rms_norm"),
         pytest.param(read_twice, 3, id="all_reduce-read-twice"),
         pytest.param(chained_residual, 2, id="add_rms_norm2-chain"),

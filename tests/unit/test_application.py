@@ -41,6 +41,13 @@ def exits(gm): sys.exit(3)
 def declines(gm): raise Unsupported("only even ranks")
 def nonsense(gm): return 42
 def dies(gm): os._exit(7)
+
+FORKED = []
+def forks_once(gm):
+    if FORKED: return gm
+    FORKED.append(os.fork())
+    return double(gm)
+
 def crashes(gm): os.kill(os.getpid(), signal.SIGSEGV)
 
 def spins_here(gm):
@@ -153,6 +160,11 @@ def test_nonsense_is_a_defect(guarded: Callable[..., Pair]) -> None:
     pair = guarded("nonsense")
     assert [d.aspect for d in pair.defects] == ["return"]
     assert "int 42" in pair.defects[0].message
+
+
+def test_the_child_of_a_pass_that_forks_does_not_answer(passes: Path) -> None:
+    with Guarded(f"{passes}:forks_once") as subject:
+        assert [subject.apply(reduce_then_norm()).changed for _ in range(3)] == [True, False, False]
 
 
 @pytest.mark.parametrize(("name", "how"), [("dies", "exit code 7"), ("crashes", "signal SIGSEGV")])
@@ -375,3 +387,12 @@ def test_the_worker_survives_ctrl_c(passes: Path) -> None:
         assert pid is not None
         os.kill(pid, signal.SIGINT)
         assert subject.apply(reduce_then_norm()).failure is None
+
+
+def test_a_pass_that_stops_its_process_is_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "stops.py"
+    path.write_text("import os, signal\ndef stops(gm): os.kill(os.getpid(), signal.SIGSTOP)\n")
+    with Guarded(f"{path}:stops", timeout=1.0) as subject:
+        failure = subject.apply(reduce_then_norm()).failure
+    assert failure is not None
+    assert failure.kind == "pass-timeout"

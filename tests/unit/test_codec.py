@@ -287,3 +287,44 @@ def test_a_chain_of_ten_thousand_nodes_round_trips() -> None:
 
     text = dumps(spmd_program(Mesh.grid({"tp": 2}), [InputSpec("x", (2, 2))], build))
     assert dumps(loads(text)) == text
+
+
+def _change_output(data: Any, args: list[Any]) -> None:
+    _nodes(data)[-1]["args"] = args
+
+
+def _stretch(data: Any) -> None:
+    _nodes(data)[0]["val"].update(shape=[1 << 40, 1 << 40], stride=[1 << 40, 1])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda data: _change_output(data, []),
+        lambda data: _change_output(data, _nodes(data)[-1]["args"] * 2),
+        _stretch,
+        lambda data: data["inputs"][0].update(dtype="quint8"),
+    ],
+)
+def test_files_that_no_executor_could_run_are_refused(change: Callable[[Any], None]) -> None:
+    data = json.loads(dumps(program()))
+    change(data)
+    with pytest.raises(ProgramError):
+        loads(json.dumps(data))
+
+
+@pytest.mark.parametrize("value", [1 << 63, -(1 << 63) - 1])
+def test_integers_that_no_reader_takes_are_not_written(value: int) -> None:
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    graph.output(graph.call_function(torch.ops.aten.add.Tensor, (x, value)))
+    with pytest.raises(NotSerialisable):
+        dumps(program().with_graphs([graph] * program().world_size))
+
+
+def test_metadata_that_names_a_later_node_is_not_written() -> None:
+    changed = program()
+    first, *_, last = [n for n in changed.graphs[0].nodes if n.op == "call_function"]
+    first.meta["after"] = [last]
+    with pytest.raises(NotSerialisable, match="not defined before"):
+        dumps(changed)

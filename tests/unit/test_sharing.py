@@ -1,5 +1,6 @@
 """Distinct graphs among those of all ranks."""
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -142,3 +143,14 @@ def test_a_thousand_ranks_share_one_graph() -> None:
     shared, ranks = share([graph(rank, 1) for rank in range(1000)], nothing(1000))
     assert len(shared) == 1
     assert ranks[999].constants == {"c0": 999}
+
+
+def test_tuples_stay_tuples() -> None:
+    """As an index, (0, 1) picks an element and [0, 1] picks rows."""
+    graphs = [graph((0, rank), target=operator.getitem) for rank in range(2)]
+    shared, bindings = share(graphs, nothing(2))
+    assert len(shared) == 1
+    for rank, binding in enumerate(bindings):
+        call = next(n for n in bind(shared[0], binding.constants).nodes if n.op == "call_function")
+        assert call.args[1] == (0, rank)
+        assert isinstance(call.args[1], tuple)

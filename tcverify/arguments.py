@@ -1,0 +1,177 @@
+"""Reads what the command line and the configuration say: passes, meshes, times, names."""
+
+from __future__ import annotations
+
+import difflib
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from tcverify.application.loading import importable_target
+from tcverify.counterexample import write_atomically
+from tcverify.errors import UsageError
+from tcverify.passes import BUILTIN
+from tcverify.program import Mesh
+
+#: Most ranks that a campaign draws programs for.
+MAX_RANKS = 64
+
+
+def configuration(path: Path, known: Iterable[str]) -> dict[str, Any]:
+    """Read defaults of options from [tool.tcverify] of a pyproject.toml.
+
+    Args:
+        known: names of the options, with underscores.
+
+    Raises:
+        UsageError: it cannot be read or names something else.
+    """
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    if not path.is_file():
+        return {}
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise UsageError(f"{path} cannot be read: {error}") from None
+    section = table.get("tool", {})
+    section = section.get("tcverify", {}) if isinstance(section, dict) else section
+    if not isinstance(section, dict):
+        raise UsageError(f"[tool.tcverify] in {path} is not a table", "write [tool.tcverify] and a line per option")
+    options = {}
+    for key, value in section.items():
+        name = key.replace("-", "_")
+        if name not in known:
+            raise UsageError(
+                f"[tool.tcverify] in {path} has an unknown key '{key}'",
+                suggest(key, [n.replace("_", "-") for n in known], "keys"),
+            )
+        options[name] = _default(key, value, path)
+    return options
+
+
+def _default(key: str, value: Any, path: Path) -> Any:
+    """The value of one option: lists and tables stand for what the command line writes with commas and =."""
+    if key in ("contract", "pass-option", "pass_option"):
+        if not isinstance(value, dict):
+            raise UsageError(f"[tool.tcverify] in {path}: {key} is not a table", f"write {key} = {{ name = value }}")
+        return [f"{k}={str(v).lower() if isinstance(v, bool) else v}" for k, v in value.items()]
+    if isinstance(value, list):
+        return ",".join(map(str, value))
+    if isinstance(value, dict):
+        return ",".join(f"{k}={v}" for k, v in value.items())
+    return value
+
+
+def suggest(name: str, known: Sequence[str], what: str) -> str:
+    """Return a hint that names the nearest of the known names, or all."""
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean '{near[0]}'?" if near else f"{what} are {', '.join(sorted(known))}"
+
+
+def pairs(values: Sequence[str], option: str) -> dict[str, str]:
+    """Read values of the form name=value. Raises UsageError."""
+    found: dict[str, str] = {}
+    for value in values:
+        key, separator, text = value.partition("=")
+        if not separator or not key:
+            raise UsageError(f"{option} {value} is not of the form name=value")
+        if key in found:
+            raise UsageError(f"{option} names '{key}' twice")
+        found[key] = text
+    return found
+
+
+def names(text: str, known: Sequence[str], what: str) -> list[str]:
+    """Read known names that are separated by commas. Raises UsageError for other names, or none."""
+    found = [name.strip() for name in text.split(",") if name.strip()]
+    for name in found:
+        if name not in known:
+            raise UsageError(f"there is no {what} '{name}'", suggest(name, known, f"{what}s"))
+    if not found:
+        raise UsageError(f"no {what} is named", f"{what}s are {', '.join(known)}")
+    return found
+
+
+def target(name: str) -> str:
+    """Return the reference of a pass: built-in names are resolved, the rest must look like module:attribute.
+
+    Raises:
+        UsageError: it does not.
+    """
+    if name in BUILTIN:
+        return importable_target(BUILTIN[name]) or name
+    if ":" in name:
+        return name
+    if name.endswith(".py") or Path(name).exists():
+        raise UsageError(f"'{name}' does not say which pass of the file", f"name it, as in {name}:MyPass")
+    near = difflib.get_close_matches(name, list(BUILTIN), n=1)
+    hint = f"did you mean '{near[0]}'?" if near else f"built-in passes are {', '.join(BUILTIN)}"
+    raise UsageError(
+        f"there is no built-in pass '{name}'", f"{hint} Your own: module:attribute or path/to/file.py:attribute"
+    )
+
+
+def meshes(world_size: str | None, mesh: str | None) -> list[tuple[str, Mesh | None, int]]:
+    """Read --world-size and --mesh.
+
+    Returns:
+        Name, mesh (None for drawn ones) and world size of each campaign.
+
+    Raises:
+        UsageError: they make no sense.
+    """
+    if mesh is not None:
+        if world_size is not None:
+            raise UsageError("--mesh and --world-size exclude each other", "the mesh says how many ranks there are")
+        sizes = {name: _number(text, "--mesh") for name, text in pairs(mesh.split(","), "--mesh").items()}
+        total = 1
+        for size in sizes.values():
+            total *= size
+        _require_ranks(total)
+        fixed = Mesh.grid(sizes)
+        return [(mesh, fixed, fixed.world_size)]
+    found: dict[int, tuple[str, Mesh | None, int]] = {}
+    for text in (world_size if world_size is not None else "2,3,4").split(","):
+        size = _number(text.strip(), "--world-size")
+        _require_ranks(size)
+        found[size] = (f"{size} ranks", None, size)
+    return list(found.values())
+
+
+def _number(text: str, where: str) -> int:
+    if not (text.isascii() and text.isdecimal() and len(text) < 10):
+        raise UsageError(
+            f"{where}: '{text[:40]}' is not a number of ranks", "write --world-size 2,4 or --mesh dp=2,tp=2"
+        )
+    return int(text)
+
+
+def _require_ranks(size: int) -> None:
+    if size < 2:
+        raise UsageError(f"a world of {size} has no collectives to verify", "use at least 2 ranks")
+    if size > MAX_RANKS:
+        raise UsageError(f"{size} ranks are more than a campaign draws programs for", f"use at most {MAX_RANKS} ranks")
+
+
+def seconds(text: str) -> float:
+    """Read a time: 90s, 30m, 8h, or a number of seconds. Raises UsageError."""
+    units = {"s": 1, "m": 60, "h": 3600}
+    number, unit = (text[:-1], text[-1]) if text[-1:] in units else (text, "s")
+    try:
+        found = float(number) * units[unit]
+    except ValueError:
+        found = 0.0
+    if not 0 < found < 1e8:
+        raise UsageError(f"--max-time {text} is not a time", "write 90s, 30m or 8h")
+    return found
+
+
+def require_writable(directory: Path, hint: str) -> None:
+    """Raise UsageError unless files can be written in a directory, which is made when missing."""
+    probe = directory / ".writable"
+    write_atomically(probe, "", hint)
+    probe.unlink(missing_ok=True)

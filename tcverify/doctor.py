@@ -1,0 +1,56 @@
+"""What this machine can run, with one real collective."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+import torch.distributed as dist
+
+from tcverify.counterexample import environment
+from tcverify.errors import TcverifyError
+from tcverify.execution import Lockstep, ProcessGroupPool
+from tcverify.program import PARTIAL, InputSpec, Mesh, spmd_program
+
+
+def has_gloo() -> bool:
+    """Whether this torch can make process groups on the CPU."""
+    return dist.is_available() and dist.is_gloo_available()
+
+
+def has_nccl() -> bool:
+    """Whether this torch can make process groups on CUDA devices, and there is one."""
+    return dist.is_available() and dist.is_nccl_available() and torch.cuda.is_available()
+
+
+def facts() -> dict[str, str]:
+    """Return what this machine has, by name."""
+    nccl = (
+        f"available, {torch.cuda.device_count()} CUDA devices" if has_nccl() else "no CUDA device, or not in this torch"
+    )
+    return {
+        **environment(),
+        "cores": str(len(os.sched_getaffinity(0))),
+        "gloo": "available" if has_gloo() else "not in this torch",
+        "nccl": nccl,
+    }
+
+
+def try_collective() -> str | None:
+    """Run one all_reduce in lockstep and on two gloo ranks; return the problem, or None."""
+    x = InputSpec("x", (4,), placements=(("tp", PARTIAL),))
+    mesh = Mesh.grid({"tp": 2})
+    program = spmd_program(mesh, [x], lambda b: b.call("tensor_cast::all_reduce", b.input("x"), b.rank, b.group("tp")))
+    try:
+        with ProcessGroupPool(2) as pool:
+            real = pool.run(program)
+    except TcverifyError as error:
+        return f"fails: {error}"
+    expected = Lockstep().run(program)
+    for mine, theirs in zip(expected.ranks, real.ranks, strict=True):
+        if theirs.error is not None or not torch.allclose(mine.outputs[0], theirs.outputs[0], rtol=0, atol=1e-12):
+            return f"gives another result than lockstep on rank {mine.rank}"
+    return None
+
+
+__all__ = ["facts", "has_gloo", "has_nccl", "try_collective"]

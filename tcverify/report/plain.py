@@ -1,0 +1,50 @@
+"""Text of others, made harmless: what a pass says must not steer the terminal that shows it."""
+
+from __future__ import annotations
+
+import textwrap
+import unicodedata
+
+from tcverify.errors import TcverifyError
+
+#: Longest line that is shown; files hold the rest.
+MAX_LINE = 1000
+
+#: Categories of characters that terminals act upon or that change how their neighbours are shown: control, format (among
+#: them those that reverse the direction of writing), surrogate, line and paragraph separator.
+_ACTIVE = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
+
+
+def plain(text: str) -> str:
+    """Return one line of text in which control characters, escape sequences and line ends are spelled out."""
+    shown = text.replace("\t", "    ") if len(text) <= MAX_LINE else f"{text[:MAX_LINE]} …"
+    if shown.isascii() and shown.isprintable():
+        return shown
+    return "".join(ascii(c)[1:-1] if unicodedata.category(c) in _ACTIVE else c for c in shown)
+
+
+def plain_lines(text: str) -> list[str]:
+    """Return the lines of a text, each as `plain` makes it."""
+    return [plain(line) for line in text.rstrip().split("\n")] if text.strip() else []
+
+
+def count(number: int, noun: str) -> str:
+    """ "1 node", "2 nodes"."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def wrap(text: str, width: int) -> list[str]:
+    """Break one line at blanks so that it fits; what follows is indented below it. Long words stay whole."""
+    if len(text) <= width:
+        return [text]
+    indent = " " * min(len(text) - len(text.lstrip()) + 4, width // 2)
+    return textwrap.wrap(
+        text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False, drop_whitespace=True
+    ) or [text]
+
+
+def error_text(error: TcverifyError) -> str:
+    """Return how an error is told: what is wrong and, indented below, how to mend it."""
+    lines = [f"Error: {error.message}", *([f"hint: {error.hint}"] if error.hint else [])]
+    first, *rest = [line for text in lines for line in plain_lines(text)]
+    return "\n".join([first, *(f"  {line}" for line in rest)])

@@ -1,0 +1,117 @@
+"""Every planted defect is found; what is sound is not refuted.
+
+By default a few mutants run; `pytest -m slow tests/mutants` runs the whole matrix. `-s` shows in how many of 100 programs each
+defect shows.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import seed as seeded
+
+from tcverify.application import InProcess
+from tcverify.application.loading import prepare
+from tcverify.campaign import Campaign, CampaignFinished, Plan
+from tcverify.passes import Identity, Pass, SequenceParallel
+from tcverify.program import Program
+from tcverify.strategies import transformer_programs
+from tcverify.verifier import verify
+from tests.mutants.sequence_parallel import EXPECTED, MUTANTS
+
+SEED = 7
+
+#: Mutants of the default tests, one for each way to be found, and where.
+CHOSEN = {
+    "FirstChunkForAll": 2,
+    "RankNumberPicksShard": 4,
+    "GatherSkippedOnFirstRank": 2,
+    "AllReduceErasedOnFirstRank": 2,
+    "StaleMetadata": 2,
+    "ResidualNotSliced": 2,
+}
+
+#: Mutants whose defect the strategy cannot show yet.
+NOT_DRAWN = {"VaryingWeightAccepted": "no norm weight is drawn that differs between the members of a group"}
+
+#: Least share of programs that should show a defect.
+LEAST = 0.03
+
+
+def _campaign(
+    pass_: type[Pass], world_size: int, directory: Path, *, programs: int, fail_fast: bool
+) -> CampaignFinished:
+    plan = Plan(
+        transformer_programs(world_size=world_size),
+        f"{world_size} ranks",
+        directory / "reports",
+        directory / "state",
+        max_examples=programs,
+        seed=SEED,
+        shrink_time=0.0,
+        fail_fast=fail_fast,
+    )
+    return Campaign(InProcess(prepare(pass_, "", {})), plan, None).run()
+
+
+def _is_refuted(name: str, world_size: int, directory: Path) -> None:
+    finished = _campaign(MUTANTS[name], world_size, directory, programs=300, fail_fast=True)
+    assert finished.verdict == "refuted", f"{finished.statistics.programs} programs do not show it"
+    assert finished.statistics.findings.keys() & EXPECTED[name], finished.counterexamples[0].finding.title
+
+
+@pytest.mark.parametrize(("name", "world_size"), CHOSEN.items(), ids=CHOSEN)
+def test_a_mutant_is_refuted(name: str, world_size: int, tmp_path: Path) -> None:
+    _is_refuted(name, world_size, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("world_size", [2, 3, 4])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.xfail(reason=NOT_DRAWN[name]) if name in NOT_DRAWN else ())
+        for name in EXPECTED
+    ],
+)
+def test_every_mutant_is_refuted(name: str, world_size: int, tmp_path: Path) -> None:
+    _is_refuted(name, world_size, tmp_path)
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+@pytest.mark.parametrize("pass_", [SequenceParallel, Identity], ids=["sequence_parallel", "identity"])
+def test_what_is_sound_passes(pass_: type[Pass], world_size: int, tmp_path: Path) -> None:
+    finished = _campaign(pass_, world_size, tmp_path, programs=75, fail_fast=True)
+    assert finished.verdict == "passed", finished.counterexamples[0].finding.title
+    assert finished.statistics.inconclusive == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_defects_show_often_enough(world_size: int) -> None:
+    shown: Counter[str] = Counter()
+    programs = 0
+
+    @seeded(SEED)
+    @settings(
+        max_examples=100,
+        phases=[Phase.generate],
+        database=None,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(transformer_programs(world_size=world_size))
+    def judge(program: Program) -> None:
+        nonlocal programs
+        programs += 1
+        for name, mutant in MUTANTS.items():
+            shown[name] += bool(verify(InProcess(prepare(mutant, "", {})), program).findings)
+
+    judge()
+    for name in MUTANTS:
+        print(f"{name:<28} {shown[name]:3} of {programs} programs of {world_size} ranks")
+    rare = [name for name in MUTANTS if shown[name] < LEAST * programs and name not in NOT_DRAWN]
+    assert rare == []
