@@ -5,7 +5,7 @@ from torch import fx
 
 
 def sink_all_reduce(gm: fx.GraphModule) -> fx.GraphModule:
-    """all_reduce(x) + residual ⇒ all_reduce(x + residual)"""
+    """all_reduce(x) + y ⇒ all_reduce(x + y)"""
     for add in list(gm.graph.nodes):
         if add.target is not torch.ops.aten.add.Tensor:
             continue

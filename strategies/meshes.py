@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from functools import cache
 
-from hypothesis import strategies as st
-
 from tcverify.errors import UsageError
 from tcverify.program import Mesh, MeshDim
 
@@ -70,14 +68,3 @@ def all_meshes(world_size: int) -> tuple[Mesh, ...]:
         Mesh(world_size, (MeshDim("tp", tp),) if dp is None else (MeshDim("dp", dp), MeshDim("tp", tp)))
         for tp, dp in layouts
     )
-
-
-def meshes(world_size: int | None = None) -> st.SearchStrategy[Mesh]:
-    """Draw a mesh of this world size, or of any of 2, 3 and 4; shrinks to one group in rank order.
-
-    Raises:
-        UsageError: no meshes are listed for this world size.
-    """
-    if world_size is not None:
-        return st.sampled_from(all_meshes(world_size))
-    return st.sampled_from([mesh for size in WORLD_SIZES for mesh in all_meshes(size)])

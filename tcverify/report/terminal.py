@@ -206,7 +206,7 @@ def show(console: Console, case: Counterexample, path: Path | None) -> None:
     def exactly(text: str) -> None:
         console.print(Text(text), soft_wrap=True)
 
-    line(f"── {block.name}  case {case.id} ".ljust(min(console.width, _RULE), "─"), "bold red")
+    line(f"{block.name}  case {case.id} ".ljust(min(console.width, _RULE), "─"), "bold red")
     line(block.headline, "bold red")
     line(block.title, "bold")
     for text in block.detail:

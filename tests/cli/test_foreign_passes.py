@@ -58,7 +58,7 @@ def ran(place: Path) -> Callable[[str], Ran]:
         if name not in known:
             outcome = run_here(
                 "run", f"mine.py:{name}", "--world-size", "2", "--confirm", "none", "--seed", "3",
-                "--max-examples", str(PROGRAMS.get(name, 20)), "--pass-timeout", "1", "--shrink-time", "3",
+                "--max-examples", str(PROGRAMS.get(name, 12)), "--pass-timeout", "1", "--shrink-time", "2",
                 "--report-dir", f"reports-{name}", "--contract", "metadata=false",
             )  # fmt: skip
             assert outcome.err == ""
@@ -72,7 +72,7 @@ def ran(place: Path) -> Callable[[str], Ran]:
 def test_the_run_goes_on_to_its_end(ran: Callable[[str], Ran], name: str) -> None:
     found = ran(name)
     assert found.code == 1
-    assert f"refuted: {PROGRAMS.get(name, 20)} programs (" in found.out
+    assert f"refuted: {PROGRAMS.get(name, 12)} programs (" in found.out
     assert "all programs drawn" in found.out
 
 

@@ -62,7 +62,7 @@ def run(tmp_path: Path) -> Callable[..., CampaignFinished]:
         subscribers: Sequence[Callable[[Event], None]] = (),
         **plan: Any,
     ) -> CampaignFinished:
-        options = {"programs": STRUCTURED, "max_examples": 20, "seed": 1, "shrink_time": 5.0, **plan}
+        options = {"programs": STRUCTURED, "max_examples": 20, "seed": 1, "shrink_time": 2.0, **plan}
         where = {"report_dir": tmp_path / "reports", "state_dir": tmp_path / "state"}
         subject = pass_ if isinstance(pass_, InProcess) else _subject(pass_)
         return Campaign(
