@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
-from tcverify.application import Pair, Subject, subject_of
+from tcverify.application import Pair, PassFailure, Subject, subject_of
 from tcverify.checks import CHECKS, Evidence
 from tcverify.errors import ExecutorError, ProgramError, UnsupportedOp, UsageError
 from tcverify.execution import Comparison, Executor, Lockstep, Run, digest
@@ -123,7 +123,7 @@ def _verify(
     if pair.declined is not None:
         return Verdict("inconclusive", [], [Doubt("declined", pair.declined)], pair, [], clock.laps)
     if pair.failure is not None:
-        return Verdict("refuted", [_failure(pair)], [], pair, [], clock.laps)
+        return Verdict("refuted", [_failure(pair.failure)], [], pair, [], clock.laps)
 
     evidence = Evidence(pair, contract, probe=lambda: LOCKSTEP.probe(program, baseline))
     doubts: list[Doubt] = []
@@ -235,9 +235,7 @@ def _divergence(lockstep: Run, other: Run, evidence: Evidence) -> str | None:
     return None
 
 
-def _failure(pair: Pair) -> Finding:
-    failure = pair.failure
-    assert failure is not None
+def _failure(failure: PassFailure) -> Finding:
     where = "" if failure.rank is None else f" on the graph of rank {failure.rank}"
     verb = "raised " if failure.kind == "pass-raised" else ""
     return Finding(

@@ -1,0 +1,28 @@
+"""The counterexamples in reports/gallery are read, keep their ids and are refuted again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tcverify.counterexample import case_id, read_counterexample
+from tcverify.replay import replay
+
+ROOT = Path(__file__).parents[2]
+GALLERY = sorted((ROOT / "reports" / "gallery").glob("*/counterexample.json"))
+
+
+def test_there_is_a_gallery() -> None:
+    assert {read_counterexample(path).finding.check for path in GALLERY} >= {"equivalence", "collectives", "metadata"}
+
+
+@pytest.mark.parametrize("path", GALLERY, ids=lambda path: path.parent.name)
+def test_a_known_counterexample_fails_again(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)  # the passes are found from here
+    case = read_counterexample(path)
+    assert case.id == path.parent.name == case_id(case.program, case.facts, case.finding.kind)
+    found = replay(case, None)
+    assert found.state == "failed"
+    assert found.case is not None
+    assert (found.case.id, found.case.finding.title) == (case.id, case.finding.title)
