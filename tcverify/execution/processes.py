@@ -60,8 +60,12 @@ def _run(target: Callable[..., None], *arguments: Any) -> None:
     target(*arguments)
 
 
-def die_with_parent() -> None:
-    """End this process when its parent has ended, whatever this process is doing."""
+def die_with_parent(last: Callable[[], None] = lambda: None) -> None:
+    """End this process when its parent has ended, whatever this process is doing.
+
+    Args:
+        last: what remains to be done then, since nobody else is left to do it.
+    """
     parent = multiprocessing.parent_process()
     if parent is None:
         return
@@ -69,6 +73,7 @@ def die_with_parent() -> None:
 
     def watch() -> None:
         wait([sentinel])
+        last()
         os._exit(1)
 
     threading.Thread(target=watch, name="watches the parent", daemon=True).start()

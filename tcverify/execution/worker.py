@@ -9,23 +9,22 @@ import contextlib
 import faulthandler
 import gc
 import json
-import multiprocessing
 import os
 import shutil
 import signal
-import threading
 from collections import deque
 from datetime import timedelta
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from tcverify.errors import ExecutorError, ProgramError, UnsupportedOp
+from tcverify.errors import ProgramError, UnsupportedOp
 from tcverify.execution.compare import compare_ranks
 from tcverify.execution.interpreter import RankResult, check_supported, plan_of, run_rank
 from tcverify.execution.messages import Reply, encode_reply
+from tcverify.execution.processes import die_with_parent
 from tcverify.ops.distributed import perform
 from tcverify.program import Program
 from tcverify.program.codec import decode
@@ -44,7 +43,7 @@ def main(connection: Connection, rank: int, world_size: int, device: str, direct
         core: the CPU core to run on; None leaves it to the system.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business
-    _die_with_parent(directory)
+    die_with_parent(lambda: shutil.rmtree(directory, ignore_errors=True))
     log = os.open(os.path.join(directory, f"rank{rank}.log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(log, 1)
     os.dup2(log, 2)
@@ -79,20 +78,6 @@ def _join(rank: int, world_size: int, device: str, directory: str, core: int | N
     backend = "nccl" if device == "cuda" else "gloo"
     dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=_NEVER)
     return place
-
-
-def _die_with_parent(directory: str) -> None:
-    parent = multiprocessing.parent_process()
-    if parent is None:
-        raise ExecutorError("a rank process must be started by a ProcessGroupPool")
-    sentinel = parent.sentinel
-
-    def watch() -> None:
-        wait([sentinel])
-        shutil.rmtree(directory, ignore_errors=True)  # nobody else is left to do it
-        os._exit(1)
-
-    threading.Thread(target=watch, name="parent-watch", daemon=True).start()
 
 
 # ------------------------------------------------------------------------------------------------------------ serving

@@ -57,11 +57,6 @@ def _new_group(members: tuple[int, ...]) -> Any:
     return made
 
 
-def forget_groups() -> None:
-    """Drop the cached groups; call it when the default process group is destroyed."""
-    _GROUPS.clear()
-
-
 def perform(call: Collective, tensor: torch.Tensor) -> torch.Tensor:
     """Run one rank's side of a collective and return its result, a fresh contiguous tensor.
 

@@ -163,20 +163,6 @@ def compute_nodes(graph: fx.Graph) -> list[fx.Node]:
     return [n for n in graph.nodes if n.op.startswith("call") and getattr(n.target, "__name__", "") != "getitem"]
 
 
-def largest_alias(graph: fx.Graph) -> int:
-    """The largest storage number in the graph's metadata, or −1."""
-    largest = -1
-
-    def look(spec: Any) -> None:
-        nonlocal largest
-        if isinstance(spec, TensorSpec) and spec.alias is not None:
-            largest = max(largest, spec.alias)
-
-    for node in graph.nodes:
-        map_structure(look, node.meta.get("val"))
-    return largest
-
-
 def same_structure(
     first: fx.Graph, second: fx.Graph, *, constants: Mapping[str, Any] | None = None, integers: bool = True
 ) -> bool:

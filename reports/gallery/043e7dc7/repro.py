@@ -11,10 +11,10 @@ from tcverify.replay import reproduce
 #   rms_norm: [4, 4] = rms_norm(all_reduce, gain, 1e-06)
 #   return rms_norm
 
-PASS = 'tests.mutants.sequence_parallel:AllReduceErasedOnFirstRank'
+PASS = "tests.mutants.sequence_parallel:AllReduceErasedOnFirstRank"
 OPTIONS = {}
-CONTRACT = {'idempotent': True, 'metadata': True, 'identity': False}
-KIND = 'collective-mismatch'
+CONTRACT = {"idempotent": True, "metadata": True, "identity": False}
+KIND = "collective-mismatch"
 DEEP = False
 PASS_TIMEOUT = 20.0
 PROGRAM = (
@@ -35,6 +35,4 @@ PROGRAM = (
 )
 
 if __name__ == "__main__":
-    raise SystemExit(
-        reproduce(loads(PROGRAM), PASS, OPTIONS, CONTRACT, KIND, deep=DEEP, pass_timeout=PASS_TIMEOUT)
-    )
+    raise SystemExit(reproduce(loads(PROGRAM), PASS, OPTIONS, CONTRACT, KIND, deep=DEEP, pass_timeout=PASS_TIMEOUT))

@@ -12,10 +12,10 @@ from tcverify.replay import reproduce
 #   add_rms_norm: [4, 4] = add_rms_norm(all_reduce, residual, gain, 1e-06)
 #   return (all_reduce, add_rms_norm)
 
-PASS = 'tests.mutants.sequence_parallel:ResidualNotSliced'
+PASS = "tests.mutants.sequence_parallel:ResidualNotSliced"
 OPTIONS = {}
-CONTRACT = {'idempotent': True, 'metadata': True, 'identity': False}
-KIND = 'rewritten-raises'
+CONTRACT = {"idempotent": True, "metadata": True, "identity": False}
+KIND = "rewritten-raises"
 DEEP = False
 PASS_TIMEOUT = 20.0
 PROGRAM = (
@@ -39,6 +39,4 @@ PROGRAM = (
 )
 
 if __name__ == "__main__":
-    raise SystemExit(
-        reproduce(loads(PROGRAM), PASS, OPTIONS, CONTRACT, KIND, deep=DEEP, pass_timeout=PASS_TIMEOUT)
-    )
+    raise SystemExit(reproduce(loads(PROGRAM), PASS, OPTIONS, CONTRACT, KIND, deep=DEEP, pass_timeout=PASS_TIMEOUT))
