@@ -33,6 +33,7 @@ class GraphBuilder:
         self._inputs = inputs
         self._graph = fx.Graph()
         self._aliases = 0
+        self._called = False
         self._constants: dict[str, Callable[[int], Any]] = {"rank": lambda rank: rank}
 
     def input(self, name: str) -> fx.Node:
@@ -41,6 +42,8 @@ class GraphBuilder:
             spec = self._inputs[name]
         except KeyError:
             raise ProgramError(f"the program has no input '{name}'") from None
+        if self._called:
+            raise ProgramError(f"input '{name}' is added after a call", "add all inputs first, then call ops")
         node = self._graph.placeholder(name)
         if node.name != name:
             raise ProgramError(f"'{name}' cannot be the name of a placeholder", "use another Python identifier")
@@ -65,6 +68,7 @@ class GraphBuilder:
             ShapeError: the arguments do not fit together.
             UnsupportedOp: no table knows the op.
         """
+        self._called = True
         target = resolve(op)
 
         def known(value: Any) -> Any:

@@ -280,3 +280,13 @@ def test_inputs_that_are_too_large_are_refused_before_they_are_made(monkeypatch:
     monkeypatch.setattr(program_module, "MAX_INPUT_ELEMENTS", 29)
     with pytest.raises(ProgramError, match="the inputs of rank 0 have 30 elements; at most 29 are allowed"):
         program().values(0)
+
+
+def test_inputs_come_before_calls() -> None:
+    specs = [InputSpec("x", (2,)), InputSpec("y", (2,))]
+
+    def late(b: GraphBuilder) -> object:
+        return b.call("aten::add.Tensor", b.call("aten::neg", b.input("x")), b.input("y"))
+
+    with pytest.raises(ProgramError, match="input 'y' is added after a call"):
+        spmd_program(Mesh.grid({"tp": 2}), specs, late)
