@@ -60,6 +60,10 @@ def _campaign(
 def _is_refuted(name: str, world_size: int, directory: Path) -> None:
     finished = _campaign(MUTANTS[name], world_size, directory, programs=300, fail_fast=True)
     assert finished.verdict == "refuted", f"{finished.statistics.programs} programs do not show it"
+    if (
+        not finished.statistics.findings.keys() & EXPECTED[name]
+    ):  # another kind came first: look on for the expected one
+        finished = _campaign(MUTANTS[name], world_size, directory / "on", programs=300, fail_fast=False)
     assert finished.statistics.findings.keys() & EXPECTED[name], finished.counterexamples[0].finding.title
 
 
