@@ -311,10 +311,7 @@ def diagnose() -> None:
     console = make_console()
     for name, value in doctor.facts().items():
         say(console, f"{name:<12}{value}")
-    if not doctor.has_gloo():
-        raise UsageError(
-            "this torch is built without gloo", "stay in lockstep with --confirm none, or install one that has it"
-        )
+    _require_backend("gloo")
     problem = doctor.try_collective()
     say(console, f"{'all_reduce':<12}{problem or 'works on 2 gloo ranks'}")
     raise SystemExit(FAILED if problem else PASSED)
