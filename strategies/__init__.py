@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from tcverify.program import Mesh, Program
 from tcverify.strategies.choices import WIDTH, decode_choices
 from tcverify.strategies.meshes import WORLD_SIZES, all_meshes
-from tcverify.strategies.transformer import write_program
+from tcverify.strategies.transformer import finish, write
 
 
 def decode(mesh: Mesh, choices: bytes) -> Program:
     """Decode any bytes into a program on `mesh`; `b""` gives the smallest one. Equal arguments give equal programs."""
-    return write_program(mesh, *decode_choices(choices))
+    return finish(write(mesh, *decode_choices(choices)))
 
 
 def transformer_programs(mesh: Mesh | None = None, world_size: int | None = None) -> st.SearchStrategy[Program]:
