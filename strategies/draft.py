@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Callable, Iterable, Iterator
+from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -70,7 +71,8 @@ class Step:
     Attributes:
         at: where it stands: steps run in this order, those of one place in the order in which they were added.
         record: makes what the metadata says from what is true; None as a result means that it says nothing.
-        on: the value without which the step is dropped although nobody reads its result: it writes into that value.
+        on: where set, the step stays as long as that value is needed, although nobody may read its result: it writes.
+        reads: numbers of its operands.
     """
 
     op: str
@@ -80,10 +82,11 @@ class Step:
     at: int
     record: Callable[[Any], Any] | None = None
     on: Value | None = None
+    reads: tuple[int, ...] = field(init=False)
 
-    def operands(self) -> list[Value]:
-        """The values it reads, in order."""
-        return list(values_in((self.args, self.kwargs)))
+    def __post_init__(self) -> None:
+        numbers = dict.fromkeys(value.number for value in values_in((self.args, self.kwargs)))
+        object.__setattr__(self, "reads", tuple(numbers))
 
 
 @dataclass(slots=True)
@@ -102,6 +105,7 @@ class Draft:
     _names: set[str] = field(default_factory=set)
     _classes: list[list[int]] = field(default_factory=list)
     _specs: dict[int, tuple[Any, ...]] = field(default_factory=dict)
+    _inputs: list[InputSpec] = field(default_factory=list)
     _typed_inputs: int = -1
     _fresh: Iterator[int] = field(default_factory=itertools.count)
 
@@ -123,7 +127,9 @@ class Draft:
             number += 1
             name = f"{role}{number}"
         self._names.add(name)
-        self._makers.append(InputSpec(name, shape, dtype, placements, recipe))
+        spec = InputSpec(name, shape, dtype, placements, recipe)
+        self._makers.append(spec)
+        self._inputs.append(spec)
         return Value(len(self._makers) - 1, dtype, layout, rms)
 
     def call(self, op: str, like: Value, *args: Any, labels: tuple[str, ...] = (), **kwargs: Any) -> Value:
@@ -182,7 +188,7 @@ class Draft:
         for number, maker in enumerate(self._makers):
             if not isinstance(maker, Step) or number in before or not only(maker):
                 continue
-            if any(value.number == old.number for value in maker.operands()):
+            if old.number in maker.reads:
                 args = tuple(map_aggregate(maker.args, turned))
                 kwargs = dict(map_aggregate(maker.kwargs, turned))
                 self._makers[number] = replace(maker, args=args, kwargs=kwargs)
@@ -190,12 +196,14 @@ class Draft:
 
     def copy(self) -> Draft:
         """A copy to which steps and inputs can be added, and which can be changed, apart from this draft."""
-        return replace(self, _makers=self._makers.copy(), _names=self._names.copy(), _specs=self._specs.copy())
+        made = copy(self)
+        made._makers, made._inputs = self._makers.copy(), self._inputs.copy()
+        made._names, made._specs = self._names.copy(), self._specs.copy()
+        return made
 
     def check(self, result: Any) -> None:
         """Raise ShapeError unless every rank can run what `result` needs."""
-        for value, _ in self.steps(result):
-            self.specs(value)
+        self._type(self._order(self._live(result)))
 
     # ------------------------------------------------------------------------------------------------------- shapes
 
@@ -208,11 +216,15 @@ class Draft:
         self._classify()
         if value.number not in self._specs:
             maker = self._makers[value.number]
-            direct = isinstance(maker, Step) and all(v.number in self._specs for v in maker.operands())
-            for number in [value.number] if direct else self._order(self._live(value, effects=False)):
-                if number not in self._specs:
-                    self._specs[number] = self._infer(self._makers[number])
+            direct = isinstance(maker, Step) and all(number in self._specs for number in maker.reads)
+            self._type([value.number] if direct else self._order(self._live(value, effects=False)))
         return self._specs[value.number]
+
+    def _type(self, numbers: Iterable[int]) -> None:
+        self._classify()
+        for number in numbers:
+            if number not in self._specs:
+                self._specs[number] = self._infer(self._makers[number])
 
     def shape(self, value: Value) -> tuple[int, ...] | None:
         """Shape of the value; None where it is not a tensor of one shape on all ranks."""
@@ -221,18 +233,17 @@ class Draft:
         return shapes.pop() if len(shapes) == 1 else None
 
     def _classify(self) -> None:
-        inputs = [maker for maker in self._makers if isinstance(maker, InputSpec)]
-        if len(inputs) == self._typed_inputs:
+        if len(self._inputs) == self._typed_inputs:
             return
         classes: dict[Any, list[int]] = {}
         for rank in range(self.mesh.world_size):
-            shapes = tuple(spec.local_shape(self.mesh, rank) for spec in inputs)
+            shapes = tuple(spec.local_shape(self.mesh, rank) for spec in self._inputs)
             classes.setdefault((shapes, tuple(len(dim.group(rank)) for dim in self.mesh.dims)), []).append(rank)
         found = list(classes.values())
         if found != self._classes:
             self._classes = found
             self._specs = {}
-        self._typed_inputs = len(inputs)
+        self._typed_inputs = len(self._inputs)
 
     def _infer(self, maker: InputSpec | Step) -> tuple[Any, ...]:
         if isinstance(maker, InputSpec):
@@ -327,7 +338,7 @@ class Draft:
             live.add(number)
             maker = self._makers[number]
             if isinstance(maker, Step):
-                todo += [value.number for value in maker.operands()]
+                todo += maker.reads
             if not todo:
                 todo = [number for number, on in writers if on in live and number not in live]
         return live
@@ -339,7 +350,7 @@ class Draft:
         ready: list[tuple[int, int]] = []
         for number in numbers:
             maker = self._makers[number]
-            operands = {v.number for v in maker.operands()} if isinstance(maker, Step) else set()
+            operands = maker.reads if isinstance(maker, Step) else ()
             missing[number] = len(operands)
             for operand in operands:
                 readers.setdefault(operand, []).append(number)

@@ -54,7 +54,9 @@ def extra_user(w: Writing, where: int, how: int) -> None:
     """Something else reads a value too."""
     value = pick(activations(w), where)
     if how % 8 == 7:  # something later in the program, which goes on with the sum
-        later = [v for v in activations(w) if v.number > value.number and spec_of(w, v).shape == spec_of(w, value).shape]
+        later = [
+            v for v in activations(w) if v.number > value.number and spec_of(w, v).shape == spec_of(w, value).shape
+        ]
         target = w.draft.behind = pick(later, how // 8)
         swap_in(w, target, call(w, ADD, target, value))
         return
@@ -137,7 +139,14 @@ def broadcast_addend(w: Writing, where: int, how: int) -> None:
 
     def make(spec: TensorSpec) -> Any:
         wide = spec.shape[-1]
-        shapes: list[tuple[int, ...]] = [(1, wide), (wide,), (1, 1, wide), (1,), (*spec.shape[:-1], 1), (1,) * len(spec.shape)]
+        shapes: list[tuple[int, ...]] = [
+            (1, wide),
+            (wide,),
+            (1, 1, wide),
+            (1,),
+            (*spec.shape[:-1], 1),
+            (1,) * len(spec.shape),
+        ]
         if how % 8 >= len(shapes):
             return (0.5, 1)[how % 2]
         return new_input(w, "residual", shapes[how % 8], spec.dtype)
@@ -149,7 +158,13 @@ def foreign_residual(w: Writing, where: int, how: int) -> None:
     """A residual is placed in another way, though its shape is the same."""
 
     def make(spec: TensorSpec) -> Any:
-        kinds = [("varying", 0), ("partial", 0), ("shard", token_axis(spec.shape)), ("shard", len(spec.shape) - 1), ("shard", 0)]
+        kinds = [
+            ("varying", 0),
+            ("partial", 0),
+            ("shard", token_axis(spec.shape)),
+            ("shard", len(spec.shape) - 1),
+            ("shard", 0),
+        ]
         kind, axis = kinds[how % len(kinds)]
         return new_input(w, "residual", spec.shape, spec.dtype, kind, axis)
 
@@ -231,7 +246,9 @@ def cast_between(w: Writing, where: int, how: int) -> None:
     dtype = spec_of(w, value).dtype
     other = torch.bfloat16 if dtype is torch.float32 else torch.float32
     there = call(w, "aten::_to_copy", value, dtype=other)
-    found = [(v, s) for v, s in readers(w, value) if s.op in (RMS_NORM, ADD_RMS_NORM) and s.args[0].number == value.number]
+    found = [
+        (v, s) for v, s in readers(w, value) if s.op in (RMS_NORM, ADD_RMS_NORM) and s.args[0].number == value.number
+    ]
     if how % 2 == 0 and found:
         normed, step = found[0]
         w.draft.change(normed, args=(there, *step.args[1:]))

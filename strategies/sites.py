@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import torch
 
 from tcverify.ops import TensorSpec
-from tcverify.program import PARTIAL, REPLICATED, VARYING, Placement, Recipe, shard
+from tcverify.program import PARTIAL, VARYING, Placement, Recipe, shard
 from tcverify.strategies.draft import RANK, Group, PerRank, Step, Value, values_in
 from tcverify.strategies.transformer import result
 from tcverify.strategies.writing import Writing
@@ -28,6 +28,9 @@ COLLECTIVES = (ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, "tensor_cast::matmul_all_
 MARKERS = tuple(f"tensor_cast::_internal_{name}" for name in ("mark_region_begin", "mark_region_end", "copy_region"))
 #: What stands between two matrix products, first of all the all_reduce.
 CHAIN = (ALL_REDUCE, *MARKERS, VIEW, ADD, RMS_NORM, ADD_RMS_NORM, "getitem", "tensor_cast::layer_norm")
+
+
+UNIFORM = Recipe()
 
 
 class NoSite(Exception):
@@ -63,8 +66,7 @@ def spec_of(w: Writing, value: Value) -> TensorSpec:
 
 def readers(w: Writing, value: Value) -> list[tuple[Value, Step]]:
     """The steps that read `value`."""
-    found = w.draft.steps(result(w))
-    return [(v, s) for v, s in found if any(operand.number == value.number for operand in s.operands())]
+    return [(v, s) for v, s in w.draft.steps(result(w)) if value.number in s.reads]
 
 
 def call(w: Writing, op: str, *args: Any, **kwargs: Any) -> Value:
@@ -83,12 +85,6 @@ def swap_in(w: Writing, old: Value, new: Value, only: Callable[[Step], bool] = l
     w.extras = [new if isinstance(v, Value) and v.number == old.number else v for v in w.extras]
 
 
-def placed(w: Writing, kind: str, axis: int = 0) -> tuple[str, Placement] | None:
-    """The placement of this kind over the main dim."""
-    known = {"replicated": REPLICATED, "varying": VARYING, "partial": PARTIAL, "shard": shard(axis)}
-    return None if kind == "replicated" else (w.roles.main, known[kind])
-
-
 def new_input(
     w: Writing,
     role: str,
@@ -96,17 +92,25 @@ def new_input(
     dtype: torch.dtype = torch.float32,
     kind: str = "replicated",
     axis: int = 0,
-    recipe: Recipe = Recipe(),
+    recipe: Recipe = UNIFORM,
+    dim: str = "",
 ) -> Value:
-    """Add an input of which every rank has this shape: of kind "shard", a part of a larger one."""
+    """Add an input of which every rank has this shape: of kind "shard", a part of a larger one.
+
+    Args:
+        kind: how it is placed: "replicated", "varying", "partial" or "shard".
+        axis: the dim of the tensor that is sharded.
+        dim: the mesh dim over which it is placed; by default the main one.
+    """
+    dim = dim or w.roles.main
     whole = list(shape)
     if kind == "shard":
-        if len(w.roles.sizes(w.roles.main)) > 1 or not whole:
+        if len(w.roles.sizes(dim)) > 1 or not whole:
             raise NoSite
-        whole[axis] *= w.roles.size(w.roles.main)
-    placement = placed(w, kind, axis)
-    declared = w.roles.declared([] if placement is None else [placement])
-    return w.draft.input(role, tuple(whole), dtype, declared, recipe)
+        whole[axis] *= w.roles.size(dim)
+    known: dict[str, Placement] = {"varying": VARYING, "partial": PARTIAL, "shard": shard(axis)}
+    declared = w.roles.declared([(dim, known[kind])] if kind in known else [])
+    return w.draft.input(role, tuple(whole), dtype, declared, recipe, rms=0.6 * recipe.scale)
 
 
 def gain(w: Writing, value: Value) -> Value:
