@@ -24,6 +24,7 @@ from tcverify.errors import InternalError, TcverifyError, UsageError
 from tcverify.execution import ProcessGroupPool
 from tcverify.passes import BUILTIN, DESCRIPTIONS
 from tcverify.replay import replay as replay_case
+from tcverify.report.html import HtmlReport, to_html
 from tcverify.report.markdown import to_markdown
 from tcverify.report.plain import error_text, plain, plain_lines
 from tcverify.report.script import ScriptReport
@@ -151,7 +152,8 @@ def run(
         say(console, f"  look at it with: tcverify show {path}, try it again with: tcverify replay {path}", "yellow")
     seed = seed if seed is not None else int.from_bytes(os.urandom(4), "little")
     report = TerminalReport(console, report_dir)
-    subscribers: list[Subscriber] = [ScriptReport(report_dir), report]
+    page = HtmlReport(report_dir, lambda problem: say(console, plain(f"  {problem}"), "yellow"))
+    subscribers: list[Subscriber] = [ScriptReport(report_dir), report, page]
     stop = ""
     with contextlib.ExitStack() as stack:
         stack.callback(report.close)
@@ -276,7 +278,7 @@ def _pools(confirm: str) -> Iterator[Callable[[int], ProcessGroupPool | None]]:
 
 @main.command(name="show")
 @click.argument("case")
-@click.option("--format", "form", type=click.Choice(["text", "md", "json"]), default="text", show_default=True)
+@click.option("--format", "form", type=click.Choice(["text", "md", "html", "json"]), default="text", show_default=True)
 @_REPORT_DIR
 def show_case(case: str, form: str, report_dir: Path) -> None:
     """Show a counterexample again, given its ID or file."""
@@ -287,6 +289,8 @@ def show_case(case: str, form: str, report_dir: Path) -> None:
             click.echo(json.dumps(encode_counterexample(found), indent=1))
         elif form == "md":
             click.echo(to_markdown(found, path))
+        elif form == "html":
+            click.echo(to_html(found, path))
         else:
             show(console, found, path)
 

@@ -7,7 +7,7 @@ on the way to a wrong output that nothing explains is where the two versions div
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import fx
@@ -32,12 +32,14 @@ class Divergence:
         relation: of its value to the original's.
         output: number of the output, when the node's value is explained but is not what the output must be.
         operands: (name, relation) of its operands.
+        raises: whether there is no value, because the node raises on operands that are explained.
     """
 
     node: str
     relation: Relation
     output: int | None
     operands: tuple[tuple[str, Relation], ...]
+    raises: bool = False
 
     def __str__(self) -> str:
         if self.output is not None:
@@ -114,7 +116,9 @@ def _first(
         if start is None:
             return None
         relation = Relation("unrelated", None, f"where rank {rank} raises {failed.message}", None, (rank,))
-        return _upward(start.all_input_nodes, relations) or _divergence(start, relation, None, relations)
+        return _upward(start.all_input_nodes, relations) or replace(
+            _divergence(start, relation, None, relations), raises=True
+        )
     label = str(finding.data.get("label", ""))
     if finding.kind != "wrong-value" or not after.finished:
         return None

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tcverify.counterexample import FILE_NAME, Counterexample
+from tcverify.diagnosis import Diagnosis, diagnose
 from tcverify.program import KINDS
 from tcverify.report.listing import Line, difference, graph_lines, input_lines
 from tcverify.report.plain import count, plain, plain_lines
@@ -31,6 +32,7 @@ class Block:
         headline: kind, pass, ranks, id.
         title: the cause in one line.
         detail: what follows it.
+        divergence: the first value that the original does not explain, and how it relates to the original's; or "".
         literal: whether the detail is a traceback or a log, whose lines are better left as they are.
         program: one line about mesh, size and seed.
         inputs: one line per input.
@@ -48,6 +50,7 @@ class Block:
     headline: str
     title: str
     detail: list[str]
+    divergence: str
     literal: bool
     program: str
     inputs: list[str]
@@ -62,13 +65,15 @@ class Block:
     reproduce: list[str]
 
 
-def make_block(case: Counterexample, path: Path | None) -> Block:
+def make_block(case: Counterexample, path: Path | None, diagnosis: Diagnosis | None = None) -> Block:
     """Arrange a counterexample for people.
 
     Args:
         path: its file, for the commands that reproduce it; None leaves them out.
+        diagnosis: where the versions diverge, when that is known already.
     """
     finding = case.finding
+    diagnosis = diagnosis or diagnose(case.program, case.rewritten, finding)
     rank = finding.rank if finding.rank is not None else 0
     program = case.program
     shrunk = f", shrunk from {case.size_drawn}" if case.size_drawn > program.size else ""
@@ -86,6 +91,7 @@ def make_block(case: Counterexample, path: Path | None) -> Block:
         headline=plain(f"{finding.kind}: {KINDS.get(finding.kind, finding.check)}"),
         title=title,
         detail=[] if plain(finding.detail) in title else _shorten(plain_lines(finding.detail), MAX_DETAIL_LINES),
+        divergence=plain(_divergence(diagnosis)),
         literal=finding.check == "application",
         program=f"{program.mesh}; {count(program.size, 'node')}{shrunk}; seed {program.seed}",
         inputs=[plain(text) for text in input_lines(program)],
@@ -99,6 +105,16 @@ def make_block(case: Counterexample, path: Path | None) -> Block:
         footer=plain(f"found by {finding.check} {where}; {versions}"),
         reproduce=_commands(case, path) if path is not None else [],
     )
+
+
+def _divergence(diagnosis: Diagnosis) -> str:
+    first = diagnosis.first
+    if first is None:
+        return ""
+    if first.raises:
+        reads = [f"'{name}', {relation.text}" for name, relation in first.operands]
+        return f"'{first.node}' reads {'; '.join(reads)}" if reads else ""
+    return str(first)
 
 
 def _graph(case: Counterexample, rank: int) -> tuple[list[Line], str]:
