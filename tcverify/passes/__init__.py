@@ -14,7 +14,7 @@ BUILTIN: dict[str, Callable[..., Pass]] = {
 
 #: One line on each.
 DESCRIPTIONS: dict[str, str] = {
-    "sequence_parallel": "all_reduce → norm becomes reduce_scatter → norm on the shard → all_gather (pattern P1)",
+    "sequence_parallel": "residual sums and norms behind an all_reduce work on this rank's tokens (patterns P1, P2, P3)",
     "identity": "changes nothing: what must never be refuted",
 }
 

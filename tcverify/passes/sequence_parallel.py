@@ -1,7 +1,15 @@
-"""Sequence parallelism: norms behind an all_reduce work on this rank's tokens only.
+"""Sequence parallelism: what follows an all_reduce works on this rank's tokens only, up to where all tokens are needed.
 
-P1: all_reduce → [region_begin | view between [S, H] and [1, S, H]]* → rms_norm | add_rms_norm becomes
-reduce_scatter → the same chain on the shard → norm → all_gather. Other readers of the all_reduce keep it.
+A chain is an all_reduce, seen through region markers and views that keep the chunks of the tokens together.
+
+P1: chain → rms_norm | add_rms_norm becomes reduce_scatter → the chain on the shard → norm → all_gather. Other readers of the
+    all_reduce keep it.
+P2: chain + residual → add_rms_norm2: likewise; of its two outputs those are gathered that someone reads on all tokens.
+P3: chain + residual → add → [markers and views] → rms_norm: likewise; and add_rms_norm with a residual that P2 or P3 left
+    local. The sum is gathered only where someone reads it on all tokens.
+
+A residual is taken as the shard that P1 to P3 left of it, else as the part that it was gathered from, else sliced at this rank's
+position. It stays local from layer to layer: `sequence_plan` looks at the whole graph before anything is rewritten.
 
 Placements decide, never shapes. The precondition is that of `placements`: the ranks run one graph up to rank constants. Then
 all members of a group take the same decision, and what is inserted stands at the same place of the program on each.
@@ -10,34 +18,56 @@ all members of a group take the same decision, and what is inserted stands at th
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from torch import fx
 
-from tcverify.ops import TensorSpec, resolve
+from tcverify.ops import resolve
 from tcverify.passes.base import Pass
-from tcverify.passes.editing import annotate, arguments, known_spec, op_name, set_argument
+from tcverify.passes.editing import annotate, arguments, has_exact_metadata, known_spec, op_name, set_argument
 from tcverify.passes.placements import Placements, propagate
 from tcverify.passes.sequence_layout import (
+    ADD_RMS_NORM,
+    ADD_RMS_NORM2,
     ALL_GATHER,
-    ALL_REDUCE,
-    NORM_OPERANDS,
-    REGION_BEGIN,
+    GETITEM,
+    MARKERS,
+    REDUCE_SCATTER,
+    RMS_NORM,
     VIEWS,
-    Match,
-    Reduction,
-    keeps_tokens,
-    other_addend,
-    reads_as_source,
+    Move,
+    Shard,
+    is_contiguous,
     shape_of,
     token_dim,
     unbatched,
+    viewed_dim,
 )
+from tcverify.passes.sequence_plan import MovePlan, plan_moves
 from tcverify.program import Contract
 
 
+@dataclass(slots=True)
+class Rewriting:
+    """A graph on its way.
+
+    Attributes:
+        shards: what has been rebuilt on the shard so far, by the value on all tokens.
+        gathers: what has been gathered so far, by the node or (tuple, item).
+        displaced: addends on all tokens that a norm reads no more.
+    """
+
+    graph: fx.Graph
+    facts: Placements
+    plan: MovePlan
+    shards: dict[fx.Node, fx.Node] = field(default_factory=dict)
+    gathers: dict[Any, fx.Node] = field(default_factory=dict)
+    displaced: list[fx.Node] = field(default_factory=list)
+
+
 class SequenceParallel(Pass):
-    """Runs norms behind an all_reduce on the rank's shard of the tokens.
+    """Runs norms and residual sums behind an all_reduce on the rank's shard of the tokens.
 
     Args:
         patterns: which rewrites run, separated by commas.
@@ -46,51 +76,35 @@ class SequenceParallel(Pass):
 
     name = "sequence_parallel"
     contract: ClassVar[Contract] = Contract(idempotent=True)
-    PATTERNS = ("P1",)
+    PATTERNS = ("P1", "P2", "P3")
 
-    def __init__(self, *, patterns: str = "P1", **options: Any) -> None:
+    def __init__(self, *, patterns: str = "P1,P2,P3", **options: Any) -> None:
         super().__init__(**options)
         self.patterns = self._choice("patterns", patterns, self.PATTERNS)
 
     def rewrite(self, graph: fx.Graph) -> Iterable[fx.Node]:
-        """Analyse first, then rewrite. See `Pass.rewrite`."""
-        facts = propagate(graph)
-        shards: dict[fx.Node, fx.Node] = {}
-        addends: list[fx.Node] = []
-        if "P1" in self.patterns:
-            for match in self.matches(graph, facts):
-                addends += self.apply(graph, match, shards, facts)
-                self.rewrites["P1"] += 1
-        return [*shards, *addends]
+        """Analyse first, then rewrite in graph order. See `Pass.rewrite`."""
+        facts = self.placements(graph)
+        state = Rewriting(graph, facts, plan_moves(graph, facts, self))
+        for move in state.plan.moves.values():
+            if move.in_place:
+                self.apply(state, move)
+            if move.pattern:
+                self.rewrites[move.pattern] += 1
+        return [*state.shards, *state.displaced]
 
-    # ------------------------------------------------------------------------------------------------------ analysis
+    # -------------------------------------------------------------------------------------------------------- guards
 
-    def matches(self, graph: fx.Graph, facts: Placements) -> list[Match]:
-        """Find the norms that P1 rewrites, in graph order."""
-        chains = self.chains(graph, facts)
-        if not chains:
-            return []
-        found = [match for node in graph.nodes if (match := self.match(node, chains, facts)) is not None]
-        movable = self.movable(chains, {match.norm: match for match in found})
-        return [match for match in found if match.source in movable]
+    def placements(self, graph: fx.Graph) -> Placements:
+        """What is known of the placements of the graph's values."""
+        return propagate(graph)
 
-    def chains(self, graph: fx.Graph, facts: Placements) -> dict[fx.Node, Reduction]:
-        """Map every value that is an all_reduce, seen through markers and views that keep its tokens, to the all_reduce."""
-        chains: dict[fx.Node, Reduction] = {}
-        for node in graph.nodes:
-            name = op_name(node)
-            reduction: Reduction | None = None
-            if name == ALL_REDUCE:
-                reduction = self.reduction(node)
-            elif name == REGION_BEGIN or (name in VIEWS and keeps_tokens(node)):
-                operand = node.args[0] if node.args else None
-                reduction = chains.get(operand) if isinstance(operand, fx.Node) else None
-            if reduction is not None and known_spec(node) is not None and not facts.mutated(node):
-                chains[node] = reduction
-        return chains
+    def metadata_allows(self, node: fx.Node) -> bool:
+        """Whether the recorded shapes of a node can be relied on: they are those that its operands' imply."""
+        return has_exact_metadata(node)
 
-    def reduction(self, node: fx.Node) -> Reduction | None:
-        """Return what the all_reduce `node` is, unless its tokens cannot be divided among its group."""
+    def reduction(self, node: fx.Node) -> Shard | None:
+        """How the result of the all_reduce `node` is divided, unless its tokens cannot be divided among its group."""
         given = arguments(node)
         rank, group = given["rank"], given["rank_group"]
         spec, addend = known_spec(node), known_spec(given["x"])
@@ -100,181 +114,162 @@ class SequenceParallel(Pass):
             return None
         if rank not in group or len(group) < 2 or 0 in spec.shape:
             return None
-        if not self.divides(spec.shape[token_dim(spec.shape)], len(group)):
-            return None
-        return Reduction(node, rank, tuple(group))
+        dim = token_dim(spec.shape)
+        return Shard(rank, tuple(group), dim) if self.divides(spec.shape[dim], len(group)) else None
 
     def divides(self, tokens: int, members: int) -> bool:
         """Whether every member gets the same number of tokens."""
         return tokens % members == 0
 
-    def match(self, norm: fx.Node, chains: dict[fx.Node, Reduction], facts: Placements) -> Match | None:
-        """Return the match that `norm` is, if its operands allow it."""
-        operands = NORM_OPERANDS.get(op_name(norm))
-        if operands is None:
-            return None
-        given = arguments(norm)
-        operand = next((name for name in operands if given[name] in chains), None)
-        if operand is None:
-            return None
-        reduction = chains[given[operand]]
-        x, result = known_spec(given["x"]), known_spec(norm)
-        if x is None or result is None or result.layout != TensorSpec.contiguous(x.shape, x.dtype).layout:
-            return None
-        if not isinstance(given["eps"], float) or not self.weight_allows(given["weight"], reduction, facts):
-            return None
-        match = Match(norm, reduction, operand, given[operand])
-        other = other_addend(match)
-        if other is not None and other is not match.source:
-            spec, source = known_spec(other), known_spec(match.source)
-            if spec is None or source is None or unbatched(spec.shape) != unbatched(source.shape):
-                return None
-            if not self.addend_allows(other, reduction, facts):
-                return None
-        return match
-
-    def weight_allows(self, weight: Any, reduction: Reduction, facts: Placements) -> bool:
+    def weight_allows(self, weight: Any, shard: Shard, facts: Placements) -> bool:
         """Whether the norm's weight is the same on all members and extends over the hidden dim alone."""
         spec = known_spec(weight)
-        return spec is not None and len(spec.shape) == 1 and facts.replicated(weight, reduction.group)
+        return spec is not None and len(spec.shape) == 1 and facts.replicated(weight, shard.group)
 
-    def addend_allows(self, addend: fx.Node, reduction: Reduction, facts: Placements) -> bool:
-        """Whether the other addend of a norm is the same on all members, so that each may take its chunk of it."""
-        return facts.replicated(addend, reduction.group)
+    def addend_allows(self, addend: fx.Node, shard: Shard, facts: Placements) -> bool:
+        """Whether the other addend is the same on all members, so that each may take its chunk of it."""
+        return facts.replicated(addend, shard.group)
 
-    def movable(self, chains: dict[fx.Node, Reduction], norms: dict[fx.Node, Match]) -> set[fx.Node]:
-        """The values of chains that may be rebuilt on the shard: those behind no marker that others read in full.
+    def same_division(self, shard: Shard, other: Shard) -> bool:
+        """Whether two addends are divided alike: over one group, in one order, along one dim as counted from the right."""
+        return shard == other
 
-        A marker opens a region, which must not be opened twice: it moves to the shard with all its readers or not at all.
-        """
-        local_readers_only: set[fx.Node] = set()
-        for node, reduction in reversed(chains.items()):
-            if node is reduction.node:
-                continue  # an all_reduce reads its operand in full, whatever becomes of its own readers
-            readers = [reads_as_source(user, node, norms) or user in local_readers_only for user in node.users]
-            if readers and all(readers):  # what nobody reads would be left behind on a value that moved away
-                local_readers_only.add(node)
-        movable: set[fx.Node] = set()
-        for node, reduction in chains.items():
-            moves = op_name(node) != REGION_BEGIN or self.marker_moves(node, local_readers_only)
-            if node is reduction.node or (node.args[0] in movable and moves):
-                movable.add(node)
-        return movable
+    def shapes_allow(self, addend: tuple[int, ...], other: tuple[int, ...]) -> bool:
+        """Whether two addends have the same tokens: they differ by leading dims of size 1 at most."""
+        return unbatched(addend) == unbatched(other)
 
-    def marker_moves(self, marker: fx.Node, local_readers_only: set[fx.Node]) -> bool:
-        """Whether all readers of a marker move to the shard with it."""
-        return marker in local_readers_only
+    def viewed_dim(self, before: tuple[int, ...], shard: Shard, after: tuple[int, ...]) -> int | None:
+        """The dim of a view that is divided when what it views is, if chunks of the one are chunks of the other."""
+        return viewed_dim(before, shard.dim, after, shard.members)
+
+    def tuple_allows(self, node: fx.Node) -> bool:
+        """Whether only items of a tuple are read: who takes it whole gets both results on all tokens."""
+        return all(
+            op_name(user) == GETITEM and type(user.args[1]) is int and -2 <= user.args[1] < 2 for user in node.users
+        )
+
+    def marker_stays(self, marker: fx.Node) -> bool:
+        """Whether a marker that someone reads in full stays in full."""
+        return True
 
     # ---------------------------------------------------------------------------------------------------- rewriting
 
-    def apply(self, graph: fx.Graph, match: Match, shards: dict[fx.Node, fx.Node], facts: Placements) -> list[fx.Node]:
-        """Move one norm to the shard and gather its result.
+    def apply(self, state: Rewriting, move: Move) -> None:
+        """Move one node to the shard, and gather its result where someone reads it on all tokens."""
+        node, whole = move.node, move.node.meta["val"]
+        assert move.source is not None
+        if move.op != GETITEM:
+            set_argument(node, move.operand, self.local(state, move.source))
+        if move.other is not None:
+            addend = arguments(node)[move.slot]  # as the graph stands now
+            state.displaced.append(addend)
+            chunk = self.local(state, move.other) if move.local else self.sliced(state, addend, move)
+            set_argument(node, move.slot, chunk)
+        self.record(node)
+        if self.is_gathered(state, move):
+            self.redirect(state, node, self.gather(state, move, whole))
 
-        Args:
-            shards: what has been rebuilt on the shard so far, by the value on all tokens; it is added to.
-
-        Returns:
-            The other addend on all tokens, which the norm reads no more.
-        """
-        norm, reduction = match.norm, match.reduction
-        displaced = []
-        other = other_addend(match)
-        local = self.local(graph, match.source, reduction, shards)
-        if other is not None:
-            slot = "residual" if match.operand == "x" else "x"
-            if other is match.source:
-                set_argument(norm, slot, local)
-            else:
-                set_argument(norm, slot, self.local_addend(graph, other, match, facts))
-                displaced.append(other)
-        set_argument(norm, match.operand, local)
-        self.gather(graph, match)
-        return displaced
-
-    def local(self, graph: fx.Graph, value: fx.Node, reduction: Reduction, shards: dict[fx.Node, fx.Node]) -> fx.Node:
-        """Return this rank's shard of a value of a chain, made once for all norms that read it."""
+    def local(self, state: Rewriting, value: fx.Node) -> fx.Node:
+        """Return this rank's shard of a value that moves, made once for all that read it."""
         path = []
-        while value not in shards:
-            path.append(value)
-            if value is reduction.node:
+        while value not in state.shards and not state.plan.moves[value].in_place:
+            path.append(state.plan.moves[value])
+            if path[-1].source is None:
                 break
-            value = value.args[0]  # type: ignore[assignment]
-        for node in reversed(path):
-            if node is reduction.node:
-                shards[node] = self.scatter(graph, reduction)
-                continue
-            operand = shards[node.args[0]]  # type: ignore[index]
-            if op_name(node) == REGION_BEGIN:
-                node.update_arg(0, operand)
-                self.record(node)
-                shards[node] = node
-            else:
-                shards[node] = self.local_view(graph, node, operand, len(reduction.group))
-        return shards[path[0]] if path else shards[value]
+            value = path[-1].source
+        found = state.shards.get(value, value)
+        for move in reversed(path):
+            found = self.scatter(state, move) if move.source is None else self.local_view(state, move, found)
+            state.shards[move.node] = found
+        return found
 
-    def scatter(self, graph: fx.Graph, reduction: Reduction) -> fx.Node:
+    def scatter(self, state: Rewriting, move: Move) -> fx.Node:
         """Insert the reduce_scatter, next to the all_reduce."""
-        shape = shape_of(reduction.node)
-        args = (reduction.value, self.scatter_dim(shape), reduction.rank, list(reduction.group))
-        with graph.inserting_after(reduction.node):
-            return self.insert(graph, "tensor_cast::reduce_scatter", args, "reduce_scatter")
+        value = arguments(move.node)["x"]  # as the graph stands now
+        args = (value, self.scatter_dim(move), move.shard.rank, list(move.shard.group))
+        with state.graph.inserting_after(move.node):
+            return self.insert(state, REDUCE_SCATTER, args, "reduce_scatter")
 
-    def scatter_dim(self, shape: tuple[int, ...]) -> int:
+    def scatter_dim(self, move: Move) -> int:
         """The dim that is scattered."""
-        return token_dim(shape)
+        return move.shard.dim
 
-    def local_view(self, graph: fx.Graph, view: fx.Node, operand: fx.Node, members: int) -> fx.Node:
+    def local_view(self, state: Rewriting, move: Move, operand: fx.Node) -> fx.Node:
         """Insert the view of the shard: it has the static shape of the shard."""
-        shape = list(shape_of(view))
-        shape[token_dim(tuple(shape))] //= members
-        with graph.inserting_before(view):
-            return self.insert(graph, "aten::view", (operand, shape), f"{view.name}_shard")
+        with state.graph.inserting_before(move.node):
+            return self.insert(state, "aten::view", (operand, self.local_shape(move)), f"{move.node.name}_shard")
 
-    def local_addend(self, graph: fx.Graph, addend: fx.Node, match: Match, facts: Placements) -> fx.Node:
-        """Return this rank's chunk of a replicated addend: the shard it was gathered from, else a slice."""
-        reduction = match.reduction
-        shape = shape_of(addend)
-        dim = token_dim(shape)
+    def local_shape(self, move: Move) -> list[int]:
+        """The shape of the shard of a view."""
+        shape = list(shape_of(move.node))
+        shape[move.shard.dim] //= move.shard.members
+        return shape
+
+    def sliced(self, state: Rewriting, addend: fx.Node, move: Move) -> fx.Node:
+        """Return this rank's chunk of a replicated addend: the part it was gathered from, else a slice."""
+        assert move.source is not None
+        shape, shard = shape_of(addend), move.shard
+        dim = state.plan.moves[move.source].shard.dim - len(shape_of(move.source)) + len(shape)
         if op_name(addend) == ALL_GATHER:
             given = arguments(addend)
             part: fx.Node = given["x"]
-            same = tuple(given["rank_group"]) == reduction.group and given["dim"] % len(shape) == dim
-            if same and not facts.mutated(part):
+            gathered = Shard(given["rank"], tuple(given["rank_group"]), given["dim"] % len(shape))
+            if self.same_division(shard.along(dim), gathered) and is_contiguous(part) and not state.facts.mutated(part):
                 return part
-        chunk = shape[dim] // len(reduction.group)
-        start = self.chunk_start(chunk, reduction)
-        with graph.inserting_before(match.norm):
-            return self.insert(graph, "aten::slice.Tensor", (addend, dim, start, start + chunk), "residual_shard")
+        chunk = shape[dim] // shard.members
+        start = self.chunk_start(chunk, shard)
+        with state.graph.inserting_before(move.node):
+            return self.insert(state, "aten::slice.Tensor", (addend, dim, start, start + chunk), "residual_shard")
 
-    def chunk_start(self, chunk: int, reduction: Reduction) -> int:
+    def chunk_start(self, chunk: int, shard: Shard) -> int:
         """Where this rank's chunk starts, in tokens."""
-        return chunk * reduction.position
+        return chunk * shard.position
 
-    def gather(self, graph: fx.Graph, match: Match) -> fx.Node:
-        """Insert the all_gather behind the norm and let the norm's readers read it."""
-        norm, reduction = match.norm, match.reduction
-        whole = norm.meta["val"]
-        self.record(norm)
-        dim = token_dim(tuple(whole.shape))
-        args = (norm, dim, reduction.rank, self.gather_group(reduction))
-        with graph.inserting_after(norm):
-            gathered = graph.create_node("call_function", resolve(ALL_GATHER), args, name="all_gather")
-        # The value on all tokens is the same as before, and the metadata of its views refers to this one's storage.
-        gathered.meta["val"] = whole
-        self.redirect(norm, gathered)
-        return gathered
+    def is_gathered(self, state: Rewriting, move: Move) -> bool:
+        """Whether a value that has moved is gathered: where someone reads it on all tokens.
 
-    def gather_group(self, reduction: Reduction) -> list[int]:
-        """The group over which the norm is gathered, in order."""
-        return list(reduction.group)
+        A single norm that nobody reads is gathered too: an unused collective is one that other ranks may wait for.
+        """
+        if move.op in MARKERS or move.op == ADD_RMS_NORM2:
+            return False
+        return move.node in state.plan.full or (move.op in (RMS_NORM, ADD_RMS_NORM) and not move.node.users)
 
-    def redirect(self, norm: fx.Node, gathered: fx.Node) -> None:
-        """Let every reader of the norm read the gathered value."""
-        norm.replace_all_uses_with(gathered, delete_user_cb=lambda user: user is not gathered)
+    def gather(self, state: Rewriting, move: Move, whole: Any) -> fx.Node:
+        """Return the all_gather of a value that has moved; made once for all that take the same item of a tuple.
 
-    def insert(self, graph: fx.Graph, op: str, args: tuple[Any, ...], name: str) -> fx.Node:
+        Args:
+            whole: the metadata of the value on all tokens.
+        """
+        item = (move.source, move.node.args[1] % 2) if move.op == GETITEM else (move.node, 0)  # type: ignore[operator]
+        if item not in state.gathers:
+            args = (move.node, self.gather_dim(move), move.shard.rank, self.gather_group(move.shard))
+            with state.graph.inserting_after(move.node):
+                gathered = state.graph.create_node("call_function", resolve(ALL_GATHER), args, name="all_gather")
+            # The value on all tokens is the same as before, and the metadata of its views refers to this one's storage.
+            gathered.meta["val"] = whole
+            state.gathers[item] = gathered
+        return state.gathers[item]
+
+    def gather_dim(self, move: Move) -> int:
+        """The dim that is gathered."""
+        return move.shard.dim
+
+    def gather_group(self, shard: Shard) -> list[int]:
+        """The group that is gathered from, in order."""
+        return list(shard.group)
+
+    def redirect(self, state: Rewriting, node: fx.Node, gathered: fx.Node) -> None:
+        """Let all that read `node` on all tokens read the gathered value."""
+
+        def reads_in_full(user: fx.Node) -> bool:
+            copied = user in state.plan.full and op_name(user) in VIEWS  # it stays, beside its shard
+            return user is not gathered and (copied or not state.plan.reads_shard(user, node))
+
+        node.replace_all_uses_with(gathered, delete_user_cb=reads_in_full)
+
+    def insert(self, state: Rewriting, op: str, args: tuple[Any, ...], name: str) -> fx.Node:
         """Insert a call at the graph's insertion point, with its metadata."""
-        node = graph.create_node("call_function", resolve(op), args, name=name)
+        node = state.graph.create_node("call_function", resolve(op), args, name=name)
         annotate(node)
         return node
 

@@ -207,19 +207,6 @@ def test_groups_of_two_mesh_dims_are_not_mixed() -> None:
     assert findings(program(build, mesh=GRID), SequenceParallel()) == set()
 
 
-def test_a_stack_of_layers() -> None:
-    def build(b: Builder) -> Any:
-        hidden, residual = b["x"], b["r"]
-        for _ in range(3):
-            reduced = b.all_reduce(hidden)
-            total = b.call("aten::add.Tensor", reduced, residual)
-            norm = b.add_rms_norm(reduced, residual)
-            hidden, residual = b.call("aten::mul.Tensor", norm, b["v"]), total
-        return hidden, residual
-
-    check(build, 3, (3, 12, 8), STRIDED)
-
-
 def test_a_long_chain_of_norms_is_rewritten_without_recursion() -> None:
     def build(b: Builder) -> Any:
         value = b["x"]
