@@ -78,6 +78,13 @@ def relate(program: Program, before: Run, rewritten: Program, after: Run, rank: 
     return found
 
 
+def relation_between(program: Program, before: Run, after: Run, node: str, original: str) -> Relation | None:
+    """How the value of one rewritten node relates to that of one original node; None where it does not."""
+    new = {r.rank: r.values[node] for r in after.ranks if r.values is not None and node in r.values}
+    old = {r.rank: r.values[original] for r in before.ranks if r.values is not None and original in r.values}
+    return _relation(new, old, original, _groupings(program, before, after))
+
+
 def _by_node(graph: fx.Graph, run: Run) -> dict[str, dict[int, Any]]:
     """Per node name the values by rank."""
     found: dict[str, dict[int, Any]] = {node.name: {} for node in graph.nodes}
@@ -216,7 +223,7 @@ def _group_relation(
             r = wrong[0]
             text = (
                 f"shard {positions[r]} of the original's '{name}' along dim {dim} on rank {r}, "
-                f"which has position {groups[r].index(r)} {where}"
+                f"whose position {where} is {groups[r].index(r)}"
             )
             return Relation("wrong-shard", name, text, dim, wrong)
     if new[rank].shape != old[rank].shape:
@@ -310,4 +317,4 @@ def _sum(values: Sequence[torch.Tensor]) -> torch.Tensor:
     return total
 
 
-__all__ = ["Relation", "relate"]
+__all__ = ["Relation", "relate", "relation_between"]

@@ -74,7 +74,7 @@ def make_block(case: Counterexample, path: Path | None, diagnosis: Diagnosis | N
     """
     finding = case.finding
     diagnosis = diagnosis or diagnose(case.program, case.rewritten, finding)
-    rank = finding.rank if finding.rank is not None else 0
+    rank = diagnosis.rank
     program = case.program
     shrunk = f", shrunk from {case.size_drawn}" if case.size_drawn > program.size else ""
     if case.shrink_cut:
@@ -91,7 +91,7 @@ def make_block(case: Counterexample, path: Path | None, diagnosis: Diagnosis | N
         headline=plain(f"{finding.kind}: {KINDS.get(finding.kind, finding.check)}"),
         title=title,
         detail=[] if plain(finding.detail) in title else _shorten(plain_lines(finding.detail), MAX_DETAIL_LINES),
-        divergence=plain(_divergence(diagnosis)),
+        divergence=plain(str(diagnosis.first)) if diagnosis.first is not None else "",
         literal=finding.check == "application",
         program=f"{program.mesh}; {count(program.size, 'node')}{shrunk}; seed {program.seed}",
         inputs=[plain(text) for text in input_lines(program)],
@@ -105,16 +105,6 @@ def make_block(case: Counterexample, path: Path | None, diagnosis: Diagnosis | N
         footer=plain(f"found by {finding.check} {where}; {versions}"),
         reproduce=_commands(case, path) if path is not None else [],
     )
-
-
-def _divergence(diagnosis: Diagnosis) -> str:
-    first = diagnosis.first
-    if first is None:
-        return ""
-    if first.raises:
-        reads = [f"'{name}', {relation.text}" for name, relation in first.operands]
-        return f"'{first.node}' reads {'; '.join(reads)}" if reads else ""
-    return str(first)
 
 
 def _graph(case: Counterexample, rank: int) -> tuple[list[Line], str]:

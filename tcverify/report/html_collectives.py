@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from tcverify.execution import Call, Run
-from tcverify.ops import mismatch
+from tcverify.ops import Collective, mismatch
 from tcverify.report.plain import count, plain
 
 #: Most ranks that have a column, and most rows of a table.
@@ -132,8 +132,22 @@ def _cell(call: Call | None, state: str) -> Cell | None:
     if call is None:
         return None
     collective = call.collective
-    detail = str(collective).removeprefix(f"{collective.kind}(").rpartition(") of group ")[0]
-    return Cell(state, collective.kind, str(list(collective.communicator)), plain(detail), plain(call.node))
+    group = str(list(collective.communicator))
+    return Cell(state, collective.kind, group, contribution(collective), plain(call.node))
+
+
+def contribution(collective: Collective) -> str:
+    """What a rank brings to a collective. The dtype is left out: in lockstep it is that of the number domain."""
+    parts = [str(list(collective.shape))]
+    if collective.dim is not None:
+        parts.append(f"dim {collective.dim}")
+    if collective.reduce_op is not None:
+        parts.append(collective.reduce_op)
+    if collective.splits is not None:
+        parts.append(f"in {list(collective.splits[0])} out {list(collective.splits[1])}")
+    if collective.root is not None:
+        parts.append(f"from rank {collective.root}")
+    return ", ".join(parts)
 
 
 def _end(run: Run, rank: int, stuck: bool) -> Cell:
@@ -148,4 +162,4 @@ def _end(run: Run, rank: int, stuck: bool) -> Cell:
     return Cell("ended", "finished")
 
 
-__all__ = ["Cell", "Timeline", "Waiting", "timeline", "waiting"]
+__all__ = ["Cell", "Timeline", "Waiting", "contribution", "timeline", "waiting"]

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from torch import fx
 
 from tcverify.ops import TensorSpec
-from tcverify.program import Program
+from tcverify.program import Placement, Program
 from tcverify.relations import Relation
 from tcverify.report.alignment import Row
 from tcverify.report.html_layout import BOX_HEIGHT, Item, Layout, lay_out
@@ -42,7 +42,7 @@ class Box:
 
     Attributes:
         id: unique in the page.
-        kind: "op", "input", "return" or "gap" (collapsed nodes).
+        kind: "call", "input", "return" or "gap" (collapsed nodes).
         mark: see `Row`.
         sign: the mark for those who see no colours.
         lines: what stands in it: op; name and shape; note.
@@ -100,6 +100,8 @@ class Drawing:
         bands: tops of the layers, to guide the eye from one graph to the other.
         summary: the difference in words.
         hidden: how many nodes are collapsed.
+        marks: that occur, for the legend.
+        flags: that occur.
     """
 
     width: float
@@ -108,6 +110,8 @@ class Drawing:
     bands: tuple[float, ...]
     summary: str
     hidden: int
+    marks: tuple[str, ...]
+    flags: tuple[str, ...]
 
 
 _SIGNS = {"same": "", "removed": "− removed", "inserted": "+ inserted", "changed": "~ changed", "moved": "↕ moved"}
@@ -147,7 +151,7 @@ def draw(
         for i, vertex in enumerate(vertices)
     ]
     layout = lay_out(items, sides)
-    placements = {spec.name: ", ".join(f"{p} {dim}" for dim, p in spec.placements) for spec in program.inputs}
+    placements = {spec.name: ", ".join(_placed(p, dim) for dim, p in spec.placements) for spec in program.inputs}
     panels = []
     left = 0.0
     for side in sides:
@@ -170,6 +174,8 @@ def draw(
         tuple(layout.tops),
         _summary(rows) if two else "",
         sum(len(v.rows) for v in vertices if v.kind == "gap"),
+        tuple(mark for mark in _SIGNS if any(b.mark == mark and b.kind != "gap" for p in panels for b in p.boxes)),
+        tuple(flag for flag in ("finding", "diverges") if any(b.flag == flag for p in panels for b in p.boxes)),
     )
 
 
@@ -223,7 +229,7 @@ def _vertices(rows: Sequence[Row], shown: set[int]) -> list[_Vertex]:
     for i, row in enumerate(rows):
         op = _any(row).op
         if i in shown:
-            found.append(_Vertex({"placeholder": "input", "output": "return"}.get(op, "op"), [row]))
+            found.append(_Vertex({"placeholder": "input", "output": "return"}.get(op, "call"), [row]))
         elif op != "placeholder":
             if not found or found[-1].kind != "gap":
                 found.append(_Vertex("gap"))
@@ -290,10 +296,10 @@ def _box(
     title = f"{node.name}: {op_text(node)} → {value_text(node.meta.get('val')) or 'returned values'}"
     if relation is not None:
         title += f"; {relation.text}"
-    width = int((place.width - 14) / 6.7)
+    width, note_width = int((place.width - 14) / 6.7), int((place.width - 12) / 5.6)
     return Box(
         f"{side}{number}", vertex.kind, mark, _SIGNS[mark], *at,
-        _fit(op, width - len(_SIGNS[mark]) if mark != "same" else width), _fit(name, width), _fit(note, width + 2),
+        _fit(op, width - len(_SIGNS[mark]) if mark != "same" else width), _fit(name, width), _fit(note, note_width),
         note_kind, plain(title), flag, ids, twin,
     )  # fmt: skip
 
@@ -313,6 +319,10 @@ def _note(relation: Relation) -> str:
     }[relation.kind]
     of = f" of {relation.original}" if relation.kind in ("shard", "gathered", "partial", "wrong-shard") else ""
     return words + of
+
+
+def _placed(placement: Placement, dim: str) -> str:
+    return f"{placement.kind}{'' if placement.dim is None else f' {placement.dim}'}, {dim}"
 
 
 def _short(node: fx.Node) -> str:

@@ -12,7 +12,7 @@ from tcverify.diagnosis import Diagnosis, diagnose
 from tcverify.program import KINDS, InputSpec, Program
 from tcverify.report.alignment import Row, align
 from tcverify.report.block import Block, make_block
-from tcverify.report.html_collectives import MAX_RANKS, Timeline, Waiting, timeline, waiting
+from tcverify.report.html_collectives import MAX_RANKS, Timeline, Waiting, contribution, timeline, waiting
 from tcverify.report.html_graph import Drawing, draw
 from tcverify.report.plain import count, plain, plain_lines
 
@@ -89,6 +89,7 @@ class HtmlPage:
 
     id: str
     kind: str
+    check: str
     kind_text: str
     title: str
     rank: int
@@ -134,6 +135,7 @@ def make_page(case: Counterexample, path: Path | None) -> HtmlPage:
     return HtmlPage(
         id=case.id,
         kind=plain(finding.kind),
+        check=plain(finding.check),
         kind_text=plain(KINDS.get(finding.kind, finding.check)),
         title=plain(finding.title),
         rank=diagnosis.rank,
@@ -204,7 +206,8 @@ def _contrasts(case: Counterexample, diagnosis: Diagnosis) -> tuple[Contrast, ..
     if after is not None and after.mismatch is not None:
         sentence = "every member of the group calls the same collective"
         calls = sorted(after.mismatch[1].items())[:8]
-        return tuple(Contrast(f"rank {r}", sentence, plain(str(call.collective))) for r, call in calls)
+        found = {r: f"{call.collective.kind}({contribution(call.collective)})" for r, call in calls}
+        return tuple(Contrast(f"rank {r}", sentence, plain(text)) for r, text in found.items())
     if after is not None and after.hang is not None:
         waits = after.hang.waits[:8]
         return tuple(
