@@ -152,7 +152,7 @@ def run(
         say(console, f"  look at it with: tcverify show {path}, try it again with: tcverify replay {path}", "yellow")
     seed = seed if seed is not None else int.from_bytes(os.urandom(4), "little")
     report = TerminalReport(console, report_dir)
-    page = HtmlReport(report_dir, lambda problem: say(console, plain(f"  {problem}"), "yellow"))
+    page = HtmlReport(report_dir, lambda line: say(console, plain(line)))
     subscribers: list[Subscriber] = [ScriptReport(report_dir), report, page]
     stop = ""
     with contextlib.ExitStack() as stack:
@@ -283,7 +283,12 @@ def _pools(confirm: str) -> Iterator[Callable[[int], ProcessGroupPool | None]]:
 def show_case(case: str, form: str, report_dir: Path) -> None:
     """Show a counterexample again, given its ID or file."""
     console = make_console()
-    for path in find_counterexamples(case, report_dir):
+    paths = find_counterexamples(case, report_dir)
+    if form == "html" and len(paths) > 1:
+        raise UsageError(
+            f"{case} holds {len(paths)} counterexamples, a page shows one", "give the file or the ID of one"
+        )
+    for path in paths:
         found = read_counterexample(path)
         if form == "json":
             click.echo(json.dumps(encode_counterexample(found), indent=1))

@@ -28,29 +28,33 @@ class Row:
     after: fx.Node | None
 
 
-def align(before: Program, after: Program, rank: int) -> list[Row]:
+def align(before: Program, after: Program, rank: int, other: int | None = None) -> list[Row]:
     """Merge both graphs of a rank into one sequence, in which the nodes of each keep their order.
 
     Names need not be kept: nodes correspond when they make the same call on corresponding operands, else when they share
     name and op. Cost is n log n in the number of nodes.
+
+    Args:
+        other: the rank in `after`, where it is another one; constants then do not count, as ranks differ in them.
     """
+    whole = other is None
     binding = before.ranks[rank]
     old = list(before.graphs[binding.graph].nodes)
     numbers = {node: i for i, node in enumerate(old)}
-    texts = [_call(node, binding.constants, lambda n: f"%{numbers[n]}") for node in old]
+    texts = [_call(node, binding.constants, lambda n: f"%{numbers[n]}", whole) for node in old]
     by_text: dict[str, list[int]] = {}
     for i in reversed(range(len(old))):
         by_text.setdefault(texts[i], []).append(i)
     by_name = {node.name: i for i, node in enumerate(old)}
 
-    binding = after.ranks[rank]
+    binding = after.ranks[rank if other is None else other]
     new = list(after.graphs[binding.graph].nodes)
     names: dict[fx.Node, str] = {}
     partners: list[int | None] = []
     equal: list[bool] = []
     taken: set[int] = set()
     for node in new:
-        text = _call(node, binding.constants, lambda n: names[n])
+        text = _call(node, binding.constants, lambda n: names[n], whole)
         namesake = by_name.get(node.name)
         partner = None
         if namesake is not None and namesake not in taken and texts[namesake] == text:
@@ -71,10 +75,12 @@ def align(before: Program, after: Program, rank: int) -> list[Row]:
     return _merge(old, new, partners, equal)
 
 
-def _call(node: fx.Node, constants: Mapping[str, Any], name: Callable[[fx.Node], str]) -> str:
-    """What a node does, whole: an input is told by its name, an op by its dialect too."""
+def _call(node: fx.Node, constants: Mapping[str, Any], name: Callable[[fx.Node], str], whole: bool) -> str:
+    """What a node does: an input is told by its name, an op by its dialect too; constants if it is to be the whole."""
     if node.op == "placeholder":
         return f"input {node.name}"
+    if not whole:
+        return f"{node.op} {qualified_name(node.target)} {' '.join(map(name, node.all_input_nodes))}"
     return f"{node.op} {qualified_name(node.target)} {call_text(node, constants, name)}"
 
 

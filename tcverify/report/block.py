@@ -39,7 +39,7 @@ class Block:
         graph: the graph of `rank` before ⇒ after; as it was before, where there is no graph after.
         caption: what stands above the graph.
         listing: the rewritten graph as text, where it cannot be compared.
-        blamed: node that is to blame.
+        blamed: node that is to blame, or whose value diverges first.
         values: expected and actual values per rank.
         others: titles of further findings.
         footer: who ran it, and versions.
@@ -84,7 +84,7 @@ def make_block(case: Counterexample, path: Path | None, diagnosis: Diagnosis | N
     values = [
         f"rank {v.rank}: {v.label}{list(v.index)} expected {v.expected:.9g}, actual {v.actual:.9g}" for v in case.values
     ]
-    graph, caption = _graph(case, rank)
+    graph, caption = _graph(case, diagnosis)
     title = plain(finding.title)
     return Block(
         name=plain(case.facts.name),
@@ -99,7 +99,7 @@ def make_block(case: Counterexample, path: Path | None, diagnosis: Diagnosis | N
         graph=graph,
         caption=caption,
         listing=_shorten(plain_lines(case.listing), MAX_GRAPH_LINES) if case.rewritten is None else [],
-        blamed=finding.node,
+        blamed=_blamed(case, diagnosis),
         values=_first([plain(text) for text in values]),
         others=_first([plain(f"{f.kind}: {f.title}") for f in case.others]),
         footer=plain(f"found by {finding.check} {where}; {versions}"),
@@ -107,7 +107,14 @@ def make_block(case: Counterexample, path: Path | None, diagnosis: Diagnosis | N
     )
 
 
-def _graph(case: Counterexample, rank: int) -> tuple[list[Line], str]:
+def _blamed(case: Counterexample, diagnosis: Diagnosis) -> str | None:
+    if case.finding.node is not None or diagnosis.first is None:
+        return case.finding.node
+    return diagnosis.first.node
+
+
+def _graph(case: Counterexample, diagnosis: Diagnosis) -> tuple[list[Line], str]:
+    rank = diagnosis.rank
     if case.rewritten is not None:
         lines = difference(case.program, case.rewritten, rank)
         caption = f"rank {rank}, before ⇒ after the pass (- removed, + added)"
@@ -116,7 +123,7 @@ def _graph(case: Counterexample, rank: int) -> tuple[list[Line], str]:
     else:
         lines = [Line(" ", name, text) for name, text in graph_lines(case.program, rank)]
         caption = f"rank {rank}, before the pass"
-    return [Line(e.mark, e.node, plain(e.text)) for e in _focus(lines, case.finding.node)], caption
+    return [Line(e.mark, e.node, plain(e.text)) for e in _focus(lines, _blamed(case, diagnosis))], caption
 
 
 def _focus(lines: list[Line], blamed: str | None) -> list[Line]:

@@ -53,19 +53,22 @@ class HtmlReport:
     """Subscribes to campaigns and writes report.html beside every counterexample.
 
     Args:
-        warn: is told when a page cannot be made. The finding itself is kept by then, so the run goes on.
+        tell: is told in one line where the page is, or why it cannot be made: the finding itself is kept by then, so the
+            run goes on.
     """
 
-    def __init__(self, report_dir: Path, warn: Callable[[str], None]) -> None:
+    def __init__(self, report_dir: Path, tell: Callable[[str], None]) -> None:
         self.report_dir = report_dir
-        self.warn = warn
+        self.tell = tell
 
     def __call__(self, event: Event) -> None:
         if not isinstance(event, FindingFound):
             return
         case = event.counterexample
-        folder = self.report_dir / case.id
+        path = self.report_dir / case.id / REPORT_NAME
         try:
-            write_atomically(folder / REPORT_NAME, to_html(case, folder / FILE_NAME))
+            write_atomically(path, to_html(case, path.with_name(FILE_NAME)))
         except Exception as error:  # noqa: BLE001 - a page that cannot be made must not end the run that found something
-            self.warn(f"{folder / REPORT_NAME} is not written: {type(error).__name__}: {error}")
+            self.tell(f"{path} is not written: {type(error).__name__}: {error}")
+        else:
+            self.tell(f"See it drawn:  {path}")

@@ -7,7 +7,7 @@ drawing is bounded whatever the graph.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from torch import fx
@@ -16,13 +16,13 @@ from tcverify.ops import TensorSpec
 from tcverify.program import Placement, Program
 from tcverify.relations import Relation
 from tcverify.report.alignment import Row
-from tcverify.report.html_layout import BOX_HEIGHT, Item, Layout, lay_out
+from tcverify.report.html_layout import BOX_HEIGHT, Item, Place, lay_out
 from tcverify.report.listing import op_text, value_text
 from tcverify.report.plain import count, plain
 
 #: Rows that are drawn without collapsing any, and most that are drawn of longer graphs.
-MAX_WHOLE = 64
-MAX_SHOWN = 48
+MAX_WHOLE = 52
+MAX_SHOWN = 40
 
 #: Unchanged nodes that are drawn on either side of a changed one, in longer graphs.
 CONTEXT = 2
@@ -100,7 +100,7 @@ class Drawing:
         bands: tops of the layers, to guide the eye from one graph to the other.
         summary: the difference in words.
         hidden: how many nodes are collapsed.
-        marks: that occur, for the legend.
+        marks: that occur and what they are called, for the legend.
         flags: that occur.
     """
 
@@ -110,33 +110,40 @@ class Drawing:
     bands: tuple[float, ...]
     summary: str
     hidden: int
-    marks: tuple[str, ...]
+    marks: tuple[tuple[str, str], ...]
     flags: tuple[str, ...]
 
 
-_SIGNS = {"same": "", "removed": "− removed", "inserted": "+ inserted", "changed": "~ changed", "moved": "↕ moved"}
+#: The marks for those who see no colours.
+SIGNS = {"same": "", "removed": "− removed", "inserted": "+ inserted", "changed": "~ changed", "moved": "↕ moved"}
 
 
-def draw(
-    program: Program,
-    rows: Sequence[Row],
-    *,
-    two: bool,
-    finding: str | None,
-    diverging: str | None,
-    relations: Mapping[str, Relation],
-) -> Drawing:
+@dataclass(frozen=True, slots=True)
+class Labels:
+    """What is said about a drawing.
+
+    Attributes:
+        captions: of the graphs; one or two.
+        signs: what marks are called; see `SIGNS`.
+        prefix: of the boxes' ids, unique in the page.
+        flags: per graph ("b" or "a"), the flags of nodes by name.
+    """
+
+    captions: tuple[str, ...]
+    signs: Mapping[str, str]
+    prefix: str
+    flags: Mapping[str, Mapping[str, str]]
+
+
+def draw(program: Program, rows: Sequence[Row], relations: Mapping[str, Relation], labels: Labels) -> Drawing:
     """Draw aligned graphs.
 
     Args:
         program: for the placements of inputs.
         rows: see `align`; for a single graph, rows with nothing after.
-        two: whether there is a graph after the pass.
-        finding, diverging: names of the nodes to point at, in the rewritten graph (the only one, if there is one).
-        relations: of the rewritten nodes.
+        relations: of the rewritten nodes, by name.
     """
-    focus = {name for name in (finding, diverging) if name is not None}
-    vertices = _vertices(rows, _shown(rows, focus))
+    vertices = _vertices(rows, _shown(rows, {name for flags in labels.flags.values() for name in flags}))
     index = {
         (side, node): i
         for i, vertex in enumerate(vertices)
@@ -144,7 +151,7 @@ def draw(
         for side, node in (("b", row.before), ("a", row.after))
         if node is not None
     }
-    sides = ("b", "a") if two else ("b",)
+    sides = ("b", "a")[: len(labels.captions)]
     operands = {side: [_operands(vertex, side, i, index) for i, vertex in enumerate(vertices)] for side in sides}
     items = [
         Item(vertex.kind == "input", {s for s in sides if vertex.stands_in(s)}, {s: operands[s][i] for s in sides})
@@ -154,28 +161,30 @@ def draw(
     placements = {spec.name: ", ".join(_placed(p, dim) for dim, p in spec.placements) for spec in program.inputs}
     panels = []
     left = 0.0
-    for side in sides:
+    for side, caption in zip(sides, labels.captions, strict=True):
+        id = f"{labels.prefix}{side}"
+        known = relations if side == "a" else {}
         boxes = tuple(
-            _box(vertex, i, side, left, layout, operands[side][i], finding, diverging, relations, placements, two)
+            _box(vertex, _Spot(side, i, left, layout.places[i], operands[side][i]), labels, known, placements)
             for i, vertex in enumerate(vertices)
             if side in items[i].sides
         )
         lines = tuple(
-            Line(f"{side}{e.source}", f"{side}{e.target}", e.path(left), _edge_mark(vertices, e.source, e.target))
+            Line(f"{id}{e.source}", f"{id}{e.target}", e.path(left), _edge_mark(vertices, e.source, e.target))
             for e in layout.edges[side]
         )
-        width = layout.widths[side]
-        panels.append(Panel(_caption(side, two), left, width, boxes, lines))
-        left += width + PANEL_GAP
+        panels.append(Panel(caption, left, layout.widths[side], boxes, lines))
+        left += layout.widths[side] + PANEL_GAP
+    drawn = [box for panel in panels for box in panel.boxes if box.kind != "gap"]
     return Drawing(
-        left - PANEL_GAP,
-        layout.height,
-        tuple(panels),
-        tuple(layout.tops),
-        _summary(rows) if two else "",
-        sum(len(v.rows) for v in vertices if v.kind == "gap"),
-        tuple(mark for mark in _SIGNS if any(b.mark == mark and b.kind != "gap" for p in panels for b in p.boxes)),
-        tuple(flag for flag in ("finding", "diverges") if any(b.flag == flag for p in panels for b in p.boxes)),
+        width=left - PANEL_GAP,
+        height=layout.height,
+        panels=tuple(panels),
+        bands=tuple(layout.tops),
+        summary=_summary(rows, labels.signs) if len(panels) > 1 else "",
+        hidden=sum(len(v.rows) for v in vertices if v.kind == "gap"),
+        marks=tuple((m, labels.signs[m]) for m in SIGNS if m != "same" and any(b.mark == m for b in drawn)),
+        flags=tuple(sorted({b.flag for b in drawn if b.flag})),
     )
 
 
@@ -212,7 +221,7 @@ def _shown(rows: Sequence[Row], focus: set[str]) -> set[int]:
     first = [k for k, i in enumerate(calls) if _any(rows[i]).name in focus]
     rest = [k for k, i in enumerate(calls) if rows[i].mark != "same"]
     if not first and not rest:
-        rest = [*range(MAX_SHOWN // 2), *range(len(calls) - MAX_SHOWN // 2, len(calls))]
+        rest = [0, len(calls) - 1 - CONTEXT]
     chosen: dict[int, None] = {}
     for k in (*first, *rest):
         for near in range(max(0, k - CONTEXT), min(len(calls), k + CONTEXT + 1)):
@@ -249,39 +258,46 @@ def _operands(vertex: _Vertex, side: str, number: int, index: Mapping[tuple[str,
     return tuple(found)
 
 
+@dataclass(frozen=True, slots=True)
+class _Spot:
+    """Where a vertex is drawn."""
+
+    side: str
+    number: int
+    left: float
+    place: Place
+    operands: tuple[int, ...]
+
+
 def _box(
     vertex: _Vertex,
-    number: int,
-    side: str,
-    left: float,
-    layout: Layout,
-    operands: Iterable[int],
-    finding: str | None,
-    diverging: str | None,
+    spot: _Spot,
+    labels: Labels,
     relations: Mapping[str, Relation],
     placements: Mapping[str, str],
-    two: bool,
 ) -> Box:
-    place = layout.places[number]
-    ids = tuple(f"{side}{o}" for o in operands)
+    place, side = spot.place, spot.side
+    ids = tuple(f"{labels.prefix}{side}{o}" for o in spot.operands)
+    id = f"{labels.prefix}{side}{spot.number}"
     other = "a" if side == "b" else "b"
-    twin = f"{other}{number}" if two and vertex.stands_in(other) else ""
-    at = (left + place.x, place.y, place.width, float(BOX_HEIGHT))
+    twin = f"{labels.prefix}{other}{spot.number}" if len(labels.captions) > 1 and vertex.stands_in(other) else ""
+    at = (spot.left + place.x, place.y, place.width, float(BOX_HEIGHT))
     if vertex.kind == "gap":
         changed = sum(row.mark != "same" for row in vertex.rows)
-        own = sum(_node(row, side) is not None for row in vertex.rows)
-        text = f"… {count(own, 'changed node' if changed == len(vertex.rows) else 'node' if changed else 'unchanged node')} …"
-        note = f"{changed} of them changed" if 0 < changed < len(vertex.rows) else ""
+        own = count(
+            sum(_node(row, side) is not None for row in vertex.rows),
+            "node" if changed or len(labels.captions) == 1 else "unchanged node",
+        )
+        note = f"{changed} of them changed" if changed else ""
+        title = f"{own}, not drawn"
         mark = "changed" if changed else "same"
-        title = f"{text} not drawn; the listing below and counterexample.json hold more"
-        return Box(f"{side}{number}", "gap", mark, "", *at, text, "", note, "", title, "", ids, twin)
+        return Box(id, "gap", mark, "", *at, f"… {own} …", "", note, "", title, "", ids, twin)
     row = vertex.rows[0]
     node = _node(row, side)
-    assert node is not None
-    mark = row.mark
-    op, name = op_text(node), node.name
-    shape = _short(node)
-    relation = relations.get(name) if side == "a" else None
+    assert node is not None  # the vertex stands in this graph
+    sign = labels.signs[row.mark]
+    op, name, shape = op_text(node), node.name, _short(node)
+    relation = relations.get(name)
     note, note_kind = "", ""
     if node.op == "placeholder":
         op, name, note = name, shape, placements.get(name, "") or "replicated"
@@ -291,16 +307,14 @@ def _box(
         name = f"{name}: {shape}" if name != op else shape
         if relation is not None and relation.kind != "equal":
             note, note_kind = _note(relation), "sound" if relation.explained else "wrong"
-    here = side == ("a" if two else "b")
-    flag = "finding" if here and node.name == finding else "diverges" if here and node.name == diverging else ""
     title = f"{node.name}: {op_text(node)} → {value_text(node.meta.get('val')) or 'returned values'}"
     if relation is not None:
         title += f"; {relation.text}"
     width, note_width = int((place.width - 14) / 6.7), int((place.width - 12) / 5.6)
     return Box(
-        f"{side}{number}", vertex.kind, mark, _SIGNS[mark], *at,
-        _fit(op, width - len(_SIGNS[mark]) if mark != "same" else width), _fit(name, width), _fit(note, note_width),
-        note_kind, plain(title), flag, ids, twin,
+        id, vertex.kind, row.mark, sign, *at,
+        _fit(op, max(6, width - len(sign))), _fit(name, width), _fit(note, note_width),
+        note_kind, plain(title), labels.flags.get(side, {}).get(node.name, ""), ids, twin,
     )  # fmt: skip
 
 
@@ -347,13 +361,8 @@ def _edge_mark(vertices: Sequence[_Vertex], source: int, target: int) -> str:
     return "same" if marks <= {"same", "changed"} else next(m for m in ("removed", "inserted", "moved") if m in marks)
 
 
-def _caption(side: str, two: bool) -> str:
-    return ("Before the pass" if side == "b" else "After the pass") if two else "The program, before the pass"
-
-
-def _summary(rows: Sequence[Row]) -> str:
-    numbers = {mark: sum(row.mark == mark for row in rows) for mark in _SIGNS}
+def _summary(rows: Sequence[Row], signs: Mapping[str, str]) -> str:
+    numbers = {mark: sum(row.mark == mark for row in rows) for mark in SIGNS}
     numbers["moved"] //= 2
-    parts = [f"{n} {mark}" for mark, n in numbers.items() if n and mark != "same"]
-    unchanged = f"{numbers['same']} unchanged"
-    return ", ".join([*parts, unchanged]) if parts else "the pass changed nothing on this rank"
+    parts = [f"{n} {signs[mark][2:]}" for mark, n in numbers.items() if n and mark != "same"]
+    return ", ".join([*parts, f"{numbers['same']} unchanged"])

@@ -13,7 +13,7 @@ from tcverify.program import KINDS, InputSpec, Program
 from tcverify.report.alignment import Row, align
 from tcverify.report.block import Block, make_block
 from tcverify.report.html_collectives import MAX_RANKS, Timeline, Waiting, contribution, timeline, waiting
-from tcverify.report.html_graph import Drawing, draw
+from tcverify.report.html_graph import SIGNS, Drawing, Labels, draw
 from tcverify.report.plain import count, plain, plain_lines
 
 #: Rows of the table of relations, and lines of a listing or detail, that a page holds.
@@ -98,8 +98,9 @@ class HtmlPage:
     reads: tuple[tuple[str, str], ...]
     contrasts: tuple[Contrast, ...]
     detail: tuple[str, ...]
-    drawing: Drawing | None
+    drawings: tuple[tuple[str, Drawing], ...]
     block: Block
+    blame: str
     foreign: tuple[str, ...]
     values: tuple[Value, ...]
     relations: tuple[NodeValue, ...]
@@ -117,6 +118,7 @@ class HtmlPage:
     environment: tuple[tuple[str, str], ...]
     target: str
     replayable: bool
+    reproduce: tuple[str, ...]
 
 
 def make_page(case: Counterexample, path: Path | None) -> HtmlPage:
@@ -144,8 +146,9 @@ def make_page(case: Counterexample, path: Path | None) -> HtmlPage:
         reads=tuple((plain(name), plain(r.text)) for name, r in first.operands) if first is not None else (),
         contrasts=_contrasts(case, diagnosis),
         detail=_bounded(plain_lines(finding.detail)) if plain(finding.detail) not in plain(finding.title) else (),
-        drawing=_drawing(case, diagnosis),
+        drawings=_drawings(case, diagnosis),
         block=block,
+        blame="finding" if finding.node is not None else "diverges",
         foreign=_bounded(plain_lines(case.listing)) if case.rewritten is None else (),
         values=tuple(_value(v) for v in case.values),
         relations=tuple(
@@ -166,6 +169,7 @@ def make_page(case: Counterexample, path: Path | None) -> HtmlPage:
         environment=_pairs(case.environment),
         target=plain(case.facts.target or case.facts.name),
         replayable=case.replayable,
+        reproduce=tuple(map(plain, block.reproduce)),
     )
 
 
@@ -238,24 +242,49 @@ def _value(value: RankValue) -> Value:
     )
 
 
-def _drawing(case: Counterexample, diagnosis: Diagnosis) -> Drawing | None:
-    rank, program = diagnosis.rank, case.program
-    two = case.rewritten is not None
-    if case.rewritten is not None:
-        rows = align(program, case.rewritten, rank)
-    else:
-        rows = [Row("same", node, None) for node in program.graphs[program.ranks[rank].graph].nodes]
-    if len(rows) <= 1:
-        return None
+def _drawings(case: Counterexample, diagnosis: Diagnosis) -> tuple[tuple[str, Drawing], ...]:
+    """The graph of the rank that shows it; where ranks disagree and run different graphs, also two of these."""
+    rank, program, rewritten = diagnosis.rank, case.program, case.rewritten
+    if len(program.graphs[program.ranks[rank].graph].nodes) <= 1:
+        return ()
     first = diagnosis.first
-    return draw(
-        program,
-        rows,
-        two=two,
-        finding=case.finding.node,
-        diverging=first.node if first is not None else None,
-        relations=diagnosis.relations or {},
+    flags = {first.node: "diverges"} if first is not None else {}
+    if case.finding.node is not None:
+        flags[case.finding.node] = "finding"
+    if rewritten is None:
+        rows = [Row("same", node, None) for node in program.graphs[program.ranks[rank].graph].nodes]
+        labels = Labels(("Before the pass",), SIGNS, "p", {"b": flags})
+        return ((f"The program on rank {rank}", draw(program, rows, {}, labels)),)
+    labels = Labels(("Before the pass", "After the pass"), SIGNS, "p", {"a": flags})
+    rows = align(program, rewritten, rank)
+    found = (
+        f"The program on rank {rank}, before ⇒ after the pass",
+        draw(program, rows, diagnosis.relations or {}, labels),
     )
+    pair = _disagreeing(rewritten, diagnosis)
+    if pair is None:
+        return (found,)
+    (one, its), (other, others) = pair
+    signs = {**SIGNS, "removed": f"− rank {one} only", "inserted": f"+ rank {other} only", "changed": "~ differs"}
+    captions = (f"Rank {one}, after the pass", f"Rank {other}, after the pass")
+    labels = Labels(captions, signs, "r", {"b": {its: "finding"}, "a": {others: "finding"}})
+    rows = align(rewritten, rewritten, one, other)
+    return (found, (f"After the pass, rank {one} against rank {other}", draw(program, rows, {}, labels)))
+
+
+def _disagreeing(rewritten: Program, diagnosis: Diagnosis) -> tuple[tuple[int, str], tuple[int, str]] | None:
+    """Two ranks that disagree or wait for each other in different graphs, each with the node where it does."""
+    after = diagnosis.after
+    if after is None:
+        return None
+    nodes: list[tuple[int, str]] = []
+    if after.mismatch is not None:
+        nodes = [(rank, call.node) for rank, call in sorted(after.mismatch[1].items())]
+    elif after.hang is not None:
+        nodes = [(wait.rank, wait.call.node) for wait in after.hang.waits]
+        nodes += [(after.hang.finished, "output")] if after.hang.finished is not None else []
+    graphs = [rewritten.ranks[rank].graph for rank, _ in nodes]
+    return next(((nodes[0], node) for node, graph in zip(nodes, graphs, strict=True) if graph != graphs[0]), None)
 
 
 def _timelines(diagnosis: Diagnosis, suspects: list[int]) -> tuple[Timeline, ...]:

@@ -1,7 +1,5 @@
 "use strict";
-(() => {
-  const drawing = document.getElementById("drawing");
-  if (!drawing) return;
+for (const drawing of document.querySelectorAll(".drawing")) {
   const boxes = new Map([...drawing.querySelectorAll(".box")].map((box) => [box.id, box]));
   const edges = [...drawing.querySelectorAll(".edge")];
   let kept = null;
@@ -28,4 +26,4 @@
   const clear = () => { kept = null; trace(null); };
   document.addEventListener("click", clear);
   document.addEventListener("keydown", (event) => { if (event.key === "Escape") clear(); });
-})();
+}
