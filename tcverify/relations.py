@@ -231,7 +231,8 @@ def _group_relation(
     whole = all(m in new for r in ranks for m in groups[r])
     if whole and all(_same(_sum([new[m] for m in groups[r]]), old[r]) for r in ranks):
         return Relation("partial", name, f"a partial sum of the original's '{name}' {where}")
-    if all(_same(new[r], _sum([old[m] for m in groups[r]])) for r in ranks):
+    varying = not all(_same(old[m], old[r]) for r in ranks for m in groups[r])
+    if varying and all(_same(new[r], _sum([old[m] for m in groups[r]])) for r in ranks):
         return Relation("reduced", name, f"the sum of the original's '{name}' {where}")
     return None
 
