@@ -6,6 +6,7 @@ import itertools
 import random
 
 import pytest
+
 from tcverify.program import Program
 from tcverify.program.graph import copy_graph, describe
 from tcverify.report.alignment import align
