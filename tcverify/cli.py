@@ -95,7 +95,9 @@ def main(context: click.Context, debug: bool) -> None:
 @click.argument("passes", nargs=-1, metavar="[PASS]...")
 @click.option("--world-size", default=None, help="Numbers of ranks, e.g. 2,4. [default: 2,3,4]")
 @click.option("--mesh", default=None, help="One mesh for all programs, e.g. dp=2,tp=2, instead of drawn ones.")
-@click.option("--strategy", default="structured", show_default=True, help="What programs are drawn.")
+@click.option(
+    "--strategy", default="mixed", show_default=True, help=f"What programs are drawn: {', '.join(STRATEGIES)}."
+)
 @click.option("--confirm", type=click.Choice(["gloo", "nccl", "none"]), default="gloo", show_default=True,
               help="Process group that runs what lockstep does not refute.")  # fmt: skip
 @click.option("--max-examples", type=click.IntRange(1), default=None, help="Programs per pass and mesh. [default: 200]")
