@@ -17,7 +17,10 @@ from tcverify.program import Program
 TOLERANCE = 1e-9
 
 #: Original values that a rewritten one is compared with, beyond the one of its own name.
-MAX_CANDIDATES = 24
+MAX_CANDIDATES = 16
+
+#: A value that more nodes read says little about what these stand for.
+MAX_READERS = 8
 
 #: Most members of a group whose chunks are told apart.
 MAX_MEMBERS = 16
@@ -102,7 +105,7 @@ def _groupings(program: Program, before: Run, after: Run) -> list[Grouping]:
     for dim in program.mesh.dims:
         groups = {rank: group for group in dim.groups if 1 < len(group) <= MAX_MEMBERS for rank in group}
         if groups:
-            found.append((f"over {dim.name} {_groups(groups)}", groups))
+            found.append((f"over {dim.name} {_groups(groups)}".rstrip(), groups))
             known.update(groups.values())
     named = {call.collective.communicator for run in (before, after) for result in run.ranks for call in result.calls}
     rest: dict[int, tuple[int, ...]] = {}
@@ -110,23 +113,23 @@ def _groupings(program: Program, before: Run, after: Run) -> list[Grouping]:
         if 1 < len(group) <= MAX_MEMBERS and not set(group) & rest.keys():
             rest.update(dict.fromkeys(group, group))
     if rest:
-        found.append((f"over {_groups(rest)}", rest))
+        found.append((f"over {_groups(rest) or 'groups of the graph'}", rest))
     return found
 
 
 def _groups(groups: Mapping[int, tuple[int, ...]]) -> str:
-    distinct = list(dict.fromkeys(groups.values()))
-    return " ".join(str(list(group)) for group in distinct[:4]) + (" …" if len(distinct) > 4 else "")
+    """The groups as text, where they are few."""
+    return " ".join(str(list(group)) for group in dict.fromkeys(groups.values())) if len(groups) <= MAX_MEMBERS else ""
 
 
 def _candidates(node: fx.Node, originals: Mapping[str, fx.Node], found: Mapping[str, Relation]) -> Iterator[str]:
     """Names of original nodes that a rewritten node may stand for: its namesake, what its operands stand for, and what
     the original makes of that."""
     seen: set[str] = set()
-    known = [found[o.name].original for o in node.all_input_nodes if o.name in found]
-    roots = [originals[name] for name in known if name is not None]
-    users = [user for root in roots for user in list(root.users)[:MAX_CANDIDATES]]
-    further = [user for near in users[:MAX_CANDIDATES] for user in list(near.users)[:MAX_CANDIDATES]]
+    known = [found[o.name] for o in node.all_input_nodes if o.name in found]
+    roots = [originals[r.original] for r in known if r.explained and r.original is not None]
+    users = [user for root in roots if len(root.users) <= MAX_READERS for user in root.users]
+    further = [user for near in users if len(near.users) <= MAX_READERS for user in near.users]
     namesake = [originals[node.name]] if node.name in originals else []
     for candidate in (*namesake, *roots, *users, *further):
         if candidate.op != "output" and candidate.name not in seen:

@@ -183,7 +183,11 @@ def _facts(case: Counterexample) -> tuple[tuple[str, str], ...]:
     found = f"{case.finding.check} check"
     if case.executors:
         found += f", in {' and '.join(case.executors)}"
-    facts = (("Pass", case.facts.name), ("Mesh", str(program.mesh)), ("Program", size), ("Found by", found))
+    mesh = str(program.mesh)
+    if program.world_size > MAX_RANKS:
+        sizes = [f"{dim.name}: {count(len(dim.groups), 'group')}" for dim in program.mesh.dims]
+        mesh = f"{program.world_size} ranks; {'; '.join(sizes)}"
+    facts = (("Pass", case.facts.name), ("Mesh", mesh), ("Program", size), ("Found by", found))
     return tuple((label, plain(text)) for label, text in facts)
 
 
