@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.node import map_aggregate
 
 from tcverify.errors import InternalError
-from tcverify.ops import TensorSpec, fake_tensor, infer, lookup
+from tcverify.ops import ShapeError, TensorSpec, fake_tensor, infer, lookup
 from tcverify.program.graph import map_structure
 
 
@@ -53,6 +53,41 @@ def annotate(node: fx.Node) -> None:
         ShapeError: the operands do not fit together.
         InternalError: no operand is a fake tensor.
     """
+    implied, storages, sample = _implied(node)
+    mode, device = sample.fake_mode, sample.device
+
+    def fake(spec: Any) -> Any:
+        if not isinstance(spec, TensorSpec):
+            return spec
+        tensor = fake_tensor(spec, mode, None if spec.alias is None else storages.get(spec.alias), device)
+        if spec.alias is not None:
+            storages.setdefault(spec.alias, tensor.untyped_storage())
+        return tensor
+
+    node.meta["val"] = map_structure(fake, implied)
+
+
+def has_exact_metadata(node: fx.Node) -> bool:
+    """Whether the recorded shapes, strides and dtypes of `node` are those that its operands' imply."""
+
+    def layout(value: Any) -> Any:
+        if isinstance(value, FakeTensor):
+            value = TensorSpec.of(value)
+        return value.layout if isinstance(value, TensorSpec) else value
+
+    try:
+        implied, _, _ = _implied(node)
+    except (ShapeError, InternalError):
+        return False
+    return bool(map_structure(layout, implied) == map_structure(layout, node.meta.get("val")))
+
+
+def _implied(node: fx.Node) -> tuple[Any, dict[int, torch.UntypedStorage], FakeTensor]:
+    """Infer what `node` produces from the metadata of its operands.
+
+    Returns:
+        Its specs, the operands' storages by the numbers that specs name, and one of the operands' fake tensors.
+    """
     storages: dict[int, torch.UntypedStorage] = {}
     numbers: dict[int, int] = {}
     count = itertools.count()
@@ -77,17 +112,7 @@ def annotate(node: fx.Node) -> None:
     args, kwargs = map_aggregate(node.args, operand), dict(map_aggregate(node.kwargs, operand))
     if sample is None:
         raise InternalError(f"node '{node.name}' has no operand with a fake tensor in its metadata")
-    mode, device = sample.fake_mode, sample.device
-
-    def fake(spec: Any) -> Any:
-        if not isinstance(spec, TensorSpec):
-            return spec
-        tensor = fake_tensor(spec, mode, None if spec.alias is None else storages.get(spec.alias), device)
-        if spec.alias is not None:
-            storages.setdefault(spec.alias, tensor.untyped_storage())
-        return tensor
-
-    node.meta["val"] = map_structure(fake, infer(node.target, args, kwargs, count.__next__))
+    return infer(node.target, args, kwargs, count.__next__), storages, sample
 
 
 def erase_unused(graph: fx.Graph, candidates: Iterable[fx.Node]) -> None:

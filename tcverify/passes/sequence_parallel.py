@@ -25,7 +25,7 @@ from torch import fx
 
 from tcverify.ops import resolve
 from tcverify.passes.base import Pass
-from tcverify.passes.editing import annotate, arguments, known_spec, op_name, set_argument
+from tcverify.passes.editing import annotate, arguments, has_exact_metadata, known_spec, op_name, set_argument
 from tcverify.passes.placements import Placements, propagate
 from tcverify.passes.sequence_layout import (
     ADD_RMS_NORM,
@@ -98,6 +98,10 @@ class SequenceParallel(Pass):
     def placements(self, graph: fx.Graph) -> Placements:
         """What is known of the placements of the graph's values."""
         return propagate(graph)
+
+    def metadata_allows(self, node: fx.Node) -> bool:
+        """Whether the recorded shapes of a node can be relied on: they are those that its operands' imply."""
+        return has_exact_metadata(node)
 
     def reduction(self, node: fx.Node) -> Shard | None:
         """How the result of the all_reduce `node` is divided, unless its tokens cannot be divided among its group."""

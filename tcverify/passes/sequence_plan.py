@@ -38,6 +38,10 @@ class Guards(Protocol):
 
     patterns: frozenset[str]
 
+    def metadata_allows(self, node: fx.Node) -> bool:
+        """Whether the recorded shapes of a node can be relied on."""
+        ...
+
     def reduction(self, node: fx.Node) -> Shard | None:
         """How the result of an all_reduce is divided, if it can be."""
         ...
@@ -95,7 +99,7 @@ def plan_moves(graph: fx.Graph, facts: Placements, guards: Guards) -> MovePlan:
     for node in graph.nodes:
         if node.op == "call_function" and not facts.mutated(node):
             move = _move(node, plan, facts, guards)
-            if move is not None:
+            if move is not None and guards.metadata_allows(node):
                 plan.moves[node] = move
     if plan.moves:
         _take_back(plan, guards)

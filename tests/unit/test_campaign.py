@@ -126,8 +126,8 @@ def test_counts_are_those_of_the_programs(run: Run) -> None:
     assert counts.programs == counts.passed == 40
     assert counts.refuted == counts.inconclusive == 0
     assert counts.ran == {"lockstep": 40}
-    assert counts.changed == counts.fired["P1"] > 0
-    assert counts.rewrites["P1"] >= 2 * counts.fired["P1"]
+    assert counts.changed >= max(counts.fired.values()) > 0
+    assert all(counts.rewrites[pattern] >= 2 * fired for pattern, fired in counts.fired.items())
 
 
 def test_programs_are_counted_by_executor(run: Run, pool: Callable[[int], ProcessGroupPool]) -> None:
