@@ -20,7 +20,7 @@ from tcverify.application import Guarded
 from tcverify.campaign import Campaign, CampaignFinished, Plan, Subscriber, recover
 from tcverify.checks import CHECKS
 from tcverify.counterexample import encode_counterexample, find_counterexamples, read_counterexample
-from tcverify.errors import InternalError, TcverifyError, UsageError
+from tcverify.errors import InternalError, TcverifyError
 from tcverify.execution import ProcessGroupPool
 from tcverify.passes import BUILTIN, DESCRIPTIONS
 from tcverify.replay import replay as replay_case
@@ -144,7 +144,7 @@ def run(
     options = arguments.pairs(pass_option, "--pass-option")
     promises = arguments.pairs(contract, "--contract")
     targets = [arguments.target(name) for name in passes or tuple(BUILTIN)]
-    _require_backend(confirm)
+    doctor.require_backend(confirm)
     arguments.require_writable(report_dir, "choose another place with --report-dir")
     arguments.require_writable(STATE_DIR, "run in a directory that you may write to")
     set_hypothesis_home_dir(STATE_DIR / "hypothesis")
@@ -188,15 +188,6 @@ def run(
 _LAST = ("interrupted", "first finding")
 
 
-def _require_backend(confirm: str) -> None:
-    if confirm == "gloo" and not doctor.has_gloo():
-        raise UsageError(
-            "this torch is built without gloo", "stay in lockstep with --confirm none, or install one that has it"
-        )
-    if confirm == "nccl" and not doctor.has_nccl():
-        raise UsageError("there is no CUDA device with NCCL", "use --confirm gloo, which runs on the CPU")
-
-
 def _exit_code(finished: Sequence[CampaignFinished], failing: Sequence[str]) -> int:
     if any(event.verdict != "passed" for event in finished):
         return FAILED
@@ -220,7 +211,7 @@ def replay(cases: tuple[str, ...], confirm: str, report_dir: Path) -> None:
     Exits with 1 when one still fails, else with 2 when one cannot be replayed.
     """
     paths = [path for case in cases or (str(report_dir),) for path in find_counterexamples(case, report_dir)]
-    _require_backend(confirm)
+    doctor.require_backend(confirm)
     console = make_console()
     states = []
     with _pools(confirm) as pools:
@@ -322,7 +313,7 @@ def diagnose() -> None:
     console = make_console()
     for name, value in doctor.facts().items():
         say(console, f"{name:<12}{value}")
-    _require_backend("gloo")
+    doctor.require_backend("gloo")
     problem = doctor.try_collective()
     say(console, f"{'all_reduce':<12}{problem or 'works on 2 gloo ranks'}")
     raise SystemExit(FAILED if problem else PASSED)
