@@ -96,10 +96,18 @@ class MovePlan:
 def plan_moves(graph: fx.Graph, facts: Placements, guards: Guards) -> MovePlan:
     """Find all that moves."""
     plan = MovePlan()
+    reliable: dict[fx.Node, bool] = {}
+
+    def relied_on(node: fx.Node) -> bool:
+        if node not in reliable:
+            reliable[node] = node.op != "call_function" or guards.metadata_allows(node)
+        return reliable[node]
+
     for node in graph.nodes:
         if node.op == "call_function" and not facts.mutated(node):
             move = _move(node, plan, facts, guards)
-            if move is not None and guards.metadata_allows(node):
+            # Of operands too: what is inserted between them and the node is recorded by theirs.
+            if move is not None and relied_on(node) and all(map(relied_on, node.all_input_nodes)):
                 plan.moves[node] = move
     if plan.moves:
         _take_back(plan, guards)
