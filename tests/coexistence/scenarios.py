@@ -46,6 +46,14 @@ def drops_reduction(gm: torch.fx.GraphModule) -> None:
     gm.recompile()
 
 
+def here(pass_: Callable[..., None]) -> Any:
+    """The pass, applied in this process: no worker that has not imported the library."""
+    from tcverify.application import InProcess
+    from tcverify.application.loading import prepare
+
+    return InProcess(prepare(pass_, "", {}))
+
+
 def program() -> Any:
     """all_reduce, then rms_norm, on two ranks."""
     from tcverify.program import PARTIAL, InputSpec, Mesh, spmd_program
@@ -69,7 +77,7 @@ def seen(made: Any) -> dict[str, Any]:
     run = Lockstep().run(made)
     current = {getattr(torch.ops.tensor_cast, name).default for name in ("all_reduce", "rms_norm")}
     calls = {n.target for n in made.graph(0).nodes if n.op == "call_function"}
-    sound, defect = verify(lambda gm: splits_reduction(gm), made), verify(lambda gm: drops_reduction(gm), made)
+    sound, defect = verify(here(splits_reduction), made), verify(here(drops_reduction), made)
     return {
         "right": all(torch.allclose(r.outputs[0], expected, rtol=1e-12, atol=0) for r in run.ranks),
         "current": calls == current,
@@ -126,8 +134,8 @@ def gloo(style: str) -> dict[str, Any]:
     standin.register(style)
     made = program()
     with ProcessGroupPool(2, timeout=60) as pool:
-        sound = verify(lambda gm: splits_reduction(gm), made, confirm=pool)
-        defect = verify(lambda gm: drops_reduction(gm), made, confirm=pool, always_confirm=True)
+        sound = verify(here(splits_reduction), made, confirm=pool)
+        defect = verify(here(drops_reduction), made, confirm=pool, always_confirm=True)
     return {
         "sound": [sound.status, sound.executors, [str(f) for f in sound.findings + sound.doubts]],
         "defect": [defect.status, defect.executors, [f.kind for f in defect.findings]],

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 # Annotations are objects here, not text, and as torch.library reads them: it makes the schemas from them.
-Maybe = Optional[Tensor]
+Maybe = Optional[Tensor]  # noqa: UP045 - as TensorCast writes it
 Ranks = list[int]
 
 
