@@ -236,6 +236,7 @@ def run_rank(
     observe: bool = False,
     perturb: Callable[[torch.Tensor], torch.Tensor] | None = None,
     domain: Float64 = FLOAT64,
+    result: RankResult | None = None,
 ) -> Generator[tuple[str, Request], torch.Tensor, RankResult]:
     """Run one rank. Yields (node name, request) at every collective and is sent its result.
 
@@ -243,6 +244,7 @@ def run_rank(
         inputs: values of the placeholders; the graph may write into them.
         observe: keep every node's value in the result.
         perturb: changes the result of every op that returns a fresh tensor; for the conditioning probe.
+        result: is filled in as the rank goes on, so that it says how far a rank came that never ends.
 
     Returns:
         The rank's result; an op that raises ends the rank with `error` set.
@@ -250,7 +252,7 @@ def run_rank(
     Raises:
         UnsupportedOp: an op has no meaning for these arguments.
     """
-    result = RankResult(rank)
+    result = RankResult(rank) if result is None else result
     values: list[Any] = [domain.carry(value) for value in inputs]
     carried = values[:]
     if observe:

@@ -1,0 +1,188 @@
+"""The pytest plugin: `verifies` makes a test function verify passes, one item per pass × world × shard.
+
+pytest imports this in every run, whether or not a test uses it; so nothing here imports torch or Hypothesis before a test
+that is decorated is collected.
+"""
+
+from __future__ import annotations
+
+import inspect
+import shutil
+from collections.abc import Generator, Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tcverify.errors import TcverifyError
+from tcverify.pytest_plugin.decorator import ATTRIBUTE, verifies
+from tcverify.pytest_plugin.failures import Failure, NothingTested, NotVerified, Refuted
+from tcverify.pytest_plugin.options import FRESH_PATH, FRESH_PATH_KEY, Options, add_options, read_options, state_dir
+from tcverify.pytest_plugin.summary import ATTRIBUTE as REPORT_ATTRIBUTE
+from tcverify.pytest_plugin.summary import Item, write_summary
+from tcverify.report.plain import error_text
+
+if TYPE_CHECKING:
+    from _pytest.terminal import TerminalReporter
+
+    from tcverify.pytest_plugin.session import Session
+
+#: The argument of test functions that takes the outcome.
+ARGUMENT = "verdict"
+
+_OPTIONS = pytest.StashKey[Options]()
+_SESSION = pytest.StashKey["Session"]()
+_ITEM = pytest.StashKey[Item]()
+_INTERRUPTED = pytest.StashKey[list[Item]]()
+
+#: Under this key, workers of pytest-xdist tell the controller about items that were interrupted.
+_OUTPUT_KEY = "tcverify_interrupted"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Declare the options."""
+    add_options(parser)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Declare the mark that items carry, and forget earlier failures when pytest is told to forget what it knows."""
+    config.addinivalue_line("markers", "tcverify: verifies a compiler pass (set by tcverify.verifies)")
+    config.stash[_INTERRUPTED] = []
+    if config.getoption("cacheclear", False) and not hasattr(config, "workerinput"):
+        shutil.rmtree(state_dir(config), ignore_errors=True)
+
+
+# -------------------------------------------------------------------------------------------------------- collecting
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Make an item of each case."""
+    if getattr(metafunc.cls, ATTRIBUTE, None) is not None:
+        _refuse(metafunc, "verifies decorates a class", "decorate its test functions")
+    asked = getattr(metafunc.function, ATTRIBUTE, None)
+    if asked is None:
+        return
+    if not asked:
+        _refuse(metafunc, "verifies stands without parentheses", "write @tcverify.verifies(MyPass)")
+    if len(asked) > 1:
+        _refuse(metafunc, "verifies decorates one function twice", "name all passes in one verifies")
+    if inspect.iscoroutinefunction(metafunc.function):
+        _refuse(metafunc, "verifies decorates an async function", "make it an ordinary one")
+    from tcverify.pytest_plugin.cases import make_cases
+
+    try:
+        cases = make_cases(asked[0], _options(metafunc.config))
+    except TcverifyError as error:
+        _refuse(metafunc, error.message, error.hint)
+    if ARGUMENT not in metafunc.fixturenames:
+        metafunc.fixturenames.append(ARGUMENT)  # a test function need not take it
+    metafunc.parametrize(ARGUMENT, [pytest.param(case, id=case.id, marks=pytest.mark.tcverify) for case in cases])
+
+
+def _refuse(metafunc: pytest.Metafunc, message: str, hint: str | None) -> Any:
+    """Make the collection fail, with a text and no traceback."""
+    where = f"{metafunc.definition.nodeid}: "
+    pytest.fail(where + error_text(TcverifyError(message, hint)), pytrace=False)
+
+
+def _options(config: pytest.Config) -> Options:
+    if _OPTIONS not in config.stash:
+        config.stash[_OPTIONS] = read_options(config)
+    return config.stash[_OPTIONS]
+
+
+def _session(config: pytest.Config) -> Session:
+    from tcverify.pytest_plugin.session import Session
+
+    if _SESSION not in config.stash:
+        config.stash[_SESSION] = Session()
+        config.add_cleanup(config.stash[_SESSION].close)  # pytest does so however the run ends, Ctrl-C included
+    return config.stash[_SESSION]
+
+
+# ----------------------------------------------------------------------------------------------------------- running
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> None:
+    """Run the campaign of an item; when it has passed, pytest goes on to call the function with the outcome."""
+    if getattr(pyfuncitem.function, ATTRIBUTE, None) is None:
+        return
+    from tcverify.pytest_plugin.running import require_passed, run_case
+
+    config = pyfuncitem.config
+    case: Any = pyfuncitem.callspec.params[ARGUMENT]
+    outcome, item = run_case(case, pyfuncitem.nodeid, _options(config), _session(config))
+    if outcome.finished.stop == "interrupted":
+        config.stash[_INTERRUPTED].append(item)
+        raise KeyboardInterrupt
+    pyfuncitem.stash[_ITEM] = item
+    others = [entry for entry in pyfuncitem.user_properties if not entry[0].startswith("tcverify_")]  # of a first try
+    pyfuncitem.user_properties[:] = [*others, *item.properties()]
+    require_passed(case, outcome, item, _options(config))
+    pyfuncitem.funcargs[ARGUMENT] = outcome
+
+
+@pytest.hookimpl(hookwrapper=True)  # the form that old versions of pytest know too
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, None]:
+    """Let reports carry the summary; show failures of ours as text alone, at the place of the test."""
+    result = yield
+    report: pytest.TestReport = result.get_result()
+    if call.when == "call" and _ITEM in item.stash:
+        setattr(report, REPORT_ATTRIBUTE, item.stash[_ITEM].to_data())
+    if call.excinfo is not None and isinstance(call.excinfo.value, Failure):
+        shown = call.excinfo.getrepr(style="value", chain=False)
+        if shown.reprcrash is not None:
+            path, line, _ = item.location
+            shown.reprcrash.path, shown.reprcrash.lineno = path, (line or 0) + 1
+            shown.reprcrash.message = call.excinfo.value.headline
+        report.longrepr = shown
+
+
+# ----------------------------------------------------------------------------------------------------------- the end
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Tell a worker of pytest-xdist where other processes look for modules."""
+    node.workerinput[FRESH_PATH_KEY] = list(FRESH_PATH)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    """Take over what a worker of pytest-xdist found before it was interrupted."""
+    for data in getattr(node, "workeroutput", {}).get(_OUTPUT_KEY, ()):
+        node.config.stash[_INTERRUPTED].append(Item.from_data(data))
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """In a worker of pytest-xdist: hand over what was found before an interrupt."""
+    output = getattr(session.config, "workeroutput", None)
+    if output is not None:
+        output[_OUTPUT_KEY] = [item.to_data() for item in session.config.stash[_INTERRUPTED]]
+
+
+def pytest_terminal_summary(terminalreporter: TerminalReporter, config: pytest.Config) -> None:
+    """Say what the campaigns came to."""
+    data = [
+        getattr(report, REPORT_ATTRIBUTE)
+        for reports in terminalreporter.stats.values()
+        for report in reports
+        if isinstance(report, pytest.TestReport) and hasattr(report, REPORT_ATTRIBUTE)
+    ]
+    items = [*map(Item.from_data, data), *config.stash[_INTERRUPTED]]
+    write_summary(terminalreporter, items, _recovered(config), brief=terminalreporter.verbosity < 0)
+
+
+def _recovered(config: pytest.Config) -> Iterator[str]:
+    """Keep the programs on which processes of this run, or an earlier one, died."""
+    directories = {path.parent for path in state_dir(config).glob("*/in-flight-*.json")}
+    if directories:
+        from tcverify.campaign import recover
+
+        for directory in sorted(directories):
+            for path in recover(directory, _options(config).report_dir):
+                yield f"a run died while it verified a program, which is kept as {path}"
+                yield f"  look at it with: tcverify show {path}, try it again with: tcverify replay {path}"
+
+
+__all__ = ["Failure", "NotVerified", "NothingTested", "Refuted", "verifies"]
