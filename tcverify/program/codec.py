@@ -16,7 +16,7 @@ import torch
 from torch import fx
 
 from tcverify.errors import ProgramError, TcverifyError, UnsupportedOp
-from tcverify.ops import TensorSpec, qualified_name, resolve
+from tcverify.ops import TensorSpec, gives_more, lookup, qualified_name, resolve
 from tcverify.program.graph import KEPT_META, RankBinding, RankConstant, add_node
 from tcverify.program.inputs import InputSpec, Recipe
 from tcverify.program.mesh import Mesh, MeshDim
@@ -132,6 +132,8 @@ def _encode_node(node: fx.Node) -> dict[str, Any]:
             resolve(target)
         except UnsupportedOp as error:
             raise NotSerialisable(f"node '{node.name}' calls {target}: {error.reason}") from None
+        if gives_more(lookup(node.target), node.args, node.kwargs):
+            raise NotSerialisable(f"node '{node.name}' gives {target} an argument that has no meaning here")
     elif node.op in ("placeholder", "output"):
         target = ""
     else:
