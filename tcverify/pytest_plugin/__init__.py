@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import shutil
 from collections.abc import Generator, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 
@@ -46,6 +46,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Declare the mark that items carry, and forget earlier failures when pytest is told to forget what it knows."""
     config.addinivalue_line("markers", "tcverify: verifies a compiler pass (set by tcverify.verifies)")
+    # pytest sets aside the filter that `import tcverify` makes.
+    config.addinivalue_line("filterwarnings", "ignore:Failed to initialize NumPy:UserWarning")
     config.stash[_INTERRUPTED] = []
     if config.getoption("cacheclear", False) and not hasattr(config, "workerinput"):
         shutil.rmtree(state_dir(config), ignore_errors=True)
@@ -78,10 +80,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     metafunc.parametrize(ARGUMENT, [pytest.param(case, id=case.id, marks=pytest.mark.tcverify) for case in cases])
 
 
-def _refuse(metafunc: pytest.Metafunc, message: str, hint: str | None) -> Any:
+def _refuse(metafunc: pytest.Metafunc, message: str, hint: str | None) -> NoReturn:
     """Make the collection fail, with a text and no traceback."""
     where = f"{metafunc.definition.nodeid}: "
-    pytest.fail(where + error_text(TcverifyError(message, hint)), pytrace=False)
+    raise pytest.fail.Exception(where + error_text(TcverifyError(message, hint)), pytrace=False) from None
 
 
 def _options(config: pytest.Config) -> Options:
