@@ -1,46 +1,135 @@
-"""Hypothesis strategies that draw programs."""
+"""Hypothesis strategies that draw programs.
+
+| name | draws |
+|---|---|
+| structured | tensor-parallel transformers of 1 to 4 layers |
+| near-miss | structured programs with up to three mutations, each of which a pass may stumble over |
+| aimed | small programs: a pattern of sequence parallelism up to some element, and something unusual there |
+| wild | typed random graphs without the structure of a model |
+| mixed | all of these; about half are structured |
+
+Every drawn program is well-typed: it runs in lockstep on every rank, and its outputs are finite. Its metadata is right, but for
+near misses and aimed programs labelled missing-metadata or stale-metadata.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from hypothesis import strategies as st
 
 from tcverify.program import Mesh, Program
-from tcverify.strategies.choices import WIDTH, decode_choices
+from tcverify.strategies import aimed, near_miss, wild
+from tcverify.strategies.choices import WIDTH, decode_choices, weighted
 from tcverify.strategies.meshes import WORLD_SIZES, all_meshes
-from tcverify.strategies.transformer import write_program
+from tcverify.strategies.transformer import finish, write
 
 
 def decode(mesh: Mesh, choices: bytes) -> Program:
     """Decode any bytes into a program on `mesh`; `b""` gives the smallest one. Equal arguments give equal programs."""
-    return write_program(mesh, *decode_choices(choices))
+    return finish(write(mesh, *decode_choices(choices)))
 
 
-def transformer_programs(mesh: Mesh | None = None, world_size: int | None = None) -> st.SearchStrategy[Program]:
-    """Draw tensor-parallel transformer programs of 1 to 4 layers.
+@dataclass(frozen=True, slots=True)
+class Decoder:
+    """Makes programs of bytes, as `decode` does.
 
-    Args:
-        mesh: what they run on; None draws one.
-        world_size: of the drawn mesh (see `all_meshes`); None draws 2, 3 or 4.
-
-    Every drawn program is well-typed: it runs in lockstep on every rank, its metadata is right and its outputs are finite.
-    About 5 % are degenerate on purpose.
+    Attributes:
+        width: how many bytes it reads.
     """
+
+    decode: Callable[[Mesh, bytes], Program]
+    width: int
+
+
+_PARTS = {
+    "structured": Decoder(decode, WIDTH),
+    "near-miss": Decoder(near_miss.decode_near_miss, near_miss.WIDTH),
+    "aimed": Decoder(aimed.decode_aimed, aimed.WIDTH),
+    "wild": Decoder(wild.decode_wild, wild.WIDTH),
+}
+#: What the first byte of a mixed program picks from.
+_SHARES = weighted(("structured", 8), ("near-miss", 4), ("aimed", 2), ("wild", 2))
+
+
+def _decode_mixed(mesh: Mesh, choices: bytes) -> Program:
+    part = _SHARES[(choices[0] if choices else 0) % len(_SHARES)]
+    return _PARTS[part].decode(mesh, choices[1:])
+
+
+#: What turns bytes into programs, by the name of the strategy.
+DECODERS: dict[str, Decoder] = {
+    **_PARTS,
+    "mixed": Decoder(_decode_mixed, 1 + max(part.width for part in _PARTS.values())),
+}
+
+
+def _programs(name: str, mesh: Mesh | None, world_size: int | None) -> st.SearchStrategy[Program]:
+    decoder = DECODERS[name]
     if mesh is not None:
-        return st.binary(min_size=WIDTH, max_size=WIDTH).map(lambda choices: decode(mesh, choices))
+        fixed = mesh
+        return st.binary(min_size=decoder.width, max_size=decoder.width).map(lambda c: decoder.decode(fixed, c))
     sizes = WORLD_SIZES if world_size is None else (world_size,)
     listed = [one for size in sizes for one in all_meshes(size)]
 
     def decode_with_mesh(choices: bytes) -> Program:
-        return decode(listed[choices[0] % len(listed)], choices[1:])
+        return decoder.decode(listed[choices[0] % len(listed)], choices[1:])
 
     # One draw of bytes, the mesh included. Among integers Hypothesis would mix constants that it finds in source files, and
     # a seed would draw other programs whenever some module changes.
-    return st.binary(min_size=WIDTH + 1, max_size=WIDTH + 1).map(decode_with_mesh)
+    return st.binary(min_size=decoder.width + 1, max_size=decoder.width + 1).map(decode_with_mesh)
+
+
+def transformer_programs(mesh: Mesh | None = None, world_size: int | None = None) -> st.SearchStrategy[Program]:
+    """Draw tensor-parallel transformer programs of 1 to 4 layers; about 5 % are degenerate on purpose.
+
+    Args:
+        mesh: what they run on; None draws one.
+        world_size: of the drawn mesh (see `all_meshes`); None draws 2, 3 or 4.
+    """
+    return _programs("structured", mesh, world_size)
+
+
+def near_miss_programs(mesh: Mesh | None = None, world_size: int | None = None) -> st.SearchStrategy[Program]:
+    """Draw transformer programs with up to three mutations. Arguments as of `transformer_programs`."""
+    return _programs("near-miss", mesh, world_size)
+
+
+def aimed_programs(mesh: Mesh | None = None, world_size: int | None = None) -> st.SearchStrategy[Program]:
+    """Draw small programs that pass or fail one guard of a pattern. Arguments as of `transformer_programs`."""
+    return _programs("aimed", mesh, world_size)
+
+
+def wild_programs(mesh: Mesh | None = None, world_size: int | None = None) -> st.SearchStrategy[Program]:
+    """Draw typed random graphs. Arguments as of `transformer_programs`."""
+    return _programs("wild", mesh, world_size)
+
+
+def mixed_programs(mesh: Mesh | None = None, world_size: int | None = None) -> st.SearchStrategy[Program]:
+    """Draw programs of all kinds, half of them structured. Arguments as of `transformer_programs`."""
+    return _programs("mixed", mesh, world_size)
 
 
 #: Strategies by the name that `--strategy` takes; each is called as `transformer_programs` is.
-STRATEGIES: dict[str, Callable[..., st.SearchStrategy[Program]]] = {"structured": transformer_programs}
+STRATEGIES: dict[str, Callable[..., st.SearchStrategy[Program]]] = {
+    "mixed": mixed_programs,
+    "structured": transformer_programs,
+    "near-miss": near_miss_programs,
+    "aimed": aimed_programs,
+    "wild": wild_programs,
+}
 
-__all__ = ["STRATEGIES", "WORLD_SIZES", "all_meshes", "decode", "transformer_programs"]
+__all__ = [
+    "DECODERS",
+    "STRATEGIES",
+    "WORLD_SIZES",
+    "Decoder",
+    "aimed_programs",
+    "all_meshes",
+    "decode",
+    "mixed_programs",
+    "near_miss_programs",
+    "transformer_programs",
+    "wild_programs",
+]

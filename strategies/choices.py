@@ -13,7 +13,8 @@ from typing import Any
 _Table = tuple[Any, ...]
 
 
-def _weighted(*entries: tuple[Any, int]) -> _Table:
+def weighted(*entries: tuple[Any, int]) -> _Table:
+    """A table in which each entry stands as often as said."""
     return tuple(entry for entry, times in entries for _ in range(times))
 
 
@@ -96,53 +97,53 @@ _BYTE = tuple(range(256))
 
 #: Per field of `Setting`, what its byte picks from.
 HEADER: dict[str, _Table] = {
-    "layers": _weighted((1, 7), (2, 5), (3, 2), (4, 1)),
-    "layout": _weighted(("flat", 6), ("bsh", 7), ("sbh", 2)),
-    "batch": _weighted((1, 6), (2, 6), (3, 1), (4, 2)),
-    "sequence": _weighted(
-        ((1, 0), 4),
-        ((2, 0), 5),
-        ((4, 0), 2),
+    "layers": weighted((1, 6), (2, 5), (3, 3), (4, 1)),
+    "layout": weighted(("flat", 6), ("bsh", 7), ("sbh", 2)),
+    "batch": weighted((1, 6), (2, 6), (3, 1), (4, 2)),
+    "sequence": weighted(
+        ((1, 0), 6),
+        ((2, 0), 10),
+        ((4, 0), 3),
         ((3, 0), 1),
-        (None, 2),
+        (None, 1),
         ((1, 1), 1),
         ((0, 1), 1),
         ((1, -1), 1),
         ((2, 1), 1),
     ),
-    "hidden": _weighted((4, 4), (8, 5), (12, 3), (16, 2), (6, 2), (5, 1)),
-    "dtypes": _weighted(("f32", 9), ("bf16", 4), ("bf16-norm32", 1), ("bf16-residual32", 1), ("bf16-reduce32", 1)),
-    "entry": _weighted(("none", 2), ("norm", 9), ("reduce", 3), ("varying", 1)),
-    "data": _weighted(("replicated", 3), ("varying", 2), ("shard", 2)),
+    "hidden": weighted((4, 4), (8, 5), (12, 3), (16, 2), (6, 2), (5, 1)),
+    "dtypes": weighted(("f32", 9), ("bf16", 4), ("bf16-norm32", 1), ("bf16-residual32", 1), ("bf16-reduce32", 1)),
+    "entry": weighted(("none", 2), ("norm", 9), ("reduce", 3), ("varying", 1)),
+    "data": weighted(("replicated", 5), ("varying", 1), ("shard", 2)),
     "eps": (1e-6, 1e-5, 1e-3),
-    "degenerate": _weighted((None, 38), ("zero_rows", 1), ("cancelling", 1)),
-    "nest": _weighted(("tuple", 12), ("list", 1), ("dict", 1), ("nested", 1)),
+    "degenerate": weighted((None, 38), ("zero_rows", 1), ("cancelling", 1)),
+    "nest": weighted(("tuple", 12), ("list", 1), ("dict", 1), ("nested", 1)),
     "seed": _BYTE,
 }
 
-ATTENTION = _weighted(("none", 2), ("direct", 2), ("row", 1), ("bare-attention", 1), ("attention", 9))
-MLP = _weighted(("none", 2), ("direct", 2), ("row", 1), ("bare-silu", 1), ("silu", 2), ("gelu", 2), ("swiglu", 5))
+ATTENTION = weighted(("none", 2), ("direct", 4), ("row", 2), ("bare-attention", 1), ("attention", 7))
+MLP = weighted(("none", 2), ("direct", 3), ("row", 2), ("bare-silu", 1), ("silu", 3), ("gelu", 3), ("swiglu", 3))
 
 #: Per field of `Block`, what its byte picks from; `mixer` from ATTENTION or MLP.
 BLOCK: dict[str, _Table] = {
     "mixer": ATTENTION,
     "width": _BYTE,
-    "bias": _weighted(("none", 11), ("before", 2), ("column", 2), ("column-before", 1), ("after", 1)),
-    "reduce": _weighted(("none", 1), ("all_reduce", 14), ("fused", 3), ("scatter-gather", 1)),
-    "dp": _weighted((False, 3), (True, 1)),
-    "view": _weighted(("none", 12), ("before", 1), ("between", 5), ("behind", 1), ("transpose", 1)),
-    "region": _weighted(("none", 8), ("begin", 4), ("begin-end", 2), ("begin-end-copy", 1), ("copy", 1), ("end-copy", 1)),
-    "norm": _weighted(
-        ("none", 1), ("rms", 6), ("fused", 6), ("unfused", 4), ("fused-swapped", 1), ("fused2", 3), ("fused2-swapped", 1),
+    "bias": weighted(("none", 14), ("before", 2), ("column", 2), ("column-before", 1), ("after", 1)),
+    "reduce": weighted(("none", 1), ("all_reduce", 18), ("fused", 3), ("scatter-gather", 1)),
+    "dp": weighted((False, 4), (True, 1)),
+    "view": weighted(("none", 12), ("before", 1), ("between", 5), ("behind", 1), ("transpose", 1)),
+    "region": weighted(("none", 8), ("begin", 4), ("begin-end", 2), ("begin-end-copy", 1), ("copy", 1), ("end-copy", 1)),
+    "norm": weighted(
+        ("none", 1), ("rms", 4), ("fused", 3), ("unfused", 11), ("fused-swapped", 1), ("fused2", 9), ("fused2-swapped", 2),
         ("layer", 1),
     ),
-    "residual": _weighted(("stream", 9), ("input", 2), ("reduced", 1), ("varying", 1), ("first", 1)),
-    "users": _weighted(("none", 10), ("output", 2), ("norm", 1), ("gelu", 1), ("add", 2), ("fused", 1)),
+    "residual": weighted(("stream", 10), ("input", 2), ("reduced", 1), ("varying", 1), ("first", 1)),
+    "users": weighted(("none", 10), ("output", 2), ("norm", 1), ("gelu", 1), ("add", 2), ("fused", 1)),
     "inside": (False, True),
-    "twin": _weighted((False, 5), (True, 2)),
-    "keep": _weighted(("none", 16), ("hidden", 1), ("residual", 2), ("tuple", 1)),
-    "tie": _weighted((False, 5), (True, 1)),
-    "mask": _weighted((False, 3), (True, 1)),
+    "twin": weighted((False, 4), (True, 2)),
+    "keep": weighted(("none", 16), ("hidden", 1), ("residual", 2), ("tuple", 1)),
+    "tie": weighted((False, 5), (True, 1)),
+    "mask": weighted((False, 3), (True, 1)),
     "align": (False, True),
 }  # fmt: skip
 

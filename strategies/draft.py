@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+import heapq
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from copy import copy
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import fx
+from torch.fx.node import map_aggregate
 
+from tcverify.errors import InternalError
+from tcverify.ops import ShapeError, TensorSpec, infer, lookup, resolve
 from tcverify.program import GraphBuilder, InputSpec, Mesh, Placement, Program, Recipe, spmd_program
 
 
@@ -40,35 +46,70 @@ class Value:
 
 
 @dataclass(frozen=True, slots=True)
+class PerRank:
+    """Stands in arguments for an integer, or list of integers, that depends on the rank; equal ones have one name."""
+
+    name: str
+    of: Callable[[int], Any]
+
+
+@dataclass(frozen=True, slots=True)
 class Group:
     """Stands in arguments for the rank's group of a mesh dim."""
 
     dim: str
 
 
-class _Rank:
-    """Stands in arguments for the rank's number."""
-
-
-RANK = _Rank()
+#: Stands in arguments for the rank's number.
+RANK = PerRank("rank", lambda rank: rank)
 
 
 @dataclass(frozen=True, slots=True)
-class _Step:
+class Step:
+    """A call of the draft.
+
+    Attributes:
+        at: where it stands: steps run in this order, those of one place in the order in which they were added.
+        record: makes what the metadata says from what is true; None as a result means that it says nothing.
+        on: where set, the step stays as long as that value is needed, although nobody may read its result: it writes.
+        reads: numbers of its operands.
+    """
+
     op: str
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     labels: tuple[str, ...]
+    at: int
+    record: Callable[[Any], Any] | None = None
+    on: Value | None = None
+    reads: tuple[int, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        numbers = dict.fromkeys(value.number for value in values_in((self.args, self.kwargs)))
+        object.__setattr__(self, "reads", tuple(numbers))
 
 
 @dataclass(slots=True)
 class Draft:
-    """Collects inputs and steps. `labels` and `scope` (the labels of what is being written) go into the program's."""
+    """Collects inputs and steps.
+
+    Attributes:
+        scope: labels of what is being written; they go into the program's.
+        behind: the value behind which further steps stand; None puts them at the end.
+    """
 
     mesh: Mesh
     scope: tuple[str, ...] = ()
-    _makers: list[InputSpec | _Step] = field(default_factory=list)
+    behind: Value | None = None
+    _makers: list[InputSpec | Step] = field(default_factory=list)
     _names: set[str] = field(default_factory=set)
+    _classes: list[list[int]] = field(default_factory=list)
+    _specs: dict[int, tuple[Any, ...]] = field(default_factory=dict)
+    _inputs: list[InputSpec] = field(default_factory=list)
+    _typed_inputs: int = -1
+    _fresh: Iterator[int] = field(default_factory=itertools.count)
+
+    # ------------------------------------------------------------------------------------------------------- writing
 
     def input(
         self,
@@ -86,31 +127,179 @@ class Draft:
             number += 1
             name = f"{role}{number}"
         self._names.add(name)
-        self._makers.append(InputSpec(name, shape, dtype, placements, recipe))
+        spec = InputSpec(name, shape, dtype, placements, recipe)
+        self._makers.append(spec)
+        self._inputs.append(spec)
         return Value(len(self._makers) - 1, dtype, layout, rms)
 
     def call(self, op: str, like: Value, *args: Any, labels: tuple[str, ...] = (), **kwargs: Any) -> Value:
         """Add a call of `op`, whose result has the dtype, layout and size of `like`."""
-        self._makers.append(_Step(op, args, kwargs, (*self.scope, *labels)))
-        return Value(len(self._makers) - 1, like.dtype, like.layout, like.rms, like.dense)
+        number = len(self._makers)
+        at = number if self.behind is None else self._place(self.behind)
+        self._makers.append(Step(op, args, kwargs, (*self.scope, *labels), at))
+        return Value(number, like.dtype, like.layout, like.rms, like.dense)
+
+    def attempt(self, op: str, like: Value, *args: Any, labels: tuple[str, ...] = (), **kwargs: Any) -> Value | None:
+        """Add a call if every rank can run it, else nothing."""
+        made = self.call(op, like, *args, labels=labels, **kwargs)
+        try:
+            found = self.specs(made)
+        except ShapeError:
+            self._makers.pop()
+            return None
+        first = found[0]
+        return replace(made, dtype=first.dtype) if isinstance(first, TensorSpec) else made
+
+    def _place(self, value: Value) -> int:
+        maker = self._makers[value.number]
+        return maker.at if isinstance(maker, Step) else -1
+
+    # ------------------------------------------------------------------------------------------------------- editing
+
+    def step(self, value: Value) -> Step | None:
+        """The step that makes a value; None for inputs."""
+        maker = self._makers[value.number]
+        return maker if isinstance(maker, Step) else None
+
+    def steps(self, result: Any) -> list[tuple[Value, Step]]:
+        """The steps that `result` needs, in order, and what they make."""
+        found = []
+        for number in self._order(self._live(result)):
+            maker = self._makers[number]
+            if isinstance(maker, Step):
+                found.append((Value(number, torch.float32), maker))
+        return found
+
+    def change(self, value: Value, **fields: Any) -> None:
+        """Change fields of the step that makes `value`; it gets the labels of `scope` besides its own."""
+        step = self._makers[value.number]
+        if not isinstance(step, Step):
+            raise InternalError("an input of a draft cannot be changed")
+        self._makers[value.number] = replace(step, labels=(*step.labels, *self.scope), **fields)
+        self._specs.clear()
+
+    def redirect(self, old: Value, new: Value, only: Callable[[Step], bool] = lambda step: True) -> None:
+        """Let the steps that read `old` read `new`, except those that `new` depends on."""
+        before = self._live(new, effects=False)
+
+        def turned(arg: Any) -> Any:
+            return new if isinstance(arg, Value) and arg.number == old.number else arg
+
+        for number, maker in enumerate(self._makers):
+            if not isinstance(maker, Step) or number in before or not only(maker):
+                continue
+            if old.number in maker.reads:
+                args = tuple(map_aggregate(maker.args, turned))
+                kwargs = dict(map_aggregate(maker.kwargs, turned))
+                self._makers[number] = replace(maker, args=args, kwargs=kwargs)
+        self._specs.clear()
+
+    def copy(self) -> Draft:
+        """A copy to which steps and inputs can be added, and which can be changed, apart from this draft."""
+        made = copy(self)
+        made._makers, made._inputs = self._makers.copy(), self._inputs.copy()
+        made._names, made._specs = self._names.copy(), self._specs.copy()
+        return made
+
+    def check(self, result: Any) -> None:
+        """Raise ShapeError unless every rank can run what `result` needs."""
+        self._type(self._order(self._live(result)))
+
+    # ------------------------------------------------------------------------------------------------------- shapes
+
+    def specs(self, value: Value) -> tuple[Any, ...]:
+        """What the value is on each class of ranks: a spec, or a tuple of them.
+
+        Raises:
+            ShapeError: the arguments of the step, or of one that it depends on, do not fit together on some rank.
+        """
+        self._classify()
+        if value.number not in self._specs:
+            maker = self._makers[value.number]
+            direct = isinstance(maker, Step) and all(number in self._specs for number in maker.reads)
+            self._type([value.number] if direct else self._order(self._live(value, effects=False)))
+        return self._specs[value.number]
+
+    def _type(self, numbers: Iterable[int]) -> None:
+        self._classify()
+        for number in numbers:
+            if number not in self._specs:
+                self._specs[number] = self._infer(self._makers[number])
+
+    def shape(self, value: Value) -> tuple[int, ...] | None:
+        """Shape of the value; None where it is not a tensor of one shape on all ranks."""
+        found = self.specs(value)
+        shapes = {spec.shape if isinstance(spec, TensorSpec) else None for spec in found}
+        return shapes.pop() if len(shapes) == 1 else None
+
+    def _classify(self) -> None:
+        if len(self._inputs) == self._typed_inputs:
+            return
+        classes: dict[Any, list[int]] = {}
+        for rank in range(self.mesh.world_size):
+            shapes = tuple(spec.local_shape(self.mesh, rank) for spec in self._inputs)
+            classes.setdefault((shapes, tuple(len(dim.group(rank)) for dim in self.mesh.dims)), []).append(rank)
+        found = list(classes.values())
+        if found != self._classes:
+            self._classes = found
+            self._specs = {}
+        self._typed_inputs = len(self._inputs)
+
+    def _infer(self, maker: InputSpec | Step) -> tuple[Any, ...]:
+        if isinstance(maker, InputSpec):
+            found = []
+            for ranks in self._classes:
+                plain = TensorSpec.contiguous(maker.local_shape(self.mesh, ranks[0]), maker.dtype)
+                found.append(replace(plain, alias=next(self._fresh)))
+            return tuple(found)
+        if maker.op == "getitem":
+            value, index = maker.args
+            return tuple(spec[index] for spec in self._specs[value.number])
+        target = resolve(maker.op)
+        inferred = []
+        for number, ranks in enumerate(self._classes):
+
+            def known(arg: Any, number: int = number, rank: int = ranks[0]) -> Any:
+                return self._specs[arg.number][number] if isinstance(arg, Value) else self._constant(arg, rank)
+
+            args, kwargs = map_aggregate(maker.args, known), dict(map_aggregate(maker.kwargs, known))
+            inferred.append(infer(target, args, kwargs, self._fresh.__next__))
+        if lookup(target).collective and len(self._classes) > 1:
+            fused = maker.op == "tensor_cast::matmul_all_reduce"
+            self._require_agreement(maker, inferred if fused else self._specs[maker.args[0].number])
+        return tuple(inferred)
+
+    def _require_agreement(self, step: Step, specs: Any) -> None:
+        """Raise ShapeError unless the members of each group of a collective contribute equal shapes."""
+        numbers = {rank: number for number, ranks in enumerate(self._classes) for rank in ranks}
+        for rank, number in numbers.items():
+            members = self._constant(step.args[-1], rank)
+            if any(specs[numbers[member]].layout != specs[number].layout for member in members):
+                raise ShapeError(f"{step.op}: the members of {members} contribute different shapes")
+
+    def _constant(self, arg: Any, rank: int) -> Any:
+        if isinstance(arg, Group):
+            return list(self.mesh.dim(arg.dim).group(rank))
+        return arg.of(rank) if isinstance(arg, PerRank) else arg
+
+    # ------------------------------------------------------------------------------------------------------ building
 
     def program(self, result: Any, seed: int, labels: Iterable[str]) -> Program:
         """Build the program that returns `result`: a value or nested tuples, lists and dicts of values.
 
         What the result does not need is left out, and so are its labels.
         """
-        live = self._live(result)
-        steps = [(number, self._makers[number]) for number in sorted(live)]
-        inputs = [(number, maker) for number, maker in steps if isinstance(maker, InputSpec)]
-        calls = [(number, maker) for number, maker in steps if isinstance(maker, _Step)]
+        steps = [(number, self._makers[number]) for number in self._order(self._live(result))]
+        inputs = [maker for _, maker in steps if isinstance(maker, InputSpec)]
+        calls = [(number, maker) for number, maker in steps if isinstance(maker, Step)]
         found = dict.fromkeys(label for _, step in calls for label in step.labels)
         layers = sum(label.startswith("layer ") for label in found)
         shown = [f"layers={layers}", *labels, *sorted(label for label in found if not label.startswith("layer "))]
-        if any(spec.recipe.kind in ("zero_rows", "cancelling") for _, spec in inputs):
+        if any(spec.recipe.kind in ("zero_rows", "cancelling") for spec in inputs):
             shown.append("degenerate")
 
         def build(builder: GraphBuilder) -> Any:
-            nodes: dict[int, fx.Node] = {number: builder.input(spec.name) for number, spec in inputs}
+            nodes = {n: builder.input(maker.name) for n, maker in steps if isinstance(maker, InputSpec)}
             groups = {dim.name: builder.group(dim.name) for dim in self.mesh.dims}
 
             def fill(arg: Any) -> Any:
@@ -118,30 +307,82 @@ class Draft:
                     return nodes[arg.number]
                 if isinstance(arg, Group):
                     return groups[arg.dim]
-                return builder.rank if arg is RANK else arg
+                return builder.constant(arg.name, arg.of) if isinstance(arg, PerRank) else arg
 
             for number, step in calls:
                 if step.op == "getitem":
                     nodes[number] = builder.getitem(nodes[step.args[0].number], step.args[1])
                 else:
-                    nodes[number] = builder.call(step.op, *map(fill, step.args), **step.kwargs)
-            return _map(lambda value: nodes[value.number], result)
+                    kwargs = dict(map_aggregate(step.kwargs, fill))
+                    nodes[number] = builder.call(step.op, *map_aggregate(step.args, fill), **kwargs)
+            for number, step in calls:
+                if step.record is not None:
+                    _record(nodes[number], step.record)
+            return map_aggregate(result, fill)
 
-        return spmd_program(self.mesh, [spec for _, spec in inputs], build, seed=seed, labels=shown)
+        return spmd_program(self.mesh, inputs, build, seed=seed, labels=shown)
 
-    def _live(self, result: Any) -> set[int]:
+    def _live(self, result: Any, effects: bool = True) -> set[int]:
+        """Numbers of what `result` needs, steps that write into it included."""
         live: set[int] = set()
-        _map(lambda value: live.add(value.number), result)
-        for number in range(len(self._makers) - 1, -1, -1):
+        writers = [
+            (number, maker.on.number)
+            for number, maker in enumerate(self._makers)
+            if effects and isinstance(maker, Step) and maker.on is not None
+        ]
+        todo = [value.number for value in values_in(result)]
+        while todo:
+            number = todo.pop()
+            if number in live:
+                continue
+            live.add(number)
             maker = self._makers[number]
-            if number in live and isinstance(maker, _Step):
-                live.update(arg.number for arg in maker.args if isinstance(arg, Value))
+            if isinstance(maker, Step):
+                todo += maker.reads
+            if not todo:
+                todo = [number for number, on in writers if on in live and number not in live]
         return live
 
+    def _order(self, numbers: set[int]) -> list[int]:
+        """Operands first, then by place, then by number."""
+        readers: dict[int, list[int]] = {}
+        missing: dict[int, int] = {}
+        ready: list[tuple[int, int]] = []
+        for number in numbers:
+            maker = self._makers[number]
+            operands = maker.reads if isinstance(maker, Step) else ()
+            missing[number] = len(operands)
+            for operand in operands:
+                readers.setdefault(operand, []).append(number)
+            if not operands:
+                ready.append((maker.at if isinstance(maker, Step) else number, number))
+        heapq.heapify(ready)
+        found = []
+        while ready:
+            _, number = heapq.heappop(ready)
+            found.append(number)
+            for reader in readers.get(number, ()):
+                missing[reader] -= 1
+                if not missing[reader]:
+                    step = self._makers[reader]
+                    heapq.heappush(ready, (step.at if isinstance(step, Step) else reader, reader))
+        return found
 
-def _map(function: Callable[[Value], Any], result: Any) -> Any:
-    if isinstance(result, (tuple, list)):
-        return type(result)(_map(function, r) for r in result)
-    if isinstance(result, dict):
-        return {key: _map(function, r) for key, r in result.items()}
-    return function(result)
+
+def values_in(value: Any) -> Iterator[Value]:
+    """The values in nested tuples, lists and dicts, in order."""
+    if isinstance(value, Value):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from values_in(item)
+    elif isinstance(value, dict):
+        yield from values_in(list(value.values()))
+
+
+def _record(node: fx.Node, record: Callable[[Any], Any]) -> None:
+    said = record(node.meta["val"])
+    if said is None:
+        del node.meta["val"]
+    else:
+        node.meta["val"] = said

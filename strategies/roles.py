@@ -16,7 +16,8 @@ class Roles:
     """What each dim of a mesh does in a program.
 
     Attributes:
-        main: the dim of tensor parallelism: "tp" if there is one, else the last.
+        main: the dim of tensor parallelism: "tp" if there is one, else the last; but one with groups of several ranks, if
+            there is any.
         other: a second dim, for data and for some blocks; None when there is none.
         members: per dim, the sizes of its groups.
         astray: per dim, the dims over whose groups its positions differ: what is sharded over the one varies over the other.
@@ -63,7 +64,9 @@ def roles_of(mesh: Mesh) -> Roles:
     names = [dim.name for dim in mesh.dims]
     if not names:
         raise ProgramError("a transformer program needs a mesh with at least one dim", "use a mesh such as tp=2")
-    main = "tp" if "tp" in names else names[-1]
+    wanted = "tp" if "tp" in names else names[-1]
+    crowded = [dim.name for dim in mesh.dims if any(len(group) > 1 for group in dim.groups)]
+    main = wanted if wanted in crowded or not crowded else crowded[0]
     other = next((name for name in names if name != main), None)
     members = {dim.name: tuple(dict.fromkeys(len(group) for group in dim.groups)) for dim in mesh.dims}
     astray: dict[str, tuple[str, ...]] = {}

@@ -26,28 +26,39 @@ from tcverify.strategies.writing import (
 )
 
 
-def write_program(mesh: Mesh, setting: Setting, blocks: tuple[Block, ...]) -> Program:
-    """Write the program of these choices. Every combination of choices gives a well-typed program."""
+def write(mesh: Mesh, setting: Setting, blocks: tuple[Block, ...]) -> Writing:
+    """Write the program of these choices up to what it returns. Every combination of choices gives a well-typed program."""
+    w = begin(mesh, setting)
+    enter(w)
+    for number, block in enumerate(blocks):
+        w.draft.scope = (f"layer {number // 2}",)
+        dim = w.roles.other if block.dp and w.roles.other is not None else w.roles.main
+        addend, width = mix(w, block, dim, attention=number % 2 == 0)
+        _finish_block(w, block, dim, addend, width)
+    w.draft.scope = ()
+    return w
+
+
+def begin(mesh: Mesh, setting: Setting) -> Writing:
+    """Return a program of this setting of which nothing is written."""
     roles = roles_of(mesh)
     times, more = setting.sequence if setting.sequence is not None else (0, setting.hidden)
     sequence = max(1, times * roles.largest + more)
     draft = Draft(mesh)
     partial = Recipe(setting.degenerate or "uniform")
-    w = Writing(setting, roles, draft, sequence, partial)
-    _enter(w)
-    for number, block in enumerate(blocks):
-        draft.scope = (f"layer {number // 2}",)
-        dim = roles.other if block.dp and roles.other is not None else roles.main
-        addend, width = mix(w, block, dim, attention=number % 2 == 0)
-        _finish_block(w, block, dim, addend, width)
-    draft.scope = ()
-    return draft.program(_result(w), setting.seed, _labels(w, mesh))
+    return Writing(setting, roles, draft, sequence, partial)
+
+
+def finish(w: Writing, *labels: str) -> Program:
+    """Build the program that returns the last hidden value and the extras."""
+    return w.draft.program(result(w), w.setting.seed, [*_labels(w), *labels])
 
 
 # --------------------------------------------------------------------------------------------------------- the blocks
 
 
-def _enter(w: Writing) -> None:
+def enter(w: Writing) -> None:
+    """Add the input x and what becomes of it before the first block."""
     s = w.setting
     layout = layout_of(w, "sb" if s.layout == "sbh" else "bs", s.layout == "flat")
     kind = {"reduce": PARTIAL, "varying": VARYING}.get(s.entry)
@@ -218,7 +229,8 @@ def _leave_region(w: Writing, block: Block, value: Value) -> Value:
 # ----------------------------------------------------------------------------------------------------------- the whole
 
 
-def _result(w: Writing) -> Any:
+def result(w: Writing) -> Any:
+    """What the program returns, as it nests."""
     if not w.extras:
         return w.hidden
     if w.setting.nest == "list":
@@ -228,16 +240,16 @@ def _result(w: Writing) -> Any:
     return (w.hidden, tuple(w.extras)) if w.setting.nest == "nested" else (w.hidden, *w.extras)
 
 
-def _labels(w: Writing, mesh: Mesh) -> list[str]:
+def _labels(w: Writing) -> list[str]:
     s = w.setting
     labels = ["rank-reduced" if s.layout == "flat" and s.batch == 1 else s.layout]
     if s.dtypes != "f32":
         labels += ["bf16"] if s.dtypes == "bf16" else ["bf16", "mixed-dtypes"]
     if w.roles.other is not None:
         labels.append("two-groups")
-    if any(len({len(group) for group in dim.groups}) > 1 for dim in mesh.dims):
+    if any(len({len(group) for group in dim.groups}) > 1 for dim in w.draft.mesh.dims):
         labels.append("uneven")
-    if any(list(group) != sorted(group) for dim in mesh.dims for group in dim.groups):
+    if any(list(group) != sorted(group) for dim in w.draft.mesh.dims for group in dim.groups):
         labels.append("reordered")
     if w.sequence < w.roles.largest:
         labels.append("few-tokens")

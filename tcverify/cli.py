@@ -24,6 +24,7 @@ from tcverify.errors import InternalError, TcverifyError
 from tcverify.execution import ProcessGroupPool
 from tcverify.passes import BUILTIN, DESCRIPTIONS
 from tcverify.replay import replay as replay_case
+from tcverify.report.html import HtmlReport, to_html
 from tcverify.report.markdown import to_markdown
 from tcverify.report.plain import error_text, plain, plain_lines
 from tcverify.report.script import ScriptReport
@@ -94,7 +95,9 @@ def main(context: click.Context, debug: bool) -> None:
 @click.argument("passes", nargs=-1, metavar="[PASS]...")
 @click.option("--world-size", default=None, help="Numbers of ranks, e.g. 2,4. [default: 2,3,4]")
 @click.option("--mesh", default=None, help="One mesh for all programs, e.g. dp=2,tp=2, instead of drawn ones.")
-@click.option("--strategy", default="structured", show_default=True, help="What programs are drawn.")
+@click.option(
+    "--strategy", default="mixed", show_default=True, help=f"What programs are drawn: {', '.join(STRATEGIES)}."
+)
 @click.option("--confirm", type=click.Choice(["gloo", "nccl", "none"]), default="gloo", show_default=True,
               help="Process group that runs what lockstep does not refute.")  # fmt: skip
 @click.option("--max-examples", type=click.IntRange(1), default=None, help="Programs per pass and mesh. [default: 200]")
@@ -151,7 +154,8 @@ def run(
         say(console, f"  look at it with: tcverify show {path}, try it again with: tcverify replay {path}", "yellow")
     seed = seed if seed is not None else int.from_bytes(os.urandom(4), "little")
     report = TerminalReport(console, report_dir)
-    subscribers: list[Subscriber] = [ScriptReport(report_dir), report]
+    page = HtmlReport(report_dir, lambda line: say(console, plain(line)))
+    subscribers: list[Subscriber] = [ScriptReport(report_dir), report, page]
     stop = ""
     with contextlib.ExitStack() as stack:
         stack.callback(report.close)
@@ -267,17 +271,24 @@ def _pools(confirm: str) -> Iterator[Callable[[int], ProcessGroupPool | None]]:
 
 @main.command(name="show")
 @click.argument("case")
-@click.option("--format", "form", type=click.Choice(["text", "md", "json"]), default="text", show_default=True)
+@click.option("--format", "form", type=click.Choice(["text", "md", "html", "json"]), default="text", show_default=True)
 @_REPORT_DIR
 def show_case(case: str, form: str, report_dir: Path) -> None:
     """Show a counterexample again, given its ID or file."""
     console = make_console()
-    for path in find_counterexamples(case, report_dir):
+    paths = find_counterexamples(case, report_dir)
+    if form == "html" and len(paths) > 1:
+        raise UsageError(
+            f"{case} holds {len(paths)} counterexamples, a page shows one", "give the file or the ID of one"
+        )
+    for path in paths:
         found = read_counterexample(path)
         if form == "json":
             click.echo(json.dumps(encode_counterexample(found), indent=1))
         elif form == "md":
             click.echo(to_markdown(found, path))
+        elif form == "html":
+            click.echo(to_html(found, path))
         else:
             show(console, found, path)
 

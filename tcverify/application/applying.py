@@ -15,7 +15,7 @@ from tcverify.application.loading import LoadedPass
 from tcverify.application.pair import Defect, Pair, PassFailure
 from tcverify.errors import TcverifyError, Unsupported, UnsupportedOp
 from tcverify.execution import Lockstep
-from tcverify.ops import qualified_name
+from tcverify.ops import late_definition, qualified_name
 from tcverify.program import NotSerialisable, Program, dumps
 from tcverify.program.graph import KEPT_META, same_structure
 
@@ -30,7 +30,11 @@ def apply_pass(loaded: LoadedPass, program: Program, *, deep: bool = False) -> P
     Whatever the pass does, short of ending the process or never returning, comes back as data.
     """
     pair = Pair(program)
-    given = [program.graph_module(rank) for rank in range(program.world_size)]
+    try:
+        given = [program.graph_module(rank) for rank in range(program.world_size)]
+    except UnsupportedOp as error:  # another library has defined an op with another signature
+        pair.foreign = error.message
+        return pair
     metadata = [_metadata(module.graph) for module in given]
     start = time.perf_counter()
     modules = _apply_to_ranks(loaded, given, pair)
@@ -66,6 +70,9 @@ def _apply_to_ranks(loaded: LoadedPass, modules: list[fx.GraphModule], pair: Pai
             pair.declined = error.message
             return None
         except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a pass raises is a finding about it
+            pair.foreign = late_definition(_describe(error))
+            if pair.foreign is not None:
+                return None
             pair.failure = PassFailure("pass-raised", _describe(error), rank, _traceback(error))
             return None
         result = returned

@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 
 from tcverify.arithmetic import FLOAT64, Float64
 from tcverify.errors import UnsupportedOp
-from tcverify.ops import Collective, Op, Request, lookup, qualified_name
+from tcverify.ops import Collective, Op, Request, by_meaning, lookup, qualified_name
 from tcverify.program.graph import RankConstant, constant_value
 
 
@@ -190,7 +190,7 @@ def _op_of(node: fx.Node, module: torch.nn.Module | None) -> Op:
     if node.op == "call_function":
         op = lookup(node.target)
         if op.name.startswith("foreign::") and module is not None:
-            return Op(op.name, node.target, aliases=True)  # type: ignore[arg-type]
+            return Op(op.name, by_meaning(node.target), aliases=True)  # type: ignore[arg-type]
         return op
     target = str(node.target)
     if node.op == "call_method":
@@ -207,7 +207,7 @@ def _op_of(node: fx.Node, module: torch.nn.Module | None) -> Op:
         in_domain = copy.deepcopy(owner).to(torch.float64)
     except Exception as error:  # noqa: BLE001 - modules copy and convert themselves as they like
         return Op(f"module::{target}", None, reason=f"it cannot be carried to float64: {_first_line(error)}")
-    return Op(f"module::{target}", in_domain, aliases=True)
+    return Op(f"module::{target}", by_meaning(in_domain), aliases=True)
 
 
 def _refuse(*_: Any, **__: Any) -> Any:
@@ -236,6 +236,7 @@ def run_rank(
     observe: bool = False,
     perturb: Callable[[torch.Tensor], torch.Tensor] | None = None,
     domain: Float64 = FLOAT64,
+    result: RankResult | None = None,
 ) -> Generator[tuple[str, Request], torch.Tensor, RankResult]:
     """Run one rank. Yields (node name, request) at every collective and is sent its result.
 
@@ -243,6 +244,7 @@ def run_rank(
         inputs: values of the placeholders; the graph may write into them.
         observe: keep every node's value in the result.
         perturb: changes the result of every op that returns a fresh tensor; for the conditioning probe.
+        result: is filled in as the rank goes on, so that it says how far a rank came that never ends.
 
     Returns:
         The rank's result; an op that raises ends the rank with `error` set.
@@ -250,7 +252,7 @@ def run_rank(
     Raises:
         UnsupportedOp: an op has no meaning for these arguments.
     """
-    result = RankResult(rank)
+    result = RankResult(rank) if result is None else result
     values: list[Any] = [domain.carry(value) for value in inputs]
     carried = values[:]
     if observe:

@@ -131,14 +131,15 @@ class _Matcher:
 def _execute(program: Program, observe: bool, perturbation: _Perturbation | None) -> Run:
     plans = [plan_of(graph, program.modules[i] if program.modules else None) for i, graph in enumerate(program.graphs)]
     check_supported(plans)
+    run = Run("lockstep", [RankResult(rank) for rank in range(program.world_size)])
     generators: list[RankGenerator] = []
     for rank, binding in enumerate(program.ranks):
         perturb: Callable[[torch.Tensor], torch.Tensor] | None = perturbation
-        inputs = program.values(rank)
+        inputs, result = program.values(rank), run.ranks[rank]
+        plan = plans[binding.graph]
         generators.append(
-            run_rank(plans[binding.graph], rank, binding.constants, inputs, observe=observe, perturb=perturb)
+            run_rank(plan, rank, binding.constants, inputs, observe=observe, perturb=perturb, result=result)
         )
-    run = Run("lockstep", [RankResult(rank) for rank in range(program.world_size)])
     matcher = _Matcher()
     runnable: deque[tuple[int, Any]] = deque((rank, None) for rank in range(program.world_size))
     with torch.no_grad():

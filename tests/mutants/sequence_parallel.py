@@ -292,13 +292,6 @@ class EqualItemsGatheredTwice(Mutant):
 # ------------------------------------------------------------------------------------- weights, writes, metadata
 
 
-class VaryingWeightAccepted(Mutant):
-    """A weight that differs between the members scales their tokens alone (wrong-value)."""
-
-    def weight_allows(self, weight: Any, shard: Shard, facts: Placements) -> bool:
-        return known_spec(weight) is not None
-
-
 class WeightPerTokenAccepted(Mutant):
     """A weight with the shape of all tokens is left as it is (pass-raised)."""
 
@@ -373,7 +366,6 @@ EXPECTED: dict[str, frozenset[str]] = {
     "TupleLeftLocal": _LOUD,
     "NegativeItemMistaken": frozenset({"wrong-value"}),
     "EqualItemsGatheredTwice": frozenset({"wrong-alias"}),
-    "VaryingWeightAccepted": frozenset({"wrong-value"}),
     "WeightPerTokenAccepted": _LOUD,
     "WritesIgnored": frozenset({"wrong-value"}),
     "StaleMetadata": frozenset({"stale-metadata"}),

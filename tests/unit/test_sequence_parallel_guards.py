@@ -306,7 +306,6 @@ SHOWN_BY: dict[str, tuple[Build, tuple[int, ...], Mesh]] = {
     "TupleLeftLocal": (LEFT_ALONE["add_rms_norm2 whose tuple is read whole"][0], (12, 8), TP2),
     "NegativeItemMistaken": (last_item, (12, 8), TP2),
     "EqualItemsGatheredTwice": (equal_items, (12, 8), TP2),
-    "VaryingWeightAccepted": (LEFT_ALONE["a varying weight"][0], (12, 8), TP2),
     "WeightPerTokenAccepted": (LEFT_ALONE["a weight for every token"][0], (12, 8), TP2),
     "WritesIgnored": (in_place, (12, 8), TP2),
     "StaleMetadata": (norm_only, (12, 8), TP2),
