@@ -20,7 +20,7 @@ from tcverify.application import Guarded
 from tcverify.campaign import Campaign, CampaignFinished, Plan, Subscriber, recover
 from tcverify.checks import CHECKS
 from tcverify.counterexample import encode_counterexample, find_counterexamples, read_counterexample
-from tcverify.errors import InternalError, TcverifyError
+from tcverify.errors import InternalError, TcverifyError, UsageError
 from tcverify.execution import ProcessGroupPool
 from tcverify.passes import BUILTIN, DESCRIPTIONS
 from tcverify.replay import replay as replay_case
