@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import inspect
 import shutil
+import time
 from collections.abc import Generator, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 
@@ -33,9 +34,7 @@ _OPTIONS = pytest.StashKey[Options]()
 _SESSION = pytest.StashKey["Session"]()
 _ITEM = pytest.StashKey[Item]()
 _INTERRUPTED = pytest.StashKey[list[Item]]()
-
-#: Under this key, workers of pytest-xdist tell the controller about items that were interrupted.
-_OUTPUT_KEY = "tcverify_interrupted"
+_STARTED = pytest.StashKey[float]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -46,7 +45,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Declare the mark that items carry, and forget earlier failures when pytest is told to forget what it knows."""
     config.addinivalue_line("markers", "tcverify: verifies a compiler pass (set by tcverify.verifies)")
+    # pytest sets aside the filter that `import tcverify` makes.
+    config.addinivalue_line("filterwarnings", "ignore:Failed to initialize NumPy:UserWarning")
     config.stash[_INTERRUPTED] = []
+    config.stash[_STARTED] = time.time()
     if config.getoption("cacheclear", False) and not hasattr(config, "workerinput"):
         shutil.rmtree(state_dir(config), ignore_errors=True)
 
@@ -78,10 +80,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     metafunc.parametrize(ARGUMENT, [pytest.param(case, id=case.id, marks=pytest.mark.tcverify) for case in cases])
 
 
-def _refuse(metafunc: pytest.Metafunc, message: str, hint: str | None) -> Any:
+def _refuse(metafunc: pytest.Metafunc, message: str, hint: str | None) -> NoReturn:
     """Make the collection fail, with a text and no traceback."""
     where = f"{metafunc.definition.nodeid}: "
-    pytest.fail(where + error_text(TcverifyError(message, hint)), pytrace=False)
+    raise pytest.fail.Exception(where + error_text(TcverifyError(message, hint)), pytrace=False) from None
 
 
 def _options(config: pytest.Config) -> Options:
@@ -147,21 +149,9 @@ def pytest_configure_node(node: Any) -> None:
     node.workerinput[FRESH_PATH_KEY] = list(FRESH_PATH)
 
 
-@pytest.hookimpl(optionalhook=True)
-def pytest_testnodedown(node: Any, error: object) -> None:
-    """Take over what a worker of pytest-xdist found before it was interrupted."""
-    for data in getattr(node, "workeroutput", {}).get(_OUTPUT_KEY, ()):
-        node.config.stash[_INTERRUPTED].append(Item.from_data(data))
-
-
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    """In a worker of pytest-xdist: hand over what was found before an interrupt."""
-    output = getattr(session.config, "workeroutput", None)
-    if output is not None:
-        output[_OUTPUT_KEY] = [item.to_data() for item in session.config.stash[_INTERRUPTED]]
-
-
-def pytest_terminal_summary(terminalreporter: TerminalReporter, config: pytest.Config) -> None:
+def pytest_terminal_summary(
+    terminalreporter: TerminalReporter, exitstatus: pytest.ExitCode, config: pytest.Config
+) -> None:
     """Say what the campaigns came to."""
     data = [
         getattr(report, REPORT_ATTRIBUTE)
@@ -170,7 +160,10 @@ def pytest_terminal_summary(terminalreporter: TerminalReporter, config: pytest.C
         if isinstance(report, pytest.TestReport) and hasattr(report, REPORT_ATTRIBUTE)
     ]
     items = [*map(Item.from_data, data), *config.stash[_INTERRUPTED]]
-    write_summary(terminalreporter, items, _recovered(config), brief=terminalreporter.verbosity < 0)
+    notes = list(_recovered(config))
+    if exitstatus == pytest.ExitCode.INTERRUPTED:
+        notes += _found_by_workers(config, {case.id for item in items for case in item.cases})
+    write_summary(terminalreporter, items, notes, brief=terminalreporter.verbosity < 0)
 
 
 def _recovered(config: pytest.Config) -> Iterator[str]:
@@ -183,6 +176,17 @@ def _recovered(config: pytest.Config) -> Iterator[str]:
             for path in recover(directory, _options(config).report_dir):
                 yield f"a run died while it verified a program, which is kept as {path}"
                 yield f"  look at it with: tcverify show {path}, try it again with: tcverify replay {path}"
+
+
+def _found_by_workers(config: pytest.Config, known: set[str]) -> Iterator[str]:
+    """What workers of pytest-xdist wrote down before an interrupt: they cannot tell any more."""
+    if state_dir(config).is_dir():
+        from tcverify.counterexample import FILE_NAME
+
+        directory = _options(config).report_dir
+        for path in sorted(directory.glob(f"*/{FILE_NAME}")):
+            if path.parent.name not in known and path.stat().st_mtime >= config.stash[_STARTED]:
+                yield f"{path.parent.name} was found before the interrupt and is kept as {path}"
 
 
 __all__ = ["Failure", "NotVerified", "NothingTested", "Refuted", "verifies"]
