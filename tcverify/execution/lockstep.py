@@ -12,7 +12,7 @@ import torch
 from tcverify.arithmetic.float64 import PERTURBATION
 from tcverify.execution.compare import compare_ranks
 from tcverify.execution.executor import Comparison, Hang, Run, Wait
-from tcverify.execution.interpreter import Call, NodeError, RankResult, check_supported, plan_of, run_rank
+from tcverify.execution.interpreter import Call, NodeError, RankResult, check_supported, plan_of, rank_inputs, run_rank
 from tcverify.ops import Request, complete, mismatch
 from tcverify.program import Program
 
@@ -134,7 +134,7 @@ def _execute(program: Program, observe: bool, perturbation: _Perturbation | None
     generators: list[RankGenerator] = []
     for rank, binding in enumerate(program.ranks):
         perturb: Callable[[torch.Tensor], torch.Tensor] | None = perturbation
-        inputs = program.values(rank)
+        inputs = rank_inputs(plans[binding.graph], program, rank)
         generators.append(
             run_rank(plans[binding.graph], rank, binding.constants, inputs, observe=observe, perturb=perturb)
         )
