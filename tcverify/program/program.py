@@ -143,15 +143,19 @@ class Program:
         Raises:
             ProgramError: the inputs are too large to make.
         """
+        return [spec.values(self.mesh, rank, self.seed) for spec in self.specs(rank)]
+
+    def specs(self, rank: int) -> tuple[InputSpec, ...]:
+        """Return the specs of this rank's inputs in the order of its placeholders. Raises as `values` does."""
         names = [n.name for n in self.graphs[self.ranks[rank].graph].nodes if n.op == "placeholder"]
-        specs = [self._inputs_by_name[name] for name in names]
+        specs = tuple([self._inputs_by_name[name] for name in names])
         elements = sum(math.prod(spec.shape) for spec in specs)
         if elements > MAX_INPUT_ELEMENTS:
             raise ProgramError(
                 f"the inputs of rank {rank} have {elements} elements; at most {MAX_INPUT_ELEMENTS} are allowed",
                 "shrink the input shapes",
             )
-        return [spec.values(self.mesh, rank, self.seed) for spec in specs]
+        return specs
 
     def with_graphs(self, graphs: Sequence[fx.Graph], modules: Sequence[torch.nn.Module | None] = ()) -> Program:
         """Return the program in which rank i runs `graphs[i]` (fake tensors or specs in `meta["val"]`), same inputs.
