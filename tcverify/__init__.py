@@ -1,32 +1,43 @@
-"""tcverify: does this compiler pass keep the meaning of a distributed program?"""
+"""tcverify: does this compiler pass keep the meaning of a distributed program?
 
+The names below are imported when they are first used, so that the pytest plugin, which every run of pytest imports, costs
+nothing where it is not used. `verifies` needs pytest and is therefore not among the names that `import *` takes.
+"""
+
+from __future__ import annotations
+
+import importlib
 import warnings
+from typing import TYPE_CHECKING, Any
 
 # torch says this once per process when NumPy is not installed; tcverify does not use NumPy.
 warnings.filterwarnings("ignore", message="Failed to initialize NumPy", category=UserWarning)
 
-from tcverify.application import Guarded
-from tcverify.errors import TcverifyError, Unsupported
-from tcverify.execution import Lockstep, ProcessGroupPool
-from tcverify.ops import Op, register_dialect
-from tcverify.program import (
-    PARTIAL,
-    REPLICATED,
-    VARYING,
-    Contract,
-    Finding,
-    GraphBuilder,
-    InputSpec,
-    Mesh,
-    Placement,
-    Program,
-    Recipe,
-    dumps,
-    loads,
-    shard,
-    spmd_program,
-)
-from tcverify.verifier import Verdict, verify
+if TYPE_CHECKING:
+    from tcverify.application import Guarded
+    from tcverify.errors import TcverifyError, Unsupported
+    from tcverify.execution import Lockstep, ProcessGroupPool
+    from tcverify.ops import Op, register_dialect
+    from tcverify.program import (
+        PARTIAL,
+        REPLICATED,
+        VARYING,
+        Contract,
+        Finding,
+        GraphBuilder,
+        InputSpec,
+        Mesh,
+        Placement,
+        Program,
+        Recipe,
+        dumps,
+        loads,
+        shard,
+        spmd_program,
+    )
+    from tcverify.pytest_plugin import Refuted as Refuted
+    from tcverify.pytest_plugin import verifies as verifies
+    from tcverify.verifier import Verdict, verify
 
 __version__ = "0.1.0"
 
@@ -56,3 +67,30 @@ __all__ = [
     "spmd_program",
     "verify",
 ]
+
+#: Where the names are that do not come from `tcverify.program`.
+_HOMES = {
+    "Guarded": "application",
+    "TcverifyError": "errors",
+    "Unsupported": "errors",
+    "Lockstep": "execution",
+    "ProcessGroupPool": "execution",
+    "Op": "ops",
+    "register_dialect": "ops",
+    "Refuted": "pytest_plugin",
+    "verifies": "pytest_plugin",
+    "Verdict": "verifier",
+    "verify": "verifier",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__ and name not in _HOMES:
+        raise AttributeError(f"module 'tcverify' has no attribute '{name}'")
+    value = getattr(importlib.import_module(f"tcverify.{_HOMES.get(name, 'program')}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, *_HOMES})

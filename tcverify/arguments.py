@@ -18,11 +18,11 @@ from tcverify.program import Mesh
 MAX_RANKS = 64
 
 
-def configuration(path: Path, known: Iterable[str]) -> dict[str, Any]:
+def configuration(path: Path, known: Iterable[str] | None = None) -> dict[str, Any]:
     """Read defaults of options from [tool.tcverify] of a pyproject.toml.
 
     Args:
-        known: names of the options, with underscores.
+        known: names of the options, with underscores; None takes any.
 
     Raises:
         UsageError: it cannot be read or names something else.
@@ -44,7 +44,7 @@ def configuration(path: Path, known: Iterable[str]) -> dict[str, Any]:
     options = {}
     for key, value in section.items():
         name = key.replace("-", "_")
-        if name not in known:
+        if known is not None and name not in known:
             raise UsageError(
                 f"[tool.tcverify] in {path} has an unknown key '{key}'",
                 suggest(key, [n.replace("_", "-") for n in known], "keys"),

@@ -24,6 +24,7 @@ from tcverify.errors import InternalError, TcverifyError, UsageError
 from tcverify.execution import ProcessGroupPool
 from tcverify.passes import BUILTIN, DESCRIPTIONS
 from tcverify.replay import replay as replay_case
+from tcverify.report.html import HtmlReport, to_html
 from tcverify.report.markdown import to_markdown
 from tcverify.report.plain import error_text, plain, plain_lines
 from tcverify.report.script import ScriptReport
@@ -143,7 +144,7 @@ def run(
     options = arguments.pairs(pass_option, "--pass-option")
     promises = arguments.pairs(contract, "--contract")
     targets = [arguments.target(name) for name in passes or tuple(BUILTIN)]
-    _require_backend(confirm)
+    doctor.require_backend(confirm)
     arguments.require_writable(report_dir, "choose another place with --report-dir")
     arguments.require_writable(STATE_DIR, "run in a directory that you may write to")
     set_hypothesis_home_dir(STATE_DIR / "hypothesis")
@@ -153,7 +154,8 @@ def run(
         say(console, f"  look at it with: tcverify show {path}, try it again with: tcverify replay {path}", "yellow")
     seed = seed if seed is not None else int.from_bytes(os.urandom(4), "little")
     report = TerminalReport(console, report_dir)
-    subscribers: list[Subscriber] = [ScriptReport(report_dir), report]
+    page = HtmlReport(report_dir, lambda line: say(console, plain(line)))
+    subscribers: list[Subscriber] = [ScriptReport(report_dir), report, page]
     stop = ""
     with contextlib.ExitStack() as stack:
         stack.callback(report.close)
@@ -186,15 +188,6 @@ def run(
 _LAST = ("interrupted", "first finding")
 
 
-def _require_backend(confirm: str) -> None:
-    if confirm == "gloo" and not doctor.has_gloo():
-        raise UsageError(
-            "this torch is built without gloo", "stay in lockstep with --confirm none, or install one that has it"
-        )
-    if confirm == "nccl" and not doctor.has_nccl():
-        raise UsageError("there is no CUDA device with NCCL", "use --confirm gloo, which runs on the CPU")
-
-
 def _exit_code(finished: Sequence[CampaignFinished], failing: Sequence[str]) -> int:
     if any(event.verdict != "passed" for event in finished):
         return FAILED
@@ -218,7 +211,7 @@ def replay(cases: tuple[str, ...], confirm: str, report_dir: Path) -> None:
     Exits with 1 when one still fails, else with 2 when one cannot be replayed.
     """
     paths = [path for case in cases or (str(report_dir),) for path in find_counterexamples(case, report_dir)]
-    _require_backend(confirm)
+    doctor.require_backend(confirm)
     console = make_console()
     states = []
     with _pools(confirm) as pools:
@@ -278,17 +271,24 @@ def _pools(confirm: str) -> Iterator[Callable[[int], ProcessGroupPool | None]]:
 
 @main.command(name="show")
 @click.argument("case")
-@click.option("--format", "form", type=click.Choice(["text", "md", "json"]), default="text", show_default=True)
+@click.option("--format", "form", type=click.Choice(["text", "md", "html", "json"]), default="text", show_default=True)
 @_REPORT_DIR
 def show_case(case: str, form: str, report_dir: Path) -> None:
     """Show a counterexample again, given its ID or file."""
     console = make_console()
-    for path in find_counterexamples(case, report_dir):
+    paths = find_counterexamples(case, report_dir)
+    if form == "html" and len(paths) > 1:
+        raise UsageError(
+            f"{case} holds {len(paths)} counterexamples, a page shows one", "give the file or the ID of one"
+        )
+    for path in paths:
         found = read_counterexample(path)
         if form == "json":
             click.echo(json.dumps(encode_counterexample(found), indent=1))
         elif form == "md":
             click.echo(to_markdown(found, path))
+        elif form == "html":
+            click.echo(to_html(found, path))
         else:
             show(console, found, path)
 
@@ -313,7 +313,7 @@ def diagnose() -> None:
     console = make_console()
     for name, value in doctor.facts().items():
         say(console, f"{name:<12}{value}")
-    _require_backend("gloo")
+    doctor.require_backend("gloo")
     problem = doctor.try_collective()
     say(console, f"{'all_reduce':<12}{problem or 'works on 2 gloo ranks'}")
     raise SystemExit(FAILED if problem else PASSED)

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from tcverify.counterexample import environment
-from tcverify.errors import TcverifyError
+from tcverify.errors import TcverifyError, UsageError
 from tcverify.execution import Lockstep, ProcessGroupPool
 from tcverify.program import PARTIAL, InputSpec, Mesh, spmd_program
 
@@ -21,6 +21,16 @@ def has_gloo() -> bool:
 def has_nccl() -> bool:
     """Whether this torch can make process groups on CUDA devices, and there is one."""
     return dist.is_available() and dist.is_nccl_available() and torch.cuda.is_available()
+
+
+def require_backend(confirm: str, option: str = "--confirm") -> None:
+    """Raise UsageError unless this machine has the process group ("gloo", "nccl" or "none") that an option asks for."""
+    if confirm == "gloo" and not has_gloo():
+        raise UsageError(
+            "this torch is built without gloo", f"stay in lockstep with {option} none, or install one that has it"
+        )
+    if confirm == "nccl" and not has_nccl():
+        raise UsageError("there is no CUDA device with NCCL", f"use {option} gloo, which runs on the CPU")
 
 
 def facts() -> dict[str, str]:

@@ -276,7 +276,12 @@ def _serve(connection: Connection, job_text: str) -> None:
             request = json.loads(connection.recv_bytes())
         except EOFError:
             return
-        pair = apply_pass(loaded, loads(request["program"]), deep=request["deep"])
+        try:
+            program = loads(request["program"])
+        except ProgramError as error:  # what the pass imports has defined an op with another signature
+            send({"unread": error.message})
+            continue
+        pair = apply_pass(loaded, program, deep=request["deep"])
         if os.getpid() != worker:
             os._exit(0)  # the pass has forked: a second answer would be taken for that to the next question
         send(_encode_pair(pair))
@@ -294,7 +299,7 @@ def _encode_pair(pair: Pair) -> dict[str, Any]:
         "declined": pair.declined,
         "foreign": pair.foreign,
         "judged": encode_comparison(pair.judged) if pair.judged is not None else None,
-        "listing": pair.listing if pair.rewritten is None or pair.foreign is not None else "",
+        "listing": pair.listing,
         "seconds": pair.seconds,
     }
 
@@ -305,6 +310,8 @@ def _travels(pair: Pair) -> bool:
 
 
 def _decode_pair(program: Program, data: Any) -> Pair:
+    if "unread" in data:
+        return Pair(program, foreign=data["unread"])
     try:
         rewritten = program if data["untouched"] else None
         if data["rewritten"] is not None:

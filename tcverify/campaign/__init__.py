@@ -1,5 +1,6 @@
 """Runs many programs through the verifier, shrinks what fails and tells subscribers about it."""
 
+from tcverify.campaign.drawing import SETTINGS
 from tcverify.campaign.driver import Campaign
 from tcverify.campaign.events import (
     CampaignFinished,
@@ -15,6 +16,7 @@ from tcverify.campaign.in_flight import recover
 from tcverify.campaign.plan import Plan
 
 __all__ = [
+    "SETTINGS",
     "Campaign",
     "CampaignFinished",
     "CampaignStarted",

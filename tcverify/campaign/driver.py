@@ -6,10 +6,11 @@ import time
 from collections.abc import Iterable
 
 import hypothesis
-from hypothesis import HealthCheck, Phase, Verbosity, given, settings
-from hypothesis.errors import Flaky
+from hypothesis import given, settings
+from hypothesis.errors import Flaky, Unsatisfiable
 
 from tcverify.application import Subject
+from tcverify.campaign.drawing import SETTINGS
 from tcverify.campaign.events import (
     CampaignFinished,
     CampaignStarted,
@@ -46,9 +47,9 @@ class _Stop(BaseException):
 
 
 class _Broken(BaseException):
-    """Carries an error of ours out of Hypothesis, which would shrink that too."""
+    """Carries an error of ours, or a test runner's time-out, out of Hypothesis, which would shrink that too."""
 
-    def __init__(self, error: Exception) -> None:
+    def __init__(self, error: BaseException) -> None:
         super().__init__(error)
         self.error = error
 
@@ -100,9 +101,10 @@ class Campaign:
             # Unconfirmed: the executor and the pass's process may be in the middle of a conversation.
             self._keep_best(confirm=False)
             stop = "interrupted"
-        except Exception as error:
+        except BaseException as error:
             self._keep_best(confirm=False)
-            if not isinstance(error, (UsageError, PassLoadError)) and self._in_flight.path.is_file():
+            ours = isinstance(error, Exception) and not isinstance(error, (UsageError, PassLoadError))
+            if ours and self._in_flight.path.is_file():
                 self._tell(Crashed(keep(self._in_flight.path, plan.report_dir)))
             raise
         finally:
@@ -142,6 +144,8 @@ class Campaign:
                 pass
             except _Broken as broken:
                 raise broken.error from None
+            except Unsatisfiable:  # the strategy rejects all that it draws
+                return "exhausted"
             except (_Refuted, Flaky):
                 pass
             if self._target is not None:
@@ -152,22 +156,14 @@ class Campaign:
 
     def _round(self, number: int, budget: int) -> None:
         @hypothesis.seed(self.plan.seed * 10_007 + number)
-        @settings(
-            max_examples=budget,
-            phases=(Phase.generate, Phase.shrink),
-            database=None,  # a given seed switches Hypothesis' own off; `Failures` stands in
-            deadline=None,
-            verbosity=Verbosity.quiet,
-            suppress_health_check=list(HealthCheck),
-            report_multiple_bugs=False,
-            print_blob=False,
-            derandomize=False,
-        )
+        @settings(SETTINGS, max_examples=budget)
         @given(self.plan.programs)
         def judge(program: Program) -> None:
             try:
                 fails = self._fails(program)
-            except Exception as error:
+            except (KeyboardInterrupt, _Stop):
+                raise
+            except BaseException as error:
                 raise _Broken(error) from error
             if fails:
                 raise _Refuted

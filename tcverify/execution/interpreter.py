@@ -6,9 +6,11 @@ Lockstep drives all generators of a program in one process; a rank process drive
 from __future__ import annotations
 
 import copy
+import math
 import weakref
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -18,7 +20,8 @@ from torch.utils import _pytree as pytree
 
 from tcverify.arithmetic import FLOAT64, Float64
 from tcverify.errors import UnsupportedOp
-from tcverify.ops import Collective, Op, Request, lookup, qualified_name
+from tcverify.ops import Collective, Op, Request, by_meaning, lookup, qualified_name
+from tcverify.program import InputSpec, Mesh, Program
 from tcverify.program.graph import RankConstant, constant_value
 
 
@@ -129,10 +132,8 @@ def _make_plan(graph: fx.Graph, module: torch.nn.Module | None, domain: Float64)
             numbers[node] = len(numbers)
             plan.placeholders.append(node.name)
             continue
-        args = list(map_aggregate(node.args, template))
-        kwargs = dict(map_aggregate(node.kwargs, template))
         if node.op == "output":
-            plan.result = args[0]
+            plan.result = map_aggregate(node.args[0], template)
             for operand in node.all_input_nodes:
                 last_use.pop(numbers[operand], None)
             break
@@ -141,8 +142,19 @@ def _make_plan(graph: fx.Graph, module: torch.nn.Module | None, domain: Float64)
             plan.unsupported.append(f"{op.name} ({node.name}): {op.reason}")
         if _may_write(node):
             plan.mutates = True
-        slots = [(i, a.index) for i, a in enumerate(args) if isinstance(a, _Slot)]
-        plain = sum(_count(a) for a in args) + sum(_count(a) for a in kwargs.values()) == len(slots)
+        args: list[Any] = []
+        slots: list[tuple[int, int]] = []
+        kwargs = dict(map_aggregate(node.kwargs, template)) if node.kwargs else {}
+        plain = not (kwargs and _count(kwargs))
+        for position, argument in enumerate(node.args):
+            if isinstance(argument, fx.Node):
+                slots.append((position, numbers[argument]))
+                args.append(_Slot(numbers[argument]))
+            elif isinstance(argument, (int, float, str, type(None))):
+                args.append(argument)
+            else:
+                args.append(map_aggregate(argument, template))
+                plain = plain and not _count(args[-1])
         step = _Step(
             name=node.name,
             run=op.run or _refuse,
@@ -190,7 +202,7 @@ def _op_of(node: fx.Node, module: torch.nn.Module | None) -> Op:
     if node.op == "call_function":
         op = lookup(node.target)
         if op.name.startswith("foreign::") and module is not None:
-            return Op(op.name, node.target, aliases=True)  # type: ignore[arg-type]
+            return Op(op.name, by_meaning(node.target), aliases=True)  # type: ignore[arg-type]
         return op
     target = str(node.target)
     if node.op == "call_method":
@@ -207,11 +219,33 @@ def _op_of(node: fx.Node, module: torch.nn.Module | None) -> Op:
         in_domain = copy.deepcopy(owner).to(torch.float64)
     except Exception as error:  # noqa: BLE001 - modules copy and convert themselves as they like
         return Op(f"module::{target}", None, reason=f"it cannot be carried to float64: {_first_line(error)}")
-    return Op(f"module::{target}", in_domain, aliases=True)
+    return Op(f"module::{target}", by_meaning(in_domain), aliases=True)
 
 
 def _refuse(*_: Any, **__: Any) -> Any:
     raise UnsupportedOp("?", "a plan with unsupported ops was run")
+
+
+def rank_inputs(plan: Plan, program: Program, rank: int) -> Sequence[torch.Tensor]:
+    """Return the inputs of a rank. Plans that write into nothing share them with each other: do not write into them.
+
+    Raises:
+        ProgramError: the inputs are too large to make.
+    """
+    specs = program.specs(rank)
+    if plan.mutates or sum(math.prod(spec.shape) for spec in specs) > _KEPT_ELEMENTS:
+        return [spec.values(program.mesh, rank, program.seed) for spec in specs]
+    return _kept_inputs(specs, program.mesh, rank, program.seed)
+
+
+#: Most elements of the inputs of one rank that are kept: 64 times so many take 64 MiB.
+_KEPT_ELEMENTS = 1 << 17
+
+
+@lru_cache(maxsize=64)
+def _kept_inputs(specs: tuple[InputSpec, ...], mesh: Mesh, rank: int, seed: int) -> list[torch.Tensor]:
+    """Inputs as the domain carries them. The original and the rewritten program have the same ones."""
+    return [FLOAT64.carry(spec.values(mesh, rank, seed)) for spec in specs]
 
 
 def _count(value: Any) -> int:
@@ -236,6 +270,7 @@ def run_rank(
     observe: bool = False,
     perturb: Callable[[torch.Tensor], torch.Tensor] | None = None,
     domain: Float64 = FLOAT64,
+    result: RankResult | None = None,
 ) -> Generator[tuple[str, Request], torch.Tensor, RankResult]:
     """Run one rank. Yields (node name, request) at every collective and is sent its result.
 
@@ -243,6 +278,7 @@ def run_rank(
         inputs: values of the placeholders; the graph may write into them.
         observe: keep every node's value in the result.
         perturb: changes the result of every op that returns a fresh tensor; for the conditioning probe.
+        result: is filled in as the rank goes on, so that it says how far a rank came that never ends.
 
     Returns:
         The rank's result; an op that raises ends the rank with `error` set.
@@ -250,7 +286,7 @@ def run_rank(
     Raises:
         UnsupportedOp: an op has no meaning for these arguments.
     """
-    result = RankResult(rank)
+    result = RankResult(rank) if result is None else result
     values: list[Any] = [domain.carry(value) for value in inputs]
     carried = values[:]
     if observe:

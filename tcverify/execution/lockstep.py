@@ -12,7 +12,7 @@ import torch
 from tcverify.arithmetic.float64 import PERTURBATION
 from tcverify.execution.compare import compare_ranks
 from tcverify.execution.executor import Comparison, Hang, Run, Wait
-from tcverify.execution.interpreter import Call, NodeError, RankResult, check_supported, plan_of, run_rank
+from tcverify.execution.interpreter import Call, NodeError, RankResult, check_supported, plan_of, rank_inputs, run_rank
 from tcverify.ops import Request, complete, mismatch
 from tcverify.program import Program
 
@@ -131,14 +131,15 @@ class _Matcher:
 def _execute(program: Program, observe: bool, perturbation: _Perturbation | None) -> Run:
     plans = [plan_of(graph, program.modules[i] if program.modules else None) for i, graph in enumerate(program.graphs)]
     check_supported(plans)
+    run = Run("lockstep", [RankResult(rank) for rank in range(program.world_size)])
     generators: list[RankGenerator] = []
     for rank, binding in enumerate(program.ranks):
         perturb: Callable[[torch.Tensor], torch.Tensor] | None = perturbation
-        inputs = program.values(rank)
+        plan, result = plans[binding.graph], run.ranks[rank]
+        inputs = rank_inputs(plan, program, rank)
         generators.append(
-            run_rank(plans[binding.graph], rank, binding.constants, inputs, observe=observe, perturb=perturb)
+            run_rank(plan, rank, binding.constants, inputs, observe=observe, perturb=perturb, result=result)
         )
-    run = Run("lockstep", [RankResult(rank) for rank in range(program.world_size)])
     matcher = _Matcher()
     runnable: deque[tuple[int, Any]] = deque((rank, None) for rank in range(program.world_size))
     with torch.no_grad():

@@ -24,7 +24,7 @@ LAZY_MODULES = ("torch._dynamo", "torch.fx.experimental.symbolic_shapes")
 def forkserver() -> ForkServerContext:
     """Return the context that forks processes from a server which has torch and tcverify imported: 30 ms a process."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tcverify", *LAZY_MODULES])
+    context.set_forkserver_preload(["tcverify.verifier", *LAZY_MODULES])
     return context
 
 

@@ -1,10 +1,12 @@
 """What ops mean: dialect tables by qualified name, collectives, shape inference. Nothing above knows dialects."""
 
-from tcverify.ops import tensor_cast as _tensor_cast  # registers the dialect
 from tcverify.ops.collective import Collective, complete, mismatch
+from tcverify.ops.library import late_definition  # the module registers the tensor_cast dialect
+from tcverify.ops.nested import by_meaning
 from tcverify.ops.shapes import ShapeError, fake_tensor, infer, new_fake_mode
+from tcverify.ops.signature import gives_more
 from tcverify.ops.spec import TensorSpec, ValueSpec
-from tcverify.ops.table import Op, Request, lookup, qualified_name, register_dialect, resolve
+from tcverify.ops.table import Op, Request, current, lookup, qualified_name, register_dialect, resolve
 
 __all__ = [
     "Collective",
@@ -13,9 +15,13 @@ __all__ = [
     "ShapeError",
     "TensorSpec",
     "ValueSpec",
+    "by_meaning",
     "complete",
+    "current",
     "fake_tensor",
+    "gives_more",
     "infer",
+    "late_definition",
     "lookup",
     "mismatch",
     "new_fake_mode",
@@ -23,5 +29,3 @@ __all__ = [
     "register_dialect",
     "resolve",
 ]
-
-del _tensor_cast

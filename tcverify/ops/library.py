@@ -1,19 +1,22 @@
-"""Defines the tensor_cast ops in torch, so that graphs also run as they are and fake tensors flow through them.
+"""The tensor_cast dialect as torch sees it: signatures, shapes, and definitions for where nobody else has defined the ops.
 
-Where the real TensorCast has defined an op first, its definition stays and only a kernel that computes values is added.
+The real TensorCast registers shape-only kernels under the same names, by `torch.library.custom_op`. What it has defined is
+left alone: graphs of its ops are executed by what the table says. What is missing is defined here when a graph first needs
+it, by `custom_op` too, whose definitions a later `custom_op` of the same name replaces: so TensorCast can still be imported
+afterwards.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from tcverify.errors import TcverifyError
 from tcverify.ops import tensor_cast as meaning
 from tcverify.ops.distributed import perform
-from tcverify.ops.table import Op, lookup
+from tcverify.ops.table import Op, register_dialect
 
 Tensor = torch.Tensor
 
@@ -55,11 +58,6 @@ SCHEMAS: dict[str, str] = {
 
 
 # ------------------------------------------------------------------------------------------------------ fake kernels
-
-
-def _fake_local(run: Callable[..., Any]) -> Callable[..., Any]:
-    """The fake kernel of a local op: what it means, on fake tensors, so that shape, stride and dtype are exact."""
-    return lambda *args, **kwargs: _like_first(run(*args, **kwargs), args)
 
 
 def _same_layout(x: Tensor, *_: Any) -> Tensor:
@@ -113,20 +111,26 @@ _FAKES: dict[str, Callable[..., Any]] = {
     "_internal_order_barrier": _same_layout,
     "_internal_wait_and_bind": _same_layout,
     "_internal_record": _fake_record,
-}  # the other ops are local: see `_fake_local`
+}  # the other ops are local: what they mean, on fake tensors, says shape, stride and dtype exactly
 
 
 # ------------------------------------------------------------------------------------------------------ real kernels
 
 
+def _local_kernel(name: str, run: Callable[..., Any]) -> Callable[..., Any]:
+    if name == "tensor_cast::gated_residual_add":  # the one whose result has the promoted dtype
+        return run
+    return lambda *args: _like_first(run(*args), args)
+
+
 def _kernel(op: Op) -> Callable[..., Any]:
     run = op.require()
     if not op.collective:
-        return lambda *args, **kwargs: _like_first(run(*args, **kwargs), args)
+        return _local_kernel(op.name, run)
 
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: Any) -> Any:
         rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
-        steps = run(rank, *args, **kwargs)
+        steps = run(rank, *args)
         result: Tensor | None = None
         try:
             while True:
@@ -148,37 +152,72 @@ def _like_first(result: Any, args: Sequence[Any]) -> Any:
     return result
 
 
-_LIBRARY: torch.library.Library | None = None
+# --------------------------------------------------------------------------------------------------------- the dialect
+
+_LOCAL = (
+    "rms_norm", "add_rms_norm", "add_rms_norm2", "layer_norm", "modulated_layer_norm", "silu", "gelu", "swiglu",
+    "gated_residual_add", "cat", "attention",
+)  # fmt: skip
+_COLLECTIVE = (
+    "all_reduce", "reduce_scatter", "all_gather", "all_to_all", "pipeline_send_recv", "matmul_all_reduce",
+)  # fmt: skip
+_IDENTITY = (
+    "_internal_mark_region_begin",
+    "_internal_mark_region_end",
+    "_internal_copy_region",
+    "_internal_order_barrier",
+    "_internal_wait_and_bind",
+)
+
+
+def _op(name: str, run: Callable[..., Any], *, collective: bool = False, identity: bool = False) -> Op:
+    full = f"tensor_cast::{name}"
+    fake = _FAKES.get(name) or _local_kernel(full, run)
+    return Op(full, run, collective, identity=identity, signature=SCHEMAS[name], fake=fake)
+
+
+OPS = (
+    *(_op(name, getattr(meaning, name)) for name in _LOCAL),
+    *(_op(name, getattr(meaning, name), collective=True) for name in _COLLECTIVE),
+    *(_op(name, meaning.fresh, identity=True) for name in _IDENTITY),
+    _op("_internal_record", meaning.token),
+)
+
+#: Registrations that live as long as the process; see `define_tensor_cast`.
+_KEPT: list[torch.library.Library] = []
 
 
 def define_tensor_cast() -> None:
-    """Define the ops of namespace `tensor_cast` that nobody has defined yet, and give all of them kernels.
+    """Define the ops of namespace `tensor_cast` that nobody has defined yet, with kernels that compute."""
+    keep = torch.library.Library("tensor_cast", "FRAGMENT")
+    for op in OPS:
+        name = op.name.removeprefix("tensor_cast::")
+        if op.fake is None or hasattr(torch.ops.tensor_cast, name):
+            continue
+        made = torch.library.custom_op(
+            op.name, _kernel(op), mutates_args=(), device_types=("cpu", "cuda"), schema=op.signature
+        )
+        made.register_fake(op.fake)
+        # torch forgets an op with its last registration, and calling what still refers to it then reads freed memory. With
+        # one that stays, for a backend that is nobody's, graphs that hold this definition call the one that replaces it.
+        keep.impl(name, torch.library.fallthrough_kernel, "FPGA")
+    _KEPT.append(keep)
 
-    Raises:
-        TcverifyError: another library has defined an op of this name with a schema that cannot take our arguments.
+
+def late_definition(error: str) -> str | None:
+    """Say what to do about an error of torch, if it is that a library defines an op after tcverify has, not by `custom_op`.
+
+    No later definition of that kind can replace ours: the library has to be imported first.
     """
-    global _LIBRARY  # noqa: PLW0603 - a torch Library lives as long as the process, or its ops vanish
-    if _LIBRARY is not None:
-        return
-    library = torch.library.Library("tensor_cast", "FRAGMENT")
-    for name, schema in SCHEMAS.items():
-        theirs = hasattr(torch.ops.tensor_cast, name)
-        if not theirs:
-            library.define(name + schema, tags=[torch.Tag.pt2_compliant_tag])
-            fake = _FAKES.get(name) or _fake_local(getattr(meaning, name))
-            torch.library.register_fake(f"tensor_cast::{name}", fake, lib=library)
-        target = getattr(torch.ops.tensor_cast, name).default
-        if theirs and len(target._schema.arguments) != len(
-            torch._C.parse_schema(f"tensor_cast::{name}{schema}").arguments
-        ):
-            raise TcverifyError(
-                f"tensor_cast::{name} is already defined as {target._schema}, which is not the known signature",
-                "use a TensorCast of a version that this tcverify knows, or register your own dialect for it",
-            )
-        if not torch._C._dispatch_has_kernel_for_dispatch_key(f"tensor_cast::{name}", "CPU"):
-            for key in ("CPU", "CUDA"):
-                library.impl(name, _kernel(lookup(target)), key)
-    _LIBRARY = library
+    found = re.search(r"register an operator \((tensor_cast::\w+).* same name and overload name", error)
+    if found is None:
+        return None
+    return (
+        f"{found[1]} is defined by a library that is imported while the pass runs, after tcverify has defined it; import "
+        "the library at the top of the module of the pass"
+    )
 
 
-__all__ = ["SCHEMAS", "define_tensor_cast"]
+register_dialect("tensor_cast", OPS, load=define_tensor_cast)
+
+__all__ = ["OPS", "SCHEMAS", "define_tensor_cast", "late_definition"]

@@ -64,7 +64,8 @@ def infer(target: Any, args: Sequence[Any], kwargs: dict[str, Any], fresh: Calla
     """Return what `target` produces, with a `TensorSpec` for every tensor.
 
     Args:
-        target: an op of the tables.
+        target: an op of the tables. What a dialect says about its shapes goes before what torch has registered: another
+            library may have defined the op, with fake kernels of its own.
         args, kwargs: arguments, with a `TensorSpec` in place of every tensor.
         fresh: makes a storage number that the graph does not use yet.
 
@@ -136,7 +137,7 @@ _MANY_ELEMENTS = 1 << 24
 
 
 def _propagate(op: Op, target: Any, args: Sequence[Any], kwargs: dict[str, Any], numbers: dict[int, int]) -> Any:
-    """Run `target` on tensors that stand for the specs, and describe what comes out.
+    """Run the op on tensors that stand for the specs, and describe what comes out.
 
     Args:
         numbers: alias → number; results carry these numbers, and new ones behind them for storages of their own.
@@ -148,18 +149,18 @@ def _propagate(op: Op, target: Any, args: Sequence[Any], kwargs: dict[str, Any],
     if specs and elements <= _FEW_ELEMENTS and grown <= _MANY_ELEMENTS:
         tensors: Callable[..., torch.Tensor] = _meta_tensor if op.collective else _real_tensor
         try:
-            return _described(op.name, target, flat, tree, numbers, tensors, contextlib.nullcontext())
+            return _described(op, target, flat, tree, numbers, tensors, contextlib.nullcontext())
         except ShapeError as error:  # perhaps of the zeros and not of the shapes: an integer division by them
             try:
-                return _described(op.name, target, flat, tree, numbers, _meta_tensor, contextlib.nullcontext())
+                return _described(op, target, flat, tree, numbers, _meta_tensor, contextlib.nullcontext())
             except (ShapeError, UnsupportedOp):
                 raise error from None
     mode = new_fake_mode()
-    return _described(op.name, target, flat, tree, numbers, lambda spec, base: fake_tensor(spec, mode, base), mode)
+    return _described(op, target, flat, tree, numbers, lambda spec, base: fake_tensor(spec, mode, base), mode)
 
 
 def _described(
-    name: str,
+    op: Op,
     target: Any,
     flat: Sequence[Any],
     tree: pytree.TreeSpec,
@@ -181,11 +182,11 @@ def _described(
     args, kwargs = pytree.tree_unflatten(filled, tree)
     try:
         with _torch_silent(), mode, torch.no_grad():
-            result = target(*args, **kwargs)
+            result = (op.fake or target)(*args, **kwargs)
     except UnsupportedOp:
         raise
     except Exception as error:  # noqa: BLE001 - whatever a kernel or its shape function raises says that the shapes do not fit
-        raise ShapeError(f"{name}: {_first_line(error)}") from None
+        raise ShapeError(f"{op.name}: {_first_line(error)}") from None
     counter = itertools.count(len(numbers))
 
     def describe(value: Any) -> Any:

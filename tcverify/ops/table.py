@@ -9,13 +9,13 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import torch
 
 from tcverify.errors import UnsupportedOp
 from tcverify.ops.collective import Collective
+from tcverify.ops.signature import fit
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +42,10 @@ class Op:
         aliases: whether a result may share storage with an argument, or an argument is mutated.
         identity: whether the result always equals the first argument.
         reason: why the op is not supported, when `run` is None.
+        signature: "(Tensor x) -> Tensor", as torch writes it. Where it is given, an op that another library defines under
+            this name must agree with it, or has no meaning.
+        fake: computes shape, stride and dtype of the result from (fake, meta or real) tensors, as positional arguments in
+            the order of `signature`; None leaves that to the op as torch has it.
     """
 
     name: str
@@ -50,6 +54,8 @@ class Op:
     aliases: bool = False
     identity: bool = False
     reason: str = ""
+    signature: str = ""
+    fake: Callable[..., Any] | None = None
 
     def require(self) -> Callable[..., Any]:
         """Return `run`, or raise `UnsupportedOp` with the reason."""
@@ -71,6 +77,7 @@ _PYTHON_NAMES = {f: name for name, f in PYTHON_OPS.items()}
 _DIALECTS: dict[str, dict[str, Op]] = {}
 _LIBRARIES: dict[str, Callable[[], None]] = {}
 _CACHE: dict[Any, Op] = {}
+_ATEN: dict[str, Any] = {}  # by name; nobody defines these anew
 
 
 def register_dialect(namespace: str, ops: Iterable[Op], load: Callable[[], None] | None = None) -> None:
@@ -97,7 +104,6 @@ def register_dialect(namespace: str, ops: Iterable[Op], load: Callable[[], None]
     if load is not None:
         _LIBRARIES[namespace] = load
     _CACHE.clear()
-    resolve.cache_clear()
 
 
 def qualified_name(target: Any) -> str:
@@ -119,6 +125,11 @@ def qualified_name(target: Any) -> str:
         return known
     module = getattr(target, "__module__", None) or type(target).__module__
     return f"foreign::{module}.{getattr(target, '__qualname__', type(target).__qualname__)}"
+
+
+def in_dialect(target: Any) -> bool:
+    """Whether `target` is named as an op of a registered dialect, known to it or not."""
+    return qualified_name(target).split("::")[0] in _DIALECTS
 
 
 def lookup(target: Any) -> Op:
@@ -145,30 +156,51 @@ def _find(target: Any) -> Op:
     table = _DIALECTS.get(namespace)
     if table is None:
         return Op(name, None, reason=f"no dialect '{namespace}' is registered")
-    return table.get(name) or Op(name, None, reason=f"dialect '{namespace}' gives it no meaning yet")
+    op = table.get(name)
+    if op is None:
+        return Op(name, None, reason=f"dialect '{namespace}' gives it no meaning yet")
+    overload = target if isinstance(target, torch._ops.OpOverload) else getattr(target, "default", None)
+    return fit(op, overload._schema) if op.signature and overload is not None else op
 
 
-@lru_cache(maxsize=4096)
 def resolve(name: str) -> Any:
     """Return the callable that stands for `name` in an FX graph.
 
-    Only names of the tables are resolved: registered dialects, aten and Python operators. Nothing is imported.
+    Only names of the tables are resolved: registered dialects, aten and Python operators. Nothing is imported. Ask again
+    after another library may have been imported: it may have defined the op anew.
 
     Raises:
-        UnsupportedOp: the name is in no table.
+        UnsupportedOp: the name is in no table, or another library has given its op a signature that does not agree.
     """
+    found = _ATEN.get(name) or PYTHON_OPS.get(name)
+    if found is not None:
+        return found
     namespace, _, rest = name.partition("::")
-    if namespace == "python" and name in PYTHON_OPS:
-        return PYTHON_OPS[name]
-    if namespace == "aten" or name in _DIALECTS.get(namespace, ()):
-        load = _LIBRARIES.get(namespace)
-        if load is not None:
-            load()
-            del _LIBRARIES[namespace]
-        base, _, overload = rest.partition(".")
-        packet = getattr(getattr(torch.ops, namespace), base, None) if base.isidentifier() else None
-        target = getattr(packet, overload or "default", None) if packet is not None else None
-        if isinstance(target, torch._ops.OpOverload):
-            return target
+    known = _DIALECTS.get(namespace, {}).get(name)
+    if known is None and namespace != "aten":
+        raise UnsupportedOp(name, "it is in no dialect table")
+    load = _LIBRARIES.get(namespace)
+    if load is not None:
+        load()
+        del _LIBRARIES[namespace]
+    base, _, overload = rest.partition(".")
+    packet = getattr(getattr(torch.ops, namespace), base, None) if base.isidentifier() else None
+    target = getattr(packet, overload or "default", None) if packet is not None else None
+    if not isinstance(target, torch._ops.OpOverload):
         raise UnsupportedOp(name, "this torch has no such op")
-    raise UnsupportedOp(name, "it is in no dialect table")
+    if known is None:
+        _ATEN[name] = target
+    elif known.run is not None:
+        lookup(target).require()
+    return target
+
+
+def current(target: Any) -> Any:
+    """Return the op that has the name of `target` now: another library may have defined it anew since a graph was made.
+
+    What no dialect knows comes back as it is. Raises as `resolve` does.
+    """
+    if not isinstance(target, torch._ops.OpOverload) or target.namespace == "aten":
+        return target
+    name = qualified_name(target)
+    return resolve(name) if name in _DIALECTS.get(target.namespace, ()) else target

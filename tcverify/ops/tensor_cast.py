@@ -2,7 +2,8 @@
 
 Schemas are those of TensorCast, whose own kernels compute shapes only. Activations `x` are [B, S, H], [S, H] or flattened
 [T, H]; norms reduce over the last dim; `rank` is the global rank of the caller and `rank_group` the ordered list of global
-ranks, equal on all members. Functions are composed of torch primitives so that a number domain can intercept them.
+ranks, equal on all members. Results are contiguous, as TensorCast says, but for those of all_reduce, pipeline_send_recv and the
+anchors, which keep the layout of x. Functions are composed of torch primitives so that a number domain can intercept them.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import torch.nn.functional as F
 
 from tcverify.errors import UnsupportedOp
 from tcverify.ops.collective import Collective
-from tcverify.ops.table import Op, Request, register_dialect
+from tcverify.ops.table import Request
 
 Tensor = torch.Tensor
 Steps = Generator[Request, Tensor, Tensor]
@@ -26,7 +27,7 @@ Steps = Generator[Request, Tensor, Tensor]
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """x · rsqrt(mean(x², last dim) + eps) · weight."""
-    return x * torch.rsqrt(torch.mean(x * x, dim=-1, keepdim=True) + eps) * weight
+    return (x * torch.rsqrt(torch.mean(x * x, dim=-1, keepdim=True) + eps) * weight).contiguous()
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -37,7 +38,7 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Ten
 def add_rms_norm2(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """(rms_norm(x + residual), x + residual); both have the shape of x."""
     total = _add_like(x, residual)
-    return rms_norm(total, weight, eps), total
+    return rms_norm(total, weight, eps), total.contiguous()
 
 
 def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
@@ -46,43 +47,43 @@ def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
     out = centred * torch.rsqrt(torch.mean(centred * centred, dim=-1, keepdim=True) + eps)
     if weight is not None:
         out = out * weight
-    return out if bias is None else out + bias
+    return (out if bias is None else out + bias).contiguous()
 
 
 def modulated_layer_norm(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, scale: Tensor, shift: Tensor, eps: float
 ) -> Tensor:
     """layer_norm(x) · (1 + scale) + shift."""
-    return layer_norm(x, weight, bias, eps) * (1 + scale) + shift
+    return (layer_norm(x, weight, bias, eps) * (1 + scale) + shift).contiguous()
 
 
 def silu(x: Tensor) -> Tensor:
     """x · sigmoid(x)."""
-    return F.silu(x)
+    return F.silu(x).contiguous()
 
 
 def gelu(x: Tensor, approximate: str = "none") -> Tensor:
     """GELU, exact or with approximate="tanh"."""
-    return F.gelu(x, approximate=approximate)
+    return F.gelu(x, approximate=approximate).contiguous()
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     """silu(gate) · up, of equal shapes."""
     if gate.shape != up.shape:
         raise ValueError(f"swiglu needs gate and up of one shape, got {list(gate.shape)} and {list(up.shape)}")
-    return F.silu(gate) * up
+    return (F.silu(gate) * up).contiguous()
 
 
 def gated_residual_add(residual: Tensor, update: Tensor, gate: Tensor) -> Tensor:
     """residual + update · gate, with broadcasting."""
-    return residual + update * gate
+    return (residual + update * gate).contiguous()
 
 
 def cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     """Concatenation of tensors of one dtype."""
     if len({t.dtype for t in tensors}) > 1:
         raise ValueError("tensor_cast::cat needs tensors of one dtype")
-    return torch.cat(list(tensors), dim)
+    return torch.cat(list(tensors), dim).contiguous()
 
 
 def attention(
@@ -152,11 +153,11 @@ def _add_like(x: Tensor, residual: Tensor) -> Tensor:
 # --------------------------------------------------------------------------------------------- identities and anchors
 
 
-def _fresh(x: Tensor, *_: Any) -> Tensor:
+def fresh(x: Tensor, *_: Any) -> Tensor:
     return x.clone()
 
 
-def _token(x: Tensor, stream_id: int) -> Tensor:
+def token(x: Tensor, stream_id: int) -> Tensor:
     return torch.zeros((), dtype=torch.int64, device=x.device)
 
 
@@ -244,35 +245,3 @@ def matmul_all_reduce(
     """all_reduce(mat1 @ mat2 [+ bias]); a bias is added on every rank, before the sum."""
     product = mat1 @ mat2
     return (yield from all_reduce(me, product if bias is None else product + bias, rank, rank_group))
-
-
-_LOCAL = (
-    rms_norm, add_rms_norm, add_rms_norm2, layer_norm, modulated_layer_norm, silu, gelu, swiglu, gated_residual_add, cat,
-    attention,
-)  # fmt: skip
-_COLLECTIVE = (all_reduce, reduce_scatter, all_gather, all_to_all, pipeline_send_recv, matmul_all_reduce)
-_IDENTITY = (
-    "_internal_mark_region_begin",
-    "_internal_mark_region_end",
-    "_internal_copy_region",
-    "_internal_order_barrier",
-    "_internal_wait_and_bind",
-)
-
-
-def _define_library() -> None:
-    from tcverify.ops.library import define_tensor_cast
-
-    define_tensor_cast()
-
-
-register_dialect(
-    "tensor_cast",
-    [
-        *(Op(f"tensor_cast::{f.__name__}", f) for f in _LOCAL),
-        *(Op(f"tensor_cast::{f.__name__}", f, collective=True) for f in _COLLECTIVE),
-        *(Op(f"tensor_cast::{name}", _fresh, identity=True) for name in _IDENTITY),
-        Op("tensor_cast::_internal_record", _token),
-    ],
-    load=_define_library,
-)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tcverify.counterexample import FILE_NAME, Counterexample
+from tcverify.diagnosis import Diagnosis, diagnose
 from tcverify.program import KINDS
 from tcverify.report.listing import Line, difference, graph_lines, input_lines
 from tcverify.report.plain import count, plain, plain_lines
@@ -31,13 +32,14 @@ class Block:
         headline: kind, pass, ranks, id.
         title: the cause in one line.
         detail: what follows it.
+        divergence: the first value that the original does not explain, and how it relates to the original's; or "".
         literal: whether the detail is a traceback or a log, whose lines are better left as they are.
         program: one line about mesh, size and seed.
         inputs: one line per input.
         graph: the graph of `rank` before ⇒ after; as it was before, where there is no graph after.
         caption: what stands above the graph.
         listing: the rewritten graph as text, where it cannot be compared.
-        blamed: node that is to blame.
+        blamed: node that is to blame, or whose value diverges first.
         values: expected and actual values per rank.
         others: titles of further findings.
         footer: who ran it, and versions.
@@ -48,6 +50,7 @@ class Block:
     headline: str
     title: str
     detail: list[str]
+    divergence: str
     literal: bool
     program: str
     inputs: list[str]
@@ -62,14 +65,16 @@ class Block:
     reproduce: list[str]
 
 
-def make_block(case: Counterexample, path: Path | None) -> Block:
+def make_block(case: Counterexample, path: Path | None, diagnosis: Diagnosis | None = None) -> Block:
     """Arrange a counterexample for people.
 
     Args:
         path: its file, for the commands that reproduce it; None leaves them out.
+        diagnosis: where the versions diverge, when that is known already.
     """
     finding = case.finding
-    rank = finding.rank if finding.rank is not None else 0
+    diagnosis = diagnosis or diagnose(case.program, case.rewritten, finding)
+    rank = diagnosis.rank
     program = case.program
     shrunk = f", shrunk from {case.size_drawn}" if case.size_drawn > program.size else ""
     if case.shrink_cut:
@@ -79,13 +84,14 @@ def make_block(case: Counterexample, path: Path | None) -> Block:
     values = [
         f"rank {v.rank}: {v.label}{list(v.index)} expected {v.expected:.9g}, actual {v.actual:.9g}" for v in case.values
     ]
-    graph, caption = _graph(case, rank)
+    graph, caption = _graph(case, diagnosis)
     title = plain(finding.title)
     return Block(
         name=plain(case.facts.name),
         headline=plain(f"{finding.kind}: {KINDS.get(finding.kind, finding.check)}"),
         title=title,
         detail=[] if plain(finding.detail) in title else _shorten(plain_lines(finding.detail), MAX_DETAIL_LINES),
+        divergence=plain(str(diagnosis.first)) if diagnosis.first is not None else "",
         literal=finding.check == "application",
         program=f"{program.mesh}; {count(program.size, 'node')}{shrunk}; seed {program.seed}",
         inputs=[plain(text) for text in input_lines(program)],
@@ -93,7 +99,7 @@ def make_block(case: Counterexample, path: Path | None) -> Block:
         graph=graph,
         caption=caption,
         listing=_shorten(plain_lines(case.listing), MAX_GRAPH_LINES) if case.rewritten is None else [],
-        blamed=finding.node,
+        blamed=_blamed(case, diagnosis),
         values=_first([plain(text) for text in values]),
         others=_first([plain(f"{f.kind}: {f.title}") for f in case.others]),
         footer=plain(f"found by {finding.check} {where}; {versions}"),
@@ -101,7 +107,14 @@ def make_block(case: Counterexample, path: Path | None) -> Block:
     )
 
 
-def _graph(case: Counterexample, rank: int) -> tuple[list[Line], str]:
+def _blamed(case: Counterexample, diagnosis: Diagnosis) -> str | None:
+    if case.finding.node is not None or diagnosis.first is None:
+        return case.finding.node
+    return diagnosis.first.node
+
+
+def _graph(case: Counterexample, diagnosis: Diagnosis) -> tuple[list[Line], str]:
+    rank = diagnosis.rank
     if case.rewritten is not None:
         lines = difference(case.program, case.rewritten, rank)
         caption = f"rank {rank}, before ⇒ after the pass (- removed, + added)"
@@ -110,7 +123,7 @@ def _graph(case: Counterexample, rank: int) -> tuple[list[Line], str]:
     else:
         lines = [Line(" ", name, text) for name, text in graph_lines(case.program, rank)]
         caption = f"rank {rank}, before the pass"
-    return [Line(e.mark, e.node, plain(e.text)) for e in _focus(lines, case.finding.node)], caption
+    return [Line(e.mark, e.node, plain(e.text)) for e in _focus(lines, _blamed(case, diagnosis))], caption
 
 
 def _focus(lines: list[Line], blamed: str | None) -> list[Line]:

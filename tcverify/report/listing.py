@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Container, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,17 +36,41 @@ def graph_lines(program: Program, rank: int) -> list[tuple[str, str]]:
 
 
 def difference(before: Program, after: Program, rank: int) -> list[Line]:
-    """Return both graphs of a rank as one listing with the changes marked."""
+    """Return both graphs of a rank as one listing with the changes marked. Cost is n log n in the number of nodes."""
     old, new = graph_lines(before, rank), graph_lines(after, rank)
-    matcher = difflib.SequenceMatcher(a=[t for _, t in old], b=[t for _, t in new], autojunk=False)
+    places = {line: i for i, line in enumerate(old)}  # a line names its node: no two are equal
+    paired = [(places[line], j) for j, line in enumerate(new) if line in places]
+    kept = [paired[k] for k in longest_increasing([i for i, _ in paired])]
     lines: list[Line] = []
-    for tag, a, b, c, d in matcher.get_opcodes():
-        if tag == "equal":
-            lines += [Line(" ", name, text) for name, text in old[a:b]]
-        else:
-            lines += [Line("-", name, text) for name, text in old[a:b]]
-            lines += [Line("+", name, text) for name, text in new[c:d]]
+    a = c = 0
+    for b, d in [*kept, (len(old), len(new))]:
+        lines += [Line("-", name, text) for name, text in old[a:b]]
+        lines += [Line("+", name, text) for name, text in new[c:d]]
+        lines += [Line(" ", name, text) for name, text in old[b : b + 1]]
+        a, c = b + 1, d + 1
     return lines
+
+
+def longest_increasing(values: Sequence[int]) -> list[int]:
+    """Return the indices of a longest increasing subsequence."""
+    tails: list[int] = []  # smallest last value of an increasing subsequence, by length
+    ends: list[int] = []  # its index
+    previous: list[int] = []
+    for i, value in enumerate(values):
+        length = bisect_left(tails, value)
+        previous.append(ends[length - 1] if length else -1)
+        if length == len(tails):
+            tails.append(value)
+            ends.append(i)
+        else:
+            tails[length] = value
+            ends[length] = i
+    found = []
+    i = ends[-1] if ends else -1
+    while i >= 0:
+        found.append(i)
+        i = previous[i]
+    return found[::-1]
 
 
 def input_lines(program: Program) -> list[str]:
@@ -75,34 +99,61 @@ def columns(rows: Sequence[Sequence[str]], right: Container[int] = ()) -> list[s
     ]
 
 
-def _line(node: fx.Node, constants: Mapping[str, Any]) -> str:
+def call_text(node: fx.Node, constants: Mapping[str, Any], name: Callable[[fx.Node], str]) -> str:
+    """Return what a node does as text: "rms_norm(all_reduce, gain, 1e-06)".
+
+    Args:
+        constants: the rank's constants.
+        name: how operands are named.
+    """
     if node.op == "placeholder":
-        return f"{node.name}{_spec(node.meta.get('val'))} = input"
+        return "input"
     if node.op == "output":
-        return f"return {_value(node.args[0], constants)}"
-    name = qualified_name(node.target) if node.op == "call_function" else str(node.target)
-    short = name.split("::")[-1]
+        return f"return {_value(node.args[0], constants, name)}"
+    short = op_text(node)
     if short == "getitem":
-        return f"{node.name}{_spec(node.meta.get('val'))} = {_value(node.args[0], constants)}[{node.args[1]}]"
-    arguments = [_value(a, constants) for a in node.args]
-    arguments += [f"{k}={_value(v, constants)}" for k, v in node.kwargs.items()]
-    return f"{node.name}{_spec(node.meta.get('val'))} = {short}({', '.join(arguments)})"
+        return f"{_value(node.args[0], constants, name)}[{node.args[1]}]"
+    arguments = [_value(a, constants, name) for a in node.args]
+    arguments += [f"{k}={_value(v, constants, name)}" for k, v in node.kwargs.items()]
+    return f"{short}({', '.join(arguments)})"
 
 
-def _spec(val: Any) -> str:
-    if isinstance(val, TensorSpec):
-        return f": {list(val.shape)}"
-    return ""
+def op_text(node: fx.Node) -> str:
+    """The short name of what a node calls, "input" or "return"."""
+    if node.op in ("placeholder", "output"):
+        return "input" if node.op == "placeholder" else "return"
+    name = qualified_name(node.target) if node.op == "call_function" else str(node.target)
+    return name.split("::")[-1]
 
 
-def _value(value: Any, constants: Mapping[str, Any]) -> str:
+def value_text(value: Any) -> str:
+    """What `meta["val"]` says of a node's result: "float32[1, 4]", a tuple of such, or nothing."""
+    if isinstance(value, TensorSpec):
+        return str(value)
+    if isinstance(value, (tuple, list)):
+        return f"({', '.join(map(value_text, value))})"
+    return "" if value is None else repr(value)
+
+
+def _line(node: fx.Node, constants: Mapping[str, Any]) -> str:
+    text = call_text(node, constants, _name)
+    val = node.meta.get("val")
+    shape = str(list(val.shape)) if isinstance(val, TensorSpec) else ""
+    return text if node.op == "output" else f"{node.name}{shape and f': {shape}'} = {text}"
+
+
+def _name(node: fx.Node) -> str:
+    return node.name
+
+
+def _value(value: Any, constants: Mapping[str, Any], name: Callable[[fx.Node], str]) -> str:
     if isinstance(value, fx.Node):
-        return value.name
+        return name(value)
     if isinstance(value, RankConstant):
         return repr(constant_value(value, constants))
     if isinstance(value, (list, tuple)):
-        inner = ", ".join(_value(v, constants) for v in value)
+        inner = ", ".join(_value(v, constants, name) for v in value)
         return f"[{inner}]" if isinstance(value, list) else f"({inner})"
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{k}: {_value(v, constants)}" for k, v in value.items()) + "}"
+        return "{" + ", ".join(f"{k}: {_value(v, constants, name)}" for k, v in value.items()) + "}"
     return repr(value).removeprefix("torch.")

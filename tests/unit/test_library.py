@@ -146,11 +146,18 @@ def test_a_result_is_not_its_argument(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "more"), [("rms_norm", (contiguous(8), 1e-5)), ("gated_residual_add", (contiguous(4, 8), contiguous(8)))]
+    ("name", "more", "dtype"),
+    [
+        ("rms_norm", (contiguous(8), 1e-5), torch.bfloat16),
+        ("add_rms_norm", (contiguous(4, 8), contiguous(8), 1e-5), torch.bfloat16),
+        ("gated_residual_add", (contiguous(4, 8), contiguous(8)), torch.float32),
+    ],
 )
-def test_results_have_the_dtype_of_the_first_argument(name: str, more: tuple[Any, ...]) -> None:
+def test_results_have_the_dtype_of_the_first_argument_or_the_promoted_one(
+    name: str, more: tuple[Any, ...], dtype: torch.dtype
+) -> None:
     target, arguments = resolve(f"tensor_cast::{name}"), (halved(4, 8), *more)
-    assert target(*arguments).dtype is torch.bfloat16
+    assert target(*arguments).dtype is dtype
     assert specs(faked(target, arguments)) == specs(target(*arguments))
 
 

@@ -1,0 +1,119 @@
+"""Options of the plugin: the command line of pytest, then its ini file, then [tool.tcverify], then defaults."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+CONFIRM = ("gloo", "nccl", "none")
+PROFILES = ("dev", "ci", "nightly")
+
+#: Where earlier failures and programs in flight are kept, from the root directory: a directory per item.
+STATE_DIR = Path(".tcverify", "items")
+
+
+#: Where every process of this environment looks for modules: as it was before pytest added directories of tests.
+FRESH_PATH = tuple(sys.path)
+
+#: Key of `FRESH_PATH` in what the controller of pytest-xdist tells its workers, which start with the directories of tests.
+FRESH_PATH_KEY = "tcverify_fresh_path"
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the user asks for.
+
+    Attributes:
+        confirm: "gloo", "nccl" or "none".
+        profile: "dev", "ci" or "nightly".
+        report_dir: where counterexamples are written, absolute.
+        shown_dir: the same as commands name it, seen from where pytest was started.
+        state_dir: where the state of items is kept, absolute.
+        start_dir: where pytest was started.
+        fresh_path: where every process of this environment looks for modules.
+        seed: mixed into the seed of every item.
+    """
+
+    confirm: str
+    profile: str
+    report_dir: Path
+    shown_dir: Path
+    state_dir: Path
+    start_dir: Path
+    fresh_path: tuple[str, ...]
+    seed: int
+
+
+def add_options(parser: pytest.Parser) -> None:
+    """Declare the options and their ini forms."""
+    group = parser.getgroup("tcverify", "verification of compiler passes (tcverify)")
+    group.addoption(
+        "--tcverify-confirm", choices=CONFIRM, default=None,
+        help="process group that runs what lockstep does not refute [default: gloo]",
+    )  # fmt: skip
+    group.addoption(
+        "--tcverify-profile", choices=PROFILES, default=None,
+        help="how many programs are drawn, in how many items [default: dev]",
+    )  # fmt: skip
+    group.addoption(
+        "--tcverify-report-dir", metavar="DIR", default=None, help="where counterexamples are kept [default: reports]"
+    )
+    group.addoption(
+        "--tcverify-seed", type=_seed, metavar="N", default=None,
+        help="draw other programs, e.g. every night; the same number draws the same ones [default: 0]",
+    )  # fmt: skip
+    parser.addini("tcverify_confirm", f"default of --tcverify-confirm: {', '.join(CONFIRM)}", default="")
+    parser.addini("tcverify_profile", f"default of --tcverify-profile: {', '.join(PROFILES)}", default="")
+    parser.addini("tcverify_report_dir", "default of --tcverify-report-dir, seen from the root directory", default="")
+
+
+def _seed(text: str) -> int:
+    number = int(text)
+    if number < 0:
+        raise ValueError
+    return number
+
+
+def state_dir(config: pytest.Config) -> Path:
+    """Return where the state of items is kept."""
+    return config.rootpath / STATE_DIR
+
+
+def read_options(config: pytest.Config) -> Options:
+    """Return the options of this run. Imports torch.
+
+    Raises:
+        UsageError: an ini file or [tool.tcverify] asks for what does not exist.
+    """
+    from tcverify.arguments import configuration, names
+
+    table = configuration(config.rootpath / "pyproject.toml")
+
+    def chosen(name: str, known: tuple[str, ...], default: str) -> str:
+        text = config.getoption(f"tcverify_{name}") or config.getini(f"tcverify_{name}") or table.get(name, default)
+        return names(str(text), known, name)[0]
+
+    start = config.invocation_params.dir
+    given = config.getoption("tcverify_report_dir")
+    default = config.getini("tcverify_report_dir") or str(table.get("report_dir", "reports"))
+    report_dir = start / given if given else config.rootpath / default
+    report_dir = Path(os.path.abspath(report_dir))
+    return Options(
+        confirm=chosen("confirm", CONFIRM, "gloo"),
+        profile=chosen("profile", PROFILES, "dev"),
+        report_dir=report_dir,
+        shown_dir=_as_seen_from(start, report_dir, config.rootpath),
+        state_dir=state_dir(config),
+        start_dir=start,
+        fresh_path=tuple(getattr(config, "workerinput", {}).get(FRESH_PATH_KEY, FRESH_PATH)),
+        seed=config.getoption("tcverify_seed") or 0,
+    )
+
+
+def _as_seen_from(start: Path, directory: Path, root: Path) -> Path:
+    near = directory.is_relative_to(root) and start.is_relative_to(root)
+    return Path(os.path.relpath(directory, start)) if near else directory

@@ -1,0 +1,103 @@
+"""What lives as long as a test session: process groups by world size, passes in their processes."""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+
+from tcverify.application import Guarded, InProcess, Subject
+from tcverify.application.loading import prepare
+from tcverify.arguments import MAX_RANKS
+from tcverify.errors import ExecutorError, PassLoadError
+from tcverify.execution import Comparison, Executor, ProcessGroupPool, Run
+from tcverify.program import Program
+from tcverify.pytest_plugin.cases import Case
+
+#: Passes whose processes are kept for the items to come; each has one or two.
+KEPT_PASSES = 8
+
+
+class Session:
+    """Holds what the items of one process share. Nothing starts before it is needed."""
+
+    def __init__(self) -> None:
+        self._pools: dict[tuple[str, int], ProcessGroupPool] = {}
+        self._subjects: OrderedDict[str, Subject] = OrderedDict()
+
+    def executor(self, case: Case) -> Executor | None:
+        """Return what confirms a case, or None.
+
+        Raises:
+            ExecutorError: the process group does not start.
+        """
+        if case.confirm == "none":
+            return None
+        if case.world.size is None:
+            return AnySize(self, case.confirm)
+        return self.pool(case.confirm, case.world.size)
+
+    def pool(self, confirm: str, world_size: int) -> ProcessGroupPool:
+        """Return the running process group of a world size. Raises as `executor` does."""
+        key = confirm, world_size
+        if key not in self._pools:
+            self._pools[key] = ProcessGroupPool(world_size, device="cuda" if confirm == "nccl" else "cpu")
+        self._pools[key].start()
+        return self._pools[key]
+
+    def subject(self, case: Case) -> Subject:
+        """Return the pass of a case.
+
+        Raises:
+            PassLoadError: it cannot be loaded.
+        """
+        name = ", ".join(case.reference.targets) or str(id(case.reference.subject))
+        key = json.dumps([name, case.pass_options, case.pass_timeout])
+        if key not in self._subjects:
+            self._subjects[key] = _open(case)
+            if len(self._subjects) > KEPT_PASSES:
+                _, oldest = self._subjects.popitem(last=False)
+                oldest.close()
+        self._subjects.move_to_end(key)
+        return self._subjects[key]
+
+    def close(self) -> None:
+        """End all processes."""
+        for subject in self._subjects.values():
+            subject.close()
+        for pool in self._pools.values():
+            pool.close()
+        self._subjects.clear()
+        self._pools.clear()
+
+
+def _open(case: Case) -> Subject:
+    if not case.reference.targets:
+        return InProcess(prepare(case.reference.subject, "", case.pass_options))
+    *first, last = case.reference.targets
+    for target in first:
+        try:
+            return Guarded(target, case.pass_options, timeout=case.pass_timeout)
+        except PassLoadError:
+            continue  # e.g. a file that imports what stands beside it, and is a part of a package
+    return Guarded(last, case.pass_options, timeout=case.pass_timeout)
+
+
+class AnySize:
+    """An executor for programs of any size: each runs on the process group of its size."""
+
+    def __init__(self, session: Session, confirm: str) -> None:
+        self.name = confirm
+        self._session = session
+
+    def run(self, program: Program, *, observe: bool = False) -> Run:
+        """See `Executor.run`."""
+        return self._pool(program).run(program, observe=observe)
+
+    def compare(self, original: Program, rewritten: Program) -> Comparison:
+        """See `Executor.compare`."""
+        return self._pool(original).compare(original, rewritten)
+
+    def _pool(self, program: Program) -> ProcessGroupPool:
+        if program.world_size > MAX_RANKS:
+            raise ExecutorError(f"a process group of {program.world_size} ranks is more than one machine is asked for")
+        return self._session.pool(self.name, program.world_size)

@@ -1,0 +1,114 @@
+"""What the plugin says about items at the end of a session. Needs no torch: the controller of pytest-xdist has none loaded."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tcverify.report.plain import count, plain
+
+if TYPE_CHECKING:
+    from _pytest.terminal import TerminalReporter
+
+#: Attribute of a test report that carries `Item.to_data()` from workers to the controller.
+ATTRIBUTE = "tcverify"
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A counterexample, as the summary lists it."""
+
+    id: str
+    kind: str
+    name: str
+    replay: str
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """What the campaign of one item came to.
+
+    Attributes:
+        verdict: "passed", "refuted" or "nothing tested".
+        changed: programs that the pass changed.
+        fired: programs in which the pass reports each of its patterns.
+        doubts: inconclusive programs by reason.
+        notes: further lines for people.
+    """
+
+    nodeid: str
+    verdict: str
+    programs: int
+    passed: int
+    refuted: int
+    inconclusive: int
+    changed: int
+    fired: dict[str, int]
+    doubts: dict[str, int]
+    seed: int
+    cases: tuple[Case, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def to_data(self) -> dict[str, Any]:
+        """Return plain data, which travels between processes."""
+        data = {name: getattr(self, name) for name in self.__slots__}
+        data["cases"] = [[getattr(case, name) for name in Case.__slots__] for case in self.cases]
+        data["notes"] = list(self.notes)
+        return data
+
+    @classmethod
+    def from_data(cls, data: dict[str, Any]) -> Item:
+        """Read what `to_data` wrote."""
+        cases = tuple(Case(*case) for case in data["cases"])
+        return cls(**{**data, "cases": cases, "notes": tuple(data["notes"])})
+
+    def properties(self) -> Iterator[tuple[str, object]]:
+        """Yield the properties of the item, for JUnit."""
+        yield "tcverify_verdict", self.verdict
+        for name in ("programs", "passed", "refuted", "inconclusive", "changed", "seed"):
+            yield f"tcverify_{name}", getattr(self, name)
+        for pattern, number in sorted(self.fired.items()):
+            yield f"tcverify_fired_{pattern}", number
+        if self.cases:
+            yield "tcverify_cases", " ".join(case.id for case in self.cases)
+
+    def line(self) -> str:
+        """Return one line about the campaign."""
+        parts = [count(self.programs, "program"), f"changed {_share(self.changed, self.programs)}"]
+        parts += [f"{plain(name)} {_share(number, self.programs)}" for name, number in sorted(self.fired.items())]
+        if self.refuted:
+            parts.append(f"{self.refuted} refuted")
+        if self.inconclusive:
+            reasons = ", ".join(f"{number} {reason}" for reason, number in sorted(self.doubts.items()))
+            parts.append(f"{self.inconclusive} inconclusive ({reasons})")
+        return f"{', '.join(parts)}; seed {self.seed}"
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{100 * part / max(1, whole):.0f} %"
+
+
+def write_summary(reporter: TerminalReporter, items: Iterable[Item], notes: Iterable[str], *, brief: bool) -> None:
+    """Write the section about all items: a line each, then the counterexamples.
+
+    Args:
+        brief: leave out the items that passed.
+    """
+    items = sorted(items, key=lambda item: [int(p) if p.isdecimal() else p for p in re.split(r"(\d+)", item.nodeid)])
+    lines: list[tuple[str, dict[str, bool]]] = []
+    for item in items:
+        if item.verdict == "passed" and not item.inconclusive and brief:
+            continue
+        color = {"passed": "green", "refuted": "red"}.get(item.verdict, "yellow")
+        lines.append((f"{item.verdict}: {item.nodeid}", {color: True}))
+        lines.append((f"  {item.line()}", {}))
+        lines += [(f"  {plain(note)}", {"yellow": True}) for note in item.notes]
+    cases = {case.id: case for item in items for case in item.cases}
+    lines += [(f"{c.id} {plain(c.name)}: {c.kind}{f'   {c.replay}' if c.replay else ''}", {}) for c in cases.values()]
+    lines += [(plain(note), {"yellow": True}) for note in notes]
+    if lines:
+        reporter.write_sep("=", "tcverify")
+        for line, markup in lines:
+            reporter.write_line(line, **markup)

@@ -1,0 +1,74 @@
+"""report.html: one self-contained file that shows a counterexample. No network, no fonts, readable without scripts."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Callable
+from functools import cache
+from importlib import resources
+from pathlib import Path
+
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template
+
+from tcverify.campaign import Event, FindingFound
+from tcverify.counterexample import FILE_NAME, Counterexample, write_atomically
+from tcverify.report.html_layout import BOX_HEIGHT
+from tcverify.report.html_page import make_page
+
+REPORT_NAME = "report.html"
+
+
+def to_html(case: Counterexample, path: Path | None) -> str:
+    """Return the page of a counterexample. What others wrote is escaped, and the page allows no script but its own.
+
+    Args:
+        path: its file, for the commands that reproduce it; None leaves them out.
+    """
+    script = _asset("report.js")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return _template().render(
+        page=make_page(case, path), style=_asset("report.css"), script=script, digest=digest, box_height=BOX_HEIGHT
+    )
+
+
+@cache
+def _template() -> Template:
+    environment = Environment(
+        loader=PackageLoader("tcverify.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template("report.html.j2")
+
+
+@cache
+def _asset(name: str) -> str:
+    return resources.files("tcverify.report").joinpath("templates", name).read_text(encoding="utf-8")
+
+
+class HtmlReport:
+    """Subscribes to campaigns and writes report.html beside every counterexample.
+
+    Args:
+        tell: is told in one line where the page is, or why it cannot be made: the finding itself is kept by then, so the
+            run goes on.
+    """
+
+    def __init__(self, report_dir: Path, tell: Callable[[str], None]) -> None:
+        self.report_dir = report_dir
+        self.tell = tell
+
+    def __call__(self, event: Event) -> None:
+        if not isinstance(event, FindingFound):
+            return
+        case = event.counterexample
+        path = self.report_dir / case.id / REPORT_NAME
+        try:
+            write_atomically(path, to_html(case, path.with_name(FILE_NAME)))
+        except Exception as error:  # noqa: BLE001 - a page that cannot be made must not end the run that found something
+            self.tell(f"{path} is not written: {type(error).__name__}: {error}")
+        else:
+            self.tell(f"See it drawn:  {path}")
