@@ -129,8 +129,8 @@ def _replace_addend(w: Writing, where: int, make: Callable[[TensorSpec], Any]) -
         raise NoSite
     older = 0 if first.number < second.number else 1
     made = make(spec_of(w, (first, second)[older]))
-    if older == 0 and not isinstance(made, Value):
-        raise NoSite
+    if not isinstance(made, Value) and (step.op != ADD or older == 0):
+        raise NoSite  # numbers are second operands of plain sums
     w.draft.change(value, args=(made, second, *rest) if older == 0 else (first, made, *rest))
 
 

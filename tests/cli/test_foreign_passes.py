@@ -58,7 +58,8 @@ def ran(place: Path) -> Callable[[str], Ran]:
         if name not in known:
             outcome = run_here(
                 "run", f"mine.py:{name}", "--world-size", "2", "--confirm", "none", "--seed", "3",
-                "--max-examples", str(PROGRAMS.get(name, 12)), "--pass-timeout", "1", "--shrink-time", "2",
+                "--max-examples", str(PROGRAMS.get(name, 12)), "--pass-timeout", "1",
+                "--shrink-time", "2" if name == "hangs" else "30",
                 "--report-dir", f"reports-{name}", "--contract", "metadata=false",
             )  # fmt: skip
             assert outcome.err == ""
