@@ -7,7 +7,6 @@ from collections.abc import Iterable
 
 import hypothesis
 from hypothesis import HealthCheck, Phase, Verbosity, given, settings
-from hypothesis.errors import Flaky
 
 from tcverify.application import Subject
 from tcverify.campaign.events import (
@@ -23,6 +22,7 @@ from tcverify.campaign.events import (
 from tcverify.campaign.failures import Failures
 from tcverify.campaign.in_flight import InFlight, keep
 from tcverify.campaign.plan import Plan
+from tcverify.campaign.reducer import reduce
 from tcverify.campaign.shrinking import Target
 from tcverify.counterexample import Counterexample, make_counterexample, write_counterexample
 from tcverify.errors import PassLoadError, UsageError
@@ -42,19 +42,15 @@ BATCH = 100_000
 
 
 class _Stop(BaseException):
-    """Leaves Hypothesis at once. Not an Exception: Hypothesis would take that for a failure to shrink."""
+    """Leaves Hypothesis at once. Not an Exception: Hypothesis would take that for a failure and repeat it."""
 
 
 class _Broken(BaseException):
-    """Carries an error of ours out of Hypothesis, which would shrink that too."""
+    """Carries an error of ours out of Hypothesis."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(error)
         self.error = error
-
-
-class _Refuted(Exception):
-    """Tells Hypothesis that a program fails, so that it shrinks it."""
 
 
 class Campaign:
@@ -142,9 +138,8 @@ class Campaign:
                 pass
             except _Broken as broken:
                 raise broken.error from None
-            except (_Refuted, Flaky):
-                pass
             if self._target is not None:
+                self._shrink(self._target)
                 self._keep_best()
                 if self.plan.fail_fast:
                     return "first finding"
@@ -154,7 +149,7 @@ class Campaign:
         @hypothesis.seed(self.plan.seed * 10_007 + number)
         @settings(
             max_examples=budget,
-            phases=(Phase.generate, Phase.shrink),
+            phases=(Phase.generate,),  # `reduce` shrinks: choices that are minimal do not make minimal programs
             database=None,  # a given seed switches Hypothesis' own off; `Failures` stands in
             deadline=None,
             verbosity=Verbosity.quiet,
@@ -166,34 +161,30 @@ class Campaign:
         @given(self.plan.programs)
         def judge(program: Program) -> None:
             try:
-                fails = self._fails(program)
+                done = self._spent() or self._explore(program, int(program_id(program), 16) % DEEP_EVERY == 0)
             except Exception as error:
                 raise _Broken(error) from error
-            if fails:
-                raise _Refuted
+            if done:
+                raise _Stop
 
         judge()
 
-    def _fails(self, program: Program) -> bool:
-        """Judge one program; whether it shows a new kind of finding, or the one that is being shrunk."""
-        target = self._target
-        if target is None:
-            if self._spent() is not None:
-                raise _Stop
-            return self._explore(program, int(program_id(program), 16) % DEEP_EVERY == 0)
-        identity = program_id(program)
-        if identity in target.judged:
-            return target.judged[identity]
-        if target.late:
-            target.cut = True
-            raise _Stop
-        confirm = self.confirm if target.kind == "executor-divergence" else None
-        verdict = self._verify(program, confirm, target.deep)
-        self.statistics.shrinking += 1
-        self._tell(Progress(self.statistics, f"shrinking {target.kind}"))
-        return target.record(identity, program, verdict)
+    def _shrink(self, target: Target) -> None:
+        """Reduce the program of a finding to the smallest that shows this kind of finding."""
+
+        def shows(program: Program) -> bool:
+            confirm = self.confirm if target.kind == "executor-divergence" else None
+            verdict = self._verify(program, confirm, target.deep)
+            self.statistics.shrinking += 1
+            self._tell(Progress(self.statistics, f"shrinking {target.kind}"))
+            return target.record(verdict)
+
+        deadline = time.monotonic() + self.plan.shrink_time
+        target.cut = True  # until it has come to its end
+        target.cut = reduce(target.best.pair.original, shows, deadline).cut
 
     def _explore(self, program: Program, deep: bool) -> bool:
+        """Judge one program; whether it shows a new kind of finding, which is the target then."""
         verdict = self._verify(program, self.confirm, deep)
         self._count(program, verdict)
         self._tell(Progress(self.statistics, "verifying"))
@@ -203,12 +194,11 @@ class Campaign:
         new = min(
             news, key=lambda f: f.kind == "stale-metadata"
         )  # what goes wrong says more than what is noted wrongly
-        deadline = time.monotonic() + self.plan.shrink_time
         if deep and new.check not in DEEP_CHECKS:
             shallow = self._verify(program, self.confirm, False)
             if any(f.kind == new.kind for f in shallow.findings):
                 verdict, deep = shallow, False
-        self._target = Target(new.kind, deep, deadline, program.size, verdict, {program_id(program): True})
+        self._target = Target(new.kind, deep, program.size, verdict)
         return True
 
     def _verify(self, program: Program, confirm: Executor | None, deep: bool) -> Verdict:
