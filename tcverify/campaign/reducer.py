@@ -23,7 +23,7 @@ from tcverify.campaign.reducer_moves import (
     start_later,
 )
 from tcverify.campaign.reducer_search import OutOfTime, Search
-from tcverify.campaign.reducer_sizes import drop_axes, shrink_sizes
+from tcverify.campaign.reducer_sizes import drop_axes, pull_views, shrink_sizes
 from tcverify.program import Program
 
 #: What is tried, again and again until none of it helps; the largest steps first.
@@ -34,6 +34,7 @@ MOVES: tuple[Callable[[Search], None], ...] = (
     shrink_mesh,
     bypass_many,
     bypass,
+    pull_views,
     return_operands,
     drop_outputs,
     drop_inputs,

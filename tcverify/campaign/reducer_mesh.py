@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -12,7 +13,7 @@ from tcverify.campaign.reducer_search import Search
 from tcverify.campaign.reducer_sizes import BOTH_WAYS
 from tcverify.campaign.reducer_sketch import Graph, Sketch, Step
 from tcverify.errors import ProgramError
-from tcverify.program import InputSpec, Mesh, MeshDim, RankBinding, RankConstant
+from tcverify.program import REPLICATED, InputSpec, Mesh, MeshDim, RankBinding, RankConstant
 
 #: Names of arguments that hold ranks.
 RANK_ARGUMENTS = frozenset({"rank", "rank_group", "source_rank", "target_rank"})
@@ -30,6 +31,9 @@ def shrink_mesh(search: Search) -> None:
         _attempt(search, order)
     for name in [dim.name for dim in search.sketch.mesh.dims]:
         search.attempt(_without_dim(search.sketch, name))
+    for first, second in itertools.permutations([dim.name for dim in search.sketch.mesh.dims], 2):
+        if {first, second} <= {dim.name for dim in search.sketch.mesh.dims}:
+            search.attempt(_as_one_dim(search.sketch, first, second))
 
 
 def _attempt(search: Search, ranks: Sequence[int]) -> bool:
@@ -187,6 +191,30 @@ def _without_dim(sketch: Sketch, name: str) -> Sketch | None:
         for spec in sketch.inputs
     )
     return replace(sketch, mesh=Mesh(sketch.mesh.world_size, dims), inputs=inputs)
+
+
+def _as_one_dim(sketch: Sketch, keep: str, drop: str) -> Sketch | None:
+    """The sketch in which groups of `keep` stand for those of `drop`, which are the same but for their order."""
+    kept, dropped = sketch.mesh.dim(keep), sketch.mesh.dim(drop)
+    if {frozenset(group) for group in kept.groups} != {frozenset(group) for group in dropped.groups}:
+        return None
+    bindings = []
+    for rank, binding in enumerate(sketch.ranks):
+        constants = {
+            name: list(kept.group(rank)) if value == list(dropped.group(rank)) else value
+            for name, value in binding.constants.items()
+        }
+        bindings.append(replace(binding, constants=constants))
+    inputs = []
+    for spec in sketch.inputs:
+        placements = {over: placement for over, placement in spec.placements if over != drop}
+        for over, placement in spec.placements:
+            if over == drop and placements.get(keep, REPLICATED) == REPLICATED:
+                placements[keep] = placement
+        inputs.append(replace(spec, placements=tuple(placements.items())))
+    dims = tuple(dim for dim in sketch.mesh.dims if dim.name != drop)
+    mesh = Mesh(sketch.mesh.world_size, dims)
+    return replace(sketch, mesh=mesh, ranks=tuple(bindings), inputs=tuple(inputs))
 
 
 __all__ = ["shrink_mesh"]

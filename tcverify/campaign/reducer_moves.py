@@ -10,7 +10,7 @@ from typing import Any
 from tcverify.campaign.reducer_facts import Facts
 from tcverify.campaign.reducer_search import Search
 from tcverify.campaign.reducer_sketch import Ref, Sketch, refs, result_of, substituted, with_result
-from tcverify.campaign.reducer_values import stand_ins
+from tcverify.campaign.reducer_values import may_replace, stand_ins
 from tcverify.program import InputSpec
 
 #: What stands in place of steps: an earlier step, an input to be added, or nothing where nobody reads it.
@@ -282,7 +282,7 @@ def _substitutes(search: Search, name: str, source: str) -> Iterable[Ref | Input
     for number, other in enumerate((*operands, *inputs)):
         if other in seen or not facts.replaceable(name, other):
             continue
-        if not values.varies(other) <= values.varies(name):
+        if not may_replace(facts, values, name, other):
             continue
         seen.add(other)
         if number < len(operands) or len(seen) <= NEAREST:
@@ -290,7 +290,7 @@ def _substitutes(search: Search, name: str, source: str) -> Iterable[Ref | Input
     yield from stand_ins(facts, values, name)
     # Of another shape: what reads it must take that too.
     for other in operands:
-        if other not in seen and facts.tensor(other) and values.varies(other) <= values.varies(name):
+        if other not in seen and facts.tensor(other) and may_replace(facts, values, name, other):
             yield Ref(other)
 
 
@@ -312,7 +312,7 @@ def _earlier(search: Search, name: str) -> list[str]:
     if facts.where(name) and facts.steps[facts.where(name)[0]][name].calls:
         before += facts.steps[facts.where(name)[0]][name].reads
     fitting = [b for b in dict.fromkeys(before) if facts.replaceable(name, b)]
-    return [b for b in fitting if values.varies(b) <= values.varies(name)][:NEAREST]
+    return [b for b in fitting if may_replace(facts, values, name, b)][:NEAREST]
 
 
 def _rewired(sketch: Sketch, name: str, operand: str, other: str) -> Sketch:

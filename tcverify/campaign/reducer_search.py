@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch.fx.node import map_aggregate
 
-from tcverify.campaign.reducer_facts import Facts, facts_of, fit
+from tcverify.campaign.reducer_facts import Facts
+from tcverify.campaign.reducer_fit import facts_of, fit
 from tcverify.campaign.reducer_sketch import Ref, Sketch, program_of, refs, result_of, sketch_of
 from tcverify.campaign.reducer_values import Values
 from tcverify.errors import ProgramError
@@ -64,10 +65,10 @@ class Search:
         Raises:
             OutOfTime: the deadline has passed, and there is something to try.
         """
-        return any(self._attempt(edit, prefer) for edit in edits if edit is not None)
+        return any(self.attempt_as(fit(self.facts, edit, prefer)) for edit in edits if edit is not None)
 
-    def _attempt(self, edit: Sketch, prefer: str) -> bool:
-        facts = fit(self.facts, edit, prefer)
+    def attempt_as(self, facts: Facts | None) -> bool:
+        """Try what an edit has become. See `attempt`."""
         if facts is None or not weight(facts.sketch) < self._weight:
             return False
         try:
@@ -135,6 +136,7 @@ def weight(sketch: Sketch) -> tuple[Any, ...]:
         placements,
         *_details(sketch),
         sketch.seed,
+        sum(len(step.name) for graph in sketch.graphs for step in graph),
     )
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import fx
 from torch.fx.node import map_aggregate
 
+from tcverify.errors import ProgramError
 from tcverify.ops import lookup
 from tcverify.program import InputSpec, Mesh, Program, RankBinding
 from tcverify.program.graph import KEPT_META, add_node
@@ -146,6 +147,8 @@ def _graph(steps: Graph) -> fx.Graph:
     for step in steps:
         args, kwargs = map_aggregate(step.args, leaf), dict(map_aggregate(step.kwargs, leaf))
         node = nodes[step.name] = add_node(graph, step.op, step.target, args, kwargs, step.name)
+        if node.name != step.name:
+            raise ProgramError(f"'{step.name}' cannot be the name of a node")
         node.type = step.type
         node.meta = {key: value if key == "val" else map_aggregate(value, known) for key, value in step.meta.items()}
     return graph

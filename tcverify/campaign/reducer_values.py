@@ -15,6 +15,7 @@ from tcverify.campaign.reducer_facts import Facts
 from tcverify.campaign.reducer_sketch import Step
 from tcverify.errors import TcverifyError
 from tcverify.execution import Lockstep
+from tcverify.ops import qualified_name
 from tcverify.program import PARTIAL, VARYING, InputSpec, MeshDim, Program, Recipe, shard
 
 
@@ -92,7 +93,7 @@ def stand_ins(facts: Facts, values: Values, name: str) -> list[InputSpec]:
     mesh, dtype = facts.sketch.mesh, types[0][1]
     recipe = values.recipe(name, dtype)
     varying = [dim for dim in mesh.dims if dim.name in values.varies(name)]
-    kind = PARTIAL if _is_summed(facts, name) else VARYING
+    kind = PARTIAL if is_summed(facts, name) else VARYING
     first = next(iter(shapes.values()))
     options = [(first, tuple((dim.name, kind) for dim in varying))]
     for dim in varying:
@@ -104,13 +105,19 @@ def stand_ins(facts: Facts, values: Values, name: str) -> list[InputSpec]:
     return [spec for spec in made if all(spec.local_shape(mesh, rank) == shape for rank, shape in shapes.items())]
 
 
-def _is_summed(facts: Facts, name: str) -> bool:
+def may_replace(facts: Facts, values: Values, name: str, by: str) -> bool:
+    """Whether `by` is equal on all ranks on which `name` is; addends of a sum stay different besides."""
+    apart, those = values.varies(name), values.varies(by)
+    return those == apart or (those < apart and not is_summed(facts, name))
+
+
+def is_summed(facts: Facts, name: str) -> bool:
     """Whether a collective that reduces reads a value: its values on the ranks are then addends."""
 
     def reduces(user: Step) -> bool:
-        return user.collective and "reduce" in str(user.target)
+        return user.collective and "reduce" in qualified_name(user.target)
 
     return any(reduces(user) for i in facts.where(name) for user in facts.users[i][name])
 
 
-__all__ = ["Values", "stand_ins"]
+__all__ = ["Values", "is_summed", "may_replace", "stand_ins"]
