@@ -320,7 +320,7 @@ class Draft:
                     _record(nodes[number], step.record)
             return map_aggregate(result, fill)
 
-        return spmd_program(self.mesh, inputs, build, seed=seed, labels=shown)
+        return spmd_program(self.mesh, inputs, build, seed=seed, labels=list(dict.fromkeys(shown)))
 
     def _live(self, result: Any, effects: bool = True) -> set[int]:
         """Numbers of what `result` needs, steps that write into it included."""
@@ -332,19 +332,17 @@ class Draft:
         ]
         todo = [value.number for value in values_in(result)]
         while todo:
-            number = todo.pop()
-            if number in live:
-                continue
-            live.add(number)
-            maker = self._makers[number]
-            if isinstance(maker, Step):
-                todo += maker.reads
-            if not todo:
-                todo = [number for number, on in writers if on in live and number not in live]
+            while todo:
+                number = todo.pop()
+                maker = self._makers[number]
+                if number not in live and isinstance(maker, Step):
+                    todo += maker.reads
+                live.add(number)
+            todo = [number for number, on in writers if on in live and number not in live]
         return live
 
     def _order(self, numbers: set[int]) -> list[int]:
-        """Operands first, then by place, then by number."""
+        """Inputs and other operands first, then by place, then by number."""
         readers: dict[int, list[int]] = {}
         missing: dict[int, int] = {}
         ready: list[tuple[int, int]] = []
@@ -355,7 +353,7 @@ class Draft:
             for operand in operands:
                 readers.setdefault(operand, []).append(number)
             if not operands:
-                ready.append((maker.at if isinstance(maker, Step) else number, number))
+                ready.append((maker.at if isinstance(maker, Step) else -1, number))
         heapq.heapify(ready)
         found = []
         while ready:
@@ -365,7 +363,7 @@ class Draft:
                 missing[reader] -= 1
                 if not missing[reader]:
                     step = self._makers[reader]
-                    heapq.heappush(ready, (step.at if isinstance(step, Step) else reader, reader))
+                    heapq.heappush(ready, (step.at if isinstance(step, Step) else -1, reader))
         return found
 
 

@@ -31,7 +31,7 @@ def apply_pass(loaded: LoadedPass, program: Program, *, deep: bool = False) -> P
     """
     pair = Pair(program)
     try:
-        given = [program.graph_module(rank) for rank in range(program.world_size)]
+        given = program.graph_modules()
     except UnsupportedOp as error:  # another library has defined an op with another signature
         pair.foreign = error.message
         return pair
@@ -39,14 +39,24 @@ def apply_pass(loaded: LoadedPass, program: Program, *, deep: bool = False) -> P
     start = time.perf_counter()
     modules = _apply_to_ranks(loaded, given, pair)
     pair.seconds = time.perf_counter() - start
-    if modules is None:
-        return pair
+    if modules is not None:
+        _judge(loaded, pair, modules, metadata, deep)
+        if pair.changed and (pair.rewritten is None or pair.foreign is not None):
+            pair.listing = _listing(pair.original, modules)
+    return pair
+
+
+def _judge(
+    loaded: LoadedPass, pair: Pair, modules: list[fx.GraphModule], metadata: list[list[tuple[Any, ...]]], deep: bool
+) -> None:
+    """Make the rewritten program of what the pass has returned, and note what is wrong with it."""
+    program = pair.original
     try:
         touched = _inspect(pair, modules, metadata, deep)
     except Exception as error:  # noqa: BLE001 - a graph can be broken in ways that no inspection foresees
         pair.defects.append(Defect("lint", 0, f"it cannot be inspected: {_describe(error)}"))
     if any(d.aspect in ("lint", "signature") for d in pair.defects):
-        return pair
+        return
     pair.rewritten = _program_of(program, modules, pair) if touched else program
     if deep and not pair.defects:
         _look_for_impurity(loaded, program, modules, pair)
@@ -55,7 +65,15 @@ def apply_pass(loaded: LoadedPass, program: Program, *, deep: bool = False) -> P
             pair.judged = Lockstep().compare(program, pair.rewritten)
         except UnsupportedOp as error:
             pair.foreign = error.message
-    return pair
+
+
+def _listing(program: Program, modules: list[fx.GraphModule]) -> str:
+    """The first rewritten graph as text."""
+    try:
+        changed = (m.graph for rank, m in enumerate(modules) if not _is_original(program, rank, m.graph))
+        return str(next(changed, ""))
+    except Exception:  # noqa: BLE001 - a graph can be too broken to be looked at
+        return ""
 
 
 def _apply_to_ranks(loaded: LoadedPass, modules: list[fx.GraphModule], pair: Pair) -> list[fx.GraphModule] | None:
@@ -148,12 +166,11 @@ def _inspect(pair: Pair, modules: list[fx.GraphModule], metadata: list[list[tupl
             touched = touched or any(a is not b for before, after in rows for a, b in zip(before, after, strict=True))
             continue
         touched = pair.changed = True
-        pair.listing = pair.listing or str(module.graph)
         origin = pair.original.ranks[rank].graph
         if any(origin == known and same_structure(module.graph, other, integers=False) for known, other in judged):
             continue
         judged.append((origin, module.graph))
-        for aspect, message, node in _defects(pair.original.graph(rank), module, deep):
+        for aspect, message, node in _defects(pair.original.graphs[origin], module, deep):
             _note(pair, Defect(aspect, rank, message, node))
     return touched
 
@@ -247,7 +264,7 @@ def _look_for_impurity(loaded: LoadedPass, program: Program, modules: list[fx.Gr
     """Apply the pass to fresh graphs again, and to copies of its own results."""
     graphs = [module.graph for module in modules]
     scratch = Pair(program)
-    repeated = _apply_to_ranks(loaded, [program.graph_module(rank) for rank in range(program.world_size)], scratch)
+    repeated = _apply_to_ranks(loaded, program.graph_modules(), scratch)
     if repeated is None or not all(same_structure(a, b.graph) for a, b in zip(graphs, repeated, strict=True)):
         message = "applied twice to the same graph, it gives two results"
         pair.defects.append(Defect("unrepeatable", 0, message + _excuse(scratch)))
@@ -255,8 +272,7 @@ def _look_for_impurity(loaded: LoadedPass, program: Program, modules: list[fx.Gr
     if pair.foreign is not None or pair.rewritten is None:
         return
     scratch = Pair(program)
-    fresh = [pair.rewritten.graph_module(rank) for rank in range(program.world_size)]
-    again = _apply_to_ranks(loaded, fresh, scratch)
+    again = _apply_to_ranks(loaded, pair.rewritten.graph_modules(), scratch)
     if again is None:
         if scratch.declined is None:
             message = "applied to its own result, it fails"

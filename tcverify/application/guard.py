@@ -299,7 +299,7 @@ def _encode_pair(pair: Pair) -> dict[str, Any]:
         "declined": pair.declined,
         "foreign": pair.foreign,
         "judged": encode_comparison(pair.judged) if pair.judged is not None else None,
-        "listing": pair.listing if pair.rewritten is None or pair.foreign is not None else "",
+        "listing": pair.listing,
         "seconds": pair.seconds,
     }
 

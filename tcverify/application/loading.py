@@ -16,10 +16,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import torch
 from torch import fx
 
 from tcverify.application.pair import PassFacts
-from tcverify.errors import PassLoadError, TcverifyError
+from tcverify.errors import PassLoadError, TcverifyError, UnsupportedOp
+from tcverify.ops import resolve
 from tcverify.program import Contract
 
 
@@ -116,9 +118,12 @@ def _import(name: str) -> ModuleType:
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     try:
-        if name.endswith(".py"):
-            return _import_file(Path(name))
-        return importlib.import_module(name)
+        try:
+            return _execute(name)
+        except AttributeError as error:
+            if not _names_undefined_op(error):
+                raise
+            return _execute(name)
     except PassLoadError:
         raise
     except ModuleNotFoundError as error:
@@ -132,6 +137,24 @@ def _import(name: str) -> ModuleType:
         raise PassLoadError(f"importing '{name}' ends the interpreter (exit {error.code})") from None
     except Exception as error:
         raise PassLoadError(f"importing '{name}' fails: {_last_frame(error)}") from error
+
+
+def _execute(name: str) -> ModuleType:
+    return _import_file(Path(name)) if name.endswith(".py") else importlib.import_module(name)
+
+
+def _names_undefined_op(error: AttributeError) -> bool:
+    """Whether `error` is that nobody has defined an op of a known dialect yet, and define it.
+
+    Not before: a pass that names such ops may come with a library that defines them, which goes first.
+    """
+    if not isinstance(error.obj, torch._ops._OpNamespace):
+        return False
+    try:
+        resolve(f"{error.obj.name}::{error.name}")
+    except UnsupportedOp:
+        return False
+    return True
 
 
 def _import_file(path: Path) -> ModuleType:

@@ -6,9 +6,11 @@ Lockstep drives all generators of a program in one process; a rank process drive
 from __future__ import annotations
 
 import copy
+import math
 import weakref
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -19,6 +21,7 @@ from torch.utils import _pytree as pytree
 from tcverify.arithmetic import FLOAT64, Float64
 from tcverify.errors import UnsupportedOp
 from tcverify.ops import Collective, Op, Request, by_meaning, lookup, qualified_name
+from tcverify.program import InputSpec, Mesh, Program
 from tcverify.program.graph import RankConstant, constant_value
 
 
@@ -129,10 +132,8 @@ def _make_plan(graph: fx.Graph, module: torch.nn.Module | None, domain: Float64)
             numbers[node] = len(numbers)
             plan.placeholders.append(node.name)
             continue
-        args = list(map_aggregate(node.args, template))
-        kwargs = dict(map_aggregate(node.kwargs, template))
         if node.op == "output":
-            plan.result = args[0]
+            plan.result = map_aggregate(node.args[0], template)
             for operand in node.all_input_nodes:
                 last_use.pop(numbers[operand], None)
             break
@@ -141,8 +142,19 @@ def _make_plan(graph: fx.Graph, module: torch.nn.Module | None, domain: Float64)
             plan.unsupported.append(f"{op.name} ({node.name}): {op.reason}")
         if _may_write(node):
             plan.mutates = True
-        slots = [(i, a.index) for i, a in enumerate(args) if isinstance(a, _Slot)]
-        plain = sum(_count(a) for a in args) + sum(_count(a) for a in kwargs.values()) == len(slots)
+        args: list[Any] = []
+        slots: list[tuple[int, int]] = []
+        kwargs = dict(map_aggregate(node.kwargs, template)) if node.kwargs else {}
+        plain = not (kwargs and _count(kwargs))
+        for position, argument in enumerate(node.args):
+            if isinstance(argument, fx.Node):
+                slots.append((position, numbers[argument]))
+                args.append(_Slot(numbers[argument]))
+            elif isinstance(argument, (int, float, str, type(None))):
+                args.append(argument)
+            else:
+                args.append(map_aggregate(argument, template))
+                plain = plain and not _count(args[-1])
         step = _Step(
             name=node.name,
             run=op.run or _refuse,
@@ -212,6 +224,28 @@ def _op_of(node: fx.Node, module: torch.nn.Module | None) -> Op:
 
 def _refuse(*_: Any, **__: Any) -> Any:
     raise UnsupportedOp("?", "a plan with unsupported ops was run")
+
+
+def rank_inputs(plan: Plan, program: Program, rank: int) -> Sequence[torch.Tensor]:
+    """Return the inputs of a rank. Plans that write into nothing share them with each other: do not write into them.
+
+    Raises:
+        ProgramError: the inputs are too large to make.
+    """
+    specs = program.specs(rank)
+    if plan.mutates or sum(math.prod(spec.shape) for spec in specs) > _KEPT_ELEMENTS:
+        return [spec.values(program.mesh, rank, program.seed) for spec in specs]
+    return _kept_inputs(specs, program.mesh, rank, program.seed)
+
+
+#: Most elements of the inputs of one rank that are kept: 64 times so many take 64 MiB.
+_KEPT_ELEMENTS = 1 << 17
+
+
+@lru_cache(maxsize=64)
+def _kept_inputs(specs: tuple[InputSpec, ...], mesh: Mesh, rank: int, seed: int) -> list[torch.Tensor]:
+    """Inputs as the domain carries them. The original and the rewritten program have the same ones."""
+    return [FLOAT64.carry(spec.values(mesh, rank, seed)) for spec in specs]
 
 
 def _count(value: Any) -> int:

@@ -12,7 +12,7 @@ import torch
 from tcverify.arithmetic.float64 import PERTURBATION
 from tcverify.execution.compare import compare_ranks
 from tcverify.execution.executor import Comparison, Hang, Run, Wait
-from tcverify.execution.interpreter import Call, NodeError, RankResult, check_supported, plan_of, run_rank
+from tcverify.execution.interpreter import Call, NodeError, RankResult, check_supported, plan_of, rank_inputs, run_rank
 from tcverify.ops import Request, complete, mismatch
 from tcverify.program import Program
 
@@ -135,8 +135,8 @@ def _execute(program: Program, observe: bool, perturbation: _Perturbation | None
     generators: list[RankGenerator] = []
     for rank, binding in enumerate(program.ranks):
         perturb: Callable[[torch.Tensor], torch.Tensor] | None = perturbation
-        inputs, result = program.values(rank), run.ranks[rank]
-        plan = plans[binding.graph]
+        plan, result = plans[binding.graph], run.ranks[rank]
+        inputs = rank_inputs(plan, program, rank)
         generators.append(
             run_rank(plan, rank, binding.constants, inputs, observe=observe, perturb=perturb, result=result)
         )

@@ -22,7 +22,7 @@ import torch.distributed as dist
 
 from tcverify.errors import ProgramError, UnsupportedOp
 from tcverify.execution.compare import compare_ranks
-from tcverify.execution.interpreter import RankResult, check_supported, plan_of, run_rank
+from tcverify.execution.interpreter import RankResult, check_supported, plan_of, rank_inputs, run_rank
 from tcverify.execution.messages import Reply, encode_reply
 from tcverify.execution.processes import die_with_parent
 from tcverify.ops.distributed import perform
@@ -126,7 +126,7 @@ def _run(program: Program, rank: int, place: torch.device, observe: bool) -> Ran
     plans = [plan_of(graph) for graph in program.graphs]
     check_supported(plans)  # those of all ranks, so that every rank refuses and none waits for another
     binding = program.ranks[rank]
-    inputs = [value.to(place) for value in program.values(rank)]
+    inputs = [value.to(place) for value in rank_inputs(plans[binding.graph], program, rank)]
     generator = run_rank(plans[binding.graph], rank, binding.constants, inputs, observe=observe)
     answer: Any = None
     while True:

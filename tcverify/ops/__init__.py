@@ -4,6 +4,7 @@ from tcverify.ops.collective import Collective, complete, mismatch
 from tcverify.ops.library import late_definition  # the module registers the tensor_cast dialect
 from tcverify.ops.nested import by_meaning
 from tcverify.ops.shapes import ShapeError, fake_tensor, infer, new_fake_mode
+from tcverify.ops.signature import gives_more
 from tcverify.ops.spec import TensorSpec, ValueSpec
 from tcverify.ops.table import Op, Request, current, lookup, qualified_name, register_dialect, resolve
 
@@ -18,6 +19,7 @@ __all__ = [
     "complete",
     "current",
     "fake_tensor",
+    "gives_more",
     "infer",
     "late_definition",
     "lookup",

@@ -1,9 +1,10 @@
-"""Fits what an op means here to the signature under which another library has defined it."""
+"""Compares the signature of an op with that under which another library has defined it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,91 +18,86 @@ Schema = torch._C.FunctionSchema
 
 
 def fit(op: Op, found: Schema) -> Op:
-    """Return `op` for calls whose arguments follow the signature `found`.
+    """Return `op`, which has a signature, for calls of an op that torch knows by the signature `found`.
 
-    Signatures agree when every argument of ours is there by name and type, what they have beyond has a default, and the
-    results have the same types; `SymInt` is `int`. Defaults are those of `found`. Where they do not agree, the op returned
-    has no meaning, and its reason shows both signatures.
+    Signatures agree when they have the same arguments and results, where `SymInt` is `int`, and what `found` has beyond them
+    has defaults: then the op has a meaning as long as no such argument is given. Where they do not agree, the op returned has
+    no meaning, and its reason shows both signatures.
     """
-    ours = torch._C.parse_schema(op.name + op.signature)
+    ours = _parsed(op.name, op.signature)
     if not _agree(ours, found):
-        return replace(op, run=None, fake=None, reason=_clash(ours, found))
-
-    def ordered(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
-        return _in_order_of(ours, _by_name(found, args, kwargs), found, op.name)
-
+        reason = (
+            f"another library defines it as {found}, which is not the known {ours}; use a version of that library with the "
+            "known signature, or give its op a meaning with tcverify.register_dialect"
+        )
+        return replace(op, run=None, fake=None, reason=reason)
     run, fake = op.run, op.fake
-    if run is not None and _arguments(ours) != _arguments(found):
-        run = _reordered(run, ordered, collective=op.collective)
+    if run is not None and len(found.arguments) > len(ours.arguments):
+        run = _within(run, op, found)
     if fake is not None:
-        fake = _reordered(fake, ordered, collective=False)
+        fake = _ordered(fake, op)
     return replace(op, run=run, fake=fake)
 
 
+def gives_more(op: Op, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a call gives arguments that the signature of `op` does not have."""
+    if not op.signature:
+        return False
+    names = _names(op.name, op.signature)
+    return len(args) > len(names) or any(name not in names for name in kwargs)
+
+
+@lru_cache(maxsize=1024)
+def _parsed(name: str, signature: str) -> Schema:
+    return torch._C.parse_schema(name + signature)
+
+
+@lru_cache(maxsize=1024)
+def _names(name: str, signature: str) -> tuple[str, ...]:
+    return tuple(a.name for a in _parsed(name, signature).arguments)
+
+
 def _agree(ours: Schema, found: Schema) -> bool:
-    known = {a.name: a for a in ours.arguments}
-    theirs = {a.name: a for a in found.arguments}
+    shared = _arguments(found)[: len(ours.arguments)]
     return (
-        all(name in theirs or a.has_default_value() for name, a in known.items())
-        and all(str(a.type) == str(theirs[name].type) for name, a in known.items() if name in theirs)
-        and all(name in known or a.has_default_value() for name, a in theirs.items())
-        and not any(a.alias_info is not None for a in (*found.arguments, *found.returns))
+        shared == _arguments(ours)
+        and all(a.has_default_value() for a in found.arguments[len(shared) :])
+        and all(a.alias_info is None for a in (*found.arguments, *found.returns))
         and [str(r.type) for r in ours.returns] == [str(r.type) for r in found.returns]
     )
 
 
 def _arguments(schema: Schema) -> list[tuple[Any, ...]]:
-    return [(a.name, a.has_default_value(), a.default_value) for a in schema.arguments]
+    return [(a.name, str(a.type), a.has_default_value(), a.default_value) for a in schema.arguments]
 
 
-def _clash(ours: Schema, found: Schema) -> str:
-    return (
-        f"another library defines it as {found}, which is not the known {ours}; use a version of that library with the known "
-        "signature, or give its op a meaning with tcverify.register_dialect"
-    )
+def _within(run: Callable[..., Any], op: Op, found: Schema) -> Callable[..., Any]:
+    """`run`, for calls that give no more than the signature of `op` has."""
+    me = 1 if op.collective else 0  # the executing rank comes first
+
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        if gives_more(op, args[me:], kwargs):
+            raise UnsupportedOp(op.name, f"it is given an argument of {found} that has no meaning here")
+        return run(*args, **kwargs)
+
+    return checked
 
 
-def _by_name(schema: Schema, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a call by name, defaults filled in. Raises TypeError where they do not fit the signature."""
-    if len(args) > len(schema.arguments):
-        raise TypeError(f"{schema.name} takes {len(schema.arguments)} arguments, but is given {len(args)}")
-    values = dict(zip([a.name for a in schema.arguments], args, strict=False))
-    for name, value in kwargs.items():
-        if name in values or all(a.name != name for a in schema.arguments):
-            raise TypeError(f"{schema.name} is given '{name}', which it does not take or has already")
-        values[name] = value
-    for argument in schema.arguments[len(args) :]:
-        if argument.name in values:
-            continue
-        if not argument.has_default_value():
-            raise TypeError(f"{schema.name} lacks its argument '{argument.name}'")
-        values[argument.name] = argument.default_value
-    return values
+def _ordered(fake: Callable[..., Any], op: Op) -> Callable[..., Any]:
+    """`fake`, for calls that name their arguments or leave them to their defaults."""
+    ours = _parsed(op.name, op.signature).arguments
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if gives_more(op, args, kwargs):
+            raise UnsupportedOp(op.name, "it is given an argument that has no meaning here")
+        values = list(args)
+        for argument in ours[len(args) :]:
+            if argument.name not in kwargs and not argument.has_default_value():
+                raise TypeError(f"it lacks its argument '{argument.name}'")
+            values.append(kwargs.get(argument.name, argument.default_value))
+        return fake(*values)
+
+    return call
 
 
-def _in_order_of(ours: Schema, values: dict[str, Any], found: Schema, name: str) -> list[Any]:
-    ordered = [values.pop(a.name) if a.name in values else a.default_value for a in ours.arguments]
-    for argument in found.arguments:
-        if argument.name in values and not _is(values[argument.name], argument.default_value):
-            raise UnsupportedOp(
-                name,
-                f"it is given {argument.name}={values[argument.name]!r}, an argument of {found} with no meaning here",
-            )
-    return ordered
-
-
-def _is(value: Any, default: Any) -> bool:
-    return value is default or (
-        type(value) is type(default) and not isinstance(value, torch.Tensor) and value == default
-    )
-
-
-def _reordered(
-    run: Callable[..., Any], ordered: Callable[[Sequence[Any], Mapping[str, Any]], list[Any]], *, collective: bool
-) -> Callable[..., Any]:
-    if collective:
-        return lambda me, *args, **kwargs: run(me, *ordered(args, kwargs))
-    return lambda *args, **kwargs: run(*ordered(args, kwargs))
-
-
-__all__ = ["fit"]
+__all__ = ["fit", "gives_more"]

@@ -96,10 +96,20 @@ class MovePlan:
 def plan_moves(graph: fx.Graph, facts: Placements, guards: Guards) -> MovePlan:
     """Find all that moves."""
     plan = MovePlan()
+    reliable: dict[fx.Node, bool] = {}
+
+    def relied_on(node: fx.Node) -> bool:
+        if node not in reliable:
+            reliable[node] = node.op != "call_function" or guards.metadata_allows(node)
+        return reliable[node]
+
     for node in graph.nodes:
         if node.op == "call_function" and not facts.mutated(node):
             move = _move(node, plan, facts, guards)
-            if move is not None and guards.metadata_allows(node):
+            # Of operands too: what is inserted between them and the node is recorded by theirs. And of the items of a tuple:
+            # one that does not move with it would take the shard for the whole.
+            items = [user for user in node.users if op_name(user) == GETITEM]
+            if move is not None and all(map(relied_on, (node, *node.all_input_nodes, *items))):
                 plan.moves[node] = move
     if plan.moves:
         _take_back(plan, guards)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import weakref
 from collections.abc import Iterable
 from typing import Any
 
@@ -16,7 +17,7 @@ import torch
 from torch import fx
 
 from tcverify.errors import ProgramError, TcverifyError, UnsupportedOp
-from tcverify.ops import TensorSpec, qualified_name, resolve
+from tcverify.ops import TensorSpec, gives_more, lookup, qualified_name, resolve
 from tcverify.program.graph import KEPT_META, RankBinding, RankConstant, add_node
 from tcverify.program.inputs import InputSpec, Recipe
 from tcverify.program.mesh import Mesh, MeshDim
@@ -56,7 +57,14 @@ def dumps(program: Program) -> str:
     Raises:
         NotSerialisable: a graph holds what JSON cannot.
     """
-    return json.dumps(encode(program), separators=(",", ":"), allow_nan=False)
+    text = _TEXTS.get(program)
+    if text is None:
+        text = _TEXTS[program] = json.dumps(encode(program), separators=(",", ":"), allow_nan=False)
+    return text
+
+
+#: What `dumps` has written, for as long as the program lives: its id, its file and its messages are made from one text.
+_TEXTS: weakref.WeakKeyDictionary[Program, str] = weakref.WeakKeyDictionary()
 
 
 def encode(program: Program) -> dict[str, Any]:
@@ -132,6 +140,8 @@ def _encode_node(node: fx.Node) -> dict[str, Any]:
             resolve(target)
         except UnsupportedOp as error:
             raise NotSerialisable(f"node '{node.name}' calls {target}: {error.reason}") from None
+        if gives_more(lookup(node.target), node.args, node.kwargs):
+            raise NotSerialisable(f"node '{node.name}' gives {target} an argument that has no meaning here")
     elif node.op in ("placeholder", "output"):
         target = ""
     else:
@@ -268,11 +278,15 @@ def decode(data: Any, where: str = "program") -> Program:
         raise ProgramError(f"{where}: malformed program: {type(error).__name__}: {error}") from None
 
 
+_NODE_KEYS = frozenset({"name", "op", "target", "args", "kwargs", "val", "meta"})
+_SPEC_KEYS = frozenset({"shape", "stride", "dtype", "offset", "alias", "tuple", "list", "scalar"})
+
+
 def _keys(record: Any, allowed: Iterable[str], where: str) -> dict[str, Any]:
     if not isinstance(record, dict):
         raise ProgramError(f"{where} is not an object")
-    unknown = sorted(set(record) - set(allowed))
-    if unknown:
+    if not record.keys() <= (allowed if isinstance(allowed, frozenset) else set(allowed)):
+        unknown = sorted(set(record) - set(allowed))
         raise ProgramError(f"{where} has unknown keys {', '.join(unknown)}")
     return record
 
@@ -284,9 +298,17 @@ def _int(value: Any, where: str, low: int, high: int = 1 << 40) -> int:
 
 
 def _text(value: Any, where: str) -> str:
-    if not isinstance(value, str) or len(value) > MAX_TEXT or not value.isprintable():
+    if type(value) is not str or len(value) > MAX_TEXT or not value.isprintable():
         raise ProgramError(f"{where} is not a short printable string")
     return value
+
+
+def _sizes(value: Any, whole: str, one: str) -> tuple[int, ...]:
+    """Read sizes or strides."""
+    for size in _list(value, f"the {whole}"):
+        if type(size) is not int or not 0 <= size <= 1 << 40:
+            _int(size, f"a {one}", 0)
+    return tuple(value)
 
 
 def _list(value: Any, where: str) -> list[Any]:
@@ -379,18 +401,14 @@ class _Reader:
         nodes: dict[str, fx.Node] = {}
         for record in records:
             self.node(record, graph, nodes)
-        last = next(iter(reversed(graph.nodes)), None)  # older torch: not an iterator
-        if (
-            last is None
-            or last.op != "output"
-            or len(last.args) != 1
-            or sum(n.op == "output" for n in graph.nodes) != 1
-        ):
+        ops = [node.op for node in nodes.values()]
+        last = next(reversed(nodes.values()), None)
+        if last is None or last.op != "output" or len(last.args) != 1 or ops.count("output") != 1:
             raise ProgramError(f"graph {index} does not end in its one output node")
         return graph
 
     def node(self, data: Any, graph: fx.Graph, nodes: dict[str, fx.Node]) -> None:
-        record = _keys(data, ("name", "op", "target", "args", "kwargs", "val", "meta"), "a node")
+        record = _keys(data, _NODE_KEYS, "a node")
         name = _text(record["name"], "the name of a node")
         where = f"node '{name}'"
         op, target_name = record["op"], _text(record["target"], f"the target of {where}")
@@ -398,62 +416,68 @@ class _Reader:
         if op == "call_function":
             target = resolve(target_name)
         elif op == "placeholder":
-            if any(n.op != "placeholder" for n in nodes.values()):
+            before = next(reversed(nodes.values()), None)
+            if before is not None and before.op != "placeholder":
                 raise ProgramError(f"{where}: placeholders come first")
             target = name
         elif op == "output":
             target = "output"
         else:
             raise ProgramError(f"{where} has op {op!r}; programs hold placeholder, call_function and output nodes")
-        args = tuple(self.value(a, nodes, where) for a in _list(record["args"], f"the arguments of {where}"))
-        raw = record.get("kwargs", {})
-        kwargs = {
-            k: self.value(v, nodes, where) for k, v in _keys(raw, raw, f"the keyword arguments of {where}").items()
-        }
+        args = tuple([self.value(a, nodes, where) for a in _list(record["args"], f"the arguments of {where}")])
+        kwargs: dict[str, Any] = {}
+        if "kwargs" in record:
+            raw = record["kwargs"]
+            kwargs = {
+                k: self.value(v, nodes, where) for k, v in _keys(raw, raw, f"the keyword arguments of {where}").items()
+            }
         node = add_node(graph, op, target, args, kwargs, name)
         if node.name != name or name in nodes:
             raise ProgramError(f"{where}: the name is taken or is not a Python identifier")
         if "val" in record:
             node.meta["val"] = self.spec(record["val"], where)
-        meta = _keys(record.get("meta", {}), KEPT_META, f"the metadata of {where}")
-        node.meta.update((key, self.value(value, nodes, where)) for key, value in meta.items())
+        if "meta" in record:
+            meta = _keys(record["meta"], KEPT_META, f"the metadata of {where}")
+            node.meta.update((key, self.value(value, nodes, where)) for key, value in meta.items())
         nodes[name] = node
 
     def spec(self, data: Any, where: str, depth: int = 0) -> Any:
         if depth > MAX_DEPTH:
             raise ProgramError(f"{where} is nested too deeply")
-        record = _keys(
-            data, ("shape", "stride", "dtype", "offset", "alias", "tuple", "list", "scalar"), f"val of {where}"
-        )
-        for container, make in (("tuple", tuple), ("list", list)):
-            if container in record:
-                return make(self.spec(s, where, depth + 1) for s in _list(record[container], f"val of {where}"))
-        if "scalar" in record:
-            return self.value(record["scalar"], {}, where)
-        shape = tuple(_int(s, f"a size of {where}", 0) for s in _list(record["shape"], f"the shape of {where}"))
-        stride = tuple(_int(s, f"a stride of {where}", 0) for s in _list(record["stride"], f"the stride of {where}"))
+        record = _keys(data, _SPEC_KEYS, f"val of {where}")
+        if "shape" not in record:
+            for container, make in (("tuple", tuple), ("list", list)):
+                if container in record:
+                    return make([self.spec(s, where, depth + 1) for s in _list(record[container], f"val of {where}")])
+            if "scalar" in record:
+                return self.value(record["scalar"], {}, where)
+        shape = _sizes(record["shape"], f"shape of {where}", f"size of {where}")
+        stride = _sizes(record["stride"], f"stride of {where}", f"stride of {where}")
         if len(shape) != len(stride):
             raise ProgramError(f"{where} has {len(shape)} sizes and {len(stride)} strides")
-        extent = math.prod(size or 1 for size in shape) + sum(
-            size * step for size, step in zip(shape, stride, strict=True)
-        )
-        if extent > MAX_EXTENT:
+        elements, reach = 1, 0
+        for size, step in zip(shape, stride, strict=True):
+            elements *= size or 1
+            reach += size * step
+        if elements + reach > MAX_EXTENT:
             raise ProgramError(f"{where} is said to have the shape {list(shape)} and stride {list(stride)}: too large")
         alias = record.get("alias")
         if alias is not None:
             alias = _int(alias, f"the alias of {where}", 0)
-        return TensorSpec(
-            shape, stride, self.dtype(record["dtype"]), _int(record.get("offset", 0), "an offset", 0), alias
-        )
+        offset = record.get("offset", 0)
+        return TensorSpec(shape, stride, self.dtype(record["dtype"]), _int(offset, "an offset", 0), alias)
 
     def value(self, data: Any, nodes: dict[str, fx.Node], where: str, depth: int = 0) -> Any:
+        kind_of = type(data)
+        if kind_of is dict and len(data) == 1 and type(name := data.get("node")) is str and name in nodes:
+            return nodes[name]  # most arguments are nodes
         if depth > MAX_DEPTH:
             raise ProgramError(f"{where} is nested too deeply")
-        if data is None or isinstance(data, (bool, str, float)):
+        if data is None or kind_of in (bool, str, float):
             return data
-        if isinstance(data, int):
+        if kind_of is int:
             return _int(data, f"an argument of {where}", -(1 << 63), (1 << 63) - 1)
-        if isinstance(data, list):
+        if kind_of is list:
             return [self.value(v, nodes, where, depth + 1) for v in data]
         if not isinstance(data, dict) or len(data) != 1:
             raise ProgramError(f"{where}: {data!r} is not an argument")

@@ -7,7 +7,7 @@ which passes and users see, hold fake tensors there.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -57,47 +57,45 @@ def copy_graph(
         target: maps the target of every node.
     """
     new = fx.Graph()
-    nodes: dict[fx.Node, fx.Node] = {}
+    nodes: dict[Any, fx.Node] = {}
 
     def convert(value: Any) -> Any:
         return nodes[value] if isinstance(value, fx.Node) else leaf(value)
 
     for node in graph.nodes:
         args = map_aggregate(node.args, convert)
-        kwargs = map_aggregate(node.kwargs, convert)
+        kwargs = node.kwargs and map_aggregate(node.kwargs, convert)
         name = names.get(node.target, node.name) if node.op == "placeholder" else node.name
         made = add_node(new, node.op, target(node.target), args, kwargs, name)
-        made.type = node.type
-        made.meta = meta(node)
+        if node.type is not None:
+            made.type = node.type
+        made.meta.update(meta(node))
         nodes[node] = made
     return new
 
 
+#: Sets attributes of nodes. Their own `__setattr__` files the node anew under its target, whatever attribute is set.
+_set = object.__setattr__
+
+
 def add_node(
-    graph: fx.Graph, op: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], name: str
+    graph: fx.Graph, op: str, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], name: str
 ) -> fx.Node:
     """Append a node. Arguments are set afterwards: `create_node` would walk them once more, at four times the cost."""
     node = graph.create_node(op, target, name=name)
-    node.args = args
+    _set(node, "args", args)
     if kwargs:
-        node.kwargs = kwargs
+        _set(node, "kwargs", kwargs)
     return node
 
 
-def bind(graph: fx.Graph, constants: Mapping[str, Any]) -> fx.Graph:
-    """Return `graph` as one rank sees it: constants filled in, fake tensors in `meta["val"]`.
+def fake_values(graph: fx.Graph) -> list[Any]:
+    """Return what every node of a program's graph holds in `meta["val"]`, with fake tensors in place of specs.
 
-    Values that share storage share it in their fake tensors too; all fake tensors belong to one new fake mode. Ops are those
-    that stand for their names now, so that a pass that tells them by identity finds them.
-
-    Raises:
-        UnsupportedOp: another library has meanwhile defined an op with a signature that does not agree.
+    Values that share storage share it in their fake tensors too; all fake tensors belong to one new fake mode.
     """
     mode = new_fake_mode()
     storages: dict[int, torch.UntypedStorage] = {}
-
-    def constant(value: Any) -> Any:
-        return constant_value(value, constants) if isinstance(value, RankConstant) else value
 
     def fake(spec: Any) -> Any:
         if not isinstance(spec, TensorSpec):
@@ -107,11 +105,28 @@ def bind(graph: fx.Graph, constants: Mapping[str, Any]) -> fx.Graph:
             storages.setdefault(spec.alias, tensor.untyped_storage())
         return tensor
 
+    return [map_structure(fake, node.meta.get("val")) for node in graph.nodes]
+
+
+def bind(graph: fx.Graph, constants: Mapping[str, Any], fakes: Sequence[Any] | None = None) -> fx.Graph:
+    """Return `graph` as one rank sees it: constants filled in, fake tensors in `meta["val"]`.
+
+    Ops are those that stand for their names now, so that a pass that tells them by identity finds them.
+
+    Args:
+        fakes: see `fake_values`; new ones are made when they are not given.
+
+    Raises:
+        UnsupportedOp: another library has meanwhile defined an op with a signature that does not agree.
+    """
+    values = iter(fake_values(graph) if fakes is None else fakes)
+
+    def constant(value: Any) -> Any:
+        return constant_value(value, constants) if isinstance(value, RankConstant) else value
+
     def meta(node: fx.Node) -> dict[str, Any]:
-        made = dict(node.meta)
-        if "val" in made:
-            made["val"] = map_structure(fake, made["val"])
-        return made
+        value = next(values)
+        return {**node.meta, "val": value} if "val" in node.meta else node.meta
 
     return copy_graph(graph, constant, meta, target=current)
 
@@ -125,15 +140,10 @@ def constant_value(constant: RankConstant, constants: Mapping[str, Any]) -> Any:
     return list(value) if isinstance(value, (list, tuple)) else value
 
 
-def describe(graph: fx.Graph, names: Mapping[Any, str] = MappingProxyType({})) -> fx.Graph:
-    """Return a copy of `graph` whose `meta["val"]` holds specs instead of (fake) tensors, with storage made explicit.
-
-    Metadata that programs do not keep is dropped.
-
-    Args:
-        names: of placeholders, by target; see `copy_graph`.
-    """
+def describe(graph: fx.Graph) -> list[dict[str, Any]]:
+    """Return the metadata of every node that programs keep, with specs in place of (fake) tensors, storage made explicit."""
     storages: dict[int, int] = {}
+    described = []
 
     def spec(value: Any) -> Any:
         if isinstance(value, TensorSpec):
@@ -144,13 +154,21 @@ def describe(graph: fx.Graph, names: Mapping[Any, str] = MappingProxyType({})) -
         alias = storages.setdefault(value.untyped_storage()._cdata, len(storages))
         return TensorSpec(found.shape, found.stride, found.dtype, found.offset, alias)
 
-    def meta(node: fx.Node) -> dict[str, Any]:
-        kept = {key: node.meta[key] for key in KEPT_META if key in node.meta}
-        if node.meta.get("val") is not None:
-            kept["val"] = map_structure(spec, node.meta["val"])
-        return kept
+    for node in graph.nodes:
+        meta = node.meta
+        kept = {key: meta[key] for key in KEPT_META if key in meta}
+        if meta.get("val") is not None:
+            kept["val"] = map_structure(spec, meta["val"])
+        described.append(kept)
+    return described
 
-    return copy_graph(graph, meta=meta, names=names)
+
+def with_metadata(
+    graph: fx.Graph, described: Sequence[dict[str, Any]], names: Mapping[Any, str] = MappingProxyType({})
+) -> fx.Graph:
+    """Return a copy of `graph` with the metadata that `describe` found. `names`: see `copy_graph`."""
+    metadata = iter(described)
+    return copy_graph(graph, meta=lambda node: next(metadata), names=names)
 
 
 def map_structure(function: Callable[[Any], Any], value: Any) -> Any:
@@ -183,10 +201,10 @@ def same_structure(
     numbers: dict[fx.Node, int] = {}
 
     def same(a: Any, b: Any) -> bool:
-        if isinstance(a, RankConstant) and constants is not None:
-            a = constant_value(a, constants)
         if isinstance(a, fx.Node) or isinstance(b, fx.Node):
             return isinstance(a, fx.Node) and isinstance(b, fx.Node) and numbers.get(a, -1) == numbers.get(b, -2)
+        if isinstance(a, RankConstant) and constants is not None:
+            a = constant_value(a, constants)
         if isinstance(a, (list, tuple)):
             if not isinstance(b, (list, tuple)) or len(a) != len(b):
                 return False
@@ -207,7 +225,10 @@ def same_structure(
         numbers[a] = numbers[b] = number
         if a.op != b.op or (a.op != "output" and not _same_target(a.target, b.target)):
             return False
-        if not same(a.args, b.args) or not same(a.kwargs, b.kwargs):
+        mine, theirs = a.args, b.args
+        if len(mine) != len(theirs) or not all(map(same, mine, theirs)):
+            return False
+        if (a.kwargs or b.kwargs) and not same(a.kwargs, b.kwargs):
             return False
     return True
 

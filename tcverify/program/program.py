@@ -12,7 +12,7 @@ import torch
 from torch import fx
 
 from tcverify.errors import ProgramError
-from tcverify.program.graph import RankBinding, bind, compute_nodes, describe
+from tcverify.program.graph import RankBinding, bind, compute_nodes, describe, fake_values, with_metadata
 from tcverify.program.inputs import InputSpec
 from tcverify.program.mesh import Mesh, MeshDim
 from tcverify.program.placement import REPLICATED, VARYING, Placement
@@ -111,8 +111,11 @@ class Program:
     def graph(self, rank: int) -> fx.Graph:
         """Return a new FX graph as `rank` runs it: rank constants filled in, fake tensors in `meta["val"]`, and
         `meta["placement"]` (group → `Placement`) on placeholders."""
+        return self._graph(rank, None)
+
+    def _graph(self, rank: int, fakes: Sequence[Any] | None) -> fx.Graph:
         binding = self.ranks[rank]
-        graph = bind(self.graphs[binding.graph], binding.constants)
+        graph = bind(self.graphs[binding.graph], binding.constants, fakes)
         for node in graph.nodes:
             if node.op != "placeholder":
                 break
@@ -123,6 +126,14 @@ class Program:
         """Return a new GraphModule of what `rank` runs: what a pass is given."""
         return _lazy_module(self._module(rank) or {}, self.graph(rank))
 
+    def graph_modules(self) -> list[fx.GraphModule]:
+        """Return a new GraphModule for every rank. Ranks that run one graph share the fake tensors in its metadata."""
+        fakes = [fake_values(graph) for graph in self.graphs]
+        return [
+            _lazy_module(self._module(rank) or {}, self._graph(rank, fakes[binding.graph]))
+            for rank, binding in enumerate(self.ranks)
+        ]
+
     def _module(self, rank: int) -> torch.nn.Module | None:
         return self.modules[self.ranks[rank].graph] if self.modules else None
 
@@ -132,15 +143,19 @@ class Program:
         Raises:
             ProgramError: the inputs are too large to make.
         """
+        return [spec.values(self.mesh, rank, self.seed) for spec in self.specs(rank)]
+
+    def specs(self, rank: int) -> tuple[InputSpec, ...]:
+        """Return the specs of this rank's inputs in the order of its placeholders. Raises as `values` does."""
         names = [n.name for n in self.graphs[self.ranks[rank].graph].nodes if n.op == "placeholder"]
-        specs = [self._inputs_by_name[name] for name in names]
+        specs = tuple([self._inputs_by_name[name] for name in names])
         elements = sum(math.prod(spec.shape) for spec in specs)
         if elements > MAX_INPUT_ELEMENTS:
             raise ProgramError(
                 f"the inputs of rank {rank} have {elements} elements; at most {MAX_INPUT_ELEMENTS} are allowed",
                 "shrink the input shapes",
             )
-        return [spec.values(self.mesh, rank, self.seed) for spec in specs]
+        return specs
 
     def with_graphs(self, graphs: Sequence[fx.Graph], modules: Sequence[torch.nn.Module | None] = ()) -> Program:
         """Return the program in which rank i runs `graphs[i]` (fake tensors or specs in `meta["val"]`), same inputs.
@@ -148,11 +163,12 @@ class Program:
         Graphs that are equal up to rank constants are stored once. Placeholders are told by their targets: renamed ones get
         the names of their inputs back.
         """
-        described = tuple(describe(graph, self._names(rank)) for rank, graph in enumerate(graphs))
+        names = [self._names(rank) for rank in range(len(graphs))]
         if any(modules):
+            described = tuple(with_metadata(graph, describe(graph), names[rank]) for rank, graph in enumerate(graphs))
             bindings = tuple(RankBinding(i, {}) for i in range(len(graphs)))
             return replace(self, graphs=described, ranks=bindings, modules=tuple(modules))
-        shared, bindings = share(described, [r.constants for r in self.ranks])
+        shared, bindings = share(graphs, [r.constants for r in self.ranks], names)
         return replace(self, graphs=shared, ranks=bindings, modules=())
 
     def _names(self, rank: int) -> dict[Any, str]:

@@ -7,37 +7,38 @@ from typing import Any
 
 from torch import fx
 
-from tcverify.ops import qualified_name
-from tcverify.program.graph import KEPT_META, RankBinding, RankConstant, copy_graph
+from tcverify.ops import TensorSpec, qualified_name
+from tcverify.program.graph import KEPT_META, RankBinding, RankConstant, describe, with_metadata
 
 
 def share(
-    graphs: Sequence[fx.Graph], known: Sequence[Mapping[str, Any]]
+    graphs: Sequence[fx.Graph], known: Sequence[Mapping[str, Any]], names: Sequence[Mapping[Any, str]] | None = None
 ) -> tuple[tuple[fx.Graph, ...], tuple[RankBinding, ...]]:
-    """Return the distinct graphs and what each rank runs.
+    """Return the distinct graphs, described (see `graph.describe`), and what each rank runs.
 
     Args:
-        graphs: one per rank, described (see `graph.describe`).
+        graphs: one per rank, with specs or fake tensors in their metadata.
         known: per rank, constants whose names are reused where all their values fit.
+        names: per rank, of placeholders by target, where they are not to keep theirs.
     """
     classes: dict[Any, list[int]] = {}
-    flat: list[list[Any]] = []
+    outlines = []
     for rank, graph in enumerate(graphs):
-        key, constants = _outline(graph)
-        classes.setdefault(key, []).append(rank)
-        flat.append(constants)
+        outline = _Outline(graph, names[rank] if names is not None else {})
+        classes.setdefault(outline.key, []).append(rank)
+        outlines.append(outline)
     shared: list[fx.Graph] = []
     bindings: list[RankBinding | None] = [None] * len(graphs)
     for ranks in classes.values():
-        names = _name_columns([flat[r] for r in ranks], [known[r] for r in ranks])
+        columns = _name_columns([outlines[r].constants for r in ranks], [known[r] for r in ranks])
         values: list[dict[str, Any]] = [{} for _ in ranks]
-        for column, name in names.items():
+        for column, name in columns.items():
             for i, rank in enumerate(ranks):
-                value = flat[rank][column]
+                value = outlines[rank].constants[column]
                 values[i][name] = list(value) if isinstance(value, tuple) else value
         for i, rank in enumerate(ranks):
             bindings[rank] = RankBinding(len(shared), values[i])
-        shared.append(_with_constants(graphs[ranks[0]], names))
+        shared.append(outlines[ranks[0]].graph_with(columns))
     return tuple(shared), tuple(b for b in bindings if b is not None)
 
 
@@ -51,32 +52,87 @@ def _is_hole(value: Any) -> bool:
     return type(value) is int
 
 
-def _outline(graph: fx.Graph) -> tuple[Any, list[Any]]:
-    """Return a hashable outline of the graph with integers left out, and the integers (and integer lists) in order."""
-    numbers: dict[fx.Node, int] = {}
-    constants: list[Any] = []
+class _Outline:
+    """A graph taken apart.
 
-    def outline(value: Any) -> Any:
+    Attributes:
+        key: equal for graphs that differ in integers alone.
+        constants: the integers, and lists of integers (as tuples), in order.
+    """
+
+    def __init__(self, graph: fx.Graph, names: Mapping[Any, str]) -> None:
+        self.constants: list[Any] = []
+        self._graph = graph
+        self._names = names
+        self._metadata = describe(graph)
+        self._ends: list[int] = []  # per node, how many constants stand before its end
+        self._numbers: dict[fx.Node, int] = {}
+        rows = []
+        for number, (node, meta) in enumerate(zip(graph.nodes, self._metadata, strict=True)):
+            target = node.target if isinstance(node.target, str) else qualified_name(node.target)
+            name = names.get(node.target, node.name) if node.op == "placeholder" else node.name
+            kept = [(key, meta[key]) for key in KEPT_META if key in meta]
+            arguments = self._walk(node.args), self._walk(node.kwargs)
+            rows.append((node.op, name, target, arguments, _frozen(meta.get("val")), repr(kept) if kept else ""))
+            self._numbers[node] = number
+            self._ends.append(len(self.constants))
+        self.key = tuple(rows)
+
+    def _walk(self, value: Any) -> Any:
         if isinstance(value, fx.Node):
-            return ("node", numbers.get(value, -1))
+            return ("node", self._numbers.get(value, -1))
         if _is_hole(value):
-            constants.append(tuple(value) if isinstance(value, list) else value)
+            self.constants.append(tuple(value) if isinstance(value, list) else value)
             return ("hole", isinstance(value, list))
         if isinstance(value, (list, tuple)):
-            return (isinstance(value, list), tuple(outline(v) for v in value))
+            return (isinstance(value, list), *[self._walk(v) for v in value])
         if isinstance(value, dict):
-            return ("dict", tuple((k, outline(v)) for k, v in value.items()))
+            return ("dict", *[(k, self._walk(v)) for k, v in value.items()])
         if isinstance(value, slice):
-            return ("slice", outline(value.start), outline(value.stop), outline(value.step))
+            return ("slice", self._walk(value.start), self._walk(value.stop), self._walk(value.step))
         return (type(value).__name__, repr(value))
 
-    rows = []
-    for number, node in enumerate(graph.nodes):
-        target = node.target if isinstance(node.target, str) else qualified_name(node.target)
-        meta = repr([(key, node.meta[key]) for key in ("val", *KEPT_META) if key in node.meta])
-        rows.append((node.op, node.name, target, outline(node.args), outline(node.kwargs), meta))
-        numbers[node] = number
-    return tuple(rows), constants
+    def graph_with(self, columns: Mapping[int, str]) -> fx.Graph:
+        """Return the graph, described, with rank constants of these names in place of these of its constants."""
+        column = -1
+
+        def replace(value: Any) -> Any:
+            """Walk an argument in the order of `_walk`."""
+            nonlocal column
+            if isinstance(value, fx.Node):
+                return value
+            if _is_hole(value):
+                column += 1
+                return RankConstant(columns[column]) if column in columns else value
+            if isinstance(value, (list, tuple)):
+                made = [replace(v) for v in value]
+                if isinstance(value, list):
+                    return made
+                return type(value)(*made) if hasattr(value, "_fields") else tuple(made)
+            if isinstance(value, dict):
+                return {k: replace(v) for k, v in value.items()}
+            if isinstance(value, slice):
+                return slice(replace(value.start), replace(value.stop), replace(value.step))
+            return value
+
+        copy = with_metadata(self._graph, self._metadata, self._names)
+        start = 0
+        for node, end in zip(copy.nodes, self._ends, strict=True):
+            if any(c in columns for c in range(start, end)):
+                column = start - 1
+                args = replace(node.args)
+                node.args, node.kwargs = args, replace(node.kwargs)
+            start = end
+        return copy
+
+
+def _frozen(val: Any) -> Any:
+    """A hashable key for described metadata."""
+    if isinstance(val, TensorSpec):
+        return val
+    if isinstance(val, (tuple, list)):
+        return (type(val).__name__, *[_frozen(v) for v in val])
+    return repr(val)
 
 
 def _name_columns(rows: Sequence[Sequence[Any]], known: Sequence[Mapping[str, Any]]) -> dict[int, str]:
@@ -103,34 +159,3 @@ def _name_columns(rows: Sequence[Sequence[Any]], known: Sequence[Mapping[str, An
 
 def _plain(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
-
-
-def _with_constants(graph: fx.Graph, names: Mapping[int, str]) -> fx.Graph:
-    if not names:
-        return graph
-    column = -1
-
-    def replace(value: Any) -> Any:
-        """Walk an argument in the order of `_outline`."""
-        nonlocal column
-        if isinstance(value, fx.Node):
-            return value
-        if _is_hole(value):
-            column += 1
-            return RankConstant(names[column]) if column in names else value
-        if isinstance(value, (list, tuple)):
-            made = [replace(v) for v in value]
-            if isinstance(value, list):
-                return made
-            return type(value)(*made) if hasattr(value, "_fields") else tuple(made)
-        if isinstance(value, dict):
-            return {k: replace(v) for k, v in value.items()}
-        if isinstance(value, slice):
-            return slice(replace(value.start), replace(value.stop), replace(value.step))
-        return value
-
-    copy = copy_graph(graph)
-    for node in copy.nodes:
-        args = replace(node.args)
-        node.args, node.kwargs = args, replace(node.kwargs)
-    return copy

@@ -365,4 +365,4 @@ def _summary(rows: Sequence[Row], signs: Mapping[str, str]) -> str:
     numbers = {mark: sum(row.mark == mark for row in rows) for mark in SIGNS}
     numbers["moved"] //= 2
     parts = [f"{n} {signs[mark][2:]}" for mark, n in numbers.items() if n and mark != "same"]
-    return ", ".join([*parts, f"{numbers['same']} unchanged"])
+    return ", ".join([*parts, f"{numbers['same']} the same"])

@@ -85,7 +85,11 @@ def test_the_finding_is_of_the_right_kind(ran: Callable[[str], Ran], name: str) 
 @pytest.mark.parametrize("name", KINDS)
 def test_the_report_is_there(ran: Callable[[str], Ran], name: str) -> None:
     found = ran(name)
-    assert sorted(path.name for path in (found.reports / found.id).iterdir()) == ["counterexample.json", "repro.py"]
+    assert sorted(path.name for path in (found.reports / found.id).iterdir()) == [
+        "counterexample.json",
+        "report.html",
+        "repro.py",
+    ]
     compile((found.reports / found.id / "repro.py").read_text(), "repro.py", "exec")
 
 
