@@ -320,7 +320,7 @@ class Draft:
                     _record(nodes[number], step.record)
             return map_aggregate(result, fill)
 
-        return spmd_program(self.mesh, inputs, build, seed=seed, labels=shown)
+        return spmd_program(self.mesh, inputs, build, seed=seed, labels=list(dict.fromkeys(shown)))
 
     def _live(self, result: Any, effects: bool = True) -> set[int]:
         """Numbers of what `result` needs, steps that write into it included."""
