@@ -120,8 +120,12 @@ STRATEGIES: dict[str, Callable[..., st.SearchStrategy[Program]]] = {
     "wild": wild_programs,
 }
 
+#: The one that is drawn from unless another is asked for.
+DEFAULT_STRATEGY = "mixed"
+
 __all__ = [
     "DECODERS",
+    "DEFAULT_STRATEGY",
     "STRATEGIES",
     "WORLD_SIZES",
     "Decoder",

@@ -29,7 +29,7 @@ from tcverify.report.markdown import to_markdown
 from tcverify.report.plain import error_text, plain, plain_lines
 from tcverify.report.script import ScriptReport
 from tcverify.report.terminal import TerminalReport, make_console, say, show
-from tcverify.strategies import STRATEGIES
+from tcverify.strategies import DEFAULT_STRATEGY, STRATEGIES
 
 PASSED, FAILED, UNUSABLE, INTERNAL, INTERRUPTED = 0, 1, 2, 3, 130
 
@@ -96,7 +96,7 @@ def main(context: click.Context, debug: bool) -> None:
 @click.option("--world-size", default=None, help="Numbers of ranks, e.g. 2,4. [default: 2,3,4]")
 @click.option("--mesh", default=None, help="One mesh for all programs, e.g. dp=2,tp=2, instead of drawn ones.")
 @click.option(
-    "--strategy", default="mixed", show_default=True, help=f"What programs are drawn: {', '.join(STRATEGIES)}."
+    "--strategy", default=DEFAULT_STRATEGY, show_default=True, help=f"What programs are drawn: {', '.join(STRATEGIES)}."
 )
 @click.option("--confirm", type=click.Choice(["gloo", "nccl", "none"]), default="gloo", show_default=True,
               help="Process group that runs what lockstep does not refute.")  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import HealthCheck, Phase, Verbosity, settings
 
 SETTINGS = settings(
-    phases=(Phase.generate, Phase.shrink),
+    phases=(Phase.generate,),  # `reduce` shrinks: choices that are minimal do not make minimal programs
     database=None,  # a given seed switches Hypothesis' own off; `Failures` stands in
     deadline=None,
     verbosity=Verbosity.quiet,

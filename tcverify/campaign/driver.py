@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import hypothesis
 from hypothesis import given, settings
-from hypothesis.errors import Flaky, Unsatisfiable
+from hypothesis.errors import Unsatisfiable
 
 from tcverify.application import Subject
 from tcverify.campaign.drawing import SETTINGS
@@ -23,7 +23,9 @@ from tcverify.campaign.events import (
 )
 from tcverify.campaign.failures import Failures
 from tcverify.campaign.in_flight import InFlight, keep
+from tcverify.campaign.interrupts import Interrupts
 from tcverify.campaign.plan import Plan
+from tcverify.campaign.reducer import reduce
 from tcverify.campaign.shrinking import Target
 from tcverify.counterexample import Counterexample, make_counterexample, write_counterexample
 from tcverify.errors import PassLoadError, UsageError
@@ -43,19 +45,15 @@ BATCH = 100_000
 
 
 class _Stop(BaseException):
-    """Leaves Hypothesis at once. Not an Exception: Hypothesis would take that for a failure to shrink."""
+    """Leaves Hypothesis at once. Not an Exception: Hypothesis would take that for a failure and repeat it."""
 
 
 class _Broken(BaseException):
-    """Carries an error of ours, or a test runner's time-out, out of Hypothesis, which would shrink that too."""
+    """Carries an error of ours, or a test runner's time-out, out of Hypothesis, which would repeat that too."""
 
     def __init__(self, error: BaseException) -> None:
         super().__init__(error)
         self.error = error
-
-
-class _Refuted(Exception):
-    """Tells Hypothesis that a program fails, so that it shrinks it."""
 
 
 class Campaign:
@@ -80,6 +78,7 @@ class Campaign:
         self._start = time.monotonic()
         self._known: set[str] = set()
         self._target: Target | None = None
+        self._interrupts = Interrupts()
         self._in_flight = InFlight(plan.state_dir, subject, self.contract)
         self._failures = Failures(plan.state_dir, subject.facts, plan.mesh)
 
@@ -96,7 +95,8 @@ class Campaign:
         earlier = len(self._failures)
         try:
             self._tell(CampaignStarted(facts, plan.mesh, confirm, *bounds, plan.seed, bool(facts.target), earlier))
-            stop = self._rounds()
+            with self._interrupts:
+                stop = self._rounds()
         except KeyboardInterrupt:
             # Unconfirmed: the executor and the pass's process may be in the middle of a conversation.
             self._keep_best(confirm=False)
@@ -131,6 +131,7 @@ class Campaign:
                 self._failures.discard(case)
         number = 0
         while True:
+            self._interrupts.check()
             spent = self._spent()
             if spent is not None:
                 return spent
@@ -146,9 +147,8 @@ class Campaign:
                 raise broken.error from None
             except Unsatisfiable:  # the strategy rejects all that it draws
                 return "exhausted"
-            except (_Refuted, Flaky):
-                pass
             if self._target is not None:
+                self._shrink(self._target)
                 self._keep_best()
                 if self.plan.fail_fast:
                     return "first finding"
@@ -160,36 +160,33 @@ class Campaign:
         @given(self.plan.programs)
         def judge(program: Program) -> None:
             try:
-                fails = self._fails(program)
-            except (KeyboardInterrupt, _Stop):
+                self._interrupts.check()
+                done = self._spent() or self._explore(program, int(program_id(program), 16) % DEEP_EVERY == 0)
+            except KeyboardInterrupt:
                 raise
             except BaseException as error:
                 raise _Broken(error) from error
-            if fails:
-                raise _Refuted
+            if done:
+                raise _Stop
 
         judge()
 
-    def _fails(self, program: Program) -> bool:
-        """Judge one program; whether it shows a new kind of finding, or the one that is being shrunk."""
-        target = self._target
-        if target is None:
-            if self._spent() is not None:
-                raise _Stop
-            return self._explore(program, int(program_id(program), 16) % DEEP_EVERY == 0)
-        identity = program_id(program)
-        if identity in target.judged:
-            return target.judged[identity]
-        if target.late:
-            target.cut = True
-            raise _Stop
-        confirm = self.confirm if target.kind == "executor-divergence" else None
-        verdict = self._verify(program, confirm, target.deep)
-        self.statistics.shrinking += 1
-        self._tell(Progress(self.statistics, f"shrinking {target.kind}"))
-        return target.record(identity, program, verdict)
+    def _shrink(self, target: Target) -> None:
+        """Reduce the program of a finding to the smallest that shows this kind of finding."""
+
+        def shows(program: Program) -> bool:
+            confirm = self.confirm if target.kind == "executor-divergence" else None
+            verdict = self._verify(program, confirm, target.deep)
+            self.statistics.shrinking += 1
+            self._tell(Progress(self.statistics, f"shrinking {target.kind}"))
+            return target.record(verdict)
+
+        deadline = time.monotonic() + self.plan.shrink_time
+        target.cut = True  # until it has come to its end
+        target.cut = reduce(target.best.pair.original, shows, deadline).cut
 
     def _explore(self, program: Program, deep: bool) -> bool:
+        """Judge one program; whether it shows a new kind of finding, which is the target then."""
         verdict = self._verify(program, self.confirm, deep)
         self._count(program, verdict)
         self._tell(Progress(self.statistics, "verifying"))
@@ -199,19 +196,19 @@ class Campaign:
         new = min(
             news, key=lambda f: f.kind == "stale-metadata"
         )  # what goes wrong says more than what is noted wrongly
-        deadline = time.monotonic() + self.plan.shrink_time
         if deep and new.check not in DEEP_CHECKS:
             shallow = self._verify(program, self.confirm, False)
             if any(f.kind == new.kind for f in shallow.findings):
                 verdict, deep = shallow, False
-        self._target = Target(new.kind, deep, deadline, program.size, verdict, {program_id(program): True})
+        self._target = Target(new.kind, deep, program.size, verdict)
         return True
 
     def _verify(self, program: Program, confirm: Executor | None, deep: bool) -> Verdict:
         self._in_flight.note(program, deep)
-        return verify(
-            self.subject, program, contract=self.contract, confirm=confirm, checks=self.plan.checks, deep=deep
-        )
+        with self._interrupts.open():
+            return verify(
+                self.subject, program, contract=self.contract, confirm=confirm, checks=self.plan.checks, deep=deep
+            )
 
     def _count(self, program: Program, verdict: Verdict) -> None:
         counts = self.statistics

@@ -12,7 +12,8 @@ import torch
 from tcverify.arithmetic.float64 import PERTURBATION
 from tcverify.execution.compare import compare_ranks
 from tcverify.execution.executor import Comparison, Hang, Run, Wait
-from tcverify.execution.interpreter import Call, NodeError, RankResult, check_supported, plan_of, rank_inputs, run_rank
+from tcverify.execution.interpreter import Call, NodeError, RankResult, rank_inputs, run_rank
+from tcverify.execution.plan import check_supported, plans_of
 from tcverify.ops import Request, complete, mismatch
 from tcverify.program import Program
 
@@ -129,14 +130,15 @@ class _Matcher:
 
 
 def _execute(program: Program, observe: bool, perturbation: _Perturbation | None) -> Run:
-    plans = [plan_of(graph, program.modules[i] if program.modules else None) for i, graph in enumerate(program.graphs)]
+    plans = plans_of(program)
+    sources = program.sources
     check_supported(plans)
     run = Run("lockstep", [RankResult(rank) for rank in range(program.world_size)])
     generators: list[RankGenerator] = []
     for rank, binding in enumerate(program.ranks):
         perturb: Callable[[torch.Tensor], torch.Tensor] | None = perturbation
         plan, result = plans[binding.graph], run.ranks[rank]
-        inputs = rank_inputs(plan, program, rank)
+        inputs = rank_inputs(plan, rank, sources)
         generators.append(
             run_rank(plan, rank, binding.constants, inputs, observe=observe, perturb=perturb, result=result)
         )

@@ -1,6 +1,6 @@
 """What a pool and its ranks say to each other: JSON text, followed by one binary frame when tensors travel along.
 
-To a rank: a request (`{"id", "programs", "observe"}`) or, after a reply that it is held at, `{"go": id}`. From a rank: replies.
+To a rank: a request (`{"id", "jobs", "observe"}`) or, after a reply that it is held at, `{"go": id}`. From a rank: replies.
 Floats travel as Python's JSON writes them, exactly, with NaN and Infinity.
 """
 
@@ -9,18 +9,22 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from tcverify.errors import ExecutorError, ProgramError, TcverifyError, UnsupportedOp
+from tcverify.errors import ExecutorError, InternalError, ProgramError, TcverifyError, UnsupportedOp
 from tcverify.execution.compare import Delta, digest
 from tcverify.execution.interpreter import Call, NodeError, RankResult
+from tcverify.execution.plan import Plan, decode_plan, encode_plan, plans_of
 from tcverify.ops import Collective
 from tcverify.program import NotSerialisable, Program
-from tcverify.program.codec import encode
+from tcverify.program.codec import encode_ranks, encode_sources
+from tcverify.program.graph import RankBinding
+from tcverify.program.inputs import Sources
+from tcverify.program.reading import Reader
 
 
 @dataclass(slots=True)
@@ -47,25 +51,51 @@ class Reply:
         return self.refusal is not None or any(result.error is not None for result in self.results)
 
 
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A program as rank processes run it."""
+
+    plans: list[Plan]
+    ranks: tuple[RankBinding, ...]
+    sources: Sources
+
+
 def encode_request(number: int, programs: Sequence[Program], observe: bool) -> bytes:
     """Write a request.
 
     Raises:
         ExecutorError: a program holds what a program file cannot.
     """
+    jobs: list[dict[str, Any]] = []
     try:
-        encoded = [encode(program) for program in programs]
+        for program in programs:
+            plans = [encode_plan(plan) for plan in plans_of(program)]
+            job = {"plans": plans, "ranks": encode_ranks(program)}
+            if not jobs or program.sources != programs[0].sources:
+                job["sources"] = encode_sources(program.sources)
+            jobs.append(job)
     except NotSerialisable as error:
         raise ExecutorError(
             f"the program cannot be sent to the processes of a group: {error.message}",
             "lockstep runs such programs; the process group runs what program files can hold",
         ) from None
-    for program in encoded:
-        for graph in program["graphs"]:
-            for node in graph["nodes"]:  # what describes values without being needed to compute them
-                node.pop("val", None)
-                node.pop("meta", None)
-    return _dumps({"id": number, "programs": encoded, "observe": observe})
+    return _dumps({"id": number, "jobs": jobs, "observe": observe})
+
+
+def decode_jobs(data: list[Any]) -> Iterator[Job]:
+    """Read the programs of a request, each when it is asked for.
+
+    Raises:
+        UnsupportedOp: the tables of this process do not know an op.
+    """
+    reader = Reader("the message")
+    sources: Sources | None = None
+    for job in data:
+        if "sources" in job:
+            sources = reader.sources(job["sources"])
+        if sources is None:
+            raise InternalError("a request without inputs")
+        yield Job([decode_plan(plan) for plan in job["plans"]], reader.ranks(job["ranks"]), sources)
 
 
 def encode_go(number: int) -> bytes:

@@ -9,8 +9,9 @@ from types import TracebackType
 from tcverify.errors import ExecutorError, TcverifyError, UsageError
 from tcverify.execution.executor import Comparison, Run
 from tcverify.execution.group import RankGroup, RankLost, choose_core, name_ranks
-from tcverify.execution.interpreter import RankResult, check_supported, plan_of
+from tcverify.execution.interpreter import RankResult
 from tcverify.execution.messages import Reply, encode_go, encode_request
+from tcverify.execution.plan import check_supported, plans_of
 from tcverify.program import Program, program_id
 
 #: Seconds that the other ranks get to come through once a node has raised on one: they may wait for it in a collective.
@@ -142,8 +143,7 @@ class ProcessGroupPool:
         for program in programs:
             if program.world_size != self.world_size:
                 raise UsageError(f"a program of {program.world_size} ranks cannot run on a pool of {self.world_size}")
-            modules = program.modules or (None,) * len(program.graphs)
-            check_supported([plan_of(g, m) for g, m in zip(program.graphs, modules, strict=True)])
+            check_supported(plans_of(program))
         self._number += 1
         ticket = Ticket(self._number, programs, encode_request(self._number, programs, observe))
         self._tickets.append(ticket)

@@ -22,12 +22,11 @@ import torch.distributed as dist
 
 from tcverify.errors import ProgramError, UnsupportedOp
 from tcverify.execution.compare import compare_ranks
-from tcverify.execution.interpreter import RankResult, check_supported, plan_of, rank_inputs, run_rank
-from tcverify.execution.messages import Reply, encode_reply
+from tcverify.execution.interpreter import RankResult, rank_inputs, run_rank
+from tcverify.execution.messages import Job, Reply, decode_jobs, encode_reply
+from tcverify.execution.plan import check_supported
 from tcverify.execution.processes import die_with_parent
 from tcverify.ops.distributed import perform
-from tcverify.program import Program
-from tcverify.program.codec import decode
 
 #: torch.distributed's own clock is put out of the way: the pool's is the only one, and it names program and ranks.
 _NEVER = timedelta(days=1)
@@ -92,7 +91,7 @@ def _serve(rank: int, place: torch.device, connection: Connection) -> None:
     while True:
         request = backlog.popleft() if backlog else json.loads(connection.recv_bytes())
         reply = _answer(rank, place, request)
-        for message in encode_reply(reply, values=len(request["programs"]) == 1):
+        for message in encode_reply(reply, values=len(request["jobs"]) == 1):
             connection.send_bytes(message)
         if reply.failure is not None:
             while True:  # until killed: what the other ranks do is undefined
@@ -107,9 +106,8 @@ def _serve(rank: int, place: torch.device, connection: Connection) -> None:
 def _answer(rank: int, place: torch.device, request: dict[str, Any]) -> Reply:
     reply = Reply(request["id"])
     try:
-        for number, data in enumerate(request["programs"]):
-            program = decode(data, "the program" if number == 0 else "the rewritten program")
-            result = _run(program, rank, place, request["observe"])
+        for job in decode_jobs(request["jobs"]):
+            result = _run(job, rank, place, request["observe"])
             reply.results.append(result)
             if result.error is not None:
                 return reply
@@ -122,12 +120,12 @@ def _answer(rank: int, place: torch.device, request: dict[str, Any]) -> Reply:
     return reply
 
 
-def _run(program: Program, rank: int, place: torch.device, observe: bool) -> RankResult:
-    plans = [plan_of(graph) for graph in program.graphs]
-    check_supported(plans)  # those of all ranks, so that every rank refuses and none waits for another
-    binding = program.ranks[rank]
-    inputs = [value.to(place) for value in rank_inputs(plans[binding.graph], program, rank)]
-    generator = run_rank(plans[binding.graph], rank, binding.constants, inputs, observe=observe)
+def _run(job: Job, rank: int, place: torch.device, observe: bool) -> RankResult:
+    check_supported(job.plans)  # those of all ranks, so that every rank refuses and none waits for another
+    binding = job.ranks[rank]
+    plan = job.plans[binding.graph]
+    inputs = [value.to(place) for value in rank_inputs(plan, rank, job.sources)]
+    generator = run_rank(plan, rank, binding.constants, inputs, observe=observe)
     answer: Any = None
     while True:
         try:

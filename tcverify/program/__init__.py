@@ -1,7 +1,7 @@
 """What is verified: programs, their mesh, placements, inputs and files; and the data that verdicts are made of."""
 
 from tcverify.program.build import GraphBuilder, spmd_program
-from tcverify.program.codec import NotSerialisable, dumps, loads, program_id
+from tcverify.program.codec import dumps, loads, program_id
 from tcverify.program.contract import Contract
 from tcverify.program.finding import KINDS, Finding
 from tcverify.program.graph import RankBinding, RankConstant, compute_nodes
@@ -9,6 +9,7 @@ from tcverify.program.inputs import InputSpec, Recipe
 from tcverify.program.mesh import Mesh, MeshDim
 from tcverify.program.placement import PARTIAL, REPLICATED, VARYING, Placement, shard
 from tcverify.program.program import Program
+from tcverify.program.values import NotSerialisable
 
 __all__ = [
     "KINDS",

@@ -33,6 +33,13 @@ class RankConstant:
         return f"<{self.name}>"
 
 
+@dataclass(slots=True)
+class Slot:
+    """Stands in a plan (see `execution.plan`) for the value of an earlier node, by number."""
+
+    index: int
+
+
 @dataclass(frozen=True, slots=True)
 class RankBinding:
     """What one rank runs: which of the program's graphs, with which rank constants."""

@@ -102,6 +102,35 @@ class InputSpec:
         return generate(seed, self.name, coordinates, self.shape, self.recipe.kind, self.recipe.scale)
 
 
+#: Most elements that the inputs of one rank may have together: 2 GiB of float64.
+MAX_INPUT_ELEMENTS = 1 << 28
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """Where the inputs of a program come from: their specs, the mesh that they are placed on, and the seed."""
+
+    mesh: Mesh
+    inputs: tuple[InputSpec, ...]
+    seed: int
+
+    def chosen(self, names: Sequence[str], rank: int) -> tuple[InputSpec, ...]:
+        """Return the specs of the inputs of these names, in this order.
+
+        Raises:
+            ProgramError: they are too large for `rank` to make.
+        """
+        by_name = {spec.name: spec for spec in self.inputs}
+        specs = tuple([by_name[name] for name in names])
+        elements = sum(math.prod(spec.shape) for spec in specs)
+        if elements > MAX_INPUT_ELEMENTS:
+            raise ProgramError(
+                f"the inputs of rank {rank} have {elements} elements; at most {MAX_INPUT_ELEMENTS} are allowed",
+                "shrink the input shapes",
+            )
+        return specs
+
+
 #: Largest tensor that is kept: 512 of them take 256 MiB.
 _CACHED_ELEMENTS = 1 << 16
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -13,13 +12,10 @@ from torch import fx
 
 from tcverify.errors import ProgramError
 from tcverify.program.graph import RankBinding, bind, compute_nodes, describe, fake_values, with_metadata
-from tcverify.program.inputs import InputSpec
+from tcverify.program.inputs import InputSpec, Sources
 from tcverify.program.mesh import Mesh, MeshDim
 from tcverify.program.placement import REPLICATED, VARYING, Placement
 from tcverify.program.sharing import share
-
-#: Most elements that the inputs of one rank may have together: 2 GiB of float64.
-MAX_INPUT_ELEMENTS = 1 << 28
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,19 +139,13 @@ class Program:
         Raises:
             ProgramError: the inputs are too large to make.
         """
-        return [spec.values(self.mesh, rank, self.seed) for spec in self.specs(rank)]
-
-    def specs(self, rank: int) -> tuple[InputSpec, ...]:
-        """Return the specs of this rank's inputs in the order of its placeholders. Raises as `values` does."""
         names = [n.name for n in self.graphs[self.ranks[rank].graph].nodes if n.op == "placeholder"]
-        specs = tuple([self._inputs_by_name[name] for name in names])
-        elements = sum(math.prod(spec.shape) for spec in specs)
-        if elements > MAX_INPUT_ELEMENTS:
-            raise ProgramError(
-                f"the inputs of rank {rank} have {elements} elements; at most {MAX_INPUT_ELEMENTS} are allowed",
-                "shrink the input shapes",
-            )
-        return specs
+        return [spec.values(self.mesh, rank, self.seed) for spec in self.sources.chosen(names, rank)]
+
+    @property
+    def sources(self) -> Sources:
+        """Where the values of the inputs come from."""
+        return Sources(self.mesh, self.inputs, self.seed)
 
     def with_graphs(self, graphs: Sequence[fx.Graph], modules: Sequence[torch.nn.Module | None] = ()) -> Program:
         """Return the program in which rank i runs `graphs[i]` (fake tensors or specs in `meta["val"]`), same inputs.

@@ -153,17 +153,18 @@ def pytest_terminal_summary(
     terminalreporter: TerminalReporter, exitstatus: pytest.ExitCode, config: pytest.Config
 ) -> None:
     """Say what the campaigns came to."""
-    data = [
-        getattr(report, REPORT_ATTRIBUTE)
-        for reports in terminalreporter.stats.values()
-        for report in reports
+    reports = [
+        report
+        for category in terminalreporter.stats.values()
+        for report in category
         if isinstance(report, pytest.TestReport) and hasattr(report, REPORT_ATTRIBUTE)
     ]
-    items = [*map(Item.from_data, data), *config.stash[_INTERRUPTED]]
+    items = [Item.from_data(getattr(report, REPORT_ATTRIBUTE)) for report in reports] + config.stash[_INTERRUPTED]
+    failed = {report.nodeid for report in reports if report.failed}
     notes = list(_recovered(config))
     if exitstatus == pytest.ExitCode.INTERRUPTED:
         notes += _found_by_workers(config, {case.id for item in items for case in item.cases})
-    write_summary(terminalreporter, items, notes, brief=terminalreporter.verbosity < 0)
+    write_summary(terminalreporter, items, failed, notes, brief=terminalreporter.verbosity < 0)
 
 
 def _recovered(config: pytest.Config) -> Iterator[str]:

@@ -18,10 +18,13 @@ from tcverify.pytest_plugin.decorator import Verification
 from tcverify.pytest_plugin.options import CONFIRM, Options
 from tcverify.pytest_plugin.profiles import PROFILES
 from tcverify.pytest_plugin.references import Reference, reference_to
-from tcverify.strategies import STRATEGIES, WORLD_SIZES
+from tcverify.strategies import DEFAULT_STRATEGY, STRATEGIES, WORLD_SIZES
 
 #: Most items of one pass and world.
 MAX_SHARDS = 1000
+
+#: Programs of other sizes that a strategy may draw before one of the size that is asked for.
+MAX_THROWN_AWAY = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,9 +118,9 @@ def _worlds(asked: Verification) -> list[World]:
     if isinstance(programs, SearchStrategy):
         return _worlds_of_strategy(programs, asked)
     if programs is None:
-        factory: Callable[..., Any] = STRATEGIES["structured"]
-    elif isinstance(programs, str):
-        factory = STRATEGIES[_known(programs, tuple(STRATEGIES), "programs")]
+        programs = DEFAULT_STRATEGY
+    if isinstance(programs, str):
+        factory: Callable[..., Any] = STRATEGIES[_known(programs, tuple(STRATEGIES), "programs")]
     elif callable(programs):
         factory = programs
     else:
@@ -143,11 +146,34 @@ def _worlds_of_strategy(programs: SearchStrategy[Program], asked: Verification) 
     if asked.world_sizes is None:
         return [World("", "the strategy's meshes", None, checked)]
 
-    def of(size: int) -> SearchStrategy[Program]:
-        # A strategy from elsewhere draws what it draws; ours are made for the size, which needs no filter.
-        return checked.filter(lambda program: program.world_size == size)
+    return [
+        World(f"{size}ranks", f"{size} ranks", size, checked.filter(_OfSize(size)), thrown_away=True)
+        for size in _sizes(asked)
+    ]
 
-    return [World(f"{size}ranks", f"{size} ranks", size, of(size), thrown_away=True) for size in _sizes(asked)]
+
+class _OfSize:
+    """Lets programs of one size through. A strategy from elsewhere draws what it draws; ours are made for the size instead.
+
+    Raises:
+        UsageError: so many programs in a row were of another size that the strategy seems to draw none of this one.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.thrown_away = 0
+
+    def __call__(self, program: Program) -> bool:
+        if program.world_size == self.size:
+            self.thrown_away = 0
+            return True
+        self.thrown_away += 1
+        if self.thrown_away > MAX_THROWN_AWAY:
+            raise UsageError(
+                f"the strategy drew no program of {self.size} ranks among {MAX_THROWN_AWAY}",
+                "leave this size out of world_sizes, or give the function that makes the strategy",
+            )
+        return False
 
 
 def _made(factory: Callable[..., Any], mesh: Mesh | None, size: int | None) -> SearchStrategy[Program]:

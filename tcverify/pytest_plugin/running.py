@@ -30,6 +30,7 @@ from tcverify.pytest_plugin.session import Session
 from tcverify.pytest_plugin.summary import Case as ListedCase
 from tcverify.pytest_plugin.summary import Item
 from tcverify.report.block import make_block
+from tcverify.report.html import HtmlReport
 from tcverify.report.plain import count, error_text, plain
 from tcverify.report.script import ScriptReport
 from tcverify.report.terminal import show
@@ -68,7 +69,8 @@ def run_case(case: Case, nodeid: str, options: Options, session: Session) -> tup
                 shrink_time=case.shrink_time,
             )
             earlier = {known.id for known in Failures(state_dir, subject.facts, plan.mesh)}
-            subscribers: list[Subscriber] = [ScriptReport(options.report_dir), note]
+            page = HtmlReport(options.report_dir, notes.append)
+            subscribers: list[Subscriber] = [ScriptReport(options.report_dir), page, note]
             finished = Campaign(subject, plan, session.executor(case), subscribers).run()
             with contextlib.suppress(OSError):
                 state_dir.rmdir()  # when it is empty

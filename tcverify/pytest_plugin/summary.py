@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -90,10 +90,13 @@ def _share(part: int, whole: int) -> str:
     return f"{100 * part / max(1, whole):.0f} %"
 
 
-def write_summary(reporter: TerminalReporter, items: Iterable[Item], notes: Iterable[str], *, brief: bool) -> None:
-    """Write the section about all items: a line each, then the counterexamples.
+def write_summary(
+    reporter: TerminalReporter, items: Iterable[Item], failed: Container[str], notes: Iterable[str], *, brief: bool
+) -> None:
+    """Write the section about all items: what each came to, then the counterexamples.
 
     Args:
+        failed: node ids of the items whose test failed, for whatever reason.
         brief: leave out the items that passed.
     """
     items = sorted(items, key=lambda item: [int(p) if p.isdecimal() else p for p in re.split(r"(\d+)", item.nodeid)])
@@ -102,7 +105,8 @@ def write_summary(reporter: TerminalReporter, items: Iterable[Item], notes: Iter
         if item.verdict == "passed" and not item.inconclusive and brief:
             continue
         color = {"passed": "green", "refuted": "red"}.get(item.verdict, "yellow")
-        lines.append((f"{item.verdict}: {item.nodeid}", {color: True}))
+        but = ", but the test failed" if item.verdict == "passed" and item.nodeid in failed else ""
+        lines.append((f"{item.verdict}{but}: {item.nodeid}", {color: True}))
         lines.append((f"  {item.line()}", {}))
         lines += [(f"  {plain(note)}", {"yellow": True}) for note in item.notes]
     cases = {case.id: case for item in items for case in item.cases}

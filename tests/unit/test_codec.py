@@ -26,6 +26,8 @@ from tcverify.program import (
     spmd_program,
 )
 from tcverify.program import codec as codec_module
+from tcverify.program import reading as reading_module
+from tcverify.program.values import encode_value
 
 WHERE = "case.json"
 
@@ -91,7 +93,7 @@ def test_not_a_number_is_kept() -> None:
 @pytest.mark.parametrize("value", [1j, {1: 2}, b"bytes", print], ids=repr)
 def test_foreign_constants_cannot_be_written(value: Any) -> None:
     with pytest.raises(NotSerialisable, match="cannot be written"):
-        codec_module._encode_value(value)
+        encode_value(value)
 
 
 # --------------------------------------------------------------------------------------------------- hostile files
@@ -273,7 +275,7 @@ def test_a_file_beyond_the_limit_is_not_parsed(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_graph_beyond_the_limit_is_not_built(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(codec_module, "MAX_NODES", 3)
+    monkeypatch.setattr(reading_module, "MAX_NODES", 3)
     with pytest.raises(ProgramError, match="at most 3 are read"):
         loads(dumps(program()), WHERE)
 

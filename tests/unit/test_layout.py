@@ -55,10 +55,31 @@ def test_nothing_is_unpickled_or_evaluated(path: Path) -> None:
     assert {"eval", "exec", "__import__"}.isdisjoint(called(path))
 
 
-def test_importing_tcverify_needs_neither_hypothesis_nor_pytest() -> None:
-    code = "import sys, tcverify; print(sorted({'hypothesis', 'pytest', '_pytest'} & set(sys.modules)))"
+def prints(code: str) -> str:
+    """What a fresh interpreter prints."""
     ran = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True)
-    assert ran.stdout.strip() == "[]"
+    return ran.stdout.strip()
+
+
+def test_the_public_names_need_neither_hypothesis_nor_pytest() -> None:
+    code = "import sys; from tcverify import *; print(verify, {'hypothesis', 'pytest', '_pytest'} & set(sys.modules))"
+    assert prints(code).endswith("> set()")
+
+
+def test_importing_tcverify_alone_costs_nothing() -> None:
+    assert prints("import sys, tcverify; print('torch' in sys.modules)") == "False"
+
+
+def test_public_names_are_found_and_listed() -> None:
+    code = (
+        "import tcverify; print(*(n for n in dir(tcverify) if not n.startswith('_') and getattr(tcverify, n) is None))"
+    )
+    assert prints(code) == ""
+    assert prints("import tcverify; print({*tcverify.__all__, 'verifies', 'Refuted'} <= {*dir(tcverify)})") == "True"
+
+
+def test_other_names_are_not_found() -> None:
+    assert prints("import tcverify; print(hasattr(tcverify, 'verifie'))") == "False"
 
 
 def test_strategies_are_one_package_under_two_paths() -> None:

@@ -24,7 +24,7 @@ from tcverify.program import (
     shard,
     spmd_program,
 )
-from tcverify.program import program as program_module
+from tcverify.program import inputs as inputs_module
 
 UNEVEN = Mesh(3, (MeshDim("tp", ((0,), (2, 1))),))
 X = InputSpec("x", (4, 6), placements=(("tp", PARTIAL),))
@@ -277,7 +277,7 @@ def test_a_rank_constant_without_a_value_is_named() -> None:
 
 
 def test_inputs_that_are_too_large_are_refused_before_they_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(program_module, "MAX_INPUT_ELEMENTS", 29)
+    monkeypatch.setattr(inputs_module, "MAX_INPUT_ELEMENTS", 29)
     with pytest.raises(ProgramError, match="the inputs of rank 0 have 30 elements; at most 29 are allowed"):
         program().values(0)
 

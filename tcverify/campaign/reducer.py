@@ -1,0 +1,88 @@
+"""The graph reducer: the smallest program that still shows what is looked for.
+
+Hypothesis minimises the choices that a program is drawn from, not the program. The reducer edits the graph itself: it knows
+nothing of passes or verdicts, only a predicate over programs. See `reduce`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tcverify.campaign.reducer_details import simplify
+from tcverify.campaign.reducer_mesh import shrink_mesh
+from tcverify.campaign.reducer_moves import (
+    bypass,
+    bypass_many,
+    drop_inputs,
+    drop_outputs,
+    end_earlier,
+    merge_inputs,
+    read_earlier,
+    return_operands,
+    start_later,
+)
+from tcverify.campaign.reducer_search import OutOfTime, Search
+from tcverify.campaign.reducer_sizes import drop_axes, pull_views, shrink_sizes
+from tcverify.program import Program
+
+#: What is tried, again and again until none of it helps; the largest steps first.
+MOVES: tuple[Callable[[Search], None], ...] = (
+    end_earlier,
+    drop_outputs,
+    start_later,
+    shrink_mesh,
+    bypass_many,
+    bypass,
+    pull_views,
+    return_operands,
+    drop_outputs,
+    drop_inputs,
+    merge_inputs,
+    read_earlier,
+    shrink_sizes,
+    drop_axes,
+    simplify,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Reduction:
+    """What a reduction came to.
+
+    Attributes:
+        program: the smallest program found.
+        cut: whether the deadline ended it before all moves had been tried on that program.
+        trials: how many programs the predicate was asked about.
+    """
+
+    program: Program
+    cut: bool
+    trials: int
+
+
+def reduce(program: Program, shows: Callable[[Program], bool], deadline: float | None = None) -> Reduction:
+    """Make a program smaller as long as `shows` holds, until no move makes it smaller.
+
+    Moves drop outputs, nodes, inputs, ranks and mesh dims, shrink sizes, and make values, placements, dtypes and constants
+    plain. What a value is replaced by has its shape and dtype and is equal on all ranks on which the value was. Metadata that
+    was right is renewed, metadata that was missing or wrong stays so. Deterministic, where `shows` is.
+
+    Args:
+        program: one for which `shows` holds; any program, whatever its graphs hold.
+        shows: a predicate; programs that do not run are among those that it is asked about, and must be refused.
+        deadline: on the monotonic clock; `shows` is not asked after it.
+    """
+    search = Search(program, shows, deadline)
+    try:
+        before = None
+        while before is not search.program:
+            before = search.program
+            for move in MOVES:
+                move(search)
+    except OutOfTime:
+        return Reduction(search.program, True, search.trials)
+    return Reduction(search.program, False, search.trials)
+
+
+__all__ = ["Reduction", "reduce"]

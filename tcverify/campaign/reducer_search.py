@@ -1,0 +1,181 @@
+"""The state of a reduction: the smallest program so far, what is known of it, and what has been tried."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Callable, Iterable
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch.fx.node import map_aggregate
+
+from tcverify.campaign.reducer_facts import Facts
+from tcverify.campaign.reducer_fit import facts_of, fit
+from tcverify.campaign.reducer_sketch import Ref, Sketch, program_of, refs, result_of, sketch_of
+from tcverify.campaign.reducer_values import Values
+from tcverify.errors import ProgramError
+from tcverify.program import NotSerialisable, Program, program_id
+
+#: Of the same meaning in every op that has one: what it is when it does not matter.
+PLAIN_EPS = 1e-6
+
+
+class OutOfTime(Exception):
+    """The deadline has passed."""
+
+
+class Search:
+    """Tries edits of the smallest program so far and keeps those that are smaller and still show what is looked for.
+
+    Attributes:
+        program: the smallest program so far.
+        trials: programs that were asked about.
+    """
+
+    def __init__(self, program: Program, shows: Callable[[Program], bool], deadline: float | None) -> None:
+        self.trials = 0
+        self._shows = shows
+        self._deadline = deadline
+        self._refused: set[str] = set()
+        self._take(program, facts_of(sketch_of(program)))
+
+    def _take(self, program: Program, facts: Facts) -> None:
+        self.program, self.facts = program, facts
+        self._weight = weight(facts.sketch)
+        self.__dict__.pop("values", None)
+
+    @property
+    def sketch(self) -> Sketch:
+        return self.facts.sketch
+
+    @cached_property
+    def values(self) -> Values:
+        """What a run shows of the values of the program."""
+        return Values(self.program)
+
+    def attempt(self, *edits: Sketch | None, prefer: str = "first") -> bool:
+        """Try edits in order until one is kept; returns whether one is.
+
+        Args:
+            prefer: see `fit`.
+
+        Raises:
+            OutOfTime: the deadline has passed, and there is something to try.
+        """
+        return any(self.attempt_as(fit(self.facts, edit, prefer)) for edit in edits if edit is not None)
+
+    def attempt_as(self, facts: Facts | None) -> bool:
+        """Try what an edit has become. See `attempt`."""
+        if facts is None or not weight(facts.sketch) < self._weight:
+            return False
+        try:
+            program = program_of(facts.sketch)
+        except ProgramError:
+            return False
+        try:
+            identity = program_id(program)
+        except NotSerialisable:  # it cannot be told from others: tried as often as it is met
+            identity = ""
+        if identity in self._refused:
+            return False
+        if self._deadline is not None and time.monotonic() > self._deadline:
+            raise OutOfTime
+        self.trials += 1
+        if not self._shows(program):
+            if identity:
+                self._refused.add(identity)
+            return False
+        self._take(program, facts)
+        return True
+
+    def in_chunks(self, items: Iterable[Any], edit: Callable[[list[Any]], Sketch | None], least: int = 1) -> bool:
+        """Apply `edit` to as many of the items as it can be kept for: to halves first, then to ever smaller chunks.
+
+        Args:
+            edit: makes one edit of the program so far, for items that may be gone by then.
+            least: of the sizes of chunks.
+        """
+        left = list(items)
+        size = (len(left) + 1) // 2
+        any_kept = False
+        while size >= least and left:
+            start = 0
+            while start < len(left):
+                if self.attempt(edit(left[start : start + size])):
+                    del left[start : start + size]
+                    any_kept = True
+                else:
+                    start += size
+            size = size // 2
+        return any_kept
+
+
+def weight(sketch: Sketch) -> tuple[Any, ...]:
+    """How large a program is: what counts more comes first. An edit is kept only where this decreases."""
+    running = [binding.graph for binding in sketch.ranks]
+    compute = [sum(step.calls and not step.selects for step in graph) for graph in sketch.graphs]
+    calls = [sum(step.op != "placeholder" for step in graph) for graph in sketch.graphs]
+    leaves = [len(refs(result_of(graph))) for graph in sketch.graphs]
+    listed = [[rank for group in dim.groups for rank in group] for dim in sketch.mesh.dims]
+    disorder = sum(a > b for ranks in listed for a, b in itertools.pairwise(ranks))
+    placements = sum(placement.kind != "replicated" for spec in sketch.inputs for _, placement in spec.placements)
+    return (
+        max(compute, default=0),
+        sum(compute[i] for i in running),
+        sum(calls[i] for i in running),
+        len(running),
+        sum(leaves[i] for i in running),
+        len(sketch.inputs),
+        len(listed),
+        disorder,
+        sum(math.prod(spec.shape) for spec in sketch.inputs),
+        sum(sum(spec.shape) for spec in sketch.inputs),
+        placements,
+        *_details(sketch),
+        sketch.seed,
+        sum(len(step.name) for graph in sketch.graphs for step in graph),
+    )
+
+
+def _details(sketch: Sketch) -> tuple[int, ...]:
+    """Recipes, dtypes, constants and structure that are not the plainest, and how far arguments reach."""
+    recipes = sum((spec.recipe.kind != "uniform") + (spec.recipe.scale != 1.0) for spec in sketch.inputs)
+    odd = sum(spec.dtype.is_floating_point and spec.dtype is not torch.float32 for spec in sketch.inputs)
+    constants = nested = reach = 0
+    for graph in sketch.graphs:
+        positions = {step.name: i for i, step in enumerate(graph)}
+
+        def look(leaf: Any, positions: dict[str, int] = positions) -> Any:
+            nonlocal constants, odd, reach
+            if isinstance(leaf, Ref):
+                reach += positions[leaf.name]
+            elif isinstance(leaf, float):
+                constants += leaf != PLAIN_EPS
+            elif isinstance(leaf, torch.dtype):
+                odd += leaf.is_floating_point and leaf is not torch.float32
+            return leaf
+
+        for step in graph:
+            map_aggregate((step.args, step.kwargs), look)
+        nested += _containers(result_of(graph))
+    return recipes, odd, constants, nested, reach
+
+
+def _containers(result: Any) -> int:
+    """How many containers a result is nested in; dicts and lists count more, since a tuple is plainer."""
+    pending, count = [result], 0
+    while pending:
+        value = pending.pop()
+        if isinstance(value, (list, tuple)):
+            count += 1 if isinstance(value, tuple) else 2
+            pending += value
+        elif isinstance(value, dict):
+            count += 2
+            pending += value.values()
+    return count
+
+
+__all__ = ["PLAIN_EPS", "OutOfTime", "Search", "weight"]

@@ -1,0 +1,220 @@
+"""A program in the form in which it is edited: immutable steps that name what they read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.node import map_aggregate
+
+from tcverify.errors import ProgramError
+from tcverify.ops import lookup
+from tcverify.program import InputSpec, Mesh, Program, RankBinding
+from tcverify.program.graph import KEPT_META, add_node
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """Stands in arguments for the value of the step of this name."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One node of a graph, placeholders and output included.
+
+    Attributes:
+        meta: its metadata, "val" included.
+    """
+
+    name: str
+    op: str
+    target: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    meta: dict[str, Any] = field(default_factory=dict)
+    type: Any = None
+
+    @property
+    def calls(self) -> bool:
+        """Whether it is a call; a selection of one result of several counts as one."""
+        return self.op.startswith("call")
+
+    @property
+    def selects(self) -> bool:
+        """Whether it selects one result of several, or indexes a tensor."""
+        return self.calls and getattr(self.target, "__name__", "") == "getitem"
+
+    @property
+    def collective(self) -> bool:
+        return self.op == "call_function" and lookup(self.target).collective
+
+    @property
+    def effect(self) -> bool:
+        """Whether it may do something beside returning a value; of what no table knows, nothing is known."""
+        if self.op == "call_function" and isinstance(self.target, torch._ops.OpOverload):
+            return bool(self.target._schema.is_mutable)
+        return self.op in ("call_method", "call_module") or (
+            self.op == "call_function" and lookup(self.target).run is None
+        )
+
+    @property
+    def reads(self) -> list[str]:
+        """The names of the steps that it reads, in the order of its arguments."""
+        return refs((self.args, self.kwargs))
+
+    def mapped(self, leaf: Callable[[Any], Any]) -> Step:
+        """Return the step with `leaf` applied to every leaf of its arguments and metadata other than "val"."""
+        args, kwargs = map_aggregate(self.args, leaf), map_aggregate(self.kwargs, leaf)
+        meta = {key: value if key == "val" else map_aggregate(value, leaf) for key, value in self.meta.items()}
+        return replace(self, args=args, kwargs=dict(kwargs), meta=meta)
+
+
+Graph = tuple[Step, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Sketch:
+    """A program whose graphs are tuples of steps; else as `Program`."""
+
+    mesh: Mesh
+    graphs: tuple[Graph, ...]
+    ranks: tuple[RankBinding, ...]
+    inputs: tuple[InputSpec, ...]
+    seed: int
+    labels: tuple[str, ...]
+    modules: tuple[torch.nn.Module | None, ...]
+
+
+def refs(value: Any) -> list[str]:
+    """The names that an argument refers to, each once, in order."""
+    found: dict[str, None] = {}
+
+    def look(leaf: Any) -> Any:
+        if isinstance(leaf, Ref):
+            found[leaf.name] = None
+        return leaf
+
+    map_aggregate(value, look)
+    return list(found)
+
+
+def sketch_of(program: Program) -> Sketch:
+    """Write a program as a sketch."""
+    return Sketch(
+        program.mesh,
+        tuple(tuple(_step(node) for node in graph.nodes) for graph in program.graphs),
+        program.ranks,
+        program.inputs,
+        program.seed,
+        program.labels,
+        program.modules,
+    )
+
+
+def _step(node: fx.Node) -> Step:
+    def leaf(value: Any) -> Any:
+        return Ref(value.name) if isinstance(value, fx.Node) else value
+
+    meta = {key: map_aggregate(node.meta[key], leaf) for key in KEPT_META if key in node.meta}
+    if "val" in node.meta:
+        meta["val"] = node.meta["val"]
+    kwargs = dict(map_aggregate(node.kwargs, leaf))
+    return Step(node.name, node.op, node.target, map_aggregate(node.args, leaf), kwargs, meta, node.type)
+
+
+def program_of(sketch: Sketch) -> Program:
+    """Build the program. Raises ProgramError where its parts do not fit together."""
+    graphs = tuple(_graph(steps) for steps in sketch.graphs)
+    parts = sketch.mesh, graphs, sketch.ranks, sketch.inputs, sketch.seed, sketch.labels, sketch.modules
+    return Program(*parts)
+
+
+def _graph(steps: Graph) -> fx.Graph:
+    graph = fx.Graph()
+    nodes: dict[str, fx.Node] = {}
+
+    def leaf(value: Any) -> Any:
+        return nodes[value.name] if isinstance(value, Ref) else value
+
+    def known(value: Any) -> Any:
+        return nodes.get(value.name) if isinstance(value, Ref) else value  # metadata may name what is gone
+
+    for step in steps:
+        args, kwargs = map_aggregate(step.args, leaf), dict(map_aggregate(step.kwargs, leaf))
+        node = nodes[step.name] = add_node(graph, step.op, step.target, args, kwargs, step.name)
+        if node.name != step.name:
+            raise ProgramError(f"'{step.name}' cannot be the name of a node")
+        node.type = step.type
+        node.meta = {key: value if key == "val" else map_aggregate(value, known) for key, value in step.meta.items()}
+    return graph
+
+
+def live_names(graph: Graph, keep: Callable[[Step], bool]) -> set[str]:
+    """The steps that the output needs, and those that `keep` says, with what they need."""
+    live: set[str] = set()
+    for step in reversed(graph):
+        if step.op == "output" or step.name in live or keep(step):
+            live.add(step.name)
+            live.update(step.reads)
+    return live
+
+
+def substituted(graph: Graph, mapping: Mapping[str, Ref | InputSpec | None]) -> Graph:
+    """Return the graph without the steps that `mapping` names.
+
+    Args:
+        mapping: for a removed step, the earlier step that is read in its place (which may be removed itself), an input
+            that is, or None for a step that nobody reads.
+    """
+    final: dict[str, str | None] = {}
+    added: list[Step] = []
+    for step in graph:
+        if step.name not in mapping:
+            continue
+        new = mapping[step.name]
+        if isinstance(new, InputSpec):
+            final[step.name] = new.name
+            added.append(Step(new.name, "placeholder", new.name, ()))
+        else:
+            final[step.name] = None if new is None else final.get(new.name, new.name)
+    if not final:
+        return graph
+
+    def leaf(value: Any) -> Any:
+        if not isinstance(value, Ref) or value.name not in final:
+            return value
+        name = final[value.name]
+        return None if name is None else Ref(name)
+
+    kept = [step for step in graph if step.name not in final]
+    first = sum(step.op == "placeholder" for step in kept)
+    changed = [step.mapped(leaf) if any(name in final for name in step.reads) else step for step in kept]
+    return (*changed[:first], *added, *changed[first:])
+
+
+def result_of(graph: Graph) -> Any:
+    """What the output returns."""
+    last = graph[-1]
+    return last.args[0] if last.op == "output" and last.args else ()
+
+
+def with_result(graph: Graph, result: Any) -> Graph:
+    """Return the graph with another result."""
+    return (*graph[:-1], replace(graph[-1], args=(result,)))
+
+
+def scope(sketch: Sketch, names: Iterable[str]) -> Sequence[int]:
+    """The graphs that have a step of one of these names."""
+    wanted = set(names)
+    return [i for i, graph in enumerate(sketch.graphs) if any(step.name in wanted for step in graph)]
+
+
+__all__ = [
+    "Graph", "Ref", "Sketch", "Step", "live_names", "program_of", "refs", "result_of", "scope", "sketch_of", "substituted",
+    "with_result",
+]  # fmt: skip

@@ -1,0 +1,247 @@
+"""Plans: graphs prepared for running. What is asked of FX is asked once per graph, not once per rank and run."""
+
+from __future__ import annotations
+
+import copy
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.node import map_aggregate
+
+from tcverify.arithmetic import FLOAT64, Float64
+from tcverify.errors import UnsupportedOp
+from tcverify.ops import Op, by_meaning, lookup, qualified_name, resolve
+from tcverify.program import Program
+from tcverify.program.graph import RankConstant, Slot
+from tcverify.program.values import NotSerialisable, ValueReader, encode_value
+
+
+@dataclass(slots=True)
+class Step:
+    """One call.
+
+    Attributes:
+        name: of the node.
+        op: what is called.
+        slots: (position in args, number of a value), for arguments that are plain values.
+        nested: whether args or kwargs hold slots or rank constants elsewhere.
+        carry: whether the result may have another floating dtype than the domain's.
+        dead: values that nobody reads after this step.
+    """
+
+    name: str
+    op: Op
+    args: list[Any]
+    kwargs: dict[str, Any]
+    slots: list[tuple[int, int]]
+    nested: bool
+    carry: bool
+    dead: list[int] = field(default_factory=list)
+    run: Callable[..., Any] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.run = self.op.run or _refuse
+
+
+@dataclass(slots=True)
+class Plan:
+    """A graph, prepared for running in a number domain."""
+
+    placeholders: list[str]
+    steps: list[Step]
+    result: Any
+    mutates: bool
+    unsupported: list[str]  # sentences naming each op without a meaning
+
+
+_PLANS: weakref.WeakKeyDictionary[fx.Graph, Plan] = weakref.WeakKeyDictionary()
+
+
+def plan_of(graph: fx.Graph, module: torch.nn.Module | None = None, domain: Float64 = FLOAT64) -> Plan:
+    """Return the plan of a graph, made once per graph.
+
+    Args:
+        module: owns the attributes and submodules that the graph refers to.
+    """
+    plan = _PLANS.get(graph)
+    if plan is None:
+        plan = _PLANS[graph] = _make_plan(graph, module, domain)
+    return plan
+
+
+def plans_of(program: Program) -> list[Plan]:
+    """Return the plan of every graph of a program."""
+    return [plan_of(graph, program.modules[i] if program.modules else None) for i, graph in enumerate(program.graphs)]
+
+
+def _make_plan(graph: fx.Graph, module: torch.nn.Module | None, domain: Float64) -> Plan:
+    numbers: dict[fx.Node, int] = {}
+    last_use: dict[int, int] = {}
+    plan = Plan([], [], None, False, [])
+
+    def template(value: Any) -> Any:
+        return Slot(numbers[value]) if isinstance(value, fx.Node) else domain.literal(value)
+
+    for node in graph.nodes:
+        if node.op == "placeholder":
+            numbers[node] = len(numbers)
+            plan.placeholders.append(node.name)
+            continue
+        if node.op == "output":
+            plan.result = map_aggregate(node.args[0], template)
+            for operand in node.all_input_nodes:
+                last_use.pop(numbers[operand], None)
+            break
+        op = _op_of(node, module)
+        if op.run is None:
+            plan.unsupported.append(_unsupported(op, node.name))
+        if _may_write(node):
+            plan.mutates = True
+        args: list[Any] = []
+        slots: list[tuple[int, int]] = []
+        kwargs = dict(map_aggregate(node.kwargs, template)) if node.kwargs else {}
+        plain = not (kwargs and _count(kwargs))
+        for position, argument in enumerate(node.args):
+            if isinstance(argument, fx.Node):
+                slots.append((position, numbers[argument]))
+                args.append(Slot(numbers[argument]))
+            elif isinstance(argument, (int, float, str, type(None))):
+                args.append(argument)
+            else:
+                args.append(map_aggregate(argument, template))
+                plain = plain and not _count(args[-1])
+        carry = not op.aliases or not node.all_input_nodes or op.name.startswith(_FOREIGN)
+        step = Step(node.name, op, args, kwargs, slots, not plain, carry)
+        for operand in node.all_input_nodes:
+            last_use[numbers[operand]] = len(plan.steps)
+        last_use[len(numbers)] = len(plan.steps)
+        numbers[node] = len(numbers)
+        plan.steps.append(step)
+    for slot, step_number in last_use.items():
+        plan.steps[step_number].dead.append(slot)
+    return plan
+
+
+#: What begins the names of ops that only the process of the pass can run. Nothing is known of what they return.
+_FOREIGN = ("foreign::", "method::", "module::")
+
+
+#: Tensor methods that cast to a floating dtype, which is the carrier's in any domain.
+_CASTS = frozenset({"float", "double", "half", "bfloat16"})
+
+
+def _carry_over(value: torch.Tensor, **_: Any) -> torch.Tensor:
+    return value.to(torch.float64)
+
+
+def _may_write(node: fx.Node) -> bool:
+    """Whether a node may write into its operands: as its schema says, or because nothing is known of it."""
+    if node.op == "call_function":
+        if isinstance(node.target, torch._ops.OpOverload):
+            return bool(node.target._schema.is_mutable)
+        return qualified_name(node.target).startswith("foreign::")
+    return node.op != "get_attr"
+
+
+def _op_of(node: fx.Node, module: torch.nn.Module | None) -> Op:
+    if node.op == "call_function":
+        op = lookup(node.target)
+        if op.name.startswith("foreign::") and module is not None:
+            return Op(op.name, by_meaning(node.target), aliases=True)  # type: ignore[arg-type]
+        return op
+    target = str(node.target)
+    if node.op == "call_method":
+        method = _carry_over if target in _CASTS else getattr(torch.Tensor, target, None)
+        return Op(f"method::{target}", method, aliases=True, reason="no such tensor method")
+    if module is None:
+        return Op(f"{node.op}::{target}", None, reason="the graph's module is not there")
+    owner: Any = module
+    for part in target.split("."):
+        owner = getattr(owner, part)
+    if node.op == "get_attr":
+        return Op(f"attribute::{target}", lambda: owner, aliases=True)
+    try:
+        in_domain = copy.deepcopy(owner).to(torch.float64)
+    except Exception as error:  # noqa: BLE001 - modules copy and convert themselves as they like
+        return Op(f"module::{target}", None, reason=f"it cannot be carried to float64: {first_line(error)}")
+    return Op(f"module::{target}", by_meaning(in_domain), aliases=True)
+
+
+def _unsupported(op: Op, node: str) -> str:
+    return f"{op.name} ({node}): {op.reason}"
+
+
+def _refuse(*_: Any, **__: Any) -> Any:
+    raise UnsupportedOp("?", "a plan with unsupported ops was run")
+
+
+def _count(value: Any) -> int:
+    """How many slots and rank constants an argument template holds."""
+    found = 0
+
+    def look(leaf: Any) -> Any:
+        nonlocal found
+        found += isinstance(leaf, (Slot, RankConstant))
+        return leaf
+
+    map_aggregate(value, look)
+    return found
+
+
+def first_line(error: Exception) -> str:
+    text = str(error).strip()
+    return text.splitlines()[0] if text else "no message"
+
+
+def check_supported(plans: Sequence[Plan]) -> None:
+    """Raise `UnsupportedOp` naming the first op without a meaning."""
+    for plan in plans:
+        for sentence in plan.unsupported:
+            name, _, reason = sentence.partition(": ")
+            raise UnsupportedOp(name, reason)
+
+
+# ------------------------------------------------------------------------------------------------------- as messages
+
+
+def encode_plan(plan: Plan) -> list[Any]:
+    """Write a plan as JSON-able data, for a process that has no use for the graph.
+
+    Raises:
+        NotSerialisable: it holds what messages cannot.
+    """
+    steps = []
+    for step in plan.steps:
+        slots = {position for position, _ in step.slots}
+        args = [
+            None if i in slots and not step.nested else encode_value(argument) for i, argument in enumerate(step.args)
+        ]
+        kwargs = {key: encode_value(value) for key, value in step.kwargs.items()}
+        if step.op.name.startswith((*_FOREIGN, "attribute::")):
+            raise NotSerialisable(f"node '{step.name}' calls {step.op.name}, which this process alone has")
+        steps.append([step.name, step.op.name, args, kwargs, step.slots, step.nested, step.carry, step.dead])
+    return [plan.placeholders, steps, encode_value(plan.result), plan.mutates]
+
+
+def decode_plan(data: list[Any]) -> Plan:
+    """Read what `encode_plan` wrote.
+
+    Raises:
+        UnsupportedOp: the tables of this process do not know an op.
+    """
+    placeholders, steps, result, mutates = data
+    slots = {number: Slot(number) for number in range(len(placeholders) + len(steps))}
+    reader = ValueReader("the message")
+    plan = Plan(placeholders, [], reader.value(result, slots, "the output"), mutates, [])
+    for name, op_name, args, kwargs, positions, nested, carry, dead in steps:
+        op = lookup(resolve(op_name))
+        if op.run is None:
+            plan.unsupported.append(_unsupported(op, name))
+        args = [reader.value(value, slots, name) for value in args]
+        kwargs = {key: reader.value(value, slots, name) for key, value in kwargs.items()}
+        plan.steps.append(Step(name, op, args, kwargs, positions, nested, carry, dead))
+    return plan
