@@ -33,6 +33,10 @@ class Lockstep:
         """Run and compare both versions. See `Executor.compare`."""
         return self.compare_with(self.run(original), rewritten)
 
+    def start_comparison(self, original: Program, rewritten: Program) -> Callable[[], Comparison]:
+        """See `Executor.start_comparison`."""
+        return lambda: self.compare(original, rewritten)
+
     def compare_with(self, before: Run, rewritten: Program) -> Comparison:
         """As `compare`, for an original that has already run here."""
         comparison = Comparison(self.name, before, self.run(rewritten))
