@@ -173,7 +173,8 @@ def verification(
         elif pair.foreign is not None:
             doubts.append(Doubt("unsupported-op", pair.foreign))
         elif pair.rewritten is not None:
-            evidence.runs.append(LOCKSTEP.compare_with(baseline, pair.rewritten))
+            after = baseline if pair.rewritten is program else LOCKSTEP.run(pair.rewritten)
+            evidence.runs.append(LOCKSTEP.compare_runs(baseline, after))
             if pair.again is not None:
                 evidence.again = LOCKSTEP.compare_with(baseline, pair.again)
     except UnsupportedOp as error:

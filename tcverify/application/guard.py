@@ -139,6 +139,11 @@ class Guarded:
             self._other_hash = _Worker(self.target, self.options, hash_seed=1)
         return self._other_hash
 
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of the workers."""
+        return [w.pid for w in (self._worker, self._other_hash) if w is not None and w.alive]
+
     def close(self) -> None:
         """End the worker processes."""
         for worker in (self._worker, self._other_hash):
@@ -206,6 +211,10 @@ class _Worker:
             self.close()
             raise PassLoadError(*reply["load_error"])
         self.facts = PassFacts(**reply["facts"])
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid or 0
 
     def free(self) -> bool:
         """Whether it can be asked. One that was asked without anybody taking its answer is ended."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import hypothesis
 from hypothesis import given, settings
@@ -57,6 +59,19 @@ class _Broken(BaseException):
         self.error = error
 
 
+@contextlib.contextmanager
+def _older_objects_frozen() -> Iterator[None]:
+    """Spare the garbage collector what is there already (torch, above all), which it would look through again and again."""
+    if gc.get_freeze_count():  # somebody does that already
+        yield
+        return
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
 class Campaign:
     """Verifies one pass on one mesh.
 
@@ -98,7 +113,7 @@ class Campaign:
         earlier = len(self._failures)
         try:
             self._tell(CampaignStarted(facts, plan.mesh, confirm, *bounds, plan.seed, bool(facts.target), earlier))
-            with self._interrupts:
+            with self._interrupts, _older_objects_frozen():
                 stop = self._rounds()
         except KeyboardInterrupt:
             self._keep_found()
