@@ -1,10 +1,13 @@
-"""Programs per second, and where the time goes.
+"""Programs per second, CPU time per program, and where the time goes.
 
-    python benchmarks/throughput.py [--programs N]
+    python benchmarks/throughput.py [--programs N] [--world-size N] [--spawned N]
 
 Draws the same programs for every row of one world size. Rows: a whole campaign (drawing, pass in its worker, checks,
-statistics) in lockstep alone and confirmed on gloo, against the bare execution of the same pairs on the same pool, one after
-the other, with all of them in flight, and with new rank processes for each. Compare rows of one run only: machines differ.
+statistics) in lockstep alone and confirmed on gloo; the bare execution of the same pairs in lockstep and on the same pool,
+one after the other and with all of them in flight; and, to compare with, `torch.multiprocessing.spawn` for every pair, which
+starts the ranks, joins them to a gloo group, runs both versions and compares them. CPU time is that of all processes that
+work on the row; where it is well below the time per program, the machine was busy with something else, and where it is above,
+processes worked side by side. Compare rows of one run only: machines differ.
 """
 
 from __future__ import annotations
@@ -12,19 +15,59 @@ from __future__ import annotations
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import click
 import torch
-from hypothesis import HealthCheck, Phase, given, seed, settings
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from hypothesis import given, seed, settings
 
 from tcverify.application import Guarded
 from tcverify.campaign import Campaign, CampaignFinished, Plan
-from tcverify.execution import Lockstep, ProcessGroupPool
-from tcverify.program import Program
+from tcverify.campaign.drawing import SETTINGS
+from tcverify.execution import Lockstep, ProcessGroupPool, RankResult, compare_ranks
+from tcverify.execution.interpreter import rank_inputs, run_rank
+from tcverify.execution.plan import plans_of
+from tcverify.ops.distributed import perform
+from tcverify.program import Program, dumps, loads
 from tcverify.strategies import transformer_programs
 
 PASS = "tcverify.passes.sequence_parallel:SequenceParallel"
+
+
+@dataclass(frozen=True)
+class Row:
+    """What was measured: seconds on the clock, and of CPU time of all processes that took part."""
+
+    name: str
+    programs: int
+    seconds: float
+    cpu: float
+
+    @property
+    def rate(self) -> float:
+        return self.programs / self.seconds
+
+    def show(self, rest: str = "") -> None:
+        cpu = f"{1e3 * self.cpu / self.programs:8.2f} ms CPU" if self.cpu else " " * 15
+        print(f"  {self.name:<36}{self.rate:8.1f} programs/s {cpu}   {rest}".rstrip())
+
+
+def cpu_seconds(pids: Sequence[int]) -> float:
+    """CPU time of this process and these others so far, by the clock that Linux keeps for each process."""
+    return time.process_time() + sum(time.clock_gettime((~pid << 3) | 2) for pid in pids)
+
+
+def measured(name: str, pids: Callable[[], Sequence[int]], work: Callable[[], int]) -> Row:
+    """Do `work`, which returns the number of programs that it did. The processes `pids` live before and after."""
+    before, start = cpu_seconds(pids()), time.perf_counter()
+    programs = work()
+    return Row(name, programs, time.perf_counter() - start, cpu_seconds(pids()) - before)
 
 
 def campaign(subject: Guarded, world_size: int, pool: ProcessGroupPool | None, programs: int) -> CampaignFinished:
@@ -46,13 +89,7 @@ def pairs(subject: Guarded, world_size: int, programs: int) -> list[tuple[Progra
     found: list[tuple[Program, Program]] = []
 
     @seed(1)
-    @settings(
-        max_examples=programs,
-        database=None,
-        deadline=None,
-        phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
-    )
+    @settings(SETTINGS, max_examples=programs)
     @given(transformer_programs(world_size=world_size))
     def collect(program: Program) -> None:
         rewritten = subject.apply(program).rewritten
@@ -63,57 +100,103 @@ def pairs(subject: Guarded, world_size: int, programs: int) -> list[tuple[Progra
     return found
 
 
-def row(name: str, count: int, seconds: float, rest: str = "") -> None:
-    print(f"  {name:<38}{count / seconds:8.1f} programs/s   {rest}")
-
-
 def phases(finished: CampaignFinished) -> str:
-    """Where the time of a campaign went."""
+    """Where the time of a campaign went, as seen by the process that runs it: for other processes it waits."""
     counts = finished.statistics
     spent: Counter[str] = Counter(counts.seconds)
     spent["drawing and the rest"] = counts.elapsed - sum(spent.values())
     return ", ".join(f"{name} {1e3 * s / counts.programs:.1f} ms" for name, s in spent.most_common())
 
 
+def spawned(rank: int, world_size: int, store: str, texts: tuple[str, str]) -> None:
+    """What a rank does that is started for one pair alone."""
+    torch.set_num_threads(1)
+    rendezvous = dist.FileStore(store, world_size)
+    dist.init_process_group("gloo", store=rendezvous, rank=rank, world_size=world_size, timeout=timedelta(seconds=60))
+    results = [_run(loads(text), rank) for text in texts]
+    if any(delta.problem for delta in compare_ranks(*results)):
+        raise RuntimeError("the rewritten program computes something else")
+    dist.destroy_process_group()
+
+
+def _run(program: Program, rank: int) -> RankResult:
+    binding = program.ranks[rank]
+    plan = plans_of(program)[binding.graph]
+    answer: Any = None
+    with torch.no_grad():
+        steps = run_rank(plan, rank, binding.constants, rank_inputs(plan, rank, program.sources))
+        while True:
+            try:
+                _, request = steps.send(answer)
+            except StopIteration as stop:
+                return stop.value
+            answer = perform(request.collective, request.tensor)
+
+
+def spawn_for_each(world_size: int, drawn: Sequence[tuple[Program, Program]]) -> Row:
+    start = time.perf_counter()
+    for original, rewritten in drawn:
+        with tempfile.TemporaryDirectory() as scratch:
+            texts = dumps(original), dumps(rewritten)
+            mp.spawn(spawned, (world_size, str(Path(scratch) / "store"), texts), world_size)
+    return Row("pairs, torch.multiprocessing.spawn", len(drawn), time.perf_counter() - start, 0.0)
+
+
+def measure(subject: Guarded, size: int, programs: int, spawns: int) -> None:
+    """Print the rows of one world size."""
+    drawn = pairs(subject, size, programs)
+    campaign(subject, size, None, max(60, programs // 5))  # fills the memos, starts the second worker
+    finished: list[CampaignFinished] = []
+
+    def run(pool: ProcessGroupPool | None) -> int:
+        finished.append(campaign(subject, size, pool, programs))
+        return finished[-1].statistics.programs
+
+    def bare(compare: Callable[[Program, Program], Any]) -> int:
+        for original, rewritten in drawn:
+            compare(original, rewritten)
+        return len(drawn)
+
+    with ProcessGroupPool(size) as pool:
+        pool.start()
+
+        def everybody() -> list[int]:
+            return [*subject.pids, *pool.pids]
+
+        def in_flight() -> int:
+            for ticket in [pool.submit(original, rewritten) for original, rewritten in drawn]:
+                pool.result(ticket)
+            return len(drawn)
+
+        alone = measured("campaign, lockstep", lambda: subject.pids, lambda: run(None))
+        confirmed = measured("campaign, lockstep and gloo", everybody, lambda: run(pool))
+        bare_rows = [
+            measured("pairs, lockstep", list, lambda: bare(Lockstep().compare)),
+            measured("pairs, gloo, one at a time", lambda: pool.pids, lambda: bare(pool.compare)),
+            measured("pairs, gloo, all in flight", lambda: pool.pids, in_flight),
+        ]
+    counts = finished[-1].statistics
+    nodes = sum(original.size for original, _ in drawn) / len(drawn)
+    fired = ", ".join(f"{name} {n / counts.programs:.0%}" for name, n in sorted(counts.fired.items()))
+    print(f"{size} ranks, {len(drawn)} programs of {nodes:.1f} compute nodes on average; fired: {fired}")
+    alone.show(phases(finished[0]))
+    confirmed.show(phases(finished[1]))
+    for row in bare_rows:
+        row.show()
+    if spawns:
+        each = spawn_for_each(size, drawn[:spawns])
+        each.show(f"the campaign on gloo does {confirmed.rate / each.rate:.0f} times as many")
+
+
 @click.command()
 @click.option("--programs", type=click.IntRange(10), default=300, show_default=True)
 @click.option("--world-size", type=click.IntRange(2), multiple=True, default=(2, 4), show_default=True)
-def main(programs: int, world_size: tuple[int, ...]) -> None:
+@click.option("--spawned", "spawns", type=click.IntRange(0), default=5, show_default=True, help="0 leaves the row out.")
+def main(programs: int, world_size: tuple[int, ...], spawns: int) -> None:
     torch.set_num_threads(1)
     with Guarded(PASS) as subject:
         for size in world_size:
-            with ProcessGroupPool(size) as pool:
-                pool.start()
-                drawn = pairs(subject, size, programs)
-                nodes = sum(original.size for original, _ in drawn) / len(drawn)
-                print(f"{size} ranks, {len(drawn)} programs of {nodes:.0f} compute nodes on average")
-                campaign(subject, size, None, programs // 5)  # fills the memos
-                finished = campaign(subject, size, None, programs)
-                row("campaign, lockstep", finished.statistics.programs, finished.statistics.elapsed, phases(finished))
-                finished = campaign(subject, size, pool, programs)
-                row(
-                    "campaign, lockstep and gloo",
-                    finished.statistics.programs,
-                    finished.statistics.elapsed,
-                    phases(finished),
-                )
-                start = time.perf_counter()
-                for original, rewritten in drawn:
-                    Lockstep().compare(original, rewritten)
-                row("bare pairs, lockstep", len(drawn), time.perf_counter() - start)
-                start = time.perf_counter()
-                for original, rewritten in drawn:
-                    pool.compare(original, rewritten)
-                row("bare pairs, gloo, one at a time", len(drawn), time.perf_counter() - start)
-                start = time.perf_counter()
-                for ticket in [pool.submit(original, rewritten) for original, rewritten in drawn]:
-                    pool.result(ticket)
-                row("bare pairs, gloo, all in flight", len(drawn), time.perf_counter() - start)
-            start = time.perf_counter()
-            for original, rewritten in drawn[:10]:
-                with ProcessGroupPool(size) as fresh:
-                    fresh.compare(original, rewritten)
-            row("bare pairs, gloo, new ranks for each", len(drawn[:10]), time.perf_counter() - start)
+            measure(subject, size, programs, spawns)
 
 
 if __name__ == "__main__":

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Any
+from typing import Any, TypeAlias
 
 from tcverify.application import Pair, PassFailure, Subject, subject_of
 from tcverify.checks import CHECKS, Evidence
-from tcverify.errors import ExecutorError, ProgramError, UnsupportedOp, UsageError
+from tcverify.errors import ExecutorError, ProgramError, TcverifyError, UnsupportedOp, UsageError
 from tcverify.execution import Comparison, Executor, Lockstep, Run, digest
 from tcverify.program import Contract, NotSerialisable, Program
 from tcverify.program.finding import Doubt, Finding
@@ -78,16 +78,30 @@ def verify(
         PassLoadError: the pass cannot be loaded.
         UsageError: an unknown check.
     """
-    chosen = _chosen(checks)
+    chosen = chosen_checks(checks)
     subject = subject_of(pass_)
     try:
-        return _verify(subject, program, contract or subject.contract, confirm, chosen, deep, always_confirm)
+        steps = verification(
+            subject,
+            program,
+            contract=contract or subject.contract,
+            confirm=confirm,
+            checks=chosen,
+            deep=deep,
+            always_confirm=always_confirm,
+        )
+        while True:
+            next(steps)
+    except StopIteration as stop:
+        verdict: Verdict = stop.value
+        return verdict
     finally:
         if subject is not pass_:
             subject.close()
 
 
-def _chosen(names: Iterable[str] | None) -> list[str]:
+def chosen_checks(names: Iterable[str] | None) -> list[str]:
+    """Return the names of the checks to apply, in order; None means all. Raises `UsageError` for an unknown one."""
     if names is None:
         return list(CHECKS)
     chosen = list(names)
@@ -97,16 +111,39 @@ def _chosen(names: Iterable[str] | None) -> list[str]:
     return chosen
 
 
-def _verify(
+#: A verification, to be advanced by `next`; returns the verdict. See `verification`.
+Steps: TypeAlias = Generator[None, None, Verdict]
+
+
+def verification(
     subject: Subject,
     program: Program,
+    *,
     contract: Contract,
     confirm: Executor | None,
     checks: list[str],
-    deep: bool,
-    always_confirm: bool,
-) -> Verdict:
+    deep: bool = False,
+    always_confirm: bool = False,
+) -> Steps:
+    """Verify as `verify` does, in steps, so that several programs can be under way at once.
+
+    1. The program is given to the pass's process. Until step 3 nothing else may be given to the subject.
+    2. The original runs in lockstep.
+    3. The pass's process has answered.
+    4. The rewritten program runs in lockstep and is checked; the confirming executor starts.
+    5. The confirming executor has answered.
+    """
     clock = _Clock()
+    portable = True
+    try:
+        answer = subject.start(program, deep=deep)
+    except NotSerialisable as error:
+        hint = "give the pass as an object, to apply it in this process"
+        portable, why = False, f"{error.message}; {hint}"
+    clock.lap("apply")
+    yield
+
+    clock.resume()
     try:
         baseline = LOCKSTEP.run(program)
     except UnsupportedOp as error:
@@ -114,17 +151,20 @@ def _verify(
     clock.lap("lockstep")
     if not baseline.finished:
         return Verdict("inconclusive", [], [Doubt("ill-typed-program", _why(baseline))], Pair(program))
-    try:
-        pair = subject.apply(program, deep=deep)
-    except NotSerialisable as error:
-        hint = "give the pass as an object, to apply it in this process"
-        return Verdict("inconclusive", [], [Doubt("not-portable", f"{error.message}; {hint}")], Pair(program))
+    if not portable:
+        return Verdict("inconclusive", [], [Doubt("not-portable", why)], Pair(program))
+    yield
+
+    clock.resume()
+    pair = answer()
     clock.lap("apply")
     if pair.declined is not None:
         return Verdict("inconclusive", [], [Doubt("declined", pair.declined)], pair, [], clock.laps)
     if pair.failure is not None:
         return Verdict("refuted", [_failure(pair.failure)], [], pair, [], clock.laps)
+    yield
 
+    clock.resume()
     evidence = Evidence(pair, contract, probe=lambda: LOCKSTEP.probe(program, baseline))
     doubts: list[Doubt] = []
     try:
@@ -133,7 +173,8 @@ def _verify(
         elif pair.foreign is not None:
             doubts.append(Doubt("unsupported-op", pair.foreign))
         elif pair.rewritten is not None:
-            evidence.runs.append(LOCKSTEP.compare_with(baseline, pair.rewritten))
+            after = baseline if pair.rewritten is program else LOCKSTEP.run(pair.rewritten)
+            evidence.runs.append(LOCKSTEP.compare_runs(baseline, after))
             if pair.again is not None:
                 evidence.again = LOCKSTEP.compare_with(baseline, pair.again)
     except UnsupportedOp as error:
@@ -142,8 +183,13 @@ def _verify(
     findings = _apply(checks, evidence, doubts)
     clock.lap("checks")
     if confirm is not None and _worth_confirming(evidence, findings, always_confirm):
-        findings = _confirm(confirm, evidence, findings, doubts, checks, baseline)
+        comparison = _start(confirm, pair, doubts)
         clock.lap(confirm.name)
+        if comparison is not None:
+            yield
+            clock.resume()
+            findings = _confirm(comparison, evidence, findings, doubts, checks, baseline)
+            clock.lap(confirm.name)
     if confirm is not None and pair.foreign is not None and not findings:
         doubts.append(Doubt("not-portable", f"{pair.foreign}; judged in lockstep alone"))
     if not findings and not doubts and not _judged(evidence):
@@ -181,37 +227,48 @@ def _worth_confirming(evidence: Evidence, findings: list[Finding], always: bool)
     return always or not findings
 
 
+def _start(confirm: Executor, pair: Pair, doubts: list[Doubt]) -> Callable[[], Comparison] | None:
+    """Let the confirming executor start on both versions; None where it cannot."""
+    if pair.rewritten is None:
+        return None
+    try:
+        return confirm.start_comparison(pair.original, pair.rewritten)
+    except (UnsupportedOp, ExecutorError, ProgramError) as error:
+        doubts.append(_not_executed(error))
+    return None
+
+
+def _not_executed(error: TcverifyError) -> Doubt:
+    return Doubt("unsupported-op" if isinstance(error, UnsupportedOp) else "executor-failed", error.message)
+
+
 def _confirm(
-    confirm: Executor,
+    compare: Callable[[], Comparison],
     evidence: Evidence,
     findings: list[Finding],
     doubts: list[Doubt],
     checks: list[str],
     baseline: Run,
 ) -> list[Finding]:
-    """Run both versions on the confirming executor; its disagreement with lockstep is a finding of its own."""
+    """Judge what the confirming executor saw; its disagreement with lockstep is a finding of its own."""
     pair = evidence.pair
-    if pair.rewritten is None:
-        return findings
     try:
-        comparison = confirm.compare(pair.original, pair.rewritten)
-    except UnsupportedOp as error:
-        doubts.append(Doubt("unsupported-op", error.message))
+        comparison = compare()
+    except (UnsupportedOp, ExecutorError, ProgramError) as error:
+        doubts.append(_not_executed(error))
         return findings
-    except (ExecutorError, ProgramError) as error:
-        doubts.append(Doubt("executor-failed", error.message))
-        return findings
+    name = comparison.executor
     alone = Evidence(pair, evidence.contract, [comparison], probe=evidence.probe)
     evidence.runs.append(comparison)
     if not comparison.original.finished:
-        title = f"the original runs in lockstep, but not on {confirm.name}: {_why(comparison.original)}"
+        title = f"the original runs in lockstep, but not on {name}: {_why(comparison.original)}"
         return [*findings, Finding("executor-divergence", "equivalence", title)]
     seen = _apply([c for c in checks if c in ("collectives", "equivalence")], alone, doubts)
     kinds, confirmed = {f.kind for f in findings if f.check == "equivalence"}, {f.kind for f in seen}
     if kinds != confirmed and "equivalence" in checks:
-        detail = f"lockstep: {', '.join(sorted(kinds)) or 'passed'}\n{confirm.name}: {', '.join(sorted(confirmed)) or 'passed'}"
+        detail = f"lockstep: {', '.join(sorted(kinds)) or 'passed'}\n{name}: {', '.join(sorted(confirmed)) or 'passed'}"
         detail += "".join(f"\n{f.title}: {f.detail}" for f in seen)
-        title = f"lockstep and {confirm.name} disagree about the rewritten program"
+        title = f"lockstep and {name} disagree about the rewritten program"
         findings = [*findings, Finding("executor-divergence", "equivalence", title, detail)]
     disagreement = _divergence(baseline, comparison.original, evidence)
     if disagreement is not None:
@@ -258,10 +315,14 @@ class _Clock:
         self.laps: dict[str, float] = {}
         self._last = perf_counter()
 
+    def resume(self) -> None:
+        """Leave out the time since the last lap."""
+        self._last = perf_counter()
+
     def lap(self, name: str) -> None:
         now = perf_counter()
         self.laps[name] = self.laps.get(name, 0.0) + now - self._last
         self._last = now
 
 
-__all__ = ["Verdict", "verify"]
+__all__ = ["Steps", "Verdict", "chosen_checks", "verification", "verify"]

@@ -51,6 +51,13 @@ class Subject(Protocol):
         """Apply the pass to every rank's graph; see `apply_pass`."""
         ...
 
+    def start(self, program: Program, *, deep: bool = False) -> Callable[[], Pair]:
+        """Start to apply the pass; call the result to wait for the end. Where the pass runs in this process it does so then.
+
+        One program at a time: starting another one, or applying the pass, gives up the one whose end nobody waited for.
+        """
+        ...
+
     def close(self) -> None:
         """Let go of processes."""
         ...
@@ -68,6 +75,9 @@ class InProcess:
 
     def apply(self, program: Program, *, deep: bool = False) -> Pair:
         return apply_pass(self._loaded, program, deep=deep)
+
+    def start(self, program: Program, *, deep: bool = False) -> Callable[[], Pair]:
+        return lambda: self.apply(program, deep=deep)
 
     def close(self) -> None:
         """Nothing to let go of."""
@@ -98,32 +108,41 @@ class Guarded:
 
     def apply(self, program: Program, *, deep: bool = False) -> Pair:
         """Apply the pass in the worker. A deep application also runs in a second worker that hashes strings differently."""
+        return self.start(program, deep=deep)()
+
+    def start(self, program: Program, *, deep: bool = False) -> Callable[[], Pair]:
+        """See `Subject.start`. Raises `NotSerialisable` for a program that cannot be sent."""
         text = dumps(program)
         worker = self._main()
-        pair = worker.apply(program, text, deep, self.timeout)
-        if not worker.alive:
-            self._worker = None
-        if deep and pair.rewritten is not None and not pair.defects and pair.foreign is None:
-            self._compare_hash_order(program, text, pair)
-        return pair
+        worker.ask(text, deep)
+        if not deep:
+            return lambda: worker.answer(program, self.timeout)
+        other = self._second()
+        other.ask(text, False)
+
+        def both() -> Pair:
+            pair = worker.answer(program, 4 * self.timeout)
+            again = other.answer(program, self.timeout)
+            if pair.rewritten is not None and not pair.defects and pair.foreign is None:
+                _compare_hash_order(pair, again)
+            return pair
+
+        return both
 
     def _main(self) -> _Worker:
-        if self._worker is None or not self._worker.alive:
+        if self._worker is None or not self._worker.free():
             self._worker = _Worker(self.target, self.options)
         return self._worker
 
-    def _compare_hash_order(self, program: Program, text: str, pair: Pair) -> None:
-        if self._other_hash is None or not self._other_hash.alive:
+    def _second(self) -> _Worker:
+        if self._other_hash is None or not self._other_hash.free():
             self._other_hash = _Worker(self.target, self.options, hash_seed=1)
-        other = self._other_hash.apply(program, text, False, self.timeout)
-        if not self._other_hash.alive:
-            self._other_hash = None
-        if other.failure is not None:
-            message = f"in a process with another PYTHONHASHSEED it {other.failure.message}"
-            pair.defects.append(Defect("hash-order", 0, message))
-        elif other.rewritten is None or pair.rewritten is None or dumps(other.rewritten) != dumps(pair.rewritten):
-            message = "its result depends on the order in which Python hashes strings (PYTHONHASHSEED)"
-            pair.defects.append(Defect("hash-order", 0, message))
+        return self._other_hash
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of the workers."""
+        return [w.pid for w in (self._worker, self._other_hash) if w is not None and w.alive]
 
     def close(self) -> None:
         """End the worker processes."""
@@ -158,6 +177,15 @@ def subject_of(pass_: Any, options: Mapping[str, Any] | None = None, *, timeout:
     return InProcess(prepare(pass_, "", options or {}))
 
 
+def _compare_hash_order(pair: Pair, other: Pair) -> None:
+    if other.failure is not None:
+        message = f"in a process with another PYTHONHASHSEED it {other.failure.message}"
+        pair.defects.append(Defect("hash-order", 0, message))
+    elif other.rewritten is None or pair.rewritten is None or dumps(other.rewritten) != dumps(pair.rewritten):
+        message = "its result depends on the order in which Python hashes strings (PYTHONHASHSEED)"
+        pair.defects.append(Defect("hash-order", 0, message))
+
+
 # -------------------------------------------------------------------------------------------------- the parent's side
 
 
@@ -173,7 +201,9 @@ class _Worker:
         self._process, self._connection = start_process(_serve, (json.dumps(job),), hash_seed=hash_seed)
         limit(self._connection, MESSAGE_TIMEOUT)
         self.alive = True
-        reply = self._ask(None, LOAD_TIMEOUT)
+        self._asked = False
+        self._failure: PassFailure | None = None  # when the question did not arrive
+        reply = self._receive(LOAD_TIMEOUT)
         if isinstance(reply, PassFailure):
             self.close()
             raise PassLoadError(f"importing '{target}' {reply.message}", reply.detail or None)
@@ -182,29 +212,54 @@ class _Worker:
             raise PassLoadError(*reply["load_error"])
         self.facts = PassFacts(**reply["facts"])
 
-    def apply(self, program: Program, text: str, deep: bool, timeout: float) -> Pair:
-        reply = self._ask({"program": text, "deep": deep}, timeout * (4 if deep else 1))
+    @property
+    def pid(self) -> int:
+        return self._process.pid or 0
+
+    def free(self) -> bool:
+        """Whether it can be asked. One that was asked without anybody taking its answer is ended."""
+        if self._asked and self.alive:
+            self.close()
+        return self.alive
+
+    def ask(self, text: str, deep: bool) -> None:
+        """Send a program."""
+        self._asked = True
+        try:
+            self._connection.send_bytes(json.dumps({"program": text, "deep": deep}).encode())
+        except OSError as error:
+            self._failure = self._explain(error)
+        except BaseException:
+            self.close()
+            raise
+
+    def answer(self, program: Program, timeout: float) -> Pair:
+        """Wait for the answer to the last question."""
+        reply = self._failure or self._receive(timeout)
+        self._asked = False
         if isinstance(reply, PassFailure):
             self.close()
             return Pair(program, failure=reply)
         return _decode_pair(program, reply)
 
-    def _ask(self, request: dict[str, Any] | None, timeout: float) -> Any:
-        """Send a request and wait for the reply; a worker that dies or is late is a `PassFailure`."""
+    def _receive(self, timeout: float) -> Any:
+        """Wait for a message; a worker that dies or is late is a `PassFailure`."""
         try:
-            if request is not None:
-                self._connection.send_bytes(json.dumps(request).encode())
             if not self._connection.poll(timeout):
                 return PassFailure("pass-timeout", f"did not come back within {timeout:g} s", None, self._stack())
             return json.loads(self._connection.recv_bytes())
-        except BlockingIOError:  # it stopped in mid-message
-            return PassFailure("pass-timeout", "stopped without finishing its answer", None, self._stack())
-        except (EOFError, OSError, ValueError):  # ValueError: the pass has written into the pipe
-            self._process.join(5)
-            return PassFailure("pass-died", f"took its process down ({self._exit()})", None, self._tail())
+        except (EOFError, OSError, ValueError) as error:  # ValueError: the pass has written into the pipe
+            return self._explain(error)
         except BaseException:
             self.close()  # interrupted between question and answer: the answer must not be taken for that of another
             raise
+
+    def _explain(self, error: Exception) -> PassFailure:
+        """What an error of the conversation says about the pass."""
+        if isinstance(error, BlockingIOError):  # it stopped in mid-message
+            return PassFailure("pass-timeout", "stopped without finishing its answer", None, self._stack())
+        self._process.join(5)
+        return PassFailure("pass-died", f"took its process down ({self._exit()})", None, self._tail())
 
     def _exit(self) -> str:
         code = self._process.exitcode

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import hypothesis
 from hypothesis import given, settings
@@ -24,14 +26,15 @@ from tcverify.campaign.events import (
 from tcverify.campaign.failures import Failures
 from tcverify.campaign.in_flight import InFlight, keep
 from tcverify.campaign.interrupts import Interrupts
+from tcverify.campaign.pipeline import Flight, Pipeline
 from tcverify.campaign.plan import Plan
 from tcverify.campaign.reducer import reduce
 from tcverify.campaign.shrinking import Target
 from tcverify.counterexample import Counterexample, make_counterexample, write_counterexample
 from tcverify.errors import PassLoadError, UsageError
 from tcverify.execution import Executor
-from tcverify.program import Program, program_id
-from tcverify.verifier import Verdict, verify
+from tcverify.program import Finding, Program, program_id
+from tcverify.verifier import Verdict, chosen_checks, verification, verify
 
 #: Share of programs that are applied deeply (see `verify`): those whose id is a multiple of this.
 DEEP_EVERY = 16
@@ -56,6 +59,19 @@ class _Broken(BaseException):
         self.error = error
 
 
+@contextlib.contextmanager
+def _older_objects_frozen() -> Iterator[None]:
+    """Spare the garbage collector what is there already (torch, above all), which it would look through again and again."""
+    if gc.get_freeze_count():  # somebody does that already
+        yield
+        return
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
 class Campaign:
     """Verifies one pass on one mesh.
 
@@ -77,9 +93,11 @@ class Campaign:
         self.counterexamples: list[Counterexample] = []
         self._start = time.monotonic()
         self._known: set[str] = set()
+        self._failed: list[tuple[Program, bool, Verdict]] = []  # deep or not, and how; waiting to be shrunk
         self._target: Target | None = None
         self._interrupts = Interrupts()
         self._in_flight = InFlight(plan.state_dir, subject, self.contract)
+        self._checks = chosen_checks(plan.checks)
         self._failures = Failures(plan.state_dir, subject.facts, plan.mesh)
 
     def run(self) -> CampaignFinished:
@@ -95,14 +113,13 @@ class Campaign:
         earlier = len(self._failures)
         try:
             self._tell(CampaignStarted(facts, plan.mesh, confirm, *bounds, plan.seed, bool(facts.target), earlier))
-            with self._interrupts:
+            with self._interrupts, _older_objects_frozen():
                 stop = self._rounds()
         except KeyboardInterrupt:
-            # Unconfirmed: the executor and the pass's process may be in the middle of a conversation.
-            self._keep_best(confirm=False)
+            self._keep_found()
             stop = "interrupted"
         except BaseException as error:
-            self._keep_best(confirm=False)
+            self._keep_found()
             ours = isinstance(error, Exception) and not isinstance(error, (UsageError, PassLoadError))
             if ours and self._in_flight.path.is_file():
                 self._tell(Crashed(keep(self._in_flight.path, plan.report_dir)))
@@ -123,7 +140,9 @@ class Campaign:
             if self._spent() is not None:
                 break
             refuted = self.statistics.refuted
-            if self._explore(case.program, case.deep):
+            verdict = self._verify(case.program, self.confirm, case.deep)
+            self._count(case.program, verdict)
+            if self._aim(case.program, case.deep, verdict) is not None:
                 self._keep_best()
                 if self.plan.fail_fast:
                     return "first finding"
@@ -137,36 +156,49 @@ class Campaign:
                 return spent
             budget = BATCH if self.plan.max_examples is None else self.plan.max_examples - self.statistics.programs
             before = self.statistics.programs
+            exhausted = False
+            pipeline = Pipeline(self._advance, self._note)
             try:
-                self._round(number, budget)
-                if self.statistics.programs - before < budget:
-                    return "exhausted"
+                self._round(number, budget, pipeline)
+                exhausted = self.statistics.programs + len(pipeline) - before < budget
             except _Stop:
                 pass
             except _Broken as broken:
                 raise broken.error from None
             except Unsatisfiable:  # the strategy rejects all that it draws
+                exhausted = True
+            while len(pipeline):
+                self._take(pipeline.feed(None))
+            while self._failed:
+                program, deep, verdict = self._failed[0]
+                target = self._aim(program, deep, verdict)
+                del self._failed[0]
+                if target is not None:
+                    self._shrink(target)
+                    self._keep_best()
+                    if self.plan.fail_fast:
+                        return "first finding"
+            if exhausted:
                 return "exhausted"
-            if self._target is not None:
-                self._shrink(self._target)
-                self._keep_best()
-                if self.plan.fail_fast:
-                    return "first finding"
             number += 1
 
-    def _round(self, number: int, budget: int) -> None:
+    def _round(self, number: int, budget: int, pipeline: Pipeline) -> None:
+        """Draw programs and verify them, until one fails in a new way."""
+
         @hypothesis.seed(self.plan.seed * 10_007 + number)
         @settings(SETTINGS, max_examples=budget)
         @given(self.plan.programs)
         def judge(program: Program) -> None:
             try:
                 self._interrupts.check()
-                done = self._spent() or self._explore(program, int(program_id(program), 16) % DEEP_EVERY == 0)
+                done = self._spent(len(pipeline)) is not None
+                if not done:
+                    self._take(pipeline.feed(self._flight(program)))
             except KeyboardInterrupt:
                 raise
             except BaseException as error:
                 raise _Broken(error) from error
-            if done:
+            if done or self._failed:
                 raise _Stop
 
         judge()
@@ -185,23 +217,48 @@ class Campaign:
         target.cut = True  # until it has come to its end
         target.cut = reduce(target.best.pair.original, shows, deadline).cut
 
-    def _explore(self, program: Program, deep: bool) -> bool:
-        """Judge one program; whether it shows a new kind of finding, which is the target then."""
-        verdict = self._verify(program, self.confirm, deep)
-        self._count(program, verdict)
-        self._tell(Progress(self.statistics, "verifying"))
+    def _flight(self, program: Program) -> Flight:
+        deep = int(program_id(program), 16) % DEEP_EVERY == 0
+        steps = verification(
+            self.subject, program, contract=self.contract, confirm=self.confirm, checks=self._checks, deep=deep
+        )
+        return Flight(program, deep, steps)
+
+    def _advance(self, flight: Flight) -> None:
+        try:
+            with self._interrupts.open():
+                flight.advance()
+        except Exception:
+            self._note(flight)
+            raise
+
+    def _note(self, flight: Flight) -> None:
+        self._in_flight.note(flight.program, flight.deep)
+
+    def _take(self, flight: Flight | None) -> None:
+        """Count a program that has come through; keep it when it shows a new kind of finding."""
+        if flight is None or flight.verdict is None:
+            return
+        self._count(flight.program, flight.verdict)
+        if self._news(flight.verdict) is not None:
+            self._failed.append((flight.program, flight.deep, flight.verdict))
+
+    def _news(self, verdict: Verdict) -> Finding | None:
+        """The finding of a new kind, if there is one; what goes wrong says more than what is noted wrongly."""
         news = [f for f in verdict.findings if f.kind not in self._known]
-        if not news:
-            return False
-        new = min(
-            news, key=lambda f: f.kind == "stale-metadata"
-        )  # what goes wrong says more than what is noted wrongly
+        return min(news, key=lambda f: f.kind == "stale-metadata", default=None)
+
+    def _aim(self, program: Program, deep: bool, verdict: Verdict) -> Target | None:
+        """Make the new kind of finding that a program shows the target."""
+        new = self._news(verdict)
+        if new is None:
+            return None
         if deep and new.check not in DEEP_CHECKS:
             shallow = self._verify(program, self.confirm, False)
             if any(f.kind == new.kind for f in shallow.findings):
                 verdict, deep = shallow, False
         self._target = Target(new.kind, deep, program.size, verdict)
-        return True
+        return self._target
 
     def _verify(self, program: Program, confirm: Executor | None, deep: bool) -> Verdict:
         self._in_flight.note(program, deep)
@@ -211,21 +268,21 @@ class Campaign:
             )
 
     def _count(self, program: Program, verdict: Verdict) -> None:
-        counts = self.statistics
-        counts.programs += 1
-        counts.changed += verdict.changed
-        setattr(counts, verdict.status, getattr(counts, verdict.status) + 1)
-        counts.rewrites.update(verdict.pair.rewrites)
-        counts.fired.update(pattern for pattern, times in verdict.pair.rewrites.items() if times)
-        counts.ran.update(verdict.executors)
-        counts.findings.update({f.kind for f in verdict.findings})
-        counts.labels.update(program.labels)
-        counts.seconds.update(verdict.seconds)
-        counts.elapsed = time.monotonic() - self._start
-        if verdict.status == "inconclusive":
-            for doubt in verdict.doubts[:1]:
-                counts.doubts[doubt.reason] += 1
-                counts.doubt_details.setdefault(doubt.reason, doubt.detail)
+        self.statistics.count(program, verdict)
+        self.statistics.elapsed = time.monotonic() - self._start
+        self._tell(Progress(self.statistics, "verifying"))
+
+    def _keep_found(self) -> None:
+        """Record what is found so far as it is, now that the run ends.
+
+        Unconfirmed: the executor and the pass's process may be in the middle of a conversation.
+        """
+        self._keep_best(confirm=False)
+        for program, deep, verdict in self._failed:
+            new = self._news(verdict)
+            if new is not None:
+                self._target = Target(new.kind, deep, program.size, verdict, cut=True)
+                self._keep_best(confirm=False)
 
     def _keep_best(self, *, confirm: bool = True) -> None:
         """Record the counterexample of the current target, confirmed on the process group where that makes sense."""
@@ -273,11 +330,11 @@ class Campaign:
             return "nothing tested", f"the pass changed none of {counts.programs} programs"
         return "passed", ""
 
-    def _spent(self) -> str | None:
-        """The bound that is reached: "time", "examples" or None."""
+    def _spent(self, under_way: int = 0) -> str | None:
+        """The bound that is reached, counting programs under way: "time", "examples" or None."""
         if self.plan.max_time is not None and time.monotonic() - self._start >= self.plan.max_time:
             return "time"
-        if self.plan.max_examples is not None and self.statistics.programs >= self.plan.max_examples:
+        if self.plan.max_examples is not None and self.statistics.programs + under_way >= self.plan.max_examples:
             return "examples"
         return None
 

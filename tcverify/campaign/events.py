@@ -10,6 +10,8 @@ from typing import TypeAlias
 
 from tcverify.application import PassFacts
 from tcverify.counterexample import Counterexample
+from tcverify.program import Program
+from tcverify.verifier import Verdict
 
 
 @dataclass(slots=True)
@@ -44,6 +46,22 @@ class Statistics:
     labels: Counter[str] = field(default_factory=Counter)
     seconds: Counter[str] = field(default_factory=Counter)
     elapsed: float = 0.0
+
+    def count(self, program: Program, verdict: Verdict) -> None:
+        """Add one program."""
+        self.programs += 1
+        self.changed += verdict.changed
+        setattr(self, verdict.status, getattr(self, verdict.status) + 1)
+        self.rewrites.update(verdict.pair.rewrites)
+        self.fired.update(pattern for pattern, times in verdict.pair.rewrites.items() if times)
+        self.ran.update(verdict.executors)
+        self.findings.update({f.kind for f in verdict.findings})
+        self.labels.update(program.labels)
+        self.seconds.update(verdict.seconds)
+        if verdict.status == "inconclusive":
+            for doubt in verdict.doubts[:1]:
+                self.doubts[doubt.reason] += 1
+                self.doubt_details.setdefault(doubt.reason, doubt.detail)
 
 
 @dataclass(frozen=True, slots=True)

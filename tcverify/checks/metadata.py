@@ -29,6 +29,8 @@ def check_metadata(evidence: Evidence) -> list[Finding | Doubt]:
     rewritten = evidence.pair.rewritten
     if rewritten is None or not evidence.contract.metadata or evidence.pair.foreign is not None:
         return []
+    if rewritten is evidence.pair.original:
+        return []  # the pass left it alone, metadata and all
     wrong = _inconsistent(rewritten)
     changed = _changed_boundary(evidence.pair.original, rewritten)
     if not wrong and changed is None:

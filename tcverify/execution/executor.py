@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -97,4 +98,8 @@ class Executor(Protocol):
 
     def compare(self, original: Program, rewritten: Program) -> Comparison:
         """Run both versions on the same inputs and compare their outputs. Raises as `run` does."""
+        ...
+
+    def start_comparison(self, original: Program, rewritten: Program) -> Callable[[], Comparison]:
+        """Start to compare; call the result to wait for the end. Executors that work in this process do so only then."""
         ...

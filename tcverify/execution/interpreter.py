@@ -21,7 +21,7 @@ from tcverify.execution.plan import Plan, Step, first_line
 from tcverify.ops import Collective, Request
 from tcverify.program import InputSpec, Mesh
 from tcverify.program.graph import RankConstant, Slot, constant_value
-from tcverify.program.inputs import Sources
+from tcverify.program.inputs import Sources, prepare
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +90,7 @@ _KEPT_ELEMENTS = 1 << 17
 @lru_cache(maxsize=64)
 def _kept_inputs(specs: tuple[InputSpec, ...], mesh: Mesh, rank: int, seed: int) -> list[torch.Tensor]:
     """Inputs as the domain carries them. The original and the rewritten program have the same ones."""
+    prepare(specs, mesh, rank, seed)
     return [FLOAT64.carry(spec.values(mesh, rank, seed)) for spec in specs]
 
 

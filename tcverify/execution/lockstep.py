@@ -31,13 +31,22 @@ class Lockstep:
 
     def compare(self, original: Program, rewritten: Program) -> Comparison:
         """Run and compare both versions. See `Executor.compare`."""
-        return self.compare_with(self.run(original), rewritten)
+        before = self.run(original)
+        return self.compare_runs(before, before if rewritten is original else self.run(rewritten))
+
+    def start_comparison(self, original: Program, rewritten: Program) -> Callable[[], Comparison]:
+        """See `Executor.start_comparison`."""
+        return lambda: self.compare(original, rewritten)
 
     def compare_with(self, before: Run, rewritten: Program) -> Comparison:
         """As `compare`, for an original that has already run here."""
-        comparison = Comparison(self.name, before, self.run(rewritten))
-        if before.finished and comparison.rewritten.finished:
-            for expected, actual in zip(before.ranks, comparison.rewritten.ranks, strict=True):
+        return self.compare_runs(before, self.run(rewritten))
+
+    def compare_runs(self, before: Run, after: Run) -> Comparison:
+        """As `compare`, for versions that have both run here: one and the same run for a program that a pass left alone."""
+        comparison = Comparison(self.name, before, after)
+        if before.finished and after.finished:
+            for expected, actual in zip(before.ranks, after.ranks, strict=True):
                 comparison.deltas += compare_ranks(expected, actual)
         return comparison
 

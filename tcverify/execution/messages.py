@@ -66,9 +66,12 @@ def encode_request(number: int, programs: Sequence[Program], observe: bool) -> b
     Raises:
         ExecutorError: a program holds what a program file cannot.
     """
-    jobs: list[dict[str, Any]] = []
+    jobs: list[dict[str, Any] | None] = []  # None: the program before, whose results count twice
     try:
-        for program in programs:
+        for position, program in enumerate(programs):
+            if position and program is programs[0]:
+                jobs.append(None)
+                continue
             plans = [encode_plan(plan) for plan in plans_of(program)]
             job = {"plans": plans, "ranks": encode_ranks(program)}
             if not jobs or program.sources != programs[0].sources:
@@ -82,8 +85,8 @@ def encode_request(number: int, programs: Sequence[Program], observe: bool) -> b
     return _dumps({"id": number, "jobs": jobs, "observe": observe})
 
 
-def decode_jobs(data: list[Any]) -> Iterator[Job]:
-    """Read the programs of a request, each when it is asked for.
+def decode_jobs(data: list[Any]) -> Iterator[Job | None]:
+    """Read the programs of a request, each when it is asked for; None is the same one again.
 
     Raises:
         UnsupportedOp: the tables of this process do not know an op.
@@ -91,6 +94,9 @@ def decode_jobs(data: list[Any]) -> Iterator[Job]:
     reader = Reader("the message")
     sources: Sources | None = None
     for job in data:
+        if job is None:
+            yield None
+            continue
         if "sources" in job:
             sources = reader.sources(job["sources"])
         if sources is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import TracebackType
 
@@ -121,6 +122,11 @@ class ProcessGroupPool:
     def compare(self, original: Program, rewritten: Program) -> Comparison:
         """Run both versions and compare them in the ranks. Results hold digests in place of outputs. See `Executor.compare`."""
         return self.result(self.submit(original, rewritten))
+
+    def start_comparison(self, original: Program, rewritten: Program) -> Callable[[], Comparison]:
+        """See `Executor.start_comparison`."""
+        ticket = self.submit(original, rewritten)
+        return lambda: self.result(ticket)
 
     def submit(self, original: Program, rewritten: Program) -> Ticket:
         """Start to compare two versions, behind whatever is in flight, and return at once.

@@ -107,7 +107,7 @@ def _answer(rank: int, place: torch.device, request: dict[str, Any]) -> Reply:
     reply = Reply(request["id"])
     try:
         for job in decode_jobs(request["jobs"]):
-            result = _run(job, rank, place, request["observe"])
+            result = reply.results[0] if job is None else _run(job, rank, place, request["observe"])
             reply.results.append(result)
             if result.error is not None:
                 return reply

@@ -10,12 +10,11 @@ import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 import torch
 
 from tcverify.errors import ProgramError
-from tcverify.program.mesh import Mesh
+from tcverify.program.mesh import Mesh, MeshDim
 from tcverify.program.placement import Placement, chunk_bounds
 
 #: What the values of an input look like. All but the last three are sign-mixed.
@@ -82,7 +81,7 @@ class InputSpec:
 
     def values(self, mesh: Mesh, rank: int, seed: int) -> torch.Tensor:
         """Return this rank's values, contiguous, of `dtype` on the CPU. The caller may write into it."""
-        varying = [mesh.dim(name) for name, p in self.placements if p.kind in ("partial", "varying")]
+        varying = self._varying(mesh)
         coordinates = tuple(dim.position(rank) for dim in varying)
         members = math.prod(len(dim.group(rank)) for dim in varying)
         last = all(dim.position(rank) == len(dim.group(rank)) - 1 for dim in varying)
@@ -96,10 +95,42 @@ class InputSpec:
         part = whole[tuple(slice(start, end) for start, end in self.bounds(mesh, rank))]
         return part.to(self.dtype, memory_format=torch.contiguous_format, copy=True)
 
+    def _varying(self, mesh: Mesh) -> list[MeshDim]:
+        return [mesh.dim(name) for name, p in self.placements if p.kind in ("partial", "varying")]
+
     def _global(self, seed: int, coordinates: tuple[int, ...]) -> torch.Tensor:
-        # Ranks share what fits; large tensors would stay in memory long after their program.
-        generate = _generate if math.prod(self.shape) <= _CACHED_ELEMENTS else _generate.__wrapped__
-        return generate(seed, self.name, coordinates, self.shape, self.recipe.kind, self.recipe.scale)
+        """The global tensor, float64. Never write into it."""
+        shape, kind, scale = self.shape, self.recipe.kind, self.recipe.scale
+        if kind == "constant":
+            return torch.full(shape, scale, dtype=torch.float64)
+        unit = _uniform(seed, _label(self.name, coordinates), shape)
+        if kind == "norm_weight":
+            return (1.0 + unit / 2) * scale
+        if kind == "integers":
+            return ((unit + 1) / 2 * scale).floor()
+        if kind == "mask":
+            mask = unit < 0.5
+            if shape and shape[-1]:
+                mask[..., 0] = True
+            return mask.to(torch.float64)
+        if kind == "zero_rows" and shape:
+            rows = _uniform(
+                seed, f"{self.name} rows", (*shape[:-1], 1)
+            )  # which rows are zero does not depend on the rank
+            return torch.where(rows < 0, unit, torch.zeros_like(unit)) * scale
+        return unit * scale
+
+
+def prepare(specs: Sequence[InputSpec], mesh: Mesh, rank: int, seed: int) -> None:
+    """Make the numbers behind the values of these inputs in one go: small tensors cost little more together than alone."""
+    labels = [
+        (_label(spec.name, tuple(dim.position(rank) for dim in spec._varying(mesh))), spec.shape)
+        for spec in specs
+        if spec.recipe.kind != "constant" and math.prod(spec.shape) <= _KEPT_ELEMENTS
+    ]
+    missing = [(label, shape) for label, shape in dict.fromkeys(labels) if (seed, label, shape) not in _UNITS]
+    if missing:
+        _keep(seed, missing, _hashed(seed, missing))
 
 
 #: Most elements that the inputs of one rank may have together: 2 GiB of float64.
@@ -132,43 +163,48 @@ class Sources:
 
 
 #: Largest tensor that is kept: 512 of them take 256 MiB.
-_CACHED_ELEMENTS = 1 << 16
+_KEPT_ELEMENTS = 1 << 16
+
+#: Numbers in (−1, 1) by seed, label and shape: ranks share them, and both versions of a program. Never write into them.
+_UNITS: dict[tuple[int, str, tuple[int, ...]], torch.Tensor] = {}
 
 
-@lru_cache(maxsize=512)
-def _generate(
-    seed: int, name: str, coordinates: Sequence[int], shape: tuple[int, ...], kind: str, scale: float
-) -> torch.Tensor:
-    """The global tensor, float64. Cached because ranks share it: never write into it."""
-    if kind == "constant":
-        return torch.full(shape, scale, dtype=torch.float64)
-    unit = _uniform(seed, f"{name}{list(coordinates)}", shape)
-    if kind == "norm_weight":
-        return (1.0 + unit / 2) * scale
-    if kind == "integers":
-        return ((unit + 1) / 2 * scale).floor()
-    if kind == "mask":
-        mask = unit < 0.5
-        if shape and shape[-1]:
-            mask[..., 0] = True
-        return mask.to(torch.float64)
-    if kind == "zero_rows" and shape:
-        rows = _uniform(seed, f"{name} rows", (*shape[:-1], 1))  # which rows are zero does not depend on the rank
-        return torch.where(rows < 0, unit, torch.zeros_like(unit)) * scale
-    return unit * scale
+def _label(name: str, coordinates: Sequence[int]) -> str:
+    return f"{name}{list(coordinates)}"
+
+
+def _uniform(seed: int, label: str, shape: tuple[int, ...]) -> torch.Tensor:
+    """Independent values in (−1, 1), float64."""
+    unit = _UNITS.get((seed, label, shape))
+    if unit is None:
+        (unit,) = made = _hashed(seed, [(label, shape)])
+        if math.prod(shape) <= _KEPT_ELEMENTS:  # large ones would stay in memory long after their program
+            _keep(seed, [(label, shape)], made)
+    return unit
+
+
+def _keep(seed: int, wanted: Sequence[tuple[str, tuple[int, ...]]], made: Sequence[torch.Tensor]) -> None:
+    if len(_UNITS) + len(made) > 512:
+        _UNITS.clear()
+    _UNITS.update(((seed, label, shape), unit) for (label, shape), unit in zip(wanted, made, strict=True))
 
 
 _MASK_33 = (1 << 31) - 1  # what is left of a 64-bit value after a logical shift by 33
 
 
-def _uniform(seed: int, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-    """Independent values in (−1, 1), float64: the finaliser of murmur3 over a counter, keyed by seed and name."""
-    key = int.from_bytes(hashlib.blake2b(f"{seed} {name}".encode(), digest_size=8).digest(), "little", signed=True)
-    x = torch.arange(1, math.prod(shape) + 1, dtype=torch.int64) * -7046029254386353131 + key
+def _hashed(seed: int, wanted: Sequence[tuple[str, tuple[int, ...]]]) -> list[torch.Tensor]:
+    """For each label and shape, the finaliser of murmur3 over a counter, keyed by seed and label."""
+    counters = []
+    for label, shape in wanted:
+        key = int.from_bytes(hashlib.blake2b(f"{seed} {label}".encode(), digest_size=8).digest(), "little", signed=True)
+        counters.append(torch.arange(1, math.prod(shape) + 1, dtype=torch.int64) * -7046029254386353131 + key)
+    x = torch.cat(counters)
     x ^= (x >> 33) & _MASK_33
     x *= -49064778989728563
     x ^= (x >> 33) & _MASK_33
     x *= -4265267296055464877
     x ^= (x >> 33) & _MASK_33
     # 52 bits, centred on the half-integers: never 0, never ±1
-    return (((x >> 12).to(torch.float64) + 0.5) * 2.0**-51).reshape(shape)
+    numbers = ((x >> 12).to(torch.float64) + 0.5) * 2.0**-51
+    sizes = [math.prod(shape) for _, shape in wanted]
+    return [part.reshape(shape) for part, (_, shape) in zip(numbers.split(sizes), wanted, strict=True)]

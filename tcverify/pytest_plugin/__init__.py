@@ -50,7 +50,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[_INTERRUPTED] = []
     config.stash[_STARTED] = time.time()
     if config.getoption("cacheclear", False) and not hasattr(config, "workerinput"):
-        shutil.rmtree(state_dir(config), ignore_errors=True)
+        for failures in state_dir(config).glob("*/failures"):
+            shutil.rmtree(failures, ignore_errors=True)
 
 
 # -------------------------------------------------------------------------------------------------------- collecting

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict
+from collections.abc import Callable
 
 from tcverify.application import Guarded, InProcess, Subject
 from tcverify.application.loading import prepare
@@ -96,6 +97,10 @@ class AnySize:
     def compare(self, original: Program, rewritten: Program) -> Comparison:
         """See `Executor.compare`."""
         return self._pool(original).compare(original, rewritten)
+
+    def start_comparison(self, original: Program, rewritten: Program) -> Callable[[], Comparison]:
+        """See `Executor.start_comparison`."""
+        return self._pool(original).start_comparison(original, rewritten)
 
     def _pool(self, program: Program) -> ProcessGroupPool:
         if program.world_size > MAX_RANKS:

@@ -14,10 +14,11 @@ from tcverify import Mesh, Program
 from tcverify.errors import UsageError
 from tcverify.passes import Identity, SequenceParallel
 from tcverify.program import MeshDim
-from tcverify.pytest_plugin.cases import MAX_THROWN_AWAY, Case, make_cases
+from tcverify.pytest_plugin.cases import Case, make_cases
 from tcverify.pytest_plugin.decorator import ATTRIBUTE, Verification, verifies
 from tcverify.pytest_plugin.options import FRESH_PATH, Options
 from tcverify.pytest_plugin.running import item_seed
+from tcverify.pytest_plugin.worlds import MAX_THROWN_AWAY
 from tcverify.strategies import decode, transformer_programs
 
 PROGRAM = decode(Mesh.grid({"tp": 2}), b"")

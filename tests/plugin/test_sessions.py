@@ -214,10 +214,13 @@ def test_it(verdict): ...
 """
 
 
-def test_the_program_on_which_a_run_died_is_kept(tmp_path: Path) -> None:
+def test_the_program_on_which_a_run_died_is_kept_and_failures_are_forgotten_when_told(tmp_path: Path) -> None:
     write(tmp_path, {"test_it.py": DIES})
     assert run(tmp_path).code == 9
-    ran = run(tmp_path, "--deselect", "test_it.py")
+    (state,) = (tmp_path / ".tcverify" / "items").iterdir()
+    (state / "failures").mkdir()
+    ran = run(tmp_path, "--ignore=test_it.py", "--cache-clear")
+    assert not (state / "failures").exists()
     (kept,) = (tmp_path / "reports").glob("crashed-*.json")
     assert "a run died while it verified a program" in ran.out
     assert read_counterexample(kept).finding.kind == "run-died"

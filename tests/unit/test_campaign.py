@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -274,12 +274,13 @@ def test_an_error_of_ours_is_raised_and_its_program_kept(
 ) -> None:
     programs: list[Program] = []
 
-    def breaks(subject: Subject, program: Program, **_: Any) -> Any:
+    def breaks(subject: Subject, program: Program, **_: Any) -> Iterator[None]:
         programs.append(program)
         raise InternalError("oops")
+        yield  # as verifications do, which are generators
 
     events: list[Event] = []
-    monkeypatch.setattr(campaign_driver, "verify", breaks)
+    monkeypatch.setattr(campaign_driver, "verification", breaks)
     with pytest.raises(InternalError, match="oops"):
         run(Identity, subscribers=[events.append])
     (crashed,) = [event for event in events if isinstance(event, Crashed)]

@@ -186,6 +186,19 @@ def test_missing_metadata_leaves_the_graph_alone(lost: str) -> None:
     assert not any(pass_.rewrites.values())
 
 
+@pytest.mark.parametrize("stale", ["all_reduce_1", "getitem"])
+def test_what_reads_a_value_of_wrong_metadata_stays(stale: str) -> None:
+    def build(b: Builder) -> Any:
+        return b.fused(b.all_reduce(b["x"]), b.all_reduce(b["y"]))[0]
+
+    gm = program(build).graph_module(0)
+    node = next(node for node in gm.graph.nodes if node.name == stale)
+    node.meta["val"] = node.meta["val"].to(torch.bfloat16)
+    pass_ = SequenceParallel()
+    pass_(gm)
+    assert not any(pass_.rewrites.values())
+
+
 @pytest.mark.parametrize("lost", ["r", "w"])
 def test_a_missing_placement_means_varying(lost: str) -> None:
     gm = program(lambda b: b.add_rms_norm(b.all_reduce(b["x"]), b["r"])).graph_module(0)

@@ -259,5 +259,12 @@ def test_layers_are_counted_by_what_is_alive() -> None:
     assert "layers=0" in drawn(TP2, layers=4).labels
 
 
-def test_the_structured_strategy_is_registered() -> None:
+def test_strategies_by_name() -> None:
+    assert list(STRATEGIES) == ["mixed", "structured", "near-miss", "aimed", "wild"]
     assert STRATEGIES["structured"] is transformer_programs
+
+
+def test_tensor_parallelism_takes_the_dim_that_has_groups() -> None:
+    alone, together = MeshDim("tp", ((0,), (1,))), MeshDim("dp", ((1, 0),))
+    assert roles_of(Mesh(2, (together, alone))).main == "dp"
+    assert roles_of(Mesh(2, (alone,))).main == "tp"

@@ -383,6 +383,9 @@ class _Elsewhere:
         self.change(comparison)
         return comparison
 
+    def start_comparison(self, original: Program, rewritten: Program) -> Callable[[], Comparison]:
+        return lambda: self.compare(original, rewritten)
+
 
 def test_executors_that_disagree_are_a_finding() -> None:
     def differ(comparison: Comparison) -> None:

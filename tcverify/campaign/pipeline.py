@@ -1,0 +1,70 @@
+"""Several programs under way at once: while one is with the pass, this process runs another, and the process group a third."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tcverify.program import Program
+from tcverify.verifier import Steps, Verdict
+
+
+@dataclass(eq=False, slots=True)
+class Flight:
+    """A program under way.
+
+    Attributes:
+        steps: of its verification.
+        verdict: once there is one; steps that are left then have nothing to do.
+    """
+
+    program: Program
+    deep: bool
+    steps: Steps
+    verdict: Verdict | None = None
+
+    def advance(self) -> None:
+        """Take the next step."""
+        if self.verdict is None:
+            try:
+                next(self.steps)
+            except StopIteration as stop:
+                self.verdict = stop.value
+
+
+class Pipeline:
+    """At most two programs under way, the third coming in as the first goes out.
+
+    Args:
+        step: advances a flight.
+        note: is told which program this process is about to work on.
+    """
+
+    def __init__(self, step: Callable[[Flight], None], note: Callable[[Flight], None]) -> None:
+        self._step = step
+        self._note = note
+        self._applied: Flight | None = None  # the pass's process has it
+        self._confirmed: Flight | None = None  # the process group has it
+
+    def __len__(self) -> int:
+        return (self._applied is not None) + (self._confirmed is not None)
+
+    def feed(self, flight: Flight | None) -> Flight | None:
+        """Take a program in (None: no more come); return the one that is finished by that, if any."""
+        applied, confirmed = self._applied, self._confirmed
+        if applied is not None:
+            self._step(applied)  # take the answer of the pass's process, which is free then
+        if flight is not None:
+            self._step(flight)  # give it the next program
+        if applied is not None:
+            self._step(applied)  # lockstep and checks; the process group gets it
+        if confirmed is not None:
+            self._step(confirmed)
+        if flight is not None:
+            self._note(flight)
+            self._step(flight)  # the original in lockstep
+        self._applied, self._confirmed = flight, applied
+        return confirmed
+
+
+__all__ = ["Flight", "Pipeline"]

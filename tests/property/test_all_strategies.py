@@ -1,0 +1,113 @@
+"""What holds of every program that any strategy draws, and how often sequence parallelism finds something to do in them."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+from torch.utils import _pytree as pytree
+
+from tcverify.application import InProcess, Subject
+from tcverify.application.loading import prepare
+from tcverify.execution import Lockstep
+from tcverify.ops import TensorSpec
+from tcverify.passes import Identity, SequenceParallel
+from tcverify.program import Program, dumps, loads
+from tcverify.strategies import DECODERS, STRATEGIES, WORLD_SIZES, all_meshes
+from tcverify.verifier import verify
+
+#: "mixed" draws from the others.
+EACH = pytest.mark.parametrize("name", [name for name in DECODERS if name != "mixed"])
+
+#: Larger values would only hide errors: next to them a small difference is rounding.
+LARGEST = 1e3
+
+#: Labels of programs whose metadata is not what the nodes produce.
+INEXACT = {"missing-metadata", "stale-metadata"}
+
+
+def sample(name: str, count: int, seed: int, world_sizes: tuple[int, ...] = WORLD_SIZES) -> Iterator[Program]:
+    """Uniform choices on all meshes: what a campaign draws, without Hypothesis' mutation and shrinking."""
+    generator = random.Random(seed)
+    meshes = [mesh for size in world_sizes for mesh in all_meshes(size)]
+    decoder = DECODERS[name]
+    for _ in range(count):
+        yield decoder.decode(generator.choice(meshes), generator.randbytes(decoder.width))
+
+
+@EACH
+def test_programs_run_and_their_metadata_says_what_they_compute(name: str) -> None:
+    for program in sample(name, 60, seed=1):
+        run = Lockstep().run(program, observe=True)
+        assert run.finished, run.hang or run.mismatch or run.error
+        for result, binding in zip(run.ranks, program.ranks, strict=True):
+            outputs = [value for value in pytree.tree_leaves(result.outputs) if value.numel()]
+            assert all(float(value.abs().max()) < LARGEST for value in outputs)  # and finite
+            assert result.values is not None
+            for node in program.graphs[binding.graph].nodes:
+                if node.op == "output" or INEXACT & set(program.labels):
+                    continue
+                specs = pytree.tree_leaves(node.meta["val"], is_leaf=lambda leaf: isinstance(leaf, TensorSpec))
+                for spec, value in zip(specs, pytree.tree_leaves(result.values[node.name]), strict=True):
+                    assert tuple(value.shape) == spec.shape, node.name
+
+
+@EACH
+def test_files_round_trip_and_equal_bytes_give_equal_programs(name: str) -> None:
+    for first, second in zip(sample(name, 40, seed=2), sample(name, 40, seed=2), strict=True):
+        text = dumps(first)
+        assert dumps(second) == text
+        assert dumps(loads(text)) == text
+
+
+@pytest.mark.parametrize("name", DECODERS)
+@pytest.mark.parametrize("choices", [b"", b"\0" * 500, b"\xff" * 500, bytes(range(256))])
+def test_any_bytes_decode_on_any_mesh(name: str, choices: bytes) -> None:
+    for mesh in all_meshes(3):
+        assert Lockstep().run(DECODERS[name].decode(mesh, choices)).finished
+
+
+@EACH
+def test_the_identity_is_never_refuted_nor_in_doubt(name: str) -> None:
+    subject = InProcess(prepare(Identity, "", {}))
+    verdicts = [verify(subject, program) for program in sample(name, 60, seed=4)]
+    assert [v.findings or v.doubts for v in verdicts if v.status != "passed"] == []
+
+
+def test_every_strategy_has_a_decoder_and_mixed_draws_them_all() -> None:
+    assert set(STRATEGIES) == set(DECODERS)
+    programs = list(sample("mixed", 80, seed=5))
+    others = ("near-miss", "aimed", "wild")
+    kinds = Counter(next((k for k in others if k in p.labels), "structured") for p in programs)
+    assert set(kinds) == {"structured", *others}
+    assert 0.35 <= kinds["structured"] / len(programs) <= 0.65
+
+
+def shares(name: str, world_size: int, count: int, subject: Subject) -> dict[str, float]:
+    """In how many of the programs each pattern of sequence parallelism fires."""
+    fired: Counter[str] = Counter()
+    for program in sample(name, count, seed=6, world_sizes=(world_size,)):
+        fired.update(pattern for pattern, times in subject.apply(program).rewrites.items() if times)
+    return {pattern: fired[pattern] / count for pattern in SequenceParallel.PATTERNS}
+
+
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+def test_each_pattern_fires_in_a_fifth_of_a_small_sample(world_size: int) -> None:
+    found = shares("structured", world_size, 80, InProcess(prepare(SequenceParallel, "", {})))
+    assert min(found.values()) >= 0.2, found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+def test_each_pattern_fires_in_a_quarter_of_the_structured_programs(world_size: int) -> None:
+    """`-s` shows the shares of all strategies."""
+    subject = InProcess(prepare(SequenceParallel, "", {}))
+    for name in DECODERS:
+        found = shares(name, world_size, 500, subject)
+        print(
+            f"{name:<12}{world_size} ranks  " + "  ".join(f"{pattern} {share:.0%}" for pattern, share in found.items())
+        )
+        if name == "structured":
+            assert min(found.values()) >= 0.25, found
