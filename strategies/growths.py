@@ -73,6 +73,7 @@ def _axis(w: Writing, a: Value, choice: int) -> int:
 
 
 def unary(w: Writing, values: Sequence[Value], a: Value, b: int, how: int) -> list[Value]:
+    """An op on every element."""
     ops = [
         "tensor_cast::gelu",
         "tensor_cast::silu",
@@ -87,6 +88,7 @@ def unary(w: Writing, values: Sequence[Value], a: Value, b: int, how: int) -> li
 
 
 def binary(w: Writing, values: Sequence[Value], a: Value, b: int, how: int) -> list[Value]:
+    """An op on two values of one shape."""
     other = _partner(w, values, a, b)
     op = pick((ADD, ADD, "aten::sub.Tensor", "aten::mul.Tensor", "aten::maximum", "tensor_cast::swiglu"), how)
     first, second = (a, other) if how // 8 % 2 == 0 else (other, a)
@@ -110,6 +112,7 @@ def constant(w: Writing, values: Sequence[Value], a: Value, b: int, how: int) ->
 
 
 def matmul(w: Writing, values: Sequence[Value], a: Value, b: int, how: int) -> list[Value]:
+    """A product with a weight, or with another value."""
     spec = spec_of(w, a)
     inner = spec.shape[-1]
     scale = 2.0 ** round(-math.log2(math.sqrt(max(inner, 1)) * max(a.rms, 1e-2)))
@@ -127,6 +130,7 @@ def matmul(w: Writing, values: Sequence[Value], a: Value, b: int, how: int) -> l
 
 
 def norm(w: Writing, values: Sequence[Value], a: Value, b: int, how: int) -> list[Value]:
+    """A norm of the rows."""
     if how % 4 == 3:
         made = call(w, "tensor_cast::layer_norm", a, gain(w, a), None, w.setting.eps)
     else:
@@ -135,6 +139,7 @@ def norm(w: Writing, values: Sequence[Value], a: Value, b: int, how: int) -> lis
 
 
 def fused_norm(w: Writing, values: Sequence[Value], a: Value, b: int, how: int) -> list[Value]:
+    """A sum and its norm; of two results the residual, too."""
     other = _partner(w, values, a, b)
     first, second = (a, other) if how % 4 < 2 else (other, a)
     if how % 2:
@@ -146,20 +151,24 @@ def fused_norm(w: Writing, values: Sequence[Value], a: Value, b: int, how: int) 
 
 
 def all_reduce(w: Writing, values: Sequence[Value], a: Value, b: int, how: int) -> list[Value]:
+    """A sum over a group."""
     dim, over = _group(w, how)
     return [replace(reduce(w, a, over), rms=a.rms * w.roles.size(dim))]
 
 
 def reduce_scatter(w: Writing, values: Sequence[Value], a: Value, b: int, how: int) -> list[Value]:
+    """A sum over a group, of which every member keeps a part, along any dim."""
     dim, over = _group(w, how)
     return [replace(scatter(w, a, _axis(w, a, b), over), rms=a.rms * w.roles.size(dim))]
 
 
 def all_gather(w: Writing, values: Sequence[Value], a: Value, b: int, how: int) -> list[Value]:
+    """The parts of a group, along any dim."""
     return [gather(w, a, _axis(w, a, b), _group(w, how)[1])]
 
 
 def all_to_all(w: Writing, values: Sequence[Value], a: Value, b: int, how: int) -> list[Value]:
+    """Equal parts of the first dim change places in a group."""
     dim, over = _group(w, how)
     rows = (spec_of(w, a).shape or (0,))[0]
     if any(rows % size for size in w.roles.sizes(dim)) or not rows:
@@ -175,6 +184,7 @@ def all_to_all(w: Writing, values: Sequence[Value], a: Value, b: int, how: int) 
 
 
 def view(w: Writing, values: Sequence[Value], a: Value, b: int, how: int) -> list[Value]:
+    """Another shape of the same elements."""
     shape = list(spec_of(w, a).shape)
     axis = b % max(1, len(shape))
     forms: list[list[int]] = [[1, *shape], [-1]]
@@ -189,12 +199,14 @@ def view(w: Writing, values: Sequence[Value], a: Value, b: int, how: int) -> lis
 
 
 def transpose(w: Writing, values: Sequence[Value], a: Value, b: int, how: int) -> list[Value]:
+    """Two dims change places; perhaps also in memory."""
     rank = len(spec_of(w, a).shape)
     turned = call(w, "aten::transpose.int", a, b % max(1, rank), how % max(1, rank))
     return [call(w, "aten::clone", turned, memory_format=torch.contiguous_format) if how // 8 % 2 else turned]
 
 
 def slices(w: Writing, values: Sequence[Value], a: Value, b: int, how: int) -> list[Value]:
+    """This rank's part, or the same part on all ranks."""
     axis = _axis(w, a, b)
     size = spec_of(w, a).shape[axis]
     if how % 2:
@@ -205,26 +217,31 @@ def slices(w: Writing, values: Sequence[Value], a: Value, b: int, how: int) -> l
 
 
 def cat(w: Writing, values: Sequence[Value], a: Value, b: int, how: int) -> list[Value]:
+    """Two values, one behind the other."""
     other = _partner(w, values, a, b)
     made = call(w, "tensor_cast::cat", [a, other][:: 1 if how % 2 else -1], _axis(w, a, how // 2))
     return [replace(made, rms=max(a.rms, other.rms))]
 
 
 def marker(w: Writing, values: Sequence[Value], a: Value, b: int, how: int) -> list[Value]:
+    """A region begins or ends, or is copied."""
     return [call(w, pick(MARKERS, how), a, w.region())]
 
 
 def softmax(w: Writing, values: Sequence[Value], a: Value, b: int, how: int) -> list[Value]:
+    """A softmax along any dim."""
     return [replace(call(w, "aten::softmax.int", a, _axis(w, a, how)), rms=0.5)]
 
 
 def reduction(w: Writing, values: Sequence[Value], a: Value, b: int, how: int) -> list[Value]:
+    """A mean or maximum along any dim, or what is left without it."""
     op = pick(("aten::mean.dim", "aten::amax", "aten::mean.dim"), how)
     reduced = call(w, op, a, [_axis(w, a, b)], True)
     return [call(w, "aten::sub.Tensor", a, reduced) if how // 4 % 2 else reduced]
 
 
 def cast(w: Writing, values: Sequence[Value], a: Value, b: int, how: int) -> list[Value]:
+    """The other floating dtype."""
     dtype = spec_of(w, a).dtype
     return [call(w, "aten::_to_copy", a, dtype=torch.bfloat16 if dtype is torch.float32 else torch.float32)]
 

@@ -172,21 +172,13 @@ def foreign_residual(w: Writing, where: int, how: int) -> None:
 
 
 def odd_weight(w: Writing, where: int, how: int) -> None:
-    """A norm weight has the activation's shape, or size 1, or differs between the members."""
+    """A norm weight has the activation's shape, or size 1. It stays equal on all members, as norms need it."""
     value, step = pick(calls(w, *NORMS), where)
     slot = 1 if step.op == RMS_NORM else 2
     shape, dtype = spec_of(w, step.args[0]).shape, spec_of(w, step.args[slot]).dtype
-    forms: list[tuple[tuple[int, ...], str]] = [
-        (shape[token_axis(shape) :], "replicated"),
-        ((1,), "replicated"),
-        (shape[-1:], "varying"),
-        (shape, "replicated"),
-        ((shape[token_axis(shape)], 1), "replicated"),
-        ((1, shape[-1]), "replicated"),
-        (shape[-1:], "shard"),
-    ]
-    form, kind = forms[how % len(forms)]
-    weight = new_input(w, "gain", form, dtype, kind, recipe=Recipe("norm_weight"))
+    tokens, hidden = shape[token_axis(shape)], shape[-1]
+    forms: list[tuple[int, ...]] = [(tokens, hidden), (1,), shape, (tokens, 1), (1, hidden)]
+    weight = new_input(w, "gain", forms[how % len(forms)], dtype, "replicated", recipe=Recipe("norm_weight"))
     w.draft.change(value, args=(*step.args[:slot], weight, *step.args[slot + 1 :]))
 
 

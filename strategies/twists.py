@@ -45,6 +45,7 @@ def _both(w: Writing, change: Callable[[Value], Value]) -> None:
 
 
 def elementwise(w: Writing, how: int) -> None:
+    """An op on every element."""
     h = w.hidden
     ops: list[Callable[[], Value]] = [
         lambda: call(w, "tensor_cast::gelu", h),
@@ -92,6 +93,7 @@ def along_tokens(w: Writing, how: int) -> None:
 
 
 def fewer_tokens(w: Writing, how: int) -> None:
+    """The pattern goes on with some of the tokens."""
     axis = _axis(w)
     tokens = spec_of(w, w.hidden).shape[axis]
     first, last = [(0, max(1, tokens // 2)), (tokens // 2, tokens), (0, max(1, tokens - 1))][how % 3]
@@ -99,6 +101,7 @@ def fewer_tokens(w: Writing, how: int) -> None:
 
 
 def more_tokens(w: Writing, how: int) -> None:
+    """The pattern goes on with all tokens twice."""
     axis = _axis(w)
     _both(w, lambda value: call(w, "tensor_cast::cat", [value, value], axis))
 
@@ -121,21 +124,25 @@ def another_view(w: Writing, how: int) -> None:
 
 
 def transposed(w: Writing, how: int) -> None:
+    """The pattern goes on with two dims exchanged, perhaps also in memory."""
     _both(w, lambda value: call(w, "aten::transpose.int", value, 0, 1))
     if how % 2:
         _both(w, lambda value: call(w, "aten::clone", value, memory_format=torch.contiguous_format))
 
 
 def marker(w: Writing, how: int) -> None:
+    """A region begins or ends, or is copied."""
     w.hidden = call(w, pick(MARKERS, how), w.hidden, w.region())
 
 
 def cast(w: Writing, how: int) -> None:
+    """The value goes on in another dtype."""
     dtype = spec_of(w, w.hidden).dtype
     w.hidden = call(w, "aten::_to_copy", w.hidden, dtype=torch.bfloat16 if dtype is torch.float32 else torch.float32)
 
 
 def collective(w: Writing, how: int) -> None:
+    """A collective, or two of which one undoes the other, on any dim."""
     h, main = w.hidden, Group(w.roles.main)
     axis = how // 8 % len(spec_of(w, h).shape)
     other = pick(other_groups(w, main), how // 32)
@@ -176,6 +183,7 @@ def written(w: Writing, how: int) -> None:
 
 
 def returned(w: Writing, how: int) -> None:
+    """The value, or the residual, is returned as well."""
     w.extras.append(w.residual if how % 2 else w.hidden)
 
 

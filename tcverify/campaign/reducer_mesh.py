@@ -13,7 +13,7 @@ from tcverify.campaign.reducer_search import Search
 from tcverify.campaign.reducer_sizes import BOTH_WAYS
 from tcverify.campaign.reducer_sketch import Graph, Sketch, Step
 from tcverify.errors import ProgramError
-from tcverify.program import REPLICATED, InputSpec, Mesh, MeshDim, RankBinding, RankConstant
+from tcverify.program import REPLICATED, VARYING, InputSpec, Mesh, MeshDim, RankBinding, RankConstant
 
 #: Names of arguments that hold ranks.
 RANK_ARGUMENTS = frozenset({"rank", "rank_group", "source_rank", "target_rank"})
@@ -31,7 +31,7 @@ def shrink_mesh(search: Search) -> None:
         _attempt(search, order)
     for name in [dim.name for dim in search.sketch.mesh.dims]:
         search.attempt(_without_dim(search.sketch, name))
-    for first, second in itertools.permutations([dim.name for dim in search.sketch.mesh.dims], 2):
+    for first, second in itertools.permutations([dim.name for dim in reversed(search.sketch.mesh.dims)], 2):
         if {first, second} <= {dim.name for dim in search.sketch.mesh.dims}:
             search.attempt(_as_one_dim(search.sketch, first, second))
 
@@ -179,11 +179,14 @@ def _scaled(spec: InputSpec, before: Mesh, after: Mesh, rank: int) -> InputSpec:
 
 
 def _without_dim(sketch: Sketch, name: str) -> Sketch | None:
-    """The sketch without a mesh dim, where no two ranks share a group of it or no input is placed over it."""
+    """The sketch without a mesh dim, where no two ranks share a group of it, or no input is placed over it and no call
+    names its groups."""
     dim = sketch.mesh.dim(name)
     alone = all(len(group) == 1 for group in dim.groups)
     placed = any(over == name and p.kind != "replicated" for spec in sketch.inputs for over, p in spec.placements)
-    if len(sketch.mesh.dims) < 2 or (placed and not alone):
+    groups = [list(dim.group(rank)) for rank in range(sketch.mesh.world_size)]
+    called = any(g in b.constants.values() for g, b in zip(groups, sketch.ranks, strict=True) if len(g) > 1)
+    if len(sketch.mesh.dims) < 2 or ((placed or called) and not alone):
         return None
     dims = tuple(other for other in sketch.mesh.dims if other.name != name)
     inputs = tuple(
@@ -209,7 +212,7 @@ def _as_one_dim(sketch: Sketch, keep: str, drop: str) -> Sketch | None:
     for spec in sketch.inputs:
         placements = {over: placement for over, placement in spec.placements if over != drop}
         for over, placement in spec.placements:
-            if over == drop and placements.get(keep, REPLICATED) == REPLICATED:
+            if over == drop and placements.get(keep, REPLICATED) in (REPLICATED, VARYING):
                 placements[keep] = placement
         inputs.append(replace(spec, placements=tuple(placements.items())))
     dims = tuple(dim for dim in sketch.mesh.dims if dim.name != drop)

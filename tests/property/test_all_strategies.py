@@ -105,7 +105,7 @@ def test_each_pattern_fires_in_a_quarter_of_the_structured_programs(world_size: 
     """`-s` shows the shares of all strategies."""
     subject = InProcess(prepare(SequenceParallel, "", {}))
     for name in DECODERS:
-        found = shares(name, world_size, 1000, subject)
+        found = shares(name, world_size, 500, subject)
         print(
             f"{name:<12}{world_size} ranks  " + "  ".join(f"{pattern} {share:.0%}" for pattern, share in found.items())
         )

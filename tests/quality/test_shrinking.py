@@ -1,30 +1,100 @@
-"""What a defect needs is what a drawn program shrinks to: ceilings on the size of minimal programs.
+"""Findings are reduced to what their cause needs: sizes of counterexamples against known minima.
 
-Sizes count compute nodes. Hypothesis alone is measured here; the project's graph reducer takes over where it stops.
+Sizes count compute nodes; `-s` shows them. By default a few mutants run; `pytest -m slow tests/quality` runs all of them.
 """
 
 from __future__ import annotations
 
 import random
+import statistics
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, Phase, find, settings
 from torch import fx
 
+from tcverify.application import InProcess
+from tcverify.application.loading import prepare
+from tcverify.campaign import Campaign, Plan
+from tcverify.campaign.reducer import reduce
 from tcverify.ops import qualified_name
 from tcverify.program import Program
-from tcverify.strategies import transformer_programs
+from tcverify.strategies import WORLD_SIZES, all_meshes, decode, transformer_programs
+from tests.mutants.sequence_parallel import MUTANTS
 
-SEEDS = range(3)
+#: Compute nodes of the smallest program that shows a defect of the mutants.
+MINIMA = {
+    # all_reduce, and a norm that reads it
+    "BatchScattered": 2,
+    "BatchGathered": 2,
+    "OutputNotGathered": 2,
+    "GatherOrderLost": 2,
+    "GatherSkippedOnFirstRank": 2,
+    "AllReduceErasedOnFirstRank": 2,
+    "IndivisibleTokensAccepted": 2,
+    "StaleMetadata": 2,
+    # the same, with a norm that adds a residual first, or returns the sum too
+    "RankNumberPicksShard": 2,
+    "FirstChunkForAll": 2,
+    "VaryingAddendSliced": 2,
+    "TupleLeftLocal": 2,
+    # all_reduce, add, norm: the residual is added once more by the norm
+    "ResidualAddedTwice": 3,
+    # a residual that is an all_reduce too
+    "ResidualOfAnotherGroup": 3,
+    # all_reduce, view, norm
+    "ViewKeepsAllTokens": 3,
+    "ViewMergesTokens": 3,
+    # one value summed over two groups, and a norm of each sum
+    "OneScatterForAllGroups": 4,
+}
 
-_SETTINGS = settings(
-    max_examples=2000,
-    database=None,
-    deadline=None,
-    phases=[Phase.generate, Phase.shrink],
-    suppress_health_check=list(HealthCheck),
-)
+SEEDS = range(6)
+
+#: Mutants of the default tests, with two seeds each.
+CHOSEN = ("FirstChunkForAll", "GatherOrderLost", "ViewKeepsAllTokens", "ResidualAddedTwice")
+
+
+def _found(name: str, seed: int, directory: Path) -> tuple[int, int]:
+    """Compute nodes of the first counterexample, and trials that it took to reduce it to them."""
+    world_size = WORLD_SIZES[seed % len(WORLD_SIZES)]
+    plan = Plan(
+        transformer_programs(world_size=world_size),
+        f"{world_size} ranks",
+        directory / f"reports-{seed}",
+        directory / f"state-{seed}",
+        max_examples=1000,
+        seed=seed,
+        shrink_time=600.0,
+        fail_fast=True,
+    )
+    finished = Campaign(InProcess(prepare(MUTANTS[name], "", {})), plan, None).run()
+    (case,) = finished.counterexamples
+    assert not case.shrink_cut
+    return case.program.size, finished.statistics.shrinking
+
+
+def _reaches_the_minimum(name: str, seeds: range, directory: Path) -> None:
+    found = [_found(name, seed, directory) for seed in seeds]
+    sizes, trials = zip(*found, strict=True)
+    print(f"{name:<28} minimum {MINIMA[name]}, reduced to {list(sizes)} in {list(trials)} trials")
+    assert statistics.median_low(sizes) == MINIMA[name]
+    assert min(sizes) == MINIMA[name]
+    assert max(sizes) <= MINIMA[name] + 2
+
+
+@pytest.mark.parametrize("name", CHOSEN)
+def test_a_mutant_is_reduced_to_its_cause(name: str, tmp_path: Path) -> None:
+    _reaches_the_minimum(name, range(2), tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MINIMA)
+def test_every_mutant_is_reduced_to_its_cause(name: str, tmp_path: Path) -> None:
+    _reaches_the_minimum(name, SEEDS, tmp_path)
+
+
+# ----------------------------------------------------------------------------------------------------------- predicates
 
 
 def _calls(program: Program, op: str) -> list[fx.Node]:
@@ -100,8 +170,17 @@ def chained_residual(program: Program) -> bool:
     )
 
 
+def _drawn(shows: Callable[[Program], bool], seed: int) -> Program:
+    meshes = [mesh for size in WORLD_SIZES for mesh in all_meshes(size)]
+    source = random.Random(seed)
+    while True:
+        program = decode(source.choice(meshes), source.randbytes(300))
+        if shows(program):
+            return program
+
+
 @pytest.mark.parametrize(
-    ("shows", "ceiling"),
+    ("shows", "minimum"),
     [
         pytest.param(reduced_then_normed, 2, id="all_reduce-rms_norm"),
         pytest.param(reduced_then_added_and_normed, 2, id="all_reduce-add_rms_norm"),
@@ -113,6 +192,8 @@ def chained_residual(program: Program) -> bool:
         pytest.param(chained_residual, 2, id="add_rms_norm2-chain"),
     ],
 )
-def test_shrinks_to_what_is_needed(shows: Callable[[Program], bool], ceiling: int) -> None:
-    sizes = [find(transformer_programs(), shows, settings=_SETTINGS, random=random.Random(seed)).size for seed in SEEDS]
-    assert max(sizes) <= ceiling, f"shrunk to {sizes} compute nodes"
+def test_a_predicate_is_reduced_to_what_it_needs(shows: Callable[[Program], bool], minimum: int) -> None:
+    found = [reduce(_drawn(shows, seed), shows) for seed in range(2)]
+    sizes = [one.program.size for one in found]
+    print(f"{shows.__name__:<30} minimum {minimum}, reduced to {sizes} in {[one.trials for one in found]} trials")
+    assert sizes == [minimum] * 2
