@@ -43,8 +43,8 @@ class TensorSpec:
     def of(cls, tensor: torch.Tensor) -> TensorSpec:
         """Describe `tensor` (real, meta or fake), without its aliasing."""
         return cls(
-            tuple(int(s) for s in tensor.shape),
-            tuple(int(s) for s in tensor.stride()),
+            tuple(map(int, tensor.shape)),
+            tuple(map(int, tensor.stride())),
             tensor.dtype,
             int(tensor.storage_offset()),
         )
