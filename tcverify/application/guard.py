@@ -28,7 +28,8 @@ from tcverify.application.pair import Defect, Pair, PassFacts, PassFailure
 from tcverify.errors import InternalError, PassLoadError, ProgramError, TcverifyError
 from tcverify.execution.processes import LAZY_MODULES, limit, start_process
 from tcverify.execution.records import decode_comparison, encode_comparison
-from tcverify.program import Contract, Program, dumps, loads
+from tcverify.program import Contract, Program, dumps
+from tcverify.program.codec import decode
 
 #: Most time that importing a pass may take, in seconds. Importing torch and friends on a busy machine is slow.
 LOAD_TIMEOUT = 120.0
@@ -332,7 +333,7 @@ def _serve(connection: Connection, job_text: str) -> None:
         except EOFError:
             return
         try:
-            program = loads(request["program"])
+            program = decode(json.loads(request["program"]))
         except ProgramError as error:  # what the pass imports has defined an op with another signature
             send({"unread": error.message})
             continue
@@ -370,11 +371,13 @@ def _decode_pair(program: Program, data: Any) -> Pair:
     try:
         rewritten = program if data["untouched"] else None
         if data["rewritten"] is not None:
-            rewritten = loads(data["rewritten"], "the rewritten program")
+            rewritten = decode(json.loads(data["rewritten"]), "the rewritten program")
         return Pair(
             program,
             rewritten=rewritten,
-            again=loads(data["again"], "the program after a second application") if data["again"] is not None else None,
+            again=None
+            if data["again"] is None
+            else decode(json.loads(data["again"]), "the program after a second application"),
             changed=data["changed"],
             rewrites=data["rewrites"],
             failure=PassFailure(**data["failure"]) if data["failure"] is not None else None,

@@ -65,7 +65,7 @@ def _changed_boundary(original: Program, rewritten: Program) -> Finding | None:
             if node.op != "placeholder" or node.name not in inputs:
                 continue
             recorded, expected = node.meta.get("val"), inputs[node.name]
-            if recorded is None or map_structure(_layout, recorded) != map_structure(_layout, expected):
+            if recorded is None or not _same_layout(recorded, expected):
                 problem = (
                     _MISSING if recorded is None else f"says {_text(recorded)}, but the input is {_text(expected)}"
                 )
@@ -167,7 +167,7 @@ class _Records:
             return f"cannot be right: its operands' metadata does not fit together ({error})"
         if not again:
             self._real[node] = expected
-        if map_structure(_layout, recorded) != map_structure(_layout, expected):
+        if not _same_layout(recorded, expected):
             return f"says {_text(recorded)}, but the node produces {_text(expected)}"
         return None if again else self._shared_by_mistake(node.name, recorded, expected)
 
@@ -182,6 +182,14 @@ class _Records:
             if first != real:
                 return f"shares its storage with that of '{owner}', which the node does not alias"
         return None
+
+
+def _same_layout(recorded: Any, expected: Any) -> bool:
+    if isinstance(recorded, TensorSpec) and isinstance(expected, TensorSpec):
+        if recorded.shape == expected.shape and recorded.stride == expected.stride:  # nearly always
+            return recorded.dtype is expected.dtype
+        return recorded.layout == expected.layout
+    return bool(map_structure(_layout, recorded) == map_structure(_layout, expected))
 
 
 def _layout(spec: Any) -> Any:
