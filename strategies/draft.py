@@ -60,6 +60,8 @@ class Group:
     dim: str
 
 
+_SLICE = torch.ops.aten.slice.Tensor
+
 #: Stands in arguments for the rank's number.
 RANK = PerRank("rank", lambda rank: rank)
 
@@ -259,11 +261,18 @@ class Draft:
         inferred = []
         for number, ranks in enumerate(self._classes):
 
-            def known(arg: Any, number: int = number, rank: int = ranks[0]) -> Any:
-                return self._specs[arg.number][number] if isinstance(arg, Value) else self._constant(arg, rank)
+            def on(rank: int, number: int = number) -> Any:
+                def known(arg: Any) -> Any:
+                    return self._specs[arg.number][number] if isinstance(arg, Value) else self._constant(arg, rank)
 
-            args, kwargs = map_aggregate(maker.args, known), dict(map_aggregate(maker.kwargs, known))
-            inferred.append(infer(target, args, kwargs, self._fresh.__next__))
+                args, kwargs = map_aggregate(maker.args, known), dict(map_aggregate(maker.kwargs, known))
+                return infer(target, args, kwargs, self._fresh.__next__)
+
+            inferred.append(on(ranks[0]))
+            # Bounds may have been chosen for an operand that has become smaller since.
+            bounded = target is _SLICE and any(isinstance(arg, PerRank) for arg in maker.args)
+            if bounded and any(on(rank).shape != inferred[-1].shape for rank in ranks[1:]):
+                raise ShapeError(f"{maker.op}: the chunks of ranks differ in shape")
         if lookup(target).collective and len(self._classes) > 1:
             fused = maker.op == "tensor_cast::matmul_all_reduce"
             self._require_agreement(maker, inferred if fused else self._specs[maker.args[0].number])
