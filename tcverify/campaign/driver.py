@@ -95,6 +95,7 @@ class Campaign:
         self._known: set[str] = set()
         self._failed: list[tuple[Program, bool, Verdict]] = []  # deep or not, and how; waiting to be shrunk
         self._target: Target | None = None
+        self._pipeline = Pipeline(self._advance, self._note)
         self._interrupts = Interrupts()
         self._in_flight = InFlight(plan.state_dir, subject, self.contract)
         self._checks = chosen_checks(plan.checks)
@@ -139,14 +140,13 @@ class Campaign:
         for case in self._failures:
             if self._spent() is not None:
                 break
-            refuted = self.statistics.refuted
             verdict = self._verify(case.program, self.confirm, case.deep)
             self._count(case.program, verdict)
             if self._aim(case.program, case.deep, verdict) is not None:
                 self._keep_best()
                 if self.plan.fail_fast:
                     return "first finding"
-            elif self.statistics.refuted == refuted:
+            elif verdict.status != "refuted" and not any(d.reason == "executor-failed" for d in verdict.doubts):
                 self._failures.discard(case)
         number = 0
         while True:
@@ -157,7 +157,7 @@ class Campaign:
             budget = BATCH if self.plan.max_examples is None else self.plan.max_examples - self.statistics.programs
             before = self.statistics.programs
             exhausted = False
-            pipeline = Pipeline(self._advance, self._note)
+            pipeline = self._pipeline = Pipeline(self._advance, self._note)
             try:
                 self._round(number, budget, pipeline)
                 exhausted = self.statistics.programs + len(pipeline) - before < budget
@@ -239,9 +239,9 @@ class Campaign:
         """Count a program that has come through; keep it when it shows a new kind of finding."""
         if flight is None or flight.verdict is None:
             return
-        self._count(flight.program, flight.verdict)
         if self._news(flight.verdict) is not None:
             self._failed.append((flight.program, flight.deep, flight.verdict))
+        self._count(flight.program, flight.verdict)
 
     def _news(self, verdict: Verdict) -> Finding | None:
         """The finding of a new kind, if there is one; what goes wrong says more than what is noted wrongly."""
@@ -278,6 +278,10 @@ class Campaign:
         Unconfirmed: the executor and the pass's process may be in the middle of a conversation.
         """
         self._keep_best(confirm=False)
+        for flight in self._pipeline.under_way:
+            if flight.verdict is not None:  # judged, but not yet taken out
+                self.statistics.count(flight.program, flight.verdict)
+                self._failed.append((flight.program, flight.deep, flight.verdict))
         for program, deep, verdict in self._failed:
             new = self._news(verdict)
             if new is not None:
@@ -291,6 +295,7 @@ class Campaign:
             return
         verdict = target.best
         if confirm and self.confirm is not None and target.kind in ("wrong-value", "wrong-alias", "rewritten-raises"):
+            self._in_flight.note(verdict.pair.original, target.deep)
             again = verify(
                 self.subject,
                 verdict.pair.original,

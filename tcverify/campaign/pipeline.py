@@ -46,8 +46,13 @@ class Pipeline:
         self._applied: Flight | None = None  # the pass's process has it
         self._confirmed: Flight | None = None  # the process group has it
 
+    @property
+    def under_way(self) -> list[Flight]:
+        """The programs under way, the oldest first. One may have its verdict already."""
+        return [flight for flight in (self._confirmed, self._applied) if flight is not None]
+
     def __len__(self) -> int:
-        return (self._applied is not None) + (self._confirmed is not None)
+        return len(self.under_way)
 
     def feed(self, flight: Flight | None) -> Flight | None:
         """Take a program in (None: no more come); return the one that is finished by that, if any."""

@@ -12,6 +12,8 @@ from tcverify.ops.table import Op
 _UNINITIALISED = frozenset(
     {"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided", "resize_"}
 )
+#: Ops that reach for files or the terminal. Programs come from others, too.
+_OUTSIDE = frozenset({"from_file", "save", "_print"})
 
 
 def aten_op(name: str, target: Any) -> Op:
@@ -21,6 +23,8 @@ def aten_op(name: str, target: Any) -> Op:
     base = name.removeprefix("aten::").split(".")[0]
     if base in _UNINITIALISED:
         return Op(name, None, reason="its result is uninitialised memory")
+    if base in _OUTSIDE:
+        return Op(name, None, reason="it reaches outside the program")
     tags = {tag.name for tag in target.tags}  # by name: the set of tags grows from one torch to the next
     if name == "aten::view.dtype":
         return Op(name, None, reason="it reads the bits of values, which number domains do not carry")

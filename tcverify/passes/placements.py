@@ -1,9 +1,10 @@
 """Placement propagation: which values of one rank's graph are known to be equal on, or sharded over, which groups.
 
 A pass sees the graph of one rank only, so the analysis rests on one precondition: the ranks run graphs that are equal up to
-rank constants (rank numbers, groups, offsets, split sizes). Whatever an integer could make different on another rank is
-taken as different: slices and selections, and elementwise ops with an integer operand, give values of which nothing is
-known, and so does every op that is not listed here. What is listed keeps replication: equal operands give equal results.
+rank constants (rank numbers, groups, offsets, split sizes) and in metadata, and the members of a group meet in it at the same
+nodes. Whatever an integer could make different on another rank is taken as different: slices and selections, and elementwise
+ops with an integer operand, give values of which nothing is known, and so does every op that is not listed here. What is
+listed keeps replication: equal operands give equal results.
 """
 
 from __future__ import annotations

@@ -139,6 +139,8 @@ def _handed_on(node: fx.Node, op: str, plan: MovePlan, guards: Guards) -> Move |
     if before is None or spec is None:
         return None
     if op == GETITEM:
+        if before.op != ADD_RMS_NORM2:
+            return None  # it indexes a tensor
         stage = ("normed", "residual")[node.args[1]]  # type: ignore[index]
         return Move(node, op, before.shard, stage, before.node)
     if op in MARKERS:

@@ -206,6 +206,7 @@ def same_structure(
     if len(first.nodes) != len(second.nodes):
         return False
     numbers: dict[fx.Node, int] = {}
+    returned = False  # ops take lists and tuples alike; who calls the graph tells one from the other
 
     def same(a: Any, b: Any) -> bool:
         if isinstance(a, fx.Node) or isinstance(b, fx.Node):
@@ -214,6 +215,8 @@ def same_structure(
             a = constant_value(a, constants)
         if isinstance(a, (list, tuple)):
             if not isinstance(b, (list, tuple)) or len(a) != len(b):
+                return False
+            if returned and isinstance(a, tuple) is not isinstance(b, tuple):
                 return False
             return all(same(x, y) for x, y in zip(a, b, strict=True))
         if isinstance(a, dict):
@@ -230,6 +233,7 @@ def same_structure(
 
     for number, (a, b) in enumerate(zip(first.nodes, second.nodes, strict=True)):
         numbers[a] = numbers[b] = number
+        returned = a.op == "output"
         if a.op != b.op or (a.op != "output" and not _same_target(a.target, b.target)):
             return False
         mine, theirs = a.args, b.args

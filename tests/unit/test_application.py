@@ -318,6 +318,14 @@ def test_a_dropped_output_changes_the_signature() -> None:
     assert [d.aspect for d in _apply_here(drop).defects] == ["signature"]
 
 
+def test_a_list_in_place_of_a_tuple_changes_the_signature() -> None:
+    def returns_a_list(gm: fx.GraphModule) -> None:
+        output = next(node for node in gm.graph.nodes if node.op == "output")
+        output.args = (list(output.args[0]),)
+
+    assert [d.aspect for d in _apply_here(returns_a_list).defects] == ["signature"]
+
+
 def test_an_erased_placeholder_changes_the_signature() -> None:
     def erase(gm: fx.GraphModule) -> None:
         for node in list(gm.graph.nodes):

@@ -31,7 +31,7 @@ from tcverify.campaign import (
 )
 from tcverify.campaign import driver as campaign_driver
 from tcverify.counterexample import Counterexample, read_counterexample
-from tcverify.errors import InternalError, Unsupported
+from tcverify.errors import ExecutorError, InternalError, Unsupported
 from tcverify.execution import ProcessGroupPool
 from tcverify.passes import Identity, SequenceParallel
 from tcverify.program import Contract, Program, dumps, program_id
@@ -292,6 +292,19 @@ def test_an_interrupt_while_a_finding_is_confirmed_keeps_it(run: Run, monkeypatc
     assert last.executors == ("lockstep",)
 
 
+def test_an_interrupt_keeps_a_finding_whose_program_is_still_under_way(run: Run) -> None:
+    applied: list[fx.GraphModule] = []
+
+    def second_is_interrupted(gm: fx.GraphModule) -> None:
+        applied.append(gm)
+        raise ValueError("no idea") if len(applied) == 1 else KeyboardInterrupt
+
+    finished = run(second_is_interrupted)
+    assert finished.stop == "interrupted"
+    assert [case.finding.kind for case in finished.counterexamples] == ["pass-raised"]
+    assert (finished.statistics.programs, finished.statistics.refuted) == (1, 1)
+
+
 def test_an_error_of_ours_is_raised_and_its_program_kept(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -356,6 +369,22 @@ def test_failures_that_are_gone_are_forgotten(run: Run, tmp_path: Path) -> None:
     mended.facts = subject.facts
     run(mended)
     assert not failure.exists()
+
+
+def test_failures_that_could_not_be_judged_are_not_forgotten(run: Run, tmp_path: Path) -> None:
+    class Broken:
+        name = "gloo"
+
+        def start_comparison(self, original: Program, rewritten: Program) -> Any:
+            raise ExecutorError("no group today")
+
+    subject = _subject(raises)
+    run(subject)
+    (failure,) = tmp_path.glob("state/failures/*/*/counterexample.json")
+    mended = _subject(lambda gm: None)
+    mended.facts = subject.facts
+    run(mended, confirm=Broken(), max_examples=1)
+    assert failure.exists()
 
 
 def test_a_damaged_failure_is_dropped(run: Run, tmp_path: Path) -> None:

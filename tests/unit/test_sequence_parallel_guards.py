@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import pytest
@@ -206,6 +207,22 @@ def test_a_missing_placement_means_varying(lost: str) -> None:
     pass_ = SequenceParallel()
     pass_(gm)
     assert not any(pass_.rewrites.values())
+
+
+@pytest.mark.parametrize("index", [0, 5])
+@pytest.mark.parametrize("indexed", ["all_reduce", "rms_norm"])
+def test_what_indexes_a_tensor_reads_it_in_full(indexed: str, index: int) -> None:
+    original = program(lambda b: b.rms_norm(b.all_reduce(b["x"])))
+    graphs = []
+    for rank in (0, 1):
+        graph = original.graph_module(rank).graph
+        value, output = (next(n for n in graph.nodes if n.name == name) for name in (indexed, "output"))
+        with graph.inserting_before(output):
+            row = graph.call_function(operator.getitem, (value, index))
+        row.meta["val"] = value.meta["val"][index]
+        output.args = ((output.args[0], row),)
+        graphs.append(graph)
+    assert findings(original.with_graphs(graphs), SequenceParallel()) == set()
 
 
 def test_a_norm_that_nobody_reads_is_still_gathered() -> None:

@@ -78,6 +78,7 @@ def test_a_name_of_no_table_is_refused(name: str) -> None:
     ("target", "reason"),
     [
         (aten.rand.default, "random"),
+        (aten.from_file.default, "outside"),
         (aten.randn_like.default, "random"),
         (aten.bernoulli_.float, "random"),
         (aten.native_dropout.default, "random"),
