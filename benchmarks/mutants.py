@@ -2,9 +2,9 @@
 
     python benchmarks/mutants.py [--programs N] [--seeds N] [STRATEGY]...
 
-One row per mutant of tests/mutants, one column per strategy: the programs drawn up to the first finding of an expected kind (the
-median over the seeds) and the compute nodes of the shrunk program (the largest of them), both in lockstep at 2 ranks, or at 4
-where 2 do not show it in any seed (marked). Run it from the top of the repository.
+One row per mutant of tests/mutants, one column per strategy: the programs drawn up to the first finding of an expected kind, and
+the compute nodes of the shrunk program, in lockstep at 2 ranks, or at 4 (marked) where 2 do not show it. Campaigns judge up to
+three programs at a time: counts below four say no more than that.
 """
 
 from __future__ import annotations
@@ -32,46 +32,45 @@ WORLD_SIZES = (2, 4)
 
 @dataclass(frozen=True, slots=True)
 class Hunt:
-    """What one campaign found: programs up to the finding (None: nothing within the bound), nodes drawn and shrunk to."""
+    """What came of one seed: the world size, the programs up to the finding, and the nodes of its program when shrunk."""
 
-    programs: int | None
-    drawn: int = 0
-    shrunk: int = 0
+    world_size: int
+    programs: int
+    shrunk: int
 
 
-def hunt(mutant: str, strategy: str, world_size: int, seed: int, bound: int) -> Hunt:
-    """Run campaigns until a finding of an expected kind; other kinds count as programs drawn in vain."""
+def hunt(mutant: str, strategy: str, seed: int, bound: int) -> Hunt | None:
+    """Run a campaign at each size, until one shows a finding of an expected kind; None when none does."""
     from tests.mutants.sequence_parallel import EXPECTED, MUTANTS
 
     torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory() as scratch:
-        plan = Plan(
-            STRATEGIES[strategy](world_size=world_size),
-            f"{world_size} ranks",
-            Path(scratch) / "reports",
-            Path(scratch) / "state",
-            max_examples=bound,
-            seed=seed,
-            fail_fast=True,
-        )
-        campaign = Campaign(InProcess(prepare(MUTANTS[mutant], "", {})), plan, None)
-        finished = campaign.run()
-    for case in finished.counterexamples:
-        kinds = {case.finding.kind, *(other.kind for other in case.others)}
-        if kinds & EXPECTED[mutant]:
-            return Hunt(finished.statistics.programs, case.size_drawn, case.program.size)
-    return Hunt(None)
+    for size in WORLD_SIZES:
+        with tempfile.TemporaryDirectory() as scratch:
+            plan = Plan(
+                STRATEGIES[strategy](world_size=size),
+                f"{size} ranks",
+                Path(scratch) / "reports",
+                Path(scratch) / "state",
+                max_examples=bound,
+                seed=seed,
+                fail_fast=True,
+            )
+            finished = Campaign(InProcess(prepare(MUTANTS[mutant], "", {})), plan, None).run()
+        for case in finished.counterexamples:
+            if {case.finding.kind, *(other.kind for other in case.others)} & EXPECTED[mutant]:
+                return Hunt(size, finished.statistics.programs, case.program.size)
+    return None
 
 
-def cell(hunts: dict[int, list[Hunt]]) -> str:
-    """Sum up the hunts of one mutant with one strategy, by world size."""
-    for size, found in hunts.items():
-        counts = [h.programs for h in found if h.programs is not None]
-        if counts:
-            missed = f" ({len(found) - len(counts)} of {len(found)} missed)" if len(counts) < len(found) else ""
-            shrunk = max(h.shrunk for h in found if h.programs is not None)
-            return f"{statistics.median_low(counts)} → {shrunk}{'' if size == WORLD_SIZES[0] else ' *'}{missed}"
-    return "not found"
+def cell(hunts: list[Hunt | None]) -> str:
+    """Sum up the seeds of one mutant with one strategy."""
+    found = [one for one in hunts if one is not None]
+    if not found:
+        return "not found"
+    programs = statistics.median_low([one.programs for one in found])
+    larger = "" if all(one.world_size == WORLD_SIZES[0] for one in found) else f" *{max(h.world_size for h in found)}"
+    missed = f" ({len(hunts) - len(found)} of {len(hunts)} missed)" if len(found) < len(hunts) else ""
+    return f"{programs} → {max(one.shrunk for one in found)}{larger}{missed}"
 
 
 @click.command()
@@ -85,22 +84,16 @@ def main(strategies: tuple[str, ...], programs: int, seeds: int, workers: int) -
     chosen = strategies or ("structured", "mixed", "wild")
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
         futures = {
-            (mutant, strategy, size): [
-                pool.submit(hunt, mutant, strategy, size, seed, programs) for seed in range(seeds)
-            ]
+            (mutant, strategy): [pool.submit(hunt, mutant, strategy, seed, programs) for seed in range(seeds)]
             for mutant in MUTANTS
             for strategy in chosen
-            for size in WORLD_SIZES
         }
         print(
-            f"programs to the first finding → compute nodes of the counterexample; {seeds} seeds, at most {programs} programs"
+            f"programs to the first finding (median) → compute nodes (most); {seeds} seeds, at most {programs} programs"
         )
-        print(f"{'mutant':<34}" + "".join(f"{strategy:<28}" for strategy in chosen) + "  * at 4 ranks")
+        print(f"{'mutant':<34}" + "".join(f"{strategy:<28}" for strategy in chosen))
         for mutant in MUTANTS:
-            cells = [
-                cell({size: [future.result() for future in futures[mutant, strategy, size]] for size in WORLD_SIZES})
-                for strategy in chosen
-            ]
+            cells = [cell([future.result() for future in futures[mutant, strategy]]) for strategy in chosen]
             print(f"{mutant:<34}" + "".join(f"{text:<28}" for text in cells), flush=True)
 
 

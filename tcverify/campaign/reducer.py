@@ -10,20 +10,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tcverify.campaign.reducer_details import simplify
+from tcverify.campaign.reducer_ends import drop_outputs, end_earlier, return_operands, start_later
 from tcverify.campaign.reducer_mesh import shrink_mesh
-from tcverify.campaign.reducer_moves import (
-    bypass,
-    bypass_many,
-    drop_inputs,
-    drop_outputs,
-    end_earlier,
-    merge_inputs,
-    read_earlier,
-    return_operands,
-    start_later,
-)
+from tcverify.campaign.reducer_moves import bypass, bypass_many, drop_inputs, merge_inputs, read_earlier
 from tcverify.campaign.reducer_search import OutOfTime, Search
-from tcverify.campaign.reducer_sizes import drop_axes, pull_views, shrink_sizes
+from tcverify.campaign.reducer_sizes import drop_axes, reshape_inputs, shrink_sizes
 from tcverify.program import Program
 
 #: What is tried, again and again until none of it helps; the largest steps first.
@@ -34,7 +25,7 @@ MOVES: tuple[Callable[[Search], None], ...] = (
     shrink_mesh,
     bypass_many,
     bypass,
-    pull_views,
+    reshape_inputs,
     return_operands,
     drop_outputs,
     drop_inputs,

@@ -12,9 +12,8 @@ import torch
 from torch import fx
 
 from tcverify.campaign.reducer_facts import Facts, renamed
-from tcverify.campaign.reducer_moves import with_results
 from tcverify.campaign.reducer_search import PLAIN_EPS, Search
-from tcverify.campaign.reducer_sketch import Ref, Sketch, refs, result_of
+from tcverify.campaign.reducer_sketch import Ref, Sketch, refs, result_of, with_results
 from tcverify.campaign.reducer_values import is_summed
 from tcverify.errors import ProgramError
 from tcverify.program import InputSpec, Recipe

@@ -38,7 +38,26 @@ def shrink_mesh(search: Search) -> None:
 
 def _attempt(search: Search, ranks: Sequence[int]) -> bool:
     edits = [_on_ranks(search.sketch, ranks, keep_local=keep) for keep in (False, True)]
+    first = edits[0]
+    if first is not None:
+        edits += [_proportional(first, size, search.sketch.mesh) for size in _sizes(first)]
     return any(search.attempt(edit, prefer=way) for edit in edits for way in BOTH_WAYS)
+
+
+def _sizes(sketch: Sketch) -> list[int]:
+    return sorted({size for spec in sketch.inputs for size in spec.shape if size > 1})
+
+
+def _proportional(sketch: Sketch, size: int, before: Mesh) -> Sketch | None:
+    """The sketch with all dims of one size as much smaller as the groups have become: what was divisible stays so."""
+    old, new = (max(len(group) for dim in mesh.dims for group in dim.groups) for mesh in (before, sketch.mesh))
+    if size % old or old == new:
+        return None
+    inputs = tuple(
+        replace(spec, shape=tuple(size // old * new if its == size else its for its in spec.shape))
+        for spec in sketch.inputs
+    )
+    return replace(sketch, inputs=inputs)
 
 
 def _smaller(mesh: Mesh) -> list[list[int]]:

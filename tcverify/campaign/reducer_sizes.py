@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from tcverify.campaign.reducer_fit import fit
-from tcverify.campaign.reducer_moves import replaced
 from tcverify.campaign.reducer_search import Search
-from tcverify.campaign.reducer_sketch import Ref, Sketch
+from tcverify.campaign.reducer_sketch import Ref, Sketch, replaced
+from tcverify.campaign.reducer_values import may_replace
 from tcverify.program import InputSpec, shard
 
 #: A dim of an input: its name and the number of the dim.
@@ -93,30 +92,36 @@ def drop_axes(search: Search) -> None:
         search.attempt(_squeezed(search.sketch, [name]))
 
 
-def pull_views(search: Search) -> None:
-    """Do without a view or transposition: the inputs that its operand comes from have the shape that it makes."""
+def reshape_inputs(search: Search) -> None:
+    """Do without a call that changes the shape of its operand: inputs take the shape in its place.
+
+    Either those that its operand comes from have the shape that it makes, or those that its result meets have the shape of
+    its operand.
+    """
     for name in list(search.facts.calls):
         facts = search.facts
-        shapes = facts.types(name) if facts.where(name) else None
-        operand = next((read for i in facts.where(name) for read in facts.steps[i][name].reads), None)
-        before = facts.types(operand) if operand is not None else None
-        if not shapes or not before or len(set(shapes)) > 1 or len(set(before)) > 1:
-            continue
-        (old, _), (new, _) = before[0], shapes[0]
-        if old == new or math.prod(old) != math.prod(new):
-            continue
-        fitting = [spec.name for spec in facts.sketch.inputs if spec.shape == old and not _sharded(spec)]
-        sets = [fitting, *([one] for one in fitting)] if len(fitting) > 1 else [fitting]
-        search.attempt(*(_pulled(facts.sketch, name, Ref(str(operand)), names, new) for names in sets))
+        result = facts.types(name) if facts.where(name) else None
+        for operand in facts.steps[facts.where(name)[0]][name].reads if result else ():
+            before = facts.types(operand)
+            if not result or not before or len(set(result)) > 1 or len(set(before)) > 1:
+                continue
+            (old, dtype), (new, other) = before[0], result[0]
+            if old != new and dtype == other and may_replace(facts, search.values, name, operand):
+                ways = [(old, new), (new, old)]
+                if search.attempt(*(_without_call(facts.sketch, name, operand, *way) for way in ways)):
+                    break
+
+
+def _without_call(sketch: Sketch, name: str, operand: str, old: tuple[int, ...], new: tuple[int, ...]) -> Sketch | None:
+    """The sketch with the operand of a call read in its place, and inputs of shape `new` for those of shape `old`."""
+    inputs = tuple(
+        replace(spec, shape=new) if spec.shape == old and not _sharded(spec) else spec for spec in sketch.inputs
+    )
+    return None if inputs == sketch.inputs else replaced(replace(sketch, inputs=inputs), {name: Ref(operand)})
 
 
 def _sharded(spec: InputSpec) -> bool:
     return any(placement.kind == "shard" for _, placement in spec.placements)
-
-
-def _pulled(sketch: Sketch, name: str, operand: Ref, inputs: Sequence[str], shape: tuple[int, ...]) -> Sketch:
-    specs = tuple(replace(spec, shape=shape) if spec.name in inputs else spec for spec in sketch.inputs)
-    return replaced(replace(sketch, inputs=specs), {name: operand})
 
 
 def _squeezed(sketch: Sketch, names: Sequence[str]) -> Sketch:
@@ -148,4 +153,4 @@ def _resized(sketch: Sketch, sizes: Mapping[Axis, int]) -> Sketch:
     return replace(sketch, inputs=inputs)
 
 
-__all__ = ["BOTH_WAYS", "drop_axes", "pull_views", "shrink_sizes"]
+__all__ = ["BOTH_WAYS", "drop_axes", "reshape_inputs", "shrink_sizes"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -75,6 +75,10 @@ class Step:
 
 
 Graph = tuple[Step, ...]
+
+#: What is read in place of a step: an earlier step (which may be replaced itself), an input to be added, or None where nobody
+#: reads it.
+Replacements = Mapping[str, "Ref | InputSpec | None"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,13 +168,7 @@ def live_names(graph: Graph, keep: Callable[[Step], bool]) -> set[str]:
     return live
 
 
-def substituted(graph: Graph, mapping: Mapping[str, Ref | InputSpec | None]) -> Graph:
-    """Return the graph without the steps that `mapping` names.
-
-    Args:
-        mapping: for a removed step, the earlier step that is read in its place (which may be removed itself), an input
-            that is, or None for a step that nobody reads.
-    """
+def _replaced(graph: Graph, mapping: Replacements) -> Graph:
     final: dict[str, str | None] = {}
     added: list[Step] = []
     for step in graph:
@@ -208,13 +206,22 @@ def with_result(graph: Graph, result: Any) -> Graph:
     return (*graph[:-1], replace(graph[-1], args=(result,)))
 
 
-def scope(sketch: Sketch, names: Iterable[str]) -> Sequence[int]:
-    """The graphs that have a step of one of these names."""
-    wanted = set(names)
-    return [i for i, graph in enumerate(sketch.graphs) if any(step.name in wanted for step in graph)]
+def replaced(sketch: Sketch, mapping: Replacements, graphs: Sequence[int] | None = None) -> Sketch:
+    """Return the sketch without the steps that `mapping` names, in all graphs or in some."""
+    new = tuple(
+        _replaced(graph, mapping) if graphs is None or i in graphs else graph for i, graph in enumerate(sketch.graphs)
+    )
+    added = [spec for spec in mapping.values() if isinstance(spec, InputSpec)]
+    return replace(sketch, graphs=new, inputs=(*sketch.inputs, *added))
+
+
+def with_results(sketch: Sketch, result: Callable[[int, Any], Any]) -> Sketch:
+    """Return the sketch in which graph i returns `result(i, what it returns)`."""
+    graphs = (with_result(graph, result(i, result_of(graph))) for i, graph in enumerate(sketch.graphs))
+    return replace(sketch, graphs=tuple(graphs))
 
 
 __all__ = [
-    "Graph", "Ref", "Sketch", "Step", "live_names", "program_of", "refs", "result_of", "scope", "sketch_of", "substituted",
-    "with_result",
+    "Graph", "Ref", "Replacements", "Sketch", "Step", "live_names", "program_of", "refs", "replaced", "result_of",
+    "sketch_of", "with_result", "with_results",
 ]  # fmt: skip

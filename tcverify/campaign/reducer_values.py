@@ -73,8 +73,9 @@ def _same(a: Any, b: Any) -> bool:
         return False
     for x, y in zip(first, second, strict=True):
         if isinstance(x, torch.Tensor):
-            # A NaN may stand in the same place of both.
-            if not isinstance(y, torch.Tensor) or x.shape != y.shape or not torch.equal(x.nan_to_num(), y.nan_to_num()):
+            if not isinstance(y, torch.Tensor) or x.shape != y.shape:
+                return False
+            if not bool(((x == y) | ((x != x) & (y != y))).all()):  # a NaN equals a NaN here
                 return False
         elif x is not y and x != y:
             return False

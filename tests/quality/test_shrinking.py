@@ -22,26 +22,20 @@ from tcverify.program import Program
 from tcverify.strategies import WORLD_SIZES, all_meshes, decode, transformer_programs
 from tests.mutants.sequence_parallel import MUTANTS
 
-#: Compute nodes of the smallest program that shows a defect of the mutants.
+#: Compute nodes of the smallest program that shows a mutant's defect. Left out are mutants that show it in patterns of different
+#: sizes, or as kinds of finding with different minima: a program that shows the one is not made into one that shows the other.
 MINIMA = {
-    # all_reduce, and a norm that reads it
+    # all_reduce, norm
     "BatchScattered": 2,
-    "BatchGathered": 2,
     "OutputNotGathered": 2,
     "GatherOrderLost": 2,
     "GatherSkippedOnFirstRank": 2,
     "AllReduceErasedOnFirstRank": 2,
     "IndivisibleTokensAccepted": 2,
-    "StaleMetadata": 2,
-    # the same, with a norm that adds a residual first, or returns the sum too
-    "RankNumberPicksShard": 2,
-    "FirstChunkForAll": 2,
-    "VaryingAddendSliced": 2,
+    # all_reduce, add_rms_norm2
     "TupleLeftLocal": 2,
-    # all_reduce, add, norm: the residual is added once more by the norm
+    # all_reduce, add, norm: the norm adds the residual once more
     "ResidualAddedTwice": 3,
-    # a residual that is an all_reduce too
-    "ResidualOfAnotherGroup": 3,
     # all_reduce, view, norm
     "ViewKeepsAllTokens": 3,
     "ViewMergesTokens": 3,
@@ -52,7 +46,7 @@ MINIMA = {
 SEEDS = range(6)
 
 #: Mutants of the default tests, with two seeds each.
-CHOSEN = ("FirstChunkForAll", "GatherOrderLost", "ViewKeepsAllTokens", "ResidualAddedTwice")
+CHOSEN = ("GatherOrderLost", "ViewKeepsAllTokens", "ResidualAddedTwice")
 
 
 def _found(name: str, seed: int, directory: Path) -> tuple[int, int]:
@@ -78,8 +72,7 @@ def _reaches_the_minimum(name: str, seeds: range, directory: Path) -> None:
     found = [_found(name, seed, directory) for seed in seeds]
     sizes, trials = zip(*found, strict=True)
     print(f"{name:<28} minimum {MINIMA[name]}, reduced to {list(sizes)} in {list(trials)} trials")
-    assert statistics.median_low(sizes) == MINIMA[name]
-    assert min(sizes) == MINIMA[name]
+    assert min(sizes) == statistics.median(sizes) == MINIMA[name]
     assert max(sizes) <= MINIMA[name] + 2
 
 
@@ -132,13 +125,6 @@ def region_between(program: Program) -> bool:
     )
 
 
-def region_read_in_full(program: Program) -> bool:
-    return any(
-        {_name(user) for user in marker.users} >= {"tensor_cast::rms_norm", "output"}
-        for marker in _calls(program, "_internal_mark_region_begin")
-    )
-
-
 def normed_twins(program: Program) -> bool:
     """One value is summed over two groups of more than one rank, and a norm reads each sum."""
     found: dict[object, set[tuple[int, ...]]] = {}
@@ -185,7 +171,6 @@ def _drawn(shows: Callable[[Program], bool], seed: int) -> Program:
         pytest.param(reduced_then_normed, 2, id="all_reduce-rms_norm"),
         pytest.param(reduced_then_added_and_normed, 2, id="all_reduce-add_rms_norm"),
         pytest.param(region_between, 3, id="all_reduce-region-rms_norm"),
-        pytest.param(region_read_in_full, 2, id="region-read-in-full"),
         pytest.param(normed_twins, 4, id="twins"),
         pytest.param(view_between, 3, id="all_reduce-view-rms_norm"),
         pytest.param(read_twice, 3, id="all_reduce-read-twice"),

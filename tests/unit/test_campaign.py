@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import strategies as st
 from torch import fx
 
@@ -176,6 +177,28 @@ def test_counterexamples_are_shrunk(run: Run) -> None:
     (case,) = run(raises).counterexamples
     assert case.program.size == 1 < case.size_drawn
     assert not case.shrink_cut
+
+
+class Remembers:
+    """Adds zero to the sums of graphs that it has not seen before."""
+
+    def __init__(self) -> None:
+        self.seen: set[str] = set()
+
+    def __call__(self, gm: fx.GraphModule) -> None:
+        text = str(gm.graph)
+        for node in reductions(gm) if text not in self.seen else []:
+            with gm.graph.inserting_after(node):
+                same = gm.graph.call_function(torch.ops.aten.add.Tensor, (node, 0.0))
+            node.replace_all_uses_with(same, delete_user_cb=lambda user, same=same: user is not same)
+        self.seen.add(text)
+
+
+def test_what_only_a_deep_look_shows_is_shrunk_deeply(run: Run) -> None:
+    found = run(Remembers, max_examples=60, shrink_time=60.0, contract=Contract(metadata=False)).counterexamples
+    (case,) = found
+    assert (case.finding.kind, case.deep) == ("impure-pass", True)
+    assert case.program.size == 1 < case.size_drawn
 
 
 def test_counterexamples_are_on_disk_when_they_are_told(run: Run, tmp_path: Path) -> None:
