@@ -55,6 +55,7 @@ def main(connection: Connection, rank: int, world_size: int, device: str, direct
     connection.send_bytes(b'{"ready":true}')
     with torch.no_grad(), contextlib.suppress(EOFError, ConnectionError):
         _serve(rank, place, connection)
+    shutil.rmtree(directory, ignore_errors=True)  # the parent is gone: what watches it may not get round to that
     os._exit(0)  # at once: tearing the group down would wait for ranks that are gone
 
 
