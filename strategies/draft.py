@@ -258,25 +258,25 @@ class Draft:
             value, index = maker.args
             return tuple(spec[index] for spec in self._specs[value.number])
         target = resolve(maker.op)
-        inferred = []
-        for number, ranks in enumerate(self._classes):
-
-            def on(rank: int, number: int = number) -> Any:
-                def known(arg: Any) -> Any:
-                    return self._specs[arg.number][number] if isinstance(arg, Value) else self._constant(arg, rank)
-
-                args, kwargs = map_aggregate(maker.args, known), dict(map_aggregate(maker.kwargs, known))
-                return infer(target, args, kwargs, self._fresh.__next__)
-
-            inferred.append(on(ranks[0]))
+        inferred = [self._infer_on(ranks[0], maker, number) for number, ranks in enumerate(self._classes)]
+        if target is _SLICE and any(isinstance(arg, PerRank) for arg in maker.args):
             # Bounds may have been chosen for an operand that has become smaller since.
-            bounded = target is _SLICE and any(isinstance(arg, PerRank) for arg in maker.args)
-            if bounded and any(on(rank).shape != inferred[-1].shape for rank in ranks[1:]):
-                raise ShapeError(f"{maker.op}: the chunks of ranks differ in shape")
+            for number, ranks in enumerate(self._classes):
+                if any(self._infer_on(rank, maker, number).shape != inferred[number].shape for rank in ranks[1:]):
+                    raise ShapeError(f"{maker.op}: the chunks of ranks differ in shape")
         if lookup(target).collective and len(self._classes) > 1:
             fused = maker.op == "tensor_cast::matmul_all_reduce"
             self._require_agreement(maker, inferred if fused else self._specs[maker.args[0].number])
         return tuple(inferred)
+
+    def _infer_on(self, rank: int, step: Step, number: int) -> Any:
+        """What a step makes on a rank of class `number`."""
+
+        def known(arg: Any) -> Any:
+            return self._specs[arg.number][number] if isinstance(arg, Value) else self._constant(arg, rank)
+
+        args, kwargs = map_aggregate(step.args, known), dict(map_aggregate(step.kwargs, known))
+        return infer(resolve(step.op), args, kwargs, self._fresh.__next__)
 
     def _require_agreement(self, step: Step, specs: Any) -> None:
         """Raise ShapeError unless the members of each group of a collective contribute equal shapes."""
