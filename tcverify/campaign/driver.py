@@ -168,6 +168,7 @@ class Campaign:
             except Unsatisfiable:  # the strategy rejects all that it draws
                 exhausted = True
             while len(pipeline):
+                self._take(pipeline.answer())
                 self._take(pipeline.feed(None))
             while self._failed:
                 program, deep, verdict = self._failed[0]
@@ -193,6 +194,8 @@ class Campaign:
                 self._interrupts.check()
                 done = self._spent(len(pipeline)) is not None
                 if not done:
+                    self._take(pipeline.answer())
+                if not (done or self._failed):
                     self._take(pipeline.feed(self._flight(program)))
             except KeyboardInterrupt:
                 raise
@@ -235,13 +238,14 @@ class Campaign:
     def _note(self, flight: Flight) -> None:
         self._in_flight.note(flight.program, flight.deep)
 
-    def _take(self, flight: Flight | None) -> None:
-        """Count a program that has come through; keep it when it shows a new kind of finding."""
-        if flight is None or flight.verdict is None:
-            return
-        if self._news(flight.verdict) is not None:
-            self._failed.append((flight.program, flight.deep, flight.verdict))
-        self._count(flight.program, flight.verdict)
+    def _take(self, flights: list[Flight]) -> None:
+        """Count programs that have come through; keep those that show a new kind of finding."""
+        for flight in flights:
+            if flight.verdict is None:
+                continue
+            if self._news(flight.verdict) is not None:
+                self._failed.append((flight.program, flight.deep, flight.verdict))
+            self._count(flight.program, flight.verdict)
 
     def _news(self, verdict: Verdict) -> Finding | None:
         """The finding of a new kind, if there is one; what goes wrong says more than what is noted wrongly."""

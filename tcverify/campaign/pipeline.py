@@ -54,13 +54,22 @@ class Pipeline:
     def __len__(self) -> int:
         return len(self.under_way)
 
-    def feed(self, flight: Flight | None) -> Flight | None:
-        """Take a program in (None: no more come); return the one that is finished by that, if any."""
+    def answer(self) -> list[Flight]:
+        """Wait for the pass's process; return its program if that says all about it (it failed, or hung)."""
+        applied = self._applied
+        if applied is None:
+            return []
+        self._step(applied)
+        if applied.verdict is None:
+            return []
+        self._applied = None
+        return [applied]
+
+    def feed(self, flight: Flight | None) -> list[Flight]:
+        """Take a program in (None: no more come) after `answer`; return those that are finished by that."""
         applied, confirmed = self._applied, self._confirmed
-        if applied is not None:
-            self._step(applied)  # take the answer of the pass's process, which is free then
         if flight is not None:
-            self._step(flight)  # give it the next program
+            self._step(flight)  # the pass's process is free for it
         if applied is not None:
             self._step(applied)  # lockstep and checks; the process group gets it
         if confirmed is not None:
@@ -68,8 +77,9 @@ class Pipeline:
         if flight is not None:
             self._note(flight)
             self._step(flight)  # the original in lockstep
-        self._applied, self._confirmed = flight, applied
-        return confirmed
+        waiting = applied is not None and applied.verdict is None
+        self._applied, self._confirmed = flight, applied if waiting else None
+        return [one for one in (confirmed, applied) if one is not None and one.verdict is not None]
 
 
 __all__ = ["Flight", "Pipeline"]

@@ -167,6 +167,14 @@ def test_the_child_of_a_pass_that_forks_does_not_answer(passes: Path) -> None:
         assert [subject.apply(reduce_then_norm()).changed for _ in range(3)] == [True, False, False]
 
 
+def test_an_application_that_nobody_waited_for_is_given_up(passes: Path) -> None:
+    with Guarded(f"{passes}:double") as subject:
+        before = subject.pids
+        subject.start(reduce_then_norm())
+        assert subject.apply(reduce_then_norm()).changed
+        assert subject.pids != before  # its answer would have been taken for that to the next
+
+
 @pytest.mark.parametrize(("name", "how"), [("dies", "exit code 7"), ("crashes", "signal SIGSEGV")])
 def test_a_pass_that_dies_is_a_failure_and_the_next_program_is_verified(passes: Path, name: str, how: str) -> None:
     with Guarded(f"{passes}:{name}") as subject:

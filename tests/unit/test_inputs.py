@@ -9,7 +9,8 @@ import torch
 
 from tcverify.errors import ProgramError
 from tcverify.program import PARTIAL, REPLICATED, VARYING, InputSpec, Mesh, MeshDim, Recipe, shard
-from tcverify.program.inputs import RECIPES
+from tcverify.program import inputs as inputs_module
+from tcverify.program.inputs import RECIPES, prepare
 
 GRID = Mesh.grid({"dp": 2, "tp": 2})
 
@@ -228,3 +229,17 @@ def test_an_unknown_recipe_is_refused_with_those_that_exist() -> None:
 def test_a_scale_that_is_not_finite_is_refused(scale: float) -> None:
     with pytest.raises(ProgramError, match="is not finite"):
         Recipe("uniform", scale)
+
+
+@pytest.mark.parametrize("kind", RECIPES)
+def test_values_made_together_are_those_made_alone(kind: str) -> None:
+    specs = [
+        InputSpec("a", (4, 6), placements=(("tp", VARYING),), recipe=Recipe(kind)),
+        InputSpec("b", (0, 3), recipe=Recipe(kind)),
+        InputSpec("c", (), recipe=Recipe(kind)),
+        InputSpec("a2", (3,), recipe=Recipe(kind, 2.0)),
+    ]
+    alone = [spec.values(GRID, 1, 41) for spec in specs]
+    inputs_module._UNITS.clear()
+    prepare(specs, GRID, 1, 41)
+    assert all(torch.equal(x, spec.values(GRID, 1, 41)) for x, spec in zip(alone, specs, strict=True))

@@ -176,6 +176,14 @@ def test_a_rank_gets_a_new_graph_every_time() -> None:
     assert [n.op for n in made.graph(0).nodes][-1] == "output"
 
 
+def test_ranks_of_one_graph_share_its_fake_tensors_and_nothing_else() -> None:
+    first, second = program(Mesh.grid({"tp": 2})).graph_modules()
+    for one, other in zip(first.graph.nodes, second.graph.nodes, strict=True):
+        assert one is not other
+        assert one.meta is not other.meta
+        assert one.meta.get("val") is other.meta.get("val")
+
+
 def test_a_graph_module_runs_as_it_is() -> None:
     def build(b: GraphBuilder) -> fx.Node:
         return b.call("tensor_cast::rms_norm", b.input("x"), b.input("w"), 1e-5)
