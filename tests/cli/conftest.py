@@ -98,9 +98,11 @@ def is_killed(gm):
 
 
 def touches_and_hangs(gm):
-    """Says that it runs, then takes its time."""
-    open("running", "a").close()
-    time.sleep(60)
+    """Where there is something to do, says that it runs, then takes its time."""
+    if reductions(gm):
+        with open("running", "a") as file:
+            file.write("again ")
+        time.sleep(60)
 '''
 
 

@@ -301,8 +301,9 @@ def test_ctrl_c_while_shrinking_keeps_the_best_so_far(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(FOREIGN)
     options = ["--confirm", "none", "--pass-timeout", "0.3", "--shrink-time", "1000"]
     process = start(*RUN, "mine.py:touches_and_hangs", *options, cwd=tmp_path)
-    _wait_for((tmp_path / "running").exists, process)
-    time.sleep(1.5)  # the first program has timed out: what runs now are trials
+    running = tmp_path / "running"
+    # The first program has timed out, more than once perhaps: what runs now are trials.
+    _wait_for(lambda: running.exists() and running.read_text().count("again") > 4, process)
     os.killpg(process.pid, signal.SIGINT)
     outcome = finish(process)
     assert (outcome.code, outcome.err) == (130, "")
