@@ -7,7 +7,7 @@ from typing import Any
 from torch import fx
 
 from tcverify.errors import ProgramError
-from tcverify.ops import TensorSpec, resolve
+from tcverify.ops import TensorSpec, gives_more, lookup, resolve
 from tcverify.program.graph import KEPT_META, RankBinding, RankConstant, add_node
 from tcverify.program.inputs import InputSpec, Recipe, Sources
 from tcverify.program.mesh import Mesh, MeshDim
@@ -141,6 +141,8 @@ class Reader(ValueReader):
                 k: self.value(v, nodes, where)
                 for k, v in read_keys(raw, raw, f"the keyword arguments of {where}").items()
             }
+        if op == "call_function" and gives_more(lookup(target), args, kwargs):
+            raise ProgramError(f"{where} gives {target_name} an argument that it does not take")
         node = add_node(graph, op, target, args, kwargs, name)
         if node.name != name or name in nodes:
             raise ProgramError(f"{where}: the name is taken or is not a Python identifier")
