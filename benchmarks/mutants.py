@@ -2,7 +2,7 @@
 
     python benchmarks/mutants.py [--programs N] [--seeds N] [STRATEGY]...
 
-One row per mutant of tests/mutants, one column per strategy: the programs drawn up to the first finding of an expected kind, and
+One row per mutant of tests/mutants, one column per strategy: the programs drawn up to the first finding, of whatever kind, and
 the compute nodes of the shrunk program, in lockstep at 2 ranks, or at 4 (marked) where 2 do not show it. Campaigns judge up to
 three programs at a time: counts below four say no more than that.
 """
@@ -40,8 +40,8 @@ class Hunt:
 
 
 def hunt(mutant: str, strategy: str, seed: int, bound: int) -> Hunt | None:
-    """Run a campaign at each size, until one shows a finding of an expected kind; None when none does."""
-    from tests.mutants.sequence_parallel import EXPECTED, MUTANTS
+    """Run a campaign at each size, until one refutes the mutant; None when none does."""
+    from tests.mutants.sequence_parallel import MUTANTS
 
     torch.set_num_threads(1)
     for size in WORLD_SIZES:
@@ -56,9 +56,8 @@ def hunt(mutant: str, strategy: str, seed: int, bound: int) -> Hunt | None:
                 fail_fast=True,
             )
             finished = Campaign(InProcess(prepare(MUTANTS[mutant], "", {})), plan, None).run()
-        for case in finished.counterexamples:
-            if {case.finding.kind, *(other.kind for other in case.others)} & EXPECTED[mutant]:
-                return Hunt(size, finished.statistics.programs, case.program.size)
+        if finished.counterexamples:
+            return Hunt(size, finished.statistics.programs, finished.counterexamples[0].program.size)
     return None
 
 
