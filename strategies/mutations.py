@@ -97,10 +97,12 @@ def one_result(w: Writing, where: int, how: int) -> None:
 
 
 def negative_getitem(w: Writing, where: int, how: int) -> None:
-    """A result is selected from behind."""
+    """A result is selected from behind; perhaps it is selected twice, and both are returned."""
     pairs = [(v, s) for v, s in calls(w, "getitem") if s.args[1] >= 0]
     value, step = pick(pairs, where)
     w.draft.change(value, args=(step.args[0], step.args[1] - 2))
+    if how % 2:
+        w.extras += [value, w.draft.call("getitem", value, *step.args)]
 
 
 # -------------------------------------------------------------------------------------------------------------- operands
