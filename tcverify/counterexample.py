@@ -253,7 +253,7 @@ def decode_counterexample(data: Any, where: str) -> Counterexample:
             others=tuple(_finding(f, program.world_size) for f in data["others"]),
             values=tuple(_value(v) for v in data["values"]),
             executors=tuple(_typed(e, str) for e in data["executors"]),
-            contract=Contract(**{k: _typed(v, bool) for k, v in data["contract"].items()}),
+            contract=_contract(data["contract"]),
             size_drawn=_typed(data["size_drawn"], int),
             shrink_cut=_typed(data["shrink_cut"], bool),
             deep=_typed(data["deep"], bool),
@@ -270,6 +270,13 @@ def _typed(value: Any, kind: type) -> Any:
     if type(value) is not kind:
         raise TypeError(f"{repr(value)[:60]} is not of type {kind.__name__}")
     return value
+
+
+def _contract(value: Any) -> Contract:
+    try:
+        return Contract.of(_typed(value, dict))
+    except UsageError as error:
+        raise TypeError(error.message) from None
 
 
 def _id(value: Any) -> str:
@@ -303,8 +310,7 @@ def _facts(data: Any) -> PassFacts:
     for key in ("name", "target", "source"):
         _typed(data[key], str)
     _typed(data["options"], dict)
-    for promise in _typed(data["contract"], dict).values():
-        _typed(promise, bool)
+    _contract(data["contract"])
     return PassFacts(**data)
 
 

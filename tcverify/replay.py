@@ -83,7 +83,7 @@ def reproduce(
     program: Program,
     target: str,
     options: Mapping[str, Any],
-    contract: Mapping[str, bool],
+    contract: Mapping[str, Any],
     kind: str,
     *,
     deep: bool = False,
@@ -100,7 +100,7 @@ def reproduce(
     """
     torch.set_num_threads(1)  # as `tcverify run` does
     console = make_console()
-    promises = Contract(**contract)
+    promises = Contract.of(contract)
     try:
         with Guarded(target, options, timeout=pass_timeout) as subject, ProcessGroupPool(program.world_size) as pool:
             verdict = verify(subject, program, contract=promises, confirm=pool, deep=deep, always_confirm=True)

@@ -105,7 +105,7 @@ class Guarded:
         self._worker: _Worker | None = None
         self._other_hash: _Worker | None = None
         self.facts = self._main().facts
-        self.contract = Contract(**self.facts.contract)
+        self.contract = Contract.of(self.facts.contract)
 
     def apply(self, program: Program, *, deep: bool = False) -> Pair:
         """Apply the pass in the worker. A deep application also runs in a second worker that hashes strings differently."""

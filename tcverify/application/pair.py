@@ -86,4 +86,4 @@ class PassFacts:
     target: str = ""
     options: dict[str, Any] = field(default_factory=dict)
     source: str = ""
-    contract: dict[str, bool] = field(default_factory=dict)
+    contract: dict[str, Any] = field(default_factory=dict)

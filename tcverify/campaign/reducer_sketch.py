@@ -12,7 +12,7 @@ from torch.fx.node import map_aggregate
 
 from tcverify.errors import ProgramError
 from tcverify.ops import lookup
-from tcverify.program import InputSpec, Mesh, Program, RankBinding
+from tcverify.program import InputSpec, Mesh, Program, RankBinding, StreamSettings
 from tcverify.program.graph import KEPT_META, add_node
 
 
@@ -92,6 +92,7 @@ class Sketch:
     seed: int
     labels: tuple[str, ...]
     modules: tuple[torch.nn.Module | None, ...]
+    streams: StreamSettings | None = None
 
 
 def refs(value: Any) -> list[str]:
@@ -117,6 +118,7 @@ def sketch_of(program: Program) -> Sketch:
         program.seed,
         program.labels,
         program.modules,
+        program.streams,
     )
 
 
@@ -135,7 +137,7 @@ def program_of(sketch: Sketch) -> Program:
     """Build the program. Raises ProgramError where its parts do not fit together."""
     graphs = tuple(_graph(steps) for steps in sketch.graphs)
     parts = sketch.mesh, graphs, sketch.ranks, sketch.inputs, sketch.seed, sketch.labels, sketch.modules
-    return Program(*parts)
+    return Program(*parts, streams=sketch.streams)
 
 
 def _graph(steps: Graph) -> fx.Graph:

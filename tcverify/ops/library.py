@@ -165,6 +165,8 @@ _LOCAL = (
 _COLLECTIVE = (
     "all_reduce", "reduce_scatter", "all_gather", "all_to_all", "pipeline_send_recv", "matmul_all_reduce",
 )  # fmt: skip
+#: Collectives that compute as well.
+_FUSED = frozenset({"matmul_all_reduce"})
 _IDENTITY = (
     "_internal_mark_region_begin",
     "_internal_mark_region_end",
@@ -177,7 +179,8 @@ _IDENTITY = (
 def _op(name: str, run: Callable[..., Any], *, collective: bool = False, identity: bool = False) -> Op:
     full = f"tensor_cast::{name}"
     fake = _FAKES.get(name) or _local_kernel(full, run)
-    return Op(full, run, collective, identity=identity, signature=SCHEMAS[name], fake=fake)
+    resources = ("compute", "comm") if name in _FUSED else ("comm",) if collective else ("compute",)
+    return Op(full, run, collective, identity=identity, signature=SCHEMAS[name], fake=fake, resources=resources)
 
 
 OPS = (

@@ -41,6 +41,7 @@ class Op:
         collective: whether `run` is a generator that yields requests.
         aliases: whether a result may share storage with an argument, or an argument is mutated.
         identity: whether the result always equals the first argument.
+        resources: what it keeps busy while it runs, of "compute" and "comm"; fused ops that compute and communicate take both.
         reason: why the op is not supported, when `run` is None.
         signature: "(Tensor x) -> Tensor", as torch writes it. Where it is given, an op that another library defines under
             this name must agree with it, or has no meaning.
@@ -56,6 +57,7 @@ class Op:
     reason: str = ""
     signature: str = ""
     fake: Callable[..., Any] | None = None
+    resources: tuple[str, ...] = ("compute",)
 
     def require(self) -> Callable[..., Any]:
         """Return `run`, or raise `UnsupportedOp` with the reason."""

@@ -9,6 +9,7 @@ from tcverify.program.inputs import InputSpec, Recipe
 from tcverify.program.mesh import Mesh, MeshDim
 from tcverify.program.placement import PARTIAL, REPLICATED, VARYING, Placement, shard
 from tcverify.program.program import Program
+from tcverify.program.streams import StreamSettings
 from tcverify.program.values import NotSerialisable
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "RankBinding",
     "RankConstant",
     "Recipe",
+    "StreamSettings",
     "compute_nodes",
     "dumps",
     "loads",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import weakref
+from dataclasses import asdict
 from typing import Any
 
 from torch import fx
@@ -45,7 +46,7 @@ _TEXTS: weakref.WeakKeyDictionary[Program, str] = weakref.WeakKeyDictionary()
 def encode(program: Program) -> dict[str, Any]:
     """Write a program as JSON-able data. Raises as `dumps` does. The order of keys enters `program_id`: keep it."""
     sources = encode_sources(program.sources)
-    return {
+    record = {
         "format": FORMAT,
         "version": VERSION,
         "mesh": sources["mesh"],
@@ -55,6 +56,9 @@ def encode(program: Program) -> dict[str, Any]:
         "seed": sources["seed"],
         "labels": list(program.labels),
     }
+    if program.streams is not None:
+        record["streams"] = asdict(program.streams)
+    return record
 
 
 def encode_sources(sources: Sources) -> dict[str, Any]:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 from tcverify.errors import UsageError
+
+#: Promises that are words, with the words that each can be; all others are true or false.
+_WORDS = {"boundary": ("strict", "lenient"), "inputs": ("ready", "stream0")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,24 +20,50 @@ class Contract:
         idempotent: a second application changes nothing.
         metadata: inserted and changed nodes carry correct `meta["val"]`. Turn off for passes that leave it to a later step.
         identity: the pass never changes anything; a campaign then does not ask for changes.
+        schedule: a graph that the pass lowers to streams carries what its schedule predicts (`meta["schedule"]` of the output
+            node), which its replay confirms and which beats running its ops one after the other.
+        boundary: of graphs lowered to streams: "strict" means that outputs are read on stream 0, "lenient" that the caller waits
+            for all streams.
+        inputs: of graphs lowered to streams: "ready" on all streams when the graph begins, or written on "stream0" before.
+
+    Raises:
+        UsageError: a promise has a value that it cannot have.
     """
 
     idempotent: bool = False
     metadata: bool = True
     identity: bool = False
+    schedule: bool = False
+    boundary: str = "strict"
+    inputs: str = "ready"
 
-    def with_options(self, options: dict[str, str]) -> Contract:
-        """Return the contract with `k=v` options applied.
+    def __post_init__(self) -> None:
+        for name, value in ((f.name, getattr(self, f.name)) for f in fields(self)):
+            words = _WORDS.get(name, (True, False))
+            if value not in words or type(value) is not type(words[0]):
+                written = " or ".join(str(word).lower() for word in words)
+                raise UsageError(f"the promise {name} is {str(value)[:60]!r}", f"it can be {written}")
 
-        Raises:
-            UsageError: an unknown promise or a value that is not true or false.
-        """
+    @classmethod
+    def of(cls, promises: Mapping[str, Any]) -> Contract:
+        """Make a contract of promises by name. Raises `UsageError` for unknown ones and for values they cannot have."""
+        known = {f.name for f in fields(cls)}
+        for name in promises:
+            if name not in known:
+                raise UsageError(f"'{name}' is not a promise of a contract", f"promises are {', '.join(sorted(known))}")
+        return cls(**promises)
+
+    def with_options(self, options: Mapping[str, str]) -> Contract:
+        """Return the contract with `k=v` options applied. Raises `UsageError` as `of` does."""
         known = {f.name for f in fields(self)}
-        changes: dict[str, bool] = {}
+        changes: dict[str, Any] = {}
         for key, value in options.items():
             if key not in known:
                 raise UsageError(f"'{key}' is not a promise of a contract", f"promises are {', '.join(sorted(known))}")
-            if value.lower() not in ("true", "false"):
+            words = _WORDS.get(key)
+            if words is None and value.lower() not in ("true", "false"):
                 raise UsageError(f"--contract {key}={value}: the value is not true or false")
-            changes[key] = value.lower() == "true"
+            if words is not None and value.lower() not in words:
+                raise UsageError(f"--contract {key}={value}: the value is not {' or '.join(words)}")
+            changes[key] = value.lower() == "true" if words is None else value.lower()
         return replace(self, **changes)

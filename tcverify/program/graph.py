@@ -19,8 +19,9 @@ from torch.fx.node import map_aggregate
 from tcverify.errors import ProgramError
 from tcverify.ops import TensorSpec, current, fake_tensor, new_fake_mode
 
-#: Metadata that programs keep beside "val".
-KEPT_META = ("after", "sp_local")
+#: Metadata that programs keep beside "val": `cost_s` is the predicted or measured time of a node, in seconds; `schedule`, on the
+#: output node of a lowered graph, what its schedule promises.
+KEPT_META = ("after", "sp_local", "cost_s", "schedule")
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from tcverify.program.inputs import InputSpec, Sources
 from tcverify.program.mesh import Mesh, MeshDim
 from tcverify.program.placement import REPLICATED, VARYING, Placement
 from tcverify.program.sharing import share
+from tcverify.program.streams import StreamSettings
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,6 +30,7 @@ class Program:
         seed: of the input values.
         labels: what the program was drawn as ("tp", "fused-residual", …); no meaning.
         modules: per graph, the module that owns its attributes and submodules, for graphs that files cannot hold.
+        streams: what the compiler is told about streams, if anything.
 
     Raises:
         ProgramError: the parts do not fit together.
@@ -41,6 +43,7 @@ class Program:
     seed: int = 0
     labels: tuple[str, ...] = ()
     modules: tuple[torch.nn.Module | None, ...] = field(default=())
+    streams: StreamSettings | None = None
 
     def __post_init__(self) -> None:
         if len(self.ranks) != self.mesh.world_size:
@@ -119,16 +122,19 @@ class Program:
         return graph
 
     def graph_module(self, rank: int) -> fx.GraphModule:
-        """Return a new GraphModule of what `rank` runs: what a pass is given."""
-        return _lazy_module(self._module(rank) or {}, self.graph(rank))
+        """Return a new GraphModule of what `rank` runs: what a pass is given. `meta["streams"]` holds the stream settings."""
+        return self._given(rank, self.graph(rank))
 
     def graph_modules(self) -> list[fx.GraphModule]:
         """Return a new GraphModule for every rank. Ranks that run one graph share the fake tensors in its metadata."""
         fakes = [fake_values(graph) for graph in self.graphs]
-        return [
-            _lazy_module(self._module(rank) or {}, self._graph(rank, fakes[binding.graph]))
-            for rank, binding in enumerate(self.ranks)
-        ]
+        return [self._given(rank, self._graph(rank, fakes[binding.graph])) for rank, binding in enumerate(self.ranks)]
+
+    def _given(self, rank: int, graph: fx.Graph) -> fx.GraphModule:
+        module = _lazy_module(self._module(rank) or {}, graph)
+        if self.streams is not None:
+            module.meta["streams"] = self.streams
+        return module
 
     def _module(self, rank: int) -> torch.nn.Module | None:
         return self.modules[self.ranks[rank].graph] if self.modules else None

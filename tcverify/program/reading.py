@@ -13,6 +13,7 @@ from tcverify.program.inputs import InputSpec, Recipe, Sources
 from tcverify.program.mesh import Mesh, MeshDim
 from tcverify.program.placement import Placement
 from tcverify.program.program import Program
+from tcverify.program.streams import StreamSettings
 from tcverify.program.values import MAX_DEPTH, ValueReader, read_int, read_keys, read_list, read_sizes, read_text
 
 FORMAT = "tcverify-program"
@@ -37,7 +38,7 @@ class Reader(ValueReader):
                 "use the tcverify that wrote it, or write it again",
             )
         allowed = ("format", "version", "mesh", "inputs", "graphs", "ranks", "seed", "labels")
-        read_keys(data, allowed, self.where)
+        read_keys(data, (*allowed, "streams"), self.where)
         missing = [key for key in allowed if key not in data]
         if missing:
             raise ProgramError(f"{self.where} lacks {', '.join(missing)}")
@@ -45,13 +46,26 @@ class Reader(ValueReader):
         graphs = tuple(self.graph(g, i) for i, g in enumerate(read_list(data["graphs"], "graphs")))
         ranks = self.ranks(data["ranks"])
         labels = tuple(read_text(label, "a label") for label in read_list(data["labels"], "labels"))
-        program = Program(sources.mesh, graphs, ranks, sources.inputs, sources.seed, labels)
+        streams = self.streams(data["streams"]) if "streams" in data else None
+        program = Program(sources.mesh, graphs, ranks, sources.inputs, sources.seed, labels, streams=streams)
         self.check_constants(program)
         for spec in program.inputs:
             for name, _ in spec.placements:
                 program.mesh.dim(name)
             spec.bounds(program.mesh, 0)  # raises for a shard of a dim that the input does not have
         return program
+
+    def streams(self, data: Any) -> StreamSettings:
+        record = read_keys(data, ("compute", "comm", "sync_overhead_s", "device"), "streams")
+        overhead, device = record["sync_overhead_s"], record["device"]
+        if type(overhead) not in (int, float):
+            raise ProgramError("streams.sync_overhead_s is not a number")
+        compute, comm = (
+            tuple(read_int(i, "a stream", 0) for i in read_list(record[role], f"the {role} streams"))
+            for role in ("compute", "comm")
+        )
+        named = None if device is None else read_text(device, "streams.device")
+        return StreamSettings(compute, comm, float(overhead), named)
 
     def sources(self, data: Any) -> Sources:
         """Read what `encode_sources` wrote."""

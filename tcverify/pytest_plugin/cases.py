@@ -110,8 +110,8 @@ def _contract(given: Any) -> Contract | dict[str, str]:
     if not isinstance(given, Mapping):
         raise UsageError(f"contract={repr(given)[:80]} is not a contract", 'write contract={"idempotent": True}')
     for name, value in given.items():
-        if type(value) is not bool:
-            raise UsageError(f"contract: '{name}' is {repr(value)[:80]}, not True or False")
+        if type(value) not in (bool, str):
+            raise UsageError(f"contract: '{name}' is {repr(value)[:80]}, not True, False or a word")
     promises = {str(name): str(value) for name, value in given.items()}
     Contract().with_options(promises)
     return promises

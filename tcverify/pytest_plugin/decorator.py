@@ -42,7 +42,7 @@ def verifies(
     meshes: Sequence[Mesh | Mapping[str, int]] | None = None,
     max_examples: int | None = None,
     shards: int | None = None,
-    contract: Contract | Mapping[str, bool] | None = None,
+    contract: Contract | Mapping[str, bool | str] | None = None,
     pass_options: Mapping[str, Any] | None = None,
     checks: Sequence[str] | None = None,
     confirm: str | None = None,

@@ -181,7 +181,7 @@ REFUSED = [
     (("identity",), {"max_examples": True}, "max_examples=True is not a number"),
     (("identity",), {"shards": 1001}, "shards=1001"),
     (("identity",), {"contract": {"idempotnt": True}}, "'idempotnt' is not a promise"),
-    (("identity",), {"contract": {"idempotent": "yes"}}, "not True or False"),
+    (("identity",), {"contract": {"idempotent": "yes"}}, "not true or false"),
     (("identity",), {"contract": 3}, "contract=3 is not a contract"),
     (("identity",), {"checks": ["equivalenc"]}, "there is no checks='equivalenc'"),
     (("identity",), {"checks": "equivalence"}, "is not a list"),

@@ -139,7 +139,7 @@ def test_it_is_made_of_a_verdict() -> None:
         ({"environment": []}, "malformed counterexample"),
         ({"pass_timeout": 0}, "is not a time-out"),
         ({"contract": {"unknown": True}}, "malformed counterexample"),
-        ({"contract": {"idempotent": "yes"}}, "is not of type bool"),
+        ({"contract": {"idempotent": "yes"}}, "the promise idempotent is 'yes'"),
         ({"values": [{"rank": 0, "label": "x", "index": [], "expected": "much", "actual": 0}]}, "malformed"),
         ({"program": {}}, "program is not a tcverify program"),
         ({"rewritten": 3}, "rewritten is not a tcverify program"),
