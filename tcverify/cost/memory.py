@@ -2,7 +2,8 @@
 
 Values that share a storage, by their metadata, live and die together: a view keeps its base alive. Inputs live from the first
 node to the last, outputs from the node that makes them to the last; everything else from the node that makes it to the last
-node that reads it or a value that shares its storage; results of a tuple until the last of them is taken. While a node runs, its operands and its results live side by side.
+node that reads it or a value that shares its storage; results of a tuple until the last of them is taken. While a node runs,
+its operands and its results live side by side.
 """
 
 from __future__ import annotations

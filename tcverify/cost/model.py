@@ -11,16 +11,17 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import fx
 
 from tcverify.cost.collectives import collective_time
 from tcverify.cost.device import DeviceProfile
+from tcverify.cost.flops import FLOPS_PER_ELEMENT, SPARSE, WORK, Counter, Tensor, Work, elementwise, no_work
 from tcverify.ops import TensorSpec, lookup
 from tcverify.program.graph import RankConstant, constant_value
 
@@ -108,13 +109,6 @@ def _modelled(node: fx.Node, device: DeviceProfile, constants: Mapping[str, Any]
     return cost
 
 
-class _Tensor(NamedTuple):
-    """What the model sees of a tensor."""
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-
-
 class _Unknown:
     """Stands for a value without metadata."""
 
@@ -134,7 +128,7 @@ def _described(value: Any) -> Any:
     """Metadata as the model sees it."""
     kind = type(value)
     if kind is TensorSpec or isinstance(value, torch.Tensor):
-        return _Tensor(value.shape, value.dtype)
+        return Tensor(value.shape, value.dtype)
     if value is None or kind is int or kind is float or kind is bool:
         return value
     if isinstance(value, (list, tuple)):
@@ -142,8 +136,8 @@ def _described(value: Any) -> Any:
     return _Unknown
 
 
-def _tensors(value: Any, found: list[_Tensor]) -> None:
-    if type(value) is _Tensor:
+def _tensors(value: Any, found: list[Tensor]) -> None:
+    if type(value) is Tensor:
         found.append(value)
     elif type(value) is tuple:
         for item in value:
@@ -155,20 +149,20 @@ def _tensors(value: Any, found: list[_Tensor]) -> None:
 
 def _time(op: _Traits, values: list[Any], result: Any, device: DeviceProfile) -> float:
     """Seconds of one call; of unknown shapes, 0."""
-    operands: list[_Tensor] = []
-    results: list[_Tensor] = []
+    operands: list[Tensor] = []
+    results: list[Tensor] = []
     _tensors(tuple(values), operands)
     _tensors(result, results)
     if not results or _Unknown in values:
         return 0.0
     moved = sum(map(_bytes, operands)) + sum(map(_bytes, results))
-    if op.sparse is not None and type(values[op.sparse]) is _Tensor:  # reads what it picks, not the whole table
+    if op.sparse is not None and type(values[op.sparse]) is Tensor:  # reads what it picks, not the whole table
         moved += min(_bytes(results[0]) - _bytes(values[op.sparse]), 0)
     try:
         work = op.work(values, results[0])
         communication = _communication(op, values, device)
     except (AttributeError, IndexError, TypeError):  # arguments in another form than the tables expect
-        work, communication = _Work(), None
+        work, communication = Work(), None
     dtype = operands[0].dtype if operands else results[0].dtype
     compute = max(
         moved / device.memory_rate, work.matmul / device.matmul_rate(dtype), work.vector / device.vector_rate(dtype)
@@ -181,16 +175,8 @@ def _time(op: _Traits, values: list[Any], result: Any, device: DeviceProfile) ->
     return max(compute, communication) + device.launch.comm
 
 
-def _bytes(tensor: _Tensor) -> int:
+def _bytes(tensor: Tensor) -> int:
     return math.prod(tensor.shape) * tensor.dtype.itemsize
-
-
-@dataclass(frozen=True, slots=True)
-class _Work:
-    """FLOPs of one call, by the units that do them."""
-
-    matmul: float = 0.0
-    vector: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +193,7 @@ class _Traits:
     """
 
     arguments: tuple[str, ...]
-    work: Callable[[list[Any], _Tensor], _Work]
+    work: Counter
     resources: tuple[str, ...]
     collective: str | None = None
     group: tuple[int, ...] = ()
@@ -225,10 +211,10 @@ def _traits(target: Any) -> _Traits:
     names = tuple(argument.name for argument in schema.arguments) if schema is not None else ()
     members = ("rank_group",) if "rank_group" in names else ("source_rank", "target_rank")
     group = tuple(names.index(name) for name in members if name in names)
-    work = _WORK.get(base)
+    work = WORK.get(base)
     if work is None:
-        work = _elementwise(_FLOPS_PER_ELEMENT.get(short, 1)) if "compute" in op.resources else _no_work
-    return _Traits(names, work, op.resources, _COLLECTIVES.get(short), group, _SPARSE.get(base))
+        work = elementwise(FLOPS_PER_ELEMENT.get(short, 1)) if "compute" in op.resources else no_work
+    return _Traits(names, work, op.resources, _COLLECTIVES.get(short), group, SPARSE.get(base))
 
 
 def _communication(op: _Traits, values: list[Any], device: DeviceProfile) -> float | None:
@@ -255,70 +241,4 @@ _COLLECTIVES = {
     "all_to_all": "all_to_all",
     "pipeline_send_recv": "send_recv",
     "matmul_all_reduce": "all_reduce",
-}
-
-# --------------------------------------------------------------------------------------------------- counting of FLOPs
-
-
-def _no_work(values: list[Any], result: _Tensor) -> _Work:
-    return _Work()
-
-
-def _product(position: int) -> Callable[[list[Any], _Tensor], _Work]:
-    """A matrix product whose first factor is the argument at `position`: its last dim is summed over."""
-
-    def work(values: list[Any], result: _Tensor) -> _Work:
-        return _Work(matmul=2.0 * math.prod(result.shape) * values[position].shape[-1])
-
-    return work
-
-
-def _attention(values: list[Any], result: _Tensor) -> _Work:
-    """query [..., Sq, heads · size], key and value [..., Skv, kv heads, size]: the products with the keys and with the values,
-    and a softmax of the logits in between."""
-    length, _, head_size = values[1].shape[-3:]
-    multiplied = math.prod(values[0].shape) * length
-    return _Work(matmul=4.0 * multiplied, vector=_SOFTMAX * multiplied / max(head_size, 1))
-
-
-def _elementwise(flops: float) -> Callable[[list[Any], _Tensor], _Work]:
-    """`flops` per element of the first operand or of the result, whichever has more."""
-
-    def work(values: list[Any], result: _Tensor) -> _Work:
-        elements = math.prod(result.shape)
-        if values and type(values[0]) is _Tensor:
-            elements = max(elements, math.prod(values[0].shape))
-        return _Work(vector=flops * elements)
-
-    return work
-
-
-_WORK: dict[str, Callable[[list[Any], _Tensor], _Work]] = {
-    **{
-        name: _product(0)
-        for name in (
-            "aten::mm", "aten::bmm", "aten::matmul", "aten::mv", "aten::dot", "aten::linear", "python::matmul",
-            "tensor_cast::matmul_all_reduce",
-        )
-    },
-    **{name: _product(1) for name in ("aten::addmm", "aten::baddbmm", "aten::addmv")},
-    "tensor_cast::attention": _attention,
-}  # fmt: skip
-
-_SOFTMAX = 5  # per logit: maximum, difference, exponential, sum, quotient
-
-#: Arithmetic per element, an exponential, root or quotient counted as one. What is not here counts one.
-_FLOPS_PER_ELEMENT: dict[str, float] = {
-    "rms_norm": 4, "add_rms_norm": 5, "add_rms_norm2": 5, "layer_norm": 8, "native_layer_norm": 8,
-    "modulated_layer_norm": 11, "softmax": _SOFTMAX, "_softmax": _SOFTMAX, "log_softmax": _SOFTMAX,
-    "_log_softmax": _SOFTMAX, "silu": 4, "gelu": 8, "swiglu": 5, "sigmoid": 3, "gated_residual_add": 2,
-    "addcmul": 2, "var": 4, "clone": 0, "copy": 0, "copy_": 0, "cat": 0, "_to_copy": 0, "contiguous": 0,
-}  # fmt: skip
-
-#: Ops that pick rows or elements of an argument, by its position.
-_SPARSE = {
-    "aten::embedding": 0,
-    "aten::index_select": 0,
-    "aten::gather": 0,
-    "aten::index": 0,
 }
