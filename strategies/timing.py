@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from torch import fx
 
+from tcverify.cost import PROFILES
 from tcverify.ops import lookup
 from tcverify.program import Program, RankBinding, StreamSettings
 from tcverify.program.graph import copy_graph
@@ -61,7 +62,7 @@ FIELDS: dict[str, tuple[object, ...]] = {
         (((0,), (0,)), 1),
     ),
     "overhead": weighted((0.0, 3), (1e-6, 3), (3.7e-6, 2), (2e-5, 1)),
-    "device": ("h100-sxm", "a100-sxm", "ascend-910b", "mi300x"),
+    "device": tuple(PROFILES),
     "seed": _BYTE,
     "seed_high": _BYTE,
 }
