@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tcverify.campaign.reducer import reduce
+from tcverify.campaign.reduction import reduce
 from tcverify.program import Program, StreamSettings
 from tcverify.strategies.timing import FIELDS, Timing, timed
 from tests.unit.programs import reduce_then_norm

@@ -6,8 +6,8 @@ from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Any
 
-from tcverify.campaign.reducer_search import PLAIN_COSTS, Search
-from tcverify.campaign.reducer_sketch import Sketch, Step
+from tcverify.campaign.reduction.search import PLAIN_COSTS, Search
+from tcverify.campaign.reduction.sketch import Sketch, Step
 from tcverify.program import StreamSettings
 
 

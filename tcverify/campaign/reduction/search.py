@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch.fx.node import map_aggregate
 
-from tcverify.campaign.reducer_facts import Facts
-from tcverify.campaign.reducer_fit import facts_of, fit
-from tcverify.campaign.reducer_sketch import Ref, Sketch, program_of, refs, result_of, sketch_of
-from tcverify.campaign.reducer_values import Values
+from tcverify.campaign.reduction.facts import Facts
+from tcverify.campaign.reduction.fit import facts_of, fit
+from tcverify.campaign.reduction.sketch import Ref, Sketch, program_of, refs, result_of, sketch_of
+from tcverify.campaign.reduction.values import Values
 from tcverify.errors import ProgramError
 from tcverify.program import NotSerialisable, Program, StreamSettings, program_id
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tcverify.campaign.reducer_details import simplify
-from tcverify.campaign.reducer_ends import drop_outputs, end_earlier, return_operands, start_later
-from tcverify.campaign.reducer_mesh import shrink_mesh
-from tcverify.campaign.reducer_moves import bypass, bypass_many, drop_inputs, merge_inputs, read_earlier
-from tcverify.campaign.reducer_search import OutOfTime, Search
-from tcverify.campaign.reducer_sizes import drop_axes, reshape_inputs, shrink_sizes
-from tcverify.campaign.reducer_timing import simplify_timing
+from tcverify.campaign.reduction.details import simplify
+from tcverify.campaign.reduction.ends import drop_outputs, end_earlier, return_operands, start_later
+from tcverify.campaign.reduction.mesh import shrink_mesh
+from tcverify.campaign.reduction.moves import bypass, bypass_many, drop_inputs, merge_inputs, read_earlier
+from tcverify.campaign.reduction.search import OutOfTime, Search
+from tcverify.campaign.reduction.sizes import drop_axes, reshape_inputs, shrink_sizes
+from tcverify.campaign.reduction.timing import simplify_timing
 from tcverify.program import Program
 
 #: What is tried, again and again until none of it helps; the largest steps first.
