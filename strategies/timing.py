@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from torch import fx
 
+from tcverify.cost import PROFILES
 from tcverify.ops import lookup
 from tcverify.program import Program, RankBinding, StreamSettings
 from tcverify.program.graph import copy_graph
@@ -22,8 +23,8 @@ class Timing:
     """What is drawn about time; see `FIELDS` for the values.
 
     Attributes:
-        known: which nodes carry a cost: "none" (and then there are no stream settings either), "all", "some", or "device": none,
-            but a device is named; "some-device" is both.
+        known: which nodes carry a cost: "none" (and then there are no stream settings either), "all" or "some"; with "-device" a
+            device is named too, for nodes without a cost, such as those that a pass inserts; "device": only that.
         spread: how costs are drawn: "equal" per resource, from "few" values, so that there are ties, or "wide".
         balance: how much longer communication takes than compute.
         skew: how costs differ between ranks: "none", "slight" (up to a tenth) or "independent".
@@ -47,7 +48,7 @@ class Timing:
 _BYTE = tuple(range(256))
 
 FIELDS: dict[str, tuple[object, ...]] = {
-    "known": weighted(("none", 3), ("all", 20), ("some", 1), ("device", 3), ("some-device", 2)),
+    "known": weighted(("none", 3), ("all-device", 15), ("all", 6), ("some", 1), ("device", 3), ("some-device", 2)),
     "spread": weighted(("equal", 1), ("few", 2), ("wide", 5)),
     "balance": weighted((1.0, 4), (0.5, 2), (2.0, 2), (0.1, 1), (8.0, 1)),
     "skew": weighted(("none", 9), ("slight", 1), ("independent", 1)),
@@ -61,7 +62,7 @@ FIELDS: dict[str, tuple[object, ...]] = {
         (((0,), (0,)), 1),
     ),
     "overhead": weighted((0.0, 3), (1e-6, 3), (3.7e-6, 2), (2e-5, 1)),
-    "device": ("h100-sxm", "a100-sxm", "ascend-910b", "mi300x"),
+    "device": tuple(PROFILES),
     "seed": _BYTE,
     "seed_high": _BYTE,
 }

@@ -109,10 +109,15 @@ class Reading:
 
 
 def is_lowered(graph: fx.Graph) -> bool:
-    """Whether a graph contains an anchor."""
-    return any(node.op == "call_function" and lookup(node.target).name in (WAIT, RECORD) for node in graph.nodes)
+    """Whether a graph contains an anchor. Remembered: graphs of programs do not change."""
+    known = _LOWERED.get(graph)
+    if known is None:
+        known = any(node.op == "call_function" and lookup(node.target).name in (WAIT, RECORD) for node in graph.nodes)
+        _LOWERED[graph] = known
+    return known
 
 
+_LOWERED: weakref.WeakKeyDictionary[fx.Graph, bool] = weakref.WeakKeyDictionary()
 _READINGS: weakref.WeakKeyDictionary[fx.Graph, tuple[list[str], dict[Any, Reading]]] = weakref.WeakKeyDictionary()
 
 
@@ -131,12 +136,14 @@ def reading_of(program: Program, rank: int) -> Reading:
     return reading
 
 
-def rank_readings(program: Program) -> list[tuple[int, Reading]]:
-    """Return (first rank, reading) for every different reading of a program's ranks."""
-    found: dict[int, tuple[int, Reading]] = {}
-    for rank in range(program.world_size):
-        reading = reading_of(program, rank)
-        found.setdefault(id(reading), (rank, reading))
+def lowered_ranks(program: Program) -> list[tuple[Reading, list[int]]]:
+    """Return the different readings of a program's lowered graphs, each with the ranks that have it, in rank order."""
+    lowered = [is_lowered(graph) for graph in program.graphs]
+    found: dict[int, tuple[Reading, list[int]]] = {}
+    for rank, binding in enumerate(program.ranks):
+        if lowered[binding.graph]:
+            reading = reading_of(program, rank)
+            found.setdefault(id(reading), (reading, []))[1].append(rank)
     return list(found.values())
 
 
@@ -364,7 +371,7 @@ __all__ = [
     "Recorded",
     "Waiting",
     "is_lowered",
-    "rank_readings",
+    "lowered_ranks",
     "reading_of",
     "seconds",
     "tokens_of",

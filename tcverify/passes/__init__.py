@@ -21,4 +21,7 @@ DESCRIPTIONS: dict[str, str] = {
     "identity": "changes nothing: what must never be refuted",
 }
 
-__all__ = ["BUILTIN", "DESCRIPTIONS", "Identity", "Multistream", "Pass", "SequenceParallel", "disabled"]
+#: What is verified when no pass is named: each pass, and what compilers run one after the other.
+DEFAULT: tuple[str, ...] = (*BUILTIN, "sequence_parallel+multistream")
+
+__all__ = ["BUILTIN", "DEFAULT", "DESCRIPTIONS", "Identity", "Multistream", "Pass", "SequenceParallel", "disabled"]

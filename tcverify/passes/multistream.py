@@ -1,8 +1,9 @@
 """Multistream scheduling: collectives run beside compute, on streams of their own.
 
-Ops are ordered by HEFT and put on streams (`stream_schedule`); the graph is rewritten into that order, with a wait before
-each op that must follow ops of other streams and a record behind every op (`stream_lowering`). What must follow what, and
-which graphs are left alone since that cannot be said of them, is the matter of `stream_graph`.
+Ops are put on streams in the order of their upward ranks, as HEFT does, or in one of two other orders where that is faster
+(`stream_schedule`). The graph is rewritten into the order chosen, with a wait before each op that must follow ops of other
+streams and a record behind every op (`stream_lowering`). What must follow what, and which graphs are left alone since that
+cannot be said of them, is the matter of `stream_graph`.
 
 The lowered graph declares its costs (`meta["cost_s"]` of its work) and its schedule (`meta["schedule"]` of the output node),
 and replays to exactly the predicted makespan. A graph stays as it is, bit for bit, when the schedule does not beat running
@@ -45,7 +46,7 @@ from tcverify.passes.stream_graph import (
     take_apart,
 )
 from tcverify.passes.stream_lowering import Lowering, joined_storages, plan_joins
-from tcverify.passes.stream_schedule import Placed, Schedule, list_schedule, rank_order, upward_ranks
+from tcverify.passes.stream_schedule import Placed, Schedule, list_schedule, rank_order, start_order, upward_ranks
 from tcverify.program import Contract
 from tcverify.program.streams import MAIN_STREAM, StreamSettings
 
@@ -181,11 +182,12 @@ class Multistream(Pass):
         return best
 
     def orders(self, parts: StreamGraph, before: Sequence[Sequence[int]]) -> list[Sequence[WorkOp]]:
-        """The orders of issue to try: by decreasing rank, and as the ops stand."""
+        """The orders of issue to try: by decreasing rank, by when ops can start, and as they stand."""
         if not parts.work:
             return []
-        ranks = upward_ranks(parts.work, before, self.overhead_s())
-        return [rank_order(parts.work, ranks), parts.work]
+        overhead = self.overhead_s()
+        ranks = upward_ranks(parts.work, before, overhead)
+        return [rank_order(parts.work, ranks), start_order(parts.work, before, ranks, overhead), parts.work]
 
     def allowed_streams(self, op: WorkOp, kept: set[int]) -> Sequence[int]:
         """The streams on which an op may run.

@@ -238,8 +238,8 @@ def is_host(node: fx.Node, specs: Specs) -> bool:
 def carriers_of(node: fx.Node, specs: Specs) -> tuple[fx.Node, ...]:
     """Operands in whose place a copy may stand: tensors that the op does not write into, not even through an alias.
 
-    A copy has the strides of what it copies only where that is dense. Where it is not, the op must produce the same strides
-    from either: they decide whether something that follows is a view.
+    A copy has the strides of what it copies only where that is dense. Where it is not, the op must make the same of either:
+    a copy of an expanded tensor, for one, can be reshaped by a view, and strides decide whether something that follows is one.
     """
     written = {storage for operand in mutated_operands(node) for storage in storages_of(specs[operand])}
     found = []
@@ -276,7 +276,13 @@ def _may_be_copied(node: fx.Node, operand: fx.Node, specs: Specs) -> bool:
         made = infer(node.target, [map_aggregate(a, known) for a in node.args], kwargs, count.__next__)
     except (ShapeError, UnsupportedOp):
         return False
-    return bool(map_structure(_layout, made) == map_structure(_layout, specs[node]))
+    if map_structure(_layout, made) != map_structure(_layout, specs[node]):
+        return False
+    given = {storage for other in node.all_input_nodes for storage in storages_of(specs[other])} | {copy.alias}
+    return all(
+        (mine.alias in given) == (theirs.alias in given)
+        for mine, theirs in zip(tensors(made), tensors(specs[node]), strict=True)
+    )
 
 
 def _recorded_item(node: fx.Node, specs: Specs) -> int | None:

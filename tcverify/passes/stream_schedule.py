@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from heapq import heappop, heappush
 
 from tcverify.passes.stream_graph import NotLowered, WorkOp
 from tcverify.program.streams import MAIN_STREAM
@@ -77,6 +78,60 @@ def upward_ranks(work: Sequence[WorkOp], before: Sequence[Sequence[int]], overhe
 def rank_order(work: Sequence[WorkOp], ranks: Sequence[float]) -> list[WorkOp]:
     """Work by decreasing rank, equals in the original order: no op stands before one that it follows."""
     return sorted(work, key=lambda op: (-ranks[op.index], op.index))
+
+
+def start_order(
+    work: Sequence[WorkOp], before: Sequence[Sequence[int]], ranks: Sequence[float], overhead_s: float
+) -> list[WorkOp]:
+    """Work in the order in which it can start, equals by decreasing rank.
+
+    By rank alone, an op that waits for a collective may be issued before work that could have run meanwhile, and a FIFO
+    stream then idles. Here nothing is issued as long as something else could start before it. O(n log n).
+    """
+    missing = [len(firsts) for firsts in before]
+    behind: list[list[int]] = [[] for _ in work]
+    for second, firsts in enumerate(before):
+        for first in firsts:
+            behind[first].append(second)
+    ready = [0.0] * len(work)
+    free = dict.fromkeys((resource for op in work for resource in op.resources), 0.0)
+    #: By what ops keep busy: those that wait for that alone, and those whose operands come later, with the time.
+    waiting: dict[tuple[str, ...], list[tuple[float, int]]] = {op.resources: [] for op in work}
+    coming: dict[tuple[str, ...], list[tuple[float, float, int]]] = {op.resources: [] for op in work}
+
+    def release(index: int) -> None:
+        heappush(coming[work[index].resources], (ready[index], -ranks[index], index))
+
+    def earliest(resources: tuple[str, ...]) -> tuple[float, float, int] | None:
+        idle = max((free[resource] for resource in resources), default=0.0)
+        later, now = coming[resources], waiting[resources]
+        while later and later[0][0] <= idle:
+            _, rank, index = heappop(later)
+            heappush(now, (rank, index))
+        if now:
+            return idle, *now[0]
+        return later[0] if later else None
+
+    for index, count in enumerate(missing):
+        if not count:
+            release(index)
+    order: list[WorkOp] = []
+    while len(order) < len(work):
+        start, _, index = min(found for found in map(earliest, waiting) if found is not None)
+        op = work[index]
+        if waiting[op.resources]:
+            heappop(waiting[op.resources])
+        else:
+            heappop(coming[op.resources])
+        order.append(op)
+        free.update(dict.fromkeys(op.resources, start + op.cost_s))
+        for second in behind[index]:
+            crosses = work[second].resources != op.resources
+            ready[second] = max(ready[second], start + op.cost_s + (overhead_s if crosses else 0.0))
+            missing[second] -= 1
+            if not missing[second]:
+                release(second)
+    return order
 
 
 def critical_path(work: Sequence[WorkOp], before: Sequence[Sequence[int]]) -> float:
@@ -235,4 +290,13 @@ class _Timeline:
             self._resources[resource] = placed.end_s
 
 
-__all__ = ["Clocks", "Placed", "Schedule", "critical_path", "list_schedule", "rank_order", "upward_ranks"]
+__all__ = [
+    "Clocks",
+    "Placed",
+    "Schedule",
+    "critical_path",
+    "list_schedule",
+    "rank_order",
+    "start_order",
+    "upward_ranks",
+]
