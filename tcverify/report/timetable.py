@@ -113,7 +113,7 @@ def timetable(program: Program, rank: int, costs: Mapping[str, float]) -> Timeta
         output=output.name,
         join=max(join, default=0.0),
         timed=timed,
-        roles=_roles(program, known),
+        roles=_roles(program, known) if found.lowered else {MAIN_STREAM: "one after the other"},
         declared=_declared(output.meta.get("schedule")),
         replayed=found.makespan_s,
         serial=found.serial_s,
