@@ -132,9 +132,10 @@ def run(
     fail_on: str | None,
     fail_fast: bool,
 ) -> None:
-    """Verify passes on drawn programs (default: all built-in passes, and sequence_parallel+multistream).
+    """Verify passes on drawn programs (default: the built-in ones).
 
-    PASS is a built-in name, module:attribute, or path/to/file.py:attribute; FIRST+SECOND is a pipeline of such.
+    PASS is a built-in name, module:attribute, or path/to/file.py:attribute; FIRST+SECOND is a pipeline of such. The default is
+    every built-in pass, and sequence_parallel+multistream.
     """
     meshes = arguments.meshes(world_size, mesh)
     (drawn,) = arguments.names(strategy, list(STRATEGIES), "strategy")

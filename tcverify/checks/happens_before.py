@@ -140,7 +140,7 @@ def _other_order(reading: Reading, issued: list[Issued], clocks: Clocks) -> list
             continue
         name, before = op.name if index < len(reading.ops) else "the output", reading.ops[other].name
         if clocks.ordered(other, index):
-            title = f"'{name}' waits for '{before}' by data flow, but pending waits bind to the op before it"
+            title = f"'{name}' waits for '{before}' by data flow, but a runtime gives that wait to an earlier op"
         else:
             title = f"'{name}' waits for '{before}' by position, by a wait that does not stand on its operands"
         return [(op.number, "order", title)]

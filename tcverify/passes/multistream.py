@@ -25,6 +25,8 @@ from typing import Any, ClassVar
 
 from torch import fx
 
+from tcverify.cost import DeviceProfile, node_cost
+from tcverify.cost import device as device_profile
 from tcverify.errors import ProgramError, UsageError
 from tcverify.ops import lookup, resolve
 from tcverify.passes.base import Pass
@@ -52,9 +54,6 @@ from tcverify.program.streams import MAIN_STREAM, StreamSettings
 
 log = logging.getLogger(__name__)
 
-#: Every op takes at least so many seconds.
-MIN_COST_S = 1e-6
-
 
 class Multistream(Pass):
     """Schedules compute and communication on streams and lowers the graph with anchors, where that makes it faster.
@@ -69,7 +68,9 @@ class Multistream(Pass):
         options: those of `Pass`.
 
     Attributes:
-        schedule: of the last call that lowered its graph.
+        settings: the streams that the last call used.
+        profile: the device that costs are estimated for, if there is one.
+        schedule: of the last call, when it lowered its graph.
     """
 
     name = "multistream"
@@ -92,13 +93,13 @@ class Multistream(Pass):
             self._chosen.update(self._roles(streams))
         if sync_overhead_s is not None:
             self._chosen["sync_overhead_s"] = self._seconds(sync_overhead_s)
-        self.settings = self._with_options(StreamSettings())
         self.schedule: Schedule | None = None
+        self._use(StreamSettings())
 
     def __call__(self, gm: fx.GraphModule) -> fx.GraphModule:
         """Lower `gm` in place, or leave it alone. See `Pass.__call__`."""
         given = gm.meta.get("streams")
-        self.settings = self._with_options(given if isinstance(given, StreamSettings) else StreamSettings())
+        self._use(given if isinstance(given, StreamSettings) else StreamSettings())
         self.schedule = None
         return super().__call__(gm)
 
@@ -134,11 +135,12 @@ class Multistream(Pass):
     def cost_s(self, node: fx.Node) -> float:
         """Seconds that a work node takes. Raises `NotLowered` where nothing says it."""
         given = node.meta.get("cost_s")
-        if given is None:
-            raise NotLowered(f"'{node.name}' has no cost, and no device is given to estimate it for")
-        if isinstance(given, bool) or not isinstance(given, (int, float)) or not math.isfinite(given):
+        if given is not None and (type(given) not in (int, float) or not math.isfinite(given)):
             raise NotLowered(f"the cost of '{node.name}' is {given!r}, which is no time")
-        return max(MIN_COST_S, float(given))
+        cost = node_cost(node, self.profile)
+        if cost is None:
+            raise NotLowered(f"'{node.name}' has no cost, and no device is given to estimate it for")
+        return cost
 
     def resources(self, node: fx.Node) -> tuple[str, ...]:
         """What a work node keeps busy."""
@@ -312,11 +314,14 @@ class Multistream(Pass):
 
     # -------------------------------------------------------------------------------------------------------- options
 
-    def _with_options(self, given: StreamSettings) -> StreamSettings:
+    def _use(self, given: StreamSettings) -> None:
+        """Take the options, and from `given` what they leave open. Raises `UsageError` for streams or a device that cannot be."""
         try:
-            return replace(given, **self._chosen)
+            self.settings = replace(given, **self._chosen)
         except ProgramError as error:
             raise UsageError(f"pass '{self.name}': {error.message}", "streams are as in compute=0,comm=1+2") from None
+        name = self.settings.device
+        self.profile: DeviceProfile | None = None if name is None else device_profile(name)
 
     def _roles(self, value: object) -> dict[str, tuple[int, ...]]:
         roles: dict[str, tuple[int, ...]] = {}
@@ -348,4 +353,4 @@ class Multistream(Pass):
         return seconds
 
 
-__all__ = ["MIN_COST_S", "Multistream"]
+__all__ = ["Multistream"]
