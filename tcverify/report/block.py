@@ -33,7 +33,8 @@ class Block:
         headline: kind, pass, ranks, id.
         title: the cause in one line.
         detail: what follows it.
-        times: one line about the streams of a rewritten graph and its times; none where it has no streams.
+        times: one line about the streams of a rewritten graph and its times; none where it has no streams
+            or no times.
         divergence: the first value that the original does not explain, and how it relates to the original's; or "".
         literal: whether the detail is a traceback or a log, whose lines are better left as they are.
         program: one line about mesh, size and seed.
@@ -113,7 +114,8 @@ def make_block(case: Counterexample, path: Path | None, diagnosis: Diagnosis | N
 
 def _times(case: Counterexample, rank: int) -> list[str]:
     found = timetables(case, rank)
-    return [plain(f"streams of rank {rank}: {time_line(found[1])}")] if found is not None else []
+    line = time_line(found[1]) if found is not None else ""
+    return [plain(f"streams of rank {rank}: {line}")] if line else []
 
 
 def _blamed(case: Counterexample, diagnosis: Diagnosis) -> str | None:

@@ -328,6 +328,8 @@ def _ticks(window: _Window, timed: bool) -> tuple[tuple[float, str], ...]:
     whole = (window.width - GUTTER - MARGIN) / window.scale * factor / 10
     size = 10.0 ** math.floor(math.log10(whole)) if whole > 0 and math.isfinite(whole) else 1.0
     step = next(size * m for m in (1, 2, 5, 10) if size * m >= whole * 0.999)
+    if not timed:
+        step = max(1.0, step)
     low, high = window.origin * factor, _span(window.ops)[1] * factor
     first = math.ceil(low / step - 1e-9)
     numbers = range(first, first + 12)

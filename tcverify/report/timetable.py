@@ -195,11 +195,11 @@ def time_facts(table: Timetable) -> list[tuple[str, str]]:
 
 
 def time_line(table: Timetable) -> str:
-    """One line about the streams and times of a lowered graph."""
+    """One line about the streams and times of a lowered graph; "" where some op has no cost."""
     streams = count(len({op.stream for op in table.ops}), "stream")
     facts = time_facts(table)
     if not facts:
-        return f"{count(len(table.ops), 'op')} on {streams}; no times, since not every op has a cost"
+        return ""
     return f"{count(len(table.ops), 'op')} on {streams}; " + ", ".join(f"{what} {time}" for what, time in facts)
 
 
