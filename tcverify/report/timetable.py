@@ -113,7 +113,7 @@ def timetable(program: Program, rank: int, costs: Mapping[str, float]) -> Timeta
         output=output.name,
         join=max(join, default=0.0),
         timed=timed,
-        roles=_roles(program, known),
+        roles=_roles(program, known) if found.lowered else {MAIN_STREAM: "one after the other"},
         declared=_declared(output.meta.get("schedule")),
         replayed=found.makespan_s,
         serial=found.serial_s,
@@ -195,11 +195,11 @@ def time_facts(table: Timetable) -> list[tuple[str, str]]:
 
 
 def time_line(table: Timetable) -> str:
-    """One line about the streams and times of a lowered graph."""
+    """One line about the streams and times of a lowered graph; "" where some op has no cost."""
     streams = count(len({op.stream for op in table.ops}), "stream")
     facts = time_facts(table)
     if not facts:
-        return f"{count(len(table.ops), 'op')} on {streams}; no times, since not every op has a cost"
+        return ""
     return f"{count(len(table.ops), 'op')} on {streams}; " + ", ".join(f"{what} {time}" for what, time in facts)
 
 
