@@ -32,6 +32,13 @@ class Mutant(Multistream):
         cls.name = cls.__name__
 
 
+def is_view(node: fx.Node) -> bool:
+    """Whether a node may be a view of its first operand."""
+    if not op_name(node).startswith("aten::") or not lookup(node.target).aliases:
+        return False
+    return not mutated_operands(node)
+
+
 # -------------------------------------------------------------------------------------------------------- dependencies
 
 
@@ -46,7 +53,7 @@ class ViewDependencyUntracked(Mutant):
     """Nothing waits for a value that is seen through a view (race)."""
 
     def synchronises(self, edge: Edge) -> bool:
-        return edge.operand is None or not op_name(edge.operand).startswith(("aten::view", "aten::reshape"))
+        return edge.operand is None or not is_view(edge.operand)
 
 
 class ListDependencyUntracked(Mutant):
@@ -192,11 +199,10 @@ class GateBehindAView(Mutant):
 
     def gate(self, state: Lowering, placed: Placed) -> None:
         tokens, carrier = self.tokens(state, placed), self.carrier(state, placed)
-        if carrier is None or not tokens or op_name(carrier) != "aten::view":
+        if carrier is None or not tokens or not is_view(carrier):
             super().gate(state, placed)
             return
-        base = carrier.args[0]
-        assert isinstance(base, fx.Node)
+        base = carrier.all_input_nodes[0]
         wait = self.wait(state, base, placed.stream, tokens, placed.op.node)
         view = state.graph.node_copy(carrier, lambda operand: wait if operand is base else operand)
         self.describe(view)
@@ -406,7 +412,7 @@ EXPECTED: dict[str, frozenset[str]] = {
     "WriteMovedBeforeRead": _kinds("wrong-value", "race"),
     "WritesUnknown": _kinds("race"),
     "CollectivesUnordered": _kinds("unordered-collectives"),
-    "CostsOrderCollectives": _ORDER | {"wrong-value"},
+    "CostsOrderCollectives": _ORDER | {"wrong-value", "unordered-collectives"},
     "FusedOpUnordered": _ORDER | {"unordered-collectives"},
     "TokenSharedByCollectives": _kinds("race"),
     "WaitNamesMainStream": _kinds("stream-conflict"),

@@ -111,7 +111,7 @@ def serial(b: Builder) -> Any:
 def stalling(b: Builder) -> Any:
     """As the ops stand, compute waits for the collective before it does what could hide it."""
     waiting = b.mm(b.all_reduce(b["x"]))
-    return waiting, b.mm(b.mm(b.mm(b["r"])))
+    return waiting, b.mm(b.mm(b.mm(b["r"]))), b.all_reduce(b["v"], cost=5)
 
 
 def cheap(b: Builder) -> Any:
