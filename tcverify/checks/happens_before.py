@@ -100,10 +100,10 @@ def _rest(streams: list[int | None]) -> str:
 def _mismatch(reading: Reading, clocks: Clocks, contract: Contract, rank: int) -> Finding | None:
     """The first anchor or op, in graph order, for which data flow and position differ."""
     found: list[tuple[int, str, str]] = []  # node, what differs, title
-    conflicting = {number for number, _, _ in reading.conflicts}
     issued = [*reading.ops]
     if reading.output is not None and contract.boundary == "strict":
         issued.append(reading.output)
+    conflicting = {number for number, _, _ in reading.conflicts}.intersection(op.number for op in issued)
     moved = next((op for op in issued if op.stream != op.positional_stream and op.number not in conflicting), None)
     if moved is not None:
         title = (

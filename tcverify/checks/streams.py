@@ -178,7 +178,9 @@ class _Reader:
         self._numbers: dict[fx.Node, int] = {}
         self._producer: list[int] = []  # by node number: the op that made its value
         self._base: list[int] = []  # by node number: the value that a chain of waits gates
-        self._copies: dict[int, tuple[tuple[int, int], ...]] = {}  # storage of a wait's result -> what reading it reads
+        self._copies: dict[
+            int, int
+        ] = {}  # storage of a wait's result, while nobody has written it -> the node it copies
         self._pending: list[Waiting] = []
         self._expects_record: Issued | None = None  # what was dispatched last, if nothing has bound it yet
         self._marks: list[list[int]] = []  # by op: its records by data flow
@@ -244,10 +246,7 @@ class _Reader:
             if at in self._reading.waits:
                 gates.append(at)
             if at not in self._reading.records:
-                for storage in memory.holds[at]:
-                    reads.setdefault(storage, self._base[at])
-                    for copied, base in self._copies.get(storage, ()):
-                        reads.setdefault(copied, base)
+                self._read(at, reads)
         output = node.op == "output"
         own = () if output else tuple(s for s in memory.holds[number] if s not in reads)
         writes = tuple(dict.fromkeys(memory.writes[number] + own))
@@ -276,6 +275,17 @@ class _Reader:
             self._expects_record = issued
         return issued
 
+    def _read(self, number: int, reads: dict[int, int]) -> None:
+        """Add what is read by reading a node: a wait's result is read where it is used, and so is what it copies."""
+        todo = [number]
+        while todo:
+            at = todo.pop()
+            for storage in self._memory.holds[at]:
+                if storage not in reads:
+                    reads[storage] = self._base[at]
+                    if storage in self._copies:
+                        todo.append(self._copies[storage])
+
     def _wait(self, number: int, node: fx.Node) -> None:
         reading = self._reading
         value, deps = _argument(node, 0, "x"), _argument(node, 2, "deps")
@@ -293,13 +303,7 @@ class _Reader:
             at = self._numbers[value]
             self._producer[number], self._base[number] = self._producer[at], self._base[at]
             inner = at if at in reading.waits else None
-            read: dict[int, int] = {}
-            for storage in self._memory.holds[at]:
-                read.setdefault(storage, self._base[at])
-                for copied, base in self._copies.get(storage, ()):
-                    read.setdefault(copied, base)
-            for storage in self._memory.holds[number]:
-                self._copies[storage] = tuple(read.items())
+            self._copies.update(dict.fromkeys(self._memory.holds[number], at))
         waiting = reading.waits[number] = Waiting(number, stream, tuple(dict.fromkeys(records)), inner)
         self._pending.append(waiting)
         self._expects_record = None
