@@ -479,6 +479,15 @@ def test_ops_of_which_nothing_is_known_make_it_doubtful() -> None:
     assert "'relu'" in doubt.detail
 
 
+def test_graphs_on_too_many_streams_are_doubtful() -> None:
+    def build(b: Lowering, *, streams: int) -> Any:
+        return [b.wait(out := b.relu(b.wait(b.x, 1 + i)), 0, b.record(out, 1 + i)) for i in range(streams)][:0]
+
+    (doubt,) = judge("happens-before", program(lambda b: build(b, streams=1200)), boundary="lenient")
+    assert isinstance(doubt, Doubt)
+    assert "streams" in doubt.detail
+
+
 def test_metadata_is_not_believed() -> None:
     """Two values that are said to share a storage, and do not."""
 

@@ -9,6 +9,7 @@ import pytest
 from torch import fx
 
 from tcverify.checks.streams import BEGINNING, Reading, is_lowered, reading_of
+from tcverify.execution import Lockstep
 from tcverify.program.finding import Finding
 from tests.unit.lowered import Build, Lowering, findings, kinds, program
 
@@ -290,6 +291,7 @@ def test_keyword_arguments_of_anchors_are_read() -> None:
         return joined(b, b.relu(gated), 1)
 
     assert kinds(build) == []
+    assert Lockstep().run(program(build)).finished
 
 
 def test_ranks_share_a_reading_unless_their_streams_differ() -> None:
