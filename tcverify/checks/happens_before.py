@@ -14,7 +14,8 @@ from torch.fx.node import map_aggregate
 from tcverify.checks.clocks import Clocks
 from tcverify.checks.evidence import Evidence
 from tcverify.checks.races import Race, clocks_of, described, races_of
-from tcverify.checks.streams import BEGINNING, Issued, Reading, lowered_ranks, tokens_of
+from tcverify.checks.reading import BEGINNING, Issued, Reading, tokens_of
+from tcverify.checks.streams import lowered_ranks
 from tcverify.execution import Run
 from tcverify.ops import lookup
 from tcverify.program import Contract, Program, RankConstant

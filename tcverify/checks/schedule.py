@@ -7,8 +7,9 @@ from typing import Any
 from torch import fx
 
 from tcverify.checks.evidence import Evidence
+from tcverify.checks.reading import Reading, seconds
 from tcverify.checks.replay import Replay, replay_reading
-from tcverify.checks.streams import Reading, lowered_ranks, seconds
+from tcverify.checks.streams import lowered_ranks
 from tcverify.ops import TensorSpec, qualified_name
 from tcverify.program import Program
 from tcverify.program.finding import Doubt, Finding
