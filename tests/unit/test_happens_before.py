@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import operator
+import random
+from collections import Counter
 from typing import Any
 
 import pytest
 import torch
+from torch import fx
 
-from tcverify import Contract
+from tcverify import Contract, verify
 from tcverify.application import Pair
 from tcverify.checks import CHECKS, Evidence
+from tcverify.checks.races import Race, clocks_of, races_of
+from tcverify.checks.reading import BEGINNING, Reading
+from tcverify.checks.streams import is_lowered, reading_of
 from tcverify.program import Mesh
-from tcverify.program.finding import Doubt
+from tcverify.program.finding import Doubt, Finding
 from tests.unit.lowered import Build, Lowering, findings, judge, kinds, program
+from tests.unit.programs import reduce_then_norm
+from tests.unit.stream_oracle import opinion, random_graph
 
 GRID = Mesh.grid({"dp": 2, "tp": 2})
 
@@ -474,6 +482,48 @@ def test_ops_of_which_nothing_is_known_make_it_doubtful() -> None:
     assert "'relu'" in doubt.detail
 
 
+def test_a_pass_that_lowers_without_a_token_is_refuted() -> None:
+    def lower(gm: fx.GraphModule, *, token: bool, strange: bool = False) -> None:
+        """Put the norm on stream 1."""
+        reduced, norm, output = (next(n for n in gm.graph.nodes if n.name == name) for name in _NAMES)
+        anchors = torch.ops.tensor_cast
+        with gm.graph.inserting_after(reduced):
+            mark = gm.graph.call_function(anchors._internal_record.default, (reduced, 0))
+        with gm.graph.inserting_before(norm):
+            gate = gm.graph.call_function(
+                anchors._internal_wait_and_bind.default, (reduced, 1, [mark] if token else [])
+            )
+        norm.replace_input_with(reduced, gate)
+        with gm.graph.inserting_after(norm):
+            done = gm.graph.call_function(anchors._internal_record.default, (norm, 1))
+        with gm.graph.inserting_before(output):
+            join = gm.graph.call_function(anchors._internal_wait_and_bind.default, (norm, 0, [done]))
+            if strange:
+                gm.graph.call_function(torch.relu, (join,))
+        output.replace_input_with(norm, join)
+        gm.recompile()
+
+    contract = Contract(metadata=False)
+    assert verify(lambda gm: lower(gm, token=True), reduce_then_norm(), contract=contract).status == "passed"
+    verdict = verify(lambda gm: lower(gm, token=False), reduce_then_norm(), contract=contract)
+    assert [(f.kind, f.node, f.rank) for f in verdict.findings] == [("race", "rms_norm", 0)]
+    verdict = verify(lambda gm: lower(gm, token=True, strange=True), reduce_then_norm(), contract=contract)
+    assert verdict.status == "inconclusive"
+    assert "reads and writes" in verdict.doubts[0].detail
+
+
+_NAMES = ("all_reduce", "rms_norm", "output")
+
+
+def test_graphs_on_too_many_streams_are_doubtful() -> None:
+    def build(b: Lowering, *, streams: int) -> Any:
+        return [b.wait(out := b.relu(b.wait(b.x, 1 + i)), 0, b.record(out, 1 + i)) for i in range(streams)][:0]
+
+    (doubt,) = judge("happens-before", program(lambda b: build(b, streams=1200)), boundary="lenient")
+    assert isinstance(doubt, Doubt)
+    assert "streams" in doubt.detail
+
+
 def test_metadata_is_not_believed() -> None:
     """Two values that are said to share a storage, and do not."""
 
@@ -509,3 +559,40 @@ def test_programs_that_the_pass_left_alone_are_not_judged(check: str) -> None:
     assert CHECKS[check](Evidence(Pair(racy, None, changed=True), Contract(schedule=True))) == []
     plain = program(lambda b: b.mm(b.x))
     assert CHECKS[check](Evidence(Pair(plain, plain, changed=True), Contract(schedule=True))) == []
+
+
+# ------------------------------------------------------------------------------------------------- a second opinion
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_it_agrees_with_a_comparison_of_all_pairs(seed: int) -> None:
+    """2,400 random graphs: sound ones, and ones with a race, a mismatch or a conflict."""
+    rng = random.Random(seed)
+    seen: Counter[str] = Counter()
+    for _ in range(600):
+        made = program(lambda b: random_graph(b, rng))
+        contract = Contract(boundary=rng.choice(["strict", "lenient"]), inputs=rng.choice(["ready", "stream0"]))
+        graph = made.graphs[0]
+        if not is_lowered(graph):
+            continue
+        expected = opinion(graph, stream0=contract.inputs == "stream0", lenient=contract.boundary == "lenient")
+        reading = reading_of(made, 0)
+        found = {
+            (reading.ops[r.first].name if r.first != BEGINNING else "<inputs>", _second(reading, r))
+            for r in races_of(reading, clocks_of(reading), contract)
+        }
+        assert found <= expected.races, graph
+        assert bool(found) == bool(expected.races), graph
+        reported = judge("happens-before", made, boundary=contract.boundary, inputs=contract.inputs)
+        says = {f.kind for f in reported if isinstance(f, Finding)}
+        wrong = {"race": expected.races, "stream-conflict": expected.conflicts, "anchor-mismatch": expected.mismatch}
+        assert says == {
+            kind for kind, shown in {**wrong, "unordered-collectives": expected.unordered}.items() if shown
+        }, graph
+        seen.update(says or {"sound"})
+    every = ("sound", "race", "stream-conflict", "anchor-mismatch", "unordered-collectives")
+    assert min(seen[kind] for kind in every) > 10
+
+
+def _second(reading: Reading, race: Race) -> str:
+    return reading.ops[race.second].name if race.second is not None else "output"
