@@ -6,7 +6,8 @@
 | near-miss | structured programs with up to three mutations, each of which a pass may stumble over |
 | aimed | small programs: a pattern of sequence parallelism up to some element, and something unusual there |
 | wild | typed random graphs without the structure of a model |
-| mixed | all of these; about half are structured |
+| overlap | branches of compute and communication that hardly depend on each other, with costs of their ops and stream settings |
+| mixed | all of these, most of them with costs and stream settings; close to half are structured |
 
 Every drawn program is well-typed: it runs in lockstep on every rank, and its outputs are finite. Its metadata is right, but for
 near misses and aimed programs labelled missing-metadata or stale-metadata.
@@ -20,7 +21,7 @@ from dataclasses import dataclass
 from hypothesis import strategies as st
 
 from tcverify.program import Mesh, Program
-from tcverify.strategies import aimed, near_miss, wild
+from tcverify.strategies import aimed, near_miss, overlap, timing, wild
 from tcverify.strategies.choices import WIDTH, decode_choices, weighted
 from tcverify.strategies.meshes import WORLD_SIZES, all_meshes
 from tcverify.strategies.transformer import finish, write
@@ -48,20 +49,22 @@ _PARTS = {
     "near-miss": Decoder(near_miss.decode_near_miss, near_miss.WIDTH),
     "aimed": Decoder(aimed.decode_aimed, aimed.WIDTH),
     "wild": Decoder(wild.decode_wild, wild.WIDTH),
+    "overlap": Decoder(overlap.decode_overlap, overlap.WIDTH),
 }
 #: What the first byte of a mixed program picks from.
-_SHARES = weighted(("structured", 8), ("near-miss", 4), ("aimed", 2), ("wild", 2))
+_SHARES = weighted(("structured", 8), ("near-miss", 4), ("aimed", 2), ("wild", 2), ("overlap", 3))
 
 
 def _decode_mixed(mesh: Mesh, choices: bytes) -> Program:
     part = _SHARES[(choices[0] if choices else 0) % len(_SHARES)]
-    return _PARTS[part].decode(mesh, choices[1:])
+    program = _PARTS[part].decode(mesh, choices[1 + timing.WIDTH :])
+    return program if part == "overlap" else timing.timed(program, timing.decode_timing(choices[1 : 1 + timing.WIDTH]))
 
 
 #: What turns bytes into programs, by the name of the strategy.
 DECODERS: dict[str, Decoder] = {
     **_PARTS,
-    "mixed": Decoder(_decode_mixed, 1 + max(part.width for part in _PARTS.values())),
+    "mixed": Decoder(_decode_mixed, 1 + timing.WIDTH + max(part.width for part in _PARTS.values())),
 }
 
 
@@ -106,8 +109,13 @@ def wild_programs(mesh: Mesh | None = None, world_size: int | None = None) -> st
     return _programs("wild", mesh, world_size)
 
 
+def overlap_programs(mesh: Mesh | None = None, world_size: int | None = None) -> st.SearchStrategy[Program]:
+    """Draw programs whose communication can run beside compute, with costs. Arguments as of `transformer_programs`."""
+    return _programs("overlap", mesh, world_size)
+
+
 def mixed_programs(mesh: Mesh | None = None, world_size: int | None = None) -> st.SearchStrategy[Program]:
-    """Draw programs of all kinds, half of them structured. Arguments as of `transformer_programs`."""
+    """Draw programs of all kinds, close to half of them structured. Arguments as of `transformer_programs`."""
     return _programs("mixed", mesh, world_size)
 
 
@@ -118,6 +126,7 @@ STRATEGIES: dict[str, Callable[..., st.SearchStrategy[Program]]] = {
     "near-miss": near_miss_programs,
     "aimed": aimed_programs,
     "wild": wild_programs,
+    "overlap": overlap_programs,
 }
 
 #: The one that is drawn from unless another is asked for.
@@ -134,6 +143,7 @@ __all__ = [
     "decode",
     "mixed_programs",
     "near_miss_programs",
+    "overlap_programs",
     "transformer_programs",
     "wild_programs",
 ]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -264,6 +265,53 @@ def in_place(w: Writing, values: Sequence[Value], a: Value, b: int, how: int) ->
     return [replace(made, rms=a.rms + 0.5)]
 
 
+def fused_reduce(w: Writing, values: Sequence[Value], a: Value, b: int, how: int) -> list[Value]:
+    """A product that is summed over a group by the same op."""
+    spec = spec_of(w, a)
+    inner = spec.shape[-1] if spec.shape else 0
+    scale = 2.0 ** round(-math.log2(math.sqrt(max(inner, 1)) * max(a.rms, 1e-2)))
+    width = (inner, 4, 8)[how % 3]
+    dim, over = _group(w, b)
+    matrix = new_input(w, "w", (inner, width), spec.dtype, ("replicated", "varying")[b % 2], recipe=Recipe(scale=scale))
+    vector = new_input(w, "bias", (width,), spec.dtype) if how // 4 % 4 == 0 else None
+    made = call(w, "tensor_cast::matmul_all_reduce", a, matrix, vector, RANK, over)
+    return [replace(made, rms=(0.6 if vector is None else 1.2) * w.roles.size(dim))]
+
+
+def operator(w: Writing, values: Sequence[Value], a: Value, b: int, how: int) -> list[Value]:
+    """A Python operator on two values, or on one and a number."""
+    other = 0.5 if how % 4 == 3 else _partner(w, values, a, b)
+    op = pick(("python::add", "python::sub", "python::mul"), how // 4)
+    rms = other.rms if isinstance(other, Value) else 0.5
+    return [replace(call(w, op, a, other), rms=a.rms * rms if op == "python::mul" else a.rms + rms)]
+
+
+def index(w: Writing, values: Sequence[Value], a: Value, b: int, how: int) -> list[Value]:
+    """A tensor indexed as Python does: one row, rows, or all of it with a dim more."""
+    rank = len(spec_of(w, a).shape)
+    forms: list[Any] = [0, slice(0, None, 2), slice(None), (Ellipsis, None), -1]
+    if rank > 1:
+        forms.append((slice(None), slice(0, 1)))
+    return [replace(call(w, "python::getitem", a, pick(forms, how)), dense=False)]
+
+
+def filled(w: Writing, values: Sequence[Value], a: Value, b: int, how: int) -> list[Value]:
+    """A tensor that is made of nothing, and added to a value."""
+    spec = spec_of(w, a)
+    made = w.draft.call("aten::full", a, list(spec.shape[-1:]), 0.5, dtype=spec.dtype)
+    return [replace(call(w, ADD, a, made), rms=a.rms + 0.5)]
+
+
+def split(w: Writing, values: Sequence[Value], a: Value, b: int, how: int) -> list[Value]:
+    """Two halves along any dim, each a view of the whole."""
+    axis = _axis(w, a, b)
+    size = spec_of(w, a).shape[axis]
+    if size < 2:
+        raise NoSite
+    both = call(w, "aten::split.Tensor", a, (size + 1) // 2, axis)
+    return [replace(w.draft.call("getitem", both, both, i), dense=False, dtype=a.dtype) for i in (how % 2, 1 - how % 2)]
+
+
 GROWTHS: dict[str, Growth] = {
     "unary": unary,
     "binary": binary,
@@ -285,4 +333,9 @@ GROWTHS: dict[str, Growth] = {
     "cast": cast,
     "attention": attention,
     "in-place": in_place,
+    "fused-reduce": fused_reduce,
+    "operator": operator,
+    "index": index,
+    "filled": filled,
+    "split": split,
 }

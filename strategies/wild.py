@@ -37,6 +37,11 @@ OPS = weighted(
     ("cast", 1),
     ("attention", 1),
     ("in-place", 1),
+    ("fused-reduce", 2),
+    ("operator", 1),
+    ("index", 1),
+    ("filled", 1),
+    ("split", 1),
 )
 
 INPUTS = 3

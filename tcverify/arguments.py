@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tcverify.application.loading import importable_target
+from tcverify.application.stages import SEPARATOR, split_stages
 from tcverify.counterexample import write_atomically
 from tcverify.errors import UsageError
 from tcverify.passes import BUILTIN
@@ -97,11 +98,15 @@ def names(text: str, known: Sequence[str], what: str) -> list[str]:
 
 
 def target(name: str) -> str:
-    """Return the reference of a pass: built-in names are resolved, the rest must look like module:attribute.
+    """Return the reference of a pass, or of a pipeline "first+second": built-in names are resolved, the rest must look like
+    module:attribute.
 
     Raises:
         UsageError: it does not.
     """
+    stages = split_stages(name, lambda piece: piece in BUILTIN or ":" in piece)
+    if len(stages) > 1:
+        return SEPARATOR.join(map(target, stages))
     if name in BUILTIN:
         return importable_target(BUILTIN[name]) or name
     if ":" in name:
@@ -109,7 +114,7 @@ def target(name: str) -> str:
     if name.endswith(".py") or Path(name).exists():
         raise UsageError(f"'{name}' does not say which pass of the file", f"name it, as in {name}:MyPass")
     near = difflib.get_close_matches(name, list(BUILTIN), n=1)
-    hint = f"did you mean '{near[0]}'?" if near else f"built-in passes are {', '.join(BUILTIN)}"
+    hint = f"did you mean '{near[0]}'?" if near else f"built-in passes are {', '.join(BUILTIN)}."
     raise UsageError(
         f"there is no built-in pass '{name}'", f"{hint} Your own: module:attribute or path/to/file.py:attribute"
     )

@@ -22,7 +22,7 @@ from tcverify.checks import CHECKS
 from tcverify.counterexample import encode_counterexample, find_counterexamples, read_counterexample
 from tcverify.errors import InternalError, TcverifyError, UsageError
 from tcverify.execution import ProcessGroupPool
-from tcverify.passes import BUILTIN, DESCRIPTIONS
+from tcverify.passes import BUILTIN, DEFAULT, DESCRIPTIONS
 from tcverify.replay import replay as replay_case
 from tcverify.report.html import HtmlReport, to_html
 from tcverify.report.markdown import to_markdown
@@ -131,9 +131,10 @@ def run(
     fail_on: str | None,
     fail_fast: bool,
 ) -> None:
-    """Verify passes on drawn programs (default: all built-in passes).
+    """Verify passes on drawn programs (default: the built-in ones).
 
-    PASS is a built-in name, module:attribute, or path/to/file.py:attribute.
+    PASS is a built-in name, module:attribute, or path/to/file.py:attribute; FIRST+SECOND is a pipeline of such. The default is
+    every built-in pass, and sequence_parallel+multistream.
     """
     meshes = arguments.meshes(world_size, mesh)
     (drawn,) = arguments.names(strategy, list(STRATEGIES), "strategy")
@@ -143,7 +144,7 @@ def run(
     limit = max_examples if max_examples is not None else None if limit_s is not None else 200
     options = arguments.pairs(pass_option, "--pass-option")
     promises = arguments.pairs(contract, "--contract")
-    targets = [arguments.target(name) for name in passes or tuple(BUILTIN)]
+    targets = [arguments.target(name) for name in passes or DEFAULT]
     doctor.require_backend(confirm)
     arguments.require_writable(report_dir, "choose another place with --report-dir")
     arguments.require_writable(STATE_DIR, "run in a directory that you may write to")
@@ -305,6 +306,7 @@ def passes() -> None:
         say(console, f"    {DESCRIPTIONS[name]}")
     say(console)
     say(console, "Your own: module:attribute or path/to/file.py:attribute (a class, an instance or a function).")
+    say(console, "Several, one after the other: first+second.")
 
 
 @main.command(name="doctor")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Generator, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from time import perf_counter
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from tcverify.application import Pair, PassFailure, Subject, subject_of
@@ -67,7 +68,8 @@ def verify(
     """Verify that a pass keeps the meaning of one program.
 
     Args:
-        pass_: a pass: "module:attribute", a class, a function, an instance, or a prepared `Subject`.
+        pass_: a pass: "module:attribute", a class, a function, an instance, or a prepared `Subject`; or a pipeline:
+            "module:first+module:second", or a list of passes. Its findings name the stage that is to blame.
         contract: what the pass promises; by default what it declares.
         confirm: an executor that runs programs which lockstep does not refute, e.g. a `ProcessGroupPool`.
         checks: names of the checks to apply; default all.
@@ -161,7 +163,7 @@ def verification(
     if pair.declined is not None:
         return Verdict("inconclusive", [], [Doubt("declined", pair.declined)], pair, [], clock.laps)
     if pair.failure is not None:
-        return Verdict("refuted", [_failure(pair.failure)], [], pair, [], clock.laps)
+        return Verdict("refuted", _named(pair, [_failure(pair.failure)]), [], pair, [], clock.laps)
     yield
 
     clock.resume()
@@ -196,6 +198,8 @@ def verification(
         doubts.append(
             Doubt("not-judged", "the rewritten program did not run, and the check that says why was not chosen")
         )
+    if findings and pair.stages:
+        findings = _blame(findings, evidence, checks, baseline)
     status = "refuted" if findings else "inconclusive" if doubts else "passed"
     return Verdict(status, findings, doubts, pair, evidence.runs, clock.laps)
 
@@ -209,6 +213,40 @@ def _apply(checks: list[str], evidence: Evidence, doubts: list[Doubt]) -> list[F
             elif found not in doubts:
                 doubts.append(found)
     return findings
+
+
+def _blame(findings: list[Finding], evidence: Evidence, checks: list[str], baseline: Run) -> list[Finding]:
+    """Name, for each finding about a pipeline, the first stage behind which the program shows that kind of finding."""
+    pair = evidence.pair
+    culprits: dict[str, str] = {}
+    before: Program | None = pair.original
+    kinds: set[str] = set()
+    for stage in pair.stages[:-1]:
+        if stage.program is not None and stage.program is not before:
+            halfway = Evidence(
+                Pair(pair.original, stage.program, changed=True), evidence.contract, probe=evidence.probe
+            )
+            try:
+                halfway.runs.append(LOCKSTEP.compare_with(baseline, stage.program))
+                kinds = {finding.kind for finding in _apply(checks, halfway, [])}
+            except UnsupportedOp:
+                kinds = set()
+            for kind in kinds:
+                culprits.setdefault(kind, stage.name)
+        before = stage.program
+    return _named(pair, findings, culprits)
+
+
+def _named(pair: Pair, findings: list[Finding], culprits: Mapping[str, str] = MappingProxyType({})) -> list[Finding]:
+    """Write into findings which stage of a pipeline is to blame: by kind, else the last one that ran."""
+    if not pair.stages:
+        return findings
+    named = []
+    for finding in findings:
+        stage = culprits.get(finding.kind, pair.stages[-1].name)
+        title = f"{finding.title} (stage {stage})"
+        named.append(replace(finding, title=title, data={**finding.data, "stage": stage}))
+    return named
 
 
 def _judged(evidence: Evidence) -> bool:

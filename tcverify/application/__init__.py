@@ -3,7 +3,7 @@
 from tcverify.application.applying import apply_pass
 from tcverify.application.guard import Guarded, InProcess, Subject, subject_of
 from tcverify.application.loading import LoadedPass, load_pass
-from tcverify.application.pair import Defect, Pair, PassFacts, PassFailure
+from tcverify.application.pair import Defect, Pair, PassFacts, PassFailure, Stage
 
 __all__ = [
     "Defect",
@@ -13,6 +13,7 @@ __all__ = [
     "Pair",
     "PassFacts",
     "PassFailure",
+    "Stage",
     "Subject",
     "apply_pass",
     "load_pass",

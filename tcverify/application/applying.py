@@ -12,10 +12,11 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from tcverify.application.loading import LoadedPass
-from tcverify.application.pair import Defect, Pair, PassFailure
+from tcverify.application.pair import Defect, Pair, PassFailure, Stage
+from tcverify.application.stages import refresh_metadata
 from tcverify.errors import TcverifyError, Unsupported, UnsupportedOp
 from tcverify.execution import Lockstep
-from tcverify.ops import late_definition, qualified_name
+from tcverify.ops import define_ops, late_definition, qualified_name
 from tcverify.program import NotSerialisable, Program, dumps
 from tcverify.program.graph import KEPT_META, same_structure
 
@@ -35,9 +36,10 @@ def apply_pass(loaded: LoadedPass, program: Program, *, deep: bool = False) -> P
     except UnsupportedOp as error:  # another library has defined an op with another signature
         pair.foreign = error.message
         return pair
+    define_ops()  # whatever the program holds, the pass may name any op; what defines them for it has been imported by now
     metadata = [_metadata(module.graph) for module in given]
     start = time.perf_counter()
-    modules = _apply_to_ranks(loaded, given, pair)
+    modules = _apply_stages(loaded, given, pair)
     pair.seconds = time.perf_counter() - start
     if modules is not None:
         _judge(loaded, pair, modules, metadata, deep)
@@ -76,10 +78,61 @@ def _listing(program: Program, modules: list[fx.GraphModule]) -> str:
         return ""
 
 
-def _apply_to_ranks(loaded: LoadedPass, modules: list[fx.GraphModule], pair: Pair) -> list[fx.GraphModule] | None:
-    """Apply the pass to each rank's module; None when it failed or declined."""
+def _apply_stages(loaded: LoadedPass, modules: list[fx.GraphModule], pair: Pair) -> list[fx.GraphModule] | None:
+    """Apply a pass, or the stages of a pipeline, to each rank's module; None when it failed or declined.
+
+    Between stages the graphs are read, so that a finding can name the stage that broke the program; a graph that is
+    malformed there ends the pipeline.
+    """
+    if not loaded.stages:
+        return _apply_to_ranks(loaded, modules, pair, pair.original)
+    base: Program | None = pair.original
+    for number, stage in enumerate(loaded.stages):
+        name, last = stage.facts.name, number == len(loaded.stages) - 1
+        results = _apply_to_ranks(stage, modules, pair, base)
+        if results is None or last:
+            pair.stages.append(Stage(name))
+            return results
+        modules = results
+        for rank, module in enumerate(modules):
+            problem = _malformed(module.graph)
+            if problem is not None:
+                pair.stages.append(Stage(name))
+                pair.changed = True
+                pair.listing = _listing(pair.original, modules)
+                _note(pair, Defect("lint", rank, *problem))
+                return None
+            if not stage.contract.metadata:
+                refresh_metadata(module.graph)
+        base = _between(base, modules)
+        pair.stages.append(Stage(name, base))
+    return modules
+
+
+def _between(base: Program | None, modules: list[fx.GraphModule]) -> Program | None:
+    """The program as a stage has left it; None where the graphs make none."""
+    if base is None:
+        return None
+    if all(_is_original(base, rank, module.graph) for rank, module in enumerate(modules)):
+        return base
+    try:
+        program = base.with_graphs([module.graph for module in modules])
+        dumps(program)
+    except TcverifyError:
+        return None
+    return program
+
+
+def _apply_to_ranks(
+    loaded: LoadedPass, modules: list[fx.GraphModule], pair: Pair, base: Program | None
+) -> list[fx.GraphModule] | None:
+    """Apply the pass to each rank's module; None when it failed or declined.
+
+    Args:
+        base: the program that `modules` are the graphs of, where it is known.
+    """
     results = []
-    rewrites: Counter[str] = Counter()
+    rewrites: Counter[str] = Counter(pair.rewrites)
     for rank, module in enumerate(modules):
         given = module.graph
         try:
@@ -103,7 +156,7 @@ def _apply_to_ranks(loaded: LoadedPass, modules: list[fx.GraphModule], pair: Pai
             pair.defects.append(Defect("return", rank, message))
             return None
         in_place = result is module or result.graph is given
-        if not in_place and not _is_original(pair.original, rank, given):
+        if not in_place and base is not None and not _is_original(base, rank, given):
             message = "it changed the graph it was given, although it returned a new one"
             _note(pair, Defect("input-mutated", rank, message))
         counts = getattr(loaded.subject, "rewrites", None)
@@ -182,13 +235,9 @@ def _note(pair: Pair, defect: Defect) -> None:
 
 
 def _defects(original: fx.Graph, module: fx.GraphModule, deep: bool) -> list[tuple[str, str, str | None]]:
-    stray = _use_before_definition(module.graph)
-    if stray is not None:
-        return [("lint", stray[0], stray[1])]
-    try:
-        module.graph.lint()
-    except Exception as error:  # noqa: BLE001 - lint reports by raising, whatever type it likes
-        return [("lint", _describe(error), None)]
+    malformed = _malformed(module.graph)
+    if malformed is not None:
+        return [("lint", *malformed)]
     before, after = _signature(original), _signature(module.graph)
     if before != after:
         return [("signature", f"the original {before}, the rewritten graph {after}", None)]
@@ -202,6 +251,18 @@ def _defects(original: fx.Graph, module: fx.GraphModule, deep: bool) -> list[tup
     except Exception as error:  # noqa: BLE001 - code generation fails in as many ways as there are graphs
         return [("code", f"its generated Python code does not work: {_describe(error)}", None)]
     return []
+
+
+def _malformed(graph: fx.Graph) -> tuple[str, str | None] | None:
+    """What makes it no legal FX graph, and the node to blame; None where it is one."""
+    stray = _use_before_definition(graph)
+    if stray is not None:
+        return stray
+    try:
+        graph.lint()
+    except Exception as error:  # noqa: BLE001 - lint reports by raising, whatever type it likes
+        return _describe(error), None
+    return None
 
 
 def _traceable(node: fx.Node) -> bool:
@@ -264,15 +325,15 @@ def _look_for_impurity(loaded: LoadedPass, program: Program, modules: list[fx.Gr
     """Apply the pass to fresh graphs again, and to copies of its own results."""
     graphs = [module.graph for module in modules]
     scratch = Pair(program)
-    repeated = _apply_to_ranks(loaded, program.graph_modules(), scratch)
+    repeated = _apply_stages(loaded, program.graph_modules(), scratch)
     if repeated is None or not all(same_structure(a, b.graph) for a, b in zip(graphs, repeated, strict=True)):
         message = "applied twice to the same graph, it gives two results"
         pair.defects.append(Defect("unrepeatable", 0, message + _excuse(scratch)))
         return
     if pair.foreign is not None or pair.rewritten is None:
         return
-    scratch = Pair(program)
-    again = _apply_to_ranks(loaded, pair.rewritten.graph_modules(), scratch)
+    scratch = Pair(pair.rewritten)
+    again = _apply_stages(loaded, pair.rewritten.graph_modules(), scratch)
     if again is None:
         if scratch.declined is None:
             message = "applied to its own result, it fails"

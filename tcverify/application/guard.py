@@ -23,8 +23,9 @@ from typing import Any, Protocol
 import torch
 
 from tcverify.application.applying import apply_pass
-from tcverify.application.loading import LoadedPass, importable_target, load_pass, prepare
-from tcverify.application.pair import Defect, Pair, PassFacts, PassFailure
+from tcverify.application.loading import LoadedPass, importable_target, load_pass, pipeline, prepare
+from tcverify.application.pair import Defect, Pair, PassFacts, PassFailure, Stage
+from tcverify.application.stages import SEPARATOR
 from tcverify.errors import InternalError, PassLoadError, ProgramError, TcverifyError
 from tcverify.execution.processes import LAZY_MODULES, limit, start_process
 from tcverify.execution.records import decode_comparison, encode_comparison
@@ -165,17 +166,24 @@ def subject_of(pass_: Any, options: Mapping[str, Any] | None = None, *, timeout:
     """Make a pass, given as a reference, a class, a function or an instance, ready for verification.
 
     References, and classes and functions that can be imported by name, run in a guarded worker process; everything else
-    runs in this process.
+    runs in this process. A list of passes is a pipeline.
 
     Raises:
         PassLoadError: it cannot be loaded or is no pass.
     """
     if isinstance(pass_, (Guarded, InProcess)):
         return pass_
-    target = pass_ if isinstance(pass_, str) else importable_target(pass_)
-    if target is not None:
-        return Guarded(target, options, timeout=timeout)
-    return InProcess(prepare(pass_, "", options or {}))
+    stages = list(pass_) if isinstance(pass_, (list, tuple)) else [pass_]
+    targets = [stage if isinstance(stage, str) else importable_target(stage) for stage in stages]
+    if stages and all(target is not None for target in targets):
+        return Guarded(SEPARATOR.join(str(target) for target in targets), options, timeout=timeout)
+    if len(stages) != 1:
+        if not stages or options:
+            raise PassLoadError(
+                "a pipeline needs stages, and objects as stages take no options", "give [first, second]"
+            )
+        return InProcess(pipeline([load_pass(s) if isinstance(s, str) else prepare(s, "", {}) for s in stages], {}))
+    return InProcess(prepare(stages[0], "", options or {}))
 
 
 def _compare_hash_order(pair: Pair, other: Pair) -> None:
@@ -357,7 +365,28 @@ def _encode_pair(pair: Pair) -> dict[str, Any]:
         "judged": encode_comparison(pair.judged) if pair.judged is not None else None,
         "listing": pair.listing,
         "seconds": pair.seconds,
+        "stages": _encode_stages(pair),
     }
+
+
+def _encode_stages(pair: Pair) -> list[list[Any]]:
+    """Name and text of every stage; the text is None where there is no program, "" where it is that of the stage before."""
+    rows: list[list[Any]] = []
+    before: Program | None = pair.original
+    for stage in pair.stages:
+        same = stage.program is not None and stage.program is before
+        rows.append([stage.name, "" if same else dumps(stage.program) if stage.program is not None else None])
+        before = stage.program
+    return rows
+
+
+def _decode_stages(program: Program, rows: list[list[Any]]) -> list[Stage]:
+    stages: list[Stage] = []
+    before: Program | None = program
+    for name, text in rows:
+        before = None if text is None else before if text == "" else decode(json.loads(text), f"what {name} left")
+        stages.append(Stage(name, before))
+    return stages
 
 
 def _travels(pair: Pair) -> bool:
@@ -387,6 +416,7 @@ def _decode_pair(program: Program, data: Any) -> Pair:
             judged=decode_comparison(data["judged"]) if data["judged"] is not None else None,
             listing=data["listing"],
             seconds=data["seconds"],
+            stages=_decode_stages(program, data["stages"]),
         )
     except ProgramError as error:  # what the pass left can be written, but makes no program
         return Pair(program, defects=[Defect("lint", 0, error.message)], listing=data["listing"])

@@ -10,7 +10,7 @@ import importlib.util
 import inspect
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import ModuleType
@@ -20,6 +20,7 @@ import torch
 from torch import fx
 
 from tcverify.application.pair import PassFacts
+from tcverify.application.stages import SEPARATOR, stage_options, stage_targets
 from tcverify.errors import PassLoadError, TcverifyError, UnsupportedOp
 from tcverify.ops import resolve
 from tcverify.program import Contract
@@ -33,22 +34,75 @@ class LoadedPass:
         call: applies it to one rank's graph module.
         subject: the pass itself; `subject.rewrites` is read after a call where it exists.
         contract: what it declares, or the defaults.
+        stages: of a pipeline, its passes in order; empty for a single pass.
     """
 
     call: Callable[[fx.GraphModule], Any]
     subject: Any
     contract: Contract
     facts: PassFacts
+    stages: tuple[LoadedPass, ...] = ()
 
 
 def load_pass(target: str, options: Mapping[str, Any] | None = None) -> LoadedPass:
-    """Load the pass at `module:attribute` or `path/file.py:attribute`.
+    """Load the pass at `module:attribute` or `path/file.py:attribute`, or a pipeline of such, joined by "+".
 
-    A class is made with `options` as keyword arguments; a function gets them with every call.
+    A class is made with `options` as keyword arguments; a function gets them with every call. Options of a pipeline name
+    their stage: see `stage_options`.
 
     Raises:
         PassLoadError: it cannot be found, imported, made or called as a pass.
     """
+    targets = stage_targets(target)
+    if len(targets) == 1:
+        return _load_one(target, options or {})
+    names = [_stage_name(_find(one)[0], one) for one in targets]
+    return pipeline(
+        [_load_one(one, given) for one, given in zip(targets, stage_options(names, options or {}), strict=True)],
+        options or {},
+    )
+
+
+def pipeline(stages: Sequence[LoadedPass], options: Mapping[str, Any]) -> LoadedPass:
+    """Make one pass of several that run one after the other. Its promises are those that the whole can keep."""
+
+    def call(gm: fx.GraphModule) -> fx.GraphModule:
+        for stage in stages:
+            returned = stage.call(gm)
+            gm = gm if returned is None else getattr(returned, "graph_module", returned)
+        return gm
+
+    contracts = [stage.contract for stage in stages]
+    contract = Contract(
+        metadata=contracts[-1].metadata,  # in between, what is not promised is made anew
+        identity=all(c.identity for c in contracts),
+        schedule=any(c.schedule for c in contracts),
+        boundary="lenient" if any(c.boundary == "lenient" for c in contracts) else "strict",
+        inputs="stream0" if any(c.inputs == "stream0" for c in contracts) else "ready",
+    )
+    facts = PassFacts(
+        SEPARATOR.join(stage.facts.name for stage in stages),
+        SEPARATOR.join(stage.facts.target for stage in stages) if all(s.facts.target for s in stages) else "",
+        dict(options),
+        SEPARATOR.join(stage.facts.source for stage in stages),
+        asdict(contract),
+    )
+    return LoadedPass(call, stages[-1].subject, contract, facts, tuple(stages))
+
+
+def _stage_name(subject: Any, target: str) -> str:
+    """What options call a stage: the name that a class or an instance gives itself, else that of the attribute."""
+    name = getattr(subject, "name", None)
+    return name if isinstance(name, str) and name else target.rpartition(":")[2].split(".")[-1]
+
+
+def _load_one(target: str, options: Mapping[str, Any]) -> LoadedPass:
+    subject, module = _find(target)
+    return prepare(subject, target, options, _source_hash(module))
+
+
+def _find(target: str) -> tuple[Any, ModuleType]:
+    """Import the module of a reference and find what it names."""
     module_name, _, attribute = target.rpartition(":")
     if not module_name or not attribute:
         raise PassLoadError(f"'{target}' is not a pass", "name it as module:attribute, or as path/to/file.py:attribute")
@@ -59,7 +113,7 @@ def load_pass(target: str, options: Mapping[str, Any] | None = None) -> LoadedPa
             near = difflib.get_close_matches(part, [n for n in vars(subject) if not n.startswith("_")], n=1)
             raise PassLoadError(f"{module_name} has no '{part}'", f"did you mean '{near[0]}'?" if near else None)
         subject = getattr(subject, part)
-    return prepare(subject, target, options or {}, _source_hash(module))
+    return subject, module
 
 
 def prepare(subject: Any, target: str, options: Mapping[str, Any], source: str = "") -> LoadedPass:

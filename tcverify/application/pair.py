@@ -40,6 +40,18 @@ class Defect:
     node: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One pass of a pipeline, and the program that it left.
+
+    Attributes:
+        program: None for the last stage, which leaves the rewritten program, and where a program cannot be made of it.
+    """
+
+    name: str
+    program: Program | None = None
+
+
 @dataclass(slots=True)
 class Pair:
     """The original and the rewritten program.
@@ -54,6 +66,7 @@ class Pair:
         judged: where `foreign` is set, the lockstep comparison made in that process.
         listing: the rewritten graph of rank 0 as text, where `rewritten` is None.
         seconds: time that the pass took, all ranks together.
+        stages: of a pipeline, those that ran; empty for a single pass.
     """
 
     original: Program
@@ -68,6 +81,7 @@ class Pair:
     judged: Comparison | None = None
     listing: str = ""
     seconds: float = 0.0
+    stages: list[Stage] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

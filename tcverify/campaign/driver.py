@@ -28,7 +28,7 @@ from tcverify.campaign.in_flight import InFlight, keep
 from tcverify.campaign.interrupts import Interrupts
 from tcverify.campaign.pipeline import Flight, Pipeline
 from tcverify.campaign.plan import Plan
-from tcverify.campaign.reducer import reduce
+from tcverify.campaign.reduction import reduce
 from tcverify.campaign.shrinking import Target
 from tcverify.counterexample import Counterexample, make_counterexample, write_counterexample
 from tcverify.errors import PassLoadError, UsageError

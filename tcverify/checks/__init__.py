@@ -7,8 +7,10 @@ from collections.abc import Callable
 from tcverify.checks.collectives import check_collectives
 from tcverify.checks.equivalence import check_equivalence
 from tcverify.checks.evidence import Evidence
+from tcverify.checks.happens_before import check_happens_before
 from tcverify.checks.metadata import check_metadata
 from tcverify.checks.purity import check_purity
+from tcverify.checks.schedule import check_schedule
 from tcverify.checks.structure import check_structure
 from tcverify.program.finding import Doubt, Finding
 
@@ -19,6 +21,8 @@ CHECKS: dict[str, Check] = {
     "structure": check_structure,
     "metadata": check_metadata,
     "collectives": check_collectives,
+    "happens-before": check_happens_before,
+    "schedule": check_schedule,
     "equivalence": check_equivalence,
     "purity": check_purity,
 }

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from torch import fx
 from torch.fx.node import map_aggregate
 
 from tcverify.checks.evidence import Evidence
+from tcverify.checks.storage import RealValues
 from tcverify.errors import UnsupportedOp
-from tcverify.ops import ShapeError, TensorSpec, infer
+from tcverify.ops import ShapeError, TensorSpec
 from tcverify.program import Program, RankConstant
 from tcverify.program.finding import Doubt, Finding
-from tcverify.program.graph import constant_value, map_structure
+from tcverify.program.graph import map_structure
 
 _HINT = "if a later step propagates metadata anew, say so with --contract metadata=false"
 
@@ -132,9 +131,8 @@ class _Records:
     """
 
     def __init__(self) -> None:
-        self._real: dict[fx.Node, Any] = {}  # records with real storage
+        self._values = RealValues()
         self._meaning: dict[int, tuple[int, str]] = {}  # recorded storage -> the real one, and the node that said so
-        self._fresh = itertools.count().__next__
 
     def judge(self, node: fx.Node, constants: Mapping[str, Any], *, again: bool) -> str | None:
         """Return what is wrong with the record of a node, or None. Nodes come in graph order.
@@ -145,34 +143,23 @@ class _Records:
         if node.op == "output":
             return None
         recorded = node.meta.get("val")
-        if node.op == "placeholder" or recorded is None or any(n not in self._real for n in node.all_input_nodes):
+        if node.op == "placeholder" or recorded is None or any(n not in self._values for n in node.all_input_nodes):
             if recorded is None:
                 return None if node.op == "placeholder" else _MISSING
-            self._real[node] = map_structure(self._own, recorded)
-            return self._shared_by_mistake(node.name, recorded, self._real[node]) if node.op == "placeholder" else None
-
-        def known(value: Any) -> Any:
-            if isinstance(value, fx.Node):
-                return self._real[value]
-            return constant_value(value, constants) if isinstance(value, RankConstant) else value
-
+            apart = self._values.keep_apart(node, recorded)
+            return self._shared_by_mistake(node.name, recorded, apart) if node.op == "placeholder" else None
         try:
-            expected = infer(
-                node.target, map_aggregate(node.args, known), dict(map_aggregate(node.kwargs, known)), self._fresh
-            )
+            expected = self._values.infer(node, constants)
         except (UnsupportedOp, ShapeError) as error:
-            self._real[node] = map_structure(self._own, recorded)
+            self._values.keep_apart(node, recorded)
             if isinstance(error, UnsupportedOp):
                 return None
             return f"cannot be right: its operands' metadata does not fit together ({error})"
         if not again:
-            self._real[node] = expected
+            self._values.keep(node, expected)
         if not _same_layout(recorded, expected):
             return f"says {_text(recorded)}, but the node produces {_text(expected)}"
         return None if again else self._shared_by_mistake(node.name, recorded, expected)
-
-    def _own(self, spec: Any) -> Any:
-        return replace(spec, alias=self._fresh()) if isinstance(spec, TensorSpec) else spec
 
     def _shared_by_mistake(self, name: str, recorded: Any, expected: Any) -> str | None:
         for said, real in zip(_aliases(recorded), _aliases(expected), strict=False):

@@ -4,18 +4,24 @@ from collections.abc import Callable
 
 from tcverify.passes.base import Pass, disabled
 from tcverify.passes.identity import Identity
+from tcverify.passes.multistream import Multistream
 from tcverify.passes.sequence_parallel import SequenceParallel
 
 #: What makes each built-in pass; options are keyword arguments.
 BUILTIN: dict[str, Callable[..., Pass]] = {
     "sequence_parallel": SequenceParallel,
+    "multistream": Multistream,
     "identity": Identity,
 }
 
 #: One line on each.
 DESCRIPTIONS: dict[str, str] = {
     "sequence_parallel": "residual sums and norms behind an all_reduce work on this rank's tokens (patterns P1, P2, P3)",
+    "multistream": "collectives run beside compute on streams of their own, where that beats one op after the other",
     "identity": "changes nothing: what must never be refuted",
 }
 
-__all__ = ["BUILTIN", "DESCRIPTIONS", "Identity", "Pass", "SequenceParallel", "disabled"]
+#: What is verified when no pass is named: each pass, and what compilers run one after the other.
+DEFAULT: tuple[str, ...] = (*BUILTIN, "sequence_parallel+multistream")
+
+__all__ = ["BUILTIN", "DEFAULT", "DESCRIPTIONS", "Identity", "Multistream", "Pass", "SequenceParallel", "disabled"]

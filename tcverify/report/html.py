@@ -15,6 +15,7 @@ from tcverify.campaign import Event, FindingFound
 from tcverify.counterexample import FILE_NAME, Counterexample, write_atomically
 from tcverify.report.html_layout import BOX_HEIGHT
 from tcverify.report.html_page import make_page
+from tcverify.report.html_streams import BAR, WIDTH
 
 REPORT_NAME = "report.html"
 
@@ -28,7 +29,14 @@ def to_html(case: Counterexample, path: Path | None) -> str:
     script = _asset("report.js")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return _template().render(
-        page=make_page(case, path), style=_asset("report.css"), script=script, digest=digest, box_height=BOX_HEIGHT
+        page=make_page(case, path),
+        style=_asset("report.css"),
+        streams_style=_asset("streams.css"),
+        script=script,
+        digest=digest,
+        box_height=BOX_HEIGHT,
+        bar=BAR,
+        width=WIDTH,
     )
 
 

@@ -14,6 +14,7 @@ from tcverify.report.alignment import Row, align
 from tcverify.report.block import Block, make_block
 from tcverify.report.html_collectives import MAX_RANKS, Timeline, Waiting, contribution, timeline, waiting
 from tcverify.report.html_graph import SIGNS, Drawing, Labels, draw
+from tcverify.report.html_streams import Schedule, draw_schedule
 from tcverify.report.plain import count, plain, plain_lines
 
 #: Rows of the table of relations, and lines of a listing or detail, that a page holds.
@@ -99,6 +100,8 @@ class HtmlPage:
     contrasts: tuple[Contrast, ...]
     detail: tuple[str, ...]
     drawings: tuple[tuple[str, Drawing], ...]
+    schedule: Schedule | None
+    schedule_first: bool
     block: Block
     blame: str
     foreign: tuple[str, ...]
@@ -147,6 +150,8 @@ def make_page(case: Counterexample, path: Path | None) -> HtmlPage:
         contrasts=_contrasts(case, diagnosis),
         detail=_bounded(plain_lines(finding.detail)) if plain(finding.detail) not in plain(finding.title) else (),
         drawings=_drawings(case, diagnosis),
+        schedule=draw_schedule(case, diagnosis.rank),
+        schedule_first=finding.check in ("happens-before", "schedule"),
         block=block,
         blame="finding" if finding.node is not None else "diverges",
         foreign=_bounded(plain_lines(case.listing)) if case.rewritten is None else (),

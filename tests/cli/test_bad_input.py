@@ -38,7 +38,7 @@ def bad(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     ("arguments", "texts"),
     [
         pytest.param(["sequence_paralel"], ["no built-in pass", "did you mean 'sequence_parallel'?"], id="misspelt-builtin"),
-        pytest.param(["zzz"], ["no built-in pass 'zzz'", "are sequence_parallel, identity", "module:attribute"], id="unknown"),
+        pytest.param(["zzz"], ["no built-in pass 'zzz'", "are sequence_parallel, multistream, identity."], id="unknown"),
         pytest.param(["mine.py"], ["which pass of the file", "mine.py:MyPass"], id="file-without-attribute"),
         pytest.param(["no_such:Pass"], ["no module 'no_such'", "current directory"], id="missing-module"),
         pytest.param(["no_such.py:Pass"], ["no file no_such.py"], id="missing-file"),
@@ -49,6 +49,19 @@ def bad(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         pytest.param(["values.py:two_keywords"], ["is not that of a pass"], id="wrong-signature"),
         pytest.param(["identity", "--pass-option", "colour=red"], ["no option 'colour'", "its options are"], id="pass-option"),
         pytest.param(["identity", "--pass-option", "colour"], ["not of the form name=value"], id="pass-option-form"),
+        pytest.param(["identity+nope"], ["no built-in pass 'nope'"], id="unknown-stage"),
+        pytest.param(["identity++identity"], ["has an empty stage", "first+second"], id="empty-stage"),
+        pytest.param(
+            ["sequence_parallel+identity", "--pass-option", "patterns=P1"],
+            ["does not say which stage", "identity.NAME or 2.NAME"],
+            id="stage-option",
+        ),
+        pytest.param(
+            ["sequence_parallel+identity", "--pass-option", "identity.colour=red"],
+            ["pass 'identity' has no option 'colour'"],
+            id="option-of-stage",
+        ),
+        pytest.param(["identity", "--contract", "boundary=maybe"], ["not strict or lenient"], id="contract-word"),
         pytest.param(["identity", "--contract", "fast=true"], ["'fast' is not a promise", "idempotent"], id="contract-key"),
         pytest.param(["identity", "--contract", "idempotent=maybe"], ["not true or false"], id="contract-value"),
         pytest.param(["--world-size", "1"], ["a world of 1 has no collectives", "at least 2"], id="one-rank"),

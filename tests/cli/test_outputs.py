@@ -64,6 +64,29 @@ def test_run_raising_pass(place: Path, snapshot: Snapshot) -> None:
     snapshot("run_raising_pass", normalise(outcome.out, place))
 
 
+def test_run_refuted_pipeline(place: Path, snapshot: Snapshot) -> None:
+    pipeline = f"identity+{MUTANT}+identity"
+    outcome = run_here(
+        "run",
+        pipeline,
+        "--strategy",
+        "one",
+        "--world-size",
+        "2",
+        "--seed",
+        "1",
+        "--confirm",
+        "none",
+        "--report-dir",
+        "piped",
+    )
+    assert outcome.code == 1
+    snapshot("run_refuted_pipeline", normalise(outcome.out))
+    again = run_here("replay", only_case(place / "piped"), "--confirm", "none", "--report-dir", "piped")
+    assert again.code == 1
+    assert "(stage FirstChunkForAll)" in " ".join(again.out.split())
+
+
 def test_replay_failed(place: Path, case: str, snapshot: Snapshot) -> None:
     outcome = run_here("replay", case, "--report-dir", "refuted")
     assert outcome.code == 1

@@ -16,7 +16,7 @@ from tests.plugin.conftest import Once, Ran, run, write
 
 PASSES = """
 def reductions(gm):
-    return [n for n in gm.graph.nodes if n.op == "call_function" and "all_reduce.default" in str(n.target)]
+    return [n for n in gm.graph.nodes if n.op == "call_function" and str(n.target) == "tensor_cast.all_reduce.default"]
 
 def drops(gm):
     for node in reductions(gm):

@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import fx
 
-from tcverify.campaign import reducer_search
-from tcverify.campaign.reducer import Reduction, reduce
-from tcverify.campaign.reducer_shapes import reshaped
+from tcverify.campaign.reduction import Reduction, reduce
+from tcverify.campaign.reduction import search as reducer_search
+from tcverify.campaign.reduction.shapes import reshaped
 from tcverify.checks.metadata import _inconsistent as wrong_metadata
 from tcverify.execution import Lockstep
 from tcverify.ops import TensorSpec

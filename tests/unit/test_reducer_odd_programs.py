@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import fx
 
-from tcverify.campaign.reducer import reduce
+from tcverify.campaign.reduction import reduce
 from tcverify.execution import Lockstep
 from tcverify.ops import TensorSpec
 from tcverify.program import (

@@ -260,7 +260,7 @@ def test_layers_are_counted_by_what_is_alive() -> None:
 
 
 def test_strategies_by_name() -> None:
-    assert list(STRATEGIES) == ["mixed", "structured", "near-miss", "aimed", "wild"]
+    assert list(STRATEGIES) == ["mixed", "structured", "near-miss", "aimed", "wild", "overlap"]
     assert STRATEGIES["structured"] is transformer_programs
 
 

@@ -13,9 +13,9 @@ from typing import Any
 
 from torch.fx.node import map_aggregate
 
-from tcverify.campaign.reducer_facts import FOLLOWS, NOTHING, RIGHT, UNKNOWN, WRONG, Facts, Typing
-from tcverify.campaign.reducer_shapes import refitted
-from tcverify.campaign.reducer_sketch import Graph, Ref, Sketch, Step, live_names
+from tcverify.campaign.reduction.facts import FOLLOWS, NOTHING, RIGHT, UNKNOWN, WRONG, Facts, Typing
+from tcverify.campaign.reduction.shapes import refitted
+from tcverify.campaign.reduction.sketch import Graph, Ref, Sketch, Step, live_names
 from tcverify.errors import ProgramError, TcverifyError, UnsupportedOp
 from tcverify.ops import ShapeError, TensorSpec, infer
 from tcverify.program import InputSpec, RankBinding, RankConstant

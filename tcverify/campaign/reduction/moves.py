@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from tcverify.campaign.reducer_facts import Facts
-from tcverify.campaign.reducer_search import Search
-from tcverify.campaign.reducer_sketch import Ref, Replacements, Sketch, replaced
-from tcverify.campaign.reducer_values import may_replace, stand_ins
+from tcverify.campaign.reduction.facts import Facts
+from tcverify.campaign.reduction.search import Search
+from tcverify.campaign.reduction.sketch import Ref, Replacements, Sketch, replaced
+from tcverify.campaign.reduction.values import may_replace, stand_ins
 from tcverify.program import InputSpec
 
 #: Earlier values, and inputs, that are tried in place of one value.

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import fx
 
-from tcverify.campaign.reducer_facts import Facts, renamed
-from tcverify.campaign.reducer_search import PLAIN_EPS, Search
-from tcverify.campaign.reducer_sketch import Ref, Sketch, refs, result_of, with_results
-from tcverify.campaign.reducer_values import is_summed
+from tcverify.campaign.reduction.facts import Facts, renamed
+from tcverify.campaign.reduction.search import PLAIN_EPS, Search
+from tcverify.campaign.reduction.sketch import Ref, Sketch, refs, result_of, with_results
+from tcverify.campaign.reduction.values import is_summed
 from tcverify.errors import ProgramError
 from tcverify.program import InputSpec, Recipe
 

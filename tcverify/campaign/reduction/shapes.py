@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from tcverify.campaign.reducer_sketch import Step
+from tcverify.campaign.reduction.sketch import Step
 from tcverify.ops import TensorSpec, qualified_name
 
 Shape = tuple[int, ...]

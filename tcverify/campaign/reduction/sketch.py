@@ -23,6 +23,10 @@ class Ref:
     name: str
 
 
+#: Metadata that names no other step.
+_PLAIN_META = frozenset({"val", "cost_s", "schedule"})
+
+
 @dataclass(frozen=True, slots=True)
 class Step:
     """One node of a graph, placeholders and output included.
@@ -68,9 +72,9 @@ class Step:
         return refs((self.args, self.kwargs))
 
     def mapped(self, leaf: Callable[[Any], Any]) -> Step:
-        """Return the step with `leaf` applied to every leaf of its arguments and metadata other than "val"."""
+        """Return the step with `leaf` applied to every leaf of its arguments and of metadata that may name steps."""
         args, kwargs = map_aggregate(self.args, leaf), map_aggregate(self.kwargs, leaf)
-        meta = {key: value if key == "val" else map_aggregate(value, leaf) for key, value in self.meta.items()}
+        meta = {key: value if key in _PLAIN_META else map_aggregate(value, leaf) for key, value in self.meta.items()}
         return replace(self, args=args, kwargs=dict(kwargs), meta=meta)
 
 

@@ -12,15 +12,18 @@ from typing import Any
 import torch
 from torch.fx.node import map_aggregate
 
-from tcverify.campaign.reducer_facts import Facts
-from tcverify.campaign.reducer_fit import facts_of, fit
-from tcverify.campaign.reducer_sketch import Ref, Sketch, program_of, refs, result_of, sketch_of
-from tcverify.campaign.reducer_values import Values
+from tcverify.campaign.reduction.facts import Facts
+from tcverify.campaign.reduction.fit import facts_of, fit
+from tcverify.campaign.reduction.sketch import Ref, Sketch, program_of, refs, result_of, sketch_of
+from tcverify.campaign.reduction.values import Values
 from tcverify.errors import ProgramError
-from tcverify.program import NotSerialisable, Program, program_id
+from tcverify.program import NotSerialisable, Program, StreamSettings, program_id
 
 #: Of the same meaning in every op that has one: what it is when it does not matter.
 PLAIN_EPS = 1e-6
+
+#: Costs in seconds that read easily: the shorter is the plainer.
+PLAIN_COSTS = (1e-6, 1e-5)
 
 
 class OutOfTime(Exception):
@@ -135,6 +138,7 @@ def weight(sketch: Sketch) -> tuple[Any, ...]:
         sum(sum(spec.shape) for spec in sketch.inputs),
         placements,
         *_details(sketch),
+        *_timing(sketch),
         sketch.seed,
         sum(len(step.name) for graph in sketch.graphs for step in graph),
     )
@@ -162,6 +166,18 @@ def _details(sketch: Sketch) -> tuple[int, ...]:
             map_aggregate((step.args, step.kwargs), look)
         nested += _containers(result_of(graph))
     return recipes, odd, constants, nested, reach
+
+
+def _timing(sketch: Sketch) -> tuple[int, ...]:
+    """Settings and costs that there are, settings that are not the defaults, and costs that are not plain."""
+    costs = [step.meta["cost_s"] for graph in sketch.graphs for step in graph if "cost_s" in step.meta]
+    odd = sum(2 if cost not in PLAIN_COSTS else cost != PLAIN_COSTS[0] for cost in costs)
+    s, plain = sketch.streams, StreamSettings()
+    if s is None:
+        return 0, len(costs), 0, odd
+    streams = [len(own) - 1 + (own != default) for own, default in ((s.compute, plain.compute), (s.comm, plain.comm))]
+    overhead = 0 if s.sync_overhead_s == 0 else 1 if s.sync_overhead_s == PLAIN_COSTS[0] else 2
+    return 1, len(costs), sum(streams) + overhead + (s.device is not None), odd
 
 
 def _containers(result: Any) -> int:

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from tcverify.campaign.reducer_facts import Facts
-from tcverify.campaign.reducer_sketch import Step
+from tcverify.campaign.reduction.facts import Facts
+from tcverify.campaign.reduction.sketch import Step
 from tcverify.errors import TcverifyError
 from tcverify.execution import Lockstep
 from tcverify.ops import qualified_name

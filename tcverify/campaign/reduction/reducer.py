@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tcverify.campaign.reducer_details import simplify
-from tcverify.campaign.reducer_ends import drop_outputs, end_earlier, return_operands, start_later
-from tcverify.campaign.reducer_mesh import shrink_mesh
-from tcverify.campaign.reducer_moves import bypass, bypass_many, drop_inputs, merge_inputs, read_earlier
-from tcverify.campaign.reducer_search import OutOfTime, Search
-from tcverify.campaign.reducer_sizes import drop_axes, reshape_inputs, shrink_sizes
+from tcverify.campaign.reduction.details import simplify
+from tcverify.campaign.reduction.ends import drop_outputs, end_earlier, return_operands, start_later
+from tcverify.campaign.reduction.mesh import shrink_mesh
+from tcverify.campaign.reduction.moves import bypass, bypass_many, drop_inputs, merge_inputs, read_earlier
+from tcverify.campaign.reduction.search import OutOfTime, Search
+from tcverify.campaign.reduction.sizes import drop_axes, reshape_inputs, shrink_sizes
+from tcverify.campaign.reduction.timing import simplify_timing
 from tcverify.program import Program
 
 #: What is tried, again and again until none of it helps; the largest steps first.
@@ -33,6 +34,7 @@ MOVES: tuple[Callable[[Search], None], ...] = (
     read_earlier,
     shrink_sizes,
     drop_axes,
+    simplify_timing,
     simplify,
 )
 
@@ -55,9 +57,9 @@ class Reduction:
 def reduce(program: Program, shows: Callable[[Program], bool], deadline: float | None = None) -> Reduction:
     """Make a program smaller as long as `shows` holds, until no move makes it smaller.
 
-    Moves drop outputs, nodes, inputs, ranks and mesh dims, shrink sizes, and make values, placements, dtypes and constants
-    plain. What a value is replaced by has its shape and dtype and is equal on all ranks on which the value was. Metadata that
-    was right is renewed, metadata that was missing or wrong stays so. Deterministic, where `shows` is.
+    Moves drop outputs, nodes, inputs, ranks and mesh dims, shrink sizes, and make values, placements, dtypes, constants and
+    costs plain. What a value is replaced by has its shape and dtype and is equal on all ranks on which the value was. Metadata
+    that was right is renewed, metadata that was missing or wrong stays so. Deterministic, where `shows` is.
 
     Args:
         program: one for which `shows` holds; any program, whatever its graphs hold.

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from tcverify.campaign.reducer_sketch import Ref, Sketch, Step, live_names
+from tcverify.campaign.reduction.sketch import Ref, Sketch, Step, live_names
 from tcverify.ops import TensorSpec
 
 #: What a step produces where that cannot be told.

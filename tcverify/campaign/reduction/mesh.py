@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from tcverify.campaign.reducer_search import Search
-from tcverify.campaign.reducer_sizes import BOTH_WAYS
-from tcverify.campaign.reducer_sketch import Graph, Sketch, Step
+from tcverify.campaign.reduction.search import Search
+from tcverify.campaign.reduction.sizes import BOTH_WAYS
+from tcverify.campaign.reduction.sketch import Graph, Sketch, Step
 from tcverify.errors import ProgramError
 from tcverify.program import REPLICATED, VARYING, InputSpec, Mesh, MeshDim, RankBinding, RankConstant
 

@@ -6,10 +6,10 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from tcverify.campaign.reducer_fit import fit
-from tcverify.campaign.reducer_search import Search
-from tcverify.campaign.reducer_sketch import Ref, Sketch, replaced
-from tcverify.campaign.reducer_values import may_replace
+from tcverify.campaign.reduction.fit import fit
+from tcverify.campaign.reduction.search import Search
+from tcverify.campaign.reduction.sketch import Ref, Sketch, replaced
+from tcverify.campaign.reduction.values import may_replace
 from tcverify.program import InputSpec, shard
 
 #: A dim of an input: its name and the number of the dim.

@@ -6,10 +6,10 @@ import itertools
 from dataclasses import replace
 from typing import Any
 
-from tcverify.campaign.reducer_facts import Facts
-from tcverify.campaign.reducer_search import Search
-from tcverify.campaign.reducer_sketch import Ref, Sketch, refs, replaced, result_of, with_result, with_results
-from tcverify.campaign.reducer_values import stand_ins
+from tcverify.campaign.reduction.facts import Facts
+from tcverify.campaign.reduction.search import Search
+from tcverify.campaign.reduction.sketch import Ref, Sketch, refs, replaced, result_of, with_result, with_results
+from tcverify.campaign.reduction.values import stand_ins
 from tcverify.program import InputSpec
 
 #: Outputs that are tried alone.

@@ -1,0 +1,98 @@
+"""Pipelines: several passes, one after the other, that are verified as one pass."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import fx
+from torch.fx.node import map_aggregate
+
+from tcverify.errors import PassLoadError, UnsupportedOp
+from tcverify.ops import ShapeError, TensorSpec, infer
+from tcverify.program.graph import describe, fake_values, with_metadata
+
+#: What stands between the references of a pipeline's stages.
+SEPARATOR = "+"
+
+
+def stage_targets(target: str) -> list[str]:
+    """Split "module:a+module:b" into its stages; a "+" in a path belongs to the path.
+
+    Raises:
+        PassLoadError: a stage is empty.
+    """
+    return split_stages(target, lambda piece: ":" in piece)
+
+
+def split_stages(text: str, complete: Any) -> list[str]:
+    """Split a pipeline at "+", except where the piece before is not `complete`: then the "+" belongs to it.
+
+    Raises:
+        PassLoadError: a stage is empty.
+    """
+    found: list[str] = []
+    piece = ""
+    for part in text.split(SEPARATOR):
+        piece = f"{piece}{SEPARATOR}{part}" if piece else part
+        if not piece:
+            raise PassLoadError(f"'{text}' has an empty stage", "write a pipeline as first+second")
+        if complete(piece):
+            found.append(piece)
+            piece = ""
+    return [*found, piece] if piece else found
+
+
+def stage_options(stages: Sequence[str], options: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Give every stage its options: "multistream.device" is the option "device" of stage "multistream", "2.device" of the second.
+
+    Args:
+        stages: names of the stages, in order.
+
+    Raises:
+        PassLoadError: an option does not say for which stage it is.
+    """
+    if len(stages) == 1:
+        return [dict(options)]
+    found: list[dict[str, Any]] = [{} for _ in stages]
+    for key, value in options.items():
+        where, _, option = key.partition(".")
+        places = [i for i, name in enumerate(stages) if where in (name, str(i + 1))]
+        if not option or len(places) != 1:
+            why = "does not say which stage of the pipeline it is for" if not places else "is for several stages"
+            raise PassLoadError(f"option '{key}' {why}", f"write {stages[-1]}.NAME or {len(stages)}.NAME")
+        found[places[0]][option] = value
+    return found
+
+
+def refresh_metadata(graph: fx.Graph) -> None:
+    """Set `meta["val"]` of every call to what follows from the inputs; what cannot be inferred keeps what it has.
+
+    For stages that promise no metadata: the next stage is given what a propagation step between the two would leave.
+    """
+    numbers = iter(range(1 << 60))
+    records = describe(graph)
+    known: dict[fx.Node, Any] = {}
+
+    def spec(value: Any) -> Any:
+        return known.get(value) if isinstance(value, fx.Node) else value
+
+    for node, record in zip(graph.nodes, records, strict=True):
+        found = record.get("val")
+        if node.op == "placeholder" and isinstance(found, TensorSpec):
+            found = TensorSpec(found.shape, found.stride, found.dtype, found.offset, next(numbers))
+        if node.op == "call_function" and all(known.get(n) is not None for n in node.all_input_nodes):
+            try:
+                args, kwargs = map_aggregate(node.args, spec), dict(map_aggregate(node.kwargs, spec))
+                found = infer(node.target, args, kwargs, numbers.__next__)
+            except (ShapeError, UnsupportedOp):
+                pass
+        known[node] = found
+        if found is not None:
+            record["val"] = found
+    for node, value in zip(graph.nodes, fake_values(with_metadata(graph, records)), strict=True):
+        if node.op == "call_function" and value is not None:
+            node.meta["val"] = value
+
+
+__all__ = ["SEPARATOR", "refresh_metadata", "split_stages", "stage_options", "stage_targets"]

@@ -1,0 +1,270 @@
+"""Happens-before: in a lowered graph, anchors bind what they seem to bind and order every access that must be ordered.
+
+Order comes from streams, which run their ops in the order in which the host issues them, and from tokens that waits wait for;
+from nothing else. Ops run where the data flow says; see `streams` for how that is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch.fx.node import map_aggregate
+
+from tcverify.checks.clocks import Clocks
+from tcverify.checks.evidence import Evidence
+from tcverify.checks.races import Race, clocks_of, described, races_of
+from tcverify.checks.streams import BEGINNING, Issued, Reading, lowered_ranks, tokens_of
+from tcverify.execution import Run
+from tcverify.ops import lookup
+from tcverify.program import Contract, Program, RankConstant
+from tcverify.program.finding import Doubt, Finding
+from tcverify.program.graph import constant_value
+
+CHECK = "happens-before"
+
+#: Ops that a detail shows on a stream before and after the one it is about.
+_AROUND = 3
+
+
+def check_happens_before(evidence: Evidence) -> list[Finding | Doubt]:
+    """Report anchors that are read differently by position, conflicting streams, races and unordered collectives.
+
+    One finding per kind: the first on the lowest rank. Graphs without anchors, and programs that the pass left alone, are not
+    looked at.
+    """
+    rewritten = evidence.pair.rewritten
+    if rewritten is None or not evidence.pair.changed:
+        return []
+    found: dict[str, Finding] = {}
+    doubts: list[Finding | Doubt] = []
+    run = evidence.runs[0].rewritten if evidence.runs else None
+    for reading, ranks in lowered_ranks(rewritten):
+        clocks = clocks_of(reading)
+        for finding in _of_reading(reading, clocks, evidence.contract, ranks[0]):
+            found.setdefault(finding.kind, finding)
+        unordered = _unordered(rewritten, reading, clocks, ranks, run)
+        if unordered is not None:
+            found.setdefault(unordered.kind, unordered)
+        if reading.unknown and not doubts:
+            name = reading.names[reading.unknown[0]]
+            sentence = f"it is not known what '{name}' reads and writes: races on its operands cannot be ruled out"
+            doubts.append(Doubt("unsupported-op", sentence))
+    return list(found.values()) or doubts
+
+
+def _of_reading(reading: Reading, clocks: Clocks, contract: Contract, rank: int) -> list[Finding]:
+    found = [_mismatch(reading, clocks, contract, rank), _conflict(reading, contract, rank)]
+    races = races_of(reading, clocks, contract)
+    if races:
+        found.append(_race(reading, races, contract, rank))
+    return [finding for finding in found if finding is not None]
+
+
+# ------------------------------------------------------------------------------------------------------------- anchors
+
+
+def _conflict(reading: Reading, contract: Contract, rank: int) -> Finding | None:
+    output = reading.output.number if reading.output is not None else -1
+    for number, streams, anchors in sorted(reading.conflicts):
+        name = reading.names[number]
+        if number == output and contract.boundary == "lenient":
+            continue
+        data: dict[str, Any] = {"streams": streams, "anchors": [reading.names[a] for a in anchors]}
+        if None in streams:
+            title = f"anchor '{name}' names no stream: its stream_id is not an integer"
+            return Finding("stream-conflict", CHECK, title, "", name, rank, data)
+        lines = [
+            f"{'waits with' if a in reading.waits else 'is recorded by'} '{reading.names[a]}' on stream {_named(reading, a)}"
+            for a in anchors
+        ]
+        numbers = " and ".join(map(str, streams))
+        if number == output:
+            title = f"outputs are read on stream {streams[0]}, but waits bind them to stream {_rest(streams)}"
+            lines.append("a caller that waits for all streams does not care: --contract boundary=lenient")
+        else:
+            title = f"the anchors of '{name}' bind it to streams {numbers}"
+        return Finding("stream-conflict", CHECK, title, "\n".join(lines), name, rank, data)
+    return None
+
+
+def _named(reading: Reading, anchor: int) -> int:
+    waiting = reading.waits.get(anchor)
+    return waiting.stream if waiting is not None else reading.records[anchor].stream
+
+
+def _rest(streams: list[int | None]) -> str:
+    return " and ".join(map(str, streams[1:]))
+
+
+def _mismatch(reading: Reading, clocks: Clocks, contract: Contract, rank: int) -> Finding | None:
+    """The first anchor or op, in graph order, for which data flow and position differ."""
+    found: list[tuple[int, str, str]] = []  # node, what differs, title
+    conflicting = {number for number, _, _ in reading.conflicts}
+    issued = [*reading.ops]
+    if reading.output is not None and contract.boundary == "strict":
+        issued.append(reading.output)
+    moved = next((op for op in issued if op.stream != op.positional_stream and op.number not in conflicting), None)
+    if moved is not None:
+        title = (
+            f"'{moved.name}' runs on stream {moved.stream} by data flow, but a runtime that binds pending waits to the next op "
+            f"runs it on stream {moved.positional_stream}"
+        )
+        found.append((moved.number, "stream", title))
+    for record in reading.records.values():
+        if record.op != record.positional_op:
+            meant, last = _op_name(reading, record.op), _op_name(reading, record.positional_op)
+            title = (
+                f"record '{reading.names[record.number]}' stands for {meant} by data flow, but {last} was issued last"
+            )
+            found.append((record.number, "record", title))
+            break
+    if not found and not conflicting and any(op.after != op.positional_after for op in issued):
+        found = _other_order(reading, issued, clocks)
+    if not found:
+        return None
+    number, aspect, title = min(found)
+    detail = "only anchors may stand between the waits of an op and the op, and its record follows it at once"
+    return Finding(
+        "anchor-mismatch", CHECK, title, f"{detail}\n{_around(reading, number)}", reading.names[number], rank,
+        {"aspect": aspect},
+    )  # fmt: skip
+
+
+def _other_order(reading: Reading, issued: list[Issued], clocks: Clocks) -> list[tuple[int, str, str]]:
+    """Streams and records agree; the first op that comes after another op in one reading alone, or nothing."""
+    positional = clocks_of(reading, positional=True)
+    for index, op in enumerate(issued):
+        other = clocks.difference(positional, index)
+        if other is None:
+            continue
+        name, before = op.name if index < len(reading.ops) else "the output", reading.ops[other].name
+        if clocks.ordered(other, index):
+            title = f"'{name}' waits for '{before}' by data flow, but a runtime gives that wait to an earlier op"
+        else:
+            title = f"'{name}' waits for '{before}' by position, by a wait that does not stand on its operands"
+        return [(op.number, "order", title)]
+    return []
+
+
+def _op_name(reading: Reading, op: int) -> str:
+    return "no op" if op == BEGINNING else f"'{reading.ops[op].name}'"
+
+
+def _around(reading: Reading, number: int) -> str:
+    """The nodes around one, in graph order."""
+    start, end = max(0, number - _AROUND), min(len(reading.names), number + _AROUND + 1)
+    shown = [f"[{name}]" if i == number else name for i, name in enumerate(reading.names[start:end], start)]
+    return "graph order: " + ("… " if start else "") + ", ".join(shown) + (" …" if end < len(reading.names) else "")
+
+
+# --------------------------------------------------------------------------------------------------------------- races
+
+
+def _race(reading: Reading, races: list[Race], contract: Contract, rank: int) -> Finding:
+    race = races[0]
+    first = reading.ops[race.first] if race.first != BEGINNING else None
+    second = reading.ops[race.second] if race.second is not None else reading.output
+    accesses = [op for op in (first, second) if op is not None]
+    lines = [_stream_around(reading, op) for op in accesses if op is not reading.output]
+    if first is not None:
+        marks = [reading.names[r.number] for r in reading.records.values() if r.op == race.first]
+        lines.append(f"records of '{first.name}': {_list(marks)}")
+    if second is not None:
+        tokens = [reading.names[reading.records[record].number] for record, _ in tokens_of(reading, second)]
+        lines.append(f"'{second.name}' waits for: {_list(tokens)}")
+    if race.kind == "output":
+        lines.append("a caller that waits for all streams before it reads: --contract boundary=lenient")
+    if first is None:
+        lines.append("inputs that are complete before the graph begins: --contract inputs=ready")
+    if len(races) > 1:
+        lines.append(f"{len(races) - 1} more of this graph's accesses are not ordered")
+    data = {
+        "kind": race.kind,
+        "first": first.name if first is not None else None,
+        "second": second.name if second is not None else None,
+        "streams": [op.stream if op is not None else 0 for op in (first, second)],
+        "value": reading.names[race.value] if race.value is not None else reading.inputs.get(race.storage),
+    }
+    blamed = first if race.kind == "output" else second
+    name = blamed.name if blamed is not None else None
+    return Finding("race", CHECK, described(reading, race), "\n".join(lines), name, rank, data)
+
+
+def _list(names: list[str]) -> str:
+    return ", ".join(f"'{name}'" for name in names) or "none"
+
+
+def _stream_around(reading: Reading, op: Issued) -> str:
+    """What a stream runs before and after an op."""
+    line = [other for other in reading.ops if other.stream == op.stream]
+    at = next(i for i, other in enumerate(line) if other is op)
+    start, end = max(0, at - _AROUND), at + _AROUND + 1
+    shown = [f"[{other.name}]" if other is op else other.name for other in line[start:end]]
+    return f"stream {op.stream}: " + ("… " if start else "") + ", ".join(shown) + (" …" if end < len(line) else "")
+
+
+# --------------------------------------------------------------------------------------------------------- collectives
+
+
+def _unordered(program: Program, reading: Reading, clocks: Clocks, ranks: list[int], run: Run | None) -> Finding | None:
+    """Two collectives of one communicator that a rank may enter in either order. Communicators are lists of ranks."""
+    ops = [(i, op) for i, op in enumerate(reading.ops) if op.collective]
+    if len({op.stream for _, op in ops}) < 2:
+        return None
+    for rank in ranks:
+        named = _communicators(program, rank, run)
+        last: dict[tuple[int, ...], int] = {}
+        for index, op in ops:
+            for communicator in named.get(op.name, ()):
+                earlier = last.get(communicator)
+                if earlier is not None and not clocks.ordered(earlier, index):
+                    return _unordered_pair(reading, reading.ops[earlier], op, communicator, rank)
+                last[communicator] = index
+    return None
+
+
+def _unordered_pair(
+    reading: Reading, first: Issued, second: Issued, communicator: tuple[int, ...], rank: int
+) -> Finding:
+    title = (
+        f"'{second.name}' on stream {second.stream} is not ordered after '{first.name}' on stream {first.stream}, and both are "
+        f"collectives of group {list(communicator)}"
+    )
+    lines = [_stream_around(reading, first), _stream_around(reading, second)]
+    lines.append("ranks that enter them in different orders wait for each other, or exchange the wrong values")
+    data = {"first": first.name, "second": second.name, "streams": [first.stream, second.stream]}
+    return Finding("unordered-collectives", CHECK, title, "\n".join(lines), second.name, rank, data)
+
+
+def _communicators(program: Program, rank: int, run: Run | None) -> Mapping[str, list[tuple[int, ...]]]:
+    """The communicators of a rank's collectives, by node: of the calls it made, else of the nodes' arguments."""
+    found: dict[str, list[tuple[int, ...]]] = {}
+    if run is not None and rank < len(run.ranks):
+        for call in run.ranks[rank].calls:
+            named = found.setdefault(call.node, [])
+            if call.collective.communicator not in named:
+                named.append(call.collective.communicator)
+        if run.finished:
+            return found
+    binding = program.ranks[rank]
+
+    def known(value: Any) -> Any:
+        bound = isinstance(value, RankConstant) and value.name in binding.constants
+        return constant_value(value, binding.constants) if bound else value
+
+    for node in program.graphs[binding.graph].nodes:
+        if node.op != "call_function" or node.name in found or not lookup(node.target).collective:
+            continue
+        schema = getattr(node.target, "_schema", None)
+        names = [argument.name for argument in schema.arguments] if schema is not None else []
+        given = {**dict(zip(names, map_aggregate(node.args, known), strict=False)), **map_aggregate(node.kwargs, known)}
+        group = given.get("rank_group")
+        if group is None and "source_rank" in given and rank in (given["source_rank"], given.get("target_rank")):
+            group = [given["source_rank"], given.get("target_rank")]
+        if isinstance(group, (list, tuple)):
+            found[node.name] = [tuple(group)]
+    return found
+
+
+__all__ = ["check_happens_before"]

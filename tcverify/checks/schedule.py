@@ -1,0 +1,159 @@
+"""Schedule: what a lowered graph declares of its times is what its replay gives, and beats running op after op."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tcverify.checks.evidence import Evidence
+from tcverify.checks.replay import Replay, replay_reading
+from tcverify.checks.streams import Reading, lowered_ranks, seconds
+from tcverify.ops import TensorSpec
+from tcverify.program import Program
+from tcverify.program.finding import Doubt, Finding
+from tcverify.program.graph import map_structure
+
+CHECK = "schedule"
+
+#: Least seconds that an op takes in a schedule.
+LEAST_COST_S = 1e-6
+
+#: What `meta["schedule"]` of the output node says, all in seconds.
+DECLARED = ("makespan_s", "serial_s", "critical_path_s", "sync_overhead_s")
+
+
+def check_schedule(evidence: Evidence) -> list[Finding | Doubt]:
+    """Report costs that are missing or changed, times that the replay does not confirm, and schedules without a gain.
+
+    Looks at lowered graphs that declare a schedule; at all lowered graphs where the contract promises one. One finding: the
+    first on the lowest rank.
+    """
+    rewritten = evidence.pair.rewritten
+    if rewritten is None or not evidence.pair.changed:
+        return []
+    original = evidence.pair.original
+    for reading, ranks in lowered_ranks(rewritten):
+        if reading.schedule is None and not evidence.contract.schedule:
+            continue
+        given: dict[int, int] = {}  # graph of the original -> first rank that had it
+        for rank in ranks:
+            given.setdefault(original.ranks[rank].graph, rank)
+        for rank in given.values():
+            finding = _judge(original, rewritten, reading, rank)
+            if finding is not None:
+                return [finding]
+    return []
+
+
+def _judge(original: Program, rewritten: Program, reading: Reading, rank: int) -> Finding | None:
+    output = reading.output.name if reading.output is not None else None
+    declared = reading.schedule
+    if declared is None:
+        title = f"'{output}' declares no schedule, although the pass promises one"
+        return _wrong(title, _HINT, output, rank)
+    problem = _malformed(declared)
+    if problem is not None:
+        return _wrong(f"the schedule that '{output}' declares {problem}", _HINT, output, rank)
+    finding = _costs(original, rewritten, reading, rank)
+    if finding is not None:
+        return finding
+    streams = original.streams
+    if streams is not None and declared["sync_overhead_s"] != streams.sync_overhead_s:
+        said, meant = _both(declared["sync_overhead_s"], streams.sync_overhead_s)
+        title = f"the schedule reckons with a synchronisation overhead of {said}, but the program says {meant}"
+        return _wrong(title, "", output, rank)
+    return _times(declared, replay_reading(reading, original), output, rank)
+
+
+_HINT = f"meta['schedule'] of the output node holds {', '.join(DECLARED)}; or --contract schedule=false"
+
+
+def _malformed(declared: Any) -> str | None:
+    if not isinstance(declared, dict):
+        return f"is no dict but {type(declared).__name__}"
+    for key in DECLARED:
+        if key not in declared:
+            return f"lacks '{key}'"
+        if seconds(declared[key]) is None:
+            return f"gives no time for '{key}': {str(declared[key])[:40]}"
+    return None
+
+
+def _costs(original: Program, rewritten: Program, reading: Reading, rank: int) -> Finding | None:
+    """Every op has a cost: that of its namesake in the original, where that is the same op and has one."""
+    before = {n.name: n for n in original.graphs[original.ranks[rank].graph].nodes if "cost_s" in n.meta}
+    after = {n.name: n for n in rewritten.graphs[rewritten.ranks[rank].graph].nodes}
+    for op in reading.ops:
+        node, same = after[op.name], before.get(op.name)
+        if op.cost_s is None:
+            said = str(node.meta["cost_s"])[:40] if "cost_s" in node.meta else None
+            what = f"is {said}, which is no time" if said is not None else "is missing"
+            return _wrong(f"meta['cost_s'] of '{op.name}' {what}", "", op.name, rank)
+        # An earlier stage may have changed what the op works on, and with it its cost.
+        if same is None or same.target != node.target or not _same_shape(same.meta.get("val"), node.meta.get("val")):
+            continue
+        given = seconds(same.meta["cost_s"])
+        if given is not None and op.cost_s != max(LEAST_COST_S, given):
+            reckoned, meant = _both(op.cost_s, max(LEAST_COST_S, given))
+            title = f"the schedule reckons with {reckoned} for '{op.name}', but the op takes {meant}"
+            return _wrong(title, "", op.name, rank)
+    return None
+
+
+def _same_shape(first: Any, second: Any) -> bool:
+    def shape(spec: Any) -> Any:
+        return (spec.shape, spec.dtype) if isinstance(spec, TensorSpec) else spec
+
+    return first is None or second is None or bool(map_structure(shape, first) == map_structure(shape, second))
+
+
+def _times(declared: dict[str, float], real: Replay, output: str | None, rank: int) -> Finding | None:
+    makespan, serial, critical = real.makespan_s, real.serial_s, real.critical_path_s
+    if makespan is None or serial is None or critical is None:
+        return None
+    detail = _overview(declared, real)
+    data = {"declared": {key: declared[key] for key in DECLARED}}
+    data["replayed"] = {"makespan_s": makespan, "serial_s": serial, "critical_path_s": critical}
+    for key, what, value in (("makespan_s", "a makespan", makespan), ("serial_s", "a serial time", serial)):
+        if declared[key] != value:
+            said, found = _both(declared[key], value)
+            title = f"the schedule predicts {what} of {said}, but the replay gives {found}"
+            return _wrong(title, detail, output, rank, data)
+    for whose, bound in (("its own", declared["critical_path_s"]), ("the", critical)):
+        if bound > makespan:
+            path, total = _both(bound, makespan)
+            title = f"the schedule's makespan of {total} is below {whose} critical path of {path}"
+            return _wrong(title, detail, output, rank, data)
+    if makespan >= serial:
+        total, sum_ = _both(makespan, serial)
+        title = f"the schedule takes {total}, not less than the {sum_} of running op after op"
+        return Finding("no-gain", CHECK, title, detail, output, rank, data)
+    return None
+
+
+def _overview(declared: dict[str, float], real: Replay) -> str:
+    rows = [f"{'':13}  declared   replayed"]
+    for key, value in (
+        ("makespan_s", real.makespan_s),
+        ("serial_s", real.serial_s),
+        ("critical_path_s", real.critical_path_s),
+        ("sync_overhead_s", real.overhead_s),
+    ):
+        name = key.removesuffix("_s").replace("_", " ").replace("sync ", "")
+        rows.append(f"{name:13}  {declared[key] * 1e6:8.3f}   {(value or 0.0) * 1e6:8.3f}  µs")
+    return "\n".join(rows)
+
+
+def _both(first: float, second: float) -> tuple[str, str]:
+    """Two times in µs, with as many digits as tell them apart."""
+    for digits in (4, 7, 10, 13, 17):
+        texts = f"{first * 1e6:.{digits}g} µs", f"{second * 1e6:.{digits}g} µs"
+        if texts[0] != texts[1] or first == second:
+            break
+    return texts
+
+
+def _wrong(title: str, detail: str, node: str | None, rank: int, data: dict[str, Any] | None = None) -> Finding:
+    return Finding("wrong-schedule", CHECK, title, detail, node, rank, data or {})
+
+
+__all__ = ["check_schedule"]

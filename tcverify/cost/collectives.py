@@ -1,0 +1,125 @@
+"""How long collectives take: the α–β model, where a message of m bytes takes α + m·β seconds.
+
+α is the latency of the interconnect and β the inverse of its bandwidth. Reductions are taken to be free: adding runs at memory
+speed, which is far above that of any interconnect. Sources:
+
+- Thakur, Rabenseifner, Gropp: Optimization of Collective Communication Operations in MPICH (IJHPCA 19(1), 2005): ring,
+  recursive doubling and halving, pairwise exchange, Bruck's algorithm, and reduce_scatter followed by all_gather.
+- The performance notes of nccl-tests (doc/PERFORMANCE.md): 2·(p − 1)/p of the data cross a rank's link in an all_reduce,
+  (p − 1)/p in an all_gather or a reduce_scatter, whatever the algorithm.
+
+Below, p is the number of members, n the bytes named in each docstring, and lg the binary logarithm. On a full mesh a rank
+talks to all its peers at once, each over a link of its own, so that the direct forms take one step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tcverify.cost.device import Interconnect
+from tcverify.errors import InternalError
+
+
+def collective_time(kind: str, contribution: float, members: int, interconnect: Interconnect) -> float:
+    """Return the seconds that a collective takes by the fastest of its algorithms.
+
+    Args:
+        kind: as in `ops.Collective`: "all_reduce", "reduce_scatter", "all_gather", "all_to_all" or "send_recv".
+        contribution: bytes that each member contributes; of members that contribute differently (all_to_all), this one.
+        members: how many ranks take part. One rank alone needs no time.
+        interconnect: what connects them; see `DeviceProfile.between`.
+    """
+    if members < 2:
+        return 0.0
+    return min(algorithm_times(kind, contribution, members, interconnect).values())
+
+
+def algorithm_times(kind: str, contribution: float, members: int, interconnect: Interconnect) -> dict[str, float]:
+    """Return the seconds of every algorithm of a collective by its name ("ring", "doubling", …). See `collective_time`.
+
+    Raises:
+        InternalError: there is no such kind.
+    """
+    try:
+        times = _TIMES[kind]
+    except KeyError:
+        raise InternalError(f"no time model of the collective '{kind}'") from None
+    # More members than the mesh has places are not all neighbours, whatever the caller says.
+    direct = interconnect.topology == "full_mesh" and members <= interconnect.size
+    bandwidth = interconnect.link_bandwidth if direct else interconnect.effective_bandwidth
+    return times(contribution, members, interconnect.latency_s, 1 / bandwidth, direct)
+
+
+def _send_recv(n: float, p: int, latency: float, beta: float, direct: bool) -> dict[str, float]:
+    """One message of n bytes: α + nβ."""
+    return {"direct": latency + n * beta}
+
+
+def _all_gather(n: float, p: int, latency: float, beta: float, direct: bool) -> dict[str, float]:
+    """n bytes from every member to every member.
+
+    ring: (p − 1)(α + nβ). doubling, for powers of two: lg p · α + (p − 1)nβ. direct, on a full mesh: α + nβ.
+    """
+    if direct:
+        return {"direct": latency + n * beta}
+    times = {"ring": (p - 1) * (latency + n * beta)}
+    if _is_power_of_two(p):
+        times["doubling"] = _lg(p) * latency + (p - 1) * n * beta
+    return times
+
+
+def _reduce_scatter(n: float, p: int, latency: float, beta: float, direct: bool) -> dict[str, float]:
+    """n bytes in, n/p bytes out: an all_gather of n/p bytes run backwards, with halving in place of doubling."""
+    names = {"doubling": "halving"}
+    return {names.get(name, name): time for name, time in _all_gather(n / p, p, latency, beta, direct).items()}
+
+
+def _all_reduce(n: float, p: int, latency: float, beta: float, direct: bool) -> dict[str, float]:
+    """n bytes in and out.
+
+    ring: 2(p − 1)(α + nβ/p), that is a reduce_scatter and an all_gather; "halving" likewise (Rabenseifner's algorithm) and
+    "direct" on a full mesh: 2(α + nβ/p). doubling: lg p · (α + nβ); where p is not a power of two, the members beyond the
+    largest power of two below p first fold their data into another's and are sent the result at the end: 2(α + nβ) more.
+    one-shot, on a full mesh: everyone sends everything to everyone: α + nβ.
+    """
+    scattered = _reduce_scatter(n, p, latency, beta, direct)
+    gathered = list(_all_gather(n / p, p, latency, beta, direct).values())
+    times = {name: first + second for (name, first), second in zip(scattered.items(), gathered, strict=True)}
+    if direct:
+        times["one-shot"] = latency + n * beta
+    else:
+        steps = _lg(p) + (0 if _is_power_of_two(p) else 2)
+        times["doubling"] = steps * (latency + n * beta)
+    return times
+
+
+def _all_to_all(n: float, p: int, latency: float, beta: float, direct: bool) -> dict[str, float]:
+    """n/p of the n bytes of each member to each member.
+
+    pairwise: (p − 1)(α + nβ/p). bruck: ⌈lg p⌉(α + nβ/2), for short messages. direct, on a full mesh: α + nβ/p.
+    """
+    if direct:
+        return {"direct": latency + n / p * beta}
+    rounds = _lg(p) + (0 if _is_power_of_two(p) else 1)
+    return {
+        "pairwise": (p - 1) * (latency + n / p * beta),
+        "bruck": rounds * (latency + n / 2 * beta),
+    }
+
+
+_TIMES: dict[str, Callable[[float, int, float, float, bool], dict[str, float]]] = {
+    "all_reduce": _all_reduce,
+    "reduce_scatter": _reduce_scatter,
+    "all_gather": _all_gather,
+    "all_to_all": _all_to_all,
+    "send_recv": _send_recv,
+}
+
+
+def _is_power_of_two(p: int) -> bool:
+    return p & (p - 1) == 0
+
+
+def _lg(p: int) -> int:
+    """⌊lg p⌋."""
+    return p.bit_length() - 1

@@ -1,0 +1,93 @@
+"""How many FLOPs ops do, and which of their arguments they read in part: the tables of the time model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+
+
+class Tensor(NamedTuple):
+    """What the model sees of a tensor."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """FLOPs of one call, by the units that do them."""
+
+    matmul: float = 0.0
+    vector: float = 0.0
+
+
+#: Counts the FLOPs of a call from its arguments, in the order of its signature, and its first result.
+Counter = Callable[[list[Any], Tensor], Work]
+
+
+def no_work(values: list[Any], result: Tensor) -> Work:
+    return Work()
+
+
+def _product(position: int) -> Counter:
+    """A matrix product whose first factor is the argument at `position`: its last dim is summed over."""
+
+    def work(values: list[Any], result: Tensor) -> Work:
+        return Work(matmul=2.0 * math.prod(result.shape) * values[position].shape[-1])
+
+    return work
+
+
+def _attention(values: list[Any], result: Tensor) -> Work:
+    """query [..., Sq, heads · size], key and value [..., Skv, kv heads, size]: the products with the keys and with the values,
+    and a softmax of the logits in between."""
+    length, _, head_size = values[1].shape[-3:]
+    multiplied = math.prod(values[0].shape) * length
+    return Work(matmul=4.0 * multiplied, vector=_SOFTMAX * multiplied / max(head_size, 1))
+
+
+def elementwise(flops: float) -> Counter:
+    """`flops` per element of the first operand or of the result, whichever has more."""
+
+    def work(values: list[Any], result: Tensor) -> Work:
+        elements = math.prod(result.shape)
+        if values and type(values[0]) is Tensor:
+            elements = max(elements, math.prod(values[0].shape))
+        return Work(vector=flops * elements)
+
+    return work
+
+
+WORK: dict[str, Counter] = {
+    **{
+        name: _product(0)
+        for name in (
+            "aten::mm", "aten::bmm", "aten::matmul", "aten::mv", "aten::dot", "aten::linear", "python::matmul",
+            "tensor_cast::matmul_all_reduce",
+        )
+    },
+    **{name: _product(1) for name in ("aten::addmm", "aten::baddbmm", "aten::addmv")},
+    "tensor_cast::attention": _attention,
+}  # fmt: skip
+
+_SOFTMAX = 5  # per logit: maximum, difference, exponential, sum, quotient
+
+#: Arithmetic per element, an exponential, root or quotient counted as one. What is not here counts one.
+FLOPS_PER_ELEMENT: dict[str, float] = {
+    "rms_norm": 4, "add_rms_norm": 5, "add_rms_norm2": 5, "layer_norm": 8, "native_layer_norm": 8,
+    "modulated_layer_norm": 11, "softmax": _SOFTMAX, "_softmax": _SOFTMAX, "log_softmax": _SOFTMAX,
+    "_log_softmax": _SOFTMAX, "silu": 4, "gelu": 8, "swiglu": 5, "sigmoid": 3, "gated_residual_add": 2,
+    "addcmul": 2, "var": 4, "clone": 0, "copy": 0, "copy_": 0, "cat": 0, "_to_copy": 0, "contiguous": 0,
+}  # fmt: skip
+
+#: Ops that pick rows or elements of an argument, by its position.
+SPARSE = {
+    "aten::embedding": 0,
+    "aten::index_select": 0,
+    "aten::gather": 0,
+    "aten::index": 0,
+}

@@ -1,0 +1,244 @@
+"""How long a node of a graph takes on a device: an analytic roofline for compute, the α–β model for collectives.
+
+An op that computes takes the longest of its matrix products at the rate of the matrix units, its other arithmetic at that of
+the vector units, and the bytes that it reads and writes at the rate of the memory (Williams, Waterman, Patterson: Roofline,
+CACM 52(4), 2009), plus what launching it costs. Ops that the tables below do not know count their bytes alone. A fused op that
+multiplies and reduces takes the longer of both parts: its tiles are sent while the next ones are multiplied. Times are upper
+bounds of what overlap inside an op can hide, and lower bounds of what contention adds; they are for comparing schedules.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import fx
+
+from tcverify.cost.collectives import collective_time
+from tcverify.cost.device import DeviceProfile
+from tcverify.cost.flops import FLOPS_PER_ELEMENT, SPARSE, WORK, Counter, Tensor, Work, elementwise, no_work
+from tcverify.ops import TensorSpec, lookup
+from tcverify.program.graph import RankConstant, constant_value
+
+#: Least time of any op, and the time of an op of unknown shape, in seconds.
+MIN_COST_S = 1e-6
+
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+
+def node_cost(node: fx.Node, device: DeviceProfile | None, constants: Mapping[str, Any] = _NOTHING) -> float | None:
+    """Return the seconds that `node` takes, at least `MIN_COST_S`.
+
+    Args:
+        node: a call that does work; which nodes do is for the caller to say. Its metadata and that of its operands hold fake
+            tensors or `TensorSpec`s.
+        device: what it runs on, if that is known.
+        constants: values of the rank constants in its arguments (the graphs of a Program have them).
+
+    Returns:
+        `meta["cost_s"]` where it is given; else what the model says, and `MIN_COST_S` where shapes are symbolic or missing;
+        None where there is neither a cost nor a device.
+
+    Raises:
+        ProgramError: a rank constant has no value.
+    """
+    given = node.meta.get("cost_s")
+    if given is not None:
+        return max(MIN_COST_S, float(given))
+    if device is None:
+        return None
+    memo = _MEMOS.get(device)
+    if memo is None:
+        memo = _MEMOS[device] = {}
+    return _modelled(node, device, constants, memo)
+
+
+def graph_costs(
+    nodes: Iterable[fx.Node], device: DeviceProfile | None, constants: Mapping[str, Any] = _NOTHING
+) -> dict[fx.Node, float] | None:
+    """Return the seconds of each of `nodes` that is a call, or None when one has no cost; see `node_cost`.
+
+    10,000 nodes take about 0.05 s: what the model says is kept by op and shapes, as long as the profile lives.
+    """
+    costs: dict[fx.Node, float] = {}
+    memo: dict[Any, float] = {}
+    if device is not None:
+        memo = _MEMOS.setdefault(device, memo)
+    for node in nodes:
+        if not node.op.startswith("call"):
+            continue
+        given = node.meta.get("cost_s")
+        if given is not None:
+            costs[node] = max(MIN_COST_S, float(given))
+        elif device is None:
+            return None
+        else:
+            costs[node] = _modelled(node, device, constants, memo)
+    return costs
+
+
+_MEMOS: weakref.WeakKeyDictionary[DeviceProfile, dict[Any, float]] = weakref.WeakKeyDictionary()
+_MEMO_SIZE = 1 << 16
+
+
+def _modelled(node: fx.Node, device: DeviceProfile, constants: Mapping[str, Any], memo: dict[Any, float]) -> float:
+    if node.op != "call_function":
+        return MIN_COST_S  # methods and modules: nothing is known of what they do
+    op = _OPS.get(node.target)
+    if op is None:
+        op = _OPS[node.target] = _traits(node.target)
+    values: list[Any] = [_seen(argument, constants) for argument in node.args]
+    if node.kwargs:
+        values += [_seen(node.kwargs.get(name), constants) for name in op.arguments[len(values) :]]
+    result = _described(node.meta.get("val"))
+    key = (node.target, *values, result)
+    try:
+        cost = memo.get(key)
+    except TypeError:  # a symbolic size
+        return MIN_COST_S
+    if cost is None:
+        cost = max(MIN_COST_S, _time(op, values, result, device))
+        if len(memo) >= _MEMO_SIZE:
+            memo.clear()
+        memo[key] = cost
+    return cost
+
+
+class _Unknown:
+    """Stands for a value without metadata."""
+
+
+def _seen(value: Any, constants: Mapping[str, Any]) -> Any:
+    """An argument as the model sees it, fit to be the key of a dictionary."""
+    if isinstance(value, fx.Node):
+        return _described(value.meta.get("val", _Unknown))
+    if isinstance(value, RankConstant):
+        value = constant_value(value, constants)
+    if isinstance(value, (list, tuple)):
+        return tuple([_seen(item, constants) for item in value])
+    return None if isinstance(value, (slice, dict)) else value
+
+
+def _described(value: Any) -> Any:
+    """Metadata as the model sees it."""
+    kind = type(value)
+    if kind is TensorSpec or isinstance(value, torch.Tensor):
+        return Tensor(value.shape, value.dtype)
+    if value is None or kind is int or kind is float or kind is bool:
+        return value
+    if isinstance(value, (list, tuple)):
+        return tuple([_described(item) for item in value])
+    return _Unknown
+
+
+def _tensors(value: Any, found: list[Tensor]) -> None:
+    if type(value) is Tensor:
+        found.append(value)
+    elif type(value) is tuple:
+        for item in value:
+            _tensors(item, found)
+
+
+# ---------------------------------------------------------------------------------------------------------- the model
+
+
+def _time(op: _Traits, values: list[Any], result: Any, device: DeviceProfile) -> float:
+    """Seconds of one call; of unknown shapes, 0."""
+    operands: list[Tensor] = []
+    results: list[Tensor] = []
+    _tensors(tuple(values), operands)
+    _tensors(result, results)
+    if not results or _Unknown in values:
+        return 0.0
+    moved = sum(map(_bytes, operands)) + sum(map(_bytes, results))
+    if op.sparse is not None and type(values[op.sparse]) is Tensor:  # reads what it picks, not the whole table
+        moved += min(_bytes(results[0]) - _bytes(values[op.sparse]), 0)
+    try:
+        work = op.work(values, results[0])
+        communication = _communication(op, values, device)
+    except (AttributeError, IndexError, TypeError):  # arguments in another form than the tables expect
+        work, communication = Work(), None
+    dtype = operands[0].dtype if operands else results[0].dtype
+    compute = max(
+        moved / device.memory_rate, work.matmul / device.matmul_rate(dtype), work.vector / device.vector_rate(dtype)
+    )
+    if "comm" not in op.resources:
+        return compute + (device.launch.matmul if work.matmul else device.launch.vector)
+    if communication is None:  # of unknown form: its bytes over the slowest way there is
+        contribution = _bytes(operands[0]) if operands else 0
+        communication = contribution / min(dim.effective_bandwidth for dim in device.interconnects)
+    return max(compute, communication) + device.launch.comm
+
+
+def _bytes(tensor: Tensor) -> int:
+    return math.prod(tensor.shape) * tensor.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class _Traits:
+    """What the model knows of an op.
+
+    Attributes:
+        arguments: their names, where they are known.
+        work: counts its FLOPs, from its arguments and its first result.
+        resources: as in `ops.Op`.
+        collective: the kind of collective that it carries out, if any.
+        group: position of the list of members in its arguments, or of the two ranks of send_recv.
+        sparse: position of an argument that is read where indices say, and no further.
+    """
+
+    arguments: tuple[str, ...]
+    work: Counter
+    resources: tuple[str, ...]
+    collective: str | None = None
+    group: tuple[int, ...] = ()
+    sparse: int | None = None
+
+
+_OPS: dict[Any, _Traits] = {}
+
+
+def _traits(target: Any) -> _Traits:
+    op = lookup(target)
+    base = op.name.split(".")[0]  # without the overload
+    short = base.rpartition("::")[2]
+    schema = getattr(target, "_schema", None)
+    names = tuple(argument.name for argument in schema.arguments) if schema is not None else ()
+    members = ("rank_group",) if "rank_group" in names else ("source_rank", "target_rank")
+    group = tuple(names.index(name) for name in members if name in names)
+    work = WORK.get(base)
+    if work is None:
+        work = elementwise(FLOPS_PER_ELEMENT.get(short, 1)) if "compute" in op.resources else no_work
+    return _Traits(names, work, op.resources, _COLLECTIVES.get(short), group, SPARSE.get(base))
+
+
+def _communication(op: _Traits, values: list[Any], device: DeviceProfile) -> float | None:
+    """Seconds that the collective of an op takes; None when it has none, or one of another form than the tables know."""
+    if op.collective is None or not op.group:
+        return None
+    ranks = values[op.group[0]] if len(op.group) == 1 else tuple(values[i] for i in op.group)
+    interconnect = device.between(ranks) if ranks else None
+    if interconnect is None:
+        return 0.0  # of one rank
+    contribution: float = _bytes(values[0])
+    if op.collective == "all_to_all":  # whichever is more, what goes out or what comes in
+        contribution *= max(sum(values[1]), sum(values[2])) / max(values[0].shape[0], 1)
+    elif op.resources == ("compute", "comm"):  # fused: it reduces the product
+        rows, columns = values[0].shape[:-1], values[1].shape[-1]
+        contribution = math.prod(rows) * columns * values[0].dtype.itemsize
+    return collective_time(op.collective, contribution, len(ranks), interconnect)
+
+
+_COLLECTIVES = {
+    "all_reduce": "all_reduce",
+    "reduce_scatter": "reduce_scatter",
+    "all_gather": "all_gather",
+    "all_to_all": "all_to_all",
+    "pipeline_send_recv": "send_recv",
+    "matmul_all_reduce": "all_reduce",
+}

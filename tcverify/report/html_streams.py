@@ -1,0 +1,334 @@
+"""Draws what a rank runs when, before and after the pass: streams as lanes, ops as bars, tokens as arrows.
+
+Data only: the template turns it into SVG. Both charts have one scale of time, so that lengths compare. Of long graphs, the ops
+around the finding are drawn, so that the drawing is bounded whatever the graph.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from tcverify.counterexample import Counterexample
+from tcverify.program.finding import Finding
+from tcverify.program.streams import MAIN_STREAM
+from tcverify.report.plain import count, plain
+from tcverify.report.timetable import Scheduled, Timetable, marked_ops, microseconds, time_facts, timetables
+
+#: Bars that a chart has at most, and rows of the table below it.
+MAX_BARS = 240
+MAX_ROWS = 240
+#: Arrows that a chart has at most.
+MAX_LINKS = 400
+
+WIDTH = 1000.0
+#: Left of the lanes, for their names; and right of them, for what stands at the last bar.
+GUTTER, MARGIN = 118.0, 26.0
+LANE, BAR = 48.0, 26.0
+CAPTION, AXIS, BETWEEN = 30.0, 30.0, 26.0
+#: Width of a character, in a bar and in the label above one.
+CHARACTER = 6.7
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """One op.
+
+    Attributes:
+        kind: "compute", "comm" or "both".
+        text: its name, as far as that fits.
+        title: everything about it, in one line.
+        mark: "first", "second" or "finding" where the finding is about it, else "".
+        pin: left edge and width of the label that says so.
+    """
+
+    x: float
+    y: float
+    width: float
+    kind: str
+    text: str
+    title: str
+    mark: str
+    pin: tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """One stream."""
+
+    y: float
+    name: str
+    role: str
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """An arrow from the end of an op to the beginning of another, or of the output.
+
+    Attributes:
+        kind: "token", or "missing" for the order that a race lacks.
+    """
+
+    kind: str
+    path: str
+    title: str
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """One version of the graph.
+
+    Attributes:
+        y: its top.
+        bottom: of its lanes, where the axis stands.
+        ticks: (x, label).
+        join: where the outputs are read, as (x, y), if anything waits for that.
+    """
+
+    caption: str
+    y: float
+    bottom: float
+    lanes: tuple[Lane, ...]
+    bars: tuple[Bar, ...]
+    links: tuple[Link, ...]
+    ticks: tuple[tuple[float, str], ...]
+    join: tuple[float, float] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """The drawing, what stands above it and the table below it.
+
+    Attributes:
+        facts: (what, how long).
+        note: what is left out, or how to read it, in a sentence or two.
+        rows: per op: number, node, op, stream, start, end, what it waits for, mark.
+        unit: of the axis and the rows.
+        kinds: that occur, for the legend.
+        missing: whether the order that a race lacks is drawn.
+        summary: the drawing in one line.
+    """
+
+    rank: int
+    height: float
+    charts: tuple[Chart, ...]
+    facts: tuple[tuple[str, str], ...]
+    note: str
+    rows: tuple[tuple[str, ...], ...]
+    rows_left_out: int
+    unit: str
+    kinds: tuple[str, ...]
+    missing: bool
+    summary: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Window:
+    """The ops of one version that are drawn, from when on, and how wide a unit of time is."""
+
+    ops: tuple[Scheduled, ...]
+    origin: float
+    scale: float
+
+    def x(self, time: float) -> float:
+        return GUTTER + (time - self.origin) * self.scale
+
+
+def draw_schedule(case: Counterexample, rank: int) -> Schedule | None:
+    """Draw the streams of a rank, or return None where its rewritten graph has none."""
+    found = timetables(case, rank)
+    if found is None:
+        return None
+    before, after = found
+    marks = marked_ops(case.finding) if case.finding.rank in (None, rank) else {}
+    chosen = _chosen(after, marks)
+    names = {op.node for op in chosen}
+    tables = [("Before the pass", before, [op for op in before.ops if op.node in names])] if before is not None else []
+    tables.append(("After the pass", after, chosen))
+    span = max((_span(ops)[1] - _span(ops)[0] for _, _, ops in tables), default=0.0) or 1.0
+    scale = (WIDTH - GUTTER - MARGIN) / span
+    charts = []
+    top = 0.0
+    for caption, table, ops in tables:
+        window = _Window(tuple(ops), _span(ops)[0], scale)
+        late = table is after
+        drawn = _chart(caption, table, window, top, marks if late else {}, case.finding if late else None)
+        charts.append(drawn)
+        top = drawn.bottom + AXIS + BETWEEN
+    left_out = len(after.ops) - len(chosen)
+    bars = [bar for chart in charts for bar in chart.bars]
+    rows = _rows(after, chosen[:MAX_ROWS], marks)
+    return Schedule(
+        rank=rank,
+        height=top - BETWEEN,
+        charts=tuple(charts),
+        facts=tuple(time_facts(after)),
+        note=_note(after, before, left_out),
+        rows=rows,
+        rows_left_out=len(after.ops) - len(rows),
+        unit="µs" if after.timed else "steps",
+        kinds=tuple(kind for kind in ("compute", "comm", "both") if any(bar.kind == kind for bar in bars)),
+        missing=any(link.kind == "missing" for chart in charts for link in chart.links),
+        summary=f"{count(len(after.ops), 'op')} on {count(len({op.stream for op in after.ops}), 'stream')} of rank {rank}",
+    )
+
+
+def _chosen(table: Timetable, marks: Mapping[str, str]) -> list[Scheduled]:
+    """All ops, or those around the ones that the finding is about."""
+    if len(table.ops) <= MAX_BARS:
+        return list(table.ops)
+    marked = [i for i, op in enumerate(table.ops) if op.node in marks]
+    if not marked:
+        return list(table.ops[:MAX_BARS])
+    # Two accesses of a race may stand far apart: the latter, at which it strikes, is in any case among those drawn.
+    middle = (marked[0] + marked[-1]) // 2 if marked[-1] - marked[0] < MAX_BARS - 8 else marked[-1] - MAX_BARS // 2 + 8
+    start = min(max(0, middle - MAX_BARS // 2), len(table.ops) - MAX_BARS)
+    return list(table.ops[start : start + MAX_BARS])
+
+
+def _span(ops: Sequence[Scheduled]) -> tuple[float, float]:
+    return min((op.start for op in ops), default=0.0), max((op.end for op in ops), default=0.0)
+
+
+def _note(after: Timetable, before: Timetable | None, left_out: int) -> str:
+    sentences = []
+    if not after.timed:
+        sentences.append(
+            "Not every op has a cost: each is drawn as one step, in the order that its stream and tokens allow."
+        )
+    if before is None:
+        sentences.append("The ops of the original have no costs, so that its time is not drawn.")
+    if left_out:
+        sentences.append(f"{count(left_out, 'op')} away from the finding are not drawn.")
+    return " ".join(sentences)
+
+
+def _chart(
+    caption: str, table: Timetable, window: _Window, top: float, marks: Mapping[str, str], finding: Finding | None
+) -> Chart:
+    first = top + CAPTION
+    lanes = {stream: first + i * LANE + (LANE - BAR) for i, stream in enumerate(table.streams)}
+    bottom = first + len(lanes) * LANE + 6
+    bars = tuple(_bar(op, table, window, lanes[op.stream], marks) for op in window.ops)
+    end = window.x(table.join) if _span(window.ops)[1] >= table.join >= window.origin else None
+    links = _links(table, window, lanes, end)
+    missing = _missing(table, window, lanes, finding, end) if finding is not None else None
+    joins = any(arrow.target == table.output for arrow in table.arrows) or (missing is not None and _of_output(finding))
+    length = microseconds(table.end) if table.timed else f"{table.end:.0f} steps"
+    return Chart(
+        caption=f"{caption}: {length}",
+        y=top,
+        bottom=bottom,
+        lanes=tuple(Lane(y, f"stream {stream}", table.roles.get(stream, "")) for stream, y in lanes.items()),
+        bars=bars,
+        links=(*links, *([missing] if missing is not None else [])),
+        ticks=_ticks(window, table.timed),
+        join=(end, lanes[MAIN_STREAM]) if joins and end is not None else None,
+    )
+
+
+def _bar(op: Scheduled, table: Timetable, window: _Window, y: float, marks: Mapping[str, str]) -> Bar:
+    x = window.x(op.start)
+    width = max(1.5, (op.end - op.start) * window.scale - 1)  # a gap tells neighbours apart
+    kind = "both" if len(op.resources) > 1 else "comm" if "comm" in op.resources else "compute"
+    mark = marks.get(op.node, "")
+    pin_width = CHARACTER * (len(mark) + 2) + 6
+    pin = min(max(GUTTER, x + width / 2 - pin_width / 2), WIDTH - pin_width)
+    return Bar(x, y, width, kind, _fit(op.node, width), plain(_told(op, table)), mark, (pin, pin_width))
+
+
+def _told(op: Scheduled, table: Timetable) -> str:
+    show = microseconds if table.timed else "{:.0f}".format
+    when = f"{show(op.start)} to {show(op.end)}"
+    if table.timed:
+        when += f" ({microseconds(op.end - op.start)})"
+    return f"{op.node}: {op.op} on stream {op.stream}, {when}, {' and '.join(op.resources)}"
+
+
+def _fit(name: str, width: float) -> str:
+    room = int((width - 8) / CHARACTER)
+    text = plain(name)
+    if len(text) <= room:
+        return text
+    return f"{text[: room - 1]}…" if room >= 4 else ""
+
+
+def _curve(x: float, y: float, to_x: float, to_y: float) -> str:
+    """From the edge of one lane's bar that faces the other lane to the edge of the other's."""
+    down = to_y > y
+    start, end = (y + BAR, to_y) if down else (y, to_y + BAR)
+    bend = 14.0 if down else -14.0
+    return f"M{x:.1f} {start:.1f}C{x:.1f} {start + bend:.1f} {to_x:.1f} {end - bend:.1f} {to_x:.1f} {end:.1f}"
+
+
+def _links(table: Timetable, window: _Window, lanes: Mapping[int, float], end: float | None) -> list[Link]:
+    """Arrows between streams. A token of the same stream orders nothing that the stream does not order."""
+    drawn = {op.node: op for op in window.ops}
+    links: list[Link] = []
+    for arrow in table.arrows:
+        source, target = drawn.get(arrow.source), drawn.get(arrow.target)
+        stream = target.stream if target is not None else MAIN_STREAM
+        x = window.x(target.start) if target is not None else end if arrow.target == table.output else None
+        if source is None or x is None or source.stream == stream or len(links) >= MAX_LINKS:
+            continue
+        path = _curve(window.x(source.end) - 2, lanes[source.stream], x + 2, lanes[stream])
+        title = f"'{arrow.target}' waits for '{arrow.source}' (record '{arrow.record}', wait '{arrow.wait}')"
+        links.append(Link("token", path, plain(title)))
+    return links
+
+
+def _of_output(finding: Finding | None) -> bool:
+    return finding is not None and finding.kind == "race" and finding.data.get("second") is None
+
+
+def _missing(
+    table: Timetable, window: _Window, lanes: Mapping[int, float], finding: Finding, end: float | None
+) -> Link | None:
+    """The order that a race, or two collectives, lack."""
+    if finding.kind not in ("race", "unordered-collectives"):
+        return None
+    drawn = {op.node: op for op in window.ops}
+    first, second = finding.data.get("first"), finding.data.get("second")
+    source, target = drawn.get(str(first)), drawn.get(str(second))
+    if source is None:
+        return None
+    if target is None and not _of_output(finding):
+        return None
+    stream = target.stream if target is not None else MAIN_STREAM
+    x = window.x(target.start) if target is not None else end
+    if x is None or stream == source.stream:
+        return None
+    what = f"'{second}'" if target is not None else "the output"
+    path = _curve(window.x(source.end) - 2, lanes[source.stream], x + 2, lanes[stream])
+    return Link("missing", path, plain(f"nothing makes {what} wait for '{first}'"))
+
+
+def _ticks(window: _Window, timed: bool) -> tuple[tuple[float, str], ...]:
+    """Round numbers of µs (or steps), about ten over the width of the drawing."""
+    factor = 1e6 if timed else 1.0
+    whole = (WIDTH - GUTTER - MARGIN) / window.scale * factor / 10
+    size = 10.0 ** math.floor(math.log10(whole)) if whole > 0 and math.isfinite(whole) else 1.0
+    step = next(size * m for m in (1, 2, 5, 10) if size * m >= whole * 0.999)
+    low, high = window.origin * factor, _span(window.ops)[1] * factor
+    first = math.ceil(low / step - 1e-9)
+    numbers = range(first, first + 12)
+    return tuple((window.x(n * step / factor), f"{n * step:.6g}") for n in numbers if n * step <= high + step * 1e-6)
+
+
+def _rows(table: Timetable, ops: Sequence[Scheduled], marks: Mapping[str, str]) -> tuple[tuple[str, ...], ...]:
+    waits: dict[str, list[str]] = {}
+    for arrow in table.arrows:
+        waits.setdefault(arrow.target, []).append(arrow.source)
+    factor = 1e6 if table.timed else 1.0
+    numbers = {op.node: i + 1 for i, op in enumerate(table.ops)}
+    rows = []
+    for op in ops:
+        after = ", ".join(dict.fromkeys(waits.get(op.node, [])))
+        times = (f"{op.start * factor:.6g}", f"{op.end * factor:.6g}")
+        texts = (str(numbers[op.node]), op.node, op.op, str(op.stream), *times, after, marks.get(op.node, ""))
+        rows.append(tuple(map(plain, texts)))
+    return tuple(rows)
+
+
+__all__ = ["BAR", "GUTTER", "WIDTH", "Bar", "Chart", "Lane", "Link", "Schedule", "draw_schedule"]

@@ -1,0 +1,228 @@
+"""When the ops of a lowered program run, before and after the pass: what the terminal, the page and the trace show of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tcverify.checks.replay import Arrow, ReplayedOp, replay
+from tcverify.checks.streams import is_lowered
+from tcverify.counterexample import Counterexample
+from tcverify.program import Program
+from tcverify.program.finding import Finding
+from tcverify.program.streams import MAIN_STREAM
+from tcverify.report.plain import count
+
+
+@dataclass(frozen=True, slots=True)
+class Scheduled:
+    """One op. Times are seconds from the beginning, or steps of one op each where some op has no cost."""
+
+    node: str
+    op: str
+    stream: int
+    resources: tuple[str, ...]
+    start: float
+    end: float
+
+
+@dataclass(frozen=True, slots=True)
+class Timetable:
+    """What one rank runs when.
+
+    Attributes:
+        ops: in issue order.
+        arrows: from records to the waits that name their tokens.
+        output: name of the output node.
+        join: when the output can be read: behind everything on stream 0 and behind what its waits name.
+        timed: whether times are seconds.
+        roles: stream → what it is for, in words.
+        declared, replayed, serial, critical_path, exposed: seconds, where they are known.
+    """
+
+    ops: tuple[Scheduled, ...]
+    arrows: tuple[Arrow, ...]
+    output: str
+    join: float
+    timed: bool
+    roles: Mapping[int, str]
+    declared: float | None = None
+    replayed: float | None = None
+    serial: float | None = None
+    critical_path: float | None = None
+    exposed: float | None = None
+
+    @property
+    def end(self) -> float:
+        """When the last op ends."""
+        return max((op.end for op in self.ops), default=0.0)
+
+    @property
+    def streams(self) -> tuple[int, ...]:
+        return tuple(sorted({MAIN_STREAM, *(op.stream for op in self.ops)}))
+
+
+def lowered_ranks(case: Counterexample) -> list[int]:
+    """The ranks whose rewritten graph has anchors."""
+    program = case.rewritten
+    if program is None:
+        return []
+    lowered = [is_lowered(graph) for graph in program.graphs]
+    return [rank for rank, binding in enumerate(program.ranks) if lowered[binding.graph]]
+
+
+def timetables(case: Counterexample, rank: int) -> tuple[Timetable | None, Timetable] | None:
+    """Return when a rank runs its ops before and after the pass, or None where its rewritten graph has no streams.
+
+    Ops of the original that have no cost of their own take the time of the op of their name after the pass; where there is
+    none either, nothing is said of the time before.
+    """
+    rewritten = case.rewritten
+    if rewritten is None or not is_lowered(rewritten.graphs[rewritten.ranks[rank].graph]):
+        return None
+    after = timetable(rewritten, rank, {})
+    costs = {op.node: op.end - op.start for op in after.ops} if after.timed else {}
+    before = timetable(case.program, rank, costs)
+    return (before if before.timed == after.timed else None), after
+
+
+def timetable(program: Program, rank: int, costs: Mapping[str, float]) -> Timetable:
+    """Return when `rank` runs its ops.
+
+    Args:
+        costs: seconds by node, for graphs without anchors whose ops have no costs of their own.
+    """
+    found = replay(program, rank)
+    ops = [_timed(op) for op in found.ops]
+    known = [op for op in ops if op is not None]
+    timed = len(known) == len(ops)
+    if not timed:
+        given = [costs.get(op.node) for op in found.ops]
+        timed = not found.lowered and None not in given
+        steps = [cost for cost in given if cost is not None] if timed else [1.0] * len(ops)
+        known = _in_steps(found.ops, found.arrows, steps)
+    output = next(node for node in program.graphs[program.ranks[rank].graph].nodes if node.op == "output")
+    ends = {op.node: op.end for op in known}
+    join = [op.end for op in known if op.stream == MAIN_STREAM]
+    join += [ends[arrow.source] for arrow in found.arrows if arrow.target == output.name and arrow.source in ends]
+    return Timetable(
+        ops=tuple(known),
+        arrows=found.arrows,
+        output=output.name,
+        join=max(join, default=0.0),
+        timed=timed,
+        roles=_roles(program, known),
+        declared=_declared(output.meta.get("schedule")),
+        replayed=found.makespan_s,
+        serial=found.serial_s,
+        critical_path=found.critical_path_s,
+        exposed=found.exposed_s,
+    )
+
+
+def _timed(op: ReplayedOp) -> Scheduled | None:
+    if op.start_s is None or op.end_s is None or not math.isfinite(op.end_s):
+        return None
+    return Scheduled(op.node, op.op, op.stream, op.resources, op.start_s, op.end_s)
+
+
+def _in_steps(ops: tuple[ReplayedOp, ...], arrows: tuple[Arrow, ...], lengths: list[float]) -> list[Scheduled]:
+    """Each op as soon as its stream, its resources and its tokens allow, by lengths of ours."""
+    sources: dict[str, list[str]] = {}
+    for arrow in arrows:
+        sources.setdefault(arrow.target, []).append(arrow.source)
+    free: dict[int | str, float] = {}
+    ends: dict[str, float] = {}
+    found = []
+    for op, length in zip(ops, lengths, strict=True):
+        needs: tuple[int | str, ...] = (op.stream, *op.resources)
+        ready = [ends.get(source, 0.0) for source in sources.get(op.node, ())]
+        start = max((*(free.get(need, 0.0) for need in needs), *ready), default=0.0)
+        ends[op.node] = start + length
+        free.update(dict.fromkeys(needs, start + length))
+        found.append(Scheduled(op.node, op.op, op.stream, op.resources, start, start + length))
+    return found
+
+
+def _roles(program: Program, ops: list[Scheduled]) -> dict[int, str]:
+    """What streams are for: as the program says, else by what runs on them."""
+    if program.streams is not None:
+        roles = dict.fromkeys(program.streams.compute, "compute")
+        for stream in program.streams.comm:
+            roles[stream] = "compute, comm" if stream in roles else "comm"
+        return roles
+    used: dict[int, set[str]] = {}
+    for op in ops:
+        used.setdefault(op.stream, set()).update(op.resources)
+    return {stream: ", ".join(sorted(resources, reverse=True)) for stream, resources in used.items()}
+
+
+def _declared(schedule: Any) -> float | None:
+    found = schedule.get("makespan_s") if isinstance(schedule, dict) else None
+    return float(found) if isinstance(found, (int, float)) and not isinstance(found, bool) else None
+
+
+# ------------------------------------------------------------------------------------------------------------- in words
+
+
+def microseconds(seconds: float) -> str:
+    """Six significant digits, in µs."""
+    return f"{seconds * 1e6:.6g} µs"
+
+
+def time_facts(table: Timetable) -> list[tuple[str, str]]:
+    """Return (what, how long) for a lowered graph: predicted, replayed, serial, critical path, exposed communication.
+
+    Where the prediction is not the replay but looks like it, both show all their digits.
+    """
+    if table.replayed is None or table.serial is None or table.critical_path is None:
+        return []
+    show = microseconds
+    if table.declared is not None and table.declared != table.replayed and show(table.declared) == show(table.replayed):
+
+        def show(seconds: float) -> str:
+            return f"{seconds!r} s"
+
+    facts = [("predicted", show(table.declared))] if table.declared is not None else []
+    facts.append(("replayed", show(table.replayed)))
+    facts.append(("serial", microseconds(table.serial)))
+    facts.append(("critical path", microseconds(table.critical_path)))
+    if table.exposed is not None:
+        facts.append(("exposed communication", microseconds(table.exposed)))
+    return facts
+
+
+def time_line(table: Timetable) -> str:
+    """One line about the streams and times of a lowered graph."""
+    streams = count(len({op.stream for op in table.ops}), "stream")
+    facts = time_facts(table)
+    if not facts:
+        return f"{count(len(table.ops), 'op')} on {streams}; no times, since not every op has a cost"
+    return f"{count(len(table.ops), 'op')} on {streams}; " + ", ".join(f"{what} {time}" for what, time in facts)
+
+
+def marked_ops(finding: Finding) -> dict[str, str]:
+    """The ops that a finding is about, with how they are called: of a race, "first" and "second"."""
+    marks: dict[str, str] = {}
+    for key in ("first", "second"):
+        name = finding.data.get(key)
+        if isinstance(name, str):
+            marks[name] = key
+    if finding.node is not None:
+        marks.setdefault(finding.node, "finding")
+    return marks
+
+
+__all__ = [
+    "Scheduled",
+    "Timetable",
+    "lowered_ranks",
+    "marked_ops",
+    "microseconds",
+    "time_facts",
+    "time_line",
+    "timetable",
+    "timetables",
+]

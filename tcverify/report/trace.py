@@ -1,0 +1,150 @@
+"""trace.json: what every rank runs on which stream and when, in the Trace Event Format that Perfetto and chrome://tracing read.
+
+A process per rank, and one for each rank before the pass; a thread per stream; a slice per op; a flow from every record to
+every wait that names its token. Times are those of the replay in µs; where some op has no cost, every op takes one µs.
+
+Format: "Trace Event Format" (Google), events of phase X (slices), s and f (ends of a flow) and M (names).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tcverify.campaign import Event, FindingFound
+from tcverify.counterexample import Counterexample, write_atomically
+from tcverify.errors import UsageError
+from tcverify.program.streams import MAIN_STREAM
+from tcverify.report.plain import plain
+from tcverify.report.timetable import Timetable, lowered_ranks, marked_ops, time_facts, timetables
+
+TRACE_NAME = "trace.json"
+
+#: Slices that a trace holds at most: ranks beyond it are left out, in ascending order behind the rank of the finding.
+MAX_SLICES = 200_000
+
+_MICROSECONDS = 1e6
+
+
+def to_trace(case: Counterexample) -> str:
+    """Return trace.json of a counterexample whose rewritten program has streams.
+
+    Raises:
+        UsageError: it has none.
+    """
+    ranks = lowered_ranks(case)
+    if not ranks:
+        raise UsageError(
+            f"case {case.id} has no streams to trace: its rewritten graphs hold no anchors",
+            "traces are made of what a scheduling pass has lowered",
+        )
+    if case.finding.rank in ranks:
+        ranks = [case.finding.rank, *(rank for rank in ranks if rank != case.finding.rank)]
+    events: list[dict[str, Any]] = []
+    shown: list[int] = []
+    slices = 0
+    marks = marked_ops(case.finding)
+    for rank in ranks:
+        found = timetables(case, rank)
+        if found is None:
+            continue
+        before, after = found
+        slices += len(after.ops) + (len(before.ops) if before is not None else 0)
+        if shown and slices > MAX_SLICES:
+            break
+        shown.append(rank)
+        # Processes are sorted by index, and told apart by number: 2r before, 2r + 1 after the pass.
+        if before is not None:
+            events += _process(2 * rank, f"rank {rank} before", before, {})
+        events += _process(2 * rank + 1, f"rank {rank}", after, marks if case.finding.rank in (None, rank) else {})
+    other = {
+        "case": case.id,
+        "pass": plain(case.facts.name),
+        "finding": plain(f"{case.finding.kind}: {case.finding.title}"),
+        "ranks without streams, or left out": str(case.program.world_size - len(shown)),
+    }
+    trace = {"displayTimeUnit": "ns", "otherData": other, "traceEvents": events}
+    return json.dumps(trace, ensure_ascii=True, separators=(",", ":"), allow_nan=False) + "\n"
+
+
+def _process(pid: int, name: str, table: Timetable, marks: dict[str, str]) -> list[dict[str, Any]]:
+    """The events of one rank: names, then slices by stream and time, then flows."""
+    events = [_name("process_name", pid, 0, name=name), _name("process_sort_index", pid, 0, sort_index=pid)]
+    if table.timed and table.replayed is not None:
+        labels = ", ".join(f"{what} {time}" for what, time in time_facts(table))
+        events.append(_name("process_labels", pid, 0, labels=labels))
+    for stream in table.streams:
+        role = f" ({table.roles[stream]})" if table.roles.get(stream) else ""
+        events.append(_name("thread_name", pid, stream, name=f"stream {stream}{role}"))
+        events.append(_name("thread_sort_index", pid, stream, sort_index=stream))
+    scale = _MICROSECONDS if table.timed else 1.0
+    for op in sorted(table.ops, key=lambda op: (op.stream, op.start)):
+        arguments: dict[str, Any] = {"node": plain(op.node), "op": plain(op.op), "resources": ", ".join(op.resources)}
+        if table.timed:
+            arguments["cost_us"] = (op.end - op.start) * scale
+        if op.node in marks:
+            arguments["finding"] = marks[op.node]
+        events.append(
+            {
+                "ph": "X", "pid": pid, "tid": op.stream, "ts": op.start * scale, "dur": (op.end - op.start) * scale,
+                "name": plain(op.node), "cat": "+".join(op.resources), "args": arguments,
+            }
+        )  # fmt: skip
+    if any(arrow.target == table.output for arrow in table.arrows):
+        events.append(
+            {
+                "ph": "X", "pid": pid, "tid": MAIN_STREAM, "ts": table.join * scale, "dur": 0.0,
+                "name": plain(table.output), "cat": "output", "args": {"node": plain(table.output)},
+            }
+        )  # fmt: skip
+    return events + _flows(pid, table, scale)
+
+
+def _flows(pid: int, table: Timetable, scale: float) -> list[dict[str, Any]]:
+    """Both ends of every arrow. An end belongs to the slice that its time lies in: the first starts just before its op ends."""
+    ops = {op.node: op for op in table.ops}
+    flows: list[dict[str, Any]] = []
+    for number, arrow in enumerate(table.arrows):
+        source, target = ops.get(arrow.source), ops.get(arrow.target)
+        if source is None or (target is None and arrow.target != table.output):
+            continue
+        left = source.start + (source.end - source.start) * 0.999
+        stream, arrives = (target.stream, target.start) if target is not None else (MAIN_STREAM, table.join)
+        common = {"pid": pid, "id": f"{pid}.{number}", "name": "token", "cat": "token"}
+        anchors = {"record": plain(arrow.record), "wait": plain(arrow.wait)}
+        flows.append({"ph": "s", "tid": source.stream, "ts": left * scale, **common, "args": anchors})
+        flows.append({"ph": "f", "bp": "e", "tid": stream, "ts": arrives * scale, **common, "args": anchors})
+    return flows
+
+
+def _name(what: str, pid: int, tid: int, **arguments: Any) -> dict[str, Any]:
+    return {"ph": "M", "pid": pid, "tid": tid, "name": what, "args": arguments}
+
+
+class TraceReport:
+    """Subscribes to campaigns and writes trace.json beside every counterexample whose rewritten program has streams.
+
+    Args:
+        tell: is told in one line where the trace is, or why it cannot be made: the finding itself is kept by then, so the run
+            goes on.
+    """
+
+    def __init__(self, report_dir: Path, tell: Callable[[str], None]) -> None:
+        self.report_dir = report_dir
+        self.tell = tell
+
+    def __call__(self, event: Event) -> None:
+        if not isinstance(event, FindingFound):
+            return
+        case = event.counterexample
+        path = self.report_dir / case.id / TRACE_NAME
+        try:
+            if not lowered_ranks(case):
+                return
+            write_atomically(path, to_trace(case))
+        except Exception as error:  # noqa: BLE001 - a trace that cannot be made must not end the run that found something
+            self.tell(f"{path} is not written: {type(error).__name__}: {error}")
+        else:
+            self.tell(f"Its timeline:  {path} (open it in ui.perfetto.dev)")
