@@ -13,11 +13,12 @@ they have entered it. No order inverts such ops, though nothing on the rank orde
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from tcverify.execution.executor import Run
 from tcverify.execution.issue import Issued, StreamOp, is_lowered, issue
+from tcverify.execution.plan import plans_of
 from tcverify.execution.streams import Event, Observation, Place, Priority, Streams
 from tcverify.program import Contract, Program
 
@@ -78,6 +79,10 @@ class Exploration:
         """What had happened when something first went wrong; empty when nothing did."""
         return self.observations[0].events if self.observations else ()
 
+    def shown(self, kinds: Collection[str]) -> Observation | None:
+        """The observation of one of these kinds that the fewest events lead to."""
+        return min((o for o in self.observations if o.kind in kinds), key=lambda o: len(o.events), default=None)
+
 
 def explore(
     program: Program,
@@ -104,7 +109,7 @@ def explore(
     Raises:
         UnsupportedOp: an op has no meaning.
     """
-    if not any(map(is_lowered, program.graphs)):
+    if not any(map(is_lowered, plans_of(program))):
         return None
     nodes = [len(graph.nodes) for graph in program.graphs]
     if sum(nodes[binding.graph] for binding in program.ranks) > MOST_OPS:

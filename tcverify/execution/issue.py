@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import fx
 from torch.fx.node import map_aggregate
 from torch.utils import _pytree as pytree
 
@@ -33,16 +32,9 @@ INPUTS = "the inputs"
 BEFORE = -1
 
 
-def is_lowered(graph: fx.Graph) -> bool:
+def is_lowered(plan: Plan) -> bool:
     """Whether a graph contains anchors."""
-    return any(
-        node.op == "call_function" and getattr(node.target, "namespace", "") == "tensor_cast" and _anchors(node.target)
-        for node in graph.nodes
-    )
-
-
-def _anchors(target: Any) -> bool:
-    return isinstance(target, torch._ops.OpOverload) and target._schema.name in (WAIT, RECORD)
+    return any(step.op.name in (WAIT, RECORD) for step in plan.steps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,10 +110,12 @@ def issue(program: Program, boundary: str = "strict", inputs: str = "ready") -> 
     hosts, run = _run(program, plans, specs, written)
     if not run.finished:
         return [], run
-    return [
-        host.issued(rank, program.ranks[rank].constants, run.ranks[rank], boundary, inputs)
-        for rank, host in enumerate(hosts)
-    ], run
+    ranks = range(program.world_size)
+    issued = [hosts[r].issued(r, program.ranks[r].constants, run.ranks[r], boundary, inputs) for r in ranks]
+    for result in run.ranks:  # their storage is written anew in every order
+        result.outputs = [value.clone() if isinstance(value, torch.Tensor) else value for value in result.outputs]
+        result.inputs = [value.clone() for value in result.inputs]
+    return issued, run
 
 
 def _run(
@@ -193,10 +187,10 @@ class _Host:
                 written.append(number)
         if name == WAIT:
             kind = "wait"
-            source = step.args[0]
+            source = _operand(step, 0, "x")
             if self.copied is not None and slot not in self.copied and isinstance(source, Slot):
                 self.aliases[slot] = self.aliases.get(source.index, source.index)
-                value = args[0]
+                value = args[0] if args else kwargs["x"]
         elif name == RECORD:
             kind = "record"
         elif name.startswith("attribute::"):
@@ -276,7 +270,7 @@ class _Queues:
         tokens: dict[int, int] = {}  # slot of a record -> op that it marks
         pending: list[tuple[int, tuple[int, ...]]] = []  # stream and ops whose tokens are waited for
         copies: dict[int, tuple[int, int]] = {}  # storage of a wait that is a copy -> (its slot, slot of its source)
-        issued: int | None = None
+        issued = len(self._ops) - 1 if self._ops else None  # what writes the inputs can be marked too
         for i, (step, kind) in enumerate(zip(plan.steps, host.kinds, strict=True)):
             if kind == "record":
                 if issued is not None:
@@ -284,7 +278,7 @@ class _Queues:
             elif kind == "wait":
                 marks = [tokens.get(host.aliases.get(slot, slot)) for slot in _slots(_operand(step, 2, "deps"))]
                 pending.append((int(_operand(step, 1, "stream_id")), tuple(m for m in marks if m is not None)))
-                source = step.args[0]
+                source = _operand(step, 0, "x")
                 if first + i not in host.aliases and isinstance(source, Slot):
                     copies[host.storages[first + i][0]] = (first + i, source.index)
             elif kind == "work":
@@ -311,9 +305,9 @@ class _Queues:
         return self._ops
 
     def _recorded_stream(self, i: int) -> int:
-        """The stream of the record that follows a step at once, but for aliases."""
+        """The stream of the record that follows a step at once, but for what takes no time."""
         steps, kinds = self._host.plan.steps, self._host.kinds
-        following = next((j for j in range(i + 1, len(steps)) if kinds[j] != "alias"), None)
+        following = next((j for j in range(i + 1, len(steps)) if kinds[j] not in ("alias", "scalar", "input")), None)
         if following is None or kinds[following] != "record":
             return MAIN_STREAM
         return int(_operand(steps[following], 1, "stream_id"))
