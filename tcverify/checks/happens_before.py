@@ -61,7 +61,7 @@ def _with_order(finding: Finding, exploration: Exploration | None) -> Finding:
     kinds = ("collective-order",) if finding.kind == "unordered-collectives" else ("RAW", "WAR", "WAW")
     if exploration is None or finding.kind not in ("race", "unordered-collectives"):
         return finding
-    seen = exploration.shown(kinds)
+    seen = exploration.shown(kinds, finding.rank, finding.node)
     if seen is None:
         return finding
     events = [str(event) for event in seen.events]

@@ -79,9 +79,13 @@ class Exploration:
         """What had happened when something first went wrong; empty when nothing did."""
         return self.observations[0].events if self.observations else ()
 
-    def shown(self, kinds: Collection[str]) -> Observation | None:
-        """The observation of one of these kinds that the fewest events lead to."""
-        return min((o for o in self.observations if o.kind in kinds), key=lambda o: len(o.events), default=None)
+    def shown(self, kinds: Collection[str], rank: int | None = None, node: str | None = None) -> Observation | None:
+        """The observation of one of these kinds that the fewest events lead to; one of this rank and node where there is one."""
+        return min(
+            (o for o in self.observations if o.kind in kinds),
+            key=lambda o: (o.rank != rank, node not in (o.node, o.other), len(o.events)),
+            default=None,
+        )
 
 
 def explore(

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from torch import fx
 
 from tcverify.application import Pair
 from tcverify.checks import CHECKS, Evidence
 from tcverify.execution import Exploration, Lockstep, Order, explore
 from tcverify.execution.exploration import few_orders
 from tcverify.execution.issue import issue
-from tcverify.program import Contract, Mesh, Program
+from tcverify.execution.streams import Streams
+from tcverify.program import Contract, Mesh, MeshDim, Program
+from tcverify.program.finding import Doubt, Finding
+from tcverify.verifier import verify
 from tests.unit.lowered import Build, Lowering, program
+from tests.unit.programs import TP2
 from tests.unit.random_lowered import draw
 
 GRID = Mesh.grid({"dp": 2, "tp": 2})
 
 
-def explored(*builds: Build, mesh: Mesh = Mesh.grid({"tp": 2}), **options: Any) -> Exploration:
+def explored(*builds: Build, mesh: Mesh = TP2, **options: Any) -> Exploration:
     """All that matters of a program's orders."""
     found = explore(program(*builds, mesh=mesh), systematic=True, **options)
     assert found is not None
@@ -253,6 +259,22 @@ def test_ranks_that_enter_collectives_in_different_orders_get_wrong_values_or_wa
     assert "mismatch" in {o.kind for o in found.observations}
 
 
+def test_who_waits_for_whom_is_said_in_words() -> None:
+    """What ends in issue order never waits for ever; so a rank is made to wait for an op that it issues later."""
+    mesh = Mesh(2, (MeshDim("tp", ((0, 1),)), MeshDim("pt", ((1, 0),))))
+    issued, run = issue(program(lambda b: two_reductions(b, waits=True, dims=("tp", "pt")), mesh=mesh))
+    first, second, output = issued[1].ops
+    issued[1].ops[:] = replace(first, after=(1,)), replace(second, after=()), output
+    (found,) = Streams(issued, run.ranks).run("as issued", lambda place, ends: place[1])
+    assert found.kind == "deadlock"
+    assert found.text == (
+        "rank 0's 'all_reduce' on stream 1 waits for rank 1 in group [0, 1]; "
+        "rank 1's 'all_reduce' on stream 1 waits for 'all_reduce_1'; "
+        "rank 1's 'all_reduce_1' on stream 2 waits for rank 0 in group [1, 0]; "
+        "rank 0's 'all_reduce_1' on stream 2 waits for 'all_reduce'"
+    )
+
+
 def test_a_collective_may_read_until_it_ends() -> None:
     """Rank 1 leaves the second collective after the first: so rank 0 has begun the first one, but not ended it."""
 
@@ -317,6 +339,106 @@ def test_the_inputs_of_other_runs_stay_as_they_are() -> None:
     explored(lambda b: cross(b, waits=False), inputs="stream0")
     after = Lockstep().run(plain).ranks[0].inputs
     assert all(bool((a == b).all()) for a, b in zip(before, after, strict=True))
+
+
+# -------------------------------------------------------------------------------------------- agreement with the checks
+
+
+class Split:
+    """A pass that runs relu on stream 1, with a token of what it reads or without."""
+
+    def __init__(self, *, waits: bool) -> None:
+        self.waits = waits
+
+    def __call__(self, gm: fx.GraphModule) -> fx.GraphModule:
+        ops = torch.ops.tensor_cast
+        graph, val = gm.graph, {n.name: n.meta["val"] for n in gm.graph.nodes if n.op != "output"}
+        nodes = {n.name: n for n in graph.nodes}
+        product, relu, output = nodes["mm"], nodes["relu"], nodes["output"]
+
+        def insert(target: Any, like: str, *args: Any) -> fx.Node:
+            node = graph.call_function(target.default, args)
+            node.meta["val"] = target.default(val[like], *args[1:2], *([[]] if len(args) == 3 else []))
+            return node
+
+        with graph.inserting_before(relu):
+            token = insert(ops._internal_record, "mm", product, 0)
+            gated = insert(ops._internal_wait_and_bind, "mm", product, 1, [token] if self.waits else [])
+        relu.replace_input_with(product, gated)
+        with graph.inserting_before(output):
+            done = insert(ops._internal_record, "relu", relu, 1)
+            joined = insert(ops._internal_wait_and_bind, "relu", relu, 0, [done])
+        output.replace_input_with(relu, joined)
+        gm.recompile()
+        return gm
+
+
+@pytest.mark.parametrize("deep", [False, True])
+def test_a_race_comes_with_an_order_that_shows_it(deep: bool) -> None:
+    plain = program(lambda b: b.relu(b.mm(b.x)))
+    assert verify(Split(waits=True), plain, deep=False).status == "passed"
+    verdict = verify(Split(waits=False), plain, deep=deep)
+    race = next(f for f in verdict.findings if f.kind == "race")
+    assert "executor-divergence" not in {f.kind for f in verdict.findings}
+    assert race.data["order"] == "starve stream 0"
+    assert race.data["events"] == ["rank 0, stream 1: 'relu' runs"]
+    assert "an order that shows it (starve stream 0): 'relu' on stream 1 reads the storage of 'mm'" in race.detail
+
+
+def test_orders_and_happens_before_must_agree() -> None:
+    good, bad = program(cross), program(lambda b: cross(b, waits=False))
+    wrong = explored(lambda b: cross(b, waits=False))
+
+    def judged(rewritten: Program, found: Exploration) -> list[Finding | Doubt]:
+        return CHECKS["interleavings"](
+            Evidence(Pair(rewritten, rewritten, changed=True), Contract(), exploration=found)
+        )
+
+    assert judged(bad, wrong) == []
+    assert judged(good, explored(cross)) == []
+    (unfounded,) = judged(good, wrong)
+    assert isinstance(unfounded, Finding)
+    assert (unfounded.kind, unfounded.node, unfounded.rank) == ("executor-divergence", "relu", 0)
+    (unseen,) = judged(bad, explored(cross))
+    assert isinstance(unseen, Finding)
+    assert unseen.title.startswith(
+        "none of 6 orders of the streams shows what happens-before finds: 'relu' on stream 1"
+    )
+    few = explored(cross)
+    few.complete = False
+    assert judged(bad, few) == []
+    settled = explored(cross)
+    settled.settled = 1  # its peers order what its own queues leave open: no order can show that
+    assert judged(bad, settled) == []
+
+
+def test_pairs_that_only_peers_order_are_counted() -> None:
+    """Rank 1 enters the second reduction after the first has ended: so rank 0 cannot end it before it has run 'mm'."""
+
+    def leaves_open(b: Lowering) -> Any:
+        product = b.mm(b.x)
+        first = b.reduce(b.wait(product, 1, b.record(product)), dim="tp")
+        token = b.record(first, 1)
+        second = b.reduce(b.wait(b.y, 2), dim="pt")
+        late = b.add(b.wait(second, 3, b.record(second, 2)), product)
+        return b.wait(late, 0, b.record(late, 3)), b.wait(first, 0, token)
+
+    def orders(b: Lowering) -> Any:
+        product = b.mm(b.x)
+        first = b.reduce(b.wait(product, 1, b.record(product)), dim="tp")
+        token = b.record(first, 1)
+        second = b.reduce(b.wait(b.y, 2, token), dim="pt")
+        done = b.record(second, 2)
+        return b.wait(second, 0, done), b.wait(first, 0, token)
+
+    mesh = Mesh(2, (MeshDim("tp", ((0, 1),)), MeshDim("pt", ((1, 0),))))
+    rewritten = program(leaves_open, orders, mesh=mesh)
+    found = explore(rewritten, systematic=True)
+    assert found is not None
+    assert (found.complete, found.settled, found.observations) == (True, 1, [])
+    evidence = Evidence(Pair(rewritten, rewritten, changed=True), Contract(), exploration=found)
+    assert [f.kind for f in CHECKS["happens-before"](evidence) if isinstance(f, Finding)] == ["race"]
+    assert CHECKS["interleavings"](evidence) == []
 
 
 # ------------------------------------------------------------------------------------------------------ random programs
