@@ -7,6 +7,7 @@ from nothing else. Ops run where the data flow says; see `streams` for how that 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from torch.fx.node import map_aggregate
@@ -16,7 +17,7 @@ from tcverify.checks.evidence import Evidence
 from tcverify.checks.races import Race, clocks_of, described, races_of
 from tcverify.checks.reading import BEGINNING, Issued, Reading, tokens_of
 from tcverify.checks.streams import lowered_ranks
-from tcverify.execution import Run
+from tcverify.execution import Exploration, Run
 from tcverify.ops import lookup
 from tcverify.program import Contract, Program, RankConstant
 from tcverify.program.finding import Doubt, Finding
@@ -26,6 +27,8 @@ CHECK = "happens-before"
 
 #: Ops that a detail shows on a stream before and after the one it is about.
 _AROUND = 3
+#: Last events of an order that a detail shows.
+_EVENTS = 12
 
 #: Most streams of a graph whose order is looked at; cost is streams times ops.
 _MOST_STREAMS = 1024
@@ -58,7 +61,21 @@ def check_happens_before(evidence: Evidence) -> list[Finding | Doubt]:
             name = reading.names[reading.unknown[0]]
             sentence = f"it is not known what '{name}' reads and writes: races on its operands cannot be ruled out"
             doubts.append(Doubt("unsupported-op", sentence))
-    return list(found.values()) or doubts
+    return [_with_order(finding, evidence.exploration) for finding in found.values()] or doubts
+
+
+def _with_order(finding: Finding, exploration: Exploration | None) -> Finding:
+    """Add an order of the streams that shows what a finding says, where one was played."""
+    kinds = ("collective-order",) if finding.kind == "unordered-collectives" else ("RAW", "WAR", "WAW")
+    if exploration is None or finding.kind not in ("race", "unordered-collectives"):
+        return finding
+    seen = exploration.shown(kinds, finding.rank, finding.node)
+    if seen is None:
+        return finding
+    events = [str(event) for event in seen.events]
+    shown = [f"… {len(events) - _EVENTS} events", *events[-_EVENTS:]] if len(events) > _EVENTS else events
+    lines = [finding.detail, f"an order that shows it ({seen.order}): {seen.text}", *(f"  {line}" for line in shown)]
+    return replace(finding, detail="\n".join(lines), data={**finding.data, "order": seen.order, "events": events})
 
 
 def _of_reading(reading: Reading, clocks: Clocks, contract: Contract, rank: int) -> list[Finding]:
