@@ -367,6 +367,17 @@ def test_an_original_without_costs_takes_those_of_the_ops_of_its_names() -> None
     assert not renamed.timed
 
 
+def test_ops_take_before_the_pass_at_least_what_they_take_in_a_schedule() -> None:
+    program = layers(cost=lambda op: 0.2 if "add" in op else 10.0)
+    rewritten = program.with_graphs([Multistream()(gm).graph for gm in program.graph_modules()])
+    found = timetables(replace(schedule_case("race"), program=program, rewritten=rewritten), 0)
+    assert found is not None
+    before, after = found
+    assert before is not None
+    assert before.end == pytest.approx(after.serial)
+    assert min(op.end - op.start for op in before.ops) == pytest.approx(1e-6)
+
+
 def test_hostile_names_become_no_markup() -> None:
     case = schedule_case("race")
     hostile = "</script><img src=x onerror=alert(1)>"
