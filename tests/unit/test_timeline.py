@@ -33,7 +33,7 @@ from tcverify.report.timetable import time_line, timetable, timetables
 from tcverify.report.trace import TRACE_NAME, TraceReport, to_trace
 from tests.unit.html_cases import case as plain_case
 from tests.unit.schedule_cases import LosesTokens, layers, schedule_case
-from tests.unit.test_html import Reader
+from tests.unit.test_html import Reader, require_shown
 
 US = 1e-6
 KINDS = [("race", 1), ("race", 3), ("race", 0), ("wrong-schedule", 2)]
@@ -367,6 +367,17 @@ def test_an_original_without_costs_takes_those_of_the_ops_of_its_names() -> None
     assert not renamed.timed
 
 
+def test_ops_take_before_the_pass_at_least_what_they_take_in_a_schedule() -> None:
+    program = layers(cost=lambda op: 0.2 if "add" in op else 10.0)
+    rewritten = program.with_graphs([Multistream()(gm).graph for gm in program.graph_modules()])
+    found = timetables(replace(schedule_case("race"), program=program, rewritten=rewritten), 0)
+    assert found is not None
+    before, after = found
+    assert before is not None
+    assert before.end == pytest.approx(after.serial)
+    assert min(op.end - op.start for op in before.ops) == pytest.approx(1e-6)
+
+
 def test_hostile_names_become_no_markup() -> None:
     case = schedule_case("race")
     hostile = "</script><img src=x onerror=alert(1)>"
@@ -383,6 +394,12 @@ def test_thousands_of_ops_make_a_drawing_of_ordinary_size() -> None:
     assert drawn is not None
     assert sum(len(chart.bars) for chart in drawn.charts) <= 2 * MAX_BARS
     assert len(to_trace(case)) < 3_000 * 2 * 2 * 800
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "number"), KINDS)
+def test_a_browser_shows_streams_without_complaint(kind: str, number: int, tmp_path: Path) -> None:
+    require_shown(schedule_case(kind, number), tmp_path)
 
 
 # --------------------------------------------------------------------------------------------------------- the terminal
