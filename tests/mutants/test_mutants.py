@@ -32,12 +32,12 @@ CHOSEN = {
     "AllReduceErasedOnFirstRank": 2,
     "StaleMetadata": 2,
     "ResidualNotSliced": 2,
-    "OneTokenPerWait": 2,
-    "CollectivesUnordered": 2,
+    "TokenSharedByCollectives": 2,
+    "CollectivesUnordered": 4,
     "WaitNamesMainStream": 2,
-    "PreviousOpRecorded": 2,
-    "OverheadForgotten": 2,
-    "GuardInverted": 2,
+    "RecordedWhereNeeded": 2,
+    "OverheadForgotten": 4,
+    "NoGuard": 2,
 }
 
 #: Least share of programs that should show a defect.
