@@ -267,14 +267,14 @@ def in_place(w: Writing, values: Sequence[Value], a: Value, b: int, how: int) ->
 
 
 def write(w: Writing, values: Sequence[Value], a: Value, b: int, how: int) -> list[Value]:
-    """Write into an input, of which nobody need take notice but the caller."""
+    """A sum with an input, into which the sum is written afterwards: nobody need take notice of that but the caller."""
     spec = spec_of(w, a)
     inputs = [v for v in values if w.draft.step(v) is None and v.number != a.number]
     alike = [v for v in inputs if w.draft.shape(v) == spec.shape and w.draft.specs(v)[0].dtype is spec.dtype]
     target = pick(alike, b)
-    made = call(w, pick(("aten::copy_", "aten::add_.Tensor"), how), target, a)
-    w.draft.change(made, on=target)
-    return []
+    total = call(w, ADD, a, target)
+    w.draft.change(call(w, pick(("aten::copy_", "aten::add_.Tensor"), how), target, total), on=target)
+    return [replace(total, rms=a.rms + 1.0)]
 
 
 def fused_reduce(w: Writing, values: Sequence[Value], a: Value, b: int, how: int) -> list[Value]:
