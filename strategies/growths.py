@@ -377,6 +377,8 @@ def grow(w: Writing, op: str, values: Sequence[Value], a: Value, b: int, how: in
 
 
 def ends_of(w: Writing, values: Sequence[Value]) -> list[Value]:
-    """Those of the values that no step reads."""
-    read = {number for _, step in w.draft.steps(values) for number in step.reads}
+    """Those of the values that no step reads; steps that only write do not count."""
+    known = {value.number for value in values}
+    steps = [step for made, step in w.draft.steps(values) if step.on is None or made.number in known]
+    read = {number for step in steps for number in step.reads}
     return [value for value in values if value.number not in read]
