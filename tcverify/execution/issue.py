@@ -6,7 +6,7 @@ issued last. Nothing here knows how the static checks read the same graph.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -101,13 +101,12 @@ def issue(program: Program, boundary: str = "strict", inputs: str = "ready") -> 
     plans = plans_of(program)
     check_supported(plans)
     specs = [[n.meta.get("val") for n in graph.nodes if n.op != "output"] for graph in program.graphs]
-    written: list[frozenset[int]] = [frozenset() for _ in program.ranks]
-    if any(plan.mutates for plan in plans):  # which waits are written into? Those are copies, the others alias.
+    hosts, run = _run(program, plans, specs, [frozenset() for _ in program.ranks])
+    if any(
+        host.suspect for host in hosts
+    ):  # a write reached what a wait stands for: waits that are written into are copies
         hosts, run = _run(program, plans, specs, None)
-        if not run.finished:
-            return [], run
-        written = [host.written_waits() for host in hosts]
-    hosts, run = _run(program, plans, specs, written)
+        hosts, run = _run(program, plans, specs, [host.written_waits() for host in hosts])
     if not run.finished:
         return [], run
     ranks = range(program.world_size)
@@ -139,6 +138,7 @@ class _Host:
         copied: slots of the waits whose results are copies; None makes all of them copies.
         kinds: per step: "input", "wait", "record", "alias", "scalar" or "work".
         reads, writes: per step, the storages of its operands, and those that it wrote.
+        suspect: whether an op wrote into what a wait stands for.
     """
 
     plan: Plan
@@ -152,6 +152,8 @@ class _Host:
     aliases: dict[int, int] = field(default_factory=dict)
     names: list[str] = field(default_factory=list)
     saved: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
+    suspect: bool = False
+    _gated: set[int] = field(default_factory=set)  # slots of waits, and of views of them
     _numbers: dict[int, int] = field(default_factory=dict)
     _versions: dict[int, int] = field(default_factory=dict)
 
@@ -178,40 +180,53 @@ class _Host:
 
     def __call__(self, step: Step, args: list[Any], kwargs: dict[str, Any], value: Any) -> Any:
         name, slot = step.op.name, len(self.values)
-        operands = _tensors((args, kwargs))
-        reads = tuple(dict.fromkeys(self._number(t, step.name) for t in operands))
+        if name in (WAIT, RECORD):
+            return self._anchor(step, slot, args, kwargs, value)
+        reads: dict[int, None] = {}
         written: list[int] = []
-        for tensor, number in ((t, self._number(t, step.name)) for t in operands):
+        for tensor in _tensors((args, kwargs)):
+            number = self._number(tensor, step.name)
+            reads[number] = None
             if tensor._version != self._versions[number]:
                 self._versions[number] = tensor._version
                 written.append(number)
-        if name == WAIT:
-            kind = "wait"
+        if name.startswith("attribute::"):
+            kind = "input"
+            self._save(step.name, value)
+        else:
+            kind, value = self._kind(step, slot, reads, written, value)
+            if self._gated and (written or kind == "alias"):
+                gated = [s for s in _slots((step.args, step.kwargs)) if s in self._gated]
+                if kind == "alias" and gated:
+                    self._gated.add(slot)
+                self.suspect = self.suspect or any(not set(written).isdisjoint(self.storages[s]) for s in gated)
+            known = len(self.names)
+            self.storages.append(tuple([self._number(t, step.name) for t in _tensors(value)]))
+            if kind == "work":
+                written += [number for number in self.storages[-1] if number >= known]
+        self._note(kind, value, tuple(reads), tuple(dict.fromkeys(written)))
+        return value
+
+    def _anchor(self, step: Step, slot: int, args: list[Any], kwargs: dict[str, Any], value: Any) -> Any:
+        """Let a wait stand for what it waits for, unless it is to be a copy."""
+        waits = step.op.name == WAIT
+        if waits:
+            self._gated.add(slot)
             source = _operand(step, 0, "x")
             if self.copied is not None and slot not in self.copied and isinstance(source, Slot):
                 self.aliases[slot] = self.aliases.get(source.index, source.index)
                 value = args[0] if args else kwargs["x"]
-        elif name == RECORD:
-            kind = "record"
-        elif name.startswith("attribute::"):
-            kind = "input"
-        else:
-            kind, value = self._kind(step, slot, reads, written, value)
+        self.storages.append((self._number(value, step.name),))
+        self._note("wait" if waits else "record", value, (), ())
+        return value
+
+    def _note(self, kind: str, value: Any, reads: tuple[int, ...], writes: tuple[int, ...]) -> None:
         self.values.append(value)
         self.kinds.append(kind)
         self.reads.append(reads)
-        if kind == "input":
-            self._save(step.name, value)
-            self.writes.append(())
-            return value
-        known = len(self.names)
-        self.storages.append(tuple(self._number(t, step.name) for t in _tensors(value)))
-        if kind == "work":
-            written += [number for number in self.storages[-1] if number >= known]
-        self.writes.append(tuple(dict.fromkeys(written)))
-        return value
+        self.writes.append(writes)
 
-    def _kind(self, step: Step, slot: int, reads: tuple[int, ...], written: list[int], value: Any) -> tuple[str, Any]:
+    def _kind(self, step: Step, slot: int, reads: Container[int], written: list[int], value: Any) -> tuple[str, Any]:
         """Whether a step is work. One that the domain makes an alias, but not the dtypes of the graph, gets a copy."""
         results = _tensors(value)
         if not results and not written:
