@@ -14,7 +14,8 @@ from tcverify.application import Pair
 from tcverify.checks import CHECKS, Evidence
 from tcverify.execution import Exploration, Lockstep, Order, explore
 from tcverify.execution.exploration import few_orders
-from tcverify.execution.issue import WAIT, issue
+from tcverify.execution.issue import issue
+from tcverify.execution.queues import WAIT
 from tcverify.execution.streams import Streams
 from tcverify.ops import qualified_name
 from tcverify.program import Contract, Mesh, MeshDim, Program
