@@ -15,7 +15,8 @@ from torch.fx.node import map_aggregate
 from tcverify.checks.clocks import Clocks
 from tcverify.checks.evidence import Evidence
 from tcverify.checks.races import Race, clocks_of, described, races_of
-from tcverify.checks.streams import BEGINNING, Issued, Reading, lowered_ranks, tokens_of
+from tcverify.checks.reading import BEGINNING, Issued, Reading, tokens_of
+from tcverify.checks.streams import lowered_ranks
 from tcverify.execution import Exploration, Run
 from tcverify.ops import lookup
 from tcverify.program import Contract, Program, RankConstant
@@ -28,6 +29,9 @@ CHECK = "happens-before"
 _AROUND = 3
 #: Last events of an order that a detail shows.
 _EVENTS = 12
+
+#: Most streams of a graph whose order is looked at; cost is streams times ops.
+_MOST_STREAMS = 1024
 
 
 def check_happens_before(evidence: Evidence) -> list[Finding | Doubt]:
@@ -43,6 +47,10 @@ def check_happens_before(evidence: Evidence) -> list[Finding | Doubt]:
     doubts: list[Finding | Doubt] = []
     run = evidence.runs[0].rewritten if evidence.runs else None
     for reading, ranks in lowered_ranks(rewritten):
+        streams = len({op.stream for op in reading.ops} | {op.positional_stream for op in reading.ops})
+        if streams > _MOST_STREAMS:
+            doubts.append(Doubt("unsupported-op", f"a graph on {streams} streams is not looked at for races"))
+            continue
         clocks = clocks_of(reading)
         for finding in _of_reading(reading, clocks, evidence.contract, ranks[0]):
             found.setdefault(finding.kind, finding)
@@ -117,10 +125,10 @@ def _rest(streams: list[int | None]) -> str:
 def _mismatch(reading: Reading, clocks: Clocks, contract: Contract, rank: int) -> Finding | None:
     """The first anchor or op, in graph order, for which data flow and position differ."""
     found: list[tuple[int, str, str]] = []  # node, what differs, title
-    conflicting = {number for number, _, _ in reading.conflicts}
     issued = [*reading.ops]
     if reading.output is not None and contract.boundary == "strict":
         issued.append(reading.output)
+    conflicting = {number for number, _, _ in reading.conflicts}.intersection(op.number for op in issued)
     moved = next((op for op in issued if op.stream != op.positional_stream and op.number not in conflicting), None)
     if moved is not None:
         title = (
