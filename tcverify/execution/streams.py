@@ -35,6 +35,10 @@ Place = tuple[int, int]
 Priority = Callable[[Place, bool], float]
 
 
+#: Most observations of one kind that are kept, each with all that led to it: a large graph can have very many.
+MOST_OBSERVATIONS = 40
+
+
 @dataclass(slots=True)
 class _Joined:
     """A collective that a rank has begun."""
@@ -307,7 +311,7 @@ class _Playing:
         self.wrong = True
         rank = place[0]
         key = kind, place, other, label
-        if key in self._known:
+        if key in self._known or sum(known[0] == kind for known in self._known) >= MOST_OBSERVATIONS:
             return
         self._known.add(key)
         op = self._op(place)
@@ -335,4 +339,4 @@ def _same(expected: Any, actual: Any) -> bool:
     return torch.equal(expected, actual) or torch.allclose(expected, actual, rtol=1e-12, atol=0.0, equal_nan=True)
 
 
-__all__ = ["Place", "Priority", "Streams"]
+__all__ = ["MOST_OBSERVATIONS", "Place", "Priority", "Streams"]

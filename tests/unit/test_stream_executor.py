@@ -16,7 +16,7 @@ from tcverify.execution import Exploration, Lockstep, Order, explore
 from tcverify.execution.exploration import few_orders
 from tcverify.execution.issue import issue
 from tcverify.execution.queues import WAIT
-from tcverify.execution.streams import Streams
+from tcverify.execution.streams import MOST_OBSERVATIONS, Streams
 from tcverify.ops import qualified_name
 from tcverify.program import Contract, Mesh, MeshDim, Program
 from tcverify.program.finding import Doubt, Finding
@@ -332,6 +332,16 @@ def test_outputs_of_every_order_are_those_of_lockstep() -> None:
     found = explore(plain, reference=reference, orders=[Order("issue")])
     assert found is not None
     assert [(o.kind, o.rank) for o in found.observations] == [("output", 1)]
+
+
+def test_of_very_many_observations_some_are_kept() -> None:
+    def build(b: Lowering) -> Any:
+        product = b.mm(b.x)
+        return [b.relu(b.wait(product, 1)) for _ in range(2 * MOST_OBSERVATIONS)]
+
+    found = explore(program(build), orders=[Order("rush", stream=1)])
+    assert found is not None
+    assert sum(o.kind == "RAW" for o in found.observations) == MOST_OBSERVATIONS
 
 
 def test_programs_without_anchors_are_not_explored() -> None:
