@@ -11,6 +11,7 @@ import torch
 from torch import fx
 
 from tcverify.execution import Run
+from tcverify.ops import lookup
 from tcverify.program import Program
 
 #: Two values are equal up to this share of the original's largest magnitude: reordered sums differ by less.
@@ -54,7 +55,7 @@ class Relation:
 
 
 def relate(program: Program, before: Run, rewritten: Program, after: Run, rank: int) -> dict[str, Relation]:
-    """Return the relation of every node of `rank`'s rewritten graph that was computed there, in graph order.
+    """Return the relation of every node of `rank`'s rewritten graph that was computed there, in graph order; not of tokens.
 
     A node is compared with the original's node of its name, then with what its operands lead to in the original. Cost is
     linear in nodes and ranks.
@@ -68,7 +69,7 @@ def relate(program: Program, before: Run, rewritten: Program, after: Run, rank: 
     found: dict[str, Relation] = {}
     for node in new_graph.nodes:
         values = new.get(node.name)
-        if values is None or rank not in values or node.op == "output":
+        if values is None or rank not in values or node.op == "output" or _is_token(node):
             continue
         relation = None
         nearest = None
@@ -86,6 +87,11 @@ def relation_between(program: Program, before: Run, after: Run, node: str, origi
     new = {r.rank: r.values[node] for r in after.ranks if r.values is not None and node in r.values}
     old = {r.rank: r.values[original] for r in before.ranks if r.values is not None and original in r.values}
     return _relation(new, old, original, _groupings(program, before, after))
+
+
+def _is_token(node: fx.Node) -> bool:
+    """Whether a node records that an op is complete: its value says nothing."""
+    return node.op == "call_function" and lookup(node.target).name == "tensor_cast::_internal_record"
 
 
 def _by_node(graph: fx.Graph, run: Run) -> dict[str, dict[int, Any]]:

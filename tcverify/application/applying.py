@@ -16,7 +16,7 @@ from tcverify.application.pair import Defect, Pair, PassFailure, Stage
 from tcverify.application.stages import refresh_metadata
 from tcverify.errors import TcverifyError, Unsupported, UnsupportedOp
 from tcverify.execution import Lockstep
-from tcverify.ops import late_definition, qualified_name
+from tcverify.ops import define_ops, late_definition, qualified_name
 from tcverify.program import NotSerialisable, Program, dumps
 from tcverify.program.graph import KEPT_META, same_structure
 
@@ -36,6 +36,7 @@ def apply_pass(loaded: LoadedPass, program: Program, *, deep: bool = False) -> P
     except UnsupportedOp as error:  # another library has defined an op with another signature
         pair.foreign = error.message
         return pair
+    define_ops()  # whatever the program holds, the pass may name any op; what defines them for it has been imported by now
     metadata = [_metadata(module.graph) for module in given]
     start = time.perf_counter()
     modules = _apply_stages(loaded, given, pair)

@@ -6,7 +6,7 @@ from tcverify.ops.nested import by_meaning
 from tcverify.ops.shapes import ShapeError, fake_tensor, infer, new_fake_mode
 from tcverify.ops.signature import gives_more
 from tcverify.ops.spec import TensorSpec, ValueSpec
-from tcverify.ops.table import Op, Request, current, lookup, qualified_name, register_dialect, resolve
+from tcverify.ops.table import Op, Request, current, define_ops, lookup, qualified_name, register_dialect, resolve
 
 __all__ = [
     "Collective",
@@ -18,6 +18,7 @@ __all__ = [
     "by_meaning",
     "complete",
     "current",
+    "define_ops",
     "fake_tensor",
     "gives_more",
     "infer",

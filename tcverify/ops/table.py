@@ -181,10 +181,7 @@ def resolve(name: str) -> Any:
     known = _DIALECTS.get(namespace, {}).get(name)
     if known is None and namespace != "aten":
         raise UnsupportedOp(name, "it is in no dialect table")
-    load = _LIBRARIES.get(namespace)
-    if load is not None:
-        load()
-        del _LIBRARIES[namespace]
+    _load(namespace)
     base, _, overload = rest.partition(".")
     packet = getattr(getattr(torch.ops, namespace), base, None) if base.isidentifier() else None
     target = getattr(packet, overload or "default", None) if packet is not None else None
@@ -195,6 +192,19 @@ def resolve(name: str) -> Any:
     elif known.run is not None:
         lookup(target).require()
     return target
+
+
+def define_ops() -> None:
+    """Define the ops of all dialects that nobody has defined yet, for code that names them as attributes of `torch.ops`."""
+    for namespace in list(_LIBRARIES):
+        _load(namespace)
+
+
+def _load(namespace: str) -> None:
+    load = _LIBRARIES.get(namespace)
+    if load is not None:
+        load()
+        del _LIBRARIES[namespace]
 
 
 def current(target: Any) -> Any:

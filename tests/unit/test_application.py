@@ -15,7 +15,7 @@ from tcverify.application import Guarded, InProcess, Pair, subject_of
 from tcverify.application.loading import importable_target, load_pass, prepare
 from tcverify.errors import PassLoadError, Unsupported
 from tcverify.passes import Identity
-from tcverify.program import dumps
+from tcverify.program import InputSpec, Mesh, dumps, spmd_program
 from tests.unit.programs import reduce_then_norm
 
 PASSES = """
@@ -412,3 +412,11 @@ def test_a_pass_that_stops_its_process_is_a_failure(tmp_path: Path, monkeypatch:
         failure = subject.apply(reduce_then_norm()).failure
     assert failure is not None
     assert failure.kind == "pass-timeout"
+
+
+def test_a_pass_may_name_ops_that_no_program_has_had_yet(tmp_path: Path) -> None:
+    source = "import torch\ndef names_op(gm):\n    assert torch.ops.tensor_cast.all_to_all.default\n    return gm\n"
+    (tmp_path / "names.py").write_text(source)
+    only_input = spmd_program(Mesh.grid({"tp": 2}), [InputSpec("x", (2, 2))], lambda b: b.input("x"))
+    with Guarded(f"{tmp_path}/names.py:names_op") as subject:
+        assert subject.apply(only_input).failure is None
