@@ -153,7 +153,13 @@ def _add_like(x: Tensor, residual: Tensor) -> Tensor:
 # --------------------------------------------------------------------------------------------- identities and anchors
 
 
-def fresh(x: Tensor, *_: Any) -> Tensor:
+def fresh(x: Tensor, *_: Any, **named: Any) -> Tensor:
+    return x.clone()
+
+
+def gated(x: Tensor, stream_id: int, deps: Sequence[Tensor]) -> Tensor:
+    if not isinstance(deps, (list, tuple)) or not all(isinstance(token, Tensor) for token in deps):
+        raise TypeError(f"deps is {deps!r}, no list of tokens")
     return x.clone()
 
 
