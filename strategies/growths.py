@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from tcverify.ops import ShapeError
 from tcverify.program import Recipe
 from tcverify.strategies.draft import RANK, Group, PerRank, Value
 from tcverify.strategies.sites import (
@@ -265,6 +266,17 @@ def in_place(w: Writing, values: Sequence[Value], a: Value, b: int, how: int) ->
     return [replace(made, rms=a.rms + 0.5)]
 
 
+def write(w: Writing, values: Sequence[Value], a: Value, b: int, how: int) -> list[Value]:
+    """A sum with an input, into which the sum is written afterwards: nobody need take notice of that but the caller."""
+    spec = spec_of(w, a)
+    inputs = [v for v in values if w.draft.step(v) is None and v.number != a.number]
+    alike = [v for v in inputs if w.draft.shape(v) == spec.shape and w.draft.specs(v)[0].dtype is spec.dtype]
+    target = pick(alike, b)
+    total = call(w, ADD, a, target)
+    w.draft.change(call(w, pick(("aten::copy_", "aten::add_.Tensor"), how), target, total), on=target)
+    return [replace(total, rms=a.rms + 1.0)]
+
+
 def fused_reduce(w: Writing, values: Sequence[Value], a: Value, b: int, how: int) -> list[Value]:
     """A product that is summed over a group by the same op."""
     spec = spec_of(w, a)
@@ -333,9 +345,38 @@ GROWTHS: dict[str, Growth] = {
     "cast": cast,
     "attention": attention,
     "in-place": in_place,
+    "write": write,
     "fused-reduce": fused_reduce,
     "operator": operator,
     "index": index,
     "filled": filled,
     "split": split,
 }
+
+#: Most elements that a value may have, and most that its values may measure before they are scaled down.
+MOST_ELEMENTS = 2048
+MOST_RMS = 6.0
+
+
+def grow(w: Writing, op: str, values: Sequence[Value], a: Value, b: int, how: int) -> list[Value]:
+    """The values that a growth adds; none where it does not fit, and then the program is as it was."""
+    before = w.draft.copy()
+    w.draft.scope = (op,)
+    try:
+        found = GROWTHS[op](w, values, a, b, how)
+        for i, value in enumerate(found):
+            if math.prod(w.draft.shape(value) or (MOST_ELEMENTS + 1,)) > MOST_ELEMENTS:
+                raise NoSite
+            if value.rms > MOST_RMS:
+                found[i] = replace(call(w, "aten::mul.Tensor", value, 0.125), rms=value.rms / 8)
+    except (NoSite, ShapeError):
+        w.draft = before
+        return []
+    w.draft.scope = ()
+    return found
+
+
+def ends_of(w: Writing, values: Sequence[Value]) -> list[Value]:
+    """Those of the values that no step reads."""
+    read = {number for _, step in w.draft.steps(values) for number in step.reads}
+    return [value for value in values if value.number not in read]

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from dataclasses import replace
 
-from tcverify.ops import ShapeError
 from tcverify.program import Mesh, Program
 from tcverify.strategies.choices import HEADER_WIDTH, decode_choices, weighted
 from tcverify.strategies.draft import Value
-from tcverify.strategies.growths import GROWTHS
-from tcverify.strategies.sites import NoSite, call, new_input
+from tcverify.strategies.growths import ends_of, grow
+from tcverify.strategies.sites import new_input
 from tcverify.strategies.timing import WIDTH as TIMING_WIDTH
 from tcverify.strategies.timing import decode_timing, timed
 from tcverify.strategies.transformer import begin, finish
@@ -35,6 +32,7 @@ OPS = weighted(
     ("slice", 1),
     ("index", 2),
     ("in-place", 2),
+    ("write", 2),
     ("marker", 2),
     ("cat", 2),
     ("filled", 1),
@@ -49,8 +47,7 @@ RECORD_WIDTH = 4
 #: Bytes of a whole program: a header as of structured programs, the number of branches, the timing, and the records.
 WIDTH = HEADER_WIDTH + 1 + TIMING_WIDTH + RECORDS * RECORD_WIDTH
 
-MOST_ELEMENTS = 2048
-MOST_RMS = 6.0
+#: Most values that a program returns.
 MOST_OUTPUTS = 6
 
 
@@ -71,34 +68,11 @@ def decode_overlap(mesh: Mesh, choices: bytes) -> Program:
         op, branch = OPS[kind % len(OPS)], branches[where % len(branches)]
         if op == "none":
             continue
-        before = w.draft.copy()
-        w.draft.scope = (op,)
-        try:
-            # Every fourth record sees the other branches too, and may join them to its own.
-            values = (
-                branch
-                if where % 4
-                else [value for other in branches if other is not branch for value in other] + branch
-            )
-            found = GROWTHS[op](w, values, branch[-1 - (where // 16 % 3) % len(branch)], b, how)
-            for i, value in enumerate(found):
-                if math.prod(w.draft.shape(value) or (MOST_ELEMENTS + 1,)) > MOST_ELEMENTS:
-                    raise NoSite
-                if value.rms > MOST_RMS:
-                    found[i] = replace(call(w, "aten::mul.Tensor", value, 0.125), rms=value.rms / 8)
-        except (NoSite, ShapeError):
-            w.draft = before
-            continue
-        branch += found
-    w.draft.scope = ()
-    w.hidden, *w.extras = _ends(w.draft.steps([v for b in branches for v in b]), branches)
+        # Every fourth record sees the other branches too, and may join them to its own.
+        others = [value for other in branches if other is not branch for value in other] if where % 4 == 0 else []
+        branch += grow(w, op, [*others, *branch], branch[-1 - (where // 16 % 3) % len(branch)], b, how)
+    unread = {value.number for value in ends_of(w, [value for branch in branches for value in branch])}
+    ends = [[value for value in reversed(branch) if value.number in unread] for branch in branches]
+    newest, older = [found[0] for found in ends if found], [value for found in ends for value in found[1:]]
+    w.hidden, *w.extras = [*newest, *older][:MOST_OUTPUTS]
     return timed(finish(w, "overlap", f"branches={len(branches)}"), decode_timing(rest[1:start]))
-
-
-def _ends(steps: Sequence[tuple[Value, object]], branches: Sequence[Sequence[Value]]) -> list[Value]:
-    """The values that nobody reads, the newest of each branch first."""
-    read = {number for _, step in steps for number in getattr(step, "reads", ())}
-    ends = [[value for value in reversed(branch) if value.number not in read] for branch in branches]
-    newest = [found[0] for found in ends if found]
-    others = [value for found in ends for value in found[1:]]
-    return [*newest, *others][:MOST_OUTPUTS]

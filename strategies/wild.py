@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
-from tcverify.ops import ShapeError
 from tcverify.program import Mesh, Program
 from tcverify.strategies.choices import HEADER_WIDTH, decode_choices, weighted
 from tcverify.strategies.draft import Value
-from tcverify.strategies.growths import GROWTHS, KINDS, recent
-from tcverify.strategies.sites import NoSite, call, new_input, pick
+from tcverify.strategies.growths import KINDS, ends_of, grow, recent
+from tcverify.strategies.sites import NoSite, new_input, pick
 from tcverify.strategies.transformer import begin, finish
 from tcverify.strategies.writing import Writing
 
@@ -37,6 +35,7 @@ OPS = weighted(
     ("cast", 1),
     ("attention", 1),
     ("in-place", 1),
+    ("write", 1),
     ("fused-reduce", 2),
     ("operator", 1),
     ("index", 1),
@@ -50,10 +49,6 @@ RECORDS = 28
 RECORD_WIDTH = 4
 #: Bytes of a whole program: a header as of structured programs, the number of outputs, inputs, records.
 WIDTH = HEADER_WIDTH + 1 + INPUTS * INPUT_WIDTH + RECORDS * RECORD_WIDTH
-
-#: Most elements that a value may have, and most that its values may measure before they are scaled down.
-MOST_ELEMENTS = 2048
-MOST_RMS = 6.0
 
 
 def decode_wild(mesh: Mesh, choices: bytes) -> Program:
@@ -69,9 +64,10 @@ def decode_wild(mesh: Mesh, choices: bytes) -> Program:
     start = 1 + INPUTS * INPUT_WIDTH
     for number in range(RECORDS):
         kind, a, b, how = rest[start + number * RECORD_WIDTH :][:RECORD_WIDTH]
-        values += _grown(w, values, OPS[kind % len(OPS)], a, b, how)
-    read = {number for _, step in w.draft.steps(values) for number in step.reads}
-    ends = [value for value in values if value.number not in read]
+        op = OPS[kind % len(OPS)]
+        if op != "none":
+            values += grow(w, op, values, recent(values, a), b, how)
+    ends = ends_of(w, values)
     w.hidden, *w.extras = ends[-1 : -2 - rest[0] % 6 : -1]
     return finish(w, "wild")
 
@@ -87,23 +83,3 @@ def _input(w: Writing, kind: int, shape: int) -> Value:
         return new_input(w, "x", form, w.dtype, placed, shape // 8 % len(form), dim=pick(dims, kind // 8))
     except NoSite:  # groups of several sizes: no shards of one shape
         return new_input(w, "x", form, w.dtype)
-
-
-def _grown(w: Writing, values: list[Value], op: str, a: int, b: int, how: int) -> list[Value]:
-    """The values that one record adds."""
-    if op == "none":
-        return []
-    before = w.draft.copy()
-    w.draft.scope = (op,)
-    try:
-        found = GROWTHS[op](w, values, recent(values, a), b, how)
-        for i, value in enumerate(found):
-            if math.prod(w.draft.shape(value) or (MOST_ELEMENTS + 1,)) > MOST_ELEMENTS:
-                raise NoSite
-            if value.rms > MOST_RMS:
-                found[i] = replace(call(w, "aten::mul.Tensor", value, 0.125), rms=value.rms / 8)
-    except (NoSite, ShapeError):
-        w.draft = before
-        return []
-    w.draft.scope = ()
-    return found

@@ -29,6 +29,7 @@ from tcverify.report.markdown import to_markdown
 from tcverify.report.plain import error_text, plain, plain_lines
 from tcverify.report.script import ScriptReport
 from tcverify.report.terminal import TerminalReport, make_console, say, show
+from tcverify.report.trace import TraceReport, to_trace
 from tcverify.strategies import DEFAULT_STRATEGY, STRATEGIES
 
 PASSED, FAILED, UNUSABLE, INTERNAL, INTERRUPTED = 0, 1, 2, 3, 130
@@ -155,8 +156,13 @@ def run(
         say(console, f"  look at it with: tcverify show {path}, try it again with: tcverify replay {path}", "yellow")
     seed = seed if seed is not None else int.from_bytes(os.urandom(4), "little")
     report = TerminalReport(console, report_dir)
-    page = HtmlReport(report_dir, lambda line: say(console, plain(line)))
-    subscribers: list[Subscriber] = [ScriptReport(report_dir), report, page]
+
+    def tell(line: str) -> None:
+        say(console, plain(line))
+
+    subscribers: list[Subscriber] = [
+        ScriptReport(report_dir), report, HtmlReport(report_dir, tell), TraceReport(report_dir, tell)
+    ]  # fmt: skip
     stop = ""
     with contextlib.ExitStack() as stack:
         stack.callback(report.close)
@@ -272,15 +278,17 @@ def _pools(confirm: str) -> Iterator[Callable[[int], ProcessGroupPool | None]]:
 
 @main.command(name="show")
 @click.argument("case")
-@click.option("--format", "form", type=click.Choice(["text", "md", "html", "json"]), default="text", show_default=True)
+@click.option("--format", "form", type=click.Choice(["text", "md", "html", "json", "trace"]), default="text",
+              show_default=True)  # fmt: skip
 @_REPORT_DIR
 def show_case(case: str, form: str, report_dir: Path) -> None:
     """Show a counterexample again, given its ID or file."""
     console = make_console()
     paths = find_counterexamples(case, report_dir)
-    if form == "html" and len(paths) > 1:
+    if form in ("html", "trace") and len(paths) > 1:
+        what = "page" if form == "html" else "trace"
         raise UsageError(
-            f"{case} holds {len(paths)} counterexamples, a page shows one", "give the file or the ID of one"
+            f"{case} holds {len(paths)} counterexamples, a {what} shows one", "give the file or the ID of one"
         )
     for path in paths:
         found = read_counterexample(path)
@@ -290,6 +298,8 @@ def show_case(case: str, form: str, report_dir: Path) -> None:
             click.echo(to_markdown(found, path))
         elif form == "html":
             click.echo(to_html(found, path))
+        elif form == "trace":
+            click.echo(to_trace(found), nl=False)
         else:
             show(console, found, path)
 

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 from tcverify.application import Pair, PassFailure, Subject, subject_of
 from tcverify.checks import CHECKS, Evidence
 from tcverify.errors import ExecutorError, ProgramError, TcverifyError, UnsupportedOp, UsageError
-from tcverify.execution import Comparison, Executor, Lockstep, Run, digest
+from tcverify.execution import Comparison, Executor, Exploration, Lockstep, Run, digest, explore
 from tcverify.program import Contract, NotSerialisable, Program
 from tcverify.program.finding import Doubt, Finding
 
@@ -179,6 +179,8 @@ def verification(
             evidence.runs.append(LOCKSTEP.compare_runs(baseline, after))
             if pair.again is not None:
                 evidence.again = LOCKSTEP.compare_with(baseline, pair.again)
+            if pair.changed and after.finished and "interleavings" in checks:
+                evidence.exploration = _explore(pair.rewritten, after, contract, deep)
     except UnsupportedOp as error:
         doubts.append(Doubt("unsupported-op", error.message))
     clock.lap("lockstep")
@@ -247,6 +249,11 @@ def _named(pair: Pair, findings: list[Finding], culprits: Mapping[str, str] = Ma
         title = f"{finding.title} (stage {stage})"
         named.append(replace(finding, title=title, data={**finding.data, "stage": stage}))
     return named
+
+
+def _explore(program: Program, run: Run, contract: Contract, deep: bool) -> Exploration | None:
+    """Play other orders of the streams of a program, if it is lowered: few, or on deep verification all that matter."""
+    return explore(program, reference=run, boundary=contract.boundary, inputs=contract.inputs, systematic=deep)
 
 
 def _judged(evidence: Evidence) -> bool:

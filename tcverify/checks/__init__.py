@@ -8,6 +8,7 @@ from tcverify.checks.collectives import check_collectives
 from tcverify.checks.equivalence import check_equivalence
 from tcverify.checks.evidence import Evidence
 from tcverify.checks.happens_before import check_happens_before
+from tcverify.checks.interleavings import check_interleavings
 from tcverify.checks.metadata import check_metadata
 from tcverify.checks.purity import check_purity
 from tcverify.checks.schedule import check_schedule
@@ -22,6 +23,7 @@ CHECKS: dict[str, Check] = {
     "metadata": check_metadata,
     "collectives": check_collectives,
     "happens-before": check_happens_before,
+    "interleavings": check_interleavings,
     "schedule": check_schedule,
     "equivalence": check_equivalence,
     "purity": check_purity,

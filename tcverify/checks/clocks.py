@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tcverify.checks.streams import BEGINNING
+from tcverify.checks.reading import BEGINNING
 from tcverify.program.streams import MAIN_STREAM
 
 

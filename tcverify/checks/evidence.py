@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from tcverify.application import Pair
-from tcverify.execution import Comparison
+from tcverify.execution import Comparison, Exploration
 from tcverify.program import Contract
 
 
@@ -17,6 +17,7 @@ class Evidence:
     Attributes:
         runs: comparisons of the two versions by executor, the cheapest first; empty when the rewritten program cannot run.
         again: comparison of the original with the program after a second application, when there is one.
+        exploration: what other orders of its streams showed, of a rewritten program that is lowered.
         probe: measures the conditioning of the original's outputs, by label; costly, so called only when needed.
     """
 
@@ -24,4 +25,5 @@ class Evidence:
     contract: Contract
     runs: list[Comparison] = field(default_factory=list)
     again: Comparison | None = None
+    exploration: Exploration | None = None
     probe: Callable[[], dict[str, float]] = dict

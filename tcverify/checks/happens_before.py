@@ -7,6 +7,7 @@ from nothing else. Ops run where the data flow says; see `streams` for how that 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from torch.fx.node import map_aggregate
@@ -14,8 +15,9 @@ from torch.fx.node import map_aggregate
 from tcverify.checks.clocks import Clocks
 from tcverify.checks.evidence import Evidence
 from tcverify.checks.races import Race, clocks_of, described, races_of
-from tcverify.checks.streams import BEGINNING, Issued, Reading, lowered_ranks, tokens_of
-from tcverify.execution import Run
+from tcverify.checks.reading import BEGINNING, Issued, Reading, tokens_of
+from tcverify.checks.streams import lowered_ranks
+from tcverify.execution import Exploration, Run
 from tcverify.ops import lookup
 from tcverify.program import Contract, Program, RankConstant
 from tcverify.program.finding import Doubt, Finding
@@ -25,6 +27,11 @@ CHECK = "happens-before"
 
 #: Ops that a detail shows on a stream before and after the one it is about.
 _AROUND = 3
+#: Last events of an order that a detail shows.
+_EVENTS = 12
+
+#: Most streams of a graph whose order is looked at; cost is streams times ops.
+_MOST_STREAMS = 1024
 
 
 def check_happens_before(evidence: Evidence) -> list[Finding | Doubt]:
@@ -40,6 +47,10 @@ def check_happens_before(evidence: Evidence) -> list[Finding | Doubt]:
     doubts: list[Finding | Doubt] = []
     run = evidence.runs[0].rewritten if evidence.runs else None
     for reading, ranks in lowered_ranks(rewritten):
+        streams = len({op.stream for op in reading.ops} | {op.positional_stream for op in reading.ops})
+        if streams > _MOST_STREAMS:
+            doubts.append(Doubt("unsupported-op", f"a graph on {streams} streams is not looked at for races"))
+            continue
         clocks = clocks_of(reading)
         for finding in _of_reading(reading, clocks, evidence.contract, ranks[0]):
             found.setdefault(finding.kind, finding)
@@ -50,7 +61,21 @@ def check_happens_before(evidence: Evidence) -> list[Finding | Doubt]:
             name = reading.names[reading.unknown[0]]
             sentence = f"it is not known what '{name}' reads and writes: races on its operands cannot be ruled out"
             doubts.append(Doubt("unsupported-op", sentence))
-    return list(found.values()) or doubts
+    return [_with_order(finding, evidence.exploration) for finding in found.values()] or doubts
+
+
+def _with_order(finding: Finding, exploration: Exploration | None) -> Finding:
+    """Add an order of the streams that shows what a finding says, where one was played."""
+    kinds = ("collective-order",) if finding.kind == "unordered-collectives" else ("RAW", "WAR", "WAW")
+    if exploration is None or finding.kind not in ("race", "unordered-collectives"):
+        return finding
+    seen = exploration.shown(kinds, finding.rank, finding.node)
+    if seen is None:
+        return finding
+    events = [str(event) for event in seen.events]
+    shown = [f"… {len(events) - _EVENTS} events", *events[-_EVENTS:]] if len(events) > _EVENTS else events
+    lines = [finding.detail, f"an order that shows it ({seen.order}): {seen.text}", *(f"  {line}" for line in shown)]
+    return replace(finding, detail="\n".join(lines), data={**finding.data, "order": seen.order, "events": events})
 
 
 def _of_reading(reading: Reading, clocks: Clocks, contract: Contract, rank: int) -> list[Finding]:
@@ -100,10 +125,10 @@ def _rest(streams: list[int | None]) -> str:
 def _mismatch(reading: Reading, clocks: Clocks, contract: Contract, rank: int) -> Finding | None:
     """The first anchor or op, in graph order, for which data flow and position differ."""
     found: list[tuple[int, str, str]] = []  # node, what differs, title
-    conflicting = {number for number, _, _ in reading.conflicts}
     issued = [*reading.ops]
     if reading.output is not None and contract.boundary == "strict":
         issued.append(reading.output)
+    conflicting = {number for number, _, _ in reading.conflicts}.intersection(op.number for op in issued)
     moved = next((op for op in issued if op.stream != op.positional_stream and op.number not in conflicting), None)
     if moved is not None:
         title = (

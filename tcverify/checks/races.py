@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tcverify.checks.clocks import Clocks
-from tcverify.checks.streams import BEGINNING, Issued, Reading
+from tcverify.checks.reading import BEGINNING, Issued, Reading
 from tcverify.program import Contract
 from tcverify.program.streams import MAIN_STREAM
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tcverify.checks.streams import BEGINNING, Issued, Reading, reading_of, seconds, tokens_of
+from tcverify.checks.reading import BEGINNING, Issued, Reading, seconds, tokens_of
+from tcverify.checks.streams import reading_of
 from tcverify.program import Program
 
 

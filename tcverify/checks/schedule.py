@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch import fx
+
 from tcverify.checks.evidence import Evidence
+from tcverify.checks.reading import Reading, seconds
 from tcverify.checks.replay import Replay, replay_reading
-from tcverify.checks.streams import Reading, lowered_ranks, seconds
-from tcverify.ops import TensorSpec
+from tcverify.checks.streams import lowered_ranks
+from tcverify.ops import TensorSpec, qualified_name
 from tcverify.program import Program
 from tcverify.program.finding import Doubt, Finding
 from tcverify.program.graph import map_structure
@@ -89,7 +92,7 @@ def _costs(original: Program, rewritten: Program, reading: Reading, rank: int) -
             what = f"is {said}, which is no time" if said is not None else "is missing"
             return _wrong(f"meta['cost_s'] of '{op.name}' {what}", "", op.name, rank)
         # An earlier stage may have changed what the op works on, and with it its cost.
-        if same is None or same.target != node.target or not _same_shape(same.meta.get("val"), node.meta.get("val")):
+        if same is None or not _same_work(same, node):
             continue
         given = seconds(same.meta["cost_s"])
         if given is not None and op.cost_s != max(LEAST_COST_S, given):
@@ -99,11 +102,16 @@ def _costs(original: Program, rewritten: Program, reading: Reading, rank: int) -
     return None
 
 
-def _same_shape(first: Any, second: Any) -> bool:
+def _same_work(first: fx.Node, second: fx.Node) -> bool:
+    """Whether two nodes call one op for results of one shape, as far as is recorded."""
+
     def shape(spec: Any) -> Any:
         return (spec.shape, spec.dtype) if isinstance(spec, TensorSpec) else spec
 
-    return first is None or second is None or bool(map_structure(shape, first) == map_structure(shape, second))
+    if first.op != second.op or qualified_name(first.target) != qualified_name(second.target):
+        return False
+    before, after = first.meta.get("val"), second.meta.get("val")
+    return before is None or after is None or bool(map_structure(shape, before) == map_structure(shape, after))
 
 
 def _times(declared: dict[str, float], real: Replay, output: str | None, rank: int) -> Finding | None:

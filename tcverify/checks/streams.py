@@ -7,15 +7,14 @@ that was dispatched last. Well-formed graphs read alike both ways.
 
 from __future__ import annotations
 
-import math
 import weakref
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from torch import fx
 from torch.fx.node import map_aggregate
 
+from tcverify.checks.reading import BEGINNING, Issued, Reading, Recorded, Waiting, seconds, tokens_of
 from tcverify.checks.storage import Memory, memory_of
 from tcverify.ops import lookup
 from tcverify.program import Program, RankConstant
@@ -23,89 +22,6 @@ from tcverify.program.streams import MAIN_STREAM
 
 WAIT = "tensor_cast::_internal_wait_and_bind"
 RECORD = "tensor_cast::_internal_record"
-
-#: Stands for an op in what an op waits for: the beginning of the graph, before every op.
-BEGINNING = -1
-
-
-@dataclass(slots=True)
-class Issued:
-    """A work op, or the output node, as the host issues it.
-
-    Ops are named by their index in `Reading.ops`; nodes by their number in graph order.
-
-    Attributes:
-        number, name, op: the node, and its op by qualified name.
-        resources: what it keeps busy, of "compute" and "comm".
-        collective: whether it communicates.
-        cost_s: seconds that it takes, None where the node does not say.
-        stream, after: by data flow, the stream it runs on and the ops whose tokens it waits for.
-        positional_stream, positional_after: the same by position.
-        gates: the waits that stand directly on its operands.
-        reads: (storage, node through which it reads it, anchors left out).
-        writes: storages, of earlier values and of its own results.
-    """
-
-    number: int
-    name: str
-    op: str
-    resources: tuple[str, ...]
-    collective: bool
-    cost_s: float | None
-    gates: tuple[int, ...]
-    reads: tuple[tuple[int, int], ...]
-    writes: tuple[int, ...]
-    stream: int = MAIN_STREAM
-    after: tuple[int, ...] = ()
-    positional_stream: int = MAIN_STREAM
-    positional_after: tuple[int, ...] = ()
-
-
-@dataclass(slots=True)
-class Recorded:
-    """A record: its stream, and the op that its token completes, by data flow and by position."""
-
-    number: int
-    stream: int
-    op: int
-    positional_op: int
-
-
-@dataclass(slots=True)
-class Waiting:
-    """A wait: its stream, the records (by node number) whose tokens it names, and the wait whose result it gates, if any."""
-
-    number: int
-    stream: int
-    records: tuple[int, ...]
-    inner: int | None
-
-
-@dataclass(slots=True)
-class Reading:
-    """What one rank's graph does on streams. Holds no nodes, so that it can be kept as long as the graph lives.
-
-    Attributes:
-        names: of all nodes, in graph order.
-        ops: the work ops, in the order in which they are issued.
-        output: the output node as a reader.
-        inputs: storage → name of the input that it belongs to.
-        conflicts: (node number, the streams that its anchors name, the anchors); a stream is None where it is no number.
-        unknown: nodes of which it is not known what they read and write.
-        schedule: what the output node declares, whatever it is.
-        lowered: whether the graph has anchors.
-    """
-
-    names: list[str] = field(default_factory=list)
-    ops: list[Issued] = field(default_factory=list)
-    output: Issued | None = None
-    records: dict[int, Recorded] = field(default_factory=dict)
-    waits: dict[int, Waiting] = field(default_factory=dict)
-    inputs: dict[int, str] = field(default_factory=dict)
-    conflicts: list[tuple[int, list[int | None], list[int]]] = field(default_factory=list)
-    unknown: list[int] = field(default_factory=list)
-    schedule: Any = None
-    lowered: bool = False
 
 
 def is_lowered(graph: fx.Graph) -> bool:
@@ -178,7 +94,9 @@ class _Reader:
         self._numbers: dict[fx.Node, int] = {}
         self._producer: list[int] = []  # by node number: the op that made its value
         self._base: list[int] = []  # by node number: the value that a chain of waits gates
-        self._copies: dict[int, tuple[tuple[int, int], ...]] = {}  # storage of a wait's result -> what reading it reads
+        self._copies: dict[
+            int, int
+        ] = {}  # storage of a wait's result, while nobody has written it -> the node it copies
         self._pending: list[Waiting] = []
         self._expects_record: Issued | None = None  # what was dispatched last, if nothing has bound it yet
         self._marks: list[list[int]] = []  # by op: its records by data flow
@@ -244,10 +162,7 @@ class _Reader:
             if at in self._reading.waits:
                 gates.append(at)
             if at not in self._reading.records:
-                for storage in memory.holds[at]:
-                    reads.setdefault(storage, self._base[at])
-                    for copied, base in self._copies.get(storage, ()):
-                        reads.setdefault(copied, base)
+                self._read(at, reads)
         output = node.op == "output"
         own = () if output else tuple(s for s in memory.holds[number] if s not in reads)
         writes = tuple(dict.fromkeys(memory.writes[number] + own))
@@ -276,6 +191,17 @@ class _Reader:
             self._expects_record = issued
         return issued
 
+    def _read(self, number: int, reads: dict[int, int]) -> None:
+        """Add what is read by reading a node: a wait's result is read where it is used, and so is what it copies."""
+        todo = [number]
+        while todo:
+            at = todo.pop()
+            for storage in self._memory.holds[at]:
+                if storage not in reads:
+                    reads[storage] = self._base[at]
+                    if storage in self._copies:
+                        todo.append(self._copies[storage])
+
     def _wait(self, number: int, node: fx.Node) -> None:
         reading = self._reading
         value, deps = _argument(node, 0, "x"), _argument(node, 2, "deps")
@@ -293,13 +219,7 @@ class _Reader:
             at = self._numbers[value]
             self._producer[number], self._base[number] = self._producer[at], self._base[at]
             inner = at if at in reading.waits else None
-            read: dict[int, int] = {}
-            for storage in self._memory.holds[at]:
-                read.setdefault(storage, self._base[at])
-                for copied, base in self._copies.get(storage, ()):
-                    read.setdefault(copied, base)
-            for storage in self._memory.holds[number]:
-                self._copies[storage] = tuple(read.items())
+            self._copies.update(dict.fromkeys(self._memory.holds[number], at))
         waiting = reading.waits[number] = Waiting(number, stream, tuple(dict.fromkeys(records)), inner)
         self._pending.append(waiting)
         self._expects_record = None
@@ -341,42 +261,8 @@ class _Reader:
             reading.conflicts.append((op.number, named, [*op.gates, *marks]))
 
 
-def tokens_of(reading: Reading, op: Issued) -> list[tuple[int, int]]:
-    """Return (record, wait that names it) for every token that binds an op by data flow, by their node numbers."""
-    found: dict[tuple[int, int], None] = {}
-    for gate in op.gates:
-        at: int | None = gate
-        while at is not None:
-            waiting = reading.waits[at]
-            found.update(dict.fromkeys((record, waiting.number) for record in waiting.records))
-            at = waiting.inner
-    return list(found)
-
-
 def _argument(node: fx.Node, position: int, name: str) -> Any:
     return node.args[position] if len(node.args) > position else node.kwargs.get(name)
 
 
-def seconds(value: Any) -> float | None:
-    """Return a time as metadata has it, None where it is none: no number, not finite, too large, negative."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return None
-    try:
-        time = float(value)
-    except OverflowError:  # a whole number larger than any float
-        return None
-    return time if math.isfinite(time) and time >= 0 else None
-
-
-__all__ = [
-    "BEGINNING",
-    "Issued",
-    "Reading",
-    "Recorded",
-    "Waiting",
-    "is_lowered",
-    "lowered_ranks",
-    "reading_of",
-    "seconds",
-    "tokens_of",
-]
+__all__ = ["is_lowered", "lowered_ranks", "reading_of"]

@@ -2,22 +2,29 @@
 
 from tcverify.execution.compare import Delta, compare_ranks, digest
 from tcverify.execution.executor import Comparison, Executor, Hang, Run, Wait
+from tcverify.execution.exploration import Exploration, Order, explore
 from tcverify.execution.interpreter import Call, NodeError, RankResult
 from tcverify.execution.lockstep import Lockstep
 from tcverify.execution.pool import ProcessGroupPool
+from tcverify.execution.streams import Event, Observation
 
 __all__ = [
     "Call",
     "Comparison",
     "Delta",
+    "Event",
     "Executor",
+    "Exploration",
     "Hang",
     "Lockstep",
     "NodeError",
+    "Observation",
+    "Order",
     "ProcessGroupPool",
     "RankResult",
     "Run",
     "Wait",
     "compare_ranks",
     "digest",
+    "explore",
 ]

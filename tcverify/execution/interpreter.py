@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch.fx.node import map_aggregate
@@ -22,6 +22,9 @@ from tcverify.ops import Collective, Request
 from tcverify.program import InputSpec, Mesh
 from tcverify.program.graph import RankConstant, Slot, constant_value
 from tcverify.program.inputs import Sources, prepare
+
+#: Is told of a step, its arguments and its result; returns what is to stand for the result.
+Watch: TypeAlias = Callable[[Step, list[Any], dict[str, Any], Any], Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +105,7 @@ def run_rank(
     *,
     observe: bool = False,
     perturb: Callable[[torch.Tensor], torch.Tensor] | None = None,
+    watch: Watch | None = None,
     domain: Float64 = FLOAT64,
     result: RankResult | None = None,
 ) -> Generator[tuple[str, Request], torch.Tensor, RankResult]:
@@ -111,6 +115,7 @@ def run_rank(
         inputs: values of the placeholders; the graph may write into them.
         observe: keep every node's value in the result.
         perturb: changes the result of every op that returns a fresh tensor; for the conditioning probe.
+        watch: is told of every step, in order, and may put another value in the place of its result.
         result: is filled in as the rank goes on, so that it says how far a rank came that never ends.
 
     Returns:
@@ -131,14 +136,7 @@ def run_rank(
         return constant_value(leaf, constants) if isinstance(leaf, RankConstant) else leaf
 
     for step in plan.steps:
-        kwargs = step.kwargs
-        if step.nested:
-            args = [map_aggregate(a, fill) for a in step.args]
-            kwargs = dict(map_aggregate(kwargs, fill))
-        else:
-            args = step.args.copy()
-            for position, slot in step.slots:
-                args[position] = values[slot]
+        args, kwargs = arguments(step, values, fill)
         try:
             if step.op.collective:
                 value = yield from _collective(step, rank, args, kwargs, result)
@@ -153,6 +151,8 @@ def run_rank(
             value = domain.carry(value)
         if perturb is not None and not step.op.aliases:
             value = pytree.tree_map_only(torch.Tensor, perturb, value)
+        if watch is not None:
+            value = watch(step, args, kwargs, value)
         values.append(value)
         if result.values is not None:
             result.values[step.name] = pytree.tree_map_only(torch.Tensor, torch.clone, value)
@@ -162,6 +162,21 @@ def run_rank(
     result.outputs, result.structure = flat, str(tree)
     result.inputs, result.input_names, result.mutates = carried, plan.placeholders, plan.mutates
     return result
+
+
+def arguments(step: Step, values: list[Any], fill: Callable[[Any], Any]) -> tuple[list[Any], dict[str, Any]]:
+    """Return the arguments of a step.
+
+    Args:
+        values: of the slots.
+        fill: turns a slot or a rank constant into its value, and leaves all else as it is.
+    """
+    if step.nested:
+        return [map_aggregate(a, fill) for a in step.args], dict(map_aggregate(step.kwargs, fill))
+    args = step.args.copy()
+    for position, slot in step.slots:
+        args[position] = values[slot]
+    return args, step.kwargs
 
 
 def _collective(

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
+from tcverify.arithmetic import FLOAT64
 from tcverify.arithmetic.float64 import PERTURBATION
 from tcverify.execution.compare import compare_ranks
 from tcverify.execution.executor import Comparison, Hang, Run, Wait
-from tcverify.execution.interpreter import Call, NodeError, RankResult, rank_inputs, run_rank
+from tcverify.execution.interpreter import Call, NodeError, RankResult, Watch, rank_inputs, run_rank
 from tcverify.execution.plan import check_supported, plans_of
 from tcverify.ops import Request, complete, mismatch
 from tcverify.program import Program
@@ -138,7 +139,18 @@ class _Matcher:
         return Hang(waits, cycle, None if cycle else rank)
 
 
-def _execute(program: Program, observe: bool, perturbation: _Perturbation | None) -> Run:
+#: Makes what watches a rank, from its number and its inputs as the domain carries them.
+Watcher: TypeAlias = Callable[[int, list[torch.Tensor]], Watch]
+
+
+def run_watched(program: Program, watcher: Watcher) -> Run:
+    """Run a program and let every step of every rank be watched. Raises as `Executor.run` does."""
+    return _execute(program, False, None, watcher)
+
+
+def _execute(
+    program: Program, observe: bool, perturbation: _Perturbation | None, watcher: Watcher | None = None
+) -> Run:
     plans = plans_of(program)
     sources = program.sources
     check_supported(plans)
@@ -148,8 +160,14 @@ def _execute(program: Program, observe: bool, perturbation: _Perturbation | None
         perturb: Callable[[torch.Tensor], torch.Tensor] | None = perturbation
         plan, result = plans[binding.graph], run.ranks[rank]
         inputs = rank_inputs(plan, rank, sources)
+        watch: Watch | None = None
+        if watcher is not None:
+            inputs = [FLOAT64.carry(value).clone() for value in inputs]  # of its own: kept ones are shared
+            watch = watcher(rank, list(inputs))
         generators.append(
-            run_rank(plan, rank, binding.constants, inputs, observe=observe, perturb=perturb, result=result)
+            run_rank(
+                plan, rank, binding.constants, inputs, observe=observe, perturb=perturb, watch=watch, result=result
+            )
         )
     matcher = _Matcher()
     runnable: deque[tuple[int, Any]] = deque((rank, None) for rank in range(program.world_size))

@@ -153,7 +153,7 @@ def _add_like(x: Tensor, residual: Tensor) -> Tensor:
 # --------------------------------------------------------------------------------------------- identities and anchors
 
 
-def fresh(x: Tensor, *_: Any, **named: Any) -> Tensor:
+def fresh(x: Tensor, *_: Any, **__: Any) -> Tensor:
     return x.clone()
 
 

@@ -152,6 +152,10 @@ class Multistream(Pass):
         """What a work node keeps busy."""
         return lookup(node.target).resources
 
+    def busy(self, op: WorkOp) -> Sequence[str]:
+        """The resources that the schedule gives to an op alone."""
+        return op.resources
+
     def edges(self, parts: StreamGraph) -> list[Edge]:
         """The orders that the schedule keeps."""
         return list(edges_of(parts))
@@ -179,7 +183,7 @@ class Multistream(Pass):
         refusal = NotLowered("it does nothing")
         for order in self.orders(parts, before):
             try:
-                found = list_schedule(order, before, allowed, self.overhead_s(), synchronised, join)
+                found = list_schedule(order, before, allowed, self.busy, self.overhead_s(), synchronised, join)
             except NotLowered as why:
                 refusal = why
                 continue

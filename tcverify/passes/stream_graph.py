@@ -139,7 +139,11 @@ def infer_specs(graph: fx.Graph, *, trust: bool = False) -> dict[fx.Node, Any]:
     count = itertools.count()
     numbers: dict[int, int] = {}
 
-    def described(tensor: torch.Tensor) -> TensorSpec:
+    def described(tensor: Any) -> Any:
+        if isinstance(tensor, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            raise NotLowered("an input is symbolic")
+        if not isinstance(tensor, torch.Tensor):
+            return tensor
         if not _is_concrete(tensor):
             raise NotLowered("a shape is symbolic or a tensor is not strided")
         storage = tensor.untyped_storage()._cdata
@@ -158,7 +162,7 @@ def infer_specs(graph: fx.Graph, *, trust: bool = False) -> dict[fx.Node, Any]:
             value = node.meta.get("val") if node.op == "placeholder" else _attribute(graph, str(node.target))
             if value is None:
                 raise NotLowered(f"nothing is known of '{node.name}'")
-            specs[node] = map_structure(lambda leaf: described(leaf) if isinstance(leaf, torch.Tensor) else leaf, value)
+            specs[node] = map_structure(described, value)
             continue
         if node.op != "call_function":
             raise NotLowered(f"'{node.name}' is a {node.op}")
@@ -220,7 +224,8 @@ def is_host(node: fx.Node, specs: Specs) -> bool:
     Raises:
         NotLowered: it is neither a view nor an op with results of its own.
     """
-    if node.target is operator.getitem and isinstance(specs[node.args[0]], (tuple, list)):  # type: ignore[index]
+    source = node.args[0] if node.target is operator.getitem else None
+    if isinstance(source, fx.Node) and isinstance(specs[source], (tuple, list)):
         return True
     if mutated_operands(node):
         return False

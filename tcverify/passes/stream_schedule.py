@@ -204,6 +204,7 @@ def list_schedule(
     order: Sequence[WorkOp],
     before: Sequence[Sequence[int]],
     allowed: Callable[[WorkOp, Mapping[int, Placed]], Sequence[int]],
+    busy: Callable[[WorkOp], Sequence[str]],
     overhead_s: float,
     synchronised: Sequence[Sequence[int]] | None = None,
     join: Sequence[int] = (),
@@ -212,8 +213,10 @@ def list_schedule(
 
     Args:
         before: for each op, by number, the ops that it follows.
-        allowed: the streams on which an op may run, given where the ops before it run; of streams on which it would end at
-            the same time, the first is taken.
+        allowed: the streams on which an op may run, given where the ops before it run. Of streams on which it would end at
+            the same time, the first is taken; but where synchronisation is free, the one that has been idle longest, since
+            what the model says is exclusive may overlap in part on a real device.
+        busy: the resources that an op keeps to itself while it runs.
         synchronised: of `before`, those that are made sure of by tokens; all of them unless given.
         join: ops that the output follows, which is read on the main stream.
 
@@ -225,8 +228,8 @@ def list_schedule(
         streams = allowed(op, made.placed)
         wanted = made.latest_first((before if synchronised is None else synchronised)[op.index])
         best: Placed | None = None
-        for stream in streams:
-            start = made.start(op, stream, before[op.index])
+        for stream in streams if overhead_s else made.longest_idle(streams):
+            start = made.start(stream, busy(op), before[op.index])
             if best is not None and start + op.cost_s >= best.end_s:
                 continue
             tokens = made.clocks.missing(stream, wanted)
@@ -234,7 +237,7 @@ def list_schedule(
                 best = Placed(op, stream, start, start + op.cost_s, tokens)
         if best is None:
             raise NotLowered(f"'{op.node.name}' has no operand that could wait for what it must follow")
-        made.issue(best)
+        made.issue(best, busy(op))
     placed = tuple(made.placed.values())
     serial = 0.0
     for op in order:
@@ -269,24 +272,28 @@ class _Timeline:
         """The ops in reverse order of issue: a later one may make sure of an earlier one, never the other way round."""
         return sorted(ops, key=self._issued.__getitem__, reverse=True)
 
-    def start(self, op: WorkOp, stream: int, before: Sequence[int]) -> float:
-        """When `op` could start on `stream`, in seconds."""
+    def longest_idle(self, streams: Sequence[int]) -> list[int]:
+        """The streams, the one first whose last op ended first."""
+        return sorted(streams, key=lambda stream: self._streams.get(stream, 0.0))
+
+    def start(self, stream: int, busy: Sequence[str], before: Sequence[int]) -> float:
+        """When an op could start on `stream`, in seconds."""
         start = self._streams.get(stream, 0.0)
-        for resource in op.resources:
+        for resource in busy:
             start = max(start, self._resources.get(resource, 0.0))
         for first in before:
             other = self.placed[first]
             start = max(start, other.end_s if other.stream == stream else other.end_s + self._overhead_s)
         return start
 
-    def issue(self, placed: Placed) -> None:
+    def issue(self, placed: Placed, busy: Sequence[str]) -> None:
         """Put the op behind those that have been placed."""
         index = placed.op.index
         self.clocks.issue(index, placed.stream, placed.tokens)
         self._issued[index] = len(self.placed)
         self.placed[index] = placed
         self._streams[placed.stream] = placed.end_s
-        for resource in placed.op.resources:
+        for resource in busy:
             self._resources[resource] = placed.end_s
 
 

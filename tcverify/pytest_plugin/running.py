@@ -34,6 +34,7 @@ from tcverify.report.html import HtmlReport
 from tcverify.report.plain import count, error_text, plain
 from tcverify.report.script import ScriptReport
 from tcverify.report.terminal import show
+from tcverify.report.trace import TraceReport
 
 
 def run_case(case: Case, nodeid: str, options: Options, session: Session) -> tuple[Outcome, Item]:
@@ -69,8 +70,8 @@ def run_case(case: Case, nodeid: str, options: Options, session: Session) -> tup
                 shrink_time=case.shrink_time,
             )
             earlier = {known.id for known in Failures(state_dir, subject.facts, plan.mesh)}
-            page = HtmlReport(options.report_dir, notes.append)
-            subscribers: list[Subscriber] = [ScriptReport(options.report_dir), page, note]
+            page, trace = HtmlReport(options.report_dir, notes.append), TraceReport(options.report_dir, notes.append)
+            subscribers: list[Subscriber] = [ScriptReport(options.report_dir), page, trace, note]
             finished = Campaign(subject, plan, session.executor(case), subscribers).run()
             with contextlib.suppress(OSError):
                 state_dir.rmdir()  # when it is empty

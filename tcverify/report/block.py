@@ -11,6 +11,7 @@ from tcverify.diagnosis import Diagnosis, diagnose
 from tcverify.program import KINDS
 from tcverify.report.listing import Line, difference, graph_lines, input_lines
 from tcverify.report.plain import count, plain, plain_lines
+from tcverify.report.timetable import time_line, timetables
 
 #: Longest detail and longest graph that are shown, in lines; files hold them whole.
 MAX_DETAIL_LINES = 24
@@ -32,6 +33,8 @@ class Block:
         headline: kind, pass, ranks, id.
         title: the cause in one line.
         detail: what follows it.
+        times: one line about the streams of a rewritten graph and its times; none where it has no streams
+            or no times.
         divergence: the first value that the original does not explain, and how it relates to the original's; or "".
         literal: whether the detail is a traceback or a log, whose lines are better left as they are.
         program: one line about mesh, size and seed.
@@ -50,6 +53,7 @@ class Block:
     headline: str
     title: str
     detail: list[str]
+    times: list[str]
     divergence: str
     literal: bool
     program: str
@@ -91,6 +95,7 @@ def make_block(case: Counterexample, path: Path | None, diagnosis: Diagnosis | N
         headline=plain(f"{finding.kind}: {KINDS.get(finding.kind, finding.check)}"),
         title=title,
         detail=[] if plain(finding.detail) in title else _shorten(plain_lines(finding.detail), MAX_DETAIL_LINES),
+        times=_times(case, rank),
         divergence=plain(str(diagnosis.first)) if diagnosis.first is not None else "",
         literal=finding.check == "application",
         program=f"{program.mesh}; {count(program.size, 'node')}{shrunk}; seed {program.seed}",
@@ -105,6 +110,12 @@ def make_block(case: Counterexample, path: Path | None, diagnosis: Diagnosis | N
         footer=plain(f"found by {finding.check} {where}; {versions}"),
         reproduce=_commands(case, path) if path is not None else [],
     )
+
+
+def _times(case: Counterexample, rank: int) -> list[str]:
+    found = timetables(case, rank)
+    line = time_line(found[1]) if found is not None else ""
+    return [plain(f"streams of rank {rank}: {line}")] if line else []
 
 
 def _blamed(case: Counterexample, diagnosis: Diagnosis) -> str | None:

@@ -15,7 +15,7 @@ from tcverify.campaign import Event, FindingFound
 from tcverify.counterexample import FILE_NAME, Counterexample, write_atomically
 from tcverify.report.html_layout import BOX_HEIGHT
 from tcverify.report.html_page import make_page
-from tcverify.report.html_streams import BAR, WIDTH
+from tcverify.report.html_streams import BAR
 
 REPORT_NAME = "report.html"
 
@@ -36,7 +36,6 @@ def to_html(case: Counterexample, path: Path | None) -> str:
         digest=digest,
         box_height=BOX_HEIGHT,
         bar=BAR,
-        width=WIDTH,
     )
 
 

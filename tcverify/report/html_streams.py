@@ -16,19 +16,24 @@ from tcverify.program.streams import MAIN_STREAM
 from tcverify.report.plain import count, plain
 from tcverify.report.timetable import Scheduled, Timetable, marked_ops, microseconds, time_facts, timetables
 
-#: Bars that a chart has at most, and rows of the table below it.
-MAX_BARS = 240
+#: Graphs of so many ops are drawn whole, and so many ops of longer ones.
+MAX_WHOLE = 120
+MAX_BARS = 80
+#: Rows of the table below.
 MAX_ROWS = 240
 #: Arrows that a chart has at most.
 MAX_LINKS = 400
 
-WIDTH = 1000.0
+#: Of the drawing: the least, what a bar should have, and the most.
+WIDTH, ROOM, MAX_WIDTH = 1000.0, 36.0, 1900.0
 #: Left of the lanes, for their names; and right of them, for what stands at the last bar.
 GUTTER, MARGIN = 118.0, 26.0
 LANE, BAR = 48.0, 26.0
 CAPTION, AXIS, BETWEEN = 30.0, 30.0, 26.0
+#: Height of a label.
+PIN = 16.0
 #: Width of a character, in a bar and in the label above one.
-CHARACTER = 6.7
+CHARACTER = 7.3
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +45,7 @@ class Bar:
         text: its name, as far as that fits.
         title: everything about it, in one line.
         mark: "first", "second" or "finding" where the finding is about it, else "".
-        pin: left edge and width of the label that says so.
+        pin: the label that says so.
     """
 
     x: float
@@ -50,7 +55,17 @@ class Bar:
     text: str
     title: str
     mark: str
-    pin: tuple[float, float]
+    pin: Pin | None
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """The label above or below an op that the finding is about."""
+
+    x: float
+    y: float
+    width: float
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +126,7 @@ class Schedule:
     """
 
     rank: int
+    width: float
     height: float
     charts: tuple[Chart, ...]
     facts: tuple[tuple[str, str], ...]
@@ -130,6 +146,7 @@ class _Window:
     ops: tuple[Scheduled, ...]
     origin: float
     scale: float
+    width: float
 
     def x(self, time: float) -> float:
         return GUTTER + (time - self.origin) * self.scale
@@ -147,11 +164,12 @@ def draw_schedule(case: Counterexample, rank: int) -> Schedule | None:
     tables = [("Before the pass", before, [op for op in before.ops if op.node in names])] if before is not None else []
     tables.append(("After the pass", after, chosen))
     span = max((_span(ops)[1] - _span(ops)[0] for _, _, ops in tables), default=0.0) or 1.0
-    scale = (WIDTH - GUTTER - MARGIN) / span
+    width = min(max(WIDTH, GUTTER + MARGIN + ROOM * len(chosen)), MAX_WIDTH)
+    scale = (width - GUTTER - MARGIN) / span
     charts = []
     top = 0.0
     for caption, table, ops in tables:
-        window = _Window(tuple(ops), _span(ops)[0], scale)
+        window = _Window(tuple(ops), _span(ops)[0], scale, width)
         late = table is after
         drawn = _chart(caption, table, window, top, marks if late else {}, case.finding if late else None)
         charts.append(drawn)
@@ -161,6 +179,7 @@ def draw_schedule(case: Counterexample, rank: int) -> Schedule | None:
     rows = _rows(after, chosen[:MAX_ROWS], marks)
     return Schedule(
         rank=rank,
+        width=width,
         height=top - BETWEEN,
         charts=tuple(charts),
         facts=tuple(time_facts(after)),
@@ -176,7 +195,7 @@ def draw_schedule(case: Counterexample, rank: int) -> Schedule | None:
 
 def _chosen(table: Timetable, marks: Mapping[str, str]) -> list[Scheduled]:
     """All ops, or those around the ones that the finding is about."""
-    if len(table.ops) <= MAX_BARS:
+    if len(table.ops) <= MAX_WHOLE:
         return list(table.ops)
     marked = [i for i, op in enumerate(table.ops) if op.node in marks]
     if not marked:
@@ -209,12 +228,15 @@ def _chart(
 ) -> Chart:
     first = top + CAPTION
     lanes = {stream: first + i * LANE + (LANE - BAR) for i, stream in enumerate(table.streams)}
-    bottom = first + len(lanes) * LANE + 6
-    bars = tuple(_bar(op, table, window, lanes[op.stream], marks) for op in window.ops)
+    # Labels stand above their bars, and those of the last lane below: between lanes they would hide arrows.
+    lowest = table.streams[-1] if len(lanes) > 1 else None
+    bars = tuple(_bar(op, table, window, lanes[op.stream], marks, op.stream == lowest) for op in window.ops)
+    below = any(op.stream == lowest and op.node in marks for op in window.ops)
+    bottom = first + len(lanes) * LANE + 6 + (PIN + 4 if below else 0)
     end = window.x(table.join) if _span(window.ops)[1] >= table.join >= window.origin else None
     links = _links(table, window, lanes, end)
     missing = _missing(table, window, lanes, finding, end) if finding is not None else None
-    joins = any(arrow.target == table.output for arrow in table.arrows) or (missing is not None and _of_output(finding))
+    joins = table.output in {*(arrow.target for arrow in table.arrows), *marks}
     length = microseconds(table.end) if table.timed else f"{table.end:.0f} steps"
     return Chart(
         caption=f"{caption}: {length}",
@@ -228,14 +250,18 @@ def _chart(
     )
 
 
-def _bar(op: Scheduled, table: Timetable, window: _Window, y: float, marks: Mapping[str, str]) -> Bar:
+def _bar(op: Scheduled, table: Timetable, window: _Window, y: float, marks: Mapping[str, str], low: bool) -> Bar:
     x = window.x(op.start)
-    width = max(1.5, (op.end - op.start) * window.scale - 1)  # a gap tells neighbours apart
+    width = max(1.5, (op.end - op.start) * window.scale - 2)  # a gap tells neighbours apart
     kind = "both" if len(op.resources) > 1 else "comm" if "comm" in op.resources else "compute"
     mark = marks.get(op.node, "")
-    pin_width = CHARACTER * (len(mark) + 2) + 6
-    pin = min(max(GUTTER, x + width / 2 - pin_width / 2), WIDTH - pin_width)
-    return Bar(x, y, width, kind, _fit(op.node, width), plain(_told(op, table)), mark, (pin, pin_width))
+    pin = None
+    if mark:
+        label = f"{'▲' if low else '▼'} {mark}: {plain(op.node)[:40]}"
+        size = CHARACTER * len(label) + 8
+        left = min(max(GUTTER, x + width / 2 - size / 2), window.width - size)
+        pin = Pin(left, y + BAR + 4 if low else y - PIN - 2, size, label)
+    return Bar(x, y, width, kind, _fit(op.node, width), plain(_told(op, table)), mark, pin)
 
 
 def _told(op: Scheduled, table: Timetable) -> str:
@@ -247,7 +273,7 @@ def _told(op: Scheduled, table: Timetable) -> str:
 
 
 def _fit(name: str, width: float) -> str:
-    room = int((width - 8) / CHARACTER)
+    room = int((width - 5) / CHARACTER)
     text = plain(name)
     if len(text) <= room:
         return text
@@ -278,10 +304,6 @@ def _links(table: Timetable, window: _Window, lanes: Mapping[int, float], end: f
     return links
 
 
-def _of_output(finding: Finding | None) -> bool:
-    return finding is not None and finding.kind == "race" and finding.data.get("second") is None
-
-
 def _missing(
     table: Timetable, window: _Window, lanes: Mapping[int, float], finding: Finding, end: float | None
 ) -> Link | None:
@@ -289,15 +311,11 @@ def _missing(
     if finding.kind not in ("race", "unordered-collectives"):
         return None
     drawn = {op.node: op for op in window.ops}
-    first, second = finding.data.get("first"), finding.data.get("second")
-    source, target = drawn.get(str(first)), drawn.get(str(second))
-    if source is None:
-        return None
-    if target is None and not _of_output(finding):
-        return None
+    first, second = str(finding.data.get("first")), str(finding.data.get("second"))
+    source, target = drawn.get(first), drawn.get(second)
+    x = window.x(target.start) if target is not None else end if second == table.output else None
     stream = target.stream if target is not None else MAIN_STREAM
-    x = window.x(target.start) if target is not None else end
-    if x is None or stream == source.stream:
+    if source is None or x is None or stream == source.stream:
         return None
     what = f"'{second}'" if target is not None else "the output"
     path = _curve(window.x(source.end) - 2, lanes[source.stream], x + 2, lanes[stream])
@@ -307,9 +325,11 @@ def _missing(
 def _ticks(window: _Window, timed: bool) -> tuple[tuple[float, str], ...]:
     """Round numbers of µs (or steps), about ten over the width of the drawing."""
     factor = 1e6 if timed else 1.0
-    whole = (WIDTH - GUTTER - MARGIN) / window.scale * factor / 10
+    whole = (window.width - GUTTER - MARGIN) / window.scale * factor / 10
     size = 10.0 ** math.floor(math.log10(whole)) if whole > 0 and math.isfinite(whole) else 1.0
     step = next(size * m for m in (1, 2, 5, 10) if size * m >= whole * 0.999)
+    if not timed:
+        step = max(1.0, step)
     low, high = window.origin * factor, _span(window.ops)[1] * factor
     first = math.ceil(low / step - 1e-9)
     numbers = range(first, first + 12)
@@ -331,4 +351,4 @@ def _rows(table: Timetable, ops: Sequence[Scheduled], marks: Mapping[str, str]) 
     return tuple(rows)
 
 
-__all__ = ["BAR", "GUTTER", "WIDTH", "Bar", "Chart", "Lane", "Link", "Schedule", "draw_schedule"]
+__all__ = ["BAR", "Bar", "Chart", "Lane", "Link", "Pin", "Schedule", "draw_schedule"]

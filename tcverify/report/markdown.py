@@ -16,6 +16,8 @@ def to_markdown(case: Counterexample, path: Path | None) -> str:
     """
     block = make_block(case, path)
     parts = [f"## Case {case.id}", "", _fence([f"{block.name}: {block.headline}", block.title, *block.detail])]
+    if block.times:
+        parts += ["", "### Streams", "", _fence(block.times)]
     if block.divergence:
         parts += ["", "### First divergence", "", _fence([block.divergence])]
     parts += ["", "### Program", "", _fence([block.program, *block.inputs])]

@@ -214,6 +214,8 @@ def show(console: Console, case: Counterexample, path: Path | None) -> None:
             exactly(f"  {text}")
         else:
             line(f"  {text}")
+    for text in block.times:
+        line(text)
     if block.divergence:
         line(f"first divergence: {block.divergence}")
     line()

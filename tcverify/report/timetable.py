@@ -7,8 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from tcverify.checks.reading import seconds
 from tcverify.checks.replay import Arrow, ReplayedOp, replay
 from tcverify.checks.streams import is_lowered
+from tcverify.cost import MIN_COST_S
 from tcverify.counterexample import Counterexample
 from tcverify.program import Program
 from tcverify.program.finding import Finding
@@ -37,6 +39,7 @@ class Timetable:
         arrows: from records to the waits that name their tokens.
         output: name of the output node.
         join: when the output can be read: behind everything on stream 0 and behind what its waits name.
+        lowered: whether the graph has anchors.
         timed: whether times are seconds.
         roles: stream → what it is for, in words.
         declared, replayed, serial, critical_path, exposed: seconds, where they are known.
@@ -46,6 +49,7 @@ class Timetable:
     arrows: tuple[Arrow, ...]
     output: str
     join: float
+    lowered: bool
     timed: bool
     roles: Mapping[int, str]
     declared: float | None = None
@@ -76,44 +80,46 @@ def lowered_ranks(case: Counterexample) -> list[int]:
 def timetables(case: Counterexample, rank: int) -> tuple[Timetable | None, Timetable] | None:
     """Return when a rank runs its ops before and after the pass, or None where its rewritten graph has no streams.
 
-    Ops of the original that have no cost of their own take the time of the op of their name after the pass; where there is
-    none either, nothing is said of the time before.
+    Before the pass, an op takes its own cost, at least what any op takes in a schedule; where it has none, the time of the op
+    of its name after the pass. Where there is none either, nothing is said of the time before.
     """
     rewritten = case.rewritten
     if rewritten is None or not is_lowered(rewritten.graphs[rewritten.ranks[rank].graph]):
         return None
-    after = timetable(rewritten, rank, {})
+    after = timetable(rewritten, rank)
     costs = {op.node: op.end - op.start for op in after.ops} if after.timed else {}
+    graph = case.program.graphs[case.program.ranks[rank].graph]
+    given = {node.name: seconds(node.meta.get("cost_s")) for node in graph.nodes}
+    costs |= {name: max(MIN_COST_S, cost) for name, cost in given.items() if cost is not None}
     before = timetable(case.program, rank, costs)
     return (before if before.timed == after.timed else None), after
 
 
-def timetable(program: Program, rank: int, costs: Mapping[str, float]) -> Timetable:
+def timetable(program: Program, rank: int, costs: Mapping[str, float] | None = None) -> Timetable:
     """Return when `rank` runs its ops.
 
     Args:
-        costs: seconds by node, for graphs without anchors whose ops have no costs of their own.
+        costs: seconds by node, which go before those of a graph without anchors where they name all its ops.
     """
     found = replay(program, rank)
-    ops = [_timed(op) for op in found.ops]
-    known = [op for op in ops if op is not None]
-    timed = len(known) == len(ops)
-    if not timed:
-        given = [costs.get(op.node) for op in found.ops]
-        timed = not found.lowered and None not in given
-        steps = [cost for cost in given if cost is not None] if timed else [1.0] * len(ops)
-        known = _in_steps(found.ops, found.arrows, steps)
+    ops = [op for op in map(_timed, found.ops) if op is not None]
+    timed = len(ops) == len(found.ops)
+    if not found.lowered and costs is not None and all(op.node in costs for op in found.ops):
+        ops, timed = _in_steps(found.ops, found.arrows, [costs[op.node] for op in found.ops]), True
+    elif not timed:
+        ops = _in_steps(found.ops, found.arrows, [1.0] * len(found.ops))
     output = next(node for node in program.graphs[program.ranks[rank].graph].nodes if node.op == "output")
-    ends = {op.node: op.end for op in known}
-    join = [op.end for op in known if op.stream == MAIN_STREAM]
+    ends = {op.node: op.end for op in ops}
+    join = [op.end for op in ops if op.stream == MAIN_STREAM]
     join += [ends[arrow.source] for arrow in found.arrows if arrow.target == output.name and arrow.source in ends]
     return Timetable(
-        ops=tuple(known),
+        ops=tuple(ops),
         arrows=found.arrows,
         output=output.name,
         join=max(join, default=0.0),
+        lowered=found.lowered,
         timed=timed,
-        roles=_roles(program, known),
+        roles=_roles(program, ops) if found.lowered else {MAIN_STREAM: "one after the other"},
         declared=_declared(output.meta.get("schedule")),
         replayed=found.makespan_s,
         serial=found.serial_s,
@@ -167,9 +173,9 @@ def _declared(schedule: Any) -> float | None:
 # ------------------------------------------------------------------------------------------------------------- in words
 
 
-def microseconds(seconds: float) -> str:
+def microseconds(time_s: float) -> str:
     """Six significant digits, in µs."""
-    return f"{seconds * 1e6:.6g} µs"
+    return f"{time_s * 1e6:.6g} µs"
 
 
 def time_facts(table: Timetable) -> list[tuple[str, str]]:
@@ -182,8 +188,8 @@ def time_facts(table: Timetable) -> list[tuple[str, str]]:
     show = microseconds
     if table.declared is not None and table.declared != table.replayed and show(table.declared) == show(table.replayed):
 
-        def show(seconds: float) -> str:
-            return f"{seconds!r} s"
+        def show(time_s: float) -> str:
+            return f"{time_s!r} s"
 
     facts = [("predicted", show(table.declared))] if table.declared is not None else []
     facts.append(("replayed", show(table.replayed)))
@@ -195,11 +201,11 @@ def time_facts(table: Timetable) -> list[tuple[str, str]]:
 
 
 def time_line(table: Timetable) -> str:
-    """One line about the streams and times of a lowered graph."""
+    """One line about the streams and times of a lowered graph; "" where some op has no cost."""
     streams = count(len({op.stream for op in table.ops}), "stream")
     facts = time_facts(table)
     if not facts:
-        return f"{count(len(table.ops), 'op')} on {streams}; no times, since not every op has a cost"
+        return ""
     return f"{count(len(table.ops), 'op')} on {streams}; " + ", ".join(f"{what} {time}" for what, time in facts)
 
 

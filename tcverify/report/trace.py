@@ -72,8 +72,8 @@ def to_trace(case: Counterexample) -> str:
 def _process(pid: int, name: str, table: Timetable, marks: dict[str, str]) -> list[dict[str, Any]]:
     """The events of one rank: names, then slices by stream and time, then flows."""
     events = [_name("process_name", pid, 0, name=name), _name("process_sort_index", pid, 0, sort_index=pid)]
-    if table.timed and table.replayed is not None:
-        labels = ", ".join(f"{what} {time}" for what, time in time_facts(table))
+    labels = ", ".join(f"{what} {time}" for what, time in time_facts(table)) if table.lowered else ""
+    if labels:
         events.append(_name("process_labels", pid, 0, labels=labels))
     for stream in table.streams:
         role = f" ({table.roles[stream]})" if table.roles.get(stream) else ""

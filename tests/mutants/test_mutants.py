@@ -7,26 +7,22 @@ defect shows.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import seed as seeded
-from hypothesis.strategies import SearchStrategy
 
 from tcverify.application import InProcess
 from tcverify.application.loading import prepare
 from tcverify.campaign import Campaign, CampaignFinished, Plan
-from tcverify.passes import Identity, Pass, SequenceParallel
+from tcverify.passes import Identity, Multistream, Pass, SequenceParallel
 from tcverify.program import Program
-from tcverify.strategies import mixed_programs, near_miss_programs
+from tcverify.strategies import mixed_programs, overlap_programs
 from tcverify.verifier import verify
-from tests.mutants.sequence_parallel import EXPECTED, MUTANTS
+from tests.mutants.catalogue import EXPECTED, MUTANTS, Drawn, hunting_grounds
 
 SEED = 7
-
-Drawn = Callable[..., SearchStrategy[Program]]
 
 #: Mutants of the default tests, one for each way to be found, and where.
 CHOSEN = {
@@ -36,6 +32,12 @@ CHOSEN = {
     "AllReduceErasedOnFirstRank": 2,
     "StaleMetadata": 2,
     "ResidualNotSliced": 2,
+    "TokenSharedByCollectives": 2,
+    "CollectivesUnordered": 4,
+    "WaitNamesMainStream": 2,
+    "RecordedWhereNeeded": 2,
+    "OverheadForgotten": 4,
+    "NoGuard": 2,
 }
 
 #: Least share of programs that should show a defect.
@@ -74,31 +76,34 @@ def _is_refuted(name: str, world_size: int, directory: Path, drawn: Drawn = mixe
 
 @pytest.mark.parametrize(("name", "world_size"), CHOSEN.items(), ids=CHOSEN)
 def test_a_mutant_is_refuted(name: str, world_size: int, tmp_path: Path) -> None:
-    assert _is_refuted(name, world_size, tmp_path)
+    assert _is_refuted(name, world_size, tmp_path, hunting_grounds(name)[0])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", EXPECTED)
 def test_every_mutant_is_refuted(name: str, tmp_path: Path) -> None:
-    """At 2 ranks or at 4: a residual in another order of the same ranks, for one, takes a mesh that only 2 ranks have.
-
-    What needs one certain mutation is hunted with mutations alone: of what campaigns draw, they are a quarter.
-    """
-    hunts = [(programs, size) for programs in (mixed_programs, near_miss_programs) for size in (2, 4)]
+    """At 2 ranks or at 4: a residual in another order of the same ranks, for one, takes a mesh that only 2 ranks have."""
+    hunts = [(programs, size) for programs in hunting_grounds(name) for size in (2, 4)]
     assert any(_is_refuted(name, size, tmp_path / f"{i}", programs) for i, (programs, size) in enumerate(hunts))
 
 
 @pytest.mark.parametrize("world_size", [2, 4])
-@pytest.mark.parametrize("pass_", [SequenceParallel, Identity], ids=["sequence_parallel", "identity"])
-def test_what_is_sound_passes(pass_: type[Pass], world_size: int, tmp_path: Path) -> None:
-    finished = _campaign(pass_, world_size, tmp_path, programs=75, fail_fast=True)
+@pytest.mark.parametrize(
+    ("pass_", "drawn"),
+    [(SequenceParallel, mixed_programs), (Identity, mixed_programs), (Multistream, overlap_programs)],
+    ids=["sequence_parallel", "identity", "multistream"],
+)
+def test_what_is_sound_passes(pass_: type[Pass], drawn: Drawn, world_size: int, tmp_path: Path) -> None:
+    finished = _campaign(pass_, world_size, tmp_path, programs=75, fail_fast=True, drawn=drawn)
     assert finished.verdict == "passed", finished.counterexamples[0].finding.title
     assert finished.statistics.inconclusive == 0
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("world_size", [2, 4])
-def test_defects_show_often_enough(world_size: int) -> None:
+@pytest.mark.parametrize("drawn", [mixed_programs, overlap_programs], ids=["mixed", "overlap"])
+def test_defects_show_often_enough(drawn: Drawn, world_size: int) -> None:
+    names = [name for name in MUTANTS if hunting_grounds(name)[0] is drawn]
     shown: Counter[str] = Counter()
     programs = 0
 
@@ -110,15 +115,15 @@ def test_defects_show_often_enough(world_size: int) -> None:
         deadline=None,
         suppress_health_check=list(HealthCheck),
     )
-    @given(mixed_programs(world_size=world_size))
+    @given(drawn(world_size=world_size))
     def judge(program: Program) -> None:
         nonlocal programs
         programs += 1
-        for name, mutant in MUTANTS.items():
-            shown[name] += bool(verify(InProcess(prepare(mutant, "", {})), program).findings)
+        for name in names:
+            shown[name] += bool(verify(InProcess(prepare(MUTANTS[name], "", {})), program).findings)
 
     judge()
-    for name in MUTANTS:
+    for name in names:
         print(f"{name:<28} {shown[name]:3} of {programs} programs of {world_size} ranks")
-    rare = [name for name in MUTANTS if shown[name] < LEAST * programs]
+    rare = [name for name in names if shown[name] < LEAST * programs]
     assert rare == []

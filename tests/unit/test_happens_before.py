@@ -7,13 +7,15 @@ from typing import Any
 
 import pytest
 import torch
+from torch import fx
 
-from tcverify import Contract
+from tcverify import Contract, verify
 from tcverify.application import Pair
 from tcverify.checks import CHECKS, Evidence
 from tcverify.program import Mesh
 from tcverify.program.finding import Doubt
 from tests.unit.lowered import Build, Lowering, findings, judge, kinds, program
+from tests.unit.programs import reduce_then_norm
 
 GRID = Mesh.grid({"dp": 2, "tp": 2})
 
@@ -472,6 +474,48 @@ def test_ops_of_which_nothing_is_known_make_it_doubtful() -> None:
     (doubt,) = judge("happens-before", program(build))
     assert isinstance(doubt, Doubt)
     assert "'relu'" in doubt.detail
+
+
+def test_a_pass_that_lowers_without_a_token_is_refuted() -> None:
+    def lower(gm: fx.GraphModule, *, token: bool, strange: bool = False) -> None:
+        """Put the norm on stream 1."""
+        reduced, norm, output = (next(n for n in gm.graph.nodes if n.name == name) for name in _NAMES)
+        anchors = torch.ops.tensor_cast
+        with gm.graph.inserting_after(reduced):
+            mark = gm.graph.call_function(anchors._internal_record.default, (reduced, 0))
+        with gm.graph.inserting_before(norm):
+            gate = gm.graph.call_function(
+                anchors._internal_wait_and_bind.default, (reduced, 1, [mark] if token else [])
+            )
+        norm.replace_input_with(reduced, gate)
+        with gm.graph.inserting_after(norm):
+            done = gm.graph.call_function(anchors._internal_record.default, (norm, 1))
+        with gm.graph.inserting_before(output):
+            join = gm.graph.call_function(anchors._internal_wait_and_bind.default, (norm, 0, [done]))
+            if strange:
+                gm.graph.call_function(torch.relu, (join,))
+        output.replace_input_with(norm, join)
+        gm.recompile()
+
+    contract = Contract(metadata=False)
+    assert verify(lambda gm: lower(gm, token=True), reduce_then_norm(), contract=contract).status == "passed"
+    verdict = verify(lambda gm: lower(gm, token=False), reduce_then_norm(), contract=contract)
+    assert [(f.kind, f.node, f.rank) for f in verdict.findings] == [("race", "rms_norm", 0)]
+    verdict = verify(lambda gm: lower(gm, token=True, strange=True), reduce_then_norm(), contract=contract)
+    assert verdict.status == "inconclusive"
+    assert "reads and writes" in verdict.doubts[0].detail
+
+
+_NAMES = ("all_reduce", "rms_norm", "output")
+
+
+def test_graphs_on_too_many_streams_are_doubtful() -> None:
+    def build(b: Lowering, *, streams: int) -> Any:
+        return [b.wait(out := b.relu(b.wait(b.x, 1 + i)), 0, b.record(out, 1 + i)) for i in range(streams)][:0]
+
+    (doubt,) = judge("happens-before", program(lambda b: build(b, streams=1200)), boundary="lenient")
+    assert isinstance(doubt, Doubt)
+    assert "streams" in doubt.detail
 
 
 def test_metadata_is_not_believed() -> None:

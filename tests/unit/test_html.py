@@ -351,14 +351,19 @@ def test_a_page_that_cannot_be_made_ends_nothing(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_browser_shows_it_without_complaint(kind: str, tmp_path: Path) -> None:
+    require_shown(case(kind), tmp_path)
+
+
+def require_shown(found: Counterexample, folder: Path) -> None:
+    """Show a page in a browser: it says nothing on its console, and something is to be seen."""
     chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if chromium is None:
         pytest.skip("chromium is not installed")
-    page, picture = tmp_path / "report.html", tmp_path / "page.png"
-    page.write_text(to_html(case(kind), None))
+    page, picture = folder / "report.html", folder / "page.png"
+    page.write_text(to_html(found, None))
     command = [
         chromium, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
-        "--disable-component-update", "--disable-sync", "--enable-logging=stderr", f"--user-data-dir={tmp_path / 'user'}",
+        "--disable-component-update", "--disable-sync", "--enable-logging=stderr", f"--user-data-dir={folder / 'user'}",
         "--window-size=1400,1600", f"--screenshot={picture}", page.as_uri(),
     ]  # fmt: skip
     finished = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)

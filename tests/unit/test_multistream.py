@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import pytest
 import torch
 from torch import fx
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from tcverify.ops import resolve
 from tcverify.passes import Multistream
@@ -604,6 +606,29 @@ def test_what_cannot_be_relied_on_leaves_the_graph_alone(
     assert str(gm.graph) == before
     assert len(caplog.records) == 1
     assert reason in caplog.text
+
+
+def test_symbolic_shapes_leave_the_graph_alone() -> None:
+    def two_products(x: torch.Tensor, size: int) -> torch.Tensor:
+        return torch.mm(x, x.t()) @ x[:size]
+
+    gm = make_fx(two_products, tracing_mode="symbolic")(torch.ones(6, 4), 6)
+    before = str(gm.graph)
+    Multistream(device="l4")(gm)
+    assert str(gm.graph) == before
+
+
+def test_items_of_constants_are_numbers() -> None:
+    original = program(overlapping)
+    gm = original.graph_module(0)
+    add = node(gm.graph, "add")
+    with gm.graph.inserting_before(add):
+        two = gm.graph.call_function(operator.getitem, ((1, 2), 1))
+        two.meta["val"] = 2
+    add.update_kwarg("alpha", two)
+    Multistream()(gm)
+    assert is_lowered(gm.graph)
+    gm.graph.lint()
 
 
 def test_attributes_are_inputs() -> None:

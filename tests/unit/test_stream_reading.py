@@ -8,9 +8,12 @@ from typing import Any
 import pytest
 from torch import fx
 
-from tcverify.checks.streams import BEGINNING, Reading, is_lowered, reading_of
+from tcverify.checks.reading import BEGINNING, Reading
+from tcverify.checks.replay import replay
+from tcverify.checks.streams import is_lowered, reading_of
+from tcverify.execution import Lockstep
 from tcverify.program.finding import Finding
-from tests.unit.lowered import Build, Lowering, findings, kinds, program
+from tests.unit.lowered import Build, Lowering, findings, judge, kinds, program
 
 
 def read(build: Build, rank: int = 0) -> Reading:
@@ -288,6 +291,62 @@ def test_keyword_arguments_of_anchors_are_read() -> None:
         gated.kwargs = dict(zip(("x", "stream_id", "deps"), gated.args, strict=True))
         gated.args = ()
         return joined(b, b.relu(gated), 1)
+
+    assert kinds(build) == []
+    assert Lockstep().run(program(build)).finished
+
+
+ODD: dict[str, Callable[[Lowering, fx.Node, fx.Node], tuple[Any, ...]]] = {
+    "no arguments": lambda b, value, token: (),
+    "a value alone": lambda b, value, token: (value,),
+    "a number as value": lambda b, value, token: (1.5, 1, [token]),
+    "no list of tokens": lambda b, value, token: (value, 1, token),
+    "nothing for tokens": lambda b, value, token: (value, 1, None),
+    "numbers for tokens": lambda b, value, token: (value, 1, [1, 2]),
+    "a token as value": lambda b, value, token: (token, 1, [token]),
+    "a node as stream": lambda b, value, token: (value, value, [token]),
+    "a huge stream": lambda b, value, token: (value, 10**30, [token]),
+    "a negative stream": lambda b, value, token: (value, -1, [token]),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+@pytest.mark.parametrize("anchor", ["wait", "record"])
+def test_odd_anchors_raise_nothing(name: str, anchor: str) -> None:
+    def build(b: Lowering) -> Any:
+        product = b.mm(b.x)
+        token = b.record(product)
+        odd = b.wait(product, 1, token) if anchor == "wait" else b.record(product)
+        out = b.relu(b.wait(product, 1, token))
+        late = b.add(out, odd) if anchor == "wait" else out
+        result = joined(b, late, 1), token, odd, 3, None
+        odd.args = ODD[name](b, product, token)[: 3 if anchor == "wait" else 2]
+        return result
+
+    for check in ("happens-before", "schedule"):
+        for boundary in ("strict", "lenient"):
+            for found in judge(check, program(build), boundary=boundary, inputs="stream0", schedule=True):
+                assert isinstance(found, Finding)
+    assert replay(program(build), 0).ops
+
+
+def test_a_graph_without_outputs_or_work_is_read() -> None:
+    assert kinds(lambda b: ()) == []
+    assert kinds(lambda b: b.wait(b.x, 0)) == []
+    assert kinds(lambda b: (b.record(b.x), 1)) == []
+    assert kinds(lambda b: b.wait(b.x, 0), inputs="stream0") == []
+
+
+def test_long_chains_are_read() -> None:
+    def build(b: Lowering) -> Any:
+        value, tokens = b.x, []
+        for i in range(2000):
+            value = b.relu(b.wait(value, i % 3, *tokens))
+            tokens = [b.record(value, i % 3)]
+            value = b.call("aten::t", value)
+        for _ in range(300):
+            value = b.wait(value, 0, *tokens)
+        return value
 
     assert kinds(build) == []
 
