@@ -105,10 +105,14 @@ def tokens_of(reading: Reading, op: Issued) -> list[tuple[int, int]]:
 
 
 def seconds(value: Any) -> float | None:
-    """Return a time as metadata has it, None where it is none: no number, not finite, negative."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
+    """Return a time as metadata has it, None where it is none: no number, not finite, too large, negative."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
-    return float(value)
+    try:
+        time = float(value)
+    except OverflowError:  # a whole number larger than any float
+        return None
+    return time if math.isfinite(time) and time >= 0 else None
 
 
 __all__ = ["BEGINNING", "Issued", "Reading", "Recorded", "Waiting", "seconds", "tokens_of"]

@@ -172,7 +172,6 @@ _IDENTITY = (
     "_internal_mark_region_end",
     "_internal_copy_region",
     "_internal_order_barrier",
-    "_internal_wait_and_bind",
 )
 
 
@@ -187,6 +186,7 @@ OPS = (
     *(_op(name, getattr(meaning, name)) for name in _LOCAL),
     *(_op(name, getattr(meaning, name), collective=True) for name in _COLLECTIVE),
     *(_op(name, meaning.fresh, identity=True) for name in _IDENTITY),
+    _op("_internal_wait_and_bind", meaning.gated, identity=True),
     _op("_internal_record", meaning.token),
 )
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 import logging
 import math
 import operator
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -27,7 +28,7 @@ from torch import fx
 
 from tcverify.cost import DeviceProfile, node_cost
 from tcverify.cost import device as device_profile
-from tcverify.errors import ProgramError, UsageError
+from tcverify.errors import ProgramError, Unsupported, UsageError
 from tcverify.ops import lookup, resolve
 from tcverify.passes.base import Pass
 from tcverify.passes.editing import annotate
@@ -97,7 +98,12 @@ class Multistream(Pass):
         self._use(StreamSettings())
 
     def __call__(self, gm: fx.GraphModule) -> fx.GraphModule:
-        """Lower `gm` in place, or leave it alone. See `Pass.__call__`."""
+        """Lower `gm` in place, or leave it alone. See `Pass.__call__`.
+
+        Raises:
+            Unsupported: the program names a device that is not known.
+            UsageError: as `Pass.__call__`, or the streams of options and program do not fit together.
+        """
         given = gm.meta.get("streams")
         self._use(given if isinstance(given, StreamSettings) else StreamSettings())
         self.schedule = None
@@ -135,8 +141,8 @@ class Multistream(Pass):
     def cost_s(self, node: fx.Node) -> float:
         """Seconds that a work node takes. Raises `NotLowered` where nothing says it."""
         given = node.meta.get("cost_s")
-        if given is not None and (type(given) not in (int, float) or not math.isfinite(given)):
-            raise NotLowered(f"the cost of '{node.name}' is {given!r}, which is no time")
+        if given is not None and (type(given) not in (int, float) or not abs(given) <= sys.float_info.max):
+            raise NotLowered(f"the cost of '{node.name}' is {str(given)[:40]}, which is no time")
         cost = node_cost(node, self.profile)
         if cost is None:
             raise NotLowered(f"'{node.name}' has no cost, and no device is given to estimate it for")
@@ -325,7 +331,12 @@ class Multistream(Pass):
         except ProgramError as error:
             raise UsageError(f"pass '{self.name}': {error.message}", "streams are as in compute=0,comm=1+2") from None
         name = self.settings.device
-        self.profile: DeviceProfile | None = None if name is None else device_profile(name)
+        try:
+            self.profile: DeviceProfile | None = None if name is None else device_profile(name)
+        except UsageError as error:
+            if "device" in self._chosen:
+                raise
+            raise Unsupported(f"pass '{self.name}': {error.message}", error.hint) from None
 
     def _roles(self, value: object) -> dict[str, tuple[int, ...]]:
         roles: dict[str, tuple[int, ...]] = {}
@@ -347,8 +358,8 @@ class Multistream(Pass):
 
     def _seconds(self, value: object) -> float:
         try:
-            seconds = float(value)  # type: ignore[arg-type]
-        except (TypeError, ValueError):
+            seconds = math.nan if isinstance(value, bool) else float(value)  # type: ignore[arg-type]
+        except (TypeError, ValueError, OverflowError):
             seconds = math.nan
         if not 0 <= seconds < 1e6:
             raise UsageError(

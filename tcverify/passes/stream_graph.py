@@ -245,7 +245,10 @@ def carriers_of(node: fx.Node, specs: Specs) -> tuple[fx.Node, ...]:
 
     A copy has the strides of what it copies only where that is dense. Where it is not, the op must make the same of either:
     a copy of an expanded tensor, for one, can be reshaped by a view, and strides decide whether something that follows is one.
+    Ops that address the storage of their operand, beyond the operand itself, find another storage behind a copy.
     """
+    if op_name(node).startswith("aten::as_strided"):
+        return ()
     written = {storage for operand in mutated_operands(node) for storage in storages_of(specs[operand])}
     found = []
     for operand in node.all_input_nodes:

@@ -366,6 +366,21 @@ def test_a_write_through_a_view() -> None:
     assert id(judged.op("add_")) in judged.op("mm_1").before or id(judged.op("add_")) in judged.op("mm_3").before
 
 
+def test_ops_that_read_beyond_their_operand_are_not_given_a_copy() -> None:
+    """They address its storage: behind a copy of a part they would find nothing."""
+
+    def build(b: Builder) -> Any:
+        middle = b.call("aten::slice.Tensor", b.all_reduce(b["x"]), 0, 2, 6)
+        top = b.call("aten::as_strided_copy", middle, [4, 4], [8, 1], 0)
+        rows = b.call("aten::slice.Tensor", b["r"], 0, 0, 2)
+        put = b.call("aten::as_strided_scatter", middle, rows, [2, 8], [8, 1], 16)
+        return [top, put, b.mm(b.mm(b["v"]))]
+
+    original = program(build)
+    assert not is_lowered(lowered(original))
+    assert findings(original) == set()
+
+
 def test_an_operand_that_is_written_into_is_never_gated() -> None:
     def build(b: Builder) -> Any:
         value = b.mm(b["v"])

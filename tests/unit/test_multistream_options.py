@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from tcverify.cost import device, node_cost
-from tcverify.errors import UsageError
+from tcverify.errors import ProgramError, UsageError
 from tcverify.passes import BUILTIN, DESCRIPTIONS, Multistream, disabled
 from tcverify.program import StreamSettings
+from tcverify.verifier import verify
 from tests.unit.stream_programs import US, Builder, check, findings, is_lowered, judge, lowered, node, program
 
 
@@ -90,7 +91,10 @@ def test_a_graph_without_costs_and_device_is_left_alone() -> None:
         ({"sync_overhead_s": "soon"}, "option sync_overhead_s"),
         ({"sync_overhead_s": -1e-6}, "option sync_overhead_s"),
         ({"sync_overhead_s": "nan"}, "option sync_overhead_s"),
+        ({"sync_overhead_s": True}, "option sync_overhead_s"),
+        ({"sync_overhead_s": 10**400}, "option sync_overhead_s"),
         ({"device": "abacus"}, "abacus"),
+        ({"device": 5}, "device 5"),
         ({"stream": "comm=1"}, "no option 'stream'"),
     ],
 )
@@ -98,6 +102,32 @@ def test_options_that_cannot_be(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message) as caught:
         Multistream(**options)
     assert caught.value.hint
+
+
+def test_a_program_that_names_an_unknown_device_is_declined() -> None:
+    """The program is to blame, not the pass."""
+    original = program(overlapping, streams=StreamSettings(device="abacus"))
+    verdict = verify(Multistream(), original)
+    assert (verdict.status, verdict.findings) == ("inconclusive", [])
+    assert "abacus" in verdict.doubts[0].detail
+    assert verify(Multistream(device="l4"), original).status == "passed"
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"compute": [0]},
+        {"comm": None},
+        {"sync_overhead_s": "1"},
+        {"sync_overhead_s": None},
+        {"sync_overhead_s": True},
+        {"sync_overhead_s": 10**400},
+        {"device": 5},
+    ],
+)
+def test_settings_of_another_type(settings: dict[str, Any]) -> None:
+    with pytest.raises(ProgramError):
+        StreamSettings(**settings)
 
 
 def test_a_disabled_pass_touches_nothing(tmp_path: Path) -> None:

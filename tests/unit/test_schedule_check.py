@@ -158,6 +158,7 @@ def test_a_lowering_that_promises_a_schedule_declares_it() -> None:
         ({k: v for k, v in TIMES.items() if k != "serial_s"}, "lacks 'serial_s'"),
         ({**TIMES, "makespan_s": "long"}, "gives no time for 'makespan_s'"),
         ({**TIMES, "makespan_s": math.nan}, "gives no time for 'makespan_s'"),
+        ({**TIMES, "serial_s": 10**400}, "gives no time for 'serial_s'"),
         ({**TIMES, "sync_overhead_s": -1.0}, "gives no time for 'sync_overhead_s'"),
         ({**TIMES, "critical_path_s": True}, "gives no time for 'critical_path_s'"),
         ([1.0], "is no dict but list"),
