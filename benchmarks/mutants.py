@@ -41,7 +41,7 @@ class Hunt:
 
 def hunt(mutant: str, strategy: str, seed: int, bound: int) -> Hunt | None:
     """Run a campaign at each size, until one refutes the mutant; None when none does."""
-    from tests.mutants.sequence_parallel import MUTANTS
+    from tests.mutants.catalogue import MUTANTS
 
     torch.set_num_threads(1)
     for size in WORLD_SIZES:
@@ -78,7 +78,7 @@ def cell(hunts: list[Hunt | None]) -> str:
 @click.option("--seeds", type=click.IntRange(1), default=3, show_default=True)
 @click.option("--workers", type=click.IntRange(1), default=2, show_default=True)
 def main(strategies: tuple[str, ...], programs: int, seeds: int, workers: int) -> None:
-    from tests.mutants.sequence_parallel import MUTANTS
+    from tests.mutants.catalogue import MUTANTS
 
     chosen = strategies or ("structured", "mixed", "wild")
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:

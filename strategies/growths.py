@@ -266,6 +266,17 @@ def in_place(w: Writing, values: Sequence[Value], a: Value, b: int, how: int) ->
     return [replace(made, rms=a.rms + 0.5)]
 
 
+def write(w: Writing, values: Sequence[Value], a: Value, b: int, how: int) -> list[Value]:
+    """A sum with an input, into which the sum is written afterwards: nobody need take notice of that but the caller."""
+    spec = spec_of(w, a)
+    inputs = [v for v in values if w.draft.step(v) is None and v.number != a.number]
+    alike = [v for v in inputs if w.draft.shape(v) == spec.shape and w.draft.specs(v)[0].dtype is spec.dtype]
+    target = pick(alike, b)
+    total = call(w, ADD, a, target)
+    w.draft.change(call(w, pick(("aten::copy_", "aten::add_.Tensor"), how), target, total), on=target)
+    return [replace(total, rms=a.rms + 1.0)]
+
+
 def fused_reduce(w: Writing, values: Sequence[Value], a: Value, b: int, how: int) -> list[Value]:
     """A product that is summed over a group by the same op."""
     spec = spec_of(w, a)
@@ -334,6 +345,7 @@ GROWTHS: dict[str, Growth] = {
     "cast": cast,
     "attention": attention,
     "in-place": in_place,
+    "write": write,
     "fused-reduce": fused_reduce,
     "operator": operator,
     "index": index,
@@ -365,6 +377,8 @@ def grow(w: Writing, op: str, values: Sequence[Value], a: Value, b: int, how: in
 
 
 def ends_of(w: Writing, values: Sequence[Value]) -> list[Value]:
-    """Those of the values that no step reads."""
-    read = {number for _, step in w.draft.steps(values) for number in step.reads}
+    """Those of the values that no step reads; steps that only write do not count."""
+    known = {value.number for value in values}
+    steps = [step for made, step in w.draft.steps(values) if step.on is None or made.number in known]
+    read = {number for step in steps for number in step.reads}
     return [value for value in values if value.number not in read]

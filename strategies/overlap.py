@@ -32,6 +32,7 @@ OPS = weighted(
     ("slice", 1),
     ("index", 2),
     ("in-place", 2),
+    ("write", 2),
     ("marker", 2),
     ("cat", 2),
     ("filled", 1),

@@ -35,6 +35,7 @@ OPS = weighted(
     ("cast", 1),
     ("attention", 1),
     ("in-place", 1),
+    ("write", 1),
     ("fused-reduce", 2),
     ("operator", 1),
     ("index", 1),

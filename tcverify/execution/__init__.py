@@ -5,8 +5,8 @@ from tcverify.execution.executor import Comparison, Executor, Hang, Run, Wait
 from tcverify.execution.exploration import Exploration, Order, explore
 from tcverify.execution.interpreter import Call, NodeError, RankResult
 from tcverify.execution.lockstep import Lockstep
+from tcverify.execution.observations import Event, Observation
 from tcverify.execution.pool import ProcessGroupPool
-from tcverify.execution.streams import Event, Observation
 
 __all__ = [
     "Call",

@@ -17,9 +17,11 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from tcverify.execution.executor import Run
-from tcverify.execution.issue import Issued, StreamOp, is_lowered, issue
+from tcverify.execution.issue import Issued, is_lowered, issue
+from tcverify.execution.observations import Event, Observation
 from tcverify.execution.plan import plans_of
-from tcverify.execution.streams import Event, Observation, Place, Priority, Streams
+from tcverify.execution.queues import StreamOp
+from tcverify.execution.streams import Place, Priority, Streams
 from tcverify.program import Contract, Program
 
 #: Most ops of one rank for which systematic orders are played: their cost grows with the square of this.

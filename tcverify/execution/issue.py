@@ -1,68 +1,27 @@
-"""What the host of a lowered program issues: ops in the queues of streams, with what each waits for, reads and writes.
-
-Read by position, as the real runtime reads: a wait stays pending until the next op takes it, a record marks the op that was
-issued last. Nothing here knows how the static checks read the same graph.
-"""
+"""What the host of a lowered program issues: a run in issue order tells work from what takes no time, and what it touches."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Container, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.fx.node import map_aggregate
 from torch.utils import _pytree as pytree
 
 from tcverify.execution.executor import Run
 from tcverify.execution.interpreter import RankResult
 from tcverify.execution.lockstep import run_watched
 from tcverify.execution.plan import Plan, Step, check_supported, plans_of
+from tcverify.execution.queues import RECORD, WAIT, Queues, StreamOp, operand, slots_in
 from tcverify.ops import TensorSpec
 from tcverify.program import Program
 from tcverify.program.graph import Slot
-from tcverify.program.streams import MAIN_STREAM
-
-WAIT = "tensor_cast::_internal_wait_and_bind"
-RECORD = "tensor_cast::_internal_record"
-
-#: Names of what is no node of the graph: the caller that writes the inputs.
-INPUTS = "the inputs"
-#: Stands for the caller that has written the inputs before everything, where an op of the rank is expected.
-BEFORE = -1
 
 
 def is_lowered(plan: Plan) -> bool:
     """Whether a graph contains anchors."""
     return any(step.op.name in (WAIT, RECORD) for step in plan.steps)
-
-
-@dataclass(frozen=True, slots=True)
-class StreamOp:
-    """One op in the queue of a stream.
-
-    Attributes:
-        node: its name; the name of the output node for what reads the outputs, `INPUTS` for what writes the inputs.
-        stream: whose queue it stands in.
-        step: its number in the plan; None for the two that are no step.
-        after: numbers of the ops that must be complete before it can begin: the one before it in its queue, and those whose
-            tokens it waits for.
-        reads: numbers of the storages that it reads.
-        writes: numbers of the storages that it writes.
-        sees: (storage, op whose write it must find there), for all that it reads or writes; `BEFORE` where nobody wrote yet.
-        communicators: of the collectives that it enters, in order.
-        copies: (slot of a wait, slot of what it waits for): waits that are written into, which are copies made by this op.
-    """
-
-    node: str
-    stream: int
-    step: int | None
-    after: tuple[int, ...]
-    reads: tuple[int, ...]
-    writes: tuple[int, ...]
-    sees: tuple[tuple[int, int], ...]
-    communicators: tuple[tuple[int, ...], ...] = ()
-    copies: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(slots=True)
@@ -101,13 +60,12 @@ def issue(program: Program, boundary: str = "strict", inputs: str = "ready") -> 
     plans = plans_of(program)
     check_supported(plans)
     specs = [[n.meta.get("val") for n in graph.nodes if n.op != "output"] for graph in program.graphs]
-    written: list[frozenset[int]] = [frozenset() for _ in program.ranks]
-    if any(plan.mutates for plan in plans):  # which waits are written into? Those are copies, the others alias.
+    hosts, run = _run(program, plans, specs, [frozenset() for _ in program.ranks])
+    if any(
+        host.suspect for host in hosts
+    ):  # a write reached what a wait stands for: waits that are written into are copies
         hosts, run = _run(program, plans, specs, None)
-        if not run.finished:
-            return [], run
-        written = [host.written_waits() for host in hosts]
-    hosts, run = _run(program, plans, specs, written)
+        hosts, run = _run(program, plans, specs, [host.written_waits() for host in hosts])
     if not run.finished:
         return [], run
     ranks = range(program.world_size)
@@ -139,6 +97,7 @@ class _Host:
         copied: slots of the waits whose results are copies; None makes all of them copies.
         kinds: per step: "input", "wait", "record", "alias", "scalar" or "work".
         reads, writes: per step, the storages of its operands, and those that it wrote.
+        suspect: whether an op wrote into what a wait stands for.
     """
 
     plan: Plan
@@ -152,6 +111,8 @@ class _Host:
     aliases: dict[int, int] = field(default_factory=dict)
     names: list[str] = field(default_factory=list)
     saved: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
+    suspect: bool = False
+    _gated: set[int] = field(default_factory=set)  # slots of waits, and of views of them
     _numbers: dict[int, int] = field(default_factory=dict)
     _versions: dict[int, int] = field(default_factory=dict)
 
@@ -178,40 +139,53 @@ class _Host:
 
     def __call__(self, step: Step, args: list[Any], kwargs: dict[str, Any], value: Any) -> Any:
         name, slot = step.op.name, len(self.values)
-        operands = _tensors((args, kwargs))
-        reads = tuple(dict.fromkeys(self._number(t, step.name) for t in operands))
+        if name in (WAIT, RECORD):
+            return self._anchor(step, slot, args, kwargs, value)
+        reads: dict[int, None] = {}
         written: list[int] = []
-        for tensor, number in ((t, self._number(t, step.name)) for t in operands):
+        for tensor in _tensors((args, kwargs)):
+            number = self._number(tensor, step.name)
+            reads[number] = None
             if tensor._version != self._versions[number]:
                 self._versions[number] = tensor._version
                 written.append(number)
-        if name == WAIT:
-            kind = "wait"
-            source = _operand(step, 0, "x")
+        if name.startswith("attribute::"):
+            kind = "input"
+            self._save(step.name, value)
+        else:
+            kind, value = self._kind(step, slot, reads, written, value)
+            if self._gated and (written or kind == "alias"):
+                gated = [s for s in slots_in((step.args, step.kwargs)) if s in self._gated]
+                if kind == "alias" and gated:
+                    self._gated.add(slot)
+                self.suspect = self.suspect or any(not set(written).isdisjoint(self.storages[s]) for s in gated)
+            known = len(self.names)
+            self.storages.append(tuple([self._number(t, step.name) for t in _tensors(value)]))
+            if kind == "work":
+                written += [number for number in self.storages[-1] if number >= known]
+        self._note(kind, value, tuple(reads), tuple(dict.fromkeys(written)))
+        return value
+
+    def _anchor(self, step: Step, slot: int, args: list[Any], kwargs: dict[str, Any], value: Any) -> Any:
+        """Let a wait stand for what it waits for, unless it is to be a copy."""
+        waits = step.op.name == WAIT
+        if waits:
+            self._gated.add(slot)
+            source = operand(step, 0, "x")
             if self.copied is not None and slot not in self.copied and isinstance(source, Slot):
                 self.aliases[slot] = self.aliases.get(source.index, source.index)
                 value = args[0] if args else kwargs["x"]
-        elif name == RECORD:
-            kind = "record"
-        elif name.startswith("attribute::"):
-            kind = "input"
-        else:
-            kind, value = self._kind(step, slot, reads, written, value)
+        self.storages.append((self._number(value, step.name),))
+        self._note("wait" if waits else "record", value, (), ())
+        return value
+
+    def _note(self, kind: str, value: Any, reads: tuple[int, ...], writes: tuple[int, ...]) -> None:
         self.values.append(value)
         self.kinds.append(kind)
         self.reads.append(reads)
-        if kind == "input":
-            self._save(step.name, value)
-            self.writes.append(())
-            return value
-        known = len(self.names)
-        self.storages.append(tuple(self._number(t, step.name) for t in _tensors(value)))
-        if kind == "work":
-            written += [number for number in self.storages[-1] if number >= known]
-        self.writes.append(tuple(dict.fromkeys(written)))
-        return value
+        self.writes.append(writes)
 
-    def _kind(self, step: Step, slot: int, reads: tuple[int, ...], written: list[int], value: Any) -> tuple[str, Any]:
+    def _kind(self, step: Step, slot: int, reads: Container[int], written: list[int], value: Any) -> tuple[str, Any]:
         """Whether a step is work. One that the domain makes an alias, but not the dtypes of the graph, gets a copy."""
         results = _tensors(value)
         if not results and not written:
@@ -230,6 +204,11 @@ class _Host:
         theirs = self.specs[first.index] if first is not None else None
         return isinstance(mine, TensorSpec) and isinstance(theirs, TensorSpec) and mine.dtype != theirs.dtype
 
+    @property
+    def inputs(self) -> Collection[int]:
+        """Storages that exist before the first op."""
+        return self.saved.keys()
+
     def written_waits(self) -> frozenset[int]:
         """Slots of the waits whose results were written into."""
         first = len(self.plan.placeholders)
@@ -243,96 +222,8 @@ class _Host:
         calls: dict[str, tuple[tuple[int, ...], ...]] = {}
         for call in result.calls:
             calls[call.node] = (*calls.get(call.node, ()), call.collective.communicator)
-        ops = _Queues(self, calls, inputs == "stream0").ops(lenient=boundary == "lenient")
+        ops = Queues(self, calls, inputs == "stream0").ops(lenient=boundary == "lenient")
         return Issued(rank, self.plan, constants, ops, self.values, self.storages, self.aliases, self.names, self.saved)
-
-
-class _Queues:
-    """Puts the steps of a rank into queues, by position."""
-
-    def __init__(self, host: _Host, calls: Mapping[str, tuple[tuple[int, ...], ...]], inputs_on_main: bool) -> None:
-        self._host = host
-        self._calls = calls
-        self._ops: list[StreamOp] = []
-        self._last: dict[int, int] = {}  # of each stream
-        self._writer: dict[int, int] = {}  # of each storage
-        if inputs_on_main:
-            self._add(INPUTS, MAIN_STREAM, None, (), (), tuple(host.saved))
-
-    def ops(self, *, lenient: bool) -> list[StreamOp]:
-        """Return the ops in issue order.
-
-        Args:
-            lenient: the caller waits for all streams before it reads the outputs.
-        """
-        host, plan = self._host, self._host.plan
-        first = len(plan.placeholders)
-        tokens: dict[int, int] = {}  # slot of a record -> op that it marks
-        pending: list[tuple[int, tuple[int, ...]]] = []  # stream and ops whose tokens are waited for
-        copies: dict[int, tuple[int, int]] = {}  # storage of a wait that is a copy -> (its slot, slot of its source)
-        issued = len(self._ops) - 1 if self._ops else None  # what writes the inputs can be marked too
-        for i, (step, kind) in enumerate(zip(plan.steps, host.kinds, strict=True)):
-            if kind == "record":
-                if issued is not None:
-                    tokens[first + i] = issued
-            elif kind == "wait":
-                marks = [tokens.get(host.aliases.get(slot, slot)) for slot in _slots(_operand(step, 2, "deps"))]
-                pending.append((int(_operand(step, 1, "stream_id")), tuple(m for m in marks if m is not None)))
-                source = _operand(step, 0, "x")
-                if first + i not in host.aliases and isinstance(source, Slot):
-                    copies[host.storages[first + i][0]] = (first + i, source.index)
-            elif kind == "work":
-                stream = pending[-1][0] if pending else self._recorded_stream(i)
-                waits = tuple(mark for _, marks in pending for mark in marks)
-                pending = []
-                made = [copies.pop(s) for s in (*host.reads[i], *host.writes[i]) if s in copies]
-                sources = [s for _, slot in made for s in host.storages[slot]]
-                own = [host.storages[slot][0] for slot, _ in made]
-                reads = tuple(s for s in dict.fromkeys((*sources, *host.reads[i])) if s not in own)
-                writes = tuple(dict.fromkeys((*own, *host.writes[i])))
-                issued = self._add(
-                    step.name, stream, i, waits, reads, writes, self._calls.get(step.name, ()), tuple(made)
-                )
-        results = [s for slot in _slots(plan.result) for s in host.storages[slot]]
-        mutated = [s for s in host.saved if self._writer.get(s, BEFORE) != BEFORE]
-        waits = tuple(range(len(self._ops))) if lenient else tuple(mark for _, marks in pending for mark in marks)
-        reads = tuple(dict.fromkeys((*results, *mutated)))
-        made = [copies.pop(s) for s in reads if s in copies]
-        own = [host.storages[slot][0] for slot, _ in made]
-        reads = tuple(dict.fromkeys((*(s for _, slot in made for s in host.storages[slot]), *reads)))
-        reads = tuple(s for s in reads if s not in own)
-        self._add("output", MAIN_STREAM, None, waits, reads, tuple(own), (), tuple(made))
-        return self._ops
-
-    def _recorded_stream(self, i: int) -> int:
-        """The stream of the record that follows a step at once, but for what takes no time."""
-        steps, kinds = self._host.plan.steps, self._host.kinds
-        following = next((j for j in range(i + 1, len(steps)) if kinds[j] not in ("alias", "scalar", "input")), None)
-        if following is None or kinds[following] != "record":
-            return MAIN_STREAM
-        return int(_operand(steps[following], 1, "stream_id"))
-
-    def _add(
-        self,
-        node: str,
-        stream: int,
-        step: int | None,
-        waits: tuple[int, ...],
-        reads: tuple[int, ...],
-        writes: tuple[int, ...],
-        communicators: tuple[tuple[int, ...], ...] = (),
-        copies: tuple[tuple[int, int], ...] = (),
-    ) -> int:
-        number = len(self._ops)
-        before = (self._last[stream],) if stream in self._last else ()
-        touched = dict.fromkeys((*reads, *writes))
-        sees = tuple((storage, self._writer.get(storage, BEFORE)) for storage in touched)
-        after = tuple(dict.fromkeys((*before, *waits)))
-        self._ops.append(StreamOp(node, stream, step, after, reads, writes, sees, communicators, copies))
-        self._last[stream] = number
-        for storage in writes:
-            self._writer[storage] = number
-        return number
 
 
 def whole_storage(tensor: torch.Tensor) -> torch.Tensor:
@@ -358,21 +249,4 @@ def _tensors(value: Any) -> list[torch.Tensor]:
     return found
 
 
-def _slots(template: Any) -> list[int]:
-    """Numbers of the slots that an argument holds, in order."""
-    found: list[int] = []
-
-    def look(leaf: Any) -> Any:
-        if isinstance(leaf, Slot):
-            found.append(leaf.index)
-        return leaf
-
-    map_aggregate(template, look)
-    return found
-
-
-def _operand(step: Step, position: int, name: str) -> Any:
-    return step.args[position] if len(step.args) > position else step.kwargs[name]
-
-
-__all__ = ["BEFORE", "INPUTS", "Issued", "StreamOp", "is_lowered", "issue", "whole_storage"]
+__all__ = ["Issued", "is_lowered", "issue", "whole_storage"]

@@ -15,8 +15,9 @@ from torch.utils import _pytree as pytree
 
 from tcverify.arithmetic import FLOAT64
 from tcverify.execution.interpreter import arguments
-from tcverify.execution.issue import INPUTS, Issued, StreamOp, whole_storage
+from tcverify.execution.issue import Issued, whole_storage
 from tcverify.execution.plan import Step
+from tcverify.execution.queues import INPUTS, StreamOp
 from tcverify.program.graph import RankConstant, Slot, constant_value
 
 

@@ -15,16 +15,18 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from tcverify.errors import UnsupportedOp
 from tcverify.execution.interpreter import RankResult
-from tcverify.execution.issue import BEFORE, Issued, StreamOp
+from tcverify.execution.issue import Issued
 from tcverify.execution.memory import Memory
+from tcverify.execution.observations import Event, Observation
 from tcverify.execution.plan import first_line
+from tcverify.execution.queues import BEFORE, StreamOp
 from tcverify.ops import Request, complete, mismatch
 
 #: A rank's number, and that of an op in its issue order.
@@ -33,47 +35,8 @@ Place = tuple[int, int]
 Priority = Callable[[Place, bool], float]
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
-    """What happened on a stream: "runs", or for collectives "begins" and "ends", or "waits" for ever."""
-
-    rank: int
-    stream: int
-    node: str
-    what: str
-
-    def __str__(self) -> str:
-        return f"rank {self.rank}, stream {self.stream}: '{self.node}' {self.what}"
-
-
-@dataclass(frozen=True, slots=True)
-class Observation:
-    """What went wrong in one order.
-
-    Attributes:
-        kind: "RAW", "WAR" or "WAW" for accesses in the wrong order; "collective-order", "mismatch" or "deadlock" for
-            collectives; "raised"; "output" for outputs that differ from those in issue order.
-        node, stream: the op that saw it.
-        other, other_stream: the op that should have been complete, or that ran too early; "" where there is none.
-        text: one sentence.
-        order: the order's name.
-        events: what had happened until then, in order, and what the op did that saw it.
-    """
-
-    kind: str
-    rank: int
-    node: str
-    stream: int
-    other: str
-    other_stream: int
-    text: str
-    order: str
-    events: tuple[Event, ...] = field(repr=False)
-
-    @property
-    def race(self) -> bool:
-        """Whether it is about two accesses to one storage."""
-        return self.kind in ("RAW", "WAR", "WAW")
+#: Most observations of one kind that are kept, each with all that led to it: a large graph can have very many.
+MOST_OBSERVATIONS = 40
 
 
 @dataclass(slots=True)
@@ -348,7 +311,7 @@ class _Playing:
         self.wrong = True
         rank = place[0]
         key = kind, place, other, label
-        if key in self._known:
+        if key in self._known or sum(known[0] == kind for known in self._known) >= MOST_OBSERVATIONS:
             return
         self._known.add(key)
         op = self._op(place)
@@ -376,4 +339,4 @@ def _same(expected: Any, actual: Any) -> bool:
     return torch.equal(expected, actual) or torch.allclose(expected, actual, rtol=1e-12, atol=0.0, equal_nan=True)
 
 
-__all__ = ["Event", "Observation", "Place", "Priority", "Streams"]
+__all__ = ["MOST_OBSERVATIONS", "Place", "Priority", "Streams"]

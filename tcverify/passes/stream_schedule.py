@@ -213,8 +213,9 @@ def list_schedule(
 
     Args:
         before: for each op, by number, the ops that it follows.
-        allowed: the streams on which an op may run, given where the ops before it run; of streams on which it would end at
-            the same time, the first is taken.
+        allowed: the streams on which an op may run, given where the ops before it run. Of streams on which it would end at
+            the same time, the first is taken; but where synchronisation is free, the one that has been idle longest, since
+            what the model says is exclusive may overlap in part on a real device.
         busy: the resources that an op keeps to itself while it runs.
         synchronised: of `before`, those that are made sure of by tokens; all of them unless given.
         join: ops that the output follows, which is read on the main stream.
@@ -227,7 +228,7 @@ def list_schedule(
         streams = allowed(op, made.placed)
         wanted = made.latest_first((before if synchronised is None else synchronised)[op.index])
         best: Placed | None = None
-        for stream in streams:
+        for stream in streams if overhead_s else made.longest_idle(streams):
             start = made.start(stream, busy(op), before[op.index])
             if best is not None and start + op.cost_s >= best.end_s:
                 continue
@@ -270,6 +271,10 @@ class _Timeline:
     def latest_first(self, ops: Sequence[int]) -> list[int]:
         """The ops in reverse order of issue: a later one may make sure of an earlier one, never the other way round."""
         return sorted(ops, key=self._issued.__getitem__, reverse=True)
+
+    def longest_idle(self, streams: Sequence[int]) -> list[int]:
+        """The streams, the one first whose last op ended first."""
+        return sorted(streams, key=lambda stream: self._streams.get(stream, 0.0))
 
     def start(self, stream: int, busy: Sequence[str], before: Sequence[int]) -> float:
         """When an op could start on `stream`, in seconds."""

@@ -50,7 +50,7 @@ KINDS = {
     "pass-timeout": "the pass did not come back in time",
     "pass-died": "the pass took its process down",
     "run-died": "a run of tcverify ended while it verified the program",
-    "executor-divergence": "lockstep and the process group disagree",
+    "executor-divergence": "two executors, or an executor and a check of the order of streams, disagree",
 }
 
 

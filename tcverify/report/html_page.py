@@ -151,7 +151,7 @@ def make_page(case: Counterexample, path: Path | None) -> HtmlPage:
         detail=_bounded(plain_lines(finding.detail)) if plain(finding.detail) not in plain(finding.title) else (),
         drawings=_drawings(case, diagnosis),
         schedule=draw_schedule(case, diagnosis.rank),
-        schedule_first=finding.check in ("happens-before", "schedule"),
+        schedule_first=finding.check in ("happens-before", "interleavings", "schedule"),
         block=block,
         blame="finding" if finding.node is not None else "diverges",
         foreign=_bounded(plain_lines(case.listing)) if case.rewritten is None else (),

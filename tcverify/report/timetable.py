@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from tcverify.checks.reading import seconds
 from tcverify.checks.replay import Arrow, ReplayedOp, replay
-from tcverify.checks.streams import is_lowered, seconds
+from tcverify.checks.streams import is_lowered
 from tcverify.cost import MIN_COST_S
 from tcverify.counterexample import Counterexample
 from tcverify.program import Program

@@ -7,43 +7,22 @@ defect shows.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import seed as seeded
-from hypothesis.strategies import SearchStrategy
 
 from tcverify.application import InProcess
 from tcverify.application.loading import prepare
 from tcverify.campaign import Campaign, CampaignFinished, Plan
 from tcverify.passes import Identity, Multistream, Pass, SequenceParallel
 from tcverify.program import Program
-from tcverify.strategies import mixed_programs, near_miss_programs, overlap_programs
+from tcverify.strategies import mixed_programs, overlap_programs
 from tcverify.verifier import verify
-from tests.mutants import multistream, sequence_parallel
+from tests.mutants.catalogue import EXPECTED, MUTANTS, Drawn, hunting_grounds
 
 SEED = 7
-
-Drawn = Callable[..., SearchStrategy[Program]]
-
-MUTANTS: dict[str, type[Pass]] = {**sequence_parallel.MUTANTS, **multistream.MUTANTS}
-EXPECTED = {**sequence_parallel.EXPECTED, **multistream.EXPECTED}
-
-#: Programs in which mutants are hunted, the likeliest first.
-HUNTS: dict[str, tuple[Drawn, ...]] = {
-    **dict.fromkeys(sequence_parallel.MUTANTS, (mixed_programs, near_miss_programs)),
-    **dict.fromkeys(multistream.MUTANTS, (overlap_programs, mixed_programs)),
-}
-
-#: Defects that no drawn program shows, since each takes what none has: see the programs of `test_multistream_mutants`.
-BY_HAND = frozenset(
-    {
-        "OneTokenPerWait",  # an op that waits for two streams at once
-        "WritesIntoInputsNotJoined",  # compute beside the main stream that writes into an input and is not read afterwards
-    }
-)
 
 #: Mutants of the default tests, one for each way to be found, and where.
 CHOSEN = {
@@ -54,9 +33,10 @@ CHOSEN = {
     "StaleMetadata": 2,
     "ResidualNotSliced": 2,
     "TokenSharedByCollectives": 2,
+    "CollectivesUnordered": 4,
+    "WaitNamesMainStream": 2,
     "RecordedWhereNeeded": 2,
     "OverheadForgotten": 4,
-    "WaitNamesMainStream": 2,
     "NoGuard": 2,
 }
 
@@ -96,30 +76,22 @@ def _is_refuted(name: str, world_size: int, directory: Path, drawn: Drawn = mixe
 
 @pytest.mark.parametrize(("name", "world_size"), CHOSEN.items(), ids=CHOSEN)
 def test_a_mutant_is_refuted(name: str, world_size: int, tmp_path: Path) -> None:
-    assert _is_refuted(name, world_size, tmp_path, HUNTS[name][0])
+    assert _is_refuted(name, world_size, tmp_path, hunting_grounds(name)[0])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in EXPECTED if name not in BY_HAND])
+@pytest.mark.parametrize("name", EXPECTED)
 def test_every_mutant_is_refuted(name: str, tmp_path: Path) -> None:
-    """At 2 ranks or at 4: a residual in another order of the same ranks, for one, takes a mesh that only 2 ranks have.
-
-    What needs one certain mutation is hunted with mutations alone: of what campaigns draw, they are a quarter.
-    """
-    hunts = [(programs, size) for programs in HUNTS[name] for size in (2, 4)]
+    """At 2 ranks or at 4: a residual in another order of the same ranks, for one, takes a mesh that only 2 ranks have."""
+    hunts = [(programs, size) for programs in hunting_grounds(name) for size in (2, 4)]
     assert any(_is_refuted(name, size, tmp_path / f"{i}", programs) for i, (programs, size) in enumerate(hunts))
 
 
 @pytest.mark.parametrize("world_size", [2, 4])
 @pytest.mark.parametrize(
     ("pass_", "drawn"),
-    [
-        (SequenceParallel, mixed_programs),
-        (Identity, mixed_programs),
-        (Multistream, mixed_programs),
-        (Multistream, overlap_programs),
-    ],
-    ids=["sequence_parallel", "identity", "multistream", "multistream-overlap"],
+    [(SequenceParallel, mixed_programs), (Identity, mixed_programs), (Multistream, overlap_programs)],
+    ids=["sequence_parallel", "identity", "multistream"],
 )
 def test_what_is_sound_passes(pass_: type[Pass], drawn: Drawn, world_size: int, tmp_path: Path) -> None:
     finished = _campaign(pass_, world_size, tmp_path, programs=75, fail_fast=True, drawn=drawn)
@@ -129,7 +101,9 @@ def test_what_is_sound_passes(pass_: type[Pass], drawn: Drawn, world_size: int, 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("world_size", [2, 4])
-def test_defects_show_often_enough(world_size: int) -> None:
+@pytest.mark.parametrize("drawn", [mixed_programs, overlap_programs], ids=["mixed", "overlap"])
+def test_defects_show_often_enough(drawn: Drawn, world_size: int) -> None:
+    names = [name for name in MUTANTS if hunting_grounds(name)[0] is drawn]
     shown: Counter[str] = Counter()
     programs = 0
 
@@ -141,15 +115,15 @@ def test_defects_show_often_enough(world_size: int) -> None:
         deadline=None,
         suppress_health_check=list(HealthCheck),
     )
-    @given(mixed_programs(world_size=world_size))
+    @given(drawn(world_size=world_size))
     def judge(program: Program) -> None:
         nonlocal programs
         programs += 1
-        for name, mutant in sequence_parallel.MUTANTS.items():
-            shown[name] += bool(verify(InProcess(prepare(mutant, "", {})), program).findings)
+        for name in names:
+            shown[name] += bool(verify(InProcess(prepare(MUTANTS[name], "", {})), program).findings)
 
     judge()
-    for name in sequence_parallel.MUTANTS:
+    for name in names:
         print(f"{name:<28} {shown[name]:3} of {programs} programs of {world_size} ranks")
-    rare = [name for name in sequence_parallel.MUTANTS if shown[name] < LEAST * programs]
+    rare = [name for name in names if shown[name] < LEAST * programs]
     assert rare == []

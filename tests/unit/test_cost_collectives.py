@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tcverify.cost import Interconnect, algorithm_times, collective_time
@@ -77,6 +77,7 @@ def test_an_unknown_kind_is_a_mistake_of_ours() -> None:
         collective_time("gossip", 1, 2, SWITCH)
 
 
+@settings(deadline=None)
 @given(
     st.sampled_from(KINDS),
     st.integers(0, 1 << 34),
@@ -89,6 +90,7 @@ def test_more_bytes_never_take_less_time(kind: str, a: int, b: int, members: int
     assert collective_time(kind, small, members, interconnect) <= collective_time(kind, large, members, interconnect)
 
 
+@settings(deadline=None)
 @given(st.sampled_from(KINDS), st.integers(0, 1 << 34), st.integers(2, 300), st.sampled_from([SWITCH, MESH]))
 def test_a_faster_interconnect_never_takes_more_time(
     kind: str, contribution: int, members: int, interconnect: Interconnect
@@ -98,6 +100,7 @@ def test_a_faster_interconnect_never_takes_more_time(
     assert collective_time(kind, contribution, members, faster) <= slow
 
 
+@settings(deadline=None)
 @given(st.integers(1, 1 << 34), st.integers(2, 300))
 def test_no_time_is_below_what_must_cross_the_link_of_a_rank(contribution: int, members: int) -> None:
     share = (members - 1) / members

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
@@ -326,6 +326,7 @@ OPS: dict[str, Callable[[int], fx.Node]] = {
 }
 
 
+@settings(deadline=None)
 @given(
     st.sampled_from(sorted(OPS)),
     st.integers(1, 4096),

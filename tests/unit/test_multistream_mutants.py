@@ -143,7 +143,7 @@ SHOWN_BY: dict[str, Program] = {
     "WriteAfterReadUntracked": program(read_then_written),
     "WriteMovedBeforeRead": program(read_late_then_written),
     "WritesUnknown": program(written_then_read),
-    "CollectivesUnordered": program(on_two_streams, streams=StreamSettings((0,), (0, 1))),
+    "CollectivesUnordered": program(on_two_streams, streams=StreamSettings((0,), (0, 1), 1e-6)),
     "CostsOrderCollectives": with_uneven_costs(),
     "FusedOpUnordered": program(with_a_fused_op),
     "TokenSharedByCollectives": program(two_collectives_read),

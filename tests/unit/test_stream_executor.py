@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from typing import Any
 
@@ -14,13 +15,17 @@ from tcverify.checks import CHECKS, Evidence
 from tcverify.execution import Exploration, Lockstep, Order, explore
 from tcverify.execution.exploration import few_orders
 from tcverify.execution.issue import issue
-from tcverify.execution.streams import Streams
+from tcverify.execution.queues import WAIT
+from tcverify.execution.streams import MOST_OBSERVATIONS, Streams
+from tcverify.ops import qualified_name
 from tcverify.program import Contract, Mesh, MeshDim, Program
 from tcverify.program.finding import Doubt, Finding
 from tcverify.verifier import verify
 from tests.unit.lowered import Build, Lowering, program
 from tests.unit.programs import TP2
 from tests.unit.random_lowered import draw
+from tests.unit.stream_programs import lowered
+from tests.unit.test_multistream_random import random_program
 
 GRID = Mesh.grid({"dp": 2, "tp": 2})
 
@@ -329,6 +334,16 @@ def test_outputs_of_every_order_are_those_of_lockstep() -> None:
     assert [(o.kind, o.rank) for o in found.observations] == [("output", 1)]
 
 
+def test_of_very_many_observations_some_are_kept() -> None:
+    def build(b: Lowering) -> Any:
+        product = b.mm(b.x)
+        return [b.relu(b.wait(product, 1)) for _ in range(2 * MOST_OBSERVATIONS)]
+
+    found = explore(program(build), orders=[Order("rush", stream=1)])
+    assert found is not None
+    assert sum(o.kind == "RAW" for o in found.observations) == MOST_OBSERVATIONS
+
+
 def test_programs_without_anchors_are_not_explored() -> None:
     assert explore(program(lambda b: b.mm(b.x))) is None
 
@@ -465,3 +480,35 @@ def test_systematic_orders_show_all_that_is_not_ordered(seed: int) -> None:
         assert not found.observations or drawn.races or drawn.unordered
         evidence = Evidence(Pair(drawn.program, drawn.program, changed=True), Contract(), exploration=found)
         assert CHECKS["interleavings"](evidence) == []  # nor does happens-before say anything else
+
+
+def lowered_at_random(seed: int) -> Program | None:
+    """A random program as the scheduling pass lowers it; every second one with a token lost or a wait on another stream."""
+    original = random_program(seed)
+    rewritten = original.with_graphs([lowered(original, rank=rank) for rank in range(original.world_size)])
+    waits = [n for graph in rewritten.graphs for n in graph.nodes if qualified_name(n.target) == WAIT]
+    if not waits:
+        return None
+    choose = random.Random(seed)
+    if choose.random() < 0.5:
+        wait = choose.choice([w for w in waits if w.args[2]] or waits)
+        value, stream, tokens = wait.args
+        if choose.random() < 0.7:
+            wait.args = value, stream, list(tokens)[1:]
+        else:
+            wait.args = value, choose.randrange(4), tokens
+    return rewritten
+
+
+@pytest.mark.parametrize("seed", range(0, 120, 8))
+def test_orders_of_lowered_programs_agree_with_happens_before(seed: int) -> None:
+    """Views, tuples, writes, fused ops, two groups: on sound programs and on broken ones, both find something or neither."""
+    for rewritten in filter(None, map(lowered_at_random, range(seed, seed + 8))):
+        found = explore(rewritten, systematic=True)
+        assert found is not None
+        evidence = Evidence(Pair(rewritten, rewritten, changed=True), Contract(), exploration=found)
+        assert CHECKS["interleavings"](evidence) == []
+        static = CHECKS["happens-before"](evidence)
+        assert all(isinstance(finding, Finding) for finding in static)
+        if not static:
+            assert found.observations == []

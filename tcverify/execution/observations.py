@@ -1,0 +1,48 @@
+"""What an order of the streams shows. Data only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """What happened on a stream: "runs", or for collectives "begins" and "ends", or "waits" for ever."""
+
+    rank: int
+    stream: int
+    node: str
+    what: str
+
+    def __str__(self) -> str:
+        return f"rank {self.rank}, stream {self.stream}: '{self.node}' {self.what}"
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What went wrong in one order.
+
+    Attributes:
+        kind: "RAW", "WAR" or "WAW" for accesses in the wrong order; "collective-order", "mismatch" or "deadlock" for
+            collectives; "raised"; "output" for outputs that differ from those in issue order.
+        node, stream: the op that saw it.
+        other, other_stream: the op that should have been complete, or that ran too early; "" where there is none.
+        text: one sentence.
+        order: the order's name.
+        events: what had happened until then, in order, and what the op did that saw it.
+    """
+
+    kind: str
+    rank: int
+    node: str
+    stream: int
+    other: str
+    other_stream: int
+    text: str
+    order: str
+    events: tuple[Event, ...] = field(repr=False)
+
+    @property
+    def race(self) -> bool:
+        """Whether it is about two accesses to one storage."""
+        return self.kind in ("RAW", "WAR", "WAW")
