@@ -9,9 +9,15 @@ The lowered graph declares its costs (`meta["cost_s"]` of its work) and its sche
 and replays to exactly the predicted makespan. A graph stays as it is, bit for bit, when the schedule does not beat running
 one op after the other.
 
+Left alone are graphs that are lowered already; that hold methods, submodules or ops without a meaning; whose metadata is
+missing, symbolic or not what the operands imply; in which an op has no cost and there is no device; that change the shape of
+a value in place, or write into it on a stream that the op may not use; in which something would have to wait and has no
+operand that could (a copy stands in its place, so it must not be written into, nor decide whether something is a view; and
+an output that shares storage with another or with an input cannot be a copy). One line of log says which it was.
+
 Preconditions: inputs are ready on all streams when the graph begins; outputs are read on stream 0, and so are inputs that the
 graph writes into. Ranks whose collectives stand in the same order before the pass have them in the same order after it,
-whatever their costs.
+whatever their costs, since all collectives of a rank keep their order.
 """
 
 from __future__ import annotations
@@ -95,7 +101,7 @@ class Multistream(Pass):
         if sync_overhead_s is not None:
             self._chosen["sync_overhead_s"] = self._seconds(sync_overhead_s)
         self.schedule: Schedule | None = None
-        self._use(StreamSettings())
+        self.use(StreamSettings())
 
     def __call__(self, gm: fx.GraphModule) -> fx.GraphModule:
         """Lower `gm` in place, or leave it alone. See `Pass.__call__`.
@@ -105,7 +111,7 @@ class Multistream(Pass):
             UsageError: as `Pass.__call__`, or the streams of options and program do not fit together.
         """
         given = gm.meta.get("streams")
-        self._use(given if isinstance(given, StreamSettings) else StreamSettings())
+        self.use(given if isinstance(given, StreamSettings) else StreamSettings())
         self.schedule = None
         return super().__call__(gm)
 
@@ -324,7 +330,7 @@ class Multistream(Pass):
 
     # -------------------------------------------------------------------------------------------------------- options
 
-    def _use(self, given: StreamSettings) -> None:
+    def use(self, given: StreamSettings) -> None:
         """Take the options, and from `given` what they leave open. Raises `UsageError` for streams or a device that cannot be."""
         try:
             self.settings = replace(given, **self._chosen)
