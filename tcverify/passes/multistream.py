@@ -66,12 +66,12 @@ class Multistream(Pass):
     """Schedules compute and communication on streams and lowers the graph with anchors, where that makes it faster.
 
     Options go before what the program says in `gm.meta["streams"]`, which goes before one compute stream 0, one communication
-    stream 1, no overhead and no device.
+    stream 1, no overhead and no device. Only what synchronisation takes is a fact of the machine, for the program to state.
 
     Args:
         device: name of a device profile, or the path of one in TOML, for ops without a cost of their own.
         streams: ids of streams by role, as in "compute=0,comm=1+2".
-        sync_overhead_s: seconds until the end of an op is known to another stream.
+        sync_overhead_s: seconds until the end of an op is known to another stream, for programs without stream settings.
         options: those of `Pass`.
 
     Attributes:
@@ -101,7 +101,7 @@ class Multistream(Pass):
         if sync_overhead_s is not None:
             self._chosen["sync_overhead_s"] = self._seconds(sync_overhead_s)
         self.schedule: Schedule | None = None
-        self.use(StreamSettings())
+        self.use(None)
 
     def __call__(self, gm: fx.GraphModule) -> fx.GraphModule:
         """Lower `gm` in place, or leave it alone. See `Pass.__call__`.
@@ -111,7 +111,7 @@ class Multistream(Pass):
             UsageError: as `Pass.__call__`, or the streams of options and program do not fit together.
         """
         given = gm.meta.get("streams")
-        self.use(given if isinstance(given, StreamSettings) else StreamSettings())
+        self.use(given if isinstance(given, StreamSettings) else None)
         self.schedule = None
         return super().__call__(gm)
 
@@ -330,10 +330,13 @@ class Multistream(Pass):
 
     # -------------------------------------------------------------------------------------------------------- options
 
-    def use(self, given: StreamSettings) -> None:
-        """Take the options, and from `given` what they leave open. Raises `UsageError` for streams or a device that cannot be."""
+    def use(self, given: StreamSettings | None) -> None:
+        """Take the options, and the rest from the program. Raises `UsageError` for streams or a device that cannot be."""
+        chosen = dict(self._chosen)
+        if given is not None:
+            chosen.pop("sync_overhead_s", None)
         try:
-            self.settings = replace(given, **self._chosen)
+            self.settings = replace(given or StreamSettings(), **chosen)
         except ProgramError as error:
             raise UsageError(f"pass '{self.name}': {error.message}", "streams are as in compute=0,comm=1+2") from None
         name = self.settings.device

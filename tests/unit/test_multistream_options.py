@@ -27,12 +27,10 @@ def test_it_is_built_in() -> None:
 
 
 def test_options_go_before_what_the_program_says() -> None:
-    original = program(overlapping, streams=StreamSettings((0,), (1,), 50 * US))
-    assert not is_lowered(lowered(original))
-    pass_ = Multistream(sync_overhead_s="1e-6", streams="comm=4+5")
+    original = program(overlapping, streams=StreamSettings((0,), (1,), US))
+    pass_ = Multistream(streams="comm=4+5")
     graph = lowered(original, pass_)
     assert node(graph, "all_reduce_record").args[1] == 4
-    assert graph.find_nodes(op="output")[0].meta["schedule"]["sync_overhead_s"] == US
     assert pass_.settings == StreamSettings((0,), (4, 5), US)
 
 
@@ -138,3 +136,11 @@ def test_a_disabled_pass_touches_nothing(tmp_path: Path) -> None:
     lowered(original, Multistream(dump=tmp_path))
     (dump,) = tmp_path.iterdir()
     assert "lowered: 1" in dump.read_text().splitlines()[0]
+
+
+def test_the_overhead_that_a_program_states_goes_before_the_option() -> None:
+    gm = program(lambda b: b.add(b.all_reduce(b["x"]), b.mm(b.mm(b["v"])))).graph_module(0)
+    pass_ = Multistream(sync_overhead_s=1e-3)
+    assert pass_.settings.sync_overhead_s == 1e-3
+    gm.meta["streams"] = StreamSettings(sync_overhead_s=US)
+    assert pass_(gm).graph.find_nodes(op="output")[0].meta["schedule"]["sync_overhead_s"] == US
