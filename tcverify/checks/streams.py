@@ -16,12 +16,9 @@ from torch.fx.node import map_aggregate
 
 from tcverify.checks.reading import BEGINNING, Issued, Reading, Recorded, Waiting, seconds, tokens_of
 from tcverify.checks.storage import Memory, memory_of
-from tcverify.ops import lookup
+from tcverify.ops import RECORD, WAIT, lookup
 from tcverify.program import Program, RankConstant
 from tcverify.program.streams import MAIN_STREAM
-
-WAIT = "tensor_cast::_internal_wait_and_bind"
-RECORD = "tensor_cast::_internal_record"
 
 
 def is_lowered(graph: fx.Graph) -> bool:

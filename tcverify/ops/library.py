@@ -25,6 +25,10 @@ _NORM = "Tensor x, Tensor weight, float eps"
 _ADD_NORM = "Tensor x, Tensor residual, Tensor weight, float eps"
 _RANKS = "int rank, int[] rank_group"
 
+#: The anchors of graphs on several streams: a wait for tokens, and the record of one.
+WAIT = "tensor_cast::_internal_wait_and_bind"
+RECORD = "tensor_cast::_internal_record"
+
 #: Signatures, as TensorCast has them.
 SCHEMAS: dict[str, str] = {
     "rms_norm": f"({_NORM}) -> Tensor",

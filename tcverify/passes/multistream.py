@@ -35,13 +35,11 @@ from torch import fx
 from tcverify.cost import DeviceProfile, node_cost
 from tcverify.cost import device as device_profile
 from tcverify.errors import ProgramError, Unsupported, UsageError
-from tcverify.ops import lookup, resolve
+from tcverify.ops import RECORD, WAIT, lookup, resolve
 from tcverify.passes.base import Pass
 from tcverify.passes.editing import annotate
 from tcverify.passes.stream_graph import (
     ANCHORS,
-    RECORD,
-    WAIT,
     Edge,
     NotLowered,
     StreamGraph,

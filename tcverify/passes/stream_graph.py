@@ -24,13 +24,11 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.node import map_aggregate
 
 from tcverify.errors import UnsupportedOp
-from tcverify.ops import ShapeError, TensorSpec, infer, lookup, resolve
+from tcverify.ops import RECORD, WAIT, ShapeError, TensorSpec, infer, lookup, resolve
 from tcverify.ops.spec import contiguous_stride
 from tcverify.passes.editing import op_name
 from tcverify.program.graph import map_structure
 
-WAIT = "tensor_cast::_internal_wait_and_bind"
-RECORD = "tensor_cast::_internal_record"
 ANCHORS = frozenset({WAIT, RECORD})
 
 Specs = Mapping[fx.Node, Any]
