@@ -79,7 +79,7 @@ class Multistream(Pass):
     """
 
     name = "multistream"
-    contract: ClassVar[Contract] = Contract(idempotent=True, schedule=True)
+    contract: ClassVar[Contract] = Contract(idempotent=True, schedule=True, overlap=True)
     PATTERNS = ("lowered", "moved", "waits")
 
     def __init__(
