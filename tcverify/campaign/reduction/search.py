@@ -171,13 +171,18 @@ def _details(sketch: Sketch) -> tuple[int, ...]:
 def _timing(sketch: Sketch) -> tuple[int, ...]:
     """Settings, a device and costs that there are, settings that are not the defaults, and costs that are not plain."""
     costs = [step.meta["cost_s"] for graph in sketch.graphs for step in graph if "cost_s" in step.meta]
-    odd = sum(cost not in PLAIN_COSTS for cost in costs), len(set(costs)), sum(cost != PLAIN_COSTS[0] for cost in costs)
+    odd = sum(_oddity(cost) for cost in costs), len(set(costs)), sum(cost != PLAIN_COSTS[0] for cost in costs)
     s, plain = sketch.streams, StreamSettings()
     if s is None:
         return 0, 0, len(costs), 0, *odd
     streams = [len(own) - 1 + (own != default) for own, default in ((s.compute, plain.compute), (s.comm, plain.comm))]
     overhead = 0 if s.sync_overhead_s == 0 else 1 if s.sync_overhead_s == PLAIN_COSTS[0] else 2
     return 1, int(s.device is not None), len(costs), sum(streams) + overhead, *odd
+
+
+def _oddity(cost: Any) -> int:
+    """0 for a plain cost, 1 for another of one digit, 2 for the rest."""
+    return 0 if cost in PLAIN_COSTS else 1 if cost == float(f"{cost:.0e}") else 2
 
 
 def _containers(result: Any) -> int:
