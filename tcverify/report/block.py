@@ -116,7 +116,7 @@ def _times(case: Counterexample, rank: int) -> list[str]:
     found = timetables(case, rank)
     if found is None:
         return []
-    lines = [(f"streams of rank {rank}", time_line(found[1])), ("given", given_line(case.program, rank))]
+    lines = [(f"streams of rank {rank}", time_line(found[1])), ("told to the pass", given_line(case.program, rank))]
     return [plain(f"{what}: {line}") for what, line in lines if line]
 
 

@@ -232,8 +232,10 @@ def given_line(program: Program, rank: int) -> str:
             facts.append(f"{len(costs) - MOST_COSTS} other costs")
     streams = program.streams
     if streams is not None:
-        for role, ids in (("compute", streams.compute), ("communication", streams.comm)):
-            facts.append(f"{role} on {'stream' if len(ids) == 1 else 'streams'} {_joined([str(i) for i in ids])}")
+        where = [
+            f"{role} on {_ids(ids)}" for role, ids in (("compute", streams.compute), ("communication", streams.comm))
+        ]
+        facts.append(", ".join(where))
         facts.append(f"synchronisation takes {microseconds(streams.sync_overhead_s)}")
         if streams.device is not None:
             facts.append(f"device {streams.device}")
@@ -243,6 +245,10 @@ def given_line(program: Program, rank: int) -> str:
 def _some(names: list[str]) -> str:
     shown = names[:MOST_COSTS] if len(names) <= MOST_COSTS else [*names[:MOST_COSTS], f"{len(names) - MOST_COSTS} more"]
     return _joined([f"'{name}'" if i < MOST_COSTS else name for i, name in enumerate(shown)])
+
+
+def _ids(streams: tuple[int, ...]) -> str:
+    return f"{'stream' if len(streams) == 1 else 'streams'} {_joined([str(i) for i in streams])}"
 
 
 def _joined(items: list[str]) -> str:

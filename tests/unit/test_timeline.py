@@ -411,8 +411,9 @@ def test_the_block_tells_the_times_of_a_lowered_program() -> None:
         "exposed communication 2 µs"
     )
     given = (
-        "given: 30 µs for 'all_reduce' and 'all_reduce_1'; 10 µs for 'mm', 'mm_1', 'mm_2', 'add_rms_norm2' and 4 more; "
-        "compute on streams 0 and 2; communication on stream 1; synchronisation takes 2 µs"
+        "told to the pass: 30 µs for 'all_reduce' and 'all_reduce_1'; 10 µs for 'mm', 'mm_1', 'mm_2', 'add_rms_norm2' and "
+        "4 more; "
+        "compute on streams 0 and 2, communication on stream 1; synchronisation takes 2 µs"
     )
     case = schedule_case("race")
     assert make_block(case, None).times == [expected, given]
@@ -446,7 +447,9 @@ def test_a_prediction_that_is_off_by_a_bit_shows_all_digits() -> None:
 
 def test_without_costs_the_block_tells_no_times() -> None:
     (given,) = make_block(without_costs(schedule_case("race")), None).times
-    assert given == "given: compute on streams 0 and 2; communication on stream 1; synchronisation takes 2 µs"
+    assert (
+        given == "told to the pass: compute on streams 0 and 2, communication on stream 1; synchronisation takes 2 µs"
+    )
 
 
 def test_the_case_is_what_it_is_said_to_be() -> None:
