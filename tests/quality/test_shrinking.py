@@ -19,8 +19,8 @@ from tcverify.campaign import Campaign, Plan
 from tcverify.campaign.reduction import reduce
 from tcverify.ops import qualified_name
 from tcverify.program import Program
-from tcverify.strategies import WORLD_SIZES, all_meshes, decode, transformer_programs
-from tests.mutants.sequence_parallel import MUTANTS
+from tcverify.strategies import WORLD_SIZES, all_meshes, decode, mixed_programs, overlap_programs, transformer_programs
+from tests.mutants.catalogue import MUTANTS, Drawn
 
 #: Compute nodes of the smallest program that shows a mutant's defect. Left out are mutants that show it in patterns of different
 #: sizes, or as kinds of finding with different minima: a program that shows the one is not made into one that shows the other.
@@ -43,17 +43,59 @@ MINIMA = {
     "OneScatterForAllGroups": 4,
 }
 
+#: The same for multistream scheduling. A graph is lowered when two ops at least can run side by side, unless the guard is lost.
+STREAM_MINIMA = {
+    # any op
+    "GuardInverted": 1,
+    "NoGuard": 1,
+    # a collective beside compute
+    "OutputsNotJoined": 2,
+    "JoinErasedAsDead": 2,
+    "WaitNamesMainStream": 2,
+    "RecordNamesMainStream": 2,
+    "RecordedWhereNeeded": 2,
+    "CommunicationIsFree": 2,
+    "CheapOpsAreFree": 2,
+    "OverheadForgotten": 2,
+    "WaitsShareStorage": 2,
+    "TokensLookLikeValues": 2,
+    # the same, one of them writing into an input
+    "WritesIntoInputsNotJoined": 2,
+    "WrittenOperandGated": 2,
+    # a collective beside compute, both reading one input
+    "WaitSharedByReaders": 2,
+    # two compute streams
+    "ResourcesShared": 2,
+    "FusedOpTakesOneResource": 2,
+    # an op, one that follows it on another stream, and one beside them
+    "FirstWaitLost": 3,
+    "ListDependencyUntracked": 3,
+    "WriteAfterReadUntracked": 3,
+    "WritesUnknown": 3,
+    # two ops of one stream, and one of another
+    "PreviousOpRecorded": 3,
+    "TokenSharedByCollectives": 3,
+    "OldMakespanDeclared": 3,
+    # two collectives, and compute beside the second
+    "CollectivesUnordered": 3,
+    "FusedOpUnordered": 3,
+    # an op, a view, one that follows on another stream, and one beside them
+    "ViewDependencyUntracked": 4,
+    "GateBehindAView": 4,
+}
+
 SEEDS = range(6)
 
 #: Mutants of the default tests, with two seeds each.
 CHOSEN = ("GatherOrderLost", "ViewKeepsAllTokens", "ResidualAddedTwice")
+CHOSEN_STREAMS = ("WrittenOperandGated", "WaitSharedByReaders", "OldMakespanDeclared")
 
 
-def _found(name: str, seed: int, directory: Path) -> tuple[int, int]:
-    """Compute nodes of the first counterexample, and trials that it took to reduce it to them."""
+def _found(name: str, seed: int, directory: Path, drawn: Drawn) -> tuple[Program, int]:
+    """The program of the first counterexample, and trials that it took to reduce it to it."""
     world_size = WORLD_SIZES[seed % len(WORLD_SIZES)]
     plan = Plan(
-        transformer_programs(world_size=world_size),
+        drawn(world_size=world_size),
         f"{world_size} ranks",
         directory / f"reports-{seed}",
         directory / f"state-{seed}",
@@ -65,26 +107,52 @@ def _found(name: str, seed: int, directory: Path) -> tuple[int, int]:
     finished = Campaign(InProcess(prepare(MUTANTS[name], "", {})), plan, None).run()
     (case,) = finished.counterexamples
     assert not case.shrink_cut
-    return case.program.size, finished.statistics.shrinking
+    return case.program, finished.statistics.shrinking
 
 
-def _reaches_the_minimum(name: str, seeds: range, directory: Path) -> None:
-    found = [_found(name, seed, directory) for seed in seeds]
-    sizes, trials = zip(*found, strict=True)
-    print(f"{name:<28} minimum {MINIMA[name]}, reduced to {list(sizes)} in {list(trials)} trials")
-    assert min(sizes) == statistics.median(sizes) == MINIMA[name]
-    assert max(sizes) <= MINIMA[name] + 2
+def _reaches_the_minimum(
+    name: str, minimum: int, seeds: range, directory: Path, drawn: Drawn = transformer_programs
+) -> list[Program]:
+    programs, trials = zip(*(_found(name, seed, directory, drawn) for seed in seeds), strict=True)
+    sizes = [program.size for program in programs]
+    print(f"{name:<28} minimum {minimum}, reduced to {sizes} in {list(trials)} trials")
+    assert min(sizes) == statistics.median(sizes) == minimum
+    assert max(sizes) <= minimum + 2
+    return list(programs)
+
+
+def _reads_easily(program: Program) -> bool:
+    """Whether what a program says of time is plain: costs of one digit, no device, and no overhead but one microsecond."""
+    costs = [n.meta["cost_s"] for graph in program.graphs for n in graph.nodes if "cost_s" in n.meta]
+    settings = program.streams
+    if settings is not None and (settings.device is not None or settings.sync_overhead_s not in (0.0, 1e-6)):
+        return False
+    return all(cost == float(f"{cost:.0e}") for cost in costs)
 
 
 @pytest.mark.parametrize("name", CHOSEN)
 def test_a_mutant_is_reduced_to_its_cause(name: str, tmp_path: Path) -> None:
-    _reaches_the_minimum(name, range(2), tmp_path)
+    _reaches_the_minimum(name, MINIMA[name], range(2), tmp_path)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MINIMA)
 def test_every_mutant_is_reduced_to_its_cause(name: str, tmp_path: Path) -> None:
-    _reaches_the_minimum(name, SEEDS, tmp_path)
+    _reaches_the_minimum(name, MINIMA[name], SEEDS, tmp_path)
+
+
+@pytest.mark.parametrize("name", CHOSEN_STREAMS)
+def test_a_mutant_of_scheduling_is_reduced_to_its_cause(name: str, tmp_path: Path) -> None:
+    found = _reaches_the_minimum(name, STREAM_MINIMA[name], range(2), tmp_path, overlap_programs)
+    assert all(map(_reads_easily, found))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("drawn", [overlap_programs, mixed_programs], ids=["overlap", "mixed"])
+@pytest.mark.parametrize("name", STREAM_MINIMA)
+def test_every_mutant_of_scheduling_is_reduced_to_its_cause(name: str, drawn: Drawn, tmp_path: Path) -> None:
+    found = _reaches_the_minimum(name, STREAM_MINIMA[name], SEEDS, tmp_path, drawn)
+    assert sum(map(_reads_easily, found)) > len(found) / 2
 
 
 # ----------------------------------------------------------------------------------------------------------- predicates
