@@ -13,8 +13,16 @@ ROOT = Path(__file__).parents[2]
 GALLERY = sorted((ROOT / "reports" / "gallery").glob("*/counterexample.json"))
 
 
+#: Kinds of finding that a lowering to streams can show.
+STREAMS = {"race", "unordered-collectives", "anchor-mismatch", "stream-conflict", "wrong-schedule", "no-gain"}
+
+
 def test_there_is_a_gallery() -> None:
-    assert {read_counterexample(path).finding.check for path in GALLERY} >= {"equivalence", "collectives", "metadata"}
+    cases = [read_counterexample(path) for path in GALLERY]
+    assert {case.finding.check for case in cases} >= {"equivalence", "collectives", "metadata"}
+    assert {case.finding.kind for case in cases} >= STREAMS
+    assert {case.finding.data.get("kind") for case in cases if case.finding.kind == "race"} == {"RAW", "output"}
+    assert any("+" in case.facts.name for case in cases)
 
 
 @pytest.mark.parametrize("path", GALLERY, ids=lambda path: path.parent.name)

@@ -12,14 +12,11 @@ import torch
 from torch import fx
 
 from tcverify.campaign.reduction.facts import Facts, renamed
-from tcverify.campaign.reduction.search import PLAIN_NUMBERS, Search
-from tcverify.campaign.reduction.sketch import Ref, Sketch, refs, result_of, with_results
+from tcverify.campaign.reduction.search import Search, plain_numbers
+from tcverify.campaign.reduction.sketch import Ref, Sketch, Step, refs, result_of, with_results
 from tcverify.campaign.reduction.values import is_summed
 from tcverify.errors import ProgramError
 from tcverify.program import InputSpec, Recipe
-
-#: Below it a number counts as small.
-_SMALL = 1e-3
 
 
 def simplify(search: Search) -> None:
@@ -33,7 +30,7 @@ def simplify(search: Search) -> None:
         for name in _free(search.facts):
             search.attempt(_placements(search.sketch, [name]))
         for name in search.facts.calls:
-            search.attempt(*(_constants(search.sketch, name, large) for large in PLAIN_NUMBERS[1:]))
+            search.attempt(*(_constants(search.sketch, name, place) for place in (0, 1)))
     search.attempt_as(renamed(search.facts, _names(search.sketch)))
 
 
@@ -88,19 +85,20 @@ def _dtypes(sketch: Sketch, only: str | None) -> Sketch:
     return replace(made, graphs=graphs)
 
 
-def _constants(sketch: Sketch, only: str | None, large: float = PLAIN_NUMBERS[1]) -> Sketch:
-    """Plain numbers in place of all others."""
+def _constants(sketch: Sketch, only: str | None, place: int = 0) -> Sketch:
+    """Plain numbers in place of all others: of those for an op, the one at `place`, or the last."""
 
-    def plain(value: Any) -> Any:
-        if not isinstance(value, float) or value in PLAIN_NUMBERS:
-            return value
-        return PLAIN_NUMBERS[0] if abs(value) < _SMALL else large
+    def changed(step: Step) -> Step:
+        if only not in (None, step.name) or not step.calls:
+            return step
+        plain = plain_numbers(step.target)
 
-    graphs = tuple(
-        tuple(step.mapped(plain) if only in (None, step.name) and step.calls else step for step in graph)
-        for graph in sketch.graphs
-    )
-    return replace(sketch, graphs=graphs)
+        def number(value: Any) -> Any:
+            return plain[min(place, len(plain) - 1)] if isinstance(value, float) and value not in plain else value
+
+        return step.mapped(number)
+
+    return replace(sketch, graphs=tuple(tuple(changed(step) for step in graph) for graph in sketch.graphs))
 
 
 def _structure(sketch: Sketch, _: str | None) -> Sketch:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import time
@@ -19,8 +20,11 @@ from tcverify.campaign.reduction.values import Values
 from tcverify.errors import ProgramError
 from tcverify.program import NotSerialisable, Program, StreamSettings, program_id
 
-#: Numbers that read easily: the first is for those that are small, as every eps is. A factor of 1 may hide what it is there for.
-PLAIN_NUMBERS = (1e-6, 1.0, 2.0)
+#: What an eps is when it does not matter.
+PLAIN_EPS = 1e-6
+
+#: The same for other numbers; a factor of 1 may hide what it is there for.
+PLAIN_NUMBERS = (1.0, 2.0)
 
 #: Costs in seconds that read easily: the shorter is the plainer.
 PLAIN_COSTS = (1e-6, 1e-5)
@@ -149,23 +153,34 @@ def _details(sketch: Sketch) -> tuple[int, ...]:
     recipes = sum((spec.recipe.kind != "uniform") + (spec.recipe.scale != 1.0) for spec in sketch.inputs)
     odd = sum(spec.dtype.is_floating_point and spec.dtype is not torch.float32 for spec in sketch.inputs)
     constants = nested = reach = 0
+    numbers: list[float] = []
     for graph in sketch.graphs:
         positions = {step.name: i for i, step in enumerate(graph)}
 
         def look(leaf: Any, positions: dict[str, int] = positions) -> Any:
-            nonlocal constants, odd, reach
+            nonlocal odd, reach
             if isinstance(leaf, Ref):
                 reach += positions[leaf.name]
             elif isinstance(leaf, float):
-                constants += leaf not in PLAIN_NUMBERS
+                numbers.append(leaf)
             elif isinstance(leaf, torch.dtype):
                 odd += leaf.is_floating_point and leaf is not torch.float32
             return leaf
 
         for step in graph:
             map_aggregate((step.args, step.kwargs), look)
+            constants += sum(number not in plain_numbers(step.target) for number in numbers)
+            numbers.clear()
         nested += _containers(result_of(graph))
     return recipes, odd, constants, nested, reach
+
+
+@functools.cache
+def plain_numbers(target: Any) -> tuple[float, ...]:
+    """Numbers that read easily as arguments of an op, the plainest first."""
+    schema = getattr(target, "_schema", None)
+    has_eps = schema is not None and any(argument.name == "eps" for argument in schema.arguments)
+    return (PLAIN_EPS,) if has_eps else PLAIN_NUMBERS
 
 
 def _timing(sketch: Sketch) -> tuple[int, ...]:
@@ -199,4 +214,4 @@ def _containers(result: Any) -> int:
     return count
 
 
-__all__ = ["PLAIN_COSTS", "PLAIN_NUMBERS", "OutOfTime", "Search", "weight"]
+__all__ = ["PLAIN_COSTS", "OutOfTime", "Search", "plain_numbers", "weight"]
