@@ -194,7 +194,7 @@ def serve_rank(
     try:
         torch.set_num_threads(1)
         os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = "lo"
-        streams: Device = QueuedDevice()
+        streams: Device = QueuedDevice(staged=True)
         if device == "cuda":
             streams = CudaDevice(rank % max(1, torch.cuda.device_count()))
             torch.cuda.set_device(streams.place)

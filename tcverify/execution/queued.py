@@ -1,7 +1,6 @@
 """Streams without a device: queues that this process works off, by a clock on which delays pass and ops take no time.
 
-What can begin earliest goes first, and of those what was issued first. A collective stops the host until it has been entered,
-as one does that goes through the host (see `cuda_ranks`).
+What can begin earliest goes first, and of those what was issued first.
 """
 
 from __future__ import annotations
@@ -16,9 +15,14 @@ from tcverify.execution.launches import Launch
 
 
 class QueuedDevice:
-    """A `Device` whose streams run on the CPU, one op at a time, when the host waits for them."""
+    """A `Device` whose streams run on the CPU, one op at a time, when the host waits for them.
 
-    def __init__(self) -> None:
+    Args:
+        staged: collectives stop the host until they have been entered, as they do that go through it (see `cuda_ranks`).
+    """
+
+    def __init__(self, *, staged: bool = False) -> None:
+        self._staged = staged
         self.place = torch.device("cpu")
         self._queues: dict[int, deque[tuple[float, int, Launch, Callable[[], None]]]] = {}
         self._clocks: dict[int, float] = {}  # of each stream
@@ -39,7 +43,7 @@ class QueuedDevice:
         self._issued += 1
         if launch.event:
             self._events[launch.op] = None
-        if launch.part == "enter":
+        if launch.part == "enter" and self._staged:
             self.join(launch.stream)
 
     def join(self, stream: int) -> None:
