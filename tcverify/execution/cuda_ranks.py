@@ -32,7 +32,7 @@ from tcverify.execution.interpreter import RankResult
 from tcverify.execution.issue import is_lowered, issue
 from tcverify.execution.messages import Reply, decode_reply, encode_reply
 from tcverify.execution.observations import Observation
-from tcverify.execution.plan import plans_of
+from tcverify.execution.plan import first_line, plans_of
 from tcverify.execution.processes import start_process
 from tcverify.execution.queued import QueuedDevice
 from tcverify.ops import Collective
@@ -83,10 +83,13 @@ def explore_on_cuda(
         return []
     used = sorted({op.stream for one in issued for op in one.ops})
     orders = [*(Order("starve", stream=s) for s in used), *(Order("random", seed) for seed in seeds)]
-    if program.world_size == 1:
-        results = [play_orders(issued[0], CudaDevice(), perform, orders)]
-    else:
+    if program.world_size > 1:
         results = run_ranks(program, orders, boundary, inputs, timeout)
+    else:
+        try:
+            results = [play_orders(issued[0], CudaDevice(), perform, orders)]
+        except RuntimeError as error:  # what CUDA raises, when an op fails that was launched before, or memory is short
+            raise ExecutorError(f"the CUDA device fails: {first_line(error)}") from error
     reference = run if reference is None or not reference.finished else reference
     return list(observed(reference, results, orders))
 

@@ -10,14 +10,17 @@ host waits for stream 0 alone, and only then for the device.
 
 A difference counts when outputs differ from lockstep's and from those of the same kernels in one stream: so rounding that the
 device does in its own way is not taken for a race. What is seen is a race; what is not seen says little: a device may run streams
-one after the other for want of room, or of hardware queues (8 by default, CUDA_DEVICE_MAX_CONNECTIONS), and some ops make the
-host wait. Kernels are loaded at first use, which makes streams wait as well; so every program runs twice before it is delayed.
+one after the other for want of room, of hardware queues (8 by default, CUDA_DEVICE_MAX_CONNECTIONS) or of streams (torch's pool
+has 32), and some ops make the host wait. Kernels are loaded and memory is allocated at first use, which can make streams wait as
+well; so every program runs without delays first.
 """
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -32,7 +35,7 @@ from tcverify.execution.plan import first_line
 from tcverify.program.streams import MAIN_STREAM
 
 #: Cycles that a second has at most: a slower clock sleeps longer.
-CYCLES_PER_S = 2e9
+CYCLES_PER_S = 3e9
 
 
 class Device(Protocol):
@@ -123,9 +126,14 @@ def play(places: Places, device: Device, plan: Sequence[Launch]) -> RankResult:
     with torch.no_grad():
         places.reset()
         device.finish()
-        for launch in plan:
-            device.launch(launch, lambda launch=launch: work(launch))  # type: ignore[misc]
-        device.join(MAIN_STREAM)
+        try:
+            for launch in plan:
+                device.launch(launch, partial(work, launch))
+            device.join(MAIN_STREAM)
+        except BaseException:
+            with contextlib.suppress(RuntimeError):  # what was launched may still use the places
+                device.finish()
+            raise
         (result,) = seen
         result.outputs = [v.cpu() if isinstance(v, torch.Tensor) else v for v in result.outputs]
         result.inputs = [value.cpu() for value in result.inputs]

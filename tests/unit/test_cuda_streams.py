@@ -30,10 +30,14 @@ from tcverify.execution.queued import QueuedDevice
 from tcverify.execution.queues import StreamOp
 from tcverify.ops import Collective
 from tcverify.ops.distributed import perform
+from tcverify.passes import Multistream
 from tcverify.program import Mesh, Program
+from tcverify.verifier import verify
 from tests.unit.lowered import Build, Lowering, program
 from tests.unit.programs import TP2
 from tests.unit.random_lowered import draw
+from tests.unit.stream_programs import Builder, is_lowered, lowered
+from tests.unit.stream_programs import program as lowerable
 
 ONE = Mesh.grid({"dp": 1, "tp": 1})
 STREAMS = [Order("starve", stream=0), Order("starve", stream=1), Order("random", seed=1), Order("random", seed=2)]
@@ -344,6 +348,17 @@ def test_cuda_nccl_of_one_rank_keeps_to_its_stream(tmp_path: Path) -> None:
         assert racy == {"output 0 in starve stream 1, on CUDA"}
     finally:
         dist.destroy_process_group()
+
+
+@needs_cuda
+def test_cuda_deep_verification_runs_the_streams_on_the_device() -> None:
+    def build(b: Builder) -> Any:
+        return b.add(b.mm(b.all_reduce(b["x"])), b.mm(b.mm(b["r"])))
+
+    original = lowerable(build)
+    assert is_lowered(lowered(original))
+    verdict = verify(Multistream(), original, deep=True)
+    assert verdict.status == "passed", (verdict.findings, verdict.doubts)
 
 
 @needs_one_only
