@@ -44,7 +44,7 @@ def has_potential(gm: fx.GraphModule) -> bool:
     if streams is None:
         return False
     try:
-        scheduler.settings = streams
+        scheduler.use(streams)
         parts = scheduler.read(gm.graph)
     except NotLowered:
         return False

@@ -11,7 +11,7 @@ import torch
 from torch import fx
 
 from tcverify.execution import Run
-from tcverify.ops import lookup
+from tcverify.ops import RECORD, lookup
 from tcverify.program import Program
 
 #: Two values are equal up to this share of the original's largest magnitude: reordered sums differ by less.
@@ -91,7 +91,7 @@ def relation_between(program: Program, before: Run, after: Run, node: str, origi
 
 def _is_token(node: fx.Node) -> bool:
     """Whether a node records that an op is complete: its value says nothing."""
-    return node.op == "call_function" and lookup(node.target).name == "tensor_cast::_internal_record"
+    return node.op == "call_function" and lookup(node.target).name == RECORD
 
 
 def _by_node(graph: fx.Graph, run: Run) -> dict[str, dict[int, Any]]:

@@ -89,6 +89,7 @@ def _apply_stages(loaded: LoadedPass, modules: list[fx.GraphModule], pair: Pair)
     base: Program | None = pair.original
     for number, stage in enumerate(loaded.stages):
         name, last = stage.facts.name, number == len(loaded.stages) - 1
+        metadata = [_metadata(module.graph) for module in modules] if stage.contract.metadata and not last else None
         results = _apply_to_ranks(stage, modules, pair, base)
         if results is None or last:
             pair.stages.append(Stage(name))
@@ -104,16 +105,25 @@ def _apply_stages(loaded: LoadedPass, modules: list[fx.GraphModule], pair: Pair)
                 return None
             if not stage.contract.metadata:
                 refresh_metadata(module.graph)
-        base = _between(base, modules)
+        base = _between(base, modules, metadata)
         pair.stages.append(Stage(name, base))
     return modules
 
 
-def _between(base: Program | None, modules: list[fx.GraphModule]) -> Program | None:
-    """The program as a stage has left it; None where the graphs make none."""
+def _between(
+    base: Program | None, modules: list[fx.GraphModule], metadata: list[list[tuple[Any, ...]]] | None
+) -> Program | None:
+    """The program as a stage has left it; None where the graphs make none.
+
+    Args:
+        metadata: of the graphs that the stage was given; None where what it left has been made anew.
+    """
     if base is None:
         return None
-    if all(_is_original(base, rank, module.graph) for rank, module in enumerate(modules)):
+    if all(_is_original(base, rank, module.graph) for rank, module in enumerate(modules)) and (
+        metadata is None
+        or not any(_relabelled(before, module.graph) for before, module in zip(metadata, modules, strict=True))
+    ):
         return base
     try:
         program = base.with_graphs([module.graph for module in modules])
@@ -202,6 +212,12 @@ def _metadata(graph: fx.Graph) -> list[tuple[Any, ...]]:
     return [(node.name, node.meta.get("val"), *(node.meta.get(key) for key in KEPT_META)) for node in graph.nodes]
 
 
+def _relabelled(before: list[tuple[Any, ...]], graph: fx.Graph) -> bool:
+    """Whether the metadata of a graph is no longer what it was, node by node."""
+    rows = zip(before, _metadata(graph), strict=True)
+    return any(a is not b for old, new in rows for a, b in zip(old, new, strict=True))
+
+
 def _inspect(pair: Pair, modules: list[fx.GraphModule], metadata: list[list[tuple[Any, ...]]], deep: bool) -> bool:
     """Judge each returned graph module as FX does. Ranks whose graphs look alike, before and after, are judged once.
 
@@ -215,8 +231,7 @@ def _inspect(pair: Pair, modules: list[fx.GraphModule], metadata: list[list[tupl
     judged: list[tuple[int, fx.Graph]] = []
     for rank, module in enumerate(modules):
         if _is_original(pair.original, rank, module.graph):
-            rows = zip(metadata[rank], _metadata(module.graph), strict=True)
-            touched = touched or any(a is not b for before, after in rows for a, b in zip(before, after, strict=True))
+            touched = touched or _relabelled(metadata[rank], module.graph)
             continue
         touched = pair.changed = True
         origin = pair.original.ranks[rank].graph

@@ -77,6 +77,7 @@ def pipeline(stages: Sequence[LoadedPass], options: Mapping[str, Any]) -> Loaded
         metadata=contracts[-1].metadata,  # in between, what is not promised is made anew
         identity=all(c.identity for c in contracts),
         schedule=any(c.schedule for c in contracts),
+        overlap=all(c.overlap for c in contracts),
         boundary="lenient" if any(c.boundary == "lenient" for c in contracts) else "strict",
         inputs="stream0" if any(c.inputs == "stream0" for c in contracts) else "ready",
     )

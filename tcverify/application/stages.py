@@ -59,8 +59,11 @@ def stage_options(stages: Sequence[str], options: Mapping[str, Any]) -> list[dic
         where, _, option = key.partition(".")
         places = [i for i, name in enumerate(stages) if where in (name, str(i + 1))]
         if not option or len(places) != 1:
-            why = "does not say which stage of the pipeline it is for" if not places else "is for several stages"
-            raise PassLoadError(f"option '{key}' {why}", f"write {stages[-1]}.NAME or {len(stages)}.NAME")
+            why = "is for several stages" if len(places) > 1 else "does not say which stage of the pipeline it is for"
+            if places and not option:
+                why = "names no option of its stage"
+            last = f"{len(stages)}.NAME" if len(places) > 1 else f"{stages[-1]}.NAME or {len(stages)}.NAME"
+            raise PassLoadError(f"option '{key}' {why}", f"write {last}")
         found[places[0]][option] = value
     return found
 

@@ -144,6 +144,13 @@ def _mismatch(reading: Reading, clocks: Clocks, contract: Contract, rank: int) -
             )
             found.append((record.number, "record", title))
             break
+    for number, wait, writer in reading.stale[:1]:
+        reader, gated, mutator = (reading.names[n] for n in (number, wait, writer))
+        title = (
+            f"'{reader}' reads '{gated}', and '{mutator}' has written since into what that waits for: by data flow it reads the "
+            "old value, on a runtime, where a wait copies nothing, the new one"
+        )
+        found.append((number, "copy", title))
     if not found and not conflicting and any(op.after != op.positional_after for op in issued):
         found = _other_order(reading, issued, clocks)
     if not found:

@@ -75,6 +75,8 @@ class Reading:
         output: the output node as a reader.
         inputs: storage → name of the input that it belongs to.
         conflicts: (node number, the streams that its anchors name, the anchors); a stream is None where it is no number.
+        stale: (op, wait, writer), as node numbers: the op reads the wait's result, and the writer has written in between into
+            what the wait gates.
         unknown: nodes of which it is not known what they read and write.
         schedule: what the output node declares, whatever it is.
         lowered: whether the graph has anchors.
@@ -87,6 +89,7 @@ class Reading:
     waits: dict[int, Waiting] = field(default_factory=dict)
     inputs: dict[int, str] = field(default_factory=dict)
     conflicts: list[tuple[int, list[int | None], list[int]]] = field(default_factory=list)
+    stale: list[tuple[int, int, int]] = field(default_factory=list)
     unknown: list[int] = field(default_factory=list)
     schedule: Any = None
     lowered: bool = False
@@ -105,10 +108,14 @@ def tokens_of(reading: Reading, op: Issued) -> list[tuple[int, int]]:
 
 
 def seconds(value: Any) -> float | None:
-    """Return a time as metadata has it, None where it is none: no number, not finite, negative."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
+    """Return a time as metadata has it, None where it is none: no number, not finite, too large, negative."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
-    return float(value)
+    try:
+        time = float(value)
+    except OverflowError:  # a whole number larger than any float
+        return None
+    return time if math.isfinite(time) and time >= 0 else None
 
 
 __all__ = ["BEGINNING", "Issued", "Reading", "Recorded", "Waiting", "seconds", "tokens_of"]

@@ -8,7 +8,7 @@ from torch import fx
 
 from tcverify.checks.evidence import Evidence
 from tcverify.checks.reading import Reading, seconds
-from tcverify.checks.replay import Replay, replay_reading
+from tcverify.checks.replay import Replay, replay, replay_reading
 from tcverify.checks.streams import lowered_ranks
 from tcverify.ops import TensorSpec, qualified_name
 from tcverify.program import Program
@@ -28,7 +28,7 @@ def check_schedule(evidence: Evidence) -> list[Finding | Doubt]:
     """Report costs that are missing or changed, times that the replay does not confirm, and schedules without a gain.
 
     Looks at lowered graphs that declare a schedule; at all lowered graphs where the contract promises one. One finding: the
-    first on the lowest rank.
+    first on the lowest rank. Where the contract promises overlap, communication that is exposed for longer is another.
     """
     rewritten = evidence.pair.rewritten
     if rewritten is None or not evidence.pair.changed:
@@ -44,7 +44,26 @@ def check_schedule(evidence: Evidence) -> list[Finding | Doubt]:
             finding = _judge(original, rewritten, reading, rank)
             if finding is not None:
                 return [finding]
-    return []
+    exposed = _exposed(original, rewritten) if evidence.contract.overlap else None
+    return [] if exposed is None else [exposed]
+
+
+def _exposed(original: Program, rewritten: Program) -> Finding | None:
+    """The first rank on which communication is exposed for longer than before; lowered or not."""
+    judged = set()
+    for rank, graphs in enumerate(zip(original.ranks, rewritten.ranks, strict=True)):
+        numbers = graphs[0].graph, graphs[1].graph
+        if numbers in judged:
+            continue
+        judged.add(numbers)
+        before, after = replay(original, rank).exposed_s, replay(rewritten, rank).exposed_s
+        # Sums in another order differ by rounding.
+        if before is not None and after is not None and after > before * (1 + 1e-9):
+            now, then = _both(after, before)
+            title = f"communication is exposed for {now} after the pass, for {then} before"
+            data = {"before_s": before, "after_s": after}
+            return Finding("exposed-communication", CHECK, title, "", None, rank, data)
+    return None
 
 
 def _judge(original: Program, rewritten: Program, reading: Reading, rank: int) -> Finding | None:

@@ -16,12 +16,9 @@ from torch.fx.node import map_aggregate
 
 from tcverify.checks.reading import BEGINNING, Issued, Reading, Recorded, Waiting, seconds, tokens_of
 from tcverify.checks.storage import Memory, memory_of
-from tcverify.ops import lookup
+from tcverify.ops import RECORD, WAIT, lookup
 from tcverify.program import Program, RankConstant
 from tcverify.program.streams import MAIN_STREAM
-
-WAIT = "tensor_cast::_internal_wait_and_bind"
-RECORD = "tensor_cast::_internal_record"
 
 
 def is_lowered(graph: fx.Graph) -> bool:
@@ -97,6 +94,8 @@ class _Reader:
         self._copies: dict[
             int, int
         ] = {}  # storage of a wait's result, while nobody has written it -> the node it copies
+        self._copied_at: dict[int, int] = {}  # storage of a wait's result -> the wait
+        self._written: dict[int, int] = {}  # storage -> the last node that wrote into it after it was made
         self._pending: list[Waiting] = []
         self._expects_record: Issued | None = None  # what was dispatched last, if nothing has bound it yet
         self._marks: list[list[int]] = []  # by op: its records by data flow
@@ -162,12 +161,13 @@ class _Reader:
             if at in self._reading.waits:
                 gates.append(at)
             if at not in self._reading.records:
-                self._read(at, reads)
+                self._read(number, at, reads)
         output = node.op == "output"
         own = () if output else tuple(s for s in memory.holds[number] if s not in reads)
         writes = tuple(dict.fromkeys(memory.writes[number] + own))
         for storage in memory.writes[number]:
             self._copies.pop(storage, None)  # from here on the copy is a value of its own
+            self._written[storage] = number
         op = lookup(node.target) if node.op == "call_function" else None
         issued = Issued(
             number,
@@ -191,16 +191,18 @@ class _Reader:
             self._expects_record = issued
         return issued
 
-    def _read(self, number: int, reads: dict[int, int]) -> None:
+    def _read(self, reader: int, number: int, reads: dict[int, int]) -> None:
         """Add what is read by reading a node: a wait's result is read where it is used, and so is what it copies."""
-        todo = [number]
+        todo: list[tuple[int, int | None]] = [(number, None)]
         while todo:
-            at = todo.pop()
+            at, wait = todo.pop()
             for storage in self._memory.holds[at]:
+                if wait is not None and self._written.get(storage, -1) > wait:
+                    self._reading.stale.append((reader, wait, self._written[storage]))
                 if storage not in reads:
                     reads[storage] = self._base[at]
                     if storage in self._copies:
-                        todo.append(self._copies[storage])
+                        todo.append((self._copies[storage], self._copied_at[storage]))
 
     def _wait(self, number: int, node: fx.Node) -> None:
         reading = self._reading
@@ -220,6 +222,7 @@ class _Reader:
             self._producer[number], self._base[number] = self._producer[at], self._base[at]
             inner = at if at in reading.waits else None
             self._copies.update(dict.fromkeys(self._memory.holds[number], at))
+            self._copied_at.update(dict.fromkeys(self._memory.holds[number], number))
         waiting = reading.waits[number] = Waiting(number, stream, tuple(dict.fromkeys(records)), inner)
         self._pending.append(waiting)
         self._expects_record = None

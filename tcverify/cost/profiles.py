@@ -159,6 +159,8 @@ def device(name_or_path: str) -> DeviceProfile:
     Raises:
         UsageError: there is no such device or file, or the file describes no device.
     """
+    if not isinstance(name_or_path, str):
+        raise UsageError(f"{name_or_path!r} names no device profile", f"known devices: {', '.join(PROFILES)}")
     if name_or_path.endswith(".toml"):
         path = Path(name_or_path)
         try:

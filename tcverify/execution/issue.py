@@ -13,8 +13,8 @@ from tcverify.execution.executor import Run
 from tcverify.execution.interpreter import RankResult
 from tcverify.execution.lockstep import run_watched
 from tcverify.execution.plan import Plan, Step, check_supported, plans_of
-from tcverify.execution.queues import RECORD, WAIT, Queues, StreamOp, operand, slots_in
-from tcverify.ops import TensorSpec
+from tcverify.execution.queues import Queues, StreamOp, operand, slots_in
+from tcverify.ops import RECORD, WAIT, TensorSpec
 from tcverify.program import Program
 from tcverify.program.graph import Slot
 

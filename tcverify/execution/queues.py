@@ -16,9 +16,6 @@ from tcverify.execution.plan import Plan, Step
 from tcverify.program.graph import Slot
 from tcverify.program.streams import MAIN_STREAM
 
-WAIT = "tensor_cast::_internal_wait_and_bind"
-RECORD = "tensor_cast::_internal_record"
-
 #: Names of what is no node of the graph: the caller that writes the inputs.
 INPUTS = "the inputs"
 #: Stands for the caller that has written the inputs before everything, where an op of the rank is expected.
@@ -185,4 +182,4 @@ def operand(step: Step, position: int, name: str) -> Any:
     return step.args[position] if len(step.args) > position else step.kwargs[name]
 
 
-__all__ = ["BEFORE", "INPUTS", "RECORD", "WAIT", "Queues", "StreamOp", "Watched", "operand", "slots_in"]
+__all__ = ["BEFORE", "INPUTS", "Queues", "StreamOp", "Watched", "operand", "slots_in"]

@@ -1,7 +1,7 @@
 """What ops mean: dialect tables by qualified name, collectives, shape inference. Nothing above knows dialects."""
 
 from tcverify.ops.collective import Collective, complete, mismatch
-from tcverify.ops.library import late_definition  # the module registers the tensor_cast dialect
+from tcverify.ops.library import RECORD, WAIT, late_definition  # the module registers the tensor_cast dialect
 from tcverify.ops.nested import by_meaning
 from tcverify.ops.shapes import ShapeError, fake_tensor, infer, new_fake_mode
 from tcverify.ops.signature import gives_more
@@ -9,6 +9,8 @@ from tcverify.ops.spec import TensorSpec, ValueSpec
 from tcverify.ops.table import Op, Request, current, define_ops, lookup, qualified_name, register_dialect, resolve
 
 __all__ = [
+    "RECORD",
+    "WAIT",
     "Collective",
     "Op",
     "Request",

@@ -25,6 +25,10 @@ _NORM = "Tensor x, Tensor weight, float eps"
 _ADD_NORM = "Tensor x, Tensor residual, Tensor weight, float eps"
 _RANKS = "int rank, int[] rank_group"
 
+#: The anchors of graphs on several streams: a wait for tokens, and the record of one.
+WAIT = "tensor_cast::_internal_wait_and_bind"
+RECORD = "tensor_cast::_internal_record"
+
 #: Signatures, as TensorCast has them.
 SCHEMAS: dict[str, str] = {
     "rms_norm": f"({_NORM}) -> Tensor",
@@ -172,7 +176,6 @@ _IDENTITY = (
     "_internal_mark_region_end",
     "_internal_copy_region",
     "_internal_order_barrier",
-    "_internal_wait_and_bind",
 )
 
 
@@ -187,6 +190,7 @@ OPS = (
     *(_op(name, getattr(meaning, name)) for name in _LOCAL),
     *(_op(name, getattr(meaning, name), collective=True) for name in _COLLECTIVE),
     *(_op(name, meaning.fresh, identity=True) for name in _IDENTITY),
+    _op("_internal_wait_and_bind", meaning.gated, identity=True),
     _op("_internal_record", meaning.token),
 )
 

@@ -157,6 +157,12 @@ def fresh(x: Tensor, *_: Any, **__: Any) -> Tensor:
     return x.clone()
 
 
+def gated(x: Tensor, stream_id: int, deps: Sequence[Tensor]) -> Tensor:
+    if not isinstance(deps, (list, tuple)) or not all(isinstance(token, Tensor) for token in deps):
+        raise TypeError(f"deps is {deps!r}, no list of tokens")
+    return x.clone()
+
+
 def token(x: Tensor, stream_id: int) -> Tensor:
     return torch.zeros((), dtype=torch.int64, device=x.device)
 

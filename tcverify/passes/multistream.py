@@ -9,9 +9,15 @@ The lowered graph declares its costs (`meta["cost_s"]` of its work) and its sche
 and replays to exactly the predicted makespan. A graph stays as it is, bit for bit, when the schedule does not beat running
 one op after the other.
 
+Left alone are graphs that are lowered already; that hold methods, submodules or ops without a meaning; whose metadata is
+missing, symbolic or not what the operands imply; in which an op has no cost and there is no device; that change the shape of
+a value in place, or write into it on a stream that the op may not use; in which something would have to wait and has no
+operand that could (a copy stands in its place, so it must not be written into, nor decide whether something is a view; and
+an output that shares storage with another or with an input cannot be a copy). One line of log says which it was.
+
 Preconditions: inputs are ready on all streams when the graph begins; outputs are read on stream 0, and so are inputs that the
 graph writes into. Ranks whose collectives stand in the same order before the pass have them in the same order after it,
-whatever their costs.
+whatever their costs, since all collectives of a rank keep their order.
 """
 
 from __future__ import annotations
@@ -19,6 +25,7 @@ from __future__ import annotations
 import logging
 import math
 import operator
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -27,14 +34,12 @@ from torch import fx
 
 from tcverify.cost import DeviceProfile, node_cost
 from tcverify.cost import device as device_profile
-from tcverify.errors import ProgramError, UsageError
-from tcverify.ops import lookup, resolve
+from tcverify.errors import ProgramError, Unsupported, UsageError
+from tcverify.ops import RECORD, WAIT, lookup, resolve
 from tcverify.passes.base import Pass
 from tcverify.passes.editing import annotate
 from tcverify.passes.stream_graph import (
     ANCHORS,
-    RECORD,
-    WAIT,
     Edge,
     NotLowered,
     StreamGraph,
@@ -59,12 +64,12 @@ class Multistream(Pass):
     """Schedules compute and communication on streams and lowers the graph with anchors, where that makes it faster.
 
     Options go before what the program says in `gm.meta["streams"]`, which goes before one compute stream 0, one communication
-    stream 1, no overhead and no device.
+    stream 1, no overhead and no device. Only what synchronisation takes is a fact of the machine, for the program to state.
 
     Args:
         device: name of a device profile, or the path of one in TOML, for ops without a cost of their own.
         streams: ids of streams by role, as in "compute=0,comm=1+2".
-        sync_overhead_s: seconds until the end of an op is known to another stream.
+        sync_overhead_s: seconds until the end of an op is known to another stream, for programs without stream settings.
         options: those of `Pass`.
 
     Attributes:
@@ -74,7 +79,7 @@ class Multistream(Pass):
     """
 
     name = "multistream"
-    contract: ClassVar[Contract] = Contract(idempotent=True, schedule=True)
+    contract: ClassVar[Contract] = Contract(idempotent=True, schedule=True, overlap=True)
     PATTERNS = ("lowered", "moved", "waits")
 
     def __init__(
@@ -94,12 +99,17 @@ class Multistream(Pass):
         if sync_overhead_s is not None:
             self._chosen["sync_overhead_s"] = self._seconds(sync_overhead_s)
         self.schedule: Schedule | None = None
-        self._use(StreamSettings())
+        self.use(None)
 
     def __call__(self, gm: fx.GraphModule) -> fx.GraphModule:
-        """Lower `gm` in place, or leave it alone. See `Pass.__call__`."""
+        """Lower `gm` in place, or leave it alone. See `Pass.__call__`.
+
+        Raises:
+            Unsupported: the program names a device that is not known.
+            UsageError: as `Pass.__call__`, or the streams of options and program do not fit together.
+        """
         given = gm.meta.get("streams")
-        self._use(given if isinstance(given, StreamSettings) else StreamSettings())
+        self.use(given if isinstance(given, StreamSettings) else None)
         self.schedule = None
         return super().__call__(gm)
 
@@ -135,8 +145,8 @@ class Multistream(Pass):
     def cost_s(self, node: fx.Node) -> float:
         """Seconds that a work node takes. Raises `NotLowered` where nothing says it."""
         given = node.meta.get("cost_s")
-        if given is not None and (type(given) not in (int, float) or not math.isfinite(given)):
-            raise NotLowered(f"the cost of '{node.name}' is {given!r}, which is no time")
+        if given is not None and (type(given) not in (int, float) or not abs(given) <= sys.float_info.max):
+            raise NotLowered(f"the cost of '{node.name}' is {str(given)[:40]}, which is no time")
         cost = node_cost(node, self.profile)
         if cost is None:
             raise NotLowered(f"'{node.name}' has no cost, and no device is given to estimate it for")
@@ -318,14 +328,22 @@ class Multistream(Pass):
 
     # -------------------------------------------------------------------------------------------------------- options
 
-    def _use(self, given: StreamSettings) -> None:
-        """Take the options, and from `given` what they leave open. Raises `UsageError` for streams or a device that cannot be."""
+    def use(self, given: StreamSettings | None) -> None:
+        """Take the options, and the rest from the program. Raises `UsageError` for streams or a device that cannot be."""
+        chosen = dict(self._chosen)
+        if given is not None:
+            chosen.pop("sync_overhead_s", None)
         try:
-            self.settings = replace(given, **self._chosen)
+            self.settings = replace(given or StreamSettings(), **chosen)
         except ProgramError as error:
             raise UsageError(f"pass '{self.name}': {error.message}", "streams are as in compute=0,comm=1+2") from None
         name = self.settings.device
-        self.profile: DeviceProfile | None = None if name is None else device_profile(name)
+        try:
+            self.profile: DeviceProfile | None = None if name is None else device_profile(name)
+        except UsageError as error:
+            if "device" in self._chosen:
+                raise
+            raise Unsupported(f"pass '{self.name}': {error.message}", error.hint) from None
 
     def _roles(self, value: object) -> dict[str, tuple[int, ...]]:
         roles: dict[str, tuple[int, ...]] = {}
@@ -347,8 +365,8 @@ class Multistream(Pass):
 
     def _seconds(self, value: object) -> float:
         try:
-            seconds = float(value)  # type: ignore[arg-type]
-        except (TypeError, ValueError):
+            seconds = math.nan if isinstance(value, bool) else float(value)  # type: ignore[arg-type]
+        except (TypeError, ValueError, OverflowError):
             seconds = math.nan
         if not 0 <= seconds < 1e6:
             raise UsageError(

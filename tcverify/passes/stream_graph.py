@@ -24,13 +24,11 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.node import map_aggregate
 
 from tcverify.errors import UnsupportedOp
-from tcverify.ops import ShapeError, TensorSpec, infer, lookup, resolve
+from tcverify.ops import RECORD, WAIT, ShapeError, TensorSpec, infer, lookup, resolve
 from tcverify.ops.spec import contiguous_stride
 from tcverify.passes.editing import op_name
 from tcverify.program.graph import map_structure
 
-WAIT = "tensor_cast::_internal_wait_and_bind"
-RECORD = "tensor_cast::_internal_record"
 ANCHORS = frozenset({WAIT, RECORD})
 
 Specs = Mapping[fx.Node, Any]
@@ -245,7 +243,10 @@ def carriers_of(node: fx.Node, specs: Specs) -> tuple[fx.Node, ...]:
 
     A copy has the strides of what it copies only where that is dense. Where it is not, the op must make the same of either:
     a copy of an expanded tensor, for one, can be reshaped by a view, and strides decide whether something that follows is one.
+    Ops that address the storage of their operand, beyond the operand itself, find another storage behind a copy.
     """
+    if op_name(node).startswith("aten::as_strided"):
+        return ()
     written = {storage for operand in mutated_operands(node) for storage in storages_of(specs[operand])}
     found = []
     for operand in node.all_input_nodes:

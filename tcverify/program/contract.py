@@ -22,6 +22,8 @@ class Contract:
         identity: the pass never changes anything; a campaign then does not ask for changes.
         schedule: a graph that the pass lowers to streams carries what its schedule predicts (`meta["schedule"]` of the output
             node), which its replay confirms and which beats running its ops one after the other.
+        overlap: communication is exposed (under way while nothing computes) for no longer than before the pass, as far as costs
+            of ops are known.
         boundary: of graphs lowered to streams: "strict" means that outputs are read on stream 0, "lenient" that the caller waits
             for all streams.
         inputs: of graphs lowered to streams: "ready" on all streams when the graph begins, or written on "stream0" before.
@@ -34,6 +36,7 @@ class Contract:
     metadata: bool = True
     identity: bool = False
     schedule: bool = False
+    overlap: bool = False
     boundary: str = "strict"
     inputs: str = "ready"
 

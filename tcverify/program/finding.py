@@ -42,6 +42,7 @@ KINDS = {
     "unordered-collectives": "two collectives of one communicator are not ordered on their rank",
     "wrong-schedule": "what the schedule predicts is not what its replay gives",
     "no-gain": "the schedule is not faster than running the ops one after the other",
+    "exposed-communication": "communication is exposed for longer than before the pass",
     "wrong-value": "an output differs from the original's",
     "wrong-alias": "outputs share storage differently than the original's",
     "rewritten-raises": "the rewritten program raises where the original did not",

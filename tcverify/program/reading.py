@@ -58,8 +58,8 @@ class Reader(ValueReader):
     def streams(self, data: Any) -> StreamSettings:
         record = read_keys(data, ("compute", "comm", "sync_overhead_s", "device"), "streams")
         overhead, device = record["sync_overhead_s"], record["device"]
-        if type(overhead) not in (int, float):
-            raise ProgramError("streams.sync_overhead_s is not a number")
+        if type(overhead) not in (int, float) or not 0 <= overhead < 1e6:
+            raise ProgramError("streams.sync_overhead_s is not a number of seconds")
         compute, comm = (
             tuple(read_int(i, "a stream", 0) for i in read_list(record[role], f"the {role} streams"))
             for role in ("compute", "comm")

@@ -34,9 +34,14 @@ class StreamSettings:
 
     def __post_init__(self) -> None:
         for role, ids in (("compute", self.compute), ("comm", self.comm)):
+            if not isinstance(ids, tuple):
+                raise ProgramError(f"the {role} streams are {ids!r}, no tuple of numbers")
             if not 0 < len(ids) <= MAX_STREAMS or len(set(ids)) != len(ids):
                 raise ProgramError(f"the {role} streams {list(ids)} are none, too many, or name one twice")
             if any(type(i) is not int or not 0 <= i <= MAX_STREAM_ID for i in ids):
                 raise ProgramError(f"the {role} streams {list(ids)} are not all numbers from 0 to {MAX_STREAM_ID}")
-        if not 0 <= self.sync_overhead_s < 1e6:
-            raise ProgramError(f"a synchronisation overhead of {self.sync_overhead_s} s is no time")
+        overhead = self.sync_overhead_s
+        if type(overhead) not in (int, float) or not 0 <= overhead < 1e6:
+            raise ProgramError(f"a synchronisation overhead of {str(overhead)[:40]} s is no time")
+        if self.device is not None and not isinstance(self.device, str):
+            raise ProgramError(f"the device {self.device!r} is no name of a device profile")

@@ -8,12 +8,10 @@ from dataclasses import replace
 
 from torch import fx
 
-from tcverify.ops import lookup
+from tcverify.ops import RECORD, WAIT, lookup
 from tcverify.passes import Multistream
 from tcverify.passes.editing import op_name
 from tcverify.passes.stream_graph import (
-    RECORD,
-    WAIT,
     Edge,
     StreamGraph,
     WorkOp,

@@ -126,6 +126,24 @@ def direct(node: fx.Node) -> list[fx.Node]:
     return [v for v in values if isinstance(v, fx.Node)]  # type: ignore[union-attr]
 
 
+def _reads_old_copy(nodes: list[fx.Node], op: fx.Node) -> bool:
+    """Whether an op reads a wait's result of a value that was written into between the wait and the op."""
+    place = {node: i for i, node in enumerate(nodes)}
+
+    def written(where: Hashable, since: fx.Node) -> bool:
+        return any(name_of(m) == "add_" and storage(m) == where and place[since] < place[m] < place[op] for m in nodes)
+
+    pending = [storage(value) for value in direct(op) if not is_record(value)]
+    while pending:
+        copy = pending.pop()
+        if isinstance(copy, fx.Node) and is_wait(copy) and not written(copy, copy):
+            source = storage(copy.args[0])  # type: ignore[arg-type]
+            if written(source, copy):
+                return True
+            pending.append(source)
+    return False
+
+
 def opinion(graph: fx.Graph, *, stream0: bool, lenient: bool) -> Opinion:
     nodes = list(graph.nodes)
     found = Opinion()
@@ -138,6 +156,7 @@ def opinion(graph: fx.Graph, *, stream0: bool, lenient: bool) -> Opinion:
     sound = [n for n in judged if n.name not in found.conflicts]
     found.mismatch = any(flow_stream[n] != place_stream[n] for n in sound)
     found.mismatch |= any(maker(r.args[0]) is not place_of_record[r] for r in nodes if is_record(r))
+    found.mismatch |= any(_reads_old_copy(nodes, op) for op in ops)
     before = _closure(ops, flow_stream, flow_after)
     if not found.mismatch and not found.conflicts:
         other = _closure(ops, {**place_stream, ops[-1]: 0}, place_after)

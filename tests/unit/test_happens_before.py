@@ -553,3 +553,24 @@ def test_programs_that_the_pass_left_alone_are_not_judged(check: str) -> None:
     assert CHECKS[check](Evidence(Pair(racy, None, changed=True), Contract(schedule=True))) == []
     plain = program(lambda b: b.mm(b.x))
     assert CHECKS[check](Evidence(Pair(plain, plain, changed=True), Contract(schedule=True))) == []
+
+
+def _written_between(late: bool) -> Build:
+    """An op reads a wait's result; what it waits for is written into before (or, where late, behind) that."""
+
+    def build(b: Lowering) -> object:
+        value = b.mm(b.x)
+        gate = b.wait(value, 0)
+        read = b.relu(gate) if late else None
+        written = b.work("aten::mul_.Scalar", value, 2.0)
+        return [read if read is not None else b.relu(gate), written]
+
+    return build
+
+
+def test_a_wait_that_stands_before_a_write_is_no_copy_on_a_runtime() -> None:
+    assert kinds(_written_between(late=True)) == []
+    found = findings(_written_between(late=False))
+    assert [f.kind for f in found] == ["anchor-mismatch"]
+    assert "'relu' reads" in found[0].title
+    assert "'mul_' has written since" in found[0].title

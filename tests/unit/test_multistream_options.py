@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from tcverify.cost import device, node_cost
-from tcverify.errors import UsageError
+from tcverify.errors import ProgramError, UsageError
 from tcverify.passes import BUILTIN, DESCRIPTIONS, Multistream, disabled
 from tcverify.program import StreamSettings
+from tcverify.verifier import verify
 from tests.unit.stream_programs import US, Builder, check, findings, is_lowered, judge, lowered, node, program
 
 
@@ -26,12 +27,10 @@ def test_it_is_built_in() -> None:
 
 
 def test_options_go_before_what_the_program_says() -> None:
-    original = program(overlapping, streams=StreamSettings((0,), (1,), 50 * US))
-    assert not is_lowered(lowered(original))
-    pass_ = Multistream(sync_overhead_s="1e-6", streams="comm=4+5")
+    original = program(overlapping, streams=StreamSettings((0,), (1,), US))
+    pass_ = Multistream(streams="comm=4+5")
     graph = lowered(original, pass_)
     assert node(graph, "all_reduce_record").args[1] == 4
-    assert graph.find_nodes(op="output")[0].meta["schedule"]["sync_overhead_s"] == US
     assert pass_.settings == StreamSettings((0,), (4, 5), US)
 
 
@@ -90,7 +89,10 @@ def test_a_graph_without_costs_and_device_is_left_alone() -> None:
         ({"sync_overhead_s": "soon"}, "option sync_overhead_s"),
         ({"sync_overhead_s": -1e-6}, "option sync_overhead_s"),
         ({"sync_overhead_s": "nan"}, "option sync_overhead_s"),
+        ({"sync_overhead_s": True}, "option sync_overhead_s"),
+        ({"sync_overhead_s": 10**400}, "option sync_overhead_s"),
         ({"device": "abacus"}, "abacus"),
+        ({"device": 5}, "device 5"),
         ({"stream": "comm=1"}, "no option 'stream'"),
     ],
 )
@@ -98,6 +100,32 @@ def test_options_that_cannot_be(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message) as caught:
         Multistream(**options)
     assert caught.value.hint
+
+
+def test_a_program_that_names_an_unknown_device_is_declined() -> None:
+    """The program is to blame, not the pass."""
+    original = program(overlapping, streams=StreamSettings(device="abacus"))
+    verdict = verify(Multistream(), original)
+    assert (verdict.status, verdict.findings) == ("inconclusive", [])
+    assert "abacus" in verdict.doubts[0].detail
+    assert verify(Multistream(device="l4"), original).status == "passed"
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"compute": [0]},
+        {"comm": None},
+        {"sync_overhead_s": "1"},
+        {"sync_overhead_s": None},
+        {"sync_overhead_s": True},
+        {"sync_overhead_s": 10**400},
+        {"device": 5},
+    ],
+)
+def test_settings_of_another_type(settings: dict[str, Any]) -> None:
+    with pytest.raises(ProgramError):
+        StreamSettings(**settings)
 
 
 def test_a_disabled_pass_touches_nothing(tmp_path: Path) -> None:
@@ -108,3 +136,11 @@ def test_a_disabled_pass_touches_nothing(tmp_path: Path) -> None:
     lowered(original, Multistream(dump=tmp_path))
     (dump,) = tmp_path.iterdir()
     assert "lowered: 1" in dump.read_text().splitlines()[0]
+
+
+def test_the_overhead_that_a_program_states_goes_before_the_option() -> None:
+    gm = program(lambda b: b.add(b.all_reduce(b["x"]), b.mm(b.mm(b["v"])))).graph_module(0)
+    pass_ = Multistream(sync_overhead_s=1e-3)
+    assert pass_.settings.sync_overhead_s == 1e-3
+    gm.meta["streams"] = StreamSettings(sync_overhead_s=US)
+    assert pass_(gm).graph.find_nodes(op="output")[0].meta["schedule"]["sync_overhead_s"] == US

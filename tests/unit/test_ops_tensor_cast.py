@@ -203,13 +203,20 @@ def test_heads_that_do_not_fit_are_refused(hidden: int, kv_heads: int) -> None:
 def test_an_anchor_gives_a_fresh_copy(name: str, operands: tuple[Any, ...]) -> None:
     op = lookup(resolve(f"tensor_cast::{name}"))
     x = value(2, 3)
-    copy = op.require()(x, *operands)
+    names = [argument.name for argument in resolve(op.name)._schema.arguments[1:]]
     assert op.identity
-    assert torch.equal(copy, x)
-    assert copy.untyped_storage().data_ptr() != x.untyped_storage().data_ptr()
+    for copy in (op.require()(x, *operands), op.require()(x, **dict(zip(names, operands, strict=True)))):
+        assert torch.equal(copy, x)
+        assert copy.untyped_storage().data_ptr() != x.untyped_storage().data_ptr()
 
 
 def test_a_record_is_a_scalar_token() -> None:
     token = lookup(resolve("tensor_cast::_internal_record")).require()(value(2, 3), 1)
     assert token.shape == ()
     assert token.dtype is torch.int64
+
+
+@pytest.mark.parametrize("deps", [None, "token", 5, [5], {}])
+def test_a_wait_takes_a_list_of_tokens(deps: Any) -> None:
+    with pytest.raises(TypeError, match="no list of tokens"):
+        lookup(resolve("tensor_cast::_internal_wait_and_bind")).require()(value(2, 3), 1, deps)

@@ -8,8 +8,11 @@ from typing import Any
 import pytest
 from torch import fx
 
+from tcverify.application import Pair
+from tcverify.checks import Evidence
 from tcverify.checks.replay import Arrow, replay
-from tcverify.program import Program, StreamSettings
+from tcverify.checks.schedule import check_schedule
+from tcverify.program import Contract, Program, StreamSettings
 from tcverify.program.finding import Finding
 from tests.unit.lowered import Lowering, judge, program
 
@@ -158,6 +161,7 @@ def test_a_lowering_that_promises_a_schedule_declares_it() -> None:
         ({k: v for k, v in TIMES.items() if k != "serial_s"}, "lacks 'serial_s'"),
         ({**TIMES, "makespan_s": "long"}, "gives no time for 'makespan_s'"),
         ({**TIMES, "makespan_s": math.nan}, "gives no time for 'makespan_s'"),
+        ({**TIMES, "serial_s": 10**400}, "gives no time for 'serial_s'"),
         ({**TIMES, "sync_overhead_s": -1.0}, "gives no time for 'sync_overhead_s'"),
         ({**TIMES, "critical_path_s": True}, "gives no time for 'critical_path_s'"),
         ([1.0], "is no dict but list"),
@@ -287,3 +291,29 @@ def test_ranks_have_schedules_of_their_own() -> None:
     found = finding(made, original=original)
     assert found.rank == 1
     assert found.title.startswith("the schedule predicts a makespan of 15 µs, but the replay gives 16 µs")
+
+
+def beside(b: Lowering) -> Any:
+    """A collective beside two products, which take as long together."""
+    total = b.reduce(b.wait(b.x, 1), cost_s=2e-6)
+    token = b.record(total, 1)
+    products = [b.mm(b.x, cost_s=1e-6) for _ in range(2)]
+    return [b.wait(total, 0, token), *products]
+
+
+def behind(b: Lowering) -> Any:
+    """The same, but the collective waits for both products."""
+    products = [b.mm(b.x, cost_s=1e-6) for _ in range(2)]
+    total = b.reduce(b.wait(b.x, 1, b.record(products[1])), cost_s=2e-6)
+    return [b.wait(total, 0, b.record(total, 1)), *products]
+
+
+def test_communication_that_is_exposed_for_longer_breaks_a_promise() -> None:
+    hidden, exposed = program(beside), program(behind)
+    assert (replay(hidden, 0).exposed_s, replay(exposed, 0).exposed_s) == (0.0, 2e-6)
+    worse = Evidence(Pair(hidden, exposed, changed=True), Contract(overlap=True))
+    found = [f for f in check_schedule(worse) if isinstance(f, Finding)]
+    assert [f.kind for f in found] == ["exposed-communication"]
+    assert "2 µs after the pass, for 0 µs before" in found[0].title
+    assert check_schedule(Evidence(Pair(hidden, exposed, changed=True), Contract())) == []
+    assert check_schedule(Evidence(Pair(exposed, hidden, changed=True), Contract(overlap=True))) == []

@@ -93,8 +93,24 @@ def test_options_name_their_stage() -> None:
     for key in ("a", "z.a", "3.a"):
         with pytest.raises(PassLoadError, match="which stage"):
             stage_options(["x", "y"], {key: 1})
-    with pytest.raises(PassLoadError, match="several stages"):
+    with pytest.raises(PassLoadError, match="several stages") as caught:
         stage_options(["x", "x"], {"x.a": 1})
+    assert caught.value.hint == "write 2.NAME"
+    with pytest.raises(PassLoadError, match="no option"):
+        stage_options(["x", "y"], {"y.": 1})
+
+
+def _without_metadata(gm: fx.GraphModule) -> fx.GraphModule:
+    for node in gm.graph.nodes:
+        if node.op == "call_function":
+            del node.meta["val"]
+    return gm
+
+
+def test_a_stage_that_spoils_metadata_alone_is_to_blame() -> None:
+    for stages in ([_without_metadata, Identity], [Identity, _without_metadata, SequenceParallel, Identity]):
+        verdict = verify(stages, reduce_then_norm())
+        assert {f.kind: f.data["stage"] for f in verdict.findings} == {"stale-metadata": "_without_metadata"}
 
 
 def test_a_sound_pipeline_passes_and_reports_every_stage() -> None:

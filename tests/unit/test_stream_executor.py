@@ -15,9 +15,8 @@ from tcverify.checks import CHECKS, Evidence
 from tcverify.execution import Exploration, Lockstep, Order, explore
 from tcverify.execution.exploration import few_orders
 from tcverify.execution.issue import issue
-from tcverify.execution.queues import WAIT
 from tcverify.execution.streams import MOST_OBSERVATIONS, Streams
-from tcverify.ops import qualified_name
+from tcverify.ops import WAIT, qualified_name
 from tcverify.program import Contract, Mesh, MeshDim, Program
 from tcverify.program.finding import Doubt, Finding
 from tcverify.verifier import verify
