@@ -107,8 +107,12 @@ def play(places: Places, device: Device, plan: Sequence[Launch]) -> RankResult:
     ops = places.issued.ops
     entered: dict[int, list[torch.Tensor]] = {}
     seen: list[RankResult] = []
+    failed = False
 
     def work(launch: Launch) -> None:
+        nonlocal failed
+        if failed:  # queues are worked off all the same
+            return
         op = ops[launch.op]
         try:
             if launch.part != "leave":
@@ -117,9 +121,10 @@ def play(places: Places, device: Device, plan: Sequence[Launch]) -> RankResult:
                 places.store(op, entered.pop(launch.op))
             if launch.op == len(ops) - 1:
                 seen.append(places.result())
-        except (ExecutorError, UnsupportedOp):
-            raise
         except Exception as error:  # what kernels, gloo and NCCL raise
+            failed = True
+            if isinstance(error, (ExecutorError, UnsupportedOp)):
+                raise
             where = f"'{op.node}' of rank {places.issued.rank}, on stream {launch.stream} of {device.place}"
             raise ExecutorError(f"{where}, raises {type(error).__name__}: {first_line(error)}") from error
 
