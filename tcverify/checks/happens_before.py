@@ -99,10 +99,7 @@ def _conflict(reading: Reading, contract: Contract, rank: int) -> Finding | None
         if None in streams:
             title = f"anchor '{name}' names no stream: its stream_id is not an integer"
             return Finding("stream-conflict", CHECK, title, "", name, rank, data)
-        lines = [
-            f"{'waits with' if a in reading.waits else 'is recorded by'} '{reading.names[a]}' on stream {_named(reading, a)}"
-            for a in anchors
-        ]
+        lines = [_anchor(reading, anchor) for anchor in anchors]
         numbers = " and ".join(map(str, streams))
         if number == output:
             title = f"outputs are read on stream {streams[0]}, but waits bind them to stream {_rest(streams)}"
@@ -113,9 +110,10 @@ def _conflict(reading: Reading, contract: Contract, rank: int) -> Finding | None
     return None
 
 
-def _named(reading: Reading, anchor: int) -> int:
+def _anchor(reading: Reading, anchor: int) -> str:
     waiting = reading.waits.get(anchor)
-    return waiting.stream if waiting is not None else reading.records[anchor].stream
+    what, stream = ("wait", waiting.stream) if waiting is not None else ("record", reading.records[anchor].stream)
+    return f"{what} '{reading.names[anchor]}' names stream {stream}"
 
 
 def _rest(streams: list[int | None]) -> str:

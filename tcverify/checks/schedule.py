@@ -82,11 +82,14 @@ def _judge(original: Program, rewritten: Program, reading: Reading, rank: int) -
     if streams is not None and declared["sync_overhead_s"] != streams.sync_overhead_s:
         said, meant = _both(declared["sync_overhead_s"], streams.sync_overhead_s)
         title = f"the schedule reckons with a synchronisation overhead of {said}, but the program says {meant}"
-        return _wrong(title, "", output, rank)
+        return _wrong(title, _OVERHEAD, output, rank)
     return _times(declared, replay_reading(reading, original), output, rank)
 
 
 _HINT = f"meta['schedule'] of the output node holds {', '.join(DECLARED)}; or --contract schedule=false"
+
+_OVERHEAD = "the program says it in gm.meta['streams'].sync_overhead_s"
+_NO_GAIN = "a graph that gains nothing is better left as it is"
 
 
 def _malformed(declared: Any) -> str | None:
@@ -153,7 +156,7 @@ def _times(declared: dict[str, float], real: Replay, output: str | None, rank: i
     if makespan >= serial:
         total, sum_ = _both(makespan, serial)
         title = f"the schedule takes {total}, not less than the {sum_} of running op after op"
-        return Finding("no-gain", CHECK, title, detail, output, rank, data)
+        return Finding("no-gain", CHECK, title, f"{_NO_GAIN}\n{detail}", output, rank, data)
     return None
 
 

@@ -316,6 +316,9 @@ class _Playing:
         self._known.add(key)
         op = self._op(place)
         ops = self._issued[rank].ops
+        events = list(self._events)
+        if events[-1:] != [(place, self._phase)]:  # a collective that has begun says so itself
+            events.append((place, self._phase))
         self._seen.append(
             Observation(
                 kind,
@@ -326,7 +329,7 @@ class _Playing:
                 op.stream if other is None else ops[other].stream,
                 text,
                 self._name,
-                tuple(self._event(*event) for event in (*self._events, (place, self._phase))),
+                tuple(self._event(*event) for event in events),
             )
         )
 

@@ -11,7 +11,7 @@ from tcverify.diagnosis import Diagnosis, diagnose
 from tcverify.program import KINDS
 from tcverify.report.listing import Line, difference, graph_lines, input_lines
 from tcverify.report.plain import count, plain, plain_lines
-from tcverify.report.timetable import time_line, timetables
+from tcverify.report.timetable import given_line, time_line, timetables
 
 #: Longest detail and longest graph that are shown, in lines; files hold them whole.
 MAX_DETAIL_LINES = 24
@@ -33,8 +33,8 @@ class Block:
         headline: kind, pass, ranks, id.
         title: the cause in one line.
         detail: what follows it.
-        times: one line about the streams of a rewritten graph and its times; none where it has no streams
-            or no times.
+        times: one line about the streams of a rewritten graph and its times, where it has both, and one about what the
+            program says of time, where the rewritten graph has streams.
         divergence: the first value that the original does not explain, and how it relates to the original's; or "".
         literal: whether the detail is a traceback or a log, whose lines are better left as they are.
         program: one line about mesh, size and seed.
@@ -114,8 +114,10 @@ def make_block(case: Counterexample, path: Path | None, diagnosis: Diagnosis | N
 
 def _times(case: Counterexample, rank: int) -> list[str]:
     found = timetables(case, rank)
-    line = time_line(found[1]) if found is not None else ""
-    return [plain(f"streams of rank {rank}: {line}")] if line else []
+    if found is None:
+        return []
+    lines = [(f"streams of rank {rank}", time_line(found[1])), ("told to the pass", given_line(case.program, rank))]
+    return [plain(f"{what}: {line}") for what, line in lines if line]
 
 
 def _blamed(case: Counterexample, diagnosis: Diagnosis) -> str | None:

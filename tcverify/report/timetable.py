@@ -17,6 +17,9 @@ from tcverify.program.finding import Finding
 from tcverify.program.streams import MAIN_STREAM
 from tcverify.report.plain import count
 
+#: Different costs, and names of one cost, that a line tells.
+MOST_COSTS = 4
+
 
 @dataclass(frozen=True, slots=True)
 class Scheduled:
@@ -179,9 +182,9 @@ def microseconds(time_s: float) -> str:
 
 
 def time_facts(table: Timetable) -> list[tuple[str, str]]:
-    """Return (what, how long) for a lowered graph: predicted, replayed, serial, critical path, exposed communication.
+    """Return (what, how long) for a lowered graph: makespan, serial, critical path, exposed communication.
 
-    Where the prediction is not the replay but looks like it, both show all their digits.
+    The makespan is told as predicted and as replayed where these differ, with all digits where they look alike.
     """
     if table.replayed is None or table.serial is None or table.critical_path is None:
         return []
@@ -191,8 +194,12 @@ def time_facts(table: Timetable) -> list[tuple[str, str]]:
         def show(time_s: float) -> str:
             return f"{time_s!r} s"
 
-    facts = [("predicted", show(table.declared))] if table.declared is not None else []
-    facts.append(("replayed", show(table.replayed)))
+    if table.declared is None:
+        facts = [("makespan", show(table.replayed))]
+    elif table.declared == table.replayed:
+        facts = [("makespan", f"{show(table.replayed)} as predicted")]
+    else:
+        facts = [("predicted", show(table.declared)), ("replayed", show(table.replayed))]
     facts.append(("serial", microseconds(table.serial)))
     facts.append(("critical path", microseconds(table.critical_path)))
     if table.exposed is not None:
@@ -207,6 +214,45 @@ def time_line(table: Timetable) -> str:
     if not facts:
         return ""
     return f"{count(len(table.ops), 'op')} on {streams}; " + ", ".join(f"{what} {time}" for what, time in facts)
+
+
+def given_line(program: Program, rank: int) -> str:
+    """One line about what a program says of time: costs of a rank's ops, streams, overhead and device; "" if nothing."""
+    costs: dict[float, list[str]] = {}
+    for node in program.graphs[program.ranks[rank].graph].nodes:
+        cost = seconds(node.meta.get("cost_s"))
+        if cost is not None:
+            costs.setdefault(cost, []).append(node.name)
+    facts = []
+    if len(costs) == 1:
+        facts.append(f"{microseconds(next(iter(costs)))} for each op")
+    elif costs:
+        facts += [f"{microseconds(cost)} for {_some(names)}" for cost, names in list(costs.items())[:MOST_COSTS]]
+        if len(costs) > MOST_COSTS:
+            facts.append(f"{len(costs) - MOST_COSTS} other costs")
+    streams = program.streams
+    if streams is not None:
+        where = [
+            f"{role} on {_ids(ids)}" for role, ids in (("compute", streams.compute), ("communication", streams.comm))
+        ]
+        facts.append(", ".join(where))
+        facts.append(f"synchronisation takes {microseconds(streams.sync_overhead_s)}")
+        if streams.device is not None:
+            facts.append(f"device {streams.device}")
+    return "; ".join(facts)
+
+
+def _some(names: list[str]) -> str:
+    shown = names[:MOST_COSTS] if len(names) <= MOST_COSTS else [*names[:MOST_COSTS], f"{len(names) - MOST_COSTS} more"]
+    return _joined([f"'{name}'" if i < MOST_COSTS else name for i, name in enumerate(shown)])
+
+
+def _ids(streams: tuple[int, ...]) -> str:
+    return f"{'stream' if len(streams) == 1 else 'streams'} {_joined([str(i) for i in streams])}"
+
+
+def _joined(items: list[str]) -> str:
+    return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}"
 
 
 def marked_ops(finding: Finding) -> dict[str, str]:
@@ -224,6 +270,7 @@ def marked_ops(finding: Finding) -> dict[str, str]:
 __all__ = [
     "Scheduled",
     "Timetable",
+    "given_line",
     "lowered_ranks",
     "marked_ops",
     "microseconds",

@@ -59,7 +59,7 @@ class ListDependencyUntracked(Mutant):
 
     def synchronises(self, edge: Edge) -> bool:
         return edge.operand is None or any(
-            edge.operand in user.args for user in edge.operand.users if "cat" not in op_name(user)
+            edge.operand in user.args for user in edge.operand.users if not op_name(user).endswith("::cat")
         )
 
 

@@ -410,8 +410,13 @@ def test_the_block_tells_the_times_of_a_lowered_program() -> None:
         "streams of rank 0: 10 ops on 2 streams; predicted 86 µs, replayed 84 µs, serial 140 µs, critical path 80 µs, "
         "exposed communication 2 µs"
     )
+    given = (
+        "told to the pass: 30 µs for 'all_reduce' and 'all_reduce_1'; 10 µs for 'mm', 'mm_1', 'mm_2', 'add_rms_norm2' and "
+        "4 more; "
+        "compute on streams 0 and 2, communication on stream 1; synchronisation takes 2 µs"
+    )
     case = schedule_case("race")
-    assert make_block(case, None).times == [expected]
+    assert make_block(case, None).times == [expected, given]
     out = io.StringIO()
     show(Console(file=out, width=1000), case, None)
     assert expected in out.getvalue()
@@ -425,6 +430,13 @@ def test_the_block_of_other_programs_tells_nothing_of_streams(kind: str) -> None
     assert "### Streams" not in to_markdown(case, None)
 
 
+def test_a_prediction_that_comes_true_is_told_once() -> None:
+    found = timetables(schedule_case("race"), 0)
+    assert found is not None
+    table = replace(found[1], declared=found[1].replayed)
+    assert time_line(table).startswith("10 ops on 2 streams; makespan 84 µs as predicted, serial 140 µs, ")
+
+
 def test_a_prediction_that_is_off_by_a_bit_shows_all_digits() -> None:
     case = schedule_case("race")
     found = timetables(case, 0)
@@ -434,7 +446,10 @@ def test_a_prediction_that_is_off_by_a_bit_shows_all_digits() -> None:
 
 
 def test_without_costs_the_block_tells_no_times() -> None:
-    assert make_block(without_costs(schedule_case("race")), None).times == []
+    (given,) = make_block(without_costs(schedule_case("race")), None).times
+    assert (
+        given == "told to the pass: compute on streams 0 and 2, communication on stream 1; synchronisation takes 2 µs"
+    )
 
 
 def test_the_case_is_what_it_is_said_to_be() -> None:

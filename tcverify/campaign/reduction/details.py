@@ -12,11 +12,14 @@ import torch
 from torch import fx
 
 from tcverify.campaign.reduction.facts import Facts, renamed
-from tcverify.campaign.reduction.search import PLAIN_EPS, Search
+from tcverify.campaign.reduction.search import PLAIN_NUMBERS, Search
 from tcverify.campaign.reduction.sketch import Ref, Sketch, refs, result_of, with_results
 from tcverify.campaign.reduction.values import is_summed
 from tcverify.errors import ProgramError
 from tcverify.program import InputSpec, Recipe
+
+#: Below it a number counts as small.
+_SMALL = 1e-3
 
 
 def simplify(search: Search) -> None:
@@ -30,7 +33,7 @@ def simplify(search: Search) -> None:
         for name in _free(search.facts):
             search.attempt(_placements(search.sketch, [name]))
         for name in search.facts.calls:
-            search.attempt(_constants(search.sketch, name))
+            search.attempt(*(_constants(search.sketch, name, large) for large in PLAIN_NUMBERS[1:]))
     search.attempt_as(renamed(search.facts, _names(search.sketch)))
 
 
@@ -85,11 +88,13 @@ def _dtypes(sketch: Sketch, only: str | None) -> Sketch:
     return replace(made, graphs=graphs)
 
 
-def _constants(sketch: Sketch, only: str | None) -> Sketch:
-    """One plain number in place of all others."""
+def _constants(sketch: Sketch, only: str | None, large: float = PLAIN_NUMBERS[1]) -> Sketch:
+    """Plain numbers in place of all others."""
 
     def plain(value: Any) -> Any:
-        return PLAIN_EPS if isinstance(value, float) else value
+        if not isinstance(value, float) or value in PLAIN_NUMBERS:
+            return value
+        return PLAIN_NUMBERS[0] if abs(value) < _SMALL else large
 
     graphs = tuple(
         tuple(step.mapped(plain) if only in (None, step.name) and step.calls else step for step in graph)

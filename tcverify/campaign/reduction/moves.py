@@ -29,7 +29,7 @@ def bypass_many(search: Search) -> None:
         mapping: dict[str, Ref | InputSpec | None] = {}
         for name in names:
             if search.facts.where(name):
-                mapping.update(next(iter(_ways(search, name)), {}))
+                mapping.update(next(iter(ways_around(search, name)), {}))
         return replaced(search.sketch, mapping) if mapping else None
 
     search.in_chunks(list(reversed(_computing(search.facts))), edit, least=2)
@@ -40,11 +40,11 @@ def bypass(search: Search) -> None:
     for name in list(reversed(search.facts.calls)):
         if not search.facts.where(name):
             continue
-        edits = (replaced(search.sketch, way) for way in _ways(search, name))
+        edits = (replaced(search.sketch, way) for way in ways_around(search, name))
         if search.attempt(*edits) or search.facts.aligned:
             continue
         for graph in search.facts.where(name):
-            if any(search.attempt(replaced(search.sketch, way, [graph])) for way in list(_ways(search, name))):
+            if any(search.attempt(replaced(search.sketch, way, [graph])) for way in list(ways_around(search, name))):
                 break
 
 
@@ -53,7 +53,7 @@ def _computing(facts: Facts) -> list[str]:
     return [name for name in facts.calls if name not in selections]
 
 
-def _ways(search: Search, name: str) -> Iterable[Replacements]:
+def ways_around(search: Search, name: str) -> Iterable[Replacements]:
     """Ways to do without a step: what is read in its place, or in place of the results that are selected from it."""
     facts = search.facts
     users = [user for i in facts.where(name) for user in facts.users[i][name]]
@@ -163,4 +163,4 @@ def merge_inputs(search: Search) -> None:
         search.attempt(*(replaced(search.sketch, {name: Ref(other)}) for other in same[:NEAREST]))
 
 
-__all__ = ["bypass", "bypass_many", "drop_inputs", "merge_inputs", "read_earlier"]
+__all__ = ["bypass", "bypass_many", "drop_inputs", "merge_inputs", "read_earlier", "ways_around"]

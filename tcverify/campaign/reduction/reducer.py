@@ -13,6 +13,7 @@ from tcverify.campaign.reduction.details import simplify
 from tcverify.campaign.reduction.ends import drop_outputs, end_earlier, return_operands, start_later
 from tcverify.campaign.reduction.mesh import shrink_mesh
 from tcverify.campaign.reduction.moves import bypass, bypass_many, drop_inputs, merge_inputs, read_earlier
+from tcverify.campaign.reduction.rescheduling import bypass_rescheduled
 from tcverify.campaign.reduction.search import OutOfTime, Search
 from tcverify.campaign.reduction.sizes import drop_axes, reshape_inputs, shrink_sizes
 from tcverify.campaign.reduction.timing import simplify_timing
@@ -36,6 +37,7 @@ MOVES: tuple[Callable[[Search], None], ...] = (
     drop_axes,
     simplify_timing,
     simplify,
+    bypass_rescheduled,
 )
 
 

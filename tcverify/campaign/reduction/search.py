@@ -19,8 +19,8 @@ from tcverify.campaign.reduction.values import Values
 from tcverify.errors import ProgramError
 from tcverify.program import NotSerialisable, Program, StreamSettings, program_id
 
-#: Of the same meaning in every op that has one: what it is when it does not matter.
-PLAIN_EPS = 1e-6
+#: Numbers that read easily: the first is for those that are small, as every eps is. A factor of 1 may hide what it is there for.
+PLAIN_NUMBERS = (1e-6, 1.0, 2.0)
 
 #: Costs in seconds that read easily: the shorter is the plainer.
 PLAIN_COSTS = (1e-6, 1e-5)
@@ -157,7 +157,7 @@ def _details(sketch: Sketch) -> tuple[int, ...]:
             if isinstance(leaf, Ref):
                 reach += positions[leaf.name]
             elif isinstance(leaf, float):
-                constants += leaf != PLAIN_EPS
+                constants += leaf not in PLAIN_NUMBERS
             elif isinstance(leaf, torch.dtype):
                 odd += leaf.is_floating_point and leaf is not torch.float32
             return leaf
@@ -169,15 +169,20 @@ def _details(sketch: Sketch) -> tuple[int, ...]:
 
 
 def _timing(sketch: Sketch) -> tuple[int, ...]:
-    """Settings and costs that there are, settings that are not the defaults, and costs that are not plain."""
+    """Settings, a device and costs that there are, settings that are not the defaults, and costs that are not plain."""
     costs = [step.meta["cost_s"] for graph in sketch.graphs for step in graph if "cost_s" in step.meta]
-    odd = sum(2 if cost not in PLAIN_COSTS else cost != PLAIN_COSTS[0] for cost in costs)
+    odd = sum(_oddity(cost) for cost in costs), len(set(costs)), sum(cost != PLAIN_COSTS[0] for cost in costs)
     s, plain = sketch.streams, StreamSettings()
     if s is None:
-        return 0, len(costs), 0, odd
+        return 0, 0, len(costs), 0, *odd
     streams = [len(own) - 1 + (own != default) for own, default in ((s.compute, plain.compute), (s.comm, plain.comm))]
     overhead = 0 if s.sync_overhead_s == 0 else 1 if s.sync_overhead_s == PLAIN_COSTS[0] else 2
-    return 1, len(costs), sum(streams) + overhead + (s.device is not None), odd
+    return 1, int(s.device is not None), len(costs), sum(streams) + overhead, *odd
+
+
+def _oddity(cost: Any) -> int:
+    """0 for a plain cost, 1 for another of one digit, 2 for the rest."""
+    return 0 if cost in PLAIN_COSTS else 1 if cost == float(f"{cost:.0e}") else 2
 
 
 def _containers(result: Any) -> int:
@@ -194,4 +199,4 @@ def _containers(result: Any) -> int:
     return count
 
 
-__all__ = ["PLAIN_EPS", "OutOfTime", "Search", "weight"]
+__all__ = ["PLAIN_COSTS", "PLAIN_NUMBERS", "OutOfTime", "Search", "weight"]
