@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from tcverify.errors import ExecutorError, InternalError, UsageError
-from tcverify.execution import Order, explore, explore_on_cuda
+from tcverify.execution import Order, RankResult, Run, explore, explore_on_cuda
 from tcverify.execution.cuda_ranks import observed, run_ranks
 from tcverify.execution.cuda_streams import CudaDevice, Device, play, play_orders
 from tcverify.execution.issue import issue
@@ -249,6 +250,24 @@ def test_queues_with_delays_show_the_wrong_outputs_that_the_stream_executor_find
         hidden += adversary and not staged
     assert wrong > 10
     assert 0 < hidden < wrong / 2  # collectives through the host hide some
+
+
+@pytest.mark.parametrize(("value", "wrong"), [
+    (1.0, False),  # as lockstep
+    (1.5, False),  # as the device without streams
+    (1.0 + 2.0**-40, False),
+    (1.0 + 2.0**-20, True),
+    (float("nan"), True),
+])  # fmt: skip
+def test_a_difference_counts_when_neither_lockstep_nor_the_device_alone_explains_it(value: float, wrong: bool) -> None:
+    _, run = issue(program(lambda b: b.relu(b.wait(b.x, 1)), mesh=ONE))
+
+    def result(filled: float) -> RankResult:
+        return replace(run.ranks[0], outputs=[torch.full((4, 4), filled, dtype=torch.float64)])
+
+    reference = Run("lockstep", [result(1.0)])
+    found = list(observed(reference, [[result(1.5), result(1.0), result(value)]], [STREAMS[0]]))
+    assert [(o.kind, o.rank, o.order) for o in found] == [("output", 0, "starve stream 0, on CUDA")] * wrong
 
 
 def test_a_wait_for_an_event_that_is_never_recorded_is_an_error() -> None:
