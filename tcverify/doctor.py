@@ -43,7 +43,16 @@ def facts() -> dict[str, str]:
         "cores": str(len(os.sched_getaffinity(0))),
         "gloo": "available" if has_gloo() else "not in this torch",
         "nccl": nccl,
+        "streams": _streams(),
     }
+
+
+def _streams() -> str:
+    """Where the streams of lowered programs can run."""
+    devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if not devices:
+        return "in lockstep alone, since there is no CUDA device"
+    return f"in lockstep and on CUDA streams; ranks meet by NCCL up to {devices if has_nccl() else 0}, else by gloo"
 
 
 def try_collective() -> str | None:

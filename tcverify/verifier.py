@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 from tcverify.application import Pair, PassFailure, Subject, subject_of
 from tcverify.checks import CHECKS, Evidence
 from tcverify.errors import ExecutorError, ProgramError, TcverifyError, UnsupportedOp, UsageError
-from tcverify.execution import Comparison, Executor, Exploration, Lockstep, Run, digest, explore
+from tcverify.execution import Comparison, Executor, Exploration, Lockstep, Run, digest, explore, explore_on_cuda
 from tcverify.program import Contract, NotSerialisable, Program
 from tcverify.program.finding import Doubt, Finding
 
@@ -180,9 +180,10 @@ def verification(
             if pair.again is not None:
                 evidence.again = LOCKSTEP.compare_with(baseline, pair.again)
             if pair.changed and after.finished and "interleavings" in checks:
-                evidence.exploration = _explore(pair.rewritten, after, contract, deep)
-    except UnsupportedOp as error:
-        doubts.append(Doubt("unsupported-op", error.message))
+                on_device = deep and confirm is not None and confirm.name == "nccl"
+                evidence.exploration = _explore(pair.rewritten, after, contract, deep, on_device)
+    except (UnsupportedOp, ExecutorError) as error:
+        doubts.append(_not_executed(error))
     clock.lap("lockstep")
     findings = _apply(checks, evidence, doubts)
     clock.lap("checks")
@@ -251,9 +252,21 @@ def _named(pair: Pair, findings: list[Finding], culprits: Mapping[str, str] = Ma
     return named
 
 
-def _explore(program: Program, run: Run, contract: Contract, deep: bool) -> Exploration | None:
-    """Play other orders of the streams of a program, if it is lowered: few, or on deep verification all that matter."""
-    return explore(program, reference=run, boundary=contract.boundary, inputs=contract.inputs, systematic=deep)
+def _explore(program: Program, run: Run, contract: Contract, deep: bool, on_device: bool) -> Exploration | None:
+    """Play other orders of the streams of a program, if it is lowered: few, or on deep verification all that matter.
+
+    Args:
+        on_device: whether what those do not refute runs on CUDA streams as well.
+
+    Raises:
+        UnsupportedOp: an op has no meaning.
+        ExecutorError: the device or its ranks failed.
+    """
+    found = explore(program, reference=run, boundary=contract.boundary, inputs=contract.inputs, systematic=deep)
+    if on_device and found is not None and not found.observations:
+        found.observations += explore_on_cuda(program, run, boundary=contract.boundary, inputs=contract.inputs)
+        found.failing += dict.fromkeys(observation.order for observation in found.observations)
+    return found
 
 
 def _judged(evidence: Evidence) -> bool:

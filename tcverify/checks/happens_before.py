@@ -168,11 +168,12 @@ def _other_order(reading: Reading, issued: list[Issued], clocks: Clocks) -> list
         other = clocks.difference(positional, index)
         if other is None:
             continue
-        name, before = op.name if index < len(reading.ops) else "the output", reading.ops[other].name
+        name = f"'{op.name}'" if index < len(reading.ops) else "the output"
+        before = reading.ops[other].name
         if clocks.ordered(other, index):
-            title = f"'{name}' waits for '{before}' by data flow, but a runtime gives that wait to an earlier op"
+            title = f"{name} waits for '{before}' by data flow, but a runtime gives that wait to an earlier op"
         else:
-            title = f"'{name}' waits for '{before}' by position, by a wait that does not stand on its operands"
+            title = f"{name} waits for '{before}' by position, by a wait that does not stand on its operands"
         return [(op.number, "order", title)]
     return []
 

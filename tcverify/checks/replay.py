@@ -73,15 +73,19 @@ class Replay:
     exposed_s: float | None
 
 
-def replay(program: Program, rank: int) -> Replay:
-    """Replay the graph of one rank, lowered or not. Linear in the graph; raises nothing."""
-    return replay_reading(reading_of(program, rank), program)
+def replay(program: Program, rank: int, *, least_cost_s: float = 0.0) -> Replay:
+    """Replay the graph of one rank, lowered or not. Linear in the graph; raises nothing.
+
+    Args:
+        least_cost_s: what an op takes at least, whatever its node says.
+    """
+    return replay_reading(reading_of(program, rank), program, least_cost_s=least_cost_s)
 
 
-def replay_reading(reading: Reading, program: Program) -> Replay:
-    """Replay one reading of a graph of `program`."""
+def replay_reading(reading: Reading, program: Program, *, least_cost_s: float = 0.0) -> Replay:
+    """Replay one reading of a graph of `program`; see `replay`."""
     ops, overhead = reading.ops, sync_overhead_s(program, reading)
-    costs = [op.cost_s for op in ops if op.cost_s is not None]
+    costs = [max(op.cost_s, least_cost_s) for op in ops if op.cost_s is not None]
     if len(costs) < len(ops):
         untimed = tuple(ReplayedOp(op.name, op.op, op.stream, op.resources, None, None) for op in ops)
         return Replay(reading.lowered, untimed, _arrows(reading), overhead, None, None, None, None)

@@ -1,6 +1,7 @@
 """Runs programs: one interpreter, driven in lockstep or by real process groups."""
 
 from tcverify.execution.compare import Delta, compare_ranks, digest
+from tcverify.execution.cuda_ranks import backend_of, explore_on_cuda
 from tcverify.execution.executor import Comparison, Executor, Hang, Run, Wait
 from tcverify.execution.exploration import Exploration, Order, explore
 from tcverify.execution.interpreter import Call, NodeError, RankResult
@@ -24,7 +25,9 @@ __all__ = [
     "RankResult",
     "Run",
     "Wait",
+    "backend_of",
     "compare_ranks",
     "digest",
     "explore",
+    "explore_on_cuda",
 ]

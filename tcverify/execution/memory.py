@@ -49,7 +49,7 @@ class Memory:
             alone = len(storages) == 1 and isinstance(issued.values[slot], torch.Tensor)
             if alone and storages[0] not in made and sharers[storages[0]] == writes[storages[0]] == 1:
                 for other in self._slots[slot]:
-                    self._template[other] = _poison(issued.values[slot])
+                    self._template[other] = poison(issued.values[slot])
             else:
                 self._fresh[slot] = [i for i, s in enumerate(storages) if s not in made]
                 leaves = pytree.tree_leaves(issued.values[slot])
@@ -62,13 +62,13 @@ class Memory:
         late = issued.ops[0].node == INPUTS
         for number, (whole, contents) in issued.saved.items():
             if late:
-                self._resets.append((whole, _poison(contents)))
+                self._resets.append((whole, poison(contents)))
             elif writes[number]:
                 self._resets.append((whole, contents))
 
     def _reset_to_poison(self, tensor: torch.Tensor) -> None:
         whole = whole_storage(tensor)
-        self._resets.append((whole, _poison(whole)))
+        self._resets.append((whole, poison(whole)))
 
     def reset(self) -> None:
         """Go back to before the first op."""
@@ -109,7 +109,7 @@ class Memory:
             places = [leaf for leaf in pytree.tree_leaves(self.values[slot]) if isinstance(leaf, torch.Tensor)]
             found = [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
             for i in fresh:
-                _write(places[i], found[i])
+                write(places[i], found[i])
 
     def outputs(self) -> list[Any]:
         """Leaves of the output as they are now, tensors as copies."""
@@ -121,7 +121,7 @@ class Memory:
         return [value.clone() for value in self.values[: self._first]]
 
 
-def _write(place: torch.Tensor, value: torch.Tensor) -> None:
+def write(place: torch.Tensor, value: torch.Tensor) -> None:
     """Copy a value to its place, whose elements may overlap as those of an expanded tensor do."""
     for dim, (size, stride) in enumerate(zip(place.shape, place.stride(), strict=True)):
         if stride == 0 and size > 1:
@@ -129,11 +129,11 @@ def _write(place: torch.Tensor, value: torch.Tensor) -> None:
     place.copy_(value)
 
 
-def _poison(like: torch.Tensor) -> torch.Tensor:
+def poison(like: torch.Tensor) -> torch.Tensor:
     """What stands for a tensor that nobody has written: NaN, or what differs from `like` everywhere."""
     if like.is_floating_point() or like.is_complex():
         return torch.full_like(like, float("nan"))
     return ~like if like.dtype is torch.bool else like + 1
 
 
-__all__ = ["Memory"]
+__all__ = ["Memory", "poison", "write"]

@@ -12,14 +12,16 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("name", ["sink_all_reduce", "own_stream"])
-def test_the_examples_of_the_readme_are_real(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "options"), [("sink_all_reduce", "--seed 1"), ("own_stream", "--strategy structured --seed 2")]
+)
+def test_the_examples_of_the_readme_are_real(name: str, options: str, tmp_path: Path) -> None:
     readme = (ROOT / "README.md").read_text()
     source = (ROOT / "docs" / f"{name}.py").read_text()
     assert source[source.index(f"def {name}") :].strip() in readme
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs" / f"{name}.py").write_text(source)
-    command = f"run -x docs/{name}.py:{name} --world-size 2 --seed 1"
+    command = f"run -x docs/{name}.py:{name} --world-size 2 {options}"
     assert f"tcverify {command}" in readme
     finished = subprocess.run(
         [sys.executable, "-m", "tcverify", *command.split()],

@@ -41,11 +41,11 @@ class Drawn:
         return names.index(first) < names.index(second)
 
 
-def draw(seed: int) -> Drawn:
+def draw(seed: int, mesh: Mesh = MESH) -> Drawn:
     """Draw a program of up to 12 ops on up to 3 streams, in which some tokens are missing."""
     choose = random.Random(seed)
     ops: list[Made] = []
-    program_ = program(lambda b: _Writer(b, choose, ops).write(), mesh=MESH)
+    program_ = program(lambda b: _Writer(b, choose, ops).write(), mesh=mesh)
     found = Drawn(program_, ops)
     before: list[set[int]] = []
     for i, op in enumerate(ops):

@@ -317,3 +317,10 @@ def test_communication_that_is_exposed_for_longer_breaks_a_promise() -> None:
     assert "2 µs after the pass, for 0 µs before" in found[0].title
     assert check_schedule(Evidence(Pair(hidden, exposed, changed=True), Contract())) == []
     assert check_schedule(Evidence(Pair(exposed, hidden, changed=True), Contract(overlap=True))) == []
+
+
+def test_costs_below_the_least_are_no_exposure_that_a_pass_has_made() -> None:
+    tiny = program(lambda b: [b.reduce(b.x, cost_s=1e-7), b.mm(b.x, cost_s=1e-6)])
+    least = program(lambda b: [b.reduce(b.x, cost_s=1e-6), b.mm(b.x, cost_s=1e-6)])
+    pair = Pair(tiny, least, changed=True)
+    assert check_schedule(Evidence(pair, Contract(overlap=True))) == []
