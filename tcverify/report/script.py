@@ -21,7 +21,9 @@ from tcverify.replay import reproduce
 
 PASS = {target}
 OPTIONS = {options}
-CONTRACT = {contract}
+CONTRACT = {{
+{contract}
+}}
 KIND = {kind}
 DEEP = {deep}
 PASS_TIMEOUT = {pass_timeout}
@@ -47,7 +49,9 @@ def to_script(case: Counterexample) -> str:
         listing="\n".join(ascii(line)[1:-1] for line in lines),
         target=ascii(case.facts.target),
         options=ascii(dict(case.facts.options)),
-        contract=ascii({name: getattr(case.contract, name) for name in case.contract.__slots__}),
+        contract="\n".join(
+            f"    {ascii(name)}: {ascii(getattr(case.contract, name))}," for name in case.contract.__slots__
+        ),
         kind=ascii(case.finding.kind),
         deep=case.deep,
         pass_timeout=case.pass_timeout,

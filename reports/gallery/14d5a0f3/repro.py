@@ -15,7 +15,15 @@ from tcverify.replay import reproduce
 
 PASS = 'tests.mutants.multistream:TupleDependencyUntracked'
 OPTIONS = {}
-CONTRACT = {'idempotent': True, 'metadata': True, 'identity': False, 'schedule': True, 'overlap': True, 'boundary': 'strict', 'inputs': 'ready'}
+CONTRACT = {
+    'idempotent': True,
+    'metadata': True,
+    'identity': False,
+    'schedule': True,
+    'overlap': True,
+    'boundary': 'strict',
+    'inputs': 'ready',
+}
 KIND = 'race'
 DEEP = False
 PASS_TIMEOUT = 20.0

@@ -12,7 +12,15 @@ from tcverify.replay import reproduce
 
 PASS = 'tests.mutants.multistream:WaitNamesMainStream'
 OPTIONS = {}
-CONTRACT = {'idempotent': True, 'metadata': True, 'identity': False, 'schedule': True, 'overlap': True, 'boundary': 'strict', 'inputs': 'ready'}
+CONTRACT = {
+    'idempotent': True,
+    'metadata': True,
+    'identity': False,
+    'schedule': True,
+    'overlap': True,
+    'boundary': 'strict',
+    'inputs': 'ready',
+}
 KIND = 'stream-conflict'
 DEEP = False
 PASS_TIMEOUT = 20.0

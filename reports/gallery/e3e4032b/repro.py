@@ -15,7 +15,15 @@ from tcverify.replay import reproduce
 
 PASS = 'tcverify.passes.sequence_parallel:SequenceParallel+tests.mutants.multistream:TokenSharedByCollectives'
 OPTIONS = {}
-CONTRACT = {'idempotent': False, 'metadata': True, 'identity': False, 'schedule': True, 'overlap': False, 'boundary': 'strict', 'inputs': 'ready'}
+CONTRACT = {
+    'idempotent': False,
+    'metadata': True,
+    'identity': False,
+    'schedule': True,
+    'overlap': False,
+    'boundary': 'strict',
+    'inputs': 'ready',
+}
 KIND = 'race'
 DEEP = False
 PASS_TIMEOUT = 20.0
