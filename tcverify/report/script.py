@@ -49,9 +49,7 @@ def to_script(case: Counterexample) -> str:
         listing="\n".join(ascii(line)[1:-1] for line in lines),
         target=ascii(case.facts.target),
         options=ascii(dict(case.facts.options)),
-        contract="\n".join(
-            f"    {ascii(name)}: {ascii(getattr(case.contract, name))}," for name in case.contract.__slots__
-        ),
+        contract="\n".join(f"    {name!a}: {getattr(case.contract, name)!a}," for name in case.contract.__slots__),
         kind=ascii(case.finding.kind),
         deep=case.deep,
         pass_timeout=case.pass_timeout,
