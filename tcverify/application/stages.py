@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import fx
@@ -25,7 +25,7 @@ def stage_targets(target: str) -> list[str]:
     return split_stages(target, lambda piece: ":" in piece)
 
 
-def split_stages(text: str, complete: Any) -> list[str]:
+def split_stages(text: str, complete: Callable[[str], bool]) -> list[str]:
     """Split a pipeline at "+", except where the piece before is not `complete`: then the "+" belongs to it.
 
     Raises:

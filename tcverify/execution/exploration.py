@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 from tcverify.execution.executor import Run
 from tcverify.execution.issue import Issued, is_lowered, issue
-from tcverify.execution.observations import Event, Observation
+from tcverify.execution.observations import Observation
 from tcverify.execution.plan import plans_of
 from tcverify.execution.queues import StreamOp
 from tcverify.execution.streams import Place, Priority, Streams
@@ -75,11 +75,6 @@ class Exploration:
     complete: bool = False
     settled: int = 0
     streams: list[dict[str, int]] = field(default_factory=list)
-
-    @property
-    def failing_order(self) -> tuple[Event, ...]:
-        """What had happened when something first went wrong; empty when nothing did."""
-        return self.observations[0].events if self.observations else ()
 
     def shown(self, kinds: Collection[str], rank: int | None = None, node: str | None = None) -> Observation | None:
         """The observation of one of these kinds that the fewest events lead to; one of this rank and node where there is one."""

@@ -41,8 +41,3 @@ class Observation:
     text: str
     order: str
     events: tuple[Event, ...] = field(repr=False)
-
-    @property
-    def race(self) -> bool:
-        """Whether it is about two accesses to one storage."""
-        return self.kind in ("RAW", "WAR", "WAW")

@@ -65,9 +65,7 @@ def test_a_read_before_its_write_reads_poison() -> None:
     found = explored(lambda b: cross(b, waits=False))
     first = found.observations[0]
     assert (first.kind, first.node, first.stream, first.other, first.other_stream) == ("RAW", "relu", 1, "mm", 0)
-    assert first.race
     assert [str(event) for event in first.events] == ["rank 0, stream 1: 'relu' runs"]
-    assert found.failing_order == first.events
     assert {o.text for o in found.observations if o.kind == "output"} == {
         "output 0 differs from what it is in issue order"
     }
@@ -138,7 +136,7 @@ def test_a_mutated_input_is_read_by_the_caller() -> None:
 
     sound(lambda b: build(b, joins=True))
     found = explored(lambda b: build(b, joins=False))
-    assert {(o.kind, o.node, o.other) for o in found.observations if o.race} == {("RAW", "output", "mul_")}
+    assert {(o.kind, o.node, o.other) for o in found.observations if o.kind != "output"} == {("RAW", "output", "mul_")}
     assert {o.text for o in found.observations if o.kind == "output"} == {
         "input 'x' after the run differs from what it is in issue order"
     }
