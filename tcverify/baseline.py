@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -88,6 +88,19 @@ def known_of(case: Counterexample) -> Known:
     """Return the entry that stands for the finding of a case."""
     finding = case.finding
     return Known(reference(case.facts), finding.kind, fingerprint_of(case), finding.title, case.id)
+
+
+def add_to_baseline(path: Path, baseline: Baseline | None, cases: Sequence[Counterexample]) -> str:
+    """Add cases to what a baseline holds, write that to `path`, and say so in one line.
+
+    Raises:
+        UsageError: it cannot be written.
+    """
+    before = baseline or Baseline()
+    after = before.with_cases(cases)
+    write_baseline(after, path)
+    new = len(after.known) - len(before.known)
+    return f"{path} holds {len(after.known)} known findings, {new} of them new"
 
 
 def write_baseline(baseline: Baseline, path: Path) -> None:
@@ -182,4 +195,4 @@ def _entry_lines(text: str) -> list[int]:
     return lines
 
 
-__all__ = ["Baseline", "Known", "known_of", "read_baseline", "reference", "write_baseline"]
+__all__ = ["Baseline", "Known", "add_to_baseline", "known_of", "read_baseline", "reference", "write_baseline"]

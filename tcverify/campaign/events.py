@@ -80,6 +80,33 @@ class Statistics:
 
 
 @dataclass(frozen=True, slots=True)
+class RunStarted:
+    """The beginning of a run of campaigns.
+
+    Attributes:
+        passes: their references.
+        meshes: names of what the programs run on.
+    """
+
+    passes: tuple[str, ...]
+    meshes: tuple[str, ...]
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunFinished:
+    """The end of a run, however it comes about.
+
+    Attributes:
+        code: exit code.
+        error: what ended it before its time: one line, or "".
+    """
+
+    code: int
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class CampaignStarted:
     """The beginning of one campaign.
 
@@ -140,5 +167,5 @@ class CampaignFinished:
     known: tuple[tuple[Known, int], ...] = ()
 
 
-Event: TypeAlias = CampaignStarted | Progress | FindingFound | Crashed | CampaignFinished
+Event: TypeAlias = RunStarted | CampaignStarted | Progress | FindingFound | Crashed | CampaignFinished | RunFinished
 Subscriber: TypeAlias = Callable[[Event], None]
