@@ -17,6 +17,7 @@ from hypothesis.configuration import set_hypothesis_home_dir
 
 from tcverify import __version__, arguments, doctor
 from tcverify.application import Guarded
+from tcverify.arithmetic import DOMAINS
 from tcverify.baseline import add_to_baseline
 from tcverify.campaign import Campaign, CampaignFinished, Event, Plan, RunFinished, RunStarted, Subscriber, recover
 from tcverify.checks import CHECKS
@@ -104,6 +105,8 @@ def main(context: click.Context, debug: bool) -> None:
 )
 @click.option("--confirm", type=click.Choice(["gloo", "nccl", "none"]), default="gloo", show_default=True,
               help="Process group that runs what lockstep does not refute.")  # fmt: skip
+@click.option("--domain", type=click.Choice(DOMAINS), default="float64", show_default=True,
+              help="Also judge values exactly (in a prime field), or in the programs' native dtypes.")  # fmt: skip
 @click.option("--max-examples", type=click.IntRange(1), default=None, help="Programs per pass and mesh. [default: 200]")
 @click.option("--max-time", default=None, help="Time per pass and mesh, e.g. 90s, 30m, 8h.")
 @click.option("--seed", type=click.IntRange(0), default=None, help="Seed of the drawing. [default: a new one]")
@@ -135,6 +138,7 @@ def run(
     mesh: str | None,
     strategy: str,
     confirm: str,
+    domain: str,
     max_examples: int | None,
     max_time: str | None,
     seed: int | None,
@@ -202,7 +206,7 @@ def run(
                         programs = STRATEGIES[drawn](mesh=fixed, world_size=size)
                         plan = Plan(
                             programs, name, report_dir, STATE_DIR, limit, limit_s, seed, promised, chosen,
-                            shrink_time=shrink_time, fail_fast=fail_fast, baseline=known, collect=accepting,
+                            domain=domain, shrink_time=shrink_time, fail_fast=fail_fast, baseline=known, collect=accepting,
                         )  # fmt: skip
                         stop = Campaign(subject, plan, pool, subscribers).run().stop
                         if stop in _LAST:

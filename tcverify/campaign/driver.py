@@ -263,8 +263,9 @@ class Campaign:
     def _flight(self, program: Program) -> Flight:
         deep = int(program_id(program), 16) % DEEP_EVERY == 0
         steps = verification(
-            self.subject, program, contract=self.contract, confirm=self.confirm, checks=self._checks, deep=deep
-        )
+            self.subject, program, contract=self.contract, confirm=self.confirm, checks=self._checks,
+            domain=self.plan.domain, deep=deep,
+        )  # fmt: skip
         return Flight(program, deep, steps)
 
     def _advance(self, flight: Flight) -> None:
@@ -304,8 +305,9 @@ class Campaign:
         self._in_flight.note(program, deep)
         with self._interrupts.open():
             return verify(
-                self.subject, program, contract=self.contract, confirm=confirm, checks=self.plan.checks, deep=deep
-            )
+                self.subject, program, contract=self.contract, confirm=confirm, checks=self.plan.checks,
+                domain=self.plan.domain, deep=deep,
+            )  # fmt: skip
 
     def _count(self, program: Program, verdict: Verdict) -> dict[str, Known]:
         """Count a program; return those of its findings that are known, by kind."""
@@ -357,6 +359,7 @@ class Campaign:
                 contract=self.contract,
                 confirm=self.confirm,
                 checks=self.plan.checks,
+                domain=self.plan.domain,
                 deep=target.deep,
                 always_confirm=True,
             )

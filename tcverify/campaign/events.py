@@ -28,6 +28,7 @@ class Statistics:
         known: refuted by nothing but known findings; these do not count as refuted.
         findings: programs by kind of finding, without known ones.
         doubts: inconclusive programs by reason.
+        notes: programs by what their verdicts say beside, e.g. that the exact domain stepped aside.
         labels: programs by what they contain.
         shrinking: programs judged to shrink findings.
         seconds: time by phase.
@@ -46,6 +47,8 @@ class Statistics:
     findings: Counter[str] = field(default_factory=Counter)
     doubts: Counter[str] = field(default_factory=Counter)
     doubt_details: dict[str, str] = field(default_factory=dict)
+    notes: Counter[str] = field(default_factory=Counter)
+    note_details: dict[str, str] = field(default_factory=dict)
     labels: Counter[str] = field(default_factory=Counter)
     seconds: Counter[str] = field(default_factory=Counter)
     elapsed: float = 0.0
@@ -64,6 +67,9 @@ class Statistics:
         self.ran.update(verdict.executors)
         self.labels.update(program.labels)
         self.seconds.update(verdict.seconds)
+        self.notes.update({note.reason for note in verdict.notes})
+        for note in verdict.notes:
+            self.note_details.setdefault(note.reason, note.detail)
         if verdict.status == "inconclusive":
             for doubt in verdict.doubts[:1]:
                 self.doubts[doubt.reason] += 1

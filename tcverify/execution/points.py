@@ -8,25 +8,19 @@ can see, with other residues.
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from torch import fx
 
 from tcverify.arithmetic import Exact, Trace, TracedReals
 from tcverify.errors import UnsupportedOp
+from tcverify.execution.literals import rounded_literals
 from tcverify.execution.lockstep import Lockstep
 from tcverify.program import Program
 
 #: Points are the same, as far as float64 can see, up to this share of the largest argument of the function.
 SAME_POINT = 1e-9
-
-#: Literals so many units in the last place apart may come from another order of computing them.
-MAX_ULPS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +28,7 @@ class Explanation:
     """Why two programs differ in the exact domain.
 
     Attributes:
-        kind: "defect" (they are different functions), "literal" (they differ in literals a few ulps apart alone) or "aside" (the
+        kind: "defect" (they are different functions), "literal" (they differ in the rounding of literals alone) or "aside" (the
             rewrite may rely on a law that the exact domain does not know).
         text: one sentence.
     """
@@ -45,10 +39,10 @@ class Explanation:
 
 def explain(original: Program, rewritten: Program, draw: int) -> Explanation:
     """Say why two programs that float64 does not tell apart differ in a draw of the exact domain. Both run in lockstep."""
-    literals = _literals_nearby(original, rewritten)
-    if literals and _agree(original, rewritten, draw, literals):
-        new, old = next(iter(literals.items()))
-        return Explanation("literal", f"{new!r} stands where the original has {old!r}; nothing else differs")
+    rounded = rounded_literals(original, rewritten)
+    if rounded and _agree(original, rewritten, draw, {r.value: r.residue for r in rounded}):
+        told = ", ".join(f"{r.value!r} stands for {r.expression}" for r in rounded[:3])
+        return Explanation("literal", f"{told}; nothing else differs")
     before, after = _points(original, draw), _points(rewritten, draw)
     if before is None or after is None:
         return Explanation("aside", "the points at which functions are called cannot be followed")
@@ -65,55 +59,12 @@ def explain(original: Program, rewritten: Program, draw: int) -> Explanation:
     return Explanation("defect")
 
 
-# ----------------------------------------------------------------------------------------------------------- literals
-
-
 def _agree(original: Program, rewritten: Program, draw: int, literals: dict[float, float]) -> bool:
-    comparison = Lockstep().compare_runs(
-        Lockstep().run(original, domain=Exact(draw)), Lockstep().run(rewritten, domain=Exact(draw, None, literals))
-    )
+    """Whether the versions agree once literals are read as residues that are given."""
+    before = Lockstep().run(original, domain=Exact(draw))
+    comparison = Lockstep().compare_runs(before, Lockstep().run(rewritten, domain=Exact(draw, None, literals)))
     return comparison.rewritten.finished and not any(d.difference or d.problem for d in comparison.deltas)
 
-
-def _literals_nearby(original: Program, rewritten: Program) -> dict[float, float]:
-    """Literals of the rewritten program that the original does not have, and the original's a few ulps away.
-
-    An eps is none: it is the user's own number, which no rewrite computes anew.
-    """
-    old = {value for graph in original.graphs for value, is_eps in _literals(graph) if not is_eps}
-    new = {value for graph in rewritten.graphs for value, is_eps in _literals(graph) if not is_eps}
-    as_eps = {value for graph in rewritten.graphs for value, is_eps in _literals(graph) if is_eps}
-    found = {}
-    for value in new - old - as_eps:
-        near = min(old, key=lambda other, value=value: abs(other - value), default=None)  # type: ignore[misc]
-        if near is not None and abs(near - value) <= MAX_ULPS * math.ulp(near):
-            found[value] = near
-    return found
-
-
-def _literals(graph: fx.Graph) -> Iterator[tuple[float, bool]]:
-    """Float literals of a graph, each with whether it is an eps by the name of its argument."""
-    for node in graph.nodes:
-        if node.op in ("placeholder", "output"):
-            continue
-        schema = getattr(node.target, "_schema", None)
-        names = [argument.name for argument in schema.arguments] if schema is not None else []
-        for position, argument in enumerate(node.args):
-            name = names[position] if position < len(names) else ""
-            yield from ((value, name == "eps") for value in _floats(argument))
-        for name, argument in node.kwargs.items():
-            yield from ((value, name == "eps") for value in _floats(argument))
-
-
-def _floats(argument: Any) -> Iterator[float]:
-    if isinstance(argument, float) and math.isfinite(argument):
-        yield argument
-    elif isinstance(argument, (list, tuple)):
-        for inner in argument:
-            yield from _floats(inner)
-
-
-# ------------------------------------------------------------------------------------------------------------- points
 
 #: Arguments of one function: in the reals, sorted, and as residues.
 Points = tuple[torch.Tensor, torch.Tensor]

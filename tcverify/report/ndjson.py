@@ -207,13 +207,24 @@ class EventLog:
 def statistics(counts: Statistics) -> dict[str, Any]:
     """Return all counts of a campaign as plain data."""
     numbers = ("programs", "changed", "passed", "refuted", "inconclusive", "known", "shrinking", "elapsed")
-    tables = ("rewrites", "fired", "ran", "findings", "doubts", "doubt_details", "labels", "seconds")
+    tables = (
+        "rewrites",
+        "fired",
+        "ran",
+        "findings",
+        "doubts",
+        "doubt_details",
+        "notes",
+        "note_details",
+        "labels",
+        "seconds",
+    )
     return {name: getattr(counts, name) for name in numbers} | {name: dict(getattr(counts, name)) for name in tables}
 
 
 def _brief(counts: Statistics) -> dict[str, Any]:
     """What a display of progress needs: such an event comes every second, perhaps for hours."""
-    left_out = ("rewrites", "doubt_details", "labels", "seconds")
+    left_out = ("rewrites", "doubt_details", "note_details", "labels", "seconds")
     return {name: value for name, value in statistics(counts).items() if name not in left_out}
 
 
