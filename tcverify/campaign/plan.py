@@ -8,6 +8,7 @@ from pathlib import Path
 
 from hypothesis.strategies import SearchStrategy
 
+from tcverify.baseline import Baseline
 from tcverify.program import Contract, Program
 
 
@@ -23,7 +24,9 @@ class Plan:
         max_examples, max_time: bounds, in programs and seconds; at least one is set.
         shrink_time: seconds after which no new trial of shrinking one finding begins; a trial that hangs then still takes
             its time-out.
-        fail_fast: stop at the first finding.
+        fail_fast: stop at the first finding that is not known.
+        baseline: known findings, which are counted apart. None: there is none, and one counterexample per kind is kept.
+        collect: keep one counterexample per fingerprint instead of one per kind, to write a baseline.
     """
 
     programs: SearchStrategy[Program]
@@ -37,3 +40,5 @@ class Plan:
     checks: Sequence[str] | None = None
     shrink_time: float = 30.0
     fail_fast: bool = False
+    baseline: Baseline | None = None
+    collect: bool = False

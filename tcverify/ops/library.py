@@ -8,11 +8,13 @@ afterwards.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from tcverify.ops import quantised
 from tcverify.ops import tensor_cast as meaning
@@ -138,6 +140,27 @@ def _local_kernel(name: str, run: Callable[..., Any]) -> Callable[..., Any]:
     return lambda *args: _like_first(run(*args), args)
 
 
+def _native_kernel(name: str, run: Callable[..., Any]) -> Callable[..., Any]:
+    """Compute in float32 at least, as fused kernels do, and round the result to the dtype that the op promises."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        wide = run(*map(_widen, args), **{key: _widen(value) for key, value in kwargs.items()})
+        given = [v for v in pytree.tree_leaves((args, list(kwargs.values()))) if isinstance(v, Tensor)]
+        dtype = given[0].dtype
+        if name == "tensor_cast::gated_residual_add":
+            dtype = functools.reduce(torch.promote_types, [v.dtype for v in given])
+        return pytree.tree_map_only(Tensor, lambda value: value.to(dtype), wide)
+
+    return call
+
+
+def _widen(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return [_widen(v) for v in value]
+    small = isinstance(value, Tensor) and value.is_floating_point() and value.itemsize < 4
+    return value.float() if small else value
+
+
 def _kernel(op: Op) -> Callable[..., Any]:
     run, name = op.require(), op.name.removeprefix("tensor_cast::")
     if not op.collective:
@@ -190,7 +213,10 @@ def _op(name: str, run: Callable[..., Any], *, collective: bool = False, identit
     full = f"tensor_cast::{name}"
     fake = _FAKES.get(name) or _local_kernel(name, run)
     resources = ("compute", "comm") if name in _FUSED else ("comm",) if collective else ("compute",)
-    return Op(full, run, collective, identity=identity, signature=SCHEMAS[name], fake=fake, resources=resources)
+    native = _native_kernel(full, run) if name in _LOCAL else None
+    return Op(
+        full, run, collective, identity=identity, signature=SCHEMAS[name], fake=fake, resources=resources, native=native
+    )
 
 
 OPS = (
