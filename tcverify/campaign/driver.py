@@ -240,7 +240,7 @@ class Campaign:
                 self._target = None
                 known[target.kind] = entry
                 self._ledger.settle(failed.verdict, target.kind, entry)
-        accepted = self._ledger.of_baseline(known)
+        accepted = self._ledger.of_baseline({**self._ledger.accepted(failed.verdict), **known})
         if accepted != failed.known:
             self._count_findings(failed.verdict, failed.known, -1)
             self._count_findings(failed.verdict, accepted, 1)
