@@ -13,7 +13,6 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
 from tcverify.campaign import Event, FindingFound
 from tcverify.counterexample import FILE_NAME, Counterexample, write_atomically
-from tcverify.report.html_layout import BOX_HEIGHT
 from tcverify.report.html_page import make_page
 from tcverify.report.html_streams import BAR
 
@@ -34,7 +33,6 @@ def to_html(case: Counterexample, path: Path | None) -> str:
         streams_style=_asset("streams.css"),
         script=script,
         digest=digest,
-        box_height=BOX_HEIGHT,
         bar=BAR,
     )
 
