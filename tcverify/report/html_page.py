@@ -69,6 +69,7 @@ class HtmlPage:
     foreign: tuple[str, ...]
     relations: tuple[NodeValue, ...]
     relations_summary: str
+    values_domain: str
     relations_left_out: int
     why: str
     timelines: tuple[Timeline, ...]
@@ -110,7 +111,7 @@ def make_page(case: Counterexample, path: Path | None) -> HtmlPage:
         title=plain(finding.title),
         rank=diagnosis.rank,
         facts=_facts(case),
-        notes=(),
+        notes=tuple(plain(sentence) for _, sentence in case.notes),
         divergence=block.divergence,
         contrasts=contrasts,
         contrasts_left_out=contrasts_left_out,
@@ -128,6 +129,7 @@ def make_page(case: Counterexample, path: Path | None) -> HtmlPage:
         foreign=_bounded(plain_lines(case.listing)) if case.rewritten is None else (),
         relations=_window(relations),
         relations_summary=_counted(relations),
+        values_domain=plain(diagnosis.before.domain) if diagnosis.before is not None else "",
         relations_left_out=max(0, len(relations) - MAX_RELATIONS),
         why=plain(diagnosis.why),
         timelines=timelines(diagnosis.before, diagnosis.after, suspects),
@@ -160,7 +162,13 @@ def _facts(case: Counterexample) -> tuple[tuple[str, str], ...]:
     if program.world_size > MAX_RANKS:
         sizes = [f"{dim.name}: {count(len(dim.groups), 'group')}" for dim in program.mesh.dims]
         mesh = f"{program.world_size} ranks; {'; '.join(sizes)}"
-    facts = (("Pass", case.facts.name), ("Mesh", mesh), ("Program", size), ("Found by", found))
+    facts = (
+        ("Pass", case.facts.name),
+        ("Mesh", mesh),
+        ("Program", size),
+        ("Found by", found),
+        ("Number domain", case.domain),
+    )
     return tuple((label, plain(text)) for label, text in facts)
 
 
