@@ -23,7 +23,7 @@ from tcverify.strategies import decode, transformer_programs
 
 PROGRAM = decode(Mesh.grid({"tp": 2}), b"")
 HERE = Path(__file__).parent
-OPTIONS = Options("none", "dev", HERE, HERE, HERE, HERE, FRESH_PATH, 0)
+OPTIONS = Options("none", "float64", "dev", HERE, HERE, HERE, HERE, FRESH_PATH, 0)
 
 
 def asked(*passes: Any, **arguments: Any) -> Verification:
