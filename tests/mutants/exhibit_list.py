@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import operator
+
+from torch import fx
+
+from tcverify.ops import RECORD, WAIT, lookup
 from tests.mutants import exhibit_programs as programs
 from tests.mutants.exhibits import Exhibit
 
@@ -13,6 +18,51 @@ _IN_SP, _IN_MS, _FOREIGN, _LOCAL, _TINY = (
 SUMS, SHARDS, COLLECTIVES = "sums over ranks", "shards and placements", "collectives and groups"
 LOCAL, STORAGE, GRAPHS = "ops of one rank", "storage and writes", "graphs and metadata"
 STREAMS, TIME, ROUNDING = "order of streams", "schedules", "hidden by rounding"
+
+
+def _ungated(node: fx.Node) -> fx.Node:
+    """What a node stands for, seen through the wait in front of its reader."""
+    while lookup(node.target).name == WAIT:
+        node = node.args[0]  # type: ignore[assignment]
+    return node
+
+
+def _is_work(node: fx.Node) -> bool:
+    return lookup(node.target).name not in (WAIT, RECORD) and node.target is not operator.getitem
+
+
+def _reads_an_item(node: fx.Node) -> bool:
+    """An op that reads an item of a tuple."""
+    return _is_work(node) and any(_ungated(n).target is operator.getitem for n in node.all_input_nodes)
+
+
+def _reads_a_collective(node: fx.Node) -> bool:
+    """An op that reads the result of a collective."""
+    sources = [_ungated(n) for n in node.all_input_nodes]
+    return _is_work(node) and any(n.op == "call_function" and lookup(n.target).collective for n in sources)
+
+
+def _reads_a_view(node: fx.Node) -> bool:
+    """An op that reads a view, or the view."""
+    sources = [_ungated(n) for n in (node, *node.all_input_nodes)]
+    return _is_work(node) and any(n.op == "call_function" and lookup(n.target).aliases for n in sources)
+
+
+def _waits_for_a_token(node: fx.Node) -> bool:
+    """An op behind a wait for a token."""
+    return _is_work(node) and any(lookup(n.target).name == WAIT and n.args[2] for n in node.all_input_nodes)
+
+
+def _is_collective(node: fx.Node) -> bool:
+    return lookup(node.target).collective
+
+
+def _is_returned(node: fx.Node) -> bool:
+    """An op whose result the program returns, or an input's writer."""
+    return _is_work(node) and any(user.op == "output" for user in node.users)
+
+
+_WRITES = ("add_", "add__[0-9]*", "mul_", "mul__[0-9]*", "copy_", "copy__[0-9]*")
 
 EXHIBITS: tuple[Exhibit, ...] = (
     # -------------------------------------------------------------------------------------------------- sums over ranks
@@ -257,7 +307,7 @@ EXHIBITS: tuple[Exhibit, ...] = (
         COLLECTIVES,
         "Two independent collectives are ordered by what each rank thinks they cost. Where costs differ between ranks, so "
         "do the orders, and ranks meet in different collectives.",
-        _IN_MS + "CostsOrderCollectives", _MS, "deadlock", ("all_*", "reduce_scatter*", "matmul_all_reduce*"),
+        _IN_MS + "CostsOrderCollectives", _MS, "deadlock", _is_collective,
         ("PT-141697", "TREC-4149"), strategy="overlap", world_size=4,
     ),
     # -------------------------------------------------------------------------------------------------- ops of one rank
@@ -267,7 +317,7 @@ EXHIBITS: tuple[Exhibit, ...] = (
         LOCAL,
         "`add(x, y, alpha=2)` becomes part of add_rms_norm, which knows no alpha. The default is what nearly every graph "
         "has, so the fusion is right nearly always.",
-        _LOCAL + "AlphaDropped", _LOCAL + "FuseNorm", "wrong-value", ("add_rms_norm*",), strategy="near-miss",
+        _LOCAL + "AlphaDropped", _LOCAL + "FuseNorm", "wrong-value", ("add_rms_norm*",), made=programs.sum_with_alpha,
     ),
     Exhibit(
         "results-swapped",
@@ -351,7 +401,7 @@ EXHIBITS: tuple[Exhibit, ...] = (
         "To make an op wait, its operand goes through an anchor, which hands on a copy. For an op in place that is the "
         "end of the write: the original tensor never changes.",
         _IN_MS + "WrittenOperandGated", _MS, "wrong-value",
-        ("add_*", "mul_*", "copy_*", "_internal_wait_and_bind*"), strategy="overlap",
+        _WRITES, strategy="overlap",
     ),
     # ----------------------------------------------------------------------------------------------- graphs and metadata
     Exhibit(
@@ -376,7 +426,7 @@ EXHIBITS: tuple[Exhibit, ...] = (
         GRAPHS,
         "Collectives are merged where the first one stood, but the second one's operand is made later, even of the first "
         "one's result: there is no place for such a bucket.",
-        _FOREIGN + "BucketAtFirstMember", _FOREIGN + "Bucket", "malformed-graph", (), ("PT-158663",),
+        _FOREIGN + "BucketAtFirstMember", _FOREIGN + "Bucket", "malformed-graph", ("reshape_default*",), ("PT-158663",),
     ),
     Exhibit(
         "node-of-another-graph",
@@ -409,7 +459,7 @@ EXHIBITS: tuple[Exhibit, ...] = (
         STREAMS,
         "A collective of an input starts on its own stream at once, while the caller's stream may still write the input. "
         "Under a light load the write is always through in time.",
-        _LOCAL + "CallerNotWaitedFor", _LOCAL + "SideStream", "race", ("all_*", "reduce_scatter*", "matmul_all_reduce*"),
+        _LOCAL + "CallerNotWaitedFor", _LOCAL + "SideStream", "race", _is_collective,
         ("NVF-3913",), strategy="structured",
     ),
     Exhibit(
@@ -418,14 +468,14 @@ EXHIBITS: tuple[Exhibit, ...] = (
         STREAMS,
         "The stream waits for a token, but it is not the token of what it reads. The values are right whenever both "
         "streams are quick enough.",
-        _IN_MS + "WaitForAnotherProducer", _MS, "race", ("*",), ("DS-7898",), strategy="overlap",
+        _IN_MS + "WaitForAnotherProducer", _MS, "race", _waits_for_a_token, ("DS-7898",), strategy="overlap",
     ),
     Exhibit(
         "tuple-dependency-lost",
         "Nothing waits for an item of a tuple",
         STREAMS,
         "The selection of one result is no op of its own, and the dependency on it is dropped with it.",
-        _IN_MS + "TupleDependencyUntracked", _MS, "race", ("*",), strategy="overlap",
+        _IN_MS + "TupleDependencyUntracked", _MS, "race", _reads_an_item, strategy="overlap",
     ),
     Exhibit(
         "write-overtakes-read",
@@ -433,21 +483,21 @@ EXHIBITS: tuple[Exhibit, ...] = (
         STREAMS,
         "A collective on one stream reads a tensor that an op in place overwrites on another. Only edges from writes to "
         "reads were drawn.",
-        _IN_MS + "WriteAfterReadUntracked", _MS, "race", ("*",), ("PT-112439",), strategy="overlap",
+        _IN_MS + "WriteAfterReadUntracked", _MS, "race", _WRITES, ("PT-112439",), strategy="overlap",
     ),
     Exhibit(
         "outputs-not-joined",
         "The program returns what another stream still computes",
         STREAMS,
         "The output waits for nothing. Whoever synchronises the whole device, as tests do, never sees it.",
-        _IN_MS + "OutputsNotJoined", _MS, "race", ("*",), strategy="overlap", data={"kind": "output"},
+        _IN_MS + "OutputsNotJoined", _MS, "race", _is_returned, strategy="overlap", data={"kind": "output"},
     ),
     Exhibit(
         "join-erased-as-dead",
         "The waits of the output are erased as dead code",
         STREAMS,
         "Values that nobody reads made the output wait; dead-code elimination took them away, and the waiting with them.",
-        _IN_MS + "JoinErasedAsDead", _MS, "race", ("*",), strategy="overlap",
+        _IN_MS + "JoinErasedAsDead", _MS, "race", _is_returned, strategy="overlap",
     ),
     Exhibit(
         "collectives-unordered",
@@ -456,7 +506,7 @@ EXHIBITS: tuple[Exhibit, ...] = (
         "Each waits for its operands and for nothing else, so ranks may enter them in different orders. It takes a busy "
         "machine to do so.",
         _IN_MS + "CollectivesUnordered", _MS, "unordered-collectives",
-        ("all_*", "reduce_scatter*", "matmul_all_reduce*"), ("MG-1810",), strategy="overlap",
+        _is_collective, ("MG-1810",), strategy="overlap",
     ),
     Exhibit(
         "token-shared-by-collectives",
@@ -464,14 +514,14 @@ EXHIBITS: tuple[Exhibit, ...] = (
         STREAMS,
         "All collectives of a stream are recorded by the token of the first, so that who waits for the last waits for too "
         "little. Shown behind another pass: the report names the stage that broke the program.",
-        f"{_SP}+{_IN_MS}TokenSharedByCollectives", f"{_SP}+{_MS}", "race", ("*",), ("MG-1810",),
+        f"{_SP}+{_IN_MS}TokenSharedByCollectives", f"{_SP}+{_MS}", "race", lambda node: _reads_a_collective(node) or _is_returned(node), ("MG-1810",),
     ),
     Exhibit(
         "wait-names-another-stream",
         "An op is bound to one stream and recorded on another",
         STREAMS,
         "Waits name stream 0, records the stream of the plan. Which of them wins is up to the runtime.",
-        _IN_MS + "WaitNamesMainStream", _MS, "stream-conflict", ("all_*", "reduce_scatter*", "matmul_all_reduce*"),
+        _IN_MS + "WaitNamesMainStream", _MS, "stream-conflict", _is_collective,
         strategy="overlap",
     ),
     Exhibit(
@@ -479,14 +529,14 @@ EXHIBITS: tuple[Exhibit, ...] = (
         "A record stands where its value is needed, not where it is made",
         STREAMS,
         "By data flow the token completes the right op. A runtime that records the op issued last completes another.",
-        _IN_MS + "RecordedWhereNeeded", _MS, "anchor-mismatch", ("*",), strategy="overlap",
+        _IN_MS + "RecordedWhereNeeded", _MS, "anchor-mismatch", ("*_record*",), strategy="overlap",
     ),
     Exhibit(
         "gate-behind-a-view",
         "What is gated is the value that a view shows",
         STREAMS,
         "A view is no op that a stream could run, so the wait in front of it binds whatever comes next.",
-        _IN_MS + "GateBehindAView", _MS, "anchor-mismatch", ("*",), strategy="overlap",
+        _IN_MS + "GateBehindAView", _MS, "anchor-mismatch", _reads_a_view, strategy="overlap",
     ),
     # --------------------------------------------------------------------------------------------------------- schedules
     Exhibit(
@@ -511,5 +561,67 @@ EXHIBITS: tuple[Exhibit, ...] = (
         "The graph is lowered to streams although the plan says that nothing is gained: all of the risk for none of the "
         "time.",
         _IN_MS + "NoGuard", _MS, "no-gain", ("output",), strategy="overlap",
+    ),
+    # ------------------------------------------------------------------------------------------------ hidden by rounding
+    Exhibit(
+        "eps-of-the-last-digit",
+        "eps is the next number",
+        ROUNDING,
+        "The eps of a norm lost its last digit on its way through a decimal. The values change by less than floating point "
+        "can hold, so no comparison of floating-point results tells a copied eps from another one.",
+        _TINY + "EpsLastDigit", _LOCAL + "SplitNorm", "wrong-value", ("rms_norm_default*",), domain="exact",
+    ),
+    Exhibit(
+        "residual-hardly-scaled",
+        "Two scales that should cancel leave 1 + 2⁻⁴⁸",
+        ROUNDING,
+        "A residual is scaled and scaled back, and is not quite what it was. The difference is as large as the rounding of "
+        "a dozen ops, and is there in every layer.",
+        _TINY + "ResidualHardlyScaled", _LOCAL + "FuseNorm", "wrong-value", ("mul_tensor*", "add_rms_norm*"),
+        domain="exact",
+    ),
+    Exhibit(
+        "reciprocal-of-fifteen-digits",
+        "A mean is a product with a decimal of fifteen digits",
+        ROUNDING,
+        "The reciprocal of the count goes into the graph as text that does not give the same number back. For counts "
+        "that are powers of two it does.",
+        _TINY + "ReciprocalOfFifteenDigits", _TINY + "SplitMean", "wrong-value", ("mul_tensor*",), domain="exact",
+        made=programs.mean_of_six,
+    ),
+    Exhibit(
+        "contribution-hardly-scaled",
+        "One rank's addend is too large by 2⁻⁴⁸ of it",
+        ROUNDING,
+        "The first rank scales what it adds, to keep sums small, and nobody scales back exactly. Reordered sums differ by "
+        "about as much.",
+        _TINY + "ContributionScaled", _FOREIGN + "ReduceByGather", "wrong-value", ("mul_tensor*",), domain="exact",
+        strategy="structured",
+    ),
+    Exhibit(
+        "weight-hardly-shrunk",
+        "The weight of a norm is too small by 2⁻⁴⁸ of it",
+        ROUNDING,
+        "A factor was folded into the weight and rounded there.",
+        _TINY + "WeightShrunk", "tcverify.passes.identity:Identity", "wrong-value", ("mul_tensor*",), domain="exact",
+        strategy="structured",
+    ),
+    Exhibit(
+        "guard-added-to-a-sum",
+        "10⁻¹⁵ is added so that nothing divides by zero",
+        ROUNDING,
+        "A number that is too small to matter is added to every sum over ranks. It does not matter, until everything else "
+        "is zero.",
+        _TINY + "GuardedSum", "tcverify.passes.identity:Identity", "wrong-value", ("add_tensor*",), domain="exact",
+        strategy="structured",
+    ),
+    Exhibit(
+        "summed-in-bfloat16",
+        "Addends are rounded to bfloat16 before they are summed",
+        ROUNDING,
+        "Half the traffic, and eight bits of every addend: the sum of several ranks is worse than any one of them. Every "
+        "dtype in the graph is consistent, and in wider arithmetic all is well.",
+        _TINY + "SummedInBfloat16", "tcverify.passes.identity:Identity", "wrong-value",
+        ("_to_copy_default*", "all_reduce_default*"), domain="native", strategy="structured",
     ),
 )  # fmt: skip

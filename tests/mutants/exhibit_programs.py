@@ -86,3 +86,14 @@ def mean_of_six() -> Program:
         return b.call("aten::sub.Tensor", row, b.call("aten::mean.dim", row, [-1], True))
 
     return spmd_program(TP2, [ROW], build, seed=1)
+
+
+def sum_with_alpha() -> Program:
+    """row + 2 · row' → rms_norm"""
+
+    def build(b: GraphBuilder) -> object:
+        row, gain, other = b.input("row"), b.input("gain"), b.input("other")
+        total = b.call("aten::add.Tensor", row, other, alpha=2.0)
+        return b.call("tensor_cast::rms_norm", total, gain, 1e-6)
+
+    return spmd_program(TP2, [ROW, GAIN, InputSpec("other", (4, 6))], build, seed=1)

@@ -10,13 +10,16 @@ from __future__ import annotations
 import fnmatch
 import json
 import random
+import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
-from tcverify.application import InProcess
+from torch import fx
+
+from tcverify.application import InProcess, Pair
 from tcverify.application.loading import load_pass
 from tcverify.campaign.reduction import reduce
 from tcverify.counterexample import Counterexample, encode_counterexample, make_counterexample, write_atomically
@@ -32,6 +35,9 @@ GALLERY = Path(__file__).parents[2] / "reports" / "gallery"
 MOST_DRAWN = 1_500
 
 
+Planted: TypeAlias = tuple[str, ...] | Callable[[fx.Node], bool]
+
+
 @dataclass(frozen=True)
 class Exhibit:
     """One class of defects.
@@ -43,7 +49,7 @@ class Exhibit:
         what: what goes wrong, why nobody notices, where it was seen.
         mutant, sound: passes, as module:class. The sound one passes on the program that refutes the mutant.
         kind: of the finding.
-        planted: patterns of the names of those nodes of the rewritten graph that the defect got wrong.
+        planted: which nodes of the rewritten graph the defect got wrong: patterns of their names, or a predicate.
         seen_in: known bugs of this class.
         strategy, world_size: what programs are drawn, on how many ranks.
         made: makes the program where none is drawn.
@@ -60,7 +66,7 @@ class Exhibit:
     mutant: str
     sound: str
     kind: str
-    planted: tuple[str, ...] = ()
+    planted: Planted = ()
     seen_in: tuple[str, ...] = ()
     strategy: str = "mixed"
     world_size: int = 2
@@ -86,14 +92,27 @@ class Exhibit:
 
 def judge(exhibit: Exhibit, subject: InProcess, program: Program) -> Verdict:
     """Verify in lockstep, in this process, in the exhibit's domain."""
-    return verify(subject, program, deep=exhibit.deep)
+    return verify(subject, program, domain=exhibit.domain, deep=exhibit.deep)
 
 
-def planted(exhibit: Exhibit, rewritten: Program | None) -> list[str]:
-    """The names of the planted nodes, over all ranks."""
-    graphs = rewritten.graphs if rewritten is not None else ()
-    names = dict.fromkeys(node.name for graph in graphs for node in graph.nodes if node.op == "call_function")
-    return [name for name in names if any(fnmatch.fnmatchcase(name, pattern) for pattern in exhibit.planted)]
+def hidden(exhibit: Exhibit, subject: InProcess, program: Program) -> bool:
+    """Whether float64 does not show a defect that another domain is there to show."""
+    return exhibit.domain == "float64" or verify(subject, program).status == "passed"
+
+
+def planted(exhibit: Exhibit, pair: Pair) -> list[str]:
+    """The names of the planted nodes, over all ranks. A graph that is malformed is known as a listing alone."""
+    if pair.rewritten is None:
+        names = re.findall(r"%(\w+) :", pair.listing)
+        return [name for name in names if _matches(name, exhibit.planted)]
+    nodes = [node for graph in pair.rewritten.graphs for node in graph.nodes if node.op == "call_function"]
+    if callable(exhibit.planted):
+        return list(dict.fromkeys(node.name for node in nodes if exhibit.planted(node)))
+    return [name for name in dict.fromkeys(node.name for node in nodes) if _matches(name, exhibit.planted)]
+
+
+def _matches(name: str, patterns: Planted) -> bool:
+    return not callable(patterns) and any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def drawn(exhibit: Exhibit, seed: int = 0) -> Iterator[Program]:
@@ -107,7 +126,15 @@ def drawn(exhibit: Exhibit, seed: int = 0) -> Iterator[Program]:
         yield decoder.decode(random_bytes.choice(meshes), random_bytes.randbytes(decoder.width))
 
 
-def make_case(exhibit: Exhibit, seconds: float = 60.0) -> Counterexample | None:
+@dataclass(frozen=True)
+class Made:
+    """A case, and the names of its planted nodes."""
+
+    case: Counterexample
+    planted: list[str]
+
+
+def make_case(exhibit: Exhibit, seconds: float = 60.0) -> Made | None:
     """Look for a program that shows the defect, reduce it, and return the counterexample; None where none is found.
 
     Args:
@@ -119,9 +146,9 @@ def make_case(exhibit: Exhibit, seconds: float = 60.0) -> Counterexample | None:
     def shows(program: Program) -> bool:
         nonlocal best
         verdict = judge(exhibit, subject, program)
-        if exhibit.finding(verdict) is None or (exhibit.planted and not planted(exhibit, verdict.pair.rewritten)):
+        if exhibit.finding(verdict) is None or (exhibit.planted and not planted(exhibit, verdict.pair)):
             return False
-        if judge(exhibit, sound, program).status != "passed":
+        if judge(exhibit, sound, program).status != "passed" or not hidden(exhibit, subject, program):
             return False
         best = verdict
         return True
@@ -131,7 +158,7 @@ def make_case(exhibit: Exhibit, seconds: float = 60.0) -> Counterexample | None:
         return None
     reduction = reduce(first, shows, time.monotonic() + seconds)
     assert best is not None
-    return make_counterexample(
+    case = make_counterexample(
         best,
         exhibit.kind,
         subject.facts,
@@ -141,16 +168,17 @@ def make_case(exhibit: Exhibit, seconds: float = 60.0) -> Counterexample | None:
         deep=exhibit.deep,
         pass_timeout=subject.timeout,
     )
+    return Made(case, planted(exhibit, best.pair))
 
 
-def write_case(exhibit: Exhibit, case: Counterexample) -> Path:
+def write_case(exhibit: Exhibit, made: Made) -> Path:
     """Write the folder of an exhibit."""
-    folder = GALLERY / exhibit.slug
+    folder, case = GALLERY / exhibit.slug, made.case
     about = {
         "title": exhibit.title,
         "class": exhibit.family,
         "what": exhibit.what,
-        "planted": planted(exhibit, case.rewritten),
+        "planted": made.planted,
         "seen_in": list(exhibit.seen_in),
     }
     encoded = json.dumps(encode_counterexample(case), indent=1, allow_nan=False)

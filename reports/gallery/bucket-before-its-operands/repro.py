@@ -22,6 +22,7 @@ CONTRACT = {
     'inputs': 'ready',
 }
 KIND = 'malformed-graph'
+DOMAIN = 'float64'
 DEEP = False
 PASS_TIMEOUT = 20.0
 PROGRAM = (
@@ -35,11 +36,14 @@ PROGRAM = (
     '"rank_constant":"rank"},{"rank_constant":"tp"}],"val":{"shape":[1,2],"stride":[2,1],"dtype":"float32'
     '","alias":2}},{"name":"output","op":"output","target":"","args":[{"node":"all_reduce_1"}]}]}],"ranks'
     '":[{"graph":0,"constants":{"rank":0,"tp":[0,1]}},{"graph":0,"constants":{"rank":1,"tp":[0,1]}}],"see'
-    'd":0,"labels":["layers=1","bsh","two-groups","extra-outputs","attention","entry-norm","fused-residua'
-    'l","layer_norm","mlp","over-tp","region","rms_norm","transpose"]}'
+    'd":0,"labels":["layers=1","bsh","two-groups","extra-outputs","attention","carried-residual","entry-n'
+    'orm","fused-residual","mlp","over-dp","over-tp","region","rms_norm","uneven-features","unfused-resid'
+    'ual"]}'
 )
 
 if __name__ == "__main__":
     raise SystemExit(
-        reproduce(loads(PROGRAM), PASS, OPTIONS, CONTRACT, KIND, deep=DEEP, pass_timeout=PASS_TIMEOUT)
+        reproduce(
+            loads(PROGRAM), PASS, OPTIONS, CONTRACT, KIND, domain=DOMAIN, deep=DEEP, pass_timeout=PASS_TIMEOUT
+        )
     )

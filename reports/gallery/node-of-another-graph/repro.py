@@ -6,7 +6,7 @@ from tcverify.replay import reproduce
 # The original program as rank 0 runs it:
 #
 #   v: [1, 2] = input
-#   _internal_mark_region_begin: [1, 2] = _internal_mark_region_begin(v, 0)
+#   _internal_mark_region_begin: [1, 2] = _internal_mark_region_begin(v, 2)
 #   return _internal_mark_region_begin
 
 PASS = 'tests.mutants.foreign_local:StrayNode'
@@ -21,6 +21,7 @@ CONTRACT = {
     'inputs': 'ready',
 }
 KIND = 'malformed-graph'
+DOMAIN = 'float64'
 DEEP = False
 PASS_TIMEOUT = 20.0
 PROGRAM = (
@@ -28,15 +29,17 @@ PROGRAM = (
     ']}]},"inputs":[{"name":"v","shape":[1,2],"dtype":"float32","placements":[],"recipe":{"kind":"uniform'
     '","scale":1.0}}],"graphs":[{"nodes":[{"name":"v","op":"placeholder","target":"","args":[],"val":{"sh'
     'ape":[1,2],"stride":[2,1],"dtype":"float32","alias":0}},{"name":"_internal_mark_region_begin","op":"'
-    'call_function","target":"tensor_cast::_internal_mark_region_begin","args":[{"node":"v"},0],"val":{"s'
+    'call_function","target":"tensor_cast::_internal_mark_region_begin","args":[{"node":"v"},2],"val":{"s'
     'hape":[1,2],"stride":[2,1],"dtype":"float32","alias":1}},{"name":"output","op":"output","target":"",'
     '"args":[{"node":"_internal_mark_region_begin"}]}]}],"ranks":[{"graph":0,"constants":{}},{"graph":0,"'
     'constants":{}}],"seed":0,"labels":["layers=4","bsh","bf16","reordered","extra-outputs","attention","'
-    'bias","entry-norm","fused-residual","mask","mlp","over-tp","region","rms_norm","transpose","unfused-'
-    'residual","view"]}'
+    'bias","carried-residual","entry-norm","fused-residual","mask","mlp","over-tp","region","rms_norm","u'
+    'nfused-residual","view"]}'
 )
 
 if __name__ == "__main__":
     raise SystemExit(
-        reproduce(loads(PROGRAM), PASS, OPTIONS, CONTRACT, KIND, deep=DEEP, pass_timeout=PASS_TIMEOUT)
+        reproduce(
+            loads(PROGRAM), PASS, OPTIONS, CONTRACT, KIND, domain=DOMAIN, deep=DEEP, pass_timeout=PASS_TIMEOUT
+        )
     )
