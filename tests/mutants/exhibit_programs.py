@@ -18,9 +18,7 @@ def _reduced(b: GraphBuilder, value: fx.Node) -> fx.Node:
 
 def constant_behind_sum() -> Program:
     """all_reduce → + 0.5"""
-    return spmd_program(
-        TP2, [PARTIAL_X], lambda b: b.call("aten::add.Tensor", _reduced(b, b.input("x")), 0.5), seed=1
-    )
+    return spmd_program(TP2, [PARTIAL_X], lambda b: b.call("aten::add.Tensor", _reduced(b, b.input("x")), 0.5), seed=1)
 
 
 def collective_read_on_one_rank() -> Program:

@@ -55,7 +55,12 @@ class SplitNorm(Foreign):
             return
         both, index = node.args
         x, y, weight, eps = both.args  # type: ignore[union-attr]
-        if type(index) is not int or not -2 <= index < 2 or shape(x) != shape(y) or x.meta["val"].dtype != y.meta["val"].dtype:  # type: ignore[union-attr]
+        if (
+            type(index) is not int
+            or not -2 <= index < 2
+            or shape(x) != shape(y)
+            or x.meta["val"].dtype != y.meta["val"].dtype
+        ):  # type: ignore[union-attr]
             return
         total = self.put(node, ADD, x, y)
         if self.is_norm(index):
@@ -278,7 +283,9 @@ class SideStream(Foreign):
     def __call__(self, gm: fx.GraphModule) -> fx.GraphModule:
         graph = gm.graph
         calls = [node for node in graph.nodes if node.op == "call_function" and lookup(node.target).collective]
-        near = [other for node in calls for other in (*node.all_input_nodes, *node.users) if other.op == "call_function"]
+        near = [
+            other for node in calls for other in (*node.all_input_nodes, *node.users) if other.op == "call_function"
+        ]
         lowered = any(op_name(node) == WAIT for node in graph.nodes)
         if lowered or written(graph) or any(lookup(node.target).aliases or known_spec(node) is None for node in near):
             return gm

@@ -5,10 +5,10 @@ from tcverify.replay import reproduce
 
 # The original program as rank 0 runs it:
 #
-#   v: [1, 2] = input
-#   all_reduce: [1, 2] = all_reduce(v, 0, [0, 1])
-#   silu: [1, 2] = silu(all_reduce)
-#   return silu
+#   v: [1, 1] = input
+#   all_reduce: [1, 1] = all_reduce(v, 0, [0, 1])
+#   relu: [1, 1] = relu(all_reduce)
+#   return relu
 
 PASS = 'tests.mutants.foreign:SunkBelowActivation'
 OPTIONS = {}
@@ -22,24 +22,27 @@ CONTRACT = {
     'inputs': 'ready',
 }
 KIND = 'wrong-value'
+DOMAIN = 'float64'
 DEEP = False
 PASS_TIMEOUT = 20.0
 PROGRAM = (
-    '{"format":"tcverify-program","version":1,"mesh":{"world_size":2,"dims":[{"name":"dp","groups":[[0,1]'
-    ']}]},"inputs":[{"name":"v","shape":[1,2],"dtype":"float32","placements":[],"recipe":{"kind":"uniform'
-    '","scale":1.0}}],"graphs":[{"nodes":[{"name":"v","op":"placeholder","target":"","args":[],"val":{"sh'
-    'ape":[1,2],"stride":[2,1],"dtype":"float32","alias":0}},{"name":"all_reduce","op":"call_function","t'
-    'arget":"tensor_cast::all_reduce","args":[{"node":"v"},{"rank_constant":"rank"},{"rank_constant":"dp"'
-    '}],"val":{"shape":[1,2],"stride":[2,1],"dtype":"float32","alias":1}},{"name":"silu","op":"call_funct'
-    'ion","target":"tensor_cast::silu","args":[{"node":"all_reduce"}],"val":{"shape":[1,2],"stride":[2,1]'
-    ',"dtype":"float32","alias":2}},{"name":"output","op":"output","target":"","args":[{"node":"silu"}]}]'
-    '}],"ranks":[{"graph":0,"constants":{"rank":0,"dp":[0,1]}},{"graph":0,"constants":{"rank":1,"dp":[0,1'
-    ']}}],"seed":0,"labels":["layers=0","bsh","two-groups","reordered","few-tokens","extra-outputs","wild'
-    '","all-reduce","constant","filled","fused-norm","fused-reduce","marker","matmul","norm","operator","'
-    'reduce-scatter","reduction","unary","write"]}'
+    '{"format":"tcverify-program","version":1,"mesh":{"world_size":2,"dims":[{"name":"tp","groups":[[0,1]'
+    ']}]},"inputs":[{"name":"v","shape":[1,1],"dtype":"float32","placements":[["tp","partial(sum)"]],"rec'
+    'ipe":{"kind":"uniform","scale":1.0}}],"graphs":[{"nodes":[{"name":"v","op":"placeholder","target":""'
+    ',"args":[],"val":{"shape":[1,1],"stride":[1,1],"dtype":"float32","alias":0}},{"name":"all_reduce","o'
+    'p":"call_function","target":"tensor_cast::all_reduce","args":[{"node":"v"},{"rank_constant":"rank"},'
+    '{"rank_constant":"tp"}],"val":{"shape":[1,1],"stride":[1,1],"dtype":"float32","alias":1}},{"name":"r'
+    'elu","op":"call_function","target":"aten::relu","args":[{"node":"all_reduce"}],"val":{"shape":[1,1],'
+    '"stride":[1,1],"dtype":"float32","alias":2}},{"name":"output","op":"output","target":"","args":[{"no'
+    'de":"relu"}]}]}],"ranks":[{"graph":0,"constants":{"rank":0,"tp":[0,1]}},{"graph":0,"constants":{"ran'
+    'k":1,"tp":[0,1]}}],"seed":0,"labels":["layers=0","bsh","two-groups","reordered","few-tokens","extra-'
+    'outputs","wild","all-gather","all-reduce","fused-reduce","matmul","norm","operator","slice","transpo'
+    'se","unary","view"]}'
 )
 
 if __name__ == "__main__":
     raise SystemExit(
-        reproduce(loads(PROGRAM), PASS, OPTIONS, CONTRACT, KIND, deep=DEEP, pass_timeout=PASS_TIMEOUT)
+        reproduce(
+            loads(PROGRAM), PASS, OPTIONS, CONTRACT, KIND, domain=DOMAIN, deep=DEEP, pass_timeout=PASS_TIMEOUT
+        )
     )

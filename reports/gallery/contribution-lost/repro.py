@@ -21,6 +21,7 @@ CONTRACT = {
     'inputs': 'ready',
 }
 KIND = 'wrong-value'
+DOMAIN = 'float64'
 DEEP = False
 PASS_TIMEOUT = 20.0
 PROGRAM = (
@@ -33,11 +34,13 @@ PROGRAM = (
     'utput","op":"output","target":"","args":[{"node":"all_reduce"}]}]}],"ranks":[{"graph":0,"constants":'
     '{"rank":0,"tp":[0,1]}},{"graph":0,"constants":{"rank":1,"tp":[0,1]}}],"seed":0,"labels":["layers=4",'
     '"flat","bf16","mixed-dtypes","two-groups","extra-outputs","attention","bias","carried-residual","cas'
-    't","entry-norm","fused-reduce","fused-residual","mlp","over-tp","region","rms_norm","unfused-residua'
-    'l","view"]}'
+    't","entry-norm","fused-residual","mlp","over-dp","over-tp","reduced-read-later","region","rms_norm",'
+    '"scatter-gather","unfused-residual","view"]}'
 )
 
 if __name__ == "__main__":
     raise SystemExit(
-        reproduce(loads(PROGRAM), PASS, OPTIONS, CONTRACT, KIND, deep=DEEP, pass_timeout=PASS_TIMEOUT)
+        reproduce(
+            loads(PROGRAM), PASS, OPTIONS, CONTRACT, KIND, domain=DOMAIN, deep=DEEP, pass_timeout=PASS_TIMEOUT
+        )
     )

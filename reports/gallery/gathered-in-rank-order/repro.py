@@ -5,9 +5,9 @@ from tcverify.replay import reproduce
 
 # The original program as rank 0 runs it:
 #
+#   x: [2, 2] = input
 #   gain: [2] = input
-#   v: [2, 2] = input
-#   all_reduce: [2, 2] = all_reduce(v, 0, [1, 0])
+#   all_reduce: [2, 2] = all_reduce(x, 0, [1, 0])
 #   rms_norm: [2, 2] = rms_norm(all_reduce, gain, 1e-06)
 #   return rms_norm
 
@@ -23,26 +23,30 @@ CONTRACT = {
     'inputs': 'ready',
 }
 KIND = 'wrong-value'
+DOMAIN = 'float64'
 DEEP = False
 PASS_TIMEOUT = 20.0
 PROGRAM = (
-    '{"format":"tcverify-program","version":1,"mesh":{"world_size":2,"dims":[{"name":"tp","groups":[[1,0]'
-    ']}]},"inputs":[{"name":"gain","shape":[2],"dtype":"float32","placements":[],"recipe":{"kind":"unifor'
-    'm","scale":1.0}},{"name":"v","shape":[2,2],"dtype":"float32","placements":[["tp","partial(sum)"]],"r'
-    'ecipe":{"kind":"uniform","scale":1.0}}],"graphs":[{"nodes":[{"name":"gain","op":"placeholder","targe'
-    't":"","args":[],"val":{"shape":[2],"stride":[1],"dtype":"float32","alias":0}},{"name":"v","op":"plac'
-    'eholder","target":"","args":[],"val":{"shape":[2,2],"stride":[2,1],"dtype":"float32","alias":1}},{"n'
-    'ame":"all_reduce","op":"call_function","target":"tensor_cast::all_reduce","args":[{"node":"v"},{"ran'
-    'k_constant":"rank"},{"rank_constant":"tp"}],"val":{"shape":[2,2],"stride":[2,1],"dtype":"float32","a'
+    '{"format":"tcverify-program","version":1,"mesh":{"world_size":2,"dims":[{"name":"dp","groups":[[1,0]'
+    ']}]},"inputs":[{"name":"x","shape":[2,2],"dtype":"float32","placements":[["dp","partial(sum)"]],"rec'
+    'ipe":{"kind":"uniform","scale":1.0}},{"name":"gain","shape":[2],"dtype":"float32","placements":[],"r'
+    'ecipe":{"kind":"uniform","scale":1.0}}],"graphs":[{"nodes":[{"name":"x","op":"placeholder","target":'
+    '"","args":[],"val":{"shape":[2,2],"stride":[2,1],"dtype":"float32","alias":0}},{"name":"gain","op":"'
+    'placeholder","target":"","args":[],"val":{"shape":[2],"stride":[1],"dtype":"float32","alias":1}},{"n'
+    'ame":"all_reduce","op":"call_function","target":"tensor_cast::all_reduce","args":[{"node":"x"},{"ran'
+    'k_constant":"rank"},{"rank_constant":"dp"}],"val":{"shape":[2,2],"stride":[2,1],"dtype":"float32","a'
     'lias":2}},{"name":"rms_norm","op":"call_function","target":"tensor_cast::rms_norm","args":[{"node":"'
     'all_reduce"},{"node":"gain"},1e-06],"val":{"shape":[2,2],"stride":[2,1],"dtype":"float32","alias":3}'
     '},{"name":"output","op":"output","target":"","args":[{"node":"rms_norm"}]}]}],"ranks":[{"graph":0,"c'
-    'onstants":{"rank":0,"tp":[1,0]}},{"graph":0,"constants":{"rank":1,"tp":[1,0]}}],"seed":0,"labels":["'
-    'layers=1","bsh","two-groups","reordered","few-tokens","extra-outputs","attention","bias","entry-norm'
-    '","mask","mlp","over-dp","over-tp","region","rms_norm","unfused-residual","view"]}'
+    'onstants":{"rank":0,"dp":[1,0]}},{"graph":0,"constants":{"rank":1,"dp":[1,0]}}],"seed":0,"labels":["'
+    'layers=3","rank-reduced","bf16","two-groups","reordered","extra-outputs","attention","bias","carried'
+    '-residual","entry-norm","fused-residual","mlp","over-dp","reduced-read-later","region","rms_norm","s'
+    'catter-gather","transpose","unfused-residual","view"]}'
 )
 
 if __name__ == "__main__":
     raise SystemExit(
-        reproduce(loads(PROGRAM), PASS, OPTIONS, CONTRACT, KIND, deep=DEEP, pass_timeout=PASS_TIMEOUT)
+        reproduce(
+            loads(PROGRAM), PASS, OPTIONS, CONTRACT, KIND, domain=DOMAIN, deep=DEEP, pass_timeout=PASS_TIMEOUT
+        )
     )

@@ -23,6 +23,7 @@ CONTRACT = {
     'inputs': 'ready',
 }
 KIND = 'wrong-value'
+DOMAIN = 'float64'
 DEEP = False
 PASS_TIMEOUT = 20.0
 PROGRAM = (
@@ -38,11 +39,13 @@ PROGRAM = (
     '[{"node":"all_reduce"},{"node":"gain"},1e-06],"val":{"shape":[2,2,2],"stride":[4,2,1],"dtype":"float'
     '32","alias":3}},{"name":"output","op":"output","target":"","args":[{"node":"rms_norm"}]}]}],"ranks":'
     '[{"graph":0,"constants":{"rank":0,"dp":[0,1]}},{"graph":0,"constants":{"rank":1,"dp":[0,1]}}],"seed"'
-    ':0,"labels":["layers=1","bsh","bf16","two-groups","reordered","extra-outputs","attention","carried-r'
-    'esidual","entry-norm","fused-residual","mlp","over-dp","over-tp","region","rms_norm"]}'
+    ':0,"labels":["layers=1","bsh","bf16","two-groups","reordered","extra-outputs","attention","entry-nor'
+    'm","fused-residual","layer_norm","over-dp","over-tp","region","rms_norm","transpose"]}'
 )
 
 if __name__ == "__main__":
     raise SystemExit(
-        reproduce(loads(PROGRAM), PASS, OPTIONS, CONTRACT, KIND, deep=DEEP, pass_timeout=PASS_TIMEOUT)
+        reproduce(
+            loads(PROGRAM), PASS, OPTIONS, CONTRACT, KIND, domain=DOMAIN, deep=DEEP, pass_timeout=PASS_TIMEOUT
+        )
     )

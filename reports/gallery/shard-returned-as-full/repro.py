@@ -5,13 +5,13 @@ from tcverify.replay import reproduce
 
 # The original program as rank 0 runs it:
 #
-#   partial: [2, 2] = input
 #   gain: [2] = input
 #   v: [2, 2] = input
-#   all_reduce: [2, 2] = all_reduce(partial, 0, [0, 1])
-#   add: [2, 2] = add.Tensor(all_reduce, v)
-#   rms_norm: [2, 2] = rms_norm(add, gain, 1e-06)
-#   return (add, rms_norm)
+#   v_1: [2, 2] = input
+#   all_reduce: [2, 2] = all_reduce(v, 0, [0, 1])
+#   add_rms_norm2 = add_rms_norm2(v_1, all_reduce, gain, 1e-06)
+#   getitem: [2, 2] = add_rms_norm2[1]
+#   return getitem
 
 PASS = 'tests.mutants.sequence_parallel:LocalResidualReturned'
 OPTIONS = {}
@@ -25,31 +25,35 @@ CONTRACT = {
     'inputs': 'ready',
 }
 KIND = 'wrong-value'
+DOMAIN = 'float64'
 DEEP = False
 PASS_TIMEOUT = 20.0
 PROGRAM = (
     '{"format":"tcverify-program","version":1,"mesh":{"world_size":2,"dims":[{"name":"dp","groups":[[0,1]'
-    ']}]},"inputs":[{"name":"partial","shape":[2,2],"dtype":"float32","placements":[["dp","partial(sum)"]'
-    '],"recipe":{"kind":"uniform","scale":1.0}},{"name":"gain","shape":[2],"dtype":"float32","placements"'
-    ':[],"recipe":{"kind":"uniform","scale":1.0}},{"name":"v","shape":[2,2],"dtype":"float32","placements'
-    '":[],"recipe":{"kind":"uniform","scale":1.0}}],"graphs":[{"nodes":[{"name":"partial","op":"placehold'
-    'er","target":"","args":[],"val":{"shape":[2,2],"stride":[2,1],"dtype":"float32","alias":0}},{"name":'
-    '"gain","op":"placeholder","target":"","args":[],"val":{"shape":[2],"stride":[1],"dtype":"float32","a'
-    'lias":1}},{"name":"v","op":"placeholder","target":"","args":[],"val":{"shape":[2,2],"stride":[2,1],"'
-    'dtype":"float32","alias":2}},{"name":"all_reduce","op":"call_function","target":"tensor_cast::all_re'
-    'duce","args":[{"node":"partial"},{"rank_constant":"rank"},{"rank_constant":"dp"}],"val":{"shape":[2,'
-    '2],"stride":[2,1],"dtype":"float32","alias":3}},{"name":"add","op":"call_function","target":"aten::a'
-    'dd.Tensor","args":[{"node":"all_reduce"},{"node":"v"}],"val":{"shape":[2,2],"stride":[2,1],"dtype":"'
-    'float32","alias":4}},{"name":"rms_norm","op":"call_function","target":"tensor_cast::rms_norm","args"'
-    ':[{"node":"add"},{"node":"gain"},1e-06],"val":{"shape":[2,2],"stride":[2,1],"dtype":"float32","alias'
-    '":5}},{"name":"output","op":"output","target":"","args":[{"tuple":[{"node":"add"},{"node":"rms_norm"'
-    '}]}]}]}],"ranks":[{"graph":0,"constants":{"rank":0,"dp":[0,1]}},{"graph":0,"constants":{"rank":1,"dp'
-    '":[0,1]}}],"seed":0,"labels":["layers=3","bsh","two-groups","reordered","extra-outputs","attention",'
-    '"carried-residual","fused-residual","mlp","over-dp","over-tp","reduced-read-later","region","rms_nor'
-    'm","unfused-residual","view","degenerate"]}'
+    ']}]},"inputs":[{"name":"gain","shape":[2],"dtype":"float32","placements":[],"recipe":{"kind":"unifor'
+    'm","scale":1.0}},{"name":"v","shape":[2,2],"dtype":"float32","placements":[["dp","partial(sum)"]],"r'
+    'ecipe":{"kind":"uniform","scale":1.0}},{"name":"v_1","shape":[2,2],"dtype":"float32","placements":[]'
+    ',"recipe":{"kind":"uniform","scale":1.0}}],"graphs":[{"nodes":[{"name":"gain","op":"placeholder","ta'
+    'rget":"","args":[],"val":{"shape":[2],"stride":[1],"dtype":"float32","alias":0}},{"name":"v","op":"p'
+    'laceholder","target":"","args":[],"val":{"shape":[2,2],"stride":[2,1],"dtype":"float32","alias":1}},'
+    '{"name":"v_1","op":"placeholder","target":"","args":[],"val":{"shape":[2,2],"stride":[2,1],"dtype":"'
+    'float32","alias":2}},{"name":"all_reduce","op":"call_function","target":"tensor_cast::all_reduce","a'
+    'rgs":[{"node":"v"},{"rank_constant":"rank"},{"rank_constant":"dp"}],"val":{"shape":[2,2],"stride":[2'
+    ',1],"dtype":"float32","alias":3}},{"name":"add_rms_norm2","op":"call_function","target":"tensor_cast'
+    '::add_rms_norm2","args":[{"node":"v_1"},{"node":"all_reduce"},{"node":"gain"},1e-06],"val":{"tuple":'
+    '[{"shape":[2,2],"stride":[2,1],"dtype":"float32","alias":4},{"shape":[2,2],"stride":[2,1],"dtype":"f'
+    'loat32","alias":5}]}},{"name":"getitem","op":"call_function","target":"python::getitem","args":[{"no'
+    'de":"add_rms_norm2"},1],"val":{"shape":[2,2],"stride":[2,1],"dtype":"float32","alias":5}},{"name":"o'
+    'utput","op":"output","target":"","args":[{"node":"getitem"}]}]}],"ranks":[{"graph":0,"constants":{"r'
+    'ank":0,"dp":[0,1]}},{"graph":0,"constants":{"rank":1,"dp":[0,1]}}],"seed":0,"labels":["layers=2","sb'
+    'h","bf16","mixed-dtypes","two-groups","reordered","extra-outputs","attention","bias","carried-residu'
+    'al","entry-norm","fused-residual","mlp","over-dp","over-tp","reduced-read-later","region","rms_norm"'
+    ',"transpose","view"]}'
 )
 
 if __name__ == "__main__":
     raise SystemExit(
-        reproduce(loads(PROGRAM), PASS, OPTIONS, CONTRACT, KIND, deep=DEEP, pass_timeout=PASS_TIMEOUT)
+        reproduce(
+            loads(PROGRAM), PASS, OPTIONS, CONTRACT, KIND, domain=DOMAIN, deep=DEEP, pass_timeout=PASS_TIMEOUT
+        )
     )

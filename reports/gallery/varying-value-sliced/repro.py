@@ -5,11 +5,12 @@ from tcverify.replay import reproduce
 
 # The original program as rank 0 runs it:
 #
-#   x: [1, 2, 2] = input
+#   partial: [1, 2, 2] = input
 #   gain: [2] = input
-#   all_reduce: [1, 2, 2] = all_reduce(x, 0, [0, 1])
-#   add_rms_norm: [1, 2, 2] = add_rms_norm(all_reduce, x, gain, 1e-06)
-#   return add_rms_norm
+#   all_reduce: [1, 2, 2] = all_reduce(partial, 0, [0, 1])
+#   add_rms_norm2 = add_rms_norm2(partial, all_reduce, gain, 1e-06)
+#   getitem: [1, 2, 2] = add_rms_norm2[1]
+#   return getitem
 
 PASS = 'tests.mutants.sequence_parallel:VaryingAddendSliced'
 OPTIONS = {}
@@ -23,28 +24,33 @@ CONTRACT = {
     'inputs': 'ready',
 }
 KIND = 'wrong-value'
+DOMAIN = 'float64'
 DEEP = False
 PASS_TIMEOUT = 20.0
 PROGRAM = (
-    '{"format":"tcverify-program","version":1,"mesh":{"world_size":2,"dims":[{"name":"tp","groups":[[0,1]'
-    ']}]},"inputs":[{"name":"x","shape":[2,2,2],"dtype":"float32","placements":[["tp","shard(0)"]],"recip'
-    'e":{"kind":"uniform","scale":1.0}},{"name":"gain","shape":[2],"dtype":"float32","placements":[],"rec'
-    'ipe":{"kind":"uniform","scale":1.0}}],"graphs":[{"nodes":[{"name":"x","op":"placeholder","target":""'
-    ',"args":[],"val":{"shape":[1,2,2],"stride":[4,2,1],"dtype":"float32","alias":0}},{"name":"gain","op"'
-    ':"placeholder","target":"","args":[],"val":{"shape":[2],"stride":[1],"dtype":"float32","alias":1}},{'
-    '"name":"all_reduce","op":"call_function","target":"tensor_cast::all_reduce","args":[{"node":"x"},{"r'
-    'ank_constant":"rank"},{"rank_constant":"tp"}],"val":{"shape":[1,2,2],"stride":[4,2,1],"dtype":"float'
-    '32","alias":2}},{"name":"add_rms_norm","op":"call_function","target":"tensor_cast::add_rms_norm","ar'
-    'gs":[{"node":"all_reduce"},{"node":"x"},{"node":"gain"},1e-06],"val":{"shape":[1,2,2],"stride":[4,2,'
-    '1],"dtype":"float32","alias":3}},{"name":"output","op":"output","target":"","args":[{"node":"add_rms'
-    '_norm"}]}]}],"ranks":[{"graph":0,"constants":{"rank":0,"tp":[0,1]}},{"graph":0,"constants":{"rank":1'
-    ',"tp":[0,1]}}],"seed":0,"labels":["layers=2","bsh","two-groups","reordered","extra-outputs","near-mi'
-    'ss","tokens-as-ranks","attention","bias","entry-norm","fused-residual","in-place","layer_norm","mlp"'
-    ',"over-dp","over-tp","reduced-read-later","region","rms_norm","scatter-gather","user-gather","view"]'
-    '}'
+    '{"format":"tcverify-program","version":1,"mesh":{"world_size":2,"dims":[{"name":"dp","groups":[[0,1]'
+    ']}]},"inputs":[{"name":"partial","shape":[2,2,2],"dtype":"float32","placements":[["dp","shard(0)"]],'
+    '"recipe":{"kind":"uniform","scale":1.0}},{"name":"gain","shape":[2],"dtype":"float32","placements":['
+    '],"recipe":{"kind":"uniform","scale":1.0}}],"graphs":[{"nodes":[{"name":"partial","op":"placeholder"'
+    ',"target":"","args":[],"val":{"shape":[1,2,2],"stride":[4,2,1],"dtype":"float32","alias":0}},{"name"'
+    ':"gain","op":"placeholder","target":"","args":[],"val":{"shape":[2],"stride":[1],"dtype":"float32","'
+    'alias":1}},{"name":"all_reduce","op":"call_function","target":"tensor_cast::all_reduce","args":[{"no'
+    'de":"partial"},{"rank_constant":"rank"},{"rank_constant":"tp"}],"val":{"shape":[1,2,2],"stride":[4,2'
+    ',1],"dtype":"float32","alias":2}},{"name":"add_rms_norm2","op":"call_function","target":"tensor_cast'
+    '::add_rms_norm2","args":[{"node":"partial"},{"node":"all_reduce"},{"node":"gain"},1e-06],"val":{"tup'
+    'le":[{"shape":[1,2,2],"stride":[4,2,1],"dtype":"float32","alias":3},{"shape":[1,2,2],"stride":[4,2,1'
+    '],"dtype":"float32","alias":4}]}},{"name":"getitem","op":"call_function","target":"python::getitem",'
+    '"args":[{"node":"add_rms_norm2"},1],"val":{"shape":[1,2,2],"stride":[4,2,1],"dtype":"float32","alias'
+    '":4}},{"name":"output","op":"output","target":"","args":[{"node":"getitem"}]}]}],"ranks":[{"graph":0'
+    ',"constants":{"rank":0,"tp":[0,1]}},{"graph":0,"constants":{"rank":1,"tp":[0,1]}}],"seed":0,"labels"'
+    ':["layers=2","bsh","two-groups","reordered","extra-outputs","near-miss","tokens-as-ranks","carried-r'
+    'esidual","fused-residual","in-place","over-dp","over-tp","region","rms_norm","unfused-residual","use'
+    'r-gather","view"]}'
 )
 
 if __name__ == "__main__":
     raise SystemExit(
-        reproduce(loads(PROGRAM), PASS, OPTIONS, CONTRACT, KIND, deep=DEEP, pass_timeout=PASS_TIMEOUT)
+        reproduce(
+            loads(PROGRAM), PASS, OPTIONS, CONTRACT, KIND, domain=DOMAIN, deep=DEEP, pass_timeout=PASS_TIMEOUT
+        )
     )
