@@ -28,6 +28,7 @@ from tcverify.passes import BUILTIN, DEFAULT, DESCRIPTIONS
 from tcverify.replay import replay as replay_case
 from tcverify.report.choice import REPORTS, reports
 from tcverify.report.html import to_html
+from tcverify.report.html_gallery import to_gallery
 from tcverify.report.known import baseline_lines
 from tcverify.report.markdown import to_markdown
 from tcverify.report.plain import error_text, plain, plain_lines
@@ -351,11 +352,13 @@ def show_case(case: str, form: str, report_dir: Path) -> None:
     """Show a counterexample again, given its ID or file."""
     console = make_console()
     paths = find_counterexamples(case, report_dir)
-    if form in ("html", "trace") and len(paths) > 1:
-        what = "page" if form == "html" else "trace"
+    if form == "trace" and len(paths) > 1:
         raise UsageError(
-            f"{case} holds {len(paths)} counterexamples, a {what} shows one", "give the file or the ID of one"
+            f"{case} holds {len(paths)} counterexamples, a trace shows one", "give the file or the ID of one"
         )
+    if form == "html" and len(paths) > 1:
+        click.echo(to_gallery(paths, Path(case)))
+        return
     for path in paths:
         found = read_counterexample(path)
         if form == "json":
