@@ -319,20 +319,9 @@ def _box(
 
 
 def _note(relation: Relation) -> str:
-    words = {
-        "reshaped": "reshaped",
-        "shard": f"shard, dim {relation.dim}",
-        "gathered": f"gathered, dim {relation.dim}",
-        "partial": "partial sum",
-        "reduced": "summed",
-        "scaled": "scaled",
-        "wrong-shard": "wrong shard",
-        "permuted": "chunks in wrong order",
-        "other-rank": "another rank's value",
-        "unrelated": "differs",
-    }[relation.kind]
+    where = f", dim {relation.dim}" if relation.kind in ("shard", "gathered") else ""
     of = f" of {relation.original}" if relation.kind in ("shard", "gathered", "partial", "wrong-shard") else ""
-    return words + of
+    return relation.brief + where + of
 
 
 def _placed(placement: Placement, dim: str) -> str:
