@@ -10,6 +10,7 @@ from typing import Any
 
 from tcverify.application.loading import importable_target
 from tcverify.application.stages import SEPARATOR, split_stages
+from tcverify.baseline import Baseline, Known, read_baseline
 from tcverify.counterexample import write_atomically
 from tcverify.errors import UsageError
 from tcverify.passes import BUILTIN
@@ -173,6 +174,25 @@ def seconds(text: str) -> float:
     if not 0 < found < 1e8:
         raise UsageError(f"--max-time {text} is not a time", "write 90s, 30m or 8h")
     return found
+
+
+def known_findings(read: Path | None, write: Path | None) -> Baseline | None:
+    """Read the known findings of --baseline, and of --write-baseline if that file is there. Where both name a finding, the first
+    one's reason stands.
+
+    Raises:
+        UsageError: a file is missing, malformed or cannot be written.
+    """
+    found: list[Known] = []
+    if read is not None:
+        found += read_baseline(read).known
+    if write is not None:
+        if write.exists():
+            found += read_baseline(write).known
+        require_writable(write.parent, "choose another place for the baseline")
+    if read is None and write is None:
+        return None
+    return Baseline(tuple({entry.key: entry for entry in reversed(found)}.values())[::-1])
 
 
 def require_writable(directory: Path, hint: str) -> None:

@@ -17,19 +17,24 @@ from hypothesis.configuration import set_hypothesis_home_dir
 
 from tcverify import __version__, arguments, doctor
 from tcverify.application import Guarded
-from tcverify.campaign import Campaign, CampaignFinished, Plan, Subscriber, recover
+from tcverify.arithmetic import DOMAINS
+from tcverify.baseline import add_to_baseline
+from tcverify.campaign import Campaign, CampaignFinished, Event, Plan, RunFinished, RunStarted, Subscriber, recover
 from tcverify.checks import CHECKS
 from tcverify.counterexample import encode_counterexample, find_counterexamples, read_counterexample
 from tcverify.errors import InternalError, TcverifyError, UsageError
 from tcverify.execution import ProcessGroupPool
 from tcverify.passes import BUILTIN, DEFAULT, DESCRIPTIONS
 from tcverify.replay import replay as replay_case
-from tcverify.report.html import HtmlReport, to_html
+from tcverify.report.choice import REPORTS, reports
+from tcverify.report.html import to_html
+from tcverify.report.html_gallery import to_gallery
+from tcverify.report.known import baseline_lines
 from tcverify.report.markdown import to_markdown
 from tcverify.report.plain import error_text, plain, plain_lines
 from tcverify.report.script import ScriptReport
 from tcverify.report.terminal import TerminalReport, make_console, say, show
-from tcverify.report.trace import TraceReport, to_trace
+from tcverify.report.trace import to_trace
 from tcverify.strategies import DEFAULT_STRATEGY, STRATEGIES
 
 PASSED, FAILED, UNUSABLE, INTERNAL, INTERRUPTED = 0, 1, 2, 3, 130
@@ -101,6 +106,8 @@ def main(context: click.Context, debug: bool) -> None:
 )
 @click.option("--confirm", type=click.Choice(["gloo", "nccl", "none"]), default="gloo", show_default=True,
               help="Process group that runs what lockstep does not refute.")  # fmt: skip
+@click.option("--domain", type=click.Choice(DOMAINS), default="float64", show_default=True,
+              help="Also judge values exactly (in a prime field), or in the programs' native dtypes.")  # fmt: skip
 @click.option("--max-examples", type=click.IntRange(1), default=None, help="Programs per pass and mesh. [default: 200]")
 @click.option("--max-time", default=None, help="Time per pass and mesh, e.g. 90s, 30m, 8h.")
 @click.option("--seed", type=click.IntRange(0), default=None, help="Seed of the drawing. [default: a new one]")
@@ -113,13 +120,26 @@ def main(context: click.Context, debug: bool) -> None:
               help="Seconds to shrink a finding.")  # fmt: skip
 @_REPORT_DIR
 @click.option("--fail-on", default=None, help="Also fail on: inconclusive, vacuity.")
-@click.option("-x", "--fail-fast", is_flag=True, help="Stop at the first finding.")
+@click.option("-x", "--fail-fast", is_flag=True, help="Stop at the first finding that is not known.")
+@click.option(
+    "--report",
+    default="html",
+    show_default=True,
+    help=f"What is written beside counterexamples, of {', '.join(REPORTS)}.",
+)
+@click.option(
+    "--baseline", type=click.Path(path_type=Path), default=None, help="Known findings, which do not fail the run."
+)
+@click.option(
+    "--write-baseline", type=click.Path(path_type=Path), default=None, help="Add what is found to this baseline."
+)
 def run(
     passes: tuple[str, ...],
     world_size: str | None,
     mesh: str | None,
     strategy: str,
     confirm: str,
+    domain: str,
     max_examples: int | None,
     max_time: str | None,
     seed: int | None,
@@ -131,6 +151,9 @@ def run(
     report_dir: Path,
     fail_on: str | None,
     fail_fast: bool,
+    report: str,
+    baseline: Path | None,
+    write_baseline: Path | None,
 ) -> None:
     """Verify passes on drawn programs (default: the built-in ones).
 
@@ -146,6 +169,8 @@ def run(
     options = arguments.pairs(pass_option, "--pass-option")
     promises = arguments.pairs(contract, "--contract")
     targets = [arguments.target(name) for name in passes or DEFAULT]
+    wanted = arguments.names(report, list(REPORTS), "report")
+    known = arguments.known_findings(baseline, write_baseline)
     doctor.require_backend(confirm)
     arguments.require_writable(report_dir, "choose another place with --report-dir")
     arguments.require_writable(STATE_DIR, "run in a directory that you may write to")
@@ -155,17 +180,21 @@ def run(
         say(console, f"An earlier run died while it verified a program, which is kept as {path}", "yellow")
         say(console, f"  look at it with: tcverify show {path}, try it again with: tcverify replay {path}", "yellow")
     seed = seed if seed is not None else int.from_bytes(os.urandom(4), "little")
-    report = TerminalReport(console, report_dir)
+    terminal = TerminalReport(console, report_dir)
 
     def tell(line: str) -> None:
         say(console, plain(line))
 
+    accepting = write_baseline is not None
     subscribers: list[Subscriber] = [
-        ScriptReport(report_dir), report, HtmlReport(report_dir, tell), TraceReport(report_dir, tell)
+        ScriptReport(report_dir, tell), terminal, *reports(wanted, report_dir, tell, failing, accepting=accepting)
     ]  # fmt: skip
     stop = ""
     with contextlib.ExitStack() as stack:
-        stack.callback(report.close)
+        end = stack.enter_context(
+            _announced(subscribers, RunStarted(tuple(targets), tuple(m[0] for m in meshes), seed))
+        )
+        stack.callback(terminal.close)
         subjects = [stack.enter_context(Guarded(t, options, timeout=pass_timeout)) for t in targets]
         contracts = [subject.contract.with_options(promises) for subject in subjects]
         try:
@@ -178,7 +207,7 @@ def run(
                         programs = STRATEGIES[drawn](mesh=fixed, world_size=size)
                         plan = Plan(
                             programs, name, report_dir, STATE_DIR, limit, limit_s, seed, promised, chosen,
-                            shrink_time=shrink_time, fail_fast=fail_fast,
+                            domain=domain, shrink_time=shrink_time, fail_fast=fail_fast, baseline=known, collect=accepting,
                         )  # fmt: skip
                         stop = Campaign(subject, plan, pool, subscribers).run().stop
                         if stop in _LAST:
@@ -187,17 +216,55 @@ def run(
                     break
         except KeyboardInterrupt:  # between campaigns
             stop = "interrupted"
-        report.summary()
-    raise SystemExit(INTERRUPTED if stop == "interrupted" else _exit_code(report.finished, failing))
+        terminal.summary()
+        if baseline is not None and known is not None:
+            for line in baseline_lines(known, baseline, terminal.finished):
+                say(console, line)
+        if write_baseline is not None:
+            found = [case for event in terminal.finished for case in event.counterexamples]
+            say(console, plain(add_to_baseline(write_baseline, known, found)))
+        code = INTERRUPTED if stop == "interrupted" else _exit_code(terminal.finished, failing, accepting=accepting)
+        end(code)
+    raise SystemExit(code)
+
+
+@contextlib.contextmanager
+def _announced(subscribers: Sequence[Subscriber], started: RunStarted) -> Iterator[Callable[[int], None]]:
+    """Tell subscribers that a run begins and, however that comes about, that it ends. Yields what takes its exit code."""
+
+    def tell(event: Event) -> None:
+        for subscriber in subscribers:
+            subscriber(event)
+
+    codes: list[int] = []
+    tell(started)
+    try:
+        yield codes.append
+    except KeyboardInterrupt:
+        tell(RunFinished(INTERRUPTED, "interrupted"))
+        raise
+    except BrokenPipeError:
+        tell(RunFinished(FAILED, "nobody reads the output"))
+        raise
+    except TcverifyError as error:
+        tell(RunFinished(INTERNAL if isinstance(error, InternalError) else UNUSABLE, error.message))
+        raise
+    except Exception as error:
+        tell(RunFinished(INTERNAL, f"{type(error).__name__}: {error}"))
+        raise
+    tell(RunFinished(codes[-1]))
 
 
 #: Ends of a campaign after which no other begins.
 _LAST = ("interrupted", "first finding")
 
 
-def _exit_code(finished: Sequence[CampaignFinished], failing: Sequence[str]) -> int:
-    if any(event.verdict != "passed" for event in finished):
-        return FAILED
+def _exit_code(finished: Sequence[CampaignFinished], failing: Sequence[str], *, accepting: bool) -> int:
+    """The exit code of a run; findings that go to a baseline (`accepting`) do not fail it."""
+    for event in finished:
+        accepted = accepting and event.verdict == "refuted" and event.statistics.passed
+        if event.verdict != "passed" and not accepted:
+            return FAILED
     if "inconclusive" in failing and any(event.statistics.inconclusive for event in finished):
         return FAILED
     return PASSED
@@ -285,11 +352,13 @@ def show_case(case: str, form: str, report_dir: Path) -> None:
     """Show a counterexample again, given its ID or file."""
     console = make_console()
     paths = find_counterexamples(case, report_dir)
-    if form in ("html", "trace") and len(paths) > 1:
-        what = "page" if form == "html" else "trace"
+    if form == "trace" and len(paths) > 1:
         raise UsageError(
-            f"{case} holds {len(paths)} counterexamples, a {what} shows one", "give the file or the ID of one"
+            f"{case} holds {len(paths)} counterexamples, a trace shows one", "give the file or the ID of one"
         )
+    if form == "html" and len(paths) > 1:
+        click.echo(to_gallery(paths, Path(case)))
+        return
     for path in paths:
         found = read_counterexample(path)
         if form == "json":

@@ -1,5 +1,36 @@
 """Number domains: what carries a value while a program runs."""
 
+from tcverify.arithmetic.algebra import Trace
+from tcverify.arithmetic.domain import Domain
+from tcverify.arithmetic.exact import DRAWS, Exact, TracedReals, residues
+from tcverify.arithmetic.field import canonical, residue
 from tcverify.arithmetic.float64 import FLOAT64, Float64
+from tcverify.arithmetic.native import NATIVE, Native
 
-__all__ = ["FLOAT64", "Float64"]
+#: Names by which users choose a domain.
+DOMAINS = ("float64", "native", "exact")
+
+
+def domain_of(name: str) -> Domain:
+    """Return the domain of a name, as messages and runs give it: "float64", "native", "exact:0", …"""
+    if name.startswith("exact:"):
+        return Exact(int(name.removeprefix("exact:")))
+    return {"float64": FLOAT64, "native": NATIVE}[name]
+
+
+__all__ = [
+    "DOMAINS",
+    "DRAWS",
+    "FLOAT64",
+    "NATIVE",
+    "Domain",
+    "Exact",
+    "Float64",
+    "Native",
+    "Trace",
+    "TracedReals",
+    "canonical",
+    "domain_of",
+    "residue",
+    "residues",
+]

@@ -10,29 +10,22 @@ from typing import Any
 
 import torch
 
+from tcverify.arithmetic.domain import Domain, carry_nested
+
 #: Relative size of the perturbation that the conditioning probe applies to the output of every node.
 PERTURBATION = 2.0**-51
 
 
-class Float64:
+class Float64(Domain):
     """Carries floating-point tensors as float64; integers and booleans stay as they are."""
 
     name = "float64"
 
     def carry(self, value: Any) -> Any:
-        """Return `value` as this domain carries it. Tensors keep their shape; non-floating ones are returned as they are."""
+        """See `Domain.carry`."""
         if isinstance(value, torch.Tensor) and value.is_floating_point() and value.dtype is not torch.float64:
             return value.to(torch.float64)
-        if isinstance(value, (tuple, list)):
-            made = [self.carry(v) for v in value]
-            return type(value)(*made) if hasattr(value, "_fields") else type(value)(made)
-        return value
-
-    def literal(self, value: Any) -> Any:
-        """Return a constant argument of a node as this domain reads it: floating dtypes become the carrier's."""
-        if isinstance(value, torch.dtype) and value.is_floating_point:
-            return torch.float64
-        return value
+        return carry_nested(value, self) if isinstance(value, (tuple, list)) else value
 
 
 FLOAT64 = Float64()

@@ -9,6 +9,8 @@ from tcverify.campaign.events import (
     Event,
     FindingFound,
     Progress,
+    RunFinished,
+    RunStarted,
     Statistics,
     Subscriber,
 )
@@ -25,6 +27,8 @@ __all__ = [
     "FindingFound",
     "Plan",
     "Progress",
+    "RunFinished",
+    "RunStarted",
     "Statistics",
     "Subscriber",
     "recover",

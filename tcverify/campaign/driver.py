@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import gc
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 
 import hypothesis
 from hypothesis import given, settings
 from hypothesis.errors import Unsatisfiable
 
 from tcverify.application import Subject
+from tcverify.baseline import Known
 from tcverify.campaign.drawing import SETTINGS
 from tcverify.campaign.events import (
     CampaignFinished,
@@ -26,6 +28,7 @@ from tcverify.campaign.events import (
 from tcverify.campaign.failures import Failures
 from tcverify.campaign.in_flight import InFlight, keep
 from tcverify.campaign.interrupts import Interrupts
+from tcverify.campaign.ledger import Ledger
 from tcverify.campaign.pipeline import Flight, Pipeline
 from tcverify.campaign.plan import Plan
 from tcverify.campaign.reduction import reduce
@@ -33,7 +36,7 @@ from tcverify.campaign.shrinking import Target
 from tcverify.counterexample import Counterexample, make_counterexample, write_counterexample
 from tcverify.errors import PassLoadError, UsageError
 from tcverify.execution import Executor
-from tcverify.program import Finding, Program, program_id
+from tcverify.program import Program, program_id
 from tcverify.verifier import Verdict, chosen_checks, verification, verify
 
 #: Share of programs that are applied deeply (see `verify`): those whose id is a multiple of this.
@@ -72,6 +75,22 @@ def _older_objects_frozen() -> Iterator[None]:
         gc.unfreeze()
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Failed:
+    """A program whose findings are to be looked at.
+
+    Attributes:
+        known: those of its findings that it is counted as known by, by kind.
+        shrunk: whether it was shrunk in an earlier run.
+    """
+
+    program: Program
+    deep: bool
+    verdict: Verdict
+    known: Mapping[str, Known]
+    shrunk: bool = False
+
+
 class Campaign:
     """Verifies one pass on one mesh.
 
@@ -92,8 +111,9 @@ class Campaign:
         self.statistics = Statistics()
         self.counterexamples: list[Counterexample] = []
         self._start = time.monotonic()
-        self._known: set[str] = set()
-        self._failed: list[tuple[Program, bool, Verdict]] = []  # deep or not, and how; waiting to be shrunk
+        entries = plan.baseline.of(subject.facts) if plan.baseline is not None else ()
+        self._ledger = Ledger(entries, collect=plan.collect)
+        self._failed: list[_Failed] = []  # waiting to be shrunk
         self._target: Target | None = None
         self._pipeline = Pipeline(self._advance, self._note)
         self._interrupts = Interrupts()
@@ -129,8 +149,9 @@ class Campaign:
             self._in_flight.clear()
         self.statistics.elapsed = time.monotonic() - self._start
         verdict, why = self._judge()
+        known = tuple(sorted(((e, n) for e, n in self._ledger.seen.items() if n), key=lambda one: one[0].key))
         finished = CampaignFinished(
-            facts, plan.mesh, self.statistics, tuple(self.counterexamples), verdict, why, stop, plan.seed
+            facts, plan.mesh, self.statistics, tuple(self.counterexamples), verdict, why, stop, plan.seed, known
         )
         self._tell(finished)
         return finished
@@ -141,9 +162,8 @@ class Campaign:
             if self._spent() is not None:
                 break
             verdict = self._verify(case.program, self.confirm, case.deep)
-            self._count(case.program, verdict)
-            if self._aim(case.program, case.deep, verdict) is not None:
-                self._keep_best()
+            failed = _Failed(case.program, case.deep, verdict, self._count(case.program, verdict), shrunk=True)
+            if self._pursue(failed):
                 if self.plan.fail_fast:
                     return "first finding"
             elif verdict.status != "refuted" and not any(d.reason == "executor-failed" for d in verdict.doubts):
@@ -171,14 +191,8 @@ class Campaign:
                 self._take(pipeline.answer())
                 self._take(pipeline.feed(None))
             while self._failed:
-                program, deep, verdict = self._failed[0]
-                target = self._aim(program, deep, verdict)
-                del self._failed[0]
-                if target is not None:
-                    self._shrink(target)
-                    self._keep_best()
-                    if self.plan.fail_fast:
-                        return "first finding"
+                if self._pursue(self._failed[0]) and self.plan.fail_fast:
+                    return "first finding"
             if exhausted:
                 return "exhausted"
             number += 1
@@ -206,6 +220,32 @@ class Campaign:
 
         judge()
 
+    def _pursue(self, failed: _Failed) -> bool:
+        """Shrink the first finding that is news, and the next one while they turn out to be known; whether one was new."""
+        known = dict(failed.known)
+        new = False
+        while not new:
+            target = self._aim(failed, known)
+            if failed in self._failed:  # until now: an interrupt keeps what stands there, or else the target
+                self._failed.remove(failed)
+            if target is None:
+                break
+            if not failed.shrunk or self._ledger.by_fingerprint(target.kind):
+                self._shrink(target)
+            entry = self._ledger.shrunk(target.best, target.kind)
+            if entry is None:
+                self._keep_best()
+                new = True
+            else:
+                self._target = None
+                known[target.kind] = entry
+                self._ledger.settle(failed.verdict, target.kind, entry)
+        accepted = self._ledger.of_baseline({**self._ledger.accepted(failed.verdict), **known})
+        if accepted != failed.known:
+            self._count_findings(failed.verdict, failed.known, -1)
+            self._count_findings(failed.verdict, accepted, 1)
+        return new
+
     def _shrink(self, target: Target) -> None:
         """Reduce the program of a finding to the smallest that shows this kind of finding."""
 
@@ -223,8 +263,9 @@ class Campaign:
     def _flight(self, program: Program) -> Flight:
         deep = int(program_id(program), 16) % DEEP_EVERY == 0
         steps = verification(
-            self.subject, program, contract=self.contract, confirm=self.confirm, checks=self._checks, deep=deep
-        )
+            self.subject, program, contract=self.contract, confirm=self.confirm, checks=self._checks,
+            domain=self.plan.domain, deep=deep,
+        )  # fmt: skip
         return Flight(program, deep, steps)
 
     def _advance(self, flight: Flight) -> None:
@@ -243,18 +284,14 @@ class Campaign:
         for flight in flights:
             if flight.verdict is None:
                 continue
-            if self._news(flight.verdict) is not None:
-                self._failed.append((flight.program, flight.deep, flight.verdict))
-            self._count(flight.program, flight.verdict)
+            known = self._count(flight.program, flight.verdict)
+            if self._ledger.news(flight.verdict) is not None:
+                self._failed.append(_Failed(flight.program, flight.deep, flight.verdict, known))
 
-    def _news(self, verdict: Verdict) -> Finding | None:
-        """The finding of a new kind, if there is one; what goes wrong says more than what is noted wrongly."""
-        news = [f for f in verdict.findings if f.kind not in self._known]
-        return min(news, key=lambda f: f.kind == "stale-metadata", default=None)
-
-    def _aim(self, program: Program, deep: bool, verdict: Verdict) -> Target | None:
-        """Make the new kind of finding that a program shows the target."""
-        new = self._news(verdict)
+    def _aim(self, failed: _Failed, tried: Collection[str]) -> Target | None:
+        """Make the finding of a program that is news the target; `tried` are kinds that turned out to be known."""
+        program, deep, verdict = failed.program, failed.deep, failed.verdict
+        new = self._ledger.news(verdict, tried)
         if new is None:
             return None
         if deep and new.check not in DEEP_CHECKS:
@@ -268,13 +305,24 @@ class Campaign:
         self._in_flight.note(program, deep)
         with self._interrupts.open():
             return verify(
-                self.subject, program, contract=self.contract, confirm=confirm, checks=self.plan.checks, deep=deep
-            )
+                self.subject, program, contract=self.contract, confirm=confirm, checks=self.plan.checks,
+                domain=self.plan.domain, deep=deep,
+            )  # fmt: skip
 
-    def _count(self, program: Program, verdict: Verdict) -> None:
-        self.statistics.count(program, verdict)
+    def _count(self, program: Program, verdict: Verdict) -> dict[str, Known]:
+        """Count a program; return those of its findings that are known, by kind."""
+        known = self._ledger.accepted(verdict)
+        self.statistics.count(program, verdict, known)
+        self._ledger.seen.update(known.values())
         self.statistics.elapsed = time.monotonic() - self._start
         self._tell(Progress(self.statistics, "verifying"))
+        return known
+
+    def _count_findings(self, verdict: Verdict, known: Mapping[str, Known], times: int) -> None:
+        """Count what is found on a program that is counted already, or (-1 `times`) take it back."""
+        self.statistics.judge(verdict, known, times)
+        for entry in known.values():
+            self._ledger.seen[entry] += times
 
     def _keep_found(self) -> None:
         """Record what is found so far as it is, now that the run ends.
@@ -284,12 +332,14 @@ class Campaign:
         self._keep_best(confirm=False)
         for flight in self._pipeline.under_way:
             if flight.verdict is not None:  # judged, but not yet taken out
-                self.statistics.count(flight.program, flight.verdict)
-                self._failed.append((flight.program, flight.deep, flight.verdict))
-        for program, deep, verdict in self._failed:
-            new = self._news(verdict)
+                known = self._ledger.accepted(flight.verdict)
+                self.statistics.count(flight.program, flight.verdict, known)
+                self._ledger.seen.update(known.values())
+                self._failed.append(_Failed(flight.program, flight.deep, flight.verdict, known))
+        for failed in self._failed:
+            new = self._ledger.news(failed.verdict)
             if new is not None:
-                self._target = Target(new.kind, deep, program.size, verdict, cut=True)
+                self._target = Target(new.kind, failed.deep, failed.program.size, failed.verdict, cut=True)
                 self._keep_best(confirm=False)
 
     def _keep_best(self, *, confirm: bool = True) -> None:
@@ -298,6 +348,9 @@ class Campaign:
         if target is None:
             return
         verdict = target.best
+        if target.cut and self._ledger.shrunk(verdict, target.kind) is not None:
+            self._target = None  # the run ends here, and what is found so far looks like something known
+            return
         if confirm and self.confirm is not None and target.kind in ("wrong-value", "wrong-alias", "rewritten-raises"):
             self._in_flight.note(verdict.pair.original, target.deep)
             again = verify(
@@ -306,6 +359,7 @@ class Campaign:
                 contract=self.contract,
                 confirm=self.confirm,
                 checks=self.plan.checks,
+                domain=self.plan.domain,
                 deep=target.deep,
                 always_confirm=True,
             )
@@ -323,7 +377,7 @@ class Campaign:
         )
         write_counterexample(case, self.plan.report_dir)
         self._target = None
-        self._known.add(target.kind)
+        self._ledger.add(case)
         self._failures.add(case)
         self.counterexamples.append(case)
         self._tell(FindingFound(case))
@@ -333,7 +387,10 @@ class Campaign:
         if self.counterexamples or counts.refuted:
             return "refuted", ""
         if counts.passed == 0:
-            reason = ", ".join(f"{n} {r}" for r, n in counts.doubts.most_common()) or "no program was verified"
+            known = [("with known findings", counts.known)] if counts.known else []
+            reason = (
+                ", ".join(f"{n} {r}" for r, n in [*counts.doubts.most_common(), *known]) or "no program was verified"
+            )
             return "nothing tested", f"no program passed ({reason})"
         if counts.changed == 0 and not self.contract.identity:
             return "nothing tested", f"the pass changed none of {counts.programs} programs"

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
 
 from tcverify.application import PassFacts
+from tcverify.baseline import Known
 from tcverify.counterexample import Counterexample
 from tcverify.program import Program
 from tcverify.verifier import Verdict
@@ -24,8 +25,10 @@ class Statistics:
         rewrites: how many rewrites of each pattern the pass reports, and `fired`, in how many programs.
         ran: programs that ran by executor.
         passed, refuted, inconclusive: verdicts.
-        findings: programs by kind of finding.
+        known: refuted by nothing but known findings; these do not count as refuted.
+        findings: programs by kind of finding, without known ones.
         doubts: inconclusive programs by reason.
+        notes: programs by what their verdicts say beside, e.g. that the exact domain stepped aside.
         labels: programs by what they contain.
         shrinking: programs judged to shrink findings.
         seconds: time by phase.
@@ -36,6 +39,7 @@ class Statistics:
     passed: int = 0
     refuted: int = 0
     inconclusive: int = 0
+    known: int = 0
     shrinking: int = 0
     rewrites: Counter[str] = field(default_factory=Counter)
     fired: Counter[str] = field(default_factory=Counter)
@@ -43,25 +47,69 @@ class Statistics:
     findings: Counter[str] = field(default_factory=Counter)
     doubts: Counter[str] = field(default_factory=Counter)
     doubt_details: dict[str, str] = field(default_factory=dict)
+    notes: Counter[str] = field(default_factory=Counter)
+    note_details: dict[str, str] = field(default_factory=dict)
     labels: Counter[str] = field(default_factory=Counter)
     seconds: Counter[str] = field(default_factory=Counter)
     elapsed: float = 0.0
 
-    def count(self, program: Program, verdict: Verdict) -> None:
-        """Add one program."""
+    def count(self, program: Program, verdict: Verdict, known: Collection[str] = ()) -> None:
+        """Add one program.
+
+        Args:
+            known: the kinds of its findings that are known.
+        """
         self.programs += 1
         self.changed += verdict.changed
-        setattr(self, verdict.status, getattr(self, verdict.status) + 1)
+        self.judge(verdict, known)
         self.rewrites.update(verdict.pair.rewrites)
         self.fired.update(pattern for pattern, times in verdict.pair.rewrites.items() if times)
         self.ran.update(verdict.executors)
-        self.findings.update({f.kind for f in verdict.findings})
         self.labels.update(program.labels)
         self.seconds.update(verdict.seconds)
+        self.notes.update({note.reason for note in verdict.notes})
+        for note in verdict.notes:
+            self.note_details.setdefault(note.reason, note.detail)
         if verdict.status == "inconclusive":
             for doubt in verdict.doubts[:1]:
                 self.doubts[doubt.reason] += 1
                 self.doubt_details.setdefault(doubt.reason, doubt.detail)
+
+    def judge(self, verdict: Verdict, known: Collection[str], times: int = 1) -> None:
+        """Add what refutes a program, or (-1 `times`) take it back; `known` as in `count`."""
+        new = {f.kind for f in verdict.findings} - set(known)
+        status = "known" if verdict.status == "refuted" and not new else verdict.status
+        setattr(self, status, getattr(self, status) + times)
+        for kind in new:
+            self.findings[kind] += times
+        self.findings += Counter()  # drops what has come to nothing
+
+
+@dataclass(frozen=True, slots=True)
+class RunStarted:
+    """The beginning of a run of campaigns.
+
+    Attributes:
+        passes: their references.
+        meshes: names of what the programs run on.
+    """
+
+    passes: tuple[str, ...]
+    meshes: tuple[str, ...]
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunFinished:
+    """The end of a run, however it comes about.
+
+    Attributes:
+        code: exit code.
+        error: what ended it before its time: one line, or "".
+    """
+
+    code: int
+    error: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +159,7 @@ class CampaignFinished:
         verdict: "passed", "refuted" or "nothing tested".
         why: for a campaign that tested nothing, the reason.
         stop: why it ended: "examples", "time", "exhausted", "first finding" or "interrupted".
+        known: findings of the baseline that were seen, and how many programs showed each.
     """
 
     facts: PassFacts
@@ -121,7 +170,8 @@ class CampaignFinished:
     why: str
     stop: str
     seed: int
+    known: tuple[tuple[Known, int], ...] = ()
 
 
-Event: TypeAlias = CampaignStarted | Progress | FindingFound | Crashed | CampaignFinished
+Event: TypeAlias = RunStarted | CampaignStarted | Progress | FindingFound | Crashed | CampaignFinished | RunFinished
 Subscriber: TypeAlias = Callable[[Event], None]

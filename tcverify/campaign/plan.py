@@ -8,6 +8,7 @@ from pathlib import Path
 
 from hypothesis.strategies import SearchStrategy
 
+from tcverify.baseline import Baseline
 from tcverify.program import Contract, Program
 
 
@@ -21,9 +22,12 @@ class Plan:
         report_dir: where counterexamples are written, each as soon as it is found.
         state_dir: where the program in flight and earlier failures are kept.
         max_examples, max_time: bounds, in programs and seconds; at least one is set.
+        domain: the number domain that values are judged in: "float64", "native" or "exact"; see `verify`.
         shrink_time: seconds after which no new trial of shrinking one finding begins; a trial that hangs then still takes
             its time-out.
-        fail_fast: stop at the first finding.
+        fail_fast: stop at the first finding that is not known.
+        baseline: known findings, which are counted apart. None: there is none, and one counterexample per kind is kept.
+        collect: keep one counterexample per fingerprint instead of one per kind, to write a baseline.
     """
 
     programs: SearchStrategy[Program]
@@ -35,5 +39,8 @@ class Plan:
     seed: int = 0
     contract: Contract | None = None
     checks: Sequence[str] | None = None
+    domain: str = "float64"
     shrink_time: float = 30.0
     fail_fast: bool = False
+    baseline: Baseline | None = None
+    collect: bool = False

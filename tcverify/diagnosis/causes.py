@@ -76,11 +76,7 @@ def cause(
 
 def _as_expected(operand: Relation, relation: Relation) -> bool:
     """Whether an operand is what the original's is, or a part of it where the result would be a part too."""
-    return (
-        operand.kind == "equal"
-        or (operand.kind == relation.kind != "unrelated" or operand.kind == "shard")
-        and (relation.dim is not None)
-    )
+    return operand.kind == "equal" or (operand.kind == "shard" and relation.dim is not None)
 
 
 # ------------------------------------------------------------------------------------------------- the node's own doing

@@ -8,6 +8,8 @@ from typing import Any
 
 from torch import fx
 
+from tcverify.arithmetic import FLOAT64, NATIVE, Domain, domain_of
+from tcverify.arithmetic.field import P
 from tcverify.diagnosis.blame import suspicious, upward
 from tcverify.diagnosis.causes import cause, operands_of
 from tcverify.diagnosis.divergence import Diagnosis, Divergence
@@ -30,8 +32,11 @@ from tcverify.relations.tensors import FLOATING, Measure
 MAX_ELEMENTS = 1 << 25
 MAX_NODES = 1 << 17
 
-#: How closely values are compared when nothing differs by more than `relations.tensors.TOLERANCE`.
-CLOSE = Measure(2.0**-44)
+#: How closely values are compared when nothing differs by more than usual.
+CLOSE = Measure(2.0**-44, 1.0)
+
+#: How values of the exact domain are compared.
+RESIDUES = Measure(0.0, 0.0, P)
 
 
 def diagnose(program: Program, rewritten: Program | None, finding: Finding) -> Diagnosis:
@@ -43,27 +48,38 @@ def diagnose(program: Program, rewritten: Program | None, finding: Finding) -> D
     rank = finding.rank if finding.rank is not None else 0
     if finding.kind == "run-died":
         return Diagnosis(rank, why="a run of tcverify ended on this program, so it is not run to be shown")
-    before, why = _observe(program)
+    domain = _domain(finding)
+    before, why = _observe(program, domain)
+    if before is None and domain is not FLOAT64:
+        domain = FLOAT64
+        before, why = _observe(program, domain)
     if before is None or rewritten is None:
         return Diagnosis(rank, before, None, why)
-    after, why = _observe(rewritten)
+    after, why = _observe(rewritten, domain)
     if after is None:
         return Diagnosis(rank, before, None, why)
-    of = _related(program, before, rewritten, after, rank, FLOATING)
+    measure = RESIDUES if domain.kind == "exact" else FLOATING
+    of = _related(program, before, rewritten, after, rank, measure)
     first = _first(of, finding)
-    if first is None and finding.kind == "wrong-value" and after.finished:
-        of = _related(program, before, rewritten, after, rank, CLOSE)
+    if first is None and finding.kind == "wrong-value" and after.finished and domain.kind != "exact":
+        measure = CLOSE
+        of = _related(program, before, rewritten, after, rank, measure)
         first = _first(of, finding)
     if first is not None and first.relation.ranks and rank not in first.relation.ranks:
         # What this rank returns is wrong because of what another rank computed: that rank is the one to look at.
-        there = _related(program, before, rewritten, after, first.relation.ranks[0], FLOATING)
+        there = _related(program, before, rewritten, after, first.relation.ranks[0], measure)
         found = _first(there, finding)
         if found is not None:
             of, first = there, found
     return Diagnosis(of.rank, before, after, "", of.relations, first)
 
 
-def _observe(program: Program) -> tuple[Run | None, str]:
+def _domain(finding: Finding) -> Domain:
+    """The number domain in which a finding shows."""
+    return {"exact": domain_of("exact:0"), "native": NATIVE}.get(str(finding.data.get("domain")), FLOAT64)
+
+
+def _observe(program: Program, domain: Domain) -> tuple[Run | None, str]:
     nodes = sum(len(program.graphs[binding.graph].nodes) for binding in program.ranks)
     sizes = [sum(_elements(node.meta.get("val")) for node in graph.nodes) for graph in program.graphs]
     elements = sum(sizes[binding.graph] for binding in program.ranks)
@@ -71,7 +87,7 @@ def _observe(program: Program) -> tuple[Run | None, str]:
     if nodes > MAX_NODES or elements > MAX_ELEMENTS:
         return None, f"with {nodes} nodes and {elements} elements on all ranks it is too large to keep every value"
     try:
-        return Lockstep().run(program, observe=True), ""
+        return Lockstep().run(program, observe=True, domain=domain), ""
     except (UnsupportedOp, ProgramError) as error:
         return None, error.message
 

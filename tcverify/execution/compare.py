@@ -26,6 +26,8 @@ class Delta:
         problem: set when the two cannot be compared by size: other shape, other NaN pattern, other storage sharing.
         discrete: whether the problem is one of values that do not differ by size: integers, booleans, NaN or inf.
         overflow: the rewritten value is infinite where the original is finite.
+        own: in the native domain, the original's own largest error; `difference` is the rewritten value's then, both
+            against the original in float64. `dtype` is the original's there.
     """
 
     rank: int
@@ -39,6 +41,8 @@ class Delta:
     alias: bool = False
     overflow: bool = False
     discrete: bool = False
+    own: float = 0.0
+    dtype: torch.dtype | None = None
 
 
 def compare_ranks(original: RankResult, rewritten: RankResult) -> list[Delta]:
@@ -62,6 +66,48 @@ def compare_ranks(original: RankResult, rewritten: RankResult) -> list[Delta]:
         )
         deltas.append(Delta(rank, f"output {i}", problem=problem, alias=True))
     return deltas
+
+
+def compare_native(reference: RankResult, original: RankResult, rewritten: RankResult) -> list[Delta]:
+    """Compare what one rank computed in the native domain with the original in float64. All ran to their end."""
+    deltas = compare_ranks(original, rewritten)
+    dtypes = _dtypes(original)
+    if len(deltas) == 1 and deltas[0].label == "the outputs":
+        return deltas
+    own = {delta.label: delta for delta in compare_ranks(_wide(reference), _wide(original))}
+    new = {delta.label: delta for delta in compare_ranks(_wide(reference), _wide(rewritten))}
+    found = []
+    for delta in deltas:
+        if delta.problem is None and not delta.alias and delta.label in new:
+            error = new[delta.label]
+            error.own = own[delta.label].difference if delta.label in own else 0.0
+            error.problem = None  # a NaN or inf that the original has too
+            error.overflow = delta.overflow
+            error.dtype = dtypes.get(error.label)
+            found.append(error)
+        else:
+            found.append(delta)
+    return found
+
+
+def _dtypes(result: RankResult) -> dict[str, torch.dtype]:
+    """Dtypes by label."""
+    found = {f"output {i}": value.dtype for i, value in enumerate(result.outputs) if isinstance(value, torch.Tensor)}
+    named = zip(result.input_names, result.inputs, strict=True)
+    return found | {f"input '{name}' after the run": value.dtype for name, value in named}
+
+
+def _wide(result: RankResult) -> RankResult:
+    """The same with floating values in float64."""
+
+    def widen(value: Any) -> Any:
+        floating = isinstance(value, torch.Tensor) and value.is_floating_point()
+        return value.to(device="cpu", dtype=torch.float64) if floating else value
+
+    wide = RankResult(result.rank, [widen(v) for v in result.outputs], result.structure)
+    wide.inputs, wide.input_names = [widen(v) for v in result.inputs], result.input_names
+    wide.mutates = result.mutates
+    return wide
 
 
 def _partition(result: RankResult) -> list[int]:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from tcverify.arithmetic import FLOAT64, Domain
 from tcverify.execution.compare import Delta
 from tcverify.execution.interpreter import Call, RankResult
 from tcverify.program import Program
@@ -54,12 +55,14 @@ class Run:
         ranks: results in rank order.
         hang: set when ranks wait for each other for ever.
         mismatch: set when the members of a collective disagree: the sentence, and the calls by rank.
+        domain: name of the number domain.
     """
 
     executor: str
     ranks: list[RankResult]
     hang: Hang | None = None
     mismatch: tuple[str, dict[int, Call]] | None = None
+    domain: str = "float64"
 
     @property
     def error(self) -> RankResult | None:
@@ -71,15 +74,34 @@ class Run:
         """Whether every rank came to its end."""
         return self.hang is None and self.mismatch is None and self.error is None
 
+    @property
+    def why(self) -> str:
+        """Why it did not finish, in one sentence."""
+        if self.mismatch is not None:
+            return self.mismatch[0]
+        if self.hang is not None:
+            return str(self.hang)
+        failed = self.error
+        return f"on rank {failed.rank}, {failed.error}" if failed is not None else "it did not finish"
+
 
 @dataclass(slots=True)
 class Comparison:
-    """Both versions of a program, executed, and how their outputs differ. `deltas` is empty unless both finished."""
+    """Both versions of a program, executed, and how their outputs differ. `deltas` is empty unless both finished.
+
+    In the native domain, both are compared with `reference`, the original in float64 (see `compare.compare_native`).
+    """
 
     executor: str
     original: Run
     rewritten: Run
     deltas: list[Delta] = field(default_factory=list)
+    reference: Run | None = None
+
+    @property
+    def domain(self) -> str:
+        """Name of the number domain."""
+        return self.rewritten.domain
 
 
 class Executor(Protocol):
@@ -87,7 +109,7 @@ class Executor(Protocol):
 
     name: str
 
-    def run(self, program: Program, *, observe: bool = False) -> Run:
+    def run(self, program: Program, *, observe: bool = False, domain: Domain = FLOAT64) -> Run:
         """Run a program and return every rank's outputs and, when observed, every node's value.
 
         Raises:
@@ -96,10 +118,12 @@ class Executor(Protocol):
         """
         ...
 
-    def compare(self, original: Program, rewritten: Program) -> Comparison:
+    def compare(self, original: Program, rewritten: Program, domain: Domain = FLOAT64) -> Comparison:
         """Run both versions on the same inputs and compare their outputs. Raises as `run` does."""
         ...
 
-    def start_comparison(self, original: Program, rewritten: Program) -> Callable[[], Comparison]:
+    def start_comparison(
+        self, original: Program, rewritten: Program, domain: Domain = FLOAT64
+    ) -> Callable[[], Comparison]:
         """Start to compare; call the result to wait for the end. Executors that work in this process do so only then."""
         ...

@@ -15,7 +15,7 @@ import torch
 from torch.fx.node import map_aggregate
 from torch.utils import _pytree as pytree
 
-from tcverify.arithmetic import FLOAT64, Float64
+from tcverify.arithmetic import FLOAT64, Domain, domain_of
 from tcverify.errors import UnsupportedOp
 from tcverify.execution.plan import Plan, Step, first_line
 from tcverify.ops import Collective, Request
@@ -74,7 +74,7 @@ class RankResult:
     digest: list[list[float]] = field(default_factory=list)
 
 
-def rank_inputs(plan: Plan, rank: int, sources: Sources) -> Sequence[torch.Tensor]:
+def rank_inputs(plan: Plan, rank: int, sources: Sources, domain: Domain = FLOAT64) -> Sequence[torch.Tensor]:
     """Return the inputs of a rank. Plans that write into nothing share them with each other: do not write into them.
 
     Raises:
@@ -82,8 +82,8 @@ def rank_inputs(plan: Plan, rank: int, sources: Sources) -> Sequence[torch.Tenso
     """
     specs = sources.chosen(plan.placeholders, rank)
     if plan.mutates or sum(math.prod(spec.shape) for spec in specs) > _KEPT_ELEMENTS:
-        return [spec.values(sources.mesh, rank, sources.seed) for spec in specs]
-    return _kept_inputs(specs, sources.mesh, rank, sources.seed)
+        return [domain.carry(spec.values(sources.mesh, rank, sources.seed, domain)) for spec in specs]
+    return _kept_inputs(specs, sources.mesh, rank, sources.seed, domain.name)
 
 
 #: Most elements of the inputs of one rank that are kept: 64 times so many take 64 MiB.
@@ -91,10 +91,11 @@ _KEPT_ELEMENTS = 1 << 17
 
 
 @lru_cache(maxsize=64)
-def _kept_inputs(specs: tuple[InputSpec, ...], mesh: Mesh, rank: int, seed: int) -> list[torch.Tensor]:
-    """Inputs as the domain carries them. The original and the rewritten program have the same ones."""
-    prepare(specs, mesh, rank, seed)
-    return [FLOAT64.carry(spec.values(mesh, rank, seed)) for spec in specs]
+def _kept_inputs(specs: tuple[InputSpec, ...], mesh: Mesh, rank: int, seed: int, name: str) -> list[torch.Tensor]:
+    """Inputs as the domain of this name carries them. The original and the rewritten program have the same ones."""
+    domain = domain_of(name)
+    prepare(specs, mesh, rank, seed, domain)
+    return [domain.carry(spec.values(mesh, rank, seed, domain)) for spec in specs]
 
 
 def run_rank(
@@ -106,7 +107,7 @@ def run_rank(
     observe: bool = False,
     perturb: Callable[[torch.Tensor], torch.Tensor] | None = None,
     watch: Watch | None = None,
-    domain: Float64 = FLOAT64,
+    domain: Domain = FLOAT64,
     result: RankResult | None = None,
 ) -> Generator[tuple[str, Request], torch.Tensor, RankResult]:
     """Run one rank. Yields (node name, request) at every collective and is sent its result.
@@ -148,7 +149,7 @@ def run_rank(
             result.error = NodeError(step.name, f"{type(error).__name__}: {first_line(error)}")
             return result
         if step.carry:
-            value = domain.carry(value)
+            value = domain.constant(value) if step.constant else domain.carry(value)
         if perturb is not None and not step.op.aliases:
             value = pytree.tree_map_only(torch.Tensor, perturb, value)
         if watch is not None:

@@ -9,9 +9,10 @@ from typing import Any, TypeAlias
 
 import torch
 
-from tcverify.arithmetic import FLOAT64
+from tcverify.arithmetic import FLOAT64, Domain
 from tcverify.arithmetic.float64 import PERTURBATION
-from tcverify.execution.compare import compare_ranks
+from tcverify.errors import UnsupportedOp
+from tcverify.execution.compare import compare_native, compare_ranks
 from tcverify.execution.executor import Comparison, Hang, Run, Wait
 from tcverify.execution.interpreter import Call, NodeError, RankResult, Watch, rank_inputs, run_rank
 from tcverify.execution.plan import check_supported, plans_of
@@ -26,29 +27,39 @@ class Lockstep:
 
     name = "lockstep"
 
-    def run(self, program: Program, *, observe: bool = False) -> Run:
+    def run(self, program: Program, *, observe: bool = False, domain: Domain = FLOAT64) -> Run:
         """Run a program. See `Executor.run`."""
-        return _execute(program, observe, None)
+        return _execute(program, observe, None, domain=domain)
 
-    def compare(self, original: Program, rewritten: Program) -> Comparison:
+    def compare(self, original: Program, rewritten: Program, domain: Domain = FLOAT64) -> Comparison:
         """Run and compare both versions. See `Executor.compare`."""
-        before = self.run(original)
-        return self.compare_runs(before, before if rewritten is original else self.run(rewritten))
+        before = self.run(original, domain=domain)
+        after = before if rewritten is original else self.run(rewritten, domain=domain)
+        return self.compare_runs(before, after, None if domain.carries else self.run(original))
 
-    def start_comparison(self, original: Program, rewritten: Program) -> Callable[[], Comparison]:
+    def start_comparison(
+        self, original: Program, rewritten: Program, domain: Domain = FLOAT64
+    ) -> Callable[[], Comparison]:
         """See `Executor.start_comparison`."""
-        return lambda: self.compare(original, rewritten)
+        return lambda: self.compare(original, rewritten, domain)
 
     def compare_with(self, before: Run, rewritten: Program) -> Comparison:
         """As `compare`, for an original that has already run here."""
         return self.compare_runs(before, self.run(rewritten))
 
-    def compare_runs(self, before: Run, after: Run) -> Comparison:
-        """As `compare`, for versions that have both run here: one and the same run for a program that a pass left alone."""
-        comparison = Comparison(self.name, before, after)
+    def compare_runs(self, before: Run, after: Run, reference: Run | None = None) -> Comparison:
+        """As `compare`, for versions that have both run here: one and the same run for a program that a pass left alone.
+
+        Args:
+            reference: the original in float64, for runs in the native domain.
+        """
+        comparison = Comparison(self.name, before, after, reference=reference)
         if before.finished and after.finished:
-            for expected, actual in zip(before.ranks, after.ranks, strict=True):
-                comparison.deltas += compare_ranks(expected, actual)
+            for rank, (expected, actual) in enumerate(zip(before.ranks, after.ranks, strict=True)):
+                if reference is None:
+                    comparison.deltas += compare_ranks(expected, actual)
+                elif reference.finished:
+                    comparison.deltas += compare_native(reference.ranks[rank], expected, actual)
         return comparison
 
     def probe(self, program: Program, baseline: Run, reruns: int = 3) -> dict[str, float]:
@@ -149,29 +160,33 @@ def run_watched(program: Program, watcher: Watcher) -> Run:
 
 
 def _execute(
-    program: Program, observe: bool, perturbation: _Perturbation | None, watcher: Watcher | None = None
+    program: Program,
+    observe: bool,
+    perturbation: _Perturbation | None,
+    watcher: Watcher | None = None,
+    domain: Domain = FLOAT64,
 ) -> Run:
-    plans = plans_of(program)
+    plans = plans_of(program, domain)
     sources = program.sources
-    check_supported(plans)
-    run = Run("lockstep", [RankResult(rank) for rank in range(program.world_size)])
+    check_supported(plans, domain)
+    run = Run("lockstep", [RankResult(rank) for rank in range(program.world_size)], domain=domain.name)
     generators: list[RankGenerator] = []
     for rank, binding in enumerate(program.ranks):
         perturb: Callable[[torch.Tensor], torch.Tensor] | None = perturbation
         plan, result = plans[binding.graph], run.ranks[rank]
-        inputs = rank_inputs(plan, rank, sources)
+        inputs = rank_inputs(plan, rank, sources, domain)
         watch: Watch | None = None
         if watcher is not None:
             inputs = [FLOAT64.carry(value).clone() for value in inputs]  # of its own: kept ones are shared
             watch = watcher(rank, list(inputs))
-        generators.append(
-            run_rank(
-                plan, rank, binding.constants, inputs, observe=observe, perturb=perturb, watch=watch, result=result
-            )
-        )
+        steps = run_rank(
+            plan, rank, binding.constants, inputs,
+            observe=observe, perturb=perturb, watch=watch, result=result, domain=domain,
+        )  # fmt: skip
+        generators.append(steps)
     matcher = _Matcher()
     runnable: deque[tuple[int, Any]] = deque((rank, None) for rank in range(program.world_size))
-    with torch.no_grad():
+    with torch.no_grad(), domain.running():
         while runnable:
             rank, answer = runnable.popleft()
             try:
@@ -198,6 +213,8 @@ def _execute(
             order = perturbation.order(len(ordered)) if perturbation is not None else None
             try:
                 answers = complete(calls, [pending.tensor for pending in ordered], order)
+            except UnsupportedOp:
+                raise
             except Exception as error:  # noqa: BLE001 - arguments that torch refuses, equal on all members
                 first = ordered[0]
                 problem = str(error).strip().splitlines() or [type(error).__name__]

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from tcverify.arithmetic import Domain, domain_of
 from tcverify.errors import ExecutorError, InternalError, ProgramError, TcverifyError, UnsupportedOp
 from tcverify.execution.compare import Delta, digest
 from tcverify.execution.interpreter import Call, NodeError, RankResult
@@ -58,22 +59,26 @@ class Job:
     plans: list[Plan]
     ranks: tuple[RankBinding, ...]
     sources: Sources
+    domain: Domain
 
 
-def encode_request(number: int, programs: Sequence[Program], observe: bool) -> bytes:
+def encode_request(number: int, programs: Sequence[Program], observe: bool, domains: Sequence[Domain]) -> bytes:
     """Write a request.
+
+    Args:
+        domains: in which each of the programs runs.
 
     Raises:
         ExecutorError: a program holds what a program file cannot.
     """
     jobs: list[dict[str, Any] | None] = []  # None: the program before, whose results count twice
     try:
-        for position, program in enumerate(programs):
-            if position and program is programs[0]:
+        for position, (program, domain) in enumerate(zip(programs, domains, strict=True)):
+            if position and program is programs[position - 1] and domain is domains[position - 1]:
                 jobs.append(None)
                 continue
-            plans = [encode_plan(plan) for plan in plans_of(program)]
-            job = {"plans": plans, "ranks": encode_ranks(program)}
+            plans = [encode_plan(plan) for plan in plans_of(program, domain)]
+            job = {"plans": plans, "ranks": encode_ranks(program), "domain": domain.name}
             if not jobs or program.sources != programs[0].sources:
                 job["sources"] = encode_sources(program.sources)
             jobs.append(job)
@@ -101,7 +106,9 @@ def decode_jobs(data: list[Any]) -> Iterator[Job | None]:
             sources = reader.sources(job["sources"])
         if sources is None:
             raise InternalError("a request without inputs")
-        yield Job([decode_plan(plan) for plan in job["plans"]], reader.ranks(job["ranks"]), sources)
+        domain = domain_of(job["domain"])
+        plans = [decode_plan(plan, domain) for plan in job["plans"]]
+        yield Job(plans, reader.ranks(job["ranks"]), sources, domain)
 
 
 def encode_go(number: int) -> bytes:
@@ -119,7 +126,7 @@ def encode_reply(reply: Reply, *, values: bool) -> list[bytes]:
     data: dict[str, Any] = {
         "id": reply.number,
         "results": [encode_result(result, store if values else None) for result in reply.results],
-        "deltas": [dataclasses.asdict(delta) for delta in reply.deltas],
+        "deltas": [_encode_delta(delta) for delta in reply.deltas],
     }
     if isinstance(reply.refusal, UnsupportedOp):
         data["refusal"] = {"op": reply.refusal.op, "reason": reply.refusal.reason}
@@ -209,8 +216,14 @@ def decode_collective(data: list[Any]) -> Collective:
     return Collective(kind, tuple(members), tuple(shape), getattr(torch, dtype), dim, reduce_op, pair, root)
 
 
+def _encode_delta(delta: Delta) -> dict[str, Any]:
+    dtype = None if delta.dtype is None else _dtype_name(delta.dtype)
+    return {f.name: getattr(delta, f.name) for f in dataclasses.fields(delta)} | {"dtype": dtype}
+
+
 def _decode_delta(data: dict[str, Any]) -> Delta:
-    return Delta(**{**data, "worst": tuple(data["worst"])})
+    dtype = None if data["dtype"] is None else getattr(torch, data["dtype"])
+    return Delta(**{**data, "worst": tuple(data["worst"]), "dtype": dtype})
 
 
 def _dtype_name(dtype: torch.dtype) -> str:

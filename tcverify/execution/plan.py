@@ -12,7 +12,7 @@ import torch
 from torch import fx
 from torch.fx.node import map_aggregate
 
-from tcverify.arithmetic import FLOAT64, Float64
+from tcverify.arithmetic import FLOAT64, Domain
 from tcverify.errors import UnsupportedOp
 from tcverify.ops import Op, by_meaning, lookup, qualified_name, resolve
 from tcverify.program import Program
@@ -30,6 +30,7 @@ class Step:
         slots: (position in args, number of a value), for arguments that are plain values.
         nested: whether args or kwargs hold slots or rank constants elsewhere.
         carry: whether the result may have another floating dtype than the domain's.
+        native: whether it runs in the dtypes of the program.
         dead: values that nobody reads after this step.
     """
 
@@ -41,10 +42,16 @@ class Step:
     nested: bool
     carry: bool
     dead: list[int] = field(default_factory=list)
+    native: bool = False
     run: Callable[..., Any] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.run = self.op.run or _refuse
+        self.run = (self.op.native if self.native else None) or self.op.run or _refuse
+
+    @property
+    def constant(self) -> bool:
+        """Whether it reads an attribute: what belongs to the graph, not to its inputs."""
+        return self.op.name.startswith("attribute::")
 
 
 @dataclass(slots=True)
@@ -58,27 +65,29 @@ class Plan:
     unsupported: list[str]  # sentences naming each op without a meaning
 
 
-_PLANS: weakref.WeakKeyDictionary[fx.Graph, Plan] = weakref.WeakKeyDictionary()
+_PLANS: weakref.WeakKeyDictionary[fx.Graph, dict[bool, Plan]] = weakref.WeakKeyDictionary()
 
 
-def plan_of(graph: fx.Graph, module: torch.nn.Module | None = None, domain: Float64 = FLOAT64) -> Plan:
-    """Return the plan of a graph, made once per graph.
+def plan_of(graph: fx.Graph, module: torch.nn.Module | None = None, domain: Domain = FLOAT64) -> Plan:
+    """Return the plan of a graph, made once per graph and carrier: domains that carry by float64 share it.
 
     Args:
         module: owns the attributes and submodules that the graph refers to.
     """
-    plan = _PLANS.get(graph)
+    plans = _PLANS.setdefault(graph, {})
+    plan = plans.get(domain.carries)
     if plan is None:
-        plan = _PLANS[graph] = _make_plan(graph, module, domain)
+        plan = plans[domain.carries] = _make_plan(graph, module, domain)
     return plan
 
 
-def plans_of(program: Program) -> list[Plan]:
+def plans_of(program: Program, domain: Domain = FLOAT64) -> list[Plan]:
     """Return the plan of every graph of a program."""
-    return [plan_of(graph, program.modules[i] if program.modules else None) for i, graph in enumerate(program.graphs)]
+    modules = program.modules or (None,) * len(program.graphs)
+    return [plan_of(graph, module, domain) for graph, module in zip(program.graphs, modules, strict=True)]
 
 
-def _make_plan(graph: fx.Graph, module: torch.nn.Module | None, domain: Float64) -> Plan:
+def _make_plan(graph: fx.Graph, module: torch.nn.Module | None, domain: Domain) -> Plan:
     numbers: dict[fx.Node, int] = {}
     last_use: dict[int, int] = {}
     plan = Plan([], [], None, False, [])
@@ -96,7 +105,7 @@ def _make_plan(graph: fx.Graph, module: torch.nn.Module | None, domain: Float64)
             for operand in node.all_input_nodes:
                 last_use.pop(numbers[operand], None)
             break
-        op = _op_of(node, module)
+        op = _op_of(node, module, domain)
         if op.run is None:
             plan.unsupported.append(_unsupported(op, node.name))
         if _may_write(node):
@@ -115,7 +124,7 @@ def _make_plan(graph: fx.Graph, module: torch.nn.Module | None, domain: Float64)
                 args.append(map_aggregate(argument, template))
                 plain = plain and not _count(args[-1])
         carry = not op.aliases or not node.all_input_nodes or op.name.startswith(_FOREIGN)
-        step = Step(node.name, op, args, kwargs, slots, not plain, carry)
+        step = Step(node.name, op, args, kwargs, slots, not plain, carry, native=not domain.carries)
         for operand in node.all_input_nodes:
             last_use[numbers[operand]] = len(plan.steps)
         last_use[len(numbers)] = len(plan.steps)
@@ -147,7 +156,7 @@ def _may_write(node: fx.Node) -> bool:
     return node.op != "get_attr"
 
 
-def _op_of(node: fx.Node, module: torch.nn.Module | None) -> Op:
+def _op_of(node: fx.Node, module: torch.nn.Module | None, domain: Domain) -> Op:
     if node.op == "call_function":
         op = lookup(node.target)
         if op.name.startswith("foreign::") and module is not None:
@@ -155,7 +164,7 @@ def _op_of(node: fx.Node, module: torch.nn.Module | None) -> Op:
         return op
     target = str(node.target)
     if node.op == "call_method":
-        method = _carry_over if target in _CASTS else getattr(torch.Tensor, target, None)
+        method = _carry_over if target in _CASTS and domain.carries else getattr(torch.Tensor, target, None)
         return Op(f"method::{target}", method, aliases=True, reason="no such tensor method")
     if module is None:
         return Op(f"{node.op}::{target}", None, reason="the graph's module is not there")
@@ -165,7 +174,7 @@ def _op_of(node: fx.Node, module: torch.nn.Module | None) -> Op:
     if node.op == "get_attr":
         return Op(f"attribute::{target}", lambda: owner, aliases=True)
     try:
-        in_domain = copy.deepcopy(owner).to(torch.float64)
+        in_domain = copy.deepcopy(owner).to(torch.float64) if domain.carries else copy.deepcopy(owner)
     except Exception as error:  # noqa: BLE001 - modules copy and convert themselves as they like
         return Op(f"module::{target}", None, reason=f"it cannot be carried to float64: {first_line(error)}")
     return Op(f"module::{target}", by_meaning(in_domain), aliases=True)
@@ -197,9 +206,17 @@ def first_line(error: Exception) -> str:
     return text.splitlines()[0] if text else "no message"
 
 
-def check_supported(plans: Sequence[Plan]) -> None:
-    """Raise `UnsupportedOp` naming the first op without a meaning."""
+#: What may hold tensors of its own, which are no residues.
+_OPAQUE = ("foreign::", "module::")
+
+
+def check_supported(plans: Sequence[Plan], domain: Domain = FLOAT64) -> None:
+    """Raise `UnsupportedOp` naming the first op without a meaning in a domain."""
     for plan in plans:
+        if domain.kind == "exact":
+            opaque = next((step for step in plan.steps if step.op.name.startswith(_OPAQUE)), None)
+            if opaque is not None:
+                raise UnsupportedOp(opaque.op.name, f"the exact domain cannot look into it ({opaque.name})")
         for sentence in plan.unsupported:
             name, _, reason = sentence.partition(": ")
             raise UnsupportedOp(name, reason)
@@ -227,8 +244,8 @@ def encode_plan(plan: Plan) -> list[Any]:
     return [plan.placeholders, steps, encode_value(plan.result), plan.mutates]
 
 
-def decode_plan(data: list[Any]) -> Plan:
-    """Read what `encode_plan` wrote.
+def decode_plan(data: list[Any], domain: Domain = FLOAT64) -> Plan:
+    """Read what `encode_plan` wrote of a plan for this domain.
 
     Raises:
         UnsupportedOp: the tables of this process do not know an op.
@@ -243,5 +260,5 @@ def decode_plan(data: list[Any]) -> Plan:
             plan.unsupported.append(_unsupported(op, name))
         args = [reader.value(value, slots, name) for value in args]
         kwargs = {key: reader.value(value, slots, name) for key, value in kwargs.items()}
-        plan.steps.append(Step(name, op, args, kwargs, positions, nested, carry, dead))
+        plan.steps.append(Step(name, op, args, kwargs, positions, nested, carry, dead, native=not domain.carries))
     return plan

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import TracebackType
 
+from tcverify.arithmetic import FLOAT64, Domain
 from tcverify.errors import ExecutorError, TcverifyError, UsageError
 from tcverify.execution.executor import Comparison, Run
 from tcverify.execution.group import RankGroup, RankLost, choose_core, name_ranks
@@ -30,6 +31,7 @@ class Ticket:
     number: int
     programs: tuple[Program, ...]
     request: bytes
+    domains: tuple[str, ...]
     replies: dict[int, Reply] = field(default_factory=dict)
     sent: bool = False
     done: bool = False
@@ -40,8 +42,8 @@ class Ticket:
         return any(reply.held for reply in self.replies.values())
 
     def __str__(self) -> str:
-        ids = [program_id(program) for program in self.programs]
-        return f"program {ids[0]}" if len(ids) == 1 else f"programs {ids[0]} (original) and {ids[1]} (rewritten)"
+        first, last = program_id(self.programs[0]), program_id(self.programs[-1])
+        return f"program {first}" if len(self.programs) == 1 else f"programs {first} (original) and {last} (rewritten)"
 
 
 class ProcessGroupPool:
@@ -110,48 +112,54 @@ class ProcessGroupPool:
         if self._group is None:
             self._group = RankGroup(self.world_size, self._device, self._core, self.timeout)
 
-    def run(self, program: Program, *, observe: bool = False) -> Run:
+    def run(self, program: Program, *, observe: bool = False, domain: Domain = FLOAT64) -> Run:
         """Run a program; outputs and observed values come back exactly. See `Executor.run`.
 
         When a node raises on some ranks and others then wait for them, the others' results stay empty.
         """
-        ticket = self._enter((program,), observe)
+        ticket = self._enter((program,), (domain,), observe)
         self._finish(ticket)
         return self._collect(ticket, 0)
 
-    def compare(self, original: Program, rewritten: Program) -> Comparison:
+    def compare(self, original: Program, rewritten: Program, domain: Domain = FLOAT64) -> Comparison:
         """Run both versions and compare them in the ranks. Results hold digests in place of outputs. See `Executor.compare`."""
-        return self.result(self.submit(original, rewritten))
+        return self.result(self.submit(original, rewritten, domain))
 
-    def start_comparison(self, original: Program, rewritten: Program) -> Callable[[], Comparison]:
+    def start_comparison(
+        self, original: Program, rewritten: Program, domain: Domain = FLOAT64
+    ) -> Callable[[], Comparison]:
         """See `Executor.start_comparison`."""
-        ticket = self.submit(original, rewritten)
+        ticket = self.submit(original, rewritten, domain)
         return lambda: self.result(ticket)
 
-    def submit(self, original: Program, rewritten: Program) -> Ticket:
+    def submit(self, original: Program, rewritten: Program, domain: Domain = FLOAT64) -> Ticket:
         """Start to compare two versions, behind whatever is in flight, and return at once.
 
         Raises:
             UnsupportedOp: an op has no meaning.
             ExecutorError: the ranks cannot be started, or a program cannot be sent.
         """
-        return self._enter((original, rewritten), False)
+        if domain.carries:
+            return self._enter((original, rewritten), (domain, domain), False)
+        return self._enter((original, original, rewritten), (FLOAT64, domain, domain), False)
 
     def result(self, ticket: Ticket) -> Comparison:
         """Wait for a comparison. Raises as `compare` does."""
         self._finish(ticket)
-        comparison = Comparison(self.name, self._collect(ticket, 0), self._collect(ticket, 1))
+        *reference, original, rewritten = [self._collect(ticket, version) for version in range(len(ticket.programs))]
+        comparison = Comparison(self.name, original, rewritten, reference=reference[0] if reference else None)
         if len(ticket.replies) == self.world_size and not ticket._raised:
             comparison.deltas = [delta for rank in sorted(ticket.replies) for delta in ticket.replies[rank].deltas]
         return comparison
 
-    def _enter(self, programs: tuple[Program, ...], observe: bool) -> Ticket:
-        for program in programs:
+    def _enter(self, programs: tuple[Program, ...], domains: tuple[Domain, ...], observe: bool) -> Ticket:
+        for program, domain in zip(programs, domains, strict=True):
             if program.world_size != self.world_size:
                 raise UsageError(f"a program of {program.world_size} ranks cannot run on a pool of {self.world_size}")
-            check_supported(plans_of(program))
+            check_supported(plans_of(program, domain), domain)
         self._number += 1
-        ticket = Ticket(self._number, programs, encode_request(self._number, programs, observe))
+        request = encode_request(self._number, programs, observe, domains)
+        ticket = Ticket(self._number, programs, request, tuple(domain.name for domain in domains))
         self._tickets.append(ticket)
         try:
             self._send()
@@ -171,7 +179,7 @@ class ProcessGroupPool:
             raise ticket.failure
 
     def _collect(self, ticket: Ticket, version: int) -> Run:
-        run = Run(self.name, [RankResult(rank) for rank in range(self.world_size)])
+        run = Run(self.name, [RankResult(rank) for rank in range(self.world_size)], domain=ticket.domains[version])
         for rank, reply in ticket.replies.items():
             if version < len(reply.results):
                 run.ranks[rank] = reply.results[version]

@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 
 from tcverify.errors import ProgramError, UnsupportedOp
-from tcverify.execution.compare import compare_ranks
+from tcverify.execution.compare import compare_native, compare_ranks
 from tcverify.execution.interpreter import RankResult, rank_inputs, run_rank
 from tcverify.execution.messages import Job, Reply, decode_jobs, encode_reply
 from tcverify.execution.plan import check_supported
@@ -108,12 +108,14 @@ def _answer(rank: int, place: torch.device, request: dict[str, Any]) -> Reply:
     reply = Reply(request["id"])
     try:
         for job in decode_jobs(request["jobs"]):
-            result = reply.results[0] if job is None else _run(job, rank, place, request["observe"])
+            result = reply.results[-1] if job is None else _run(job, rank, place, request["observe"])
             reply.results.append(result)
             if result.error is not None:
                 return reply
         if len(reply.results) == 2:
             reply.deltas = compare_ranks(*reply.results)
+        elif len(reply.results) == 3:
+            reply.deltas = compare_native(*reply.results)
     except (UnsupportedOp, ProgramError) as error:
         reply.refusal = error
     except Exception as error:  # noqa: BLE001 - a reply that never comes would say less than any error
@@ -122,20 +124,21 @@ def _answer(rank: int, place: torch.device, request: dict[str, Any]) -> Reply:
 
 
 def _run(job: Job, rank: int, place: torch.device, observe: bool) -> RankResult:
-    check_supported(job.plans)  # those of all ranks, so that every rank refuses and none waits for another
+    check_supported(job.plans, job.domain)  # those of all ranks, so that every rank refuses and none waits for another
     binding = job.ranks[rank]
     plan = job.plans[binding.graph]
-    inputs = [value.to(place) for value in rank_inputs(plan, rank, job.sources)]
-    generator = run_rank(plan, rank, binding.constants, inputs, observe=observe)
+    inputs = [value.to(place) for value in rank_inputs(plan, rank, job.sources, job.domain)]
+    generator = run_rank(plan, rank, binding.constants, inputs, observe=observe, domain=job.domain)
     answer: Any = None
     while True:
         try:
-            node, request = generator.send(answer)
+            with job.domain.running():
+                node, request = generator.send(answer)
         except StopIteration as stop:
             result: RankResult = stop.value
             break
         try:
-            answer = perform(request.collective, request.tensor)
+            answer = job.domain.settle(perform(request.collective, request.tensor))
         except Exception as error:  # gloo and nccl raise plain RuntimeErrors
             lines = str(error).strip().splitlines() or [type(error).__name__]
             raise _CollectiveFailed(f"{request.collective} of node '{node}' failed: {lines[0]}") from error

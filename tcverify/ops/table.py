@@ -41,6 +41,8 @@ class Op:
         collective: whether `run` is a generator that yields requests.
         aliases: whether a result may share storage with an argument, or an argument is mutated.
         identity: whether the result always equals the first argument.
+        native: as `run`, in the dtypes of the program: with the precision inside and the dtype of the result that kernels of
+            the op have; None where torch's own rules give that.
         resources: what it keeps busy while it runs, of "compute" and "comm"; fused ops that compute and communicate take both.
         reason: why the op is not supported, when `run` is None.
         signature: "(Tensor x) -> Tensor", as torch writes it. Where it is given, an op that another library defines under
@@ -58,6 +60,7 @@ class Op:
     signature: str = ""
     fake: Callable[..., Any] | None = None
     resources: tuple[str, ...] = ("compute",)
+    native: Callable[..., Any] | None = None
 
     def require(self) -> Callable[..., Any]:
         """Return `run`, or raise `UnsupportedOp` with the reason."""

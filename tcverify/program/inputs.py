@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
+from tcverify.arithmetic import FLOAT64, Domain, Exact, canonical, residue, residues
 from tcverify.errors import ProgramError
 from tcverify.program.mesh import Mesh, MeshDim
 from tcverify.program.placement import Placement, chunk_bounds
@@ -79,8 +80,12 @@ class InputSpec:
         """Shape of what `rank` holds."""
         return tuple(end - start for start, end in self.bounds(mesh, rank))
 
-    def values(self, mesh: Mesh, rank: int, seed: int) -> torch.Tensor:
-        """Return this rank's values, contiguous, of `dtype` on the CPU. The caller may write into it."""
+    def values(self, mesh: Mesh, rank: int, seed: int, domain: Domain = FLOAT64) -> torch.Tensor:
+        """Return this rank's values, contiguous, on the CPU. The caller may write into it.
+
+        They are of `dtype`, but for residues, which float64 carries.
+        """
+        draw = domain.draw if isinstance(domain, Exact) and self.dtype.is_floating_point else None
         varying = self._varying(mesh)
         coordinates = tuple(dim.position(rank) for dim in varying)
         members = math.prod(len(dim.group(rank)) for dim in varying)
@@ -88,22 +93,34 @@ class InputSpec:
         if self.recipe.kind == "cancelling" and members > 1 and last:
             lengths = [len(dim.group(rank)) for dim in varying]
             others = [tuple(c) for c in torch.cartesian_prod(*map(torch.arange, lengths)).reshape(members, -1).tolist()]
-            addends = [self._global(seed, other) for other in others if other != coordinates]
-            whole = 1e-6 * self._global(seed, coordinates) - torch.stack(addends).sum(0)
+            addends = [self._global(seed, other, draw) for other in others if other != coordinates]
+            small = 1e-6 if draw is None else residue(1e-6)
+            whole = small * self._global(seed, coordinates, draw) - torch.stack(addends).sum(0)
+            whole = whole if draw is None else canonical(whole)
         else:
-            whole = self._global(seed, coordinates)
+            whole = self._global(seed, coordinates, draw)
         part = whole[tuple(slice(start, end) for start, end in self.bounds(mesh, rank))]
-        return part.to(self.dtype, memory_format=torch.contiguous_format, copy=True)
+        dtype = self.dtype if draw is None else torch.float64
+        return part.to(dtype, memory_format=torch.contiguous_format, copy=True)
 
     def _varying(self, mesh: Mesh) -> list[MeshDim]:
         return [mesh.dim(name) for name, p in self.placements if p.kind in ("partial", "varying")]
 
-    def _global(self, seed: int, coordinates: tuple[int, ...]) -> torch.Tensor:
-        """The global tensor, float64. Never write into it."""
+    def _global(self, seed: int, coordinates: tuple[int, ...], draw: int | None) -> torch.Tensor:
+        """The global tensor, float64. Never write into it.
+
+        Args:
+            draw: number of the exact domain's draw. Residues are equally distributed whatever the recipe says of magnitudes;
+                what it says of zeros, integers, constants and sums is kept.
+        """
         shape, kind, scale = self.shape, self.recipe.kind, self.recipe.scale
         if kind == "constant":
-            return torch.full(shape, scale, dtype=torch.float64)
-        unit = _uniform(seed, _label(self.name, coordinates), shape)
+            return torch.full(shape, scale if draw is None else residue(scale), dtype=torch.float64)
+        if draw is not None and kind not in ("integers", "mask"):
+            unit = residues(_uniform(seed, _label(self.name, coordinates, draw), shape))
+            kind, scale = "zero_rows" if kind == "zero_rows" else "uniform", 1.0 if scale else 0.0
+        else:
+            unit = _uniform(seed, _label(self.name, coordinates), shape)
         if kind == "norm_weight":
             return (1.0 + unit / 2) * scale
         if kind == "integers":
@@ -121,10 +138,11 @@ class InputSpec:
         return unit * scale
 
 
-def prepare(specs: Sequence[InputSpec], mesh: Mesh, rank: int, seed: int) -> None:
+def prepare(specs: Sequence[InputSpec], mesh: Mesh, rank: int, seed: int, domain: Domain = FLOAT64) -> None:
     """Make the numbers behind the values of these inputs in one go: small tensors cost little more together than alone."""
+    draw = domain.draw if isinstance(domain, Exact) else None
     labels = [
-        (_label(spec.name, tuple(dim.position(rank) for dim in spec._varying(mesh))), spec.shape)
+        (_label(spec.name, tuple(dim.position(rank) for dim in spec._varying(mesh)), draw), spec.shape)
         for spec in specs
         if spec.recipe.kind != "constant" and math.prod(spec.shape) <= _KEPT_ELEMENTS
     ]
@@ -169,8 +187,9 @@ _KEPT_ELEMENTS = 1 << 16
 _UNITS: dict[tuple[int, str, tuple[int, ...]], torch.Tensor] = {}
 
 
-def _label(name: str, coordinates: Sequence[int]) -> str:
-    return f"{name}{list(coordinates)}"
+def _label(name: str, coordinates: Sequence[int], draw: int | None = None) -> str:
+    label = f"{name}{list(coordinates)}"
+    return label if draw is None else f"{label} {draw}"
 
 
 def _uniform(seed: int, label: str, shape: tuple[int, ...]) -> torch.Tensor:

@@ -67,11 +67,12 @@ def run_case(case: Case, nodeid: str, options: Options, session: Session) -> tup
                 seed=item_seed(nodeid, options.seed),
                 contract=_contract(case, subject),
                 checks=case.checks,
+                domain=case.domain,
                 shrink_time=case.shrink_time,
             )
             earlier = {known.id for known in Failures(state_dir, subject.facts, plan.mesh)}
             page, trace = HtmlReport(options.report_dir, notes.append), TraceReport(options.report_dir, notes.append)
-            subscribers: list[Subscriber] = [ScriptReport(options.report_dir), page, trace, note]
+            subscribers: list[Subscriber] = [ScriptReport(options.report_dir, notes.append), page, trace, note]
             finished = Campaign(subject, plan, session.executor(case), subscribers).run()
             with contextlib.suppress(OSError):
                 state_dir.rmdir()  # when it is empty

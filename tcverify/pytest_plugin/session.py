@@ -9,6 +9,7 @@ from collections.abc import Callable
 from tcverify.application import Guarded, InProcess, Subject
 from tcverify.application.loading import prepare
 from tcverify.arguments import MAX_RANKS
+from tcverify.arithmetic import FLOAT64, Domain
 from tcverify.errors import ExecutorError, PassLoadError
 from tcverify.execution import Comparison, Executor, ProcessGroupPool, Run
 from tcverify.program import Program
@@ -90,17 +91,19 @@ class AnySize:
         self.name = confirm
         self._session = session
 
-    def run(self, program: Program, *, observe: bool = False) -> Run:
+    def run(self, program: Program, *, observe: bool = False, domain: Domain = FLOAT64) -> Run:
         """See `Executor.run`."""
-        return self._pool(program).run(program, observe=observe)
+        return self._pool(program).run(program, observe=observe, domain=domain)
 
-    def compare(self, original: Program, rewritten: Program) -> Comparison:
+    def compare(self, original: Program, rewritten: Program, domain: Domain = FLOAT64) -> Comparison:
         """See `Executor.compare`."""
-        return self._pool(original).compare(original, rewritten)
+        return self._pool(original).compare(original, rewritten, domain)
 
-    def start_comparison(self, original: Program, rewritten: Program) -> Callable[[], Comparison]:
+    def start_comparison(
+        self, original: Program, rewritten: Program, domain: Domain = FLOAT64
+    ) -> Callable[[], Comparison]:
         """See `Executor.start_comparison`."""
-        return self._pool(original).start_comparison(original, rewritten)
+        return self._pool(original).start_comparison(original, rewritten, domain)
 
     def _pool(self, program: Program) -> ProcessGroupPool:
         if program.world_size > MAX_RANKS:

@@ -5,5 +5,6 @@ By values alone: nothing here knows a pass, or what an op computes.
 
 from tcverify.relations.relating import relate, relation_between
 from tcverify.relations.relation import EXPLAINED, Relation
+from tcverify.relations.tensors import TOLERANCE, Measure
 
-__all__ = ["EXPLAINED", "Relation", "relate", "relation_between"]
+__all__ = ["EXPLAINED", "TOLERANCE", "Measure", "Relation", "relate", "relation_between"]

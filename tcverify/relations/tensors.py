@@ -25,10 +25,12 @@ class Measure:
 
     Attributes:
         tolerance: how much they may differ, as a share of the largest magnitude.
-        modulus: of the residues that the values are, 0 where they are no residues: then they are equal or they are not.
+        units: for narrower dtypes than float64, how many units in the last place of the largest magnitude at least.
+        modulus: of the residues that the values are, which are equal or are not; 0 where they are no residues.
     """
 
     tolerance: float = TOLERANCE
+    units: float = UNITS
     modulus: int = 0
 
 
@@ -43,7 +45,7 @@ def same(value: torch.Tensor, expected: torch.Tensor, measure: Measure = FLOATIN
         return bool(torch.equal(value, expected))
     limit = measure.tolerance
     if expected.dtype is not torch.float64:
-        limit = max(limit, UNITS * torch.finfo(expected.dtype).eps)
+        limit = max(limit, measure.units * torch.finfo(expected.dtype).eps)
     scale = float(expected.abs().max())
     if math.isfinite(scale):
         return largest(value - expected, measure) <= limit * scale * (not measure.modulus)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from fractions import Fraction
 from typing import TypeAlias
 
@@ -149,7 +150,11 @@ def _absolute(row: torch.Tensor, whole: torch.Tensor, measure: Measure) -> Measu
     if measure.modulus or not row.is_floating_point() or not row.numel():
         return measure
     own, scale = float(row.abs().max()), float(whole.abs().max())
-    return Measure(min(1e-6, measure.tolerance * scale / own)) if 0 < own <= scale < float("inf") else measure
+    return (
+        replace(measure, tolerance=min(1e-6, measure.tolerance * scale / own))
+        if 0 < own <= scale < float("inf")
+        else measure
+    )
 
 
 def _chunks(order: Sequence[int], parts: int) -> list[int] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from tcverify.campaign import Event, FindingFound
@@ -25,6 +26,7 @@ CONTRACT = {{
 {contract}
 }}
 KIND = {kind}
+DOMAIN = {domain}
 DEEP = {deep}
 PASS_TIMEOUT = {pass_timeout}
 PROGRAM = (
@@ -33,7 +35,9 @@ PROGRAM = (
 
 if __name__ == "__main__":
     raise SystemExit(
-        reproduce(loads(PROGRAM), PASS, OPTIONS, CONTRACT, KIND, deep=DEEP, pass_timeout=PASS_TIMEOUT)
+        reproduce(
+            loads(PROGRAM), PASS, OPTIONS, CONTRACT, KIND, domain=DOMAIN, deep=DEEP, pass_timeout=PASS_TIMEOUT
+        )
     )
 '''
 
@@ -51,6 +55,7 @@ def to_script(case: Counterexample) -> str:
         options=ascii(dict(case.facts.options)),
         contract="\n".join(f"    {name!a}: {getattr(case.contract, name)!a}," for name in case.contract.__slots__),
         kind=ascii(case.finding.kind),
+        domain=ascii(case.domain),
         deep=case.deep,
         pass_timeout=case.pass_timeout,
         program="\n".join(f"    {piece}" for piece in pieces),
@@ -58,12 +63,21 @@ def to_script(case: Counterexample) -> str:
 
 
 class ScriptReport:
-    """Subscribes to campaigns and writes repro.py beside every counterexample that can be replayed."""
+    """Subscribes to campaigns and writes repro.py beside every counterexample that can be replayed.
 
-    def __init__(self, report_dir: Path) -> None:
+    Args:
+        tell: is told in one line why the script cannot be written: the finding itself is kept by then, so the run goes on.
+    """
+
+    def __init__(self, report_dir: Path, tell: Callable[[str], None]) -> None:
         self.report_dir = report_dir
+        self.tell = tell
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, FindingFound) and event.counterexample.replayable:
             case = event.counterexample
-            write_atomically(self.report_dir / case.id / "repro.py", to_script(case))
+            path = self.report_dir / case.id / "repro.py"
+            try:
+                write_atomically(path, to_script(case))
+            except Exception as error:  # noqa: BLE001 - a script that cannot be made must not end the run that found something
+                self.tell(f"{path} is not written: {type(error).__name__}: {error}")

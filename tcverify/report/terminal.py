@@ -15,6 +15,7 @@ from rich.text import Text
 from tcverify.campaign import CampaignFinished, CampaignStarted, Crashed, Event, FindingFound, Progress
 from tcverify.counterexample import FILE_NAME, Counterexample
 from tcverify.report.block import make_block
+from tcverify.report.known import known_line
 from tcverify.report.listing import columns
 from tcverify.report.plain import count, plain, wrap
 
@@ -74,7 +75,7 @@ class TerminalReport:
         elif isinstance(event, Crashed):
             self.close()
             say(self.console, f"  tcverify failed on a program, which is kept as {event.path}", "yellow")
-        else:
+        elif isinstance(event, CampaignFinished):
             self.close()
             self.finished.append(event)
             self._end(event)
@@ -127,6 +128,7 @@ class TerminalReport:
     def _end(self, event: CampaignFinished) -> None:
         counts = event.statistics
         verdicts = f"{counts.passed} passed, {counts.refuted} refuted, {counts.inconclusive} inconclusive"
+        verdicts += f", {counts.known} known" if counts.known else ""
         ran = ", ".join(f"{n} in {name}" if name == "lockstep" else f"{n} on {name}" for name, n in counts.ran.items())
         lines = [f"ran {ran or 'nowhere'}; {counts.changed} changed by the pass"]
         lines += [
@@ -146,10 +148,18 @@ class TerminalReport:
         for reason, number in counts.doubts.most_common():
             detail = plain(counts.doubt_details[reason])
             say(self.console, f"  inconclusive, {reason}: {count(number, 'program')} ({detail})", "yellow")
-        known = {case.finding.kind: case.id for case in event.counterexamples}
+        for reason, number in counts.notes.most_common():
+            detail = plain(counts.note_details[reason])
+            say(self.console, f"  {reason}: {count(number, 'program')} ({detail})")
+        for entry, number in event.known:
+            say(self.console, f"  {known_line(entry, number)}", "yellow")
+        cases: dict[str, list[str]] = {}
+        for case in event.counterexamples:
+            cases.setdefault(case.finding.kind, []).append(case.id)
         for kind, number in counts.findings.most_common():
-            case = f", case {known[kind]}" if kind in known else ""
-            say(self.console, f"  {kind}: {count(number, 'program')}{case}", "red")
+            ids = cases.get(kind, [])
+            which = f", case{'s' if len(ids) > 1 else ''} {', '.join(ids)}" if ids else ""
+            say(self.console, f"  {kind}: {count(number, 'program')}{which}", "red")
 
     def summary(self) -> None:
         """Print the table of all campaigns, when there are several, and where their time went."""

@@ -1,0 +1,97 @@
+"""Which findings of a campaign are known already, be it from a baseline or from the campaign itself."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+
+from tcverify.baseline import Known, known_of
+from tcverify.counterexample import Counterexample
+from tcverify.fingerprint import fingerprint
+from tcverify.program import Finding
+from tcverify.verifier import Verdict
+
+#: Programs with the same fingerprint that are shrunk and turn out to be known, before the next one is taken to be known as well.
+#: A program as drawn may show two defects of one kind, and another fingerprint than when it is shrunk: one trial says little.
+TRIALS = 2
+
+
+class Ledger:
+    """The findings of one pass on one mesh.
+
+    Without known findings of a kind, one counterexample closes the kind: what shows it later is not news. Where there are known
+    ones, or where all are to be collected, findings of that kind are told apart by their fingerprints.
+
+    Args:
+        accepted: the baseline's entries for the pass.
+        collect: whether a counterexample makes only its fingerprint known, not its kind.
+    """
+
+    def __init__(self, accepted: Iterable[Known] = (), *, collect: bool = False) -> None:
+        self.collect = collect
+        self.seen: Counter[Known] = Counter()  # programs by entry of the baseline
+        self._accepted = frozenset(accepted)
+        self._known = {(entry.kind, entry.fingerprint): entry for entry in self._accepted}
+        self._closed: set[str] = set()
+        self._settled: dict[tuple[str, str], list[Known]] = {}
+        self._last: tuple[Verdict, dict[str, str]] | None = None
+
+    def news(self, verdict: Verdict, tried: Collection[str] = ()) -> Finding | None:
+        """The finding that is news, if there is one; what goes wrong says more than what is noted wrongly.
+
+        Args:
+            tried: kinds that have turned out to be known.
+        """
+        news = [f for f in verdict.findings if f.kind not in self._closed and f.kind not in tried]
+        news = [f for f in news if self._settled_as(verdict, f) is None]
+        return min(news, key=lambda f: f.kind == "stale-metadata", default=None)
+
+    def accepted(self, verdict: Verdict) -> dict[str, Known]:
+        """The entries of the baseline that the findings of a program as drawn are, by kind, as far as that is made sure of."""
+        entries = {f.kind: self._settled_as(verdict, f) for f in verdict.findings}
+        return self.of_baseline({kind: entry for kind, entry in entries.items() if entry is not None})
+
+    def of_baseline(self, known: Mapping[str, Known]) -> dict[str, Known]:
+        """Of known findings by kind, those that stand in the baseline."""
+        return {kind: entry for kind, entry in known.items() if entry in self._accepted}
+
+    def shrunk(self, verdict: Verdict, kind: str) -> Known | None:
+        """The known finding that a finding on a shrunk program is."""
+        finding = next(f for f in verdict.findings if f.kind == kind)
+        return self._known.get(self._key(verdict, finding)) if self.by_fingerprint(kind) else None
+
+    def settle(self, drawn: Verdict, kind: str, entry: Known) -> None:
+        """Remember that a program as drawn showed a known finding of this kind when it was shrunk."""
+        finding = next(f for f in drawn.findings if f.kind == kind)
+        self._settled.setdefault(self._key(drawn, finding), []).append(entry)
+
+    def add(self, case: Counterexample) -> None:
+        """A counterexample is kept: the next one like it is not news."""
+        if self.collect:
+            entry = known_of(case)
+            self._known[entry.kind, entry.fingerprint] = entry
+        else:
+            self._closed.add(case.finding.kind)
+
+    def by_fingerprint(self, kind: str) -> bool:
+        """Whether findings of a kind are told apart by their fingerprints."""
+        return self.collect or any(kind == known for known, _ in self._known)
+
+    def _settled_as(self, verdict: Verdict, finding: Finding) -> Known | None:
+        if not self.by_fingerprint(finding.kind):
+            return None
+        settled = self._settled.get(self._key(verdict, finding), [])
+        return settled[0] if len(settled) >= TRIALS else None
+
+    def _key(self, verdict: Verdict, finding: Finding) -> tuple[str, str]:
+        if self._last is None or self._last[0] is not verdict:
+            self._last = verdict, {}
+        prints = self._last[1]
+        if finding.kind not in prints:
+            pair = verdict.pair
+            rewritten = pair.rewritten if pair.foreign is None else None
+            prints[finding.kind] = fingerprint(pair.original, rewritten, finding)
+        return finding.kind, prints[finding.kind]
+
+
+__all__ = ["TRIALS", "Ledger"]

@@ -1,0 +1,53 @@
+"""The reports that a run can be asked for, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+from tcverify.campaign import Subscriber
+from tcverify.report.html import HtmlReport
+from tcverify.report.junit import JunitReport
+from tcverify.report.ndjson import EventLog
+from tcverify.report.trace import TraceReport
+
+#: What each report is, by the name that `--report` takes.
+REPORTS = {
+    "html": "report.html and, for streams, trace.json beside every counterexample",
+    "junit": "junit.xml for continuous integration",
+    "ndjson": "events.ndjson, what happens as it happens",
+}
+
+
+def reports(
+    names: Collection[str],
+    report_dir: Path,
+    tell: Callable[[str], None],
+    failing: Collection[str] = (),
+    *,
+    accepting: bool = False,
+) -> list[Subscriber]:
+    """Return the subscribers that write these reports; a log of events, which takes note of what the others tell, is the first.
+
+    Args:
+        names: of `REPORTS`.
+        tell, failing, accepting: see `JunitReport`.
+    """
+    chosen: list[Subscriber] = []
+    told = tell
+    if "ndjson" in names:
+        log = EventLog(report_dir, tell)
+        chosen.append(log)
+
+        def told(line: str) -> None:
+            tell(line)
+            log.note(line)
+
+    if "html" in names:
+        chosen += [HtmlReport(report_dir, told), TraceReport(report_dir, told)]
+    if "junit" in names:
+        chosen.append(JunitReport(report_dir, told, failing, accepting=accepting))
+    return chosen
+
+
+__all__ = ["REPORTS", "reports"]

@@ -1,0 +1,206 @@
+"""junit.xml: what a run came to, as continuous integration reads it.
+
+A suite per pass and mesh. In it a test case for the campaign, which fails with its first finding, a failed one per further
+finding and a skipped one per known finding. A campaign that tested nothing fails, one that was interrupted or has not ended
+is an error: a green file means exit code 0. The file is written anew, atomically, whenever something happens, so that a run
+that is killed leaves one that says how far it came.
+
+Elements and attributes are those that both the schema of Ant's task ("JUnit.xsd") and that of Jenkins' plugin allow:
+properties, test cases, output, in this order; one failure, error or skip per case; no properties of cases.
+"""
+
+from __future__ import annotations
+
+import platform
+import re
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+from xml.etree import ElementTree
+
+from tcverify.baseline import reference
+from tcverify.campaign import CampaignFinished, CampaignStarted, Crashed, Event, FindingFound, Progress, RunFinished
+from tcverify.counterexample import FILE_NAME, Counterexample, write_atomically
+from tcverify.report.known import known_line
+from tcverify.report.plain import count, plain
+from tcverify.report.text import to_text
+
+JUNIT_NAME = "junit.xml"
+
+#: Characters that XML 1.0 has no way to write.
+_NOT_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+_UNFINISHED = "the campaign has not ended"
+
+
+@dataclass(slots=True)
+class _Suite:
+    """What is known of a campaign."""
+
+    started: CampaignStarted
+    timestamp: str
+    cases: list[Counterexample] = field(default_factory=list)
+    finished: CampaignFinished | None = None
+    elapsed: float = 0.0
+    problem: str = _UNFINISHED
+
+
+class JunitReport:
+    """Subscribes to runs and writes `report_dir/junit.xml`.
+
+    Args:
+        tell: is told in one line, once, that the file cannot be written: the run goes on, and so do attempts to write.
+        failing: conditions that fail a run beside findings: "inconclusive".
+        accepting: whether findings do not fail the run, as they are being written to a baseline.
+    """
+
+    def __init__(
+        self,
+        report_dir: Path,
+        tell: Callable[[str], None],
+        failing: Collection[str] = (),
+        *,
+        accepting: bool = False,
+    ) -> None:
+        self.path = report_dir / JUNIT_NAME
+        self.report_dir = report_dir
+        self.tell = tell
+        self.failing = failing
+        self.accepting = accepting
+        self._suites: list[_Suite] = []
+        self._broken = False
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, CampaignStarted):
+            now = datetime.now(timezone.utc).isoformat(timespec="seconds").removesuffix("+00:00")
+            self._suites.append(_Suite(event, now))
+        elif isinstance(event, Progress) and self._suites:
+            self._suites[-1].elapsed = event.statistics.elapsed
+            return
+        elif isinstance(event, FindingFound) and self._suites:
+            self._suites[-1].cases.append(event.counterexample)
+        elif isinstance(event, Crashed) and self._suites:
+            self._suites[-1].problem = f"tcverify failed on a program, which is kept as {event.path}"
+        elif isinstance(event, CampaignFinished) and self._suites:
+            self._suites[-1].finished = event
+            self._suites[-1].elapsed = event.statistics.elapsed
+        elif isinstance(event, RunFinished) and event.error and self._suites and self._suites[-1].finished is None:
+            known = self._suites[-1].problem
+            self._suites[-1].problem = event.error if known == _UNFINISHED else f"{known}: {event.error}"
+        self._write()
+
+    def _write(self) -> None:
+        try:
+            root = ElementTree.Element("testsuites")
+            for number, suite in enumerate(self._suites):
+                root.append(self._suite(number, suite))
+            ElementTree.indent(root, " ")
+            text = ElementTree.tostring(root, encoding="unicode")
+            write_atomically(self.path, f'<?xml version="1.0" encoding="UTF-8"?>\n{_ascii(text)}\n')
+        except Exception as error:  # noqa: BLE001 - a file that cannot be written must not end the run
+            if not self._broken:
+                self._broken = True
+                self.tell(f"{self.path} is not written: {type(error).__name__}: {error}; the run goes on")
+
+    def _suite(self, number: int, suite: _Suite) -> ElementTree.Element:
+        started, finished = suite.started, suite.finished
+        element = ElementTree.Element("testsuite")
+        properties = ElementTree.SubElement(element, "properties")
+        facts = {
+            "tcverify.pass": reference(started.facts),
+            "tcverify.mesh": started.mesh,
+            "tcverify.seed": started.seed,
+        }
+        if finished is not None:
+            counts = finished.statistics
+            names = ("programs", "changed", "passed", "refuted", "inconclusive", "known")
+            facts |= {f"tcverify.{name}": getattr(counts, name) for name in names}
+            facts |= {"tcverify.verdict": finished.verdict, "tcverify.stop": finished.stop}
+        for name, value in facts.items():
+            ElementTree.SubElement(properties, "property", name=name, value=_xml(str(value)) or "-")
+        cases = self._campaign(suite)
+        element.extend(cases)
+        ElementTree.SubElement(element, "system-out").text = _xml(self._output(suite))
+        ElementTree.SubElement(element, "system-err").text = _xml(suite.problem) if finished is None else None
+        element.attrib = {
+            "name": _xml(f"{plain(started.facts.name)} on {started.mesh}"),
+            "package": "tcverify",
+            "id": str(number),
+            "timestamp": suite.timestamp,
+            "hostname": _xml(platform.node()) or "localhost",
+            "tests": str(len(cases)),
+            "failures": str(sum(case.find("failure") is not None for case in cases)),
+            "errors": str(sum(case.find("error") is not None for case in cases)),
+            "skipped": str(sum(case.find("skipped") is not None for case in cases)),
+            "time": f"{suite.elapsed:.3f}",
+        }
+        return element
+
+    def _campaign(self, suite: _Suite) -> list[ElementTree.Element]:
+        """The test cases of a campaign, the one of its own first."""
+        started, finished = suite.started, suite.finished
+        whole = self._case(started, "keeps the meaning", suite.elapsed)
+        if suite.cases:
+            self._finding(whole, suite.cases[0])
+        elif finished is None:
+            _problem(whole, "error", "unfinished", suite.problem)
+        elif finished.stop == "interrupted":
+            _problem(
+                whole, "error", "interrupted", f"interrupted after {count(finished.statistics.programs, 'program')}"
+            )
+        elif finished.verdict != "passed":
+            _problem(whole, "failure", finished.verdict.replace(" ", "-"), finished.why or finished.verdict)
+        elif finished.statistics.inconclusive and "inconclusive" in self.failing:
+            told = f"{count(finished.statistics.inconclusive, 'program')} inconclusive"
+            _problem(whole, "failure", "inconclusive", told)
+        cases = [whole]
+        for further in suite.cases[1:]:
+            cases.append(self._case(started, f"{further.finding.kind} (case {further.id})", 0.0))
+            self._finding(cases[-1], further)
+        for entry, programs in finished.known if finished is not None else ():
+            cases.append(self._case(started, f"{entry.kind}: {entry.fingerprint}", 0.0))
+            ElementTree.SubElement(cases[-1], "skipped", message=_xml(known_line(entry, programs)))
+        return cases
+
+    def _case(self, started: CampaignStarted, name: str, seconds: float) -> ElementTree.Element:
+        where = f"{reference(started.facts)}[{started.mesh}]"
+        return ElementTree.Element("testcase", classname=_xml(where), name=_xml(plain(name)), time=f"{seconds:.3f}")
+
+    def _finding(self, element: ElementTree.Element, case: Counterexample) -> None:
+        told = f"{case.finding.kind}: {case.finding.title}, case {case.id}"
+        if self.accepting:
+            ElementTree.SubElement(element, "skipped", message=_xml(plain(f"goes to the baseline: {told}")))
+            return
+        text = to_text(case, self.report_dir / case.id / FILE_NAME)
+        _problem(element, "failure", case.finding.kind, plain(told), text)
+
+    def _output(self, suite: _Suite) -> str:
+        """What the summary on the terminal says beside the verdict."""
+        if suite.finished is None:
+            return ""
+        counts = suite.finished.statistics
+        lines = [f"{suite.finished.verdict}: {count(counts.programs, 'program')}, {counts.changed} changed by the pass"]
+        for reason, number in counts.doubts.most_common():
+            lines.append(f"inconclusive, {reason}: {count(number, 'program')} ({plain(counts.doubt_details[reason])})")
+        for reason, number in counts.notes.most_common():
+            lines.append(f"{reason}: {count(number, 'program')} ({plain(counts.note_details[reason])})")
+        return "\n".join(lines)
+
+
+def _problem(element: ElementTree.Element, tag: str, kind: str, message: str, text: str = "") -> None:
+    problem = ElementTree.SubElement(element, tag, type=_xml(plain(kind)), message=_xml(message))
+    problem.text = _xml(text or message)
+
+
+def _xml(text: str) -> str:
+    """Leave out what no XML document can hold."""
+    return _NOT_XML.sub("?", text)
+
+
+def _ascii(text: str) -> str:
+    """Write what is not ASCII as references: the file is the same in every locale."""
+    return text.encode("ascii", "xmlcharrefreplace").decode()
+
+
+__all__ = ["JUNIT_NAME", "JunitReport"]

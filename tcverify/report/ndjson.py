@@ -1,0 +1,242 @@
+"""events.ndjson: what happens during a run, one JSON object per line, as it happens.
+
+docs/events.md says what the events are, docs/events.schema.json the same for machines. Both are a promise: within a version,
+events and fields are only added.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from tcverify.baseline import reference
+from tcverify.campaign import (
+    CampaignFinished,
+    CampaignStarted,
+    Crashed,
+    Event,
+    FindingFound,
+    Progress,
+    RunStarted,
+    Statistics,
+)
+from tcverify.counterexample import FILE_NAME, Counterexample, environment
+from tcverify.diagnosis import diagnose
+from tcverify.fingerprint import fingerprint_of
+from tcverify.program import KINDS
+from tcverify.report.block import make_block
+
+SCHEMA = "tcverify-events"
+VERSION = 1
+EVENTS_NAME = "events.ndjson"
+
+#: Seconds between two events of progress.
+INTERVAL_S = 1.0
+
+
+class EventLog:
+    """Subscribes to runs and appends their events to `report_dir/events.ndjson`, each in one write.
+
+    Args:
+        tell: is told in one line, once, that the file cannot be written: the run goes on, and so do attempts to write.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(
+        self, report_dir: Path, tell: Callable[[str], None], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.path = report_dir / EVENTS_NAME
+        self.report_dir = report_dir
+        self.tell = tell
+        self._clock = clock
+        self._run = secrets.token_hex(4)
+        self._start = clock()
+        self._campaign = 0
+        self._about: dict[str, Any] = {}
+        self._next_progress = 0.0
+        self._doubts: set[str] = set()
+        self._broken = False
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, RunStarted):
+            self._begin(event)
+        elif isinstance(event, CampaignStarted):
+            self._begin_campaign(event)
+        elif isinstance(event, Progress):
+            self._progress(event)
+        elif isinstance(event, FindingFound):
+            self._write("finding", {**self._about, **self._case(event.counterexample)})
+        elif isinstance(event, Crashed):
+            self._write("crashed", {**self._about, "path": str(event.path)})
+        elif isinstance(event, CampaignFinished):
+            self._end_campaign(event)
+        else:
+            self._write("run-finished", {"exit_code": event.code, "error": event.error})
+
+    def note(self, text: str) -> None:
+        """Write down a sentence for people, say about a report that could not be made."""
+        self._write("note", {**self._about, "text": text})
+
+    def _begin(self, event: RunStarted) -> None:
+        head = {"schema": SCHEMA, "version": VERSION, "environment": environment(), "report_dir": str(self.report_dir)}
+        self._write(
+            "run-started",
+            {**head, "passes": list(event.passes), "meshes": list(event.meshes), "seed": event.seed},
+        )  # fmt: skip
+
+    def _begin_campaign(self, event: CampaignStarted) -> None:
+        self._campaign += 1
+        self._about = {"campaign": self._campaign, "pass": reference(event.facts), "mesh": event.mesh}
+        self._doubts = set()
+        self._next_progress = 0.0
+        facts = {"name": event.facts.name, "options": dict(event.facts.options), "source": event.facts.source}
+        bounds = {"max_examples": event.max_examples, "max_time": event.max_time, "seed": event.seed}
+        more = {"confirm": event.confirm, "guarded": event.guarded, "earlier_failures": event.earlier}
+        self._write("campaign-started", {**self._about, **facts, **bounds, **more})
+
+    def _progress(self, event: Progress) -> None:
+        self._tell_doubts(event.statistics)
+        now = self._clock()
+        if now >= self._next_progress:
+            self._next_progress = now + INTERVAL_S
+            self._write("progress", {**self._about, "phase": event.phase, "statistics": _brief(event.statistics)})
+
+    def _tell_doubts(self, counts: Statistics) -> None:
+        """One event per reason for which a program is inconclusive, when it first comes up."""
+        for reason in counts.doubts:
+            if reason not in self._doubts:
+                self._doubts.add(reason)
+                detail = counts.doubt_details.get(reason, "")
+                self._write("inconclusive", {**self._about, "reason": reason, "detail": detail})
+
+    def _end_campaign(self, event: CampaignFinished) -> None:
+        self._tell_doubts(event.statistics)
+        known = [
+            {"kind": e.kind, "fingerprint": e.fingerprint, "reason": e.reason, "programs": n} for e, n in event.known
+        ]
+        outcome = {"verdict": event.verdict, "why": event.why, "stop": event.stop, "seed": event.seed}
+        ids = [case.id for case in event.counterexamples]
+        counts = statistics(event.statistics)
+        self._write(
+            "campaign-finished", {**self._about, **outcome, "findings": ids, "known": known, "statistics": counts}
+        )
+        self._about = {}
+
+    def _case(self, case: Counterexample) -> dict[str, Any]:
+        """What the block of a counterexample shows, as data."""
+        finding, path = case.finding, self.report_dir / case.id / FILE_NAME
+        facts: dict[str, Any] = {
+            "id": case.id,
+            "kind": finding.kind,
+            "meaning": KINDS.get(finding.kind, ""),
+            "check": finding.check,
+            "title": finding.title,
+            "detail": finding.detail,
+            "node": finding.node,
+            "rank": finding.rank,
+            "stage": finding.data.get("stage"),
+            "path": str(path),
+            "executors": list(case.executors),
+            "values": [{**asdict(v), "index": list(v.index)} for v in case.values],
+            "others": [{"kind": other.kind, "title": other.title} for other in case.others],
+            "program": {
+                "ranks": case.program.world_size,
+                "nodes": case.program.size,
+                "nodes_drawn": case.size_drawn,
+                "seed": case.program.seed,
+                "shrink_cut": case.shrink_cut,
+            },
+            "fingerprint": None,
+            "divergence": None,
+            "graph": [],
+            "reproduce": [],
+        }
+        try:
+            diagnosis = diagnose(case.program, case.rewritten, finding)
+            block = make_block(case, path, diagnosis)
+            facts["fingerprint"] = fingerprint_of(case)
+            facts["graph"] = [f"{line.mark} {line.text}" for line in block.graph]
+            facts["reproduce"] = block.reproduce
+            if diagnosis.first is not None:
+                first = diagnosis.first
+                facts["divergence"] = {
+                    "sentence": str(first),
+                    "node": first.node,
+                    "relation": first.relation.kind,
+                    "original": first.relation.original,
+                }
+        except Exception as error:  # noqa: BLE001 - what explains a finding must not keep it from being told
+            self.tell(f"{self.path}: case {case.id} is told without what explains it: {type(error).__name__}: {error}")
+        return facts
+
+    def _write(self, name: str, facts: Mapping[str, Any]) -> None:
+        now = datetime.now(timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        head = {"event": name, "time": now, "run": self._run, "elapsed": round(self._clock() - self._start, 3)}
+        try:
+            line = json.dumps(_plain_data({**head, **facts}), allow_nan=False)
+            self._append(f"{line}\n".encode())
+        except (OSError, ValueError, TypeError) as error:
+            if not self._broken:
+                self._broken = True
+                self.tell(
+                    f"{self.path} cannot be written: {getattr(error, 'strerror', None) or error}; the run goes on"
+                )
+
+    def _append(self, line: bytes) -> None:
+        """Append a line, on a line of its own even if the last one has no end: its run was killed, or the disk was full."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
+        try:
+            size = os.fstat(descriptor).st_size
+            if size and os.pread(descriptor, 1, size - 1) != b"\n":
+                line = b"\n" + line
+            while line:
+                line = line[os.write(descriptor, line) :]
+        finally:
+            os.close(descriptor)
+
+
+def statistics(counts: Statistics) -> dict[str, Any]:
+    """Return all counts of a campaign as plain data."""
+    numbers = ("programs", "changed", "passed", "refuted", "inconclusive", "known", "shrinking", "elapsed")
+    tables = (
+        "rewrites",
+        "fired",
+        "ran",
+        "findings",
+        "doubts",
+        "doubt_details",
+        "notes",
+        "note_details",
+        "labels",
+        "seconds",
+    )
+    return {name: getattr(counts, name) for name in numbers} | {name: dict(getattr(counts, name)) for name in tables}
+
+
+def _brief(counts: Statistics) -> dict[str, Any]:
+    """What a display of progress needs: such an event comes every second, perhaps for hours."""
+    left_out = ("rewrites", "doubt_details", "note_details", "labels", "seconds")
+    return {name: value for name, value in statistics(counts).items() if name not in left_out}
+
+
+def _plain_data(value: Any) -> Any:
+    """JSON has no NaN and no infinities: these are written as text, like whatever else it does not know."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain_data(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain_data(one) for one in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return repr(value)
+    return value if value is None or isinstance(value, (str, int, float, bool)) else repr(value)
+
+
+__all__ = ["EVENTS_NAME", "INTERVAL_S", "SCHEMA", "VERSION", "EventLog", "statistics"]
