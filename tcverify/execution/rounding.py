@@ -1,7 +1,7 @@
 """How much rounding a program's outputs carry when it runs in its own dtypes: measured, not bounded.
 
-The original runs in float64 several times over. Each time every input and every result of an op that rounds is moved, element
-by element and up or down at random, by what rounding to its own dtype may move it at most. How far the outputs then lie from
+The original runs in float64 several times over. Each time every result of an op that rounds is moved, element by element and up
+or down at random, by what rounding to its own dtype may move it at most. How far the outputs then lie from
 those of the run that is not disturbed is the noise that rounding is expected to make (the approach of TTrace, arXiv 2506.09280,
 carried from the inputs of a layer to every value).
 
@@ -13,8 +13,8 @@ What a value is moved by, with u = 2⁻ᵖ the unit roundoff of its dtype (half 
   terms cancel, their size is that of the tensor's other elements, hence its root mean square.
 - of a collective that sums over n ranks: u·√(n − 1)·max(|v|, rms), since each of its n − 1 additions rounds to the dtype that
   travels.
-- inputs by u·|v|: what a fused op computes inside and an equal program may round, as the sum of an add_rms_norm, moves its
-  operands so. Inputs of 8 bits are exact: nothing inside is rounded to them.
+- of an op that takes several steps inside, as a norm or an attention, the operands are moved by u·|v| as well: an equal program
+  may round in between what a fused kernel does not. A product that is summed over ranks at once counts two roundings more.
 
 Real rounding is uniform within these bounds: its root mean square is 1/√3 of them at most and 0.41 of them over all mantissas.
 """
@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from tcverify.arithmetic import NATIVE
 from tcverify.execution.compare import compare_ranks, pooled
@@ -97,16 +98,8 @@ def _dtypes(program: Program) -> Dtypes:
 
         return watch
 
-    def with_inputs(rank: int, inputs: list[torch.Tensor]) -> Watch:
-        found[rank, _INPUTS] = [value.dtype for value in inputs]
-        return watcher(rank, inputs)
-
-    run_watched(program, with_inputs, domain=NATIVE)
+    run_watched(program, watcher, domain=NATIVE)
     return found
-
-
-#: Stands for the inputs of a rank among the names of nodes.
-_INPUTS = ""
 
 
 class _Disturbance:
@@ -120,14 +113,12 @@ class _Disturbance:
         return torch.randperm(members, generator=self._generator).tolist()
 
     def watcher(self, rank: int, inputs: list[torch.Tensor]) -> Watch:
-        for value, dtype in zip(inputs, self._dtypes.get((rank, _INPUTS), ()), strict=False):
-            if value.is_floating_point() and dtype.itemsize > 1:
-                value += self._move(value, dtype, 0.0)
-
         def watch(step: Step, args: list[Any], kwargs: dict[str, Any], value: Any) -> Any:
             dtypes = self._dtypes.get((rank, step.name))
             if dtypes is None or not _rounds(step):
                 return value
+            if _has_steps(step) and dtypes and dtypes[0].is_floating_point:
+                value = step.run(*self._operands(args, dtypes[0]), **self._operands(kwargs, dtypes[0]))
             growth = _growth(step, args, value)
             in_place = step.op.aliases
             if isinstance(value, torch.Tensor):
@@ -136,6 +127,13 @@ class _Disturbance:
             return type(value)([next(moved) if isinstance(v, torch.Tensor) else v for v in value])
 
         return watch
+
+    def _operands(self, operands: Any, dtype: torch.dtype) -> Any:
+        def moved(leaf: Any) -> Any:
+            floating = isinstance(leaf, torch.Tensor) and leaf.is_floating_point()
+            return leaf + self._move(leaf, dtype, 0.0) if floating else leaf
+
+        return pytree.tree_map(moved, operands)
 
     def _moved(
         self, value: torch.Tensor, dtype: torch.dtype, growth: Callable[[torch.dtype], float], in_place: bool
@@ -177,6 +175,13 @@ _EXACT = frozenset(
         "zero_", "copy_", "relu_",
     }
 )  # fmt: skip
+#: Of aten, those that take several steps inside; of other dialects, `Op.native` tells.
+_STEPS = frozenset(
+    {
+        "softmax", "_softmax", "log_softmax", "_log_softmax", "layer_norm", "native_layer_norm", "rms_norm", "_fused_rms_norm",
+        "gelu", "silu", "logsumexp", "var", "std", "scaled_dot_product_attention", "addcmul", "addcdiv", "lerp",
+    }
+)  # fmt: skip
 _MATMULS = frozenset({"mm", "bmm", "matmul", "mv", "dot", "linear"})
 _WITH_ADDEND = frozenset({"addmm", "baddbmm", "addmv"})
 
@@ -196,6 +201,11 @@ def _rounds(step: Step) -> bool:
     return not op.aliases or _base(step).endswith("_")
 
 
+def _has_steps(step: Step) -> bool:
+    op = step.op
+    return not op.aliases and not op.collective and (op.native is not None or _base(step) in _STEPS)
+
+
 def _sums(step: Step) -> bool:
     return _base(step).endswith(("all_reduce", "reduce_scatter"))
 
@@ -205,11 +215,13 @@ def _growth(step: Step, args: list[Any], value: Any) -> Callable[[torch.dtype], 
     terms = _terms(step, args, value)
     members = len(args[-1]) if _sums(step) and args and isinstance(args[-1], (list, tuple)) else 1
 
+    roundings = members - 1 + (2 if step.op.collective and "compute" in step.op.resources else 0)
+
     def growth(dtype: torch.dtype) -> float:
         own = torch.finfo(dtype).eps / 2
         wide = min(own, torch.finfo(torch.float32).eps / 2)
         inside = wide * math.sqrt(terms) if terms > 1 else 0.0
-        return inside + own * math.sqrt(members - 1)
+        return inside + own * math.sqrt(roundings)
 
     return growth
 
