@@ -29,6 +29,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from tcverify.execution import Comparison, Delta, Noise, pooled
 from tcverify.program.finding import Doubt, Finding
@@ -53,7 +54,7 @@ def native_differences(comparison: Comparison, noise: Callable[[], Mapping[str, 
         by_label.setdefault(delta.label, []).append(delta)
     known: Mapping[str, Noise] | None = None
     doubts: list[Finding | Doubt] = []
-    worst: _Excess | None = None
+    worst: tuple[Errors, list[Delta]] | None = None
     for label, deltas in by_label.items():
         problem = next((d for d in deltas if d.problem is not None), None)
         if problem is not None:
@@ -74,42 +75,55 @@ def native_differences(comparison: Comparison, noise: Callable[[], Mapping[str, 
         if math.isinf(found.largest):
             doubts.append(Doubt("ill-conditioned", f"{label} may leave the range of its dtype when values are rounded"))
             continue
-        excess = _Excess(label, deltas, found)
-        if worst is None or excess.ratio > worst.ratio:
-            worst = excess
-    if worst is not None and worst.ratio > 1:
-        return [_inaccurate(worst, comparison)]
+        errors = errors_of(deltas, found)
+        if errors.share > 1 and (worst is None or errors.share > worst[0].share):
+            worst = errors, deltas
+    if worst is not None:
+        return [_inaccurate(*worst, comparison)]
     return doubts
 
 
 _NONE = Noise(0.0, 0.0)
 
 
-class _Excess:
-    """What an output's errors are, and how far beyond their limits.
+@dataclass(frozen=True, slots=True)
+class Errors:
+    """By one measure, what the errors of an output are and what they may be.
 
     Attributes:
-        ratio: the larger of error / limit; beyond 1 it is refuted.
-        measure: "root mean square" or "largest", whichever is larger.
+        measure: "root mean square" over the elements of all ranks, or "largest" of them.
+        error: of the rewritten version.
+        own: of the original.
+        noise: that rounding is expected to make.
+        factor: of the limit, by which the larger of the two is multiplied.
     """
 
-    def __init__(self, label: str, deltas: list[Delta], noise: Noise) -> None:
-        self.label, self.deltas, self.noise = label, deltas, noise
-        self.elements = sum(d.elements for d in deltas)
-        allowance = 1 + SCATTER / math.sqrt(max(1, self.elements))
-        own, new = _rms(deltas, own=True), _rms(deltas)
-        self.rms, self.own_rms, self.rms_factor = new, own, RMS * allowance
-        self.largest, self.own_largest = max(d.difference for d in deltas), max(d.own for d in deltas)
-        self.largest_factor = LARGEST * allowance
-        self.rms_limit = self.rms_factor * max(own, noise.rms)
-        self.largest_limit = self.largest_factor * max(self.own_largest, noise.largest)
-        by_rms, by_largest = _over(self.rms, self.rms_limit), _over(self.largest, self.largest_limit)
-        self.ratio = max(by_rms, by_largest)
-        self.measure = "root mean square" if by_rms >= by_largest else "largest"
+    measure: str
+    error: float
+    own: float
+    noise: float
+    factor: float
+
+    @property
+    def limit(self) -> float:
+        """What the error may be at most."""
+        return self.factor * max(self.own, self.noise)
+
+    @property
+    def share(self) -> float:
+        """Of the limit that is used; beyond 1 the output is refuted."""
+        if self.limit:
+            return self.error / self.limit
+        return math.inf if self.error else 0.0
 
 
-def _over(error: float, limit: float) -> float:
-    return error / limit if limit else math.inf if error else 0.0
+def errors_of(deltas: list[Delta], noise: Noise) -> Errors:
+    """The errors of one output on all ranks, by the measure that uses more of its limit."""
+    allowance = 1 + SCATTER / math.sqrt(max(1, sum(d.elements for d in deltas)))
+    by_rms = Errors("root mean square", _rms(deltas), _rms(deltas, own=True), noise.rms, RMS * allowance)
+    largest, own = max(d.difference for d in deltas), max(d.own for d in deltas)
+    by_largest = Errors("largest", largest, own, noise.largest, LARGEST * allowance)
+    return by_rms if by_rms.share >= by_largest.share else by_largest
 
 
 def _rms(deltas: list[Delta], own: bool = False) -> float:
@@ -125,29 +139,26 @@ def _no_worse(deltas: list[Delta]) -> bool:
 # -------------------------------------------------------------------------------------------------------------- findings
 
 
-def _inaccurate(excess: _Excess, comparison: Comparison) -> Finding:
-    delta = max(excess.deltas, key=lambda d: d.difference)
+def _inaccurate(errors: Errors, deltas: list[Delta], comparison: Comparison) -> Finding:
+    delta = max(deltas, key=lambda d: d.difference)
     dtype = str(delta.dtype).removeprefix("torch.")
-    ranks = sorted(d.rank for d in excess.deltas if d.difference > d.own)[:8] or [delta.rank]
+    ranks = sorted(d.rank for d in deltas if d.difference > d.own)[:8] or [delta.rank]
     where = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
-    by_rms = excess.measure == "root mean square"
-    error, limit = (excess.rms, excess.rms_limit) if by_rms else (excess.largest, excess.largest_limit)
-    own, noise = (excess.own_rms, excess.noise.rms) if by_rms else (excess.own_largest, excess.noise.largest)
-    factor = excess.rms_factor if by_rms else excess.largest_factor
+    limit = errors.limit
+    times = f"{errors.share:.2g} times its limit {limit:.2e}" if limit else "where its limit is 0"
+    which = "the largest error" if errors.measure == "largest" else "the root mean square of the errors"
     detail = (
-        f"in {dtype}, the {excess.measure} error of its {excess.elements} elements is {error:.2e}, {error / limit:.1f} times "
-        f"the limit {limit:.2e} = {factor:.3g} × the larger of the noise that rounding explains ({noise:.2e}) and the "
-        f"original's own error ({own:.2e}); scale {max(d.scale for d in excess.deltas):.2e}\n"
+        f"in {dtype}, {which} of its {sum(d.elements for d in deltas)} elements is {errors.error:.2e}, {times}\n"
+        f"limit: {errors.factor:.3g} × the larger of the noise that rounding explains ({errors.noise:.2e}) and the original's "
+        f"own error ({errors.own:.2e}); scale {max(d.scale for d in deltas):.2e}\n"
         f"worst at {list(delta.worst)} on rank {delta.rank}: {delta.actual:.9g} where float64 gives {delta.expected:.9g}"
-        if limit
-        else f"in {dtype} it errs by {error:.2e}, where rounding explains no error at all"
     )
     data = {
-        "label": excess.label, "ranks": ranks, "executor": comparison.executor, "domain": "native",
-        "difference": excess.largest, "measure": excess.measure, "error": error, "limit": limit, "factor": factor,
-        "noise": noise, "own": own,
+        "label": delta.label, "ranks": ranks, "executor": comparison.executor, "domain": "native",
+        "difference": delta.difference, "measure": errors.measure, "error": errors.error, "limit": limit,
+        "factor": errors.factor, "noise": errors.noise, "own": errors.own,
     }  # fmt: skip
-    title = f"{excess.label} is less accurate than rounding explains on {where}"
+    title = f"{delta.label} is less accurate than rounding explains on {where}"
     return Finding("wrong-value", "equivalence", title, detail, None, delta.rank, data)
 
 
@@ -162,4 +173,4 @@ def _wrong(delta: Delta, comparison: Comparison) -> Finding:
     return Finding(kind, "equivalence", title, delta.problem or "", None, delta.rank, data)
 
 
-__all__ = ["LARGEST", "RMS", "SCATTER", "native_differences"]
+__all__ = ["LARGEST", "RMS", "SCATTER", "Errors", "errors_of", "native_differences"]
