@@ -37,11 +37,16 @@ for (const holder of document.querySelectorAll(".copy")) {
 
 // ---- the values of a node: the same as values.html.j2
 const tensor = (numbers, caption, differing, worst) => {
-  const [shape, text, whole] = numbers;
+  const [shape, text, whole, sampled, sample, around] = numbers;
   const figure = $("figure", {}, $("figcaption", {}, caption));
   if (shape.length) figure.firstChild.append(" ", $("code", {}, `[${shape.join(", ")}]`));
   if (!whole) {
     figure.append($("p", { class: "summary" }, text || "no elements"));
+    if (sampled) {
+      const cells = sample.split(" ").map((t, i) => $("td", { class: i === around && "d w" }, t));
+      const row = $("tr", {}, $("th", { scope: "row" }, sampled), ...cells);
+      figure.append($("div", { class: "scroll" }, $("table", { class: "tensor" }, $("tbody", {}, row))));
+    }
     return figure;
   }
   const elements = text.split(" "), width = shape.length ? shape[shape.length - 1] : 1;
