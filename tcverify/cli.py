@@ -17,6 +17,7 @@ from hypothesis.configuration import set_hypothesis_home_dir
 
 from tcverify import __version__, arguments, doctor
 from tcverify.application import Guarded
+from tcverify.arithmetic import DOMAINS
 from tcverify.baseline import add_to_baseline
 from tcverify.campaign import Campaign, CampaignFinished, Event, Plan, RunFinished, RunStarted, Subscriber, recover
 from tcverify.checks import CHECKS
@@ -27,6 +28,7 @@ from tcverify.passes import BUILTIN, DEFAULT, DESCRIPTIONS
 from tcverify.replay import replay as replay_case
 from tcverify.report.choice import REPORTS, reports
 from tcverify.report.html import to_html
+from tcverify.report.html_gallery import to_gallery
 from tcverify.report.known import baseline_lines
 from tcverify.report.markdown import to_markdown
 from tcverify.report.plain import error_text, plain, plain_lines
@@ -105,6 +107,8 @@ def main(context: click.Context, debug: bool) -> None:
 )
 @click.option("--confirm", type=click.Choice(["gloo", "nccl", "none"]), default="gloo", show_default=True,
               help="Process group that runs what lockstep does not refute.")  # fmt: skip
+@click.option("--domain", type=click.Choice(DOMAINS), default="float64", show_default=True,
+              help="Also judge values exactly (in a prime field), or in the programs' native dtypes.")  # fmt: skip
 @click.option("--max-examples", type=click.IntRange(1), default=None, help="Programs per pass and mesh. [default: 200]")
 @click.option("--max-time", default=None, help="Time per pass and mesh, e.g. 90s, 30m, 8h.")
 @click.option("--seed", type=click.IntRange(0), default=None, help="Seed of the drawing. [default: a new one]")
@@ -136,6 +140,7 @@ def run(
     mesh: str | None,
     strategy: str,
     confirm: str,
+    domain: str,
     max_examples: int | None,
     max_time: str | None,
     seed: int | None,
@@ -203,7 +208,7 @@ def run(
                         programs = STRATEGIES[drawn](mesh=fixed, world_size=size)
                         plan = Plan(
                             programs, name, report_dir, STATE_DIR, limit, limit_s, seed, promised, chosen,
-                            shrink_time=shrink_time, fail_fast=fail_fast, baseline=known, collect=accepting,
+                            domain=domain, shrink_time=shrink_time, fail_fast=fail_fast, baseline=known, collect=accepting,
                         )  # fmt: skip
                         stop = Campaign(subject, plan, pool, subscribers).run().stop
                         if stop in _LAST:
@@ -345,16 +350,16 @@ def _pools(confirm: str) -> Iterator[Callable[[int], ProcessGroupPool | None]]:
               show_default=True)  # fmt: skip
 @_REPORT_DIR
 def show_cases(cases: tuple[str, ...], form: str, report_dir: Path) -> None:
-    """Show counterexamples again: as text for logs, as Markdown for issues, as a page.
+    """Show counterexamples again: as text for logs, as Markdown for issues, as a page, which several share.
 
     Text is coloured and as wide as the terminal; where there is none, it is plain and 80 columns wide, or as COLUMNS says.
     """
     paths = [path for case in cases for path in find_counterexamples(case, report_dir)]
-    if form in ("html", "trace") and len(paths) > 1:
-        what = "page" if form == "html" else "trace"
-        raise UsageError(
-            f"these are {len(paths)} counterexamples, a {what} shows one", "give the file or the ID of one"
-        )
+    if form == "trace" and len(paths) > 1:
+        raise UsageError(f"these are {len(paths)} counterexamples, a trace shows one", "give the file or the ID of one")
+    if form == "html" and len(paths) > 1:
+        click.echo(to_gallery(paths, Path(cases[0]) if len(cases) == 1 else Path()))
+        return
     console = make_console()
     for number, path in enumerate(paths):
         found = read_counterexample(path)

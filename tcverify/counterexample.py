@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from tcverify.application import PassFacts
+from tcverify.arithmetic import DOMAINS
 from tcverify.errors import ProgramError, UsageError
 from tcverify.program import Contract, Finding, Program, dumps
 from tcverify.program.codec import MAX_BYTES, decode, encode, load_json
@@ -54,6 +55,8 @@ class Counterexample:
         shrink_cut: whether shrinking ended for lack of time.
         deep: whether the finding needs a deep application (see `verify`).
         pass_timeout: seconds that one application of the pass could take.
+        domain: the number domain that was asked for; see `verify`.
+        notes: (reason, sentence), what else the verdict says.
         environment: versions of what it was found with.
     """
 
@@ -71,6 +74,8 @@ class Counterexample:
     shrink_cut: bool = False
     deep: bool = False
     pass_timeout: float = 20.0
+    domain: str = "float64"
+    notes: tuple[tuple[str, str], ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -130,6 +135,8 @@ def make_counterexample(
         shrink_cut=shrink_cut,
         deep=deep,
         pass_timeout=pass_timeout,
+        domain=verdict.domain,
+        notes=tuple((note.reason, note.detail) for note in verdict.notes),
         environment=environment(),
     )
 
@@ -162,6 +169,8 @@ def encode_counterexample(case: Counterexample) -> dict[str, Any]:
         "shrink_cut": case.shrink_cut,
         "deep": case.deep,
         "pass_timeout": case.pass_timeout,
+        "domain": case.domain,
+        "notes": [list(note) for note in case.notes],
         "environment": dict(case.environment),
         "listing": case.listing,
         "program": encode(case.program),
@@ -258,6 +267,8 @@ def decode_counterexample(data: Any, where: str) -> Counterexample:
             shrink_cut=_typed(data["shrink_cut"], bool),
             deep=_typed(data["deep"], bool),
             pass_timeout=_timeout(data["pass_timeout"]),
+            domain=_domain(data.get("domain", "float64")),  # files of before there was a choice have none
+            notes=tuple((_typed(reason, str), _typed(detail, str)) for reason, detail in data.get("notes", [])),
             environment={_typed(k, str): _typed(v, str) for k, v in data["environment"].items()},
         )
     except KeyError as error:
@@ -283,6 +294,12 @@ def _id(value: Any) -> str:
     if not isinstance(value, str) or len(value) != 8 or set(value) - set("0123456789abcdef"):
         raise TypeError(f"{repr(value)[:60]} is not an id: 8 hexadecimal digits")
     return value
+
+
+def _domain(value: Any) -> str:
+    if value not in DOMAINS:
+        raise TypeError(f"{repr(value)[:60]} is not a number domain: {', '.join(DOMAINS)}")
+    return str(value)
 
 
 def _timeout(value: Any) -> float:

@@ -48,8 +48,9 @@ def replay(case: Counterexample, confirm: Executor | None) -> Replay:
         with Guarded(case.facts.target, case.facts.options, timeout=case.pass_timeout) as subject:
             facts = subject.facts
             verdict = verify(
-                subject, case.program, contract=case.contract, confirm=confirm, deep=case.deep, always_confirm=True
-            )
+                subject, case.program, contract=case.contract, confirm=confirm,
+                domain=case.domain, deep=case.deep, always_confirm=True,
+            )  # fmt: skip
     except TcverifyError as error:
         return Replay("error", str(error))
     changed = bool(case.facts.source) and facts.source != case.facts.source
@@ -86,6 +87,7 @@ def reproduce(
     contract: Mapping[str, Any],
     kind: str,
     *,
+    domain: str = "float64",
     deep: bool = False,
     pass_timeout: float = 20.0,
 ) -> int:
@@ -93,6 +95,7 @@ def reproduce(
 
     Args:
         kind: of the finding that is expected.
+        domain: the number domain; see `verify`.
         pass_timeout: seconds that one application of the pass may take.
 
     Returns:
@@ -103,7 +106,9 @@ def reproduce(
     promises = Contract.of(contract)
     try:
         with Guarded(target, options, timeout=pass_timeout) as subject, ProcessGroupPool(program.world_size) as pool:
-            verdict = verify(subject, program, contract=promises, confirm=pool, deep=deep, always_confirm=True)
+            verdict = verify(
+                subject, program, contract=promises, confirm=pool, domain=domain, deep=deep, always_confirm=True
+            )
             facts = subject.facts
     except TcverifyError as error:
         click.echo(error_text(error), err=True)

@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from tcverify.application import Pair, PassFailure, Subject, subject_of
-from tcverify.checks import CHECKS, Evidence
-from tcverify.errors import ExecutorError, ProgramError, TcverifyError, UnsupportedOp, UsageError
-from tcverify.execution import Comparison, Executor, Exploration, Lockstep, Run, digest, explore, explore_on_cuda
-from tcverify.program import Contract, NotSerialisable, Program
-from tcverify.program.finding import Doubt, Finding
+from tcverify.arithmetic import DOMAINS, DRAWS, NATIVE, Exact
+from tcverify.checks import CHECKS, Evidence, apply_checks
+from tcverify.confirmation import confirmed, confirming_domain, not_executed, start, worth_confirming
+from tcverify.errors import ExecutorError, UnsupportedOp, UsageError
+from tcverify.execution import (
+    Comparison,
+    Executor,
+    Exploration,
+    Lockstep,
+    Run,
+    explain,
+    explore,
+    explore_on_cuda,
+)  # fmt: skip
+from tcverify.program import Contract, Doubt, Finding, Note, NotSerialisable, Program
 
 LOCKSTEP = Lockstep()
-
-#: How far lockstep and a process group may disagree, relative to the sum of magnitudes, beyond the probe.
-DIVERGENCE = 2.0**-40
 
 
 @dataclass(slots=True)
@@ -29,6 +36,8 @@ class Verdict:
         status: "passed", "refuted" or "inconclusive".
         findings: what refutes the pass.
         doubts: why it is inconclusive.
+        notes: what else there is to say, e.g. that the exact domain had to step aside.
+        domain: the number domain that was asked for: "float64", "native" or "exact".
         pair: the program before and after the pass.
         runs: comparisons by executor, the cheapest first.
         seconds: time by phase: "apply", "lockstep", the executor's name, "checks".
@@ -40,6 +49,8 @@ class Verdict:
     pair: Pair
     runs: list[Comparison] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
+    notes: list[Note] = field(default_factory=list)
+    domain: str = "float64"
 
     @property
     def changed(self) -> bool:
@@ -49,7 +60,7 @@ class Verdict:
     @property
     def executors(self) -> list[str]:
         """The executors that ran both versions."""
-        return [comparison.executor for comparison in self.runs]
+        return list(dict.fromkeys(comparison.executor for comparison in self.runs))
 
     def __bool__(self) -> bool:
         return self.status == "passed"
@@ -62,6 +73,7 @@ def verify(
     contract: Contract | None = None,
     confirm: Executor | None = None,
     checks: Iterable[str] | None = None,
+    domain: str = "float64",
     deep: bool = False,
     always_confirm: bool = False,
 ) -> Verdict:
@@ -73,14 +85,18 @@ def verify(
         contract: what the pass promises; by default what it declares.
         confirm: an executor that runs programs which lockstep does not refute, e.g. a `ProcessGroupPool`.
         checks: names of the checks to apply; default all.
+        domain: "float64"; "exact", which also runs both versions in a prime field, where a difference of any size shows; or
+            "native", which also runs them in their own dtypes, where rounding shows.
         deep: also look for impurity, at about three times the cost.
         always_confirm: run `confirm` also on programs that lockstep refutes by value or by raising.
 
     Raises:
         PassLoadError: the pass cannot be loaded.
-        UsageError: an unknown check.
+        UsageError: an unknown check or domain.
     """
     chosen = chosen_checks(checks)
+    if domain not in DOMAINS:
+        raise UsageError(f"there is no number domain '{domain}'", f"domains are {', '.join(DOMAINS)}")
     subject = subject_of(pass_)
     try:
         steps = verification(
@@ -89,6 +105,7 @@ def verify(
             contract=contract or subject.contract,
             confirm=confirm,
             checks=chosen,
+            domain=domain,
             deep=deep,
             always_confirm=always_confirm,
         )
@@ -124,6 +141,7 @@ def verification(
     contract: Contract,
     confirm: Executor | None,
     checks: list[str],
+    domain: str = "float64",
     deep: bool = False,
     always_confirm: bool = False,
 ) -> Steps:
@@ -152,7 +170,7 @@ def verification(
         return Verdict("inconclusive", [], [Doubt("unsupported-op", error.message)], Pair(program))
     clock.lap("lockstep")
     if not baseline.finished:
-        return Verdict("inconclusive", [], [Doubt("ill-typed-program", _why(baseline))], Pair(program))
+        return Verdict("inconclusive", [], [Doubt("ill-typed-program", baseline.why)], Pair(program))
     if not portable:
         return Verdict("inconclusive", [], [Doubt("not-portable", why)], Pair(program))
     yield
@@ -169,6 +187,7 @@ def verification(
     clock.resume()
     evidence = Evidence(pair, contract, probe=lambda: LOCKSTEP.probe(program, baseline))
     doubts: list[Doubt] = []
+    notes: list[Note] = []
     try:
         if pair.judged is not None:
             evidence.runs.append(pair.judged)
@@ -177,23 +196,27 @@ def verification(
         elif pair.rewritten is not None:
             after = baseline if pair.rewritten is program else LOCKSTEP.run(pair.rewritten)
             evidence.runs.append(LOCKSTEP.compare_runs(baseline, after))
+            if after.finished and pair.changed and "equivalence" in checks:
+                _run_in(domain, evidence, baseline, doubts)
             if pair.again is not None:
                 evidence.again = LOCKSTEP.compare_with(baseline, pair.again)
             if pair.changed and after.finished and "interleavings" in checks:
                 on_device = deep and confirm is not None and confirm.name == "nccl"
                 evidence.exploration = _explore(pair.rewritten, after, contract, deep, on_device)
     except (UnsupportedOp, ExecutorError) as error:
-        doubts.append(_not_executed(error))
+        doubts.append(not_executed(error))
     clock.lap("lockstep")
-    findings = _apply(checks, evidence, doubts)
+    if domain == "exact" and pair.changed and not any(run.domain.startswith("exact") for run in evidence.runs):
+        evidence.aside = evidence.aside or "the rewritten graph cannot be run in it"
+    findings = apply_checks(checks, evidence, doubts, notes)
     clock.lap("checks")
-    if confirm is not None and _worth_confirming(evidence, findings, always_confirm):
-        comparison = _start(confirm, pair, doubts)
+    if confirm is not None and worth_confirming(evidence, findings, always_confirm):
+        comparison = start(confirm, pair, confirming_domain(evidence, notes), doubts)
         clock.lap(confirm.name)
         if comparison is not None:
             yield
             clock.resume()
-            findings = _confirm(comparison, evidence, findings, doubts, checks, baseline)
+            findings = confirmed(comparison, evidence, findings, doubts, notes, checks)
             clock.lap(confirm.name)
     if confirm is not None and pair.foreign is not None and not findings:
         doubts.append(Doubt("not-portable", f"{pair.foreign}; judged in lockstep alone"))
@@ -204,18 +227,34 @@ def verification(
     if findings and pair.stages:
         findings = _blame(findings, evidence, checks, baseline)
     status = "refuted" if findings else "inconclusive" if doubts else "passed"
-    return Verdict(status, findings, doubts, pair, evidence.runs, clock.laps)
+    return Verdict(status, findings, doubts, pair, evidence.runs, clock.laps, notes, domain)
 
 
-def _apply(checks: list[str], evidence: Evidence, doubts: list[Doubt]) -> list[Finding]:
-    findings = []
-    for name in checks:
-        for found in CHECKS[name](evidence):
-            if isinstance(found, Finding):
-                findings.append(found)
-            elif found not in doubts:
-                doubts.append(found)
-    return findings
+def _run_in(domain: str, evidence: Evidence, baseline: Run, doubts: list[Doubt]) -> None:
+    """Run both versions, which have run in float64, in another domain as well."""
+    original, rewritten = evidence.pair.original, evidence.pair.rewritten
+    if domain == "float64" or rewritten is None:
+        return
+    if domain == "native":
+        before = LOCKSTEP.run(original, domain=NATIVE)
+        if not before.finished:
+            doubts.append(Doubt("unsupported-op", f"in its own dtypes the original does not run: {before.why}"))
+        else:
+            evidence.runs.append(LOCKSTEP.compare_runs(before, LOCKSTEP.run(rewritten, domain=NATIVE), baseline))
+        return
+    comparisons = []
+    try:
+        for draw in range(DRAWS):
+            comparison = LOCKSTEP.compare(original, rewritten, Exact(draw))
+            if not (comparison.original.finished and comparison.rewritten.finished):
+                evidence.aside = f"it does not end in the exact domain: {comparison.rewritten.why}"
+                return
+            comparisons.append(comparison)
+    except UnsupportedOp as error:
+        evidence.aside = error.message
+        return
+    evidence.runs += comparisons
+    evidence.explain = lambda: explain(original, rewritten, 0)
 
 
 def _blame(findings: list[Finding], evidence: Evidence, checks: list[str], baseline: Run) -> list[Finding]:
@@ -231,7 +270,7 @@ def _blame(findings: list[Finding], evidence: Evidence, checks: list[str], basel
             )
             try:
                 halfway.runs.append(LOCKSTEP.compare_with(baseline, stage.program))
-                kinds = {finding.kind for finding in _apply(checks, halfway, [])}
+                kinds = {finding.kind for finding in apply_checks(checks, halfway, [], [])}
             except UnsupportedOp:
                 kinds = set()
             for kind in kinds:
@@ -274,98 +313,12 @@ def _judged(evidence: Evidence) -> bool:
     return bool(evidence.runs) and all(run.rewritten.finished for run in evidence.runs)
 
 
-def _worth_confirming(evidence: Evidence, findings: list[Finding], always: bool) -> bool:
-    """Whether to run the process group: never a program that would hang there, and refuted ones only when asked."""
-    pair = evidence.pair
-    if pair.rewritten is None or pair.foreign is not None or not evidence.runs:
-        return False
-    rewritten = evidence.runs[0].rewritten
-    if rewritten.hang is not None or rewritten.mismatch is not None:
-        return False
-    return always or not findings
-
-
-def _start(confirm: Executor, pair: Pair, doubts: list[Doubt]) -> Callable[[], Comparison] | None:
-    """Let the confirming executor start on both versions; None where it cannot."""
-    if pair.rewritten is None:
-        return None
-    try:
-        return confirm.start_comparison(pair.original, pair.rewritten)
-    except (UnsupportedOp, ExecutorError, ProgramError) as error:
-        doubts.append(_not_executed(error))
-    return None
-
-
-def _not_executed(error: TcverifyError) -> Doubt:
-    return Doubt("unsupported-op" if isinstance(error, UnsupportedOp) else "executor-failed", error.message)
-
-
-def _confirm(
-    compare: Callable[[], Comparison],
-    evidence: Evidence,
-    findings: list[Finding],
-    doubts: list[Doubt],
-    checks: list[str],
-    baseline: Run,
-) -> list[Finding]:
-    """Judge what the confirming executor saw; its disagreement with lockstep is a finding of its own."""
-    pair = evidence.pair
-    try:
-        comparison = compare()
-    except (UnsupportedOp, ExecutorError, ProgramError) as error:
-        doubts.append(_not_executed(error))
-        return findings
-    name = comparison.executor
-    alone = Evidence(pair, evidence.contract, [comparison], probe=evidence.probe)
-    evidence.runs.append(comparison)
-    if not comparison.original.finished:
-        title = f"the original runs in lockstep, but not on {name}: {_why(comparison.original)}"
-        return [*findings, Finding("executor-divergence", "equivalence", title)]
-    seen = _apply([c for c in checks if c in ("collectives", "equivalence")], alone, doubts)
-    kinds, confirmed = {f.kind for f in findings if f.check == "equivalence"}, {f.kind for f in seen}
-    if kinds != confirmed and "equivalence" in checks:
-        detail = f"lockstep: {', '.join(sorted(kinds)) or 'passed'}\n{name}: {', '.join(sorted(confirmed)) or 'passed'}"
-        detail += "".join(f"\n{f.title}: {f.detail}" for f in seen)
-        title = f"lockstep and {name} disagree about the rewritten program"
-        findings = [*findings, Finding("executor-divergence", "equivalence", title, detail)]
-    disagreement = _divergence(baseline, comparison.original, evidence)
-    if disagreement is not None:
-        findings = [*findings, Finding("executor-divergence", "equivalence", disagreement)]
-    return findings
-
-
-def _divergence(lockstep: Run, other: Run, evidence: Evidence) -> str | None:
-    """Compare the original's outputs in lockstep with their digests from another executor."""
-    probe: dict[str, float] | None = None
-    for mine, theirs in zip(lockstep.ranks, other.ranks, strict=True):
-        if not theirs.digest:
-            continue
-        for i, ((a, size), (b, _)) in enumerate(zip(digest(mine.outputs), theirs.digest, strict=True)):
-            if abs(a - b) <= DIVERGENCE * size or a == b or a != a:
-                continue
-            probe = evidence.probe() if probe is None else probe
-            elements = mine.outputs[i].numel()
-            if not abs(a - b) <= DIVERGENCE * size + 16 * elements * probe.get(f"output {i}", 0.0):
-                return f"output {i} of the original on rank {mine.rank} is not the same in lockstep and on {other.executor}"
-    return None
-
-
 def _failure(failure: PassFailure) -> Finding:
     where = "" if failure.rank is None else f" on the graph of rank {failure.rank}"
     verb = "raised " if failure.kind == "pass-raised" else ""
     return Finding(
         failure.kind, "application", f"the pass {verb}{failure.message}{where}", failure.detail, None, failure.rank
     )
-
-
-def _why(run: Run) -> str:
-    """Why a run did not finish, in one sentence."""
-    if run.mismatch is not None:
-        return run.mismatch[0]
-    if run.hang is not None:
-        return str(run.hang)
-    failed = run.error
-    return f"on rank {failed.rank}, {failed.error}" if failed is not None else "it did not finish"
 
 
 class _Clock:

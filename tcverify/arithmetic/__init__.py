@@ -1,5 +1,6 @@
 """Number domains: what carries a value while a program runs."""
 
+from tcverify.arithmetic.algebra import Trace
 from tcverify.arithmetic.domain import Domain
 from tcverify.arithmetic.exact import DRAWS, Exact, TracedReals, residues
 from tcverify.arithmetic.field import canonical, residue
@@ -26,6 +27,7 @@ __all__ = [
     "Exact",
     "Float64",
     "Native",
+    "Trace",
     "TracedReals",
     "canonical",
     "domain_of",

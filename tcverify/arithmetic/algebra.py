@@ -37,6 +37,7 @@ class Field:
 
     Args:
         draw: number of the draw, which keys the hashes.
+        literals: residues of literals that are not to be read as they stand.
     """
 
     def __init__(self, draw: int, trace: Trace | None = None, literals: dict[float, float] | None = None) -> None:
@@ -56,7 +57,7 @@ class Field:
         if not isinstance(value, (bool, int, float)):
             raise UnsupportedOp(str(type(value).__name__), "the exact domain has no such number")
         try:
-            found = field.residue(self._literals.get(value, value) if isinstance(value, float) else value)
+            found = self._literals[value] if value in self._literals else field.residue(value)
         except ValueError:
             raise UnsupportedOp("nan", "the exact domain has no NaN") from None
         self.infinite = self.infinite or math.isinf(found)

@@ -30,7 +30,7 @@ class Exact(Domain):
     Args:
         draw: number of the draw of inputs and hashes.
         trace: is told at which points functions are called.
-        literals: what to read in place of certain literals.
+        literals: residues of literals that are not to be read as they stand.
     """
 
     def __init__(self, draw: int, trace: Trace | None = None, literals: dict[float, float] | None = None) -> None:

@@ -133,7 +133,8 @@ class Campaign:
         bounds = plan.max_examples, plan.max_time
         earlier = len(self._failures)
         try:
-            self._tell(CampaignStarted(facts, plan.mesh, confirm, *bounds, plan.seed, bool(facts.target), earlier))
+            guarded = bool(facts.target)
+            self._tell(CampaignStarted(facts, plan.mesh, confirm, *bounds, plan.seed, guarded, earlier, plan.domain))
             with self._interrupts, _older_objects_frozen():
                 stop = self._rounds()
         except KeyboardInterrupt:
@@ -263,8 +264,9 @@ class Campaign:
     def _flight(self, program: Program) -> Flight:
         deep = int(program_id(program), 16) % DEEP_EVERY == 0
         steps = verification(
-            self.subject, program, contract=self.contract, confirm=self.confirm, checks=self._checks, deep=deep
-        )
+            self.subject, program, contract=self.contract, confirm=self.confirm, checks=self._checks,
+            domain=self.plan.domain, deep=deep,
+        )  # fmt: skip
         return Flight(program, deep, steps)
 
     def _advance(self, flight: Flight) -> None:
@@ -304,8 +306,9 @@ class Campaign:
         self._in_flight.note(program, deep)
         with self._interrupts.open():
             return verify(
-                self.subject, program, contract=self.contract, confirm=confirm, checks=self.plan.checks, deep=deep
-            )
+                self.subject, program, contract=self.contract, confirm=confirm, checks=self.plan.checks,
+                domain=self.plan.domain, deep=deep,
+            )  # fmt: skip
 
     def _count(self, program: Program, verdict: Verdict) -> dict[str, Known]:
         """Count a program; return those of its findings that are known, by kind."""
@@ -357,6 +360,7 @@ class Campaign:
                 contract=self.contract,
                 confirm=self.confirm,
                 checks=self.plan.checks,
+                domain=self.plan.domain,
                 deep=target.deep,
                 always_confirm=True,
             )

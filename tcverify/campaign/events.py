@@ -28,6 +28,7 @@ class Statistics:
         known: refuted by nothing but known findings; these do not count as refuted.
         findings: programs by kind of finding, without known ones.
         doubts: inconclusive programs by reason.
+        notes: programs by what their verdicts say beside, e.g. that the exact domain stepped aside.
         labels: programs by what they contain.
         shrinking: programs judged to shrink findings.
         seconds: time by phase.
@@ -46,6 +47,8 @@ class Statistics:
     findings: Counter[str] = field(default_factory=Counter)
     doubts: Counter[str] = field(default_factory=Counter)
     doubt_details: dict[str, str] = field(default_factory=dict)
+    notes: Counter[str] = field(default_factory=Counter)
+    note_details: dict[str, str] = field(default_factory=dict)
     labels: Counter[str] = field(default_factory=Counter)
     seconds: Counter[str] = field(default_factory=Counter)
     elapsed: float = 0.0
@@ -64,6 +67,9 @@ class Statistics:
         self.ran.update(verdict.executors)
         self.labels.update(program.labels)
         self.seconds.update(verdict.seconds)
+        self.notes.update({note.reason for note in verdict.notes})
+        for note in verdict.notes:
+            self.note_details.setdefault(note.reason, note.detail)
         if verdict.status == "inconclusive":
             for doubt in verdict.doubts[:1]:
                 self.doubts[doubt.reason] += 1
@@ -113,6 +119,7 @@ class CampaignStarted:
     Attributes:
         guarded: whether the pass runs in a process of its own.
         earlier: failures of earlier runs, which are tried first.
+        domain: the number domain that values are judged in.
     """
 
     facts: PassFacts
@@ -123,6 +130,7 @@ class CampaignStarted:
     seed: int
     guarded: bool
     earlier: int = 0
+    domain: str = "float64"
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ class Plan:
         report_dir: where counterexamples are written, each as soon as it is found.
         state_dir: where the program in flight and earlier failures are kept.
         max_examples, max_time: bounds, in programs and seconds; at least one is set.
+        domain: the number domain that values are judged in: "float64", "native" or "exact"; see `verify`.
         shrink_time: seconds after which no new trial of shrinking one finding begins; a trial that hangs then still takes
             its time-out.
         fail_fast: stop at the first finding that is not known.
@@ -38,6 +39,7 @@ class Plan:
     seed: int = 0
     contract: Contract | None = None
     checks: Sequence[str] | None = None
+    domain: str = "float64"
     shrink_time: float = 30.0
     fail_fast: bool = False
     baseline: Baseline | None = None

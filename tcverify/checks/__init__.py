@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from tcverify.checks.collectives import check_collectives
 from tcverify.checks.equivalence import check_equivalence
@@ -13,9 +13,9 @@ from tcverify.checks.metadata import check_metadata
 from tcverify.checks.purity import check_purity
 from tcverify.checks.schedule import check_schedule
 from tcverify.checks.structure import check_structure
-from tcverify.program.finding import Doubt, Finding
+from tcverify.program.finding import Doubt, Finding, Note, Said
 
-Check = Callable[[Evidence], "list[Finding | Doubt]"]
+Check = Callable[[Evidence], Sequence[Said]]
 
 #: All checks by name, in the order in which they run.
 CHECKS: dict[str, Check] = {
@@ -43,4 +43,22 @@ def register_check(name: str, check: Check) -> None:
     CHECKS[name] = check
 
 
-__all__ = ["CHECKS", "Check", "Evidence", "register_check"]
+def apply_checks(names: list[str], evidence: Evidence, doubts: list[Doubt], notes: list[Note]) -> list[Finding]:
+    """Apply checks by name and return their findings.
+
+    Args:
+        doubts, notes: what else they say is added here, each once.
+    """
+    findings = []
+    for name in names:
+        for found in CHECKS[name](evidence):
+            if isinstance(found, Finding):
+                findings.append(found)
+            elif isinstance(found, Doubt):
+                doubts += [found] if found not in doubts else []
+            elif found not in notes:
+                notes.append(found)
+    return findings
+
+
+__all__ = ["CHECKS", "Check", "Evidence", "apply_checks", "register_check"]

@@ -6,8 +6,10 @@ import math
 from collections.abc import Callable
 
 from tcverify.checks.evidence import Evidence
+from tcverify.checks.exact import agrees, exact_differences
+from tcverify.checks.native import native_differences
 from tcverify.execution import Comparison, Delta
-from tcverify.program.finding import Doubt, Finding
+from tcverify.program.finding import Doubt, Finding, Note, Said
 
 #: A difference is refuted above PROBE_FACTOR · probe + FLOOR · scale.
 PROBE_FACTOR = 16.0
@@ -16,14 +18,18 @@ FLOOR = 2.0**-46
 CONDITIONING = 1e-6
 
 
-def check_equivalence(evidence: Evidence) -> list[Finding | Doubt]:
-    """Compare outputs, mutated inputs and storage sharing on every rank, in every executor that ran.
+def check_equivalence(evidence: Evidence) -> list[Said]:
+    """Compare outputs, mutated inputs and storage sharing on every rank, in every executor and number domain that ran.
 
-    A difference counts when it exceeds what the original itself shows under tiny perturbations: see semantics, "Number
-    domains".
+    In float64 a difference counts when it exceeds what the original itself shows under tiny perturbations; in the native
+    domain when the rewritten program's error exceeds what rounding explains; in the exact domain always, where it can say so:
+    see semantics, "Number domains". Where float64 cannot judge, the exact domain does.
     """
-    found: list[Finding | Doubt] = []
+    found: list[Said] = []
+    exact = [c for c in evidence.runs if c.domain.startswith("exact") and c.original.finished]
     for comparison in evidence.runs:
+        if comparison.domain.startswith("exact"):
+            continue
         if not comparison.original.finished:
             continue
         failed = comparison.rewritten.error
@@ -32,11 +38,23 @@ def check_equivalence(evidence: Evidence) -> list[Finding | Doubt]:
             found.append(
                 Finding("rewritten-raises", "equivalence", title, failed.error.message, failed.error.node, failed.rank)
             )
+        elif comparison.domain == "native":
+            found += native_differences(comparison)
         else:
             found += differences(comparison, evidence.probe)
         if found:
             break
-    return found
+    if any(isinstance(one, Finding) for one in found):
+        return found
+    if evidence.aside:
+        return [*found, Note("exact-aside", evidence.aside)]
+    if exact and all(c.rewritten.finished and agrees(c) for c in exact):
+        return [_decided(one) if isinstance(one, Doubt) and one.reason == "ill-conditioned" else one for one in found]
+    return found + exact_differences(exact, evidence.explain)
+
+
+def _decided(doubt: Doubt) -> Note:
+    return Note("exact-decided", f"{doubt.detail}, but the versions agree in the exact domain")
 
 
 def differences(comparison: Comparison, probe: Callable[[], dict[str, float]]) -> list[Finding | Doubt]:

@@ -42,6 +42,17 @@ def _product(position: int) -> Counter:
     return work
 
 
+def _quantised(bytes_per_element: float) -> Counter:
+    """A product of x [M, K], so large an element, by weights: dequantising is a product and a sum per element of the result,
+    since kernels scale what they have summed, as far as scales do not vary along K."""
+
+    def work(values: list[Any], result: Tensor) -> Work:
+        elements = math.prod(result.shape)
+        return Work(matmul=2.0 * elements * values[0].shape[-1] / bytes_per_element, vector=2.0 * elements)
+
+    return work
+
+
 def _attention(values: list[Any], result: Tensor) -> Work:
     """query [..., Sq, heads · size], key and value [..., Skv, kv heads, size]: the products with the keys and with the values,
     and a softmax of the logits in between."""
@@ -72,6 +83,11 @@ WORK: dict[str, Counter] = {
     },
     **{name: _product(1) for name in ("aten::addmm", "aten::baddbmm", "aten::addmv")},
     "tensor_cast::attention": _attention,
+    **{
+        f"tensor_cast::{name}{fused}": _quantised(0.5 if name == "mxfp4_linear" else 1)
+        for name in ("static_quant_linear", "static_quant_linear_int4", "fp8_linear", "mxfp4_linear")
+        for fused in ("", "_all_reduce")
+    },
 }  # fmt: skip
 
 _SOFTMAX = 5  # per logit: maximum, difference, exponential, sum, quotient

@@ -160,7 +160,7 @@ def _time(op: _Traits, values: list[Any], result: Any, device: DeviceProfile) ->
         moved += min(_bytes(results[0]) - _bytes(values[op.sparse]), 0)
     try:
         work = op.work(values, results[0])
-        communication = _communication(op, values, device)
+        communication = _communication(op, values, results[0], device)
     except (AttributeError, IndexError, TypeError):  # arguments in another form than the tables expect
         work, communication = Work(), None
     dtype = operands[0].dtype if operands else results[0].dtype
@@ -217,7 +217,7 @@ def _traits(target: Any) -> _Traits:
     return _Traits(names, work, op.resources, _COLLECTIVES.get(short), group, SPARSE.get(base))
 
 
-def _communication(op: _Traits, values: list[Any], device: DeviceProfile) -> float | None:
+def _communication(op: _Traits, values: list[Any], result: Tensor, device: DeviceProfile) -> float | None:
     """Seconds that the collective of an op takes; None when it has none, or one of another form than the tables know."""
     if op.collective is None or not op.group:
         return None
@@ -229,8 +229,7 @@ def _communication(op: _Traits, values: list[Any], device: DeviceProfile) -> flo
     if op.collective == "all_to_all":  # whichever is more, what goes out or what comes in
         contribution *= max(sum(values[1]), sum(values[2])) / max(values[0].shape[0], 1)
     elif op.resources == ("compute", "comm"):  # fused: it reduces the product
-        rows, columns = values[0].shape[:-1], values[1].shape[-1]
-        contribution = math.prod(rows) * columns * values[0].dtype.itemsize
+        contribution = _bytes(result)
     return collective_time(op.collective, contribution, len(ranks), interconnect)
 
 
@@ -241,4 +240,8 @@ _COLLECTIVES = {
     "all_to_all": "all_to_all",
     "pipeline_send_recv": "send_recv",
     "matmul_all_reduce": "all_reduce",
+    "static_quant_linear_all_reduce": "all_reduce",
+    "static_quant_linear_int4_all_reduce": "all_reduce",
+    "fp8_linear_all_reduce": "all_reduce",
+    "mxfp4_linear_all_reduce": "all_reduce",
 }

@@ -7,6 +7,7 @@ from tcverify.execution.exploration import Exploration, Order, explore
 from tcverify.execution.interpreter import Call, NodeError, RankResult
 from tcverify.execution.lockstep import Lockstep
 from tcverify.execution.observations import Event, Observation
+from tcverify.execution.points import Explanation, explain
 from tcverify.execution.pool import ProcessGroupPool
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "Delta",
     "Event",
     "Executor",
+    "Explanation",
     "Exploration",
     "Hang",
     "Lockstep",
@@ -28,6 +30,7 @@ __all__ = [
     "backend_of",
     "compare_ranks",
     "digest",
+    "explain",
     "explore",
     "explore_on_cuda",
 ]

@@ -27,7 +27,7 @@ class Delta:
         discrete: whether the problem is one of values that do not differ by size: integers, booleans, NaN or inf.
         overflow: the rewritten value is infinite where the original is finite.
         own: in the native domain, the original's own largest error; `difference` is the rewritten value's then, both
-            against the original in float64.
+            against the original in float64. `dtype` is the original's there.
     """
 
     rank: int
@@ -42,6 +42,7 @@ class Delta:
     overflow: bool = False
     discrete: bool = False
     own: float = 0.0
+    dtype: torch.dtype | None = None
 
 
 def compare_ranks(original: RankResult, rewritten: RankResult) -> list[Delta]:
@@ -70,6 +71,7 @@ def compare_ranks(original: RankResult, rewritten: RankResult) -> list[Delta]:
 def compare_native(reference: RankResult, original: RankResult, rewritten: RankResult) -> list[Delta]:
     """Compare what one rank computed in the native domain with the original in float64. All ran to their end."""
     deltas = compare_ranks(original, rewritten)
+    dtypes = _dtypes(original)
     if len(deltas) == 1 and deltas[0].label == "the outputs":
         return deltas
     own = {delta.label: delta for delta in compare_ranks(_wide(reference), _wide(original))}
@@ -81,10 +83,18 @@ def compare_native(reference: RankResult, original: RankResult, rewritten: RankR
             error.own = own[delta.label].difference if delta.label in own else 0.0
             error.problem = None  # a NaN or inf that the original has too
             error.overflow = delta.overflow
+            error.dtype = dtypes.get(error.label)
             found.append(error)
         else:
             found.append(delta)
     return found
+
+
+def _dtypes(result: RankResult) -> dict[str, torch.dtype]:
+    """Dtypes by label."""
+    found = {f"output {i}": value.dtype for i, value in enumerate(result.outputs) if isinstance(value, torch.Tensor)}
+    named = zip(result.input_names, result.inputs, strict=True)
+    return found | {f"input '{name}' after the run": value.dtype for name, value in named}
 
 
 def _wide(result: RankResult) -> RankResult:

@@ -74,6 +74,16 @@ class Run:
         """Whether every rank came to its end."""
         return self.hang is None and self.mismatch is None and self.error is None
 
+    @property
+    def why(self) -> str:
+        """Why it did not finish, in one sentence."""
+        if self.mismatch is not None:
+            return self.mismatch[0]
+        if self.hang is not None:
+            return str(self.hang)
+        failed = self.error
+        return f"on rank {failed.rank}, {failed.error}" if failed is not None else "it did not finish"
+
 
 @dataclass(slots=True)
 class Comparison:

@@ -126,7 +126,7 @@ def encode_reply(reply: Reply, *, values: bool) -> list[bytes]:
     data: dict[str, Any] = {
         "id": reply.number,
         "results": [encode_result(result, store if values else None) for result in reply.results],
-        "deltas": [dataclasses.asdict(delta) for delta in reply.deltas],
+        "deltas": [_encode_delta(delta) for delta in reply.deltas],
     }
     if isinstance(reply.refusal, UnsupportedOp):
         data["refusal"] = {"op": reply.refusal.op, "reason": reply.refusal.reason}
@@ -216,8 +216,14 @@ def decode_collective(data: list[Any]) -> Collective:
     return Collective(kind, tuple(members), tuple(shape), getattr(torch, dtype), dim, reduce_op, pair, root)
 
 
+def _encode_delta(delta: Delta) -> dict[str, Any]:
+    dtype = None if delta.dtype is None else _dtype_name(delta.dtype)
+    return {f.name: getattr(delta, f.name) for f in dataclasses.fields(delta)} | {"dtype": dtype}
+
+
 def _decode_delta(data: dict[str, Any]) -> Delta:
-    return Delta(**{**data, "worst": tuple(data["worst"])})
+    dtype = None if data["dtype"] is None else getattr(torch, data["dtype"])
+    return Delta(**{**data, "worst": tuple(data["worst"]), "dtype": dtype})
 
 
 def _dtype_name(dtype: torch.dtype) -> str:

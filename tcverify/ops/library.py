@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from tcverify.ops import quantised
 from tcverify.ops import tensor_cast as meaning
 from tcverify.ops.distributed import perform
 from tcverify.ops.spec import contiguous_stride
@@ -61,6 +62,7 @@ SCHEMAS: dict[str, str] = {
     "_internal_order_barrier": "(Tensor x, Tensor dep) -> Tensor",
     "_internal_wait_and_bind": "(Tensor x, int stream_id, Tensor[] deps) -> Tensor",
     "_internal_record": "(Tensor x, int stream_id) -> Tensor",
+    **quantised.SCHEMAS,
 }
 
 
@@ -121,14 +123,19 @@ _FAKES: dict[str, Callable[..., Any]] = {
     "_internal_order_barrier": _same_layout,
     "_internal_wait_and_bind": _same_layout,
     "_internal_record": _fake_record,
+    **{name: quantised.shape_of(name) for name in quantised.SCHEMAS},
 }  # the other ops are local: what they mean, on fake tensors, says shape, stride and dtype exactly
 
 
 # ------------------------------------------------------------------------------------------------------ real kernels
 
 
+#: Ops whose results do not have the dtype of their first argument: promoted, or as an argument says.
+_OTHER_DTYPE = frozenset({"gated_residual_add", *quantised.LOCAL, *quantised.FUSED})
+
+
 def _local_kernel(name: str, run: Callable[..., Any]) -> Callable[..., Any]:
-    if name == "tensor_cast::gated_residual_add":  # the one whose result has the promoted dtype
+    if name in _OTHER_DTYPE:
         return run
     return lambda *args: _like_first(run(*args), args)
 
@@ -155,9 +162,9 @@ def _widen(value: Any) -> Any:
 
 
 def _kernel(op: Op) -> Callable[..., Any]:
-    run = op.require()
+    run, name = op.require(), op.name.removeprefix("tensor_cast::")
     if not op.collective:
-        return _local_kernel(op.name, run)
+        return _local_kernel(name, run)
 
     def call(*args: Any) -> Any:
         rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
@@ -168,7 +175,7 @@ def _kernel(op: Op) -> Callable[..., Any]:
                 request = next(steps) if result is None else steps.send(result)
                 result = perform(request.collective, request.tensor)
         except StopIteration as stop:
-            return _like_first(stop.value, args)
+            return stop.value if name in _OTHER_DTYPE else _like_first(stop.value, args)
 
     return call
 
@@ -193,7 +200,7 @@ _COLLECTIVE = (
     "all_reduce", "reduce_scatter", "all_gather", "all_to_all", "pipeline_send_recv", "matmul_all_reduce",
 )  # fmt: skip
 #: Collectives that compute as well.
-_FUSED = frozenset({"matmul_all_reduce"})
+_FUSED = frozenset({"matmul_all_reduce", *quantised.FUSED})
 _IDENTITY = (
     "_internal_mark_region_begin",
     "_internal_mark_region_end",
@@ -204,7 +211,7 @@ _IDENTITY = (
 
 def _op(name: str, run: Callable[..., Any], *, collective: bool = False, identity: bool = False) -> Op:
     full = f"tensor_cast::{name}"
-    fake = _FAKES.get(name) or _local_kernel(full, run)
+    fake = _FAKES.get(name) or _local_kernel(name, run)
     resources = ("compute", "comm") if name in _FUSED else ("comm",) if collective else ("compute",)
     native = _native_kernel(full, run) if name in _LOCAL else None
     return Op(
@@ -215,6 +222,8 @@ def _op(name: str, run: Callable[..., Any], *, collective: bool = False, identit
 OPS = (
     *(_op(name, getattr(meaning, name)) for name in _LOCAL),
     *(_op(name, getattr(meaning, name), collective=True) for name in _COLLECTIVE),
+    *(_op(name, run) for name, run in quantised.MEANINGS.items()),
+    *(_op(f"{name}_all_reduce", quantised.summed(name), collective=True) for name in quantised.LOCAL),
     *(_op(name, meaning.fresh, identity=True) for name in _IDENTITY),
     _op("_internal_wait_and_bind", meaning.gated, identity=True),
     _op("_internal_record", meaning.token),

@@ -43,9 +43,19 @@ _NORMS = frozenset(
     for name in ("rms_norm", "add_rms_norm", "add_rms_norm2", "layer_norm", "modulated_layer_norm")
 )
 _POINTWISE = frozenset(f"tensor_cast::{name}" for name in ("silu", "gelu", "swiglu", "gated_residual_add"))
-_MIXING = frozenset({"tensor_cast::cat", "tensor_cast::attention", "python::matmul"})
+_QUANTISED = tuple(
+    f"tensor_cast::{name}" for name in ("static_quant_linear", "static_quant_linear_int4", "fp8_linear", "mxfp4_linear")
+)
+_MIXING = frozenset({"tensor_cast::cat", "tensor_cast::attention", "python::matmul", *_QUANTISED})
 _OPERATORS = frozenset(f"python::{name}" for name in ("add", "sub", "mul", "truediv", "neg"))
-_WHOLE = frozenset({"tensor_cast::all_reduce", "tensor_cast::matmul_all_reduce", "tensor_cast::all_gather"})
+_WHOLE = frozenset(
+    {
+        "tensor_cast::all_reduce",
+        "tensor_cast::matmul_all_reduce",
+        "tensor_cast::all_gather",
+        *(f"{name}_all_reduce" for name in _QUANTISED),
+    }
+)
 _SCATTER = "tensor_cast::reduce_scatter"
 
 

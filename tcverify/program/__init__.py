@@ -3,7 +3,7 @@
 from tcverify.program.build import GraphBuilder, spmd_program
 from tcverify.program.codec import dumps, loads, program_id
 from tcverify.program.contract import Contract
-from tcverify.program.finding import KINDS, Finding
+from tcverify.program.finding import KINDS, Doubt, Finding, Note, Said
 from tcverify.program.graph import RankBinding, RankConstant, compute_nodes
 from tcverify.program.inputs import InputSpec, Recipe
 from tcverify.program.mesh import Mesh, MeshDim
@@ -18,17 +18,20 @@ __all__ = [
     "REPLICATED",
     "VARYING",
     "Contract",
+    "Doubt",
     "Finding",
     "GraphBuilder",
     "InputSpec",
     "Mesh",
     "MeshDim",
     "NotSerialisable",
+    "Note",
     "Placement",
     "Program",
     "RankBinding",
     "RankConstant",
     "Recipe",
+    "Said",
     "StreamSettings",
     "compute_nodes",
     "dumps",

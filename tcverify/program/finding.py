@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +56,21 @@ KINDS = {
 
 
 @dataclass(frozen=True, slots=True)
+class Note:
+    """What a verdict says without changing it.
+
+    Attributes:
+        reason: "exact-aside" (the exact domain cannot model the program or its rewrite, so that floating point decided),
+            "exact-decided" (float64 is too ill-conditioned to judge, and the exact domain agrees) or "literal-changed" (a
+            literal is a few ulps away from the original's).
+        detail: one sentence.
+    """
+
+    reason: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
 class Doubt:
     """Why a verdict is inconclusive.
 
@@ -68,3 +83,7 @@ class Doubt:
 
     reason: str
     detail: str
+
+
+#: What a check may say.
+Said: TypeAlias = Finding | Doubt | Note

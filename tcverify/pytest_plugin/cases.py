@@ -12,7 +12,7 @@ from tcverify.doctor import require_backend
 from tcverify.errors import UsageError
 from tcverify.program import Contract
 from tcverify.pytest_plugin.decorator import Verification
-from tcverify.pytest_plugin.options import CONFIRM, Options
+from tcverify.pytest_plugin.options import CONFIRM, DOMAINS, Options
 from tcverify.pytest_plugin.profiles import PROFILES
 from tcverify.pytest_plugin.references import Reference, reference_to
 from tcverify.pytest_plugin.worlds import World, known_value, listed, make_worlds
@@ -34,6 +34,7 @@ class Case:
     pass_options: dict[str, Any]
     checks: tuple[str, ...] | None
     confirm: str
+    domain: str
     pass_timeout: float
     shrink_time: float
 
@@ -75,6 +76,7 @@ def make_cases(asked: Verification, options: Options) -> list[Case]:
             pass_options,
             _checks(asked.checks),
             confirm,
+            options.domain if asked.domain is None else known_value(asked.domain, DOMAINS, "domain"),
             _seconds(asked.pass_timeout, "pass_timeout", above=0.0),
             _seconds(asked.shrink_time, "shrink_time"),
         )

@@ -31,6 +31,7 @@ class Verification:
     pass_options: Any
     checks: Any
     confirm: Any
+    domain: Any
     pass_timeout: Any
     shrink_time: Any
 
@@ -46,6 +47,7 @@ def verifies(
     pass_options: Mapping[str, Any] | None = None,
     checks: Sequence[str] | None = None,
     confirm: str | None = None,
+    domain: str | None = None,
     pass_timeout: float = 20.0,
     shrink_time: float = 30.0,
 ) -> Callable[[F], F]:
@@ -83,6 +85,8 @@ def verifies(
         checks: names of the checks to apply; default all.
         confirm: "gloo", "nccl" or "none": the process group that runs what lockstep does not refute; default from
             `--tcverify-confirm`.
+        domain: "float64", "native" or "exact": the number domain that values are judged in (see `verify`); default from
+            `--tcverify-domain`.
         pass_timeout: seconds that one application of a pass may take.
         shrink_time: seconds to shrink one finding.
 
@@ -90,7 +94,7 @@ def verifies(
     """
     asked = Verification(
         passes, programs, world_sizes, meshes, max_examples, shards, contract, pass_options, checks, confirm,
-        pass_timeout, shrink_time,
+        domain, pass_timeout, shrink_time,
     )  # fmt: skip
 
     def decorate(function: F) -> F:

@@ -11,6 +11,7 @@ import pytest
 
 CONFIRM = ("gloo", "nccl", "none")
 PROFILES = ("dev", "ci", "nightly")
+DOMAINS = ("float64", "native", "exact")  # not imported: pytest starts this before torch
 
 #: Where earlier failures and programs in flight are kept, from the root directory: a directory per item.
 STATE_DIR = Path(".tcverify", "items")
@@ -29,6 +30,7 @@ class Options:
 
     Attributes:
         confirm: "gloo", "nccl" or "none".
+        domain: "float64", "native" or "exact".
         profile: "dev", "ci" or "nightly".
         report_dir: where counterexamples are written, absolute.
         shown_dir: the same as commands name it, seen from where pytest was started.
@@ -39,6 +41,7 @@ class Options:
     """
 
     confirm: str
+    domain: str
     profile: str
     report_dir: Path
     shown_dir: Path
@@ -56,6 +59,10 @@ def add_options(parser: pytest.Parser) -> None:
         help="process group that runs what lockstep does not refute [default: gloo]",
     )  # fmt: skip
     group.addoption(
+        "--tcverify-domain", choices=DOMAINS, default=None,
+        help="number domain that values are judged in [default: float64]",
+    )  # fmt: skip
+    group.addoption(
         "--tcverify-profile", choices=PROFILES, default=None,
         help="how many programs are drawn, in how many items [default: dev]",
     )  # fmt: skip
@@ -67,6 +74,7 @@ def add_options(parser: pytest.Parser) -> None:
         help="draw other programs, e.g. every night; the same number draws the same ones [default: 0]",
     )  # fmt: skip
     parser.addini("tcverify_confirm", f"default of --tcverify-confirm: {', '.join(CONFIRM)}", default="")
+    parser.addini("tcverify_domain", f"default of --tcverify-domain: {', '.join(DOMAINS)}", default="")
     parser.addini("tcverify_profile", f"default of --tcverify-profile: {', '.join(PROFILES)}", default="")
     parser.addini("tcverify_report_dir", "default of --tcverify-report-dir, seen from the root directory", default="")
 
@@ -104,6 +112,7 @@ def read_options(config: pytest.Config) -> Options:
     report_dir = Path(os.path.abspath(report_dir))
     return Options(
         confirm=chosen("confirm", CONFIRM, "gloo"),
+        domain=chosen("domain", DOMAINS, "float64"),
         profile=chosen("profile", PROFILES, "dev"),
         report_dir=report_dir,
         shown_dir=_as_seen_from(start, report_dir, config.rootpath),

@@ -67,6 +67,7 @@ def run_case(case: Case, nodeid: str, options: Options, session: Session) -> tup
                 seed=item_seed(nodeid, options.seed),
                 contract=_contract(case, subject),
                 checks=case.checks,
+                domain=case.domain,
                 shrink_time=case.shrink_time,
             )
             earlier = {known.id for known in Failures(state_dir, subject.facts, plan.mesh)}

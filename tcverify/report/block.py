@@ -84,6 +84,7 @@ def make_block(case: Counterexample, path: Path | None, diagnosis: Diagnosis | N
     if case.shrink_cut:
         shrunk += " (until time ran out)"
     where = f"in {' and '.join(case.executors)}" if case.executors else "before any program ran"
+    domain = "" if case.domain == "float64" else f", in the {case.domain} domain"
     versions = ", ".join(f"{name} {case.environment[name]}" for name in ("torch", "python") if name in case.environment)
     values = [
         f"rank {v.rank}: {v.label}{list(v.index)} expected {v.expected:.9g}, actual {v.actual:.9g}" for v in case.values
@@ -107,7 +108,7 @@ def make_block(case: Counterexample, path: Path | None, diagnosis: Diagnosis | N
         blamed=_blamed(case, diagnosis),
         values=_first([plain(text) for text in values]),
         others=_first([plain(f"{f.kind}: {f.title}") for f in case.others]),
-        footer=plain(f"found by {finding.check} {where}; {versions}"),
+        footer=plain(f"found by {finding.check} {where}{domain}; {versions}"),
         reproduce=_commands(case, path) if path is not None else [],
     )
 

@@ -183,6 +183,8 @@ class JunitReport:
         lines = [f"{suite.finished.verdict}: {count(counts.programs, 'program')}, {counts.changed} changed by the pass"]
         for reason, number in counts.doubts.most_common():
             lines.append(f"inconclusive, {reason}: {count(number, 'program')} ({plain(counts.doubt_details[reason])})")
+        for reason, number in counts.notes.most_common():
+            lines.append(f"{reason}: {count(number, 'program')} ({plain(counts.note_details[reason])})")
         return "\n".join(lines)
 
 

@@ -26,6 +26,7 @@ CONTRACT = {{
 {contract}
 }}
 KIND = {kind}
+DOMAIN = {domain}
 DEEP = {deep}
 PASS_TIMEOUT = {pass_timeout}
 PROGRAM = (
@@ -34,7 +35,9 @@ PROGRAM = (
 
 if __name__ == "__main__":
     raise SystemExit(
-        reproduce(loads(PROGRAM), PASS, OPTIONS, CONTRACT, KIND, deep=DEEP, pass_timeout=PASS_TIMEOUT)
+        reproduce(
+            loads(PROGRAM), PASS, OPTIONS, CONTRACT, KIND, domain=DOMAIN, deep=DEEP, pass_timeout=PASS_TIMEOUT
+        )
     )
 '''
 
@@ -52,6 +55,7 @@ def to_script(case: Counterexample) -> str:
         options=ascii(dict(case.facts.options)),
         contract="\n".join(f"    {name!a}: {getattr(case.contract, name)!a}," for name in case.contract.__slots__),
         kind=ascii(case.finding.kind),
+        domain=ascii(case.domain),
         deep=case.deep,
         pass_timeout=case.pass_timeout,
         program="\n".join(f"    {piece}" for piece in pieces),

@@ -148,6 +148,9 @@ class TerminalReport:
         for reason, number in counts.doubts.most_common():
             detail = plain(counts.doubt_details[reason])
             say(self.console, f"  inconclusive, {reason}: {count(number, 'program')} ({detail})", "yellow")
+        for reason, number in counts.notes.most_common():
+            detail = plain(counts.note_details[reason])
+            say(self.console, f"  {reason}: {count(number, 'program')} ({detail})")
         for entry, number in event.known:
             say(self.console, f"  {known_line(entry, number)}", "yellow")
         cases: dict[str, list[str]] = {}

@@ -113,6 +113,69 @@ def matmul_all_reduce(mat1: Tensor, mat2: Tensor, bias: Maybe, rank: int, rank_g
     return _like(mat1 @ mat2)
 
 
+Dtype = Optional[torch.dtype]  # noqa: UP045
+
+
+def static_quant_linear(
+    x: Tensor,
+    w: Tensor,
+    w_scale: Tensor,
+    w_offset: Maybe,
+    x_scale: Maybe,
+    x_offset: Maybe,
+    bias: Maybe,
+    out_dtype: Dtype,
+) -> Tensor:
+    return _made(x, (x.shape[0], w.shape[1]), out_dtype)
+
+
+def static_quant_linear_int4(
+    x: Tensor,
+    w: Tensor,
+    w_scale: Tensor,
+    w_offset: Maybe,
+    x_scale: Maybe,
+    x_offset: Maybe,
+    bias: Maybe,
+    out_dtype: Dtype,
+) -> Tensor:
+    return _made(x, (x.shape[0], w.shape[1]), out_dtype)
+
+
+def fp8_linear(x: Tensor, w: Tensor, x_scale: Tensor, w_scale: Tensor, bias: Maybe, out_dtype: Dtype) -> Tensor:
+    return _made(x, (x.shape[0], w.shape[1]), out_dtype or torch.float16)
+
+
+def mxfp4_linear(x: Tensor, w: Tensor, x_scale: Tensor, w_scale: Tensor, bias: Maybe, out_dtype: Dtype) -> Tensor:
+    return _made(x, (x.shape[0], w.shape[1]), out_dtype or torch.float16)
+
+
+def static_quant_linear_all_reduce(
+    x: Tensor, w: Tensor, w_scale: Tensor, w_offset: Maybe, x_scale: Maybe, x_offset: Maybe, bias: Maybe, out_dtype: Dtype,
+    rank: int, rank_group: Ranks,
+) -> Tensor:  # fmt: skip
+    return _made(x, (x.shape[0], w.shape[1]), out_dtype)
+
+
+def static_quant_linear_int4_all_reduce(
+    x: Tensor, w: Tensor, w_scale: Tensor, w_offset: Maybe, x_scale: Maybe, x_offset: Maybe, bias: Maybe, out_dtype: Dtype,
+    rank: int, rank_group: Ranks,
+) -> Tensor:  # fmt: skip
+    return _made(x, (x.shape[0], w.shape[1]), out_dtype)
+
+
+def fp8_linear_all_reduce(
+    x: Tensor, w: Tensor, x_scale: Tensor, w_scale: Tensor, bias: Maybe, out_dtype: Dtype, rank: int, rank_group: Ranks
+) -> Tensor:
+    return _made(x, (x.shape[0], w.shape[1]), out_dtype or torch.float16)
+
+
+def mxfp4_linear_all_reduce(
+    x: Tensor, w: Tensor, x_scale: Tensor, w_scale: Tensor, bias: Maybe, out_dtype: Dtype, rank: int, rank_group: Ranks
+) -> Tensor:
+    return _made(x, (x.shape[0], w.shape[1]), out_dtype or torch.float16)
+
+
 def _internal_mark_region_begin(x: Tensor, id: int) -> Tensor:
     return _like(x)
 
@@ -145,6 +208,8 @@ def something_new(x: Tensor) -> Tensor:
 OPS: tuple[Callable[..., Any], ...] = (
     rms_norm, add_rms_norm, add_rms_norm2, layer_norm, modulated_layer_norm, silu, gelu, swiglu, gated_residual_add, cat,
     attention, all_reduce, reduce_scatter, all_gather, all_to_all, pipeline_send_recv, matmul_all_reduce,
+    static_quant_linear, static_quant_linear_int4, fp8_linear, mxfp4_linear, static_quant_linear_all_reduce,
+    static_quant_linear_int4_all_reduce, fp8_linear_all_reduce, mxfp4_linear_all_reduce,
     _internal_mark_region_begin, _internal_mark_region_end, _internal_copy_region, _internal_order_barrier,
     _internal_wait_and_bind, _internal_record, something_new,
 )  # fmt: skip

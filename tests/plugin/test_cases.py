@@ -23,7 +23,7 @@ from tcverify.strategies import decode, transformer_programs
 
 PROGRAM = decode(Mesh.grid({"tp": 2}), b"")
 HERE = Path(__file__).parent
-OPTIONS = Options("none", "dev", HERE, HERE, HERE, HERE, FRESH_PATH, 0)
+OPTIONS = Options("none", "float64", "dev", HERE, HERE, HERE, HERE, FRESH_PATH, 0)
 
 
 def asked(*passes: Any, **arguments: Any) -> Verification:
@@ -212,3 +212,10 @@ def test_a_strategy_is_to_draw_programs() -> None:
     (case,) = cases("identity", programs=st.just(42))
     with pytest.raises(UsageError, match="the strategy drew a int"):
         draw(case.world.programs)
+
+
+def test_the_domain_is_that_of_the_options_unless_the_decorator_names_one() -> None:
+    assert {case.domain for case in cases(Identity)} == {"float64"}
+    assert {case.domain for case in cases(Identity, domain="exact")} == {"exact"}
+    with pytest.raises(UsageError, match="real"):
+        cases(Identity, domain="real")

@@ -201,6 +201,7 @@ def test_one_in_twenty_is_degenerate(label_counts: Counter[str]) -> None:
         ("few-tokens", 0.03), ("scatter-gather", 0.03), ("uneven-features", 0.03), ("rank-reduced", 0.05),
         ("bsh", 0.2), ("sbh", 0.05), ("flat", 0.1), ("layers=1", 0.3), ("layers=2", 0.1), ("layers=3", 0.03),
         ("layers=4", 0.01), ("entry-norm", 0.3), ("mask", 0.05), ("transpose", 0.05),
+        ("quantised", 0.08), ("int8", 0.02), ("int4", 0.02), ("fp8", 0.01), ("mxfp4", 0.01),
     ],
 )  # fmt: skip
 def test_programs_contain_what_shows_defects(label: str, share: float, label_counts: Counter[str]) -> None:

@@ -203,6 +203,27 @@ def test_a_fused_op_takes_the_longer_of_both_parts() -> None:
     assert cost(comm_bound) == pytest.approx(collective_time("all_reduce", 40_000, 2, NETWORK))
 
 
+def test_quantised_linears_multiply_as_many_elements_as_they_hold() -> None:
+    rest = None, None, None, None, torch.float32
+    bytes_of_x, bytes_of_w = spec(500, 400, dtype=torch.uint8), spec(400, 500, dtype=torch.uint8)
+    scales = spec(500, 25), spec(500, 25)
+    plain = call("aten::mm", spec(500, 400), spec(400, 500))
+    int8 = call("tensor_cast::static_quant_linear", spec(500, 400), bytes_of_w, spec(1), *rest)
+    int4 = call("tensor_cast::static_quant_linear_int4", spec(500, 800), bytes_of_w, spec(1), *rest)
+    mxfp4 = call("tensor_cast::mxfp4_linear", bytes_of_x, bytes_of_w, *scales, None, torch.float32)
+    assert cost(int8) == pytest.approx(cost(plain))
+    assert cost(int4) == pytest.approx(2 * cost(int8))
+    assert cost(mxfp4) == pytest.approx(cost(int4))
+
+
+def test_a_fused_quantised_linear_reduces_its_result() -> None:
+    operands = spec(100, 2), spec(2, 100, dtype=torch.int8), spec(1), None, None, None, None
+    wide = call("tensor_cast::static_quant_linear_all_reduce", *operands, torch.float32, 0, [0, 4])
+    narrow = call("tensor_cast::static_quant_linear_all_reduce", *operands, torch.bfloat16, 0, [0, 4])
+    assert cost(wide) == pytest.approx(collective_time("all_reduce", 40_000, 2, NETWORK))
+    assert cost(narrow) == pytest.approx(collective_time("all_reduce", 20_000, 2, NETWORK))
+
+
 def test_groups_may_be_rank_constants() -> None:
     group = RankConstant("tp")
     node = call("tensor_cast::all_reduce", spec(1000), RankConstant("rank"), group, constants={"tp": [0, 1], "rank": 0})
@@ -323,6 +344,7 @@ OPS: dict[str, Callable[[int], fx.Node]] = {
     "all_reduce": lambda n: call("tensor_cast::all_reduce", spec(n, 64), 0, [0, 1]),
     "all_gather": lambda n: call("tensor_cast::all_gather", spec(n, 64), 0, 0, [0, 1]),
     "matmul_all_reduce": lambda n: call("tensor_cast::matmul_all_reduce", spec(n, 64), spec(64, 64), None, 0, [0, 1]),
+    "fp8_linear": lambda n: call("tensor_cast::fp8_linear", spec(n, 64), spec(64, 64), spec(1), spec(64), None, None),
 }
 
 

@@ -146,7 +146,7 @@ def test_the_script_holds_only_literals_of_others() -> None:
     }
     assert assigned["PASS"] == f"{NASTY}:{NASTY}"
     assert assigned["OPTIONS"] == {NASTY: NASTY}
-    assert set(assigned) == {"PASS", "OPTIONS", "CONTRACT", "KIND", "DEEP", "PASS_TIMEOUT", "PROGRAM"}
+    assert set(assigned) == {"PASS", "OPTIONS", "CONTRACT", "KIND", "DOMAIN", "DEEP", "PASS_TIMEOUT", "PROGRAM"}
     others = [node for node in tree.body if not isinstance(node, ast.Assign)]
     assert [type(node) for node in others] == [ast.Expr, ast.ImportFrom, ast.ImportFrom, ast.If]
     assert text.isascii()

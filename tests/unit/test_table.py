@@ -12,6 +12,7 @@ from tcverify.execution import Lockstep
 from tcverify.ops import Op, lookup, qualified_name, register_dialect, resolve
 from tcverify.ops import table as tables
 from tcverify.ops.library import SCHEMAS
+from tcverify.ops.quantised import FUSED
 from tcverify.program import InputSpec, Mesh, dumps, loads, spmd_program
 
 aten = torch.ops.aten
@@ -138,7 +139,16 @@ def test_python_operators_make_new_values(target: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["all_reduce", "reduce_scatter", "all_gather", "all_to_all", "pipeline_send_recv", "matmul_all_reduce"]
+    "name",
+    [
+        "all_reduce",
+        "reduce_scatter",
+        "all_gather",
+        "all_to_all",
+        "pipeline_send_recv",
+        "matmul_all_reduce",
+        *FUSED,
+    ],
 )
 def test_collectives_are_marked(name: str) -> None:
     assert lookup(resolve(f"tensor_cast::{name}")).collective
