@@ -27,6 +27,8 @@ from tcverify.program import Contract, Doubt, Finding, Note, NotSerialisable, Pr
 
 LOCKSTEP = Lockstep()
 
+_NOT_HERE = "only the pass's process can hold the rewritten graph, and it ran there in float64 alone"
+
 
 @dataclass(slots=True)
 class Verdict:
@@ -207,7 +209,9 @@ def verification(
         doubts.append(not_executed(error))
     clock.lap("lockstep")
     if domain == "exact" and pair.changed and not any(run.domain.startswith("exact") for run in evidence.runs):
-        evidence.aside = evidence.aside or "the rewritten graph cannot be run in it"
+        evidence.aside = evidence.aside or _NOT_HERE
+    elif domain == "native" and pair.changed and (pair.judged is not None or pair.foreign is not None):
+        notes.append(Note("native-aside", _NOT_HERE))
     findings = apply_checks(checks, evidence, doubts, notes)
     clock.lap("checks")
     if confirm is not None and worth_confirming(evidence, findings, always_confirm):
