@@ -150,7 +150,7 @@ ORDER: tuple[Exhibit, ...] = (
         GRAPHS,
         "A graph is copied call by call, and one that was left out has readers that nobody redirected. FX notices only "
         "when it checks the graph, or writes code that names a variable which does not exist.",
-        _LOCAL + "StrayNode", _LOCAL + "Rebuild", "malformed-graph", (), ("PT-175812-3",), strategy="structured",
+        _LOCAL + "StrayNode", _LOCAL + "Rebuild", "malformed-graph", ("output",), ("PT-175812-3",), strategy="structured",
     ),
     Exhibit(
         "stale-metadata",
