@@ -133,7 +133,8 @@ class Campaign:
         bounds = plan.max_examples, plan.max_time
         earlier = len(self._failures)
         try:
-            self._tell(CampaignStarted(facts, plan.mesh, confirm, *bounds, plan.seed, bool(facts.target), earlier))
+            guarded = bool(facts.target)
+            self._tell(CampaignStarted(facts, plan.mesh, confirm, *bounds, plan.seed, guarded, earlier, plan.domain))
             with self._interrupts, _older_objects_frozen():
                 stop = self._rounds()
         except KeyboardInterrupt:

@@ -134,7 +134,7 @@ def test_boxes_stand_apart_and_edges_lead_to_boxes() -> None:
         assert {end for line in panel.lines for end in (line.source, line.target)} <= ids
         places = [(b.x, b.y, b.x + b.width, b.y + BOX_HEIGHT) for b in seen]
         for i, (left, top, right, bottom) in enumerate(places):
-            assert 0 <= left < right <= drawing.width
+            assert 0 <= left < right <= panel.width
             assert all(right <= l or r <= left or bottom <= t or b <= top for l, t, r, b in places[:i])  # noqa: E741
 
 
