@@ -258,7 +258,8 @@ def _run_in(domain: str, evidence: Evidence, baseline: Run, doubts: list[Doubt])
         for draw in range(DRAWS):
             comparison = LOCKSTEP.compare(original, rewritten, Exact(draw))
             if not (comparison.original.finished and comparison.rewritten.finished):
-                evidence.aside = f"it does not end in the exact domain: {comparison.rewritten.why}"
+                why = comparison.rewritten.why if comparison.original.finished else comparison.original.why
+                evidence.aside = f"it does not end in the exact domain: {why}"
                 return
             comparisons.append(comparison)
     except UnsupportedOp as error:

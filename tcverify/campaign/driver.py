@@ -376,8 +376,12 @@ class Campaign:
             deep=target.deep,
             pass_timeout=self.subject.timeout,
         )
-        write_counterexample(case, self.plan.report_dir)
         self._target = None
+        try:
+            write_counterexample(case, self.plan.report_dir)
+        except UsageError:
+            self._tell(FindingFound(case))  # shown it is, before the run ends for want of a place to keep it
+            raise
         self._ledger.add(case)
         self._failures.add(case)
         self.counterexamples.append(case)

@@ -7,7 +7,7 @@ from tcverify.execution.exploration import Exploration, Order, explore
 from tcverify.execution.interpreter import Call, NodeError, RankResult
 from tcverify.execution.lockstep import Lockstep
 from tcverify.execution.observations import Event, Observation
-from tcverify.execution.points import Explanation, explain
+from tcverify.execution.laws import Explanation, explain
 from tcverify.execution.pool import ProcessGroupPool
 from tcverify.execution.rounding import Noise, rounding_noise
 

@@ -62,13 +62,15 @@ class Lockstep:
                     comparison.deltas += compare_native(reference.ranks[rank], expected, actual)
         return comparison
 
-    def probe(self, program: Program, baseline: Run, reruns: int = 3) -> dict[str, float]:
+    def probe(
+        self, program: Program, baseline: Run, reruns: int = 3, domain: Domain = FLOAT64
+    ) -> dict[str, float]:
         """Measure the conditioning of a program's outputs.
 
         Reruns it with the output of every node perturbed by a relative 2⁻⁵¹ and sums accumulated in another order.
 
         Args:
-            baseline: an unperturbed run of the same program.
+            baseline: an unperturbed run of the same program, in the same domain.
 
         Returns:
             Per output label (see `Delta.label`), the largest change over ranks and reruns; infinite when the set of
@@ -76,7 +78,7 @@ class Lockstep:
         """
         changes: dict[str, float] = {}
         for seed in range(1, reruns + 1):
-            run = _execute(program, False, _Perturbation(seed))
+            run = _execute(program, False, _Perturbation(seed), domain=domain)
             for expected, actual in zip(baseline.ranks, run.ranks, strict=True):
                 for delta in compare_ranks(expected, actual):
                     if delta.alias:

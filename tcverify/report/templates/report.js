@@ -338,8 +338,14 @@ for (const stage of document.querySelectorAll(".stage")) {
   };
   const change = (by) => {
     if (!changes.length) return;
-    const number = changes.indexOf(kept);
-    go(changes[number < 0 ? (by > 0 ? 0 : changes.length - 1) : (number + by + changes.length) % changes.length]);
+    let number = changes.indexOf(kept);
+    if (number >= 0) number += by;
+    else {
+      const from = kept ?? (boxes.has(current.id) ? current.id : null);
+      const after = from === null ? 0 : changes.findIndex((id) => order(id, from) >= (by > 0 ? 1 : 0));
+      number = (after < 0 ? changes.length : after) + (by > 0 ? 0 : -1);
+    }
+    go(changes[(number + changes.length) % changes.length]);
   };
   const foldAll = () => {
     const wanted = !folds.every((f) => f.open);
