@@ -16,8 +16,8 @@ from tcverify.program import Program
 from tcverify.relations import Relation
 from tcverify.report.alignment import Row
 from tcverify.report.html_boxes import Vertex, any_node, box_text, edge_mark, gap_text, node_of, placement_texts
-from tcverify.report.html_folds import BOX_HEIGHT, LAYER_GAP, Fold, fold, hidden_edges, path, slots, top
-from tcverify.report.html_layout import Item, Layout, lay_out
+from tcverify.report.html_folds import BOX_HEIGHT, LAYER_GAP, Fold, fold, hidden_edges, path, slack, slots, top
+from tcverify.report.html_layout import CHANNEL, MARGIN, Item, Layout, lay_out
 from tcverify.report.plain import count
 
 #: Rows of which nothing is folded; most that are in sight of longer graphs; and most that are drawn at all.
@@ -44,7 +44,7 @@ class Box:
         kind: "call", "input", "return" or "gap" (nodes that are not drawn).
         mark: see `Row`.
         sign: the mark for those who see no colours.
-        x, y, width: in pixels, while all folds are closed.
+        x, y, width: in pixels, x from the left of its graph, while all folds are closed.
         layer: from the top.
         away: whether a fold holds it.
         op, name, note: what stands in it: op; name and shape; how its value relates to the original's, or the placement of
@@ -118,11 +118,18 @@ class FoldMark:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One graph."""
+    """One graph.
+
+    Attributes:
+        x, width: in pixels, while all folds are closed.
+        right: where its boxes end when all are open; edges run in `channels` beyond it.
+    """
 
     caption: str
     x: float
     width: float
+    right: float
+    channels: int
     boxes: tuple[Box, ...]
     lines: tuple[Line, ...]
     folds: tuple[FoldMark, ...]
@@ -207,7 +214,7 @@ def draw(program: Program, rows: Sequence[Row], relations: Mapping[str, Relation
     left = 0.0
     for side, caption in zip(sides, labels.captions, strict=True):
         panels.append(_panel(scene, side, left, caption, labels, relations if side == "a" else {}))
-        left += layout.widths[side] + PANEL_GAP
+        left += panels[-1].width + PANEL_GAP
     drawn = [box for panel in panels for box in panel.boxes if box.kind != "gap"]
     last = scene.slots[-1] if scene.slots else 0
     return Drawing(
@@ -250,29 +257,41 @@ class _Scene:
 def _panel(
     scene: _Scene, side: str, left: float, caption: str, labels: Labels, relations: Mapping[str, Relation]
 ) -> Panel:
-    places, edges = scene.layout.places, scene.layout.edges[side]
-    id = f"{labels.prefix}{side}"
-    boxes = tuple(
-        _box(scene, side, left, i, labels, relations) for i, v in enumerate(scene.vertices) if v.stands_in(side)
-    )
+    layout, id = scene.layout, f"{labels.prefix}{side}"
+    places, edges, right = layout.places, layout.edges[side], layout.rights[side]
+    stands = [i for i, vertex in enumerate(scene.vertices) if vertex.stands_in(side)]
+    boxes = tuple(_box(scene, side, i, labels, relations) for i in stands)
     hidden = hidden_edges(edges, places, scene.folds)
+    seen = [places[i] for i, box in zip(stands, boxes, strict=True) if not box.away]
+    moved = slack(right, seen, [e for i, e in enumerate(edges) if i not in hidden])
     lines = tuple(
         Line(
             f"{id}{e.source}",
             f"{id}{e.target}",
-            "" if i in hidden else path(e, left, *(scene.slots[places[end].layer] for end in (e.source, e.target))),
-            (e.start + left, e.way + left, e.end + left),
+            path(e, right, moved, *(scene.slots[places[end].layer] for end in (e.source, e.target)))
+            if i not in hidden
+            else "",
+            (e.start, e.way, e.end),
             edge_mark(scene.vertices, e.source, e.target),
             i in hidden,
         )
         for i, e in enumerate(edges)
     )
-    return Panel(caption, left, scene.layout.widths[side], boxes, lines, _fold_marks(scene, side, left, boxes))
+    channels = layout.channels[side]
+    return Panel(
+        caption=caption,
+        x=left,
+        width=right - moved + MARGIN + CHANNEL * (channels + 1 if channels else 0),
+        right=right,
+        channels=channels,
+        boxes=boxes,
+        lines=lines,
+        folds=_fold_marks(scene, boxes, right - moved),
+    )
 
 
-def _fold_marks(scene: _Scene, side: str, left: float, boxes: Sequence[Box]) -> tuple[FoldMark, ...]:
+def _fold_marks(scene: _Scene, boxes: Sequence[Box], right: float) -> tuple[FoldMark, ...]:
     found = []
-    right = max((box.x + box.width for box in boxes), default=left)
     for number, f in enumerate(scene.folds):
         inside = [box for box in boxes if f.first <= box.layer <= f.last]
         changed = sum(box.mark != "same" for box in inside)
@@ -280,8 +299,8 @@ def _fold_marks(scene: _Scene, side: str, left: float, boxes: Sequence[Box]) -> 
         text = count(len(inside), "node" if changed else "unchanged node")
         notes = [f"{changed} changed"] * (changed > 0)
         notes += ["values differ" if wrong == len(inside) else f"{wrong} with other values"] * (wrong > 0)
-        x = left + 10
-        found.append(FoldMark(number, f.first, f.last, x, top(scene.slots[f.first]), right - x, text, ", ".join(notes)))
+        y = top(scene.slots[f.first])
+        found.append(FoldMark(number, f.first, f.last, MARGIN, y, right - MARGIN, text, ", ".join(notes)))
     return tuple(found)
 
 
@@ -360,7 +379,7 @@ def _operands(vertex: Vertex, side: str, number: int, index: Mapping[tuple[str, 
     return tuple(found)
 
 
-def _box(scene: _Scene, side: str, left: float, number: int, labels: Labels, relations: Mapping[str, Relation]) -> Box:
+def _box(scene: _Scene, side: str, number: int, labels: Labels, relations: Mapping[str, Relation]) -> Box:
     vertex, place = scene.vertices[number], scene.layout.places[number]
     other = "a" if side == "b" else "b"
     twin = f"{labels.prefix}{other}{number}" if len(labels.captions) > 1 and vertex.stands_in(other) else ""
@@ -377,7 +396,7 @@ def _box(scene: _Scene, side: str, left: float, number: int, labels: Labels, rel
         kind=vertex.kind,
         mark=mark,
         sign=sign,
-        x=left + place.x,
+        x=place.x,
         y=top(scene.slots[place.layer]),
         width=place.width,
         layer=place.layer,

@@ -17,6 +17,9 @@ from tcverify.report.plain import count
 #: Tensors of so many elements are shown whole.
 MAX_ELEMENTS = 64
 
+#: Of larger ones that differ, so many elements around the worst.
+MAX_SAMPLE = 8
+
 #: Different values of one node that are shown; ranks whose values agree count once.
 MAX_ENTRIES = 8
 
@@ -35,11 +38,13 @@ class Numbers:
         shape: of the tensor; empty for other values.
         elements: all of them where they are few, in row-major order.
         summary: of many: least, mean, greatest.
+        sample: of many, those around the one that differs most: their index, the elements, and which of them that is.
     """
 
     shape: tuple[int, ...]
     elements: tuple[str, ...]
     summary: str
+    sample: tuple[str, tuple[str, ...], int] | None = None
 
     @property
     def rows(self) -> list[tuple[str, tuple[str, ...], int]]:
@@ -95,7 +100,9 @@ class Record:
     def size(self) -> int:
         """Characters that it takes, about."""
         texts = [n for e in self.entries for n in (e.before, e.after) if n is not None]
-        return 80 + sum(60 + sum(len(t) + 1 for t in n.elements) + len(n.summary) for n in texts)
+        return 80 + sum(
+            60 + sum(len(t) + 1 for t in n.elements) + len(n.summary) + 60 * (n.sample is not None) for n in texts
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,9 +216,7 @@ def _entry(part: str, before: Any, after: Any, comparable: bool) -> Entry | None
     if math.isfinite(gap):
         verdict += f", difference {gap:.3g}"
     few = old.numel() <= MAX_ELEMENTS
-    pair = _numbers(old), _numbers(new)
-    if few:
-        pair = _distinct(old, new, differ)
+    pair = _distinct(old, new, differ) if few else _sampled(old, new, differ, worst)
     return Entry("", part, *pair, tuple(numbers.tolist()) if few else (), worst if few else None, verdict, True)
 
 
@@ -256,15 +261,34 @@ _STATISTICS = (("least", torch.min), ("mean", torch.mean), ("greatest", torch.ma
 
 def _distinct(old: torch.Tensor, new: torch.Tensor, differ: torch.Tensor) -> tuple[Numbers, Numbers]:
     """Both as numbers, with so many digits that what differs looks different."""
-    one, other = [], []
-    for a, b, apart in zip(
-        old.reshape(-1).tolist(), new.reshape(-1).tolist(), differ.reshape(-1).tolist(), strict=True
-    ):
-        first, second = _apart(a, b) if apart else (_number(a), _number(b))
-        one.append(first)
-        other.append(second)
     shape = tuple(old.shape)
-    return Numbers(shape, tuple(one), ""), Numbers(shape, tuple(other), "")
+    one, other = _texts(old.reshape(-1), new.reshape(-1), differ.reshape(-1))
+    return Numbers(shape, one, ""), Numbers(shape, other, "")
+
+
+def _sampled(old: torch.Tensor, new: torch.Tensor, differ: torch.Tensor, worst: int) -> tuple[Numbers, Numbers]:
+    """Both in summary, and the elements around the worst one, along the last dim."""
+    shape = tuple(old.shape)
+    row = worst - worst % shape[-1]
+    first = max(row, min(worst - MAX_SAMPLE // 2, row + shape[-1] - MAX_SAMPLE))
+    part = slice(first, min(first + MAX_SAMPLE, row + shape[-1]))
+    index = _row_index(shape, row).removesuffix(":]") or "["
+    index += f"{first - row}:{part.stop - row}]"
+    found = []
+    texts = _texts(old.reshape(-1)[part], new.reshape(-1)[part], differ.reshape(-1)[part])
+    for side, elements in zip((old, new), texts, strict=True):
+        numbers = _numbers(side)
+        assert numbers is not None  # there is a tensor
+        found.append(Numbers(shape, (), numbers.summary, (index, elements, worst - first)))
+    return found[0], found[1]
+
+
+def _texts(old: torch.Tensor, new: torch.Tensor, differ: torch.Tensor) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    pairs = [
+        _apart(a, b) if apart else (_number(a), _number(b))
+        for a, b, apart in zip(old.tolist(), new.tolist(), differ.tolist(), strict=True)
+    ]
+    return tuple(a for a, _ in pairs), tuple(b for _, b in pairs)
 
 
 def _number(value: Any, digits: int = 4) -> str:
@@ -297,7 +321,11 @@ def as_data(found: Record) -> dict[str, Any]:
     def numbers(value: Numbers | None) -> list[Any] | None:
         if value is None:
             return None
-        return [list(value.shape), " ".join(value.elements) if value.elements else value.summary, bool(value.elements)]
+        found = [list(value.shape), " ".join(value.elements) if value.elements else value.summary, bool(value.elements)]
+        if value.sample is not None:
+            index, elements, worst = value.sample
+            found += [index, " ".join(elements), worst]
+        return found
 
     return {
         "b": found.before,

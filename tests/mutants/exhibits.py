@@ -102,17 +102,15 @@ def hidden(exhibit: Exhibit, subject: InProcess, program: Program) -> bool:
 
 def planted(exhibit: Exhibit, pair: Pair) -> list[str]:
     """The names of the planted nodes, over all ranks. A graph that is malformed is known as a listing alone."""
-    if pair.rewritten is None:
-        names = re.findall(r"%(\w+) :", pair.listing)
-        return [name for name in names if _matches(name, exhibit.planted)]
-    nodes = [node for graph in pair.rewritten.graphs for node in graph.nodes if node.op == "call_function"]
-    if callable(exhibit.planted):
-        return list(dict.fromkeys(node.name for node in nodes if exhibit.planted(node)))
-    return [name for name in dict.fromkeys(node.name for node in nodes) if _matches(name, exhibit.planted)]
-
-
-def _matches(name: str, patterns: Planted) -> bool:
-    return not callable(patterns) and any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+    wanted = exhibit.planted
+    nodes = [node for graph in (pair.rewritten.graphs if pair.rewritten is not None else ()) for node in graph.nodes]
+    if callable(wanted):
+        return list(dict.fromkeys(node.name for node in nodes if node.op == "call_function" and wanted(node)))
+    names = [node.name for node in nodes if node.op != "placeholder"] or [
+        *re.findall(r"%(\w+) :.*call_function", pair.listing),
+        "output",
+    ]
+    return [name for name in dict.fromkeys(names) if any(fnmatch.fnmatchcase(name, one) for one in wanted)]
 
 
 def drawn(exhibit: Exhibit, seed: int = 0) -> Iterator[Program]:

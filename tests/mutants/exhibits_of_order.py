@@ -73,7 +73,7 @@ ORDER: tuple[Exhibit, ...] = (
         COLLECTIVES,
         "The key of a bucket lacks the group, so the second member is summed over the group of the first. Nothing hangs: "
         "all ranks agree on the wrong group.",
-        _GROUPS + "BucketOfAllGroups", _GROUPS + "Bucket", "wrong-value", ("all_reduce_default*", "clone*"),
+        _GROUPS + "BucketOfAllGroups", _GROUPS + "Bucket", "wrong-value", ("all_reduce_default*", "clone_default_1"),
         ("PT-158632",), world_size=4,
     ),
     Exhibit(
@@ -108,7 +108,7 @@ ORDER: tuple[Exhibit, ...] = (
         COLLECTIVES,
         "A rewrite leaves a useless all_reduce behind on all ranks but one. On that one the next collective of the group "
         "meets it: with equal sizes some backends exchange garbage in place of hanging.",
-        _IN_SP + "AllReduceErasedOnFirstRank", _SP, "collective-mismatch", ("all_reduce*", "reduce_scatter*"),
+        _IN_SP + "AllReduceErasedOnFirstRank", _SP, "collective-mismatch", ("all_reduce*",),
         strategy="structured",
     ),
     Exhibit(
@@ -150,7 +150,7 @@ ORDER: tuple[Exhibit, ...] = (
         GRAPHS,
         "A graph is copied call by call, and one that was left out has readers that nobody redirected. FX notices only "
         "when it checks the graph, or writes code that names a variable which does not exist.",
-        _LOCAL + "StrayNode", _LOCAL + "Rebuild", "malformed-graph", (), ("PT-175812-3",), strategy="structured",
+        _LOCAL + "StrayNode", _LOCAL + "Rebuild", "malformed-graph", ("output",), ("PT-175812-3",), strategy="structured",
     ),
     Exhibit(
         "stale-metadata",

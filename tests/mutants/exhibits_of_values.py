@@ -102,7 +102,7 @@ VALUES: tuple[Exhibit, ...] = (
         SHARDS,
         "Each rank takes its chunk of what it holds, and a gather puts chunks of different values together. Shapes say "
         "nothing about it: only where a value comes from tells whether all ranks hold the same.",
-        _IN_SP + "VaryingAddendSliced", _SP, "wrong-value", ("residual_shard*", "all_gather*"), ("VLLM-24021",),
+        _IN_SP + "VaryingAddendSliced", _SP, "wrong-value", ("residual_shard*",), ("VLLM-24021",),
         strategy="near-miss",
     ),
     Exhibit(
@@ -111,16 +111,16 @@ VALUES: tuple[Exhibit, ...] = (
         SHARDS,
         "A residual that stayed local leaves the graph without being gathered. Whoever comes next, another pipeline stage "
         "for one, takes it for replicated.",
-        _IN_SP + "LocalResidualReturned", _SP, "wrong-value", ("getitem*", "add*"), ("VLLM-24021",),
+        _IN_SP + "LocalResidualReturned", _SP, "wrong-value", ("getitem*", "add", "add_[0-9]*"), ("VLLM-24021",),
         strategy="structured",
     ),
     Exhibit(
-        "scattered-along-another-dim",
+        "gathered-along-another-dim",
         "Scattered along one dim, gathered along another",
         SHARDS,
-        "[B, S, H] is scattered along the batch and gathered along the tokens. Where B and S are both divisible, every "
+        "[B, S, H] is scattered along the tokens and gathered along the batch. Where B and S are both divisible, every "
         "shape in between is plausible.",
-        _IN_SP + "BatchScattered", _SP, "wrong-value", ("reduce_scatter*", "all_gather*"), strategy="structured",
+        _IN_SP + "BatchGathered", _SP, "wrong-value", ("all_gather*",), strategy="structured",
     ),
     Exhibit(
         "gathered-in-rank-order",
@@ -136,7 +136,7 @@ VALUES: tuple[Exhibit, ...] = (
         SHARDS,
         "[B, S, H] on shards of S is viewed as [B · S, H]: each rank's rows are no longer one piece of the whole. The "
         "number of elements fits, so the view succeeds.",
-        _IN_SP + "ViewMergesTokens", _SP, "wrong-value", ("view*", "all_gather*"), strategy="near-miss",
+        _IN_SP + "ViewMergesTokens", _SP, "wrong-value", ("view*",), strategy="near-miss",
     ),
     Exhibit(
         "norm-over-a-shard",
@@ -186,7 +186,7 @@ VALUES: tuple[Exhibit, ...] = (
         LOCAL,
         "The pass writes 1e-6 where the graph said 1e-5 or 1e-3. For activations of size one the difference hides in the "
         "rounding of bfloat16; for small ones it does not.",
-        _LOCAL + "DefaultEps", _LOCAL + "SplitNorm", "wrong-value", ("rms_norm_default*",), strategy="structured",
+        _LOCAL + "DefaultEps", _LOCAL + "FuseNorm", "wrong-value", ("add_rms_norm*",), strategy="structured",
     ),
     Exhibit(
         "variance-of-a-sample",
@@ -257,7 +257,7 @@ HIDDEN: tuple[Exhibit, ...] = (
         ROUNDING,
         "The eps of a norm lost its last digit on its way through a decimal. The values change by less than floating point "
         "can hold, so no comparison of floating-point results tells a copied eps from another one.",
-        _TINY + "EpsLastDigit", _LOCAL + "SplitNorm", "wrong-value", ("rms_norm_default*",), domain="exact",
+        _TINY + "EpsLastDigit", _LOCAL + "FuseNorm", "wrong-value", ("add_rms_norm_default*",), domain="exact",
     ),
     Exhibit(
         "residual-hardly-scaled",

@@ -217,7 +217,8 @@ class ScatterFirstDim(Foreign):
 
     def back(self, node: fx.Node, scattered: fx.Node, dim: int) -> fx.Node:
         """Turn the dims around again."""
-        return self.put(node, "aten::clone", self.put(node, "aten::transpose.int", scattered, 0, dim))
+        turned = self.put(node, "aten::transpose.int", scattered, 0, dim)
+        return self.put(node, "aten::clone", turned, memory_format=torch.contiguous_format)
 
 
 class TransposeByReshape(ScatterFirstDim):

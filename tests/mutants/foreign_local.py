@@ -37,7 +37,11 @@ class FuseNorm(Foreign):
             return
         x, y = total.args
         if shape(x) == shape(y) == shape(total) and x.meta["val"].dtype == y.meta["val"].dtype:  # type: ignore[union-attr]
-            self.replace(node, self.put(node, ADD_RMS_NORM, x, y, weight, eps))
+            self.replace(node, self.put(node, ADD_RMS_NORM, x, y, weight, self.eps(float(eps))))  # type: ignore[arg-type]
+
+    def eps(self, eps: float) -> float:
+        """The eps of the fused norm."""
+        return eps
 
 
 class AlphaDropped(FuseNorm):
@@ -45,6 +49,13 @@ class AlphaDropped(FuseNorm):
 
     def fits(self, total: fx.Node) -> bool:
         return True
+
+
+class DefaultEps(FuseNorm):
+    """The fused norm has the eps that norms usually have, not the one that it was given (wrong-value)."""
+
+    def eps(self, eps: float) -> float:
+        return 1e-6
 
 
 class SplitNorm(Foreign):
@@ -64,15 +75,12 @@ class SplitNorm(Foreign):
             return
         total = self.put(node, ADD, x, y)
         if self.is_norm(index):
-            total = self.put(node, RMS_NORM, total, weight, self.eps(float(eps)))  # type: ignore[arg-type]
+            total = self.put(node, RMS_NORM, total, weight, eps)
         self.replace(node, total)
 
     def is_norm(self, index: int) -> bool:
         """Whether this result of the fused op is the norm."""
         return index % 2 == 0
-
-    def eps(self, eps: float) -> float:
-        return eps
 
 
 class ResultsSwapped(SplitNorm):
@@ -80,13 +88,6 @@ class ResultsSwapped(SplitNorm):
 
     def is_norm(self, index: int) -> bool:
         return index % 2 == 1
-
-
-class DefaultEps(SplitNorm):
-    """The norm has the eps that norms usually have, not the one that it was given (wrong-value)."""
-
-    def eps(self, eps: float) -> float:
-        return 1e-6
 
 
 class SplitLayerNorm(Foreign):

@@ -13,13 +13,13 @@ from torch import fx
 
 from tcverify.passes.editing import arguments, known_spec, op_name
 from tests.mutants.foreign import ADD, ALL_REDUCE, MUL, Foreign, ReduceByGather, shape
-from tests.mutants.foreign_local import ADD_RMS_NORM, RMS_NORM, FuseNorm, SplitNorm
+from tests.mutants.foreign_local import ADD_RMS_NORM, RMS_NORM, FuseNorm
 
 #: Sixteen units in the last place of 1: more than the rounding of a few ops, less than floating point can be blamed for.
 LITTLE = 2.0**-48
 
 
-class EpsLastDigit(SplitNorm):
+class EpsLastDigit(FuseNorm):
     """eps went through a decimal that lacks its last digit: it is the next number (wrong-value)."""
 
     def eps(self, eps: float) -> float:

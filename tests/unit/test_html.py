@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import re
-import shutil
-import struct
-import subprocess
 import sys
-import zlib
 from dataclasses import replace
 from html.parser import HTMLParser
 from itertools import pairwise
@@ -134,7 +130,7 @@ def test_boxes_stand_apart_and_edges_lead_to_boxes() -> None:
         assert {end for line in panel.lines for end in (line.source, line.target)} <= ids
         places = [(b.x, b.y, b.x + b.width, b.y + BOX_HEIGHT) for b in seen]
         for i, (left, top, right, bottom) in enumerate(places):
-            assert 0 <= left < right <= drawing.width
+            assert 0 <= left < right <= panel.width
             assert all(right <= l or r <= left or bottom <= t or b <= top for l, t, r, b in places[:i])  # noqa: E741
 
 
@@ -160,7 +156,7 @@ def test_a_mismatch_marks_the_calls_that_disagree() -> None:
     after = make_page(read_counterexample(path), path).timelines[1]
     (row,) = [cells for number, cells, _ in after.rows if number == "never"]
     assert [(c.state, c.head) for c in row if c] == [("mismatch", "reduce_scatter"), ("mismatch", "all_reduce")]
-    assert after.headings == ["rank 0", "ranks 1–3"]
+    assert after.headings == ["rank 0", "rank 1"]
 
 
 def test_a_rewritten_program_that_raises_tells_what_the_node_reads() -> None:
@@ -357,40 +353,3 @@ def test_a_page_that_cannot_be_made_ends_nothing(tmp_path: Path) -> None:
     HtmlReport(tmp_path, told.append)(FindingFound(broken))
     (line,) = told
     assert "is not written: AttributeError" in line
-
-
-# ------------------------------------------------------------------------------------------------------------ browser
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_browser_shows_it_without_complaint(kind: str, tmp_path: Path) -> None:
-    require_shown(case(kind), tmp_path)
-
-
-def require_shown(found: Counterexample, folder: Path) -> None:
-    """Show a page in a browser: it says nothing on its console, and something is to be seen."""
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if chromium is None:
-        pytest.skip("chromium is not installed")
-    page, picture = folder / "report.html", folder / "page.png"
-    page.write_text(to_html(found, None))
-    command = [
-        chromium, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
-        "--disable-component-update", "--disable-sync", "--enable-logging=stderr", f"--user-data-dir={folder / 'user'}",
-        "--window-size=1400,1600", f"--screenshot={picture}", page.as_uri(),
-    ]  # fmt: skip
-    finished = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-    assert "CONSOLE" not in finished.stderr
-    assert len(set(_pixels(picture.read_bytes()))) > 40
-
-
-def _pixels(png: bytes) -> bytes:
-    """The filtered bytes of a PNG: few different ones when it is blank."""
-    data, at = b"", 8
-    while at < len(png):
-        (length,) = struct.unpack(">I", png[at : at + 4])
-        if png[at + 4 : at + 8] == b"IDAT":
-            data += png[at + 8 : at + 8 + length]
-        at += length + 12
-    return zlib.decompress(data)

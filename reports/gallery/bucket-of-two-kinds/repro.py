@@ -11,7 +11,7 @@ from tcverify.replay import reproduce
 #   reduce_scatter: [1, 1, 1, 1] = reduce_scatter(x, 3, 1, [0, 1])
 #   return (all_reduce, reduce_scatter)
 
-PASS = 'tests.mutants.foreign:BucketOfAllKinds'
+PASS = 'tests.mutants.foreign_groups:BucketOfAllKinds'
 OPTIONS = {}
 CONTRACT = {
     'idempotent': False,

@@ -10,7 +10,7 @@ from tcverify.replay import reproduce
 #   all_reduce: [1, 2] = all_reduce(x, 0, [0, 1])
 #   return all_reduce
 
-PASS = 'tests.mutants.foreign:CollectiveErased'
+PASS = 'tests.mutants.foreign_groups:CollectiveErased'
 OPTIONS = {}
 CONTRACT = {
     'idempotent': False,

@@ -11,7 +11,7 @@ from tcverify.replay import reproduce
 #   all_reduce: [1, 2] = all_reduce(matmul, 0, [0])
 #   return all_reduce
 
-PASS = 'tests.mutants.foreign:FusedOverWorld'
+PASS = 'tests.mutants.foreign_groups:FusedOverWorld'
 OPTIONS = {'world_size': 4}
 CONTRACT = {
     'idempotent': False,
