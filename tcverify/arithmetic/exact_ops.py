@@ -1,7 +1,7 @@
 """What aten's ops compute in the exact domain, as compositions of an algebra's primitives.
 
-An op stands in one of five places: `EXACT` composes it; `STRUCTURAL` ops move values; those of `ORDER` choose between values
-by the order of symmetric residues; unknown elementwise ops are hashes; for all others torch's own decomposition is taken, and
+An op stands in one of five places: `EXACT` composes it; `STRUCTURAL` ops move values; `CHOOSING` and `COMPARING` ones go by
+the order of symmetric residues; unknown elementwise ops are hashes; for all others torch's own decomposition is taken, and
 where there is none the domain has no meaning for them.
 """
 
@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from tcverify.arithmetic import field
 from tcverify.arithmetic.algebra import Field
 from tcverify.errors import UnsupportedOp
 
@@ -63,9 +64,7 @@ def _mul(k: Field, a: Any, b: Any) -> Tensor:
 
 @exact("div", "true_divide", "divide")
 def _div(k: Field, a: Any, b: Any, rounding_mode: str | None = None) -> Tensor:
-    divisor = k.literal(b)
-    if not isinstance(divisor, torch.Tensor):
-        divisor = torch.tensor(divisor, dtype=torch.float64)
+    divisor = torch.as_tensor(k.literal(b), dtype=torch.float64)
     quotient = k.multiply(k.literal(a), k.inverse(divisor))
     return quotient if rounding_mode is None else k.function(rounding_mode, quotient)  # "floor" or "trunc"
 
@@ -128,6 +127,20 @@ def _addmm(k: Field, x: Tensor, a: Tensor, b: Tensor, beta: Any = 1, alpha: Any 
     return k.settle(_scaled(k, x, beta) + _scaled(k, _matmul(k, a, b), alpha))
 
 
+@exact("addbmm")
+def _addbmm(k: Field, x: Tensor, a: Tensor, b: Tensor, beta: Any = 1, alpha: Any = 1) -> Tensor:
+    return k.settle(_scaled(k, x, beta) + _scaled(k, k.settle(_matmul(k, a, b).sum(0)), alpha))
+
+
+@exact("convolution")
+def _convolution(k: Field, x: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
+    if weight.numel() > weight.shape[0] * field.BLOCK:  # one element of the result adds up so many products
+        raise UnsupportedOp("aten::convolution", f"the exact domain adds up at most {field.BLOCK} products in one")
+    k.finite("convolution", x, weight)
+    found = k.settle(aten.convolution.default(x, weight, None, *rest))
+    return found if bias is None else k.settle(found + bias.reshape([-1, *[1] * (found.dim() - 2)]))
+
+
 # ------------------------------------------------------------------------------------------------------------ reductions
 
 
@@ -141,8 +154,15 @@ def _count(x: Tensor, dim: Any) -> int:
     return math.prod(x.shape[d] for d in _dims(x, dim)) if x.dim() else 1
 
 
+def _floating(dtype: torch.dtype | None) -> None:
+    """Refuse results that are no floating-point numbers."""
+    if dtype is not None and not dtype.is_floating_point:
+        raise UnsupportedOp(f"a sum as {dtype}", "the exact domain has no casts from floating to integer values")
+
+
 @exact("sum")
 def _sum(k: Field, x: Tensor, dim: Any = None, keepdim: bool = False, dtype: torch.dtype | None = None) -> Tensor:
+    _floating(dtype)
     return k.settle(torch.sum(k.embed(x), _dims(x, dim), keepdim))
 
 
@@ -153,6 +173,7 @@ def _mean(k: Field, x: Tensor, dim: Any = None, keepdim: bool = False, dtype: to
 
 @exact("cumsum")
 def _cumsum(k: Field, x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
+    _floating(dtype)
     return k.settle(torch.cumsum(k.embed(x), dim))
 
 
@@ -160,8 +181,18 @@ def _cumsum(k: Field, x: Tensor, dim: int, dtype: torch.dtype | None = None) -> 
 def _prod(
     k: Field, x: Tensor, dim: int | None = None, keepdim: bool = False, dtype: torch.dtype | None = None
 ) -> Tensor:
+    _floating(dtype)
     value = k.embed(x)
     return k.product_along(value.reshape(-1), 0, False) if dim is None else k.product_along(value, dim, keepdim)
+
+
+@exact("cumprod")
+def _cumprod(k: Field, x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
+    _floating(dtype)
+    found = [piece for piece in k.embed(x).unbind(dim)] if x.dim() else [k.embed(x)]
+    for i in range(1, len(found)):
+        found[i] = k.multiply(found[i - 1], found[i])
+    return torch.stack(found, dim) if x.dim() and found else k.embed(x).clone()
 
 
 @exact("var")
@@ -203,8 +234,7 @@ def _norm(k: Field, x: Tensor, p: Any = 2, dim: Any = None, keepdim: bool = Fals
     if p is None or p == 2:
         return k.function("sqrt", _sum(k, k.multiply(x, x), dim, keepdim))
     if p == 1:
-        k.note("abs", x)
-        total: Tensor = _sum(k, x.abs(), dim, keepdim)
+        total: Tensor = _sum(k, k.choose(torch.abs, x), dim, keepdim)
         return total
     raise UnsupportedOp("aten::linalg_vector_norm", f"the exact domain has no norm of order {p}")
 
@@ -264,8 +294,7 @@ def _gelu(k: Field, x: Tensor, approximate: str = "none") -> Tensor:
 
 
 def _exponentials(k: Field, x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
-    k.note("max", x)
-    shifted = k.settle(x - x.amax(dim, keepdim=True))
+    shifted = k.settle(x - k.choose(lambda v: v.amax(dim, keepdim=True), x))
     return shifted, k.function("exp", shifted)
 
 
@@ -289,10 +318,11 @@ def _log_softmax(k: Field, x: Tensor, dim: int, half_to_float: Any = None, dtype
 
 @exact("logsumexp")
 def _logsumexp(k: Field, x: Tensor, dim: Any, keepdim: bool = False) -> Tensor:
-    (one,) = _dims(x, dim)
-    _, exponentials = _exponentials(k, x, one)
-    found = k.settle(k.function("log", _sum(k, exponentials, [one], True)) + x.amax(one, keepdim=True))
-    return found if keepdim else found.squeeze(one)
+    dims = _dims(x, dim)
+    largest = k.choose(lambda v: v.amax(dims, keepdim=True), x)
+    exponentials = k.function("exp", k.settle(x - largest))
+    found = k.settle(k.function("log", _sum(k, exponentials, dims, True)) + largest)
+    return found if keepdim else _without(found, x, dims)
 
 
 @exact("native_layer_norm")
@@ -336,6 +366,36 @@ def _index_put(k: Field, x: Tensor, indices: Any, values: Tensor, accumulate: bo
     return k.settle(torch.ops.aten.index_put.default(x, indices, values, accumulate))
 
 
+@exact("scatter")
+def _scatter(k: Field, x: Tensor, dim: int, index: Tensor, source: Any, *, reduce: str | None = None) -> Tensor:
+    if reduce is not None:
+        raise UnsupportedOp("aten::scatter", f"the exact domain has no meaning for reduce={reduce!r}")
+    return torch.scatter(x, dim, index, k.literal(source))
+
+
+@exact("constant_pad_nd")
+def _pad(k: Field, x: Tensor, pad: Sequence[int], value: Any = 0) -> Tensor:
+    padded: Tensor = aten.constant_pad_nd.default(k.embed(x), pad, k.literal(value))
+    return padded
+
+
+@exact("masked_scatter")
+def _masked_scatter(k: Field, x: Tensor, mask: Tensor, source: Tensor) -> Tensor:
+    return torch.masked_scatter(x, mask, source)
+
+
+@exact("lift_fresh", "lift_fresh_copy", "lift")
+def _lift(k: Field, x: Tensor) -> Tensor:
+    return k.constants(x)  # a literal of Python code, or a residue, which stands for itself
+
+
+@exact("full_like")
+def _full_like(k: Field, x: Tensor, value: Any, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
+    if dtype is not None and not dtype.is_floating_point:
+        return torch.full_like(x, value, dtype=dtype)
+    return _fill(k, torch.empty_like(x, dtype=torch.float64), value)
+
+
 @exact("masked_fill")
 def _masked_fill(k: Field, x: Tensor, mask: Tensor, value: Any) -> Tensor:
     return x.masked_fill(mask, k.literal(value))
@@ -353,50 +413,91 @@ def _where(k: Field, condition: Tensor, a: Any, b: Any) -> Tensor:
 
 # ---------------------------------------------------------------------------------------------------- order of residues
 
-#: Ops that choose between values, or ask for their order, and take no literals: run on the residues as they are.
-ORDER = frozenset(
+#: Ops that pick among values by their order, and those that say how values are ordered. They take no literals.
+CHOOSING = frozenset(
     {
-        "max", "min", "amax", "amin", "maximum", "minimum", "abs", "sign", "sgn", "relu", "argmax", "argmin", "sort",
-        "argsort", "cummax", "cummin", "aminmax", "median", "fmax", "fmin", "signbit",
+        "max", "min", "amax", "amin", "maximum", "minimum", "abs", "relu", "sort", "cummax", "cummin", "aminmax", "median",
+        "fmax", "fmin",
     }
 )  # fmt: skip
+COMPARING = frozenset({"sign", "sgn", "argmax", "argmin", "argsort", "signbit"})
+
+
+def by_order(k: Field, func: Callable[..., Any], name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Run an op of `CHOOSING` or `COMPARING`. Ties of a sort stay in order of their index."""
+    if name == "sort":
+        return k.choose(lambda x: _sorted(x, args[1:], kwargs), args[0])
+    if name == "argsort":
+        return k.compare(lambda x: _sorted(x, args[1:], kwargs)[1], args[0])
+    if name == "signbit":
+        return _EXACT_LT(k, args[0], 0)  # −0 is 0
+    values = [k.embed(a) for a in args if isinstance(a, Tensor)]
+    rest = args[len(values) :]
+    run = k.choose if name in CHOOSING else k.compare
+    return run(lambda *tensors: func(*tensors, *rest, **kwargs), *values)
+
+
+def _sorted(x: Tensor, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    given = dict(zip(("dim", "descending"), args, strict=False)) | kwargs
+    return torch.sort(x, dim=given.get("dim", -1), descending=given.get("descending", False), stable=True)
 
 
 def _comparison(name: str) -> Meaning:
     compare = getattr(torch, name)
 
     def run(k: Field, a: Any, b: Any) -> Tensor:
-        left, right = k.literal(a), k.literal(b)
-        k.note(name, left, right)
-        result: Tensor = compare(left, right)
-        return result
+        sides = [torch.as_tensor(k.literal(side), dtype=torch.float64) for side in (a, b)]
+        if name in ("eq", "ne"):
+            return compare(*sides)  # type: ignore[no-any-return]
+        return k.compare(compare, *sides)  # type: ignore[no-any-return]
 
     return run
 
 
 EXACT.update({name: _comparison(name) for name in ("eq", "ne", "lt", "le", "gt", "ge")})
+_EXACT_LT = EXACT["lt"]
 
 
-@exact("clamp", "clamp_min", "clamp_max", "hardtanh")
-def _clamp(k: Field, x: Tensor, low: Any = None, high: Any = None, min: Any = None, max: Any = None) -> Tensor:
-    low, high = low if low is not None else min, high if high is not None else max
-    k.note("clamp", x)
-    return torch.clamp(x, *(None if bound is None else k.literal(bound) for bound in (low, high)))
+@exact("clamp")
+def _clamp(k: Field, x: Tensor, min: Any = None, max: Any = None) -> Tensor:
+    given = [bound is not None for bound in (min, max)]
+    bounds = [torch.as_tensor(k.literal(b), dtype=torch.float64) for b in (min, max) if b is not None]
+
+    def run(value: Tensor, *bounds: Tensor) -> Tensor:
+        left = list(bounds)
+        return torch.clamp(value, *[left.pop(0) if there else None for there in given])
+
+    found: Tensor = k.choose(run, k.embed(x), *bounds)
+    return found
+
+
+@exact("clamp_min")
+def _clamp_min(k: Field, x: Tensor, min: Any) -> Tensor:
+    return _clamp(k, x, min)
+
+
+@exact("clamp_max")
+def _clamp_max(k: Field, x: Tensor, max: Any) -> Tensor:
+    return _clamp(k, x, None, max)
+
+
+@exact("hardtanh")
+def _hardtanh(k: Field, x: Tensor, min_val: Any = -1, max_val: Any = 1) -> Tensor:
+    return _clamp(k, x, min_val, max_val)
 
 
 @exact("leaky_relu")
-def _leaky_relu(k: Field, x: Tensor, slope: Any = 0.01) -> Tensor:
-    k.note("relu", x)
-    return torch.where(x > 0, x, k.multiply(x, k.literal(slope)))
+def _leaky_relu(k: Field, x: Tensor, negative_slope: Any = 0.01) -> Tensor:
+    return torch.where(EXACT["gt"](k, x, 0), x, k.multiply(x, k.literal(negative_slope)))
 
 
 @exact("topk")
-def _topk(
-    k: Field, x: Tensor, count: int, dim: int = -1, largest: bool = True, ordered: bool = True
-) -> tuple[Tensor, Tensor]:
-    k.note("sort", x)
-    values, indices = torch.sort(x, dim=dim, descending=largest, stable=True)
-    return values.narrow(dim, 0, count), indices.narrow(dim, 0, count)
+def _topk(k: Field, x: Tensor, count: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:
+    def run(x: Tensor) -> tuple[Tensor, Tensor]:
+        values, indices = torch.sort(x, dim=dim, descending=largest, stable=True)
+        return values.narrow(dim, 0, count).contiguous(), indices.narrow(dim, 0, count).contiguous()
+
+    return k.choose(run, x) if x.dim() else (x.clone(), torch.zeros((), dtype=torch.int64))
 
 
 # ------------------------------------------------------------------------------------------------------ moving of values
@@ -406,17 +507,15 @@ STRUCTURAL = frozenset(
     {
         "_reshape_alias", "_unsafe_view", "alias", "all", "any", "as_strided", "cat", "clone", "detach", "diag_embed",
         "diagonal", "diagonal_scatter", "embedding", "empty_like", "expand", "flip", "gather", "index", "index_select",
-        "isfinite", "isinf", "isnan", "lift", "lift_fresh", "logical_and", "logical_not", "logical_or", "logical_xor",
+        "isfinite", "isinf", "isnan", "logical_and", "logical_not", "logical_or", "logical_xor",
         "new_ones", "new_zeros", "ones_like", "permute", "pixel_shuffle", "repeat", "repeat_interleave", "reshape", "roll",
-        "rot90", "scatter", "select", "select_scatter", "set", "slice", "slice_scatter", "split", "split_with_sizes",
+        "rot90", "select", "select_scatter", "set", "slice", "slice_scatter", "split", "split_with_sizes",
         "squeeze", "stack", "t", "take", "transpose", "tril", "triu", "unbind", "unfold", "unsafe_chunk", "unsafe_split",
         "unsafe_split_with_sizes", "unsqueeze", "view", "zero", "zeros_like",
     }
 )  # fmt: skip
 
 
-def is_structural(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
-    """Whether an op of this base name moves values only; a literal that is put among them is none of these."""
-    if name == "scatter":
-        return len(args) > 3 and isinstance(args[3], torch.Tensor) and "reduce" not in kwargs
+def is_structural(name: str) -> bool:
+    """Whether an op of this base name moves values only."""
     return name in STRUCTURAL or (name.endswith("_copy") and name.removesuffix("_copy") in STRUCTURAL)

@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 from tcverify.arithmetic import FLOAT64, Domain, domain_of
 from tcverify.errors import UnsupportedOp
 from tcverify.execution.plan import Plan, Step, first_line
-from tcverify.ops import Collective, Request
+from tcverify.ops import Collective, Request, by_meaning
 from tcverify.program import InputSpec, Mesh
 from tcverify.program.graph import RankConstant, Slot, constant_value
 from tcverify.program.inputs import Sources, prepare
@@ -142,14 +142,16 @@ def run_rank(
             if step.op.collective:
                 value = yield from _collective(step, rank, args, kwargs, result)
             else:
-                value = step.run(*args, **kwargs)
+                run = step.run if step.module is None else by_meaning(domain.module(step.module))
+                value = run(*args, **kwargs)
         except UnsupportedOp:
             raise
         except Exception as error:  # noqa: BLE001 - any error of a kernel is an observation about the program
             result.error = NodeError(step.name, f"{type(error).__name__}: {first_line(error)}")
             return result
         if step.carry:
-            value = domain.constant(value) if step.constant else domain.carry(value)
+            carry = domain.constant if step.constant else domain.foreign if step.foreign else domain.carry
+            value = carry(value)
         if perturb is not None and not step.op.aliases:
             value = pytree.tree_map_only(torch.Tensor, perturb, value)
         if watch is not None:

@@ -155,7 +155,7 @@ def _note(relation: Relation) -> str:
         "permuted": "chunks in wrong order",
         "other-rank": "another rank's value",
         "unrelated": "differs",
-    }.get(relation.kind, relation.kind)
+    }.get(relation.kind, relation.brief)
     of = f" of {relation.original}" if relation.kind in ("shard", "gathered", "partial", "wrong-shard") else ""
     return words + of
 
