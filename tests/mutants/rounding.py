@@ -14,7 +14,7 @@ from torch import fx
 from tcverify.ops import TensorSpec, resolve
 from tcverify.passes import Multistream, SequenceParallel
 from tcverify.passes.aliasing import mutated_nodes
-from tcverify.passes.editing import annotate, erase_unused, known_spec, op_name
+from tcverify.passes.editing import annotate, erase_unused, has_exact_metadata, known_spec, op_name
 from tcverify.program import PARTIAL, GraphBuilder, InputSpec, Mesh, Program, Recipe, shard, spmd_program
 
 Rewrite = Callable[[fx.GraphModule], None]
@@ -29,7 +29,11 @@ def rewriting(*ops: str, by: Replacement) -> Rewrite:
 
     def rewrite(gm: fx.GraphModule) -> None:
         for node in list(gm.graph.nodes):
-            if op_name(node) not in ops:
+            if op_name(node) not in ops or not all(
+                has_exact_metadata(n) for n in (node, *node.all_input_nodes) if n.args
+            ):
+                continue
+            if any(known_spec(n) is None for n in (node, *node.all_input_nodes)):
                 continue
             with gm.graph.inserting_before(node):
 
@@ -110,7 +114,7 @@ def _split_product(pieces: Callable[[int], int]) -> Replacement:
         left, right = node.args[:2]
         inner = spec(left).shape[-1]
         count = pieces(inner)
-        if count < 2 or inner % count or len(spec(right).shape) != 2:
+        if count < 2 or inner < count or inner % count or len(spec(right).shape) != 2:
             return None
         size, total = inner // count, None
         for start in range(0, inner, size):
