@@ -77,10 +77,10 @@ def main(
     with ExitStack() as stack:
         pools = {n: stack.enter_context(ProcessGroupPool(n, timeout=120)) for n in WORLD_SIZES if confirm}
         for seed in range(first, first + programs):
+            if time.monotonic() > stop:
+                break
             program = drawn(seed)
             for name in rewrites or SOUND:
-                if time.monotonic() > stop:
-                    break
                 pool = pools.get(program.world_size)
                 verdict = verify(SOUND[name], program, domain="native", checks=["equivalence"], confirm=pool)
                 count = counts[name]

@@ -30,18 +30,15 @@ NEEDED = {"shard": "nothing gathers it", "partial": "nothing adds it up"}
 
 def operands_of(of: Versions, node: fx.Node) -> Operands:
     """The operands of a node with their relations: to what the original's node of the same name reads there, if there is one."""
-    namesake = of.namesake(node)
-    read = namesake.all_input_nodes if namesake is not None else []
-    alike = namesake is not None and namesake.target == node.target and len(read) == len(node.all_input_nodes)
+    read = dict(of.paired(node))
     found = []
-    for i, operand in enumerate(node.all_input_nodes):
+    for operand in node.all_input_nodes:
         known = of.relations.get(operand.name)
-        if known is not None and alike and known.original != read[i].name:
-            instead = relation_between(of.program, of.before, of.after, operand.name, read[i].name)
+        if known is not None and operand in read and known.original != read[operand].name:
+            name = read[operand].name
+            instead = relation_between(of.program, of.before, of.after, operand.name, name, of.measure)
             sound = instead is not None and instead.explained
-            known = (
-                instead if sound else replace(known, kind="other", text=f"{known.text}, in place of '{read[i].name}'")
-            )
+            known = instead if sound else replace(known, kind="other", text=f"{known.text}, in place of '{name}'")
         if known is not None:
             found.append((operand.name, known))
     return tuple(found)

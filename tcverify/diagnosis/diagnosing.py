@@ -100,7 +100,7 @@ def _elements(value: Any) -> int:
 
 def _related(program: Program, before: Run, rewritten: Program, after: Run, rank: int, measure: Measure) -> Versions:
     relations = relate(program, before, rewritten, after, rank, measure)
-    return Versions(program, before, rewritten, after, rank, relations)
+    return Versions(program, before, rewritten, after, rank, relations, measure)
 
 
 def _first(of: Versions, finding: Finding) -> Divergence | None:

@@ -16,7 +16,8 @@ from tcverify.execution import Run
 from tcverify.ops import Collective, lookup
 from tcverify.program import Program, RankConstant
 from tcverify.program.graph import constant_value
-from tcverify.relations import Relation
+from tcverify.relations import Measure, Relation, relation_between
+from tcverify.relations.tensors import FLOATING
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,7 @@ class Versions:
 
     Attributes:
         relations: of the rewritten nodes, in graph order.
+        measure: by which values were compared.
     """
 
     program: Program
@@ -33,6 +35,7 @@ class Versions:
     after: Run
     rank: int
     relations: Mapping[str, Relation] = field(default_factory=dict)
+    measure: Measure = FLOATING
 
     @cached_property
     def old(self) -> fx.Graph:
@@ -54,6 +57,19 @@ class Versions:
         """The original's node of the same name, if it computes anything."""
         found = self.old_nodes.get(node.name)
         return found if found is not None and found.op not in ("placeholder", "output") else None
+
+    def paired(self, node: fx.Node) -> list[tuple[fx.Node, fx.Node]]:
+        """The operands of a node with those of the original's of the same name, if both call one op; none if they do not fit."""
+        namesake = self.namesake(node)
+        if namesake is None or namesake.target != node.target:
+            return []
+        read, reads = namesake.all_input_nodes, node.all_input_nodes
+        return list(zip(reads, read, strict=True)) if len(read) == len(reads) else []
+
+    def reads_instead(self, operand: fx.Node, read: fx.Node) -> bool:
+        """Whether a rewritten value is not what a value of the original is."""
+        relation = relation_between(self.program, self.before, self.after, operand.name, read.name, self.measure)
+        return relation is None or not relation.explained
 
     @cached_property
     def called(self) -> dict[str, Collective]:

@@ -83,8 +83,9 @@ def _divided(new: Values, old: Values, name: str, grouping: Grouping, setting: S
         _is_sum(old[r], [new[m] for m in groups[r]], measure) for r in new
     ):
         view = _otherwise(next(iter(new.values())).shape, old[next(iter(new))])
+        alike = all(same(new[m], new[r], measure) for r in new for m in groups[r])
         text = f"a partial sum of the original's '{name}' {where}{_in_shape(view)}"
-        return Relation("partial", name, text, groups=groups, view=view)
+        return Relation("partial", name, text, groups=groups, view=view, alike=alike)
     varying = not all(same(old[m], old[r], measure) for r in new for m in groups[r])
     if varying and all(_is_sum(new[r], [old[m] for m in groups[r]], measure) for r in new):
         view = _otherwise(next(iter(new.values())).shape, old[next(iter(new))])
@@ -200,8 +201,8 @@ def _nested(new: Values, old: Values, name: str, setting: Setting) -> Relation |
                     text = f"{words} {outer.where} of {found.text}"
                     return Relation("nested", name, text, found.dim, groups=found.groups, loses=found.loses)
         summed = _summed(old, outer)
-        if summed is None or all(same(summed[r], old[r], setting.measure) for r in new):
-            continue
+        if summed is None or all(same(old[m], old[r], setting.measure) for r in new for m in outer.groups[r]):
+            continue  # a sum of equal values is a multiple: nothing that a sound rewrite divides
         found = _divided(new, summed, name, inner, setting)
         if found is not None and found.kind == "shard" and not found.loses:
             text = f"a shard along dim {found.dim} {inner.where} of the sum of the original's '{name}' {outer.where}"

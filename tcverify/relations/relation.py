@@ -48,6 +48,7 @@ class Relation:
         loses: whether the ranks together no longer hold what the original holds: each has kept its chunk of a value that
             differs between them.
         view: the shape in which the original's value has to be seen for that, where that is not its own.
+        alike: of addends, whether they are equal on all ranks, so that each is as well a fraction of the original's value.
     """
 
     kind: str
@@ -58,6 +59,7 @@ class Relation:
     groups: Mapping[int, tuple[int, ...]] = field(default_factory=dict, compare=False, repr=False)
     loses: bool = False
     view: tuple[int, ...] = ()
+    alike: bool = False
 
     @property
     def explained(self) -> bool:

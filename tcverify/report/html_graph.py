@@ -7,7 +7,7 @@ ones not drawn at all, so that the drawing is bounded whatever the graph.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import fx
@@ -15,18 +15,11 @@ from torch import fx
 from tcverify.program import Program
 from tcverify.relations import Relation
 from tcverify.report.alignment import Row
-from tcverify.report.html_boxes import Vertex, any_node, box_text, edge_mark, gap_text, node_of, placement_texts
+from tcverify.report.html_boxes import Vertex, box_text, edge_mark, gap_text, node_of, placement_texts
 from tcverify.report.html_folds import BOX_HEIGHT, LAYER_GAP, Fold, fold, hidden_edges, path, slack, slots, top
 from tcverify.report.html_layout import CHANNEL, MARGIN, Item, Layout, lay_out
+from tcverify.report.html_sight import drawn_rows, make_vertices, shown_rows, visible_layers
 from tcverify.report.plain import count
-
-#: Rows of which nothing is folded; most that are in sight of longer graphs; and most that are drawn at all.
-MAX_WHOLE = 28
-MAX_SHOWN = 40
-MAX_DRAWN = 600
-
-#: Unchanged nodes that are in sight on either side of a changed one, in longer graphs.
-CONTEXT = 2
 
 #: Widest drawing that something stands beside, in pixels.
 MAX_BESIDE = 920.0
@@ -192,8 +185,8 @@ def draw(program: Program, rows: Sequence[Row], relations: Mapping[str, Relation
         rows: see `align`; for a single graph, rows with nothing after.
         relations: of the rewritten nodes, by name.
     """
-    shown = _shown(rows, {name for flags in labels.flags.values() for name in flags})
-    vertices, numbers = _vertices(rows, _drawn(rows, shown))
+    shown = shown_rows(rows, {name for flags in labels.flags.values() for name in flags})
+    vertices, numbers = make_vertices(rows, drawn_rows(rows, shown))
     index = {
         (side, node): i
         for i, vertex in enumerate(vertices)
@@ -208,7 +201,7 @@ def draw(program: Program, rows: Sequence[Row], relations: Mapping[str, Relation
         for i, vertex in enumerate(vertices)
     ]
     layout = lay_out(items, sides)
-    folds = fold(layout.layers, _visible(vertices, numbers, shown, layout))
+    folds = fold(layout.layers, visible_layers(vertices, numbers, shown, layout))
     scene = _Scene(vertices, numbers, layout, folds, slots(layout.layers, folds), operands, placement_texts(program))
     panels = []
     left = 0.0
@@ -302,69 +295,6 @@ def _fold_marks(scene: _Scene, boxes: Sequence[Box], right: float) -> tuple[Fold
         y = top(scene.slots[f.first])
         found.append(FoldMark(number, f.first, f.last, MARGIN, y, right - MARGIN, text, ", ".join(notes)))
     return tuple(found)
-
-
-def _shown(rows: Sequence[Row], focus: Collection[str]) -> set[int]:
-    """Numbers of the rows that are in sight at first."""
-    if len(rows) <= MAX_WHOLE:
-        return set(range(len(rows)))
-    calls = [i for i, row in enumerate(rows) if any_node(row).op != "placeholder"]
-    first = [k for k, i in enumerate(calls) if any_node(rows[i]).name in focus]
-    rest = [k for k, i in enumerate(calls) if rows[i].mark != "same"]
-    if not first and not rest:
-        rest = [0, len(calls) - 1 - CONTEXT]
-    chosen: dict[int, None] = {}
-    for k in (*first, *rest):
-        for near in range(max(0, k - CONTEXT), min(len(calls), k + CONTEXT + 1)):
-            if len(chosen) < MAX_SHOWN:
-                chosen[calls[near]] = None
-    return set(chosen) | {i for i in calls if any_node(rows[i]).op == "output"}
-
-
-def _drawn(rows: Sequence[Row], shown: Collection[int]) -> set[int]:
-    """Numbers of the rows that are drawn: those in sight and what is nearest to them, and the inputs that these read."""
-    if len(rows) <= MAX_DRAWN:
-        return set(range(len(rows)))
-    far = len(rows)
-    distances = [0 if i in shown else far for i in range(far)]
-    for sweep in (range(1, far), range(far - 2, -1, -1)):
-        step = sweep.step
-        for i in sweep:
-            distances[i] = min(distances[i], distances[i - step] + 1)
-    calls = [i for i, row in enumerate(rows) if any_node(row).op != "placeholder"]
-    drawn = set(sorted(calls, key=lambda i: (distances[i], i))[:MAX_DRAWN]) | set(shown)
-    read = {o for i in drawn for n in (rows[i].before, rows[i].after) if n is not None for o in n.all_input_nodes}
-    inputs = [i for i, row in enumerate(rows) if any_node(row).op == "placeholder" and {row.before, row.after} & read]
-    return drawn | set(inputs[:MAX_DRAWN])
-
-
-def _vertices(rows: Sequence[Row], drawn: Collection[int]) -> tuple[list[Vertex], list[int | None]]:
-    found: list[Vertex] = []
-    numbers: list[int | None] = []
-    for i, row in enumerate(rows):
-        op = any_node(row).op
-        if i in drawn:
-            found.append(Vertex({"placeholder": "input", "output": "return"}.get(op, "call"), [row]))
-            numbers.append(i)
-        elif op != "placeholder":
-            if not found or found[-1].kind != "gap":
-                found.append(Vertex("gap"))
-                numbers.append(None)
-            found[-1].rows.append(row)
-    return found, numbers
-
-
-def _visible(
-    vertices: Sequence[Vertex], numbers: Sequence[int | None], shown: Collection[int], layout: Layout
-) -> set[int]:
-    """The layers that are in sight at first."""
-    layers = {
-        layout.places[i].layer
-        for i, (vertex, number) in enumerate(zip(vertices, numbers, strict=True))
-        if vertex.kind == "gap" or (number in shown and vertex.kind != "input")
-    }
-    inputs = [layout.places[i].layer for i, vertex in enumerate(vertices) if vertex.kind == "input"]
-    return layers | {layer for layer in inputs if layer + 1 in layers}
 
 
 def _operands(vertex: Vertex, side: str, number: int, index: Mapping[tuple[str, fx.Node], int]) -> tuple[int, ...]:

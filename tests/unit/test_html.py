@@ -107,6 +107,49 @@ def test_the_largest_difference_of_each_rank_is_shown() -> None:
         assert f"rank {value.rank} output 0" in text
 
 
+def test_ranks_of_which_no_value_is_kept_are_not_passed_over() -> None:
+    found = case("wrong-value")
+    value = found.values[0]
+    many = replace(
+        found, program=blocks(1, Mesh.grid({"tp": 20})), values=tuple(replace(value, rank=r) for r in range(16))
+    )
+    text = Reader(to_html(replace(many, rewritten=None), None)).text
+    assert "ranks 0–15 output 0" in text
+    assert "Of 16 ranks that differ; of further ones no value is kept." in text
+    assert "no value is kept" not in Reader(to_html(found, None)).text
+
+
+def test_the_domain_and_what_the_verdict_notes_are_told() -> None:
+    found = replace(
+        case("wrong-value"), domain="exact", notes=(("exact-aside", "the exact domain steps aside for conv"),)
+    )
+    text = Reader(to_html(found, None)).text
+    assert "Number domain exact" in text
+    assert "the exact domain steps aside for conv" in text
+    assert "computed in float64: " in text
+
+
+def test_only_rows_that_differ_are_marked() -> None:
+    before, after = make_page(case("wrong-value", 9), None).timelines
+    assert before.headings == ["ranks 0, 1"]
+    assert [number for number, _, differs in before.rows if differs] == ["5"]
+    assert not [number for number, _, differs in after.rows if differs]
+    before, after = make_page(case("wrong-value", 40), None).timelines
+    assert before.omitted == "rows 1 to 14, rows 39 to 40"
+    assert [number for number, _, differs in before.rows if differs] == ["21"]
+    assert before.rows[-1][0] == "end"
+
+
+def test_a_cycle_of_many_ranks_is_drawn_in_lines() -> None:
+    drawn = make_page(case("ring"), None).waiting
+    assert drawn is not None
+    assert drawn.cycle
+    assert drawn.ranks == tuple(range(16))
+    assert len(drawn.arrows) == 16
+    assert len({(s.x, s.y) for s in drawn.stations}) == 16
+    assert all(s.x >= 0 and s.x + 134 <= drawn.width and s.y + 44 <= drawn.height for s in drawn.stations)
+
+
 def test_what_is_unchanged_stands_at_the_same_height_in_both_graphs() -> None:
     drawing = make_page(case("wrong-value", 3), None).sheets[0].drawing
     before, after = ({box.id[2:]: box for box in panel.boxes} for panel in drawing.panels)

@@ -16,7 +16,8 @@ from tcverify.program import GraphBuilder, InputSpec, Mesh, Placement, Program, 
 from tcverify.report import html_nodes
 from tcverify.report.html_drawings import make_sheets
 from tcverify.report.html_page import make_page
-from tcverify.report.html_values import MAX_ELEMENTS, MAX_ENTRIES, Runs, rank_text, record
+from tcverify.report.html_tensors import MAX_ELEMENTS
+from tcverify.report.html_values import MAX_ENTRIES, Runs, rank_text, record
 from tests.unit.html_cases import case
 
 SHARD = Placement("shard", 0)

@@ -86,6 +86,7 @@ const BOX = 52, GAP = 34, TOP = 34, MARGIN = 10, CHANNEL = 11, PANEL_GAP = 48;
 const top_ = (slot) => TOP + slot * (BOX + GAP);
 const bend = (x, y, toX, toY) => (x === toX ? `V${toY}` : `C${x} ${(y + toY) / 2} ${toX} ${(y + toY) / 2} ${toX} ${toY}`);
 
+const goes = new Map(); // to the node of a box, by the box's id
 for (const stage of document.querySelectorAll(".stage")) {
   const drawing = stage.querySelector(".drawing"), inspector = stage.querySelector(".inspector");
   const chosen = inspector.querySelector(".chosen"), start = inspector.querySelector(".start");
@@ -444,10 +445,26 @@ for (const stage of document.querySelectorAll(".stage")) {
     name.replaceChildren(button);
   }
 
+  for (const id of boxes.keys()) goes.set(id, () => go(id));
   tools.hidden = false;
   rove(boxes.get(first)?.element ?? stops()[0]);
   arrange();
   count();
   if (boxes.has(location.hash.slice(1))) go(location.hash.slice(1));
+}
+
+// ---- names of nodes elsewhere on the page lead to their boxes
+const named = new Map(Object.entries(known.nodes).filter(([id]) => id[0] === "p").map(([id, node]) => [`${id[1]} ${node.n}`, id]));
+for (const element of document.querySelectorAll("[data-go]")) {
+  const id = named.get(element.dataset.go), go = goes.get(id);
+  if (!go) continue;
+  if (element instanceof SVGElement) {
+    element.classList.add("leads");
+    element.addEventListener("click", go);
+    continue;
+  }
+  const button = $("button", { type: "button", class: "go", title: "show it in the graph" }, ...element.childNodes);
+  button.addEventListener("click", go);
+  element.replaceChildren(button);
 }
 document.documentElement.classList.add("ready");
