@@ -207,7 +207,9 @@ def verification(
         doubts.append(not_executed(error))
     clock.lap("lockstep")
     if domain == "exact" and pair.changed and not any(run.domain.startswith("exact") for run in evidence.runs):
-        evidence.aside = evidence.aside or "the rewritten graph cannot be run in it"
+        evidence.aside = (
+            evidence.aside or "the rewritten graph does not run outside the pass's process, which judges in float64"
+        )
     findings = apply_checks(checks, evidence, doubts, notes)
     clock.lap("checks")
     if confirm is not None and worth_confirming(evidence, findings, always_confirm):

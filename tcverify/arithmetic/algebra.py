@@ -210,7 +210,9 @@ class Scrambled(Field):
             return self.compare(run, *values)
         flat = torch.cat([v.reshape(-1) for v in values])
         of_flat = field.scrambled_order(flat)
-        shaped = [part.view(v.shape) for part, v in zip(of_flat.split([v.numel() for v in values]), values, strict=True)]
+        shaped = [
+            part.view(v.shape) for part, v in zip(of_flat.split([v.numel() for v in values]), values, strict=True)
+        ]
         found = run(*shaped)
         self.called.add(ORDER)
         zero = torch.zeros(1, dtype=torch.float64)

@@ -5,9 +5,9 @@ from tcverify.execution.cuda_ranks import backend_of, explore_on_cuda
 from tcverify.execution.executor import Comparison, Executor, Hang, Run, Wait
 from tcverify.execution.exploration import Exploration, Order, explore
 from tcverify.execution.interpreter import Call, NodeError, RankResult
+from tcverify.execution.laws import Explanation, explain
 from tcverify.execution.lockstep import Lockstep
 from tcverify.execution.observations import Event, Observation
-from tcverify.execution.laws import Explanation, explain
 from tcverify.execution.pool import ProcessGroupPool
 
 __all__ = [

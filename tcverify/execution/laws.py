@@ -54,7 +54,9 @@ def explain(original: Program, rewritten: Program, draw: int) -> Explanation:
     if not called:
         return Explanation("defect")  # of sums, products and quotients the field knows every law
     if differ is None:
-        return Explanation("aside", "it cannot be told whether the rewrite relies on a law that the field does not have")
+        return Explanation(
+            "aside", "it cannot be told whether the rewrite relies on a law that the field does not have"
+        )
     if not differ:
         return Explanation("defect")
     for name in sorted(called):

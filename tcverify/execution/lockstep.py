@@ -62,9 +62,7 @@ class Lockstep:
                     comparison.deltas += compare_native(reference.ranks[rank], expected, actual)
         return comparison
 
-    def probe(
-        self, program: Program, baseline: Run, reruns: int = 3, domain: Domain = FLOAT64
-    ) -> dict[str, float]:
+    def probe(self, program: Program, baseline: Run, reruns: int = 3, domain: Domain = FLOAT64) -> dict[str, float]:
         """Measure the conditioning of a program's outputs.
 
         Reruns it with the output of every node perturbed by a relative 2⁻⁵¹ and sums accumulated in another order.
