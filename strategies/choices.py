@@ -72,6 +72,7 @@ class Block:
         keep: what is returned beside the last value.
         tie: whether weights of earlier blocks are used again.
         mask: whether attention has a mask.
+        linear: how the row-parallel projection back to H is quantised, where there is one.
         align: whether a residual of other rank, where it broadcasts, is viewed as the addend's shape first.
     """
 
@@ -90,6 +91,7 @@ class Block:
     keep: str
     tie: bool
     mask: bool
+    linear: str
     align: bool
 
 
@@ -140,10 +142,11 @@ BLOCK: dict[str, _Table] = {
     "residual": weighted(("stream", 10), ("input", 2), ("reduced", 1), ("varying", 1), ("first", 1)),
     "users": weighted(("none", 10), ("output", 2), ("norm", 1), ("gelu", 1), ("add", 2), ("fused", 1)),
     "inside": (False, True),
-    "twin": weighted((False, 4), (True, 2)),
+    "twin": weighted((False, 1), (True, 1)),
     "keep": weighted(("none", 16), ("hidden", 1), ("residual", 2), ("tuple", 1)),
     "tie": weighted((False, 5), (True, 1)),
     "mask": weighted((False, 3), (True, 1)),
+    "linear": weighted(("float", 72), ("int8", 2), ("int4", 2), ("fp8", 1), ("mxfp4", 1)),
     "align": (False, True),
 }  # fmt: skip
 

@@ -264,8 +264,9 @@ class Draft:
             for number, ranks in enumerate(self._classes):
                 if any(self._infer_on(rank, maker, number).shape != inferred[number].shape for rank in ranks[1:]):
                     raise ShapeError(f"{maker.op}: the chunks of ranks differ in shape")
-        if lookup(target).collective and len(self._classes) > 1:
-            fused = maker.op == "tensor_cast::matmul_all_reduce"
+        op = lookup(target)
+        if op.collective and len(self._classes) > 1:
+            fused = "compute" in op.resources  # what it sends is what it has computed, of the shape of its result
             self._require_agreement(maker, inferred if fused else self._specs[maker.args[0].number])
         return tuple(inferred)
 

@@ -15,6 +15,7 @@ import torch
 from tcverify.ops import ShapeError
 from tcverify.program import Recipe
 from tcverify.strategies.draft import RANK, Group, PerRank, Value
+from tcverify.strategies.quantised_growth import grown
 from tcverify.strategies.sites import (
     ADD,
     ADD_RMS_NORM,
@@ -121,7 +122,10 @@ def matmul(w: Writing, values: Sequence[Value], a: Value, b: int, how: int) -> l
     found = [
         v
         for v in values
-        if (w.draft.shape(v) or ())[:1] == (inner,) and len(w.draft.shape(v) or ()) == 2 and v.rms <= 1
+        if (w.draft.shape(v) or ())[:1] == (inner,)
+        and len(w.draft.shape(v) or ()) == 2
+        and w.draft.specs(v)[0].dtype is spec.dtype
+        and v.rms <= 1
     ]
     if b % 4 == 3 and found:
         return [replace(call(w, "aten::matmul", a, recent(found, how)), rms=a.rms * math.sqrt(max(inner, 1)))]
@@ -290,6 +294,11 @@ def fused_reduce(w: Writing, values: Sequence[Value], a: Value, b: int, how: int
     return [replace(made, rms=(0.6 if vector is None else 1.2) * w.roles.size(dim))]
 
 
+def quantised(w: Writing, values: Sequence[Value], a: Value, b: int, how: int) -> list[Value]:
+    """A linear with a quantised weight, perhaps summed over a group by the same op."""
+    return [grown(w, a, b, how, _group(w, b // 16))]
+
+
 def operator(w: Writing, values: Sequence[Value], a: Value, b: int, how: int) -> list[Value]:
     """A Python operator on two values, or on one and a number."""
     other = 0.5 if how % 4 == 3 else _partner(w, values, a, b)
@@ -347,6 +356,7 @@ GROWTHS: dict[str, Growth] = {
     "in-place": in_place,
     "write": write,
     "fused-reduce": fused_reduce,
+    "quantised": quantised,
     "operator": operator,
     "index": index,
     "filled": filled,

@@ -22,6 +22,7 @@ OPS = weighted(
     ("norm", 3),
     ("fused-norm", 4),
     ("fused-reduce", 3),
+    ("quantised", 1),
     ("binary", 3),
     ("operator", 2),
     ("reduce-scatter", 2),

@@ -24,7 +24,11 @@ ADD_RMS_NORM2 = "tensor_cast::add_rms_norm2"
 ADD = "aten::add.Tensor"
 VIEW = "aten::view"
 NORMS = (RMS_NORM, ADD_RMS_NORM, ADD_RMS_NORM2)
-COLLECTIVES = (ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, "tensor_cast::matmul_all_reduce")
+FUSED = tuple(
+    f"tensor_cast::{name}_all_reduce"
+    for name in ("matmul", "static_quant_linear", "static_quant_linear_int4", "fp8_linear", "mxfp4_linear")
+)
+COLLECTIVES = (ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, *FUSED)
 MARKERS = tuple(f"tensor_cast::_internal_{name}" for name in ("mark_region_begin", "mark_region_end", "copy_region"))
 #: What stands between two matrix products, first of all the all_reduce.
 CHAIN = (ALL_REDUCE, *MARKERS, VIEW, ADD, RMS_NORM, ADD_RMS_NORM, "getitem", "tensor_cast::layer_norm")

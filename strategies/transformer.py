@@ -9,6 +9,7 @@ from tcverify.program import PARTIAL, VARYING, Mesh, Program, Recipe, shard
 from tcverify.strategies.choices import Block, Setting
 from tcverify.strategies.draft import RANK, Draft, Group, Layout, Value
 from tcverify.strategies.mixers import mix
+from tcverify.strategies.quantised import projected
 from tcverify.strategies.roles import roles_of
 from tcverify.strategies.writing import (
     F32,
@@ -113,8 +114,15 @@ def _reduce(w: Writing, block: Block, dim: str, addend: Value, width: int | None
     if block.view == "before":
         addend = _toggle(w, addend, -1 if width is not None else hidden)
     early = "before" in block.bias
-    if width is not None:
-        if block.reduce == "fused" and w.setting.dtypes != "bf16-reduce32":
+    fuse = block.reduce == "fused" and w.setting.dtypes != "bf16-reduce32"
+    if width is not None and block.linear != "float":
+        addend = cast(w, addend, w.dtype)
+        vector = weight(w, "bias", (hidden,), None, Recipe(scale=0.5), block.tie) if early else None
+        addend, early = projected(w, block.linear, addend, width, dim, vector, fuse), False
+        if fuse:
+            return addend
+    elif width is not None:
+        if fuse:
             addend = cast(w, addend, w.dtype)
             matrix = projection(w, addend, "wdown", (width, hidden), (dim, shard(0)), block.tie)
             vector = weight(w, "bias", (hidden,), None, Recipe(scale=0.5), block.tie) if early else None

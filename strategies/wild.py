@@ -37,6 +37,7 @@ OPS = weighted(
     ("in-place", 1),
     ("write", 1),
     ("fused-reduce", 2),
+    ("quantised", 1),
     ("operator", 1),
     ("index", 1),
     ("filled", 1),

@@ -100,7 +100,7 @@ def add_to_baseline(path: Path, baseline: Baseline | None, cases: Sequence[Count
     after = before.with_cases(cases)
     write_baseline(after, path)
     new = len(after.known) - len(before.known)
-    return f"{path} holds {len(after.known)} known findings, {new} of them new"
+    return f"baseline {path}: {len(after.known)} known, {new} of them new; say why in their reasons"
 
 
 def write_baseline(baseline: Baseline, path: Path) -> None:

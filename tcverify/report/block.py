@@ -122,9 +122,7 @@ def _times(case: Counterexample, rank: int) -> list[str]:
 
 
 def _blamed(case: Counterexample, diagnosis: Diagnosis) -> str | None:
-    if case.finding.node is not None or diagnosis.first is None:
-        return case.finding.node
-    return diagnosis.first.node
+    return diagnosis.first.node if diagnosis.first is not None else case.finding.node
 
 
 def _graph(case: Counterexample, diagnosis: Diagnosis) -> tuple[list[Line], str]:

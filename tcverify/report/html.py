@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -13,7 +13,6 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
 from tcverify.campaign import Event, FindingFound
 from tcverify.counterexample import FILE_NAME, Counterexample, write_atomically
-from tcverify.report.html_layout import BOX_HEIGHT
 from tcverify.report.html_page import make_page
 from tcverify.report.html_streams import BAR
 
@@ -26,21 +25,21 @@ def to_html(case: Counterexample, path: Path | None) -> str:
     Args:
         path: its file, for the commands that reproduce it; None leaves them out.
     """
+    page = make_page(case, path)
+    styles = ["report.css", "streams.css"] if page.schedule is not None else ["report.css"]
+    return render("report.html.j2", styles, page=page, bar=BAR)
+
+
+def render(name: str, styles: Sequence[str] = ("report.css", "gallery.css"), **values: object) -> str:
+    """Return a page made from a template, with its styles and the one script that it allows."""
     script = _asset("report.js")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    return _template().render(
-        page=make_page(case, path),
-        style=_asset("report.css"),
-        streams_style=_asset("streams.css"),
-        script=script,
-        digest=digest,
-        box_height=BOX_HEIGHT,
-        bar=BAR,
-    )
+    style = "\n".join(map(_asset, styles))
+    return _template(name).render(style=style, script=script, digest=digest, **values)
 
 
 @cache
-def _template() -> Template:
+def _template(name: str) -> Template:
     environment = Environment(
         loader=PackageLoader("tcverify.report"),
         autoescape=True,
@@ -48,7 +47,7 @@ def _template() -> Template:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    return environment.get_template("report.html.j2")
+    return environment.get_template(name)
 
 
 @cache

@@ -1,18 +1,23 @@
-"""What each rank communicated, in order, and who waits for whom: data for the tables of the page."""
+"""What each rank communicated, in order: data for the tables of the page."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from tcverify.execution import Call, Run
 from tcverify.ops import Collective, mismatch
+from tcverify.report.html_values import ranks_text
 from tcverify.report.plain import count, plain
 
-#: Most ranks that have a column, and most rows of a table.
+#: Most ranks that are told apart in tables, most columns of collectives and ranks that are looked at for them, and most
+#: rows, of which so many stand above the first difference.
 MAX_RANKS = 16
-MAX_ROWS = 60
+MAX_COLUMNS = 16
+MAX_LOOKED_AT = 256
+MAX_ROWS = 24
+ROWS_ABOVE = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,69 +44,97 @@ class Timeline:
     """The collectives of one version. A row holds what completes together; the last rows hold what never does.
 
     Attributes:
-        ranks: the columns.
-        rows: per row its number and the cells by column; None where a rank takes no part.
+        columns: the ranks of each column: they do the same throughout.
+        rows: per row its number, the cells by column, None where a rank takes no part, and whether the other version has
+            another row there.
         omitted: what is left out, in words.
     """
 
     caption: str
-    ranks: tuple[int, ...]
-    rows: tuple[tuple[str, tuple[Cell | None, ...]], ...]
+    columns: tuple[tuple[int, ...], ...]
+    rows: tuple[tuple[str, tuple[Cell | None, ...], bool], ...]
     omitted: str
 
-
-@dataclass(frozen=True, slots=True)
-class Waiting:
-    """Ranks that wait for ever: `ranks[i]` waits for `ranks[i + 1]`.
-
-    Attributes:
-        sentences: what each waits in.
-        cycle: whether the last waits for the first; else the last has finished.
-    """
-
-    ranks: tuple[int, ...]
-    sentences: tuple[str, ...]
-    cycle: bool
+    @property
+    def headings(self) -> list[str]:
+        return [ranks_text(ranks) for ranks in self.columns]
 
 
-def waiting(run: Run) -> Waiting | None:
-    """Describe the ranks of a run that wait for ever."""
-    hang = run.hang
-    if hang is None:
-        return None
-    ranks = [wait.rank for wait in hang.waits]
-    sentences = [plain(f"{wait} (node '{wait.call.node}')") for wait in hang.waits]
-    if hang.finished is not None:
-        ranks.append(hang.finished)
-        sentences.append(f"rank {hang.finished} has finished without joining")
-    return Waiting(tuple(ranks), tuple(sentences), hang.cycle)
-
-
-def timeline(run: Run, caption: str, first: Iterable[int] = ()) -> Timeline:
-    """Arrange the collectives of a run.
+def timelines(before: Run | None, after: Run | None, first: Iterable[int] = ()) -> tuple[Timeline, ...]:
+    """Arrange the collectives of both versions, as far as they ran. Of long ones, the rows around the first difference.
 
     Args:
         first: ranks that have a column, however many ranks there are.
     """
+    wanted = list(first)
+    runs = [
+        (run, caption) for run, caption in ((before, "Before the pass"), (after, "After the pass")) if run is not None
+    ]
+    runs = [(run, caption) for run, caption in runs if any(result.calls for result in run.ranks)]
+    tables = [_table(run, wanted) for run, _ in runs]
+    same = _same_ends([rows for _, rows in tables])
+    return tuple(
+        _arrange(run, caption, ranks, rows, same) for (run, caption), (ranks, rows) in zip(runs, tables, strict=True)
+    )
+
+
+_Rows = list[tuple[str, dict[int, "Cell | None"]]]
+
+
+def _table(run: Run, first: Sequence[int]) -> tuple[list[int], _Rows]:
+    """The ranks that are looked at, and all rows, with the cells by rank."""
     world_size = len(run.ranks)
-    chosen = list(dict.fromkeys([*first, *range(min(world_size, MAX_RANKS))]))[:MAX_RANKS]
-    ranks = tuple(sorted(chosen))
+    ranks = sorted(list(dict.fromkeys([*first, *range(min(world_size, MAX_LOOKED_AT))]))[:MAX_LOOKED_AT])
     steps, stuck = _match(run)
-    rows = [(str(i + 1), tuple(_cell(step.get(r), "") for r in ranks)) for i, step in enumerate(steps)]
-    left_out = len(rows) - MAX_ROWS
-    omitted = []
-    if left_out > 0:
-        rows = [*rows[: MAX_ROWS // 2], *rows[-MAX_ROWS // 2 :]]
-        omitted.append(f"rows {MAX_ROWS // 2 + 1} to {MAX_ROWS // 2 + left_out}")
+    rows: _Rows = [(str(i + 1), {r: _cell(step.get(r), "") for r in ranks}) for i, step in enumerate(steps)]
     if any(r in stuck for r in ranks):
         state = "mismatch" if run.mismatch is not None else "waits"
         members = run.mismatch[1].keys() if run.mismatch is not None else stuck.keys()
-        cells = tuple(_cell(stuck.get(r), state if r in members else "waits") for r in ranks)
-        rows.append(("never", cells))
-    rows.append(("end", tuple(_end(run, r, r in stuck) for r in ranks)))
-    if world_size > len(ranks):
-        omitted.append(count(world_size - len(ranks), "further rank"))
-    return Timeline(caption, ranks, tuple(rows), " and ".join(omitted))
+        rows.append(("never", {r: _cell(stuck.get(r), state if r in members else "waits") for r in ranks}))
+    rows.append(("end", {r: _end(run, r, r in stuck) for r in ranks}))
+    return ranks, rows
+
+
+def _same_ends(tables: Sequence[_Rows]) -> tuple[int, int]:
+    """How many rows both versions have in common at the beginning and at the end."""
+    if len(tables) < 2:
+        return len(tables[0]) if tables else 0, 0
+    whole = [[(c.head, c.group, c.detail, c.state) if c else None for c in cells.values()] for _, cells in tables[0]]
+    if whole == [
+        [(c.head, c.group, c.detail, c.state) if c else None for c in cells.values()] for _, cells in tables[1]
+    ]:
+        return len(whole), 0  # whatever the nodes are called
+    pairs = list(zip(*tables, strict=False))
+    head = next((i for i, (a, b) in enumerate(pairs) if a[1] != b[1]), len(pairs))
+    backwards = list(zip(reversed(tables[0][head:]), reversed(tables[1][head:]), strict=False))
+    tail = next((i for i, (a, b) in enumerate(backwards) if a[1] != b[1]), len(backwards))
+    return head, tail
+
+
+def _arrange(run: Run, caption: str, ranks: Sequence[int], rows: _Rows, same: tuple[int, int]) -> Timeline:
+    head, tail = same
+    columns: dict[tuple[Cell | None, ...], list[int]] = {}
+    for rank in ranks:
+        columns.setdefault(tuple(cells[rank] for _, cells in rows), []).append(rank)
+    shown = [tuple(members) for members in columns.values()][:MAX_COLUMNS]
+    table = [
+        (number, tuple(cells[members[0]] for members in shown), head <= i < len(rows) - tail)
+        for i, (number, cells) in enumerate(rows)
+    ]
+    omitted = []
+    if len(table) > MAX_ROWS:
+        start = min(max(0, head - ROWS_ABOVE), len(table) - MAX_ROWS) if head < len(table) else 0
+        ends = [row for row in table[start + MAX_ROWS :] if row[0] in ("never", "end")]
+        if start:
+            omitted.append(f"rows 1 to {start}")
+        after = len(table) - start - MAX_ROWS - len(ends)
+        if after > 0:
+            omitted.append(f"rows {start + MAX_ROWS + 1} to {start + MAX_ROWS + after}")
+        table = [*table[start : start + MAX_ROWS], *ends]
+    left_out = len(run.ranks) - sum(map(len, shown))
+    if left_out:
+        omitted.append(count(left_out, "further rank"))
+    return Timeline(caption, tuple(shown), tuple(table), ", ".join(omitted))
 
 
 def _match(run: Run) -> tuple[list[dict[int, Call]], dict[int, Call]]:
@@ -162,4 +195,4 @@ def _end(run: Run, rank: int, stuck: bool) -> Cell:
     return Cell("ended", "finished")
 
 
-__all__ = ["Cell", "Timeline", "Waiting", "contribution", "timeline", "waiting"]
+__all__ = ["Cell", "Timeline", "contribution", "timelines"]

@@ -1,39 +1,31 @@
 """Draws a program before ⇒ after as layers of boxes, both graphs on one grid: what the pass left alone stands at the same
 place in both.
 
-Data only: the template turns it into SVG. Of long graphs, what is far from the difference is collapsed, so that the
-drawing is bounded whatever the graph.
+Data only: the template turns it into SVG. Of long graphs, what is far from the difference is folded away, and of very long
+ones not drawn at all, so that the drawing is bounded whatever the graph.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from torch import fx
 
-from tcverify.ops import TensorSpec
-from tcverify.program import Placement, Program
+from tcverify.program import Program
 from tcverify.relations import Relation
 from tcverify.report.alignment import Row
-from tcverify.report.html_layout import BOX_HEIGHT, Item, Place, lay_out
-from tcverify.report.listing import op_text, value_text
-from tcverify.report.plain import count, plain
+from tcverify.report.html_boxes import Vertex, box_text, edge_mark, gap_text, node_of, placement_texts
+from tcverify.report.html_folds import BOX_HEIGHT, LAYER_GAP, Fold, fold, hidden_edges, path, slack, slots, top
+from tcverify.report.html_layout import CHANNEL, MARGIN, Item, Layout, lay_out
+from tcverify.report.html_sight import drawn_rows, make_vertices, shown_rows, visible_layers
+from tcverify.report.plain import count
 
-#: Rows that are drawn without collapsing any, and most that are drawn of longer graphs.
-MAX_WHOLE = 52
-MAX_SHOWN = 40
+#: Widest drawing that something stands beside, in pixels.
+MAX_BESIDE = 920.0
 
-#: Unchanged nodes that are drawn on either side of a changed one, in longer graphs.
-CONTEXT = 2
-
-#: Inputs that are drawn of longer graphs.
-MAX_INPUTS = 24
-
-_SHORT = {
-    "float64": "f64", "float32": "f32", "float16": "f16", "bfloat16": "bf16", "int64": "i64", "int32": "i32",
-    "int16": "i16", "int8": "i8", "uint8": "u8", "bool": "bool",
-}  # fmt: skip
+#: Between the two graphs, in pixels.
+PANEL_GAP = 48.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,15 +34,20 @@ class Box:
 
     Attributes:
         id: unique in the page.
-        kind: "call", "input", "return" or "gap" (collapsed nodes).
+        kind: "call", "input", "return" or "gap" (nodes that are not drawn).
         mark: see `Row`.
         sign: the mark for those who see no colours.
-        lines: what stands in it: op; name and shape; note.
+        x, y, width: in pixels, x from the left of its graph, while all folds are closed.
+        layer: from the top.
+        away: whether a fold holds it.
+        op, name, note: what stands in it: op; name and shape; how its value relates to the original's, or the placement of
+            an input.
+        note_kind: "wrong", "sound" or "".
         title: everything about it, in one line.
-        note: how its value relates to the original's, or the placement of an input.
         flag: "finding" where the finding says so, "diverges" where values first diverge, else "".
         operands: ids of boxes that it reads.
         twin: id of its counterpart in the other graph, or "".
+        row: number of the row that it stands for, None for a gap.
     """
 
     id: str
@@ -58,9 +55,10 @@ class Box:
     mark: str
     sign: str
     x: float
-    y: float
+    y: int
     width: float
-    height: float
+    layer: int
+    away: bool
     op: str
     name: str
     note: str
@@ -69,27 +67,65 @@ class Box:
     flag: str
     operands: tuple[str, ...]
     twin: str
+    row: int | None
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One edge: an SVG path from the box `source` to the box `target`."""
+    """One edge: an SVG path from the box `source` to the box `target`.
+
+    Attributes:
+        way: where it starts, goes down and ends: pixels from the left.
+        away: whether a fold hides it.
+    """
 
     source: str
     target: str
     path: str
+    way: tuple[float, float, float]
     mark: str
+    away: bool
+
+
+@dataclass(frozen=True, slots=True)
+class FoldMark:
+    """What stands for a closed fold in one graph.
+
+    Attributes:
+        number: of the fold.
+        first, last: its layers.
+        y: of the slot that it takes.
+        text: what it holds.
+        note: what is wrong in it.
+    """
+
+    number: int
+    first: int
+    last: int
+    x: float
+    y: int
+    width: float
+    text: str
+    note: str
 
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One graph."""
+    """One graph.
+
+    Attributes:
+        x, width: in pixels, while all folds are closed.
+        right: where its boxes end when all are open; edges run in `channels` beyond it.
+    """
 
     caption: str
     x: float
     width: float
+    right: float
+    channels: int
     boxes: tuple[Box, ...]
     lines: tuple[Line, ...]
+    folds: tuple[FoldMark, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,21 +133,27 @@ class Drawing:
     """Both graphs, or the only one.
 
     Attributes:
-        bands: tops of the layers, to guide the eye from one graph to the other.
+        bands: tops of the slots, to guide the eye from one graph to the other.
         summary: the difference in words.
-        hidden: how many nodes are collapsed.
+        folded: how many nodes are folded away, and `left_out` not drawn at all.
         marks: that occur and what they are called, for the legend.
         flags: that occur.
     """
 
     width: float
-    height: float
+    height: int
     panels: tuple[Panel, ...]
-    bands: tuple[float, ...]
+    bands: tuple[int, ...]
     summary: str
-    hidden: int
+    folded: int
+    left_out: int
     marks: tuple[tuple[str, str], ...]
     flags: tuple[str, ...]
+
+    @property
+    def wide(self) -> bool:
+        """Whether it leaves no room beside it."""
+        return self.width > MAX_BESIDE
 
 
 #: The marks for those who see no colours.
@@ -143,7 +185,8 @@ def draw(program: Program, rows: Sequence[Row], relations: Mapping[str, Relation
         rows: see `align`; for a single graph, rows with nothing after.
         relations: of the rewritten nodes, by name.
     """
-    vertices = _vertices(rows, _shown(rows, {name for flags in labels.flags.values() for name in flags}))
+    shown = shown_rows(rows, {name for flags in labels.flags.values() for name in flags})
+    vertices, numbers = make_vertices(rows, drawn_rows(rows, shown))
     index = {
         (side, node): i
         for i, vertex in enumerate(vertices)
@@ -158,99 +201,107 @@ def draw(program: Program, rows: Sequence[Row], relations: Mapping[str, Relation
         for i, vertex in enumerate(vertices)
     ]
     layout = lay_out(items, sides)
-    placements = {spec.name: ", ".join(_placed(p, dim) for dim, p in spec.placements) for spec in program.inputs}
+    folds = fold(layout.layers, visible_layers(vertices, numbers, shown, layout))
+    scene = _Scene(vertices, numbers, layout, folds, slots(layout.layers, folds), operands, placement_texts(program))
     panels = []
     left = 0.0
     for side, caption in zip(sides, labels.captions, strict=True):
-        id = f"{labels.prefix}{side}"
-        known = relations if side == "a" else {}
-        boxes = tuple(
-            _box(vertex, _Spot(side, i, left, layout.places[i], operands[side][i]), labels, known, placements)
-            for i, vertex in enumerate(vertices)
-            if side in items[i].sides
-        )
-        lines = tuple(
-            Line(f"{id}{e.source}", f"{id}{e.target}", e.path(left), _edge_mark(vertices, e.source, e.target))
-            for e in layout.edges[side]
-        )
-        panels.append(Panel(caption, left, layout.widths[side], boxes, lines))
-        left += layout.widths[side] + PANEL_GAP
+        panels.append(_panel(scene, side, left, caption, labels, relations if side == "a" else {}))
+        left += panels[-1].width + PANEL_GAP
     drawn = [box for panel in panels for box in panel.boxes if box.kind != "gap"]
+    last = scene.slots[-1] if scene.slots else 0
     return Drawing(
         width=left - PANEL_GAP,
-        height=layout.height,
+        height=top(last + 1) - LAYER_GAP + 10,
         panels=tuple(panels),
-        bands=tuple(layout.tops),
+        bands=tuple(map(top, range(last + 1))) if vertices else (),
         summary=_summary(rows, labels.signs) if len(panels) > 1 else "",
-        hidden=sum(len(v.rows) for v in vertices if v.kind == "gap"),
+        folded=sum(scene.fold_of(i) is not None for i in range(len(vertices))),
+        left_out=sum(len(v.rows) for v in vertices if v.kind == "gap"),
         marks=tuple((m, labels.signs[m]) for m in SIGNS if m != "same" and any(b.mark == m for b in drawn)),
         flags=tuple(sorted({b.flag for b in drawn if b.flag})),
     )
 
 
-#: Between the two graphs.
-PANEL_GAP = 48.0
+@dataclass(frozen=True, slots=True)
+class _Scene:
+    """What both graphs of a drawing share.
+
+    Attributes:
+        numbers: of the row that a vertex stands for, None for a gap.
+        slots: by layer.
+        operands: by graph and vertex.
+        placements: of inputs, by name.
+    """
+
+    vertices: Sequence[Vertex]
+    numbers: Sequence[int | None]
+    layout: Layout
+    folds: Sequence[Fold]
+    slots: Sequence[int]
+    operands: Mapping[str, Sequence[tuple[int, ...]]]
+    placements: Mapping[str, str]
+
+    def fold_of(self, vertex: int) -> int | None:
+        layer = self.layout.places[vertex].layer
+        return next((i for i, f in enumerate(self.folds) if f.first <= layer <= f.last), None)
 
 
-@dataclass(slots=True)
-class _Vertex:
-    """A row, or a stretch of rows that are collapsed."""
-
-    kind: str
-    rows: list[Row] = field(default_factory=list)
-
-    def stands_in(self, side: str) -> bool:
-        return any(_node(row, side) is not None for row in self.rows)
-
-
-def _node(row: Row, side: str) -> fx.Node | None:
-    return row.before if side == "b" else row.after
-
-
-def _any(row: Row) -> fx.Node:
-    node = row.after if row.after is not None else row.before
-    assert node is not None  # a row has one at least
-    return node
-
-
-def _shown(rows: Sequence[Row], focus: set[str]) -> set[int]:
-    """Numbers of the rows to draw."""
-    if len(rows) <= MAX_WHOLE:
-        return set(range(len(rows)))
-    calls = [i for i, row in enumerate(rows) if _any(row).op != "placeholder"]
-    first = [k for k, i in enumerate(calls) if _any(rows[i]).name in focus]
-    rest = [k for k, i in enumerate(calls) if rows[i].mark != "same"]
-    if not first and not rest:
-        rest = [0, len(calls) - 1 - CONTEXT]
-    chosen: dict[int, None] = {}
-    for k in (*first, *rest):
-        for near in range(max(0, k - CONTEXT), min(len(calls), k + CONTEXT + 1)):
-            if len(chosen) < MAX_SHOWN:
-                chosen[calls[near]] = None
-    shown = set(chosen) | {i for i in calls if _any(rows[i]).op == "output"}
-    read = {o for i in shown for n in (rows[i].before, rows[i].after) if n is not None for o in n.all_input_nodes}
-    inputs = [i for i, row in enumerate(rows) if _any(row).op == "placeholder" and {row.before, row.after} & read]
-    return shown | set(inputs[:MAX_INPUTS])
+def _panel(
+    scene: _Scene, side: str, left: float, caption: str, labels: Labels, relations: Mapping[str, Relation]
+) -> Panel:
+    layout, id = scene.layout, f"{labels.prefix}{side}"
+    places, edges, right = layout.places, layout.edges[side], layout.rights[side]
+    stands = [i for i, vertex in enumerate(scene.vertices) if vertex.stands_in(side)]
+    boxes = tuple(_box(scene, side, i, labels, relations) for i in stands)
+    hidden = hidden_edges(edges, places, scene.folds)
+    seen = [places[i] for i, box in zip(stands, boxes, strict=True) if not box.away]
+    moved = slack(right, seen, [e for i, e in enumerate(edges) if i not in hidden])
+    lines = tuple(
+        Line(
+            f"{id}{e.source}",
+            f"{id}{e.target}",
+            path(e, right, moved, *(scene.slots[places[end].layer] for end in (e.source, e.target)))
+            if i not in hidden
+            else "",
+            (e.start, e.way, e.end),
+            edge_mark(scene.vertices, e.source, e.target),
+            i in hidden,
+        )
+        for i, e in enumerate(edges)
+    )
+    channels = layout.channels[side]
+    return Panel(
+        caption=caption,
+        x=left,
+        width=right - moved + MARGIN + CHANNEL * (channels + 1 if channels else 0),
+        right=right,
+        channels=channels,
+        boxes=boxes,
+        lines=lines,
+        folds=_fold_marks(scene, boxes, right - moved),
+    )
 
 
-def _vertices(rows: Sequence[Row], shown: set[int]) -> list[_Vertex]:
-    found: list[_Vertex] = []
-    for i, row in enumerate(rows):
-        op = _any(row).op
-        if i in shown:
-            found.append(_Vertex({"placeholder": "input", "output": "return"}.get(op, "call"), [row]))
-        elif op != "placeholder":
-            if not found or found[-1].kind != "gap":
-                found.append(_Vertex("gap"))
-            found[-1].rows.append(row)
-    return found
+def _fold_marks(scene: _Scene, boxes: Sequence[Box], right: float) -> tuple[FoldMark, ...]:
+    found = []
+    for number, f in enumerate(scene.folds):
+        inside = [box for box in boxes if f.first <= box.layer <= f.last]
+        changed = sum(box.mark != "same" for box in inside)
+        wrong = sum(box.note_kind == "wrong" for box in inside)
+        text = count(len(inside), "node" if changed else "unchanged node")
+        notes = [f"{changed} changed"] * (changed > 0)
+        notes += ["values differ" if wrong == len(inside) else f"{wrong} with other values"] * (wrong > 0)
+        y = top(scene.slots[f.first])
+        found.append(FoldMark(number, f.first, f.last, MARGIN, y, right - MARGIN, text, ", ".join(notes)))
+    return tuple(found)
 
 
-def _operands(vertex: _Vertex, side: str, number: int, index: Mapping[tuple[str, fx.Node], int]) -> tuple[int, ...]:
+def _operands(vertex: Vertex, side: str, number: int, index: Mapping[tuple[str, fx.Node], int]) -> tuple[int, ...]:
     """Numbers of the vertices that a vertex reads, each once, in the order of its arguments."""
     found: dict[int, None] = {}
     for row in vertex.rows:
-        node = _node(row, side)
+        node = node_of(row, side)
         for operand in node.all_input_nodes if node is not None else ():
             other = index.get((side, operand))
             if other is not None and other != number:
@@ -258,107 +309,38 @@ def _operands(vertex: _Vertex, side: str, number: int, index: Mapping[tuple[str,
     return tuple(found)
 
 
-@dataclass(frozen=True, slots=True)
-class _Spot:
-    """Where a vertex is drawn."""
-
-    side: str
-    number: int
-    left: float
-    place: Place
-    operands: tuple[int, ...]
-
-
-def _box(
-    vertex: _Vertex,
-    spot: _Spot,
-    labels: Labels,
-    relations: Mapping[str, Relation],
-    placements: Mapping[str, str],
-) -> Box:
-    place, side = spot.place, spot.side
-    ids = tuple(f"{labels.prefix}{side}{o}" for o in spot.operands)
-    id = f"{labels.prefix}{side}{spot.number}"
+def _box(scene: _Scene, side: str, number: int, labels: Labels, relations: Mapping[str, Relation]) -> Box:
+    vertex, place = scene.vertices[number], scene.layout.places[number]
     other = "a" if side == "b" else "b"
-    twin = f"{labels.prefix}{other}{spot.number}" if len(labels.captions) > 1 and vertex.stands_in(other) else ""
-    at = (spot.left + place.x, place.y, place.width, float(BOX_HEIGHT))
-    if vertex.kind == "gap":
-        changed = sum(row.mark != "same" for row in vertex.rows)
-        own = count(
-            sum(_node(row, side) is not None for row in vertex.rows),
-            "node" if changed or len(labels.captions) == 1 else "unchanged node",
-        )
-        note = f"{changed} of them changed" if changed else ""
-        title = f"{own}, not drawn"
-        mark = "changed" if changed else "same"
-        return Box(id, "gap", mark, "", *at, f"… {own} …", "", note, "", title, "", ids, twin)
-    row = vertex.rows[0]
-    node = _node(row, side)
-    assert node is not None  # the vertex stands in this graph
-    sign = labels.signs[row.mark]
-    op, name, shape = op_text(node), node.name, _short(node)
-    relation = relations.get(name)
-    note, note_kind = "", ""
-    if node.op == "placeholder":
-        op, name, note = name, shape, placements.get(name, "") or "replicated"
-    elif node.op == "output":
-        name = ", ".join(n.name for n in node.all_input_nodes)
+    twin = f"{labels.prefix}{other}{number}" if len(labels.captions) > 1 and vertex.stands_in(other) else ""
+    node = node_of(vertex.rows[0], side) if vertex.kind != "gap" else None
+    if node is None:
+        text, flag, sign = gap_text(vertex, side, len(labels.captions) == 1), "", ""
+        mark = "changed" if text.note else "same"
     else:
-        name = f"{name}: {shape}" if name != op else shape
-        if relation is not None and relation.kind != "equal":
-            note, note_kind = _note(relation), "sound" if relation.explained else "wrong"
-    title = f"{node.name}: {op_text(node)} → {value_text(node.meta.get('val')) or 'returned values'}"
-    if relation is not None:
-        title += f"; {relation.text}"
-    width, note_width = int((place.width - 14) / 6.7), int((place.width - 12) / 5.6)
+        mark = vertex.rows[0].mark
+        text = box_text(node, place.width, relations.get(node.name), scene.placements)
+        flag, sign = labels.flags.get(side, {}).get(node.name, ""), labels.signs[mark]
     return Box(
-        id, vertex.kind, row.mark, sign, *at,
-        _fit(op, max(6, width - len(sign))), _fit(name, width), _fit(note, note_width),
-        note_kind, plain(title), labels.flags.get(side, {}).get(node.name, ""), ids, twin,
-    )  # fmt: skip
-
-
-def _note(relation: Relation) -> str:
-    words = {
-        "reshaped": "reshaped",
-        "shard": f"shard, dim {relation.dim}",
-        "gathered": f"gathered, dim {relation.dim}",
-        "partial": "partial sum",
-        "reduced": "summed",
-        "scaled": "scaled",
-        "wrong-shard": "wrong shard",
-        "permuted": "chunks in wrong order",
-        "other-rank": "another rank's value",
-        "unrelated": "differs",
-    }[relation.kind]
-    of = f" of {relation.original}" if relation.kind in ("shard", "gathered", "partial", "wrong-shard") else ""
-    return words + of
-
-
-def _placed(placement: Placement, dim: str) -> str:
-    return f"{placement.kind}{'' if placement.dim is None else f' {placement.dim}'}, {dim}"
-
-
-def _short(node: fx.Node) -> str:
-    def one(value: object) -> str:
-        if isinstance(value, TensorSpec):
-            dtype = str(value.dtype).removeprefix("torch.")
-            return f"{_SHORT.get(dtype, dtype)}{list(value.shape)}"
-        if isinstance(value, (tuple, list)):
-            return f"({', '.join(map(one, value))})"
-        return ""
-
-    return one(node.meta.get("val"))
-
-
-def _fit(text: str, width: int) -> str:
-    text = plain(text)
-    return text if len(text) <= width else f"{text[: max(1, width - 1)]}…"
-
-
-def _edge_mark(vertices: Sequence[_Vertex], source: int, target: int) -> str:
-    marks = {row.mark for i in (source, target) for row in vertices[i].rows}
-    return "same" if marks <= {"same", "changed"} else next(m for m in ("removed", "inserted", "moved") if m in marks)
+        id=f"{labels.prefix}{side}{number}",
+        kind=vertex.kind,
+        mark=mark,
+        sign=sign,
+        x=place.x,
+        y=top(scene.slots[place.layer]),
+        width=place.width,
+        layer=place.layer,
+        away=scene.fold_of(number) is not None,
+        op=text.op,
+        name=text.name,
+        note=text.note,
+        note_kind=text.note_kind,
+        title=text.title,
+        flag=flag,
+        operands=tuple(f"{labels.prefix}{side}{o}" for o in scene.operands[side][number]),
+        twin=twin,
+        row=scene.numbers[number],
+    )
 
 
 def _summary(rows: Sequence[Row], signs: Mapping[str, str]) -> str:
@@ -366,3 +348,6 @@ def _summary(rows: Sequence[Row], signs: Mapping[str, str]) -> str:
     numbers["moved"] //= 2
     parts = [f"{n} {signs[mark][2:]}" for mark, n in numbers.items() if n and mark != "same"]
     return ", ".join([*parts, f"{numbers['same']} the same"])
+
+
+__all__ = ["BOX_HEIGHT", "SIGNS", "Box", "Drawing", "FoldMark", "Labels", "Line", "Panel", "draw"]

@@ -1,20 +1,19 @@
 """Layered layout of one or two graphs on a common grid: layers by the longest path, lanes that keep chains straight.
 
 A grid column is half a box wide: an op takes two, an input one. Edges that would cross a box run in channels at the right.
+Heights are left open: what is drawn of the layers, and where, is decided when stretches are folded (see `html_folds`).
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 #: Sizes in pixels: a grid column, the space between boxes, boxes, and what lies between two layers.
 COLUMN = 104
 SPACE = 12
-BOX_HEIGHT = 52
-LAYER_GAP = 34
 CHANNEL = 11
-TOP = 34
 MARGIN = 10
 
 
@@ -35,8 +34,9 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Place:
+    """Where an item stands: pixels from the left edge of its graph, its layer, and its grid column."""
+
     x: float
-    y: float
     width: float
     layer: int
     column: int
@@ -44,39 +44,28 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """A curve through points: straight down where x does not change, else bent in the space between two layers."""
+    """From the bottom of an item to the top of another that reads it.
+
+    Attributes:
+        start, way, end: pixels from the left: where it leaves, where it goes straight down, where it arrives.
+    """
 
     source: int
     target: int
-    points: tuple[tuple[float, float], ...]
-
-    def path(self, left: float) -> str:
-        """Return it as SVG path data.
-
-        Args:
-            left: is added to every x.
-        """
-        (x, y), *rest = self.points
-        parts = [f"M{x + left:g} {y:g}"]
-        for next_x, next_y in rest:
-            if next_x == x:
-                parts.append(f"V{next_y:g}")
-            else:
-                middle = (y + next_y) / 2
-                parts.append(f"C{x + left:g} {middle:g} {next_x + left:g} {middle:g} {next_x + left:g} {next_y:g}")
-            x, y = next_x, next_y
-        return "".join(parts)
+    start: float
+    way: float
+    end: float
 
 
 @dataclass(slots=True)
 class Layout:
-    """Places by item, edges and widths by graph, tops of the layers and the height of all."""
+    """Places by item; edges, right ends of the items and channels beyond them by graph; and the number of layers."""
 
     places: list[Place]
     edges: dict[str, list[Edge]]
-    widths: dict[str, float]
-    tops: list[float]
-    height: float
+    rights: dict[str, float]
+    channels: dict[str, int]
+    layers: int
 
 
 @dataclass(slots=True)
@@ -84,6 +73,7 @@ class _Grid:
     """Which columns of a layer are taken in which graph."""
 
     taken: dict[tuple[str, int], set[int]] = field(default_factory=dict)
+    stacks: dict[tuple[str, int], list[int]] = field(default_factory=dict)
 
     def place(self, sides: set[str], layer: int, width: int, wanted: int) -> int:
         """Take the free columns that are nearest to the wanted one."""
@@ -97,8 +87,16 @@ class _Grid:
                     return column
             distance += 1
 
+    def stack(self) -> None:
+        """Note the layers by column; nothing is placed after that."""
+        for side, layer in sorted(self.taken):
+            for column in self.taken[side, layer]:
+                self.stacks.setdefault((side, column), []).append(layer)
+
     def free(self, side: str, layers: range, column: int) -> bool:
-        return not any(column in self.taken.get((side, layer), ()) for layer in layers)
+        stack = self.stacks.get((side, column), [])
+        at = bisect_left(stack, layers.start)
+        return at == len(stack) or stack[at] >= layers.stop
 
 
 def lay_out(items: Sequence[Item], sides: Sequence[str]) -> Layout:
@@ -120,22 +118,20 @@ def lay_out(items: Sequence[Item], sides: Sequence[str]) -> Layout:
     for i, item in enumerate(items):
         if item.narrow:
             columns[i] = grid.place(item.sides, layers[i], 1, columns[reader[i]] if i in reader else 0)
-    tops = [float(TOP + layer * (BOX_HEIGHT + LAYER_GAP)) for layer in range(max(layers, default=0) + 1)]
     places = [
         Place(
             float(MARGIN + columns[i] * COLUMN),
-            tops[layers[i]],
             float((1 if item.narrow else 2) * COLUMN - SPACE),
             layers[i],
             columns[i],
         )
         for i, item in enumerate(items)
     ]
-    edges, widths = {}, {}
+    grid.stack()
+    layout = Layout(places, {}, {}, {}, 1 + max(layers, default=-1))
     for side in sides:
-        edges[side], widths[side] = _route(items, places, grid, side)
-    height = (tops[-1] + BOX_HEIGHT + MARGIN) if tops else TOP
-    return Layout(places, edges, widths, tops, height)
+        _route(items, layout, grid, side)
+    return layout
 
 
 def _layers(items: Sequence[Item]) -> list[int]:
@@ -153,8 +149,9 @@ def _layers(items: Sequence[Item]) -> list[int]:
     return found
 
 
-def _route(items: Sequence[Item], places: Sequence[Place], grid: _Grid, side: str) -> tuple[list[Edge], float]:
-    """Draw the edges of one graph; return them and its width."""
+def _route(items: Sequence[Item], layout: Layout, grid: _Grid, side: str) -> None:
+    """Lay the edges of one graph."""
+    places = layout.places
     right = max((p.x + p.width for p, item in zip(places, items, strict=True) if side in item.sides), default=0.0)
     wanted = [(o, i) for i, item in enumerate(items) for o in item.operands[side]]
     ends = {pair: _port(items, places, side, pair) for pair in wanted}
@@ -172,14 +169,12 @@ def _route(items: Sequence[Item], places: Sequence[Place], grid: _Grid, side: st
     edges = []
     for source, target in wanted:
         a, b = places[source], places[target]
-        x, bottom, end = a.x + a.width / 2, a.y + BOX_HEIGHT, ends[source, target]
+        start, end = a.x + a.width / 2, ends[source, target]
         way = straight.get((source, target), right + CHANNEL * (1 + channels.get(source, 0)))
-        points = [(x, bottom), (way, bottom + LAYER_GAP), (way, b.y - LAYER_GAP), (end, b.y)]
-        if b.layer == a.layer + 1:
-            points = [(x, bottom), (end, b.y)]
-        edges.append(Edge(source, target, tuple(points)))
-    lanes = 1 + max(channels.values(), default=-1)
-    return edges, right + MARGIN + CHANNEL * (lanes + 1 if lanes else 0)
+        edges.append(Edge(source, target, start, end if b.layer == a.layer + 1 else way, end))
+    layout.edges[side] = edges
+    layout.rights[side] = right
+    layout.channels[side] = 1 + max(channels.values(), default=-1)
 
 
 def _column(x: float) -> int:

@@ -212,3 +212,10 @@ def test_a_strategy_is_to_draw_programs() -> None:
     (case,) = cases("identity", programs=st.just(42))
     with pytest.raises(UsageError, match="the strategy drew a int"):
         draw(case.world.programs)
+
+
+def test_the_domain_is_that_of_the_options_unless_the_decorator_names_one() -> None:
+    assert {case.domain for case in cases(Identity)} == {"float64"}
+    assert {case.domain for case in cases(Identity, domain="exact")} == {"exact"}
+    with pytest.raises(UsageError, match="real"):
+        cases(Identity, domain="real")

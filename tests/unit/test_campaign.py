@@ -31,7 +31,7 @@ from tcverify.campaign import (
 )
 from tcverify.campaign import driver as campaign_driver
 from tcverify.counterexample import Counterexample, read_counterexample
-from tcverify.errors import ExecutorError, InternalError, Unsupported
+from tcverify.errors import ExecutorError, InternalError, Unsupported, UsageError
 from tcverify.execution import ProcessGroupPool
 from tcverify.passes import Identity, SequenceParallel
 from tcverify.program import Contract, Program, dumps, program_id
@@ -211,6 +211,15 @@ def test_counterexamples_are_on_disk_when_they_are_told(run: Run, tmp_path: Path
 
     finished = run(raises, subscribers=[look])
     assert [case.id for case in told] == [case.id for case in finished.counterexamples]
+
+
+def test_a_finding_that_cannot_be_kept_is_told_before_the_run_ends(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "reports").write_text("")  # for root, too
+    events: list[Event] = []
+    with pytest.raises(UsageError, match="cannot be written"):
+        run(raises, shrink_time=0.0, subscribers=[events.append])
+    (found,) = [event for event in events if isinstance(event, FindingFound)]
+    assert found.counterexample.finding.kind == "pass-raised"
 
 
 def test_without_time_the_program_stays_as_it_was_drawn(run: Run) -> None:

@@ -79,6 +79,11 @@ def test_an_unknown_choice_is_refused() -> None:
         ({"mixer": "row", "reduce": "fused"}, ["matmul_all_reduce"]),
         ({"mixer": "row", "reduce": "fused", "bias": "before"}, ["matmul_all_reduce"]),
         ({"mixer": "row", "bias": "before"}, ["mm", "add.Tensor"]),
+        ({"mixer": "row", "linear": "int8"}, ["static_quant_linear"]),
+        ({"mixer": "row", "linear": "int4", "bias": "before"}, ["static_quant_linear_int4"]),
+        ({"mixer": "row", "linear": "fp8", "reduce": "all_reduce"}, ["_to_copy", "fp8_linear", "all_reduce"]),
+        ({"mixer": "row", "linear": "mxfp4", "reduce": "fused"}, ["mxfp4_linear_all_reduce"]),
+        ({"mixer": "none", "linear": "int8", "norm": "rms"}, ["rms_norm"]),
         ({"reduce": "scatter-gather"}, ["reduce_scatter", "all_gather"]),
         ({"mixer": "bare-attention"}, ["view", "view", "attention"]),
         ({"mixer": "attention"}, ["mm", "mm", "mm", "view", "view", "attention", "mm"]),
@@ -96,6 +101,23 @@ def test_an_unknown_choice_is_refused() -> None:
 )
 def test_a_choice_adds_its_part_alone(block: dict[str, Any], expected: list[str]) -> None:
     assert ops(drawn(TP2, block)) == expected
+
+
+@pytest.mark.parametrize("linear", ["int8", "int4", "fp8", "mxfp4"])
+@pytest.mark.parametrize("layout", ["flat", "bsh", "sbh"])
+@pytest.mark.parametrize("reduce", ["all_reduce", "fused"])
+def test_a_quantised_projection_gives_results_of_ordinary_size(linear: str, layout: str, reduce: str) -> None:
+    block = {"mixer": "attention", "linear": linear, "reduce": reduce}
+    program = drawn(GRID, block, layout=layout, batch=2, hidden=8, entry="norm")
+    (out,) = Lockstep().run(program).ranks[0].outputs
+    assert out.shape == {"flat": (4, 8), "bsh": (2, 2, 8), "sbh": (2, 2, 8)}[layout]
+    assert 0.1 < float(out.square().mean().sqrt()) < 4
+
+
+def test_an_int4_weight_whose_rows_do_not_pair_up_on_a_rank_is_int8_instead() -> None:
+    block = {"mixer": "gelu", "linear": "int4"}
+    assert "static_quant_linear_int4" in ops(drawn(TP2, {}, block | {"width": 1}))  # two columns per rank
+    assert "static_quant_linear" in ops(drawn(TP2, {}, block | {"width": 0}))
 
 
 @pytest.mark.parametrize("mixer", ["bare-silu", "silu", "gelu", "swiglu"])

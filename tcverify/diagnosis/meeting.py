@@ -1,0 +1,49 @@
+"""Ranks that do not meet: which call of a collective others lack, or make in another order."""
+
+from __future__ import annotations
+
+from tcverify.diagnosis.divergence import Divergence
+from tcverify.diagnosis.versions import Versions
+from tcverify.relations import Relation
+
+
+def disagreement(of: Versions) -> Divergence | None:
+    """The call that not all members of a group make, where the ranks' graphs say so."""
+    calls = _calls(of)
+    for original in (True, False):
+        for rank, node in calls.items():
+            for other in calls:
+                if node is not None and other != rank and not _has(of, other, node, rewritten=True):
+                    known = _has(of, other, node, rewritten=False)
+                    if known is original:
+                        return _unmet(rank, node, other, calls[other], known)
+    for rank, node in calls.items():
+        for other, instead in calls.items():
+            if node is not None and instead is not None and node != instead:
+                text = f"what rank {rank} calls next, where rank {other} calls '{instead}' first"
+                return Divergence(node, Relation("unmet", None, text, None, (rank,)), None, (), rank=rank)
+    return None
+
+
+def _calls(of: Versions) -> dict[int, str | None]:
+    """Where the ranks that disagree stand, by rank: the node of their call; None for a rank that has finished."""
+    if of.after.mismatch is not None:
+        return {rank: call.node for rank, call in sorted(of.after.mismatch[1].items())}
+    if of.after.hang is None:
+        return {}
+    found: dict[int, str | None] = {wait.rank: wait.call.node for wait in of.after.hang.waits}
+    if of.after.hang.finished is not None:
+        found[of.after.hang.finished] = None
+    return found
+
+
+def _has(of: Versions, rank: int, name: str, *, rewritten: bool) -> bool:
+    program = of.rewritten if rewritten else of.program
+    return any(node.name == name for node in program.graphs[program.ranks[rank].graph].nodes)
+
+
+def _unmet(rank: int, node: str, other: int, instead: str | None, known: bool) -> Divergence:
+    meanwhile = f"it calls '{instead}' there" if instead is not None else "it comes to its end"
+    lacks = "no longer has it" if known else "has no such node"
+    text = f"called by rank {rank}, but the graph of rank {other} {lacks}: {meanwhile}"
+    return Divergence(node, Relation("unmet", None, text, None, (rank,)), None, (), rank=rank)

@@ -1,0 +1,150 @@
+"""Both versions of a program and what is known of them, as one rank sees them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.node import map_aggregate
+from torch.utils import _pytree as pytree
+
+from tcverify.execution import Run
+from tcverify.ops import Collective, lookup
+from tcverify.program import Program, RankConstant
+from tcverify.program.graph import constant_value
+from tcverify.relations import Measure, Relation, relation_between
+from tcverify.relations.tensors import FLOATING
+
+
+@dataclass(frozen=True)
+class Versions:
+    """Both versions and their runs, as one rank sees them.
+
+    Attributes:
+        relations: of the rewritten nodes, in graph order.
+        measure: by which values were compared.
+    """
+
+    program: Program
+    before: Run
+    rewritten: Program
+    after: Run
+    rank: int
+    relations: Mapping[str, Relation] = field(default_factory=dict)
+    measure: Measure = FLOATING
+
+    @cached_property
+    def old(self) -> fx.Graph:
+        return self.program.graphs[self.program.ranks[self.rank].graph]
+
+    @cached_property
+    def new(self) -> fx.Graph:
+        return self.rewritten.graphs[self.rewritten.ranks[self.rank].graph]
+
+    @cached_property
+    def old_nodes(self) -> dict[str, fx.Node]:
+        return {node.name: node for node in self.old.nodes}
+
+    @cached_property
+    def new_nodes(self) -> dict[str, fx.Node]:
+        return {node.name: node for node in self.new.nodes}
+
+    def namesake(self, node: fx.Node) -> fx.Node | None:
+        """The original's node of the same name, if it computes anything."""
+        found = self.old_nodes.get(node.name)
+        return found if found is not None and found.op not in ("placeholder", "output") else None
+
+    def paired(self, node: fx.Node) -> list[tuple[fx.Node, fx.Node]]:
+        """The operands of a node with those of the original's of the same name, if both call one op; none if they do not fit."""
+        namesake = self.namesake(node)
+        if namesake is None or namesake.target != node.target:
+            return []
+        read, reads = namesake.all_input_nodes, node.all_input_nodes
+        return list(zip(reads, read, strict=True)) if len(read) == len(reads) else []
+
+    def reads_instead(self, operand: fx.Node, read: fx.Node) -> bool:
+        """Whether a rewritten value is not what a value of the original is."""
+        relation = relation_between(self.program, self.before, self.after, operand.name, read.name, self.measure)
+        return relation is None or not relation.explained
+
+    @cached_property
+    def called(self) -> dict[str, Collective]:
+        """The collective that a rewritten node calls, by name."""
+        return {call.node: call.collective for call in self.after.ranks[self.rank].calls}
+
+    @cached_property
+    def home(self) -> dict[str, frozenset[tuple[int, ...]]]:
+        """By node of the original, the communicators of the nearest collectives that its value comes from."""
+        calls = {call.node: call.collective.communicator for call in self.before.ranks[self.rank].calls}
+        found: dict[str, frozenset[tuple[int, ...]]] = {}
+        for node in self.old.nodes:
+            if node.name in calls:
+                found[node.name] = frozenset({calls[node.name]})
+            else:
+                found[node.name] = frozenset().union(*(found[operand.name] for operand in node.all_input_nodes))
+        return found
+
+    def arguments(self, node: fx.Node, *, rewritten: bool) -> dict[str, Any]:
+        """The arguments of a call by name, with operands by their names and the rank's constants filled in."""
+        binding = (self.rewritten if rewritten else self.program).ranks[self.rank]
+
+        def plain(value: Any) -> Any:
+            if isinstance(value, fx.Node):
+                return value
+            return constant_value(value, binding.constants) if isinstance(value, RankConstant) else value
+
+        names = [a.name for a in getattr(getattr(node.target, "_schema", None), "arguments", ())]
+        args = [map_aggregate(a, plain) for a in node.args]
+        named = {names[i] if i < len(names) else str(i): value for i, value in enumerate(args)}
+        return {**named, **{key: map_aggregate(value, plain) for key, value in node.kwargs.items()}}
+
+
+def output_leaves(graph: fx.Graph) -> list[Any]:
+    """What the outputs are, one entry each: a node, the tuple that it is an element of, or a constant."""
+    leaves: list[Any] = []
+    for leaf in pytree.tree_leaves(graph.output_node().args[0]):
+        value = leaf.meta.get("val") if isinstance(leaf, fx.Node) else None
+        leaves += [leaf] * (len(value) if isinstance(value, (tuple, list)) else 1)
+    return leaves
+
+
+def output_node(graph: fx.Graph, index: int) -> fx.Node | None:
+    """The node that output number `index` is, or is an element of."""
+    leaves = output_leaves(graph)
+    found = leaves[index] if 0 <= index < len(leaves) else None
+    return found if isinstance(found, fx.Node) else None
+
+
+def written_operands(node: fx.Node) -> Iterator[fx.Node]:
+    """The operands that a call writes into, by its schema."""
+    yield from _aliased(node, writes=True)
+
+
+def storage_root(node: fx.Node) -> fx.Node:
+    """The node that made the storage which `node` shows, through views and items."""
+    while True:
+        if node.op != "call_function" or not lookup(node.target).aliases:
+            return node
+        if isinstance(node.target, torch._ops.OpOverload):
+            source = next(_aliased(node, writes=None), None)
+        else:
+            source = next(iter(node.all_input_nodes), None)
+        if source is None:
+            return node
+        node = source
+
+
+def _aliased(node: fx.Node, writes: bool | None) -> Iterator[fx.Node]:
+    if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
+        return
+    for position, argument in enumerate(node.target._schema.arguments):
+        if argument.alias_info is None or (writes is not None and bool(argument.alias_info.is_write) != writes):
+            continue
+        value = node.args[position] if position < len(node.args) else node.kwargs.get(argument.name)
+        for leaf in pytree.tree_leaves(value):
+            if isinstance(leaf, fx.Node):
+                yield leaf

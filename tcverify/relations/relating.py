@@ -1,0 +1,252 @@
+"""Relates the values of a rewritten graph, node by node, to those of the original."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import fx
+
+from tcverify.execution import Run
+from tcverify.ops import RECORD, lookup
+from tcverify.program import Program
+from tcverify.relations.grouping import groupings
+from tcverify.relations.layouts import Setting, layout
+from tcverify.relations.relation import Relation
+from tcverify.relations.tensors import FLOATING, Measure, Values, same, unpadded
+from tcverify.relations.twists import Pool, twist
+
+#: Original values that a rewritten one is compared with, beyond the one of its own name.
+MAX_CANDIDATES = 16
+
+#: Original values that an unexplained one is related to by what went wrong.
+MAX_TWISTED = 3
+
+#: A value that more nodes read says little about what these stand for.
+MAX_READERS = 8
+
+#: Values of the original that could have been added to one of it.
+MAX_POOL = 6
+
+#: Kinds that explain a value only where no other does.
+SECOND = frozenset({"reshaped", "transposed", "nested"})
+
+RankValues = Mapping[int, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _Originals:
+    """The original, as one rank's graph and all ranks' values.
+
+    Attributes:
+        alike: names of nodes by a print of their values, to find those that are the same far away.
+    """
+
+    nodes: Mapping[str, fx.Node]
+    values: Mapping[str, RankValues]
+    alike: Mapping[Any, str]
+    rank: int
+    setting: Setting
+
+
+def relate(
+    program: Program, before: Run, rewritten: Program, after: Run, rank: int, measure: Measure = FLOATING
+) -> dict[str, Relation]:
+    """Return the relation of every node of `rank`'s rewritten graph that was computed there, in graph order; not of tokens.
+
+    A node is compared with the original's node of its name, then with what its operands lead to in the original, then with
+    what has the same values. Cost is linear in nodes and ranks.
+    """
+    new_graph = rewritten.graphs[rewritten.ranks[rank].graph]
+    new = _by_node(new_graph, after)
+    originals = _originals(program, before, after, rank, measure)
+    found: dict[str, Relation] = {}
+    for node in new_graph.nodes:
+        values = new.get(node.name)
+        if values is None or rank not in values or node.op == "output" or _is_token(node):
+            continue
+        found[node.name] = _best(node, values, originals, found)
+    return found
+
+
+def relation_between(
+    program: Program, before: Run, after: Run, node: str, original: str, measure: Measure = FLOATING
+) -> Relation | None:
+    """How the value of one rewritten node relates to that of one original node; None where it does not."""
+    new = {r.rank: r.values[node] for r in after.ranks if r.values is not None and node in r.values}
+    old = {r.rank: r.values[original] for r in before.ranks if r.values is not None and original in r.values}
+    setting = Setting(groupings(program, before, after), measure)
+    return _explained(new, old, original, setting) or _twisted(new, old, original, (), setting)
+
+
+def _originals(program: Program, before: Run, after: Run, rank: int, measure: Measure) -> _Originals:
+    graph = program.graphs[program.ranks[rank].graph]
+    values = _by_node(graph, before)
+    alike: dict[Any, str] = {}
+    for name, by_rank in values.items():
+        print_ = _print(by_rank.get(rank))
+        if print_ is not None:
+            alike.setdefault(print_, name)
+    setting = Setting(groupings(program, before, after), measure)
+    return _Originals({node.name: node for node in graph.nodes}, values, alike, rank, setting)
+
+
+def _is_token(node: fx.Node) -> bool:
+    """Whether a node records that an op is complete: its value says nothing."""
+    return node.op == "call_function" and lookup(node.target).name == RECORD
+
+
+def _by_node(graph: fx.Graph, run: Run) -> dict[str, dict[int, Any]]:
+    """Per node name the values by rank."""
+    found: dict[str, dict[int, Any]] = {node.name: {} for node in graph.nodes}
+    for result in run.ranks:
+        for name, value in (result.values or {}).items():
+            if name in found:
+                found[name][result.rank] = value
+    return found
+
+
+def _print(value: Any) -> Any:
+    """What equal values have in common and others hardly do, whatever their shape; None for values of which many are equal."""
+    if not isinstance(value, torch.Tensor) or not value.is_floating_point() or value.numel() < 2:
+        return None
+    size = float(value.abs().sum())
+    return (value.numel(), round(math.log2(size) * (1 << 20))) if 0 < size < math.inf else None
+
+
+def _best(node: fx.Node, values: RankValues, originals: _Originals, found: Mapping[str, Relation]) -> Relation:
+    """The relation that explains a value best; else the one that says what went wrong with it."""
+    candidates = list(_candidates(node, originals, found))
+    far = originals.alike.get(_print(values.get(originals.rank)))
+    second: Relation | None = None
+    for name in [*candidates, far] if far is not None and far not in candidates else candidates:
+        relation = _explained(values, originals.values.get(name, {}), name, originals.setting)
+        if relation is not None and not (relation.loses or relation.view or relation.kind in SECOND):
+            return relation
+        if relation is not None and (second is None or second.loses > relation.loses):
+            second = relation
+    if second is not None:
+        return second
+    for name in candidates[:MAX_TWISTED]:
+        pool = _pool(node, name, originals, found)
+        relation = _twisted(values, originals.values.get(name, {}), name, pool, originals.setting)
+        if relation is not None:
+            return relation
+    return _unrelated(node, values, originals)
+
+
+def _candidates(node: fx.Node, originals: _Originals, found: Mapping[str, Relation]) -> Iterator[str]:
+    """Names of original nodes that a rewritten node may stand for: its namesake, what its operands stand for, and what
+    the original makes of that."""
+    seen: set[str] = set()
+    known = [found[o.name] for o in node.all_input_nodes if o.name in found]
+    roots = [originals.nodes[r.original] for r in known if r.original is not None]
+    users = [user for root in roots if len(root.users) <= MAX_READERS for user in root.users]
+    further = [user for near in users if len(near.users) <= MAX_READERS for user in near.users]
+    namesake = [originals.nodes[node.name]] if node.name in originals.nodes else []
+    for candidate in (*namesake, *roots, *users, *further):
+        if candidate.op != "output" and candidate.name not in seen:
+            seen.add(candidate.name)
+            yield candidate.name
+            if len(seen) > MAX_CANDIDATES:
+                return
+
+
+def _pool(node: fx.Node, name: str, originals: _Originals, found: Mapping[str, Relation]) -> Pool:
+    """What the original's node reads, and what the rewritten node does: tensors that could have been added to its value."""
+    read = [operand.name for operand in originals.nodes[name].all_input_nodes]
+    stood = [found[o.name].original for o in node.all_input_nodes if o.name in found]
+    pool: list[tuple[str, Values]] = []
+    for source in dict.fromkeys(n for n in (*read, *stood) if n is not None):
+        values = originals.values[source]
+        if values and all(isinstance(value, torch.Tensor) for value in values.values()):
+            pool.append((source, values))
+    return pool[:MAX_POOL]
+
+
+def _unrelated(node: fx.Node, values: RankValues, originals: _Originals) -> Relation:
+    old = originals.values.get(node.name)
+    if not old:
+        return Relation("unrelated", None, "unrelated to any value of the original near it")
+    ranks = tuple(r for r, v in values.items() if not (r in old and _equal(v, old[r], originals.setting.measure)))
+    text = f"unrelated to the original's '{node.name}'"
+    mine, theirs = values.get(originals.rank), old.get(originals.rank)
+    if (
+        isinstance(mine, torch.Tensor)
+        and isinstance(theirs, torch.Tensor)
+        and unpadded(mine.shape) != unpadded(theirs.shape)
+    ):
+        text += f", which is {list(theirs.shape)} where it is {list(mine.shape)}"
+    return Relation("unrelated", node.name, text, None, ranks if len(ranks) < len(values) else ())
+
+
+# ----------------------------------------------------------------------------------------------------- whatever a value is
+
+
+def _equal(value: Any, expected: Any, measure: Measure) -> bool:
+    if isinstance(value, torch.Tensor) and isinstance(expected, torch.Tensor):
+        return same(value, expected, measure)
+    if isinstance(value, (tuple, list)) and isinstance(expected, (tuple, list)):
+        return len(value) == len(expected) and all(map(_equal, value, expected, [measure] * len(value)))
+    return (
+        type(value) is type(expected) and not isinstance(value, torch.Tensor) and (value == expected or value != value)
+    )
+
+
+def _explained(values: RankValues, expected: RankValues, name: str, setting: Setting) -> Relation | None:
+    """The relation that explains one node's values by another's; tuples element by element."""
+    if not values or not values.keys() <= expected.keys():
+        return None
+    parts = _elements(values, expected)
+    if parts is not None:
+        found: list[Relation] = []
+        for new, old in parts:
+            relation = _explained(new, old, name, setting)
+            if relation is None:
+                return None
+            found.append(relation)
+        return _combined(found, name)
+    if _all_tensors(values, expected):
+        return layout(values, expected, name, setting)
+    if all(_equal(values[r], expected[r], setting.measure) for r in values):
+        return Relation("equal", name, f"equal to the original's '{name}'")
+    return None
+
+
+def _combined(parts: Sequence[Relation], name: str) -> Relation:
+    """The relation of a tuple whose elements have these."""
+    if len({(p.kind, p.dim) for p in parts}) == 1:
+        return replace(parts[0], loses=any(p.loses for p in parts))
+    if not parts:
+        return Relation("equal", name, f"equal to the original's '{name}'")
+    text = "; ".join(f"in element {i} {p.text}" for i, p in enumerate(parts))
+    return Relation("reshaped", name, text, loses=any(p.loses for p in parts))
+
+
+def _twisted(values: RankValues, expected: RankValues, name: str, pool: Pool, setting: Setting) -> Relation | None:
+    """What is wrong with one node's values if they should be another's; of tuples, with the first element that is wrong."""
+    if not values or not values.keys() <= expected.keys():
+        return None
+    parts = _elements(values, expected)
+    if parts is not None:
+        for i, (new, old) in enumerate(parts):
+            if _explained(new, old, name, setting) is None:
+                relation = _twisted(new, old, f"{name}[{i}]", pool, setting)
+                return None if relation is None else replace(relation, original=name)
+        return None
+    return twist(values, expected, name, pool, setting) if _all_tensors(values, expected) else None
+
+
+def _elements(values: RankValues, expected: RankValues) -> list[tuple[RankValues, RankValues]] | None:
+    """The elements of tuples of one length, by rank; None for anything else."""
+    lengths = {len(v) if isinstance(v, (tuple, list)) else -1 for side in (values, expected) for v in side.values()}
+    if len(lengths) != 1 or -1 in lengths:
+        return None
+    return [({r: v[i] for r, v in values.items()}, {r: v[i] for r, v in expected.items()}) for i in range(max(lengths))]
+
+
+def _all_tensors(values: RankValues, expected: RankValues) -> bool:
+    return all(isinstance(value, torch.Tensor) for side in (values, expected) for value in side.values())

@@ -1,0 +1,195 @@
+"""A page of several counterexamples: what can go wrong in passes, class by class, each with its graph and the bad node."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tcverify.counterexample import Counterexample, read_counterexample
+from tcverify.diagnosis import diagnose
+from tcverify.errors import ProgramError
+from tcverify.program import KINDS
+from tcverify.program.codec import load_json
+from tcverify.report.block import make_block
+from tcverify.report.html import REPORT_NAME, render
+from tcverify.report.html_drawings import make_sheets
+from tcverify.report.html_graph import Drawing
+from tcverify.report.plain import count, plain
+
+ABOUT_NAME = "about.json"
+
+#: Largest about.json that is read, in bytes.
+MAX_ABOUT = 1 << 16
+
+_KEYS: Mapping[str, type] = {"title": str, "class": str, "what": str, "planted": list, "seen_in": list}
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """What a person says of a case, in the file about.json beside it.
+
+    Attributes:
+        title: of the defect.
+        group: the class of defects that it belongs to.
+        what: one or two sentences on what goes wrong and where such a defect was seen.
+        planted: names of the nodes at which the defect was planted.
+        seen_in: references to where it was seen.
+    """
+
+    title: str
+    group: str
+    what: str
+    planted: tuple[str, ...] = ()
+    seen_in: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Exhibit:
+    """One case. Every text is one line without control characters, not yet escaped for HTML.
+
+    Attributes:
+        anchor: its id in the page.
+        blamed: names of the nodes that the report blames: of the finding, and where values first diverge.
+        met: whether it blames a node at which the defect was planted; None where nobody said where it was.
+        report: address of its own page, relative to the folder of all; "" where there is none.
+    """
+
+    anchor: str
+    case: str
+    about: About
+    kind: str
+    kind_text: str
+    title: str
+    divergence: str
+    facts: str
+    drawing: Drawing | None
+    heading: str
+    blamed: tuple[str, ...]
+    met: bool | None
+    command: str
+    report: str
+
+
+@dataclass(frozen=True, slots=True)
+class Gallery:
+    """All cases by class, in alphabetical order.
+
+    Attributes:
+        summary: how many there are, and for how many the report blames the planted node.
+    """
+
+    groups: tuple[tuple[str, tuple[Exhibit, ...]], ...]
+    summary: str
+
+
+def to_gallery(paths: Sequence[Path], folder: Path) -> str:
+    """Return a page of several counterexamples, to be kept in their folder.
+
+    Args:
+        paths: their files.
+        folder: what links are relative to.
+
+    Raises:
+        ProgramError: a file is damaged, or its about.json is.
+    """
+    return render("gallery.html.j2", gallery=make_gallery(paths, folder))
+
+
+def make_gallery(paths: Sequence[Path], folder: Path) -> Gallery:
+    """Arrange counterexamples for the page. Arguments and errors as of `to_gallery`."""
+    exhibits = [_exhibit(number, path, folder) for number, path in enumerate(paths)]
+    groups: dict[str, list[Exhibit]] = {}
+    for exhibit in exhibits:
+        groups.setdefault(exhibit.about.group, []).append(exhibit)
+    known = [e.met for e in exhibits if e.met is not None]
+    summary = f"{count(len(exhibits), 'case')} in {len(groups)} class{'es' * (len(groups) != 1)}"
+    if known:
+        summary += f"; the report names the planted node in {sum(known)} of the {len(known)} whose place is known"
+    ordered = tuple((group, tuple(sorted(groups[group], key=lambda e: e.about.title))) for group in sorted(groups))
+    return Gallery(ordered, summary)
+
+
+def read_about(folder: Path) -> About | None:
+    """Read what is said of the case in a folder; None where nothing is.
+
+    Raises:
+        ProgramError: the file cannot be read, or is not as `About` says.
+    """
+    path = folder / ABOUT_NAME
+    if not path.exists():
+        return None
+    try:
+        size = path.stat().st_size
+        text = path.read_bytes() if size <= MAX_ABOUT else b""
+    except OSError as error:
+        raise ProgramError(f"{path} cannot be read: {error.strerror or error}") from None
+    if size > MAX_ABOUT:
+        raise ProgramError(f"{path} has {size} bytes; at most {MAX_ABOUT} are read")
+    data = load_json(text, str(path))
+    keys = ", ".join(f'"{key}"' for key in _KEYS)
+    if not isinstance(data, dict):
+        raise ProgramError(f"{path} holds no object", f"it has the keys {keys}")
+    unknown = sorted(set(data) - set(_KEYS))
+    if unknown:
+        raise ProgramError(f"{path} has unknown keys: {', '.join(map(repr, unknown))[:200]}", f"it may have {keys}")
+    for key, kind in _KEYS.items():
+        _require(path, data, key, kind)
+    return About(
+        plain(data["title"]),
+        plain(data["class"]),
+        plain(data["what"]),
+        tuple(map(plain, data.get("planted", []))),
+        tuple(map(plain, data.get("seen_in", []))),
+    )
+
+
+def _require(path: Path, data: Mapping[str, Any], key: str, kind: type) -> None:
+    if kind is str and not (isinstance(data.get(key), str) and data[key].strip()):
+        raise ProgramError(f'{path}: "{key}" is missing or no text', "title, class and what are texts and not empty")
+    if kind is list:
+        value = data.get(key, [])
+        if not (isinstance(value, list) and all(isinstance(v, str) for v in value)):
+            raise ProgramError(f'{path}: "{key}" is no list of texts', "leave it out if there is nothing to list")
+
+
+def _exhibit(number: int, path: Path, folder: Path) -> Exhibit:
+    case = read_counterexample(path)
+    told = read_about(path.parent)
+    diagnosis = diagnose(case.program, case.rewritten, case.finding)
+    block = make_block(case, path, diagnosis)
+    sheets = make_sheets(case, diagnosis, ())
+    first = diagnosis.first.node if diagnosis.first is not None else None
+    blamed = tuple(dict.fromkeys(plain(node) for node in (case.finding.node, first) if node is not None))
+    about = told or _untold(case)
+    page = path.parent / REPORT_NAME
+    inside = page.is_file() and page.is_relative_to(folder)
+    return Exhibit(
+        anchor=f"case-{number + 1}",
+        case=case.id,
+        about=about,
+        kind=plain(case.finding.kind),
+        kind_text=plain(KINDS.get(case.finding.kind, case.finding.check)),
+        title=block.title,
+        divergence=block.divergence,
+        facts=plain(
+            f"{case.facts.name}; {case.program.world_size} ranks; {count(case.program.size, 'node')}; "
+            f"{case.finding.check} check"
+        ),
+        drawing=sheets[-1].drawing if sheets else None,
+        heading=sheets[-1].heading if sheets else "",
+        blamed=blamed,
+        met=bool(set(blamed) & set(about.planted)) if about.planted else None,
+        command=plain(block.reproduce[0]) if block.reproduce else "",
+        report=page.relative_to(folder).as_posix() if inside else "",
+    )
+
+
+def _untold(case: Counterexample) -> About:
+    """What can be said of a case of which nobody said anything."""
+    kind = plain(case.finding.kind)
+    return About(f"{kind} in {plain(case.facts.name)}", kind, plain(case.finding.title))
+
+
+__all__ = ["About", "Exhibit", "Gallery", "make_gallery", "read_about", "to_gallery"]

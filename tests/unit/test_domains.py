@@ -1,0 +1,189 @@
+"""Number domains on their way through verification: what runs where, what is said, what is kept."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import fx
+
+from tcverify import verify
+from tcverify.application import InProcess
+from tcverify.application.loading import prepare
+from tcverify.arithmetic import DRAWS, NATIVE, Domain, Exact
+from tcverify.campaign import Campaign, Plan
+from tcverify.checks import Evidence
+from tcverify.confirmation import confirming_domain
+from tcverify.counterexample import decode_counterexample, encode_counterexample, make_counterexample
+from tcverify.errors import ProgramError, UnsupportedOp, UsageError
+from tcverify.execution import Comparison, Executor, Lockstep, ProcessGroupPool
+from tcverify.program import Contract, GraphBuilder, InputSpec, Note, Program, spmd_program
+from tcverify.strategies import transformer_programs
+from tests.unit.programs import TP2, reduce_then_norm
+
+
+def last_digit_of_eps(gm: fx.GraphModule) -> None:
+    """What no floating-point comparison sees: the effect is 1e-21 of an output."""
+    for node in gm.graph.nodes:
+        if node.target is torch.ops.tensor_cast.rms_norm.default:
+            node.args = (*node.args[:2], math.nextafter(node.args[2], 1.0))
+
+
+def reduces_in_bfloat16(gm: fx.GraphModule) -> None:
+    """What float64 does not see: a cast is the identity there."""
+    aten = torch.ops.aten
+    for node in list(gm.graph.nodes):
+        if node.target is not torch.ops.tensor_cast.all_reduce.default:
+            continue
+        x = node.args[0]
+        with gm.graph.inserting_before(node):
+            small = gm.graph.call_function(aten._to_copy.default, (x,), {"dtype": torch.bfloat16})
+        small.meta["val"] = x.meta["val"].to(torch.bfloat16)
+        dtype, node.meta["val"] = node.meta["val"].dtype, small.meta["val"].clone()
+        node.args = (small, *node.args[1:])
+        with gm.graph.inserting_after(node):
+            back = gm.graph.call_function(aten._to_copy.default, (node,), {"dtype": dtype})
+        back.meta["val"] = x.meta["val"].clone()
+        node.replace_all_uses_with(back, delete_user_cb=lambda user, back=back: user is not back)
+
+
+def touched(gm: fx.GraphModule) -> None:
+    """A change that means nothing: one more copy."""
+    value = next(node for node in gm.graph.nodes if node.name == "all_reduce")
+    with gm.graph.inserting_after(value):
+        copy = gm.graph.call_function(torch.ops.aten.clone.default, (value,))
+    copy.meta["val"] = value.meta["val"].clone()
+    value.replace_all_uses_with(copy, delete_user_cb=lambda user: user is not copy)
+
+
+class Watched:
+    """Lockstep under another name, which notes in which domain it is asked to compare."""
+
+    name = "watched"
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def start_comparison(self, original: Program, rewritten: Program, domain: Domain) -> Callable[[], Comparison]:
+        self.asked.append(domain.name)
+        return Lockstep().start_comparison(original, rewritten, domain)
+
+
+@pytest.mark.parametrize("domain", ["float64", "native", "exact"])
+def test_what_is_sound_passes_in_every_domain(domain: str, pool: Callable[[int], ProcessGroupPool]) -> None:
+    verdict = verify(touched, reduce_then_norm(), domain=domain, confirm=pool(2))
+    assert (verdict.status, verdict.notes, verdict.domain) == ("passed", [], domain)
+    ran = {"float64": ["float64"], "native": ["float64", "native"], "exact": ["float64", "exact:0", "exact:1"]}[domain]
+    assert [run.domain for run in verdict.runs] == [*ran, {"exact": "exact:0"}.get(domain, domain)]
+    assert verdict.executors == ["lockstep", "gloo"]
+    assert DRAWS == 2
+
+
+@pytest.mark.parametrize(("domain", "status"), [("float64", "passed"), ("native", "passed"), ("exact", "refuted")])
+def test_the_last_digit_of_eps_shows_in_the_exact_domain_alone(domain: str, status: str) -> None:
+    verdict = verify(last_digit_of_eps, reduce_then_norm(), domain=domain)
+    assert verdict.status == status
+    for finding in verdict.findings:
+        assert (finding.kind, finding.data["domain"]) == ("wrong-value", "exact")
+
+
+@pytest.mark.parametrize(("domain", "status"), [("float64", "passed"), ("exact", "passed"), ("native", "refuted")])
+def test_a_sum_in_bfloat16_shows_in_the_native_domain_alone(domain: str, status: str) -> None:
+    verdict = verify(reduces_in_bfloat16, reduce_then_norm(), domain=domain)
+    assert verdict.status == status
+    for finding in verdict.findings:
+        assert (finding.kind, finding.data["domain"]) == ("wrong-value", "native")
+
+
+@pytest.mark.parametrize(
+    ("pass_", "domain"), [(last_digit_of_eps, "exact"), (reduces_in_bfloat16, "native")], ids=["exact", "native"]
+)
+def test_the_process_group_confirms_in_the_domain(
+    pass_: Callable[[fx.GraphModule], None], domain: str, pool: Callable[[int], ProcessGroupPool]
+) -> None:
+    verdict = verify(pass_, reduce_then_norm(), domain=domain, confirm=pool(2), always_confirm=True)
+    assert [finding.kind for finding in verdict.findings] == ["wrong-value"]
+    assert verdict.runs[-1].executor == "gloo"
+    assert verdict.runs[-1].domain.partition(":")[0] == domain
+
+
+def test_what_the_exact_domain_cannot_judge_is_confirmed_in_float64() -> None:
+    pair = verify(touched, reduce_then_norm(), domain="exact")
+    evidence = Evidence(pair.pair, Contract(), pair.runs)
+    assert isinstance(confirming_domain(evidence, []), Exact)
+    assert confirming_domain(evidence, [Note("exact-aside", "why")]).name == "float64"
+    native = verify(touched, reduce_then_norm(), domain="native")
+    assert confirming_domain(Evidence(native.pair, Contract(), native.runs), []) is NATIVE
+
+
+@pytest.mark.parametrize("domain", ["float64", "native", "exact"])
+def test_the_confirming_executor_is_told_the_domain(domain: str) -> None:
+    watched: Executor = Watched()  # type: ignore[assignment]
+    assert verify(touched, reduce_then_norm(), domain=domain, confirm=watched).status == "passed"
+    assert watched.asked == [{"exact": "exact:0"}.get(domain, domain)]  # type: ignore[attr-defined]
+
+
+def convolution() -> Program:
+    def build(b: GraphBuilder) -> object:
+        x, w = b.input("x"), b.input("w")
+        x = b.call("tensor_cast::all_reduce", x, b.rank, b.group("tp"))
+        args = (x, w, None, [1], [0], [1], False, [0], 1)
+        return b.call("aten::convolution", *args)
+
+    return spmd_program(TP2, [InputSpec("x", (1, 2, 6)), InputSpec("w", (3, 2, 2))], build)
+
+
+def test_an_op_without_exact_meaning_leaves_the_verdict_to_float64() -> None:
+    with pytest.raises(UnsupportedOp, match="convolution"):
+        Lockstep().run(convolution(), domain=Exact(0))
+    verdict = verify(touched, convolution(), domain="exact")
+    assert verdict.status == "passed"
+    (note,) = verdict.notes
+    assert note.reason == "exact-aside"
+    assert "convolution" in note.detail
+
+
+def test_what_does_not_run_in_its_own_dtypes_is_inconclusive() -> None:
+    def build(b: GraphBuilder) -> object:
+        x = b.call("tensor_cast::all_reduce", b.input("x"), b.rank, b.group("tp"))
+        return b.call("aten::_cdist_forward", x, x, 2.0, None)
+
+    program = spmd_program(TP2, [InputSpec("x", (4, 8), torch.float16)], build)
+    verdict = verify(touched, program, domain="native")
+    assert verdict.status == "inconclusive"
+    assert "own dtypes" in verdict.doubts[0].detail
+
+
+def test_an_unknown_domain_is_refused() -> None:
+    with pytest.raises(UsageError, match="no number domain 'real'"):
+        verify(touched, reduce_then_norm(), domain="real")
+
+
+def test_a_campaign_finds_and_keeps_what_its_domain_shows(tmp_path: Path) -> None:
+    subject = InProcess(prepare(last_digit_of_eps, "", {}))
+    plan = Plan(
+        transformer_programs(world_size=2), "2 ranks", tmp_path / "reports", tmp_path / "state",
+        max_examples=30, seed=1, domain="exact", fail_fast=True,
+    )  # fmt: skip
+    (case,) = Campaign(subject, plan, None).run().counterexamples
+    assert (case.domain, case.finding.kind, case.program.size) == ("exact", "wrong-value", 1)
+    passed = Campaign(subject, replace(plan, domain="float64", state_dir=tmp_path / "other"), None).run()
+    assert passed.verdict == "passed"
+
+
+def test_files_keep_domain_and_notes() -> None:
+    verdict = verify(last_digit_of_eps, reduce_then_norm(), domain="exact")
+    verdict.notes.append(Note("exact-aside", "a reason"))
+    case = make_counterexample(verdict, "wrong-value", InProcess(prepare(touched, "", {})).facts, Contract())
+    data = json.loads(json.dumps(encode_counterexample(case)))
+    again = decode_counterexample(data, "here")
+    assert (again.domain, again.notes) == ("exact", (("exact-aside", "a reason"),))
+    del data["domain"], data["notes"]
+    assert decode_counterexample(data, "a file of before").domain == "float64"
+    with pytest.raises(ProgramError, match="not a number domain"):
+        decode_counterexample({**data, "domain": "real"}, "here")
