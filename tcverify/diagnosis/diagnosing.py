@@ -18,9 +18,9 @@ from tcverify.diagnosis.divergence import Diagnosis, Divergence
 from tcverify.diagnosis.meeting import disagreement
 from tcverify.diagnosis.versions import (
     Versions,
-    output_leaves,
     output_node,
     storage_root,
+    writers,
     written_operands,
 )
 from tcverify.errors import ProgramError, UnsupportedOp
@@ -170,7 +170,7 @@ def _shared(of: Versions, index: int, detail: str) -> Divergence | None:
 def _written(of: Versions, label: str) -> Divergence | None:
     """Where the value of an input after the run goes wrong: what is written into it, or that nothing is."""
     name = label.removeprefix("input '").removesuffix("' after the run")
-    old, new = _writers(of.old, name), _writers(of.new, name)
+    old, new = _writers(of.old_nodes.get(name), of.old), _writers(of.new_nodes.get(name), of.new)
     found = upward(of, [written for writer in new for written in (writer, *writer.all_input_nodes)])
     if found is not None:
         return _divergence(of, found)
@@ -198,11 +198,9 @@ def _written(of: Versions, label: str) -> Divergence | None:
     return None if found is None else _divergence(of, found)
 
 
-def _writers(graph: fx.Graph, name: str) -> list[fx.Node]:
+def _writers(value: fx.Node | None, graph: fx.Graph) -> list[fx.Node]:
     """The nodes that write into an input, in graph order."""
-    return [
-        node for node in graph.nodes if any(storage_root(operand).name == name for operand in written_operands(node))
-    ]
+    return writers(graph).get(value, []) if value is not None else []
 
 
 def _divergence(
@@ -220,4 +218,4 @@ def _divergence(
     return Divergence(node.name, relation, output, operands, raises, why, of.rank, alone and not raises)
 
 
-__all__ = ["diagnose", "output_leaves"]
+__all__ = ["diagnose"]
