@@ -312,18 +312,19 @@ def _pixels(png: bytes) -> bytes:
 
 _SVG_TEXTS = "[...document.querySelectorAll('.drawing text')].map(e => e.textContent)"
 
-#: Headings, what can be reached by Tab, and the drawings: what is in sight, and where.
+#: Headings, what can be reached by Tab, and the drawings: what is in sight, and where; not what is said of values.
 _OUTLINE = """
 (() => {
   const found = [], kinds = 'h1, h2, h3, nav, section, aside, a, button, input, summary, [tabindex="0"], .panel, .box, .fold';
   const name = (e) => e.getAttribute('aria-label') || (e.matches('section, aside, nav, pre') ? '' : e.textContent);
   for (const e of document.querySelectorAll(kinds)) {
-    if (!e.checkVisibility() || e.matches('.away')) continue;
+    const closed = e.closest('details:not([open])');
+    if (!e.checkVisibility() || e.matches('.away') || (closed && !e.matches('summary'))) continue;
     const role = e.getAttribute('role'), place = e.getAttribute('transform');
     const parts = [e.tagName.toLowerCase(), role && `(${role})`, ...[...e.classList].map(c => `.${c}`)];
     if (e.tabIndex === 0) parts.push('by Tab');
     if (place) parts.push(`at ${place.replace('translate', '')}`);
-    const words = [...e.querySelectorAll(':scope > text')].map(t => t.textContent).join(' | ');
+    const words = [...e.querySelectorAll(':scope > text:not(.note)')].map(t => t.textContent).join(' | ');
     parts.push(words || name(e).replace(/\\s+/g, ' ').trim().slice(0, 60));
     found.push(parts.filter(Boolean).join(' '));
   }
