@@ -49,7 +49,7 @@ def cause(
 ) -> str:
     """Say in a few words what makes a node wrong, to follow a colon; "" where nothing can be said."""
     if output is not None:
-        return NEEDED.get(relation.kind) or _together(of, node)
+        return NEEDED.get(relation.kind) or _item(of, node) or _together(of, node)
     for reason in (
         _item(of, node),
         _together(of, node),
