@@ -122,7 +122,10 @@ def matmul(w: Writing, values: Sequence[Value], a: Value, b: int, how: int) -> l
     found = [
         v
         for v in values
-        if (w.draft.shape(v) or ())[:1] == (inner,) and len(w.draft.shape(v) or ()) == 2 and v.rms <= 1
+        if (w.draft.shape(v) or ())[:1] == (inner,)
+        and len(w.draft.shape(v) or ()) == 2
+        and w.draft.specs(v)[0].dtype is spec.dtype
+        and v.rms <= 1
     ]
     if b % 4 == 3 and found:
         return [replace(call(w, "aten::matmul", a, recent(found, how)), rms=a.rms * math.sqrt(max(inner, 1)))]

@@ -34,6 +34,7 @@ from tcverify.report.markdown import to_markdown
 from tcverify.report.plain import error_text, plain, plain_lines
 from tcverify.report.script import ScriptReport
 from tcverify.report.terminal import TerminalReport, make_console, say, show
+from tcverify.report.text import WIDTH, to_text
 from tcverify.report.trace import to_trace
 from tcverify.strategies import DEFAULT_STRATEGY, STRATEGIES
 
@@ -344,33 +345,39 @@ def _pools(confirm: str) -> Iterator[Callable[[int], ProcessGroupPool | None]]:
 
 
 @main.command(name="show")
-@click.argument("case")
+@click.argument("cases", nargs=-1, required=True, metavar="ID|FILE|DIR...")
 @click.option("--format", "form", type=click.Choice(["text", "md", "html", "json", "trace"]), default="text",
               show_default=True)  # fmt: skip
 @_REPORT_DIR
-def show_case(case: str, form: str, report_dir: Path) -> None:
-    """Show a counterexample again, given its ID or file."""
-    console = make_console()
-    paths = find_counterexamples(case, report_dir)
+def show_cases(cases: tuple[str, ...], form: str, report_dir: Path) -> None:
+    """Show counterexamples again: as text for logs, as Markdown for issues, as a page, which several share.
+
+    Text is coloured and as wide as the terminal; where there is none, it is plain and 80 columns wide, or as COLUMNS says.
+    """
+    paths = [path for case in cases for path in find_counterexamples(case, report_dir)]
     if form == "trace" and len(paths) > 1:
-        raise UsageError(
-            f"{case} holds {len(paths)} counterexamples, a trace shows one", "give the file or the ID of one"
-        )
+        raise UsageError(f"these are {len(paths)} counterexamples, a trace shows one", "give the file or the ID of one")
     if form == "html" and len(paths) > 1:
-        click.echo(to_gallery(paths, Path(case)))
+        click.echo(to_gallery(paths, Path(cases[0]) if len(cases) == 1 else Path()))
         return
-    for path in paths:
+    console = make_console()
+    for number, path in enumerate(paths):
         found = read_counterexample(path)
         if form == "json":
             click.echo(json.dumps(encode_counterexample(found), indent=1))
         elif form == "md":
-            click.echo(to_markdown(found, path))
+            click.echo(f"\n---\n\n{to_markdown(found, path)}" if number else to_markdown(found, path))
         elif form == "html":
             click.echo(to_html(found, path))
         elif form == "trace":
             click.echo(to_trace(found), nl=False)
         else:
-            show(console, found, path)
+            if number:
+                click.echo()
+            if console.is_terminal:
+                show(console, found, path)
+            else:
+                click.echo(to_text(found, path, console.width if "COLUMNS" in os.environ else WIDTH))
 
 
 # ---------------------------------------------------------------------------------------------------- passes, doctor

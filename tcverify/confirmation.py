@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tcverify.application import Pair
-from tcverify.arithmetic import FLOAT64, NATIVE, Domain, Exact
+from tcverify.arithmetic import FLOAT64, NATIVE, Domain, domain_of
 from tcverify.checks import Evidence, apply_checks
+from tcverify.checks.exact import agrees
 from tcverify.errors import ExecutorError, ProgramError, TcverifyError, UnsupportedOp
 from tcverify.execution import Comparison, Executor, Run, digest
 from tcverify.program import Doubt, Finding, Note
@@ -20,8 +21,11 @@ def confirming_domain(evidence: Evidence, notes: list[Note]) -> Domain:
     for run in evidence.runs:
         if run.domain == "native":
             return NATIVE
-        if run.domain.startswith("exact") and not any(n.reason in ("exact-aside", "literal-changed") for n in notes):
-            return Exact(0)
+    draws = [run for run in evidence.runs if run.domain.startswith("exact")]
+    if draws and not any(n.reason in ("exact-aside", "literal-changed") for n in notes):
+        # one in which the versions agree, if there is one: a draw may differ by chance
+        chosen = next((run for run in draws if agrees(run)), draws[0])
+        return domain_of(chosen.domain)
     return FLOAT64
 
 
@@ -67,7 +71,7 @@ def confirmed(
         doubts.append(not_executed(error))
         return findings
     name = comparison.executor
-    alone = Evidence(pair, evidence.contract, [comparison], probe=evidence.probe)
+    alone = Evidence(pair, evidence.contract, [comparison], probe=evidence.probe, noise=evidence.noise)
     baseline = _counterpart(evidence.runs, comparison)
     evidence.runs.append(comparison)
     if not comparison.original.finished:

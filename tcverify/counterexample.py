@@ -26,6 +26,9 @@ FORMAT = "tcverify-counterexample"
 VERSION = 1
 FILE_NAME = "counterexample.json"
 
+#: Ranks whose largest difference is kept.
+MAX_VALUES = 16
+
 
 @dataclass(frozen=True)
 class RankValue:
@@ -146,7 +149,7 @@ def _values(verdict: Verdict, finding: Finding) -> tuple[RankValue, ...]:
     for comparison in reversed(verdict.runs):
         found = [d for d in comparison.deltas if d.label == label and d.worst and d.difference > 0]
         if found:
-            return tuple(RankValue(d.rank, d.label, d.worst, d.expected, d.actual) for d in found[:16])
+            return tuple(RankValue(d.rank, d.label, d.worst, d.expected, d.actual) for d in found[:MAX_VALUES])
     return ()
 
 

@@ -47,9 +47,10 @@ _QUOTED = re.compile(r"'([^']*)'")
 _FRAME = re.compile(r'^ *File "(?P<file>[^"]*)", line \d+, in (?P<function>\S+)', re.MULTILINE)
 _INSTALLED = re.compile(r"site-packages|dist-packages|/lib/python|^<")
 _OURS = f"{Path(__file__).parent}/"
+_CALLS = re.compile(r"rank # calls \w+ while rank # calls \w+")
+
 #: Relations that one defect may show on one program and not on another: they go by the sizes and values that there are.
 _OF_SIZES = frozenset({"sum", "addends", "partly", "not-finite"})
-
 _STAGE = re.compile(r" \(stage [^)]*\)$")
 _ON_RANK = re.compile(r" on the graph of rank \d+$")
 
@@ -84,6 +85,8 @@ def _identity(program: Program, rewritten: Program | None, finding: Finding, ops
         message = _normalised(_unnamed(_ON_RANK.sub("", title), ops), {})
         return f"{message}, in {_raising(finding.detail)}"
     text = _normalised(title, ops)
+    if finding.kind == "collective-mismatch":  # which ops meet is a matter of what the program calls next
+        text = _CALLS.sub("ranks call different ops", text)
     told = finding.node is None or f"'{finding.node}'" in title or finding.kind == "collective-mismatch"
     return text if told else f"{text}, at {ops.get(str(finding.node), 'a node')}"
 

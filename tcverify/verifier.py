@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from time import perf_counter
 from types import MappingProxyType
 from typing import Any, TypeAlias
@@ -22,10 +23,13 @@ from tcverify.execution import (
     explain,
     explore,
     explore_on_cuda,
+    rounding_noise,
 )  # fmt: skip
 from tcverify.program import Contract, Doubt, Finding, Note, NotSerialisable, Program
 
 LOCKSTEP = Lockstep()
+
+_NOT_HERE = "only the pass's process can hold the rewritten graph, and it ran there in float64 alone"
 
 
 @dataclass(slots=True)
@@ -185,7 +189,12 @@ def verification(
     yield
 
     clock.resume()
-    evidence = Evidence(pair, contract, probe=lambda: LOCKSTEP.probe(program, baseline))
+    evidence = Evidence(
+        pair,
+        contract,
+        probe=cache(lambda: LOCKSTEP.probe(program, baseline)),
+        noise=cache(lambda: rounding_noise(program, baseline)),
+    )
     doubts: list[Doubt] = []
     notes: list[Note] = []
     try:
@@ -207,7 +216,9 @@ def verification(
         doubts.append(not_executed(error))
     clock.lap("lockstep")
     if domain == "exact" and pair.changed and not any(run.domain.startswith("exact") for run in evidence.runs):
-        evidence.aside = evidence.aside or "the rewritten graph cannot be run in it"
+        evidence.aside = evidence.aside or _NOT_HERE
+    elif domain == "native" and pair.changed and (pair.judged is not None or pair.foreign is not None):
+        notes.append(Note("native-aside", _NOT_HERE))
     findings = apply_checks(checks, evidence, doubts, notes)
     clock.lap("checks")
     if confirm is not None and worth_confirming(evidence, findings, always_confirm):
@@ -225,7 +236,7 @@ def verification(
             Doubt("not-judged", "the rewritten program did not run, and the check that says why was not chosen")
         )
     if findings and pair.stages:
-        findings = _blame(findings, evidence, checks, baseline)
+        findings = _blame(findings, evidence, checks, baseline, domain)
     status = "refuted" if findings else "inconclusive" if doubts else "passed"
     return Verdict(status, findings, doubts, pair, evidence.runs, clock.laps, notes, domain)
 
@@ -247,7 +258,8 @@ def _run_in(domain: str, evidence: Evidence, baseline: Run, doubts: list[Doubt])
         for draw in range(DRAWS):
             comparison = LOCKSTEP.compare(original, rewritten, Exact(draw))
             if not (comparison.original.finished and comparison.rewritten.finished):
-                evidence.aside = f"it does not end in the exact domain: {comparison.rewritten.why}"
+                why = comparison.rewritten.why if comparison.original.finished else comparison.original.why
+                evidence.aside = f"it does not end in the exact domain: {why}"
                 return
             comparisons.append(comparison)
     except UnsupportedOp as error:
@@ -257,7 +269,7 @@ def _run_in(domain: str, evidence: Evidence, baseline: Run, doubts: list[Doubt])
     evidence.explain = lambda: explain(original, rewritten, 0)
 
 
-def _blame(findings: list[Finding], evidence: Evidence, checks: list[str], baseline: Run) -> list[Finding]:
+def _blame(findings: list[Finding], evidence: Evidence, checks: list[str], baseline: Run, domain: str) -> list[Finding]:
     """Name, for each finding about a pipeline, the first stage behind which the program shows that kind of finding."""
     pair = evidence.pair
     culprits: dict[str, str] = {}
@@ -266,10 +278,15 @@ def _blame(findings: list[Finding], evidence: Evidence, checks: list[str], basel
     for stage in pair.stages[:-1]:
         if stage.program is not None and stage.program is not before:
             halfway = Evidence(
-                Pair(pair.original, stage.program, changed=True), evidence.contract, probe=evidence.probe
+                Pair(pair.original, stage.program, changed=True),
+                evidence.contract,
+                probe=evidence.probe,
+                noise=evidence.noise,
             )
             try:
                 halfway.runs.append(LOCKSTEP.compare_with(baseline, stage.program))
+                if halfway.runs[0].rewritten.finished:
+                    _run_in(domain, halfway, baseline, [])
                 kinds = {finding.kind for finding in apply_checks(checks, halfway, [], [])}
             except UnsupportedOp:
                 kinds = set()

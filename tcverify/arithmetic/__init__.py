@@ -1,8 +1,8 @@
 """Number domains: what carries a value while a program runs."""
 
-from tcverify.arithmetic.algebra import Trace
+from tcverify.arithmetic.algebra import ORDER
 from tcverify.arithmetic.domain import Domain
-from tcverify.arithmetic.exact import DRAWS, Exact, TracedReals, residues
+from tcverify.arithmetic.exact import DRAWS, Exact, ScrambledReals, residues
 from tcverify.arithmetic.field import canonical, residue
 from tcverify.arithmetic.float64 import FLOAT64, Float64
 from tcverify.arithmetic.native import NATIVE, Native
@@ -23,12 +23,12 @@ __all__ = [
     "DRAWS",
     "FLOAT64",
     "NATIVE",
+    "ORDER",
     "Domain",
     "Exact",
     "Float64",
     "Native",
-    "Trace",
-    "TracedReals",
+    "ScrambledReals",
     "canonical",
     "domain_of",
     "residue",

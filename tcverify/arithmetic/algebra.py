@@ -1,7 +1,6 @@
-"""What the ops of the exact domain are composed of, in the field and, for comparison, in the reals.
+"""What the ops of the exact domain are composed of, in the field and, for comparison, in reals of another kind.
 
-Both algebras offer the same primitives, so that one table of ops (`exact_ops`) serves both: run in the reals, a program calls
-the same functions in the same order as in the field, and it can be seen at which real numbers.
+Both algebras offer the same primitives, so that one table of ops (`exact_ops`) serves both.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from tcverify.arithmetic import field
 from tcverify.errors import UnsupportedOp
@@ -21,29 +21,21 @@ Tensor = torch.Tensor
 MAX_CONSTANTS = 1 << 14
 
 
-class Trace:
-    """At which points a program calls functions that its algebra cannot look into.
-
-    Attributes:
-        calls: (function, its arguments, flat), in order.
-    """
-
-    def __init__(self) -> None:
-        self.calls: list[tuple[str, Tensor]] = []
-
-
 class Field:
     """Residues of `field.P`. Every result is canonical.
 
     Args:
         draw: number of the draw, which keys the hashes.
         literals: residues of literals that are not to be read as they stand.
+
+    Attributes:
+        read: the floating-point literals that were met, those within composed ops among them.
     """
 
-    def __init__(self, draw: int, trace: Trace | None = None, literals: dict[float, float] | None = None) -> None:
+    def __init__(self, draw: int, literals: dict[float, float] | None = None) -> None:
         self.draw = draw
-        self.trace = trace
         self.infinite = False  # whether an infinity has entered
+        self.read: set[float] = set()
         self._literals = literals or {}
 
     def embed(self, x: Tensor) -> Tensor:
@@ -56,8 +48,15 @@ class Field:
             return self.embed(value)
         if not isinstance(value, (bool, int, float)):
             raise UnsupportedOp(str(type(value).__name__), "the exact domain has no such number")
+        if type(value) is float:
+            self.read.add(value)
+            if value in self._literals:
+                return self._literals[value]
+        return self._residue(value)
+
+    def _residue(self, value: float | int) -> float:
         try:
-            found = self._literals[value] if value in self._literals else field.residue(value)
+            found = field.residue(value)
         except ValueError:
             raise UnsupportedOp("nan", "the exact domain has no NaN") from None
         self.infinite = self.infinite or math.isinf(found)
@@ -98,7 +97,7 @@ class Field:
         self.finite("power", x)
         return field.power(x, exponent)
 
-    def matmul(self, a: Tensor, b: Tensor, multiply: torch._ops.OpOverload) -> Tensor:
+    def matmul(self, a: Tensor, b: Tensor, multiply: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
         """Matrix product by aten::mm, bmm, mv or dot."""
         self.finite("matrix product", a, b)
         return field.matmul(a, b, multiply)
@@ -114,7 +113,6 @@ class Field:
         Args:
             real: computes it in the reals, where torch has no function of one argument by this name.
         """
-        self.note(name, x)
         found = field.hashed(name, self.draw, x)
         if self.infinite and bool(found.isnan().any()):
             raise UnsupportedOp(name, "the exact domain does not carry infinities through it")
@@ -133,22 +131,40 @@ class Field:
             raise UnsupportedOp(
                 "constant", f"the exact domain reads at most {MAX_CONSTANTS} different values as literals"
             )
-        found = torch.tensor([self.literal(value) for value in values.tolist()], dtype=torch.float64)
+        found = torch.tensor([self._residue(value) for value in values.tolist()], dtype=torch.float64)
         return found[places]
 
-    def note(self, name: str, *arguments: Any) -> None:
-        """Say that a function, or the order of values, is asked for."""
-        if self.trace is not None:
-            for x in arguments:
-                if isinstance(x, torch.Tensor) and x.is_floating_point():
-                    self.trace.calls.append((name, x.detach().clone().reshape(-1)))
+    def choose(self, run: Callable[..., Any], *values: Tensor) -> Any:
+        """Run what picks among values by their order, by that of symmetric residues here; |x| is max(x, −x)."""
+        return run(*values)
+
+    def compare(self, run: Callable[..., Any], *values: Tensor) -> Any:
+        """Run what says how values are ordered: comparisons, signs, positions."""
+        return run(*values)
 
 
-class Reals(Field):
-    """float64 arithmetic by the same steps."""
+#: Stands among the names of functions for the order of numbers.
+ORDER = "the order of numbers"
 
-    def __init__(self, trace: Trace) -> None:
-        super().__init__(0, trace)
+
+class Scrambled(Field):
+    """float64 in which other functions stand for exp, sqrt, …, and another order for that of numbers: smooth ones.
+
+    Programs that are equal by the laws of fields agree here as in float64: up to rounding. Where they do not, one of them relies
+    on a law of a function or of the order, which does not hold here. A defect too small for float64 stays small, since what is
+    exchanged is smooth, whatever functions it goes through.
+
+    Args:
+        only: the one function that is exchanged; None exchanges all.
+
+    Attributes:
+        called: the functions that a program has called.
+    """
+
+    def __init__(self, only: str | None = None) -> None:
+        super().__init__(0)
+        self.only = only
+        self.called: set[str] = set()
 
     def embed(self, x: Tensor) -> Tensor:
         return x if x.is_floating_point() else x.to(torch.float64)
@@ -177,13 +193,39 @@ class Reals(Field):
     def power(self, x: Tensor, exponent: int) -> Tensor:
         return x**exponent
 
-    def matmul(self, a: Tensor, b: Tensor, multiply: torch._ops.OpOverload) -> Tensor:
-        result: Tensor = multiply(a, b)
-        return result
+    def matmul(self, a: Tensor, b: Tensor, multiply: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+        return multiply(a, b)
 
     def product_along(self, x: Tensor, dim: int, keepdim: bool) -> Tensor:
         return x.prod(dim, keepdim=keepdim)
 
     def function(self, name: str, x: Tensor, real: Callable[[], Tensor] | None = None) -> Tensor:
-        self.note(name, x)
+        self.called.add(name)
+        if self.only in (None, name):
+            return field.scrambled(name, x)
         return real() if real is not None else getattr(torch, name)(x)
+
+    def choose(self, run: Callable[..., Any], *values: Tensor) -> Any:
+        if self.only not in (None, ORDER):
+            return self.compare(run, *values)
+        flat = torch.cat([v.reshape(-1) for v in values])
+        of_flat = field.scrambled_order(flat)
+        shaped = [
+            part.view(v.shape) for part, v in zip(of_flat.split([v.numel() for v in values]), values, strict=True)
+        ]
+        found = run(*shaped)
+        self.called.add(ORDER)
+        zero = torch.zeros(1, dtype=torch.float64)
+        keys, places = torch.cat([of_flat, -of_flat, zero]).sort()
+        by_key = torch.cat([flat, -flat, zero])[places]
+
+        def back(key: Tensor) -> Tensor:
+            """The value of a key. NaN, which no table finds, stays."""
+            at = torch.searchsorted(keys, key.contiguous()).clamp(max=keys.numel() - 1)
+            return torch.where(key.isnan(), key, by_key[at])
+
+        return pytree.tree_map_only(torch.Tensor, lambda t: back(t) if t.is_floating_point() else t, found)
+
+    def compare(self, run: Callable[..., Any], *values: Tensor) -> Any:
+        self.called.add(ORDER)
+        return run(*(values if self.only not in (None, ORDER) else [field.scrambled_order(v) for v in values]))

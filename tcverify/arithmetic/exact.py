@@ -9,12 +9,16 @@ from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from tcverify.arithmetic import field
-from tcverify.arithmetic.algebra import Field, Reals, Trace
+from tcverify.arithmetic import (
+    exact_functions,  # noqa: F401 - adds to EXACT
+    field,
+)
+from tcverify.arithmetic.algebra import Field, Scrambled
 from tcverify.arithmetic.domain import Domain, carry_nested
-from tcverify.arithmetic.exact_ops import EXACT, ORDER, is_structural
+from tcverify.arithmetic.exact_ops import EXACT
+from tcverify.arithmetic.exact_places import CHOOSING, COMPARING, by_order, is_structural
 from tcverify.arithmetic.float64 import FLOAT64
 from tcverify.errors import UnsupportedOp
 
@@ -29,17 +33,18 @@ class Exact(Domain):
 
     Args:
         draw: number of the draw of inputs and hashes.
-        trace: is told at which points functions are called.
         literals: residues of literals that are not to be read as they stand.
     """
 
-    def __init__(self, draw: int, trace: Trace | None = None, literals: dict[float, float] | None = None) -> None:
+    def __init__(self, draw: int, literals: dict[float, float] | None = None) -> None:
         self.draw = draw
         self.name = f"exact:{draw}"
-        self.algebra = Field(draw, trace, literals)
+        self.algebra = Field(draw, literals)
 
     def carry(self, value: Any) -> Any:
         """See `Domain.carry`. Every op has made residues already."""
+        if isinstance(value, complex) or (isinstance(value, Tensor) and value.is_complex()):
+            raise UnsupportedOp("complex", "the exact domain has no complex numbers")
         if isinstance(value, Tensor) and value.is_floating_point() and value.dtype is not torch.float64:
             raise UnsupportedOp(str(value.dtype), "the exact domain carries float64 alone")
         if isinstance(value, float):
@@ -48,24 +53,34 @@ class Exact(Domain):
 
     def constant(self, value: Any) -> Any:
         """See `Domain.constant`."""
-        return self.algebra.constants(value) if isinstance(value, Tensor) else value
+        if not isinstance(value, Tensor):
+            return value
+        with _disable_current_modes():
+            return self.algebra.constants(value)
 
     def running(self) -> AbstractContextManager[Any]:
         """See `Domain.running`."""
         return _Mode(self.algebra)
 
     def settle(self, total: Tensor) -> Tensor:
-        """See `Domain.settle`."""
-        return self.algebra.settle(total) if total.is_floating_point() else total
+        """See `Domain.settle`. What comes from other ranks may be the first infinity that this one sees."""
+        if not total.is_floating_point():
+            return total
+        self.algebra.infinite = self.algebra.infinite or bool(total.isinf().any())
+        return self.algebra.settle(total)
 
 
-class TracedReals(Domain):
-    """float64 by the same steps as `Exact`, told to a trace."""
+class ScrambledReals(Domain):
+    """float64 where some functions are exchanged for others; see `Scrambled`.
+
+    Args:
+        only: the one function that is exchanged; None exchanges all.
+    """
 
     name = "float64"
 
-    def __init__(self, trace: Trace) -> None:
-        self.algebra = Reals(trace)
+    def __init__(self, only: str | None = None) -> None:
+        self.algebra = Scrambled(only)
 
     def carry(self, value: Any) -> Any:
         """See `Domain.carry`."""
@@ -87,6 +102,11 @@ class _Mode(TorchDispatchMode):
     def __init__(self, algebra: Field) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._algebra = algebra
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Of torch: whether to wrap the mode for torch.compile, whose import takes seconds. Programs here are not compiled."""
+        return False
 
     def __torch_dispatch__(
         self, func: torch._ops.OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -120,7 +140,7 @@ class _Mode(TorchDispatchMode):
             if not target.is_floating_point() and source.is_floating_point():
                 raise UnsupportedOp("aten::copy_", "the exact domain has no casts from floating to integer values")
             return target.copy_(source)
-        if is_structural(_base(func), args, kwargs):
+        if is_structural(_base(func)):
             return func(*args, **kwargs)
         return target.copy_(self._compute(func, args, kwargs))
 
@@ -129,17 +149,16 @@ class _Mode(TorchDispatchMode):
         meaning = EXACT.get(name)
         if meaning is not None:
             return meaning(k, *args, **kwargs)
+        if name in ("complex", "polar", "view_as_complex"):
+            raise UnsupportedOp(func._schema.name, "the exact domain has no complex numbers")
+        if func._overloadname == "dtype" and is_structural(name):
+            raise UnsupportedOp(func._schema.name, "the exact domain has no bit patterns")
         if name == "_to_copy":
             return _cast(k, func, args, kwargs)
-        if is_structural(name, args, kwargs):
+        if is_structural(name):
             return func(*args, **kwargs)
-        if name in ORDER:
-            k.note(name, *args)
-            if name in ("sort", "argsort"):
-                return func(*args, **kwargs) if "stable" in kwargs else _stable(func, args, kwargs)
-            return func(*args, **kwargs)
-        if name in ("scatter", "constant_pad_nd", "masked_scatter"):
-            return func(*[k.literal(a) if type(a) is float else a for a in args], **kwargs)
+        if name in CHOOSING or name in COMPARING:
+            return by_order(k, func, name, args, kwargs)
         if func._can_decompose():  # made of other ops by torch itself
             with self:
                 return func.decompose(*args, **kwargs)
@@ -192,14 +211,6 @@ def _cast(k: Field, func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: 
         raise UnsupportedOp("aten::_to_copy", "the exact domain has no casts from floating to integer values")
     result = func(*args, **{**kwargs, "dtype": torch.float64})
     return result
-
-
-def _stable(func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Sort so that ties stay in order of their index."""
-    dim = args[1] if len(args) > 1 else kwargs.get("dim", -1)
-    descending = args[2] if len(args) > 2 else kwargs.get("descending", False)
-    values, indices = torch.sort(args[0], dim=dim, descending=descending, stable=True)
-    return indices if _base(func) == "argsort" else (values, indices)
 
 
 def _hash(k: Field, func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:

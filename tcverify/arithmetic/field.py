@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Callable
 from fractions import Fraction
 from functools import lru_cache
 
@@ -83,7 +84,7 @@ def inverse(x: Tensor) -> Tensor:
     return _inverses()[(x + H).long()].to(torch.float64)
 
 
-def matmul(a: Tensor, b: Tensor, multiply: torch._ops.OpOverload) -> Tensor:
+def matmul(a: Tensor, b: Tensor, multiply: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
     """Matrix product.
 
     Args:
@@ -150,6 +151,48 @@ def hashed(function: str, draw: int, x: Tensor) -> Tensor:
     return value
 
 
+@lru_cache(maxsize=1024)
+def _numbers(function: str) -> tuple[float, float, float, float]:
+    """Four numbers in (0.5, 1.5) that belong to a function."""
+    digest = hashlib.blake2b(f"scrambled {function}".encode(), digest_size=16).digest()
+    a, b, c, d = (0.5 + int.from_bytes(digest[i : i + 4], "little") / 2**32 for i in (0, 4, 8, 12))
+    return a, b, c, d
+
+
+def scrambled(function: str, x: Tensor) -> Tensor:
+    """Another function of real numbers, smooth and keyed by a name, that keeps of the function what `hashed` keeps of it."""
+    a, b, c, d = _numbers(function)
+
+    def plain(x: Tensor) -> Tensor:
+        wave = (4 + c) * torch.log(x.abs().clamp(min=1e-300))  # so that it is straight nowhere, however close to 0
+        if function in EVEN:
+            return a * torch.cos(c * x) + b * x.abs() * torch.sin(wave)
+        curved = a * x + b * x * torch.sin(wave)
+        return curved + torch.sin((1 + c) * x) if function in ODD else curved + torch.cos((1 + c) * x + d)
+
+    value = plain(x)
+    zero, one = (plain(torch.tensor(n, dtype=torch.float64)) for n in (0.0, 1.0))
+    if function in AT_ONE and (function in ODD or function in AT_ZERO):
+        value = value + (AT_ONE[function] - one) * x
+        if function in AT_ZERO:
+            value = value + (AT_ZERO[function] - zero) * (1 - x)
+    elif function in AT_ONE:
+        value = value + (AT_ONE[function] - one)
+    elif function in AT_ZERO:
+        value = value + (AT_ZERO[function] - zero)
+    if function in ("exp", "exp2"):
+        value = value.masked_fill(x == -math.inf, 0.0)
+    return value
+
+
+def scrambled_order(x: Tensor) -> Tensor:
+    """By what real numbers are ordered where their order is another one: odd, smooth, and mixing all scales."""
+    key = x.sign() * torch.sin(7.3 * torch.log(x.abs().clamp(min=1e-300)))
+    # equal numbers have equal keys wherever they stand, although torch may round a function in two ways
+    key = (key * 2.0**40).round_().div_(2.0**40)
+    return torch.where(x.isfinite(), key, 2 * x)
+
+
 # ----------------------------------------------------------------------------------------------------------- literals
 
 
@@ -174,16 +217,16 @@ def residue(literal: float | int | bool) -> float:
         raise ValueError("NaN has no residue")
     if math.isinf(literal):
         return literal
-    value = _simplest(literal)
+    value = simplest(literal)
     if value.denominator > MAX_DENOMINATOR or value.denominator % P == 0:
         value = Fraction(literal)
     return _symmetric(value.numerator * pow(value.denominator, -1, P))
 
 
-def _simplest(x: float) -> Fraction:
+def simplest(x: float) -> Fraction:
     """The rational of least denominator that rounds to a float."""
     if x < 0:
-        return -_simplest(-x)
+        return -simplest(-x)
     exact = Fraction(x)
     if exact.denominator == 1:
         return exact

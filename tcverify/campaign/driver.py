@@ -133,7 +133,8 @@ class Campaign:
         bounds = plan.max_examples, plan.max_time
         earlier = len(self._failures)
         try:
-            self._tell(CampaignStarted(facts, plan.mesh, confirm, *bounds, plan.seed, bool(facts.target), earlier))
+            guarded = bool(facts.target)
+            self._tell(CampaignStarted(facts, plan.mesh, confirm, *bounds, plan.seed, guarded, earlier, plan.domain))
             with self._interrupts, _older_objects_frozen():
                 stop = self._rounds()
         except KeyboardInterrupt:
@@ -375,8 +376,12 @@ class Campaign:
             deep=target.deep,
             pass_timeout=self.subject.timeout,
         )
-        write_counterexample(case, self.plan.report_dir)
         self._target = None
+        try:
+            write_counterexample(case, self.plan.report_dir)
+        except UsageError:
+            self._tell(FindingFound(case))  # shown it is, before the run ends for want of a place to keep it
+            raise
         self._ledger.add(case)
         self._failures.add(case)
         self.counterexamples.append(case)

@@ -119,6 +119,7 @@ class CampaignStarted:
     Attributes:
         guarded: whether the pass runs in a process of its own.
         earlier: failures of earlier runs, which are tried first.
+        domain: the number domain that values are judged in.
     """
 
     facts: PassFacts
@@ -129,6 +130,7 @@ class CampaignStarted:
     seed: int
     guarded: bool
     earlier: int = 0
+    domain: str = "float64"
 
 
 @dataclass(frozen=True, slots=True)

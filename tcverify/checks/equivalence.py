@@ -39,7 +39,7 @@ def check_equivalence(evidence: Evidence) -> list[Said]:
                 Finding("rewritten-raises", "equivalence", title, failed.error.message, failed.error.node, failed.rank)
             )
         elif comparison.domain == "native":
-            found += native_differences(comparison)
+            found += native_differences(comparison, evidence.noise)
         else:
             found += differences(comparison, evidence.probe)
         if found:

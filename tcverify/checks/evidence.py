@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from tcverify.application import Pair
-from tcverify.execution import Comparison, Explanation, Exploration
+from tcverify.execution import Comparison, Explanation, Exploration, Noise
 from tcverify.program import Contract
 
 
@@ -21,6 +21,7 @@ class Evidence:
         aside: why the exact domain did not run, where it was asked for.
         explain: says why the versions differ in the exact domain where float64 sees nothing; costly.
         probe: measures the conditioning of the original's outputs, by label; costly, so called only when needed.
+        noise: measures what rounding to the program's own dtypes makes of the original's outputs, by label; costlier.
     """
 
     pair: Pair
@@ -31,3 +32,4 @@ class Evidence:
     aside: str = ""
     explain: Callable[[], Explanation] = lambda: Explanation("defect")
     probe: Callable[[], dict[str, float]] = dict
+    noise: Callable[[], Mapping[str, Noise]] = dict

@@ -6,7 +6,9 @@ import math
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import fx
+from torch.utils import _pytree as pytree
 
 from tcverify.arithmetic import FLOAT64, NATIVE, Domain, domain_of
 from tcverify.arithmetic.field import P
@@ -87,9 +89,17 @@ def _observe(program: Program, domain: Domain) -> tuple[Run | None, str]:
     if nodes > MAX_NODES or elements > MAX_ELEMENTS:
         return None, f"with {nodes} nodes and {elements} elements on all ranks it is too large to keep every value"
     try:
-        return Lockstep().run(program, observe=True, domain=domain), ""
+        run = Lockstep().run(program, observe=True, domain=domain)
     except (UnsupportedOp, ProgramError) as error:
         return None, error.message
+    for result in run.ranks:
+        result.values = pytree.tree_map_only(torch.Tensor, _computable, result.values)
+    return run, ""
+
+
+def _computable(value: torch.Tensor) -> torch.Tensor:
+    """Numbers of 8 bits, with which torch does not compute, as bfloat16, which holds them all."""
+    return value.to(torch.bfloat16) if value.is_floating_point() and value.itemsize == 1 else value
 
 
 def _elements(value: Any) -> int:

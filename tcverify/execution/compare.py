@@ -26,8 +26,12 @@ class Delta:
         problem: set when the two cannot be compared by size: other shape, other NaN pattern, other storage sharing.
         discrete: whether the problem is one of values that do not differ by size: integers, booleans, NaN or inf.
         overflow: the rewritten value is infinite where the original is finite.
+        rms: root mean square of the differences over the finite elements.
+        elements: how many there are.
         own: in the native domain, the original's own largest error; `difference` is the rewritten value's then, both
-            against the original in float64. `dtype` is the original's there.
+            against the original in float64. `own_rms` is the root mean square of the original's, `dtype` its dtype there.
+        equal: in the native domain, whether both versions computed the same numbers.
+        unstable: in the native domain, of discrete values: whether the original computes others in float64.
     """
 
     rank: int
@@ -41,8 +45,13 @@ class Delta:
     alias: bool = False
     overflow: bool = False
     discrete: bool = False
+    rms: float = 0.0
+    elements: int = 0
     own: float = 0.0
+    own_rms: float = 0.0
     dtype: torch.dtype | None = None
+    equal: bool = False
+    unstable: bool = False
 
 
 def compare_ranks(original: RankResult, rewritten: RankResult) -> list[Delta]:
@@ -69,45 +78,53 @@ def compare_ranks(original: RankResult, rewritten: RankResult) -> list[Delta]:
 
 
 def compare_native(reference: RankResult, original: RankResult, rewritten: RankResult) -> list[Delta]:
-    """Compare what one rank computed in the native domain with the original in float64. All ran to their end."""
-    deltas = compare_ranks(original, rewritten)
-    dtypes = _dtypes(original)
-    if len(deltas) == 1 and deltas[0].label == "the outputs":
-        return deltas
-    own = {delta.label: delta for delta in compare_ranks(_wide(reference), _wide(original))}
-    new = {delta.label: delta for delta in compare_ranks(_wide(reference), _wide(rewritten))}
+    """Compare what one rank computed in the native domain with the original in float64. All ran to their end.
+
+    Where the original is not finite in float64 or in its own dtypes nothing is compared.
+    """
     found = []
-    for delta in deltas:
-        if delta.problem is None and not delta.alias and delta.label in new:
-            error = new[delta.label]
-            error.own = own[delta.label].difference if delta.label in own else 0.0
-            error.problem = None  # a NaN or inf that the original has too
-            error.overflow = delta.overflow
-            error.dtype = dtypes.get(error.label)
-            found.append(error)
-        else:
-            found.append(delta)
+    accurate = _leaves(reference)
+    before, after = _leaves(original), _leaves(rewritten)
+    for delta in compare_ranks(original, rewritten):
+        exact, expected, actual = accurate.get(delta.label), before.get(delta.label), after.get(delta.label)
+        if isinstance(expected, torch.Tensor) and expected.is_floating_point() and not delta.alias:
+            if delta.problem is None or delta.discrete:  # not of another shape or dtype
+                delta = _errors(delta, exact, expected, actual)
+        elif delta.discrete and isinstance(exact, torch.Tensor) and isinstance(expected, torch.Tensor):
+            delta.unstable = not torch.equal(exact.cpu(), expected.cpu())
+        found.append(delta)
     return found
 
 
-def _dtypes(result: RankResult) -> dict[str, torch.dtype]:
-    """Dtypes by label."""
-    found = {f"output {i}": value.dtype for i, value in enumerate(result.outputs) if isinstance(value, torch.Tensor)}
+def _errors(delta: Delta, exact: Any, expected: torch.Tensor, actual: Any) -> Delta:
+    """The errors of two values of one shape and dtype. `delta` says how they differ from each other."""
+    found = Delta(delta.rank, delta.label, dtype=expected.dtype)
+    found.equal = delta.problem is None and not delta.overflow and not delta.difference
+    exact, own, new = (value.to(device="cpu", dtype=torch.float64) for value in (exact, expected, actual))
+    comparable = exact.isfinite() & own.isfinite()
+    finite = comparable & new.isfinite()
+    found.overflow = bool((comparable & ~finite).any())
+    found.elements = int(finite.sum())
+    if not found.elements:
+        return found
+    zero = torch.zeros_like(exact)
+    found.scale = float(torch.where(finite, exact.abs(), zero).max())
+    mine = torch.where(finite, (exact - own).abs(), zero)
+    theirs = torch.where(finite, (exact - new).abs(), zero)
+    found.own, found.difference = float(mine.max()), float(theirs.max())
+    if found.own:
+        found.own_rms = _root_mean_square(mine, found.own, found.elements)
+    if found.difference:
+        found.rms = _root_mean_square(theirs, found.difference, found.elements)
+        _worst(found, theirs, exact, new)
+    return found
+
+
+def _leaves(result: RankResult) -> dict[str, Any]:
+    """Outputs and inputs by label."""
+    found = {f"output {i}": value for i, value in enumerate(result.outputs)}
     named = zip(result.input_names, result.inputs, strict=True)
-    return found | {f"input '{name}' after the run": value.dtype for name, value in named}
-
-
-def _wide(result: RankResult) -> RankResult:
-    """The same with floating values in float64."""
-
-    def widen(value: Any) -> Any:
-        floating = isinstance(value, torch.Tensor) and value.is_floating_point()
-        return value.to(device="cpu", dtype=torch.float64) if floating else value
-
-    wide = RankResult(result.rank, [widen(v) for v in result.outputs], result.structure)
-    wide.inputs, wide.input_names = [widen(v) for v in result.inputs], result.input_names
-    wide.mutates = result.mutates
-    return wide
+    return found | {f"input '{name}' after the run": value for name, value in named}
 
 
 def _partition(result: RankResult) -> list[int]:
@@ -144,15 +161,32 @@ def _compare(rank: int, label: str, expected: Any, actual: Any) -> Delta:
             delta.problem = f"at {list(where)} it is {actual[where].item()} instead of {expected[where].item()}"
             delta.discrete = True
         return delta
+    if expected.itemsize == 1:  # torch does not subtract numbers of 8 bits
+        expected, actual = expected.to(torch.float32), actual.to(torch.float32)
     difference = (expected - actual).abs_()
     largest = float(difference.max())
     delta.scale = float(expected.abs().max())
     if not (math.isfinite(largest) and math.isfinite(delta.scale)):
         return _compare_nonfinite(delta, expected, actual)
-    delta.difference = largest
+    delta.difference, delta.elements = largest, expected.numel()
     if largest > 0:
         _worst(delta, difference, expected, actual)
+        delta.rms = _root_mean_square(difference, largest, delta.elements)
     return delta
+
+
+def _root_mean_square(difference: torch.Tensor, largest: float, elements: int) -> float:
+    """Computed on differences relative to the largest, whose squares neither overflow nor vanish."""
+    return math.sqrt(float((difference / largest).square_().sum()) / elements) * largest
+
+
+def pooled(parts: Sequence[tuple[float, int]]) -> float:
+    """The root mean square of several tensors' elements, from (that of a tensor, its number of elements)."""
+    elements = sum(count for _, count in parts)
+    largest = max((rms for rms, _ in parts), default=0.0)
+    if not elements or not largest or math.isinf(largest):
+        return largest
+    return math.sqrt(sum((rms / largest) ** 2 * count for rms, count in parts) / elements) * largest
 
 
 def _equal_scalars(expected: Any, actual: Any) -> bool:
@@ -177,10 +211,11 @@ def _compare_nonfinite(delta: Delta, expected: torch.Tensor, actual: torch.Tenso
             delta.discrete = True
     zero = torch.zeros_like(expected)
     difference = torch.where(finite, (expected - actual).abs(), zero)
-    delta.difference = float(difference.max())
+    delta.difference, delta.elements = float(difference.max()), int(finite.sum())
     delta.scale = float(torch.where(finite, expected.abs(), zero).max())
     if delta.difference > 0:
         _worst(delta, difference, expected, actual)
+        delta.rms = _root_mean_square(difference, delta.difference, delta.elements)
     return delta
 
 

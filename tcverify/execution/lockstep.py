@@ -62,13 +62,13 @@ class Lockstep:
                     comparison.deltas += compare_native(reference.ranks[rank], expected, actual)
         return comparison
 
-    def probe(self, program: Program, baseline: Run, reruns: int = 3) -> dict[str, float]:
+    def probe(self, program: Program, baseline: Run, reruns: int = 3, domain: Domain = FLOAT64) -> dict[str, float]:
         """Measure the conditioning of a program's outputs.
 
         Reruns it with the output of every node perturbed by a relative 2⁻⁵¹ and sums accumulated in another order.
 
         Args:
-            baseline: an unperturbed run of the same program.
+            baseline: an unperturbed run of the same program, in the same domain.
 
         Returns:
             Per output label (see `Delta.label`), the largest change over ranks and reruns; infinite when the set of
@@ -76,7 +76,7 @@ class Lockstep:
         """
         changes: dict[str, float] = {}
         for seed in range(1, reruns + 1):
-            run = _execute(program, False, _Perturbation(seed))
+            run = _execute(program, False, _Perturbation(seed), domain=domain)
             for expected, actual in zip(baseline.ranks, run.ranks, strict=True):
                 for delta in compare_ranks(expected, actual):
                     if delta.alias:
@@ -150,13 +150,20 @@ class _Matcher:
         return Hang(waits, cycle, None if cycle else rank)
 
 
-#: Makes what watches a rank, from its number and its inputs as the domain carries them.
+#: Makes what watches a rank, from its number and its inputs as the domain carries them; it may write into them.
 Watcher: TypeAlias = Callable[[int, list[torch.Tensor]], Watch]
 
+#: Gives the order in which so many contributions are summed.
+Order: TypeAlias = Callable[[int], list[int]]
 
-def run_watched(program: Program, watcher: Watcher) -> Run:
-    """Run a program and let every step of every rank be watched. Raises as `Executor.run` does."""
-    return _execute(program, False, None, watcher)
+
+def run_watched(program: Program, watcher: Watcher, *, domain: Domain = FLOAT64, order: Order | None = None) -> Run:
+    """Run a program and let every step of every rank be watched. Raises as `Executor.run` does.
+
+    Args:
+        order: of the sums of collectives; by default that of the group.
+    """
+    return _execute(program, False, None, watcher, domain, order)
 
 
 def _execute(
@@ -165,7 +172,9 @@ def _execute(
     perturbation: _Perturbation | None,
     watcher: Watcher | None = None,
     domain: Domain = FLOAT64,
+    order_of: Order | None = None,
 ) -> Run:
+    order_of = perturbation.order if perturbation is not None else order_of
     plans = plans_of(program, domain)
     sources = program.sources
     check_supported(plans, domain)
@@ -177,7 +186,7 @@ def _execute(
         inputs = rank_inputs(plan, rank, sources, domain)
         watch: Watch | None = None
         if watcher is not None:
-            inputs = [FLOAT64.carry(value).clone() for value in inputs]  # of its own: kept ones are shared
+            inputs = [domain.carry(value).clone() for value in inputs]  # of its own: kept ones are shared
             watch = watcher(rank, list(inputs))
         steps = run_rank(
             plan, rank, binding.constants, inputs,
@@ -210,7 +219,7 @@ def _execute(
             if sentence is not None:
                 run.mismatch = sentence, {pending.rank: pending.call for pending in ordered}
                 return run
-            order = perturbation.order(len(ordered)) if perturbation is not None else None
+            order = order_of(len(ordered)) if order_of is not None else None
             try:
                 answers = complete(calls, [pending.tensor for pending in ordered], order)
             except UnsupportedOp:

@@ -248,6 +248,7 @@ def pipeline_send_recv(
 def matmul_all_reduce(
     me: int, mat1: Tensor, mat2: Tensor, bias: Tensor | None, rank: int, rank_group: Sequence[int]
 ) -> Steps:
-    """all_reduce(mat1 @ mat2 [+ bias]); a bias is added on every rank, before the sum."""
+    """all_reduce(mat1 @ mat2 [+ bias]) in the dtype of mat1; a bias is added on every rank, before the sum."""
     product = mat1 @ mat2
-    return (yield from all_reduce(me, product if bias is None else product + bias, rank, rank_group))
+    addend = product if bias is None else (product + bias).to(mat1.dtype)
+    return (yield from all_reduce(me, addend, rank, rank_group))

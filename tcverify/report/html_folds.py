@@ -61,14 +61,26 @@ def top(slot: int) -> int:
     return TOP + slot * (BOX_HEIGHT + LAYER_GAP)
 
 
-def path(edge: Edge, left: float, source: int, target: int) -> str:
+def slack(right: float, boxes: Iterable[Place], edges: Iterable[Edge]) -> float:
+    """By how much the channels of a graph may move to the left, as long as only this is in sight, in pixels.
+
+    Args:
+        right: end of all boxes; channels are beyond it.
+    """
+    ends = [place.x + place.width for place in boxes]
+    ends += [x for edge in edges for x in (edge.start, edge.way, edge.end) if x <= right]
+    return right - max(ends, default=right)
+
+
+def path(edge: Edge, right: float, moved: float, source: int, target: int) -> str:
     """Return an edge as SVG path data: straight down on its way, bent in the space between two layers.
 
     Args:
-        left: is added to every x.
+        right, moved: channels are beyond `right`, and are moved to the left by so much.
         source, target: the slots of its ends.
     """
-    start, way, end = (edge.start + left, edge.way + left, edge.end + left)
+    start, end = edge.start, edge.end
+    way = edge.way - moved if edge.way > right else edge.way
     y, bottom = top(source) + BOX_HEIGHT, top(target)
     if target - source == 1:
         return f"M{start:g} {y}" + _bend(start, y, end, bottom)
@@ -97,4 +109,4 @@ def hidden_edges(edges: Sequence[Edge], places: Sequence[Place], folds: Sequence
     return hidden
 
 
-__all__ = ["BOX_HEIGHT", "LAYER_GAP", "TOP", "Fold", "fold", "hidden_edges", "path", "slots", "top"]
+__all__ = ["BOX_HEIGHT", "LAYER_GAP", "TOP", "Fold", "fold", "hidden_edges", "path", "slack", "slots", "top"]

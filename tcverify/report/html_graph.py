@@ -7,7 +7,7 @@ ones not drawn at all, so that the drawing is bounded whatever the graph.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import fx
@@ -15,18 +15,11 @@ from torch import fx
 from tcverify.program import Program
 from tcverify.relations import Relation
 from tcverify.report.alignment import Row
-from tcverify.report.html_boxes import Vertex, any_node, box_text, edge_mark, gap_text, node_of, placement_texts
-from tcverify.report.html_folds import BOX_HEIGHT, LAYER_GAP, Fold, fold, hidden_edges, path, slots, top
-from tcverify.report.html_layout import Item, Layout, lay_out
+from tcverify.report.html_boxes import Vertex, box_text, edge_mark, gap_text, node_of, placement_texts
+from tcverify.report.html_folds import BOX_HEIGHT, LAYER_GAP, Fold, fold, hidden_edges, path, slack, slots, top
+from tcverify.report.html_layout import CHANNEL, MARGIN, Item, Layout, lay_out
+from tcverify.report.html_sight import drawn_rows, make_vertices, shown_rows, visible_layers
 from tcverify.report.plain import count
-
-#: Rows of which nothing is folded; most that are in sight of longer graphs; and most that are drawn at all.
-MAX_WHOLE = 28
-MAX_SHOWN = 40
-MAX_DRAWN = 600
-
-#: Unchanged nodes that are in sight on either side of a changed one, in longer graphs.
-CONTEXT = 2
 
 #: Widest drawing that something stands beside, in pixels.
 MAX_BESIDE = 920.0
@@ -44,7 +37,7 @@ class Box:
         kind: "call", "input", "return" or "gap" (nodes that are not drawn).
         mark: see `Row`.
         sign: the mark for those who see no colours.
-        x, y, width: in pixels, while all folds are closed.
+        x, y, width: in pixels, x from the left of its graph, while all folds are closed.
         layer: from the top.
         away: whether a fold holds it.
         op, name, note: what stands in it: op; name and shape; how its value relates to the original's, or the placement of
@@ -118,11 +111,18 @@ class FoldMark:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One graph."""
+    """One graph.
+
+    Attributes:
+        x, width: in pixels, while all folds are closed.
+        right: where its boxes end when all are open; edges run in `channels` beyond it.
+    """
 
     caption: str
     x: float
     width: float
+    right: float
+    channels: int
     boxes: tuple[Box, ...]
     lines: tuple[Line, ...]
     folds: tuple[FoldMark, ...]
@@ -185,8 +185,8 @@ def draw(program: Program, rows: Sequence[Row], relations: Mapping[str, Relation
         rows: see `align`; for a single graph, rows with nothing after.
         relations: of the rewritten nodes, by name.
     """
-    shown = _shown(rows, {name for flags in labels.flags.values() for name in flags})
-    vertices, numbers = _vertices(rows, _drawn(rows, shown))
+    shown = shown_rows(rows, {name for flags in labels.flags.values() for name in flags})
+    vertices, numbers = make_vertices(rows, drawn_rows(rows, shown))
     index = {
         (side, node): i
         for i, vertex in enumerate(vertices)
@@ -201,13 +201,13 @@ def draw(program: Program, rows: Sequence[Row], relations: Mapping[str, Relation
         for i, vertex in enumerate(vertices)
     ]
     layout = lay_out(items, sides)
-    folds = fold(layout.layers, _visible(vertices, numbers, shown, layout))
+    folds = fold(layout.layers, visible_layers(vertices, numbers, shown, layout))
     scene = _Scene(vertices, numbers, layout, folds, slots(layout.layers, folds), operands, placement_texts(program))
     panels = []
     left = 0.0
     for side, caption in zip(sides, labels.captions, strict=True):
         panels.append(_panel(scene, side, left, caption, labels, relations if side == "a" else {}))
-        left += layout.widths[side] + PANEL_GAP
+        left += panels[-1].width + PANEL_GAP
     drawn = [box for panel in panels for box in panel.boxes if box.kind != "gap"]
     last = scene.slots[-1] if scene.slots else 0
     return Drawing(
@@ -250,29 +250,41 @@ class _Scene:
 def _panel(
     scene: _Scene, side: str, left: float, caption: str, labels: Labels, relations: Mapping[str, Relation]
 ) -> Panel:
-    places, edges = scene.layout.places, scene.layout.edges[side]
-    id = f"{labels.prefix}{side}"
-    boxes = tuple(
-        _box(scene, side, left, i, labels, relations) for i, v in enumerate(scene.vertices) if v.stands_in(side)
-    )
+    layout, id = scene.layout, f"{labels.prefix}{side}"
+    places, edges, right = layout.places, layout.edges[side], layout.rights[side]
+    stands = [i for i, vertex in enumerate(scene.vertices) if vertex.stands_in(side)]
+    boxes = tuple(_box(scene, side, i, labels, relations) for i in stands)
     hidden = hidden_edges(edges, places, scene.folds)
+    seen = [places[i] for i, box in zip(stands, boxes, strict=True) if not box.away]
+    moved = slack(right, seen, [e for i, e in enumerate(edges) if i not in hidden])
     lines = tuple(
         Line(
             f"{id}{e.source}",
             f"{id}{e.target}",
-            "" if i in hidden else path(e, left, *(scene.slots[places[end].layer] for end in (e.source, e.target))),
-            (e.start + left, e.way + left, e.end + left),
+            path(e, right, moved, *(scene.slots[places[end].layer] for end in (e.source, e.target)))
+            if i not in hidden
+            else "",
+            (e.start, e.way, e.end),
             edge_mark(scene.vertices, e.source, e.target),
             i in hidden,
         )
         for i, e in enumerate(edges)
     )
-    return Panel(caption, left, scene.layout.widths[side], boxes, lines, _fold_marks(scene, side, left, boxes))
+    channels = layout.channels[side]
+    return Panel(
+        caption=caption,
+        x=left,
+        width=right - moved + MARGIN + CHANNEL * (channels + 1 if channels else 0),
+        right=right,
+        channels=channels,
+        boxes=boxes,
+        lines=lines,
+        folds=_fold_marks(scene, boxes, right - moved),
+    )
 
 
-def _fold_marks(scene: _Scene, side: str, left: float, boxes: Sequence[Box]) -> tuple[FoldMark, ...]:
+def _fold_marks(scene: _Scene, boxes: Sequence[Box], right: float) -> tuple[FoldMark, ...]:
     found = []
-    right = max((box.x + box.width for box in boxes), default=left)
     for number, f in enumerate(scene.folds):
         inside = [box for box in boxes if f.first <= box.layer <= f.last]
         changed = sum(box.mark != "same" for box in inside)
@@ -280,72 +292,9 @@ def _fold_marks(scene: _Scene, side: str, left: float, boxes: Sequence[Box]) -> 
         text = count(len(inside), "node" if changed else "unchanged node")
         notes = [f"{changed} changed"] * (changed > 0)
         notes += ["values differ" if wrong == len(inside) else f"{wrong} with other values"] * (wrong > 0)
-        x = left + 10
-        found.append(FoldMark(number, f.first, f.last, x, top(scene.slots[f.first]), right - x, text, ", ".join(notes)))
+        y = top(scene.slots[f.first])
+        found.append(FoldMark(number, f.first, f.last, MARGIN, y, right - MARGIN, text, ", ".join(notes)))
     return tuple(found)
-
-
-def _shown(rows: Sequence[Row], focus: Collection[str]) -> set[int]:
-    """Numbers of the rows that are in sight at first."""
-    if len(rows) <= MAX_WHOLE:
-        return set(range(len(rows)))
-    calls = [i for i, row in enumerate(rows) if any_node(row).op != "placeholder"]
-    first = [k for k, i in enumerate(calls) if any_node(rows[i]).name in focus]
-    rest = [k for k, i in enumerate(calls) if rows[i].mark != "same"]
-    if not first and not rest:
-        rest = [0, len(calls) - 1 - CONTEXT]
-    chosen: dict[int, None] = {}
-    for k in (*first, *rest):
-        for near in range(max(0, k - CONTEXT), min(len(calls), k + CONTEXT + 1)):
-            if len(chosen) < MAX_SHOWN:
-                chosen[calls[near]] = None
-    return set(chosen) | {i for i in calls if any_node(rows[i]).op == "output"}
-
-
-def _drawn(rows: Sequence[Row], shown: Collection[int]) -> set[int]:
-    """Numbers of the rows that are drawn: those in sight and what is nearest to them, and the inputs that these read."""
-    if len(rows) <= MAX_DRAWN:
-        return set(range(len(rows)))
-    far = len(rows)
-    distances = [0 if i in shown else far for i in range(far)]
-    for sweep in (range(1, far), range(far - 2, -1, -1)):
-        step = sweep.step
-        for i in sweep:
-            distances[i] = min(distances[i], distances[i - step] + 1)
-    calls = [i for i, row in enumerate(rows) if any_node(row).op != "placeholder"]
-    drawn = set(sorted(calls, key=lambda i: (distances[i], i))[:MAX_DRAWN]) | set(shown)
-    read = {o for i in drawn for n in (rows[i].before, rows[i].after) if n is not None for o in n.all_input_nodes}
-    inputs = [i for i, row in enumerate(rows) if any_node(row).op == "placeholder" and {row.before, row.after} & read]
-    return drawn | set(inputs[:MAX_DRAWN])
-
-
-def _vertices(rows: Sequence[Row], drawn: Collection[int]) -> tuple[list[Vertex], list[int | None]]:
-    found: list[Vertex] = []
-    numbers: list[int | None] = []
-    for i, row in enumerate(rows):
-        op = any_node(row).op
-        if i in drawn:
-            found.append(Vertex({"placeholder": "input", "output": "return"}.get(op, "call"), [row]))
-            numbers.append(i)
-        elif op != "placeholder":
-            if not found or found[-1].kind != "gap":
-                found.append(Vertex("gap"))
-                numbers.append(None)
-            found[-1].rows.append(row)
-    return found, numbers
-
-
-def _visible(
-    vertices: Sequence[Vertex], numbers: Sequence[int | None], shown: Collection[int], layout: Layout
-) -> set[int]:
-    """The layers that are in sight at first."""
-    layers = {
-        layout.places[i].layer
-        for i, (vertex, number) in enumerate(zip(vertices, numbers, strict=True))
-        if vertex.kind == "gap" or (number in shown and vertex.kind != "input")
-    }
-    inputs = [layout.places[i].layer for i, vertex in enumerate(vertices) if vertex.kind == "input"]
-    return layers | {layer for layer in inputs if layer + 1 in layers}
 
 
 def _operands(vertex: Vertex, side: str, number: int, index: Mapping[tuple[str, fx.Node], int]) -> tuple[int, ...]:
@@ -360,7 +309,7 @@ def _operands(vertex: Vertex, side: str, number: int, index: Mapping[tuple[str, 
     return tuple(found)
 
 
-def _box(scene: _Scene, side: str, left: float, number: int, labels: Labels, relations: Mapping[str, Relation]) -> Box:
+def _box(scene: _Scene, side: str, number: int, labels: Labels, relations: Mapping[str, Relation]) -> Box:
     vertex, place = scene.vertices[number], scene.layout.places[number]
     other = "a" if side == "b" else "b"
     twin = f"{labels.prefix}{other}{number}" if len(labels.captions) > 1 and vertex.stands_in(other) else ""
@@ -377,7 +326,7 @@ def _box(scene: _Scene, side: str, left: float, number: int, labels: Labels, rel
         kind=vertex.kind,
         mark=mark,
         sign=sign,
-        x=left + place.x,
+        x=place.x,
         y=top(scene.slots[place.layer]),
         width=place.width,
         layer=place.layer,

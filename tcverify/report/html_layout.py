@@ -59,11 +59,12 @@ class Edge:
 
 @dataclass(slots=True)
 class Layout:
-    """Places by item, edges and widths by graph, and the number of layers."""
+    """Places by item; edges, right ends of the items and channels beyond them by graph; and the number of layers."""
 
     places: list[Place]
     edges: dict[str, list[Edge]]
-    widths: dict[str, float]
+    rights: dict[str, float]
+    channels: dict[str, int]
     layers: int
 
 
@@ -127,10 +128,10 @@ def lay_out(items: Sequence[Item], sides: Sequence[str]) -> Layout:
         for i, item in enumerate(items)
     ]
     grid.stack()
-    edges, widths = {}, {}
+    layout = Layout(places, {}, {}, {}, 1 + max(layers, default=-1))
     for side in sides:
-        edges[side], widths[side] = _route(items, places, grid, side)
-    return Layout(places, edges, widths, 1 + max(layers, default=-1))
+        _route(items, layout, grid, side)
+    return layout
 
 
 def _layers(items: Sequence[Item]) -> list[int]:
@@ -148,8 +149,9 @@ def _layers(items: Sequence[Item]) -> list[int]:
     return found
 
 
-def _route(items: Sequence[Item], places: Sequence[Place], grid: _Grid, side: str) -> tuple[list[Edge], float]:
-    """Draw the edges of one graph; return them and its width."""
+def _route(items: Sequence[Item], layout: Layout, grid: _Grid, side: str) -> None:
+    """Lay the edges of one graph."""
+    places = layout.places
     right = max((p.x + p.width for p, item in zip(places, items, strict=True) if side in item.sides), default=0.0)
     wanted = [(o, i) for i, item in enumerate(items) for o in item.operands[side]]
     ends = {pair: _port(items, places, side, pair) for pair in wanted}
@@ -170,8 +172,9 @@ def _route(items: Sequence[Item], places: Sequence[Place], grid: _Grid, side: st
         start, end = a.x + a.width / 2, ends[source, target]
         way = straight.get((source, target), right + CHANNEL * (1 + channels.get(source, 0)))
         edges.append(Edge(source, target, start, end if b.layer == a.layer + 1 else way, end))
-    lanes = 1 + max(channels.values(), default=-1)
-    return edges, right + MARGIN + CHANNEL * (lanes + 1 if lanes else 0)
+    layout.edges[side] = edges
+    layout.rights[side] = right
+    layout.channels[side] = 1 + max(channels.values(), default=-1)
 
 
 def _column(x: float) -> int:

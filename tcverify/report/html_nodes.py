@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 from torch import fx
 
@@ -168,11 +167,14 @@ class _Values:
 
 
 def merge(cards: Sequence[Cards]) -> Cards:
-    """The nodes of several drawings as one."""
-    nodes: dict[str, Any] = {}
+    """The nodes of several drawings, whose boxes have ids of their own, as one."""
+    nodes: dict[str, Card] = {}
+    records: list[Record] = []
     for one in cards:
-        nodes.update(one.by_box)
-    return Cards(nodes, tuple(r for one in cards for r in one.records))
+        for id, card in one.by_box.items():
+            nodes[id] = card if card.values is None else replace(card, values=card.values + len(records))
+        records += one.records
+    return Cards(nodes, tuple(records))
 
 
 __all__ = ["Card", "Cards", "Side", "make_cards", "merge"]

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from tcverify.counterexample import Counterexample
+from tcverify.counterexample import MAX_VALUES, Counterexample
 from tcverify.diagnosis import Diagnosis, diagnose
 from tcverify.program import KINDS
 from tcverify.relations import Relation
@@ -57,6 +57,7 @@ class HtmlPage:
     divergence: str
     contrasts: tuple[Contrast, ...]
     contrasts_left_out: int
+    contrasts_cut: int
     detail: tuple[str, ...]
     sheets: tuple[Sheet, ...]
     focus: str
@@ -115,6 +116,7 @@ def make_page(case: Counterexample, path: Path | None) -> HtmlPage:
         divergence=block.divergence,
         contrasts=contrasts,
         contrasts_left_out=contrasts_left_out,
+        contrasts_cut=MAX_VALUES if len(case.values) == MAX_VALUES < program.world_size else 0,
         detail=_bounded(plain_lines(finding.detail)) if plain(finding.detail) not in plain(finding.title) else (),
         sheets=sheets,
         focus=_focus(sheets),
@@ -129,7 +131,7 @@ def make_page(case: Counterexample, path: Path | None) -> HtmlPage:
         foreign=_bounded(plain_lines(case.listing)) if case.rewritten is None else (),
         relations=_window(relations),
         relations_summary=_counted(relations),
-        values_domain=plain(diagnosis.before.domain) if diagnosis.before is not None else "",
+        values_domain=plain(diagnosis.before.domain.partition(":")[0]) if diagnosis.before is not None else "",
         relations_left_out=max(0, len(relations) - MAX_RELATIONS),
         why=plain(diagnosis.why),
         timelines=timelines(diagnosis.before, diagnosis.after, suspects),

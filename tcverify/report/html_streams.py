@@ -42,6 +42,7 @@ class Bar:
 
     Attributes:
         kind: "compute", "comm" or "both".
+        node: its name.
         text: its name, as far as that fits.
         title: everything about it, in one line.
         mark: "first", "second" or "finding" where the finding is about it, else "".
@@ -52,6 +53,7 @@ class Bar:
     y: float
     width: float
     kind: str
+    node: str
     text: str
     title: str
     mark: str
@@ -261,7 +263,7 @@ def _bar(op: Scheduled, table: Timetable, window: _Window, y: float, marks: Mapp
         size = CHARACTER * len(label) + 8
         left = min(max(GUTTER, x + width / 2 - size / 2), window.width - size)
         pin = Pin(left, y + BAR + 4 if low else y - PIN - 2, size, label)
-    return Bar(x, y, width, kind, _fit(op.node, width), plain(_told(op, table)), mark, pin)
+    return Bar(x, y, width, kind, plain(op.node), _fit(op.node, width), plain(_told(op, table)), mark, pin)
 
 
 def _told(op: Scheduled, table: Timetable) -> str:

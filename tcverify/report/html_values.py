@@ -3,77 +3,20 @@ ones, and where the two differ. Data only, and bounded whatever the program."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from tcverify.execution import Run
-from tcverify.relations import TOLERANCE, Relation
+from tcverify.relations import Relation
+from tcverify.report.html_tensors import Entry, Numbers, entries_of
 from tcverify.report.plain import count
-
-#: Tensors of so many elements are shown whole.
-MAX_ELEMENTS = 64
 
 #: Different values of one node that are shown; ranks whose values agree count once.
 MAX_ENTRIES = 8
 
-#: Elements of a tuple that are shown.
-MAX_PARTS = 4
-
 #: Characters of all values of a page together; the nodes nearest to the difference come first.
 MAX_CHARACTERS = 300_000
-
-
-@dataclass(frozen=True, slots=True)
-class Numbers:
-    """One tensor.
-
-    Attributes:
-        shape: of the tensor; empty for other values.
-        elements: all of them where they are few, in row-major order.
-        summary: of many: least, mean, greatest.
-    """
-
-    shape: tuple[int, ...]
-    elements: tuple[str, ...]
-    summary: str
-
-    @property
-    def rows(self) -> list[tuple[str, tuple[str, ...], int]]:
-        """The elements as rows along the last dim: the index of each row, its elements, and the number of the first."""
-        width = self.shape[-1] if self.shape else 1
-        if not self.elements or not width:
-            return []
-        return [
-            (_row_index(self.shape, i), self.elements[i : i + width], i) for i in range(0, len(self.elements), width)
-        ]
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """What one rank computed, or several ranks alike.
-
-    Attributes:
-        ranks: as text: "0–3, 6".
-        part: of a tuple: "[1]"; else "".
-        before, after: None where there is none.
-        differing: numbers of the elements that differ, where all are shown.
-        worst: number of the element that differs most, where all are shown.
-        verdict: how they compare, in words; "" where the relation says it.
-        wrong: whether they should be equal and are not.
-    """
-
-    ranks: str
-    part: str
-    before: Numbers | None
-    after: Numbers | None
-    differing: tuple[int, ...]
-    worst: int | None
-    verdict: str
-    wrong: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +38,9 @@ class Record:
     def size(self) -> int:
         """Characters that it takes, about."""
         texts = [n for e in self.entries for n in (e.before, e.after) if n is not None]
-        return 80 + sum(60 + sum(len(t) + 1 for t in n.elements) + len(n.summary) for n in texts)
+        return 80 + sum(
+            60 + sum(len(t) + 1 for t in n.elements) + len(n.summary) + 60 * (n.sample is not None) for n in texts
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +65,7 @@ def record(runs: Runs, before: str, after: str, comparable: bool) -> Record | No
     for rank in runs.ranks:
         if rank not in old and rank not in new:
             continue
-        entries = _entries(old.get(rank), new.get(rank), comparable)
+        entries = entries_of(old.get(rank), new.get(rank), comparable)
         key = tuple(entries)
         if key not in groups and len(groups) >= MAX_ENTRIES:
             left_out += 1
@@ -169,135 +114,17 @@ def _by_rank(run: Run | None, name: str) -> dict[int, Any]:
     return {r.rank: r.values[name] for r in run.ranks if r.values is not None and name in r.values}
 
 
-def _entries(before: Any, after: Any, comparable: bool) -> list[Entry]:
-    if isinstance(before, (tuple, list)) or isinstance(after, (tuple, list)):
-        old = list(before)[:MAX_PARTS] if isinstance(before, (tuple, list)) else []
-        new = list(after)[:MAX_PARTS] if isinstance(after, (tuple, list)) else []
-        found = []
-        for i in range(max(len(old), len(new))):
-            pair = (old[i] if i < len(old) else None, new[i] if i < len(new) else None)
-            entry = _entry(f"[{i}]", *pair, comparable)
-            found += [entry] if entry is not None else []
-        return found
-    entry = _entry("", before, after, comparable)
-    return [entry] if entry is not None else []
-
-
-def _entry(part: str, before: Any, after: Any, comparable: bool) -> Entry | None:
-    old, new = (_tensor(v) for v in (before, after))
-    if old is None and new is None:
-        return None
-    both = old is not None and new is not None
-    if not both or not comparable:
-        return Entry("", part, _numbers(old), _numbers(new), (), None, "", False)
-    assert old is not None
-    assert new is not None
-    if old.shape != new.shape:
-        verdict = f"of shape {list(new.shape)}, where the original has {list(old.shape)}"
-        return Entry("", part, _numbers(old), _numbers(new), (), None, verdict, True)
-    differ = _differ(old, new)
-    if not bool(differ.any()):
-        return Entry("", part, _numbers(old), _numbers(new), (), None, "equal", False)
-    numbers, flat_old, flat_new = differ.reshape(-1).nonzero().reshape(-1), old.reshape(-1), new.reshape(-1)
-    distance = (flat_new.double() - flat_old.double()).abs()
-    worst = int(numbers[int(torch.nan_to_num(distance[numbers], nan=math.inf, posinf=math.inf).argmax())])
-    one, other = _apart(flat_old[worst].item(), flat_new[worst].item())
-    gap = float(distance[worst])
-    verdict = (
-        f"{len(numbers)} of {count(old.numel(), 'element')} differ, most at {_index(old.shape, worst)}: {one} ⇒ {other}"
-    )
-    if math.isfinite(gap):
-        verdict += f", difference {gap:.3g}"
-    few = old.numel() <= MAX_ELEMENTS
-    pair = _numbers(old), _numbers(new)
-    if few:
-        pair = _distinct(old, new, differ)
-    return Entry("", part, *pair, tuple(numbers.tolist()) if few else (), worst if few else None, verdict, True)
-
-
-def _tensor(value: Any) -> torch.Tensor | None:
-    if isinstance(value, torch.Tensor):
-        return value.detach()
-    if isinstance(value, (bool, int, float)):
-        return torch.tensor(value, dtype=torch.float64 if isinstance(value, float) else None)
-    return None
-
-
-def _differ(old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
-    """Which elements differ by more than rounding explains; NaN equals NaN."""
-    if not (old.is_floating_point() and new.is_floating_point()):
-        return old != new
-    finite = old[old.isfinite()]
-    scale = float(finite.abs().max()) if finite.numel() else 0.0
-    return ~torch.isclose(new.double(), old.double(), rtol=0.0, atol=TOLERANCE * scale, equal_nan=True)
-
-
-def _numbers(value: torch.Tensor | None) -> Numbers | None:
-    if value is None:
-        return None
-    shape = tuple(value.shape)
-    if value.numel() <= MAX_ELEMENTS:
-        return Numbers(shape, tuple(map(_number, value.reshape(-1).tolist())), "")
-    if value.is_complex():
-        return Numbers(shape, (), f"{value.numel()} complex numbers")
-    wide = value.double()
-    finite = wide[wide.isfinite()]
-    parts: list[str] = []
-    if finite.numel():
-        parts = [f"{name} {_number(float(f(finite)))}" for name, f in _STATISTICS]
-    strange = value.numel() - finite.numel()
-    if strange:
-        parts.append(f"{strange} not finite")
-    return Numbers(shape, (), ", ".join(parts))
-
-
-_STATISTICS = (("least", torch.min), ("mean", torch.mean), ("greatest", torch.max))
-
-
-def _distinct(old: torch.Tensor, new: torch.Tensor, differ: torch.Tensor) -> tuple[Numbers, Numbers]:
-    """Both as numbers, with so many digits that what differs looks different."""
-    one, other = [], []
-    for a, b, apart in zip(
-        old.reshape(-1).tolist(), new.reshape(-1).tolist(), differ.reshape(-1).tolist(), strict=True
-    ):
-        first, second = _apart(a, b) if apart else (_number(a), _number(b))
-        one.append(first)
-        other.append(second)
-    shape = tuple(old.shape)
-    return Numbers(shape, tuple(one), ""), Numbers(shape, tuple(other), "")
-
-
-def _number(value: Any, digits: int = 4) -> str:
-    return f"{value:.{digits}g}" if isinstance(value, float) else str(value)
-
-
-def _apart(one: Any, other: Any) -> tuple[str, str]:
-    for digits in (4, 6, 9, 13):
-        pair = _number(one, digits), _number(other, digits)
-        if pair[0] != pair[1]:
-            return pair
-    return repr(one), repr(other)
-
-
-def _index(shape: Sequence[int], number: int) -> str:
-    found: list[int] = []
-    for size in reversed(shape):
-        found.append(number % size)
-        number //= size
-    return str(found[::-1])
-
-
-def _row_index(shape: Sequence[int], number: int) -> str:
-    return "" if len(shape) < 2 else f"{_index(shape, number)[:-1].rpartition(',')[0]}, :]"
-
-
 def as_data(found: Record) -> dict[str, Any]:
     """The record as the page's script reads it: see `showValues` in report.js."""
 
     def numbers(value: Numbers | None) -> list[Any] | None:
         if value is None:
             return None
-        return [list(value.shape), " ".join(value.elements) if value.elements else value.summary, bool(value.elements)]
+        found = [list(value.shape), " ".join(value.elements) if value.elements else value.summary, bool(value.elements)]
+        if value.sample is not None:
+            index, elements, worst = value.sample
+            found += [index, " ".join(elements), worst]
+        return found
 
     return {
         "b": found.before,
@@ -310,4 +137,4 @@ def as_data(found: Record) -> dict[str, Any]:
     }
 
 
-__all__ = ["Entry", "Numbers", "Record", "Runs", "as_data", "compared", "rank_text", "ranks_text", "record"]
+__all__ = ["Record", "Runs", "as_data", "compared", "rank_text", "ranks_text", "record"]

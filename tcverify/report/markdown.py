@@ -1,46 +1,111 @@
-"""A counterexample as Markdown, to paste into an issue."""
+"""A counterexample as Markdown, to paste into an issue: made for GitHub, readable anywhere."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from tcverify.counterexample import Counterexample
-from tcverify.report.block import make_block
+from tcverify.diagnosis import diagnose
+from tcverify.program import KINDS
+from tcverify.report.block import Block, make_block
+from tcverify.report.plain import count, plain
+
+#: Lines of a graph or a detail beyond which it is folded away.
+OPEN_LINES = 20
 
 
 def to_markdown(case: Counterexample, path: Path | None) -> str:
-    """Return the block of a counterexample as Markdown. Texts of others stand in code, where nothing is markup.
+    """Return a counterexample as Markdown. Texts of others stand in code, where nothing is markup, a mention or a link.
 
     Args:
         path: its file, see `make_block`.
     """
-    block = make_block(case, path)
-    parts = [f"## Case {case.id}", "", _fence([f"{block.name}: {block.headline}", block.title, *block.detail])]
-    if block.times:
-        parts += ["", "### Streams", "", _fence(block.times)]
+    diagnosis = diagnose(case.program, case.rewritten, case.finding)
+    block = make_block(case, path, diagnosis)
+    kind = case.finding.kind
+    parts = [f"### {_code(kind)} in {_code(block.name)}", "", f"**{_code(block.title)}**", ""]
+    if kind in KINDS:
+        parts[-1:] = ["", f"{_sentence(KINDS[kind])}", ""]
     if block.divergence:
-        parts += ["", "### First divergence", "", _fence([block.divergence])]
-    parts += ["", "### Program", "", _fence([block.program, *block.inputs])]
+        parts += [f"**First divergence:** {_code(block.divergence)}", ""]
+    if block.detail:
+        parts += [*_folded("", f"Detail, {count(len(block.detail), 'line')}", block.detail), ""]
+    parts += [*_table(_facts(case, block)), ""]
+    parts += ["**Inputs**", "", *_fence(block.inputs), ""] if block.inputs else []
     if block.graph:
-        marked = [
-            f"{e.mark} {e.text}" + ("  ◀ here" if e.node == block.blamed and e.mark != "-" else "") for e in block.graph
+        marked = [f"{e.mark} {e.text}{_here(block, e.node, e.mark)}" for e in block.graph]
+        parts += [
+            *_folded(caption := f"R{block.caption[1:]}", f"{caption}, {count(len(marked), 'line')}", marked, "diff"),
+            "",
         ]
-        parts += ["", f"### R{block.caption[1:]}", "", _fence(marked, "diff")]
     if block.listing:
-        parts += ["", "### Rank 0, after the pass", "", _fence(block.listing)]
+        parts += [*_folded(caption := "Rank 0, after the pass", caption, block.listing), ""]
     if block.values:
-        parts += ["", "### Largest difference per rank", "", _fence(block.values)]
+        parts += ["**Largest difference per rank**", "", *_fence(block.values), ""]
     if block.others:
-        parts += ["", "### Also", "", _fence(block.others)]
-    parts += ["", "### Found", "", _fence([block.footer])]
+        parts += ["**Also**", "", *_fence(block.others), ""]
     if block.reproduce:
-        parts += ["", "### Reproduce with", "", _fence(block.reproduce, "sh")]
-    return "\n".join(parts)
+        parts += ["**Reproduce with**", "", *_fence(block.reproduce, "sh"), ""]
+    return "\n".join(parts).rstrip()
 
 
-def _fence(lines: list[str], language: str = "") -> str:
+def _facts(case: Counterexample, block: Block) -> list[tuple[str, str]]:
+    """Rows of the table: what each is called, and its text as Markdown."""
+    finding = case.finding
+    facts = [("case", _code(case.id)), ("pass", _code(plain(case.facts.target or case.facts.name)))]
+    options = ", ".join(f"{name}={value}" for name, value in case.facts.options.items())
+    facts += [("options", _code(plain(options)))] if options else []
+    stage = finding.data.get("stage")
+    facts += [("stage to blame", _code(plain(str(stage))))] if stage else []
+    facts += [("node to blame", _code(plain(block.blamed)))] if block.blamed else []
+    facts += [("program", _code(plain(block.program)))]
+    facts += [(what, _code(line)) for what, _, line in (text.partition(": ") for text in block.times)]
+    facts += [("found", _code(block.footer.removeprefix("found ")))]
+    return facts
+
+
+def _here(block: Block, node: str, mark: str) -> str:
+    return "  ◀ here" if node == block.blamed and mark != "-" else ""
+
+
+def _sentence(text: str) -> str:
+    return f"{text[0].upper()}{text[1:]}."
+
+
+def _table(rows: list[tuple[str, str]]) -> list[str]:
+    return ["| | |", "|---|---|", *(f"| {name} | {_cell(text)} |" for name, text in rows)]
+
+
+def _folded(caption: str, summary: str, lines: list[str], language: str = "") -> list[str]:
+    """Lines of code under a caption; when they are many, folded away behind a summary. Both are ours.
+
+    The blank lines inside make GitHub read Markdown there.
+    """
+    if len(lines) <= OPEN_LINES:
+        return [*([f"**{caption}**", ""] if caption else []), *_fence(lines, language)]
+    return ["<details>", f"<summary>{summary}</summary>", "", *_fence(lines, language), "", "</details>"]
+
+
+def _fence(lines: list[str], language: str = "") -> list[str]:
     """A code block whose fence is longer than any run of backticks inside."""
-    text = "\n".join(lines)
-    longest = max((len(run) for run in "".join(c if c == "`" else " " for c in text).split()), default=0)
-    fence = "`" * max(3, longest + 1)
-    return f"{fence}{language}\n{text}\n{fence}"
+    fence = "`" * max(3, _longest_run("\n".join(lines)) + 1)
+    return [f"{fence}{language}", *lines, fence]
+
+
+def _code(text: str) -> str:
+    """A code span, whose fence is longer than any run of backticks inside."""
+    fence = "`" * (_longest_run(text) + 1)
+    edge = " " if not text.strip() or "`" in (text[0], text[-1]) or " " in (text[0], text[-1]) else ""
+    return f"{fence}{edge}{text or '-'}{edge}{fence}"
+
+
+def _cell(text: str) -> str:
+    """A bar would end the cell of a table, even within code."""
+    return text.replace("|", "\\|")
+
+
+def _longest_run(text: str) -> int:
+    return max((len(run) for run in "".join(c if c == "`" else " " for c in text).split()), default=0)
+
+
+__all__ = ["OPEN_LINES", "to_markdown"]

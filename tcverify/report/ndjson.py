@@ -63,6 +63,7 @@ class EventLog:
         self._about: dict[str, Any] = {}
         self._next_progress = 0.0
         self._doubts: set[str] = set()
+        self._notes: set[str] = set()
         self._broken = False
 
     def __call__(self, event: Event) -> None:
@@ -83,7 +84,7 @@ class EventLog:
 
     def note(self, text: str) -> None:
         """Write down a sentence for people, say about a report that could not be made."""
-        self._write("note", {**self._about, "text": text})
+        self._write("note", {**self._about, "reason": None, "text": text})
 
     def _begin(self, event: RunStarted) -> None:
         head = {"schema": SCHEMA, "version": VERSION, "environment": environment(), "report_dir": str(self.report_dir)}
@@ -95,22 +96,31 @@ class EventLog:
     def _begin_campaign(self, event: CampaignStarted) -> None:
         self._campaign += 1
         self._about = {"campaign": self._campaign, "pass": reference(event.facts), "mesh": event.mesh}
-        self._doubts = set()
+        self._doubts, self._notes = set(), set()
         self._next_progress = 0.0
         facts = {"name": event.facts.name, "options": dict(event.facts.options), "source": event.facts.source}
         bounds = {"max_examples": event.max_examples, "max_time": event.max_time, "seed": event.seed}
-        more = {"confirm": event.confirm, "guarded": event.guarded, "earlier_failures": event.earlier}
+        more = {
+            "confirm": event.confirm,
+            "domain": event.domain,
+            "guarded": event.guarded,
+            "earlier_failures": event.earlier,
+        }
         self._write("campaign-started", {**self._about, **facts, **bounds, **more})
 
     def _progress(self, event: Progress) -> None:
-        self._tell_doubts(event.statistics)
+        self._tell_reasons(event.statistics)
         now = self._clock()
         if now >= self._next_progress:
             self._next_progress = now + INTERVAL_S
             self._write("progress", {**self._about, "phase": event.phase, "statistics": _brief(event.statistics)})
 
-    def _tell_doubts(self, counts: Statistics) -> None:
-        """One event per reason for which a program is inconclusive, when it first comes up."""
+    def _tell_reasons(self, counts: Statistics) -> None:
+        """One event per reason for which a program is inconclusive or a verdict has a note, when it first comes up."""
+        for reason in counts.notes:
+            if reason not in self._notes:
+                self._notes.add(reason)
+                self._write("note", {**self._about, "reason": reason, "text": counts.note_details.get(reason, "")})
         for reason in counts.doubts:
             if reason not in self._doubts:
                 self._doubts.add(reason)
@@ -118,7 +128,7 @@ class EventLog:
                 self._write("inconclusive", {**self._about, "reason": reason, "detail": detail})
 
     def _end_campaign(self, event: CampaignFinished) -> None:
-        self._tell_doubts(event.statistics)
+        self._tell_reasons(event.statistics)
         known = [
             {"kind": e.kind, "fingerprint": e.fingerprint, "reason": e.reason, "programs": n} for e, n in event.known
         ]
@@ -145,6 +155,8 @@ class EventLog:
             "stage": finding.data.get("stage"),
             "path": str(path),
             "executors": list(case.executors),
+            "domain": case.domain,
+            "notes": [{"reason": reason, "text": text} for reason, text in case.notes],
             "values": [{**asdict(v), "index": list(v.index)} for v in case.values],
             "others": [{"kind": other.kind, "title": other.title} for other in case.others],
             "program": {

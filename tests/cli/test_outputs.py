@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import Outcome, normalise, only_case, run_apart, run_here
+from tests.cli.conftest import Outcome, normalise, only_case, run_apart, run_here, says
 
 Snapshot = Callable[[str, str], None]
 
@@ -131,9 +131,30 @@ def test_show_json_is_the_file(place: Path, case: str) -> None:
     assert json.loads(outcome.out) == json.loads((place / "refuted" / case / "counterexample.json").read_text())
 
 
-def test_show_breaks_no_line_where_no_width_is_given(place: Path, case: str) -> None:
-    lines = run_here("show", case, "--report-dir", "refuted", columns=None).out.splitlines()
-    assert max(len(line) for line in lines) > 80
+def test_show_is_80_columns_wide_where_there_is_no_terminal(place: Path, case: str) -> None:
+    alone = run_here("show", case, "--report-dir", "refuted", columns=None).out
+    assert alone == run_here("show", case, "--report-dir", "refuted", columns=80).out
+    assert max(map(len, alone.splitlines())) == 80
+    assert max(map(len, run_here("show", case, "--report-dir", "refuted", columns=120).out.splitlines())) > 80
+
+
+@pytest.mark.parametrize("form", ["text", "md", "json"])
+def test_show_several(place: Path, case: str, form: str) -> None:
+    data = json.loads((place / "refuted" / case / "counterexample.json").read_text())
+    data["pass"]["name"] = "Other"
+    path = "another.json"
+    Path(path).write_text(json.dumps(data))
+    outcome = run_here("show", case, path, "--report-dir", "refuted", "--format", form)
+    assert outcome.code == 0
+    first, second = outcome.out.index("FirstChunkForAll"), outcome.out.index("Other")
+    assert first < second
+    alone = run_here("show", path, "--report-dir", "refuted", "--format", form).out
+    assert outcome.out.endswith(alone)
+
+
+def test_a_trace_shows_one_case(place: Path, case: str) -> None:
+    outcome = run_here("show", case, case, "--report-dir", "refuted", "--format", "trace")
+    says(outcome, 2, "these are 2 counterexamples", "give the file or the ID of one")
 
 
 def test_passes(place: Path, snapshot: Snapshot) -> None:

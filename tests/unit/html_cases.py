@@ -10,7 +10,7 @@ from torch import fx
 from tcverify.application import PassFacts
 from tcverify.counterexample import Counterexample, make_counterexample
 from tcverify.ops import resolve
-from tcverify.program import PARTIAL, Contract, GraphBuilder, InputSpec, Mesh, Program, Recipe, spmd_program
+from tcverify.program import PARTIAL, Contract, GraphBuilder, InputSpec, Mesh, MeshDim, Program, Recipe, spmd_program
 from tcverify.verifier import verify
 
 FACTS = PassFacts("mine", "mine.py:Pass", {}, "abc", {})
@@ -36,8 +36,15 @@ def blocks(number: int, mesh: Mesh | None = None) -> Program:
     return spmd_program(mesh, inputs, build, seed=3)
 
 
-def two_groups() -> Program:
+def ring() -> Mesh:
+    """Sixteen ranks, each in a group with the next one and in another with the one before."""
+    even, odd = (tuple((i, (i + 1) % 16) for i in range(start, 16, 2)) for start in (0, 1))
+    return Mesh(16, (MeshDim("tp", even), MeshDim("dp", odd)))
+
+
+def two_groups(mesh: Mesh | None = None) -> Program:
     """One all_reduce per mesh dim, independent of each other."""
+    mesh = mesh or Mesh.grid({"dp": 2, "tp": 2})
     inputs = [InputSpec("x", (2, 4)), InputSpec("y", (2, 4))]
 
     def build(b: GraphBuilder) -> object:
@@ -46,7 +53,7 @@ def two_groups() -> Program:
         over_dp = b.call("tensor_cast::all_reduce", y, b.rank, b.group("dp"))
         return b.call("aten::add.Tensor", over_tp, over_dp)
 
-    return spmd_program(Mesh.grid({"dp": 2, "tp": 2}), inputs, build, seed=1)
+    return spmd_program(mesh, inputs, build, seed=1)
 
 
 def reductions(gm: fx.GraphModule) -> list[fx.Node]:
@@ -63,6 +70,12 @@ def drops_middle_reduction(gm: fx.GraphModule) -> None:
 def swaps_on_outer_ranks(gm: fx.GraphModule) -> None:
     first, second = reductions(gm)
     if first.args[1] in (0, 3):
+        second.append(first)
+
+
+def swaps_on_odd_ranks(gm: fx.GraphModule) -> None:
+    first, second = reductions(gm)
+    if first.args[1] in range(1, 16, 2):
         second.append(first)
 
 
@@ -86,9 +99,10 @@ def case(kind: str, number: int = 1) -> Counterexample:
     passes: dict[str, tuple[Callable[[fx.GraphModule], None], Program]] = {
         "wrong-value": (drops_middle_reduction, blocks(number)),
         "deadlock": (swaps_on_outer_ranks, two_groups()),
+        "ring": (swaps_on_odd_ranks, two_groups(ring())),
         "rewritten-raises": (widens, blocks(number)),
         "pass-raised": (refuses, blocks(number)),
     }
     pass_, program = passes[kind]
     verdict = verify(pass_, program)
-    return make_counterexample(verdict, kind, FACTS, Contract())
+    return make_counterexample(verdict, "deadlock" if kind == "ring" else kind, FACTS, Contract())

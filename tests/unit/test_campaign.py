@@ -18,6 +18,7 @@ from torch import fx
 
 from tcverify.application import InProcess, Subject
 from tcverify.application.loading import prepare
+from tcverify.arithmetic import Domain
 from tcverify.campaign import (
     Campaign,
     CampaignFinished,
@@ -31,7 +32,7 @@ from tcverify.campaign import (
 )
 from tcverify.campaign import driver as campaign_driver
 from tcverify.counterexample import Counterexample, read_counterexample
-from tcverify.errors import ExecutorError, InternalError, Unsupported
+from tcverify.errors import ExecutorError, InternalError, Unsupported, UsageError
 from tcverify.execution import ProcessGroupPool
 from tcverify.passes import Identity, SequenceParallel
 from tcverify.program import Contract, Program, dumps, program_id
@@ -213,6 +214,15 @@ def test_counterexamples_are_on_disk_when_they_are_told(run: Run, tmp_path: Path
     assert [case.id for case in told] == [case.id for case in finished.counterexamples]
 
 
+def test_a_finding_that_cannot_be_kept_is_told_before_the_run_ends(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "reports").write_text("")  # for root, too
+    events: list[Event] = []
+    with pytest.raises(UsageError, match="cannot be written"):
+        run(raises, shrink_time=0.0, subscribers=[events.append])
+    (found,) = [event for event in events if isinstance(event, FindingFound)]
+    assert found.counterexample.finding.kind == "pass-raised"
+
+
 def test_without_time_the_program_stays_as_it_was_drawn(run: Run) -> None:
     (case,) = run(raises, shrink_time=0.0).counterexamples
     assert case.shrink_cut
@@ -284,7 +294,7 @@ def test_an_interrupt_while_a_finding_is_confirmed_keeps_it(run: Run, monkeypatc
         name = "gloo"
 
     monkeypatch.setattr(campaign_driver, "verify", interrupted)
-    monkeypatch.setattr("tcverify.verifier._worth_confirming", lambda *_: False)
+    monkeypatch.setattr("tcverify.verifier.worth_confirming", lambda *_: False)
     finished = run(drops_reductions, confirm=NeverAsked())
     assert finished.stop == "interrupted"
     last = finished.counterexamples[-1]
@@ -375,7 +385,7 @@ def test_failures_that_could_not_be_judged_are_not_forgotten(run: Run, tmp_path:
     class Broken:
         name = "gloo"
 
-        def start_comparison(self, original: Program, rewritten: Program) -> Any:
+        def start_comparison(self, original: Program, rewritten: Program, domain: Domain) -> Any:
             raise ExecutorError("no group today")
 
     subject = _subject(raises)

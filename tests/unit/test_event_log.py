@@ -153,7 +153,7 @@ def test_campaigns_are_told_with_their_ends(events: list[Event], tmp_path: Path)
     reasons = [line for line in lines if line["event"] == "inconclusive"]
     assert [(line["campaign"], line["reason"], line["detail"]) for line in reasons] == [(4, "declined", "not today")]
     assert lines[-2]["exit_code"] == 3
-    assert (lines[-1]["event"], lines[-1]["text"]) == ("note", "a page is not written")
+    assert (lines[-1]["event"], lines[-1]["text"], lines[-1]["reason"]) == ("note", "a page is not written", None)
 
 
 def test_progress_comes_once_a_second(tmp_path: Path) -> None:

@@ -1,36 +1,98 @@
-"""The counterexamples in reports/gallery are read, keep their ids and are refuted again."""
+"""The exhibits in reports/gallery: well-formed, still refuted on the mutant, passed on the sound pass, and well explained.
+
+`python benchmarks/gallery.py` prints what the reports name first; with --write it makes the cases anew.
+"""
 
 from __future__ import annotations
 
-from pathlib import Path
+import json
+from typing import Any
 
 import pytest
 
-from tcverify.counterexample import case_id, read_counterexample
-from tcverify.replay import replay
+from tcverify.counterexample import Counterexample, case_id, read_counterexample
+from tcverify.report.script import to_script
+from tests.mutants.exhibit_list import EXHIBITS
+from tests.mutants.exhibits import GALLERY, Exhibit, first_bad_node, judge
 
-ROOT = Path(__file__).parents[2]
-GALLERY = sorted((ROOT / "reports" / "gallery").glob("*/counterexample.json"))
-
+ROOT = GALLERY.parents[1]
 
 #: Kinds of finding that a lowering to streams can show.
 STREAMS = {"race", "unordered-collectives", "anchor-mismatch", "stream-conflict", "wrong-schedule", "no-gain"}
 
-
-def test_there_is_a_gallery() -> None:
-    cases = [read_counterexample(path) for path in GALLERY]
-    assert {case.finding.check for case in cases} >= {"equivalence", "collectives", "metadata"}
-    assert {case.finding.kind for case in cases} >= STREAMS
-    assert {case.finding.data.get("kind") for case in cases if case.finding.kind == "race"} == {"RAW", "output"}
-    assert any("+" in case.facts.name for case in cases)
+#: Least share of the exhibits with a planted node whose report names it first. Six of 56 do not: three take an op apart, so that
+#: no value on the way has a counterpart in the original; the others name what came to harm, or nothing.
+LEAST_NAMED = 50 / 56
 
 
-@pytest.mark.parametrize("path", GALLERY, ids=lambda path: path.parent.name)
-def test_a_known_counterexample_fails_again(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True)
+def _at_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)  # the passes are found from here
-    case = read_counterexample(path)
-    assert case.id == path.parent.name == case_id(case.program, case.facts, case.finding.kind)
-    found = replay(case, None)
-    assert found.state == "failed"
-    assert found.case is not None
-    assert (found.case.id, found.case.finding.title) == (case.id, case.finding.title)
+
+
+def case_of(exhibit: Exhibit) -> Counterexample:
+    return read_counterexample(GALLERY / exhibit.slug / "counterexample.json")
+
+
+def about(exhibit: Exhibit) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((GALLERY / exhibit.slug / "about.json").read_text())
+    return found
+
+
+exhibits = pytest.mark.parametrize("exhibit", EXHIBITS, ids=lambda exhibit: exhibit.slug)
+
+
+def test_every_exhibit_has_a_folder_and_every_folder_an_exhibit() -> None:
+    slugs = [exhibit.slug for exhibit in EXHIBITS]
+    assert len(set(slugs)) == len(slugs)
+    assert sorted(path.name for path in GALLERY.iterdir()) == sorted(slugs)
+
+
+def test_the_gallery_is_broad() -> None:
+    cases = [case_of(exhibit) for exhibit in EXHIBITS]
+    assert {case.finding.check for case in cases} >= {"equivalence", "collectives", "metadata", "structure", "purity"}
+    assert {case.finding.kind for case in cases} >= STREAMS
+    assert {case.finding.data.get("kind") for case in cases if case.finding.kind == "race"} == {"RAW", "WAR", "output"}
+    assert any("+" in case.facts.name for case in cases)
+    assert max(case.program.size for case in cases) <= 12
+
+
+@exhibits
+def test_a_folder_is_well_formed(exhibit: Exhibit) -> None:
+    folder, case, said = GALLERY / exhibit.slug, case_of(exhibit), about(exhibit)
+    assert {path.name for path in folder.iterdir()} == {"counterexample.json", "repro.py", "about.json"}
+    assert case.id == case_id(case.program, case.facts, case.finding.kind)
+    assert (case.facts.target, case.finding.kind, dict(case.facts.options)) == (
+        exhibit.mutant,
+        exhibit.kind,
+        exhibit.options,
+    )
+    assert (folder / "repro.py").read_text() == to_script(case)
+    assert said.keys() == {"title", "class", "what", "planted", "seen_in"}
+    assert (said["title"], said["class"], said["what"]) == (exhibit.title, exhibit.family, exhibit.what)
+    if case.rewritten is not None:
+        assert set(said["planted"]) <= {node.name for graph in case.rewritten.graphs for node in graph.nodes}
+    else:
+        assert all(name == "output" or f"%{name} :" in case.listing for name in said["planted"])
+    assert not case.shrink_cut
+
+
+@exhibits
+def test_the_mutant_is_refuted_again(exhibit: Exhibit) -> None:
+    case = case_of(exhibit)
+    finding = exhibit.finding(judge(exhibit, exhibit.subject(), case.program))
+    assert finding is not None
+    assert finding.title == case.finding.title
+
+
+@exhibits
+def test_the_sound_pass_passes(exhibit: Exhibit) -> None:
+    verdict = judge(exhibit, exhibit.sound_subject(), case_of(exhibit).program)
+    assert verdict.status == "passed", (verdict.findings, verdict.doubts)
+
+
+def test_reports_name_the_planted_node_first() -> None:
+    planted = {exhibit.slug: about(exhibit)["planted"] for exhibit in EXHIBITS}
+    first = {exhibit.slug: first_bad_node(case_of(exhibit)) for exhibit in EXHIBITS if planted[exhibit.slug]}
+    missed = [slug for slug, node in first.items() if node not in planted[slug]]
+    assert len(first) - len(missed) >= LEAST_NAMED * len(first), missed

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import ast
 import io
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from markdown_it import MarkdownIt
 from rich.console import Console
 
 from tcverify.application import PassFacts
@@ -21,6 +24,7 @@ from tcverify.report.markdown import to_markdown
 from tcverify.report.plain import count, error_text, plain, wrap
 from tcverify.report.script import to_script
 from tcverify.report.terminal import make_console, show
+from tcverify.report.text import to_text
 from tests.unit.programs import TP2, X, reduce_then_norm
 from tests.unit.test_counterexample import some_case
 
@@ -66,23 +70,68 @@ def test_markup_is_shown_as_it_is() -> None:
     assert "[red]x[/red]" in captured.get()
 
 
-def test_in_markdown_everything_of_others_stands_in_fences() -> None:
-    text = to_markdown(nasty_case(listing=NASTY, rewritten=None), None)
-    outside, fence = [], ""
-    for line in text.splitlines():
-        if fence:
-            fence = "" if line == fence else fence
-        elif line.startswith("```"):
-            fence = line.rstrip("abcdefghijklmnopqrstuvwxyz")
-        else:
-            outside.append(line)
-    assert fence == ""
-    assert not [line for line in outside if "x1b" in line or "touch" in line or "gnp" in line]
+def _rendered(text: str) -> tuple[str, str]:
+    """What a reader of Markdown sees outside of code, and in code. HTML is refused but for what folds."""
+    outside, code = [], []
+    for token in MarkdownIt("commonmark").enable("table").parse(text):
+        if token.type == "html_block":
+            assert re.fullmatch(r"(<details>\n<summary>[\w ,⇒()+-]*</summary>|</details>)\n?", token.content), (
+                token.content
+            )
+        for one in token.children or [token]:
+            assert one.type not in ("html_inline", "link_open", "image"), one
+            (code if one.type in ("fence", "code_inline") else outside).append(one.content)
+    return "\n".join(outside), "\n".join(code)
+
+
+@pytest.mark.parametrize("rewritten", [True, False])
+def test_in_markdown_everything_of_others_stands_in_code(rewritten: bool) -> None:
+    case = nasty_case(
+        program=_chain(30, "aten::neg"), rewritten=_chain(30, "aten::abs") if rewritten else None, listing=NASTY
+    )
+    nasty = replace(case.finding, title="` | `` \\| @someone #1 <b> ` `", node="`|`", data={"stage": "a`|b"})
+    outside, code = _rendered(to_markdown(replace(case, finding=nasty), None))
+    assert "<details>" in outside
+    assert not [word for word in ("x1b", "touch", "gnp", "someone", "<b>", "`", "\\|") if word in outside]
+    assert "$(touch x)" in code
+    assert "a`|b" in code  # the bar is escaped for the table alone
+    assert "` | `` \\| @someone #1 <b> ` `" in code
+
+
+def test_markdown_says_the_cause_first_and_has_a_table_of_facts() -> None:
+    text = to_markdown(some_case(), Path("reports") / some_case().id / "counterexample.json")
+    assert text.startswith(
+        f"### `wrong-value` in `mine`\n\n**`{some_case().finding.title}`**\n\nAn output differs from"
+    )
+    assert f"| case | `{some_case().id}` |" in text.splitlines()
+    assert "<details>" not in text
+    assert f"tcverify replay {some_case().id}" in text
+    types = {token.type for token in MarkdownIt("commonmark").enable("table").parse(text)}
+    assert {"table_open", "fence", "heading_open"} <= types
+
+
+def test_what_is_long_is_folded_in_markdown() -> None:
+    finding = Finding("pass-raised", "application", "title", "\n".join(f"line {i}" for i in range(21)))
+    folded = to_markdown(some_case(finding=finding), None)
+    assert "<summary>Detail, 21 lines</summary>\n\n```\nline 0" in folded
+    short = replace(finding, detail="\n".join(f"line {i}" for i in range(20)))
+    assert "<details>" not in to_markdown(some_case(finding=short), None)
 
 
 def test_a_fence_is_longer_than_any_inside() -> None:
-    finding = Finding("pass-raised", "application", "``````` and ```")
-    assert "\n````````\nmine: pass-raised" in to_markdown(some_case(finding=finding), None)
+    finding = Finding("pass-raised", "application", "title", "``````` and ```")
+    assert "\n````````\n``````` and ```\n````````\n" in to_markdown(some_case(finding=finding), None)
+
+
+def test_plain_text_is_the_same_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    path = Path("reports") / some_case().id / "counterexample.json"
+    expected = to_text(some_case(), path)
+    assert max(map(len, expected.splitlines())) <= 80
+    assert not [line for line in expected.splitlines() if line != line.rstrip()]
+    for name, value in (("COLUMNS", "200"), ("FORCE_COLOR", "1"), ("TERM", "xterm-256color")):
+        monkeypatch.setenv(name, value)
+    assert to_text(some_case(), path) == expected
+    assert "\x1b" not in expected
 
 
 def test_the_script_holds_only_literals_of_others() -> None:

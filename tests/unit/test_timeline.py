@@ -33,7 +33,7 @@ from tcverify.report.timetable import time_line, timetable, timetables
 from tcverify.report.trace import TRACE_NAME, TraceReport, to_trace
 from tests.unit.html_cases import case as plain_case
 from tests.unit.schedule_cases import LosesTokens, layers, schedule_case
-from tests.unit.test_html import Reader, require_shown
+from tests.unit.test_html import Reader
 
 US = 1e-6
 KINDS = [("race", 1), ("race", 3), ("race", 0), ("wrong-schedule", 2)]
@@ -394,12 +394,6 @@ def test_thousands_of_ops_make_a_drawing_of_ordinary_size() -> None:
     assert drawn is not None
     assert sum(len(chart.bars) for chart in drawn.charts) <= 2 * MAX_BARS
     assert len(to_trace(case)) < 3_000 * 2 * 2 * 800
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("kind", "number"), KINDS)
-def test_a_browser_shows_streams_without_complaint(kind: str, number: int, tmp_path: Path) -> None:
-    require_shown(schedule_case(kind, number), tmp_path)
 
 
 # --------------------------------------------------------------------------------------------------------- the terminal

@@ -37,11 +37,16 @@ for (const holder of document.querySelectorAll(".copy")) {
 
 // ---- the values of a node: the same as values.html.j2
 const tensor = (numbers, caption, differing, worst) => {
-  const [shape, text, whole] = numbers;
+  const [shape, text, whole, sampled, sample, around] = numbers;
   const figure = $("figure", {}, $("figcaption", {}, caption));
   if (shape.length) figure.firstChild.append(" ", $("code", {}, `[${shape.join(", ")}]`));
   if (!whole) {
     figure.append($("p", { class: "summary" }, text || "no elements"));
+    if (sampled) {
+      const cells = sample.split(" ").map((t, i) => $("td", { class: i === around && "d w" }, t));
+      const row = $("tr", {}, $("th", { scope: "row" }, sampled), ...cells);
+      figure.append($("div", { class: "scroll" }, $("table", { class: "tensor" }, $("tbody", {}, row))));
+    }
     return figure;
   }
   const elements = text.split(" "), width = shape.length ? shape[shape.length - 1] : 1;
@@ -77,32 +82,43 @@ const showValues = (record) => {
 };
 
 // ---- drawings
-const BOX = 52, GAP = 34, TOP = 34;
+const BOX = 52, GAP = 34, TOP = 34, MARGIN = 10, CHANNEL = 11, PANEL_GAP = 48;
 const top_ = (slot) => TOP + slot * (BOX + GAP);
 const bend = (x, y, toX, toY) => (x === toX ? `V${toY}` : `C${x} ${(y + toY) / 2} ${toX} ${(y + toY) / 2} ${toX} ${toY}`);
 
+const goes = new Map(); // to the node of a box, by the box's id
 for (const stage of document.querySelectorAll(".stage")) {
   const drawing = stage.querySelector(".drawing"), inspector = stage.querySelector(".inspector");
   const chosen = inspector.querySelector(".chosen"), start = inspector.querySelector(".start");
   const tools = stage.querySelector(".tools"), at = stage.querySelector(".at");
-  const boxes = new Map(), readers = new Map(), operands = new Map();
-  for (const element of drawing.querySelectorAll(".box")) {
-    const [, x, y] = /\(([-\d.]+)[ ,]([-\d.]+)/.exec(element.getAttribute("transform"));
-    boxes.set(element.id, { element, x: +x, layer: +element.dataset.l, away: element.classList.contains("away"), side: element.id[1] });
-    readers.set(element.id, []);
-    operands.set(element.id, []);
-  }
-  const edges = [...drawing.querySelectorAll(".edge")].map((element) => {
-    const [from, to, begin, way, end] = element.dataset.e.split(" ");
-    operands.get(to)?.push(from);
-    readers.get(from)?.push(to);
-    return { element, from, to, begin: +begin, way: +way, end: +end };
+  const boxes = new Map(), readers = new Map(), operands = new Map(), edges = [];
+  const panels = [...drawing.querySelectorAll(".panel")].map((element) => {
+    const [right, channels] = element.dataset.right.split(" ").map(Number);
+    return { element, right, channels, boxes: [], edges: [] };
   });
+  for (const panel of panels) {
+    for (const element of panel.element.querySelectorAll(".box")) {
+      const [, x] = /\(([-\d.]+)/.exec(element.getAttribute("transform"));
+      const width = +element.querySelector(".frame").getAttribute("width");
+      const box = { element, x: +x, end: +x + width, layer: +element.dataset.l, away: element.classList.contains("away") };
+      boxes.set(element.id, box);
+      panel.boxes.push(box);
+      readers.set(element.id, []);
+      operands.set(element.id, []);
+    }
+    for (const element of panel.element.querySelectorAll(".edge")) {
+      const [from, to, ...xs] = element.dataset.e.split(" ");
+      operands.get(to)?.push(from);
+      readers.get(from)?.push(to);
+      const edge = { element, from, to, xs: xs.map(Number), hidden: false };
+      edges.push(edge);
+      panel.edges.push(edge);
+    }
+  }
   const folds = [];
   for (const element of drawing.querySelectorAll(".fold")) {
     const [number, first, last] = element.dataset.fold.split(" ").map(Number);
-    const x = +/\(([-\d.]+)/.exec(element.getAttribute("transform"))[1];
-    (folds[number] ??= { first, last, open: false, marks: [] }).marks.push({ element, x, words: element.querySelector(".op").textContent });
+    (folds[number] ??= { first, last, open: false, marks: [] }).marks.push({ element, words: element.querySelector(".op").textContent });
   }
   const layers = 1 + Math.max(-1, ...[...boxes.values()].map((b) => b.layer));
   const foldAt = new Map();
@@ -128,35 +144,54 @@ for (const stage of document.querySelectorAll(".stage")) {
       const a = boxes.get(edge.from), b = boxes.get(edge.to);
       const fold = b.away ? foldAt.get(b.layer) : null;
       const way = fold && `${edge.from} ${fold.first}`;
-      const hidden = Boolean(fold) && (fold === (a.away && foldAt.get(a.layer)) || into.has(way));
+      edge.hidden = Boolean(fold) && (fold === (a.away && foldAt.get(a.layer)) || into.has(way));
       if (fold) into.add(way);
-      edge.element.classList.toggle("away", hidden);
-      if (hidden) continue;
-      const from = slots[a.layer], to = slots[b.layer], y = top_(from) + BOX, bottom = top_(to);
-      const path = to - from === 1
-        ? `M${edge.begin} ${y}${bend(edge.begin, y, edge.end, bottom)}`
-        : `M${edge.begin} ${y}${bend(edge.begin, y, edge.way, y + GAP)}V${bottom - GAP}${bend(edge.way, bottom - GAP, edge.end, bottom)}`;
-      edge.element.setAttribute("d", path);
+      edge.element.classList.toggle("away", edge.hidden);
+    }
+    let left = 0;
+    for (const panel of panels) {
+      // What is folded needs no room: the channels, at the right of all boxes, move up to what is in sight.
+      const ends = panel.boxes.filter((b) => !b.away).map((b) => b.end);
+      for (const edge of panel.edges) if (!edge.hidden) ends.push(...edge.xs.filter((x) => x <= panel.right));
+      const moved = ends.length ? panel.right - ends.reduce((a, b) => Math.max(a, b)) : 0;
+      panel.end = panel.right - moved;
+      panel.element.setAttribute("transform", `translate(${left} 0)`);
+      left += panel.end + MARGIN + (panel.channels ? CHANNEL * (panel.channels + 1) : 0) + PANEL_GAP;
+      for (const edge of panel.edges) {
+        if (edge.hidden) continue;
+        const [begin, lane, end] = edge.xs, way = lane > panel.right ? lane - moved : lane;
+        const from = slots[boxes.get(edge.from).layer], to = slots[boxes.get(edge.to).layer], y = top_(from) + BOX, bottom = top_(to);
+        edge.element.setAttribute("d", to - from === 1
+          ? `M${begin} ${y}${bend(begin, y, end, bottom)}`
+          : `M${begin} ${y}${bend(begin, y, way, y + GAP)}V${bottom - GAP}${bend(way, bottom - GAP, end, bottom)}`);
+      }
     }
     for (const fold of folds) {
       const y = top_(slots[fold.first] - (fold.open ? 1 : 0)) + (fold.open ? 15 : 0);
-      for (const mark of fold.marks) {
-        mark.element.setAttribute("transform", `translate(${mark.x} ${y})`);
-        mark.element.classList.toggle("open", fold.open);
-        mark.element.setAttribute("aria-expanded", String(fold.open));
-        mark.element.querySelector(".op").textContent = mark.words.replace(/^… (.*) …$/, fold.open ? "▾ fold $1 away" : "▸ $1");
-        mark.element.querySelector(".frame").setAttribute("height", fold.open ? 22 : BOX);
-        mark.element.querySelector(".op").setAttribute("y", fold.open ? 15 : mark.element.querySelector(".note") ? 23 : 31);
-      }
+      fold.marks.forEach(({ element, words }, number) => {
+        const [frame, op, note] = [".frame", ".op", ".note"].map((part) => element.querySelector(part)), width = panels[number].end - MARGIN;
+        element.setAttribute("transform", `translate(${MARGIN} ${y})`);
+        element.classList.toggle("open", fold.open);
+        element.setAttribute("aria-expanded", String(fold.open));
+        frame.setAttribute("width", width);
+        frame.setAttribute("height", fold.open ? 22 : BOX);
+        op.textContent = words.replace(/^… (.*) …$/, fold.open ? "▾ fold $1 away" : "▸ $1");
+        op.setAttribute("x", width / 2);
+        op.setAttribute("y", fold.open ? 15 : note ? 23 : 31);
+        note?.setAttribute("x", width / 2);
+      });
     }
     const last = slots.length ? slots[slots.length - 1] : 0, height = top_(last + 1) - GAP + 10;
-    const [, , width] = drawing.getAttribute("viewBox").split(" ");
+    const width = left - PANEL_GAP;
     drawing.setAttribute("viewBox", `0 0 ${width} ${height}`);
+    drawing.style.width = `${Math.round(width)}px`;
+    drawing.style.minWidth = `${Math.round(width * 0.72)}px`;
     const bands = drawing.querySelector(".bands"), band = bands.firstElementChild;
     if (band) {
       bands.replaceChildren(...Array.from({ length: last + 1 }, (_, i) => {
         const copy = band.cloneNode();
         copy.setAttribute("y", top_(i) - 8);
+        copy.setAttribute("width", width);
         return copy;
       }));
     }
@@ -229,10 +264,15 @@ for (const stage of document.querySelectorAll(".stage")) {
   const focus = (element) => {
     rove(element);
     element.focus({ preventScroll: true });
-    const seen = element.getBoundingClientRect(), edge = 90;
-    if (seen.top < edge || seen.bottom > innerHeight - edge || seen.left < 0 || seen.right > innerWidth) {
-      element.scrollIntoView({ block: "center", inline: "nearest" });
-    }
+    reveal(element);
+  };
+  const canvas = drawing.parentElement;
+  const reveal = (element) => {
+    const seen = element.getBoundingClientRect(), frame = canvas.getBoundingClientRect();
+    const sheet = inspector.getBoundingClientRect(), edge = 70;
+    const bottom = getComputedStyle(inspector).position === "fixed" ? sheet.top : innerHeight;
+    if (seen.top < edge || seen.bottom > bottom - edge / 2) scrollBy(0, (seen.top + seen.bottom - edge - bottom) / 2);
+    if (seen.left < frame.left || seen.right > frame.right) canvas.scrollLeft += (seen.left + seen.right - frame.left - frame.right) / 2;
   };
   const open = (fold, wanted = !fold.open) => {
     fold.open = wanted;
@@ -244,8 +284,8 @@ for (const stage of document.querySelectorAll(".stage")) {
     const fold = foldAt.get(box.layer);
     if (fold && !fold.open) open(fold, true);
     kept = id;
-    focus(box.element);
     look(id);
+    focus(box.element);
     count();
   };
   const middle = (element) => {
@@ -299,8 +339,14 @@ for (const stage of document.querySelectorAll(".stage")) {
   };
   const change = (by) => {
     if (!changes.length) return;
-    const number = changes.indexOf(kept);
-    go(changes[number < 0 ? (by > 0 ? 0 : changes.length - 1) : (number + by + changes.length) % changes.length]);
+    let number = changes.indexOf(kept);
+    if (number >= 0) number += by;
+    else {
+      const from = kept ?? (boxes.has(current.id) ? current.id : null);
+      const after = from === null ? 0 : changes.findIndex((id) => order(id, from) >= (by > 0 ? 1 : 0));
+      number = (after < 0 ? changes.length : after) + (by > 0 ? 0 : -1);
+    }
+    go(changes[(number + changes.length) % changes.length]);
   };
   const foldAll = () => {
     const wanted = !folds.every((f) => f.open);
@@ -325,7 +371,7 @@ for (const stage of document.querySelectorAll(".stage")) {
     kept = id;
     rove(box.element);
     look(id);
-    box.element.scrollIntoView({ block: "center", inline: "nearest" });
+    reveal(box.element);
     at.textContent = `${number + 1} of ${found.length} found`;
   };
   search.addEventListener("input", () => find(false));
@@ -399,10 +445,26 @@ for (const stage of document.querySelectorAll(".stage")) {
     name.replaceChildren(button);
   }
 
+  for (const id of boxes.keys()) goes.set(id, () => go(id));
   tools.hidden = false;
   rove(boxes.get(first)?.element ?? stops()[0]);
   arrange();
   count();
   if (boxes.has(location.hash.slice(1))) go(location.hash.slice(1));
+}
+
+// ---- names of nodes elsewhere on the page lead to their boxes
+const named = new Map(Object.entries(known.nodes).filter(([id]) => id[0] === "p").map(([id, node]) => [`${id[1]} ${node.n}`, id]));
+for (const element of document.querySelectorAll("[data-go]")) {
+  const id = named.get(element.dataset.go), go = goes.get(id);
+  if (!go) continue;
+  if (element instanceof SVGElement) {
+    element.classList.add("leads");
+    element.addEventListener("click", go);
+    continue;
+  }
+  const button = $("button", { type: "button", class: "go", title: "show it in the graph" }, ...element.childNodes);
+  button.addEventListener("click", go);
+  element.replaceChildren(button);
 }
 document.documentElement.classList.add("ready");

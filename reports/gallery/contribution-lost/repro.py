@@ -1,0 +1,46 @@
+"""Reproduces a finding of tcverify. Run it where `tcverify run` found it, so that the pass can be imported."""
+
+from tcverify import loads
+from tcverify.replay import reproduce
+
+# The original program as rank 0 runs it:
+#
+#   v: [1, 2] = input
+#   all_reduce: [1, 2] = all_reduce(v, 0, [0, 1])
+#   return all_reduce
+
+PASS = 'tests.mutants.foreign:ContributionLost'
+OPTIONS = {}
+CONTRACT = {
+    'idempotent': False,
+    'metadata': True,
+    'identity': False,
+    'schedule': False,
+    'overlap': False,
+    'boundary': 'strict',
+    'inputs': 'ready',
+}
+KIND = 'wrong-value'
+DOMAIN = 'float64'
+DEEP = False
+PASS_TIMEOUT = 20.0
+PROGRAM = (
+    '{"format":"tcverify-program","version":1,"mesh":{"world_size":2,"dims":[{"name":"tp","groups":[[0,1]'
+    ']}]},"inputs":[{"name":"v","shape":[1,2],"dtype":"float32","placements":[["tp","partial(sum)"]],"rec'
+    'ipe":{"kind":"uniform","scale":1.0}}],"graphs":[{"nodes":[{"name":"v","op":"placeholder","target":""'
+    ',"args":[],"val":{"shape":[1,2],"stride":[2,1],"dtype":"float32","alias":0}},{"name":"all_reduce","o'
+    'p":"call_function","target":"tensor_cast::all_reduce","args":[{"node":"v"},{"rank_constant":"rank"},'
+    '{"rank_constant":"tp"}],"val":{"shape":[1,2],"stride":[2,1],"dtype":"float32","alias":1}},{"name":"o'
+    'utput","op":"output","target":"","args":[{"node":"all_reduce"}]}]}],"ranks":[{"graph":0,"constants":'
+    '{"rank":0,"tp":[0,1]}},{"graph":0,"constants":{"rank":1,"tp":[0,1]}}],"seed":0,"labels":["layers=4",'
+    '"flat","bf16","mixed-dtypes","two-groups","extra-outputs","attention","bias","carried-residual","cas'
+    't","entry-norm","fused-residual","mlp","over-dp","over-tp","reduced-read-later","region","rms_norm",'
+    '"scatter-gather","unfused-residual","view"]}'
+)
+
+if __name__ == "__main__":
+    raise SystemExit(
+        reproduce(
+            loads(PROGRAM), PASS, OPTIONS, CONTRACT, KIND, domain=DOMAIN, deep=DEEP, pass_timeout=PASS_TIMEOUT
+        )
+    )
