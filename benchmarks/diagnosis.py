@@ -1,9 +1,13 @@
 """How many diagnoses name the node that a planted defect got wrong.
 
     python benchmarks/diagnosis.py [--programs N] [--seed N] [--keep DIR] [MUTANT]...
+    python benchmarks/diagnosis.py --tampered N
 
 Programs are drawn until lockstep refutes the mutant in an expected way and are shrunk as campaigns shrink them. The node that
 the diagnosis names (the first that diverges, else the finding's own) is compared with what tests/mutants/planted.py says.
+
+With --tampered, N programs per strategy and number of ranks are drawn, a sound pass rewrites them, and one node anywhere is made
+wrong (tests/mutants/tampering.py). Before, the share of values that relations explain in the sound program is counted.
 """
 
 from __future__ import annotations
@@ -11,21 +15,30 @@ from __future__ import annotations
 import sys
 import tempfile
 import time
+from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing import get_context
 from pathlib import Path
 
 import click
 import torch
+from hypothesis import given, settings
+from hypothesis import seed as seeded
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # tests/ is no package that is installed
 
 from tcverify.application import InProcess
 from tcverify.application.loading import prepare
 from tcverify.campaign import Campaign, Plan
+from tcverify.campaign.drawing import SETTINGS
 from tcverify.counterexample import Counterexample, read_counterexample, write_counterexample
 from tcverify.diagnosis import diagnose
+from tcverify.errors import TcverifyError
+from tcverify.execution import Run
+from tcverify.program import Finding, Program
+from tcverify.strategies import STRATEGIES
+from tcverify.verifier import LOCKSTEP, verify
 
 WORLD_SIZES = (2, 4)
 
@@ -95,6 +108,105 @@ def row(mutant: str, seed: int, bound: int, shrink_time: float, keep: Path | Non
     return Row(mutant, case.finding.kind, blamed, tuple(sorted(names)), blamed in names, seconds, text)
 
 
+@dataclass(slots=True)
+class Tally:
+    """What came of programs with one wrong node, and of the same programs without it.
+
+    Attributes:
+        named: by kind of tampering, how many diagnoses named the node, and of how many.
+        explained, values: how many values of the sound programs are explained, of all.
+        diverging: sound programs in which something is said to diverge.
+        seconds: the longest diagnosis.
+    """
+
+    named: Counter[str] = field(default_factory=Counter)
+    judged: Counter[str] = field(default_factory=Counter)
+    explained: int = 0
+    values: int = 0
+    diverging: int = 0
+    seconds: float = 0.0
+
+    def add(self, other: Tally) -> None:
+        self.named += other.named
+        self.judged += other.judged
+        self.explained += other.explained
+        self.values += other.values
+        self.diverging += other.diverging
+        self.seconds = max(self.seconds, other.seconds)
+
+
+def tamper(strategy: str, pass_name: str, world_size: int, programs: int, seed: int) -> Tally:
+    """Draw programs, rewrite them, make one node wrong and diagnose."""
+    from tcverify.passes import Multistream, SequenceParallel
+
+    torch.set_num_threads(1)
+    subject = InProcess(prepare({"multistream": Multistream}.get(pass_name, SequenceParallel), "", {}))
+    tally = Tally()
+    found: list[Program] = []
+
+    @seeded(seed)
+    @settings(SETTINGS, max_examples=programs)
+    @given(STRATEGIES[strategy](world_size=world_size))
+    def draw(program: Program) -> None:
+        found.append(program)
+
+    draw()
+    for number, program in enumerate(found):
+        rewritten = verify(subject, program, checks=[]).pair.rewritten
+        if rewritten is not None:
+            _judge(tally, program, rewritten, number)
+    return tally
+
+
+def _judge(tally: Tally, program: Program, rewritten: Program, number: int) -> None:
+    from tests.mutants.tampering import TAMPERS, tampered
+
+    found = diagnose(program, rewritten, Finding("wrong-value", "equivalence", "", "", None, 0, {"label": "output 0"}))
+    tally.diverging += found.first is not None
+    tally.values += len(found.relations or {})
+    tally.explained += sum(relation.explained for relation in (found.relations or {}).values())
+    before = LOCKSTEP.run(program)
+    for kind in TAMPERS:
+        made = tampered(rewritten, kind, 7 * number + 1, number % program.world_size if number % 3 == 2 else None)
+        finding = None if made is None else _finding(before, made[0])
+        if made is None or finding is None:
+            continue
+        start = time.perf_counter()
+        found = diagnose(program, made[0], finding)
+        tally.seconds = max(tally.seconds, time.perf_counter() - start)
+        wrong = made[1].get(found.rank) or set().union(*made[1].values())
+        tally.judged[kind] += 1
+        tally.named[kind] += (found.first.node if found.first is not None else finding.node) in wrong
+
+
+def _finding(before: Run, program: Program) -> Finding | None:
+    """What lockstep says of a program with one wrong node; None where it says nothing, or cannot run it."""
+    try:
+        comparison = LOCKSTEP.compare_runs(before, LOCKSTEP.run(program))
+    except TcverifyError:
+        return None
+    error = comparison.rewritten.error
+    if error is not None and error.error is not None:
+        return Finding("rewritten-raises", "equivalence", "", "", error.error.node, error.rank)
+    worst = max(comparison.deltas, key=lambda d: d.difference / d.scale if d.scale else 0.0, default=None)
+    if worst is None or not worst.difference > 1e-6 * worst.scale:
+        return None
+    return Finding("wrong-value", "equivalence", "", "", None, worst.rank, {"label": worst.label})
+
+
+def tampering(programs: int, seed: int, workers: int) -> None:
+    """Print how many wrong nodes are named, and the share of sound values that are explained."""
+    whole = Tally()
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+        drawn = [("mixed", "sequence_parallel"), ("overlap", "multistream")]
+        for future in [pool.submit(tamper, *one, size, programs, seed) for one in drawn for size in WORLD_SIZES]:
+            whole.add(future.result())
+    for kind, count in sorted(whole.judged.items()):
+        print(f"{kind:<16} {whole.named[kind]} of {count} named")
+    print(f"all              {whole.named.total()} of {whole.judged.total()} named; {whole.seconds:.2f} s at most")
+    print(f"sound programs: {whole.explained} of {whole.values} values explained, {whole.diverging} said to diverge")
+
+
 @click.command()
 @click.argument("mutants", nargs=-1)
 @click.option("--programs", type=click.IntRange(1), default=300, show_default=True, help="Bound per campaign.")
@@ -105,9 +217,19 @@ def row(mutant: str, seed: int, bound: int, shrink_time: float, keep: Path | Non
     "--keep", type=click.Path(path_type=Path), help="Keep counterexamples here, and take those that are there."
 )
 def main(
-    mutants: tuple[str, ...], programs: int, seeds: tuple[int, ...], shrink_time: float, workers: int, keep: Path | None
+    mutants: tuple[str, ...],
+    programs: int,
+    seeds: tuple[int, ...],
+    shrink_time: float,
+    workers: int,
+    tampered: int,
+    keep: Path | None,
 ) -> None:
     from tests.mutants.catalogue import EXPECTED
+
+    if tampered:
+        tampering(tampered, seeds[0], workers)
+        return
 
     chosen = mutants or tuple(name for name, kinds in EXPECTED.items() if kinds - OF_THE_WHOLE)
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:

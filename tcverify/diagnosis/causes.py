@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import replace
 from typing import Any
 
@@ -48,7 +49,7 @@ def cause(
 ) -> str:
     """Say in a few words what makes a node wrong, to follow a colon; "" where nothing can be said."""
     if output is not None:
-        return NEEDED.get(relation.kind) or _together(of, node)
+        return NEEDED.get(relation.kind) or _item(of, node) or _together(of, node)
     for reason in (
         _item(of, node),
         _together(of, node),
@@ -81,7 +82,7 @@ def _as_expected(operand: Relation, relation: Relation) -> bool:
 def _item(of: Versions, node: fx.Node) -> str:
     """Another item of a tuple."""
     namesake = of.namesake(node)
-    if namesake is None or not all(lookup(n.target).name == "python::getitem" for n in (node, namesake)):
+    if namesake is None or not all(n.target is operator.getitem for n in (node, namesake)):
         return ""
     mine, theirs = node.args[1], namesake.args[1]
     return "" if mine == theirs else f"it takes item {mine}, where the original's takes item {theirs}"

@@ -13,11 +13,12 @@ from torch import fx
 from tcverify.execution import Run
 from tcverify.ops import RECORD, lookup
 from tcverify.program import Program
+from tcverify.relations.combinations import Pool
 from tcverify.relations.grouping import groupings
 from tcverify.relations.layouts import Setting, layout
 from tcverify.relations.relation import Relation
 from tcverify.relations.tensors import FLOATING, Measure, Values, same, unpadded
-from tcverify.relations.twists import Pool, twist
+from tcverify.relations.twists import twist
 
 #: Original values that a rewritten one is compared with, beyond the one of its own name.
 MAX_CANDIDATES = 16
@@ -76,8 +77,8 @@ def relation_between(
     program: Program, before: Run, after: Run, node: str, original: str, measure: Measure = FLOATING
 ) -> Relation | None:
     """How the value of one rewritten node relates to that of one original node; None where it does not."""
-    new = {r.rank: r.values[node] for r in after.ranks if r.values is not None and node in r.values}
-    old = {r.rank: r.values[original] for r in before.ranks if r.values is not None and original in r.values}
+    new = {r.rank: _widened(r.values[node]) for r in after.ranks if r.values is not None and node in r.values}
+    old = {r.rank: _widened(r.values[original]) for r in before.ranks if r.values is not None and original in r.values}
     setting = Setting(groupings(program, before, after), measure)
     return _explained(new, old, original, setting) or _twisted(new, old, original, (), setting)
 
@@ -105,8 +106,15 @@ def _by_node(graph: fx.Graph, run: Run) -> dict[str, dict[int, Any]]:
     for result in run.ranks:
         for name, value in (result.values or {}).items():
             if name in found:
-                found[name][result.rank] = value
+                found[name][result.rank] = _widened(value)
     return found
+
+
+def _widened(value: Any) -> Any:
+    """Values of floating dtypes of one byte, with which torch does not compute, as float32."""
+    if isinstance(value, torch.Tensor) and value.is_floating_point() and value.dtype.itemsize == 1:
+        return value.float()
+    return type(value)(map(_widened, value)) if type(value) in (tuple, list) else value
 
 
 def _print(value: Any) -> Any:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 
 import pytest
+import torch
 from torch import fx
 
 from tcverify.diagnosis import diagnose
@@ -276,3 +277,43 @@ def test_a_finding_of_the_exact_domain_is_traced_in_residues() -> None:
     assert found.before.domain == "exact:0"
     assert str(found.first) == "'inserted' is 2 times the original's 'add' over tp [0, 1]"
     assert Lockstep().run(before).domain == "float64"
+
+
+def test_values_of_one_byte_are_related_in_the_native_domain() -> None:
+    inputs = [InputSpec("q", (4, 6), dtype=torch.float8_e4m3fn)]
+
+    def dequantised(b: GraphBuilder) -> object:
+        return b.call("aten::silu", b.call("aten::_to_copy", b.input("q"), dtype=torch.float32))
+
+    before = spmd_program(MESH, inputs, dequantised, seed=5)
+
+    def other(graph: fx.Graph, node: dict[str, fx.Node], rank: int) -> None:
+        node["silu"].target = resolve("aten::tanh")
+
+    native = Finding("wrong-value", "equivalence", "", "", None, 0, {"label": "output 0", "domain": "native"})
+    found = diagnose(before, edited(before, other), native)
+    assert found.before is not None
+    assert found.before.domain == "native"
+    assert {name: relation.kind for name, relation in (found.relations or {}).items()}["q"] == "equal"
+    assert_told(str(found.first), "'silu' is .*: it calls tanh, where the original's 'silu' calls silu")
+
+
+def test_tuples_are_related_element_by_element() -> None:
+    def norm(b: GraphBuilder, given: dict[str, fx.Node]) -> object:
+        reduced = b.call("tensor_cast::all_reduce", given["addend"], b.rank, b.group("tp"))
+        made = b.call("tensor_cast::add_rms_norm2", reduced, given["residual"], given["gain"], 1e-6)
+        return b.getitem(made, 0), b.getitem(made, 1)
+
+    def twice(graph: fx.Graph, node: dict[str, fx.Node], rank: int) -> None:
+        node["add_rms_norm2"].update_arg(3, 1e-2)
+
+    def other_item(graph: fx.Graph, node: dict[str, fx.Node], rank: int) -> None:
+        node["getitem"].update_arg(1, 1)
+
+    before = program(norm)
+    found = diagnose(before, edited(before, twice), finding(before, edited(before, twice)))
+    assert_told(str(found.first), "'add_rms_norm2' is .*: its 'eps' is 0.01, where the original's is 1e-06")
+    assert (found.relations or {})["getitem_1"].kind == "equal"
+    assert_told(
+        told(before, edited(before, other_item)), "^output 0 returns 'getitem', which is equal to|it takes item 1"
+    )
