@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -34,14 +33,6 @@ class Domain:
 
     def constant(self, value: Any) -> Any:
         """As `carry`, for a tensor that belongs to a graph and not to its inputs."""
-        return self.carry(value)
-
-    def module(self, module: torch.nn.Module) -> Callable[..., Any]:
-        """Return what calls a submodule of a graph, with its parameters and buffers as this domain reads them."""
-        return module
-
-    def foreign(self, value: Any) -> Any:
-        """As `carry`, for what code has computed of which nothing is known."""
         return self.carry(value)
 
     def literal(self, value: Any) -> Any:

@@ -8,14 +8,17 @@ from functools import lru_cache
 from typing import Any
 
 import torch
-from torch.func import functional_call
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from tcverify.arithmetic import field
+from tcverify.arithmetic import (
+    exact_functions,  # noqa: F401 - adds to EXACT
+    field,
+)
 from tcverify.arithmetic.algebra import Field, Scrambled
 from tcverify.arithmetic.domain import Domain, carry_nested
-from tcverify.arithmetic.exact_ops import CHOOSING, COMPARING, EXACT, by_order, is_structural
+from tcverify.arithmetic.exact_ops import EXACT
+from tcverify.arithmetic.exact_places import CHOOSING, COMPARING, by_order, is_structural
 from tcverify.arithmetic.float64 import FLOAT64
 from tcverify.errors import UnsupportedOp
 
@@ -54,24 +57,6 @@ class Exact(Domain):
             return value
         with _disable_current_modes():
             return self.algebra.constants(value)
-
-    def module(self, module: torch.nn.Module) -> Callable[..., Any]:
-        """See `Domain.module`."""
-        with _disable_current_modes():
-            owned = [*module.named_parameters(), *module.named_buffers()]
-            read = {name: self.algebra.constants(value) for name, value in owned}
-        return lambda *args, **kwargs: functional_call(module, read, args, kwargs)
-
-    def foreign(self, value: Any) -> Any:
-        """See `Domain.foreign`. What code keeps for itself, it computes with as it is: that shows in values that are no residues."""
-        carried = self.carry(value)
-        with _disable_current_modes():
-            for leaf in pytree.tree_leaves(carried):
-                if isinstance(leaf, Tensor) and leaf.is_floating_point():
-                    whole = (leaf == leaf.round()) & (leaf.abs() <= field.H) | leaf.isinf()
-                    if not bool(whole.all()):
-                        raise UnsupportedOp("a call", "the exact domain does not see the numbers that it computes with")
-        return carried
 
     def running(self) -> AbstractContextManager[Any]:
         """See `Domain.running`."""
@@ -164,6 +149,10 @@ class _Mode(TorchDispatchMode):
         meaning = EXACT.get(name)
         if meaning is not None:
             return meaning(k, *args, **kwargs)
+        if name in ("complex", "polar", "view_as_complex"):
+            raise UnsupportedOp(func._schema.name, "the exact domain has no complex numbers")
+        if func._overloadname == "dtype" and is_structural(name):
+            raise UnsupportedOp(func._schema.name, "the exact domain has no bit patterns")
         if name == "_to_copy":
             return _cast(k, func, args, kwargs)
         if is_structural(name):

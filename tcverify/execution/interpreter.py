@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 from tcverify.arithmetic import FLOAT64, Domain, domain_of
 from tcverify.errors import UnsupportedOp
 from tcverify.execution.plan import Plan, Step, first_line
-from tcverify.ops import Collective, Request, by_meaning
+from tcverify.ops import Collective, Request
 from tcverify.program import InputSpec, Mesh
 from tcverify.program.graph import RankConstant, Slot, constant_value
 from tcverify.program.inputs import Sources, prepare
@@ -142,16 +142,14 @@ def run_rank(
             if step.op.collective:
                 value = yield from _collective(step, rank, args, kwargs, result)
             else:
-                run = step.run if step.module is None else by_meaning(domain.module(step.module))
-                value = run(*args, **kwargs)
+                value = step.run(*args, **kwargs)
         except UnsupportedOp:
             raise
         except Exception as error:  # noqa: BLE001 - any error of a kernel is an observation about the program
             result.error = NodeError(step.name, f"{type(error).__name__}: {first_line(error)}")
             return result
         if step.carry:
-            carry = domain.constant if step.constant else domain.foreign if step.foreign else domain.carry
-            value = carry(value)
+            value = domain.constant(value) if step.constant else domain.carry(value)
         if perturb is not None and not step.op.aliases:
             value = pytree.tree_map_only(torch.Tensor, perturb, value)
         if watch is not None:

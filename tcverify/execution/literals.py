@@ -137,7 +137,8 @@ def _itself(number: float | int) -> Rounded:
 
 def _explained(value: float, first: list[Rounded], second: list[Rounded]) -> Rounded | None:
     """What a literal stands for: an expression of one or two steps of which one operand is among `first`."""
-    one_step = list(_one_step(first, second))
+    plain = {e.residue for e in (*first, *second)}  # (0.1 + 8) − 8 is 0.1 in the field, however it is rounded
+    one_step = [e for e in _one_step(first, second) if e.residue not in plain or e in first or e in second]
     within = MAX_ULPS * math.ulp(value)
     for e in one_step:
         if abs(e.value - value) <= within:
@@ -152,12 +153,14 @@ def _explained(value: float, first: list[Rounded], second: list[Rounded]) -> Rou
         near = (combined - value).abs() <= within
         if sign in "+-":  # as in `_sums`
             near &= torch.maximum(left.abs(), right.abs()) <= CANCELLING * abs(value)
-        near = near.nonzero()
-        if near.numel():
-            a, b = one_step[int(near[0, 0])], second[int(near[0, 1])]
+        for i, j in near.nonzero()[:16].tolist():
+            a, b = one_step[i], second[j]
             if sign == "\\":
-                return Rounded(value, f"{b.expression} / ({a.expression})", _combined("/", b.residue, a.residue))
-            return Rounded(value, f"({a.expression}) {sign} {b.expression}", _combined(sign, a.residue, b.residue))
+                found = Rounded(value, f"{b.expression} / ({a.expression})", _combined("/", b.residue, a.residue))
+            else:
+                found = Rounded(value, f"({a.expression}) {sign} {b.expression}", _combined(sign, a.residue, b.residue))
+            if found.residue not in plain:
+                return found
     return None
 
 
@@ -166,11 +169,14 @@ def _one_step(first: list[Rounded], second: list[Rounded]) -> Iterator[Rounded]:
     for a in first:
         yield a
         yield Rounded(-a.value, f"-{a.expression}", -a.residue)
-    for a in first:
-        for b in second:
-            for sign, value in (("·", a.value * b.value), ("/", a.value / b.value), *_sums(a.value, b.value)):
-                yield Rounded(value, f"{a.expression} {sign} {b.expression}", _combined(sign, a.residue, b.residue))
-            yield Rounded(b.value / a.value, f"{b.expression} / {a.expression}", _combined("/", b.residue, a.residue))
+    pairs = [(a, b) for a in first for b in second]
+    for a, b in pairs:  # products and quotients first: √2 is 1 / √½ and √½ + √½, and mostly came from the first
+        yield Rounded(a.value * b.value, f"{a.expression} · {b.expression}", _combined("·", a.residue, b.residue))
+        yield Rounded(a.value / b.value, f"{a.expression} / {b.expression}", _combined("/", a.residue, b.residue))
+        yield Rounded(b.value / a.value, f"{b.expression} / {a.expression}", _combined("/", b.residue, a.residue))
+    for a, b in pairs:
+        for sign, value in _sums(a.value, b.value):
+            yield Rounded(value, f"{a.expression} {sign} {b.expression}", _combined(sign, a.residue, b.residue))
 
 
 def _sums(a: float, b: float) -> Iterator[tuple[str, float]]:
@@ -183,7 +189,7 @@ def _sums(a: float, b: float) -> Iterator[tuple[str, float]]:
 def _combined(sign: str, a: float, b: float) -> float:
     left, right = int(a), int(b)
     if sign == "/":
-        left, right = left, pow(right, P - 2, P)
+        right = pow(right, P - 2, P)
     result = left + right if sign == "+" else left - right if sign == "-" else left * right
     return residue(result)
 

@@ -31,7 +31,6 @@ class Step:
         nested: whether args or kwargs hold slots or rank constants elsewhere.
         carry: whether the result may have another floating dtype than the domain's.
         native: whether it runs in the dtypes of the program.
-        module: the submodule that it calls, in the carrier's dtype; its parameters are not yet those of a domain.
         dead: values that nobody reads after this step.
     """
 
@@ -44,16 +43,10 @@ class Step:
     carry: bool
     dead: list[int] = field(default_factory=list)
     native: bool = False
-    module: torch.nn.Module | None = None
     run: Callable[..., Any] = field(init=False)
 
     def __post_init__(self) -> None:
         self.run = (self.op.native if self.native else None) or self.op.run or _refuse
-
-    @property
-    def foreign(self) -> bool:
-        """Whether it calls what only the process of the pass can run, of which nothing is known."""
-        return self.op.name.startswith(_FOREIGN)
 
     @property
     def constant(self) -> bool:
@@ -132,8 +125,6 @@ def _make_plan(graph: fx.Graph, module: torch.nn.Module | None, domain: Domain) 
                 plain = plain and not _count(args[-1])
         carry = not op.aliases or not node.all_input_nodes or op.name.startswith(_FOREIGN)
         step = Step(node.name, op, args, kwargs, slots, not plain, carry, native=not domain.carries)
-        if node.op == "call_module":
-            step.module = getattr(op.run, "__wrapped__", None)
         for operand in node.all_input_nodes:
             last_use[numbers[operand]] = len(plan.steps)
         last_use[len(numbers)] = len(plan.steps)

@@ -38,14 +38,13 @@ class _ByMeaning(TorchFunctionMode):
 def by_meaning(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return `function` with the calls of dialect ops in it carried out by their meaning.
 
-    The result, whose `__wrapped__` is `function`, raises `UnsupportedOp` when the function calls a collective, or an op of a dialect that has no meaning.
+    The result raises `UnsupportedOp` when the function calls a collective, or an op of a dialect that has no meaning.
     """
 
     def run(*args: Any, **kwargs: Any) -> Any:
         with _ByMeaning():
             return function(*args, **kwargs)
 
-    run.__wrapped__ = function  # type: ignore[attr-defined]
     return run
 
 
