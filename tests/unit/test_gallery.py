@@ -13,7 +13,8 @@ import pytest
 from tcverify.counterexample import Counterexample, case_id, read_counterexample
 from tcverify.report.script import to_script
 from tests.mutants.exhibit_list import EXHIBITS
-from tests.mutants.exhibits import GALLERY, Exhibit, first_bad_node, judge
+from tests.mutants.exhibits import GALLERY, Exhibit, first_bad_node, hidden, judge, make_case
+from tests.mutants.exhibits_of_values import HIDDEN
 
 ROOT = GALLERY.parents[1]
 
@@ -91,8 +92,26 @@ def test_the_sound_pass_passes(exhibit: Exhibit) -> None:
     assert verdict.status == "passed", (verdict.findings, verdict.doubts)
 
 
+@pytest.mark.parametrize("exhibit", HIDDEN, ids=lambda exhibit: exhibit.slug)
+def test_float64_does_not_show_what_rounding_hides(exhibit: Exhibit) -> None:
+    assert exhibit.domain != "float64"
+    assert hidden(exhibit, exhibit.subject(), case_of(exhibit).program)
+
+
+def test_the_exact_domain_finds_five_defects_that_float64_misses() -> None:
+    assert sum(exhibit.domain == "exact" for exhibit in HIDDEN) >= 5
+
+
 def test_reports_name_the_planted_node_first() -> None:
     planted = {exhibit.slug: about(exhibit)["planted"] for exhibit in EXHIBITS}
     first = {exhibit.slug: first_bad_node(case_of(exhibit)) for exhibit in EXHIBITS if planted[exhibit.slug]}
     missed = [slug for slug, node in first.items() if node not in planted[slug]]
     assert len(first) - len(missed) >= LEAST_NAMED * len(first), missed
+
+
+def test_a_case_can_be_made_anew() -> None:
+    """Of an exhibit with a program of its own: what strategies draw may change, and cases stay as they are."""
+    exhibit = next(one for one in EXHIBITS if one.slug == "results-share-storage")
+    made = make_case(exhibit)
+    assert made is not None
+    assert (made.case.id, made.planted) == (case_of(exhibit).id, about(exhibit)["planted"])
