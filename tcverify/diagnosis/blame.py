@@ -22,6 +22,7 @@ def upward(of: Versions, start: Sequence[fx.Node]) -> fx.Node | None:
             seen[node.name] = node
             stack += [operand for operand in node.all_input_nodes if suspicious(of, operand)]
             stack += astray(of, node)
+            stack += [w for o in node.all_input_nodes for w in of.writes(o, node) if suspicious(of, w)]
     first = next((name for name in of.relations if name in seen), None)
     return None if first is None else seen[first]
 
@@ -50,10 +51,18 @@ def displaced(of: Versions, node: fx.Node) -> bool:
     """Whether a value is divided over the ranks of the collective that the original has it from, in another order."""
     relation = of.relations[node.name]
     group = relation.groups.get(of.rank)
-    if relation.kind != "shard" or group is None or relation.original != node.name or node.name in of.called:
+    if relation.kind != "shard" or group is None or relation.original is None or node.name in of.called:
         return False
+    if relation.original != node.name and not _cut(of, node):
+        return False  # which of several equal values it stands for is not certain enough
     homes = of.home.get(relation.original, frozenset())
     return bool(homes) and group not in homes and any(sorted(group) == sorted(home) for home in homes)
+
+
+def _cut(of: Versions, node: fx.Node) -> bool:
+    """Whether an inserted node takes a shard of what it reads whole."""
+    read = [of.relations[operand.name].kind for operand in node.all_input_nodes if operand.name in of.relations]
+    return of.namesake(node) is None and bool(read) and all(kind in ("equal", "reshaped") for kind in read)
 
 
 def astray(of: Versions, node: fx.Node) -> list[fx.Node]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +10,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from tcverify.diagnosis.blame import displaced
-from tcverify.diagnosis.versions import Versions, storage_root, written_operands
+from tcverify.diagnosis.versions import Versions
 from tcverify.ops import Collective, lookup
 from tcverify.relations import Relation, relation_between
 
@@ -49,7 +48,7 @@ def cause(
 ) -> str:
     """Say in a few words what makes a node wrong, to follow a colon; "" where nothing can be said."""
     if output is not None:
-        return _together(of, node) if relation.kind in ("reshaped", "transposed") else NEEDED.get(relation.kind, "")
+        return NEEDED.get(relation.kind) or _together(of, node)
     for reason in (
         _item(of, node),
         _together(of, node),
@@ -224,23 +223,11 @@ def _stale(of: Versions, node: fx.Node) -> str:
     if namesake is None:
         return ""
     for operand, read in zip(node.all_input_nodes, namesake.all_input_nodes, strict=False):
-        missed = [w.name for w in _writes_between(of.old.nodes, read, namesake)]
-        seen = {w.name for w in _writes_between(of.new.nodes, operand, node)}
+        missed = [w.name for w in of.original_writes(read, namesake)]
+        seen = {w.name for w in of.writes(operand, node)}
         lost = [name for name in missed if name not in seen]
         relation = of.relations.get(operand.name)
         if lost and relation is not None and relation.explained and relation.original == read.name:
             what = "the value" if relation.kind == "equal" else relation.text
             return f"it reads '{operand.name}', {what} before '{lost[0]}' writes into '{read.name}'"
     return ""
-
-
-def _writes_between(nodes: Sequence[fx.Node] | Any, value: fx.Node, reader: fx.Node) -> Iterator[fx.Node]:
-    """What writes into the storage of a value between its definition and a reader."""
-    root = storage_root(value)
-    started = False
-    for node in nodes:
-        if node is reader:
-            return
-        if started and any(storage_root(operand) is root for operand in written_operands(node)):
-            yield node
-        started = started or node is value

@@ -6,7 +6,9 @@ import math
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import fx
+from torch.utils import _pytree as pytree
 
 from tcverify.arithmetic import FLOAT64, NATIVE, Domain, domain_of
 from tcverify.arithmetic.field import P
@@ -16,9 +18,9 @@ from tcverify.diagnosis.divergence import Diagnosis, Divergence
 from tcverify.diagnosis.meeting import disagreement
 from tcverify.diagnosis.versions import (
     Versions,
-    output_leaves,
     output_node,
     storage_root,
+    writers,
     written_operands,
 )
 from tcverify.errors import ProgramError, UnsupportedOp
@@ -87,9 +89,17 @@ def _observe(program: Program, domain: Domain) -> tuple[Run | None, str]:
     if nodes > MAX_NODES or elements > MAX_ELEMENTS:
         return None, f"with {nodes} nodes and {elements} elements on all ranks it is too large to keep every value"
     try:
-        return Lockstep().run(program, observe=True, domain=domain), ""
+        run = Lockstep().run(program, observe=True, domain=domain)
     except (UnsupportedOp, ProgramError) as error:
         return None, error.message
+    for result in run.ranks:
+        result.values = pytree.tree_map_only(torch.Tensor, _computable, result.values)
+    return run, ""
+
+
+def _computable(value: torch.Tensor) -> torch.Tensor:
+    """Numbers of 8 bits, with which torch does not compute, as bfloat16, which holds them all."""
+    return value.to(torch.bfloat16) if value.is_floating_point() and value.itemsize == 1 else value
 
 
 def _elements(value: Any) -> int:
@@ -160,7 +170,7 @@ def _shared(of: Versions, index: int, detail: str) -> Divergence | None:
 def _written(of: Versions, label: str) -> Divergence | None:
     """Where the value of an input after the run goes wrong: what is written into it, or that nothing is."""
     name = label.removeprefix("input '").removesuffix("' after the run")
-    old, new = _writers(of.old, name), _writers(of.new, name)
+    old, new = _writers(of.old_nodes.get(name), of.old), _writers(of.new_nodes.get(name), of.new)
     found = upward(of, [written for writer in new for written in (writer, *writer.all_input_nodes)])
     if found is not None:
         return _divergence(of, found)
@@ -188,11 +198,9 @@ def _written(of: Versions, label: str) -> Divergence | None:
     return None if found is None else _divergence(of, found)
 
 
-def _writers(graph: fx.Graph, name: str) -> list[fx.Node]:
+def _writers(value: fx.Node | None, graph: fx.Graph) -> list[fx.Node]:
     """The nodes that write into an input, in graph order."""
-    return [
-        node for node in graph.nodes if any(storage_root(operand).name == name for operand in written_operands(node))
-    ]
+    return writers(graph).get(value, []) if value is not None else []
 
 
 def _divergence(
@@ -210,4 +218,4 @@ def _divergence(
     return Divergence(node.name, relation, output, operands, raises, why, of.rank, alone and not raises)
 
 
-__all__ = ["diagnose", "output_leaves"]
+__all__ = ["diagnose"]

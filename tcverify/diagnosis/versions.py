@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -71,6 +71,30 @@ class Versions:
         relation = relation_between(self.program, self.before, self.after, operand.name, read.name, self.measure)
         return relation is None or not relation.explained
 
+    def writes(self, value: fx.Node, reader: fx.Node) -> list[fx.Node]:
+        """What writes into the storage of a value of the rewritten graph between its definition and a reader."""
+        return _between(self._written_new.get(storage_root(value), ()), value, reader, self._places_new)
+
+    def original_writes(self, value: fx.Node, reader: fx.Node) -> list[fx.Node]:
+        """As `writes`, in the original."""
+        return _between(self._written_old.get(storage_root(value), ()), value, reader, self._places_old)
+
+    @cached_property
+    def _written_new(self) -> dict[fx.Node, list[fx.Node]]:
+        return writers(self.new)
+
+    @cached_property
+    def _written_old(self) -> dict[fx.Node, list[fx.Node]]:
+        return writers(self.old)
+
+    @cached_property
+    def _places_new(self) -> dict[fx.Node, int]:
+        return {node: place for place, node in enumerate(self.new.nodes)}
+
+    @cached_property
+    def _places_old(self) -> dict[fx.Node, int]:
+        return {node: place for place, node in enumerate(self.old.nodes)}
+
     @cached_property
     def called(self) -> dict[str, Collective]:
         """The collective that a rewritten node calls, by name."""
@@ -117,6 +141,19 @@ def output_node(graph: fx.Graph, index: int) -> fx.Node | None:
     leaves = output_leaves(graph)
     found = leaves[index] if 0 <= index < len(leaves) else None
     return found if isinstance(found, fx.Node) else None
+
+
+def writers(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:
+    """By the node that made a storage, the nodes that write into it, in graph order."""
+    found: dict[fx.Node, list[fx.Node]] = {}
+    for node in graph.nodes:
+        for root in dict.fromkeys(map(storage_root, written_operands(node))):
+            found.setdefault(root, []).append(node)
+    return found
+
+
+def _between(nodes: Sequence[fx.Node], first: fx.Node, last: fx.Node, places: Mapping[fx.Node, int]) -> list[fx.Node]:
+    return [node for node in nodes if places[first] < places[node] < places[last]]
 
 
 def written_operands(node: fx.Node) -> Iterator[fx.Node]:

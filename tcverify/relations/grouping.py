@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from tcverify.execution import Run
@@ -14,7 +14,7 @@ MAX_MEMBERS = 16
 
 @dataclass(frozen=True, slots=True)
 class Grouping:
-    """Disjoint groups of ranks, in order.
+    """Disjoint groups of ranks, in order; ranks that stand in none stand alone.
 
     Attributes:
         where: in words: "over tp [0, 1]".
@@ -24,6 +24,10 @@ class Grouping:
     where: str
     groups: Mapping[int, tuple[int, ...]]
 
+    def example(self, ranks: Iterable[int]) -> int:
+        """One of these ranks, of those that do not stand alone if there are any."""
+        return max(ranks, key=lambda rank: len(self.groups[rank]) > 1)
+
     def position(self, rank: int) -> int:
         return self.groups[rank].index(rank)
 
@@ -32,9 +36,10 @@ def groupings(program: Program, *runs: Run) -> list[Grouping]:
     """The groups of the mesh dims, then others that the collectives of runs name."""
     found: list[Grouping] = []
     known: set[tuple[int, ...]] = set()
+    alone = {rank: (rank,) for rank in range(program.mesh.world_size)}
     for dim in program.mesh.dims:
-        groups = {rank: group for group in dim.groups if 1 < len(group) <= MAX_MEMBERS for rank in group}
-        if groups:
+        groups = {rank: group for group in dim.groups if len(group) <= MAX_MEMBERS for rank in group}
+        if any(len(group) > 1 for group in groups.values()):
             found.append(Grouping(f"over {dim.name} {_listed(groups)}".rstrip(), groups))
             known.update(groups.values())
     named = {call.collective.communicator for run in runs for result in run.ranks for call in result.calls}
@@ -45,7 +50,9 @@ def groupings(program: Program, *runs: Run) -> list[Grouping]:
             if layer is None:
                 layers.append(layer := {})
             layer.update(dict.fromkeys(group, group))
-    return found + [Grouping(f"over {_listed(layer) or 'groups of the graph'}", layer) for layer in layers[:MAX_LAYERS]]
+    return found + [
+        Grouping(f"over {_listed(layer) or 'groups of the graph'}", {**alone, **layer}) for layer in layers[:MAX_LAYERS]
+    ]
 
 
 #: Partitions of the ranks that are looked at beyond those of the mesh.
@@ -54,4 +61,6 @@ MAX_LAYERS = 4
 
 def _listed(groups: Mapping[int, tuple[int, ...]]) -> str:
     """The groups as text, where they are few."""
-    return " ".join(str(list(group)) for group in dict.fromkeys(groups.values())) if len(groups) <= MAX_MEMBERS else ""
+    if len(groups) > MAX_MEMBERS:
+        return ""
+    return " ".join(str(list(group)) for group in dict.fromkeys(groups.values()) if len(group) > 1)

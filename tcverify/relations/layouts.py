@@ -29,10 +29,12 @@ class Setting:
     Attributes:
         groupings: over which values may be divided.
         measure: when two values are the same.
+        nested: whether two divisions at once are looked for.
     """
 
     groupings: Sequence[Grouping]
     measure: Measure = FLOATING
+    nested: bool = True
 
 
 def layout(new: Values, old: Values, name: str, setting: Setting) -> Relation | None:
@@ -52,7 +54,7 @@ def layout(new: Values, old: Values, name: str, setting: Setting) -> Relation | 
             found = _divided(new, old, name, grouping, setting)
             if found is not None:
                 return found
-    if sum(v.numel() for v in (*new.values(), *old.values())) > MAX_NESTED:
+    if not setting.nested or sum(v.numel() for v in (*new.values(), *old.values())) > MAX_NESTED:
         return None
     return _transposed(new, old, name, measure) or _nested(new, old, name, setting)
 
@@ -75,7 +77,7 @@ def _divided(new: Values, old: Values, name: str, grouping: Grouping, setting: S
             return Relation("shard", name, text, dim, groups=groups, loses=varies, view=view)
     for dim in _dims(old, new, grouping):
         if all(_is_whole(new[r], [old[m] for m in groups[r]], dim, measure) for r in new):
-            rank = next(iter(new))
+            rank = grouping.example(new)
             view = _otherwise(new[rank].shape, joined([old[m] for m in groups[rank]], dim))
             text = f"the original's '{name}' gathered along dim {dim} {where}{_in_shape(view)}"
             return Relation("gathered", name, text, dim, groups=groups, view=view)
@@ -96,7 +98,7 @@ def _divided(new: Values, old: Values, name: str, grouping: Grouping, setting: S
 
 def _view(new: Values, old: Values, dim: int, grouping: Grouping) -> tuple[int, ...]:
     """The shape in which a value is divided along a dim, where that is not its own."""
-    rank = next(iter(new))
+    rank = grouping.example(new)
     shape = list(new[rank].shape)
     shape[dim] = sum(sizes_along(new, old, dim, rank, grouping))
     return _otherwise(shape, old[rank])
@@ -113,7 +115,7 @@ def _in_shape(view: Sequence[int]) -> str:
 
 def _dims(part: Values, whole: Values, grouping: Grouping) -> Iterator[int]:
     """The dims along which `part` may be divided: those that give the whole's shape, then those that give a view of it."""
-    rank = next(iter(part))
+    rank = grouping.example(part)
     if rank not in whole:
         return
     shape, total_shape = part[rank].shape, whole[rank].shape
@@ -212,7 +214,7 @@ def _nested(new: Values, old: Values, name: str, setting: Setting) -> Relation |
 
 def _undone(new: Values, old: Values, outer: Grouping, inner: Grouping) -> Iterator[tuple[str, Values]]:
     """The values as they were before the outer division, where sizes allow that the inner one gives them."""
-    rank = next(iter(new))
+    rank = inner.example(new)
     size, whole = new[rank].numel(), old[rank].numel()
     members = len(inner.groups[rank])
     if size * members == whole or size == whole:

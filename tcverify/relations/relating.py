@@ -118,21 +118,26 @@ def _print(value: Any) -> Any:
 
 
 def _best(node: fx.Node, values: RankValues, originals: _Originals, found: Mapping[str, Relation]) -> Relation:
-    """The relation that explains a value best; else the one that says what went wrong with it."""
+    """The relation that explains a value best; else the one that says what went wrong with it.
+
+    Of what is computed from unexplained values, less is asked: it is not where anything goes wrong first.
+    """
+    downstream = any(not found[o.name].explained for o in node.all_input_nodes if o.name in found)
+    setting = replace(originals.setting, nested=False) if downstream else originals.setting
     candidates = list(_candidates(node, originals, found))
     far = originals.alike.get(_print(values.get(originals.rank)))
     second: Relation | None = None
     for name in [*candidates, far] if far is not None and far not in candidates else candidates:
-        relation = _explained(values, originals.values.get(name, {}), name, originals.setting)
+        relation = _explained(values, originals.values.get(name, {}), name, setting)
         if relation is not None and not (relation.loses or relation.view or relation.kind in SECOND):
             return relation
         if relation is not None and (second is None or second.loses > relation.loses):
             second = relation
     if second is not None:
         return second
-    for name in candidates[:MAX_TWISTED]:
+    for name in candidates[: 1 if downstream else MAX_TWISTED]:
         pool = _pool(node, name, originals, found)
-        relation = _twisted(values, originals.values.get(name, {}), name, pool, originals.setting)
+        relation = _twisted(values, originals.values.get(name, {}), name, pool, setting)
         if relation is not None:
             return relation
     return _unrelated(node, values, originals)

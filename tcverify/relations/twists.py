@@ -240,19 +240,28 @@ def _factors(value: torch.Tensor, expected: torch.Tensor, setting: Setting, rank
             yield float(pow(n, -1, modulus))
         yield -1.0
         return
-    factor = _quotient(value, expected)
-    if factor is not None and factor != 0.0:
+    factor = _fitted(value, expected)
+    simple = _simple(factor) if factor is not None else None
+    if simple:
+        yield simple
+    if factor and value.numel() >= FEW:
         yield factor
 
 
 def _quotient(value: torch.Tensor, expected: torch.Tensor) -> float | None:
     """The factor that fits best; rounded when it is simple; None when values are so few that any factor fits."""
-    square = float((expected * expected).sum())
-    factor = float((value * expected).sum()) / square if square > 0 else float("nan")
-    if not abs(factor) < float("inf"):
+    factor = _fitted(value, expected)
+    if factor is None:
         return None
     simple = _simple(factor)
     return simple if simple is not None else factor if value.numel() >= FEW else None
+
+
+def _fitted(value: torch.Tensor, expected: torch.Tensor) -> float | None:
+    """The factor that fits best, if there is any."""
+    square = float((expected * expected).sum())
+    factor = float((value * expected).sum()) / square if square > 0 else float("nan")
+    return factor if abs(factor) < float("inf") else None
 
 
 def _simple(factor: float) -> float | None:
@@ -271,6 +280,8 @@ def _of_size(factor: float, groupings: Sequence[Grouping], rank: int) -> Iterato
 def times(factor: float) -> str:
     """A factor in words."""
     near = Fraction(factor).limit_denominator(DENOMINATOR)
+    if abs(factor - 1) < 1e-6 and factor != 1:
+        return f"(1 {'+' if factor > 1 else '−'} {abs(factor - 1):.2g}) times"
     if float(near) != factor:
         return f"{factor:.9g} times"
     if near == -1:

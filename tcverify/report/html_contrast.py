@@ -50,7 +50,7 @@ def _rows(case: Counterexample, diagnosis: Diagnosis) -> Sequence[tuple[int, Con
     """A row per rank, its `where` left open unless it is about all ranks."""
     finding, after = case.finding, diagnosis.after
     if case.values:
-        return [(v.rank, _value(v)) for v in case.values]
+        return [(v.rank, _value(v, case.domain)) for v in case.values]
     where = f"rank {finding.rank}" if finding.rank is not None else "all ranks"
     if after is not None and after.mismatch is not None:
         sentence = "every member of the group calls the same collective"
@@ -69,10 +69,12 @@ def _rows(case: Counterexample, diagnosis: Diagnosis) -> Sequence[tuple[int, Con
     return []
 
 
-def _value(value: RankValue) -> Contrast:
+def _value(value: RankValue, domain: str) -> Contrast:
+    """One rank's largest difference. That of two residues says nothing: they differ, or they do not."""
     difference = abs(value.actual - value.expected)
-    text = f"{difference:.3g}"
-    if value.expected and math.isfinite(difference):
+    residues = domain == "exact" and value.actual.is_integer() and value.expected.is_integer()
+    text = "" if residues else f"{difference:.3g}"
+    if not residues and value.expected and math.isfinite(difference):
         text += f" ({100 * difference / abs(value.expected):.3g} %)"
     what = f"{plain(value.label)}{list(value.index)}"
     return Contrast("", what, f"{value.expected:.9g}", f"{value.actual:.9g}", text)

@@ -131,7 +131,7 @@ def make_page(case: Counterexample, path: Path | None) -> HtmlPage:
         foreign=_bounded(plain_lines(case.listing)) if case.rewritten is None else (),
         relations=_window(relations),
         relations_summary=_counted(relations),
-        values_domain=plain(diagnosis.before.domain) if diagnosis.before is not None else "",
+        values_domain=plain(diagnosis.before.domain.partition(":")[0]) if diagnosis.before is not None else "",
         relations_left_out=max(0, len(relations) - MAX_RELATIONS),
         why=plain(diagnosis.why),
         timelines=timelines(diagnosis.before, diagnosis.after, suspects),

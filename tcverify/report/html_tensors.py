@@ -15,6 +15,9 @@ from tcverify.report.plain import count
 #: Tensors of so many elements are shown whole.
 MAX_ELEMENTS = 64
 
+#: Whole numbers below this are shown with all their digits: the primes of the exact domain are.
+MAX_WHOLE = 1 << 24
+
 #: Of larger ones that differ, so many elements around the worst.
 MAX_SAMPLE = 8
 
@@ -195,7 +198,11 @@ def _texts(old: torch.Tensor, new: torch.Tensor, differ: torch.Tensor) -> tuple[
 
 
 def _number(value: Any, digits: int = 4) -> str:
-    return f"{value:.{digits}g}" if isinstance(value, float) else str(value)
+    """A number as text. Residues of the exact domain are whole, and all their digits count."""
+    if not isinstance(value, float):
+        return str(value)
+    whole = value.is_integer() and abs(value) < MAX_WHOLE
+    return str(int(value)) if whole else f"{value:.{digits}g}"
 
 
 def _apart(one: Any, other: Any) -> tuple[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import fx
 
 from tcverify.program import PARTIAL, GraphBuilder, InputSpec, Mesh, Program, Recipe, spmd_program
@@ -74,6 +75,17 @@ def equal_results() -> Program:
         return b.call("aten::neg", row), b.call("aten::neg", row)
 
     return spmd_program(TP2, [ROW], build, seed=1)
+
+
+def sums_of_two_dtypes() -> Program:
+    """A sum in bfloat16 and one in float32."""
+    half = InputSpec("half", (4, 6), torch.bfloat16, placements=(("tp", PARTIAL),))
+
+    def build(b: GraphBuilder) -> object:
+        values = b.input("half"), b.input("x")
+        return tuple(_reduced(b, value) for value in values)
+
+    return spmd_program(TP2, [half, PARTIAL_X], build, seed=1)
 
 
 def mean_of_six() -> Program:

@@ -231,6 +231,13 @@ VALUES: tuple[Exhibit, ...] = (
         made=programs.read_around_a_write,
     ),
     Exhibit(
+        "copy-dropped",
+        "A copy is dropped that keeps an old value",
+        STORAGE,
+        "A clone looks like the identity, and is, until its source is written into.",
+        _LOCAL + "CopyDropped", _LOCAL + "DropCopies", "wrong-value", ("sub*",), made=programs.copied_before_a_write,
+    ),
+    Exhibit(
         "results-share-storage",
         "Two results that were apart share one tensor",
         STORAGE,
@@ -249,7 +256,7 @@ VALUES: tuple[Exhibit, ...] = (
     ),
 )  # fmt: skip
 
-#: What float64 does not show: the exact domain does, and the last one arithmetic in the program's own dtypes.
+#: What float64 does not show: the exact domain does, or arithmetic in the program's own dtypes for the last two.
 HIDDEN: tuple[Exhibit, ...] = (
     Exhibit(
         "eps-of-the-last-digit",
@@ -293,6 +300,15 @@ HIDDEN: tuple[Exhibit, ...] = (
         "A factor was folded into the weight and rounded there.",
         _TINY + "WeightShrunk", _IDENTITY, "wrong-value", ("mul_tensor*",), domain="exact",
         strategy="structured",
+    ),
+    Exhibit(
+        "bucket-in-the-first-dtype",
+        "A bucket rounds its members to the dtype of the first",
+        ROUNDING,
+        "Collectives of two dtypes share a bucket, in the dtype of whichever came first. Behind it every member has its own "
+        "dtype again, so nothing in the graph tells that digits are gone.",
+        _GROUPS + "BucketOfAllDtypes", _GROUPS + "Bucket", "wrong-value", ("_to_copy_default*",), ("PT-167853",),
+        domain="native", made=programs.sums_of_two_dtypes,
     ),
     Exhibit(
         "summed-in-bfloat16",

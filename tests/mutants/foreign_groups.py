@@ -93,14 +93,23 @@ class Bucket(Foreign):
 
     def merge(self, first: fx.Node, second: fx.Node) -> None:
         at, given = self.place(first, second), arguments(first)
+        dtype = first.meta["val"].dtype
         flat = [self.put(at, "aten::reshape", arguments(member)["x"], [-1]) for member in (first, second)]
+        flat = [
+            part if part.meta["val"].dtype is dtype else self.put(at, "aten::_to_copy", part, dtype=dtype)
+            for part in flat
+        ]
         bucket = self.put(at, ALL_REDUCE, self.put(at, "tensor_cast::cat", flat, 0), given["rank"], given["rank_group"])
         start = 0
         for member, part in zip((first, second), flat, strict=True):
             size = member.meta["val"].numel()
             piece = self.put(at, "aten::slice.Tensor", bucket, 0, start, start + size)
             restored = self.put(at, "aten::reshape", piece, list(shape(member)))
-            self.replace(member, self.put(at, "aten::clone", restored))
+            own = member.meta["val"].dtype
+            if own is dtype:
+                self.replace(member, self.put(at, "aten::clone", restored))
+            else:
+                self.replace(member, self.put(at, "aten::_to_copy", restored, dtype=own))
             start += part.meta["val"].numel()
 
 
@@ -131,8 +140,8 @@ class BucketAtFirstMember(Bucket):
         return first
 
 
-class BucketInTwoDtypes(Bucket):
-    """Members of two dtypes share a bucket of the first one's: the second is rounded to it (stale-metadata, …)."""
+class BucketOfAllDtypes(Bucket):
+    """A bucket has the dtype of its first member, and a second one of more digits is rounded to it (wrong-value)."""
 
     def key(self, node: fx.Node) -> Hashable:
         return (op_name(node), tuple(arguments(node)["rank_group"]))

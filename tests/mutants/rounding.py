@@ -13,6 +13,7 @@ from torch import fx
 
 from tcverify.ops import TensorSpec, resolve
 from tcverify.passes import Multistream, SequenceParallel
+from tcverify.passes.aliasing import mutated_nodes
 from tcverify.passes.editing import annotate, erase_unused, known_spec, op_name
 from tcverify.program import PARTIAL, GraphBuilder, InputSpec, Mesh, Program, Recipe, shard, spmd_program
 
@@ -124,6 +125,8 @@ def _split_product(pieces: Callable[[int], int]) -> Replacement:
 def _swapped(call: Callable[..., fx.Node], node: fx.Node) -> fx.Node | None:
     """a + (b + c) for (a + b) + c."""
     inner, third = node.args
+    if mutated_nodes(node.graph):  # b would be read later than before
+        return None
     if not isinstance(inner, fx.Node) or op_name(inner) != "aten::add.Tensor" or len(node.args) != 2 or node.kwargs:
         return None
     if len(inner.args) != 2 or inner.kwargs or not _same_shape(*inner.args, third, node):

@@ -18,6 +18,7 @@ from torch import fx
 
 from tcverify.application import InProcess, Subject
 from tcverify.application.loading import prepare
+from tcverify.arithmetic import Domain
 from tcverify.campaign import (
     Campaign,
     CampaignFinished,
@@ -293,7 +294,7 @@ def test_an_interrupt_while_a_finding_is_confirmed_keeps_it(run: Run, monkeypatc
         name = "gloo"
 
     monkeypatch.setattr(campaign_driver, "verify", interrupted)
-    monkeypatch.setattr("tcverify.verifier._worth_confirming", lambda *_: False)
+    monkeypatch.setattr("tcverify.verifier.worth_confirming", lambda *_: False)
     finished = run(drops_reductions, confirm=NeverAsked())
     assert finished.stop == "interrupted"
     last = finished.counterexamples[-1]
@@ -384,7 +385,7 @@ def test_failures_that_could_not_be_judged_are_not_forgotten(run: Run, tmp_path:
     class Broken:
         name = "gloo"
 
-        def start_comparison(self, original: Program, rewritten: Program) -> Any:
+        def start_comparison(self, original: Program, rewritten: Program, domain: Domain) -> Any:
             raise ExecutorError("no group today")
 
     subject = _subject(raises)

@@ -24,7 +24,7 @@ from tcverify.errors import ProgramError, UnsupportedOp, UsageError
 from tcverify.execution import Comparison, Executor, Lockstep, ProcessGroupPool
 from tcverify.program import Contract, GraphBuilder, InputSpec, Note, Program, spmd_program
 from tcverify.strategies import transformer_programs
-from tests.unit.programs import TP2, reduce_then_norm
+from tests.unit.programs import TP2, X, reduce_then_norm
 
 
 def last_digit_of_eps(gm: fx.GraphModule) -> None:
@@ -128,24 +128,22 @@ def test_the_confirming_executor_is_told_the_domain(domain: str) -> None:
     assert watched.asked == [{"exact": "exact:0"}.get(domain, domain)]  # type: ignore[attr-defined]
 
 
-def convolution() -> Program:
+def norm_of_order_three() -> Program:
     def build(b: GraphBuilder) -> object:
-        x, w = b.input("x"), b.input("w")
-        x = b.call("tensor_cast::all_reduce", x, b.rank, b.group("tp"))
-        args = (x, w, None, [1], [0], [1], False, [0], 1)
-        return b.call("aten::convolution", *args)
+        x = b.call("tensor_cast::all_reduce", b.input("x"), b.rank, b.group("tp"))
+        return b.call("aten::linalg_vector_norm", x, 3.0)
 
-    return spmd_program(TP2, [InputSpec("x", (1, 2, 6)), InputSpec("w", (3, 2, 2))], build)
+    return spmd_program(TP2, [X], build)
 
 
 def test_an_op_without_exact_meaning_leaves_the_verdict_to_float64() -> None:
-    with pytest.raises(UnsupportedOp, match="convolution"):
-        Lockstep().run(convolution(), domain=Exact(0))
-    verdict = verify(touched, convolution(), domain="exact")
+    with pytest.raises(UnsupportedOp, match="norm of order"):
+        Lockstep().run(norm_of_order_three(), domain=Exact(0))
+    verdict = verify(touched, norm_of_order_three(), domain="exact")
     assert verdict.status == "passed"
     (note,) = verdict.notes
     assert note.reason == "exact-aside"
-    assert "convolution" in note.detail
+    assert "norm of order" in note.detail
 
 
 def test_what_does_not_run_in_its_own_dtypes_is_inconclusive() -> None:

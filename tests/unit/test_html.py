@@ -129,6 +129,21 @@ def test_the_domain_and_what_the_verdict_notes_are_told() -> None:
     assert "computed in float64: " in text
 
 
+def test_between_residues_there_is_no_distance() -> None:
+    found = replace(
+        case("wrong-value"), domain="exact", values=(RankValue(1, "output 0", (0, 1), -256081.0, 266549.0),)
+    )
+    (contrast,) = make_page(found, None).contrasts
+    assert (contrast.where, contrast.expected, contrast.computed, contrast.difference) == (
+        "rank 1",
+        "-256081",
+        "266549",
+        "",
+    )
+    (contrast,) = make_page(replace(found, domain="float64"), None).contrasts
+    assert contrast.difference == "5.23e+05 (204 %)"
+
+
 def test_only_rows_that_differ_are_marked() -> None:
     before, after = make_page(case("wrong-value", 9), None).timelines
     assert before.headings == ["ranks 0, 1"]

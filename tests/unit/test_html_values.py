@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 from torch import fx
 
+from tcverify.arithmetic import Exact
 from tcverify.diagnosis import diagnose
 from tcverify.execution import Lockstep, Run
 from tcverify.program import GraphBuilder, InputSpec, Mesh, Placement, Program, Recipe, spmd_program
@@ -102,6 +104,16 @@ def test_of_large_tensors_the_least_the_mean_and_the_greatest_are_told_and_what_
     assert len(elements) == 8
     assert elements[worst] == f"{float(whole.reshape(-1)[whole.abs().argmax()]):.4g}"
     assert index.startswith("[0, ")
+
+
+def test_residues_are_told_with_all_their_digits() -> None:
+    exact = [Lockstep().run(program(scaled(f)), observe=True, domain=Exact(0)) for f in (1.0, 1.0 + 1e-12)]
+    found = record(Runs(exact[0], exact[1], range(2)), "mul", "mul", True)
+    assert found is not None
+    for entry in found.entries:
+        assert entry.wrong
+        assert entry.after is not None
+        assert all(re.fullmatch(r"-?\d+", text) for text in entry.after.elements)
 
 
 def test_what_is_not_finite_is_told() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 from torch import fx
 
 from tcverify.ops import resolve
@@ -116,14 +117,19 @@ def test_any_streams_will_do(compute: tuple[int, ...], comm: tuple[int, ...]) ->
         assert op.stream in (comm if op.resources == ("comm",) else compute)
 
 
-def test_fused_ops_take_both_resources_on_a_compute_stream() -> None:
+@pytest.mark.parametrize("op", ["matmul_all_reduce", "fp8_linear_all_reduce"])
+def test_fused_ops_take_both_resources_on_a_compute_stream(op: str) -> None:
     def build(b: Builder) -> Any:
-        fused = b.call("matmul_all_reduce", b["v"], b["w"], None, b.graph.rank, b.graph.group("tp"), cost=20)
+        rest: tuple[Any, ...] = (None,)
+        if op != "matmul_all_reduce":
+            scale = b.call("aten::mean", b["w"], cost=1)
+            rest = scale, scale, None, torch.float32
+        fused = b.call(op, b["v"], b["w"], *rest, b.graph.rank, b.graph.group("tp"), cost=20)
         return b.all_reduce(b["x"]), fused, b.mm(b["r"])
 
     original = program(build)
     judged = judge(original, check(original).graph(0))
-    fused = judged.op("matmul_all_reduce")
+    fused = judged.op(op)
     assert fused.stream == 0
     for other in judged.ops:
         assert other is fused or other.end <= fused.start or fused.end <= other.start

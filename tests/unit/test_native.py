@@ -14,6 +14,7 @@ from torch import fx
 from tcverify import Verdict, verify
 from tcverify.arithmetic import NATIVE
 from tcverify.checks.native import LARGEST, RMS, Errors, errors_of, native_differences
+from tcverify.diagnosis import diagnose
 from tcverify.execution import Comparison, Delta, Lockstep, Noise, ProcessGroupPool, RankResult, pooled, rounding_noise
 from tcverify.execution.compare import compare_native
 from tcverify.program import VARYING, Finding, GraphBuilder, InputSpec, Mesh, Program, Recipe, spmd_program
@@ -381,3 +382,23 @@ def test_process_groups_judge_by_the_same_limits(pool: Callable[[int], ProcessGr
     (finding,) = native_differences(there, lambda: rounding_noise(made, LOCKSTEP.run(made)))
     assert isinstance(finding, Finding)
     assert finding.data["executor"] == "gloo"
+
+
+def test_a_finding_of_a_program_with_8_bit_values_is_explained() -> None:
+    inputs = [
+        InputSpec("x", (4, 8), BF16, (("tp", VARYING),)),
+        InputSpec("w", (8, 4), torch.float8_e4m3fn),
+        InputSpec("scale", (1,), recipe=Recipe("norm_weight")),
+    ]
+
+    def build(b: GraphBuilder) -> Any:
+        x, w, scale = [b.input(one.name) for one in inputs]
+        narrow = b.call("aten::_to_copy", x, dtype=torch.float8_e4m3fn)
+        return b.call("tensor_cast::fp8_linear", narrow, w, scale, scale, None, BF16), b.call("aten::add.Tensor", x, x)
+
+    made = spmd_program(TP2, inputs, build)
+    verdict = native(PLANTED["a residual of bf16 is kept in fp8"], made)
+    (finding,) = verdict.findings
+    found = diagnose(made, verdict.pair.rewritten, finding)
+    assert found.first is not None
+    assert "to_copy" in found.first.node

@@ -326,7 +326,16 @@ def test_facts_of_inputs(name: str, expected: object) -> None:
     assert found.placement(result, (0, 1)) == expected
 
 
+def fp8_linear(b: GraphBuilder, x: fx.Node, w: fx.Node, *group: Any) -> fx.Node:
+    """One product, with the scales that every op knows: of one element, equal on all ranks."""
+    scale = b.call("aten::mean", w)
+    op = "tensor_cast::fp8_linear_all_reduce" if group else "tensor_cast::fp8_linear"
+    return b.call(op, x, b.call("aten::t", w), scale, scale, None, torch.float32, *group)
+
+
 REPLICATING: dict[str, Any] = {
+    "quantised linear": lambda b, i: fp8_linear(b, i["r"], i["r"]),
+    "quantised linear with its sum": lambda b, i: fp8_linear(b, i["v"], i["r"], b.rank, b.group("tp")),
     "all_reduce": lambda b, i: all_reduce(b, i["x"]),
     "all_gather": lambda b, i: b.call("tensor_cast::all_gather", i["s"], 0, b.rank, b.group("tp")),
     "elementwise": lambda b, i: b.call("aten::add.Tensor", i["r"], b.call("aten::mul.Tensor", i["r"], 0.5)),
@@ -349,6 +358,7 @@ def test_equal_operands_give_equal_results(case: str) -> None:
 
 
 UNKNOWN: dict[str, Any] = {
+    "quantised linear": lambda b, i: fp8_linear(b, i["v"], i["r"]),
     "varying operand": lambda b, i: b.call("aten::add.Tensor", i["r"], i["v"]),
     "slice": lambda b, i: b.call("aten::slice.Tensor", i["r"], 0, 0, 2),
     "select": lambda b, i: b.call("aten::select.int", i["r"], 0, 1),

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from tcverify.arithmetic import Exact
 from tcverify.errors import UnsupportedOp
 from tcverify.execution import Lockstep, ProcessGroupPool
 from tcverify.ops import ShapeError, TensorSpec, infer, lookup, resolve
@@ -315,3 +316,12 @@ def test_a_fused_op_may_name_its_arguments_in_any_order(name: str) -> None:
     (same,) = [next(op.require()(0, *positional))]
     assert torch.equal(request.tensor, same.tensor)
     assert op.resources == ("compute", "comm")
+
+
+@pytest.mark.parametrize("name", LOCAL)
+def test_the_exact_domain_knows_them(name: str) -> None:
+    fused, apart = (Lockstep().run(program(name, one), domain=Exact(0)) for one in (True, False))
+    for a, b in zip(outputs(fused), outputs(apart), strict=True):
+        assert a.dtype is torch.float64
+        assert torch.equal(a, b)
+        assert int(a.abs().max()) > 1000  # residues, not numbers

@@ -11,6 +11,7 @@ from torch import fx
 
 from tcverify import Contract, Finding, verify
 from tcverify.application import Pair
+from tcverify.arithmetic import FLOAT64, Domain
 from tcverify.checks import CHECKS, Evidence, register_check
 from tcverify.errors import ExecutorError, UsageError
 from tcverify.execution import Comparison, Lockstep, ProcessGroupPool, Run
@@ -375,16 +376,18 @@ class _Elsewhere:
     def __init__(self, change: Callable[[Comparison], None]) -> None:
         self.change = change
 
-    def run(self, program: Program, *, observe: bool = False) -> Run:
-        return Lockstep().run(program, observe=observe)
+    def run(self, program: Program, *, observe: bool = False, domain: Domain = FLOAT64) -> Run:
+        return Lockstep().run(program, observe=observe, domain=domain)
 
-    def compare(self, original: Program, rewritten: Program) -> Comparison:
-        comparison = Lockstep().compare(original, rewritten)
+    def compare(self, original: Program, rewritten: Program, domain: Domain = FLOAT64) -> Comparison:
+        comparison = Lockstep().compare(original, rewritten, domain)
         self.change(comparison)
         return comparison
 
-    def start_comparison(self, original: Program, rewritten: Program) -> Callable[[], Comparison]:
-        return lambda: self.compare(original, rewritten)
+    def start_comparison(
+        self, original: Program, rewritten: Program, domain: Domain = FLOAT64
+    ) -> Callable[[], Comparison]:
+        return lambda: self.compare(original, rewritten, domain)
 
 
 def test_executors_that_disagree_are_a_finding() -> None:
