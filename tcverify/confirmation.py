@@ -7,7 +7,7 @@ from collections.abc import Callable
 from tcverify.application import Pair
 from tcverify.arithmetic import FLOAT64, NATIVE, Domain, domain_of
 from tcverify.checks import Evidence, apply_checks
-from tcverify.checks.exact import agrees
+from tcverify.checks.exact import agrees, differing
 from tcverify.errors import ExecutorError, ProgramError, TcverifyError, UnsupportedOp
 from tcverify.execution import Comparison, Executor, Run, digest
 from tcverify.program import Doubt, Finding, Note
@@ -23,9 +23,9 @@ def confirming_domain(evidence: Evidence, notes: list[Note]) -> Domain:
             return NATIVE
     draws = [run for run in evidence.runs if run.domain.startswith("exact")]
     if draws and not any(n.reason in ("exact-aside", "literal-changed") for n in notes):
-        # one in which the versions agree, if there is one: a draw may differ by chance
-        chosen = next((run for run in draws if agrees(run)), draws[0])
-        return domain_of(chosen.domain)
+        # a draw that says what all of them together say
+        chosen = differing(draws) or [run for run in draws if agrees(run)]
+        return domain_of(chosen[0].domain)
     return FLOAT64
 
 

@@ -10,8 +10,9 @@ from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from tcverify.application import Pair, PassFailure, Subject, subject_of
-from tcverify.arithmetic import DOMAINS, DRAWS, NATIVE, Exact
+from tcverify.arithmetic import DOMAINS, DRAWS, MORE_DRAWS, NATIVE, Exact
 from tcverify.checks import CHECKS, Evidence, apply_checks
+from tcverify.checks.exact import agrees
 from tcverify.confirmation import confirmed, confirming_domain, not_executed, start, worth_confirming
 from tcverify.errors import ExecutorError, UnsupportedOp, UsageError
 from tcverify.execution import (
@@ -253,9 +254,11 @@ def _run_in(domain: str, evidence: Evidence, baseline: Run, doubts: list[Doubt])
         else:
             evidence.runs.append(LOCKSTEP.compare_runs(before, LOCKSTEP.run(rewritten, domain=NATIVE), baseline))
         return
-    comparisons = []
+    comparisons: list[Comparison] = []
     try:
-        for draw in range(DRAWS):
+        for draw in range(MORE_DRAWS):
+            if draw >= DRAWS and len({agrees(comparison) for comparison in comparisons}) == 1:
+                break  # else more draws decide
             comparison = LOCKSTEP.compare(original, rewritten, Exact(draw))
             if not (comparison.original.finished and comparison.rewritten.finished):
                 why = comparison.rewritten.why if comparison.original.finished else comparison.original.why
@@ -266,7 +269,8 @@ def _run_in(domain: str, evidence: Evidence, baseline: Run, doubts: list[Doubt])
         evidence.aside = error.message
         return
     evidence.runs += comparisons
-    evidence.explain = lambda: explain(original, rewritten, 0)
+    draw = next((draw for draw, comparison in enumerate(comparisons) if not agrees(comparison)), 0)
+    evidence.explain = lambda: explain(original, rewritten, draw)
 
 
 def _blame(findings: list[Finding], evidence: Evidence, checks: list[str], baseline: Run, domain: str) -> list[Finding]:

@@ -2,7 +2,7 @@
 
 from tcverify.arithmetic.algebra import ORDER
 from tcverify.arithmetic.domain import Domain
-from tcverify.arithmetic.exact import DRAWS, Exact, ScrambledReals, residues
+from tcverify.arithmetic.exact import DRAWS, MORE_DRAWS, Exact, ScrambledReals, residues
 from tcverify.arithmetic.field import canonical, residue
 from tcverify.arithmetic.float64 import FLOAT64, Float64
 from tcverify.arithmetic.native import NATIVE, Native
@@ -22,6 +22,7 @@ __all__ = [
     "DOMAINS",
     "DRAWS",
     "FLOAT64",
+    "MORE_DRAWS",
     "NATIVE",
     "ORDER",
     "Domain",

@@ -26,6 +26,8 @@ Tensor = torch.Tensor
 
 #: Independent draws of inputs and hashes per program.
 DRAWS = 2
+#: As many where those do not say the same.
+MORE_DRAWS = 6
 
 
 class Exact(Domain):

@@ -30,7 +30,7 @@ Tensor = torch.Tensor
 def canonical(x: Tensor) -> Tensor:
     """Return the residues of integers of magnitude below 2⁵³. The result is a fresh tensor; infinities become NaN."""
     # (x + H) / P is correctly rounded, and no integer below 2⁵³ is so close below a multiple of P that it would round up.
-    return x - (x + H).div_(P).floor_().mul_(P)
+    return x.sub((x + H).div_(P).floor_(), alpha=P)
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:

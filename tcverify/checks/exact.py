@@ -7,33 +7,45 @@ from collections.abc import Callable
 from tcverify.execution import Comparison, Delta, Explanation
 from tcverify.program.finding import Finding, Note
 
+#: So many draws do not differ by chance.
+NOT_BY_CHANCE = 3
+
 
 def agrees(comparison: Comparison) -> bool:
     """Whether both versions computed the same residues on every rank."""
     return not any(delta.difference or delta.problem is not None for delta in comparison.deltas)
 
 
+def differing(comparisons: list[Comparison]) -> list[Comparison]:
+    """Return the draws in which the versions differ, unless they do so by chance: in too few of them.
+
+    A single draw may differ by chance, where a divisor or an argument of max happens to be 0; and it may agree although there is
+    a defect, where that stands behind a relu. So where two draws do not say the same there are more.
+    """
+    found = [comparison for comparison in comparisons if not agrees(comparison)]
+    return found if len(found) >= min(len(comparisons), NOT_BY_CHANCE) else []
+
+
 def exact_differences(comparisons: list[Comparison], explain: Callable[[], Explanation]) -> list[Finding | Note]:
     """Judge what the draws of the exact domain show where float64 shows nothing.
-
-    A single draw may differ by chance: where a divisor or an argument of max happens to be 0. A defect differs in all.
 
     Args:
         comparisons: one per draw, from one executor.
         explain: says why the versions differ; costly.
     """
-    if not comparisons or any(agrees(comparison) for comparison in comparisons):
+    counted = differing(comparisons)
+    if not counted:
         return []
     why = explain()
     if why.kind == "literal":
         return [Note("literal-changed", why.text)]
     if why.kind == "aside":
         return [Note("exact-aside", why.text)]
-    first = comparisons[0]
+    first = counted[0]
     delta = next(d for d in first.deltas if d.difference or d.problem is not None)
     ranks = sorted({d.rank for d in first.deltas if d.label == delta.label and (d.difference or d.problem is not None)})
     where = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks[:8]))}"
-    draws = "in every draw" if len(comparisons) > 1 else "in one draw"
+    draws = f"in {len(counted)} of {len(comparisons)} draws" if len(comparisons) > 1 else "in one draw"
     detail = f"{_difference(delta)}; the versions differ {draws} of the exact domain, by less than float64 can tell"
     data = {"label": delta.label, "ranks": ranks, "executor": first.executor, "domain": "exact", "difference": None}
     title = f"{delta.label} is wrong on {where}, beyond the precision of float64"
@@ -46,4 +58,4 @@ def _difference(delta: Delta) -> str:
     return f"at {list(delta.worst)} it is {delta.actual:.0f} instead of {delta.expected:.0f} (mod 1048573)"
 
 
-__all__ = ["agrees", "exact_differences"]
+__all__ = ["agrees", "differing", "exact_differences"]
