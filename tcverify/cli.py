@@ -27,8 +27,7 @@ from tcverify.execution import ProcessGroupPool
 from tcverify.passes import BUILTIN, DEFAULT, DESCRIPTIONS
 from tcverify.replay import replay as replay_case
 from tcverify.report.choice import REPORTS, reports
-from tcverify.report.html import to_html
-from tcverify.report.html_gallery import to_gallery
+from tcverify.report.html import to_gallery, to_html
 from tcverify.report.known import baseline_lines
 from tcverify.report.markdown import to_markdown
 from tcverify.report.plain import error_text, plain, plain_lines

@@ -1,6 +1,6 @@
 """The page of a counterexample in a real browser: what it shows, by pointer and by keyboard, with and without scripts.
 
-`TCVERIFY_UPDATE_SNAPSHOTS=1 pytest tests/browser` writes the snapshots anew; look at the difference before you keep them.
+`TCVERIFY_UPDATE_SNAPSHOTS=1 pytest -m browser tests/browser` writes the snapshots anew; look at them before you keep them.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from pathlib import Path
 import pytest
 
 from tcverify.counterexample import Counterexample, write_counterexample
-from tcverify.report.html import to_html
-from tcverify.report.html_gallery import to_gallery
+from tcverify.report.html import to_gallery, to_html
 from tests.browser.chromium import NAMES, Browser, browser, find_chromium
 from tests.unit.html_cases import case
 from tests.unit.schedule_cases import schedule_case
 from tests.unit.test_html import hostile_case
+
+pytestmark = pytest.mark.browser
 
 SNAPSHOTS = Path(__file__).parent / "snapshots"
 BLAMED = ".panel:last-child .flagged"

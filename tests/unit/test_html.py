@@ -17,9 +17,10 @@ from tcverify.application import PassFacts
 from tcverify.campaign import FindingFound
 from tcverify.counterexample import Counterexample, RankValue, read_counterexample, write_counterexample
 from tcverify.program import Finding, GraphBuilder, InputSpec, Mesh, spmd_program
-from tcverify.report.html import REPORT_NAME, HtmlReport, to_html
-from tcverify.report.html_folds import BOX_HEIGHT
-from tcverify.report.html_page import make_page
+from tcverify.report.html import HtmlReport, to_html
+from tcverify.report.html.document import REPORT_NAME
+from tcverify.report.html.folds import BOX_HEIGHT
+from tcverify.report.html.page import make_page
 from tests.unit.html_cases import blocks, case
 
 GALLERY = sorted((Path(__file__).parents[2] / "reports" / "gallery").glob("*/counterexample.json"))

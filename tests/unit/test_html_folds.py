@@ -7,9 +7,9 @@ from itertools import pairwise
 
 import pytest
 
-from tcverify.report.html_folds import BOX_HEIGHT, Fold, fold, hidden_edges, path, slack, slots, top
-from tcverify.report.html_layout import Edge, Place
-from tcverify.report.html_page import make_page
+from tcverify.report.html.folds import BOX_HEIGHT, Fold, fold, hidden_edges, path, slack, slots, top
+from tcverify.report.html.layout import Edge, Place
+from tcverify.report.html.page import make_page
 from tests.unit.html_cases import case
 
 

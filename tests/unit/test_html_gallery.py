@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from tcverify.cli import main
 from tcverify.counterexample import write_counterexample
 from tcverify.errors import ProgramError
-from tcverify.report.html_gallery import make_gallery, read_about, to_gallery
+from tcverify.report.html.gallery import make_gallery, read_about, to_gallery
 from tests.unit.html_cases import case
 from tests.unit.test_html import HOSTILE, Reader
 

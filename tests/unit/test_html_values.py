@@ -15,11 +15,11 @@ from tcverify.arithmetic import Exact
 from tcverify.diagnosis import diagnose
 from tcverify.execution import Lockstep, Run
 from tcverify.program import GraphBuilder, InputSpec, Mesh, Placement, Program, Recipe, spmd_program
-from tcverify.report import html_nodes
-from tcverify.report.html_drawings import make_sheets
-from tcverify.report.html_page import make_page
-from tcverify.report.html_tensors import MAX_ELEMENTS
-from tcverify.report.html_values import MAX_ENTRIES, Runs, rank_text, record
+from tcverify.report.html import nodes as html_nodes
+from tcverify.report.html.drawings import make_sheets
+from tcverify.report.html.page import make_page
+from tcverify.report.html.tensors import MAX_ELEMENTS
+from tcverify.report.html.values import MAX_ENTRIES, Runs, rank_text, record
 from tests.unit.html_cases import case
 
 SHARD = Placement("shard", 0)

@@ -26,7 +26,7 @@ from tcverify.program import Finding, Program
 from tcverify.program.graph import copy_graph
 from tcverify.report.block import make_block
 from tcverify.report.html import to_html
-from tcverify.report.html_streams import MAX_BARS, Chart, draw_schedule
+from tcverify.report.html.streams import MAX_BARS, Chart, draw_schedule
 from tcverify.report.markdown import to_markdown
 from tcverify.report.terminal import show
 from tcverify.report.timetable import time_line, timetable, timetables

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from tcverify.execution import Call, Run
 from tcverify.ops import Collective, mismatch
-from tcverify.report.html_values import ranks_text
+from tcverify.report.html.values import ranks_text
 from tcverify.report.plain import count, plain
 
 #: Most ranks that are told apart in tables, most columns of collectives and ranks that are looked at for them, and most

@@ -11,9 +11,9 @@ from torch import fx
 from tcverify.program import Program
 from tcverify.relations import Relation
 from tcverify.report.alignment import Row
-from tcverify.report.html_boxes import node_of, placement_texts
-from tcverify.report.html_graph import Box, Drawing
-from tcverify.report.html_values import MAX_CHARACTERS, Record, Runs, as_data, compared, record
+from tcverify.report.html.boxes import node_of, placement_texts
+from tcverify.report.html.graph import Box, Drawing
+from tcverify.report.html.values import MAX_CHARACTERS, Record, Runs, as_data, compared, record
 from tcverify.report.listing import graph_lines, value_text
 from tcverify.report.plain import plain
 

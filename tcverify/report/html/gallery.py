@@ -13,9 +13,9 @@ from tcverify.errors import ProgramError
 from tcverify.program import KINDS
 from tcverify.program.codec import load_json
 from tcverify.report.block import make_block
-from tcverify.report.html import REPORT_NAME, render
-from tcverify.report.html_drawings import make_sheets
-from tcverify.report.html_graph import Drawing
+from tcverify.report.html.document import REPORT_NAME, render
+from tcverify.report.html.drawings import make_sheets
+from tcverify.report.html.graph import Drawing
 from tcverify.report.plain import count, plain
 
 ABOUT_NAME = "about.json"

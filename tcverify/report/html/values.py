@@ -9,7 +9,7 @@ from typing import Any
 
 from tcverify.execution import Run
 from tcverify.relations import Relation
-from tcverify.report.html_tensors import Entry, Numbers, entries_of
+from tcverify.report.html.tensors import Entry, Numbers, entries_of
 from tcverify.report.plain import count
 
 #: Different values of one node that are shown; ranks whose values agree count once.

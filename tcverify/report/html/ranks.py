@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tcverify.program import InputSpec, Program
-from tcverify.report.html_collectives import MAX_RANKS
+from tcverify.report.html.collectives import MAX_RANKS
 from tcverify.report.plain import plain
 
 #: Groups of a mesh dim that are shown.

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from tcverify.report.alignment import Row
-from tcverify.report.html_boxes import Vertex, any_node
-from tcverify.report.html_layout import Layout
+from tcverify.report.html.boxes import Vertex, any_node
+from tcverify.report.html.layout import Layout
 
 #: Rows of which nothing is folded; most that are in sight of longer graphs; and most that are drawn at all.
 MAX_WHOLE = 28

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from tcverify.report.html_layout import Edge, Place
+from tcverify.report.html.layout import Edge, Place
 
 #: Sizes in pixels: a box, what lies between two layers, and the space above the first.
 BOX_HEIGHT = 52

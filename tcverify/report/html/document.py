@@ -13,8 +13,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
 from tcverify.campaign import Event, FindingFound
 from tcverify.counterexample import FILE_NAME, Counterexample, write_atomically
-from tcverify.report.html_page import make_page
-from tcverify.report.html_streams import BAR
+from tcverify.report.html.page import make_page
+from tcverify.report.html.streams import BAR
 
 REPORT_NAME = "report.html"
 
@@ -41,7 +41,7 @@ def render(name: str, styles: Sequence[str] = ("report.css", "gallery.css"), **v
 @cache
 def _template(name: str) -> Template:
     environment = Environment(
-        loader=PackageLoader("tcverify.report"),
+        loader=PackageLoader("tcverify.report.html"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
@@ -52,7 +52,7 @@ def _template(name: str) -> Template:
 
 @cache
 def _asset(name: str) -> str:
-    return resources.files("tcverify.report").joinpath("templates", name).read_text(encoding="utf-8")
+    return resources.files("tcverify.report.html").joinpath("templates", name).read_text(encoding="utf-8")
 
 
 class HtmlReport:

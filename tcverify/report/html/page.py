@@ -13,14 +13,14 @@ from tcverify.diagnosis import Diagnosis, diagnose
 from tcverify.program import KINDS
 from tcverify.relations import Relation
 from tcverify.report.block import Block, make_block
-from tcverify.report.html_collectives import MAX_RANKS, Timeline, timelines
-from tcverify.report.html_contrast import Contrast, make_contrasts
-from tcverify.report.html_drawings import Sheet, make_sheets
-from tcverify.report.html_nodes import Card, merge
-from tcverify.report.html_ranks import Dim, Input, make_dims, make_inputs
-from tcverify.report.html_streams import Schedule, draw_schedule
-from tcverify.report.html_values import Record, Runs, compared, ranks_text, record
-from tcverify.report.html_waiting import Waiting, waiting
+from tcverify.report.html.collectives import MAX_RANKS, Timeline, timelines
+from tcverify.report.html.contrast import Contrast, make_contrasts
+from tcverify.report.html.drawings import Sheet, make_sheets
+from tcverify.report.html.nodes import Card, merge
+from tcverify.report.html.ranks import Dim, Input, make_dims, make_inputs
+from tcverify.report.html.streams import Schedule, draw_schedule
+from tcverify.report.html.values import Record, Runs, compared, ranks_text, record
+from tcverify.report.html.waiting import Waiting, waiting
 from tcverify.report.plain import count, plain, plain_lines
 
 #: Rows of the table of relations, and lines of a listing or detail, that a page holds.

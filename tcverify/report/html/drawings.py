@@ -10,9 +10,9 @@ from tcverify.counterexample import Counterexample
 from tcverify.diagnosis import Diagnosis
 from tcverify.program import Program
 from tcverify.report.alignment import Row, align
-from tcverify.report.html_graph import SIGNS, Drawing, Labels, draw
-from tcverify.report.html_nodes import Cards, Side, make_cards
-from tcverify.report.html_values import Runs
+from tcverify.report.html.graph import SIGNS, Drawing, Labels, draw
+from tcverify.report.html.nodes import Cards, Side, make_cards
+from tcverify.report.html.values import Runs
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from tcverify.counterexample import Counterexample, RankValue
 from tcverify.diagnosis import Diagnosis
-from tcverify.report.html_collectives import contribution
-from tcverify.report.html_values import ranks_text
+from tcverify.report.html.collectives import contribution
+from tcverify.report.html.values import ranks_text
 from tcverify.report.plain import plain
 
 #: Rows that are shown.
