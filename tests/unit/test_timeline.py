@@ -215,7 +215,7 @@ def test_the_command_line_prints_a_trace(tmp_path: Path) -> None:
     assert outcome.exit_code == 2
     assert "its rewritten graphs hold no anchors" in outcome.output
     outcome = CliRunner().invoke(main, ["show", str(tmp_path), "--format", "trace"])
-    assert "holds 2 counterexamples, a trace shows one" in outcome.output
+    assert "these are 2 counterexamples, a trace shows one" in outcome.output
 
 
 # ---------------------------------------------------------------------------------------------------------- the drawing
@@ -414,7 +414,7 @@ def test_the_block_tells_the_times_of_a_lowered_program() -> None:
     out = io.StringIO()
     show(Console(file=out, width=1000), case, None)
     assert expected in out.getvalue()
-    assert expected in to_markdown(case, None)
+    assert expected.partition(": ")[2] in to_markdown(case, None)
 
 
 @pytest.mark.parametrize("kind", ["wrong-value", "deadlock", "pass-raised"])
