@@ -212,6 +212,7 @@ def tampering(programs: int, seed: int, workers: int) -> None:
 @click.option("--programs", type=click.IntRange(1), default=300, show_default=True, help="Bound per campaign.")
 @click.option("--seed", "seeds", type=int, multiple=True, default=(7,), show_default=True)
 @click.option("--shrink-time", type=float, default=5.0, show_default=True)
+@click.option("--tampered", type=click.IntRange(0), default=0, help="Programs with one wrong node instead of mutants.")
 @click.option("--workers", type=click.IntRange(1), default=2, show_default=True)
 @click.option(
     "--keep", type=click.Path(path_type=Path), help="Keep counterexamples here, and take those that are there."
