@@ -107,8 +107,8 @@ def _row(name: str, cells: list[str]) -> None:
 
 @click.command()
 @click.argument("names", nargs=-1)
-@click.option("--programs", type=click.IntRange(1), default=300, show_default=True, help="Bound per mutant.")
-@click.option("--sound", "each", type=click.IntRange(1), default=40, show_default=True, help="Programs per sound pass.")
+@click.option("--programs", type=click.IntRange(1), default=200, show_default=True, help="Bound per mutant.")
+@click.option("--sound", "each", type=click.IntRange(1), default=30, show_default=True, help="Programs per sound pass.")
 @click.option("--workers", type=click.IntRange(1), default=2, show_default=True)
 def main(names: tuple[str, ...], programs: int, each: int, workers: int) -> None:
     from tests.mutants import catalogue, foreign_catalogue
