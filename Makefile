@@ -2,6 +2,7 @@
 #
 #   make verify                 the built-in passes on real gloo process groups; more options in VERIFY_OPTIONS
 #   make test                   the tests; more options in PYTEST_OPTIONS
+#   make gallery                the page of all known classes of defects: reports/gallery/index.html
 #   make lint                   ruff, mypy and import-linter
 #   TORCH=2.11.0 make test      with another torch, in a virtual environment of its own: a version or any pip requirement
 #   PYTHON=python3.12 make ...  with another Python (remove the virtual environment first)
@@ -21,7 +22,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help verify test lint clean
+.PHONY: help verify test gallery lint clean
 .DELETE_ON_ERROR:
 
 help:
@@ -32,6 +33,10 @@ verify: $(VENV)/.test
 
 test: $(VENV)/.test
 	$(BIN)/python -m pytest $(PYTEST_OPTIONS)
+
+gallery: $(VENV)/.test
+	$(BIN)/tcverify show reports/gallery --format html > reports/gallery/index.html
+	@echo "written: reports/gallery/index.html"
 
 # Every check runs, so that one report shows all there is to mend.
 lint: $(VENV)/.dev
