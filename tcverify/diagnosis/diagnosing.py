@@ -153,7 +153,8 @@ def _returned(of: Versions, index: int) -> Divergence | None:
         found = upward(of, [new])
         return None if found is None else _divergence(of, found)
     if relation.kind == "equal" and relation.original == old.name:
-        return None
+        found = next(iter(of.clobbers(new, of.new.output_node())), None)
+        return None if found is None else _divergence(of, found)
     instead = "" if relation.original == old.name else f", where the original returns '{old.name}'"
     return _divergence(of, new, replace(relation, text=relation.text + instead), output=index)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,6 +17,7 @@ from tcverify.relations.combinations import Pool
 from tcverify.relations.grouping import groupings
 from tcverify.relations.layouts import Setting, layout
 from tcverify.relations.relation import Relation
+from tcverify.relations.steps import NamedValues, steps_of
 from tcverify.relations.tensors import FLOATING, Measure, Values, same, unpadded
 from tcverify.relations.twists import twist
 
@@ -28,6 +29,9 @@ MAX_TWISTED = 3
 
 #: A value that more nodes read says little about what these stand for.
 MAX_READERS = 8
+
+#: Ops that are taken apart at most.
+MAX_APART = 64
 
 #: Values of the original that could have been added to one of it.
 MAX_POOL = 6
@@ -44,6 +48,8 @@ class _Originals:
 
     Attributes:
         alike: names of nodes by a print of their values, to find those that are the same far away.
+        apart: names of nodes that the rewritten graph no longer has, or has as another op: they may have been taken apart.
+        steps: of an op, what it computes on its way.
     """
 
     nodes: Mapping[str, fx.Node]
@@ -51,6 +57,8 @@ class _Originals:
     alike: Mapping[Any, str]
     rank: int
     setting: Setting
+    apart: frozenset[str]
+    steps: Callable[[str], list[NamedValues]]
 
 
 def relate(
@@ -63,7 +71,7 @@ def relate(
     """
     new_graph = rewritten.graphs[rewritten.ranks[rank].graph]
     new = _by_node(new_graph, after)
-    originals = _originals(program, before, after, rank, measure)
+    originals = _originals(program, before, rewritten, after, rank, measure)
     found: dict[str, Relation] = {}
     for node in new_graph.nodes:
         values = new.get(node.name)
@@ -83,7 +91,9 @@ def relation_between(
     return _explained(new, old, original, setting) or _twisted(new, old, original, (), setting)
 
 
-def _originals(program: Program, before: Run, after: Run, rank: int, measure: Measure) -> _Originals:
+def _originals(
+    program: Program, before: Run, rewritten: Program, after: Run, rank: int, measure: Measure
+) -> _Originals:
     graph = program.graphs[program.ranks[rank].graph]
     values = _by_node(graph, before)
     alike: dict[Any, str] = {}
@@ -92,7 +102,18 @@ def _originals(program: Program, before: Run, after: Run, rank: int, measure: Me
         if print_ is not None:
             alike.setdefault(print_, name)
     setting = Setting(groupings(program, before, after), measure)
-    return _Originals({node.name: node for node in graph.nodes}, values, alike, rank, setting)
+    nodes = {node.name: node for node in graph.nodes}
+    kept = {node.name: node.target for node in rewritten.graphs[rewritten.ranks[rank].graph].nodes}
+    calls = [node for node in graph.nodes if node.op == "call_function"]
+    apart = [node.name for node in calls if kept.get(node.name) != node.target]
+    taken: dict[str, list[NamedValues]] = {}
+
+    def steps(name: str) -> list[NamedValues]:
+        if name not in taken:
+            taken[name] = steps_of(program, before, name) if len(taken) < MAX_APART else []
+        return taken[name]
+
+    return _Originals(nodes, values, alike, rank, setting, frozenset(apart), steps)
 
 
 def _is_token(node: fx.Node) -> bool:
@@ -143,12 +164,38 @@ def _best(node: fx.Node, values: RankValues, originals: _Originals, found: Mappi
             second = relation
     if second is not None:
         return second
+    step = None if downstream else _step(node, values, candidates, originals)
+    if step is not None and step.explained:
+        return step
     for name in candidates[: 1 if downstream else MAX_TWISTED]:
         pool = _pool(node, name, originals, found)
         relation = _twisted(values, originals.values.get(name, {}), name, pool, setting)
         if relation is not None:
             return relation
-    return _unrelated(node, values, originals)
+    return _unrelated(node, values, originals) if step is None else step
+
+
+def _step(node: fx.Node, values: RankValues, candidates: Sequence[str], originals: _Originals) -> Relation | None:
+    """What an inserted node is of an op that has been taken apart: one of its steps, or a multiple of one.
+
+    Steps are many: a part of one, or one in another shape, counts only where the node calls what the step calls, or is a view.
+    """
+    if node.name in originals.nodes:
+        return None
+    op = lookup(node.target) if node.op == "call_function" else None
+    setting, multiple = replace(originals.setting, nested=False), None
+    for name in candidates:
+        for label, of_step in originals.steps(name) if name in originals.apart else ():
+            said = f"{label} in {name}"
+            relation = _explained(values, of_step, said, setting)
+            alike = op is not None and (op.aliases or op.name.split("::")[-1].split(".")[0] == label)
+            if relation is not None and not relation.loses and (alike or relation.kind == "equal"):
+                return replace(relation, kind="step", original=name)
+            if multiple is None and all(of_step[r].shape == getattr(values[r], "shape", None) for r in values):
+                twisted = twist(values, of_step, said, (), setting)
+                if twisted is not None and twisted.kind == "scaled":
+                    multiple = replace(twisted, original=name)
+    return multiple
 
 
 def _candidates(node: fx.Node, originals: _Originals, found: Mapping[str, Relation]) -> Iterator[str]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 #: Kinds that say what a value is, on every rank.
-EXPLAINED = frozenset({"equal", "reshaped", "transposed", "shard", "gathered", "partial", "reduced", "nested"})
+EXPLAINED = frozenset({"equal", "reshaped", "transposed", "shard", "gathered", "partial", "reduced", "nested", "step"})
 
 #: Every kind, in a few words for drawings and tables.
 BRIEF = {
@@ -18,6 +18,7 @@ BRIEF = {
     "partial": "partial sum",
     "reduced": "summed",
     "nested": "divided twice",
+    "step": "step of an op",
     "wrong-shard": "wrong shard",
     "scaled": "scaled",
     "addends": "addends lost or doubled",
