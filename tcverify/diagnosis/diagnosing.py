@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 
 from tcverify.arithmetic import FLOAT64, NATIVE, Domain, domain_of
 from tcverify.arithmetic.field import P
+from tcverify.diagnosis.anchors import misplaced
 from tcverify.diagnosis.blame import suspicious, upward
 from tcverify.diagnosis.causes import cause, operands_of
 from tcverify.diagnosis.divergence import Diagnosis, Divergence
@@ -120,6 +121,8 @@ def _first(of: Versions, finding: Finding) -> Divergence | None:
         return _before_error(of, failed.node, failed.message)
     if finding.kind in ("collective-mismatch", "deadlock"):
         return disagreement(of)
+    if finding.kind == "anchor-mismatch":
+        return misplaced(of, finding.node)
     if not of.after.finished:
         return None
     label = str(finding.data.get("label", ""))

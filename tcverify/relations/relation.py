@@ -29,6 +29,7 @@ BRIEF = {
     "partly": "differs in part",
     "not-finite": "not finite",
     "unmet": "not joined by all",
+    "misplaced": "out of place",
     "other": "another value",
     "unrelated": "differs",
 }
