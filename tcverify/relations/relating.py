@@ -13,6 +13,7 @@ from torch import fx
 from tcverify.execution import Run
 from tcverify.ops import RECORD, lookup
 from tcverify.program import Program
+from tcverify.relations.bundles import bundle
 from tcverify.relations.combinations import Pool
 from tcverify.relations.grouping import groupings
 from tcverify.relations.layouts import Setting, layout
@@ -77,8 +78,21 @@ def relate(
         values = new.get(node.name)
         if values is None or rank not in values or node.op == "output" or _is_token(node):
             continue
-        found[node.name] = _best(node, values, originals, found)
+        relation = _best(node, values, originals, found)
+        if relation.kind == "unrelated" and node.name not in originals.nodes:
+            relation = bundle(node, new, found, lambda part, was: _part(part, was, originals)) or relation
+        found[node.name] = relation
     return found
+
+
+def _part(values: Values, was: Relation, originals: _Originals) -> Relation | None:
+    """What a part of a value is, when the part of the operand that it comes from is `was`."""
+    roots = [originals.nodes[was.original]] if was.original is not None else []
+    for name in _near(roots):
+        relation = _explained(values, originals.values.get(name, {}), name, originals.setting)
+        if relation is not None:
+            return relation
+    return None
 
 
 def relation_between(
@@ -201,12 +215,18 @@ def _step(node: fx.Node, values: RankValues, candidates: Sequence[str], original
 def _candidates(node: fx.Node, originals: _Originals, found: Mapping[str, Relation]) -> Iterator[str]:
     """Names of original nodes that a rewritten node may stand for: its namesake, what its operands stand for, and what
     the original makes of that."""
-    seen: set[str] = set()
     known = [found[o.name] for o in node.all_input_nodes if o.name in found]
+    known += [part for relation in known for part in relation.parts]
     roots = [originals.nodes[r.original] for r in known if r.original is not None]
+    namesake = [originals.nodes[node.name]] if node.name in originals.nodes else []
+    yield from _near(roots, namesake)
+
+
+def _near(roots: Sequence[fx.Node], namesake: Sequence[fx.Node] = ()) -> Iterator[str]:
+    """Names of a few nodes of the original, and of what reads them, directly or at second hand."""
+    seen: set[str] = set()
     users = [user for root in roots if len(root.users) <= MAX_READERS for user in root.users]
     further = [user for near in users if len(near.users) <= MAX_READERS for user in near.users]
-    namesake = [originals.nodes[node.name]] if node.name in originals.nodes else []
     for candidate in (*namesake, *roots, *users, *further):
         if candidate.op != "output" and candidate.name not in seen:
             seen.add(candidate.name)
