@@ -21,8 +21,7 @@ ROOT = GALLERY.parents[1]
 #: Kinds of finding that a lowering to streams can show.
 STREAMS = {"race", "unordered-collectives", "anchor-mismatch", "stream-conflict", "wrong-schedule", "no-gain"}
 
-#: Least share of the exhibits with a planted node whose report names it first. One of 56 does not: it names what is put side
-#: by side before a collective.
+#: Least share of the exhibits with a planted node whose report names it first. All 56 do; what a new exhibit shows may not.
 LEAST_NAMED = 55 / 56
 
 
