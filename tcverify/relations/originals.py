@@ -25,8 +25,8 @@ MAX_CANDIDATES = 16
 #: A value that more nodes read says little about what these stand for.
 MAX_READERS = 8
 
-#: Ops that are taken apart at most.
-MAX_APART = 64
+#: Ops that are taken apart at most, and elements of their steps that are kept at most, over all ranks: 64 MiB.
+MAX_APART, MAX_KEPT = 256, 1 << 23
 
 #: Values of the original that could have been added to one of it.
 MAX_POOL = 6
@@ -69,10 +69,13 @@ def originals_of(
     calls = [node for node in graph.nodes if node.op == "call_function"]
     apart = [node.name for node in calls if kept.get(node.name) != node.target]
     taken: dict[str, list[NamedValues]] = {}
+    size = 0
 
     def steps(name: str) -> list[NamedValues]:
+        nonlocal size
         if name not in taken:
-            taken[name] = steps_of(program, before, name) if len(taken) < MAX_APART else []
+            taken[name] = steps_of(program, before, name) if len(taken) < MAX_APART and size < MAX_KEPT else []
+            size += sum(value.numel() for _, of_step in taken[name] for value in of_step.values())
         return taken[name]
 
     return Originals(nodes, values, alike, rank, setting, frozenset(apart), steps)

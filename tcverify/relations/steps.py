@@ -20,7 +20,7 @@ from tcverify.program.graph import RankConstant, Slot, constant_value
 from tcverify.relations.tensors import Values, total
 
 #: Larger operands, elements over all ranks, are not computed with again.
-MAX_ELEMENTS = 1 << 18
+MAX_ELEMENTS = 1 << 17
 
 #: Most steps of one op, and how often what an op is composed of is taken apart again.
 MAX_STEPS, MAX_DEPTH = 48, 3
@@ -116,21 +116,33 @@ class _Recorder(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         for value in () if func.is_view else pytree.tree_leaves(result):
             if isinstance(value, torch.Tensor) and value.is_floating_point() and len(self.steps) < MAX_STEPS:
-                self.steps.append((func.name().split("::")[-1].split(".")[0], value.detach().clone()))
+                self.steps.append((_label(func), value.detach().clone()))
         apart = decomposition_table.get(func)
-        if apart is not None and self._depth < MAX_DEPTH and len(self.steps) < MAX_STEPS and not _writes(func):
-            self._take_apart(apart, args, kwargs or {})
+        if apart is not None and func not in _PRIMITIVE and self._depth < MAX_DEPTH and not _writes(func):
+            self._take_apart(func, apart, args, kwargs or {})
         return result
 
-    def _take_apart(self, apart: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _take_apart(self, func: Any, apart: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        known = len(self.steps)
         self._depth += 1
         try:
             with self:
                 apart(*args, **kwargs)
         except Exception:  # noqa: BLE001 - torch's decomposition does not hold for this domain or these arguments
-            pass
+            return
         finally:
             self._depth -= 1
+        if len(self.steps) < MAX_STEPS and all(label == _label(func) for label, _ in self.steps[known:]):
+            _PRIMITIVE.add(func)
+            del self.steps[known:]
+
+
+#: Kernels whose decomposition has shown to be one kernel of their own name.
+_PRIMITIVE: set[Any] = set()
+
+
+def _label(func: Any) -> str:
+    return str(func.name()).split("::")[-1].split(".")[0]
 
 
 def _writes(func: Any) -> bool:
