@@ -210,7 +210,7 @@ def write_atomically(path: Path, text: str, hint: str = "choose another place wi
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         try:
-            with os.fdopen(descriptor, "w") as file:
+            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
                 file.write(text)
                 file.flush()
                 os.fsync(file.fileno())

@@ -354,10 +354,15 @@ def test_a_run_that_is_killed_leaves_no_process_and_is_told_of(tmp_path: Path) -
 
 def test_output_that_nobody_reads(tmp_path: Path) -> None:
     reader, writer = os.pipe()
-    process = start(*RUN[:-1], "20", "identity", "--confirm", "none", cwd=tmp_path, stdout=writer)
+    process = start(
+        *RUN[:-1], "20", "identity", "--confirm", "none", "--report", "ndjson,junit", cwd=tmp_path, stdout=writer
+    )
     os.close(writer)
     os.close(reader)
     outcome = finish(process)
     assert outcome.code == 1
     assert outcome.err == ""
+    last = json.loads((tmp_path / "reports" / "events.ndjson").read_text().splitlines()[-1])
+    assert (last["event"], last["exit_code"], last["error"]) == ("run-finished", 1, "nobody reads the output")
+    assert 'message="nobody reads the output"' in (tmp_path / "reports" / "junit.xml").read_text()
     assert not list(tmp_path.glob(".tcverify/in-flight*"))

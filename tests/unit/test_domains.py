@@ -220,8 +220,11 @@ def test_a_campaign_finds_and_keeps_what_its_domain_shows(tmp_path: Path) -> Non
     )  # fmt: skip
     (case,) = Campaign(subject, plan, None).run().counterexamples
     assert (case.domain, case.finding.kind, case.program.size) == ("exact", "wrong-value", 1)
-    passed = Campaign(subject, replace(plan, domain="float64", state_dir=tmp_path / "other"), None).run()
+    passed = Campaign(subject, replace(plan, domain="float64"), None).run()
     assert passed.verdict == "passed"
+    assert (
+        len(list(tmp_path.glob("state/failures/*/*/counterexample.json"))) == 1
+    )  # what only exact sees is not forgotten
 
 
 def test_files_keep_domain_and_notes() -> None:
