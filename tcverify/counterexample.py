@@ -145,8 +145,10 @@ def make_counterexample(
 
 
 def _values(verdict: Verdict, finding: Finding) -> tuple[RankValue, ...]:
-    label = finding.data.get("label")
-    for comparison in reversed(verdict.runs):
+    """From the run that the finding tells of: in its number domain, by the last executor, of several draws the first."""
+    label, domain = finding.data.get("label"), finding.data.get("domain", "float64")
+    runs = [run for run in verdict.runs if run.domain.partition(":")[0] == domain]
+    for comparison in sorted(runs, key=lambda run: -verdict.executors.index(run.executor)):
         found = [d for d in comparison.deltas if d.label == label and d.worst and d.difference > 0]
         if found:
             return tuple(RankValue(d.rank, d.label, d.worst, d.expected, d.actual) for d in found[:MAX_VALUES])

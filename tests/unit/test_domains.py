@@ -143,6 +143,15 @@ def test_what_float64_refutes_is_confirmed_in_float64(domain: str, pool: Callabl
     assert [run.domain for run in verdict.runs if run.executor == "gloo"] == ["float64"]
 
 
+def adds_one(gm: fx.GraphModule) -> None:
+    """What every domain sees."""
+    norm = next(node for node in gm.graph.nodes if node.name == "rms_norm")
+    with gm.graph.inserting_before(norm):
+        more = gm.graph.call_function(torch.ops.aten.add.Tensor, (norm.args[0], 1.0))
+    more.meta["val"] = norm.args[0].meta["val"].clone()
+    norm.args = (more, *norm.args[1:])
+
+
 def reduces_on_rank_0_alone(gm: fx.GraphModule) -> None:
     """The other rank's graph is left as it is, so it waits for ever."""
     for node in list(gm.graph.nodes):
@@ -225,6 +234,14 @@ def test_a_campaign_finds_and_keeps_what_its_domain_shows(tmp_path: Path) -> Non
     assert (
         len(list(tmp_path.glob("state/failures/*/*/counterexample.json"))) == 1
     )  # what only exact sees is not forgotten
+
+
+@pytest.mark.parametrize("pass_", [last_digit_of_eps, adds_one])
+def test_the_values_of_a_case_are_those_that_its_finding_tells_of(pass_: Callable[[fx.GraphModule], None]) -> None:
+    verdict = verify(pass_, reduce_then_norm(), domain="exact")
+    case = make_counterexample(verdict, "wrong-value", InProcess(prepare(pass_, "", {})).facts, Contract())
+    first = case.values[0]
+    assert f"it is {first.actual:.9g} instead of {first.expected:.9g} (" in case.finding.detail
 
 
 def test_files_keep_domain_and_notes() -> None:
