@@ -16,6 +16,9 @@ from tcverify.errors import UsageError
 from tcverify.passes import BUILTIN
 from tcverify.program import Mesh
 
+#: Options that name a file or a directory, as their parameters are called.
+_PATHS = ("report_dir", "baseline", "write_baseline")
+
 #: Most ranks that a campaign draws programs for.
 MAX_RANKS = 64
 
@@ -61,6 +64,8 @@ def _default(key: str, value: Any, path: Path) -> Any:
         if not isinstance(value, dict):
             raise UsageError(f"[tool.tcverify] in {path}: {key} is not a table", f"write {key} = {{ name = value }}")
         return [f"{k}={str(v).lower() if isinstance(v, bool) else v}" for k, v in value.items()]
+    if key.replace("-", "_") in _PATHS and not (isinstance(value, str) and value):
+        raise UsageError(f"[tool.tcverify] in {path}: {key} is not a path", f'write {key} = "path"')
     if isinstance(value, list):
         return ",".join(map(str, value))
     if isinstance(value, dict):

@@ -138,6 +138,8 @@ def read_baseline(path: Path) -> Baseline:
         raise UsageError(f"{path}, line {error.lineno}: not JSON: {error.msg}", hint) from None
     except RecursionError:
         raise UsageError(f"{path}, line 1: nested too deeply", _HINT) from None
+    except ValueError:  # Python reads no numbers of thousands of digits
+        raise UsageError(f"{path} holds a number that is too long", _HINT) from None
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise UsageError(f'{path}, line 1: not a baseline: its "format" must be "{FORMAT}"', _HINT)
     if type(data.get("version")) is not int or data["version"] != VERSION:

@@ -360,8 +360,16 @@ def show_cases(cases: tuple[str, ...], form: str, report_dir: Path) -> None:
         click.echo(to_gallery(paths, Path(cases[0]) if len(cases) == 1 else Path()))
         return
     console = make_console()
+    damaged = False
     for number, path in enumerate(paths):
-        found = read_counterexample(path)
+        try:
+            found = read_counterexample(path)
+        except TcverifyError as error:
+            if len(paths) == 1:
+                raise
+            click.echo(error_text(error), err=True)  # the others are shown all the same
+            damaged = True
+            continue
         if form == "json":
             click.echo(json.dumps(encode_counterexample(found), indent=1))
         elif form == "md":
@@ -377,6 +385,8 @@ def show_cases(cases: tuple[str, ...], form: str, report_dir: Path) -> None:
                 show(console, found, path)
             else:
                 click.echo(to_text(found, path, console.width if "COLUMNS" in os.environ else WIDTH))
+    if damaged:
+        raise SystemExit(UNUSABLE)
 
 
 # ---------------------------------------------------------------------------------------------------- passes, doctor

@@ -16,8 +16,13 @@ from tcverify.program import Doubt, Finding, Note
 DIVERGENCE = 2.0**-40
 
 
-def confirming_domain(evidence: Evidence, notes: list[Note]) -> Domain:
-    """The domain in which the confirming executor runs: the one that was asked for, where it can judge the program."""
+def confirming_domain(evidence: Evidence, findings: list[Finding], notes: list[Note]) -> Domain:
+    """The domain in which the confirming executor runs: the one that was asked for, where it can judge the program.
+
+    What float64 refutes is confirmed in float64: other domains need not see it, or not as the same kind of finding.
+    """
+    if any(f.check == "equivalence" and f.data.get("domain", FLOAT64.name) == FLOAT64.name for f in findings):
+        return FLOAT64
     for run in evidence.runs:
         if run.domain == "native":
             return NATIVE

@@ -172,21 +172,21 @@ def verification(
     try:
         baseline = LOCKSTEP.run(program)
     except UnsupportedOp as error:
-        return Verdict("inconclusive", [], [Doubt("unsupported-op", error.message)], Pair(program))
+        return Verdict("inconclusive", [], [Doubt("unsupported-op", error.message)], Pair(program), domain=domain)
     clock.lap("lockstep")
     if not baseline.finished:
-        return Verdict("inconclusive", [], [Doubt("ill-typed-program", baseline.why)], Pair(program))
+        return Verdict("inconclusive", [], [Doubt("ill-typed-program", baseline.why)], Pair(program), domain=domain)
     if not portable:
-        return Verdict("inconclusive", [], [Doubt("not-portable", why)], Pair(program))
+        return Verdict("inconclusive", [], [Doubt("not-portable", why)], Pair(program), domain=domain)
     yield
 
     clock.resume()
     pair = answer()
     clock.lap("apply")
     if pair.declined is not None:
-        return Verdict("inconclusive", [], [Doubt("declined", pair.declined)], pair, [], clock.laps)
+        return Verdict("inconclusive", [], [Doubt("declined", pair.declined)], pair, [], clock.laps, domain=domain)
     if pair.failure is not None:
-        return Verdict("refuted", _named(pair, [_failure(pair.failure)]), [], pair, [], clock.laps)
+        return Verdict("refuted", _named(pair, [_failure(pair.failure)]), [], pair, [], clock.laps, domain=domain)
     yield
 
     clock.resume()
@@ -216,14 +216,15 @@ def verification(
     except (UnsupportedOp, ExecutorError) as error:
         doubts.append(not_executed(error))
     clock.lap("lockstep")
-    if domain == "exact" and pair.changed and not any(run.domain.startswith("exact") for run in evidence.runs):
-        evidence.aside = evidence.aside or _NOT_HERE
-    elif domain == "native" and pair.changed and (pair.judged is not None or pair.foreign is not None):
-        notes.append(Note("native-aside", _NOT_HERE))
+    aside = _aside(domain, pair, checks)
+    if aside is not None and domain == "exact" and "equivalence" in checks:
+        evidence.aside = aside  # equivalence notes it
+    elif aside is not None:
+        notes.append(Note(f"{domain}-aside", aside))
     findings = apply_checks(checks, evidence, doubts, notes)
     clock.lap("checks")
     if confirm is not None and worth_confirming(evidence, findings, always_confirm):
-        comparison = start(confirm, pair, confirming_domain(evidence, notes), doubts)
+        comparison = start(confirm, pair, confirming_domain(evidence, findings, notes), doubts)
         clock.lap(confirm.name)
         if comparison is not None:
             yield
@@ -240,6 +241,15 @@ def verification(
         findings = _blame(findings, evidence, checks, baseline, domain)
     status = "refuted" if findings else "inconclusive" if doubts else "passed"
     return Verdict(status, findings, doubts, pair, evidence.runs, clock.laps, notes, domain)
+
+
+def _aside(domain: str, pair: Pair, checks: list[str]) -> str | None:
+    """Why a changed program that runs in float64 is not run in the domain that was asked for, or None."""
+    if domain == "float64" or not pair.changed:
+        return None
+    if "equivalence" not in checks:
+        return "the check 'equivalence', which alone looks at values in it, was not chosen"
+    return _NOT_HERE if pair.judged is not None or pair.foreign is not None else None
 
 
 def _run_in(domain: str, evidence: Evidence, baseline: Run, doubts: list[Doubt]) -> None:

@@ -35,8 +35,10 @@ def check_equivalence(evidence: Evidence) -> list[Said]:
         failed = comparison.rewritten.error
         if failed is not None and failed.error is not None:
             title = f"the rewritten program raises on rank {failed.rank}: {failed.error}"
+            data = {} if comparison.domain == "float64" else {"domain": comparison.domain}
+            error = failed.error
             found.append(
-                Finding("rewritten-raises", "equivalence", title, failed.error.message, failed.error.node, failed.rank)
+                Finding("rewritten-raises", "equivalence", title, error.message, error.node, failed.rank, data)
             )
         elif comparison.domain == "native":
             found += native_differences(comparison, evidence.noise)

@@ -157,6 +157,7 @@ def _summary(outcome: Outcome, nodeid: str, options: Options, notes: tuple[str, 
         outcome.seed,
         tuple(cases),
         notes,
+        tuple(f"{why}: {count(n, 'program')} ({plain(counts.note_details[why])})" for why, n in counts.notes.items()),
     )
 
 

@@ -36,6 +36,7 @@ class Item:
         fired: programs in which the pass reports each of its patterns.
         doubts: inconclusive programs by reason.
         notes: further lines for people.
+        said: what verdicts say beside, e.g. that a number domain had to step aside, in a line per reason.
     """
 
     nodeid: str
@@ -50,19 +51,20 @@ class Item:
     seed: int
     cases: tuple[Case, ...] = ()
     notes: tuple[str, ...] = ()
+    said: tuple[str, ...] = ()
 
     def to_data(self) -> dict[str, Any]:
         """Return plain data, which travels between processes."""
         data = {name: getattr(self, name) for name in self.__slots__}
         data["cases"] = [[getattr(case, name) for name in Case.__slots__] for case in self.cases]
-        data["notes"] = list(self.notes)
+        data["notes"], data["said"] = list(self.notes), list(self.said)
         return data
 
     @classmethod
     def from_data(cls, data: dict[str, Any]) -> Item:
         """Read what `to_data` wrote."""
         cases = tuple(Case(*case) for case in data["cases"])
-        return cls(**{**data, "cases": cases, "notes": tuple(data["notes"])})
+        return cls(**{**data, "cases": cases, "notes": tuple(data["notes"]), "said": tuple(data["said"])})
 
     def properties(self) -> Iterator[tuple[str, object]]:
         """Yield the properties of the item, for JUnit."""
@@ -97,18 +99,18 @@ def write_summary(
 
     Args:
         failed: node ids of the items whose test failed, for whatever reason.
-        brief: leave out the items that passed.
+        brief: leave out the items that passed without a word.
     """
     items = sorted(items, key=lambda item: [int(p) if p.isdecimal() else p for p in re.split(r"(\d+)", item.nodeid)])
     lines: list[tuple[str, dict[str, bool]]] = []
     for item in items:
-        if item.verdict == "passed" and not item.inconclusive and brief:
+        if item.verdict == "passed" and not (item.inconclusive or item.said) and brief:
             continue
         color = {"passed": "green", "refuted": "red"}.get(item.verdict, "yellow")
         but = ", but the test failed" if item.verdict == "passed" and item.nodeid in failed else ""
         lines.append((f"{item.verdict}{but}: {item.nodeid}", {color: True}))
         lines.append((f"  {item.line()}", {}))
-        lines += [(f"  {plain(note)}", {"yellow": True}) for note in item.notes]
+        lines += [(f"  {plain(note)}", {"yellow": True}) for note in (*item.said, *item.notes)]
     cases = {case.id: case for item in items for case in item.cases}
     lines += [(f"{c.id} {plain(c.name)}: {c.kind}{f'   {c.replay}' if c.replay else ''}", {}) for c in cases.values()]
     lines += [(plain(note), {"yellow": True}) for note in notes]

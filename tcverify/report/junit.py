@@ -2,8 +2,8 @@
 
 A suite per pass and mesh. In it a test case for the campaign, which fails with its first finding, a failed one per further
 finding and a skipped one per known finding. A campaign that tested nothing fails, one that was interrupted or has not ended
-is an error: a green file means exit code 0. The file is written anew, atomically, whenever something happens, so that a run
-that is killed leaves one that says how far it came.
+is an error. Where a run does not exit with 0 and no suite says why, one of its own does: a green file means exit code 0. The
+file is written anew, atomically, whenever something happens, so that a run that is killed leaves one that says how far it came.
 
 Elements and attributes are those that both the schema of Ant's task ("JUnit.xsd") and that of Jenkins' plugin allow:
 properties, test cases, output, in this order; one failure, error or skip per case; no properties of cases.
@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import platform
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 from tcverify.baseline import reference
@@ -69,12 +70,12 @@ class JunitReport:
         self.failing = failing
         self.accepting = accepting
         self._suites: list[_Suite] = []
+        self._ended: RunFinished | None = None
         self._broken = False
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, CampaignStarted):
-            now = datetime.now(timezone.utc).isoformat(timespec="seconds").removesuffix("+00:00")
-            self._suites.append(_Suite(event, now))
+            self._suites.append(_Suite(event, _now()))
         elif isinstance(event, Progress) and self._suites:
             self._suites[-1].elapsed = event.statistics.elapsed
             return
@@ -88,6 +89,8 @@ class JunitReport:
         elif isinstance(event, RunFinished) and event.error and self._suites and self._suites[-1].finished is None:
             known = self._suites[-1].problem
             self._suites[-1].problem = event.error if known == _UNFINISHED else f"{known}: {event.error}"
+        if isinstance(event, RunFinished):
+            self._ended = event
         self._write()
 
     def _write(self) -> None:
@@ -95,6 +98,8 @@ class JunitReport:
             root = ElementTree.Element("testsuites")
             for number, suite in enumerate(self._suites):
                 root.append(self._suite(number, suite))
+            if self._ended is not None and self._ended.code and not _red(root):
+                root.append(self._run_suite(len(self._suites), self._ended))
             ElementTree.indent(root, " ")
             text = ElementTree.tostring(root, encoding="unicode")
             write_atomically(self.path, f'<?xml version="1.0" encoding="UTF-8"?>\n{_ascii(text)}\n')
@@ -105,8 +110,6 @@ class JunitReport:
 
     def _suite(self, number: int, suite: _Suite) -> ElementTree.Element:
         started, finished = suite.started, suite.finished
-        element = ElementTree.Element("testsuite")
-        properties = ElementTree.SubElement(element, "properties")
         facts = {
             "tcverify.pass": reference(started.facts),
             "tcverify.mesh": started.mesh,
@@ -117,25 +120,18 @@ class JunitReport:
             names = ("programs", "changed", "passed", "refuted", "inconclusive", "known")
             facts |= {f"tcverify.{name}": getattr(counts, name) for name in names}
             facts |= {"tcverify.verdict": finished.verdict, "tcverify.stop": finished.stop}
-        for name, value in facts.items():
-            ElementTree.SubElement(properties, "property", name=name, value=_xml(str(value)) or "-")
-        cases = self._campaign(suite)
-        element.extend(cases)
-        ElementTree.SubElement(element, "system-out").text = _xml(self._output(suite))
-        ElementTree.SubElement(element, "system-err").text = _xml(suite.problem) if finished is None else None
-        element.attrib = {
-            "name": _xml(f"{plain(started.facts.name)} on {started.mesh}"),
-            "package": "tcverify",
-            "id": str(number),
-            "timestamp": suite.timestamp,
-            "hostname": _xml(platform.node()) or "localhost",
-            "tests": str(len(cases)),
-            "failures": str(sum(case.find("failure") is not None for case in cases)),
-            "errors": str(sum(case.find("error") is not None for case in cases)),
-            "skipped": str(sum(case.find("skipped") is not None for case in cases)),
-            "time": f"{suite.elapsed:.3f}",
-        }
-        return element
+        name = f"{plain(started.facts.name)} on {started.mesh}"
+        problem = suite.problem if finished is None else ""
+        texts = self._output(suite), problem
+        return _suite_element(number, name, suite.timestamp, suite.elapsed, facts, self._campaign(suite), texts)
+
+    def _run_suite(self, number: int, ended: RunFinished) -> ElementTree.Element:
+        """A suite that says why a run failed of whose campaigns none did."""
+        case = ElementTree.Element("testcase", classname="tcverify", name="the run", time="0.000")
+        why = plain(ended.error) or f"the run ended with exit code {ended.code}"
+        _problem(case, "error", "run-failed", why)
+        facts = {"tcverify.exit-code": ended.code}
+        return _suite_element(number, "tcverify run", _now(), 0.0, facts, [case], ("", why))
 
     def _campaign(self, suite: _Suite) -> list[ElementTree.Element]:
         """The test cases of a campaign, the one of its own first."""
@@ -186,6 +182,47 @@ class JunitReport:
         for reason, number in counts.notes.most_common():
             lines.append(f"{reason}: {count(number, 'program')} ({plain(counts.note_details[reason])})")
         return "\n".join(lines)
+
+
+def _suite_element(
+    number: int,
+    name: str,
+    timestamp: str,
+    elapsed: float,
+    facts: Mapping[str, Any],
+    cases: Sequence[ElementTree.Element],
+    texts: tuple[str, str],
+) -> ElementTree.Element:
+    """One `testsuite`, with its counts; `texts` are what stands in its two outputs."""
+    element = ElementTree.Element("testsuite")
+    properties = ElementTree.SubElement(element, "properties")
+    for fact, value in facts.items():
+        ElementTree.SubElement(properties, "property", name=fact, value=_xml(str(value)) or "-")
+    element.extend(cases)
+    for tag, text in zip(("system-out", "system-err"), texts, strict=True):
+        ElementTree.SubElement(element, tag).text = _xml(text) or None
+    element.attrib = {
+        "name": _xml(name),
+        "package": "tcverify",
+        "id": str(number),
+        "timestamp": timestamp,
+        "hostname": _xml(platform.node()) or "localhost",
+        "tests": str(len(cases)),
+        "failures": str(sum(case.find("failure") is not None for case in cases)),
+        "errors": str(sum(case.find("error") is not None for case in cases)),
+        "skipped": str(sum(case.find("skipped") is not None for case in cases)),
+        "time": f"{elapsed:.3f}",
+    }
+    return element
+
+
+def _red(root: ElementTree.Element) -> bool:
+    """Whether a case failed, or is an error."""
+    return root.find("*/testcase/failure") is not None or root.find("*/testcase/error") is not None
+
+
+def _now() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="seconds").removesuffix("+00:00")
 
 
 def _problem(element: ElementTree.Element, tag: str, kind: str, message: str, text: str = "") -> None:

@@ -33,13 +33,21 @@ _STOPS = {
 _RULE = 80
 
 
+class _Console(Console):
+    """A console that leaves it to its callers what becomes of a run whose output nobody reads; rich's own would exit."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+        raise BrokenPipeError
+
+
 def make_console() -> Console:
     """Return the console for standard output: as wide as the terminal or COLUMNS say; else lines are not broken."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")  # an ASCII terminal shows less, but never ends the run
     free = not sys.stdout.isatty() and "COLUMNS" not in os.environ
-    return Console(highlight=False, markup=False, emoji=False, width=1_000_000 if free else None)
+    return _Console(highlight=False, markup=False, emoji=False, width=1_000_000 if free else None)
 
 
 def say(console: Console, text: str = "", style: str = "") -> None:

@@ -115,6 +115,7 @@ def test_a_directory_where_nothing_can_be_written(bad: Path, tmp_path: Path, mon
         pytest.param("[tool.tcverify]\nmax-examples = 'many'", ["--max-examples", "'many' is not a valid integer"], id="value"),
         pytest.param("[tool.tcverify]\ncontract = 'idempotent'", ["contract is not a table"], id="contract"),
         pytest.param("[tool.tcverify]\nworld-size = [1, 2]", ["a world of 1"], id="list"),
+        pytest.param("[tool.tcverify]\nbaseline = 3", ["baseline is not a path"], id="path"),
         pytest.param("[tool.tcverify]\nconfirm = 'mpi'", ["'mpi' is not one of"], id="choice"),
         pytest.param("\udcff", ["pyproject.toml cannot be read"], id="bytes"),
     ],
@@ -227,6 +228,16 @@ def test_an_ambiguous_id_names_the_candidates(bad: Path, good: dict[str, Any]) -
         (Path("two") / name).mkdir(parents=True, exist_ok=True)
         (Path("two") / name / "counterexample.json").write_text(json.dumps(good))
     says(run_here("show", "ab", "--report-dir", "two"), 2, "'ab' stands for 2", "ab000001, ab000002")
+
+
+@pytest.mark.parametrize("form", ["text", "md", "json"])
+def test_show_goes_on_after_a_file_that_cannot_be_read(bad: Path, good: dict[str, Any], form: str) -> None:
+    for name, text in (("ab000003", "{"), ("ab000004", json.dumps(good))):
+        (Path("some") / name).mkdir(parents=True, exist_ok=True)
+        (Path("some") / name / "counterexample.json").write_text(text)
+    outcome = run_here("show", "some", "--format", form)
+    says(outcome, 2, "ab000003/counterexample.json is not JSON")
+    assert good["id"] in outcome.out
 
 
 def test_replay_goes_on_after_a_file_that_cannot_be_read(bad: Path, good: dict[str, Any]) -> None:
@@ -354,10 +365,15 @@ def test_a_run_that_is_killed_leaves_no_process_and_is_told_of(tmp_path: Path) -
 
 def test_output_that_nobody_reads(tmp_path: Path) -> None:
     reader, writer = os.pipe()
-    process = start(*RUN[:-1], "20", "identity", "--confirm", "none", cwd=tmp_path, stdout=writer)
+    process = start(
+        *RUN[:-1], "20", "identity", "--confirm", "none", "--report", "ndjson,junit", cwd=tmp_path, stdout=writer
+    )
     os.close(writer)
     os.close(reader)
     outcome = finish(process)
     assert outcome.code == 1
     assert outcome.err == ""
+    last = json.loads((tmp_path / "reports" / "events.ndjson").read_text().splitlines()[-1])
+    assert (last["event"], last["exit_code"], last["error"]) == ("run-finished", 1, "nobody reads the output")
+    assert 'message="nobody reads the output"' in (tmp_path / "reports" / "junit.xml").read_text()
     assert not list(tmp_path.glob(".tcverify/in-flight*"))

@@ -18,6 +18,7 @@ from tcverify.pytest_plugin.cases import Case, make_cases
 from tcverify.pytest_plugin.decorator import ATTRIBUTE, Verification, verifies
 from tcverify.pytest_plugin.options import FRESH_PATH, Options
 from tcverify.pytest_plugin.running import item_seed
+from tcverify.pytest_plugin.summary import Item, write_summary
 from tcverify.pytest_plugin.worlds import MAX_THROWN_AWAY
 from tcverify.strategies import decode, transformer_programs
 
@@ -219,3 +220,16 @@ def test_the_domain_is_that_of_the_options_unless_the_decorator_names_one() -> N
     assert {case.domain for case in cases(Identity, domain="exact")} == {"exact"}
     with pytest.raises(UsageError, match="real"):
         cases(Identity, domain="real")
+
+
+def test_a_domain_that_stepped_aside_is_told_of_an_item_that_passed() -> None:
+    item = Item("test_a.py::test_a", "passed", 3, 3, 0, 0, 2, {}, {}, 1, said=("exact-aside: 2 programs (why)",))
+    lines: list[str] = []
+
+    class Lines:
+        write_sep = staticmethod(lambda sep, title: None)
+        write_line = staticmethod(lambda line, **markup: lines.append(line))
+
+    quiet = replace(item, nodeid="test_a.py::test_b", said=())
+    write_summary(Lines(), [Item.from_data(item.to_data()), quiet], (), (), brief=True)  # type: ignore[arg-type]
+    assert lines == ["passed: test_a.py::test_a", f"  {item.line()}", "  exact-aside: 2 programs (why)"]

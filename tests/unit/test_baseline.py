@@ -202,6 +202,7 @@ def test_a_malformed_baseline_is_refused_with_its_line(
     [
         pytest.param(b"{\n\xff", "line 2: not UTF-8", id="bytes"),
         pytest.param(b"[" * 100_000, "nested too deeply", id="deep"),
+        pytest.param(b"9" * 5000, "a number that is too long|line 1: not a baseline", id="digits"),
         pytest.param(b"{\n<<<<<<< ours\n", "line 2: not JSON", id="conflict"),
         pytest.param(b"[]", "line 1: not a baseline", id="list"),
     ],

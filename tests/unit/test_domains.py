@@ -115,10 +115,69 @@ def test_the_process_group_confirms_in_the_domain(
 def test_what_the_exact_domain_cannot_judge_is_confirmed_in_float64() -> None:
     pair = verify(touched, reduce_then_norm(), domain="exact")
     evidence = Evidence(pair.pair, Contract(), pair.runs)
-    assert isinstance(confirming_domain(evidence, []), Exact)
-    assert confirming_domain(evidence, [Note("exact-aside", "why")]).name == "float64"
+    assert isinstance(confirming_domain(evidence, [], []), Exact)
+    assert confirming_domain(evidence, [], [Note("exact-aside", "why")]).name == "float64"
     native = verify(touched, reduce_then_norm(), domain="native")
-    assert confirming_domain(Evidence(native.pair, Contract(), native.runs), []) is NATIVE
+    assert confirming_domain(Evidence(native.pair, Contract(), native.runs), [], []) is NATIVE
+
+
+def adds_zero_over_zero(gm: fx.GraphModule) -> None:
+    """NaN in floating point. In the field 0 / 0 is 0."""
+    aten = torch.ops.aten
+    value = next(node for node in gm.graph.nodes if node.name == "all_reduce")
+    readers = list(value.users)
+    with gm.graph.inserting_before(value.next):
+        nothing = gm.graph.call_function(aten.sub.Tensor, (value, value))
+        undefined = gm.graph.call_function(aten.div.Tensor, (nothing, nothing))
+        total = gm.graph.call_function(aten.add.Tensor, (value, undefined))
+    for node in (nothing, undefined, total):
+        node.meta["val"] = value.meta["val"].clone()
+    for reader in readers:
+        reader.replace_input_with(value, total)
+
+
+@pytest.mark.parametrize("domain", ["native", "exact"])
+def test_what_float64_refutes_is_confirmed_in_float64(domain: str, pool: Callable[[int], ProcessGroupPool]) -> None:
+    verdict = verify(adds_zero_over_zero, reduce_then_norm(), domain=domain, confirm=pool(2), always_confirm=True)
+    assert [finding.kind for finding in verdict.findings] == ["wrong-value"]
+    assert [run.domain for run in verdict.runs if run.executor == "gloo"] == ["float64"]
+
+
+def adds_one(gm: fx.GraphModule) -> None:
+    """What every domain sees."""
+    norm = next(node for node in gm.graph.nodes if node.name == "rms_norm")
+    with gm.graph.inserting_before(norm):
+        more = gm.graph.call_function(torch.ops.aten.add.Tensor, (norm.args[0], 1.0))
+    more.meta["val"] = norm.args[0].meta["val"].clone()
+    norm.args = (more, *norm.args[1:])
+
+
+def reduces_on_rank_0_alone(gm: fx.GraphModule) -> None:
+    """The other rank's graph is left as it is, so it waits for ever."""
+    for node in list(gm.graph.nodes):
+        if node.target is torch.ops.tensor_cast.all_reduce.default and node.args[1] == 1:
+            node.replace_all_uses_with(node.args[0])
+            gm.graph.erase_node(node)
+
+
+def raises(gm: fx.GraphModule) -> None:
+    raise ValueError("no")
+
+
+@pytest.mark.parametrize("pass_", [reduces_on_rank_0_alone, raises])
+def test_what_does_not_come_to_values_is_refuted_without_a_word_about_them(
+    pass_: Callable[[fx.GraphModule], None],
+) -> None:
+    verdict = verify(pass_, reduce_then_norm(), domain="exact")
+    assert (verdict.status, verdict.domain, verdict.notes) == ("refuted", "exact", [])
+
+
+@pytest.mark.parametrize("domain", ["native", "exact"])
+def test_where_no_check_looks_at_values_the_verdict_says_so(domain: str) -> None:
+    verdict = verify(touched, reduce_then_norm(), domain=domain, checks=["structure"])
+    (note,) = verdict.notes
+    assert note.reason == f"{domain}-aside"
+    assert "'equivalence'" in note.detail
 
 
 @pytest.mark.parametrize("domain", ["float64", "native", "exact"])
@@ -170,8 +229,19 @@ def test_a_campaign_finds_and_keeps_what_its_domain_shows(tmp_path: Path) -> Non
     )  # fmt: skip
     (case,) = Campaign(subject, plan, None).run().counterexamples
     assert (case.domain, case.finding.kind, case.program.size) == ("exact", "wrong-value", 1)
-    passed = Campaign(subject, replace(plan, domain="float64", state_dir=tmp_path / "other"), None).run()
+    passed = Campaign(subject, replace(plan, domain="float64"), None).run()
     assert passed.verdict == "passed"
+    assert (
+        len(list(tmp_path.glob("state/failures/*/*/counterexample.json"))) == 1
+    )  # what only exact sees is not forgotten
+
+
+@pytest.mark.parametrize("pass_", [last_digit_of_eps, adds_one])
+def test_the_values_of_a_case_are_those_that_its_finding_tells_of(pass_: Callable[[fx.GraphModule], None]) -> None:
+    verdict = verify(pass_, reduce_then_norm(), domain="exact")
+    case = make_counterexample(verdict, "wrong-value", InProcess(prepare(pass_, "", {})).facts, Contract())
+    first = case.values[0]
+    assert f"it is {first.actual:.9g} instead of {first.expected:.9g} (" in case.finding.detail
 
 
 def test_files_keep_domain_and_notes() -> None:
@@ -185,3 +255,17 @@ def test_files_keep_domain_and_notes() -> None:
     assert decode_counterexample(data, "a file of before").domain == "float64"
     with pytest.raises(ProgramError, match="not a number domain"):
         decode_counterexample({**data, "domain": "real"}, "here")
+
+
+@pytest.mark.parametrize(
+    ("pass_", "domain"), [(last_digit_of_eps, "exact"), (reduces_in_bfloat16, "native")], ids=["exact", "native"]
+)
+def test_the_values_of_a_case_are_those_that_its_finding_tells(
+    pass_: Callable[[fx.GraphModule], None], domain: str
+) -> None:
+    verdict = verify(pass_, reduce_then_norm(), domain=domain)
+    case = make_counterexample(verdict, "wrong-value", InProcess(prepare(touched, "", {})).facts, Contract())
+    first = case.values[0]
+    assert f"{list(first.index)}" in case.finding.detail
+    assert f"{first.actual:.9g}" in case.finding.detail
+    assert f"{first.expected:.9g}" in case.finding.detail

@@ -146,6 +146,24 @@ def test_what_goes_to_the_baseline_does_not_fail(tmp_path: Path) -> None:
     assert outcomes(root) == [("skipped", "")]
 
 
+@pytest.mark.parametrize(
+    ("events", "why"),
+    [
+        pytest.param((RunFinished(2, "p.py has no 'f'"),), "p.py has no 'f'", id="no campaign began"),
+        pytest.param((STARTED, finished(), RunFinished(130)), "exit code 130", id="interrupted between campaigns"),
+        pytest.param((STARTED, finished(), RunFinished(2, "the disk is full")), "the disk is full", id="ended badly"),
+        pytest.param((STARTED, FindingFound(some_case()), finished("refuted"), RunFinished(1)), "exit code 1", id="none passed"),
+    ],
+)  # fmt: skip
+def test_a_run_that_fails_is_not_green_though_its_campaigns_are(
+    tmp_path: Path, events: tuple[Event, ...], why: str
+) -> None:
+    root = written(tmp_path, *events, accepting=True)
+    assert outcomes(root)[-1] == ("error", "run-failed")
+    assert why in next(root.iter("error")).get("message", "")
+    assert not list(root.iter("failure"))
+
+
 def test_a_suite_per_campaign(tmp_path: Path) -> None:
     root = written(tmp_path, STARTED, finished(), replace(STARTED, mesh="4 ranks"), RunFinished(130, "interrupted"))
     assert [suite.get("name") for suite in root] == ["Pass on 2 ranks", "Pass on 4 ranks"]
