@@ -18,6 +18,7 @@ import torch
 from tcverify.application import PassFacts
 from tcverify.arithmetic import DOMAINS
 from tcverify.errors import ProgramError, UsageError
+from tcverify.execution import Delta
 from tcverify.program import Contract, Finding, Program, dumps
 from tcverify.program.codec import MAX_BYTES, decode, encode, load_json
 from tcverify.verifier import Verdict
@@ -145,14 +146,15 @@ def make_counterexample(
 
 
 def _values(verdict: Verdict, finding: Finding) -> tuple[RankValue, ...]:
-    """From the run that the finding tells of: in its number domain, by the last executor, of several draws the first."""
+    """The largest differences of the finding's output, as the last executor saw them in the domain that shows it."""
     label, domain = finding.data.get("label"), finding.data.get("domain", "float64")
-    runs = [run for run in verdict.runs if run.domain.partition(":")[0] == domain]
-    for comparison in sorted(runs, key=lambda run: -verdict.executors.index(run.executor)):
-        found = [d for d in comparison.deltas if d.label == label and d.worst and d.difference > 0]
-        if found:
-            return tuple(RankValue(d.rank, d.label, d.worst, d.expected, d.actual) for d in found[:MAX_VALUES])
-    return ()
+    found: dict[str, list[Delta]] = {}  # by domain; of the exact one, by draw
+    for comparison in verdict.runs:
+        deltas = [d for d in comparison.deltas if d.label == label and d.worst and d.difference > 0]
+        if deltas and comparison.domain.partition(":")[0] == domain:
+            found[comparison.domain] = deltas
+    first = next(iter(found.values()), [])  # of several draws, the one that the finding tells of
+    return tuple(RankValue(d.rank, d.label, d.worst, d.expected, d.actual) for d in first[:MAX_VALUES])
 
 
 # -------------------------------------------------------------------------------------------------------------- files
@@ -212,7 +214,7 @@ def write_atomically(path: Path, text: str, hint: str = "choose another place wi
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         try:
-            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            with os.fdopen(descriptor, "w") as file:
                 file.write(text)
                 file.flush()
                 os.fsync(file.fileno())

@@ -23,6 +23,7 @@ def upward(of: Versions, start: Sequence[fx.Node]) -> fx.Node | None:
             stack += [operand for operand in node.all_input_nodes if suspicious(of, operand)]
             stack += astray(of, node)
             stack += [w for o in node.all_input_nodes for w in of.writes(o, node) if suspicious(of, w)]
+            stack += [w for o in node.all_input_nodes for w in of.clobbers(o, node)]
     first = next((name for name in of.relations if name in seen), None)
     return None if first is None else seen[first]
 

@@ -11,7 +11,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from tcverify.diagnosis.blame import displaced
-from tcverify.diagnosis.versions import Versions
+from tcverify.diagnosis.versions import Versions, storage_root, written_operands
 from tcverify.ops import Collective, lookup
 from tcverify.relations import Relation, relation_between
 
@@ -55,6 +55,7 @@ def cause(
         _together(of, node),
         _loses(of, node, relation),
         _displaced(of, node, relation),
+        _overwrites(of, node),
         _other_op(of, node),
         _unfit(of, operands),
         _stale(of, node),
@@ -126,6 +127,20 @@ def _loses(of: Versions, node: fx.Node, relation: Relation) -> str:
     if not relation.loses or relation.original is None:
         return ""
     return f"'{relation.original}' differs between the ranks, and what no rank keeps cannot be put together again"
+
+
+def _overwrites(of: Versions, node: fx.Node) -> str:
+    """What is read later than it is written into here, where the original leaves it alone."""
+    for written in written_operands(node):
+        root = storage_root(written)
+        for value in of.new.nodes:
+            if value is node or storage_root(value) is not root:
+                continue
+            reader = next((reader for reader in value.users if node in of.clobbers(value, reader)), None)
+            if reader is not None:
+                whom = "the program returns" if reader.op == "output" else f"'{reader.name}' reads"
+                return f"it writes into '{value.name}', which {whom} later and the original leaves alone"
+    return ""
 
 
 def _displaced(of: Versions, node: fx.Node, relation: Relation) -> str:

@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 
 from tcverify.arithmetic import FLOAT64, NATIVE, Domain, domain_of
 from tcverify.arithmetic.field import P
+from tcverify.diagnosis.anchors import misplaced
 from tcverify.diagnosis.blame import suspicious, upward
 from tcverify.diagnosis.causes import cause, operands_of
 from tcverify.diagnosis.divergence import Diagnosis, Divergence
@@ -120,6 +121,8 @@ def _first(of: Versions, finding: Finding) -> Divergence | None:
         return _before_error(of, failed.node, failed.message)
     if finding.kind in ("collective-mismatch", "deadlock"):
         return disagreement(of)
+    if finding.kind == "anchor-mismatch":
+        return misplaced(of, finding.node)
     if not of.after.finished:
         return None
     label = str(finding.data.get("label", ""))
@@ -153,7 +156,8 @@ def _returned(of: Versions, index: int) -> Divergence | None:
         found = upward(of, [new])
         return None if found is None else _divergence(of, found)
     if relation.kind == "equal" and relation.original == old.name:
-        return None
+        found = next(iter(of.clobbers(new, of.new.output_node())), None)
+        return None if found is None else _divergence(of, found)
     instead = "" if relation.original == old.name else f", where the original returns '{old.name}'"
     return _divergence(of, new, replace(relation, text=relation.text + instead), output=index)
 

@@ -79,6 +79,14 @@ class Versions:
         """As `writes`, in the original."""
         return _between(self._written_old.get(storage_root(value), ()), value, reader, self._places_old)
 
+    def clobbers(self, value: fx.Node, reader: fx.Node) -> list[fx.Node]:
+        """As `writes`, of nodes that write although the original's of their names, if there are any, write into nothing."""
+        return [node for node in self.writes(value, reader) if not self._writes(node)]
+
+    def _writes(self, node: fx.Node) -> bool:
+        namesake = self.namesake(node)
+        return namesake is not None and any(True for _ in written_operands(namesake))
+
     @cached_property
     def _written_new(self) -> dict[fx.Node, list[fx.Node]]:
         return writers(self.new)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,44 +12,36 @@ from torch import fx
 from tcverify.execution import Run
 from tcverify.ops import RECORD, lookup
 from tcverify.program import Program
+from tcverify.relations.bundles import bundle
 from tcverify.relations.combinations import Pool
 from tcverify.relations.grouping import groupings
 from tcverify.relations.layouts import Setting, layout
+from tcverify.relations.originals import (
+    Originals,
+    RankValues,
+    by_node,
+    candidates_of,
+    near,
+    originals_of,
+    pool_of,
+    print_of,
+    widened,
+)
 from tcverify.relations.relation import Relation
 from tcverify.relations.tensors import FLOATING, Measure, Values, same, unpadded
 from tcverify.relations.twists import twist
 
-#: Original values that a rewritten one is compared with, beyond the one of its own name.
-MAX_CANDIDATES = 16
-
 #: Original values that an unexplained one is related to by what went wrong.
 MAX_TWISTED = 3
-
-#: A value that more nodes read says little about what these stand for.
-MAX_READERS = 8
-
-#: Values of the original that could have been added to one of it.
-MAX_POOL = 6
 
 #: Kinds that explain a value only where no other does.
 SECOND = frozenset({"reshaped", "transposed", "nested"})
 
-RankValues = Mapping[int, Any]
+#: Kinds of what a collective makes of a value: where the original makes the same, it is equal to that.
+WHOLE = frozenset({"gathered", "reduced"})
 
-
-@dataclass(frozen=True, slots=True)
-class _Originals:
-    """The original, as one rank's graph and all ranks' values.
-
-    Attributes:
-        alike: names of nodes by a print of their values, to find those that are the same far away.
-    """
-
-    nodes: Mapping[str, fx.Node]
-    values: Mapping[str, RankValues]
-    alike: Mapping[Any, str]
-    rank: int
-    setting: Setting
+#: Kinds that say less of a value than that it holds several, side by side.
+VAGUE = frozenset({"unrelated", "partly"})
 
 
 def relate(
@@ -62,37 +53,40 @@ def relate(
     what has the same values. Cost is linear in nodes and ranks.
     """
     new_graph = rewritten.graphs[rewritten.ranks[rank].graph]
-    new = _by_node(new_graph, after)
-    originals = _originals(program, before, after, rank, measure)
+    new = by_node(new_graph, after)
+    originals = originals_of(program, before, rewritten, after, rank, measure)
     found: dict[str, Relation] = {}
     for node in new_graph.nodes:
         values = new.get(node.name)
         if values is None or rank not in values or node.op == "output" or _is_token(node):
             continue
-        found[node.name] = _best(node, values, originals, found)
+        relation = _best(node, values, originals, found)
+        if relation.kind in VAGUE and node.name not in originals.nodes:
+            relation = bundle(node, new, found, lambda part, was: _part(part, was, originals)) or relation
+        found[node.name] = relation
     return found
+
+
+def _part(values: Values, was: Relation, originals: Originals) -> Relation | None:
+    """What a part of a value is, when the part of the operand that it comes from is `was`."""
+    roots = [originals.nodes[was.original]] if was.original is not None else []
+    whole: Relation | None = None
+    for name in near(roots):
+        relation = _explained(values, originals.values.get(name, {}), name, originals.setting)
+        if relation is not None and relation.kind not in WHOLE:
+            return relation
+        whole = whole or relation
+    return whole
 
 
 def relation_between(
     program: Program, before: Run, after: Run, node: str, original: str, measure: Measure = FLOATING
 ) -> Relation | None:
     """How the value of one rewritten node relates to that of one original node; None where it does not."""
-    new = {r.rank: _widened(r.values[node]) for r in after.ranks if r.values is not None and node in r.values}
-    old = {r.rank: _widened(r.values[original]) for r in before.ranks if r.values is not None and original in r.values}
+    new = {r.rank: widened(r.values[node]) for r in after.ranks if r.values is not None and node in r.values}
+    old = {r.rank: widened(r.values[original]) for r in before.ranks if r.values is not None and original in r.values}
     setting = Setting(groupings(program, before, after), measure)
     return _explained(new, old, original, setting) or _twisted(new, old, original, (), setting)
-
-
-def _originals(program: Program, before: Run, after: Run, rank: int, measure: Measure) -> _Originals:
-    graph = program.graphs[program.ranks[rank].graph]
-    values = _by_node(graph, before)
-    alike: dict[Any, str] = {}
-    for name, by_rank in values.items():
-        print_ = _print(by_rank.get(rank))
-        if print_ is not None:
-            alike.setdefault(print_, name)
-    setting = Setting(groupings(program, before, after), measure)
-    return _Originals({node.name: node for node in graph.nodes}, values, alike, rank, setting)
 
 
 def _is_token(node: fx.Node) -> bool:
@@ -100,87 +94,68 @@ def _is_token(node: fx.Node) -> bool:
     return node.op == "call_function" and lookup(node.target).name == RECORD
 
 
-def _by_node(graph: fx.Graph, run: Run) -> dict[str, dict[int, Any]]:
-    """Per node name the values by rank."""
-    found: dict[str, dict[int, Any]] = {node.name: {} for node in graph.nodes}
-    for result in run.ranks:
-        for name, value in (result.values or {}).items():
-            if name in found:
-                found[name][result.rank] = _widened(value)
-    return found
-
-
-def _widened(value: Any) -> Any:
-    """Values of floating dtypes of one byte, with which torch does not compute, as float32."""
-    if isinstance(value, torch.Tensor) and value.is_floating_point() and value.dtype.itemsize == 1:
-        return value.float()
-    return type(value)(map(_widened, value)) if type(value) in (tuple, list) else value
-
-
-def _print(value: Any) -> Any:
-    """What equal values have in common and others hardly do, whatever their shape; None for values of which many are equal."""
-    if not isinstance(value, torch.Tensor) or not value.is_floating_point() or value.numel() < 2:
-        return None
-    size = float(value.abs().sum())
-    return (value.numel(), round(math.log2(size) * (1 << 20))) if 0 < size < math.inf else None
-
-
-def _best(node: fx.Node, values: RankValues, originals: _Originals, found: Mapping[str, Relation]) -> Relation:
+def _best(node: fx.Node, values: RankValues, originals: Originals, found: Mapping[str, Relation]) -> Relation:
     """The relation that explains a value best; else the one that says what went wrong with it.
 
     Of what is computed from unexplained values, less is asked: it is not where anything goes wrong first.
     """
     downstream = any(not found[o.name].explained for o in node.all_input_nodes if o.name in found)
     setting = replace(originals.setting, nested=False) if downstream else originals.setting
-    candidates = list(_candidates(node, originals, found))
-    far = originals.alike.get(_print(values.get(originals.rank)))
+    candidates = list(candidates_of(node, originals, found))
+    far = originals.alike.get(print_of(values.get(originals.rank)))
     second: Relation | None = None
+    whole: Relation | None = None
     for name in [*candidates, far] if far is not None and far not in candidates else candidates:
         relation = _explained(values, originals.values.get(name, {}), name, setting)
         if relation is not None and not (relation.loses or relation.view or relation.kind in SECOND):
-            return relation
-        if relation is not None and (second is None or second.loses > relation.loses):
+            if relation.kind == "equal" or (whole is None and relation.kind not in WHOLE):
+                return relation
+            whole = whole or relation
+        elif relation is not None and (second is None or second.loses > relation.loses):
             second = relation
+    if whole is not None:
+        return whole
     if second is not None:
         return second
+    step = None if downstream else _step(node, values, candidates, originals)
+    if step is not None and step.explained:
+        return step
     for name in candidates[: 1 if downstream else MAX_TWISTED]:
-        pool = _pool(node, name, originals, found)
+        pool = pool_of(node, name, originals, found)
         relation = _twisted(values, originals.values.get(name, {}), name, pool, setting)
         if relation is not None:
             return relation
-    return _unrelated(node, values, originals)
+    return _unrelated(node, values, originals) if step is None else step
 
 
-def _candidates(node: fx.Node, originals: _Originals, found: Mapping[str, Relation]) -> Iterator[str]:
-    """Names of original nodes that a rewritten node may stand for: its namesake, what its operands stand for, and what
-    the original makes of that."""
-    seen: set[str] = set()
-    known = [found[o.name] for o in node.all_input_nodes if o.name in found]
-    roots = [originals.nodes[r.original] for r in known if r.original is not None]
-    users = [user for root in roots if len(root.users) <= MAX_READERS for user in root.users]
-    further = [user for near in users if len(near.users) <= MAX_READERS for user in near.users]
-    namesake = [originals.nodes[node.name]] if node.name in originals.nodes else []
-    for candidate in (*namesake, *roots, *users, *further):
-        if candidate.op != "output" and candidate.name not in seen:
-            seen.add(candidate.name)
-            yield candidate.name
-            if len(seen) > MAX_CANDIDATES:
-                return
+def _step(node: fx.Node, values: RankValues, candidates: Sequence[str], originals: Originals) -> Relation | None:
+    """What an inserted node is of an op that has been taken apart: one of its steps, or a multiple of one.
+
+    Steps are many: a part of one, or one in another shape, counts only where the node calls what the step calls, or is a view.
+    """
+    if node.name in originals.nodes:
+        return None
+    op = lookup(node.target) if node.op == "call_function" else None
+    setting, multiple = replace(originals.setting, nested=False), None
+    for name in candidates:
+        for label, of_step in originals.steps(name) if name in originals.apart else ():
+            said = f"{label} in {name}"
+            relation = _explained(values, of_step, said, setting)
+            alike = op is not None and (op.aliases or op.name.split("::")[-1].split(".")[0] == label)
+            if relation is not None and not relation.loses and (alike or relation.kind == "equal"):
+                return replace(relation, kind="step", original=name)
+            if multiple is None and _shapes(values) == _shapes(of_step):
+                twisted = twist(values, of_step, said, (), setting)
+                if twisted is not None and twisted.kind == "scaled":
+                    multiple = replace(twisted, original=name)
+    return multiple
 
 
-def _pool(node: fx.Node, name: str, originals: _Originals, found: Mapping[str, Relation]) -> Pool:
-    """What the original's node reads, and what the rewritten node does: tensors that could have been added to its value."""
-    read = [operand.name for operand in originals.nodes[name].all_input_nodes]
-    stood = [found[o.name].original for o in node.all_input_nodes if o.name in found]
-    pool: list[tuple[str, Values]] = []
-    for source in dict.fromkeys(n for n in (*read, *stood) if n is not None):
-        values = originals.values[source]
-        if values and all(isinstance(value, torch.Tensor) for value in values.values()):
-            pool.append((source, values))
-    return pool[:MAX_POOL]
+def _shapes(values: RankValues) -> dict[int, torch.Size | None]:
+    return {rank: getattr(value, "shape", None) for rank, value in values.items()}
 
 
-def _unrelated(node: fx.Node, values: RankValues, originals: _Originals) -> Relation:
+def _unrelated(node: fx.Node, values: RankValues, originals: Originals) -> Relation:
     old = originals.values.get(node.name)
     if not old:
         return Relation("unrelated", None, "unrelated to any value of the original near it")

@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 #: Kinds that say what a value is, on every rank.
-EXPLAINED = frozenset({"equal", "reshaped", "transposed", "shard", "gathered", "partial", "reduced", "nested"})
+EXPLAINED = frozenset(
+    {"equal", "reshaped", "transposed", "shard", "gathered", "partial", "reduced", "nested", "step", "bundle"}
+)
 
 #: Every kind, in a few words for drawings and tables.
 BRIEF = {
@@ -18,6 +20,8 @@ BRIEF = {
     "partial": "partial sum",
     "reduced": "summed",
     "nested": "divided twice",
+    "step": "step of an op",
+    "bundle": "side by side",
     "wrong-shard": "wrong shard",
     "scaled": "scaled",
     "addends": "addends lost or doubled",
@@ -28,6 +32,7 @@ BRIEF = {
     "partly": "differs in part",
     "not-finite": "not finite",
     "unmet": "not joined by all",
+    "misplaced": "out of place",
     "other": "another value",
     "unrelated": "differs",
 }
@@ -49,6 +54,7 @@ class Relation:
             differs between them.
         view: the shape in which the original's value has to be seen for that, where that is not its own.
         alike: of addends, whether they are equal on all ranks, so that each is as well a fraction of the original's value.
+        parts, sizes: of values side by side along `dim`, their relations and how long they are.
     """
 
     kind: str
@@ -60,6 +66,8 @@ class Relation:
     loses: bool = False
     view: tuple[int, ...] = ()
     alike: bool = False
+    parts: tuple[Relation, ...] = field(default=(), repr=False)
+    sizes: tuple[int, ...] = ()
 
     @property
     def explained(self) -> bool:

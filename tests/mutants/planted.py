@@ -125,6 +125,16 @@ def synchronised(mutant: fx.Graph, sound: fx.Graph) -> set[str]:
     return found
 
 
+def recorded_late(mutant: fx.Graph, sound: fx.Graph) -> set[str]:
+    """Records that another node stands in front of, besides what is synchronised otherwise."""
+
+    def before(graph: fx.Graph) -> dict[str, str]:
+        return {node.name: node.prev.name for node in graph.nodes if op_name(node) == RECORD}
+
+    right = before(sound)
+    return synchronised(mutant, sound) | {name for name, node in before(mutant).items() if right.get(name) != node}
+
+
 def _awaited(graph: fx.Graph) -> dict[str, set[str]]:
     """By wait, the ops whose completion it waits for."""
     return {n.name: {token.args[0].name for token in n.args[2]} for n in graph.nodes if op_name(n) == WAIT}
@@ -197,6 +207,7 @@ RULES: dict[str, Rule] = {
     "GatherHasLocalMetadata": described,
     "ScattersShareStorage": described,
     "WriteMovedBeforeRead": reordered,
+    "RecordedWhereNeeded": recorded_late,
     "CostsOrderCollectives": reordered,
     "ProgramOrder": reordered,
     "WaitsShareStorage": described,

@@ -318,3 +318,30 @@ def test_tuples_are_related_element_by_element() -> None:
         told(before, edited(before, other_item)),
         "'getitem', which is equal to .*: it takes item 1, where the original's takes item 0$",
     )
+
+
+def in_place(graph: fx.Graph, node: dict[str, fx.Node], rank: int) -> None:
+    node["add"].target = resolve("aten::add_.Tensor")
+
+
+@pytest.mark.parametrize("returned", [False, True])
+def test_what_overwrites_a_value_that_is_read_later_is_named(returned: bool) -> None:
+    def build(b: GraphBuilder, given: dict[str, fx.Node]) -> object:
+        first = b.call("aten::neg", given["residual"])
+        second = b.call("aten::add.Tensor", first, given["addend"])
+        return (first, second) if returned else b.call("aten::mul.Tensor", second, first)
+
+    before = program(build)
+    whom = "the program returns" if returned else "'mul' reads"
+    assert told(before, edited(before, in_place)) == (
+        f"'add' has the value of the original's, but it writes into 'neg', which {whom} later and the original leaves alone"
+    )
+
+
+def test_a_write_that_the_original_makes_too_is_not_named() -> None:
+    def build(b: GraphBuilder, given: dict[str, fx.Node]) -> object:
+        first = b.call("aten::neg", given["residual"])
+        b.call("aten::add_.Tensor", first, given["addend"])
+        return b.call("tensor_cast::rms_norm", first, given["gain"], 1e-6)
+
+    assert told(program(build), edited(program(build), other_eps)).startswith("'rms_norm' is")

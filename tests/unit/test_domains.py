@@ -266,3 +266,17 @@ def test_files_keep_domain_and_notes() -> None:
     assert decode_counterexample(data, "a file of before").domain == "float64"
     with pytest.raises(ProgramError, match="not a number domain"):
         decode_counterexample({**data, "domain": "real"}, "here")
+
+
+@pytest.mark.parametrize(
+    ("pass_", "domain"), [(last_digit_of_eps, "exact"), (reduces_in_bfloat16, "native")], ids=["exact", "native"]
+)
+def test_the_values_of_a_case_are_those_that_its_finding_tells(
+    pass_: Callable[[fx.GraphModule], None], domain: str
+) -> None:
+    verdict = verify(pass_, reduce_then_norm(), domain=domain)
+    case = make_counterexample(verdict, "wrong-value", InProcess(prepare(touched, "", {})).facts, Contract())
+    first = case.values[0]
+    assert f"{list(first.index)}" in case.finding.detail
+    assert f"{first.actual:.9g}" in case.finding.detail
+    assert f"{first.expected:.9g}" in case.finding.detail

@@ -21,9 +21,8 @@ ROOT = GALLERY.parents[1]
 #: Kinds of finding that a lowering to streams can show.
 STREAMS = {"race", "unordered-collectives", "anchor-mismatch", "stream-conflict", "wrong-schedule", "no-gain"}
 
-#: Least share of the exhibits with a planted node whose report names it first. Six of 56 do not: three take an op apart, so that
-#: no value on the way has a counterpart in the original; the others name what came to harm, or nothing.
-LEAST_NAMED = 50 / 56
+#: Least share of the exhibits with a planted node whose report names it first. All 56 do; what a new exhibit shows may not.
+LEAST_NAMED = 55 / 56
 
 
 @pytest.fixture(autouse=True)

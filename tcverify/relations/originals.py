@@ -1,0 +1,138 @@
+"""The original as the values of a rewritten graph are held against it: its nodes, their values, and which of them are near."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from tcverify.execution import Run
+from tcverify.program import Program
+from tcverify.relations.combinations import Pool
+from tcverify.relations.grouping import groupings
+from tcverify.relations.layouts import Setting
+from tcverify.relations.relation import Relation
+from tcverify.relations.steps import NamedValues, steps_of
+from tcverify.relations.tensors import Measure, Values
+
+#: Original values that a rewritten one is compared with, beyond the one of its own name.
+MAX_CANDIDATES = 16
+
+#: A value that more nodes read says little about what these stand for.
+MAX_READERS = 8
+
+#: Ops that are taken apart at most.
+MAX_APART = 64
+
+#: Values of the original that could have been added to one of it.
+MAX_POOL = 6
+
+RankValues = Mapping[int, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Originals:
+    """The original, as one rank's graph and all ranks' values.
+
+    Attributes:
+        alike: names of nodes by a print of their values, to find those that are the same far away.
+        apart: names of nodes that the rewritten graph no longer has, or has as another op: they may have been taken apart.
+        steps: of an op, what it computes on its way.
+    """
+
+    nodes: Mapping[str, fx.Node]
+    values: Mapping[str, RankValues]
+    alike: Mapping[Any, str]
+    rank: int
+    setting: Setting
+    apart: frozenset[str]
+    steps: Callable[[str], list[NamedValues]]
+
+
+def originals_of(
+    program: Program, before: Run, rewritten: Program, after: Run, rank: int, measure: Measure
+) -> Originals:
+    graph = program.graphs[program.ranks[rank].graph]
+    values = by_node(graph, before)
+    alike: dict[Any, str] = {}
+    for name, by_rank in values.items():
+        print_ = print_of(by_rank.get(rank))
+        if print_ is not None:
+            alike.setdefault(print_, name)
+    setting = Setting(groupings(program, before, after), measure)
+    nodes = {node.name: node for node in graph.nodes}
+    kept = {node.name: node.target for node in rewritten.graphs[rewritten.ranks[rank].graph].nodes}
+    calls = [node for node in graph.nodes if node.op == "call_function"]
+    apart = [node.name for node in calls if kept.get(node.name) != node.target]
+    taken: dict[str, list[NamedValues]] = {}
+
+    def steps(name: str) -> list[NamedValues]:
+        if name not in taken:
+            taken[name] = steps_of(program, before, name) if len(taken) < MAX_APART else []
+        return taken[name]
+
+    return Originals(nodes, values, alike, rank, setting, frozenset(apart), steps)
+
+
+def by_node(graph: fx.Graph, run: Run) -> dict[str, dict[int, Any]]:
+    """Per node name the values by rank."""
+    found: dict[str, dict[int, Any]] = {node.name: {} for node in graph.nodes}
+    for result in run.ranks:
+        for name, value in (result.values or {}).items():
+            if name in found:
+                found[name][result.rank] = widened(value)
+    return found
+
+
+def widened(value: Any) -> Any:
+    """Values of floating dtypes of one byte, with which torch does not compute, as float32."""
+    if isinstance(value, torch.Tensor) and value.is_floating_point() and value.dtype.itemsize == 1:
+        return value.float()
+    return type(value)(map(widened, value)) if type(value) in (tuple, list) else value
+
+
+def print_of(value: Any) -> Any:
+    """What equal values have in common and others hardly do, whatever their shape; None for values of which many are equal."""
+    if not isinstance(value, torch.Tensor) or not value.is_floating_point() or value.numel() < 2:
+        return None
+    size = float(value.abs().sum())
+    return (value.numel(), round(math.log2(size) * (1 << 20))) if 0 < size < math.inf else None
+
+
+def candidates_of(node: fx.Node, originals: Originals, found: Mapping[str, Relation]) -> Iterator[str]:
+    """Names of original nodes that a rewritten node may stand for: its namesake, what its operands stand for, and what
+    the original makes of that."""
+    known = [found[o.name] for o in node.all_input_nodes if o.name in found]
+    known += [part for relation in known for part in relation.parts]
+    roots = [originals.nodes[r.original] for r in known if r.original is not None]
+    namesake = [originals.nodes[node.name]] if node.name in originals.nodes else []
+    yield from near(roots, namesake)
+
+
+def near(roots: Sequence[fx.Node], namesake: Sequence[fx.Node] = ()) -> Iterator[str]:
+    """Names of a few nodes of the original, and of what reads them, directly or at second hand."""
+    seen: set[str] = set()
+    users = [user for root in roots if len(root.users) <= MAX_READERS for user in root.users]
+    further = [user for near in users if len(near.users) <= MAX_READERS for user in near.users]
+    for candidate in (*namesake, *roots, *users, *further):
+        if candidate.op != "output" and candidate.name not in seen:
+            seen.add(candidate.name)
+            yield candidate.name
+            if len(seen) > MAX_CANDIDATES:
+                return
+
+
+def pool_of(node: fx.Node, name: str, originals: Originals, found: Mapping[str, Relation]) -> Pool:
+    """What the original's node reads, and what the rewritten node does: tensors that could have been added to its value."""
+    read = [operand.name for operand in originals.nodes[name].all_input_nodes]
+    stood = [found[o.name].original for o in node.all_input_nodes if o.name in found]
+    pool: list[tuple[str, Values]] = []
+    for source in dict.fromkeys(n for n in (*read, *stood) if n is not None):
+        values = originals.values[source]
+        if values and all(isinstance(value, torch.Tensor) for value in values.values()):
+            pool.append((source, values))
+    return pool[:MAX_POOL]

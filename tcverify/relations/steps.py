@@ -1,0 +1,160 @@
+"""What an op of the original computes on its way: the values that a rewrite has when it takes the op apart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeAlias
+
+import torch
+from torch._decomp import decomposition_table
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tcverify.arithmetic import domain_of
+from tcverify.execution import Run
+from tcverify.execution.interpreter import RankResult, arguments
+from tcverify.execution.plan import Plan, plans_of
+from tcverify.ops import Request
+from tcverify.program import Program
+from tcverify.program.graph import RankConstant, Slot, constant_value
+from tcverify.relations.tensors import Values, total
+
+#: Larger operands, elements over all ranks, are not computed with again.
+MAX_ELEMENTS = 1 << 18
+
+#: Most steps of one op, and how often what an op is composed of is taken apart again.
+MAX_STEPS, MAX_DEPTH = 48, 3
+
+#: A step: what computes it, in a word, and its values by rank.
+NamedValues: TypeAlias = tuple[str, Values]
+
+
+def steps_of(program: Program, run: Run, name: str) -> list[NamedValues]:
+    """Return what an op of the original computes on its way, on all ranks that have it.
+
+    The op runs again on the recorded operands, and torch tells of every kernel that it calls; kernels that torch knows how to
+    decompose are taken apart too. Of a collective that reduces, the addends side by side (along a dim of their own) and their
+    sum belong to it.
+
+    Args:
+        run: of the program, every node's value kept.
+        name: of the node.
+    """
+    found: dict[int, list[tuple[str, torch.Tensor]]] = {}
+    requests: dict[int, Request] = {}
+    plans = plans_of(program, domain_of(run.domain))
+    for result in run.ranks:
+        binding = program.ranks[result.rank]
+        if result.values is None or name not in result.values:
+            continue
+        recorder = _Recorder()
+        request = _again(plans[binding.graph], name, result, binding.constants, recorder, run)
+        found[result.rank] = recorder.steps
+        if request is not None:
+            requests[result.rank] = request
+    steps = list(_aligned(found))
+    return steps + _reduced(requests)
+
+
+def _again(
+    plan: Plan, name: str, result: RankResult, constants: Mapping[str, Any], recorder: _Recorder, run: Run
+) -> Request | None:
+    """Run one op again, up to its first request when it is a collective, and return that."""
+    names = [*plan.placeholders, *(step.name for step in plan.steps)]
+    step = next((step for step in plan.steps if step.name == name), None)
+    values = result.values or {}
+    if step is None or step.op.aliases or step.op.run is None:
+        return None
+
+    def fill(leaf: Any) -> Any:
+        if isinstance(leaf, Slot):
+            return values[names[leaf.index]]
+        return constant_value(leaf, constants) if isinstance(leaf, RankConstant) else leaf
+
+    filled = {number: fill(Slot(number)) for number in _slots(step.args, step.kwargs)}
+    size = sum(v.numel() for v in pytree.tree_leaves(list(filled.values())) if isinstance(v, torch.Tensor))
+    if size * len(run.ranks) > MAX_ELEMENTS:
+        return None
+    filled = {number: pytree.tree_map_only(torch.Tensor, torch.clone, value) for number, value in filled.items()}
+    dense = [filled.get(number) for number in range(len(names))]
+    args, kwargs = arguments(step, dense, lambda leaf: filled[leaf.index] if isinstance(leaf, Slot) else fill(leaf))
+    try:
+        with domain_of(run.domain).running(), recorder:
+            if not step.op.collective:
+                step.run(*args, **kwargs)
+                return None
+            asked: Request = next(step.run(result.rank, *args, **kwargs))
+            return asked
+    except Exception:  # noqa: BLE001 - it ran before; whatever ails it now, there are no further steps
+        return None
+
+
+def _slots(*nested: Any) -> list[int]:
+    return [leaf.index for leaf in pytree.tree_leaves(nested, is_leaf=_is_slot) if _is_slot(leaf)]
+
+
+def _is_slot(value: Any) -> bool:
+    return isinstance(value, Slot)
+
+
+class _Recorder(TorchDispatchMode):
+    """Keeps what kernels return, unless they but show it in another way."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.steps: list[tuple[str, torch.Tensor]] = []
+        self._depth = 0
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Of torch: whether to wrap the mode for torch.compile, whose import takes seconds."""
+        return False
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for value in () if func.is_view else pytree.tree_leaves(result):
+            if isinstance(value, torch.Tensor) and value.is_floating_point() and len(self.steps) < MAX_STEPS:
+                self.steps.append((func.name().split("::")[-1].split(".")[0], value.detach().clone()))
+        apart = decomposition_table.get(func)
+        if apart is not None and self._depth < MAX_DEPTH and len(self.steps) < MAX_STEPS and not _writes(func):
+            self._take_apart(apart, args, kwargs or {})
+        return result
+
+    def _take_apart(self, apart: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._depth += 1
+        try:
+            with self:
+                apart(*args, **kwargs)
+        except Exception:  # noqa: BLE001 - torch's decomposition does not hold for this domain or these arguments
+            pass
+        finally:
+            self._depth -= 1
+
+
+def _writes(func: Any) -> bool:
+    return bool(func._schema.is_mutable)
+
+
+def _aligned(found: Mapping[int, list[tuple[str, torch.Tensor]]]) -> Iterable[NamedValues]:
+    """Steps that all ranks take, in order."""
+    for taken in zip(*found.values(), strict=False):
+        if len({label for label, _ in taken}) == 1:
+            yield taken[0][0], dict(zip(found, (value for _, value in taken), strict=True))
+
+
+def _reduced(requests: Mapping[int, Request]) -> list[NamedValues]:
+    """The addends of a collective side by side, and their sum, by rank."""
+    addends: dict[int, torch.Tensor] = {}
+    sums: dict[int, torch.Tensor] = {}
+    for rank, request in requests.items():
+        group = request.collective.communicator
+        if request.collective.reduce_op is None or not all(member in requests for member in group):
+            return []
+        parts = [requests[member].tensor for member in group]
+        whole = total(parts)
+        if whole is None:
+            return []
+        addends[rank], sums[rank] = torch.stack(parts), whole
+    return [("addends", addends), ("sum", sums)] if requests else []
