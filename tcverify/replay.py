@@ -63,6 +63,11 @@ def _judge(case: Counterexample, verdict: Verdict, facts: PassFacts, changed: bo
     if not kinds:
         if verdict.status == "inconclusive":
             return Replay("error", f"inconclusive: {verdict.doubts[0].detail}", None, changed)
+        aside = [note.detail for note in verdict.notes if note.reason == f"{case.domain}-aside"]
+        if aside and case.finding.data.get("domain") == case.domain:
+            return Replay(
+                "error", f"the {case.domain} domain, which showed it, now steps aside: {aside[0]}", None, changed
+            )
         gone = "the program passes" if known == "run-died" else f"{known} is gone"
         return Replay("fixed", gone, None, changed)
     kind = known if known in kinds else kinds[0]
@@ -121,6 +126,8 @@ def reproduce(
         say(console, f"{verdict.status}: {kind} does not show")
         for doubt in verdict.doubts:
             say(console, plain(f"  {doubt.reason}: {doubt.detail}"))
+        for note in verdict.notes:
+            say(console, plain(f"  {note.reason}: {note.detail}"))
         return 0 if verdict.status == "passed" else 2
     shown = kind if kind in found else found[0]
     case = make_counterexample(verdict, shown, facts, promises, deep=deep, pass_timeout=pass_timeout)

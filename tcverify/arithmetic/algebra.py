@@ -156,14 +156,16 @@ class Scrambled(Field):
 
     Args:
         only: the one function that is exchanged; None exchanges all.
+        order: which other order stands for that of numbers.
 
     Attributes:
         called: the functions that a program has called.
     """
 
-    def __init__(self, only: str | None = None) -> None:
+    def __init__(self, only: str | None = None, order: int = 0) -> None:
         super().__init__(0)
         self.only = only
+        self.order = order
         self.called: set[str] = set()
 
     def embed(self, x: Tensor) -> Tensor:
@@ -209,7 +211,7 @@ class Scrambled(Field):
         if self.only not in (None, ORDER):
             return self.compare(run, *values)
         flat = torch.cat([v.reshape(-1) for v in values])
-        of_flat = field.scrambled_order(flat)
+        of_flat = field.scrambled_order(flat, self.order)
         shaped = [
             part.view(v.shape) for part, v in zip(of_flat.split([v.numel() for v in values]), values, strict=True)
         ]
@@ -228,4 +230,6 @@ class Scrambled(Field):
 
     def compare(self, run: Callable[..., Any], *values: Tensor) -> Any:
         self.called.add(ORDER)
-        return run(*(values if self.only not in (None, ORDER) else [field.scrambled_order(v) for v in values]))
+        return run(
+            *(values if self.only not in (None, ORDER) else [field.scrambled_order(v, self.order) for v in values])
+        )

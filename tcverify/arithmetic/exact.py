@@ -77,12 +77,13 @@ class ScrambledReals(Domain):
 
     Args:
         only: the one function that is exchanged; None exchanges all.
+        order: which other order stands for that of numbers.
     """
 
     name = "float64"
 
-    def __init__(self, only: str | None = None) -> None:
-        self.algebra = Scrambled(only)
+    def __init__(self, only: str | None = None, order: int = 0) -> None:
+        self.algebra = Scrambled(only, order)
 
     def carry(self, value: Any) -> Any:
         """See `Domain.carry`."""

@@ -185,9 +185,9 @@ def scrambled(function: str, x: Tensor) -> Tensor:
     return value
 
 
-def scrambled_order(x: Tensor) -> Tensor:
-    """By what real numbers are ordered where their order is another one: odd, smooth, and mixing all scales."""
-    key = x.sign() * torch.sin(7.3 * torch.log(x.abs().clamp(min=1e-300)))
+def scrambled_order(x: Tensor, order: int = 0) -> Tensor:
+    """By what real numbers are ordered where their order is another one: odd, smooth, and mixing all scales. There are many."""
+    key = x.sign() * torch.sin((7.3 + 1.7 * order) * torch.log(x.abs().clamp(min=1e-300)))
     # equal numbers have equal keys wherever they stand, although torch may round a function in two ways
     key = (key * 2.0**40).round_().div_(2.0**40)
     return torch.where(x.isfinite(), key, 2 * x)

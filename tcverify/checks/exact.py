@@ -13,7 +13,12 @@ NOT_BY_CHANCE = 3
 
 def agrees(comparison: Comparison) -> bool:
     """Whether both versions computed the same residues on every rank."""
-    return not any(delta.difference or delta.problem is not None for delta in comparison.deltas)
+    return not any(_differs(delta) for delta in comparison.deltas)
+
+
+def _differs(delta: Delta) -> bool:
+    """Nothing overflows in the field: an infinity where the original has none is another value."""
+    return bool(delta.difference) or delta.problem is not None or delta.overflow
 
 
 def differing(comparisons: list[Comparison]) -> list[Comparison]:
@@ -42,8 +47,8 @@ def exact_differences(comparisons: list[Comparison], explain: Callable[[], Expla
     if why.kind == "aside":
         return [Note("exact-aside", why.text)]
     first = counted[0]
-    delta = next(d for d in first.deltas if d.difference or d.problem is not None)
-    ranks = sorted({d.rank for d in first.deltas if d.label == delta.label and (d.difference or d.problem is not None)})
+    delta = next(d for d in first.deltas if _differs(d))
+    ranks = sorted({d.rank for d in first.deltas if d.label == delta.label and _differs(d)})
     where = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks[:8]))}"
     draws = f"in {len(counted)} of {len(comparisons)} draws" if len(comparisons) > 1 else "in one draw"
     detail = f"{_difference(delta)}; the versions differ {draws} of the exact domain, by less than float64 can tell"
@@ -55,6 +60,8 @@ def exact_differences(comparisons: list[Comparison], explain: Callable[[], Expla
 def _difference(delta: Delta) -> str:
     if delta.problem is not None:
         return delta.problem
+    if not delta.difference:
+        return "it is infinite where the original's is not"
     return f"at {list(delta.worst)} it is {delta.actual:.0f} instead of {delta.expected:.0f} (mod 1048573)"
 
 

@@ -23,6 +23,7 @@ from tcverify.counterexample import decode_counterexample, encode_counterexample
 from tcverify.errors import ProgramError, UnsupportedOp, UsageError
 from tcverify.execution import Comparison, Executor, Lockstep, ProcessGroupPool
 from tcverify.program import Contract, GraphBuilder, InputSpec, Note, Program, spmd_program
+from tcverify.replay import replay
 from tcverify.strategies import transformer_programs
 from tests.unit.programs import TP2, X, reduce_then_norm
 
@@ -242,6 +243,16 @@ def test_the_values_of_a_case_are_those_that_its_finding_tells_of(pass_: Callabl
     case = make_counterexample(verdict, "wrong-value", InProcess(prepare(pass_, "", {})).facts, Contract())
     first = case.values[0]
     assert f"it is {first.actual:.9g} instead of {first.expected:.9g} (" in case.finding.detail
+
+
+def test_a_case_is_not_called_fixed_where_its_domain_steps_aside() -> None:
+    verdict = verify(last_digit_of_eps, reduce_then_norm(), domain="exact")
+    facts = replace(InProcess(prepare(touched, "", {})).facts, target=f"{__name__}:touched")
+    case = make_counterexample(verdict, "wrong-value", facts, Contract())
+    again = replay(replace(case, program=norm_of_order_three()), None)
+    assert again.state == "error"
+    assert again.message.startswith("the exact domain, which showed it, now steps aside: ")
+    assert replay(case, None).state == "fixed"
 
 
 def test_files_keep_domain_and_notes() -> None:

@@ -296,6 +296,45 @@ def test_a_rewrite_by_a_law_that_the_field_lacks_is_left_to_float64(name: str) -
     assert sentence in note.detail
 
 
+def clamped(gm: fx.GraphModule) -> None:
+    """Between bounds that no number reaches."""
+    (output,) = (node for node in gm.graph.nodes if node.op == "output")
+    (value,) = output.all_input_nodes
+    with gm.graph.inserting_before(output):
+        between = gm.graph.call_function(torch.ops.aten.clamp.default, (value, -1e30, 1e30))
+    between.meta["val"] = value.meta["val"].clone()
+    output.replace_input_with(value, between)
+
+
+def plus_infinity(gm: fx.GraphModule) -> None:
+    (output,) = (node for node in gm.graph.nodes if node.op == "output")
+    (value,) = output.all_input_nodes
+    with gm.graph.inserting_before(output):
+        more = gm.graph.call_function(torch.ops.aten.add.Tensor, (value, float("inf")))
+    more.meta["val"] = value.meta["val"].clone()
+    output.replace_input_with(value, more)
+
+
+@pytest.mark.parametrize("elements", [1, 2, 3])
+def test_a_law_of_the_order_shows_on_few_elements(elements: int) -> None:
+    x = InputSpec("x", (elements,), placements=(("tp", PARTIAL),))
+    for seed in range(4):
+        program = spmd_program(
+            TP2,
+            [x],
+            lambda b: b.call("tensor_cast::all_reduce", b.input("x"), b.rank, b.group("tp")),
+            seed=seed,
+        )
+        assert verify(clamped, program, domain="exact").status == "passed"
+
+
+def test_an_infinity_that_the_original_does_not_have_is_a_difference() -> None:
+    x = InputSpec("x", (2, 4))
+    program = spmd_program(TP2, [x], lambda b: b.call("aten::neg", b.input("x")))
+    verdict = verify(plus_infinity, program, domain="exact")
+    assert (verdict.status, [f.kind for f in verdict.findings]) == ("refuted", ["wrong-value"])
+
+
 def test_where_rounding_hides_whether_a_law_holds_nothing_is_refuted() -> None:
     def large(g: Writer, value: fx.Node) -> fx.Node:
         return g("sub.Tensor", g.plus(g.scaled(g.pos, 1e12), value), g.scaled(g.pos, 1e12))
