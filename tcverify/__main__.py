@@ -1,5 +1,19 @@
-"""python -m tcverify"""
+"""The command `tcverify`, and `python -m tcverify`."""
 
-from tcverify.cli import main
+from __future__ import annotations
 
-main()
+import sys
+
+
+def main() -> None:
+    """Run the command line. Ctrl-C while it is imported, which takes seconds, ends it as Ctrl-C later does."""
+    try:
+        from tcverify.cli import main as command
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        raise SystemExit(130) from None
+    command()
+
+
+if __name__ == "__main__":
+    main()

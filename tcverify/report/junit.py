@@ -24,7 +24,7 @@ from tcverify.baseline import reference
 from tcverify.campaign import CampaignFinished, CampaignStarted, Crashed, Event, FindingFound, Progress, RunFinished
 from tcverify.counterexample import FILE_NAME, Counterexample, write_atomically
 from tcverify.report.known import known_line
-from tcverify.report.plain import count, plain
+from tcverify.report.plain import count, one_line, plain
 from tcverify.report.text import to_text
 
 JUNIT_NAME = "junit.xml"
@@ -106,7 +106,7 @@ class JunitReport:
         except Exception as error:  # noqa: BLE001 - a file that cannot be written must not end the run
             if not self._broken:
                 self._broken = True
-                self.tell(f"{self.path} is not written: {type(error).__name__}: {error}; the run goes on")
+                self.tell(f"{self.path} is not written: {one_line(error)}; the run goes on")
 
     def _suite(self, number: int, suite: _Suite) -> ElementTree.Element:
         started, finished = suite.started, suite.finished

@@ -43,6 +43,12 @@ def wrap(text: str, width: int) -> list[str]:
     ) or [text]
 
 
+def one_line(error: Exception) -> str:
+    """Return the kind of an error and the first line of what it says, for a sentence that goes on."""
+    said = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {said[0]}" if said else type(error).__name__
+
+
 def error_text(error: TcverifyError) -> str:
     """Return how an error is told: what is wrong and, indented below, how to mend it."""
     lines = [f"Error: {error.message}", *([f"hint: {error.hint}"] if error.hint else [])]

@@ -9,6 +9,7 @@ from tcverify.campaign import Event, FindingFound
 from tcverify.counterexample import Counterexample, write_atomically
 from tcverify.program import dumps
 from tcverify.report.listing import graph_lines
+from tcverify.report.plain import one_line
 
 _TEMPLATE = '''\
 """Reproduces a finding of tcverify. Run it where `tcverify run` found it, so that the pass can be imported."""
@@ -80,4 +81,4 @@ class ScriptReport:
             try:
                 write_atomically(path, to_script(case))
             except Exception as error:  # noqa: BLE001 - a script that cannot be made must not end the run that found something
-                self.tell(f"{path} is not written: {type(error).__name__}: {error}")
+                self.tell(f"{path} is not written: {one_line(error)}")

@@ -17,7 +17,7 @@ from tcverify.campaign import Event, FindingFound
 from tcverify.counterexample import Counterexample, write_atomically
 from tcverify.errors import UsageError
 from tcverify.program.streams import MAIN_STREAM
-from tcverify.report.plain import plain
+from tcverify.report.plain import one_line, plain
 from tcverify.report.timetable import Timetable, lowered_ranks, marked_ops, time_facts, timetables
 
 TRACE_NAME = "trace.json"
@@ -145,6 +145,6 @@ class TraceReport:
                 return
             write_atomically(path, to_trace(case))
         except Exception as error:  # noqa: BLE001 - a trace that cannot be made must not end the run that found something
-            self.tell(f"{path} is not written: {type(error).__name__}: {error}")
+            self.tell(f"{path} is not written: {one_line(error)}")
         else:
             self.tell(f"Its timeline:  {path} (open it in ui.perfetto.dev)")

@@ -348,6 +348,15 @@ def test_ctrl_c_at_the_start(tmp_path: Path) -> None:
     assert _gone(children)
 
 
+def test_ctrl_c_while_the_command_is_imported(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("open('begun', 'w').close()\nimport time\ntime.sleep(60)\n")
+    process = start("-m", "tcverify", "doctor", cwd=tmp_path)
+    _wait_for((tmp_path / "begun").exists, process)
+    os.killpg(process.pid, signal.SIGINT)
+    outcome = finish(process)
+    assert (outcome.code, outcome.err) == (130, "interrupted\n")
+
+
 def test_a_run_that_is_killed_leaves_no_process_and_is_told_of(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(FOREIGN)
     process = start(*RUN, "mine.py:touches_and_hangs", "--confirm", "none", cwd=tmp_path)

@@ -15,6 +15,7 @@ from tcverify.campaign import Event, FindingFound
 from tcverify.counterexample import FILE_NAME, Counterexample, write_atomically
 from tcverify.report.html.page import make_page
 from tcverify.report.html.streams import BAR
+from tcverify.report.plain import one_line
 
 REPORT_NAME = "report.html"
 
@@ -75,6 +76,6 @@ class HtmlReport:
         try:
             write_atomically(path, to_html(case, path.with_name(FILE_NAME)))
         except Exception as error:  # noqa: BLE001 - a page that cannot be made must not end the run that found something
-            self.tell(f"{path} is not written: {type(error).__name__}: {error}")
+            self.tell(f"{path} is not written: {one_line(error)}")
         else:
             self.tell(f"See it drawn:  {path}")
