@@ -19,7 +19,9 @@ An output is refuted where its error exceeds
 - LARGEST = 2: sees what goes wrong in few elements of a large tensor. The largest of many errors differs more from one draw to
   the next than their root mean square; twice leaves room for that.
 - Root mean squares of few elements scatter: of n independent errors by about 1 / √(2n) of them. Both limits grow by
-  1 + SCATTER / √n.
+  1 + SCATTER / √n. Where few of many elements are so sensitive that they make up the error (a row that a norm divides by next
+  to nothing), it scatters as that of these few: the noise's own scatter over its reruns, beyond what n elements explain, takes
+  the place of 1 / √n.
 
 Where the rewritten version leaves the range of its dtype and the original does not (fp16: 65504), the verdict is inconclusive.
 A discrete value that differs is refuted only if the original computes it in float64 as in its own dtypes and the noise does not
@@ -120,7 +122,8 @@ class Errors:
 
 def errors_of(deltas: list[Delta], noise: Noise) -> Errors:
     """The errors of one output on all ranks, by the measure that uses more of its limit."""
-    allowance = 1 + SCATTER / math.sqrt(max(1, sum(d.elements for d in deltas)))
+    by_count = 1 / math.sqrt(max(1, sum(d.elements for d in deltas)))
+    allowance = 1 + SCATTER * max(by_count, math.sqrt(2) * noise.scatter - by_count)
     by_rms = Errors("root mean square", _rms(deltas), _rms(deltas, own=True), noise.rms, RMS * allowance)
     largest, own = max(d.difference for d in deltas), max(d.own for d in deltas)
     by_largest = Errors("largest", largest, own, noise.largest, LARGEST * allowance)

@@ -24,6 +24,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from statistics import fmean, pstdev
 from typing import Any
 
 import torch
@@ -52,10 +53,13 @@ class Noise:
         largest: the largest change of an element over ranks and reruns; infinite where the finite elements, or a discrete
             value, changed.
         rms: the largest root mean square of the changes over the elements of all ranks, over reruns.
+        scatter: the standard deviation of that root over reruns, relative to its mean. Of n independent errors of one size it
+            is 1 / √(2n); where few elements are far more sensitive than the others, it is as that of few.
     """
 
     largest: float
     rms: float
+    scatter: float = 0.0
 
 
 def rounding_noise(program: Program, reference: Run, reruns: int = RERUNS) -> dict[str, Noise]:
@@ -69,6 +73,7 @@ def rounding_noise(program: Program, reference: Run, reruns: int = RERUNS) -> di
     """
     dtypes = _dtypes(program)
     found: dict[str, Noise] = {}
+    roots: dict[str, list[float]] = {}
     for seed in range(1, reruns + 1):
         disturbance = _Disturbance(seed, dtypes)
         run = run_watched(program, disturbance.watcher, order=disturbance.order)
@@ -83,8 +88,14 @@ def rounding_noise(program: Program, reference: Run, reruns: int = RERUNS) -> di
                 parts.setdefault(delta.label, []).append((delta.rms, delta.elements))
         for label, change in largest.items():
             before = found.get(label, Noise(0.0, 0.0))
-            found[label] = Noise(max(before.largest, change), max(before.rms, pooled(parts[label])))
+            roots.setdefault(label, []).append(pooled(parts[label]))
+            found[label] = Noise(max(before.largest, change), max(roots[label]), _scatter(roots[label]))
     return found
+
+
+def _scatter(roots: list[float]) -> float:
+    mean = fmean(roots)
+    return pstdev(roots) / mean if mean and math.isfinite(mean) else 0.0
 
 
 def _dtypes(program: Program) -> Dtypes:

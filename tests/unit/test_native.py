@@ -402,3 +402,11 @@ def test_a_finding_of_a_program_with_8_bit_values_is_explained() -> None:
     found = diagnose(made, verdict.pair.rewritten, finding)
     assert found.first is not None
     assert "to_copy" in found.first.node
+
+
+def test_an_error_that_few_elements_make_up_scatters_as_theirs() -> None:
+    """Of 400 elements of one kind a root mean square hardly scatters; of one that is far more sensitive it does."""
+    error = _delta(1.5, 1.5, elements=400)
+    assert judged(error, Noise(1.0, 1.0, scatter=0.04)) is not None
+    assert judged(error, Noise(1.0, 1.0, scatter=0.7)) is None
+    assert judged(_delta(9.0, 9.0, elements=400), Noise(1.0, 1.0, scatter=0.7)) is not None
