@@ -96,7 +96,8 @@ def _norm_in(dtype: torch.dtype | None) -> Replacement:
         scaled = call("aten::mul.Tensor", rows, call("aten::rsqrt", call("aten::add.Tensor", mean, eps)))
         if scaled.meta["val"].dtype is not own:
             scaled = call("aten::_to_copy", scaled, dtype=own)
-        return call("aten::mul.Tensor", scaled, gain)
+        product = call("aten::mul.Tensor", scaled, gain)  # in the layout of x, where the norm's result is contiguous
+        return call("aten::clone", product, memory_format=torch.contiguous_format)
 
     return by
 
