@@ -29,7 +29,8 @@ from tcverify.report.script import to_script
 from tcverify.strategies import DECODERS, all_meshes
 from tcverify.verifier import Verdict, verify
 
-GALLERY = Path(__file__).parents[2] / "reports" / "gallery"
+ROOT = Path(__file__).parents[2]
+GALLERY = ROOT / "reports" / "gallery"
 
 #: Programs that are drawn for one exhibit at most.
 MOST_DRAWN = 1_500
@@ -180,6 +181,7 @@ def write_case(exhibit: Exhibit, made: Made) -> Path:
         "seen_in": list(exhibit.seen_in),
     }
     encoded = json.dumps(encode_counterexample(case), indent=1, allow_nan=False)
+    encoded = encoded.replace(f"{ROOT}/", "")  # tracebacks name files as this machine has them
     write_atomically(folder / "counterexample.json", encoded + "\n")
     write_atomically(folder / "repro.py", to_script(case))
     write_atomically(folder / "about.json", json.dumps(about, indent=1, ensure_ascii=False) + "\n")
