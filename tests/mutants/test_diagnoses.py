@@ -74,7 +74,9 @@ def test_the_planted_node_is_named(name: str, world_size: int, tmp_path: Path) -
 def test_every_planted_node_is_named(name: str, tmp_path: Path) -> None:
     case = case_of(name, 2, tmp_path / "2", 5.0) or case_of(name, 4, tmp_path / "4", 5.0)
     if case is None:
-        pytest.skip("the first programs do not show it")
+        pytest.skip(
+            f"no case: 300 programs of 2 ranks and of 4 do not show {name}; test_mutants.py hunts on other grounds too"
+        )
     assert is_named(name, case) or name in UNDECIDED
 
 
