@@ -21,7 +21,7 @@ def confirming_domain(evidence: Evidence, findings: list[Finding], notes: list[N
 
     What float64 refutes is confirmed in float64: other domains need not see it, or not as the same kind of finding.
     """
-    if any(f.check == "equivalence" and f.data.get("domain", FLOAT64.name) == FLOAT64.name for f in findings):
+    if any(f.check == "equivalence" and f.domain == FLOAT64.name for f in findings):
         return FLOAT64
     for run in evidence.runs:
         if run.domain == "native":

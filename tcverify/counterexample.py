@@ -147,7 +147,7 @@ def make_counterexample(
 
 def _values(verdict: Verdict, finding: Finding) -> tuple[RankValue, ...]:
     """The largest differences of the finding's output, as the last executor saw them in the domain that shows it."""
-    label, domain = finding.data.get("label"), finding.data.get("domain", "float64")
+    label, domain = finding.data.get("label"), finding.domain
     found: dict[str, list[Delta]] = {}  # by domain; of the exact one, by draw
     for comparison in verdict.runs:
         deltas = [d for d in comparison.deltas if d.label == label and d.worst and d.difference > 0]

@@ -64,7 +64,7 @@ def _judge(case: Counterexample, verdict: Verdict, facts: PassFacts, changed: bo
         if verdict.status == "inconclusive":
             return Replay("error", f"inconclusive: {verdict.doubts[0].detail}", None, changed)
         aside = [note.detail for note in verdict.notes if note.reason == f"{case.domain}-aside"]
-        if aside and case.finding.data.get("domain") == case.domain:
+        if aside and case.finding.domain == case.domain:
             return Replay(
                 "error", f"the {case.domain} domain, which showed it, now steps aside: {aside[0]}", None, changed
             )

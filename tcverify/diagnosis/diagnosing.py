@@ -79,7 +79,7 @@ def diagnose(program: Program, rewritten: Program | None, finding: Finding) -> D
 
 def _domain(finding: Finding) -> Domain:
     """The number domain in which a finding shows."""
-    return {"exact": domain_of("exact:0"), "native": NATIVE}.get(str(finding.data.get("domain")), FLOAT64)
+    return {"exact": domain_of("exact:0"), "native": NATIVE}.get(finding.domain, FLOAT64)
 
 
 def _observe(program: Program, domain: Domain) -> tuple[Run | None, str]:

@@ -28,6 +28,11 @@ class Finding:
     rank: int | None = None
     data: dict[str, Any] = field(default_factory=dict, hash=False)
 
+    @property
+    def domain(self) -> str:
+        """The number domain that shows it: "float64", where most show, whatever was asked for besides; "native" or "exact"."""
+        return str(self.data.get("domain", "float64"))
+
 
 #: Every kind of finding, with what it says. Reports and `Counterexample` ids use these names.
 KINDS = {

@@ -84,7 +84,7 @@ def make_block(case: Counterexample, path: Path | None, diagnosis: Diagnosis | N
     if case.shrink_cut:
         shrunk += " (until time ran out)"
     where = f"in {' and '.join(case.executors)}" if case.executors else "before any program ran"
-    domain = "" if case.domain == "float64" else f", in the {case.domain} domain"
+    domain = "" if finding.domain == "float64" else f", in the {finding.domain} domain"
     versions = ", ".join(f"{name} {case.environment[name]}" for name in ("torch", "python") if name in case.environment)
     values = [
         f"rank {v.rank}: {v.label}{list(v.index)} expected {v.expected:.9g}, actual {v.actual:.9g}" for v in case.values

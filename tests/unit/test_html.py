@@ -131,8 +131,10 @@ def test_the_domain_and_what_the_verdict_notes_are_told() -> None:
 
 
 def test_between_residues_there_is_no_distance() -> None:
+    shown = case("wrong-value")
+    exactly = replace(shown.finding, data={**shown.finding.data, "domain": "exact"})
     found = replace(
-        case("wrong-value"), domain="exact", values=(RankValue(1, "output 0", (0, 1), -256081.0, 266549.0),)
+        shown, domain="exact", finding=exactly, values=(RankValue(1, "output 0", (0, 1), -256081.0, 266549.0),)
     )
     (contrast,) = make_page(found, None).contrasts
     assert (contrast.where, contrast.expected, contrast.computed, contrast.difference) == (
@@ -141,8 +143,9 @@ def test_between_residues_there_is_no_distance() -> None:
         "266549",
         "",
     )
-    (contrast,) = make_page(replace(found, domain="float64"), None).contrasts
-    assert contrast.difference == "5.23e+05 (204 %)"
+    page = make_page(replace(found, finding=shown.finding), None)  # asked for, but float64 shows it already
+    assert page.contrasts[0].difference == "5.23e+05 (204 %)"
+    assert ("Number domain", "exact; float64 shows it") in page.facts
 
 
 def test_only_rows_that_differ_are_marked() -> None:

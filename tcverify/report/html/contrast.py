@@ -50,7 +50,7 @@ def _rows(case: Counterexample, diagnosis: Diagnosis) -> Sequence[tuple[int, Con
     """A row per rank, its `where` left open unless it is about all ranks."""
     finding, after = case.finding, diagnosis.after
     if case.values:
-        return [(v.rank, _value(v, case.domain)) for v in case.values]
+        return [(v.rank, _value(v, case.finding.domain)) for v in case.values]
     where = f"rank {finding.rank}" if finding.rank is not None else "all ranks"
     if after is not None and after.mismatch is not None:
         sentence = "every member of the group calls the same collective"
