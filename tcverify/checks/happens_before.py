@@ -18,7 +18,7 @@ from tcverify.checks.races import Race, clocks_of, described, races_of
 from tcverify.checks.reading import BEGINNING, Issued, Reading, tokens_of
 from tcverify.checks.streams import lowered_ranks
 from tcverify.execution import Exploration, Run
-from tcverify.ops import lookup
+from tcverify.ops import lookup, schema_of
 from tcverify.program import Contract, Program, RankConstant
 from tcverify.program.finding import Doubt, Finding
 from tcverify.program.graph import constant_value
@@ -287,7 +287,7 @@ def _communicators(program: Program, rank: int, run: Run | None) -> Mapping[str,
     for node in program.graphs[binding.graph].nodes:
         if node.op != "call_function" or node.name in found or not lookup(node.target).collective:
             continue
-        schema = getattr(node.target, "_schema", None)
+        schema = schema_of(node.target)
         names = [argument.name for argument in schema.arguments] if schema is not None else []
         given = {**dict(zip(names, map_aggregate(node.args, known), strict=False)), **map_aggregate(node.kwargs, known)}
         group = given.get("rank_group")

@@ -11,12 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from torch import fx
 from torch.fx.node import map_aggregate
 
 from tcverify.errors import ProgramError, UnsupportedOp
-from tcverify.ops import ShapeError, TensorSpec, infer, lookup
+from tcverify.ops import ShapeError, TensorSpec, infer, lookup, schema_of
 from tcverify.program import RankConstant
 from tcverify.program.graph import constant_value, map_structure
 
@@ -138,9 +137,9 @@ def _as_described(
         return holds[node.all_input_nodes[0]], ()
     if op.name.startswith("python::"):
         return _apart(node, values), ()
-    if not isinstance(node.target, torch._ops.OpOverload):
+    schema = schema_of(node.target)
+    if schema is None:
         return None
-    schema = node.target._schema
     if any(r.alias_info is not None for r in schema.returns):
         shared = tuple(dict.fromkeys(s for o, _ in _annotated(node) for s in holds[o]))
         return shared, _written(node, holds)
@@ -150,8 +149,8 @@ def _as_described(
 
 
 def _written(node: fx.Node, holds: Mapping[fx.Node, tuple[int, ...]]) -> tuple[int, ...]:
-    target = node.target
-    if not isinstance(target, torch._ops.OpOverload) or not target._schema.is_mutable:
+    schema = schema_of(node.target)
+    if schema is None or not schema.is_mutable:
         return ()
     return tuple(dict.fromkeys(s for operand, writes in _annotated(node) if writes for s in holds[operand]))
 
@@ -159,7 +158,8 @@ def _written(node: fx.Node, holds: Mapping[fx.Node, tuple[int, ...]]) -> tuple[i
 def _annotated(node: fx.Node) -> list[tuple[fx.Node, bool]]:
     """The operands whose storage the schema says the op returns or writes, each with whether it writes."""
     found: list[tuple[fx.Node, bool]] = []
-    for position, argument in enumerate(node.target._schema.arguments):  # type: ignore[union-attr]
+    schema = schema_of(node.target)
+    for position, argument in enumerate(schema.arguments if schema is not None else ()):
         if argument.alias_info is None:
             continue
         value = node.args[position] if position < len(node.args) else node.kwargs.get(argument.name)

@@ -13,7 +13,7 @@ from torch.fx.node import map_aggregate
 from torch.utils import _pytree as pytree
 
 from tcverify.execution import Run
-from tcverify.ops import Collective, lookup
+from tcverify.ops import Collective, lookup, schema_of
 from tcverify.program import Program, RankConstant
 from tcverify.program.graph import constant_value
 from tcverify.relations import Measure, Relation, relation_between
@@ -184,9 +184,8 @@ def storage_root(node: fx.Node) -> fx.Node:
 
 
 def _aliased(node: fx.Node, writes: bool | None) -> Iterator[fx.Node]:
-    if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
-        return
-    for position, argument in enumerate(node.target._schema.arguments):
+    schema = schema_of(node.target) if node.op == "call_function" else None
+    for position, argument in enumerate(schema.arguments if schema is not None else ()):
         if argument.alias_info is None or (writes is not None and bool(argument.alias_info.is_write) != writes):
             continue
         value = node.args[position] if position < len(node.args) else node.kwargs.get(argument.name)

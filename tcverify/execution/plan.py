@@ -14,7 +14,7 @@ from torch.fx.node import map_aggregate
 
 from tcverify.arithmetic import FLOAT64, Domain
 from tcverify.errors import UnsupportedOp
-from tcverify.ops import Op, by_meaning, lookup, qualified_name, resolve
+from tcverify.ops import Op, by_meaning, lookup, qualified_name, resolve, schema_of
 from tcverify.program import Program
 from tcverify.program.graph import RankConstant, Slot
 from tcverify.program.values import NotSerialisable, ValueReader, encode_value
@@ -151,7 +151,8 @@ def _may_write(node: fx.Node) -> bool:
     """Whether a node may write into its operands: as its schema says, or because nothing is known of it."""
     if node.op == "call_function":
         if isinstance(node.target, torch._ops.OpOverload):
-            return bool(node.target._schema.is_mutable)
+            schema = schema_of(node.target)
+            return bool(schema is not None and schema.is_mutable)
         return qualified_name(node.target).startswith("foreign::")
     return node.op != "get_attr"
 

@@ -1,20 +1,37 @@
 """What ops mean: dialect tables by qualified name, collectives, shape inference. Nothing above knows dialects."""
 
-from tcverify.ops.collective import Collective, complete, mismatch
+from tcverify.ops import functional, opaque  # the modules register dialects
+from tcverify.ops.collective import REDUCTIONS, Collective, Group, complete, mismatch, reduced
 from tcverify.ops.library import RECORD, WAIT, late_definition  # the module registers the tensor_cast dialect
 from tcverify.ops.nested import by_meaning
 from tcverify.ops.shapes import ShapeError, fake_tensor, infer, new_fake_mode
 from tcverify.ops.signature import gives_more
 from tcverify.ops.spec import TensorSpec, ValueSpec
-from tcverify.ops.table import Op, Request, current, define_ops, lookup, qualified_name, register_dialect, resolve
+from tcverify.ops.table import (
+    Await,
+    Op,
+    Request,
+    Start,
+    current,
+    define_ops,
+    lookup,
+    qualified_name,
+    register_dialect,
+    resolve,
+    schema_of,
+)
 
 __all__ = [
     "RECORD",
+    "REDUCTIONS",
     "WAIT",
+    "Await",
     "Collective",
+    "Group",
     "Op",
     "Request",
     "ShapeError",
+    "Start",
     "TensorSpec",
     "ValueSpec",
     "by_meaning",
@@ -22,13 +39,17 @@ __all__ = [
     "current",
     "define_ops",
     "fake_tensor",
+    "functional",
     "gives_more",
     "infer",
     "late_definition",
     "lookup",
     "mismatch",
     "new_fake_mode",
+    "opaque",
     "qualified_name",
+    "reduced",
     "register_dialect",
     "resolve",
+    "schema_of",
 ]

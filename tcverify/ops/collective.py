@@ -5,12 +5,32 @@ Every dialect maps its communication ops to one `Collective`; nothing above `ops
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 
-from tcverify.errors import InternalError
+from tcverify.errors import InternalError, UnsupportedOp
+
+#: Ways to reduce, by the names that c10d gives them.
+REDUCTIONS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "sum": torch.add,
+    "avg": torch.add,  # divided by the number of members at the end
+    "product": torch.mul,
+    "min": torch.minimum,
+    "max": torch.maximum,
+    "band": torch.bitwise_and,
+    "bor": torch.bitwise_or,
+    "bxor": torch.bitwise_xor,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A group that a program names, as one rank sees it: the name, and the member ranks in group order."""
+
+    name: str
+    ranks: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,14 +38,16 @@ class Collective:
     """One rank's call of a collective: what it asks of its communicator.
 
     Attributes:
-        kind: "all_reduce", "reduce_scatter", "all_gather", "all_to_all" or "send_recv".
+        kind: "all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "send_recv" or "barrier".
         communicator: the member ranks in group order; position in it, not rank number, picks a shard.
         shape: shape of this rank's contribution.
         dtype: element type of the contribution.
         dim: the dim that is scattered or concatenated, else None.
-        reduce_op: "sum" for reductions, else None.
+        reduce_op: for reductions, one of `REDUCTIONS`, else None.
         splits: (input sizes, output sizes) along dim 0 of all_to_all, else None.
-        root: for send_recv, the sending rank, else None.
+        root: for send_recv and broadcast, the sending rank, else None.
+        group: the name of the communicator, where it has one. Groups of other names are other communicators, though of the
+            same ranks.
     """
 
     kind: str
@@ -36,6 +58,12 @@ class Collective:
     reduce_op: str | None = None
     splits: tuple[tuple[int, ...], tuple[int, ...]] | None = None
     root: int | None = None
+    group: str | None = None
+
+    @property
+    def channel(self) -> tuple[str | None, tuple[int, ...]]:
+        """What tells the communicator from others: on each, calls are matched in the order in which ranks issue them."""
+        return self.group, self.communicator
 
     @property
     def signature(self) -> tuple[object, ...]:
@@ -51,7 +79,8 @@ class Collective:
             parts.append(self.reduce_op)
         if self.splits is not None:
             parts.append(f"in {list(self.splits[0])} out {list(self.splits[1])}")
-        return f"{self.kind}({', '.join(parts)}) of group {list(self.communicator)}"
+        name = f" '{self.group}'" if self.group is not None else ""
+        return f"{self.kind}({', '.join(parts)}) of group{name} {list(self.communicator)}"
 
 
 def mismatch(calls: Sequence[Collective]) -> str | None:
@@ -107,10 +136,10 @@ def complete(
     """
     call = calls[0]
     if call.kind == "all_reduce":
-        total = _sum(tensors, order)
+        total = reduced(call, tensors, order)
         return [_fresh(total) for _ in tensors]
     if call.kind == "reduce_scatter":
-        total = _sum(tensors, order)
+        total = reduced(call, tensors, order)
         return [_fresh(chunk) for chunk in total.chunk(len(tensors), _dim(call))]
     if call.kind == "all_gather":
         whole = torch.cat(list(tensors), _dim(call))
@@ -120,6 +149,11 @@ def complete(
         return [torch.cat([pieces[i][j] for i in range(len(tensors))]).contiguous() for j in range(len(tensors))]
     if call.kind == "send_recv":
         return [_fresh(tensors[0]) for _ in tensors]  # the source stands first in the communicator
+    if call.kind == "broadcast":
+        root = tensors[call.communicator.index(_root(call))]
+        return [_fresh(root) for _ in tensors]
+    if call.kind == "barrier":
+        return list(tensors)
     raise InternalError(f"no semantics for collective {call.kind}")
 
 
@@ -139,9 +173,26 @@ def _splits(call: Collective) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return call.splits
 
 
-def _sum(tensors: Sequence[torch.Tensor], order: Sequence[int] | None) -> torch.Tensor:
+def _root(call: Collective) -> int:
+    if call.root is None or call.root not in call.communicator:
+        raise ValueError(f"{call.kind} from rank {call.root}, which is not in group {list(call.communicator)}")
+    return call.root
+
+
+def reduced(call: Collective, tensors: Sequence[torch.Tensor], order: Sequence[int] | None = None) -> torch.Tensor:
+    """Reduce the members' contributions, given in group order, by the op of a call.
+
+    Args:
+        order: as of `complete`.
+
+    Raises:
+        UnsupportedOp: there is no such op.
+    """
+    step = REDUCTIONS.get(call.reduce_op or "sum")
+    if step is None:
+        raise UnsupportedOp(call.kind, f"it reduces by '{call.reduce_op}', which has no meaning here")
     ordered = [tensors[i] for i in order] if order is not None else list(tensors)
     total = ordered[0].clone(memory_format=torch.contiguous_format)
     for tensor in ordered[1:]:
-        total += tensor
-    return total
+        total = step(total, tensor)
+    return total / len(tensors) if call.reduce_op == "avg" else total

@@ -9,6 +9,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -26,8 +27,29 @@ class Request:
     tensor: torch.Tensor
 
 
-#: How a collective op computes: it yields its requests and is sent the results. The first argument is the executing rank.
-CollectiveMeaning = Callable[..., Generator[Request, torch.Tensor, Any]]
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What a rank says when it meets an asynchronous collective: the call, its contribution, and where the result goes.
+
+    Until an op that waits for `output` has run, the contribution may be read, and the output written, at any time. A rank goes
+    on at once.
+    """
+
+    collective: Collective
+    tensor: torch.Tensor
+    output: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Await:
+    """What a rank asks for when it waits: the end of all collectives that were to write into the storage of a tensor."""
+
+    tensor: torch.Tensor
+
+
+#: How a collective op computes: it yields what it asks for and is sent the results (None for `Start` and `Await`). The first
+#: argument is the executing rank.
+CollectiveMeaning = Callable[..., Generator[Request | Start | Await, Any, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +65,12 @@ class Op:
         identity: whether the result always equals the first argument.
         native: as `run`, in the dtypes of the program: with the precision inside and the dtype of the result that kernels of
             the op have; None where torch's own rules give that.
+        group: name of the argument that names a group, of ops that do so; `run` is given a `Group` in its place.
+        phase: "start" of an asynchronous collective, "wait" for it, or None. A start reads its operands, and writes its result
+            or what it writes into, at any time until its wait.
+        effect: whether it does more than compute its result and write into its operands: it keeps its place among all ops
+            that communicate, and stays although nobody reads its result.
+        schema: the signature with what the op really writes into and aliases, where torch's own does not say so.
         resources: what it keeps busy while it runs, of "compute" and "comm"; fused ops that compute and communicate take both.
         reason: why the op is not supported, when `run` is None.
         signature: "(Tensor x) -> Tensor", as torch writes it. Where it is given, an op that another library defines under
@@ -61,6 +89,10 @@ class Op:
     fake: Callable[..., Any] | None = None
     resources: tuple[str, ...] = ("compute",)
     native: Callable[..., Any] | None = None
+    group: str | None = None
+    phase: str | None = None
+    effect: bool = False
+    schema: str = ""
 
     def require(self) -> Callable[..., Any]:
         """Return `run`, or raise `UnsupportedOp` with the reason."""
@@ -166,6 +198,19 @@ def _find(target: Any) -> Op:
         return Op(name, None, reason=f"dialect '{namespace}' gives it no meaning yet")
     overload = target if isinstance(target, torch._ops.OpOverload) else getattr(target, "default", None)
     return fit(op, overload._schema) if op.signature and overload is not None else op
+
+
+def schema_of(target: Any) -> torch._C.FunctionSchema | None:
+    """Return the signature of an op with what it writes into and aliases; None for callables that have none."""
+    if not isinstance(target, torch._ops.OpOverload):
+        return None
+    op = lookup(target)
+    return _parse(op.name + op.schema) if op.schema else target._schema
+
+
+@lru_cache(maxsize=256)
+def _parse(text: str) -> torch._C.FunctionSchema:
+    return torch._C.parse_schema(text)
 
 
 def resolve(name: str) -> Any:

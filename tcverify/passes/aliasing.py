@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import torch
 from torch import fx
 
-from tcverify.ops import lookup
+from tcverify.ops import lookup, schema_of
 
 
 def mutated_nodes(graph: fx.Graph) -> frozenset[fx.Node]:
@@ -47,11 +46,11 @@ def _shared_operands(node: fx.Node) -> Iterator[tuple[fx.Node, bool]]:
         return
     if not op.aliases:
         return
-    if not isinstance(node.target, torch._ops.OpOverload):
+    schema = schema_of(node.target)
+    if schema is None:
         for operand in node.all_input_nodes:  # Python operators
             yield operand, False
         return
-    schema = node.target._schema
     declared = False
     for position, argument in enumerate(schema.arguments):
         if argument.alias_info is None:

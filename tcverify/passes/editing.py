@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.node import map_aggregate
 
 from tcverify.errors import InternalError
-from tcverify.ops import ShapeError, TensorSpec, fake_tensor, infer, lookup
+from tcverify.ops import ShapeError, TensorSpec, fake_tensor, infer, lookup, schema_of
 from tcverify.program.graph import map_structure
 
 
@@ -136,4 +136,5 @@ def erase_unused(graph: fx.Graph, candidates: Iterable[fx.Node]) -> None:
 def _is_pure(node: fx.Node) -> bool:
     if node.op != "call_function" or lookup(node.target).run is None:
         return False
-    return not (isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable)
+    schema = schema_of(node.target)
+    return not (lookup(node.target).effect or (schema is not None and schema.is_mutable))

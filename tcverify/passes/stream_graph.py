@@ -24,7 +24,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.node import map_aggregate
 
 from tcverify.errors import UnsupportedOp
-from tcverify.ops import RECORD, WAIT, ShapeError, TensorSpec, infer, lookup, resolve
+from tcverify.ops import RECORD, WAIT, ShapeError, TensorSpec, infer, lookup, resolve, schema_of
 from tcverify.ops.spec import contiguous_stride
 from tcverify.passes.editing import op_name
 from tcverify.program.graph import map_structure
@@ -204,10 +204,11 @@ def _attribute(graph: fx.Graph, target: str) -> torch.Tensor | None:
 
 def mutated_operands(node: fx.Node) -> frozenset[fx.Node]:
     """Operands that a node writes into, as its schema says."""
-    if not isinstance(node.target, torch._ops.OpOverload) or not node.target._schema.is_mutable:
+    schema = schema_of(node.target)
+    if schema is None or not schema.is_mutable:
         return frozenset()
     found: list[fx.Node] = []
-    for position, argument in enumerate(node.target._schema.arguments):
+    for position, argument in enumerate(schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
             value = node.args[position] if position < len(node.args) else node.kwargs.get(argument.name)
             map_aggregate((value,), lambda leaf: found.append(leaf) if isinstance(leaf, fx.Node) else None)

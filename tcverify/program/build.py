@@ -11,7 +11,7 @@ from torch import fx
 from torch.fx.node import map_aggregate
 
 from tcverify.errors import ProgramError
-from tcverify.ops import TensorSpec, infer, resolve
+from tcverify.ops import TensorSpec, infer, lookup, resolve, schema_of
 from tcverify.program.graph import RankBinding, RankConstant, add_node
 from tcverify.program.inputs import InputSpec
 from tcverify.program.mesh import Mesh
@@ -110,7 +110,8 @@ def _has_effect(node: fx.Node) -> bool:
     """Whether a node stays although nobody reads it. Collectives do not: they are dropped on all ranks alike."""
     if node.op in ("placeholder", "output"):
         return True
-    return isinstance(node.target, torch._ops.OpOverload) and bool(node.target._schema.is_mutable)
+    schema = schema_of(node.target)
+    return schema is not None and bool(schema.is_mutable or lookup(node.target).effect)
 
 
 def spmd_program(

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from tcverify.errors import UsageError
 
-#: Promises that are words, with the words that each can be; all others are true or false.
-_WORDS = {"boundary": ("strict", "lenient"), "inputs": ("ready", "stream0")}
+#: Promises that are words, with the words that each can be; all others but numbers are true or false.
+_WORDS = {
+    "boundary": ("strict", "lenient"),
+    "inputs": ("ready", "stream0"),
+    "collectives": ("functional", "conservative"),
+}
+#: Promises that are numbers of at least 0, or None where nothing is promised.
+_NUMBERS = ("memory_budget",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +31,12 @@ class Contract:
             node), which its replay confirms and which beats running its ops one after the other.
         overlap: communication is exposed (under way while nothing computes) for no longer than before the pass, as far as costs
             of ops are known.
+        order: the pass moves nodes and does nothing else, and every dependency stays: of data, of writes, of effects, and
+            those that `meta["after"]` declares.
+        collective_order: the collectives of each communicator, and all ops with effects, keep their order.
+        memory_budget: peak memory grows by at most this share of what it was before the pass.
+        collectives: "functional" means that asynchronous collectives block at their wait, "conservative" that they may block
+            where they start.
         boundary: of graphs lowered to streams: "strict" means that outputs are read on stream 0, "lenient" that the caller waits
             for all streams.
         inputs: of graphs lowered to streams: "ready" on all streams when the graph begins, or written on "stream0" before.
@@ -37,11 +50,20 @@ class Contract:
     identity: bool = False
     schedule: bool = False
     overlap: bool = False
+    order: bool = False
+    collective_order: bool = False
+    memory_budget: float | None = None
+    collectives: str = "functional"
     boundary: str = "strict"
     inputs: str = "ready"
 
     def __post_init__(self) -> None:
         for name, value in ((f.name, getattr(self, f.name)) for f in fields(self)):
+            if name in _NUMBERS:
+                number = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < math.inf
+                if value is not None and not number:
+                    raise UsageError(f"the promise {name} is {str(value)[:60]!r}", "it can be a number of at least 0")
+                continue
             words = _WORDS.get(name, (True, False))
             if value not in words or type(value) is not type(words[0]):
                 written = " or ".join(str(word).lower() for word in words)
@@ -63,6 +85,9 @@ class Contract:
         for key, value in options.items():
             if key not in known:
                 raise UsageError(f"'{key}' is not a promise of a contract", f"promises are {', '.join(sorted(known))}")
+            if key in _NUMBERS:
+                changes[key] = _number(key, value)
+                continue
             words = _WORDS.get(key)
             if words is None and value.lower() not in ("true", "false"):
                 raise UsageError(f"--contract {key}={value}: the value is not true or false")
@@ -70,3 +95,12 @@ class Contract:
                 raise UsageError(f"--contract {key}={value}: the value is not {' or '.join(words)}")
             changes[key] = value.lower() == "true" if words is None else value.lower()
         return replace(self, **changes)
+
+
+def _number(key: str, text: str) -> float | None:
+    if text.lower() == "none":
+        return None
+    try:
+        return float(text)
+    except ValueError:
+        raise UsageError(f"--contract {key}={text}: the value is no number") from None

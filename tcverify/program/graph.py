@@ -20,8 +20,9 @@ from tcverify.errors import ProgramError
 from tcverify.ops import TensorSpec, current, fake_tensor, new_fake_mode
 
 #: Metadata that programs keep beside "val": `cost_s` is the predicted or measured time of a node, in seconds; `schedule`, on the
-#: output node of a lowered graph, what its schedule promises.
-KEPT_META = ("after", "sp_local", "cost_s", "schedule")
+#: output node of a lowered graph, what its schedule promises; `after`, names of nodes that must run before a node; `comm_buffer`,
+#: where a value lives in the arena of its rank: {"group", "offset", "nbytes"}, in bytes.
+KEPT_META = ("after", "sp_local", "cost_s", "schedule", "comm_buffer")
 
 
 @dataclass(frozen=True, slots=True)

@@ -122,7 +122,10 @@ class Program:
         return graph
 
     def graph_module(self, rank: int) -> fx.GraphModule:
-        """Return a new GraphModule of what `rank` runs: what a pass is given. `meta["streams"]` holds the stream settings."""
+        """Return a new GraphModule of what `rank` runs: what a pass is given.
+
+        `meta["streams"]` holds the stream settings, `meta["groups"]` this rank's groups: mesh dim → ranks in group order.
+        """
         return self._given(rank, self.graph(rank))
 
     def graph_modules(self) -> list[fx.GraphModule]:
@@ -132,6 +135,7 @@ class Program:
 
     def _given(self, rank: int, graph: fx.Graph) -> fx.GraphModule:
         module = _lazy_module(self._module(rank) or {}, graph)
+        module.meta["groups"] = {dim.name: dim.group(rank) for dim in self.mesh.dims}
         if self.streams is not None:
             module.meta["streams"] = self.streams
         return module

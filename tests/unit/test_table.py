@@ -97,7 +97,7 @@ def test_a_name_of_no_table_is_refused(name: str) -> None:
         (aten.add, "overload packet"),
         (torch.relu, "no dialect 'foreign'"),
         (torch.ops.prims.add.default, "no dialect 'prims'"),
-        (torch.ops._c10d_functional.all_reduce.default, "no dialect '_c10d_functional'"),
+        (torch.ops._c10d_functional_autograd.all_gather_into_tensor.default, "no dialect '_c10d_functional_autograd'"),
     ],
     ids=lambda value: value if isinstance(value, str) else qualified_name(value),
 )

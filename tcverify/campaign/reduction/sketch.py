@@ -11,7 +11,7 @@ from torch import fx
 from torch.fx.node import map_aggregate
 
 from tcverify.errors import ProgramError
-from tcverify.ops import lookup
+from tcverify.ops import lookup, schema_of
 from tcverify.program import InputSpec, Mesh, Program, RankBinding, StreamSettings
 from tcverify.program.graph import KEPT_META, add_node
 
@@ -61,7 +61,8 @@ class Step:
     def effect(self) -> bool:
         """Whether it may do something beside returning a value; of what no table knows, nothing is known."""
         if self.op == "call_function" and isinstance(self.target, torch._ops.OpOverload):
-            return bool(self.target._schema.is_mutable)
+            schema = schema_of(self.target)
+            return lookup(self.target).effect or bool(schema is not None and schema.is_mutable)
         return self.op in ("call_method", "call_module") or (
             self.op == "call_function" and lookup(self.target).run is None
         )

@@ -1,0 +1,274 @@
+"""The `_c10d_functional` dialect, as PyTorch defines it: collectives that start and are waited for, on groups with names.
+
+Sources: torch/csrc/distributed/c10d/Functional.cpp and torch/distributed/_functional_collectives.py. A start returns at once, or
+has begun to write into an operand; `wait_tensor` returns its operand when all that was under way to its storage has arrived.
+The group of a call is named by its last positional argument.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Sequence
+from typing import Any
+
+import torch
+
+from tcverify.ops.collective import Collective, Group
+from tcverify.ops.table import Await, Op, Request, Start, register_dialect
+
+Tensor = torch.Tensor
+Steps = Generator[Request | Start | Await, Any, Any]
+
+
+def _member(op: str, me: int, group: Group) -> tuple[int, ...]:
+    if not isinstance(group, Group):
+        raise ValueError(f"{op} on group {group!r}, which the mesh does not have")
+    if me not in group.ranks:
+        raise ValueError(f"{op} on rank {me} is called on group '{group.name}' {list(group.ranks)} of others")
+    return group.ranks
+
+
+def _size(op: str, said: int, ranks: Sequence[int]) -> int:
+    if said != len(ranks):
+        raise ValueError(f"{op} says group_size={said}, but the group has {len(ranks)} ranks")
+    return said
+
+
+def _start(kind: str, x: Tensor, output: Tensor, group: Group, **more: Any) -> Start:
+    return Start(Collective(kind, group.ranks, tuple(x.shape), x.dtype, group=group.name, **more), x, output)
+
+
+def _divided(op: str, x: Tensor, parts: int) -> list[int]:
+    if not x.dim() or x.shape[0] % parts:
+        raise ValueError(f"{op} cannot divide dim 0 of shape {list(x.shape)} by {parts} ranks")
+    return [x.shape[0] // parts, *x.shape[1:]]
+
+
+def _fits(op: str, out: Tensor, shape: Sequence[int]) -> None:
+    if list(out.shape) != list(shape):
+        raise ValueError(f"{op} writes shape {list(shape)} into an output of shape {list(out.shape)}")
+
+
+def _gathered(x: Tensor, parts: int) -> list[int]:
+    return [x.shape[0] * parts, *x.shape[1:]] if x.dim() else [parts]
+
+
+# --------------------------------------------------------------------------------------------------- what they compute
+
+
+def all_reduce(me: int, input: Tensor, reduce_op: str, group_name: Group) -> Steps:  # noqa: A002 - torch's names
+    """Reduce over the group into a new tensor."""
+    _member("all_reduce", me, group_name)
+    output = torch.empty_like(input, memory_format=torch.contiguous_format)
+    yield _start("all_reduce", input, output, group_name, reduce_op=reduce_op.lower())
+    return output
+
+
+def all_reduce_(me: int, input: Tensor, reduce_op: str, group_name: Group) -> Steps:  # noqa: A002
+    """Reduce over the group into the operand."""
+    _member("all_reduce_", me, group_name)
+    yield _start("all_reduce", input, input, group_name, reduce_op=reduce_op.lower())
+    return input
+
+
+def all_gather(me: int, input: Tensor, group_size: int, group_name: Group) -> Steps:  # noqa: A002
+    """Concatenation along dim 0 in group order."""
+    n = _size("all_gather_into_tensor", group_size, _member("all_gather_into_tensor", me, group_name))
+    output = input.new_empty(_gathered(input, n))
+    yield _start("all_gather", _rows(input), output, group_name, dim=0)
+    return output
+
+
+def all_gather_out(me: int, input: Tensor, group_size: int, group_name: Group, *, out: Tensor) -> Steps:  # noqa: A002
+    """Concatenation along dim 0 in group order, into `out`."""
+    n = _size("all_gather_into_tensor_out", group_size, _member("all_gather_into_tensor_out", me, group_name))
+    _fits("all_gather_into_tensor_out", out, _gathered(input, n))
+    yield _start("all_gather", _rows(input), out, group_name, dim=0)
+    return out
+
+
+def _rows(x: Tensor) -> Tensor:
+    """c10d gathers scalars as tensors of one element."""
+    return x if x.dim() else x.view(1)
+
+
+def reduce_scatter(me: int, input: Tensor, reduce_op: str, group_size: int, group_name: Group) -> Steps:  # noqa: A002
+    """Reduce over the group, then the chunk along dim 0 at this rank's position."""
+    n = _size("reduce_scatter_tensor", group_size, _member("reduce_scatter_tensor", me, group_name))
+    output = input.new_empty(_divided("reduce_scatter_tensor", input, n))
+    yield _start("reduce_scatter", input, output, group_name, dim=0, reduce_op=reduce_op.lower())
+    return output
+
+
+def reduce_scatter_out(
+    me: int,
+    input: Tensor,  # noqa: A002
+    reduce_op: str,
+    group_size: int,
+    group_name: Group,
+    *,
+    out: Tensor,
+) -> Steps:
+    """Reduce over the group, then the chunk along dim 0 at this rank's position, into `out`."""
+    n = _size("reduce_scatter_tensor_out", group_size, _member("reduce_scatter_tensor_out", me, group_name))
+    _fits("reduce_scatter_tensor_out", out, _divided("reduce_scatter_tensor_out", input, n))
+    yield _start("reduce_scatter", input, out, group_name, dim=0, reduce_op=reduce_op.lower())
+    return out
+
+
+def all_to_all(
+    me: int,
+    input: Tensor,  # noqa: A002
+    output_split_sizes: Sequence[int],
+    input_split_sizes: Sequence[int],
+    group_name: Group,
+) -> Steps:
+    """Dim 0 split by the input sizes, chunk j sent to position j, received chunks concatenated in group order."""
+    ranks = _member("all_to_all_single", me, group_name)
+    splits = tuple(input_split_sizes), tuple(output_split_sizes)
+    if len(splits[0]) != len(ranks) or len(splits[1]) != len(ranks) or min(*splits[0], *splits[1]) < 0:
+        raise ValueError(
+            f"all_to_all_single over {len(ranks)} ranks has splits {list(splits[0])} and {list(splits[1])}"
+        )
+    if sum(splits[0]) != input.shape[0]:
+        raise ValueError(f"all_to_all_single splits {list(splits[0])} do not add up to size {input.shape[0]} of dim 0")
+    output = input.new_empty([sum(splits[1]), *input.shape[1:]])
+    yield _start("all_to_all", input, output, group_name, splits=splits)
+    return output
+
+
+def broadcast(me: int, input: Tensor, src: int, group_name: Group) -> Steps:  # noqa: A002
+    """The tensor of the rank at position `src` of the group."""
+    output = torch.empty_like(input, memory_format=torch.contiguous_format)
+    yield _start("broadcast", input, output, group_name, root=_root("broadcast", me, src, group_name))
+    return output
+
+
+def broadcast_(me: int, input: Tensor, src: int, group_name: Group) -> Steps:  # noqa: A002
+    """The tensor of the rank at position `src` of the group, into the operand."""
+    yield _start("broadcast", input, input, group_name, root=_root("broadcast_", me, src, group_name))
+    return input
+
+
+def _root(op: str, me: int, src: int, group: Group) -> int:
+    ranks = _member(op, me, group)
+    if not 0 <= src < len(ranks):
+        raise ValueError(f"{op} from position {src} of a group of {len(ranks)} ranks")
+    return ranks[src]
+
+
+def wait_tensor(me: int, tensor: Tensor) -> Steps:
+    """The operand, once what was under way to its storage has arrived."""
+    yield Await(tensor)
+    return tensor
+
+
+def one_shot_all_reduce(me: int, input: Tensor, reduce_op: str, group_name: Group) -> Steps:  # noqa: A002
+    """Reduce over the group into a new tensor; blocks. The operand must lie in symmetric memory."""
+    ranks = _member("one_shot_all_reduce", me, group_name)
+    call = Collective(
+        "all_reduce", ranks, tuple(input.shape), input.dtype, reduce_op=reduce_op.lower(), group=group_name.name
+    )
+    return (yield Request(call, input))
+
+
+def _each(one: Callable[..., Steps]) -> Callable[..., Steps]:
+    """The coalesced form: one call of several tensors, which are on their way side by side."""
+
+    def several(me: int, inputs: Iterable[Tensor], *rest: Any) -> Steps:
+        outputs = []
+        for tensor in inputs:
+            outputs.append((yield from one(me, tensor, *rest)))
+        return outputs
+
+    return several
+
+
+# --------------------------------------------------------------------------------------------------------- the dialect
+
+
+def _same(x: Tensor, *_: Any, **__: Any) -> Tensor:
+    return x
+
+
+def _like(x: Tensor, *_: Any) -> Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+def _fake_gather(x: Tensor, group_size: int, *_: Any) -> Tensor:
+    return x.new_empty(_gathered(x, group_size))
+
+
+def _fake_scatter(x: Tensor, reduce_op: str, group_size: int, *_: Any) -> Tensor:
+    return x.new_empty(_divided("reduce_scatter_tensor", x, group_size))
+
+
+def _fake_all_to_all(x: Tensor, output_split_sizes: Sequence[int], *_: Any) -> Tensor:
+    return x.new_empty([sum(output_split_sizes), *x.shape[1:]])
+
+
+def _fake_gather_out(x: Tensor, group_size: int, group_name: str, *, out: Tensor) -> Tensor:
+    _fits("all_gather_into_tensor_out", out, _gathered(x, group_size))
+    return out
+
+
+def _fake_scatter_out(x: Tensor, reduce_op: str, group_size: int, group_name: str, *, out: Tensor) -> Tensor:
+    _fits("reduce_scatter_tensor_out", out, _divided("reduce_scatter_tensor_out", x, group_size))
+    return out
+
+
+def _fakes(one: Callable[..., Tensor]) -> Callable[..., list[Tensor]]:
+    return lambda inputs, *rest: [one(x, *rest) for x in inputs]
+
+
+def _op(
+    name: str, run: Callable[..., Steps], fake: Callable[..., Any], *, phase: str = "start", schema: str = ""
+) -> Op:
+    return Op(
+        f"_c10d_functional::{name}", run, collective=True, aliases=fake is _same or bool(schema), fake=fake,
+        resources=("comm",) if phase == "start" else (), group="group_name" if phase == "start" else None, phase=phase,
+        schema=schema,
+    )  # fmt: skip
+
+
+OPS = (
+    _op("all_reduce", all_reduce, _like),
+    _op("all_reduce_", all_reduce_, _same, schema="(Tensor(a!) input, str reduce_op, str group_name) -> Tensor(a!)"),
+    _op("all_reduce_coalesced", _each(all_reduce), _fakes(_like)),
+    _op(
+        "all_reduce_coalesced_", _each(all_reduce_), _fakes(_same),
+        schema="(Tensor(a!)[] inputs, str reduce_op, str group_name) -> Tensor(a!)[]",
+    ),
+    _op("all_gather_into_tensor", all_gather, _fake_gather),
+    _op("all_gather_into_tensor_coalesced", _each(all_gather), _fakes(_fake_gather)),
+    _op(
+        "all_gather_into_tensor_out", all_gather_out, _fake_gather_out,
+        schema="(Tensor input, int group_size, str group_name, *, Tensor(a!) out) -> Tensor(a!)",
+    ),
+    _op("reduce_scatter_tensor", reduce_scatter, _fake_scatter),
+    _op("reduce_scatter_tensor_coalesced", _each(reduce_scatter), _fakes(_fake_scatter)),
+    _op(
+        "reduce_scatter_tensor_out", reduce_scatter_out, _fake_scatter_out,
+        schema="(Tensor input, str reduce_op, int group_size, str group_name, *, Tensor(a!) out) -> Tensor(a!)",
+    ),
+    _op("all_to_all_single", all_to_all, _fake_all_to_all),
+    _op("broadcast", broadcast, _like),
+    _op("broadcast_", broadcast_, _same, schema="(Tensor(a!) input, int src, str group_name) -> Tensor(a!)"),
+    _op("wait_tensor", wait_tensor, _same, phase="wait", schema="(Tensor(a!) tensor) -> Tensor(a!)"),
+)  # fmt: skip
+
+SYMMETRIC = (
+    Op(
+        "symm_mem::one_shot_all_reduce", one_shot_all_reduce, collective=True, fake=_like, resources=("comm",),
+        group="group_name",
+    ),
+)  # fmt: skip
+
+
+def _load_symmetric() -> None:
+    import torch.distributed._symmetric_memory  # noqa: F401 - defines the ops
+
+
+register_dialect("_c10d_functional", OPS)
+register_dialect("symm_mem", SYMMETRIC, load=_load_symmetric)
+
+__all__ = ["OPS", "SYMMETRIC"]
