@@ -55,7 +55,7 @@ def _gathered(x: Tensor, parts: int) -> list[int]:
 # --------------------------------------------------------------------------------------------------- what they compute
 
 
-def all_reduce(me: int, input: Tensor, reduce_op: str, group_name: Group) -> Steps:  # noqa: A002 - torch's names
+def all_reduce(me: int, input: Tensor, reduce_op: str, group_name: Group) -> Steps:
     """Reduce over the group into a new tensor."""
     _member("all_reduce", me, group_name)
     output = torch.empty_like(input, memory_format=torch.contiguous_format)
@@ -63,14 +63,14 @@ def all_reduce(me: int, input: Tensor, reduce_op: str, group_name: Group) -> Ste
     return output
 
 
-def all_reduce_(me: int, input: Tensor, reduce_op: str, group_name: Group) -> Steps:  # noqa: A002
+def all_reduce_(me: int, input: Tensor, reduce_op: str, group_name: Group) -> Steps:
     """Reduce over the group into the operand."""
     _member("all_reduce_", me, group_name)
     yield _start("all_reduce", input, input, group_name, reduce_op=reduce_op.lower())
     return input
 
 
-def all_gather(me: int, input: Tensor, group_size: int, group_name: Group) -> Steps:  # noqa: A002
+def all_gather(me: int, input: Tensor, group_size: int, group_name: Group) -> Steps:
     """Concatenation along dim 0 in group order."""
     n = _size("all_gather_into_tensor", group_size, _member("all_gather_into_tensor", me, group_name))
     output = input.new_empty(_gathered(input, n))
@@ -78,7 +78,7 @@ def all_gather(me: int, input: Tensor, group_size: int, group_name: Group) -> St
     return output
 
 
-def all_gather_out(me: int, input: Tensor, group_size: int, group_name: Group, *, out: Tensor) -> Steps:  # noqa: A002
+def all_gather_out(me: int, input: Tensor, group_size: int, group_name: Group, *, out: Tensor) -> Steps:
     """Concatenation along dim 0 in group order, into `out`."""
     n = _size("all_gather_into_tensor_out", group_size, _member("all_gather_into_tensor_out", me, group_name))
     _fits("all_gather_into_tensor_out", out, _gathered(input, n))
@@ -91,7 +91,7 @@ def _rows(x: Tensor) -> Tensor:
     return x if x.dim() else x.view(1)
 
 
-def reduce_scatter(me: int, input: Tensor, reduce_op: str, group_size: int, group_name: Group) -> Steps:  # noqa: A002
+def reduce_scatter(me: int, input: Tensor, reduce_op: str, group_size: int, group_name: Group) -> Steps:
     """Reduce over the group, then the chunk along dim 0 at this rank's position."""
     n = _size("reduce_scatter_tensor", group_size, _member("reduce_scatter_tensor", me, group_name))
     output = input.new_empty(_divided("reduce_scatter_tensor", input, n))
@@ -101,7 +101,7 @@ def reduce_scatter(me: int, input: Tensor, reduce_op: str, group_size: int, grou
 
 def reduce_scatter_out(
     me: int,
-    input: Tensor,  # noqa: A002
+    input: Tensor,
     reduce_op: str,
     group_size: int,
     group_name: Group,
@@ -117,7 +117,7 @@ def reduce_scatter_out(
 
 def all_to_all(
     me: int,
-    input: Tensor,  # noqa: A002
+    input: Tensor,
     output_split_sizes: Sequence[int],
     input_split_sizes: Sequence[int],
     group_name: Group,
@@ -136,14 +136,14 @@ def all_to_all(
     return output
 
 
-def broadcast(me: int, input: Tensor, src: int, group_name: Group) -> Steps:  # noqa: A002
+def broadcast(me: int, input: Tensor, src: int, group_name: Group) -> Steps:
     """The tensor of the rank at position `src` of the group."""
     output = torch.empty_like(input, memory_format=torch.contiguous_format)
     yield _start("broadcast", input, output, group_name, root=_root("broadcast", me, src, group_name))
     return output
 
 
-def broadcast_(me: int, input: Tensor, src: int, group_name: Group) -> Steps:  # noqa: A002
+def broadcast_(me: int, input: Tensor, src: int, group_name: Group) -> Steps:
     """The tensor of the rank at position `src` of the group, into the operand."""
     yield _start("broadcast", input, input, group_name, root=_root("broadcast_", me, src, group_name))
     return input
@@ -162,7 +162,7 @@ def wait_tensor(me: int, tensor: Tensor) -> Steps:
     return tensor
 
 
-def one_shot_all_reduce(me: int, input: Tensor, reduce_op: str, group_name: Group) -> Steps:  # noqa: A002
+def one_shot_all_reduce(me: int, input: Tensor, reduce_op: str, group_name: Group) -> Steps:
     """Reduce over the group into a new tensor; blocks. The operand must lie in symmetric memory."""
     ranks = _member("one_shot_all_reduce", me, group_name)
     call = Collective(

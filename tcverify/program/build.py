@@ -6,7 +6,6 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import fx
 from torch.fx.node import map_aggregate
 
