@@ -62,9 +62,15 @@ def _agree(ours: Schema, found: Schema) -> bool:
     return (
         shared == _arguments(ours)
         and all(a.has_default_value() for a in found.arguments[len(shared) :])
-        and all(a.alias_info is None for a in (*found.arguments, *found.returns))
+        and [_writes(a) for a in (*found.arguments, *found.returns)]
+        == [_writes(a) for a in (*ours.arguments, *ours.returns)]
         and [str(r.type) for r in ours.returns] == [str(r.type) for r in found.returns]
     )
+
+
+def _writes(argument: Any) -> bool | None:
+    """Whether an argument or result is written into; None where it shares no storage."""
+    return None if argument.alias_info is None else bool(argument.alias_info.is_write)
 
 
 def _arguments(schema: Schema) -> list[tuple[Any, ...]]:
