@@ -1,7 +1,7 @@
 """What memory holds that nobody has written yet, or that was freed: no program may depend on it, so it holds what shows.
 
-NaN in floating point. The exact domain has no NaN, but a residue that no computation gives on purpose; integers are far outside of
-what an index, a count or a flag can be.
+NaN in floating point; in the exact domain, which has none, a residue that no computation gives on purpose; integers far outside
+of what an index or a count can be.
 """
 
 from __future__ import annotations

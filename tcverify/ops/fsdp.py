@@ -1,22 +1,23 @@
 """The `fsdp` dialect, and resizing of storages: what traced FSDP2 puts around its all_gathers and reduce_scatters.
 
 Sources: torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py and _fsdp_param.py; aten/src/ATen/native (split_with_sizes_copy,
-_chunk_cat); torch/csrc/inductor/resize_storage_bytes.cpp. A layer gathers the shards of its parameters into one buffer and copies them
-out; its gradients are cut up by rank, put side by side, and reduced and scattered in one go:
+_chunk_cat); torch/csrc/inductor/resize_storage_bytes.cpp. A layer gathers the shards of its parameters into one buffer and copies
+them out; its gradients are cut up by rank, put side by side, and reduced and scattered in one go:
 
 | op | does |
 |---|---|
-| `all_gather_copy_in` | writes the shards into this rank's slice of the buffer; returns (the slice, the buffer), both by alias |
+| `all_gather_copy_in` | writes the shards into this rank's slice of the buffer; returns (the slice, the buffer), by alias |
 | `split_with_sizes_copy` | copies the pieces of a tensor along a dim into given tensors |
-| `chunk_cat` | pads tensors and cuts them into chunks; a row of the output holds the chunks of one number, flattened, side by side |
+| `chunk_cat` | pads tensors and cuts them into chunks; row i of the output holds the i-th chunk of each, flattened |
 | `copy_` | writes data into a tensor, an unsharded parameter |
 | `inductor::resize_storage_bytes_` | frees the storage of a tensor (0 bytes), or allocates it again |
 
-Where torch's own schemas hide what is written or aliased, the tables say it. Where an output has another shape than what is written
-into it, torch would give the output that shape; here that is an error.
+Where torch's own schemas hide what is written or aliased, the tables say it. Where an output has another shape than what is
+written into it, torch would give the output that shape; here that is an error.
 
-Freed memory holds what shows when it is read (`arithmetic.unwritten`); executors also refuse to touch it. A storage is either freed
-or whole: number domains carry values by other widths than the program's, so the number of bytes is judged by the metadata alone.
+Freed memory holds what shows when it is read (`arithmetic.unwritten`); the interpreter also refuses to touch it. A storage is
+either freed or whole: number domains carry values by other widths than the program's, so that only the metadata can tell
+whether a number of bytes is enough.
 """
 
 from __future__ import annotations
@@ -72,7 +73,9 @@ def split_with_sizes_copy(
     """Copy the pieces of a tensor along `dim` into `out`, which have their dtype and shapes."""
     pieces = all_gather_output.split(list(all_gather_input_split_sizes), dim)
     if len(pieces) != len(out):
-        raise ValueError(f"split_with_sizes_copy splits into {len(pieces)} and is given {len(out)} tensors to write into")
+        raise ValueError(
+            f"split_with_sizes_copy splits into {len(pieces)} and is given {len(out)} tensors to write into"
+        )
     for piece, place in zip(pieces, out, strict=True):
         if place.dtype != piece.dtype:
             raise ValueError(f"split_with_sizes_copy writes {piece.dtype} into a tensor of {place.dtype}")
