@@ -27,6 +27,7 @@ DESCRIPTIONS: dict[str, str] = {
     "reorder_communication_preserving_peak_memory": "starts move up, within a budget of memory and where that hides more",
     "sink_waits_iterative": "waits move down, within a budget of memory and where that hides more",
     "decide_global_ordering_of_comms": "declares the order of all communication, for the passes that come after it",
+    "visualize_overlap": "shows what runs while communication is under way, and changes nothing",
     "reorder_for_compute_comm_overlap": "runs a list of the passes that move communication and compute, one after the other",
     "identity": "changes nothing: what must never be refuted",
 }

@@ -13,6 +13,7 @@ from tcverify.passes.overlap.reordering import (
     ReorderComputeForOverlap,
     SinkWaits,
 )
+from tcverify.passes.overlap.visualize import VisualizeOverlap
 
 #: What makes each pass; options are keyword arguments.
 OVERLAP_PASSES: dict[str, Callable[..., Pass]] = {
@@ -22,6 +23,7 @@ OVERLAP_PASSES: dict[str, Callable[..., Pass]] = {
     "reorder_communication_preserving_peak_memory": ReorderCommunicationPreservingPeakMemory,
     "sink_waits_iterative": SinkWaitsIterative,
     "decide_global_ordering_of_comms": DecideGlobalOrderingOfComms,
+    "visualize_overlap": VisualizeOverlap,
 }
 
 __all__ = ["OVERLAP_PASSES"]
