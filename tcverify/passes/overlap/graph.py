@@ -58,7 +58,7 @@ class CommGraph:
     """A graph as passes see it that move nodes. It describes the order in which the graph stood when it was made.
 
     Attributes:
-        nodes: all of them, in order. Placeholders come first and the output last, and there they stay.
+        nodes: all of them, in order. In every order of them the placeholders come first, as they are, and the output last.
         predecessors: per node, the nodes that it directly follows, in graph order.
         successors: per node, the nodes that directly follow it, in graph order.
         starts: the asynchronous collectives, in order.
@@ -92,16 +92,21 @@ class CommGraph:
         return tuple(node for node in self.nodes if node.op not in ("placeholder", "output"))
 
 
-def comm_graph(graph: fx.Graph, groups: Mapping[str, Sequence[int]] | None = None) -> CommGraph:
+def comm_graph(
+    graph: fx.Graph, groups: Mapping[str, Sequence[int]] | None = None, *, unsafe_collectives_reorder: bool = False
+) -> CommGraph:
     """Return the dependencies of `graph`. Linear in the graph.
 
     Args:
         groups: name → ranks in order; those in the metadata of the module that owns the graph unless given.
+        unsafe_collectives_reorder: leave out the edges of communication between asynchronous collectives: starts and waits may
+            then change places wherever data allows it. UNSAFE: ranks may start collectives in different orders, which hangs
+            them or mixes up their data. Effects keep their place all the same.
     """
     if groups is None:
         groups = getattr(graph.owning_module, "meta", {}).get("groups", {})
     found = accesses(graph)
-    reading = _Reading(found, groups or {})
+    reading = _Reading(found, groups or {}, chained=not unsafe_collectives_reorder)
     for node in graph.nodes:
         reading.add(node)
     return reading.finish()
@@ -110,7 +115,9 @@ def comm_graph(graph: fx.Graph, groups: Mapping[str, Sequence[int]] | None = Non
 class _Reading:
     """Walks a graph in order and collects its edges."""
 
-    def __init__(self, found: Accesses, groups: Mapping[str, Sequence[int]]) -> None:
+    def __init__(self, found: Accesses, groups: Mapping[str, Sequence[int]], *, chained: bool) -> None:
+        self._chained = chained
+        self._since: list[fx.Node] = []  # starts since the last effect, where starts are not chained
         self._found = found
         self._groups = groups
         self._before: dict[fx.Node, dict[fx.Node, None]] = {}
@@ -150,14 +157,23 @@ class _Reading:
         reads, writes = self._found.reads[node], self._found.writes[node]
         if kind == "wait":
             reads, writes = self._wait(node, reads)
-        if kind in ("start", "wait", "effect") and self._last_communication is not None:
-            self._before[node][self._last_communication] = None
+        if kind in ("start", "wait", "effect"):
+            self._communicate(node, kind)
         own = tuple(storage for storage in self._found.results[node] if storage not in reads)
         self._access(node, reads, (*writes, *own))
         if kind == "start":
             self._start(node, reads, writes)
-        if kind in ("start", "effect"):
+
+    def _communicate(self, node: fx.Node, kind: Kind) -> None:
+        if self._last_communication is not None:
+            self._before[node][self._last_communication] = None
+        if kind == "effect":
+            self._before[node].update(dict.fromkeys(self._since))
+            self._since = []
+        if kind == "effect" or (kind == "start" and self._chained):
             self._last_communication = node
+        elif kind == "start":
+            self._since.append(node)
 
     def _access(self, node: fx.Node, reads: Storages, writes: Storages) -> None:
         before = self._before[node]
@@ -276,8 +292,8 @@ def is_valid_order(found: CommGraph, order: Sequence[fx.Node]) -> bool:
     place = {node: number for number, node in enumerate(order)}
     if any(node not in place for node in found.nodes):
         return False
-    fixed = [(number, node) for number, node in enumerate(found.nodes) if node.op in ("placeholder", "output")]
-    if any(place[node] != number for number, node in fixed):
+    inputs = [node for node in found.nodes if node.op == "placeholder"]
+    if list(order[: len(inputs)]) != inputs or order[-1].op != "output":
         return False
     return all(place[earlier] < place[node] for node, before in found.predecessors.items() for earlier in before)
 
