@@ -41,6 +41,15 @@ class Domain:
             return torch.float64
         return value
 
+    def spoil(self, tensor: torch.Tensor) -> None:
+        """Write what nobody has computed into `tensor`: NaN, or integers that are wrong everywhere."""
+        if tensor.is_floating_point() or tensor.is_complex():
+            tensor.fill_(float("nan"))
+        elif tensor.dtype is torch.bool:
+            tensor.logical_not_()
+        else:
+            tensor.fill_(torch.iinfo(tensor.dtype).max // 3)
+
     def running(self) -> AbstractContextManager[Any]:
         """A context in which torch's ops compute in this domain. Not to be held across other domains' runs."""
         return nullcontext()

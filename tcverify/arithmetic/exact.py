@@ -60,6 +60,14 @@ class Exact(Domain):
         with _disable_current_modes():
             return self.algebra.constants(value)
 
+    def spoil(self, tensor: Tensor) -> None:
+        """See `Domain.spoil`. A residue like any other, which differs between draws: the field has no NaN."""
+        with _disable_current_modes():
+            if tensor.is_floating_point():
+                tensor.fill_(float(123457 + 7919 * self.draw))
+            else:
+                super().spoil(tensor)
+
     def running(self) -> AbstractContextManager[Any]:
         """See `Domain.running`."""
         return _Mode(self.algebra)
@@ -105,6 +113,7 @@ class _Mode(TorchDispatchMode):
     def __init__(self, algebra: Field) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._algebra = algebra
+        self.unwritten = algebra.unwritten  # see `unwritten`
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:

@@ -22,7 +22,8 @@ class Wait:
 
     def __str__(self) -> str:
         collective = self.call.collective
-        return f"rank {self.rank} waits in {collective.kind} #{self.ordinal} of group {list(collective.communicator)}"
+        name = f" '{collective.group}'" if collective.group is not None else ""
+        return f"rank {self.rank} waits in {collective.kind} #{self.ordinal} of group{name} {list(collective.communicator)}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,7 @@
-"""The one interpreter: a rank is a generator that walks its FX graph and yields a `Request` at every collective.
+"""The one interpreter: a rank is a generator that walks its FX graph and yields what it asks for at every collective.
+
+It yields a `Request` and is sent the result; an `UnderWay` where an asynchronous collective starts, and a `Join` where it waits
+for such collectives, and is sent None.
 
 Lockstep drives all generators of a program in one process; a rank process drives one and answers with a real process group.
 """
@@ -8,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, TypeAlias
 
 import torch
@@ -17,11 +20,16 @@ from torch.utils import _pytree as pytree
 
 from tcverify.arithmetic import FLOAT64, Domain, domain_of
 from tcverify.errors import UnsupportedOp
-from tcverify.execution.plan import Plan, Step, first_line
-from tcverify.ops import Collective, Request
+from tcverify.execution.asynchrony import Join, Outstanding, UnderWay
+from tcverify.execution.freed import Freed
+from tcverify.execution.plan import Plan, Step, first_line, known_constant
+from tcverify.ops import Await, Collective, Request, Start
 from tcverify.program import InputSpec, Mesh
-from tcverify.program.graph import RankConstant, Slot, constant_value
+from tcverify.program.graph import RankConstant, Slot
 from tcverify.program.inputs import Sources, prepare
+
+#: What a rank asks for.
+Event: TypeAlias = Request | UnderWay | Join
 
 #: Is told of a step, its arguments and its result; returns what is to stand for the result.
 Watch: TypeAlias = Callable[[Step, list[Any], dict[str, Any], Any], Any]
@@ -57,6 +65,7 @@ class RankResult:
         input_names: the names of `inputs`.
         mutates: whether the graph writes into anything.
         calls: the collectives it entered, in order.
+        unawaited: nodes that started collectives for which the rank never waited.
         values: every node's value, when observed.
         error: set when a node raised.
         digest: projections of the outputs, when the rank ran elsewhere; see `compare.digest`.
@@ -69,6 +78,7 @@ class RankResult:
     input_names: list[str] = field(default_factory=list)
     mutates: bool = False
     calls: list[Call] = field(default_factory=list)
+    unawaited: list[str] = field(default_factory=list)
     values: dict[str, Any] | None = None
     error: NodeError | None = None
     digest: list[list[float]] = field(default_factory=list)
@@ -109,8 +119,9 @@ def run_rank(
     watch: Watch | None = None,
     domain: Domain = FLOAT64,
     result: RankResult | None = None,
-) -> Generator[tuple[str, Request], torch.Tensor, RankResult]:
-    """Run one rank. Yields (node name, request) at every collective and is sent its result.
+    timing: str | Callable[[str], str] = "issue",
+) -> Generator[tuple[str, Event], Any, RankResult]:
+    """Run one rank. Yields (node name, what it asks for) at every collective and is sent its result.
 
     Args:
         inputs: values of the placeholders; the graph may write into them.
@@ -118,6 +129,7 @@ def run_rank(
         perturb: changes the result of every op that returns a fresh tensor; for the conditioning probe.
         watch: is told of every step, in order, and may put another value in the place of its result.
         result: is filled in as the rank goes on, so that it says how far a rank came that never ends.
+        timing: one of `TIMINGS`, for all asynchronous collectives or by node.
 
     Returns:
         The rank's result; an op that raises ends the rank with `error` set.
@@ -131,16 +143,31 @@ def run_rank(
     if observe:
         result.values = {name: value.clone() for name, value in zip(plan.placeholders, values, strict=True)}
 
+    outstanding = Outstanding(timing, domain)
+
     def fill(leaf: Any) -> Any:
         if isinstance(leaf, Slot):
             return values[leaf.index]
-        return constant_value(leaf, constants) if isinstance(leaf, RankConstant) else leaf
+        return known_constant(leaf, constants) if isinstance(leaf, RankConstant) else leaf
 
+    started: dict[str, Any] = {}  # what starts have returned, where values are kept
+
+    def arrived(node: str, output: torch.Tensor) -> None:
+        if perturb is not None:
+            output.copy_(perturb(output))
+        if result.values is not None and node in started:
+            result.values[node] = pytree.tree_map_only(torch.Tensor, torch.clone, started[node])
+
+    freed = Freed.of(plan)
     for step in plan.steps:
         args, kwargs = arguments(step, values, fill)
+        problem = freed.step(step, args, kwargs) if freed is not None else None
+        if problem is not None:
+            result.error = NodeError(step.name, problem)
+            return result
         try:
             if step.op.collective:
-                value = yield from _collective(step, rank, args, kwargs, result)
+                value = yield from _collective(step, rank, args, kwargs, result, outstanding, arrived)
             else:
                 value = step.run(*args, **kwargs)
         except UnsupportedOp:
@@ -150,15 +177,20 @@ def run_rank(
             return result
         if step.carry:
             value = domain.constant(value) if step.constant else domain.carry(value)
-        if perturb is not None and not step.op.aliases:
+        starts = step.op.phase == "start"  # whose result is written later, and told by its storage
+        if perturb is not None and not step.op.aliases and not starts:
             value = pytree.tree_map_only(torch.Tensor, perturb, value)
         if watch is not None:
-            value = watch(step, args, kwargs, value)
+            seen = watch(step, args, kwargs, value)
+            value = value if starts else seen
         values.append(value)
         if result.values is not None:
+            if starts:
+                started[step.name] = value
             result.values[step.name] = pytree.tree_map_only(torch.Tensor, torch.clone, value)
         for slot in step.dead:
             values[slot] = None
+    result.unawaited = outstanding.nodes
     flat, tree = pytree.tree_flatten(map_aggregate(plan.result, fill))
     result.outputs, result.structure = flat, str(tree)
     result.inputs, result.input_names, result.mutates = carried, plan.placeholders, plan.mutates
@@ -181,14 +213,31 @@ def arguments(step: Step, values: list[Any], fill: Callable[[Any], Any]) -> tupl
 
 
 def _collective(
-    step: Step, rank: int, args: list[Any], kwargs: dict[str, Any], result: RankResult
-) -> Generator[tuple[str, Request], torch.Tensor, Any]:
+    step: Step,
+    rank: int,
+    args: list[Any],
+    kwargs: dict[str, Any],
+    result: RankResult,
+    outstanding: Outstanding,
+    arrived: Callable[[str, torch.Tensor], None],
+) -> Generator[tuple[str, Event], Any, Any]:
     steps = step.run(rank, *args, **kwargs)
     answer: torch.Tensor | None = None
     while True:
         try:
-            request = next(steps) if answer is None else steps.send(answer)
+            asked = steps.send(answer)
         except StopIteration as stop:
             return stop.value
-        result.calls.append(Call(step.name, request.collective))
-        answer = yield step.name, request
+        answer = None
+        if isinstance(asked, Await):
+            found = outstanding.take(asked.tensor)
+            if found:
+                yield step.name, Join(found)
+            continue
+        result.calls.append(Call(step.name, asked.collective))
+        if isinstance(asked, Start):
+            begun = outstanding.start(step.name, asked)
+            begun.finish = partial(arrived, step.name)
+            yield step.name, begun
+        else:
+            answer = yield step.name, asked

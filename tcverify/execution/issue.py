@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 from tcverify.execution.executor import Run
 from tcverify.execution.interpreter import RankResult
 from tcverify.execution.lockstep import run_watched
-from tcverify.execution.plan import Plan, Step, check_supported, plans_of
+from tcverify.execution.plan import Plan, Step, check_supported, plans_of, rank_constants
 from tcverify.execution.queues import Queues, StreamOp, operand, slots_in
 from tcverify.ops import RECORD, WAIT, TensorSpec
 from tcverify.program import Program
@@ -69,7 +69,8 @@ def issue(program: Program, boundary: str = "strict", inputs: str = "ready") -> 
     if not run.finished:
         return [], run
     ranks = range(program.world_size)
-    issued = [hosts[r].issued(r, program.ranks[r].constants, run.ranks[r], boundary, inputs) for r in ranks]
+    constants = [rank_constants(program.mesh, r, program.ranks[r].constants) for r in ranks]
+    issued = [hosts[r].issued(r, constants[r], run.ranks[r], boundary, inputs) for r in ranks]
     for result in run.ranks:  # their storage is written anew in every order
         result.outputs = [value.clone() if isinstance(value, torch.Tensor) else value for value in result.outputs]
         result.inputs = [value.clone() for value in result.inputs]

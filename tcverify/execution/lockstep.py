@@ -5,31 +5,49 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from functools import partial
+from typing import Any, ClassVar, TypeAlias
 
 import torch
 
 from tcverify.arithmetic import FLOAT64, Domain
 from tcverify.arithmetic.float64 import PERTURBATION
 from tcverify.errors import UnsupportedOp
+from tcverify.execution.asynchrony import Join, Timing, UnderWay
 from tcverify.execution.compare import compare_native, compare_ranks
-from tcverify.execution.executor import Comparison, Hang, Run, Wait
-from tcverify.execution.interpreter import Call, NodeError, RankResult, Watch, rank_inputs, run_rank
-from tcverify.execution.plan import check_supported, plans_of
-from tcverify.ops import Request, complete, mismatch
+from tcverify.execution.executor import Comparison, Run
+from tcverify.execution.interpreter import Event, NodeError, RankResult, Watch, rank_inputs, run_rank
+from tcverify.execution.matching import Entry, Matcher
+from tcverify.execution.plan import check_supported, plans_of, rank_constants
+from tcverify.ops import complete, mismatch
 from tcverify.program import Program
 
-RankGenerator = Generator[tuple[str, Request], torch.Tensor, RankResult]
+RankGenerator = Generator[tuple[str, Event], Any, RankResult]
 
 
+@dataclass(frozen=True, slots=True)
 class Lockstep:
-    """Drives the ranks' generators and matches their requests. Collectives block until all members have joined."""
+    """Drives the ranks' generators and matches their requests.
 
-    name = "lockstep"
+    Collectives block until all members have joined; asynchronous ones do so at the wait.
 
-    def run(self, program: Program, *, observe: bool = False, domain: Domain = FLOAT64) -> Run:
-        """Run a program. See `Executor.run`."""
-        return _execute(program, observe, None, domain=domain)
+    Attributes:
+        conservative: whether asynchronous collectives block where they start.
+    """
+
+    conservative: bool = False
+
+    name: ClassVar[str] = "lockstep"
+
+    def run(
+        self, program: Program, *, observe: bool = False, domain: Domain = FLOAT64, timing: str | Timing = "issue"
+    ) -> Run:
+        """Run a program. See `Executor.run`.
+
+        Args:
+            timing: when asynchronous collectives read and write: one of `TIMINGS`, or by rank and node.
+        """
+        return _execute(program, observe, None, domain=domain, timing=timing, conservative=self.conservative)
 
     def compare(self, original: Program, rewritten: Program, domain: Domain = FLOAT64) -> Comparison:
         """Run and compare both versions. See `Executor.compare`."""
@@ -103,53 +121,6 @@ class _Perturbation:
         return torch.randperm(members, generator=self._generator).tolist()
 
 
-@dataclass(slots=True)
-class _Pending:
-    rank: int
-    call: Call
-    tensor: torch.Tensor
-    ordinal: int
-
-
-@dataclass(slots=True)
-class _Matcher:
-    """Who waits where."""
-
-    waiting: dict[tuple[int, ...], dict[int, _Pending]] = field(default_factory=dict)
-    of_rank: dict[int, _Pending] = field(default_factory=dict)
-    counts: dict[tuple[int, tuple[int, ...], str], int] = field(default_factory=dict)
-
-    def join(self, rank: int, node: str, request: Request) -> dict[int, _Pending] | None:
-        """Let a rank enter a collective; returns the members' calls once all have entered."""
-        collective = request.collective
-        key = (rank, collective.communicator, collective.kind)
-        self.counts[key] = ordinal = self.counts.get(key, 0) + 1
-        pending = _Pending(rank, Call(node, collective), request.tensor, ordinal)
-        members = self.waiting.setdefault(collective.communicator, {})
-        members[rank] = self.of_rank[rank] = pending
-        if len(members) < len(collective.communicator):
-            return None
-        del self.waiting[collective.communicator]
-        for member in members:
-            del self.of_rank[member]
-        return members
-
-    def hang(self) -> Hang | None:
-        """Describe the ranks that still wait, by following whom each waits for."""
-        if not self.of_rank:
-            return None
-        path: list[int] = []
-        rank = min(self.of_rank)
-        while rank in self.of_rank and rank not in path:
-            path.append(rank)
-            communicator = self.of_rank[rank].call.collective.communicator
-            rank = next(m for m in communicator if m not in self.waiting[communicator])
-        cycle = rank in self.of_rank
-        ranks = path[path.index(rank) :] if cycle else path
-        waits = tuple(Wait(r, self.of_rank[r].call, self.of_rank[r].ordinal) for r in ranks)
-        return Hang(waits, cycle, None if cycle else rank)
-
-
 #: Makes what watches a rank, from its number and its inputs as the domain carries them; it may write into them.
 Watcher: TypeAlias = Callable[[int, list[torch.Tensor]], Watch]
 
@@ -173,6 +144,8 @@ def _execute(
     watcher: Watcher | None = None,
     domain: Domain = FLOAT64,
     order_of: Order | None = None,
+    timing: str | Timing = "issue",
+    conservative: bool = False,
 ) -> Run:
     order_of = perturbation.order if perturbation is not None else order_of
     plans = plans_of(program, domain)
@@ -189,47 +162,128 @@ def _execute(
             inputs = [domain.carry(value).clone() for value in inputs]  # of its own: kept ones are shared
             watch = watcher(rank, list(inputs))
         steps = run_rank(
-            plan, rank, binding.constants, inputs,
-            observe=observe, perturb=perturb, watch=watch, result=result, domain=domain,
+            plan, rank, rank_constants(program.mesh, rank, binding.constants), inputs, observe=observe, perturb=perturb,
+            watch=watch, result=result, domain=domain, timing=timing if isinstance(timing, str) else partial(timing, rank),
         )  # fmt: skip
         generators.append(steps)
-    matcher = _Matcher()
-    runnable: deque[tuple[int, Any]] = deque((rank, None) for rank in range(program.world_size))
+    drive = _Drive(run, generators, order_of, conservative)
     with torch.no_grad(), domain.running():
-        while runnable:
-            rank, answer = runnable.popleft()
-            try:
-                node, request = generators[rank].send(answer)
-            except StopIteration as stop:
-                run.ranks[rank] = stop.value
-                continue
-            stranger = next((r for r in request.collective.communicator if not 0 <= r < program.world_size), None)
-            if stranger is not None:
-                generators[rank].close()
-                run.ranks[rank].error = NodeError(
-                    node, f"ValueError: it names rank {stranger}, which the mesh does not have"
-                )
-                continue
-            members = matcher.join(rank, node, request)
-            if members is None:
-                continue
-            ordered = [members[r] for r in request.collective.communicator]
-            calls = [pending.call.collective for pending in ordered]
-            sentence = mismatch(calls)
-            if sentence is not None:
-                run.mismatch = sentence, {pending.rank: pending.call for pending in ordered}
-                return run
-            order = order_of(len(ordered)) if order_of is not None else None
-            try:
-                answers = complete(calls, [pending.tensor for pending in ordered], order)
-            except UnsupportedOp:
-                raise
-            except Exception as error:  # noqa: BLE001 - arguments that torch refuses, equal on all members
-                first = ordered[0]
-                problem = str(error).strip().splitlines() or [type(error).__name__]
-                run.ranks[first.rank].error = NodeError(first.call.node, f"{type(error).__name__}: {problem[0]}")
-                return run
-            runnable.extend((pending.rank, answer) for pending, answer in zip(ordered, answers, strict=True))
-    if run.error is None:
-        run.hang = matcher.hang()
+        drive.all()
     return run
+
+
+@dataclass(slots=True)
+class _Drive:
+    """Advances the ranks' generators until all have ended, or wait for ever."""
+
+    run: Run
+    generators: list[RankGenerator]
+    order_of: Order | None
+    conservative: bool
+    matcher: Matcher = field(default_factory=Matcher)
+    runnable: deque[tuple[int, Any]] = field(default_factory=deque)
+    entries: dict[int, Entry] = field(
+        default_factory=dict
+    )  # by the address of what is under way, which the entry keeps
+    late: list[list[Entry]] = field(default_factory=list)  # have met, and wait until nothing else can go on
+
+    def all(self) -> None:
+        """Drive all ranks to their ends."""
+        self.runnable.extend((rank, None) for rank in range(len(self.generators)))
+        while True:
+            while self.runnable:
+                rank, answer = self.runnable.popleft()
+                if not self._advance(rank, answer):
+                    return
+            if not self._quiescent():
+                break
+        if self.run.error is None and self.run.mismatch is None:
+            self.run.hang = self.matcher.hang()
+
+    def _advance(self, rank: int, answer: Any) -> bool:
+        """Let a rank go on to its next request. Returns whether the run goes on."""
+        try:
+            node, event = self.generators[rank].send(answer)
+        except StopIteration as stop:
+            self.run.ranks[rank] = stop.value
+            return True
+        if isinstance(event, Join):
+            self._wait(rank, [self.entries[id(one)] for one in event.under_way])
+            return True
+        collective = event.collective
+        stranger = next((r for r in collective.communicator if not 0 <= r < len(self.generators)), None)
+        if stranger is not None:
+            self.generators[rank].close()
+            problem = f"ValueError: it names rank {stranger}, which the mesh does not have"
+            self.run.ranks[rank].error = NodeError(node, problem)
+            return True
+        under_way = event if isinstance(event, UnderWay) else None
+        entry, members = self.matcher.enter(rank, node, collective, event.tensor, under_way)
+        if under_way is None:
+            self.matcher.parked[rank] = [entry]
+        else:
+            self.entries[id(under_way)] = entry
+            if under_way.early or self.conservative:
+                self.matcher.parked[rank] = [entry]
+                if not self.conservative:
+                    self.matcher.lingering.add(rank)
+            else:
+                self.runnable.append((rank, None))
+        return not members or self._meet(members)
+
+    def _meet(self, members: list[Entry]) -> bool:
+        """All members of a collective have issued it."""
+        calls = [entry.call.collective for entry in members]
+        sentence = mismatch(calls)
+        if sentence is not None:
+            self.run.mismatch = sentence, {entry.rank: entry.call for entry in members}
+            return False
+        if any(entry.under_way is not None and entry.under_way.late for entry in members) and not self.conservative:
+            self.late.append(members)
+            return True
+        return self._carry_out(members)
+
+    def _carry_out(self, members: list[Entry]) -> bool:
+        order = self.order_of(len(members)) if self.order_of is not None else None
+        try:
+            answers = complete([e.call.collective for e in members], [e.tensor for e in members], order)
+            for entry, answer in zip(members, answers, strict=True):
+                if entry.under_way is not None:
+                    entry.under_way.write(answer)
+        except UnsupportedOp:
+            raise
+        except Exception as error:  # noqa: BLE001 - arguments that torch refuses, equal on all members
+            first = members[0]
+            problem = str(error).strip().splitlines() or [type(error).__name__]
+            self.run.ranks[first.rank].error = NodeError(first.call.node, f"{type(error).__name__}: {problem[0]}")
+            return False
+        for entry, answer in zip(members, answers, strict=True):
+            entry.done = True
+            waiting = self.matcher.parked.get(entry.rank)
+            if waiting is not None and all(e.done for e in waiting):
+                self._go_on(entry.rank, None if waiting[-1].under_way is not None else answer)
+        return True
+
+    def _wait(self, rank: int, entries: list[Entry]) -> None:
+        if all(entry.done for entry in entries):
+            self.runnable.append((rank, None))
+        else:
+            self.matcher.parked[rank] = entries
+
+    def _go_on(self, rank: int, answer: Any) -> None:
+        del self.matcher.parked[rank]
+        self.matcher.lingering.discard(rank)
+        self.runnable.append((rank, answer))
+
+    def _quiescent(self) -> bool:
+        """No rank can go on: carry out what one waits for, or let those go on that need not stay. Whether anything came of it."""
+        wanted = {id(entry) for entries in self.matcher.parked.values() for entry in entries}
+        for number, members in enumerate(self.late):
+            if any(id(entry) in wanted for entry in members):
+                del self.late[number]
+                return self._carry_out(members)
+        if self.matcher.lingering:
+            for rank in sorted(self.matcher.lingering):
+                self._go_on(rank, None)
+            return True
+        return False

@@ -16,9 +16,9 @@ from torch.utils import _pytree as pytree
 from tcverify.arithmetic import FLOAT64
 from tcverify.execution.interpreter import arguments
 from tcverify.execution.issue import Issued, whole_storage
-from tcverify.execution.plan import Step
+from tcverify.execution.plan import Step, known_constant
 from tcverify.execution.queues import INPUTS, StreamOp
-from tcverify.program.graph import RankConstant, Slot, constant_value
+from tcverify.program.graph import RankConstant, Slot
 
 
 class Memory:
@@ -80,7 +80,7 @@ class Memory:
         """The value of a slot or of a rank constant; all else is as it is."""
         if isinstance(leaf, Slot):
             return self.values[leaf.index]
-        return constant_value(leaf, self.issued.constants) if isinstance(leaf, RankConstant) else leaf
+        return known_constant(leaf, self.issued.constants) if isinstance(leaf, RankConstant) else leaf
 
     def begin(self, op: StreamOp) -> tuple[Step, list[Any], dict[str, Any]] | None:
         """Return what an op calls, with its arguments as they are now; None for what is no step."""

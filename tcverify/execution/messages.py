@@ -207,13 +207,14 @@ def decode_result(rank: int, data: dict[str, Any], storages: list[torch.UntypedS
 
 def encode_collective(call: Collective) -> list[Any]:
     dtype = _dtype_name(call.dtype)
-    return [call.kind, call.communicator, call.shape, dtype, call.dim, call.reduce_op, call.splits, call.root]
+    more = [] if call.group is None else [call.group]
+    return [call.kind, call.communicator, call.shape, dtype, call.dim, call.reduce_op, call.splits, call.root, *more]
 
 
 def decode_collective(data: list[Any]) -> Collective:
-    kind, members, shape, dtype, dim, reduce_op, splits, root = data
+    kind, members, shape, dtype, dim, reduce_op, splits, root, *group = data
     pair = (tuple(splits[0]), tuple(splits[1])) if splits is not None else None
-    return Collective(kind, tuple(members), tuple(shape), getattr(torch, dtype), dim, reduce_op, pair, root)
+    return Collective(kind, tuple(members), tuple(shape), getattr(torch, dtype), dim, reduce_op, pair, root, *group)
 
 
 def _encode_delta(delta: Delta) -> dict[str, Any]:

@@ -19,9 +19,10 @@ from torch.utils import _pytree as pytree
 from tcverify.execution.interpreter import RankResult, arguments
 from tcverify.execution.issue import Issued, whole_storage
 from tcverify.execution.memory import poison, write
+from tcverify.execution.plan import known_constant
 from tcverify.execution.queues import INPUTS, StreamOp
 from tcverify.ops import Collective
-from tcverify.program.graph import RankConstant, Slot, constant_value
+from tcverify.program.graph import RankConstant, Slot
 
 #: Carries out one rank's side of a collective; returns a fresh tensor on the device of its operand.
 Transport = Callable[[Collective, torch.Tensor], torch.Tensor]
@@ -76,7 +77,7 @@ class Places:
     def _fill(self, leaf: Any) -> Any:
         if isinstance(leaf, Slot):
             return self.values[leaf.index]
-        return constant_value(leaf, self.issued.constants) if isinstance(leaf, RankConstant) else leaf
+        return known_constant(leaf, self.issued.constants) if isinstance(leaf, RankConstant) else leaf
 
     def reset(self) -> None:
         """Go back to before the first op."""

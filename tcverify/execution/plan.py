@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,9 +14,9 @@ from torch.fx.node import map_aggregate
 
 from tcverify.arithmetic import FLOAT64, Domain
 from tcverify.errors import UnsupportedOp
-from tcverify.ops import Op, by_meaning, lookup, qualified_name, resolve, schema_of
-from tcverify.program import Program
-from tcverify.program.graph import RankConstant, Slot
+from tcverify.ops import Group, Op, by_meaning, lookup, qualified_name, resolve, schema_of
+from tcverify.program import Mesh, Program
+from tcverify.program.graph import RankConstant, Slot, constant_value
 from tcverify.program.values import NotSerialisable, ValueReader, encode_value
 
 
@@ -63,6 +63,11 @@ class Plan:
     result: Any
     mutates: bool
     unsupported: list[str]  # sentences naming each op without a meaning
+
+    @property
+    def asynchronous(self) -> bool:
+        """Whether a collective starts at one node and is waited for at another."""
+        return any(step.op.phase == "start" for step in self.steps)
 
 
 _PLANS: weakref.WeakKeyDictionary[fx.Graph, dict[bool, Plan]] = weakref.WeakKeyDictionary()
@@ -113,11 +118,17 @@ def _make_plan(graph: fx.Graph, module: torch.nn.Module | None, domain: Domain) 
         args: list[Any] = []
         slots: list[tuple[int, int]] = []
         kwargs = dict(map_aggregate(node.kwargs, template)) if node.kwargs else {}
+        group = _group_position(node, op) if op.group is not None else None
+        if op.group in kwargs:
+            kwargs[op.group] = _group_constant(kwargs[op.group])
         plain = not (kwargs and _count(kwargs))
         for position, argument in enumerate(node.args):
             if isinstance(argument, fx.Node):
                 slots.append((position, numbers[argument]))
                 args.append(Slot(numbers[argument]))
+            elif position == group:
+                args.append(_group_constant(argument))
+                plain = False
             elif isinstance(argument, (int, float, str, type(None))):
                 args.append(argument)
             else:
@@ -133,6 +144,34 @@ def _make_plan(graph: fx.Graph, module: torch.nn.Module | None, domain: Domain) 
     for slot, step_number in last_use.items():
         plan.steps[step_number].dead.append(slot)
     return plan
+
+
+def _group_position(node: fx.Node, op: Op) -> int | None:
+    schema = schema_of(node.target)
+    names = [argument.name for argument in schema.arguments] if schema is not None else []
+    return names.index(op.group) if op.group in names else None
+
+
+def _group_constant(name: Any) -> Any:
+    """Stands in a plan for the group of this name, as the rank sees it; see `rank_constants`."""
+    return RankConstant(_GROUP + name) if isinstance(name, str) else name
+
+
+#: What begins the names of the rank constants that stand for groups.
+_GROUP = "group:"
+
+
+def rank_constants(mesh: Mesh, rank: int, constants: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a plan's rank constants stand for on a rank: what the program gives, and the groups of its mesh."""
+    groups = {_GROUP + dim.name: Group(dim.name, dim.group(rank)) for dim in mesh.dims}
+    return {**groups, **constants}
+
+
+def known_constant(constant: RankConstant, constants: Mapping[str, Any]) -> Any:
+    """The value of a rank constant. A group that the mesh does not have comes as its name: ops refuse that."""
+    if constant.name not in constants and constant.name.startswith(_GROUP):
+        return constant.name.removeprefix(_GROUP)
+    return constant_value(constant, constants)
 
 
 #: What begins the names of ops that only the process of the pass can run. Nothing is known of what they return.
@@ -151,6 +190,8 @@ def _may_write(node: fx.Node) -> bool:
     """Whether a node may write into its operands: as its schema says, or because nothing is known of it."""
     if node.op == "call_function":
         if isinstance(node.target, torch._ops.OpOverload):
+            if lookup(node.target).phase == "wait":
+                return False  # what is under way has been counted where it starts
             schema = schema_of(node.target)
             return bool(schema is not None and schema.is_mutable)
         return qualified_name(node.target).startswith("foreign::")

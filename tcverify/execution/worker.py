@@ -21,12 +21,13 @@ import torch
 import torch.distributed as dist
 
 from tcverify.errors import ProgramError, UnsupportedOp
+from tcverify.execution.asynchrony import Join, UnderWay
 from tcverify.execution.compare import compare_native, compare_ranks
 from tcverify.execution.interpreter import RankResult, rank_inputs, run_rank
 from tcverify.execution.messages import Job, Reply, decode_jobs, encode_reply
-from tcverify.execution.plan import check_supported
+from tcverify.execution.plan import check_supported, rank_constants
 from tcverify.execution.processes import die_with_parent
-from tcverify.ops.distributed import perform
+from tcverify.ops.distributed import Finish, begin, perform
 
 #: torch.distributed's own clock is put out of the way: the pool's is the only one, and it names program and ranks.
 _NEVER = timedelta(days=1)
@@ -128,18 +129,37 @@ def _run(job: Job, rank: int, place: torch.device, observe: bool) -> RankResult:
     binding = job.ranks[rank]
     plan = job.plans[binding.graph]
     inputs = [value.to(place) for value in rank_inputs(plan, rank, job.sources, job.domain)]
-    generator = run_rank(plan, rank, binding.constants, inputs, observe=observe, domain=job.domain)
+    constants = rank_constants(job.sources.mesh, rank, binding.constants)
+    # A real collective reads here where it starts, and writes at the wait.
+    generator = run_rank(plan, rank, constants, inputs, observe=observe, domain=job.domain, timing="apart")
+    under_way: dict[UnderWay, Finish] = {}
     answer: Any = None
     while True:
         try:
             with job.domain.running():
-                node, request = generator.send(answer)
+                node, event = generator.send(answer)
         except StopIteration as stop:
             result: RankResult = stop.value
             break
+        answer = None
         try:
-            answer = job.domain.settle(perform(request.collective, request.tensor))
+            if isinstance(event, Join):
+                for one in event.under_way:
+                    one.write(job.domain.settle(under_way.pop(one)()))
+            elif isinstance(event, UnderWay):
+                under_way[event] = begin(event.collective, event.tensor, job.domain.running)
+            else:
+                answer = job.domain.settle(perform(event.collective, event.tensor, job.domain.running))
         except Exception as error:  # gloo and nccl raise plain RuntimeErrors
-            lines = str(error).strip().splitlines() or [type(error).__name__]
-            raise _CollectiveFailed(f"{request.collective} of node '{node}' failed: {lines[0]}") from error
+            raise _failed("the wait" if isinstance(event, Join) else str(event.collective), node, error) from error
+    for one, finish in under_way.items():  # nobody waited for these, but the group is to be clear for the next program
+        try:
+            finish()
+        except Exception as error:
+            raise _failed(str(one.collective), one.node, error) from error
     return result
+
+
+def _failed(what: str, node: str, error: Exception) -> _CollectiveFailed:
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return _CollectiveFailed(f"{what} of node '{node}' failed: {lines[0]}")

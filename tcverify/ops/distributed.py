@@ -6,35 +6,42 @@ torch.distributed uses and the order of the communicator.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
 
 from tcverify.errors import ExecutorError, InternalError
-from tcverify.ops.collective import Collective
+from tcverify.ops.collective import Collective, reduced
 
-_GROUPS: dict[tuple[int, ...], dist.ProcessGroup] = {}
+#: By name, None for groups without one, and sorted ranks.
+_GROUPS: dict[tuple[str | None, tuple[int, ...]], dist.ProcessGroup] = {}
 
 #: Integers that gloo and NCCL do not know in every collective. They travel as int64; sums wrap around to the same values.
 _WIDENED = frozenset({torch.int16, torch.uint16, torch.uint32, torch.uint64})
 
 
-def process_group(communicator: tuple[int, ...]) -> dist.ProcessGroup:
-    """Return the process group of these ranks, made at its first use by its members alone."""
+def process_group(communicator: tuple[int, ...], name: str | None = None) -> dist.ProcessGroup:
+    """Return the process group of these ranks, made at its first use by its members alone.
+
+    Args:
+        name: tells groups of the same ranks apart.
+    """
     members = tuple(sorted(communicator))
-    group = _GROUPS.get(members)
+    group = _GROUPS.get((name, members))
     if group is None:
-        whole = members == tuple(range(dist.get_world_size()))
-        made = dist.group.WORLD if whole else _new_group(members)
+        whole = name is None and members == tuple(range(dist.get_world_size()))
+        made = dist.group.WORLD if whole else _new_group(members, name)
         if not isinstance(made, dist.ProcessGroup):
             raise InternalError(f"torch.distributed made no group of ranks {list(members)} on rank {dist.get_rank()}")
-        group = _GROUPS[members] = made
+        group = _GROUPS[name, members] = made
     return group
 
 
-def _new_group(members: tuple[int, ...]) -> Any:
+def _new_group(members: tuple[int, ...], label: str | None) -> Any:
     """Make a group that its members alone take part in, whatever groups each of them has made before.
 
     `dist.new_group` cannot: without `use_local_synchronization` all ranks must call it, and with it the group's name, under
@@ -43,7 +50,7 @@ def _new_group(members: tuple[int, ...]) -> Any:
     """
     c10d = dist.distributed_c10d
     backend, store = c10d._world.pg_map[c10d._get_default_group()]
-    name: Any = "tcverify:" + "_".join(map(str, members))
+    name: Any = "tcverify:" + "_".join(map(str, members)) + (f":{label}" if label is not None else "")
     made, _ = c10d._new_process_group_helper(
         len(members),
         members.index(dist.get_rank()),
@@ -57,31 +64,53 @@ def _new_group(members: tuple[int, ...]) -> Any:
     return made
 
 
-def perform(call: Collective, tensor: torch.Tensor) -> torch.Tensor:
+#: Waits for a collective that is under way, and returns its result.
+Finish: TypeAlias = Callable[[], torch.Tensor]
+
+
+def perform(
+    call: Collective, tensor: torch.Tensor, running: Callable[[], AbstractContextManager[Any]] = nullcontext
+) -> torch.Tensor:
     """Run one rank's side of a collective and return its result, a fresh contiguous tensor.
 
-    Blocks until every member has joined.
+    Blocks until every member has joined. Arguments and errors as of `begin`.
+    """
+    return begin(call, tensor, running)()
+
+
+def begin(
+    call: Collective, tensor: torch.Tensor, running: Callable[[], AbstractContextManager[Any]] = nullcontext
+) -> Finish:
+    """Start one rank's side of a collective, which reads `tensor` at once; call the result to wait for its end.
+
+    Args:
+        running: a context in which what the process group cannot reduce is reduced here.
 
     Raises:
         ExecutorError: torch.distributed is not initialised in this process.
     """
+    if len(call.communicator) == 1:
+        own = tensor.clone(memory_format=torch.contiguous_format)  # each reduction of one value is that value
+        return lambda: own
     if not dist.is_available() or not dist.is_initialized():
-        if len(call.communicator) == 1:
-            return tensor.clone(memory_format=torch.contiguous_format)
         raise ExecutorError(
             f"{call} needs a process group, and torch.distributed is not initialised",
             "call torch.distributed.init_process_group first, or run the program with tcverify",
         )
-    if len(call.communicator) == 1:
-        return tensor.clone(memory_format=torch.contiguous_format)
+    if call.reduce_op not in (None, "sum"):
+        return _reduced_here(call, tensor, running)
     if tensor.dtype in _WIDENED:
-        return perform(replace(call, dtype=torch.int64), tensor.to(torch.int64)).to(tensor.dtype)
-    group = process_group(call.communicator)
-    contribution = tensor.contiguous()
+        wide = begin(replace(call, dtype=torch.int64), tensor.to(torch.int64), running)
+        return lambda: wide().to(tensor.dtype)
+    group = process_group(call.communicator, call.group)
+    # The copy is the communication's own: what the program writes into its operand later does not reach it.
+    contribution = tensor.clone(memory_format=torch.contiguous_format)
     if call.kind == "all_reduce":
-        total = contribution.clone()
-        dist.all_reduce(total, group=group)
-        return total
+        return _then(dist.all_reduce(contribution, group=group, async_op=True), lambda: contribution)
+    if call.kind == "broadcast" and call.root is not None:
+        return _then(dist.broadcast(contribution, call.root, group=group, async_op=True), lambda: contribution)
+    if call.kind == "barrier":
+        return _then(dist.barrier(group=group, async_op=True), lambda: contribution)
     members = sorted(call.communicator)
     # positions[i]: where the i-th member of the sorted group stands in the communicator
     positions = [call.communicator.index(rank) for rank in members]
@@ -91,29 +120,57 @@ def perform(call: Collective, tensor: torch.Tensor) -> torch.Tensor:
         # The form with one tensor: gloo makes the form with a list out of one reduce per member, three times as slow.
         # Newer torch has renamed it and warns of the old name.
         reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-        reduce_scatter(mine, torch.cat([chunks[p] for p in positions]), group=group)
-        return mine
+        sent = torch.cat([chunks[p] for p in positions])
+        return _then(reduce_scatter(mine, sent, group=group, async_op=True), lambda: mine, sent)
     if call.kind == "all_gather" and call.dim is not None:
+        dim = call.dim
         parts = [torch.empty_like(contribution) for _ in members]
-        dist.all_gather(parts, contribution, group=group)
-        by_position = [parts[positions.index(p)] for p in range(len(members))]
-        return torch.cat(by_position, call.dim)
+        work = dist.all_gather(parts, contribution, group=group, async_op=True)
+        return _then(
+            work, lambda: torch.cat([parts[positions.index(p)] for p in range(len(members))], dim), contribution
+        )
     if call.kind == "all_to_all" and call.splits is not None:
         return _all_to_all(call, contribution, positions, group)
     if call.kind == "send_recv":
         source, target = call.communicator
         if dist.get_rank() == source:
-            dist.send(contribution, target, group=group)
-            return contribution.clone()
+            return _then(dist.isend(contribution, target, group=group), contribution.clone)
         received = torch.empty_like(contribution)
-        dist.recv(received, source, group=group)
-        return received
+        return _then(dist.irecv(received, source, group=group), lambda: received)
     raise InternalError(f"no way to perform {call}")
 
 
-def _all_to_all(
-    call: Collective, contribution: torch.Tensor, positions: list[int], group: dist.ProcessGroup
-) -> torch.Tensor:
+def _then(work: Any, result: Callable[[], torch.Tensor], *kept: torch.Tensor) -> Finish:
+    """Wait for `work` and return its result.
+
+    Args:
+        kept: tensors that must live until then.
+    """
+
+    def finish(kept: tuple[torch.Tensor, ...] = kept) -> torch.Tensor:
+        work.wait()
+        return result()
+
+    return finish
+
+
+def _reduced_here(call: Collective, tensor: torch.Tensor, running: Callable[[], AbstractContextManager[Any]]) -> Finish:
+    """Gather and reduce: gloo has no averages, nor all reductions of all dtypes, and none in other number domains."""
+    gather = replace(call, kind="all_gather", dim=0, reduce_op=None, shape=(1, *call.shape))
+    gathered = begin(gather, tensor.unsqueeze(0))
+
+    def finish() -> torch.Tensor:
+        parts = list(gathered())
+        with running():
+            total = reduced(call, parts)
+            if call.kind == "reduce_scatter" and call.dim is not None:
+                total = total.chunk(len(parts), call.dim)[call.communicator.index(dist.get_rank())]
+            return total.clone(memory_format=torch.contiguous_format)
+
+    return finish
+
+
+def _all_to_all(call: Collective, contribution: torch.Tensor, positions: list[int], group: dist.ProcessGroup) -> Finish:
     if call.splits is None:
         raise InternalError(f"all_to_all without splits: {call}")
     sent, received = call.splits
@@ -121,6 +178,10 @@ def _all_to_all(
     outbox = torch.cat([pieces[p] for p in positions])
     sizes = [received[p] for p in positions]
     inbox = contribution.new_empty((sum(received), *contribution.shape[1:]))
-    dist.all_to_all_single(inbox, outbox, sizes, [sent[p] for p in positions], group=group)
-    by_member = inbox.split(sizes)
-    return torch.cat([by_member[positions.index(p)] for p in range(len(positions))])
+    work = dist.all_to_all_single(inbox, outbox, sizes, [sent[p] for p in positions], group=group, async_op=True)
+
+    def by_position() -> torch.Tensor:
+        by_member = inbox.split(sizes)
+        return torch.cat([by_member[positions.index(p)] for p in range(len(positions))])
+
+    return _then(work, by_position, outbox)

@@ -5,12 +5,15 @@ from collections.abc import Callable
 from tcverify.passes.base import Pass, disabled
 from tcverify.passes.identity import Identity
 from tcverify.passes.multistream import Multistream
+from tcverify.passes.overlap import OVERLAP_PASSES, ReorderForComputeCommOverlap
 from tcverify.passes.sequence_parallel import SequenceParallel
 
 #: What makes each built-in pass; options are keyword arguments.
 BUILTIN: dict[str, Callable[..., Pass]] = {
     "sequence_parallel": SequenceParallel,
     "multistream": Multistream,
+    **OVERLAP_PASSES,
+    "reorder_for_compute_comm_overlap": ReorderForComputeCommOverlap,
     "identity": Identity,
 }
 
@@ -18,10 +21,26 @@ BUILTIN: dict[str, Callable[..., Pass]] = {
 DESCRIPTIONS: dict[str, str] = {
     "sequence_parallel": "residual sums and norms behind an all_reduce work on this rank's tokens (patterns P1, P2, P3)",
     "multistream": "collectives run beside compute on streams of their own, where that beats one op after the other",
+    "sink_waits": "waits for asynchronous collectives stand as late as possible",
+    "raise_comms": "asynchronous collectives start as early as possible",
+    "reorder_compute_for_overlap": "every start is followed by independent compute for as long as its communication takes",
+    "decide_global_ordering_of_comms": "declares the order of all communication, for the passes that come after it",
+    "reorder_for_compute_comm_overlap": "runs a list of the passes that move communication and compute, one after the other",
     "identity": "changes nothing: what must never be refuted",
 }
 
 #: What is verified when no pass is named: each pass, and what compilers run one after the other.
-DEFAULT: tuple[str, ...] = (*BUILTIN, "sequence_parallel+multistream")
+DEFAULT: tuple[str, ...] = ("sequence_parallel", "multistream", "identity", "sequence_parallel+multistream")
 
-__all__ = ["BUILTIN", "DEFAULT", "DESCRIPTIONS", "Identity", "Multistream", "Pass", "SequenceParallel", "disabled"]
+__all__ = [
+    "BUILTIN",
+    "DEFAULT",
+    "DESCRIPTIONS",
+    "OVERLAP_PASSES",
+    "Identity",
+    "Multistream",
+    "Pass",
+    "ReorderForComputeCommOverlap",
+    "SequenceParallel",
+    "disabled",
+]

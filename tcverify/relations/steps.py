@@ -13,10 +13,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tcverify.arithmetic import domain_of
 from tcverify.execution import Run
 from tcverify.execution.interpreter import RankResult, arguments
-from tcverify.execution.plan import Plan, plans_of
-from tcverify.ops import Request
+from tcverify.execution.plan import Plan, known_constant, plans_of, rank_constants
+from tcverify.ops import Await, Request, Start
 from tcverify.program import Program
-from tcverify.program.graph import RankConstant, Slot, constant_value
+from tcverify.program.graph import RankConstant, Slot
 from tcverify.relations.tensors import Values, total
 
 #: Larger operands, elements over all ranks, are not computed with again.
@@ -41,14 +41,15 @@ def steps_of(program: Program, run: Run, name: str) -> list[NamedValues]:
         name: of the node.
     """
     found: dict[int, list[tuple[str, torch.Tensor]]] = {}
-    requests: dict[int, Request] = {}
+    requests: dict[int, Request | Start] = {}
     plans = plans_of(program, domain_of(run.domain))
     for result in run.ranks:
         binding = program.ranks[result.rank]
         if result.values is None or name not in result.values:
             continue
         recorder = _Recorder()
-        request = _again(plans[binding.graph], name, result, binding.constants, recorder, run)
+        constants = rank_constants(program.mesh, result.rank, binding.constants)
+        request = _again(plans[binding.graph], name, result, constants, recorder, run)
         found[result.rank] = recorder.steps
         if request is not None:
             requests[result.rank] = request
@@ -58,7 +59,7 @@ def steps_of(program: Program, run: Run, name: str) -> list[NamedValues]:
 
 def _again(
     plan: Plan, name: str, result: RankResult, constants: Mapping[str, Any], recorder: _Recorder, run: Run
-) -> Request | None:
+) -> Request | Start | None:
     """Run one op again, up to its first request when it is a collective, and return that."""
     names = [*plan.placeholders, *(step.name for step in plan.steps)]
     step = next((step for step in plan.steps if step.name == name), None)
@@ -69,7 +70,7 @@ def _again(
     def fill(leaf: Any) -> Any:
         if isinstance(leaf, Slot):
             return values[names[leaf.index]]
-        return constant_value(leaf, constants) if isinstance(leaf, RankConstant) else leaf
+        return known_constant(leaf, constants) if isinstance(leaf, RankConstant) else leaf
 
     filled = {number: fill(Slot(number)) for number in _slots(step.args, step.kwargs)}
     size = sum(v.numel() for v in pytree.tree_leaves(list(filled.values())) if isinstance(v, torch.Tensor))
@@ -83,8 +84,8 @@ def _again(
             if not step.op.collective:
                 step.run(*args, **kwargs)
                 return None
-            asked: Request = next(step.run(result.rank, *args, **kwargs))
-            return asked
+            asked: Request | Start | Await = next(step.run(result.rank, *args, **kwargs))
+            return asked if not isinstance(asked, Await) else None
     except Exception:  # noqa: BLE001 - it ran before; whatever ails it now, there are no further steps
         return None
 
@@ -156,7 +157,7 @@ def _aligned(found: Mapping[int, list[tuple[str, torch.Tensor]]]) -> Iterable[Na
             yield taken[0][0], dict(zip(found, (value for _, value in taken), strict=True))
 
 
-def _reduced(requests: Mapping[int, Request]) -> list[NamedValues]:
+def _reduced(requests: Mapping[int, Request | Start]) -> list[NamedValues]:
     """The addends of a collective side by side, and their sum, by rank."""
     addends: dict[int, torch.Tensor] = {}
     sums: dict[int, torch.Tensor] = {}

@@ -1,0 +1,98 @@
+"""Asynchronous collectives of one rank: what is under way, and when it reads and writes.
+
+Between a start and its wait a collective may read its contribution, and write its result, at any time. Three extremes stand for
+all that lies between them. A program without races computes the same under each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import torch
+
+from tcverify.arithmetic import FLOAT64, Domain
+from tcverify.ops import Collective, Start
+
+#: When a collective reads its contribution and writes its result:
+#: "issue": both where it starts, as far as the other ranks have come; "wait": both at the wait; "apart": it reads where it
+#: starts and writes at the wait, and what it writes into holds nothing of use in between.
+TIMINGS = ("issue", "wait", "apart")
+
+#: Gives the timing of a collective from the rank and the name of the node that starts it.
+Timing: TypeAlias = Callable[[int, str], str]
+
+
+@dataclass(slots=True, eq=False)
+class UnderWay:
+    """A collective that a rank has started.
+
+    Attributes:
+        node: that started it.
+        collective: the call.
+        tensor: what it contributes: a copy where it reads at once, else the operand itself.
+        output: where its result goes.
+        early: whether a rank stays at the start for as long as the others can come to theirs.
+        late: whether it is carried out only when a rank that waits for it can do nothing else.
+        done: whether the result has been written.
+    """
+
+    node: str
+    collective: Collective
+    tensor: torch.Tensor
+    output: torch.Tensor
+    early: bool
+    late: bool
+    done: bool = False
+    finish: Callable[[torch.Tensor], None] = field(default=lambda result: None)
+
+    def write(self, result: torch.Tensor) -> None:
+        """Write the result, of the shape of the output."""
+        self.output.copy_(result.view(self.output.shape))
+        self.done = True
+        self.finish(self.output)
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """What a rank asks for at a wait: the ends of these."""
+
+    under_way: tuple[UnderWay, ...]
+
+
+@dataclass(slots=True)
+class Outstanding:
+    """What a rank has started and not waited for, by storage."""
+
+    timing: str | Callable[[str], str] = "issue"
+    domain: Domain = FLOAT64
+    by_storage: dict[int, list[UnderWay]] = field(default_factory=dict)
+
+    def start(self, node: str, start: Start) -> UnderWay:
+        """Begin what a node asks for."""
+        timing = self.timing if isinstance(self.timing, str) else self.timing(node)
+        source, output = start.tensor, start.output
+        tensor = source if timing == "wait" else source.clone()
+        if timing == "apart" or _storage(source) != _storage(output):
+            self.domain.spoil(output)
+        made = UnderWay(node, start.collective, tensor, output, timing == "issue", timing != "issue")
+        self.by_storage.setdefault(_storage(output), []).append(made)
+        return made
+
+    def take(self, tensor: torch.Tensor) -> tuple[UnderWay, ...]:
+        """Return what was to write into the storage of a tensor, which is waited for now."""
+        return tuple(self.by_storage.pop(_storage(tensor), ()))
+
+    @property
+    def nodes(self) -> list[str]:
+        """The starts that nobody has waited for, in order."""
+        return [one.node for several in self.by_storage.values() for one in several]
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    """Address of a storage, which `Outstanding` keeps alive."""
+    return int(tensor.untyped_storage()._cdata)
+
+
+__all__ = ["TIMINGS", "Join", "Outstanding", "Timing", "UnderWay"]
