@@ -25,10 +25,10 @@ CHECKS: dict[str, Check] = {
     "metadata": check_metadata,
     "collectives": check_collectives,
     "happens-before": check_happens_before,
-    "interleavings": check_interleavings,
-    "schedule": check_schedule,
     "order": check_order,
     "memory": check_memory,
+    "interleavings": check_interleavings,
+    "schedule": check_schedule,
     "equivalence": check_equivalence,
     "purity": check_purity,
 }

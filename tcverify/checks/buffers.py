@@ -65,7 +65,9 @@ def _own(of: Accesses, rank: int, buffers: dict[int, Place]) -> Iterator[Finding
         place = _place(step)
         if place is None or len(step.holds) != 1:
             said = "says no place of one tensor: it holds group, offset and nbytes"
-            yield _wrong(f"meta['comm_buffer'] of '{step.name}' {said}", step.name, rank, {"said": repr(step.buffer)[:80]})
+            yield _wrong(
+                f"meta['comm_buffer'] of '{step.name}' {said}", step.name, rank, {"said": repr(step.buffer)[:80]}
+            )
             continue
         storage = step.holds[0]
         buffers.setdefault(storage, place)
@@ -150,7 +152,10 @@ def _mismatch(program: Program, places: dict[int, dict[int, Place]]) -> Finding 
                     f"the communication buffers of '{call.node}' (number {number} of group {call.group}) on rank {rank} are not "
                     f"those on rank {other}"
                 )
-                lines = [f"rank {r}: '{n}' {_told(found)}" for r, n, found in ((other, node, theirs), (rank, call.node, mine))]
+                lines = [
+                    f"rank {r}: '{n}' {_told(found)}"
+                    for r, n, found in ((other, node, theirs), (rank, call.node, mine))
+                ]
                 return _wrong(title, call.node, rank, {"group": call.group, "number": number}, "\n".join(lines))
     return None
 

@@ -41,7 +41,7 @@ def lives_of(accesses: Accesses) -> list[Life]:
     for index, step in enumerate(accesses.steps):
         for storage, size in step.resized.items():
             resized.setdefault(storage, []).append((index, size))
-    found = []
+    found: list[Life] = []
     for storage, (first, last) in spans.items():
         nbytes = accesses.nbytes.get(storage, 0)
         if storage in resized:
@@ -95,7 +95,9 @@ def peak_of(accesses: Accesses) -> Peak:
     current = list(accumulate(changes))[:-1]
     most = max(current, default=0)
     at = current.index(most) if current else 0
-    live = [(accesses.value(life.storage), life.nbytes) for life in lives if life.first <= at <= life.last and life.nbytes]
+    live = [
+        (accesses.value(life.storage), life.nbytes) for life in lives if life.first <= at <= life.last and life.nbytes
+    ]
     live.sort(key=lambda entry: -entry[1])
     return Peak(most, accesses.steps[at].name if accesses.steps else "", tuple(live))
 
