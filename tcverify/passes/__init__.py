@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from tcverify.passes.base import Pass, disabled
+from tcverify.passes.comm_buffers import CommBuffers
 from tcverify.passes.identity import Identity
 from tcverify.passes.multistream import Multistream
 from tcverify.passes.sequence_parallel import SequenceParallel
@@ -11,6 +12,7 @@ from tcverify.passes.sequence_parallel import SequenceParallel
 BUILTIN: dict[str, Callable[..., Pass]] = {
     "sequence_parallel": SequenceParallel,
     "multistream": Multistream,
+    "comm_buffers": CommBuffers,
     "identity": Identity,
 }
 
@@ -18,10 +20,21 @@ BUILTIN: dict[str, Callable[..., Pass]] = {
 DESCRIPTIONS: dict[str, str] = {
     "sequence_parallel": "residual sums and norms behind an all_reduce work on this rank's tokens (patterns P1, P2, P3)",
     "multistream": "collectives run beside compute on streams of their own, where that beats one op after the other",
+    "comm_buffers": "operands of collectives live in registered buffers at fixed places, and all_reduces take the form for it",
     "identity": "changes nothing: what must never be refuted",
 }
 
 #: What is verified when no pass is named: each pass, and what compilers run one after the other.
-DEFAULT: tuple[str, ...] = (*BUILTIN, "sequence_parallel+multistream")
+DEFAULT: tuple[str, ...] = ("sequence_parallel", "multistream", "identity", "sequence_parallel+multistream")
 
-__all__ = ["BUILTIN", "DEFAULT", "DESCRIPTIONS", "Identity", "Multistream", "Pass", "SequenceParallel", "disabled"]
+__all__ = [
+    "BUILTIN",
+    "DEFAULT",
+    "DESCRIPTIONS",
+    "CommBuffers",
+    "Identity",
+    "Multistream",
+    "Pass",
+    "SequenceParallel",
+    "disabled",
+]
