@@ -32,6 +32,11 @@ DESCRIPTIONS: dict[str, str] = {
     "identity": "changes nothing: what must never be refuted",
 }
 
+#: Which strategy draws programs that give a pass something to do, where that is not the default one.
+SUITED: dict[str, str] = {
+    name: "functional" for name in (*OVERLAP_PASSES, "reorder_for_compute_comm_overlap", "comm_buffers")
+}
+
 #: What is verified when no pass is named: each pass, and what compilers run one after the other.
 DEFAULT: tuple[str, ...] = ("sequence_parallel", "multistream", "identity", "sequence_parallel+multistream")
 
@@ -40,6 +45,7 @@ __all__ = [
     "DEFAULT",
     "DESCRIPTIONS",
     "OVERLAP_PASSES",
+    "SUITED",
     "CommBuffers",
     "Identity",
     "Multistream",
