@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from tcverify.passes.base import Pass, disabled
+from tcverify.passes.comm_buffers import CommBuffers
 from tcverify.passes.identity import Identity
 from tcverify.passes.multistream import Multistream
 from tcverify.passes.overlap import OVERLAP_PASSES, ReorderForComputeCommOverlap
@@ -14,6 +15,7 @@ BUILTIN: dict[str, Callable[..., Pass]] = {
     "multistream": Multistream,
     **OVERLAP_PASSES,
     "reorder_for_compute_comm_overlap": ReorderForComputeCommOverlap,
+    "comm_buffers": CommBuffers,
     "identity": Identity,
 }
 
@@ -26,6 +28,7 @@ DESCRIPTIONS: dict[str, str] = {
     "reorder_compute_for_overlap": "every start is followed by independent compute for as long as its communication takes",
     "decide_global_ordering_of_comms": "declares the order of all communication, for the passes that come after it",
     "reorder_for_compute_comm_overlap": "runs a list of the passes that move communication and compute, one after the other",
+    "comm_buffers": "operands of collectives live in registered buffers at fixed places, and all_reduces take the form for it",
     "identity": "changes nothing: what must never be refuted",
 }
 
@@ -37,6 +40,7 @@ __all__ = [
     "DEFAULT",
     "DESCRIPTIONS",
     "OVERLAP_PASSES",
+    "CommBuffers",
     "Identity",
     "Multistream",
     "Pass",
