@@ -25,6 +25,7 @@ from torch import fx
 
 from tcverify.cost.flops import WORK
 from tcverify.ops import lookup, schema_of
+from tcverify.passes.overlap.hazards import AccessOrder
 from tcverify.passes.overlap.storages import Accesses, Storages, accesses, is_view, shared_places
 
 Kind = Literal["start", "wait", "effect", "compute", "free"]
@@ -119,7 +120,7 @@ class _Reading:
     def __init__(
         self, found: Accesses, places: Mapping[int, int], groups: Mapping[str, Sequence[int]], *, chained: bool
     ) -> None:
-        self._places = places
+        self._storages = AccessOrder(places)
         self._chained = chained
         self._since: list[fx.Node] = []  # starts since the last effect, where starts are not chained
         self._found = found
@@ -127,8 +128,6 @@ class _Reading:
         self._before: dict[fx.Node, dict[fx.Node, None]] = {}
         self._kinds: dict[fx.Node, Kind] = {}
         self._by_name: dict[str, fx.Node] = {}
-        self._writer: dict[int, fx.Node] = {}
-        self._readers: dict[int, list[fx.Node]] = {}
         self._last_communication: fx.Node | None = None
         self._started: list[dict[str, Any]] = []
         self._under_way: dict[int, list[int]] = {}  # storage → starts that write it and are not waited for
@@ -164,7 +163,7 @@ class _Reading:
         if kind in ("start", "wait", "effect"):
             self._communicate(node, kind)
         own = tuple(storage for storage in self._found.results[node] if storage not in reads)
-        self._access(node, reads, (*writes, *own))
+        self._before[node].update(self._storages.add(node, reads, (*writes, *own)))
         if kind == "start":
             self._start(node, reads, writes)
 
@@ -178,30 +177,6 @@ class _Reading:
             self._last_communication = node
         elif kind == "start":
             self._since.append(node)
-
-    def _access(self, node: fx.Node, reads: Storages, writes: Storages) -> None:
-        before = self._before[node]
-        if self._places:
-            reads, writes = self._with_places(reads), self._with_places(writes)
-        for storage in reads:
-            writer = self._writer.get(storage)
-            if writer is not None:
-                before[writer] = None
-        for storage in writes:
-            writer = self._writer.get(storage)
-            if writer is not None:
-                before[writer] = None
-            before.update(dict.fromkeys(self._readers.get(storage, ())))
-        for storage in reads:
-            self._readers.setdefault(storage, []).append(node)
-        for storage in writes:
-            self._writer[storage] = node
-            self._readers[storage] = []
-        before.pop(node, None)
-
-    def _with_places(self, storages: Storages) -> Storages:
-        """The storages, and their places in the arena that others use too."""
-        return (*storages, *dict.fromkeys(self._places[each] for each in storages if each in self._places))
 
     def _start(self, node: fx.Node, reads: Storages, writes: Storages) -> None:
         name = _group_name(node)
