@@ -6,6 +6,7 @@ from tcverify.arithmetic.exact import DRAWS, MORE_DRAWS, Exact, ScrambledReals, 
 from tcverify.arithmetic.field import canonical, residue
 from tcverify.arithmetic.float64 import FLOAT64, Float64
 from tcverify.arithmetic.native import NATIVE, Native
+from tcverify.arithmetic.unwritten import poison_, unwritten
 
 #: Names by which users choose a domain.
 DOMAINS = ("float64", "native", "exact")
@@ -32,6 +33,8 @@ __all__ = [
     "ScrambledReals",
     "canonical",
     "domain_of",
+    "poison_",
     "residue",
     "residues",
+    "unwritten",
 ]

@@ -13,6 +13,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from tcverify.arithmetic import field
+from tcverify.arithmetic.unwritten import RESIDUE
 from tcverify.errors import UnsupportedOp
 
 Tensor = torch.Tensor
@@ -30,7 +31,10 @@ class Field:
 
     Attributes:
         read: the floating-point literals that were met, those within composed ops among them.
+        unwritten: what stands in memory that nobody has written.
     """
+
+    unwritten = RESIDUE
 
     def __init__(self, draw: int, literals: dict[float, float] | None = None) -> None:
         self.draw = draw
@@ -161,6 +165,8 @@ class Scrambled(Field):
     Attributes:
         called: the functions that a program has called.
     """
+
+    unwritten = math.nan
 
     def __init__(self, only: str | None = None, order: int = 0) -> None:
         super().__init__(0)

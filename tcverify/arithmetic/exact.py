@@ -113,6 +113,7 @@ class _Mode(TorchDispatchMode):
     def __init__(self, algebra: Field) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._algebra = algebra
+        self.unwritten = algebra.unwritten  # see `unwritten`
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:

@@ -10,6 +10,7 @@ from tcverify.checks.evidence import Evidence
 from tcverify.checks.happens_before import check_happens_before
 from tcverify.checks.interleavings import check_interleavings
 from tcverify.checks.metadata import check_metadata
+from tcverify.checks.order import check_order
 from tcverify.checks.purity import check_purity
 from tcverify.checks.schedule import check_schedule
 from tcverify.checks.structure import check_structure
@@ -25,6 +26,7 @@ CHECKS: dict[str, Check] = {
     "happens-before": check_happens_before,
     "interleavings": check_interleavings,
     "schedule": check_schedule,
+    "order": check_order,
     "equivalence": check_equivalence,
     "purity": check_purity,
 }

@@ -21,6 +21,7 @@ from torch.utils import _pytree as pytree
 from tcverify.arithmetic import FLOAT64, Domain, domain_of
 from tcverify.errors import UnsupportedOp
 from tcverify.execution.asynchrony import Join, Outstanding, UnderWay
+from tcverify.execution.freed import Freed
 from tcverify.execution.plan import Plan, Step, first_line, known_constant
 from tcverify.ops import Await, Collective, Request, Start
 from tcverify.program import InputSpec, Mesh
@@ -157,8 +158,13 @@ def run_rank(
         if result.values is not None and node in started:
             result.values[node] = pytree.tree_map_only(torch.Tensor, torch.clone, started[node])
 
+    freed = Freed.of(plan)
     for step in plan.steps:
         args, kwargs = arguments(step, values, fill)
+        problem = freed.step(step, args, kwargs) if freed is not None else None
+        if problem is not None:
+            result.error = NodeError(step.name, problem)
+            return result
         try:
             if step.op.collective:
                 value = yield from _collective(step, rank, args, kwargs, result, outstanding, arrived)

@@ -2,6 +2,7 @@
 
 from tcverify.ops import functional, opaque  # the modules register dialects
 from tcverify.ops.collective import REDUCTIONS, Collective, Group, complete, mismatch, reduced
+from tcverify.ops.fsdp import RESIZE  # the module registers the fsdp dialect
 from tcverify.ops.library import RECORD, WAIT, late_definition  # the module registers the tensor_cast dialect
 from tcverify.ops.nested import by_meaning
 from tcverify.ops.shapes import ShapeError, fake_tensor, infer, new_fake_mode
@@ -24,6 +25,7 @@ from tcverify.ops.table import (
 __all__ = [
     "RECORD",
     "REDUCTIONS",
+    "RESIZE",
     "WAIT",
     "Await",
     "Collective",

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
 
+from tcverify.arithmetic import unwritten
 from tcverify.ops.table import Op
 
-#: Ops that read memory nobody wrote.
-_UNINITIALISED = frozenset(
-    {"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided", "resize_"}
-)
+#: Ops that make memory nobody has written: it holds what shows when it is read all the same.
+_UNWRITTEN = frozenset({"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"})
+#: Ops that read such memory.
+_UNINITIALISED = frozenset({"resize_"})
 #: Ops that reach for files or the terminal. Programs come from others, too.
 _OUTSIDE = frozenset({"from_file", "save", "_print"})
 
@@ -23,6 +25,8 @@ def aten_op(name: str, target: Any) -> Op:
     base = name.removeprefix("aten::").split(".")[0]
     if base in _UNINITIALISED:
         return Op(name, None, reason="its result is uninitialised memory")
+    if base in _UNWRITTEN:
+        return Op(name, partial(unwritten, target))
     if base in _OUTSIDE:
         return Op(name, None, reason="it reaches outside the program")
     tags = {tag.name for tag in target.tags}  # by name: the set of tags grows from one torch to the next

@@ -113,17 +113,21 @@ _PYTHON_NAMES = {f: name for name, f in PYTHON_OPS.items()}
 
 _DIALECTS: dict[str, dict[str, Op]] = {}
 _LIBRARIES: dict[str, Callable[[], None]] = {}
+_IMPORTED: set[str] = set()
 _CACHE: dict[Any, Op] = {}
 _ATEN: dict[str, Any] = {}  # by name; nobody defines these anew
 
 
-def register_dialect(namespace: str, ops: Iterable[Op], load: Callable[[], None] | None = None) -> None:
+def register_dialect(
+    namespace: str, ops: Iterable[Op], load: Callable[[], None] | None = None, *, imported: bool = False
+) -> None:
     """Add a dialect: the ops of one namespace, each with its meaning.
 
     Args:
         namespace: what stands before `::` in the ops' names.
         ops: the ops; a name that is already known is replaced.
         load: defines the namespace's ops in torch; called once, when a graph first needs them as callables.
+        imported: whether `load` only imports what defines the ops, as whoever names them without a graph does too.
 
     Raises:
         ValueError: an op's name lies outside the namespace.
@@ -140,6 +144,8 @@ def register_dialect(namespace: str, ops: Iterable[Op], load: Callable[[], None]
         table[op.name] = op
     if load is not None:
         _LIBRARIES[namespace] = load
+        if imported:
+            _IMPORTED.add(namespace)
     _CACHE.clear()
 
 
@@ -243,8 +249,11 @@ def resolve(name: str) -> Any:
 
 
 def define_ops() -> None:
-    """Define the ops of all dialects that nobody has defined yet, for code that names them as attributes of `torch.ops`."""
-    for namespace in list(_LIBRARIES):
+    """Define the ops of all dialects that nobody has defined yet, for code that names them as attributes of `torch.ops`.
+
+    Not those that an import defines: it costs a second, and such code has it.
+    """
+    for namespace in [name for name in _LIBRARIES if name not in _IMPORTED]:
         _load(namespace)
 
 

@@ -6,6 +6,7 @@ from tcverify.passes.base import Pass, disabled
 from tcverify.passes.comm_buffers import CommBuffers
 from tcverify.passes.identity import Identity
 from tcverify.passes.multistream import Multistream
+from tcverify.passes.overlap import OVERLAP_PASSES, ReorderForComputeCommOverlap
 from tcverify.passes.sequence_parallel import SequenceParallel
 
 #: What makes each built-in pass; options are keyword arguments.
@@ -13,6 +14,8 @@ BUILTIN: dict[str, Callable[..., Pass]] = {
     "sequence_parallel": SequenceParallel,
     "multistream": Multistream,
     "comm_buffers": CommBuffers,
+    **OVERLAP_PASSES,
+    "reorder_for_compute_comm_overlap": ReorderForComputeCommOverlap,
     "identity": Identity,
 }
 
@@ -21,6 +24,11 @@ DESCRIPTIONS: dict[str, str] = {
     "sequence_parallel": "residual sums and norms behind an all_reduce work on this rank's tokens (patterns P1, P2, P3)",
     "multistream": "collectives run beside compute on streams of their own, where that beats one op after the other",
     "comm_buffers": "operands of collectives live in registered buffers at fixed places, and all_reduces take the form for it",
+    "sink_waits": "waits for asynchronous collectives stand as late as possible",
+    "raise_comms": "asynchronous collectives start as early as possible",
+    "reorder_compute_for_overlap": "every start is followed by independent compute for as long as its communication takes",
+    "decide_global_ordering_of_comms": "declares the order of all communication, for the passes that come after it",
+    "reorder_for_compute_comm_overlap": "runs a list of the passes that move communication and compute, one after the other",
     "identity": "changes nothing: what must never be refuted",
 }
 
@@ -31,10 +39,12 @@ __all__ = [
     "BUILTIN",
     "DEFAULT",
     "DESCRIPTIONS",
+    "OVERLAP_PASSES",
     "CommBuffers",
     "Identity",
     "Multistream",
     "Pass",
+    "ReorderForComputeCommOverlap",
     "SequenceParallel",
     "disabled",
 ]

@@ -1,0 +1,41 @@
+"""Passes that move nodes so that communication runs while something computes, and what they share."""
+
+from tcverify.passes.overlap.configured import ReorderForComputeCommOverlap
+from tcverify.passes.overlap.graph import (
+    CommGraph,
+    Communication,
+    Kind,
+    comm_graph,
+    is_gemm_like,
+    is_valid_order,
+    placed,
+)
+from tcverify.passes.overlap.registry import OVERLAP_PASSES
+from tcverify.passes.overlap.reordering import (
+    DecideGlobalOrderingOfComms,
+    OverlapPass,
+    RaiseComms,
+    ReorderComputeForOverlap,
+    SinkWaits,
+)
+from tcverify.passes.overlap.runtimes import Runtimes, aligned, runtimes
+
+__all__ = [
+    "OVERLAP_PASSES",
+    "CommGraph",
+    "Communication",
+    "DecideGlobalOrderingOfComms",
+    "Kind",
+    "OverlapPass",
+    "RaiseComms",
+    "ReorderComputeForOverlap",
+    "ReorderForComputeCommOverlap",
+    "Runtimes",
+    "SinkWaits",
+    "aligned",
+    "comm_graph",
+    "is_gemm_like",
+    "is_valid_order",
+    "placed",
+    "runtimes",
+]

@@ -1,0 +1,319 @@
+"""The dependency graph that passes share which move communication and compute: what must stay before what, and what communicates.
+
+A start of an asynchronous collective reads its operands, and writes its result or the operand that it writes into, at any time
+until the first wait for that storage. The edges are those that keep this and all else that a program can tell:
+
+- data: a node follows its operands;
+- storage: what reads follows the last write, what writes or makes one follows all reads and the write before them; a wait is a
+  write of what it waits for and a read of the operands of the start, which therefore stay as they are until then;
+- communication: all starts, blocking collectives and effects keep their order, whatever their groups, since it is in this order
+  that ranks meet each other; a wait stays behind every one of them that it stood behind, since ranks that wait for A before they
+  start B never meet ranks that do it the other way round;
+- `meta["after"]`: names of nodes that a node follows. Names that stand for no earlier node say nothing.
+
+Edges are chains, not cliques: their number is linear in the operands of the graph, and so is the time to find them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from torch import fx
+
+from tcverify.cost.flops import WORK
+from tcverify.ops import lookup, schema_of
+from tcverify.passes.overlap.storages import Accesses, Storages, accesses, is_view
+
+Kind = Literal["start", "wait", "effect", "compute", "free"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Communication:
+    """An asynchronous collective.
+
+    Attributes:
+        number: its place among the starts of the graph.
+        start: the node that starts it.
+        waits: the nodes that wait for it, in graph order; the first one completes it (of a coalesced collective: the first one
+            for each of its results), the others are aliases. Empty when nobody waits.
+        group_name: the name of its group, or None where the op names none.
+        ranks: the members of the group in order, where the graph says so (`gm.meta["groups"]`).
+        reads: storages that it reads while it is under way.
+        writes: storages that it writes while it is under way, its results among them.
+    """
+
+    number: int
+    start: fx.Node
+    waits: tuple[fx.Node, ...]
+    group_name: str | None
+    ranks: tuple[int, ...] | None
+    reads: Storages
+    writes: Storages
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CommGraph:
+    """A graph as passes see it that move nodes. It describes the order in which the graph stood when it was made.
+
+    Attributes:
+        nodes: all of them, in order. In every order of them the placeholders come first, as they are, and the output last.
+        predecessors: per node, the nodes that it directly follows, in graph order.
+        successors: per node, the nodes that directly follow it, in graph order.
+        starts: the asynchronous collectives, in order.
+        communication_of: the collective of each start, and of each wait the last of those that it waits for.
+        completes: per wait, all the collectives that it waits for; more than one where several write into one storage.
+        kinds: see `kind`.
+        accesses: the storages of every node.
+    """
+
+    nodes: tuple[fx.Node, ...]
+    predecessors: Mapping[fx.Node, tuple[fx.Node, ...]]
+    successors: Mapping[fx.Node, tuple[fx.Node, ...]]
+    starts: tuple[Communication, ...]
+    communication_of: Mapping[fx.Node, Communication]
+    completes: Mapping[fx.Node, tuple[Communication, ...]]
+    kinds: Mapping[fx.Node, Kind] = field(repr=False)
+    accesses: Accesses = field(repr=False)
+
+    def kind(self, node: fx.Node) -> Kind:
+        """What a node is.
+
+        "start" and "wait" of an asynchronous collective; "effect" for what blocks or cannot be looked into: blocking
+        collectives, ops with an effect, calls without a meaning; "free" for what takes no time: inputs, the output, attributes,
+        items of tuples, views, arithmetic on numbers; "compute" for all else.
+        """
+        return self.kinds[node]
+
+    @property
+    def movable(self) -> tuple[fx.Node, ...]:
+        """All nodes but placeholders and the output, in order."""
+        return tuple(node for node in self.nodes if node.op not in ("placeholder", "output"))
+
+
+def comm_graph(
+    graph: fx.Graph, groups: Mapping[str, Sequence[int]] | None = None, *, unsafe_collectives_reorder: bool = False
+) -> CommGraph:
+    """Return the dependencies of `graph`. Linear in the graph.
+
+    Args:
+        groups: name → ranks in order; those in the metadata of the module that owns the graph unless given.
+        unsafe_collectives_reorder: leave out the edges of communication between asynchronous collectives: starts and waits may
+            then change places wherever data allows it. UNSAFE: ranks may start collectives in different orders, which hangs
+            them or mixes up their data. Effects keep their place all the same.
+    """
+    if groups is None:
+        groups = getattr(graph.owning_module, "meta", {}).get("groups", {})
+    found = accesses(graph)
+    reading = _Reading(found, groups or {}, chained=not unsafe_collectives_reorder)
+    for node in graph.nodes:
+        reading.add(node)
+    return reading.finish()
+
+
+class _Reading:
+    """Walks a graph in order and collects its edges."""
+
+    def __init__(self, found: Accesses, groups: Mapping[str, Sequence[int]], *, chained: bool) -> None:
+        self._chained = chained
+        self._since: list[fx.Node] = []  # starts since the last effect, where starts are not chained
+        self._found = found
+        self._groups = groups
+        self._before: dict[fx.Node, dict[fx.Node, None]] = {}
+        self._kinds: dict[fx.Node, Kind] = {}
+        self._by_name: dict[str, fx.Node] = {}
+        self._writer: dict[int, fx.Node] = {}
+        self._readers: dict[int, list[fx.Node]] = {}
+        self._last_communication: fx.Node | None = None
+        self._started: list[dict[str, Any]] = []
+        self._under_way: dict[int, list[int]] = {}  # storage → starts that write it and are not waited for
+        self._arrived: dict[int, list[int]] = {}  # storage → starts that the last wait for it completed
+        self._completes: dict[fx.Node, tuple[int, ...]] = {}
+
+    def add(self, node: fx.Node) -> None:
+        self._before[node] = dict.fromkeys(node.all_input_nodes)
+        self._kinds[node] = kind = self._kind(node)
+        if node.op not in ("placeholder", "output"):
+            self._order(node, kind)
+            self._declared(node)
+        self._by_name[node.name] = node
+
+    def _kind(self, node: fx.Node) -> Kind:
+        if not node.op.startswith("call"):
+            return "free"
+        op = lookup(node.target) if node.op == "call_function" else None
+        if op is None or op.run is None:
+            return "effect"
+        if op.phase == "start":
+            return "start"
+        if op.phase == "wait":
+            return "wait"
+        if op.effect or op.collective:
+            return "effect"
+        return "free" if is_view(node, self._found) else "compute"
+
+    def _order(self, node: fx.Node, kind: Kind) -> None:
+        reads, writes = self._found.reads[node], self._found.writes[node]
+        if kind == "wait":
+            reads, writes = self._wait(node, reads)
+        if kind in ("start", "wait", "effect"):
+            self._communicate(node, kind)
+        own = tuple(storage for storage in self._found.results[node] if storage not in reads)
+        self._access(node, reads, (*writes, *own))
+        if kind == "start":
+            self._start(node, reads, writes)
+
+    def _communicate(self, node: fx.Node, kind: Kind) -> None:
+        if self._last_communication is not None:
+            self._before[node][self._last_communication] = None
+        if kind == "effect":
+            self._before[node].update(dict.fromkeys(self._since))
+            self._since = []
+        if kind == "effect" or (kind == "start" and self._chained):
+            self._last_communication = node
+        elif kind == "start":
+            self._since.append(node)
+
+    def _access(self, node: fx.Node, reads: Storages, writes: Storages) -> None:
+        before = self._before[node]
+        for storage in reads:
+            writer = self._writer.get(storage)
+            if writer is not None:
+                before[writer] = None
+        for storage in writes:
+            writer = self._writer.get(storage)
+            if writer is not None:
+                before[writer] = None
+            before.update(dict.fromkeys(self._readers.get(storage, ())))
+        for storage in reads:
+            self._readers.setdefault(storage, []).append(node)
+        for storage in writes:
+            self._writer[storage] = node
+            self._readers[storage] = []
+        before.pop(node, None)
+
+    def _start(self, node: fx.Node, reads: Storages, writes: Storages) -> None:
+        name = _group_name(node)
+        written = tuple(dict.fromkeys((*writes, *self._found.results[node])))
+        for storage in written:
+            self._under_way.setdefault(storage, []).append(len(self._started))
+        ranks = self._groups.get(name) if name is not None else None
+        self._started.append({
+            "number": len(self._started), "start": node, "waits": [], "group_name": name,
+            "ranks": None if ranks is None else tuple(ranks), "reads": reads, "writes": written,
+        })  # fmt: skip
+
+    def _wait(self, node: fx.Node, storages: Storages) -> tuple[Storages, Storages]:
+        """Note what a wait completes, and return what it reads and writes. One for what has arrived already only reads."""
+        completed: dict[int, None] = {}
+        arriving: list[int] = []
+        for storage in storages:
+            under_way = self._under_way.pop(storage, None)
+            if under_way is not None:
+                self._arrived[storage] = under_way
+                arriving.append(storage)
+            completed.update(dict.fromkeys(self._arrived.get(storage, ())))
+        self._completes[node] = tuple(completed)
+        for number in completed:
+            self._started[number]["waits"].append(node)
+        reads = dict.fromkeys(storages)
+        if arriving:
+            for number in completed:
+                reads.update(dict.fromkeys(self._started[number]["reads"]))
+        return tuple(reads), tuple(arriving)
+
+    def _declared(self, node: fx.Node) -> None:
+        after = node.meta.get("after")
+        for name in after if isinstance(after, (list, tuple)) else ():
+            earlier = self._by_name.get(name)
+            if earlier is not None:
+                self._before[node][earlier] = None
+
+    def finish(self) -> CommGraph:
+        place = {node: number for number, node in enumerate(self._before)}
+        predecessors = {node: tuple(sorted(before, key=place.__getitem__)) for node, before in self._before.items()}
+        successors: dict[fx.Node, list[fx.Node]] = {node: [] for node in place}
+        for node, before in predecessors.items():
+            for earlier in before:
+                successors[earlier].append(node)
+        starts = tuple(Communication(**{**parts, "waits": tuple(parts["waits"])}) for parts in self._started)
+        completes = {node: tuple(starts[number] for number in numbers) for node, numbers in self._completes.items()}
+        communication_of = {each.start: each for each in starts}
+        communication_of.update((wait, found[-1]) for wait, found in completes.items() if found)
+        return CommGraph(
+            tuple(place),
+            predecessors,
+            {node: tuple(after) for node, after in successors.items()},
+            starts,
+            communication_of,
+            completes,
+            self._kinds,
+            self._found,
+        )
+
+
+def _group_name(node: fx.Node) -> str | None:
+    argument = lookup(node.target).group
+    schema = schema_of(node.target)
+    if argument is None or schema is None:
+        return None
+    value = node.kwargs.get(argument)
+    if value is None:
+        names = [each.name for each in schema.arguments]
+        position = names.index(argument) if argument in names else len(node.args)
+        value = node.args[position] if position < len(node.args) else None
+    return value if isinstance(value, str) else None
+
+
+def is_gemm_like(node: fx.Node) -> bool:
+    """Whether a node multiplies matrices, by itself or within attention or a convolution."""
+    if node.op != "call_function":
+        return False
+    name = lookup(node.target).name.split(".")[0]
+    return name in WORK or name.startswith(_GEMM_LIKE)
+
+
+_GEMM_LIKE = (
+    "aten::_scaled_mm", "aten::_scaled_grouped_mm", "aten::_grouped_mm", "aten::_int_mm", "aten::convolution",
+    "aten::conv1d", "aten::conv2d", "aten::conv3d", "aten::einsum", "aten::addbmm", "aten::scaled_dot_product_attention",
+    "aten::_scaled_dot_product", "tensor_cast::multihead_latent_attention", "tensor_cast::attention_quant",
+    "tensor_cast::grouped_matmul",
+)  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------------------------- orders
+
+
+def is_valid_order(found: CommGraph, order: Sequence[fx.Node]) -> bool:
+    """Whether `order` holds every node once, keeps every edge, and has the inputs first and the output last, as they were."""
+    if len(order) != len(found.nodes) or len(set(order)) != len(order):
+        return False
+    place = {node: number for number, node in enumerate(order)}
+    if any(node not in place for node in found.nodes):
+        return False
+    inputs = [node for node in found.nodes if node.op == "placeholder"]
+    if list(order[: len(inputs)]) != inputs or order[-1].op != "output":
+        return False
+    return all(place[earlier] < place[node] for node, before in found.predecessors.items() for earlier in before)
+
+
+def placed(graph: fx.Graph, order: Iterable[fx.Node]) -> int:
+    """Put the nodes of `graph` into `order`, in place and in linear time.
+
+    Args:
+        order: every node of the graph once, placeholders first and the output last.
+
+    Returns:
+        How many nodes stand at another place than before.
+    """
+    order = list(order)
+    moved = sum(1 for before, after in zip(graph.nodes, order, strict=True) if before is not after)
+    if moved:
+        last = order[-1]
+        for node in order[:-1]:
+            last.prepend(node)
+    return moved
+
+
+__all__ = ["CommGraph", "Communication", "Kind", "comm_graph", "is_gemm_like", "is_valid_order", "placed"]

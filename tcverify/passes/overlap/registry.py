@@ -1,0 +1,23 @@
+"""The passes that may be named in a list of passes, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tcverify.passes.base import Pass
+from tcverify.passes.overlap.reordering import (
+    DecideGlobalOrderingOfComms,
+    RaiseComms,
+    ReorderComputeForOverlap,
+    SinkWaits,
+)
+
+#: What makes each pass; options are keyword arguments.
+OVERLAP_PASSES: dict[str, Callable[..., Pass]] = {
+    "sink_waits": SinkWaits,
+    "raise_comms": RaiseComms,
+    "reorder_compute_for_overlap": ReorderComputeForOverlap,
+    "decide_global_ordering_of_comms": DecideGlobalOrderingOfComms,
+}
+
+__all__ = ["OVERLAP_PASSES"]

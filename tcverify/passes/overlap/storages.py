@@ -1,0 +1,247 @@
+"""Which storages the nodes of a graph make, read and write into.
+
+Two values share a storage where the signature of an op says so (what it writes into, what its results alias), where their
+metadata does, or where nothing is known of the op between them. Signatures alone do not see what a caller has tied together,
+and metadata alone is not enough: captured graphs often record a new storage for what an in-place op or a wait returns. What may
+be shared counts as shared, so that orders that are kept are never too few.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from tcverify.ops import TensorSpec, lookup, schema_of
+
+Storages = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Accesses:
+    """Storages of a graph, as numbers.
+
+    Attributes:
+        results: per node, the storages of the tensors that it returns.
+        reads: per node, the storages of its operands. Views read theirs.
+        writes: per node, the storages that it writes into: those of operands that it mutates. What it makes is not among them.
+        items: per node that returns several values, the storages of each.
+    """
+
+    results: dict[fx.Node, Storages]
+    reads: dict[fx.Node, Storages]
+    writes: dict[fx.Node, Storages]
+    items: dict[fx.Node, tuple[Storages, ...]]
+
+
+def accesses(graph: fx.Graph) -> Accesses:
+    """Return what every node of `graph` reads and writes. Linear in the graph."""
+    cells = _Cells()
+    written: dict[fx.Node, list[fx.Node]] = {}
+    by_target: dict[str, fx.Node] = {}
+    for node in graph.nodes:
+        if node.op == "output":
+            continue
+        cells.add(node)
+        if node.op == "get_attr":  # named twice, it is the same tensor
+            cells.unite(cells.of[node], cells.of[by_target.setdefault(str(node.target), node)])
+        elif node.op != "placeholder":
+            written[node] = _tie(node, cells)
+    results = {node: cells.storages(of) for node, of in cells.of.items()}
+    items = {
+        node: tuple(cells.storages([cell]) if cell is not None else () for cell in of)
+        for node, of in cells.of.items()
+        if cells.several(node)
+    }
+    reads: dict[fx.Node, Storages] = {}
+    writes: dict[fx.Node, Storages] = {}
+    for node in graph.nodes:
+        if node.target is operator.getitem and node.op == "call_function":
+            reads[node] = cells.storages(cells.selected(node))
+        elif node.op in ("placeholder", "get_attr"):
+            reads[node] = ()
+        else:
+            reads[node] = _joined(results[operand] for operand in node.all_input_nodes)
+        writes[node] = _joined(results[operand] for operand in written.get(node, ()))
+    return Accesses(results, reads, writes, items)
+
+
+def is_view(node: fx.Node, found: Accesses) -> bool:
+    """Whether a call takes no time: an item of a tuple, a view, or arithmetic on numbers.
+
+    An op that only may return a view, such as reshape, is one exactly where its metadata shows the storage of an operand.
+    """
+    if node.op == "get_attr":
+        return True
+    if node.op != "call_function" or found.writes[node]:
+        return False
+    op = lookup(node.target)
+    if op.run is None or op.collective or op.effect:
+        return False
+    if not found.results[node]:
+        return not found.reads[node] or op.name.startswith("aten::sym_")
+    if not op.aliases or not set(found.results[node]) <= set(found.reads[node]):
+        return False
+    mine, theirs = _recorded(node), {key for operand in node.all_input_nodes for key in _recorded(operand)}
+    return not mine or not theirs or set(mine) <= theirs
+
+
+# -------------------------------------------------------------------------------------------------------------- tying
+
+
+class _Cells:
+    """Union-find over cells: one for each node, or for each item of one that returns several values."""
+
+    def __init__(self) -> None:
+        self.of: dict[fx.Node, list[int | None]] = {}
+        self._parent: list[int] = []
+        self._by_key: dict[Any, int] = {}
+
+    def add(self, node: fx.Node) -> None:
+        """Make the cells of a node, and tie those whose metadata shows one storage."""
+        if "val" not in node.meta:
+            self.of[node] = [self._new()]
+            return
+        value = node.meta["val"]
+        self.of[node] = made = []
+        for item in value if isinstance(value, (tuple, list)) else [value]:
+            keys = list(_keys(item))
+            cell = self._new() if keys else None
+            made.append(cell)
+            for key in keys:
+                assert cell is not None
+                if key is not None:
+                    self._unite(cell, self._by_key.setdefault(key, cell))
+
+    def several(self, node: fx.Node) -> bool:
+        """Whether a node is known to return a tuple or a list."""
+        return isinstance(node.meta.get("val"), (tuple, list))
+
+    def selected(self, node: fx.Node) -> list[int | None]:
+        """The cells that a getitem node takes: one item of a tuple, or all there is of anything else."""
+        source, index = node.args[0], node.args[1] if len(node.args) > 1 else None
+        if not isinstance(source, fx.Node):
+            return [cell for operand in node.all_input_nodes for cell in self.of[operand]]
+        there = self.of[source]
+        if self.several(source) and isinstance(index, int) and -len(there) <= index < len(there):
+            return [there[index]]
+        return there
+
+    def unite(self, first: Iterable[int | None], second: Iterable[int | None]) -> None:
+        """Tie every cell of the one to every cell of the other."""
+        cells = [cell for cell in (*first, *second) if cell is not None]
+        for cell in cells[1:]:
+            self._unite(cells[0], cell)
+
+    def storages(self, cells: Iterable[int | None]) -> Storages:
+        """The storages of cells, each once."""
+        return tuple(dict.fromkeys(self._root(cell) for cell in cells if cell is not None))
+
+    def _new(self) -> int:
+        self._parent.append(len(self._parent))
+        return len(self._parent) - 1
+
+    def _root(self, cell: int) -> int:
+        parent = self._parent
+        while parent[cell] != cell:
+            parent[cell] = parent[parent[cell]]
+            cell = parent[cell]
+        return cell
+
+    def _unite(self, first: int, second: int) -> None:
+        self._parent[self._root(second)] = self._root(first)
+
+
+def _tie(node: fx.Node, cells: _Cells) -> list[fx.Node]:
+    """Tie the results of a call to the operands that they may alias, and return the operands that it may write into."""
+    op = lookup(node.target) if node.op == "call_function" else None
+    if op is None or op.run is None:
+        for operand in node.all_input_nodes:
+            cells.unite(cells.of[node], cells.of[operand])
+        return list(node.all_input_nodes)
+    if node.target is operator.getitem:
+        cells.unite(cells.of[node], cells.selected(node))
+        return []
+    if not op.aliases:
+        return []
+    schema = schema_of(node.target)
+    if schema is None:  # Python operators make new values
+        return []
+    returned = [result.alias_info for result in schema.returns]
+    written: list[fx.Node] = []
+    declared = False
+    for position, argument in enumerate(schema.arguments):
+        info = argument.alias_info
+        if info is None:
+            continue
+        declared = True
+        value = node.args[position] if position < len(node.args) else node.kwargs.get(argument.name)
+        operands = list(_nodes(value))
+        if info.is_write:
+            written += operands
+        for number, theirs in enumerate(returned):
+            if theirs is not None and _may_alias(info, theirs):
+                _tie_result(cells, cells.of[node], number, len(returned), operands)
+    if not declared:  # tagged as aliasing without saying what
+        for operand in node.all_input_nodes:
+            cells.unite(cells.of[node], cells.of[operand])
+        return list(node.all_input_nodes)
+    return written
+
+
+def _tie_result(
+    cells: _Cells, mine: Sequence[int | None], number: int, returned: int, operands: Sequence[fx.Node]
+) -> None:
+    if returned > 1:
+        mine = mine[number : number + 1] if len(mine) == returned else mine
+        for operand in operands:
+            cells.unite(mine, cells.of[operand])
+    elif len(operands) == len(mine):  # lists, item by item
+        for cell, operand in zip(mine, operands, strict=True):
+            cells.unite([cell], cells.of[operand])
+    else:
+        for operand in operands:
+            cells.unite(mine, cells.of[operand])
+
+
+def _may_alias(argument: Any, result: Any) -> bool:
+    """Sets of lists are empty: torch keeps them with what the list holds, where they cannot be read."""
+    mine, theirs = argument.before_set, result.before_set
+    return not mine or not theirs or bool(mine & theirs)
+
+
+def _nodes(value: Any) -> Iterator[fx.Node]:
+    if isinstance(value, fx.Node):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _nodes(item)
+
+
+def _joined(parts: Iterable[Storages]) -> Storages:
+    return tuple(dict.fromkeys(storage for part in parts for storage in part))
+
+
+# ----------------------------------------------------------------------------------------------------------- metadata
+
+
+def _keys(value: Any) -> Iterator[Any]:
+    """For each tensor in a nested value, what tells its storage; None where its metadata does not say."""
+    if isinstance(value, TensorSpec):
+        yield None if value.alias is None else ("alias", value.alias)
+    elif isinstance(value, torch.Tensor):
+        yield value.untyped_storage()._cdata if value.layout is torch.strided else None
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _keys(item)
+
+
+def _recorded(node: fx.Node) -> list[Any]:
+    return [key for key in _keys(node.meta.get("val")) if key is not None]
+
+
+__all__ = ["Accesses", "Storages", "accesses", "is_view"]
