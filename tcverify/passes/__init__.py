@@ -13,9 +13,9 @@ from tcverify.passes.sequence_parallel import SequenceParallel
 BUILTIN: dict[str, Callable[..., Pass]] = {
     "sequence_parallel": SequenceParallel,
     "multistream": Multistream,
-    "comm_buffers": CommBuffers,
     **OVERLAP_PASSES,
     "reorder_for_compute_comm_overlap": ReorderForComputeCommOverlap,
+    "comm_buffers": CommBuffers,
     "identity": Identity,
 }
 
@@ -23,13 +23,20 @@ BUILTIN: dict[str, Callable[..., Pass]] = {
 DESCRIPTIONS: dict[str, str] = {
     "sequence_parallel": "residual sums and norms behind an all_reduce work on this rank's tokens (patterns P1, P2, P3)",
     "multistream": "collectives run beside compute on streams of their own, where that beats one op after the other",
-    "comm_buffers": "operands of collectives live in registered buffers at fixed places, and all_reduces take the form for it",
     "sink_waits": "waits for asynchronous collectives stand as late as possible",
     "raise_comms": "asynchronous collectives start as early as possible",
     "reorder_compute_for_overlap": "every start is followed by independent compute for as long as its communication takes",
+    "reorder_communication_preserving_peak_memory": "starts move up, within a budget of memory and where that hides more",
+    "sink_waits_iterative": "waits move down, within a budget of memory and where that hides more",
     "decide_global_ordering_of_comms": "declares the order of all communication, for the passes that come after it",
     "reorder_for_compute_comm_overlap": "runs a list of the passes that move communication and compute, one after the other",
+    "comm_buffers": "operands of collectives live in registered buffers at fixed places, and all_reduces take the form for it",
     "identity": "changes nothing: what must never be refuted",
+}
+
+#: Which strategy draws programs that give a pass something to do, where that is not the default one.
+SUITED: dict[str, str] = {
+    name: "functional" for name in (*OVERLAP_PASSES, "reorder_for_compute_comm_overlap", "comm_buffers")
 }
 
 #: What is verified when no pass is named: each pass, and what compilers run one after the other.
@@ -40,6 +47,7 @@ __all__ = [
     "DEFAULT",
     "DESCRIPTIONS",
     "OVERLAP_PASSES",
+    "SUITED",
     "CommBuffers",
     "Identity",
     "Multistream",

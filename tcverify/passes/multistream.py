@@ -9,11 +9,12 @@ The lowered graph declares its costs (`meta["cost_s"]` of its work) and its sche
 and replays to exactly the predicted makespan. A graph stays as it is, bit for bit, when the schedule does not beat running
 one op after the other.
 
-Left alone are graphs that are lowered already; that hold methods, submodules or ops without a meaning; whose metadata is
-missing, symbolic or not what the operands imply; in which an op has no cost and there is no device; that change the shape of
-a value in place, or write into it on a stream that the op may not use; in which something would have to wait and has no
-operand that could (a copy stands in its place, so it must not be written into, nor decide whether something is a view; and
-an output that shares storage with another or with an input cannot be a copy). One line of log says which it was.
+Left alone are graphs that are lowered already; that hold asynchronous collectives or ops with effects; that hold methods,
+submodules or ops without a meaning; whose metadata is missing, symbolic or not what the operands imply; in which an op has no
+cost and there is no device; that change the shape of a value in place, or write into it on a stream that the op may not use;
+in which something would have to wait and has no operand that could (a copy stands in its place, so it must not be written
+into, nor decide whether something is a view; and an output that shares storage with another or with an input cannot be a
+copy). One line of log says which it was.
 
 Preconditions: inputs are ready on all streams when the graph begins; outputs are read on stream 0, and so are inputs that the
 graph writes into. Ranks whose collectives stand in the same order before the pass have them in the same order after it,
@@ -135,6 +136,12 @@ class Multistream(Pass):
         """Take the graph apart. Raises `NotLowered`."""
         if any(node.op == "call_function" and lookup(node.target).name in ANCHORS for node in graph.nodes):
             raise NotLowered("it is lowered already")
+        for node in graph.nodes:
+            op = lookup(node.target) if node.op == "call_function" else None
+            if op is not None and (op.phase is not None or op.effect):
+                raise NotLowered(
+                    f"'{node.name}' calls {op.name}, which {'has effects' if op.effect else 'is asynchronous'}"
+                )
         specs = infer_specs(graph)
         costs = {}
         for node in specs:

@@ -78,6 +78,29 @@ def test_what_cannot_be_relied_on_leaves_the_graph_alone(
     assert reason in caplog.text
 
 
+def _with_an_effect(b: Builder) -> Any:
+    b.call("p2p::barrier", "tp")
+    return overlapping(b)
+
+
+def _asynchronous(b: Builder) -> Any:
+    started = b.call("_c10d_functional::all_reduce", b["x"], "sum", "tp")
+    return b.add(b.call("_c10d_functional::wait_tensor", started), b.mm(b.mm(b.mm(b["v"]))))
+
+
+@pytest.mark.parametrize(("build", "reason"), [(_with_an_effect, "has effects"), (_asynchronous, "is asynchronous")])
+def test_what_communicates_beside_the_host_leaves_the_graph_alone(
+    build: Any, reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    gm = program(build).graph_module(0)
+    before = str(gm.graph)
+    with caplog.at_level("INFO"):
+        Multistream()(gm)
+    assert str(gm.graph) == before
+    assert len(caplog.records) == 1
+    assert reason in caplog.text
+
+
 def test_symbolic_shapes_leave_the_graph_alone() -> None:
     def two_products(x: torch.Tensor, size: int) -> torch.Tensor:
         return torch.mm(x, x.t()) @ x[:size]

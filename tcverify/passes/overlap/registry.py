@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tcverify.passes.base import Pass
+from tcverify.passes.overlap.iterative_raising import ReorderCommunicationPreservingPeakMemory
+from tcverify.passes.overlap.iterative_sinking import SinkWaitsIterative
 from tcverify.passes.overlap.reordering import (
     DecideGlobalOrderingOfComms,
     RaiseComms,
@@ -17,6 +19,8 @@ OVERLAP_PASSES: dict[str, Callable[..., Pass]] = {
     "sink_waits": SinkWaits,
     "raise_comms": RaiseComms,
     "reorder_compute_for_overlap": ReorderComputeForOverlap,
+    "reorder_communication_preserving_peak_memory": ReorderCommunicationPreservingPeakMemory,
+    "sink_waits_iterative": SinkWaitsIterative,
     "decide_global_ordering_of_comms": DecideGlobalOrderingOfComms,
 }
 

@@ -52,10 +52,14 @@ class OverlapPass(Pass):
         if is_lowered(graph):
             log.info("%s leaves a graph alone: it is lowered to streams", self.name)
             return []
-        found = comm_graph(graph, unsafe_collectives_reorder=self.unsafe)
+        found = self.read(graph)
         if found.starts:
             self.rewrites["moved"] = placed(graph, self.reordered(found))
         return []
+
+    def read(self, graph: fx.Graph) -> CommGraph:
+        """The dependencies that the new order keeps."""
+        return comm_graph(graph, unsafe_collectives_reorder=self.unsafe)
 
     @abstractmethod
     def reordered(self, found: CommGraph) -> Sequence[fx.Node]:
@@ -139,7 +143,7 @@ class DecideGlobalOrderingOfComms(Pass):
     """
 
     name = "decide_global_ordering_of_comms"
-    contract: ClassVar[Contract] = Contract(idempotent=True, identity=True, order=True, collective_order=True)
+    contract: ClassVar[Contract] = Contract(idempotent=True, order=True, collective_order=True)
     PATTERNS = ("declared",)
 
     def rewrite(self, graph: fx.Graph) -> Iterable[fx.Node]:
