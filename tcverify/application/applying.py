@@ -220,6 +220,17 @@ def _relabelled(before: list[tuple[Any, ...]], graph: fx.Graph) -> bool:
     return any(a is not b for old, new in rows for a, b in zip(old, new, strict=True))
 
 
+#: Metadata that says what a graph is to do, where the rest says what it does.
+_DECLARED = ("after", "comm_buffer")
+
+
+def _redeclared(before: list[tuple[Any, ...]], graph: fx.Graph) -> bool:
+    """Whether a graph declares other orders of nodes, or other places of values, than it did."""
+    places = [KEPT_META.index(key) - len(KEPT_META) for key in _DECLARED]
+    rows = zip(before, _metadata(graph), strict=True)
+    return any(old[place] != new[place] for old, new in rows for place in places)
+
+
 def _inspect(pair: Pair, modules: list[fx.GraphModule], metadata: list[list[tuple[Any, ...]]], deep: bool) -> bool:
     """Judge each returned graph module as FX does. Ranks whose graphs look alike, before and after, are judged once.
 
@@ -234,6 +245,7 @@ def _inspect(pair: Pair, modules: list[fx.GraphModule], metadata: list[list[tupl
     for rank, module in enumerate(modules):
         if _is_original(pair.original, rank, module.graph):
             touched = touched or _relabelled(metadata[rank], module.graph)
+            pair.changed = pair.changed or _redeclared(metadata[rank], module.graph)
             continue
         touched = pair.changed = True
         origin = pair.original.ranks[rank].graph

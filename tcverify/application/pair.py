@@ -58,7 +58,7 @@ class Pair:
 
     Attributes:
         rewritten: None when the pass failed, declined, or left a graph that cannot run.
-        changed: whether any rank's graph changed (names and metadata aside).
+        changed: whether any rank's graph changed (names aside, and metadata but for orders and places that it declares).
         rewrites: what the pass says it rewrote, by pattern, summed over ranks.
         declined: the pass's reason for refusing the program (it raised `tcverify.Unsupported`).
         again: the program after a second application, when that was asked for and changed it.

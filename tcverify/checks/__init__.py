@@ -9,6 +9,7 @@ from tcverify.checks.equivalence import check_equivalence
 from tcverify.checks.evidence import Evidence
 from tcverify.checks.happens_before import check_happens_before
 from tcverify.checks.interleavings import check_interleavings
+from tcverify.checks.memory import check_memory
 from tcverify.checks.metadata import check_metadata
 from tcverify.checks.order import check_order
 from tcverify.checks.purity import check_purity
@@ -24,9 +25,10 @@ CHECKS: dict[str, Check] = {
     "metadata": check_metadata,
     "collectives": check_collectives,
     "happens-before": check_happens_before,
+    "order": check_order,
+    "memory": check_memory,
     "interleavings": check_interleavings,
     "schedule": check_schedule,
-    "order": check_order,
     "equivalence": check_equivalence,
     "purity": check_purity,
 }

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from tcverify.passes.base import Pass, disabled
+from tcverify.passes.comm_buffers import CommBuffers
 from tcverify.passes.identity import Identity
 from tcverify.passes.multistream import Multistream
 from tcverify.passes.overlap import OVERLAP_PASSES, ReorderForComputeCommOverlap
@@ -14,6 +15,7 @@ BUILTIN: dict[str, Callable[..., Pass]] = {
     "multistream": Multistream,
     **OVERLAP_PASSES,
     "reorder_for_compute_comm_overlap": ReorderForComputeCommOverlap,
+    "comm_buffers": CommBuffers,
     "identity": Identity,
 }
 
@@ -29,7 +31,13 @@ DESCRIPTIONS: dict[str, str] = {
     "decide_global_ordering_of_comms": "declares the order of all communication, for the passes that come after it",
     "visualize_overlap": "shows what runs while communication is under way, and changes nothing",
     "reorder_for_compute_comm_overlap": "runs a list of the passes that move communication and compute, one after the other",
+    "comm_buffers": "operands of collectives live in registered buffers at fixed places, and all_reduces take the form for it",
     "identity": "changes nothing: what must never be refuted",
+}
+
+#: Which strategy draws programs that give a pass something to do, where that is not the default one.
+SUITED: dict[str, str] = {
+    name: "functional" for name in (*OVERLAP_PASSES, "reorder_for_compute_comm_overlap", "comm_buffers")
 }
 
 #: What is verified when no pass is named: each pass, and what compilers run one after the other.
@@ -40,6 +48,8 @@ __all__ = [
     "DEFAULT",
     "DESCRIPTIONS",
     "OVERLAP_PASSES",
+    "SUITED",
+    "CommBuffers",
     "Identity",
     "Multistream",
     "Pass",

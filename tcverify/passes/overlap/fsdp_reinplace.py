@@ -1,0 +1,117 @@
+"""Reinplacing of FSDP's all_gathers: into the buffer that holds this rank's slice already."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import fx
+
+from tcverify.ops import resolve
+from tcverify.passes.base import Pass
+from tcverify.passes.editing import annotate, arguments, known_spec, op_name
+from tcverify.passes.overlap.fsdp import GATHER, GATHER_OUT, annotate_aliases, copied_in
+from tcverify.passes.overlap.storages import accesses
+from tcverify.program import Contract
+
+
+@dataclass(frozen=True, slots=True)
+class _Gather:
+    """An all_gather of a slice that was copied in.
+
+    Attributes:
+        start: the all_gather.
+        copy_in: what wrote the slice, into which `buffer`.
+        buffer: the storage of the buffer.
+    """
+
+    start: fx.Node
+    copy_in: fx.Node
+    buffer: int
+
+
+class ReinplaceFsdpAllGather(Pass):
+    """all_gather_copy_in → all_gather_into_tensor becomes all_gather_into_tensor_out, which writes into the buffer of the copy-in.
+
+    The result then shares storage with the buffer. So nothing but this all_gather may use the buffer once the shards have been
+    copied in (a second copy-in would overwrite what has been gathered), it must not be an input or an attribute, whose contents the
+    caller sees, and it must have the layout of the result. Saves one buffer per layer.
+    """
+
+    name: ClassVar[str] = "reinplace_fsdp_all_gather"
+    contract: ClassVar[Contract] = Contract(idempotent=True, collective_order=True)
+    PATTERNS: ClassVar[tuple[str, ...]] = ("all_gather",)
+
+    def rewrite(self, graph: fx.Graph) -> Iterable[fx.Node]:
+        """See `Pass.rewrite`. Linear in the graph."""
+        changed = []
+        for gather in _gathers(graph):
+            into = _buffer_node(gather)
+            gather.start.target = resolve(GATHER_OUT)
+            gather.start.kwargs = {**gather.start.kwargs, "out": into}
+            changed.append(gather.start)
+        self.rewrites["all_gather"] = len(changed)
+        if changed:
+            annotate_aliases(graph, changed)
+        return ()
+
+
+def _gathers(graph: fx.Graph) -> list[_Gather]:
+    """The all_gathers that may write into their buffer."""
+    candidates = []
+    found = accesses(graph)
+    for node in graph.nodes:
+        if op_name(node) != GATHER:
+            continue
+        copy_in = copied_in(arguments(node).get("input"))
+        if copy_in is None or len(found.writes[copy_in]) != 1 or not _fits(node, copy_in):
+            continue
+        candidates.append(_Gather(node, copy_in, found.writes[copy_in][0]))
+    wanted = {gather.buffer for gather in candidates}
+    place: dict[fx.Node, int] = {}
+    users: dict[int, list[fx.Node]] = {buffer: [] for buffer in wanted}
+    for number, node in enumerate(graph.nodes):
+        place[node] = number
+        if node.op == "output":
+            touched = {s for operand in node.all_input_nodes for s in found.results[operand]}
+        else:
+            touched = {*found.reads[node], *found.writes[node], *found.results[node]}
+        for buffer in touched & wanted:
+            users[buffer].append(node)
+    return [gather for gather in candidates if _alone(gather, users[gather.buffer], place)]
+
+
+def _fits(start: fx.Node, copy_in: fx.Node) -> bool:
+    """Whether the buffer has the shape, strides and dtype of what is gathered."""
+    buffer, result = known_spec(arguments(copy_in)["all_gather_output"]), known_spec(start)
+    return buffer is not None and result is not None and buffer.layout == result.layout
+
+
+def _alone(gather: _Gather, users: list[fx.Node], place: dict[fx.Node, int]) -> bool:
+    """Whether nobody but the all_gather uses the buffer behind the copy-in, and no caller sees it."""
+    for node in users:
+        if node.op in ("placeholder", "get_attr", "output"):
+            return False
+        if place[node] <= place[gather.copy_in] or node is gather.start:
+            continue
+        if not (op_name(node) == "python::getitem" and node.args[0] is gather.copy_in):
+            return False
+    return True
+
+
+def _buffer_node(gather: _Gather) -> fx.Node:
+    """The node that stands for the buffer behind the copy-in: one that is there already, or a new one."""
+    slice_node = arguments(gather.start)["input"]
+    for user in gather.copy_in.users:
+        if op_name(user) == "python::getitem" and user.args[1] in (1, -1):
+            if user is not slice_node.next:  # may stand behind the all_gather
+                slice_node.append(user)
+            return user
+    with gather.start.graph.inserting_after(slice_node):
+        made = gather.start.graph.call_function(slice_node.target, (gather.copy_in, 1))
+    annotate(made)
+    return made
+
+
+__all__ = ["ReinplaceFsdpAllGather"]
