@@ -25,6 +25,9 @@ DESCRIPTIONS: dict[str, str] = {
     "raise_comms": "asynchronous collectives start as early as possible",
     "reorder_compute_for_overlap": "every start is followed by independent compute for as long as its communication takes",
     "decide_global_ordering_of_comms": "declares the order of all communication, for the passes that come after it",
+    "enforce_comm_ordering_for_fsdp": "FSDP's next all_gather or reduce_scatter begins only when the last one is over",
+    "remove_fsdp2_unsharded_param_graph_input_usage": "what is copied into FSDP's unsharded parameters is used in their place",
+    "reinplace_fsdp_all_gather": "FSDP's all_gathers write into the buffer that the shards were copied into",
     "reorder_for_compute_comm_overlap": "runs a list of the passes that move communication and compute, one after the other",
     "identity": "changes nothing: what must never be refuted",
 }

@@ -139,7 +139,9 @@ class Multistream(Pass):
         for node in graph.nodes:
             op = lookup(node.target) if node.op == "call_function" else None
             if op is not None and (op.phase is not None or op.effect):
-                raise NotLowered(f"'{node.name}' calls {op.name}, which {'has effects' if op.effect else 'is asynchronous'}")
+                raise NotLowered(
+                    f"'{node.name}' calls {op.name}, which {'has effects' if op.effect else 'is asynchronous'}"
+                )
         specs = infer_specs(graph)
         costs = {}
         for node in specs:

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tcverify.passes.base import Pass
+from tcverify.passes.overlap.fsdp_order import EnforceCommOrderingForFsdp
+from tcverify.passes.overlap.fsdp_params import RemoveFsdp2UnshardedParamGraphInputUsage
+from tcverify.passes.overlap.fsdp_reinplace import ReinplaceFsdpAllGather
 from tcverify.passes.overlap.reordering import (
     DecideGlobalOrderingOfComms,
     RaiseComms,
@@ -18,6 +21,9 @@ OVERLAP_PASSES: dict[str, Callable[..., Pass]] = {
     "raise_comms": RaiseComms,
     "reorder_compute_for_overlap": ReorderComputeForOverlap,
     "decide_global_ordering_of_comms": DecideGlobalOrderingOfComms,
+    "enforce_comm_ordering_for_fsdp": EnforceCommOrderingForFsdp,
+    "remove_fsdp2_unsharded_param_graph_input_usage": RemoveFsdp2UnshardedParamGraphInputUsage,
+    "reinplace_fsdp_all_gather": ReinplaceFsdpAllGather,
 }
 
 __all__ = ["OVERLAP_PASSES"]
