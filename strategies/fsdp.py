@@ -55,9 +55,7 @@ def _layers(mesh: Mesh, roles: Roles, setting: FsdpSetting, records: tuple[FsdpL
         rows = [("w", hidden, hidden)] if record.kind != "mlp" else [("up", hidden, hidden * record.width)]
         rows += {"norm": [("norm", hidden, 0)], "bias": [("bias", hidden, 0)]}.get(record.kind, [])
         rows += [("down", hidden * record.width, hidden)] if record.kind == "mlp" else []
-        params = tuple(
-            Param(f"{role}{number}", (r, c) if c else (r,), unit, dtype, role) for role, r, c in rows
-        )
+        params = tuple(Param(f"{role}{number}", (r, c) if c else (r,), unit, dtype, role) for role, r, c in rows)
         layers.append(Layer(number, record, dims[number % len(dims)], params))
     return layers
 
@@ -169,7 +167,9 @@ class _Writer:
             for layer in order:
                 yield layer, self.full[layer.number]
             return
-        prefetch = "none" if any(layer.record.twist == "buffer-reused" for layer in self.layers) else self.setting.prefetch
+        prefetch = (
+            "none" if any(layer.record.twist == "buffer-reused" for layer in self.layers) else self.setting.prefetch
+        )
         started: dict[int, _Gathering] = {order[0].number: self._start(order[0])}
         for layer, following in zip(order, [*order[1:], None], strict=True):
             if following is not None and prefetch == "overlapping":
@@ -312,7 +312,11 @@ class _Writer:
             if layer.record.twist in ("kept", "returned") and layer.of is layer:
                 for param in layer.params:
                     self.b.call(RESIZE, self.inputs[param.name], self._bytes(param))
-                    self.b.call("fsdp::copy_", self.inputs[param.name], self.b.call("aten::ones", list(param.shape), dtype=self.dtype))
+                    self.b.call(
+                        "fsdp::copy_",
+                        self.inputs[param.name],
+                        self.b.call("aten::ones", list(param.shape), dtype=self.dtype),
+                    )
                     if layer.record.twist == "returned":
                         self.extras.append(self.inputs[param.name])
 

@@ -121,7 +121,9 @@ def backward(
     if layer.kind == "norm":
         normed = _normed(b, x)
         passed = linear("w", normed, gradient)
-        found[layer.role("norm").name] = b.call("aten::sum.dim_IntList", b.call("aten::mul.Tensor", passed, normed), [0])
+        found[layer.role("norm").name] = b.call(
+            "aten::sum.dim_IntList", b.call("aten::mul.Tensor", passed, normed), [0]
+        )
         return b.call("aten::mul.Tensor", passed, of("norm")), found
     return linear("w", x, gradient), found
 

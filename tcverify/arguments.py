@@ -13,8 +13,9 @@ from tcverify.application.stages import SEPARATOR, split_stages
 from tcverify.baseline import Baseline, Known, read_baseline
 from tcverify.counterexample import write_atomically
 from tcverify.errors import UsageError
-from tcverify.passes import BUILTIN
+from tcverify.passes import BUILTIN, SUITED
 from tcverify.program import Mesh
+from tcverify.strategies import DEFAULT_STRATEGY, STRATEGIES
 
 #: Options that name a file or a directory, as their parameters are called.
 _PATHS = ("report_dir", "baseline", "write_baseline")
@@ -124,6 +125,24 @@ def target(name: str) -> str:
     raise UsageError(
         f"there is no built-in pass '{name}'", f"{hint} Your own: module:attribute or path/to/file.py:attribute"
     )
+
+
+def strategies(given: str | None, passes: Sequence[str]) -> list[str]:
+    """Return the strategy for each pass, named as on the command line: the given one, else what suits the pass.
+
+    Raises:
+        UsageError: there is no such strategy.
+    """
+    if given is not None:
+        chosen = names(given, list(STRATEGIES), "strategy")
+        if len(chosen) > 1:
+            raise UsageError(f"--strategy {given} names {len(chosen)} strategies", "name one; 'mixed' draws from all")
+        return chosen * len(passes)
+    suited = []
+    for name in passes:
+        stages = split_stages(name, lambda piece: piece in BUILTIN or ":" in piece)
+        suited.append(next((SUITED[stage] for stage in stages if stage in SUITED), DEFAULT_STRATEGY))
+    return suited
 
 
 def meshes(world_size: str | None, mesh: str | None) -> list[tuple[str, Mesh | None, int]]:

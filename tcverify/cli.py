@@ -35,7 +35,7 @@ from tcverify.report.script import ScriptReport
 from tcverify.report.terminal import TerminalReport, make_console, say, show
 from tcverify.report.text import WIDTH, to_text
 from tcverify.report.trace import to_trace
-from tcverify.strategies import DEFAULT_STRATEGY, STRATEGIES
+from tcverify.strategies import STRATEGIES
 
 PASSED, FAILED, UNUSABLE, INTERNAL, INTERRUPTED = 0, 1, 2, 3, 130
 
@@ -102,7 +102,10 @@ def main(context: click.Context, debug: bool) -> None:
 @click.option("--world-size", default=None, help="Numbers of ranks, e.g. 2,4. [default: 2,3,4]")
 @click.option("--mesh", default=None, help="One mesh for all programs, e.g. dp=2,tp=2, instead of drawn ones.")
 @click.option(
-    "--strategy", default=DEFAULT_STRATEGY, show_default=True, help=f"What programs are drawn: {', '.join(STRATEGIES)}."
+    "--strategy",
+    default=None,
+    show_default="what suits the pass",
+    help=f"What programs are drawn: {', '.join(STRATEGIES)}.",
 )
 @click.option("--confirm", type=click.Choice(["gloo", "nccl", "none"]), default="gloo", show_default=True,
               help="Process group that runs what lockstep does not refute.")  # fmt: skip
@@ -137,7 +140,7 @@ def run(
     passes: tuple[str, ...],
     world_size: str | None,
     mesh: str | None,
-    strategy: str,
+    strategy: str | None,
     confirm: str,
     domain: str,
     max_examples: int | None,
@@ -161,7 +164,7 @@ def run(
     every built-in pass, and sequence_parallel+multistream.
     """
     meshes = arguments.meshes(world_size, mesh)
-    (drawn,) = arguments.names(strategy, list(STRATEGIES), "strategy")
+    drawn = arguments.strategies(strategy, passes or DEFAULT)
     chosen = arguments.names(checks, list(CHECKS), "check") if checks is not None else None
     failing = arguments.names(fail_on, ["inconclusive", "vacuity"], "condition") if fail_on is not None else []
     limit_s = arguments.seconds(max_time) if max_time is not None else None
@@ -203,8 +206,8 @@ def run(
                     pool = pools(size)
                     if pool is not None:
                         pool.start()
-                    for subject, promised in zip(subjects, contracts, strict=True):
-                        programs = STRATEGIES[drawn](mesh=fixed, world_size=size)
+                    for subject, promised, suited in zip(subjects, contracts, drawn, strict=True):
+                        programs = STRATEGIES[suited](mesh=fixed, world_size=size)
                         plan = Plan(
                             programs, name, report_dir, STATE_DIR, limit, limit_s, seed, promised, chosen,
                             domain=domain, shrink_time=shrink_time, fail_fast=fail_fast, baseline=known, collect=accepting,

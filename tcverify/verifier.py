@@ -24,7 +24,11 @@ from tcverify.execution import (
     explain,
     explore,
     explore_on_cuda,
+    is_asynchronous,
+    play,
+    play_extremes,
     rounding_noise,
+    run_in_arena,
 )  # fmt: skip
 from tcverify.program import Contract, Doubt, Finding, Note, NotSerialisable, Program
 
@@ -159,6 +163,7 @@ def verification(
     5. The confirming executor has answered.
     """
     clock = _Clock()
+    lockstep = Lockstep(contract.collectives == "conservative")
     portable = True
     try:
         answer = subject.start(program, deep=deep)
@@ -170,7 +175,7 @@ def verification(
 
     clock.resume()
     try:
-        baseline = LOCKSTEP.run(program)
+        baseline = lockstep.run(program)
     except UnsupportedOp as error:
         return Verdict("inconclusive", [], [Doubt("unsupported-op", error.message)], Pair(program), domain=domain)
     clock.lap("lockstep")
@@ -193,7 +198,7 @@ def verification(
     evidence = Evidence(
         pair,
         contract,
-        probe=cache(lambda: LOCKSTEP.probe(program, baseline)),
+        probe=cache(lambda: lockstep.probe(program, baseline)),
         noise=cache(lambda: rounding_noise(program, baseline)),
     )
     doubts: list[Doubt] = []
@@ -204,15 +209,18 @@ def verification(
         elif pair.foreign is not None:
             doubts.append(Doubt("unsupported-op", pair.foreign))
         elif pair.rewritten is not None:
-            after = baseline if pair.rewritten is program else LOCKSTEP.run(pair.rewritten)
-            evidence.runs.append(LOCKSTEP.compare_runs(baseline, after))
+            after = baseline if pair.rewritten is program else lockstep.run(pair.rewritten)
+            evidence.runs.append(lockstep.compare_runs(baseline, after))
             if after.finished and pair.changed and "equivalence" in checks:
                 _run_in(domain, evidence, baseline, doubts)
             if pair.again is not None:
-                evidence.again = LOCKSTEP.compare_with(baseline, pair.again)
+                evidence.again = lockstep.compare_with(baseline, pair.again)
+            if pair.changed and after.finished and "equivalence" in checks:
+                evidence.arena = run_in_arena(pair.rewritten)
             if pair.changed and after.finished and "interleavings" in checks:
                 on_device = deep and confirm is not None and confirm.name == "nccl"
                 evidence.exploration = _explore(pair.rewritten, after, contract, deep, on_device)
+                _play_extremes(evidence, baseline, lockstep, deep)
     except (UnsupportedOp, ExecutorError) as error:
         doubts.append(not_executed(error))
     clock.lap("lockstep")
@@ -337,6 +345,14 @@ def _explore(program: Program, run: Run, contract: Contract, deep: bool, on_devi
         found.observations += explore_on_cuda(program, run, boundary=contract.boundary, inputs=contract.inputs)
         found.failing += dict.fromkeys(observation.order for observation in found.observations)
     return found
+
+
+def _play_extremes(evidence: Evidence, baseline: Run, lockstep: Lockstep, deep: bool) -> None:
+    """Let asynchronous collectives of the rewritten program read and write at other times."""
+    rewritten = evidence.pair.rewritten
+    if rewritten is not None and is_asynchronous(rewritten):
+        evidence.extremes = play_extremes(baseline, rewritten, lockstep, deep=deep)
+        evidence.play = lambda program, words, timing: play(baseline, program, lockstep, words, timing)
 
 
 def _judged(evidence: Evidence) -> bool:

@@ -17,7 +17,7 @@ from tcverify.application.stages import refresh_metadata
 from tcverify.errors import TcverifyError, Unsupported, UnsupportedOp
 from tcverify.execution import Lockstep
 from tcverify.ops import define_ops, late_definition, qualified_name
-from tcverify.program import NotSerialisable, Program, dumps
+from tcverify.program import NotSerialisable, Program, decode_statistics, dumps
 from tcverify.program.graph import KEPT_META, same_structure
 
 
@@ -172,6 +172,8 @@ def _apply_to_ranks(
         counts = getattr(loaded.subject, "rewrites", None)
         if isinstance(counts, dict):
             rewrites.update({str(k): v for k, v in counts.items() if isinstance(v, int)})
+        if rank == 0:
+            pair.statistics += decode_statistics(getattr(loaded.subject, "statistics", ()))
         results.append(result)
     pair.rewrites = dict(rewrites)
     return results
@@ -218,6 +220,17 @@ def _relabelled(before: list[tuple[Any, ...]], graph: fx.Graph) -> bool:
     return any(a is not b for old, new in rows for a, b in zip(old, new, strict=True))
 
 
+#: Metadata that says what a graph is to do, where the rest says what it does.
+_DECLARED = ("after", "comm_buffer")
+
+
+def _redeclared(before: list[tuple[Any, ...]], graph: fx.Graph) -> bool:
+    """Whether a graph declares other orders of nodes, or other places of values, than it did."""
+    places = [KEPT_META.index(key) - len(KEPT_META) for key in _DECLARED]
+    rows = zip(before, _metadata(graph), strict=True)
+    return any(old[place] != new[place] for old, new in rows for place in places)
+
+
 def _inspect(pair: Pair, modules: list[fx.GraphModule], metadata: list[list[tuple[Any, ...]]], deep: bool) -> bool:
     """Judge each returned graph module as FX does. Ranks whose graphs look alike, before and after, are judged once.
 
@@ -232,6 +245,7 @@ def _inspect(pair: Pair, modules: list[fx.GraphModule], metadata: list[list[tupl
     for rank, module in enumerate(modules):
         if _is_original(pair.original, rank, module.graph):
             touched = touched or _relabelled(metadata[rank], module.graph)
+            pair.changed = pair.changed or _redeclared(metadata[rank], module.graph)
             continue
         touched = pair.changed = True
         origin = pair.original.ranks[rank].graph

@@ -9,7 +9,9 @@ from tcverify.checks.equivalence import check_equivalence
 from tcverify.checks.evidence import Evidence
 from tcverify.checks.happens_before import check_happens_before
 from tcverify.checks.interleavings import check_interleavings
+from tcverify.checks.memory import check_memory
 from tcverify.checks.metadata import check_metadata
+from tcverify.checks.order import check_order
 from tcverify.checks.purity import check_purity
 from tcverify.checks.schedule import check_schedule
 from tcverify.checks.structure import check_structure
@@ -23,6 +25,8 @@ CHECKS: dict[str, Check] = {
     "metadata": check_metadata,
     "collectives": check_collectives,
     "happens-before": check_happens_before,
+    "order": check_order,
+    "memory": check_memory,
     "interleavings": check_interleavings,
     "schedule": check_schedule,
     "equivalence": check_equivalence,

@@ -1,4 +1,5 @@
-"""Interleavings: what the streams of a lowered program do in other orders, and what happens-before says, agree.
+"""Interleavings: what the streams of a lowered program do in other orders, and what happens-before says, agree; and a program
+computes the same whenever its asynchronous collectives read and write.
 
 What an order shows, happens-before must have found: always. What happens-before finds, an order must show: where every pair of
 ops was inverted that some order inverts. A disagreement means that one of the two is wrong, which is no fault of the pass.
@@ -6,9 +7,13 @@ ops was inverted that some order inverts. A disagreement means that one of the t
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from tcverify.checks.equivalence import differences
 from tcverify.checks.evidence import Evidence
 from tcverify.checks.happens_before import check_happens_before
-from tcverify.execution import Exploration
+from tcverify.execution import Comparison, Exploration, Extreme, Timing, starts_of
+from tcverify.program import Program
 from tcverify.program.finding import Doubt, Finding
 
 CHECK = "interleavings"
@@ -18,7 +23,14 @@ _SHOWN = {"race": ("RAW", "WAR", "WAW", "output"), "unordered-collectives": ("co
 
 
 def check_interleavings(evidence: Evidence) -> list[Finding | Doubt]:
-    """Compare what was observed in the orders that were played with the findings of happens-before."""
+    """Judge what was observed in other orders and timings.
+
+    Orders of streams are compared with the findings of happens-before. A program whose outputs depend on when its collectives
+    read and write between their starts and their waits has a race.
+    """
+    raced = _raced(evidence)
+    if raced is not None:
+        return [raced]
     exploration = evidence.exploration
     if exploration is None:
         return []
@@ -33,6 +45,59 @@ def check_interleavings(evidence: Evidence) -> list[Finding | Doubt]:
             if isinstance(found, Finding) and exploration.shown(_SHOWN[found.kind]) is None:
                 return [_unseen(exploration, found)]
     return []
+
+
+def _raced(evidence: Evidence) -> Finding | Doubt | None:
+    """The first extreme that gives other values than the original, when the rewritten program itself does not."""
+    if evidence.play is None or not evidence.runs or _judged(evidence.runs[0], evidence):
+        return None
+    for extreme in evidence.extremes:
+        seen = _judged(extreme.comparison, evidence)
+        if not seen:
+            continue
+        if _judged(evidence.play(evidence.pair.original, extreme.words, extreme.timing).comparison, evidence):
+            return Doubt("ill-typed-program", f"the original itself computes something else when {extreme.words}")
+        node, extreme, finding = _to_blame(evidence, evidence.play) or (None, extreme, seen[0])
+        title = f"{finding.title} when {extreme.words}"
+        data = {**finding.data, "timing": extreme.words}
+        return Finding("async-race", CHECK, title, finding.detail, node, finding.rank, data)
+    return None
+
+
+def _to_blame(
+    evidence: Evidence, play: Callable[[Program, str, str | Timing], Extreme]
+) -> tuple[str, Extreme, Finding] | None:
+    """The first start whose collective alone makes the difference, if one does."""
+    program = evidence.pair.rewritten or evidence.pair.original
+    for start in starts_of(program)[:MOST_STARTS]:
+        for timing, words in (
+            ("apart", "reads where it starts and writes at its wait"),
+            ("wait", "reads and writes at its wait"),
+        ):
+            extreme = play(program, f"'{start}' {words}", _only(start, timing))
+            seen = _judged(extreme.comparison, evidence)
+            if seen:
+                return start, extreme, seen[0]
+    return None
+
+
+def _only(node: str, timing: str) -> Timing:
+    return lambda rank, start: timing if start == node else "issue"
+
+
+#: Most starts that are tried one by one for the one that is to blame.
+MOST_STARTS = 64
+
+
+def _judged(comparison: Comparison, evidence: Evidence) -> list[Finding]:
+    run = comparison.rewritten
+    if run.error is not None and run.error.error is not None:
+        failed = run.error.error
+        title = f"rank {run.error.rank} raises: {failed}"
+        return [Finding("rewritten-raises", CHECK, title, failed.message, failed.node, run.error.rank)]
+    if not run.finished:
+        return [Finding("deadlock", CHECK, f"ranks wait for ever ({run.why})")]
+    return [found for found in differences(comparison, evidence.probe) if isinstance(found, Finding)]
 
 
 def _unfounded(exploration: Exploration) -> Finding:

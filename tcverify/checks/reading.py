@@ -28,6 +28,7 @@ class Issued:
         gates: the waits that stand directly on its operands.
         reads: (storage, node through which it reads it, anchors left out).
         writes: storages, of earlier values and of its own results.
+        phase: "start" of an asynchronous collective, "wait" for it, or None.
     """
 
     number: int
@@ -43,6 +44,7 @@ class Issued:
     after: tuple[int, ...] = ()
     positional_stream: int = MAIN_STREAM
     positional_after: tuple[int, ...] = ()
+    phase: str | None = None
 
 
 @dataclass(slots=True)
@@ -93,6 +95,11 @@ class Reading:
     unknown: list[int] = field(default_factory=list)
     schedule: Any = None
     lowered: bool = False
+
+    @property
+    def asynchronous(self) -> bool:
+        """Whether times are those of asynchronous collectives: it has some, and no anchors, which say more."""
+        return not self.lowered and any(op.phase == "start" for op in self.ops)
 
 
 def tokens_of(reading: Reading, op: Issued) -> list[tuple[int, int]]:

@@ -1,7 +1,8 @@
 """Replay: when every op of a rank runs, by the time model of streams.
 
 Ops go in issue order. An op starts when its stream is free, when its resources (compute, comm: one of each) are free, and
-when every op that it waits for has ended, plus the synchronisation overhead where that op ran on another stream.
+when every op that it waits for has ended, plus the synchronisation overhead where that op ran on another stream. Graphs without
+streams whose collectives are asynchronous run as `timeline` says.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Any
 
 from tcverify.checks.reading import BEGINNING, Issued, Reading, seconds, tokens_of
 from tcverify.checks.streams import reading_of
+from tcverify.checks.timeline import Stall, timeline
 from tcverify.program import Program
 
 
@@ -20,9 +22,10 @@ class ReplayedOp:
 
     Attributes:
         node, op: the node's name and the op's qualified name.
-        stream: where it runs; 0 for all ops of graphs without anchors.
+        stream: where it runs; without anchors 0, and `COMMUNICATION` for what asynchronous collectives communicate.
         resources: what it keeps busy, of "compute" and "comm".
         start_s, end_s: seconds from the beginning; None when some op of the graph has no cost.
+        issued_s: of asynchronous communication, when it begins to queue; None for everything else.
     """
 
     node: str
@@ -31,6 +34,11 @@ class ReplayedOp:
     resources: tuple[str, ...]
     start_s: float | None
     end_s: float | None
+    issued_s: float | None = None
+
+
+#: What stands for a stream where asynchronous communication runs, in graphs without anchors.
+COMMUNICATION = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +62,15 @@ class Replay:
 
     Attributes:
         lowered: whether the graph has anchors; without, all ops run on stream 0, one after the other.
-        ops: in issue order.
+        ops: in issue order. Of asynchronous graphs, without waits.
         arrows: in issue order of their targets.
         overhead_s: of synchronisation between streams.
         makespan_s: when the last op ends. This and the times below are None when some op has no cost.
         serial_s: the sum of all costs, added in issue order.
         critical_path_s: longest path over data and mutations, and over communicating ops in their order, without overhead.
         exposed_s: time during which communication is under way and no compute.
+        asynchronous: whether collectives run beside compute from their start to their wait.
+        stalls: of an asynchronous graph, when compute waits for communication.
     """
 
     lowered: bool
@@ -71,19 +81,23 @@ class Replay:
     serial_s: float | None
     critical_path_s: float | None
     exposed_s: float | None
+    asynchronous: bool = False
+    stalls: tuple[Stall, ...] = ()
 
 
 def replay(program: Program, rank: int, *, least_cost_s: float = 0.0) -> Replay:
     """Replay the graph of one rank, lowered or not. Linear in the graph; raises nothing.
 
     Args:
-        least_cost_s: what an op takes at least, whatever its node says.
+        least_cost_s: what an op takes at least, whatever its node says. Not of asynchronous graphs.
     """
     return replay_reading(reading_of(program, rank), program, least_cost_s=least_cost_s)
 
 
 def replay_reading(reading: Reading, program: Program, *, least_cost_s: float = 0.0) -> Replay:
     """Replay one reading of a graph of `program`; see `replay`."""
+    if reading.asynchronous:
+        return _asynchronous(reading)
     ops, overhead = reading.ops, sync_overhead_s(program, reading)
     costs = [max(op.cost_s, least_cost_s) for op in ops if op.cost_s is not None]
     if len(costs) < len(ops):
@@ -108,6 +122,31 @@ def replay_reading(reading: Reading, program: Program, *, least_cost_s: float = 
         _critical_path(ops, costs),
         _exposed(timed),
     )
+
+
+def _asynchronous(reading: Reading) -> Replay:
+    """Waits and frees take no time of their own, whatever their nodes say."""
+    ops = reading.ops
+    work = [op for op in ops if op.phase != "wait"]
+    lanes = [COMMUNICATION if op.phase == "start" else 0 for op in work]
+    known = [op.cost_s if op.phase != "wait" and op.resources else 0.0 for op in ops]
+    costs = [cost for cost in known if cost is not None]
+    if len(costs) < len(ops):
+        untimed = tuple(
+            ReplayedOp(op.name, op.op, lane, op.resources, None, None) for op, lane in zip(work, lanes, strict=True)
+        )
+        return Replay(False, untimed, (), 0.0, None, None, None, None, asynchronous=True)
+    found = timeline(ops, costs, reading.output.name if reading.output is not None else "output")
+    spans = [span for op, span in zip(ops, found.spans, strict=True) if op.phase != "wait"]
+    timed = tuple(
+        ReplayedOp(op.name, op.op, lane, op.resources, span.start, span.end, span.issued if lane else None)
+        for op, lane, span in zip(work, lanes, spans, strict=True)
+    )
+    serial = 0.0
+    for cost in costs:
+        serial += cost
+    path = _critical_path(ops, costs)
+    return Replay(False, timed, (), 0.0, found.makespan_s, serial, path, found.exposed_s, True, found.stalls)
 
 
 def sync_overhead_s(program: Program, reading: Reading) -> float:
@@ -196,4 +235,4 @@ def _arrows(reading: Reading) -> tuple[Arrow, ...]:
     return tuple(found)
 
 
-__all__ = ["Arrow", "Replay", "ReplayedOp", "replay", "replay_reading", "sync_overhead_s"]
+__all__ = ["COMMUNICATION", "Arrow", "Replay", "ReplayedOp", "Stall", "replay", "replay_reading", "sync_overhead_s"]

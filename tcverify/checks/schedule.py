@@ -9,7 +9,7 @@ from torch import fx
 from tcverify.checks.evidence import Evidence
 from tcverify.checks.reading import Reading, seconds
 from tcverify.checks.replay import Replay, replay, replay_reading
-from tcverify.checks.streams import lowered_ranks
+from tcverify.checks.streams import lowered_ranks, reading_of
 from tcverify.ops import TensorSpec, qualified_name
 from tcverify.program import Program
 from tcverify.program.finding import Doubt, Finding
@@ -56,14 +56,40 @@ def _exposed(original: Program, rewritten: Program) -> Finding | None:
         if numbers in judged:
             continue
         judged.add(numbers)
-        before, after = (replay(p, rank, least_cost_s=LEAST_COST_S).exposed_s for p in (original, rewritten))
+        asynchronous = any(reading_of(p, rank).asynchronous for p in (original, rewritten))
+        least = 0.0 if asynchronous else LEAST_COST_S
+        times = [replay(p, rank, least_cost_s=least) for p in (original, rewritten)]
+        before, after = (found.exposed_s for found in times)
         # Sums in another order differ by rounding.
-        if before is not None and after is not None and after > before * (1 + 1e-9):
+        slack = 1e-9 * (times[0].makespan_s or 0.0) if asynchronous else 0.0
+        if before is not None and after is not None and after > before * (1 + 1e-9) + slack:
             now, then = _both(after, before)
             title = f"communication is exposed for {now} after the pass, for {then} before"
             data = {"before_s": before, "after_s": after}
-            return Finding("exposed-communication", CHECK, title, "", None, rank, data)
+            node, detail = _stalls(times[0], times[1])
+            return Finding("exposed-communication", CHECK, title, detail, node, rank, data)
     return None
+
+
+#: Stalls that a detail names, the longest first.
+_MOST_STALLS = 4
+
+
+def _stalls(before: Replay, after: Replay) -> tuple[str | None, str]:
+    """Where compute waits for longer than before: the node where that is most, and some of them in words."""
+    lengths: list[dict[str, float]] = [{}, {}]
+    for found, length in zip((before, after), lengths, strict=True):
+        for stall in found.stalls:
+            length[stall.node] = length.get(stall.node, 0.0) + stall.end_s - stall.start_s
+    then, now = lengths
+    grown = sorted((name for name in now if now[name] > then.get(name, 0.0)), key=lambda n: then.get(n, 0.0) - now[n])
+    awaited = {stall.node: stall.awaited for stall in after.stalls}
+    lines = []
+    for name in grown[:_MOST_STALLS]:
+        longer, shorter = _both(now[name], then.get(name, 0.0))
+        what = "" if awaited[name] in ("", name) else f" for '{awaited[name]}'"
+        lines.append(f"compute waits at '{name}'{what}: {longer}, {shorter} before")
+    return (grown[0] if grown else None), "\n".join(lines)
 
 
 def _judge(original: Program, rewritten: Program, reading: Reading, rank: int) -> Finding | None:

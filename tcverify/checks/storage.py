@@ -74,17 +74,35 @@ class Memory:
         writes: the storages of earlier values that a node writes into.
         unknown: nodes of which it is not known what they write and alias: they count as reading their operands and making
             a value of their own.
+        nbytes: storage → bytes that the values in it reach. Storages of which nothing is known are not in it.
     """
 
     holds: list[tuple[int, ...]]
     writes: list[tuple[int, ...]]
     unknown: list[int]
+    nbytes: dict[int, int]
+
+    def measure(self, value: Any) -> None:
+        """Take a value, as specs, into account in `nbytes`."""
+        if isinstance(value, TensorSpec):
+            if value.alias is not None:
+                self.nbytes[value.alias] = max(self.nbytes.get(value.alias, 0), reach_of(value))
+        elif isinstance(value, (tuple, list, dict)):
+            map_structure(self.measure, value)
+
+
+def reach_of(spec: TensorSpec) -> int:
+    """Bytes of a storage up to the last element of a value that lives in it."""
+    if not spec.numel:
+        return 0
+    last = spec.offset + sum((size - 1) * step for size, step in zip(spec.shape, spec.stride, strict=True))
+    return (last + 1) * spec.dtype.itemsize
 
 
 def memory_of(graph: fx.Graph, constants: Mapping[str, Any]) -> Memory:
     """Return what the nodes of a program's graph hold and write. Linear in the graph; never raises."""
     values = RealValues()
-    memory = Memory([], [], [])
+    memory = Memory([], [], [], {})
     holds: dict[fx.Node, tuple[int, ...]] = {}
     attributes: dict[str, tuple[int, ...]] = {}
     for number, node in enumerate(graph.nodes):
@@ -105,6 +123,8 @@ def memory_of(graph: fx.Graph, constants: Mapping[str, Any]) -> Memory:
                 if described is None:
                     memory.unknown.append(number)
                 held, writes = described or (_apart(node, values), ())
+        if node in values:
+            memory.measure(values[node])
         holds[node] = held
         memory.holds.append(held)
         memory.writes.append(writes)
@@ -179,4 +199,4 @@ def _storages(spec: Any) -> tuple[int, ...]:
     return tuple(dict.fromkeys(found))
 
 
-__all__ = ["Memory", "RealValues", "memory_of"]
+__all__ = ["Memory", "RealValues", "memory_of", "reach_of"]

@@ -129,7 +129,7 @@ class _Reader:
         elif op is not None and op.name == RECORD:
             self._record(number, node)
         else:
-            source = self._source(number, node)
+            source = None if op is not None and op.effect else self._source(number, node)
             if source is None:
                 self._producer[number] = len(self._reading.ops)
                 self._reading.ops.append(self._issue(number, node))
@@ -179,6 +179,7 @@ class _Reader:
             tuple(gates),
             tuple(reads.items()),
             writes,
+            phase=op.phase if op is not None else None,
         )
         self._expects_record = None
         if self._pending:

@@ -24,7 +24,8 @@ def collective_time(kind: str, contribution: float, members: int, interconnect: 
     """Return the seconds that a collective takes by the fastest of its algorithms.
 
     Args:
-        kind: as in `ops.Collective`: "all_reduce", "reduce_scatter", "all_gather", "all_to_all" or "send_recv".
+        kind: as in `ops.Collective`: "all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast" or "send_recv"; or
+            "one_shot_all_reduce", which leaves no choice of algorithm.
         contribution: bytes that each member contributes; of members that contribute differently (all_to_all), this one.
         members: how many ranks take part. One rank alone needs no time.
         interconnect: what connects them; see `DeviceProfile.between`.
@@ -107,12 +108,35 @@ def _all_to_all(n: float, p: int, latency: float, beta: float, direct: bool) -> 
     }
 
 
+def _broadcast(n: float, p: int, latency: float, beta: float, direct: bool) -> dict[str, float]:
+    """n bytes from one member to all others.
+
+    tree: ⌈lg p⌉(α + nβ), for short messages. scattered: n/p bytes to each and an all_gather of them (van de Geijn's algorithm),
+    for long ones: the scatter takes ⌈lg p⌉α + (p − 1)/p · nβ. direct, on a full mesh: α + nβ.
+    """
+    if direct:
+        return {"direct": latency + n * beta}
+    steps = _lg(p) + (0 if _is_power_of_two(p) else 1)
+    gathered = min(_all_gather(n / p, p, latency, beta, direct).values())
+    return {
+        "tree": steps * (latency + n * beta),
+        "scattered": steps * latency + (p - 1) / p * n * beta + gathered,
+    }
+
+
+def _one_shot_all_reduce(n: float, p: int, latency: float, beta: float, direct: bool) -> dict[str, float]:
+    """Every member reads the n bytes of every other: α + (p − 1)nβ, on a full mesh side by side: α + nβ."""
+    return {"one-shot": latency + (1 if direct else p - 1) * n * beta}
+
+
 _TIMES: dict[str, Callable[[float, int, float, float, bool], dict[str, float]]] = {
     "all_reduce": _all_reduce,
     "reduce_scatter": _reduce_scatter,
     "all_gather": _all_gather,
     "all_to_all": _all_to_all,
     "send_recv": _send_recv,
+    "broadcast": _broadcast,
+    "one_shot_all_reduce": _one_shot_all_reduce,
 }
 
 

@@ -107,3 +107,16 @@ SPARSE = {
     "aten::gather": 0,
     "aten::index": 0,
 }
+
+#: Ops that take no time: they move no data.
+INSTANT = frozenset({"inductor::resize_storage_bytes_"})
+
+
+def _copied(values: list[Any]) -> int:
+    """What is copied is read and written; the buffer around it is returned, not touched."""
+    copied: int = sum(math.prod(tensor.shape) * tensor.dtype.itemsize for tensor in values[0])
+    return 2 * copied
+
+
+#: Counts the bytes that an op reads and writes from its arguments, where they are not those of operands and results.
+MOVED: dict[str, Callable[[list[Any]], int]] = {"fsdp::all_gather_copy_in": _copied}

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -21,7 +21,18 @@ from torch import fx
 
 from tcverify.cost.collectives import collective_time
 from tcverify.cost.device import DeviceProfile
-from tcverify.cost.flops import FLOPS_PER_ELEMENT, SPARSE, WORK, Counter, Tensor, Work, elementwise, no_work
+from tcverify.cost.flops import (
+    FLOPS_PER_ELEMENT,
+    INSTANT,
+    MOVED,
+    SPARSE,
+    WORK,
+    Counter,
+    Tensor,
+    Work,
+    elementwise,
+    no_work,
+)
 from tcverify.ops import TensorSpec, lookup
 from tcverify.program.graph import RankConstant, constant_value
 
@@ -31,22 +42,33 @@ MIN_COST_S = 1e-6
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
-def node_cost(node: fx.Node, device: DeviceProfile | None, constants: Mapping[str, Any] = _NOTHING) -> float | None:
-    """Return the seconds that `node` takes, at least `MIN_COST_S`.
+def node_cost(
+    node: fx.Node,
+    device: DeviceProfile | None,
+    constants: Mapping[str, Any] = _NOTHING,
+    groups: Mapping[str, Sequence[int]] = _NOTHING,
+) -> float | None:
+    """Return the seconds that `node` takes, at least `MIN_COST_S`; 0 for what takes no time whatever the device is: waits for
+    asynchronous collectives, and ops that only free or grow a storage.
 
     Args:
         node: a call that does work; which nodes do is for the caller to say. Its metadata and that of its operands hold fake
             tensors or `TensorSpec`s.
         device: what it runs on, if that is known.
         constants: values of the rank constants in its arguments (the graphs of a Program have them).
+        groups: by name, the ranks of the groups that collectives name (`gm.meta["groups"]`). Of a group that is not among them
+            its size counts, where the op says it, as if its members were neighbours.
 
     Returns:
-        `meta["cost_s"]` where it is given; else what the model says, and `MIN_COST_S` where shapes are symbolic or missing;
-        None where there is neither a cost nor a device.
+        The seconds; of the start of an asynchronous collective those from the beginning to the end of its communication.
+        `meta["cost_s"]` where it is given; else what the model says, and `MIN_COST_S` where shapes are symbolic or missing; None
+        where there is neither a cost nor a device.
 
     Raises:
         ProgramError: a rank constant has no value.
     """
+    if takes_no_time(node):
+        return 0.0
     given = node.meta.get("cost_s")
     if given is not None:
         return max(MIN_COST_S, float(given))
@@ -55,11 +77,19 @@ def node_cost(node: fx.Node, device: DeviceProfile | None, constants: Mapping[st
     memo = _MEMOS.get(device)
     if memo is None:
         memo = _MEMOS[device] = {}
-    return _modelled(node, device, constants, memo)
+    return _modelled(node, device, constants, groups, memo)
+
+
+def takes_no_time(node: fx.Node) -> bool:
+    """Whether a call takes no time whatever it is given: a wait, or an op that only frees or grows a storage."""
+    return node.op == "call_function" and _traits_of(node.target).instant
 
 
 def graph_costs(
-    nodes: Iterable[fx.Node], device: DeviceProfile | None, constants: Mapping[str, Any] = _NOTHING
+    nodes: Iterable[fx.Node],
+    device: DeviceProfile | None,
+    constants: Mapping[str, Any] = _NOTHING,
+    groups: Mapping[str, Sequence[int]] = _NOTHING,
 ) -> dict[fx.Node, float] | None:
     """Return the seconds of each of `nodes` that is a call, or None when one has no cost; see `node_cost`.
 
@@ -73,12 +103,14 @@ def graph_costs(
         if not node.op.startswith("call"):
             continue
         given = node.meta.get("cost_s")
-        if given is not None:
+        if takes_no_time(node):
+            costs[node] = 0.0
+        elif given is not None:
             costs[node] = max(MIN_COST_S, float(given))
         elif device is None:
             return None
         else:
-            costs[node] = _modelled(node, device, constants, memo)
+            costs[node] = _modelled(node, device, constants, groups, memo)
     return costs
 
 
@@ -86,15 +118,22 @@ _MEMOS: weakref.WeakKeyDictionary[DeviceProfile, dict[Any, float]] = weakref.Wea
 _MEMO_SIZE = 1 << 16
 
 
-def _modelled(node: fx.Node, device: DeviceProfile, constants: Mapping[str, Any], memo: dict[Any, float]) -> float:
+def _modelled(
+    node: fx.Node,
+    device: DeviceProfile,
+    constants: Mapping[str, Any],
+    groups: Mapping[str, Sequence[int]],
+    memo: dict[Any, float],
+) -> float:
     if node.op != "call_function":
         return MIN_COST_S  # methods and modules: nothing is known of what they do
-    op = _OPS.get(node.target)
-    if op is None:
-        op = _OPS[node.target] = _traits(node.target)
+    op = _traits_of(node.target)
     values: list[Any] = [_seen(argument, constants) for argument in node.args]
     if node.kwargs:
         values += [_seen(node.kwargs.get(name), constants) for name in op.arguments[len(values) :]]
+    if op.named is not None and op.named < len(values):
+        members = groups.get(values[op.named]) if isinstance(values[op.named], str) else None
+        values[op.named] = None if members is None else tuple(members)
     result = _described(node.meta.get("val"))
     key = (node.target, *values, result)
     try:
@@ -153,17 +192,23 @@ def _time(op: _Traits, values: list[Any], result: Any, device: DeviceProfile) ->
     results: list[Tensor] = []
     _tensors(tuple(values), operands)
     _tensors(result, results)
-    if not results or _Unknown in values:
+    if not results and op.returns_nothing:  # what it writes into is among its operands
+        results = operands[-1:]
+        moved = sum(map(_bytes, operands))
+    elif op.moved is not None:
+        moved = op.moved(values)
+    else:
+        moved = sum(map(_bytes, operands)) + sum(map(_bytes, results))
+    if _Unknown in values or (not results and op.name not in _WITHOUT_TENSORS):
         return 0.0
-    moved = sum(map(_bytes, operands)) + sum(map(_bytes, results))
     if op.sparse is not None and type(values[op.sparse]) is Tensor:  # reads what it picks, not the whole table
         moved += min(_bytes(results[0]) - _bytes(values[op.sparse]), 0)
     try:
-        work = op.work(values, results[0])
-        communication = _communication(op, values, results[0], device)
+        work = op.work(values, results[0]) if results else Work()
+        communication = _communication(op, values, results[0], device) if results else None
     except (AttributeError, IndexError, TypeError):  # arguments in another form than the tables expect
         work, communication = Work(), None
-    dtype = operands[0].dtype if operands else results[0].dtype
+    dtype = next((tensor.dtype for tensor in (*operands, *results)), torch.float32)
     compute = max(
         moved / device.memory_rate, work.matmul / device.matmul_rate(dtype), work.vector / device.vector_rate(dtype)
     )
@@ -184,23 +229,42 @@ class _Traits:
     """What the model knows of an op.
 
     Attributes:
+        name: without the overload.
         arguments: their names, where they are known.
         work: counts its FLOPs, from its arguments and its first result.
         resources: as in `ops.Op`.
         collective: the kind of collective that it carries out, if any.
         group: position of the list of members in its arguments, or of the two ranks of send_recv.
         sparse: position of an argument that is read where indices say, and no further.
+        named: position of the name of the group, of ops that give it.
+        sized: position of the number of members, of ops that give it.
+        moved: counts the bytes that are read and written, where they are not those of operands and results.
+        instant: see `takes_no_time`.
+        returns_nothing: whether the op has no result by its signature.
     """
 
+    name: str
     arguments: tuple[str, ...]
     work: Counter
     resources: tuple[str, ...]
     collective: str | None = None
     group: tuple[int, ...] = ()
     sparse: int | None = None
+    named: int | None = None
+    sized: int | None = None
+    moved: Callable[[list[Any]], int] | None = None
+    instant: bool = False
+    returns_nothing: bool = False
 
 
 _OPS: dict[Any, _Traits] = {}
+
+
+def _traits_of(target: Any) -> _Traits:
+    op = _OPS.get(target)
+    if op is None:
+        op = _OPS[target] = _traits(target)
+    return op
 
 
 def _traits(target: Any) -> _Traits:
@@ -214,24 +278,61 @@ def _traits(target: Any) -> _Traits:
     work = WORK.get(base)
     if work is None:
         work = elementwise(FLOPS_PER_ELEMENT.get(short, 1)) if "compute" in op.resources else no_work
-    return _Traits(names, work, op.resources, _COLLECTIVES.get(short), group, SPARSE.get(base))
+    return _Traits(
+        base,
+        names,
+        work,
+        op.resources,
+        NAMED_COLLECTIVES.get(base) if op.group is not None else _COLLECTIVES.get(short),
+        group,
+        SPARSE.get(base),
+        names.index(op.group) if op.group in names else None,
+        names.index("group_size") if "group_size" in names else None,
+        MOVED.get(base),
+        op.phase == "wait" or base in INSTANT,
+        schema is not None and not schema.returns,
+    )
 
 
 def _communication(op: _Traits, values: list[Any], result: Tensor, device: DeviceProfile) -> float | None:
     """Seconds that the collective of an op takes; None when it has none, or one of another form than the tables know."""
-    if op.collective is None or not op.group:
+    if op.collective is None or not (op.group or op.named is not None):
         return None
-    ranks = values[op.group[0]] if len(op.group) == 1 else tuple(values[i] for i in op.group)
+    if op.named is not None:
+        ranks = values[op.named]
+        if ranks is None and op.sized is not None:
+            ranks = tuple(range(values[op.sized]))
+        if ranks is None:
+            return None  # of a group that nobody has said anything about
+    else:
+        ranks = values[op.group[0]] if len(op.group) == 1 else tuple(values[i] for i in op.group)
     interconnect = device.between(ranks) if ranks else None
     if interconnect is None:
         return 0.0  # of one rank
-    contribution: float = _bytes(values[0])
+    several = type(values[0]) is tuple  # coalesced: one message
+    contribution: float = sum(map(_bytes, values[0])) if several else _bytes(values[0])
     if op.collective == "all_to_all":  # whichever is more, what goes out or what comes in
         contribution *= max(sum(values[1]), sum(values[2])) / max(values[0].shape[0], 1)
     elif op.resources == ("compute", "comm"):  # fused: it reduces the product
         contribution = _bytes(result)
     return collective_time(op.collective, contribution, len(ranks), interconnect)
 
+
+#: Ops that communicate without moving data.
+_WITHOUT_TENSORS = frozenset({"p2p::barrier"})
+
+#: Ops that name their group: the form is told by the name.
+NAMED_COLLECTIVES = {
+    f"_c10d_functional::{name}{form}": kind
+    for name, kind, forms in (
+        ("all_reduce", "all_reduce", ("", "_", "_coalesced", "_coalesced_")),
+        ("all_gather_into_tensor", "all_gather", ("", "_coalesced", "_out")),
+        ("reduce_scatter_tensor", "reduce_scatter", ("", "_coalesced", "_out")),
+        ("all_to_all_single", "all_to_all", ("",)),
+        ("broadcast", "broadcast", ("", "_")),
+    )
+    for form in forms
+} | {"symm_mem::one_shot_all_reduce": "one_shot_all_reduce"}
 
 _COLLECTIVES = {
     "all_reduce": "all_reduce",

@@ -58,7 +58,7 @@ def _gathered(x: Tensor, parts: int) -> list[int]:
 def all_reduce(me: int, input: Tensor, reduce_op: str, group_name: Group) -> Steps:
     """Reduce over the group into a new tensor."""
     _member("all_reduce", me, group_name)
-    output = torch.empty_like(input, memory_format=torch.contiguous_format)
+    output = torch.zeros_like(input, memory_format=torch.contiguous_format)
     yield _start("all_reduce", input, output, group_name, reduce_op=reduce_op.lower())
     return output
 
@@ -73,7 +73,7 @@ def all_reduce_(me: int, input: Tensor, reduce_op: str, group_name: Group) -> St
 def all_gather(me: int, input: Tensor, group_size: int, group_name: Group) -> Steps:
     """Concatenation along dim 0 in group order."""
     n = _size("all_gather_into_tensor", group_size, _member("all_gather_into_tensor", me, group_name))
-    output = input.new_empty(_gathered(input, n))
+    output = input.new_zeros(_gathered(input, n))
     yield _start("all_gather", _rows(input), output, group_name, dim=0)
     return output
 
@@ -94,7 +94,7 @@ def _rows(x: Tensor) -> Tensor:
 def reduce_scatter(me: int, input: Tensor, reduce_op: str, group_size: int, group_name: Group) -> Steps:
     """Reduce over the group, then the chunk along dim 0 at this rank's position."""
     n = _size("reduce_scatter_tensor", group_size, _member("reduce_scatter_tensor", me, group_name))
-    output = input.new_empty(_divided("reduce_scatter_tensor", input, n))
+    output = input.new_zeros(_divided("reduce_scatter_tensor", input, n))
     yield _start("reduce_scatter", input, output, group_name, dim=0, reduce_op=reduce_op.lower())
     return output
 
@@ -131,14 +131,14 @@ def all_to_all(
         )
     if sum(splits[0]) != input.shape[0]:
         raise ValueError(f"all_to_all_single splits {list(splits[0])} do not add up to size {input.shape[0]} of dim 0")
-    output = input.new_empty([sum(splits[1]), *input.shape[1:]])
+    output = input.new_zeros([sum(splits[1]), *input.shape[1:]])
     yield _start("all_to_all", input, output, group_name, splits=splits)
     return output
 
 
 def broadcast(me: int, input: Tensor, src: int, group_name: Group) -> Steps:
     """The tensor of the rank at position `src` of the group."""
-    output = torch.empty_like(input, memory_format=torch.contiguous_format)
+    output = torch.zeros_like(input, memory_format=torch.contiguous_format)
     yield _start("broadcast", input, output, group_name, root=_root("broadcast", me, src, group_name))
     return output
 

@@ -58,17 +58,23 @@ def _names(name: str, signature: str) -> tuple[str, ...]:
 
 
 def _agree(ours: Schema, found: Schema) -> bool:
-    shared = _arguments(found)[: len(ours.arguments)]
+    known = len(ours.arguments)
+    shared, more = found.arguments[:known], found.arguments[known:]
     return (
-        shared == _arguments(ours)
-        and all(a.has_default_value() for a in found.arguments[len(shared) :])
-        and all(a.alias_info is None for a in (*found.arguments, *found.returns))
+        _arguments(shared) == _arguments(ours.arguments)
+        and all(a.has_default_value() and a.alias_info is None for a in more)
+        and [_writes(a) for a in (*shared, *found.returns)] == [_writes(a) for a in (*ours.arguments, *ours.returns)]
         and [str(r.type) for r in ours.returns] == [str(r.type) for r in found.returns]
     )
 
 
-def _arguments(schema: Schema) -> list[tuple[Any, ...]]:
-    return [(a.name, str(a.type), a.has_default_value(), a.default_value) for a in schema.arguments]
+def _writes(argument: Any) -> bool | None:
+    """Whether an argument or result is written into; None where it shares no storage."""
+    return None if argument.alias_info is None else bool(argument.alias_info.is_write)
+
+
+def _arguments(arguments: Sequence[Any]) -> list[tuple[Any, ...]]:
+    return [(a.name, str(a.type), a.has_default_value(), a.default_value) for a in arguments]
 
 
 def _within(run: Callable[..., Any], op: Op, found: Schema) -> Callable[..., Any]:

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from tcverify.passes.base import Pass, disabled
+from tcverify.passes.comm_buffers import CommBuffers
 from tcverify.passes.identity import Identity
 from tcverify.passes.multistream import Multistream
 from tcverify.passes.overlap import OVERLAP_PASSES, ReorderForComputeCommOverlap
@@ -14,6 +15,7 @@ BUILTIN: dict[str, Callable[..., Pass]] = {
     "multistream": Multistream,
     **OVERLAP_PASSES,
     "reorder_for_compute_comm_overlap": ReorderForComputeCommOverlap,
+    "comm_buffers": CommBuffers,
     "identity": Identity,
 }
 
@@ -24,12 +26,20 @@ DESCRIPTIONS: dict[str, str] = {
     "sink_waits": "waits for asynchronous collectives stand as late as possible",
     "raise_comms": "asynchronous collectives start as early as possible",
     "reorder_compute_for_overlap": "every start is followed by independent compute for as long as its communication takes",
+    "reorder_communication_preserving_peak_memory": "starts move up, within a budget of memory and where that hides more",
+    "sink_waits_iterative": "waits move down, within a budget of memory and where that hides more",
     "decide_global_ordering_of_comms": "declares the order of all communication, for the passes that come after it",
     "enforce_comm_ordering_for_fsdp": "FSDP's next all_gather or reduce_scatter begins only when the last one is over",
     "remove_fsdp2_unsharded_param_graph_input_usage": "what is copied into FSDP's unsharded parameters is used in their place",
     "reinplace_fsdp_all_gather": "FSDP's all_gathers write into the buffer that the shards were copied into",
     "reorder_for_compute_comm_overlap": "runs a list of the passes that move communication and compute, one after the other",
+    "comm_buffers": "operands of collectives live in registered buffers at fixed places, and all_reduces take the form for it",
     "identity": "changes nothing: what must never be refuted",
+}
+
+#: Which strategy draws programs that give a pass something to do, where that is not the default one.
+SUITED: dict[str, str] = {
+    name: "functional" for name in (*OVERLAP_PASSES, "reorder_for_compute_comm_overlap", "comm_buffers")
 }
 
 #: What is verified when no pass is named: each pass, and what compilers run one after the other.
@@ -40,6 +50,8 @@ __all__ = [
     "DEFAULT",
     "DESCRIPTIONS",
     "OVERLAP_PASSES",
+    "SUITED",
+    "CommBuffers",
     "Identity",
     "Multistream",
     "Pass",

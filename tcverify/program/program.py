@@ -124,7 +124,8 @@ class Program:
     def graph_module(self, rank: int) -> fx.GraphModule:
         """Return a new GraphModule of what `rank` runs: what a pass is given.
 
-        `meta["streams"]` holds the stream settings, `meta["groups"]` this rank's groups: mesh dim → ranks in group order.
+        `meta["streams"]` holds the stream settings, `meta["groups"]` this rank's groups: mesh dim → ranks in group order, and
+        `meta["alike"]` whether all ranks run this graph, up to rank constants.
         """
         return self._given(rank, self.graph(rank))
 
@@ -136,6 +137,7 @@ class Program:
     def _given(self, rank: int, graph: fx.Graph) -> fx.GraphModule:
         module = _lazy_module(self._module(rank) or {}, graph)
         module.meta["groups"] = {dim.name: dim.group(rank) for dim in self.mesh.dims}
+        module.meta["alike"] = len(self.graphs) == 1
         if self.streams is not None:
             module.meta["streams"] = self.streams
         return module

@@ -13,6 +13,9 @@ from tcverify.passes.overlap.graph import (
     is_valid_order,
     placed,
 )
+from tcverify.passes.overlap.iterative import IterativePass
+from tcverify.passes.overlap.iterative_raising import ReorderCommunicationPreservingPeakMemory
+from tcverify.passes.overlap.iterative_sinking import SinkWaitsIterative
 from tcverify.passes.overlap.registry import OVERLAP_PASSES
 from tcverify.passes.overlap.reordering import (
     DecideGlobalOrderingOfComms,
@@ -29,15 +32,18 @@ __all__ = [
     "Communication",
     "DecideGlobalOrderingOfComms",
     "EnforceCommOrderingForFsdp",
+    "IterativePass",
     "Kind",
     "OverlapPass",
     "RaiseComms",
     "ReinplaceFsdpAllGather",
     "RemoveFsdp2UnshardedParamGraphInputUsage",
+    "ReorderCommunicationPreservingPeakMemory",
     "ReorderComputeForOverlap",
     "ReorderForComputeCommOverlap",
     "Runtimes",
     "SinkWaits",
+    "SinkWaitsIterative",
     "aligned",
     "comm_graph",
     "is_gemm_like",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -56,7 +57,7 @@ class EnforceCommOrderingForFsdp(Pass):
         for pattern, blocks in chains.items():
             for block in blocks:
                 order.gather(block.before)
-            for first, second in zip(blocks, [*blocks[1:], None], strict=True):
+            for first, second in itertools.zip_longest(blocks, blocks[1:]):
                 if second is None:
                     order.gather(first.behind)
                 elif order.put_behind(second.before, first.behind):

@@ -143,7 +143,7 @@ class DecideGlobalOrderingOfComms(Pass):
     """
 
     name = "decide_global_ordering_of_comms"
-    contract: ClassVar[Contract] = Contract(idempotent=True, identity=True, order=True, collective_order=True)
+    contract: ClassVar[Contract] = Contract(idempotent=True, order=True, collective_order=True)
     PATTERNS = ("declared",)
 
     def rewrite(self, graph: fx.Graph) -> Iterable[fx.Node]:

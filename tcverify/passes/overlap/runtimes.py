@@ -35,6 +35,8 @@ def runtimes(found: CommGraph, device: DeviceProfile | None = None) -> dict[fx.N
     """
     if device is None:
         device = _device(found)
+    owner = found.nodes[0].graph.owning_module if found.nodes else None
+    groups: Mapping[str, Sequence[int]] = getattr(owner, "meta", {}).get("groups") or {}
     times: dict[fx.Node, float] = {}
     for node in found.nodes:
         if found.kind(node) in ("wait", "free"):
@@ -44,7 +46,7 @@ def runtimes(found: CommGraph, device: DeviceProfile | None = None) -> dict[fx.N
         if given is not None and not _is_time(given):
             log.info("times are not known: the cost of '%s' is %s, which is no time", node.name, str(given)[:40])
             return None
-        cost = node_cost(node, device)
+        cost = node_cost(node, device, groups=groups)
         if cost is None:
             log.info("times are not known: '%s' has no cost, and there is no device to estimate it for", node.name)
             return None

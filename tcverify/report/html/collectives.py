@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from tcverify.execution import Call, Run
 from tcverify.ops import Collective, mismatch
@@ -145,20 +146,36 @@ def _match(run: Run) -> tuple[list[dict[int, Call]], dict[int, Call]]:
     while candidates:
         step: dict[int, Call] = {}
         for rank in sorted(candidates):
-            if rank in step or not queues[rank]:
-                continue
-            group = queues[rank][0].collective.communicator
-            fronts = {m: queues[m][0] for m in group if queues.get(m) and m not in step}
-            joined = len(fronts) == len(group) and all(c.collective.communicator == group for c in fronts.values())
-            if joined and mismatch([fronts[m].collective for m in group]) is None:
-                step.update(fronts)
-        for rank in step:
-            queues[rank].popleft()
+            if rank not in step and queues[rank]:
+                step.update(_meeting(queues, queues[rank][0], [m for m in queues if m not in step], depth=1))
+        crossed = not step
+        if crossed:  # asynchronous calls on several communicators may be issued in another order on another rank
+            for queue in queues.values():
+                step = step or (_meeting(queues, queue[0], list(queues), depth=None) if queue else {})
+        for rank, call in step.items():
+            queues[rank].remove(call)
         if step:
             steps.append(step)
-        candidates = set(step)
+        candidates = set(queues) if crossed and step else set(step)
         candidates |= {m for r in step if queues[r] for m in queues[r][0].collective.communicator if m in queues}
     return steps, {rank: queue[0] for rank, queue in queues.items() if queue}
+
+
+def _meeting(queues: Mapping[int, deque[Call]], call: Call, free: Sequence[int], depth: int | None) -> dict[int, Call]:
+    """The members' calls that meet `call`, by rank; none where one is missing.
+
+    Args:
+        free: ranks that may take part.
+        depth: how many calls of each queue are looked at.
+    """
+    found: dict[int, Call] = {}
+    for member in call.collective.communicator:
+        ahead = islice(queues[member], depth) if member in free else ()
+        other = next((c for c in ahead if c.collective.channel == call.collective.channel), None)
+        if other is None:
+            return {}
+        found[member] = other
+    return {} if mismatch([c.collective for c in found.values()]) is not None else found
 
 
 def _cell(call: Call | None, state: str) -> Cell | None:
@@ -166,6 +183,8 @@ def _cell(call: Call | None, state: str) -> Cell | None:
         return None
     collective = call.collective
     group = str(list(collective.communicator))
+    if collective.group is not None:
+        group = f"'{plain(collective.group)}' {group}"
     return Cell(state, collective.kind, group, contribution(collective), plain(call.node))
 
 

@@ -1,0 +1,135 @@
+"""Asynchrony: what is under way while the nodes of a rank's graph run, and which of them come too close to it.
+
+Between a start and the first wait on the storage that it writes, nothing else may read or write that storage, and nothing may
+write into what the start reads. Later waits on the same storage have nothing left to wait for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from tcverify.checks.accesses import Accesses, Step
+
+
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """One transfer of a start. `number` tells transfers of one start apart."""
+
+    start: int
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Hazard:
+    """A node that comes too close to what is under way.
+
+    Attributes:
+        flight: what is under way.
+        node: index of the node that comes too close.
+        access: "reads", "writes into" or "frees".
+        racing: "completion", where the node touches what is still to be written, or "input", where it changes what may still
+            be read.
+        storage: the one that both touch.
+    """
+
+    flight: Flight
+    node: int
+    access: str
+    racing: str
+    storage: int
+
+
+@dataclass(slots=True)
+class Asynchrony:
+    """What is asynchronous in a graph. Nodes are named by their indices.
+
+    Attributes:
+        landed: transfer → the wait that completes it.
+        lost: transfers for which nobody waits → the storages that they write.
+        idle: waits that have nothing to wait for → their storages.
+        hazards: in graph order; of each node, storage and kind of access the latest transfer that it races with.
+    """
+
+    landed: dict[Flight, int] = field(default_factory=dict)
+    lost: dict[Flight, tuple[int, ...]] = field(default_factory=dict)
+    idle: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    hazards: list[Hazard] = field(default_factory=list)
+
+
+class _Air:
+    """What is under way: by the storages that are written, and by those that are read."""
+
+    def __init__(self) -> None:
+        self.arriving: dict[int, dict[Flight, None]] = {}
+        self.leaving: dict[int, dict[Flight, None]] = {}
+
+    def depart(self, flight: Flight, source: tuple[int, ...], target: tuple[int, ...]) -> None:
+        for storage in target:
+            self.arriving.setdefault(storage, {})[flight] = None
+        for storage in source:
+            self.leaving.setdefault(storage, {})[flight] = None
+
+    def land(self, flight: Flight, source: tuple[int, ...], target: tuple[int, ...]) -> None:
+        for by, storages in ((self.arriving, target), (self.leaving, source)):
+            for storage in storages:
+                flights = by.get(storage, {})
+                flights.pop(flight, None)
+                if not flights:
+                    by.pop(storage, None)
+
+
+def asynchrony_of(accesses: Accesses) -> Asynchrony:
+    """Follow what is under way through a graph. Linear in the graph."""
+    found, air = Asynchrony(), _Air()
+    steps = accesses.steps
+    for index, step in enumerate(steps):
+        if step.awaits:
+            flights = dict.fromkeys(f for storage in step.awaits for f in air.arriving.get(storage, ()))
+            if not flights:
+                found.idle[index] = step.awaits
+            for flight in flights:
+                transfer = steps[flight.start].transfers[flight.number]
+                air.land(flight, transfer.source, transfer.target)
+                found.landed[flight] = index
+            continue
+        for access, racing, storage in _accesses(step):
+            flights = (air.arriving if racing == "completion" else air.leaving).get(storage, {})
+            if flights:
+                found.hazards.append(Hazard(next(reversed(flights)), index, access, racing, storage))
+        for number, transfer in enumerate(step.transfers):
+            air.depart(Flight(index, number), transfer.source, transfer.target)
+        if step.op == "output":
+            break
+    for index, step in enumerate(steps):
+        for number, transfer in enumerate(step.transfers):
+            flight = Flight(index, number)
+            if flight not in found.landed:
+                found.lost[flight] = transfer.target
+    _returned(accesses, found, air)
+    return found
+
+
+def _accesses(step: Step) -> list[tuple[str, str, int]]:
+    """(access, what it can race with, storage) of a step, each once."""
+    reads: dict[int, None] = dict.fromkeys(step.reads)
+    writes: dict[int, None] = dict.fromkeys(step.writes)
+    for transfer in step.transfers:
+        reads.update(dict.fromkeys(transfer.source))
+        writes.update(dict.fromkeys(s for s in transfer.target if s not in step.holds or s in step.touches))
+    found = [("reads", "completion", storage) for storage in reads if storage not in writes]
+    for access, storages in (("writes into", writes), ("frees", step.resized)):
+        found += [(access, racing, storage) for storage in storages for racing in ("completion", "input")]
+    return found
+
+
+def _returned(accesses: Accesses, found: Asynchrony, air: _Air) -> None:
+    """The caller reads inputs too that the graph writes into, when it has come to its end."""
+    end = len(accesses.steps) - 1
+    for storage in accesses.inputs:
+        if storage not in accesses.outputs:
+            flights = air.arriving.get(storage)
+            if flights:
+                found.hazards.append(Hazard(next(reversed(flights)), end, "reads", "completion", storage))
+
+
+__all__ = ["Asynchrony", "Flight", "Hazard", "asynchrony_of"]

@@ -1,0 +1,150 @@
+"""Calls: which collectives of which communicators a rank's graph issues, as far as the graph says so, and in which order."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import fx
+from torch.fx.node import map_aggregate
+
+from tcverify.ops import Op, lookup, schema_of
+from tcverify.program import Program, RankConstant
+from tcverify.program.finding import Finding
+from tcverify.program.graph import constant_value
+
+CHECK = "order"
+
+#: Kinds of collectives, as the names of ops contain them; what is found first counts.
+_KINDS = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "alltoall")
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call: the node, its kind, and its group as text."""
+
+    node: str
+    kind: str
+    group: str
+
+
+def calls_of(program: Program, rank: int) -> tuple[list[Call], list[Call]]:
+    """The collectives of a rank, and its ops with an effect, each in graph order. Coalesced collectives count one by one."""
+    binding = program.ranks[rank]
+    collectives: list[Call] = []
+    effects: list[Call] = []
+    for node, op in _calling(program.graphs[binding.graph]):
+        given = _given(node, binding.constants)
+        if op.effect:
+            effects.append(Call(node.name, op.name.split("::")[-1], _group(op, given, program, rank)))
+            continue
+        kind = next((kind for kind in _KINDS if kind in op.name), op.name.split("::")[-1])
+        first = next(iter(given.values()), None)
+        number = len(first) if op.phase == "start" and isinstance(first, (list, tuple)) else 1
+        collectives += [Call(node.name, kind, _group(op, given, program, rank))] * number
+    return collectives, effects
+
+
+def _calling(graph: fx.Graph) -> list[tuple[fx.Node, Op]]:
+    """The nodes that communicate or have an effect, with their ops. Remembered: graphs of programs do not change."""
+    found = _CALLING.get(graph)
+    if found is None:
+        ops = [(node, lookup(node.target)) for node in graph.nodes if node.op == "call_function"]
+        found = [(node, op) for node, op in ops if (op.collective or op.effect) and op.phase != "wait"]
+        _CALLING[graph] = found
+    return found
+
+
+_CALLING: weakref.WeakKeyDictionary[fx.Graph, list[tuple[fx.Node, Op]]] = weakref.WeakKeyDictionary()
+
+
+def _given(node: fx.Node, constants: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments by name; nodes stay nodes."""
+
+    def known(value: Any) -> Any:
+        return constant_value(value, constants) if isinstance(value, RankConstant) else value
+
+    schema = schema_of(node.target)
+    names = [argument.name for argument in schema.arguments] if schema is not None else []
+    return {**dict(zip(names, map_aggregate(node.args, known), strict=False)), **map_aggregate(node.kwargs, known)}
+
+
+def _group(op: Op, given: Mapping[str, Any], program: Program, rank: int) -> str:
+    if op.group is not None:
+        name = given.get(op.group)
+        ranks = next((list(dim.group(rank)) for dim in program.mesh.dims if dim.name == name), None)
+        return f"'{name}'" if ranks is None else str(ranks)
+    if "peer" in given:
+        return f"with rank {given['peer']}"
+    group = given.get("rank_group")
+    if group is None and "source_rank" in given:
+        group = [given["source_rank"], given.get("target_rank")]
+    return str(list(group)) if isinstance(group, (list, tuple)) else str(group)
+
+
+def reordered_collectives(original: Program, rewritten: Program) -> Finding | None:
+    """The first collective of a communicator, or op with an effect, that does not come in its turn, on the lowest rank."""
+    judged = set()
+    for rank in range(original.world_size):
+        old, new = original.ranks[rank], rewritten.ranks[rank]
+        key = (old.graph, new.graph, repr(sorted(old.constants.items())), repr(sorted(new.constants.items())))
+        if key in judged:
+            continue
+        judged.add(key)
+        (before, before_effects), (after, after_effects) = calls_of(original, rank), calls_of(rewritten, rank)
+        for group in dict.fromkeys(call.group for call in (*before, *after)):
+            mine, theirs = ([call for call in calls if call.group == group] for calls in (before, after))
+            finding = _compare(mine, theirs, f"collective of group {group}", rank)
+            if finding is not None:
+                return finding
+        finding = _compare(before_effects, after_effects, "op with an effect", rank)
+        if finding is not None:
+            return finding
+    return None
+
+
+def _compare(before: list[Call], after: list[Call], what: str, rank: int) -> Finding | None:
+    same_nodes = {call.node for call in before} == {call.node for call in after}
+    for number, (mine, theirs) in enumerate(zip(before, after, strict=False)):
+        if (mine.kind, mine.group) == (theirs.kind, theirs.group) and (not same_nodes or mine.node == theirs.node):
+            continue
+        title = (
+            f"'{theirs.node}' ({theirs.kind}) is now {what} number {number + 1}, where '{mine.node}' ({mine.kind}) was"
+        )
+        return _finding(title, before, after, number, theirs.node, rank)
+    if len(before) == len(after):
+        return None
+    number = min(len(before), len(after))
+    if len(before) > len(after):
+        call = before[number]
+        return _finding(
+            f"{what} number {number + 1}, '{call.node}' ({call.kind}), is gone", before, after, number, None, rank
+        )
+    call = after[number]
+    return _finding(
+        f"'{call.node}' ({call.kind}) is one {what} more than before", before, after, number, call.node, rank
+    )
+
+
+#: Calls that a detail shows around the one that it is about.
+_AROUND = 4
+
+
+def _finding(title: str, before: list[Call], after: list[Call], number: int, node: str | None, rank: int) -> Finding:
+    lines = ["the pass promises that the collectives of each communicator, and ops with an effect, keep their order"]
+    start = max(0, number - _AROUND)
+    for when, calls in (("before", before), ("after", after)):
+        shown = [f"{call.kind} '{call.node}'" for call in calls[start : number + _AROUND]]
+        more = " …" if len(calls) > number + _AROUND else ""
+        lines.append(f"{when}: {'… ' if start else ''}{', '.join(shown)}{more}")
+    data = {
+        "number": number + 1,
+        "before": [c.node for c in before[number : number + 1]],
+        "after": [c.node for c in after[number : number + 1]],
+    }
+    return Finding("reordered-collectives", CHECK, title, "\n".join(lines), node, rank, data)
+
+
+__all__ = ["Call", "calls_of", "reordered_collectives"]

@@ -1,0 +1,86 @@
+"""Extremes of asynchrony: a program whose collectives read and write at other times than at their starts.
+
+`asynchrony.TIMINGS` says which extremes there are. All collectives at one extreme show most races; a race between two
+collectives that are under way side by side shows only where one is early and the other late, so mixtures are played too.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from tcverify.execution.asynchrony import TIMINGS, Timing
+from tcverify.execution.executor import Comparison, Run
+from tcverify.execution.lockstep import Lockstep
+from tcverify.execution.plan import plans_of
+from tcverify.program import Program
+
+#: Mixtures that are played, and on deep verification.
+MIXTURES, DEEP_MIXTURES = 2, 12
+
+
+@dataclass(frozen=True, slots=True)
+class Extreme:
+    """A program at one extreme.
+
+    Attributes:
+        words: when its collectives read and write.
+        timing: the same as executors take it.
+        comparison: of the original, with collectives that read and write where they start, with the program at the extreme.
+    """
+
+    words: str
+    timing: str | Timing
+    comparison: Comparison
+
+
+#: What `Extreme.words` says of a timing.
+WORDS = {
+    "wait": "collectives read and write at their waits",
+    "apart": "collectives read where they start and write at their waits",
+}
+
+
+def is_asynchronous(program: Program) -> bool:
+    """Whether some graph of a program starts collectives that it waits for later."""
+    return any(plan.asynchronous for plan in plans_of(program))
+
+
+def starts_of(program: Program) -> list[str]:
+    """Names of the nodes that start asynchronous collectives, each once."""
+    return list(dict.fromkeys(s.name for plan in plans_of(program) for s in plan.steps if s.op.phase == "start"))
+
+
+def play_extremes(baseline: Run, program: Program, executor: Lockstep, *, deep: bool = False) -> list[Extreme]:
+    """Run a program at the extremes, and compare it with the original's run.
+
+    Raises:
+        UnsupportedOp: an op has no meaning.
+    """
+    mixtures = 0 if len(starts_of(program)) < 2 else DEEP_MIXTURES if deep else MIXTURES
+    return [play(baseline, program, executor, words, timing) for words, timing in _timings(mixtures)]
+
+
+def play(baseline: Run, program: Program, executor: Lockstep, words: str, timing: str | Timing) -> Extreme:
+    """Run a program at one extreme."""
+    return Extreme(words, timing, executor.compare_runs(baseline, executor.run(program, timing=timing)))
+
+
+def _timings(mixtures: int) -> Iterator[tuple[str, str | Timing]]:
+    yield from ((words, timing) for timing, words in WORDS.items())
+    for number in range(mixtures):
+        yield "some collectives read and write where they start, and some at their waits", _mixture(number)
+
+
+def _mixture(number: int) -> Callable[[int, str], str]:
+    """A timing that depends on the node's name; the odd one is that of the even one before, turned round."""
+
+    def of(rank: int, node: str) -> str:
+        chosen = zlib.crc32(f"{number // 2}:{node}".encode()) % 2
+        return TIMINGS[0] if chosen == number % 2 else TIMINGS[1]
+
+    return of
+
+
+__all__ = ["Extreme", "is_asynchronous", "play", "play_extremes", "starts_of"]

@@ -1,0 +1,163 @@
+"""Where communication buffers lie: one place for each, the same in every iteration and on every rank of its group.
+
+Where all ranks run one graph, they all come to the same plan, and buffers that are never needed at the same time may share a
+place. Where they may not, a rank can count on nothing but the order and the sizes of the collectives of a group, in which its
+members agree: then every operand of every collective has a place of its own, in that order, whether this rank uses it or not,
+and every group has a region of its own.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from heapq import heappop, heappush
+
+from torch import fx
+
+#: Bytes of the region of a group, where ranks may run other graphs.
+REGION = 1 << 36
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a plan has to find a place for.
+
+    Attributes:
+        node: makes the value that lives there; None for the place of an operand that lives elsewhere on this rank.
+        group: of the collectives that use it.
+        nbytes: its size.
+        birth, death: first and last position in the graph at which it is needed.
+        collectives: names of the nodes that communicate from it.
+    """
+
+    node: fx.Node | None
+    group: str
+    nbytes: int
+    birth: int
+    death: int
+    collectives: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """A buffer that has found its place, at `offset` bytes. See `Wanted`."""
+
+    node: str
+    group: str
+    offset: int
+    nbytes: int
+    birth: int
+    death: int
+    collectives: tuple[str, ...]
+
+    def clashes(self, other: Buffer) -> bool:
+        """Whether both are needed at the same time, and lie in the same bytes."""
+        together = self.birth <= other.death and other.birth <= self.death
+        return together and self.offset < other.offset + other.nbytes and other.offset < self.offset + self.nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class BufferPlan:
+    """All buffers of a graph, in the order of their collectives.
+
+    Attributes:
+        reuses: whether buffers that are never needed together may share a place.
+        nbytes: of all regions, each up to the end of its last buffer.
+    """
+
+    buffers: tuple[Buffer, ...] = ()
+    reuses: bool = False
+    nbytes: int = 0
+
+    def __str__(self) -> str:
+        """The plan as a table."""
+        rows = [("buffer", "group", "offset", "bytes", "live", "collectives")]
+        for b in self.buffers:
+            live = f"{b.birth}-{b.death}"
+            rows.append((b.node, b.group, str(b.offset), str(b.nbytes), live, ", ".join(b.collectives)))
+        widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+        how = "places are shared" if self.reuses else "every buffer has its own place"
+        return "\n".join([*lines, f"{len(self.buffers)} buffers in {self.nbytes} bytes; {how}"])
+
+
+def plan_buffers(
+    wanted: Sequence[Wanted], groups: Iterable[str], alignment: int, *, alike: bool, reuse: bool
+) -> BufferPlan:
+    """Find a place for everything that is wanted.
+
+    Args:
+        wanted: in the order of the collectives that use it first.
+        groups: names of all groups of the mesh.
+        alignment: of which offsets are multiples, in bytes.
+        alike: whether all ranks run this graph.
+        reuse: whether buffers that are never needed together may share a place, where ranks are alike.
+    """
+    if alike:
+        used = [one for one in wanted if one.node is not None]
+        offsets = pack(used, alignment) if reuse else in_a_row(used, alignment)
+        total = max((offset + one.nbytes for offset, one in zip(offsets, used, strict=True)), default=0)
+        return BufferPlan(_placed(used, offsets), reuse, total)
+    buffers: dict[int, Buffer] = {}
+    total = 0
+    for number, group in enumerate(sorted({*groups, *(one.group for one in wanted)})):
+        members = [(i, one) for i, one in enumerate(wanted) if one.group == group]
+        offsets = in_a_row([one for _, one in members], alignment)
+        start = -(-number * REGION // alignment) * alignment
+        for (i, one), offset in zip(members, offsets, strict=True):
+            if one.node is not None and offset + one.nbytes <= REGION - alignment:
+                (buffers[i],) = _placed([one], [start + offset])
+        total += max((buffers[i].offset - start + one.nbytes for i, one in members if i in buffers), default=0)
+    return BufferPlan(tuple(buffers[i] for i in sorted(buffers)), False, total)
+
+
+def in_a_row(wanted: Sequence[Wanted], alignment: int) -> list[int]:
+    """Offsets one behind the other."""
+    offsets, end = [], 0
+    for one in wanted:
+        offsets.append(end)
+        end += aligned(one.nbytes, alignment)
+    return offsets
+
+
+def pack(wanted: Sequence[Wanted], alignment: int) -> list[int]:
+    """Offsets such that no two that are needed at the same time overlap.
+
+    In the order of their births, each takes the smallest gap that it fits into, the lowest of equal ones, or what lies behind all
+    that is live.
+    """
+    offsets = [0] * len(wanted)
+    live: list[tuple[int, int]] = []  # (offset, end), by offset
+    ends: list[tuple[int, int, int]] = []  # (death, offset, end)
+    for number in sorted(range(len(wanted)), key=lambda i: (wanted[i].birth, i)):
+        one = wanted[number]
+        while ends and ends[0][0] < one.birth:
+            _, offset, end = heappop(ends)
+            live.remove((offset, end))
+        size = aligned(one.nbytes, alignment)
+        best: tuple[int, int] | None = None
+        free = 0
+        for offset, end in live:
+            gap = offset - free
+            if gap >= size and (best is None or gap < best[0]):
+                best = gap, free
+            free = end
+        place = best[1] if best is not None else free
+        offsets[number] = place
+        insort(live, (place, place + size))
+        heappush(ends, (one.death, place, place + size))
+    return offsets
+
+
+def aligned(nbytes: int, alignment: int) -> int:
+    """The next multiple of the alignment."""
+    return -(-nbytes // alignment) * alignment
+
+
+def _placed(wanted: Sequence[Wanted], offsets: Sequence[int]) -> tuple[Buffer, ...]:
+    return tuple(
+        Buffer(one.node.name, one.group, offset, one.nbytes, one.birth, one.death, one.collectives)
+        for one, offset in zip(wanted, offsets, strict=True)
+        if one.node is not None
+    )
