@@ -39,7 +39,8 @@ DESCRIPTIONS: dict[str, str] = {
 
 #: Which strategy draws programs that give a pass something to do, where that is not the default one.
 SUITED: dict[str, str] = {
-    name: "functional" for name in (*OVERLAP_PASSES, "reorder_for_compute_comm_overlap", "comm_buffers")
+    name: "fsdp" if "fsdp" in name else "functional"
+    for name in (*OVERLAP_PASSES, "reorder_for_compute_comm_overlap", "comm_buffers")
 }
 
 #: What is verified when no pass is named: each pass, and what compilers run one after the other.
