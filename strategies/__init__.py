@@ -11,6 +11,7 @@
 | functional | programs whose collectives start and are waited for later, with opaque communication and writes around them |
 | data-parallel | functional programs that begin with layers, their gradients and the reductions of those |
 | async-tp | functional programs that begin with products in chunks, each beside the collective of another |
+| fsdp | layers whose parameters are gathered, used and freed, and gradients that are reduced and scattered |
 
 Every drawn program is well-typed: it runs in lockstep on every rank, and its outputs are finite. Its metadata is right, but for
 near misses and aimed programs labelled missing-metadata or stale-metadata.
@@ -24,7 +25,7 @@ from dataclasses import dataclass
 from hypothesis import strategies as st
 
 from tcverify.program import Mesh, Program
-from tcverify.strategies import aimed, functional, near_miss, overlap, timing, wild
+from tcverify.strategies import aimed, fsdp, functional, near_miss, overlap, timing, wild
 from tcverify.strategies.choices import WIDTH, decode_choices, weighted
 from tcverify.strategies.functional import large_functional_program
 from tcverify.strategies.meshes import WORLD_SIZES, all_meshes
@@ -70,6 +71,7 @@ _ASYNCHRONOUS = {
     "functional": Decoder(functional.decode_functional, functional.WIDTH),
     "data-parallel": Decoder(functional.decode_data_parallel, functional.WIDTH),
     "async-tp": Decoder(functional.decode_async_tp, functional.WIDTH),
+    "fsdp": Decoder(fsdp.decode_fsdp, fsdp.WIDTH),
 }
 
 #: What turns bytes into programs, by the name of the strategy.
@@ -126,6 +128,11 @@ def overlap_programs(mesh: Mesh | None = None, world_size: int | None = None) ->
     return _programs("overlap", mesh, world_size)
 
 
+def fsdp_programs(mesh: Mesh | None = None, world_size: int | None = None) -> st.SearchStrategy[Program]:
+    """Draw programs of sharded parameters, as traced FSDP has them. Arguments as of `transformer_programs`."""
+    return _programs("fsdp", mesh, world_size)
+
+
 def mixed_programs(mesh: Mesh | None = None, world_size: int | None = None) -> st.SearchStrategy[Program]:
     """Draw programs of all kinds, close to half of them structured. Arguments as of `transformer_programs`."""
     return _programs("mixed", mesh, world_size)
@@ -157,6 +164,7 @@ STRATEGIES: dict[str, Callable[..., st.SearchStrategy[Program]]] = {
     "functional": functional_programs,
     "data-parallel": data_parallel_programs,
     "async-tp": async_tp_programs,
+    "fsdp": fsdp_programs,
 }
 
 #: The one that is drawn from unless another is asked for.
@@ -173,6 +181,7 @@ __all__ = [
     "async_tp_programs",
     "data_parallel_programs",
     "decode",
+    "fsdp_programs",
     "functional_programs",
     "large_functional_program",
     "mixed_programs",
