@@ -107,6 +107,40 @@ class Accesses:
 _KNOWN: weakref.WeakKeyDictionary[fx.Graph, tuple[list[str], dict[Any, Accesses]]] = weakref.WeakKeyDictionary()
 
 
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """What a graph has that checks of order and memory are about.
+
+    Attributes:
+        starts: asynchronous collectives.
+        frees: explicit frees or allocations.
+        buffers: values with a place in a communication buffer.
+        declares: nodes that declare after which others they come.
+    """
+
+    starts: bool
+    frees: bool
+    buffers: bool
+    declares: bool
+
+
+def traits_of(graph: fx.Graph) -> Traits:
+    """Return what a graph has. Remembered, and cheap: most graphs have none of it, and then nothing more is looked at."""
+    found = _TRAITS.get(graph)
+    if found is None:
+        ops = [lookup(node.target) for node in graph.nodes if node.op == "call_function"]
+        found = _TRAITS[graph] = Traits(
+            starts=any(op.phase == "start" for op in ops),
+            frees=any(op.name == RESIZE for op in ops),
+            buffers=any("comm_buffer" in node.meta for node in graph.nodes),
+            declares=any("after" in node.meta for node in graph.nodes),
+        )
+    return found
+
+
+_TRAITS: weakref.WeakKeyDictionary[fx.Graph, Traits] = weakref.WeakKeyDictionary()
+
+
 def accesses_of(program: Program, rank: int) -> Accesses:
     """Return what a rank's graph does. Remembered: ranks share it unless rank constants say what is touched."""
     binding = program.ranks[rank]
@@ -229,4 +263,4 @@ def _transfers(
     return (Transfer(tuple(dict.fromkeys(s for source in sources for s in source)), made),)
 
 
-__all__ = ["RESIZE", "Accesses", "Step", "Transfer", "accesses_of", "distinct_pairs"]
+__all__ = ["RESIZE", "Accesses", "Step", "Traits", "Transfer", "accesses_of", "distinct_pairs", "traits_of"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 
-from tcverify.checks.accesses import Accesses, distinct_pairs
+from tcverify.checks.accesses import Accesses, distinct_pairs, traits_of
 from tcverify.checks.asynchrony import Asynchrony, Flight, Hazard, asynchrony_of
 from tcverify.checks.calls import reordered_collectives
 from tcverify.checks.evidence import Evidence
@@ -27,6 +27,10 @@ def check_order(evidence: Evidence) -> list[Finding | Doubt]:
     """
     original, rewritten = evidence.pair.original, evidence.pair.rewritten
     if rewritten is None or rewritten is original:
+        return []
+    promises = evidence.contract.order or evidence.contract.collective_order
+    traits = [traits_of(graph) for graph in rewritten.graphs]
+    if not promises and not any(graph.starts or graph.declares for graph in traits):
         return []
     found: dict[str, Finding] = {}
     for rank, before, after in distinct_pairs(original, rewritten):

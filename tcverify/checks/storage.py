@@ -84,12 +84,11 @@ class Memory:
 
     def measure(self, value: Any) -> None:
         """Take a value, as specs, into account in `nbytes`."""
-
-        def reach(spec: Any) -> None:
-            if isinstance(spec, TensorSpec) and spec.alias is not None:
-                self.nbytes[spec.alias] = max(self.nbytes.get(spec.alias, 0), reach_of(spec))
-
-        map_structure(reach, value)
+        if isinstance(value, TensorSpec):
+            if value.alias is not None:
+                self.nbytes[value.alias] = max(self.nbytes.get(value.alias, 0), reach_of(value))
+        elif isinstance(value, (tuple, list, dict)):
+            map_structure(self.measure, value)
 
 
 def reach_of(spec: TensorSpec) -> int:
