@@ -161,9 +161,10 @@ def _mismatch(program: Program, places: dict[int, dict[int, Place]]) -> Finding 
 
 
 def _buffers(step: Step, places: dict[int, Place]) -> list[tuple[int, int] | None]:
-    """Offset and bytes of the operands and the result of a collective, None for those that lie elsewhere."""
-    storages = dict.fromkeys((*step.touches, *step.holds))
-    return [(places[s].offset, places[s].nbytes) if s in places else None for s in storages]
+    """Offset and bytes of the operands of a collective, None for those that lie elsewhere. Where the result goes is a matter of
+    each rank: one may reduce in place, and another not."""
+    sources = [s for transfer in step.transfers for s in transfer.source] or step.touches
+    return [(places[s].offset, places[s].nbytes) if s in places else None for s in sources]
 
 
 def _told(found: list[tuple[int, int] | None]) -> str:

@@ -29,6 +29,7 @@ DESCRIPTIONS: dict[str, str] = {
     "reorder_communication_preserving_peak_memory": "starts move up, within a budget of memory and where that hides more",
     "sink_waits_iterative": "waits move down, within a budget of memory and where that hides more",
     "decide_global_ordering_of_comms": "declares the order of all communication, for the passes that come after it",
+    "visualize_overlap": "shows what runs while communication is under way, and changes nothing",
     "enforce_comm_ordering_for_fsdp": "FSDP's next all_gather or reduce_scatter begins only when the last one is over",
     "remove_fsdp2_unsharded_param_graph_input_usage": "what is copied into FSDP's unsharded parameters is used in their place",
     "reinplace_fsdp_all_gather": "FSDP's all_gathers write into the buffer that the shards were copied into",

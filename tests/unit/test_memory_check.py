@@ -332,5 +332,5 @@ def test_buffers_are_at_the_same_place_on_all_ranks_of_a_group() -> None:
     finding = found(original, rewritten)
     assert (finding.kind, finding.rank) == ("buffer-mismatch", 1)
     assert "on rank 1 are not those on rank 0" in finding.title
-    assert "rank 0: 'all_reduce' bytes 0 to 64, no buffer" in finding.detail
+    assert "rank 0: 'all_reduce' bytes 0 to 64" in finding.detail
     assert kinds("memory", original, edited(original, buffered({"relu": place(0)}))) == []
