@@ -27,6 +27,11 @@ C10D = "_c10d_functional::"
 def decode_fsdp(mesh: Mesh, choices: bytes) -> Program:
     """Decode any bytes into an FSDP program, with costs. What does not fit is left out."""
     setting, records, timing = decode_fsdp_choices(choices)
+    return timed(program_of(mesh, setting, records), decode_timing(timing))
+
+
+def program_of(mesh: Mesh, setting: FsdpSetting, records: tuple[FsdpLayer, ...]) -> Program:
+    """Write a program of these layers, without costs."""
     roles = roles_of(mesh)
     layers = _layers(mesh, roles, setting, records)
     inputs = _inputs(roles, setting, layers)
@@ -37,8 +42,7 @@ def decode_fsdp(mesh: Mesh, choices: bytes) -> Program:
     twists = [layer.record.twist for layer in layers if layer.record.twist != "none"]
     reused = ["reuse"] * any(layer.of is not layer for layer in layers)
     labels = ["fsdp", f"layers={len(layers)}", setting.dtypes, *dict.fromkeys(twists), *reused]
-    program = spmd_program(mesh, inputs, build, seed=setting.seed, labels=labels)
-    return timed(program, decode_timing(timing))
+    return spmd_program(mesh, inputs, build, seed=setting.seed, labels=labels)
 
 
 def _layers(mesh: Mesh, roles: Roles, setting: FsdpSetting, records: tuple[FsdpLayer, ...]) -> list[Layer]:
@@ -372,4 +376,4 @@ class _Writer:
         return next((name for name in others if len(self.roles.members[dim]) == 1), None)
 
 
-__all__ = ["WIDTH", "decode_fsdp"]
+__all__ = ["WIDTH", "decode_fsdp", "program_of"]

@@ -141,6 +141,8 @@ def weight(sketch: Sketch) -> tuple[Any, ...]:
         sum(math.prod(spec.shape) for spec in sketch.inputs),
         sum(sum(spec.shape) for spec in sketch.inputs),
         placements,
+        sum(len(step.after) for graph in sketch.graphs for step in graph),
+        len(sketch.graphs),
         *_details(sketch),
         *_timing(sketch),
         sketch.seed,
