@@ -72,6 +72,9 @@ class CommBuffers(Pass):
         "one-shot", "in-place", "out-of-place", "contiguous", "dropped-wait", "buffer",
     )  # fmt: skip
 
+    #: How graphs are rewritten.
+    lowering: ClassVar[type[Lowering]] = Lowering
+
     def __init__(
         self,
         *,
@@ -137,23 +140,23 @@ class CommBuffers(Pass):
         found = analyse(graph)
         if not found.flights and not any(KEY in node.meta for node in graph.nodes):
             return []
-        Lowering(graph, found, self.choices, self._agrees, self.rewrites).run()
+        self.lowering(graph, found, self.choices, self.agrees, self.rewrites).run()
         found = analyse(graph)
-        self.plan = plan_buffers(self._wanted(graph, found), self.alignment, reuse=self.reuse)
+        self.plan = plan_buffers(self.wanted(graph, found), self.alignment, reuse=self.reuse)
         self._annotate(graph)
         return []
 
-    def _agrees(self, group: str) -> bool:
+    def agrees(self, group: str) -> bool:
         """Whether the members of a group are several, and come to the same decisions."""
         return group not in self._alone and (self._groups is None or group in self._groups)
 
-    def _wanted(self, graph: fx.Graph, found: Analysis) -> list[Wanted]:
+    def wanted(self, graph: fx.Graph, found: Analysis) -> list[Wanted]:
         """What lives in a buffer, in the order of the collectives that use it first."""
         users: dict[Storage, list[tuple[str, str]]] = {}
         for node in graph.nodes:
             op = operation(node)
             group = group_of(node) if op is not None and op.name in BUFFERED else None
-            if group is None or not self._agrees(group):
+            if group is None or not self.agrees(group):
                 continue
             for x in operands(node):
                 spec, storage = found.spec(x), found.storage(x)
