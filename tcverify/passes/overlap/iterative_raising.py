@@ -153,17 +153,17 @@ class _Rise:
 
     def _idle(self, candidate: int) -> str | None:
         """Why there is nothing to gain, or no room, further up."""
+        issued = self.now
+        if self.work.timed:
+            issued = self.work.run(reversed(self.group[1:]), issued, self.course.ends)
+            cost = self.work.costs[self.node]
+            if issued.compute + self.covered - (max(issued) + cost) >= self.setting.freedom.extra_overlap * cost:
+                return "unexposed by runtime estimates"
         if candidate < 0 or self.setting.fixed(candidate):
             return "the beginning of the graph"
         if self.course.moves_left <= 0:
             return "the number of moves that a round may make"
-        if not self.work.timed:
-            return None
-        issued = self.work.run(reversed(self.group[1:]), self.now, self.course.ends)
-        end = max(issued) + self.work.costs[self.node]
-        if issued.compute + self.covered - end >= self.setting.freedom.extra_overlap * self.work.costs[self.node]:
-            return "unexposed by runtime estimates"
-        if issued.communication > issued.compute:
+        if self.work.timed and issued.communication > issued.compute:
             return "communication under way before it"
         return None
 
@@ -211,7 +211,9 @@ class _Rise:
     def _delays(self, candidate: int) -> bool:
         """Whether the swap can delay anything. A start that goes up alone, or with compute, never does."""
         queues = self.work.queues
-        return queues[candidate] in ("start", "both") or any(queues[node] in ("wait", "start") for node in self.group[1:])
+        return queues[candidate] in ("start", "both") or any(
+            queues[node] in ("wait", "start") for node in self.group[1:]
+        )
 
     def _end(self, now: Now, tail: Tail) -> int:
         """When all has ended if the group stands between `now` and `tail`."""
