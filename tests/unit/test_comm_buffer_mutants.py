@@ -87,7 +87,8 @@ def test_the_defect_is_found_and_the_sound_pass_is_not_refuted(name: str) -> Non
 
 def test_options_that_are_said_to_be_unsafe_are() -> None:
     found = {
-        finding.kind for finding in verify(CommBuffers(unsafe_alike=True, unsafe_blocking=True), swapped(TWINS)).findings
+        finding.kind
+        for finding in verify(CommBuffers(unsafe_alike=True, unsafe_blocking=True), swapped(TWINS)).findings
     }
     assert "deadlock" in found
     assert "deadlock" not in {f.kind for f in verify(CommBuffers(unsafe_alike=True), swapped(TWINS)).findings}

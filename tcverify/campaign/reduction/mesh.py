@@ -97,7 +97,7 @@ def _on_ranks(sketch: Sketch, ranks: Sequence[int], *, keep_local: bool) -> Sket
     for old in ranks:
         constants = dict(sketch.ranks[old].constants)
         for name, renamed in names.items():
-            value = _renumbered(constants.get(name), new_number)
+            value = _renumbered(_followed(sketch, name, old, new_number), new_number)
             if name in constants and value is None:
                 return None
             constants[renamed] = value
@@ -108,6 +108,16 @@ def _on_ranks(sketch: Sketch, ranks: Sequence[int], *, keep_local: bool) -> Sket
         return None
     smaller = replace(sketch, mesh=mesh, graphs=graphs, ranks=tuple(bindings), inputs=inputs)
     return regrouped(smaller, sketch.mesh, ranks)
+
+
+def _followed(sketch: Sketch, name: str, rank: int, kept: Mapping[int, int]) -> Any:
+    """The value of a constant that means ranks; of a rank that goes, its own: the next but one becomes the next."""
+    value = sketch.ranks[rank].constants.get(name)
+    for _ in sketch.ranks:
+        if type(value) is not int or value in kept or not 0 <= value < len(sketch.ranks):
+            break
+        value = sketch.ranks[value].constants.get(name)
+    return value
 
 
 def _renumbered(value: Any, new_number: Mapping[int, int]) -> Any:
