@@ -89,7 +89,7 @@ def _compute_dtype(setting: FsdpSetting) -> torch.dtype:
 
 @dataclass(slots=True)
 class _Gathering:
-    """An all_gather under way, or done: its result, and the buffer whose slice it gathers."""
+    """An all_gather under way, or done: its result, the buffer of its copy-in, and the elements of each shard."""
 
     result: fx.Node
     buffer: fx.Node
@@ -161,6 +161,7 @@ class _Writer:
                 gradient, found = backward(self.b, layer, self._viewed(layer, weights), behind[layer.number], gradient)
                 self._free(layer)
                 gradients += self._reduced(layer, found)
+            gradients.append(gradient)
             self._flush()
         self._after_all()
         return (value, *gradients, *self.extras)
@@ -194,7 +195,9 @@ class _Writer:
         sizes = [math.prod(param.padded_shape) // n for param in layer.params]
         total = sum(sizes)
         buffer = self.buffers.pop(total * n, None)
-        if buffer is None:
+        if buffer is None and layer.record.twist in ("buffer-read", "buffer-returned"):
+            buffer = self.b.call("aten::zeros", [total * n], dtype=self.dtype)
+        elif buffer is None:
             buffer = self.empty(total * n, self.dtype)
         if layer.record.twist == "buffer-reused" and self.setting.gather == "functional":
             self.buffers[total * n] = buffer
@@ -206,7 +209,7 @@ class _Writer:
             result = self.b.call(f"{C10D}all_gather_into_tensor_out", mine, n, layer.dim, out=whole)
         else:
             result = self.b.call(f"{C10D}all_gather_into_tensor", mine, n, layer.dim)
-        return _Gathering(result, mine, sizes)
+        return _Gathering(result, buffer, sizes)
 
     def _shard(self, layer: Layer, param: Param) -> fx.Node:
         if layer.of is not layer and layer.record.share and param.name in self.casts:
@@ -250,7 +253,9 @@ class _Writer:
     def _taken_apart(self, layer: Layer, rows: fx.Node, sizes: list[int]) -> dict[str, fx.Node]:
         n = self.size(layer.dim)
         flat: list[fx.Node] = []
-        if self.setting.copy_out == "views":
+        if self.setting.copy_out == "whole" and len(sizes) == 1:
+            flat = [rows]
+        elif self.setting.copy_out in ("views", "whole"):
             pieces = self.b.call("aten::split_with_sizes", rows, sizes, 1)
             for number in range(len(sizes)):
                 piece = self.b.getitem(pieces, number)
