@@ -164,7 +164,7 @@ def test_large_offsets_take_no_memory() -> None:
 @pytest.mark.parametrize("reuse", [True, False])
 def test_plans_for_drawn_programs_hold(reuse: bool) -> None:
     buffers = 0
-    for original in drawn(40, seed=11):
+    for original in drawn(15, seed=11):
         rewritten = lower(original, reuse=reuse, unsafe_alike=True)  # the places of one rank are its own matter here
         found = run_in_arena(rewritten)
         if found is None:
@@ -176,7 +176,7 @@ def test_plans_for_drawn_programs_hold(reuse: bool) -> None:
             plain = Lockstep().run(Program(**{**vars_of(original), "seed": original.seed + iteration}))
             for before, after in zip(plain.ranks, comparison.rewritten.ranks, strict=True):
                 assert not any(d.problem or d.difference > 1e-9 * d.scale for d in compare_ranks(before, after))
-    assert buffers > 100
+    assert buffers > 40
 
 
 def vars_of(original: Program) -> dict[str, Any]:
@@ -188,7 +188,7 @@ def test_what_the_arena_shows_the_plan_could_have_told() -> None:
     """Offsets drawn at random: whatever is overwritten clashes in the plan. The converse holds but for what nobody reads."""
     draw = random.Random(3)
     shown = clashing = 0
-    for original in drawn(60, seed=12):
+    for original in drawn(25, seed=12):
         modules = original.graph_modules()
         clashes = []
         for module in modules:
@@ -210,7 +210,7 @@ def test_what_the_arena_shows_the_plan_could_have_told() -> None:
             assert same(found)
         shown += bool(found.clobbers)
         clashing += any(clashes)
-    assert 5 < shown <= clashing
+    assert 3 < shown <= clashing
     assert shown >= 0.9 * clashing
 
 

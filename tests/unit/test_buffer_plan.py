@@ -88,7 +88,7 @@ def test_a_plan_is_a_table() -> None:
 @pytest.mark.parametrize("reuse", [True, False])
 def test_ranks_that_meet_in_a_collective_have_its_buffers_at_one_place(reuse: bool) -> None:
     shared = planned = 0
-    for program in drawn(60, seed=5):
+    for program in drawn(20, seed=5):
         done = CommBuffers(reuse=reuse)
         plans = []
         for gm in program.graph_modules():
@@ -102,5 +102,5 @@ def test_ranks_that_meet_in_a_collective_have_its_buffers_at_one_place(reuse: bo
                 places = [[(b.offset, b.nbytes, len(b.collectives)) for b in row] for row in rows]
                 assert all(row == places[0] for row in places)
                 shared += len(group) > 1 and bool(places[0])
-    assert planned > 25
-    assert shared > 25
+    assert planned > 8
+    assert shared > 8

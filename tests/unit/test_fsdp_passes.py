@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -66,7 +67,8 @@ def test_an_all_gather_writes_into_the_buffer_of_its_copy_in(dtypes: str) -> Non
     assert not named(graph, GATHER)
     for start in named(graph, GATHER_OUT):
         slice_node, out = start.args[0], start.kwargs["out"]
-        assert isinstance(slice_node, fx.Node) and isinstance(out, fx.Node)
+        assert isinstance(slice_node, fx.Node)
+        assert isinstance(out, fx.Node)
         assert slice_node.args[0] is out.args[0]
         assert (slice_node.args[1], out.args[1]) == (0, 1)
         storages = {node.meta["val"].untyped_storage()._cdata for node in (slice_node, out, start, *start.users)}
@@ -296,7 +298,8 @@ def test_the_next_all_gather_begins_when_the_last_one_is_over() -> None:
     before = comm_graph(gm.graph, gm.meta["groups"])
     graph = pass_(gm).graph
     assert is_valid_order(before, list(graph.nodes))
-    assert pass_.rewrites["all_gather"] > 0 and pass_.rewrites["moved"] > 0
+    assert pass_.rewrites["all_gather"] > 0
+    assert pass_.rewrites["moved"] > 0
     place = places(graph)
     copies = [place[node.name] for node in named(graph, "fsdp::split_with_sizes_copy")]
     casts = [place[node.name] for node in named(graph, "aten::_to_copy")]
@@ -326,7 +329,7 @@ def test_reduce_scatters_keep_their_turn() -> None:
     assert pass_.rewrites["reduce_scatter"] > 0
     starts = named(graph, "_c10d_functional::reduce_scatter_tensor")
     assert len(starts) == 3
-    for earlier, later in zip(starts, starts[1:], strict=False):
+    for earlier, later in itertools.pairwise(starts):
         wait = next(user for user in earlier.users if lookup(user.target).phase == "wait")
         assert wait.name in later.meta["after"]
         assert places(graph)[wait.name] < places(graph)[later.name]

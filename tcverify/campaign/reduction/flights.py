@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from tcverify.campaign.reduction.facts import UNKNOWN, Facts
-from tcverify.campaign.reduction.sketch import Step
-from tcverify.ops import TensorSpec, lookup
+from tcverify.campaign.reduction.sketch import Step, refs
+from tcverify.ops import TensorSpec, lookup, schema_of
 
 
 def phase_of(step: Step) -> str | None:
@@ -52,6 +52,46 @@ def waits_of(facts: Facts, names: Collection[str]) -> list[str]:
     return added
 
 
+def untidy(facts: Facts) -> int:
+    """How often a program touches what is under way, and how many starts nobody waits for.
+
+    Passes are refuted by programs that are in order. So an edit may take nothing away of the order there was.
+    """
+    return sum(_untidy(facts, i) for i in range(len(facts.sketch.graphs)))
+
+
+def _untidy(facts: Facts, number: int) -> int:
+    real = facts.typings[number].real
+    under_way: dict[str, tuple[set[int], set[int]]] = {}
+    count = 0
+    for step in facts.sketch.graphs[number]:
+        phase = phase_of(step)
+        if not under_way and phase != "start":
+            continue
+        own = storages(real.get(step.name))
+        read = set().union(*(storages(real.get(name)) for name in step.reads), set())
+        if phase == "wait":
+            under_way = {s: (r, left) for s, (r, w) in under_way.items() if (left := w - own)}
+            continue
+        written = _written(step, real)
+        touches = (read | written) if written or not own or not own <= read or phase == "start" else set()
+        count += any(touches & writes or written & reads for reads, writes in under_way.values())
+        if phase == "start":
+            under_way[step.name] = read, own | written
+    return count + len(under_way)
+
+
+def _written(step: Step, real: Mapping[str, Any]) -> set[int]:
+    """The storages that a call writes into."""
+    schema = schema_of(step.target) if step.op == "call_function" else None
+    found: set[int] = set()
+    for position, argument in enumerate(schema.arguments if schema is not None else ()):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            given = step.kwargs.get(argument.name) if argument.kwarg_only else step.args[position : position + 1]
+            found |= set().union(*(storages(real.get(name)) for name in refs(given)), set())
+    return found
+
+
 def storages(real: Any) -> set[int]:
     """The storages of what a step produces; none where that is unknown."""
     if isinstance(real, (list, tuple)):
@@ -59,4 +99,4 @@ def storages(real: Any) -> set[int]:
     return {real.alias} if real is not UNKNOWN and isinstance(real, TensorSpec) and real.alias is not None else set()
 
 
-__all__ = ["phase_of", "starts", "storages", "waits_for", "waits_of"]
+__all__ = ["phase_of", "starts", "storages", "untidy", "waits_for", "waits_of"]

@@ -92,7 +92,7 @@ class Lowering:
             op = operation(start)
             name = op.name if op is not None else ""
             group = group_of(start)
-            if group is None or not self.agrees(group) or self._is_doubtful(start):
+            if group is None or not self.agrees(group) or self.is_doubtful(start):
                 continue
             if name == ALL_REDUCE:
                 self._all_reduce(start, group)
@@ -100,10 +100,10 @@ class Lowering:
                 self._all_reduce_in_place(start, group)
             elif name in OUT_OF_PLACE:
                 self._make_contiguous(start, group)
-        self._drop_waits()
-        self._describe()
+        self.drop_waits()
+        self.describe()
 
-    def _is_doubtful(self, start: fx.Node) -> bool:
+    def is_doubtful(self, start: fx.Node) -> bool:
         """Whether something was under way to what a start reads or writes, or its metadata is not what the operands imply."""
         analysis = self.analysis
         return analysis.flights[start].risky or any(n in analysis.misdescribed for n in (start, *start.all_input_nodes))
@@ -122,7 +122,7 @@ class Lowering:
             self._now_blocks(start)
         elif result.returned or result.odd:
             pass  # an output cannot live where the next iteration writes
-        elif ready is not None and ready.dead_behind(start, flight.position):
+        elif ready is not None and self.may_overwrite(ready, start):
             self._retarget(start, IN_PLACE, x)
             ready.take_in(result)
             self.counts["in-place"] += 1
@@ -197,6 +197,10 @@ class Lowering:
             return None
         return storage if is_whole(spec, storage) else None
 
+    def may_overwrite(self, storage: Storage, start: fx.Node) -> bool:
+        """Whether nobody needs what a start reads once it has started: no later node, no other collective under way."""
+        return storage.dead_behind(start, self.analysis.flights[start].position)
+
     def _make_contiguous(self, start: fx.Node, group: str) -> None:
         for x in operands(start):
             spec = self.analysis.spec(x)
@@ -235,11 +239,11 @@ class Lowering:
         self.counts["one-shot"] += 1
         self.blocking.add(start)
 
-    def _drop_waits(self) -> None:
+    def drop_waits(self) -> None:
         """Put in place of waits what they wait for, where all that has arrived when it starts."""
         renamed: dict[str, str] = {}
         for wait, flights in self.analysis.completed.items():
-            if not flights or any(flight.start not in self.blocking for flight in flights):
+            if not flights or not all(self.is_over(flight.start) for flight in flights):
                 continue
             operand = wait.all_input_nodes[0]
             wait.replace_all_uses_with(operand)
@@ -250,7 +254,11 @@ class Lowering:
         if renamed:
             _rename_after(self.graph, renamed)
 
-    def _describe(self) -> None:
+    def is_over(self, start: fx.Node) -> bool:
+        """Whether a collective has ended where its start stands now."""
+        return start in self.blocking
+
+    def describe(self) -> None:
         """Write what new nodes produce, and what now lives in another storage, into the metadata."""
         if not self.changed:
             return
