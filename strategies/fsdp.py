@@ -87,6 +87,10 @@ def _compute_dtype(setting: FsdpSetting) -> torch.dtype:
     return F32 if setting.dtypes == "f32" else BF16
 
 
+def _gathered_dtype(setting: FsdpSetting) -> torch.dtype:
+    return F32 if setting.dtypes in ("f32", "late") else BF16
+
+
 @dataclass(slots=True)
 class _Gathering:
     """An all_gather under way, or done: its result, the buffer of its copy-in, and the elements of each shard."""
@@ -123,7 +127,13 @@ class _Writer:
 
     @property
     def dtype(self) -> torch.dtype:
+        """Of activations and of parameters in full."""
         return _compute_dtype(self.setting)
+
+    @property
+    def gathered(self) -> torch.dtype:
+        """Of what is gathered."""
+        return _gathered_dtype(self.setting)
 
     def size(self, dim: str) -> int:
         """Ranks of this rank's group."""
@@ -196,9 +206,9 @@ class _Writer:
         total = sum(sizes)
         buffer = self.buffers.pop(total * n, None)
         if buffer is None and layer.record.twist in ("buffer-read", "buffer-returned"):
-            buffer = self.b.call("aten::zeros", [total * n], dtype=self.dtype)
+            buffer = self.b.call("aten::zeros", [total * n], dtype=self.gathered)
         elif buffer is None:
-            buffer = self.empty(total * n, self.dtype)
+            buffer = self.empty(total * n, self.gathered)
         if layer.record.twist == "buffer-reused" and self.setting.gather == "functional":
             self.buffers[total * n] = buffer
         position = self.b.constant(f"position_{layer.dim}", self.b.mesh.dim(layer.dim).position)
@@ -215,8 +225,8 @@ class _Writer:
         if layer.of is not layer and layer.record.share and param.name in self.casts:
             return self.casts[param.name]
         found = self.inputs[f"{param.name}_shard"]
-        if param.dtype is not self.dtype:
-            found = self.b.call("aten::_to_copy", found, dtype=self.dtype)
+        if param.dtype is not self.gathered:
+            found = self.b.call("aten::_to_copy", found, dtype=self.gathered)
         self.casts[param.name] = found = self.view(found, [-1])
         return found
 
@@ -230,7 +240,8 @@ class _Writer:
             if layer.record.twist == "buffer-returned":
                 self.extras.append(gathering.buffer)
         to_inputs = self.setting.target == "input"
-        straight = self.setting.copy_out == "direct" and to_inputs and not any(param.padded for param in layer.params)
+        alike = self.gathered is self.dtype and not any(param.padded for param in layer.params)
+        straight = self.setting.copy_out == "direct" and to_inputs and alike
         if straight:
             for param in layer.params:
                 self._allocate(layer, param)
@@ -238,6 +249,8 @@ class _Writer:
             self.b.call("fsdp::split_with_sizes_copy", rows, gathering.sizes, 1, out=out)
             return {param.name: self.inputs[param.name] for param in layer.params}
         taken = self._taken_apart(layer, rows, gathering.sizes)
+        if not to_inputs and self.gathered is not self.dtype:
+            return {name: self.b.call("aten::_to_copy", value, dtype=self.dtype) for name, value in taken.items()}
         if not to_inputs:
             return taken
         for param in layer.params:
@@ -261,7 +274,7 @@ class _Writer:
                 piece = self.b.getitem(pieces, number)
                 flat.append(self.b.call("aten::clone", piece, memory_format=torch.contiguous_format))
         else:
-            flat = [self.empty(n * size, self.dtype) for size in sizes]
+            flat = [self.empty(n * size, self.gathered) for size in sizes]
             out = [self.view(place, [n, -1]) for place in flat]
             self.b.call("fsdp::split_with_sizes_copy", rows, sizes, 1, out=out)
         found = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -66,7 +67,8 @@ def test_an_all_gather_writes_into_the_buffer_of_its_copy_in(dtypes: str) -> Non
     assert not named(graph, GATHER)
     for start in named(graph, GATHER_OUT):
         slice_node, out = start.args[0], start.kwargs["out"]
-        assert isinstance(slice_node, fx.Node) and isinstance(out, fx.Node)
+        assert isinstance(slice_node, fx.Node)
+        assert isinstance(out, fx.Node)
         assert slice_node.args[0] is out.args[0]
         assert (slice_node.args[1], out.args[1]) == (0, 1)
         storages = {node.meta["val"].untyped_storage()._cdata for node in (slice_node, out, start, *start.users)}
@@ -296,7 +298,8 @@ def test_the_next_all_gather_begins_when_the_last_one_is_over() -> None:
     before = comm_graph(gm.graph, gm.meta["groups"])
     graph = pass_(gm).graph
     assert is_valid_order(before, list(graph.nodes))
-    assert pass_.rewrites["all_gather"] > 0 and pass_.rewrites["moved"] > 0
+    assert pass_.rewrites["all_gather"] > 0
+    assert pass_.rewrites["moved"] > 0
     place = places(graph)
     copies = [place[node.name] for node in named(graph, "fsdp::split_with_sizes_copy")]
     casts = [place[node.name] for node in named(graph, "aten::_to_copy")]
@@ -326,7 +329,7 @@ def test_reduce_scatters_keep_their_turn() -> None:
     assert pass_.rewrites["reduce_scatter"] > 0
     starts = named(graph, "_c10d_functional::reduce_scatter_tensor")
     assert len(starts) == 3
-    for earlier, later in zip(starts, starts[1:], strict=False):
+    for earlier, later in itertools.pairwise(starts):
         wait = next(user for user in earlier.users if lookup(user.target).phase == "wait")
         assert wait.name in later.meta["after"]
         assert places(graph)[wait.name] < places(graph)[later.name]
@@ -403,20 +406,49 @@ def test_a_pass_is_sound_on_drawn_programs_and_changes_many(kind: type[Pass]) ->
     assert changed >= 3
 
 
-#: (pass, module, function, what stands in its place): a guard that is missing.
-BROKEN: dict[str, tuple[type[Pass], Any, str, Callable[..., Any]]] = {
-    "shared buffer": (ReinplaceFsdpAllGather, fsdp_reinplace, "_alone", lambda *args: True),
-    "last state": (RemoveFsdp2UnshardedParamGraphInputUsage, fsdp_params, "_at_the_end", lambda *args: ""),
-    "no freeing": (RemoveFsdp2UnshardedParamGraphInputUsage, fsdp_params, "_unneeded", lambda one: one.resizes),
-    "stale metadata": (RemoveFsdp2UnshardedParamGraphInputUsage, fsdp_params, "annotate_aliases", lambda *args: None),
-    "unchecked sinking": (EnforceCommOrderingForFsdp, fsdp_order._Order, "_can_sink", lambda *args: True),
-}
+REMOVE, REINPLACE, ENFORCE = (
+    RemoveFsdp2UnshardedParamGraphInputUsage,
+    ReinplaceFsdpAllGather,
+    EnforceCommOrderingForFsdp,
+)
+
+#: (pass, where the guard is, its name, what makes the defect of it, a program that shows it).
+BROKEN: dict[str, tuple[type[Pass], Any, str, Callable[[Any], Any], Callable[[], Program]]] = {
+    "a buffer that is read": (
+        REINPLACE, fsdp_reinplace, "_alone", lambda _: lambda *args: True, lambda: program({"twist": "buffer-read"})
+    ),
+    "a buffer that is returned": (
+        REINPLACE, fsdp_reinplace, "_alone", lambda _: lambda *args: True, lambda: program({"twist": "buffer-returned"})
+    ),
+    "a buffer that is used again": (
+        REINPLACE, fsdp_reinplace, "_alone", lambda _: lambda *args: True,
+        lambda: program(
+            {"twist": "buffer-reused"}, {"twist": "buffer-reused"}, copy_out="whole", target="value", backward=True,
+            reshard=False,
+        ),
+    ),
+    "a parameter that is kept": (
+        REMOVE, fsdp_params, "_at_the_end", lambda _: lambda *args: "", lambda: program({"twist": "kept"})
+    ),
+    "a source that is overwritten": (
+        REMOVE, fsdp_params, "_at_the_end", lambda _: lambda *args: "", lambda: program({"twist": "overwritten"})
+    ),
+    "the size at the end": (
+        REMOVE, fsdp_params, "_unneeded", lambda _: lambda one: one.resizes, lambda: program({}, prologue=True)
+    ),
+    "metadata of views": (
+        REMOVE, fsdp_params, "annotate_aliases", lambda _: lambda *args: None, lambda: program({"twist": "by-view"})
+    ),
+    "what depends on what sinks": (
+        ENFORCE, fsdp_order._Order, "_can_sink", lambda _: lambda *args: True,
+        lambda: program({}, {}, prefetch="overlapping"),
+    ),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_missing_guard_is_refuted(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    kind, owner, attribute, instead = BROKEN[name]
-    monkeypatch.setattr(owner, attribute, instead)
-    subject = InProcess(prepare(kind, "", {}))
-    verdicts = (verify(subject, made) for made in drawn(120, seed=5))
-    assert any(verdict.status == "refuted" for verdict in verdicts)
+    kind, owner, attribute, broken, make = BROKEN[name]
+    assert passes(make(), kind)
+    monkeypatch.setattr(owner, attribute, broken(getattr(owner, attribute)))
+    assert verify(InProcess(prepare(kind, "", {})), make()).status == "refuted"
