@@ -174,8 +174,8 @@ def _asynchronous_groups(plans: list[Plan]) -> list[str]:
     that start on several groups in different orders would wait for each other.
     """
     starts = [step for plan in plans for step in plan.steps if step.op.phase == "start"]
-    arguments = [argument for step in starts for argument in (*step.args, *step.kwargs.values())]
-    return sorted({group_name(argument) for argument in arguments} - {None}) if starts else []
+    found = {group_name(argument) for step in starts for argument in (*step.args, *step.kwargs.values())}
+    return sorted(name for name in found if name is not None)
 
 
 def _failed(what: str, node: str, error: Exception) -> _CollectiveFailed:

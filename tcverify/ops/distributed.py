@@ -42,7 +42,7 @@ def process_group(communicator: tuple[int, ...], name: str | None = None) -> dis
 
 
 def join_group(communicator: tuple[int, ...], name: str, device: torch.device) -> None:
-    """Make the process group of these ranks ahead of its use, and connect its members. They all call this, and wait for each other.
+    """Make the process group of these ranks ahead of its use, and connect its members, who all call this and wait for each other.
 
     Where NCCL makes the group, members meet only in its first collective: that is carried out here.
 

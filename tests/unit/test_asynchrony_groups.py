@@ -1,4 +1,4 @@
-"""Asynchronous programs on real process groups: groups that many programs use, one after the other, whatever became of the last."""
+"""Asynchronous programs on real process groups, which many programs use one after the other, whatever became of the last."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from tests.unit.test_asynchrony import BOTH, LOCKSTEP, TWO, N, X, crossed, outputs, program, start, two_graphs, wait
 
 from tcverify import verify
 from tcverify.execution import ProcessGroupPool
 from tcverify.program import Program
 from tcverify.program.build import GraphBuilder
+from tests.unit.test_asynchrony import BOTH, LOCKSTEP, TWO, N, X, crossed, outputs, program, start, two_graphs, wait
 
 Pools = Callable[[int], ProcessGroupPool]
 
