@@ -103,7 +103,7 @@ def confirmed(
 
 
 def _explained_by_timing(baseline: Run, other: Run, evidence: Evidence) -> bool:
-    """Whether the original has a race: lockstep agrees, once collectives read and write when they do on a process group."""
+    """Whether the original has a race: lockstep agrees where its collectives read and write as on a process group."""
     program = evidence.pair.original
     if not is_asynchronous(program):
         return False

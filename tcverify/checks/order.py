@@ -83,13 +83,15 @@ def _race(of: Accesses, asynchrony: Asynchrony, hazard: Hazard, rank: int) -> Fi
     if hazard.racing == "completion":
         what = f"the result of '{start}'" if value == start else f"'{value}', which '{start}' writes,"
         title = f"{who} {hazard.access} {what} before it has arrived"
-        missing = f"'{start}' writes it at any time until it is waited for"
+        missing = f"'{start}' writes it at any time until"
     else:
         title = f"{who} {hazard.access} '{value}' while '{start}' may still read it"
-        missing = f"'{start}' reads it at any time until its result is waited for"
-    after = f"the first wait, '{wait}', comes later" if wait is not None else "nobody waits for it"
+        missing = f"'{start}' reads it at any time until"
+    until = (
+        f"the first wait for its result, '{wait}', which comes later" if wait is not None else "the end: nobody waits"
+    )
     lines = [
-        f"{missing}; {after}",
+        f"{missing} {until}",
         _between(of, hazard.flight.start, hazard.node, landed),
         f"missing: '{wait or 'a wait'}' before '{node}'",
     ]

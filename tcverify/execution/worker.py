@@ -158,7 +158,7 @@ def _run(job: Job, rank: int, place: torch.device, observe: bool, under_way: dic
             raise _failed("the wait" if isinstance(event, Join) else str(event.collective), node, error) from error
     while (
         result.error is None and under_way
-    ):  # nobody waited for these, but the group is to be clear for the next program
+    ):  # nobody waits for these, but the group is to be clear for the next program
         one, finish = under_way.popitem()
         try:
             finish()
@@ -174,8 +174,8 @@ def _asynchronous_groups(plans: list[Plan]) -> list[str]:
     that start on several groups in different orders would wait for each other.
     """
     starts = [step for plan in plans for step in plan.steps if step.op.phase == "start"]
-    found = {group_name(argument) for step in starts for argument in (*step.args, *step.kwargs.values())}
-    return sorted(name for name in found if name is not None)
+    arguments = [argument for step in starts for argument in (*step.args, *step.kwargs.values())]
+    return sorted({name for name in map(group_name, arguments) if name is not None})
 
 
 def _failed(what: str, node: str, error: Exception) -> _CollectiveFailed:

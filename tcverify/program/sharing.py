@@ -42,6 +42,12 @@ def share(
     return tuple(shared), tuple(b for b in bindings if b is not None)
 
 
+def alike(graphs: Sequence[fx.Graph]) -> list[int]:
+    """For each graph the first one that differs from it in integers, names and metadata but shapes alone."""
+    first: dict[Any, int] = {}
+    return [first.setdefault(_Outline(graph, {}).structure, number) for number, graph in enumerate(graphs)]
+
+
 def _is_hole(value: Any) -> bool:
     """Whether a constant may become a rank constant: an integer, or a non-empty list of integers.
 
@@ -77,6 +83,11 @@ class _Outline:
             self._numbers[node] = number
             self._ends.append(len(self.constants))
         self.key = tuple(rows)
+
+    @property
+    def structure(self) -> Any:
+        """The key without names of nodes, and without metadata but of values."""
+        return tuple((op, target, arguments, val) for op, _, target, arguments, val, _ in self.key)
 
     def _walk(self, value: Any) -> Any:
         if isinstance(value, fx.Node):

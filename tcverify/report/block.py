@@ -126,7 +126,12 @@ def _times(case: Counterexample, rank: int) -> list[str]:
     found = timetables(case, rank)
     if found is None:
         return []
-    lines = [(f"streams of rank {rank}", time_line(found[1])), ("told to the pass", given_line(case.program, rank))]
+    before, after = found
+    lines = [(f"streams of rank {rank}", time_line(after))]
+    if after.asynchronous:
+        lines = [(f"time of rank {rank}", time_line(after))]
+        lines += [("before the pass", time_line(before))] if before is not None else []
+    lines.append(("told to the pass", given_line(case.program, rank)))
     return [plain(f"{what}: {line}") for what, line in lines if line]
 
 

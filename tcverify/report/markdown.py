@@ -46,7 +46,7 @@ def to_markdown(case: Counterexample, path: Path | None) -> str:
         heading, *rows = block.statistics
         cells = [f"| {' | '.join(_cell(_code(cell)) for cell in row)} |" for row in rows]
         parts += [
-            "**Collectives, by the pass** (rank 0)",
+            "**Collectives, by the pass** (rank 0, times in µs)",
             "",
             f"| {' | '.join(heading)} |",
             "|---" * len(heading) + "|",

@@ -1,4 +1,4 @@
-"""Asynchronous programs on real process groups, which many programs use one after the other, whatever became of the last."""
+"""Asynchronous programs on real process groups: groups that many programs use, whatever became of the last one."""
 
 from __future__ import annotations
 

@@ -332,5 +332,22 @@ def test_buffers_are_at_the_same_place_on_all_ranks_of_a_group() -> None:
     finding = found(original, rewritten)
     assert (finding.kind, finding.rank) == ("buffer-mismatch", 1)
     assert "on rank 1 are not those on rank 0" in finding.title
-    assert "rank 0: 'all_reduce' bytes 0 to 64, no buffer" in finding.detail
+    assert "rank 0: 'all_reduce' bytes 0 to 64" in finding.detail
     assert kinds("memory", original, edited(original, buffered({"relu": place(0)}))) == []
+
+
+@pytest.mark.parametrize(
+    ("op", "found"), [("_c10d_functional::all_reduce", []), ("symm_mem::one_shot_all_reduce", ["buffer-mismatch"])]
+)
+def test_where_peers_read_each_others_memory_all_operands_lie_in_it(op: str, found: list[str]) -> None:
+    def build(b: Functional) -> Any:
+        return b.relu(b.wait(b.call(op, b.relu(b.x), "sum", "dp")))
+
+    original = program(build, build)
+    ranks = iter((0, 1))
+
+    def on_the_first(graph: fx.Graph, nodes: dict[str, fx.Node]) -> None:
+        if next(ranks) == 0:
+            nodes["relu"].meta["comm_buffer"] = place(0)
+
+    assert kinds("memory", original, edited(original, on_the_first)) == found

@@ -142,6 +142,25 @@ def test_tensors_of_a_coalesced_collective_arrive_one_by_one() -> None:
     assert found(original, other).title == "'add_' writes into 'relu_1' while 'all_reduce_coalesced' may still read it"
 
 
+def test_parts_of_a_buffer_that_lie_apart_may_be_under_way_at_once() -> None:
+    def build(b: Functional, *ends: int) -> Any:
+        buffer = b.relu(b.x)
+        parts = [b.call("aten::slice.Tensor", buffer, 0, end - 2, end) for end in ends]
+        waits = [b.wait(started) for started in [b.start(part, kind="all_reduce_") for part in parts]]
+        last = b.relu(b.call("aten::slice.Tensor", buffer, 0, 3, 4))
+        return [*waits, last]
+
+    def beside(made: Program) -> list[str]:
+        early = moved(made, "slice_3", before="wait_tensor")
+        return kinds("order", made, moved(early, "relu_1", before="wait_tensor"))
+
+    apart, overlapping = program(lambda b: build(b, 2, 4)), program(lambda b: build(b, 2, 3))
+    assert kinds("order", program(overlapped), apart) == []
+    assert kinds("order", program(overlapped), overlapping) == ["async-race"]
+    assert beside(apart) == ["async-race"]
+    assert beside(overlapping) == []  # rows 0 to 2 are under way, and row 3 is read
+
+
 # ---------------------------------------------------------------------------------------------------------------- waits
 
 

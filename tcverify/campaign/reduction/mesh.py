@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from tcverify.campaign.reduction.named_groups import names_group, regrouped, with_group_name
 from tcverify.campaign.reduction.search import Search
 from tcverify.campaign.reduction.sizes import BOTH_WAYS
 from tcverify.campaign.reduction.sketch import Graph, Sketch, Step
@@ -16,7 +17,7 @@ from tcverify.errors import ProgramError
 from tcverify.program import REPLICATED, VARYING, InputSpec, Mesh, MeshDim, RankBinding, RankConstant
 
 #: Names of arguments that hold ranks.
-RANK_ARGUMENTS = frozenset({"rank", "rank_group", "source_rank", "target_rank"})
+RANK_ARGUMENTS = frozenset({"rank", "rank_group", "source_rank", "target_rank", "peer"})
 
 #: Fewest ranks that a program is reduced to: on one rank collectives mean nothing.
 FEWEST = 2
@@ -96,7 +97,7 @@ def _on_ranks(sketch: Sketch, ranks: Sequence[int], *, keep_local: bool) -> Sket
     for old in ranks:
         constants = dict(sketch.ranks[old].constants)
         for name, renamed in names.items():
-            value = _renumbered(constants.get(name), new_number)
+            value = _renumbered(_followed(sketch, name, old, new_number), new_number)
             if name in constants and value is None:
                 return None
             constants[renamed] = value
@@ -105,7 +106,18 @@ def _on_ranks(sketch: Sketch, ranks: Sequence[int], *, keep_local: bool) -> Sket
         graphs = tuple(tuple(_relabelled(step, new_number) for step in graph) for graph in graphs)
     except KeyError:
         return None
-    return replace(sketch, mesh=mesh, graphs=graphs, ranks=tuple(bindings), inputs=inputs)
+    smaller = replace(sketch, mesh=mesh, graphs=graphs, ranks=tuple(bindings), inputs=inputs)
+    return regrouped(smaller, sketch.mesh, ranks)
+
+
+def _followed(sketch: Sketch, name: str, rank: int, kept: Mapping[int, int]) -> Any:
+    """The value of a constant that means ranks; of a rank that goes, its own: the next but one becomes the next."""
+    value = sketch.ranks[rank].constants.get(name)
+    for _ in sketch.ranks:
+        if type(value) is not int or value in kept or not 0 <= value < len(sketch.ranks):
+            break
+        value = sketch.ranks[value].constants.get(name)
+    return value
 
 
 def _renumbered(value: Any, new_number: Mapping[int, int]) -> Any:
@@ -204,6 +216,8 @@ def _without_dim(sketch: Sketch, name: str) -> Sketch | None:
     alone = all(len(group) == 1 for group in dim.groups)
     placed = any(over == name and p.kind != "replicated" for spec in sketch.inputs for over, p in spec.placements)
     groups = [list(dim.group(rank)) for rank in range(sketch.mesh.world_size)]
+    if names_group(sketch, name):
+        return None
     called = any(g in b.constants.values() for g, b in zip(groups, sketch.ranks, strict=True) if len(g) > 1)
     if len(sketch.mesh.dims) < 2 or ((placed or called) and not alone):
         return None
@@ -236,7 +250,8 @@ def _as_one_dim(sketch: Sketch, keep: str, drop: str) -> Sketch | None:
         inputs.append(replace(spec, placements=tuple(placements.items())))
     dims = tuple(dim for dim in sketch.mesh.dims if dim.name != drop)
     mesh = Mesh(sketch.mesh.world_size, dims)
-    return replace(sketch, mesh=mesh, ranks=tuple(bindings), inputs=tuple(inputs))
+    renamed = with_group_name(sketch, drop, keep)
+    return replace(renamed, mesh=mesh, ranks=tuple(bindings), inputs=tuple(inputs))
 
 
 __all__ = ["shrink_mesh"]

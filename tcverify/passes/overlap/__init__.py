@@ -1,6 +1,9 @@
 """Passes that move nodes so that communication runs while something computes, and what they share."""
 
 from tcverify.passes.overlap.configured import ReorderForComputeCommOverlap
+from tcverify.passes.overlap.fsdp_order import EnforceCommOrderingForFsdp
+from tcverify.passes.overlap.fsdp_params import RemoveFsdp2UnshardedParamGraphInputUsage
+from tcverify.passes.overlap.fsdp_reinplace import ReinplaceFsdpAllGather
 from tcverify.passes.overlap.graph import (
     CommGraph,
     Communication,
@@ -22,26 +25,33 @@ from tcverify.passes.overlap.reordering import (
     SinkWaits,
 )
 from tcverify.passes.overlap.runtimes import Runtimes, aligned, runtimes
+from tcverify.passes.overlap.visualize import VisualizeOverlap, overlap_trace, visualize_overlap
 
 __all__ = [
     "OVERLAP_PASSES",
     "CommGraph",
     "Communication",
     "DecideGlobalOrderingOfComms",
+    "EnforceCommOrderingForFsdp",
     "IterativePass",
     "Kind",
     "OverlapPass",
     "RaiseComms",
+    "ReinplaceFsdpAllGather",
+    "RemoveFsdp2UnshardedParamGraphInputUsage",
     "ReorderCommunicationPreservingPeakMemory",
     "ReorderComputeForOverlap",
     "ReorderForComputeCommOverlap",
     "Runtimes",
     "SinkWaits",
     "SinkWaitsIterative",
+    "VisualizeOverlap",
     "aligned",
     "comm_graph",
     "is_gemm_like",
     "is_valid_order",
+    "overlap_trace",
     "placed",
     "runtimes",
+    "visualize_overlap",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -12,6 +13,7 @@ from tcverify.passes.base import Pass
 from tcverify.passes.editing import arguments, op_name
 from tcverify.passes.overlap.fsdp import CHUNK_CAT, COPY_OUT, GATHER, GATHER_OUT, SCATTERS, copied_in
 from tcverify.passes.overlap.graph import CommGraph, Communication, comm_graph, placed
+from tcverify.passes.overlap.reordering import is_lowered
 from tcverify.program import Contract
 
 #: What sorts the nodes of a graph: (place of an anchor, before or at or behind it, own place).
@@ -42,18 +44,20 @@ class EnforceCommOrderingForFsdp(Pass):
     """
 
     name: ClassVar[str] = "enforce_comm_ordering_for_fsdp"
-    contract: ClassVar[Contract] = Contract(order=True, collective_order=True)
+    contract: ClassVar[Contract] = Contract(idempotent=True, order=True, collective_order=True)
     PATTERNS: ClassVar[tuple[str, ...]] = ("all_gather", "reduce_scatter", "moved")
 
     def rewrite(self, graph: fx.Graph) -> Iterable[fx.Node]:
         """See `Pass.rewrite`. Near-linear in the graph."""
+        if is_lowered(graph):
+            return ()
         found = comm_graph(graph)
         order = _Order(found)
         chains = {"all_gather": _all_gathers(found), "reduce_scatter": _reduce_scatters(found)}
         for pattern, blocks in chains.items():
             for block in blocks:
                 order.gather(block.before)
-            for first, second in zip(blocks, [*blocks[1:], None], strict=True):
+            for first, second in itertools.zip_longest(blocks, blocks[1:]):
                 if second is None:
                     order.gather(first.behind)
                 elif order.put_behind(second.before, first.behind):
@@ -171,19 +175,20 @@ def _copy_out(found: CommGraph, communication: Communication, place: Mapping[fx.
 def _reduce_scatters(found: CommGraph) -> list[_Block]:
     """The reduce_scatters of what `chunk_cat` has written, in the order in which they start."""
     last_write: dict[int, fx.Node] = {}
-    since: dict[int, list[fx.Node]] = {}  # by storage, what touches it behind its chunk_cat
+    since: dict[int, dict[fx.Node, None]] = {}  # by storage, what touches it behind its chunk_cat
     written_by: dict[fx.Node, list[fx.Node]] = {}
     for node in found.nodes:
-        if op_name(node) in SCATTERS:
-            for storage in found.accesses.results.get(arguments(node).get("input"), ()):
+        source = arguments(node).get("input") if op_name(node) in SCATTERS else None
+        if isinstance(source, fx.Node):
+            for storage in found.accesses.results[source]:
                 if storage in last_write:
                     written_by[node] = [last_write[storage], *since[storage]]
         for storage in (*found.accesses.reads.get(node, ()), *found.accesses.writes.get(node, ())):
-            if storage in last_write and node not in since[storage]:
-                since[storage].append(node)
+            if storage in last_write:
+                since[storage][node] = None
         if op_name(node) == CHUNK_CAT:
             for storage in found.accesses.writes[node]:
-                last_write[storage], since[storage] = node, []
+                last_write[storage], since[storage] = node, {}
     blocks = []
     for communication in found.starts:
         behind = written_by.get(communication.start)

@@ -153,17 +153,17 @@ class _Rise:
 
     def _idle(self, candidate: int) -> str | None:
         """Why there is nothing to gain, or no room, further up."""
+        issued = self.now
+        if self.work.timed:
+            issued = self.work.run(reversed(self.group[1:]), issued, self.course.ends)
+            cost = self.work.costs[self.node]
+            if issued.compute + self.covered - (max(issued) + cost) >= self.setting.freedom.extra_overlap * cost:
+                return "unexposed by runtime estimates"
         if candidate < 0 or self.setting.fixed(candidate):
             return "the beginning of the graph"
         if self.course.moves_left <= 0:
             return "the number of moves that a round may make"
-        if not self.work.timed:
-            return None
-        issued = self.work.run(reversed(self.group[1:]), self.now, self.course.ends)
-        end = max(issued) + self.work.costs[self.node]
-        if issued.compute + self.covered - end >= self.setting.freedom.extra_overlap * self.work.costs[self.node]:
-            return "unexposed by runtime estimates"
-        if issued.communication > issued.compute:
+        if self.work.timed and issued.communication > issued.compute:
             return "communication under way before it"
         return None
 

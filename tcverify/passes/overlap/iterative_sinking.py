@@ -112,18 +112,17 @@ class _Sink:
 
     def _idle(self, candidate: int) -> str | None:
         """Why there is nothing to gain, or no room, further down."""
+        if self.work.timed:
+            last = max(self.work.awaited[self.node], key=self.course.ends.__getitem__)
+            slack = self.now.compute - self.course.ends[last]
+            if slack >= self.setting.freedom.extra_overlap * self.work.costs[last]:
+                return "unexposed by runtime estimates"
         if candidate < 0 or self.setting.fixed(candidate):
             return "the end of the graph"
         if self.course.moves_left <= 0:
             return "the number of moves that a round may make"
         if self.setting.kind(candidate) == "start" and not self.setting.freedom.swap_with_collectives:
             return f"collective {self.setting.name(candidate)} behind it"
-        if not self.work.timed:
-            return None
-        last = max(self.work.awaited[self.node], key=self.course.ends.__getitem__)
-        slack = self.now.compute - self.course.ends[last]
-        if slack >= self.setting.freedom.extra_overlap * self.work.costs[last]:
-            return "unexposed by runtime estimates"
         return None
 
     def _no_member(self, candidate: int) -> str | None:
