@@ -84,7 +84,7 @@ class Step:
         return bool(self.transfers) or (self.collective and not self.awaits) or self.effect
 
 
-@dataclass(slots=True)
+@dataclass(eq=False)
 class Accesses:
     """What one rank's graph does, in graph order.
 

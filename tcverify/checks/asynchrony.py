@@ -6,6 +6,7 @@ write into what the start reads. Later waits on the same storage have nothing le
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -79,8 +80,18 @@ class _Air:
                     by.pop(storage, None)
 
 
+_KNOWN: weakref.WeakKeyDictionary[Accesses, Asynchrony] = weakref.WeakKeyDictionary()
+
+
 def asynchrony_of(accesses: Accesses) -> Asynchrony:
-    """Follow what is under way through a graph. Linear in the graph."""
+    """Follow what is under way through a graph. Linear in the graph; remembered."""
+    found = _KNOWN.get(accesses)
+    if found is None:
+        found = _KNOWN[accesses] = _follow(accesses)
+    return found
+
+
+def _follow(accesses: Accesses) -> Asynchrony:
     found, air = Asynchrony(), _Air()
     steps = accesses.steps
     for index, step in enumerate(steps):

@@ -45,7 +45,11 @@ SUITED: dict[str, str] = {
 }
 
 #: What is verified when no pass is named: each pass, and what compilers run one after the other.
-DEFAULT: tuple[str, ...] = ("sequence_parallel", "multistream", "identity", "sequence_parallel+multistream")
+DEFAULT: tuple[str, ...] = (
+    *BUILTIN,
+    "sequence_parallel+multistream",
+    "reorder_for_compute_comm_overlap+comm_buffers",
+)
 
 __all__ = [
     "BUILTIN",

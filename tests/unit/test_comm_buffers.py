@@ -14,6 +14,7 @@ from tcverify.errors import UsageError
 from tcverify.ops import lookup
 from tcverify.passes import CommBuffers
 from tcverify.program import PARTIAL, GraphBuilder, InputSpec, Mesh, MeshDim, Program, shard, spmd_program
+from tcverify.program.graph import RankBinding
 from tcverify.verifier import verify
 
 TP2 = Mesh.grid({"tp": 2})
@@ -457,6 +458,33 @@ def test_ranks_are_alike_when_all_of_their_kind_are() -> None:
     crossed = Mesh(4, (MeshDim("tp", ((0, 1), (2, 3))), MeshDim("dp", ((0, 2, 1), (3,)))))
     meta = [module.meta["alike"] for module in program(small_sum, crossed).graph_modules()]
     assert meta == [("dp",)] * 4  # rank 3 is in no other group of three, so ranks 2 and 3 differ
+
+
+def test_what_is_sent_to_ranks_that_differ_lives_in_no_buffer() -> None:
+    """Ranks 1 and 2 form a group of their like, and send the result on to ranks 0 and 3, which know nothing of its buffer."""
+    mesh = Mesh(4, (MeshDim("dp", ((0, 1), (3, 2))), MeshDim("tp", ((3, 0), (2, 1)))))
+
+    def build(order: bool) -> Build:
+        def written(b: Builder) -> Any:
+            x, y = b.made(), b.made(b.relu(b.x))
+            if order:
+                first, second = b.start(x, "avg"), b.start(y, "avg")
+            else:
+                second, first = b.start(y, "avg"), b.start(x, "avg")
+            sent = b.wait(b.call("broadcast", b.wait(first), 0, "dp"))
+            return b.relu(sent), b.relu(b.wait(second))
+
+        return written
+
+    one, two = program(build(True), mesh), program(build(False), mesh)
+    pairs = {0: 0, 1: 1, 2: 1, 3: 0}
+    ranks = tuple(RankBinding(graph, one.ranks[rank].constants) for rank, graph in pairs.items())
+    both = Program(mesh, (one.graphs[0], two.graphs[0]), ranks, one.inputs)
+    assert [module.meta["alike"] for module in both.graph_modules()] == [("tp",)] * 4
+    gm, done = lowered(both, 1)
+    assert done.rewrites["in-place"] == 2
+    assert list(buffers(gm)) == ["mm_1"]
+    holds(both)
 
 
 def test_costs_and_names_do_not_tell_ranks_apart() -> None:

@@ -377,3 +377,23 @@ def test_ops_with_an_effect_keep_their_order() -> None:
     original = program(lambda b: build(b, "barrier", "send"))
     finding = found(original, program(lambda b: build(b, "send", "barrier")), collective_order=True)
     assert finding.title == "'send' (send) is now op with an effect number 1, where 'barrier' (barrier) was"
+
+
+def test_long_graphs_are_checked_whole() -> None:
+    def build(b: Functional) -> Any:
+        x = b.x
+        for _ in range(2500):
+            started = b.start(x)
+            product = b.mm(x)
+            x = b.add(b.wait(started), product)
+        return x
+
+    original = program(build)
+    assert len(calls(original)) == 10_000
+    sound = moved(original, "mm_2499", before="all_reduce_2499")
+    assert kinds("order", original, sound, **PROMISED) == []
+    assert kinds("memory", original, sound, memory_budget=0.0) == []
+    late = edited(sound, lambda graph, nodes: nodes["add_2499"].update_arg(0, nodes["all_reduce_2499"]))
+    assert [f.node for f in judge("order", original, late)] == []  # the wait is there, and nobody needs its value
+    late = moved(late, "wait_tensor_2499", before="output")
+    assert [(f.kind, f.node) for f in judge("order", original, late)] == [("async-race", "add_2499")]

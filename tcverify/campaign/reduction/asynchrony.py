@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from tcverify.campaign.reduction.facts import Facts
+from tcverify.campaign.reduction.fit import constants_of
 from tcverify.campaign.reduction.flights import starts, waits_for
 from tcverify.campaign.reduction.moves import substitutes
 from tcverify.campaign.reduction.named_groups import held_value
@@ -163,9 +164,12 @@ def _each(sketch: Sketch, change: Any) -> Sketch:
 
 def run_one_graph(search: Search) -> None:
     """Let all ranks run the graph of one of them."""
-    for number in range(len(search.sketch.graphs)):
+    for number, graph in enumerate(search.sketch.graphs):
         if len(search.sketch.graphs) < 2:
             return
+        needed = constants_of(graph)
+        if any(not needed <= binding.constants.keys() for binding in search.sketch.ranks):
+            continue
         ranks = tuple(replace(binding, graph=number) for binding in search.sketch.ranks)
         if search.attempt(replace(search.sketch, ranks=ranks)):
             return

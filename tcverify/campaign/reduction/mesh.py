@@ -22,10 +22,13 @@ RANK_ARGUMENTS = frozenset({"rank", "rank_group", "source_rank", "target_rank", 
 #: Fewest ranks that a program is reduced to: on one rank collectives mean nothing.
 FEWEST = 2
 
+#: Most ranks of programs from whose chains of transfers single ones are taken.
+MOST_LINKS = 8
+
 
 def shrink_mesh(search: Search) -> None:
     """Drop ranks, then bring the rest into natural order, then drop dims."""
-    while any(_attempt(search, ranks) for ranks in _smaller(search.sketch.mesh)):
+    while any(_attempt(search, ranks) for ranks in (*_smaller(search.sketch.mesh), *_links(search.sketch))):
         pass
     for dim in search.sketch.mesh.dims:
         order = [rank for group in sorted(dim.groups, key=len, reverse=True) for rank in group]
@@ -74,6 +77,22 @@ def _smaller(mesh: Mesh) -> list[list[int]]:
             found[tuple(rank for rank in range(mesh.world_size) if rank not in group)] = None
     kept = [list(ranks) for ranks in found if FEWEST <= len(ranks) < mesh.world_size]
     return sorted(kept, key=len)
+
+
+def _links(sketch: Sketch) -> list[list[int]]:
+    """All ranks but one that others pass on what they receive to: a chain of transfers can close over it."""
+    world = sketch.mesh.world_size
+    transfers = any("peer" in _rank_names(step) for graph in sketch.graphs for step in graph)
+    if not transfers or not FEWEST < world <= MOST_LINKS:
+        return []
+    return [[rank for rank in range(world) if rank != gone] for gone in reversed(range(world))]
+
+
+def _rank_names(step: Step) -> list[str]:
+    """The names of the arguments of a call that may hold ranks."""
+    if step.op != "call_function" or not isinstance(step.target, torch._ops.OpOverload):
+        return []
+    return [argument.name for argument in step.target._schema.arguments if argument.name in RANK_ARGUMENTS]
 
 
 def _on_ranks(sketch: Sketch, ranks: Sequence[int], *, keep_local: bool) -> Sketch | None:

@@ -155,7 +155,7 @@ def weight(sketch: Sketch) -> tuple[Any, ...]:
 def _details(sketch: Sketch) -> tuple[int, ...]:
     """Recipes, dtypes, constants and structure that are not the plainest, and how far arguments reach."""
     recipes = sum((spec.recipe.kind != "uniform") + (spec.recipe.scale != 1.0) for spec in sketch.inputs)
-    odd = sum(spec.dtype.is_floating_point and spec.dtype is not torch.float32 for spec in sketch.inputs)
+    odd = sum(spec.dtype not in (torch.float32, torch.bool) for spec in sketch.inputs)
     constants = nested = reach = 0
     numbers: list[float] = []
     for graph in sketch.graphs:

@@ -12,8 +12,8 @@ every iteration.
 
 The members of a group must agree on all of it: on forms, buffers and places. A rank that sees no graph but its own can tell what
 the others do only where they run the same one, up to numbers. Where all do, the program says so (`gm.meta["alike"]` names these
-groups); collectives of other groups are left alone. Numbers may still differ between ranks, so views of a part of a storage
-do not count as fit: where the part lies could be one of them.
+groups). Collectives of other groups are left alone, and what they send lives in no buffer. Numbers may still differ between
+ranks, so views of a part of a storage do not count as fit: where the part lies could be one of them.
 
 Left alone are also collectives over groups of one rank; those that nobody waits for; those that read or write what is still
 under way; and those whose metadata is missing, symbolic or not what the operands imply.
@@ -108,6 +108,7 @@ class CommBuffers(Pass):
             self._boolean("unsafe_blocking", unsafe_blocking),
         )
         self.plan = BufferPlan()
+        self.all_agree = False
         self._alone: frozenset[str] = frozenset()
         self._groups: frozenset[str] | None = frozenset()
 
@@ -132,6 +133,7 @@ class CommBuffers(Pass):
         alike = gm.meta.get("alike", ())
         self._alone = frozenset(name for name, size in sizes.items() if size < 2)
         self._groups = None if self.unsafe_alike else frozenset(alike)
+        self.all_agree = self._groups is None or self._groups.issuperset(sizes)
         self.plan = BufferPlan()
         return super().__call__(gm)
 
@@ -153,10 +155,15 @@ class CommBuffers(Pass):
     def wanted(self, graph: fx.Graph, found: Analysis) -> list[Wanted]:
         """What lives in a buffer, in the order of the collectives that use it first."""
         users: dict[Storage, list[tuple[str, str]]] = {}
+        elsewhere: set[Storage] = set()  # what is sent to ranks that may have no buffer for it
         for node in graph.nodes:
             op = operation(node)
-            group = group_of(node) if op is not None and op.name in BUFFERED else None
-            if group is None or not self.agrees(group):
+            group = group_of(node)
+            if op is None or not op.collective or op.phase == "wait":
+                continue
+            if not self.all_agree and (group is None or not self.agrees(group)):
+                elsewhere.update(storage for x in node.all_input_nodes for storage in found.held(x))
+            if op.name not in BUFFERED or group is None or not self.agrees(group):
                 continue
             for x in operands(node):
                 spec, storage = found.spec(x), found.storage(x)
@@ -170,7 +177,7 @@ class CommBuffers(Pass):
                 tuple(dict.fromkeys(name for _, name in calls)),
             )
             for storage, calls in users.items()
-            if storage.owner is not None
+            if storage.owner is not None and storage not in elsewhere
         ]  # fmt: skip
 
     def _annotate(self, graph: fx.Graph) -> None:
