@@ -91,12 +91,14 @@ def broken_edge(before: Accesses, after: Accesses, rank: int, *, whole: bool, st
         whole: whether all edges of the original are looked at; those that nodes declare in the rewritten graph always are.
         starts: whether all that communicates keeps its order.
     """
+    hopeless = {edge[3:5] for edge in _declared(before)}  # the original breaks them already
     found = [*_declared(after)]
     if whole:
         place = {step.name: index for index, step in enumerate(after.steps)}
         found += _through_storage(before, after, place)
         found += _communication(before, after, place, starts=starts)
         found += _declared(before, place)
+    found = [edge for edge in found if edge[5] != "declared" or edge[3:5] not in hopeless]
     if not found:
         return None
     _, title, detail, first, second, edge = min(found)

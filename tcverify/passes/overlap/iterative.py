@@ -198,8 +198,8 @@ class Round:
 class IterativePass(OverlapPass):
     """A pass that moves asynchronous collectives step by step within a budget of memory. Leaves each collective's statistics.
 
-    Peak memory never exceeds (1 + memory_budget) times what it was. Where times of all nodes are known and used, the time in
-    which communication is exposed never grows, by the model of `timeline`.
+    Peak memory never exceeds (1 + memory_budget) times what it was; graphs with values of unknown size are left alone. Where
+    times of all nodes are known and used, the time in which communication is exposed never grows, by the model of `timeline`.
 
     Args:
         memory_budget: share by which peak memory may grow: 0.0 for not at all, 0.2 for a fifth.
@@ -266,7 +266,11 @@ class IterativePass(OverlapPass):
     def reordered(self, found: CommGraph) -> Sequence[fx.Node]:
         """See `OverlapPass.reordered`."""
         setting = self._setting(found)
-        start = list(range(len(found.nodes)))
+        if setting.footprint.unknown:
+            name = setting.footprint.unknown[0]
+            log.info("%s leaves a graph alone: nobody knows how much memory '%s' allocates", self.name, name)
+            return found.nodes
+        start = sorted(range(len(found.nodes)), key=lambda number: found.nodes[number].op != "placeholder")
         before = timeline(setting.work, start)
         order, progress = start, dict[int, Progress]()
         for _ in range(MAX_ROUNDS):
