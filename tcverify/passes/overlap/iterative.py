@@ -33,6 +33,8 @@ log = logging.getLogger(__name__)
 MAX_GROUP = 64
 #: Changes of places per node of the graph, in one round: keeps time linear where every collective could cross the whole graph.
 MAX_MOVES_PER_NODE = 50
+#: Changes of places of one collective that gain it no time, one after the other, before it is left where it is.
+MAX_IDLE_MOVES = 48
 #: Most rounds. Another one is made only where the one before has made the graph faster.
 MAX_ROUNDS = 3
 
@@ -367,6 +369,7 @@ def _statistics(
 
 __all__ = [
     "MAX_GROUP",
+    "MAX_IDLE_MOVES",
     "MAX_MOVES_PER_NODE",
     "NO_LIMIT",
     "Freedom",
