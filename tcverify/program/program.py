@@ -149,7 +149,8 @@ class Program:
         example = {binding.graph: rank for rank, binding in reversed([*enumerate(self.ranks)])}
         same = {number: number for number in example}
         if len(example) > 1 and any(map(_is_asynchronous, self.graphs)):  # only then anybody asks, and it takes time
-            same = dict(zip(example, alike([self.graph(rank) for rank in example.values()]), strict=True))
+            values = [self.ranks[rank].constants for rank in example.values()]
+            same = dict(zip(example, alike([self.graphs[number] for number in example], values), strict=True))
         first: dict[Any, int] = {}
         return [
             first.setdefault((same[binding.graph], *(len(dim.group(rank)) for dim in self.mesh.dims)), rank)

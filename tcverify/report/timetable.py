@@ -74,7 +74,7 @@ class Timetable:
     def lane(self, stream: int) -> tuple[str, str]:
         """The name of a stream, and its role, "" where the name says it."""
         if self.asynchronous:
-            return ("communication" if stream == COMMUNICATION else "compute"), ""
+            return ("comm" if stream == COMMUNICATION else "compute"), ""
         return f"stream {stream}", self.roles.get(stream, "")
 
     @property

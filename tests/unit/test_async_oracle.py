@@ -68,7 +68,7 @@ class Shuffles:
 def test_what_lockstep_shows_of_a_shuffled_program_the_check_has_found() -> None:
     promised = Contract(order=True, collective_order=True)
     shown = found = 0
-    for seed in range(24):
+    for seed in range(32):
         mesh = DP2 if seed % 2 else DP2_TP2
         made = decode_functional(mesh, random.Random(seed).randbytes(WIDTH))
         verdict = verify(Shuffles(seed), made, contract=promised)
@@ -77,4 +77,4 @@ def test_what_lockstep_shows_of_a_shuffled_program_the_check_has_found() -> None
         if checks - {"order", "memory"}:
             shown += 1
             assert "order" in checks, (seed, verdict.findings)
-    assert 2 <= shown < found < 16
+    assert 0 < shown < found < 20

@@ -106,7 +106,7 @@ def test_without_costs_there_is_no_time_to_tell() -> None:
 def test_the_trace_has_a_thread_for_compute_and_one_for_communication() -> None:
     events = json.loads(to_trace(case("exposed-communication")))["traceEvents"]
     names = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
-    assert names == {(pid, tid): lane for pid in range(4) for tid, lane in enumerate(("compute", "communication"))}
+    assert names == {(pid, tid): lane for pid in range(4) for tid, lane in enumerate(("compute", "comm"))}
     after = [e for e in events if e["ph"] == "X" and e["pid"] == 1]
     assert [(e["name"], e["tid"], e["ts"], e["dur"]) for e in after if e["cat"] == "comm"] == [
         ("all_reduce", 1, 0.0, pytest.approx(8)), ("all_reduce_1", 1, pytest.approx(8), pytest.approx(4)),
@@ -133,7 +133,7 @@ def test_the_page_draws_communication_beside_compute() -> None:
     drawn = draw_schedule(found, 0)
     assert drawn is not None
     before, after = drawn.charts
-    assert [lane.name for lane in after.lanes] == ["compute", "communication"]
+    assert [lane.name for lane in after.lanes] == ["compute", "comm"]
     assert (drawn.heading, drawn.streams, drawn.queues) == ("Timeline of rank 0", False, True)
     assert drawn.kinds == ("compute", "comm", "stall")
     stalls = [[bar.node for bar in chart.bars if bar.kind == "stall"] for chart in (before, after)]

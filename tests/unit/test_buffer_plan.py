@@ -10,6 +10,7 @@ import pytest
 
 from tcverify.passes import CommBuffers
 from tcverify.passes.comm_buffers.plan import BufferPlan, Wanted, plan_buffers
+from tcverify.program.sharing import _Outline
 from tests.unit.buffer_programs import drawn
 
 
@@ -104,3 +105,14 @@ def test_ranks_that_meet_in_a_collective_have_its_buffers_at_one_place(reuse: bo
                 shared += len(group) > 1 and bool(places[0])
     assert planned > 8
     assert shared > 8
+
+
+def test_kinds_of_ranks_are_told_by_what_they_run() -> None:
+    """As found without binding a graph to a rank, and as seen on the graphs that passes are given."""
+    several = 0
+    for program in drawn(20, seed=6):
+        outlines = [_Outline(program.graph(rank), {}).structure for rank in range(program.world_size)]
+        keys = [(o, *(len(d.group(r)) for d in program.mesh.dims)) for r, o in enumerate(outlines)]
+        assert program._kinds == [keys.index(key) for key in keys]
+        several += len(set(program._kinds)) > 1
+    assert several > 3

@@ -406,20 +406,49 @@ def test_a_pass_is_sound_on_drawn_programs_and_changes_many(kind: type[Pass]) ->
     assert changed >= 3
 
 
-#: (pass, module, function, what stands in its place): a guard that is missing.
-BROKEN: dict[str, tuple[type[Pass], Any, str, Callable[..., Any]]] = {
-    "shared buffer": (ReinplaceFsdpAllGather, fsdp_reinplace, "_alone", lambda *args: True),
-    "last state": (RemoveFsdp2UnshardedParamGraphInputUsage, fsdp_params, "_at_the_end", lambda *args: ""),
-    "no freeing": (RemoveFsdp2UnshardedParamGraphInputUsage, fsdp_params, "_unneeded", lambda one: one.resizes),
-    "stale metadata": (RemoveFsdp2UnshardedParamGraphInputUsage, fsdp_params, "annotate_aliases", lambda *args: None),
-    "unchecked sinking": (EnforceCommOrderingForFsdp, fsdp_order._Order, "_can_sink", lambda *args: True),
-}
+REMOVE, REINPLACE, ENFORCE = (
+    RemoveFsdp2UnshardedParamGraphInputUsage,
+    ReinplaceFsdpAllGather,
+    EnforceCommOrderingForFsdp,
+)
+
+#: (pass, where the guard is, its name, what makes the defect of it, a program that shows it).
+BROKEN: dict[str, tuple[type[Pass], Any, str, Callable[[Any], Any], Callable[[], Program]]] = {
+    "a buffer that is read": (
+        REINPLACE, fsdp_reinplace, "_alone", lambda _: lambda *args: True, lambda: program({"twist": "buffer-read"})
+    ),
+    "a buffer that is returned": (
+        REINPLACE, fsdp_reinplace, "_alone", lambda _: lambda *args: True, lambda: program({"twist": "buffer-returned"})
+    ),
+    "a buffer that is used again": (
+        REINPLACE, fsdp_reinplace, "_alone", lambda _: lambda *args: True,
+        lambda: program(
+            {"twist": "buffer-reused"}, {"twist": "buffer-reused"}, copy_out="whole", target="value", backward=True,
+            reshard=False,
+        ),
+    ),
+    "a parameter that is kept": (
+        REMOVE, fsdp_params, "_at_the_end", lambda _: lambda *args: "", lambda: program({"twist": "kept"})
+    ),
+    "a source that is overwritten": (
+        REMOVE, fsdp_params, "_at_the_end", lambda _: lambda *args: "", lambda: program({"twist": "overwritten"})
+    ),
+    "the size at the end": (
+        REMOVE, fsdp_params, "_unneeded", lambda _: lambda one: one.resizes, lambda: program({}, prologue=True)
+    ),
+    "metadata of views": (
+        REMOVE, fsdp_params, "annotate_aliases", lambda _: lambda *args: None, lambda: program({"twist": "by-view"})
+    ),
+    "what depends on what sinks": (
+        ENFORCE, fsdp_order._Order, "_can_sink", lambda _: lambda *args: True,
+        lambda: program({}, {}, prefetch="overlapping"),
+    ),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_missing_guard_is_refuted(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    kind, owner, attribute, instead = BROKEN[name]
-    monkeypatch.setattr(owner, attribute, instead)
-    subject = InProcess(prepare(kind, "", {}))
-    verdicts = (verify(subject, made) for made in drawn(120, seed=5))
-    assert any(verdict.status == "refuted" for verdict in verdicts)
+    kind, owner, attribute, broken, make = BROKEN[name]
+    assert passes(make(), kind)
+    monkeypatch.setattr(owner, attribute, broken(getattr(owner, attribute)))
+    assert verify(InProcess(prepare(kind, "", {})), make()).status == "refuted"
