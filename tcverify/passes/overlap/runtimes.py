@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import fx
 
-from tcverify.cost import DeviceProfile, node_cost
+from tcverify.cost import DeviceProfile, node_cost, takes_no_time
 from tcverify.cost import device as device_profile
 from tcverify.errors import UsageError
 from tcverify.passes.overlap.graph import CommGraph
@@ -40,7 +40,7 @@ def runtimes(found: CommGraph, device: DeviceProfile | None = None) -> dict[fx.N
     groups: Mapping[str, Sequence[int]] = getattr(owner, "meta", {}).get("groups") or {}
     times: dict[fx.Node, float] = {}
     for node in found.nodes:
-        if found.kind(node) in ("wait", "free"):
+        if found.kind(node) in ("wait", "free") or takes_no_time(node):
             times[node] = 0.0
             continue
         given = node.meta.get("cost_s")
