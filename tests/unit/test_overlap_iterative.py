@@ -14,7 +14,9 @@ from tcverify.passes.overlap import (
     ReorderCommunicationPreservingPeakMemory,
     ReorderForComputeCommOverlap,
     SinkWaitsIterative,
+    comm_graph,
     iterative_raising,
+    runtimes,
 )
 from tcverify.passes.overlap.iterative import Round
 from tcverify.passes.overlap.memory import Memory
@@ -298,6 +300,18 @@ def test_a_device_tells_the_times_that_the_program_does_not() -> None:
     applied(unknown, build)
     assert row(known, "all_reduce").communication_s is not None
     assert row(unknown, "all_reduce").communication_s is None
+
+
+def test_times_are_those_that_the_program_tells_but_of_what_takes_none() -> None:
+    def build(b: Builder) -> Any:
+        b.call("inductor::resize_storage_bytes_", b["y"], 64, cost=50)
+        return b.wait(b.start(b["x"], cost=0.25))
+
+    found = comm_graph(program(build).graph_module(0).graph)
+    times = runtimes(found)
+    assert times is not None
+    told = {node.name: time for node, time in times.items() if node.op == "call_function"}
+    assert told == {"resize_storage_bytes_": 0.0, "all_reduce": pytest.approx(0.25 * US), "wait_tensor": 0.0}
 
 
 def test_a_list_of_passes_gives_the_statistics_of_all() -> None:
