@@ -28,6 +28,7 @@ from tcverify.execution import (
     play,
     play_extremes,
     rounding_noise,
+    run_in_arena,
 )  # fmt: skip
 from tcverify.program import Contract, Doubt, Finding, Note, NotSerialisable, Program
 
@@ -214,6 +215,8 @@ def verification(
                 _run_in(domain, evidence, baseline, doubts)
             if pair.again is not None:
                 evidence.again = lockstep.compare_with(baseline, pair.again)
+            if pair.changed and after.finished and "equivalence" in checks:
+                evidence.arena = run_in_arena(pair.rewritten)
             if pair.changed and after.finished and "interleavings" in checks:
                 on_device = deep and confirm is not None and confirm.name == "nccl"
                 evidence.exploration = _explore(pair.rewritten, after, contract, deep, on_device)

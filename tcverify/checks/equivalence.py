@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from tcverify.checks.arena import arena_findings
 from tcverify.checks.evidence import Evidence
 from tcverify.checks.exact import agrees, exact_differences
 from tcverify.checks.native import native_differences
@@ -23,7 +24,8 @@ def check_equivalence(evidence: Evidence) -> list[Said]:
 
     In float64 a difference counts when it exceeds what the original itself shows under tiny perturbations; in the native
     domain when the rewritten program's error exceeds what rounding explains; in the exact domain always, where it can say so:
-    see semantics, "Number domains". Where float64 cannot judge, the exact domain does.
+    see semantics, "Number domains". Where float64 cannot judge, the exact domain does. Programs with communication
+    buffers must compute the same with these in an arena.
     """
     found: list[Said] = []
     exact = [c for c in evidence.runs if c.domain.startswith("exact") and c.original.finished]
@@ -46,6 +48,8 @@ def check_equivalence(evidence: Evidence) -> list[Said]:
             found += differences(comparison, evidence.probe)
         if found:
             break
+    if not any(isinstance(one, Finding) for one in found):
+        found += arena_findings(evidence)
     if any(isinstance(one, Finding) for one in found):
         return found
     if evidence.aside:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from tcverify.application import Pair
-from tcverify.execution import Comparison, Explanation, Exploration, Extreme, Noise, Timing
+from tcverify.execution import ArenaRun, Comparison, Explanation, Exploration, Extreme, Noise, Timing
 from tcverify.program import Contract, Program
 
 
@@ -20,6 +20,7 @@ class Evidence:
         exploration: what other orders of its streams showed, of a rewritten program that is lowered.
         extremes: the rewritten program with asynchronous collectives that read and write at other times.
         play: plays a program at another extreme, given in words and as executors take it.
+        arena: what became of a rewritten program whose values live in communication buffers, with them in an arena.
         aside: why the exact domain did not run, where it was asked for.
         explain: says why the versions differ in the exact domain where float64 sees nothing; costly.
         probe: measures the conditioning of the original's outputs, by label; costly, so called only when needed.
@@ -33,6 +34,7 @@ class Evidence:
     exploration: Exploration | None = None
     extremes: list[Extreme] = field(default_factory=list)
     play: Callable[[Program, str, str | Timing], Extreme] | None = None
+    arena: ArenaRun | None = None
     aside: str = ""
     explain: Callable[[], Explanation] = lambda: Explanation("defect")
     probe: Callable[[], dict[str, float]] = dict

@@ -1,5 +1,6 @@
 """Runs programs: one interpreter, driven in lockstep or by real process groups."""
 
+from tcverify.execution.arena import ArenaRun, Clobber, has_buffers, run_in_arena
 from tcverify.execution.asynchrony import Timing
 from tcverify.execution.compare import Delta, compare_ranks, digest, pooled
 from tcverify.execution.cuda_ranks import backend_of, explore_on_cuda
@@ -14,7 +15,9 @@ from tcverify.execution.pool import ProcessGroupPool
 from tcverify.execution.rounding import Noise, rounding_noise
 
 __all__ = [
+    "ArenaRun",
     "Call",
+    "Clobber",
     "Comparison",
     "Delta",
     "Event",
@@ -39,10 +42,12 @@ __all__ = [
     "explain",
     "explore",
     "explore_on_cuda",
+    "has_buffers",
     "is_asynchronous",
     "play",
     "play_extremes",
     "pooled",
     "rounding_noise",
+    "run_in_arena",
     "starts_of",
 ]

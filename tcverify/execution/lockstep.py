@@ -128,13 +128,21 @@ Watcher: TypeAlias = Callable[[int, list[torch.Tensor]], Watch]
 Order: TypeAlias = Callable[[int], list[int]]
 
 
-def run_watched(program: Program, watcher: Watcher, *, domain: Domain = FLOAT64, order: Order | None = None) -> Run:
+def run_watched(
+    program: Program,
+    watcher: Watcher,
+    *,
+    domain: Domain = FLOAT64,
+    order: Order | None = None,
+    timing: str | Timing = "issue",
+) -> Run:
     """Run a program and let every step of every rank be watched. Raises as `Executor.run` does.
 
     Args:
         order: of the sums of collectives; by default that of the group.
+        timing: when asynchronous collectives read and write, as of `Lockstep.run`.
     """
-    return _execute(program, False, None, watcher, domain, order)
+    return _execute(program, False, None, watcher, domain, order, timing)
 
 
 def _execute(

@@ -63,6 +63,7 @@ KINDS = {
     "overlapping-buffers": "two values that live at the same time overlap in the communication buffers",
     "buffer-mismatch": "a communication buffer cannot hold its value, or differs between ranks",
     "wrong-value": "an output differs from the original's",
+    "arena-mismatch": "a value that lives in a communication buffer is overwritten, or is not what it is elsewhere",
     "wrong-alias": "outputs share storage differently than the original's",
     "rewritten-raises": "the rewritten program raises where the original did not",
     "impure-pass": "the pass is not a function of the graph it is given",

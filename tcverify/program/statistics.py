@@ -64,7 +64,17 @@ def _fits(value: Any, kind: str) -> bool:
 
 
 #: Headings of the columns of `table_rows`.
-TABLE_HEADINGS = ("collective", "group", "comm µs", "overlapped µs", "exposed µs", "was µs", "moves", "grouped", "kept back by")
+TABLE_HEADINGS = (
+    "collective",
+    "group",
+    "comm µs",
+    "overlapped µs",
+    "exposed µs",
+    "was µs",
+    "moves",
+    "grouped",
+    "kept back by",
+)
 
 
 def table_rows(statistics: tuple[CollectiveStatistics, ...]) -> list[tuple[str, ...]]:
