@@ -94,6 +94,25 @@ def test_inputs_that_share_a_storage_are_told_by_their_metadata() -> None:
     assert before(found, mm) == {"add_"}
 
 
+def test_buffers_that_overlap_in_the_arena_keep_out_of_each_others_time() -> None:
+    def build(b: Builder) -> Any:
+        first, second, apart = b.mm(b["x"]), b.mm(b["y"]), b.mm(b["w"])
+        for value, offset in ((first, 0), (second, 32), (apart, 96)):
+            value.meta["comm_buffer"] = {"group": "tp", "offset": offset, "nbytes": 64}
+        arrived = b.wait(b.start(first))
+        return arrived, b.relu(b.view(first)), b.wait(b.start(second)), b.wait(b.start(apart))
+
+    gm = program(build).graph_module(0)
+    node = {node.name: node for node in gm.graph.nodes}
+    node["relu"].append(node["mm_1"])  # made when all that uses the first one is over
+    found = comm_graph(gm.graph)
+    assert before(found, node["mm_1"]) == {"mm", "all_reduce", "wait_tensor", "view", "relu"}
+    assert before(found, node["mm_2"]) == set()
+    del node["mm"].meta["comm_buffer"]
+    found = comm_graph(gm.graph)
+    assert before(found, node["mm_1"]) == set()
+
+
 def test_an_attribute_that_is_named_twice_is_one_tensor() -> None:
     gm = program(lambda b: b.relu(b["x"])).graph_module(0)
     gm.register_buffer("kept", torch.ones(4, 4))

@@ -6,6 +6,7 @@ until the first wait for that storage. The edges are those that keep this and al
 - data: a node follows its operands;
 - storage: what reads follows the last write, what writes or makes one follows all reads and the write before them; a wait is a
   write of what it waits for and a read of the operands of the start, which therefore stay as they are until then;
+- buffers: storages that overlap in the arena of their rank (`meta["comm_buffer"]`) are one, as far as their order goes;
 - communication: all starts, blocking collectives and effects keep their order, whatever their groups, since it is in this order
   that ranks meet each other; a wait stays behind every one of them that it stood behind, since ranks that wait for A before they
   start B never meet ranks that do it the other way round;
@@ -24,7 +25,8 @@ from torch import fx
 
 from tcverify.cost.flops import WORK
 from tcverify.ops import lookup, schema_of
-from tcverify.passes.overlap.storages import Accesses, Storages, accesses, is_view
+from tcverify.passes.overlap.hazards import AccessOrder
+from tcverify.passes.overlap.storages import Accesses, Storages, accesses, is_view, shared_places
 
 Kind = Literal["start", "wait", "effect", "compute", "free"]
 
@@ -106,7 +108,7 @@ def comm_graph(
     if groups is None:
         groups = getattr(graph.owning_module, "meta", {}).get("groups", {})
     found = accesses(graph)
-    reading = _Reading(found, groups or {}, chained=not unsafe_collectives_reorder)
+    reading = _Reading(found, shared_places(graph, found), groups or {}, chained=not unsafe_collectives_reorder)
     for node in graph.nodes:
         reading.add(node)
     return reading.finish()
@@ -115,7 +117,10 @@ def comm_graph(
 class _Reading:
     """Walks a graph in order and collects its edges."""
 
-    def __init__(self, found: Accesses, groups: Mapping[str, Sequence[int]], *, chained: bool) -> None:
+    def __init__(
+        self, found: Accesses, places: Mapping[int, int], groups: Mapping[str, Sequence[int]], *, chained: bool
+    ) -> None:
+        self._storages = AccessOrder(places)
         self._chained = chained
         self._since: list[fx.Node] = []  # starts since the last effect, where starts are not chained
         self._found = found
@@ -123,8 +128,6 @@ class _Reading:
         self._before: dict[fx.Node, dict[fx.Node, None]] = {}
         self._kinds: dict[fx.Node, Kind] = {}
         self._by_name: dict[str, fx.Node] = {}
-        self._writer: dict[int, fx.Node] = {}
-        self._readers: dict[int, list[fx.Node]] = {}
         self._last_communication: fx.Node | None = None
         self._started: list[dict[str, Any]] = []
         self._under_way: dict[int, list[int]] = {}  # storage → starts that write it and are not waited for
@@ -160,7 +163,7 @@ class _Reading:
         if kind in ("start", "wait", "effect"):
             self._communicate(node, kind)
         own = tuple(storage for storage in self._found.results[node] if storage not in reads)
-        self._access(node, reads, (*writes, *own))
+        self._before[node].update(self._storages.add(node, reads, (*writes, *own)))
         if kind == "start":
             self._start(node, reads, writes)
 
@@ -174,24 +177,6 @@ class _Reading:
             self._last_communication = node
         elif kind == "start":
             self._since.append(node)
-
-    def _access(self, node: fx.Node, reads: Storages, writes: Storages) -> None:
-        before = self._before[node]
-        for storage in reads:
-            writer = self._writer.get(storage)
-            if writer is not None:
-                before[writer] = None
-        for storage in writes:
-            writer = self._writer.get(storage)
-            if writer is not None:
-                before[writer] = None
-            before.update(dict.fromkeys(self._readers.get(storage, ())))
-        for storage in reads:
-            self._readers.setdefault(storage, []).append(node)
-        for storage in writes:
-            self._writer[storage] = node
-            self._readers[storage] = []
-        before.pop(node, None)
 
     def _start(self, node: fx.Node, reads: Storages, writes: Storages) -> None:
         name = _group_name(node)

@@ -9,6 +9,7 @@ be shared counts as shared, so that orders that are kept are never too few.
 from __future__ import annotations
 
 import operator
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -88,6 +89,28 @@ def is_view(node: fx.Node, found: Accesses) -> bool:
         return False
     mine, theirs = _recorded(node), {key for operand in node.all_input_nodes for key in _recorded(operand)}
     return not mine or not theirs or set(mine) <= theirs
+
+
+def shared_places(graph: fx.Graph, found: Accesses) -> dict[int, int]:
+    """Return for storages that overlap in the arena of their rank (`meta["comm_buffer"]`) what stands for their place.
+
+    Places are negative numbers. Storages share one where a chain of overlapping ranges joins them.
+    """
+    ranges: list[tuple[int, int, int]] = []
+    for node in graph.nodes:
+        buffer = node.meta.get("comm_buffer")
+        if isinstance(buffer, dict) and type(buffer.get("offset")) is type(buffer.get("nbytes")) is int:
+            begin = buffer["offset"]
+            ranges += [(begin, begin + buffer["nbytes"], storage) for storage in found.results.get(node, ())]
+    place: dict[int, int] = {}
+    reached = members = 0
+    for begin, end, storage in sorted(ranges):
+        if begin >= reached:
+            members += 1
+        reached = max(reached, end)
+        place[storage] = -members
+    alone = Counter(place.values())
+    return {storage: number for storage, number in place.items() if alone[number] > 1}
 
 
 # -------------------------------------------------------------------------------------------------------------- tying
@@ -244,4 +267,4 @@ def _recorded(node: fx.Node) -> list[Any]:
     return [key for key in _keys(node.meta.get("val")) if key is not None]
 
 
-__all__ = ["Accesses", "Storages", "accesses", "is_view"]
+__all__ = ["Accesses", "Storages", "accesses", "is_view", "shared_places"]
