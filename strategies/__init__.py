@@ -7,6 +7,7 @@
 | aimed | small programs: a pattern of sequence parallelism up to some element, and something unusual there |
 | wild | typed random graphs without the structure of a model |
 | overlap | branches of compute and communication that hardly depend on each other, with costs of their ops and stream settings |
+| fsdp | layers whose parameters are gathered, used and freed, and gradients that are reduced and scattered |
 | mixed | all of these, most of them with costs and stream settings; close to half are structured |
 
 Every drawn program is well-typed: it runs in lockstep on every rank, and its outputs are finite. Its metadata is right, but for
@@ -21,7 +22,7 @@ from dataclasses import dataclass
 from hypothesis import strategies as st
 
 from tcverify.program import Mesh, Program
-from tcverify.strategies import aimed, near_miss, overlap, timing, wild
+from tcverify.strategies import aimed, fsdp, near_miss, overlap, timing, wild
 from tcverify.strategies.choices import WIDTH, decode_choices, weighted
 from tcverify.strategies.meshes import WORLD_SIZES, all_meshes
 from tcverify.strategies.transformer import finish, write
@@ -64,6 +65,7 @@ def _decode_mixed(mesh: Mesh, choices: bytes) -> Program:
 #: What turns bytes into programs, by the name of the strategy.
 DECODERS: dict[str, Decoder] = {
     **_PARTS,
+    "fsdp": Decoder(fsdp.decode_fsdp, fsdp.WIDTH),
     "mixed": Decoder(_decode_mixed, 1 + timing.WIDTH + max(part.width for part in _PARTS.values())),
 }
 
@@ -114,6 +116,11 @@ def overlap_programs(mesh: Mesh | None = None, world_size: int | None = None) ->
     return _programs("overlap", mesh, world_size)
 
 
+def fsdp_programs(mesh: Mesh | None = None, world_size: int | None = None) -> st.SearchStrategy[Program]:
+    """Draw programs of sharded parameters, as traced FSDP has them. Arguments as of `transformer_programs`."""
+    return _programs("fsdp", mesh, world_size)
+
+
 def mixed_programs(mesh: Mesh | None = None, world_size: int | None = None) -> st.SearchStrategy[Program]:
     """Draw programs of all kinds, close to half of them structured. Arguments as of `transformer_programs`."""
     return _programs("mixed", mesh, world_size)
@@ -127,6 +134,7 @@ STRATEGIES: dict[str, Callable[..., st.SearchStrategy[Program]]] = {
     "aimed": aimed_programs,
     "wild": wild_programs,
     "overlap": overlap_programs,
+    "fsdp": fsdp_programs,
 }
 
 #: The one that is drawn from unless another is asked for.
@@ -141,6 +149,7 @@ __all__ = [
     "aimed_programs",
     "all_meshes",
     "decode",
+    "fsdp_programs",
     "mixed_programs",
     "near_miss_programs",
     "overlap_programs",

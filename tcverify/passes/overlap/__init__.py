@@ -1,6 +1,9 @@
 """Passes that move nodes so that communication runs while something computes, and what they share."""
 
 from tcverify.passes.overlap.configured import ReorderForComputeCommOverlap
+from tcverify.passes.overlap.fsdp_order import EnforceCommOrderingForFsdp
+from tcverify.passes.overlap.fsdp_params import RemoveFsdp2UnshardedParamGraphInputUsage
+from tcverify.passes.overlap.fsdp_reinplace import ReinplaceFsdpAllGather
 from tcverify.passes.overlap.graph import (
     CommGraph,
     Communication,
@@ -28,10 +31,13 @@ __all__ = [
     "CommGraph",
     "Communication",
     "DecideGlobalOrderingOfComms",
+    "EnforceCommOrderingForFsdp",
     "IterativePass",
     "Kind",
     "OverlapPass",
     "RaiseComms",
+    "ReinplaceFsdpAllGather",
+    "RemoveFsdp2UnshardedParamGraphInputUsage",
     "ReorderCommunicationPreservingPeakMemory",
     "ReorderComputeForOverlap",
     "ReorderForComputeCommOverlap",

@@ -47,10 +47,10 @@ def annotate_aliases(graph: fx.Graph, changed: Iterable[fx.Node]) -> None:
     for node in graph.nodes:
         if node.op != "call_function" or "val" not in node.meta:
             continue
-        if node in touched or (touched.intersection(node.all_input_nodes) and lookup(node.target).aliases):
-            if any(True for _ in tensors_in(node.meta["val"])):
-                annotate(node)
-                touched.add(node)
+        reached = node in touched or (touched.intersection(node.all_input_nodes) and lookup(node.target).aliases)
+        if reached and any(True for _ in tensors_in(node.meta["val"])):
+            annotate(node)
+            touched.add(node)
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
@@ -63,6 +63,6 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
 
 
 __all__ = [
-    "CHUNK_CAT", "COPY", "COPY_IN", "COPY_OUT", "GATHER", "GATHER_OUT", "SCATTERS", "annotate_aliases", "copied_in", "op_name_of",
-    "resized",
+    "CHUNK_CAT", "COPY", "COPY_IN", "COPY_OUT", "GATHER", "GATHER_OUT", "SCATTERS", "annotate_aliases", "copied_in",
+    "op_name_of", "resized",
 ]  # fmt: skip

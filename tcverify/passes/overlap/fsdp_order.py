@@ -12,6 +12,7 @@ from tcverify.passes.base import Pass
 from tcverify.passes.editing import arguments, op_name
 from tcverify.passes.overlap.fsdp import CHUNK_CAT, COPY_OUT, GATHER, GATHER_OUT, SCATTERS, copied_in
 from tcverify.passes.overlap.graph import CommGraph, Communication, comm_graph, placed
+from tcverify.passes.overlap.reordering import is_lowered
 from tcverify.program import Contract
 
 #: What sorts the nodes of a graph: (place of an anchor, before or at or behind it, own place).
@@ -47,6 +48,8 @@ class EnforceCommOrderingForFsdp(Pass):
 
     def rewrite(self, graph: fx.Graph) -> Iterable[fx.Node]:
         """See `Pass.rewrite`. Near-linear in the graph."""
+        if is_lowered(graph):
+            return ()
         found = comm_graph(graph)
         order = _Order(found)
         chains = {"all_gather": _all_gathers(found), "reduce_scatter": _reduce_scatters(found)}
@@ -171,19 +174,20 @@ def _copy_out(found: CommGraph, communication: Communication, place: Mapping[fx.
 def _reduce_scatters(found: CommGraph) -> list[_Block]:
     """The reduce_scatters of what `chunk_cat` has written, in the order in which they start."""
     last_write: dict[int, fx.Node] = {}
-    since: dict[int, list[fx.Node]] = {}  # by storage, what touches it behind its chunk_cat
+    since: dict[int, dict[fx.Node, None]] = {}  # by storage, what touches it behind its chunk_cat
     written_by: dict[fx.Node, list[fx.Node]] = {}
     for node in found.nodes:
-        if op_name(node) in SCATTERS:
-            for storage in found.accesses.results.get(arguments(node).get("input"), ()):
+        source = arguments(node).get("input") if op_name(node) in SCATTERS else None
+        if isinstance(source, fx.Node):
+            for storage in found.accesses.results[source]:
                 if storage in last_write:
                     written_by[node] = [last_write[storage], *since[storage]]
         for storage in (*found.accesses.reads.get(node, ()), *found.accesses.writes.get(node, ())):
-            if storage in last_write and node not in since[storage]:
-                since[storage].append(node)
+            if storage in last_write:
+                since[storage][node] = None
         if op_name(node) == CHUNK_CAT:
             for storage in found.accesses.writes[node]:
-                last_write[storage], since[storage] = node, []
+                last_write[storage], since[storage] = node, {}
     blocks = []
     for communication in found.starts:
         behind = written_by.get(communication.start)

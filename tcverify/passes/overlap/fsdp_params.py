@@ -15,6 +15,7 @@ from tcverify.ops import lookup
 from tcverify.passes.base import Pass
 from tcverify.passes.editing import arguments, known_spec, op_name
 from tcverify.passes.overlap.fsdp import COPY, annotate_aliases, resized
+from tcverify.passes.overlap.reordering import is_lowered
 from tcverify.passes.overlap.storages import Accesses, accesses
 from tcverify.program import Contract
 
@@ -76,6 +77,8 @@ class RemoveFsdp2UnshardedParamGraphInputUsage(Pass):
 
     def rewrite(self, graph: fx.Graph) -> Iterable[fx.Node]:
         """See `Pass.rewrite`. Linear in the graph."""
+        if is_lowered(graph):
+            return ()
         found = accesses(graph)
         parameters = [one for one in _parameters(graph, found) if not one.left_alone]
         changed: list[fx.Node] = []
@@ -174,9 +177,9 @@ def _read(parameter: _Parameter, storage: int, node: fx.Node, place: int, found:
     if interval is None:
         return f"'{node.name}' uses it where nothing has been copied into it"
     for operand in node.all_input_nodes:
-        if operand is not parameter.node and storage in found.results[operand]:
-            if parameter.interval_of.get(operand) is not interval:
-                return f"'{operand.name}' views what another copy has written"
+        view = operand is not parameter.node and storage in found.results[operand]
+        if view and parameter.interval_of.get(operand) is not interval:
+            return f"'{operand.name}' views what another copy has written"
     if parameter.node in node.all_input_nodes:
         interval.readers.append(node)
     if storage in found.results[node]:

@@ -12,6 +12,7 @@ from tcverify.ops import resolve
 from tcverify.passes.base import Pass
 from tcverify.passes.editing import annotate, arguments, known_spec, op_name
 from tcverify.passes.overlap.fsdp import GATHER, GATHER_OUT, annotate_aliases, copied_in
+from tcverify.passes.overlap.reordering import is_lowered
 from tcverify.passes.overlap.storages import accesses
 from tcverify.program import Contract
 
@@ -32,11 +33,11 @@ class _Gather:
 
 
 class ReinplaceFsdpAllGather(Pass):
-    """all_gather_copy_in → all_gather_into_tensor becomes all_gather_into_tensor_out, which writes into the buffer of the copy-in.
+    """all_gather_copy_in → all_gather_into_tensor becomes all_gather_into_tensor_out into the buffer of the copy-in.
 
-    The result then shares storage with the buffer. So nothing but this all_gather may use the buffer once the shards have been
-    copied in (a second copy-in would overwrite what has been gathered), it must not be an input or an attribute, whose contents the
-    caller sees, and it must have the layout of the result. Saves one buffer per layer.
+    The result then shares storage with the buffer. So nothing but this all_gather may use the buffer once the shards have
+    been copied in (a second copy-in would overwrite what has been gathered); it must not be an input or an attribute, whose
+    contents the caller sees; and it must have the layout of the result. Saves one buffer per layer.
     """
 
     name: ClassVar[str] = "reinplace_fsdp_all_gather"
@@ -45,6 +46,8 @@ class ReinplaceFsdpAllGather(Pass):
 
     def rewrite(self, graph: fx.Graph) -> Iterable[fx.Node]:
         """See `Pass.rewrite`. Linear in the graph."""
+        if is_lowered(graph):
+            return ()
         changed = []
         for gather in _gathers(graph):
             into = _buffer_node(gather)

@@ -211,7 +211,9 @@ class _Rise:
     def _delays(self, candidate: int) -> bool:
         """Whether the swap can delay anything. A start that goes up alone, or with compute, never does."""
         queues = self.work.queues
-        return queues[candidate] in ("start", "both") or any(queues[node] in ("wait", "start") for node in self.group[1:])
+        return queues[candidate] in ("start", "both") or any(
+            queues[node] in ("wait", "start") for node in self.group[1:]
+        )
 
     def _end(self, now: Now, tail: Tail) -> int:
         """When all has ended if the group stands between `now` and `tail`."""

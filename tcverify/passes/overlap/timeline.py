@@ -125,7 +125,9 @@ def tasks(found: CommGraph, times: Mapping[fx.Node, float] | None) -> Tasks:
     queues: list[Queue] = []
     for node in found.nodes:
         kind = found.kind(node)
-        queues.append("start" if kind == "start" else "wait" if kind == "wait" else "both" if kind == "effect" else "compute")
+        queues.append(
+            "start" if kind == "start" else "wait" if kind == "wait" else "both" if kind == "effect" else "compute"
+        )
     return Tasks(
         tuple(queues),
         tuple(0 if times is None or queue == "wait" else units(times[node]) for node, queue in zip(found.nodes, queues, strict=True)),
