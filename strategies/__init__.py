@@ -7,8 +7,11 @@
 | aimed | small programs: a pattern of sequence parallelism up to some element, and something unusual there |
 | wild | typed random graphs without the structure of a model |
 | overlap | branches of compute and communication that hardly depend on each other, with costs of their ops and stream settings |
+| mixed | all of the above, most of them with costs and stream settings; close to half are structured |
+| functional | programs whose collectives start and are waited for later, with opaque communication and writes around them |
+| data-parallel | functional programs that begin with layers, their gradients and the reductions of those |
+| async-tp | functional programs that begin with products in chunks, each beside the collective of another |
 | fsdp | layers whose parameters are gathered, used and freed, and gradients that are reduced and scattered |
-| mixed | all of these, most of them with costs and stream settings; close to half are structured |
 
 Every drawn program is well-typed: it runs in lockstep on every rank, and its outputs are finite. Its metadata is right, but for
 near misses and aimed programs labelled missing-metadata or stale-metadata.
@@ -22,8 +25,9 @@ from dataclasses import dataclass
 from hypothesis import strategies as st
 
 from tcverify.program import Mesh, Program
-from tcverify.strategies import aimed, fsdp, near_miss, overlap, timing, wild
+from tcverify.strategies import aimed, fsdp, functional, near_miss, overlap, timing, wild
 from tcverify.strategies.choices import WIDTH, decode_choices, weighted
+from tcverify.strategies.functional import large_functional_program
 from tcverify.strategies.meshes import WORLD_SIZES, all_meshes
 from tcverify.strategies.transformer import finish, write
 
@@ -62,9 +66,17 @@ def _decode_mixed(mesh: Mesh, choices: bytes) -> Program:
     return program if part == "overlap" else timing.timed(program, timing.decode_timing(choices[1 : 1 + timing.WIDTH]))
 
 
+#: Programs with asynchronous collectives.
+_ASYNCHRONOUS = {
+    "functional": Decoder(functional.decode_functional, functional.WIDTH),
+    "data-parallel": Decoder(functional.decode_data_parallel, functional.WIDTH),
+    "async-tp": Decoder(functional.decode_async_tp, functional.WIDTH),
+}
+
 #: What turns bytes into programs, by the name of the strategy.
 DECODERS: dict[str, Decoder] = {
     **_PARTS,
+    **_ASYNCHRONOUS,
     "fsdp": Decoder(fsdp.decode_fsdp, fsdp.WIDTH),
     "mixed": Decoder(_decode_mixed, 1 + timing.WIDTH + max(part.width for part in _PARTS.values())),
 }
@@ -126,6 +138,21 @@ def mixed_programs(mesh: Mesh | None = None, world_size: int | None = None) -> s
     return _programs("mixed", mesh, world_size)
 
 
+def functional_programs(mesh: Mesh | None = None, world_size: int | None = None) -> st.SearchStrategy[Program]:
+    """Draw programs with asynchronous collectives of all kinds. Arguments as of `transformer_programs`."""
+    return _programs("functional", mesh, world_size)
+
+
+def data_parallel_programs(mesh: Mesh | None = None, world_size: int | None = None) -> st.SearchStrategy[Program]:
+    """Draw gradients that are reduced while others are computed. Arguments as of `transformer_programs`."""
+    return _programs("data-parallel", mesh, world_size)
+
+
+def async_tp_programs(mesh: Mesh | None = None, world_size: int | None = None) -> st.SearchStrategy[Program]:
+    """Draw products in chunks beside their collectives. Arguments as of `transformer_programs`."""
+    return _programs("async-tp", mesh, world_size)
+
+
 #: Strategies by the name that `--strategy` takes; each is called as `transformer_programs` is.
 STRATEGIES: dict[str, Callable[..., st.SearchStrategy[Program]]] = {
     "mixed": mixed_programs,
@@ -134,6 +161,9 @@ STRATEGIES: dict[str, Callable[..., st.SearchStrategy[Program]]] = {
     "aimed": aimed_programs,
     "wild": wild_programs,
     "overlap": overlap_programs,
+    "functional": functional_programs,
+    "data-parallel": data_parallel_programs,
+    "async-tp": async_tp_programs,
     "fsdp": fsdp_programs,
 }
 
@@ -148,8 +178,12 @@ __all__ = [
     "Decoder",
     "aimed_programs",
     "all_meshes",
+    "async_tp_programs",
+    "data_parallel_programs",
     "decode",
     "fsdp_programs",
+    "functional_programs",
+    "large_functional_program",
     "mixed_programs",
     "near_miss_programs",
     "overlap_programs",
