@@ -36,7 +36,6 @@ from tcverify.passes.comm_buffers.lowering import (
     Choices,
     Lowering,
     is_whole,
-    may_be_placed,
     operands,
 )
 from tcverify.passes.comm_buffers.plan import BufferPlan, Wanted, plan_buffers
@@ -75,6 +74,8 @@ class CommBuffers(Pass):
     PATTERNS: ClassVar[tuple[str, ...]] = (
         "one-shot", "in-place", "out-of-place", "contiguous", "dropped-wait", "buffer",
     )  # fmt: skip
+
+    lowering: ClassVar[type[Lowering]] = Lowering
 
     def __init__(
         self,
@@ -138,11 +139,11 @@ class CommBuffers(Pass):
 
     def rewrite(self, graph: fx.Graph) -> Iterable[fx.Node]:
         """Choose the forms, then the places. See `Pass.rewrite`."""
-        found = analyse(graph)
+        found = self.analysed(graph)
         if not found.flights and not any(KEY in node.meta for node in graph.nodes):
             return []
-        Lowering(graph, found, self.choices, self._sizes, self.rewrites).run()
-        found = analyse(graph)
+        self.lowering(graph, found, self.choices, self._sizes, self.rewrites).run()
+        found = self.analysed(graph)
         wanted = self._wanted(graph, found)
         self.plan = plan_buffers(wanted, self._sizes, self.alignment, alike=self._alike, reuse=self.reuse)
         self._annotate(graph)
@@ -164,7 +165,7 @@ class CommBuffers(Pass):
                     continue
                 if group in unknown:
                     continue
-                fits = may_be_placed(storage) and is_whole(spec, storage) and x not in found.misdescribed
+                fits = self.lowering.placeable(storage) and is_whole(spec, storage) and x not in found.misdescribed
                 order.append((storage if fits else None, group, nbytes(spec)))
                 users.setdefault(storage, []).append((group, node.name))
         wanted: list[Wanted] = []
@@ -177,8 +178,16 @@ class CommBuffers(Pass):
                 continue
             known.add(storage)
             names = tuple(dict.fromkeys(name for _, name in calls))
-            wanted.append(Wanted(storage.owner, group, size, storage.birth, storage.death, names))
+            wanted.append(Wanted(storage.owner, group, size, storage.birth, self.needed_until(storage), names))
         return wanted
+
+    def analysed(self, graph: fx.Graph) -> Analysis:
+        """The storages of a graph."""
+        return analyse(graph)
+
+    def needed_until(self, storage: Storage) -> int:
+        """The last position at which a storage is needed."""
+        return storage.death
 
     def _group(self, node: fx.Node) -> str | None:
         """The group over which a node communicates from what may be buffers; None for what has none."""

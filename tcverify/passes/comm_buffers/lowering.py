@@ -93,18 +93,18 @@ class Lowering:
             op = operation(start)
             name = op.name if op is not None else ""
             group = group_of(start)
-            if group is None or self.sizes.get(group, 2) < 2 or self._is_doubtful(start):
+            if group is None or self.sizes.get(group, 2) < 2 or self.is_doubtful(start):
                 continue
             if name == ALL_REDUCE:
                 self._all_reduce(start, group)
             elif name == IN_PLACE:
                 self._all_reduce_in_place(start, group)
             elif name in OUT_OF_PLACE or (name == ALL_TO_ALL and self.choices.all_to_all):
-                self._make_contiguous(start, group)
-        self._drop_waits()
+                self.make_contiguous(start, group)
+        self.drop_waits()
         self._describe()
 
-    def _is_doubtful(self, start: fx.Node) -> bool:
+    def is_doubtful(self, start: fx.Node) -> bool:
         """Whether something was under way to what a start reads or writes, or its metadata is not what the operands imply."""
         analysis = self.analysis
         return analysis.flights[start].risky or any(n in analysis.misdescribed for n in (start, *start.all_input_nodes))
@@ -118,18 +118,18 @@ class Lowering:
         if spec is None or result is None or not flight.awaited:
             return
         ready = self.fits(x, group)
-        if self._in_one_shot(start, spec, given["reduce_op"], group):
-            self._retarget(start, ONE_SHOT, x if ready is not None else self._copy(x, start, group)[0])
+        if self.in_one_shot(start, spec, given["reduce_op"], group):
+            self.retarget(start, ONE_SHOT, x if ready is not None else self.copy(x, start, group)[0])
             self._now_blocks(start)
         elif result.returned or result.odd:
             pass  # an output cannot live where the next iteration writes
-        elif ready is not None and ready.dead_behind(start, flight.position):
-            self._retarget(start, IN_PLACE, x)
+        elif ready is not None and self.may_overwrite(ready, start):
+            self.retarget(start, IN_PLACE, x)
             ready.take_in(result)
             self.counts["in-place"] += 1
         elif self.choices.out_of_place == "clone":
-            copy, ready = self._copy(x, start, group)
-            self._retarget(start, IN_PLACE, copy)
+            copy, ready = self.copy(x, start, group)
+            self.retarget(start, IN_PLACE, copy)
             ready.take_in(result)
             self.counts["out-of-place"] += 1
         if ready is not None:
@@ -142,17 +142,18 @@ class Lowering:
         if spec is None or ready is None or not self.analysis.flights[start].awaited:
             return
         ready.group = group
-        if not self._in_one_shot(start, spec, given["reduce_op"], group):
+        if not self.in_one_shot(start, spec, given["reduce_op"], group):
             return
         with self.graph.inserting_before(start):
             summed = self.graph.call_function(resolve(ONE_SHOT), (x, given["reduce_op"], group))
         summed.meta.update({key: start.meta[key] for key in ("cost_s", "after") if key in start.meta})
         start.meta.pop("cost_s", None)
-        self._retarget(start, "aten::copy_", x, summed)
+        self.retarget(start, "aten::copy_", x, summed)
         self.changed.add(summed)
         self._now_blocks(start)
 
-    def _in_one_shot(self, start: fx.Node, spec: TensorSpec, reduce_op: str, group: str) -> bool:
+    def in_one_shot(self, start: fx.Node, spec: TensorSpec, reduce_op: str, group: str) -> bool:
+        """Whether an all_reduce is done in one shot."""
         size = nbytes(spec)
         return (
             size > 0
@@ -194,11 +195,21 @@ class Lowering:
         another group, and the operand is all of it, row by row.
         """
         spec, storage = self.analysis.spec(x), self.analysis.storage(x)
-        if spec is None or storage is None or not may_be_placed(storage) or storage.group not in (None, group):
+        if spec is None or storage is None or not self.placeable(storage) or storage.group not in (None, group):
             return None
         return storage if is_whole(spec, storage) else None
 
-    def _make_contiguous(self, start: fx.Node, group: str) -> None:
+    @staticmethod
+    def placeable(storage: Storage) -> bool:
+        """Whether a storage can live in a buffer."""
+        return may_be_placed(storage)
+
+    def may_overwrite(self, storage: Storage, start: fx.Node) -> bool:
+        """Whether nobody needs a storage behind a start that reads it."""
+        return storage.dead_behind(start, self.analysis.flights[start].position)
+
+    def make_contiguous(self, start: fx.Node, group: str) -> None:
+        """Give a start copies of its operands, row by row, where they are not."""
         for x in operands(start):
             spec = self.analysis.spec(x)
             if spec is None or not spec.numel:
@@ -207,10 +218,10 @@ class Lowering:
             if ready is not None:
                 ready.group = group
             elif not is_contiguous(spec):
-                start.replace_input_with(x, self._copy(x, start, group)[0])
+                start.replace_input_with(x, self.copy(x, start, group)[0])
                 self.counts["contiguous"] += 1
 
-    def _copy(self, x: fx.Node, start: fx.Node, group: str) -> tuple[fx.Node, Storage]:
+    def copy(self, x: fx.Node, start: fx.Node, group: str) -> tuple[fx.Node, Storage]:
         """Insert a copy of x before a start, row by row, that is to live in a buffer of the group."""
         with self.graph.inserting_before(start):
             copy = self.graph.call_function(resolve("aten::clone"), (x,), {"memory_format": torch.contiguous_format})
@@ -224,7 +235,7 @@ class Lowering:
 
     # -------------------------------------------------------------------------------------------------------- rewrites
 
-    def _retarget(self, start: fx.Node, name: str, x: fx.Node, second: fx.Node | None = None) -> None:
+    def retarget(self, start: fx.Node, name: str, x: fx.Node, second: fx.Node | None = None) -> None:
         """Make a start call another op, on x; it keeps its place, its name and what else it is given."""
         given = arguments(start)
         start.target = resolve(name)
@@ -236,7 +247,7 @@ class Lowering:
         self.counts["one-shot"] += 1
         self.blocking.add(start)
 
-    def _drop_waits(self) -> None:
+    def drop_waits(self) -> None:
         """Put in place of waits what they wait for, where all that has arrived when it starts."""
         renamed: dict[str, str] = {}
         for wait, flights in self.analysis.completed.items():
