@@ -8,7 +8,7 @@
 #   PYTHON=python3.12 make ...  with another Python (remove the virtual environment first)
 
 PYTHON ?= python3
-VERIFY_OPTIONS ?=
+VERIFY_OPTIONS ?= --max-examples 60
 PYTEST_OPTIONS ?= -n auto
 
 ifeq ($(origin TORCH),undefined)

@@ -19,10 +19,10 @@ class FsdpSetting:
         hidden: their last size, as a multiple of what all groups divide.
         uneven: 1 where the groups do not divide it, so that shards are padded, else 0.
         dtypes: "f32"; "bf16"; "mixed": float32 shards that are cast to bf16 before they are gathered, and gradients that are
-            reduced in float32; "low": the same with gradients reduced in bf16.
+            reduced in float32; "low": the same with gradients reduced in bf16; "late": shards are cast when they are copied out.
         gather: "functional" all_gathers make a buffer of their own, those "out" write into that of the copy-in.
-        copy_out: what takes a gathered buffer apart: "split-copy" into new memory, "views" that are cloned, or "direct": a
-            split-copy into the unsharded parameters themselves.
+        copy_out: what takes a gathered buffer apart: "split-copy" into new memory; "views" that are cloned; "whole": the same,
+            but a view of all of it where a layer has one parameter; "direct": a split-copy into the unsharded parameters.
         target: "input": what is gathered is copied into unsharded parameters, which are inputs; "value": it is used as it is.
         prologue: whether unsharded parameters are freed at the very beginning, as FSDP leaves them between two graphs.
         backward: whether gradients are computed, reduced and scattered.
@@ -81,10 +81,10 @@ HEADER: dict[str, tuple[Any, ...]] = {
     "tokens": weighted((2, 3), (4, 3), (3, 1), (1, 1)),
     "hidden": weighted((1, 4), (2, 3), (3, 1)),
     "uneven": weighted((0, 4), (1, 1)),
-    "dtypes": weighted(("f32", 6), ("mixed", 4), ("bf16", 1), ("low", 1)),
-    "gather": weighted(("functional", 5), ("out", 3)),
-    "copy_out": weighted(("split-copy", 6), ("views", 3), ("direct", 1)),
-    "target": weighted(("input", 5), ("value", 1)),
+    "dtypes": weighted(("f32", 6), ("mixed", 4), ("bf16", 1), ("low", 1), ("late", 1)),
+    "gather": weighted(("functional", 3), ("out", 1)),
+    "copy_out": weighted(("split-copy", 6), ("views", 2), ("whole", 2), ("direct", 1)),
+    "target": weighted(("input", 4), ("value", 1)),
     "prologue": weighted((True, 3), (False, 2)),
     "backward": weighted((True, 3), (False, 2)),
     "reshard": weighted((True, 4), (False, 1)),

@@ -8,8 +8,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import fx
 
-from tcverify.program import GraphBuilder
-from tcverify.strategies.fsdp_choices import FsdpLayer
+from tcverify.program import VARYING, GraphBuilder, InputSpec, Recipe, shard
+from tcverify.strategies.fsdp_choices import FsdpLayer, FsdpSetting
+from tcverify.strategies.roles import Roles
+
+F32, BF16 = torch.float32, torch.bfloat16
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +77,36 @@ class Layer:
         return next(param for param in self.params if param.role == role)
 
 
+def inputs_of(roles: Roles, setting: FsdpSetting, layers: list[Layer]) -> list[InputSpec]:
+    """The activations, and of every layer with parameters of its own their shards, the whole ones and sums of gradients."""
+    hidden = layers[0].params[0].shape[0]
+    varying = tuple((dim, VARYING) for dim in roles.members)
+    compute = compute_dtype(setting)
+    inputs = [InputSpec("x", (setting.tokens, hidden), compute, varying)]
+    for layer in layers:
+        if layer.of is not layer:
+            continue
+        placed = roles.declared([(layer.dim, shard(0))])
+        for param in layer.params:
+            recipe = Recipe("norm_weight") if param.role == "norm" else Recipe(scale=param.scale)
+            inputs.append(InputSpec(f"{param.name}_shard", param.padded_shape, param.dtype, placed, recipe))
+            if setting.target == "input":
+                inputs.append(InputSpec(param.name, param.shape, compute))
+            if setting.backward and setting.accumulate == "add":
+                inputs.append(InputSpec(f"{param.name}_grad", param.padded_shape, F32, placed))
+    return inputs
+
+
+def compute_dtype(setting: FsdpSetting) -> torch.dtype:
+    """Of activations and of parameters in full."""
+    return F32 if setting.dtypes == "f32" else BF16
+
+
+def gathered_dtype(setting: FsdpSetting) -> torch.dtype:
+    """Of what is gathered."""
+    return F32 if setting.dtypes in ("f32", "late") else BF16
+
+
 def forward(b: GraphBuilder, layer: Layer, weights: dict[str, fx.Node], x: fx.Node) -> fx.Node:
     """What a layer makes of activations [tokens, hidden]."""
 
@@ -121,9 +154,11 @@ def backward(
     if layer.kind == "norm":
         normed = _normed(b, x)
         passed = linear("w", normed, gradient)
-        found[layer.role("norm").name] = b.call("aten::sum.dim_IntList", b.call("aten::mul.Tensor", passed, normed), [0])
+        found[layer.role("norm").name] = b.call(
+            "aten::sum.dim_IntList", b.call("aten::mul.Tensor", passed, normed), [0]
+        )
         return b.call("aten::mul.Tensor", passed, of("norm")), found
     return linear("w", x, gradient), found
 
 
-__all__ = ["Layer", "Param", "backward", "forward"]
+__all__ = ["BF16", "F32", "Layer", "Param", "backward", "compute_dtype", "forward", "gathered_dtype", "inputs_of"]

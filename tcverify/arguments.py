@@ -121,7 +121,7 @@ def target(name: str) -> str:
     if name.endswith(".py") or Path(name).exists():
         raise UsageError(f"'{name}' does not say which pass of the file", f"name it, as in {name}:MyPass")
     near = difflib.get_close_matches(name, list(BUILTIN), n=1)
-    hint = f"did you mean '{near[0]}'?" if near else f"built-in passes are {', '.join(BUILTIN)}."
+    hint = f"did you mean '{near[0]}'?" if near else "`tcverify passes` lists the built-in ones."
     raise UsageError(
         f"there is no built-in pass '{name}'", f"{hint} Your own: module:attribute or path/to/file.py:attribute"
     )

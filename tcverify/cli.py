@@ -161,7 +161,7 @@ def run(
     """Verify passes on drawn programs (default: the built-in ones).
 
     PASS is a built-in name, module:attribute, or path/to/file.py:attribute; FIRST+SECOND is a pipeline of such. The default is
-    every built-in pass, and sequence_parallel+multistream.
+    every built-in pass, and some of them one after the other.
     """
     meshes = arguments.meshes(world_size, mesh)
     drawn = arguments.strategies(strategy, passes or DEFAULT)

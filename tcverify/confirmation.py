@@ -9,7 +9,7 @@ from tcverify.arithmetic import FLOAT64, NATIVE, Domain, domain_of
 from tcverify.checks import Evidence, apply_checks
 from tcverify.checks.exact import agrees, differing
 from tcverify.errors import ExecutorError, ProgramError, TcverifyError, UnsupportedOp
-from tcverify.execution import Comparison, Executor, Run, digest
+from tcverify.execution import WORDS, Comparison, Executor, Lockstep, Run, digest, is_asynchronous
 from tcverify.program import Doubt, Finding, Note
 
 #: How far lockstep and a process group may disagree, relative to the sum of magnitudes, beyond the probe.
@@ -93,10 +93,22 @@ def confirmed(
         detail += "".join(f"\n{f.title}: {f.detail}" for f in seen)
         title = f"lockstep and {name} disagree about the rewritten program"
         findings = [*findings, Finding("executor-divergence", "equivalence", title, detail)]
-    disagreement = _divergence(baseline, comparison.reference or comparison.original, evidence)
-    if disagreement is not None:
+    original = comparison.reference or comparison.original
+    disagreement = _divergence(baseline, original, evidence)
+    if disagreement is not None and _explained_by_timing(baseline, original, evidence):
+        doubts.append(Doubt("ill-typed-program", "the original itself computes something else when " + WORDS["apart"]))
+    elif disagreement is not None:
         findings = [*findings, Finding("executor-divergence", "equivalence", disagreement)]
     return findings
+
+
+def _explained_by_timing(baseline: Run, other: Run, evidence: Evidence) -> bool:
+    """Whether the original has a race: lockstep agrees where its collectives read and write as on a process group."""
+    program = evidence.pair.original
+    if not is_asynchronous(program):
+        return False
+    apart = Lockstep().run(program, domain=domain_of(baseline.domain), timing="apart")
+    return apart.finished and _divergence(apart, other, evidence) is None
 
 
 def _counterpart(runs: list[Comparison], comparison: Comparison) -> Run:

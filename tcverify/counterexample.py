@@ -19,7 +19,7 @@ from tcverify.application import PassFacts
 from tcverify.arithmetic import DOMAINS
 from tcverify.errors import ProgramError, UsageError
 from tcverify.execution import Delta
-from tcverify.program import Contract, Finding, Program, dumps
+from tcverify.program import CollectiveStatistics, Contract, Finding, Program, decode_statistics, dumps
 from tcverify.program.codec import MAX_BYTES, decode, encode, load_json
 from tcverify.verifier import Verdict
 
@@ -62,6 +62,7 @@ class Counterexample:
         domain: the number domain that was asked for; see `verify`.
         notes: (reason, sentence), what else the verdict says.
         environment: versions of what it was found with.
+        statistics: what the pass says of each collective of rank 0.
     """
 
     id: str
@@ -81,6 +82,7 @@ class Counterexample:
     domain: str = "float64"
     notes: tuple[tuple[str, str], ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
+    statistics: tuple[CollectiveStatistics, ...] = ()
 
     @property
     def replayable(self) -> bool:
@@ -142,6 +144,7 @@ def make_counterexample(
         domain=verdict.domain,
         notes=tuple((note.reason, note.detail) for note in verdict.notes),
         environment=environment(),
+        statistics=pair.statistics,
     )
 
 
@@ -182,6 +185,7 @@ def encode_counterexample(case: Counterexample) -> dict[str, Any]:
         "listing": case.listing,
         "program": encode(case.program),
         "rewritten": encode(case.rewritten) if case.rewritten is not None else None,
+        **({"statistics": [row.as_dict() for row in case.statistics]} if case.statistics else {}),
     }
 
 
@@ -277,6 +281,7 @@ def decode_counterexample(data: Any, where: str) -> Counterexample:
             domain=_domain(data.get("domain", "float64")),  # files of before there was a choice have none
             notes=tuple((_typed(reason, str), _typed(detail, str)) for reason, detail in data.get("notes", [])),
             environment={_typed(k, str): _typed(v, str) for k, v in data["environment"].items()},
+            statistics=decode_statistics(data.get("statistics", [])),
         )
     except KeyError as error:
         raise ProgramError(f"{where}: malformed counterexample: it lacks {error}") from None

@@ -17,7 +17,7 @@ from tcverify.application.stages import refresh_metadata
 from tcverify.errors import TcverifyError, Unsupported, UnsupportedOp
 from tcverify.execution import Lockstep
 from tcverify.ops import define_ops, late_definition, qualified_name
-from tcverify.program import NotSerialisable, Program, dumps
+from tcverify.program import NotSerialisable, Program, decode_statistics, dumps
 from tcverify.program.graph import KEPT_META, same_structure
 
 
@@ -172,6 +172,8 @@ def _apply_to_ranks(
         counts = getattr(loaded.subject, "rewrites", None)
         if isinstance(counts, dict):
             rewrites.update({str(k): v for k, v in counts.items() if isinstance(v, int)})
+        if rank == 0:
+            pair.statistics += decode_statistics(getattr(loaded.subject, "statistics", ()))
         results.append(result)
     pair.rewrites = dict(rewrites)
     return results

@@ -29,7 +29,7 @@ from tcverify.application.stages import SEPARATOR
 from tcverify.errors import InternalError, PassLoadError, ProgramError, TcverifyError
 from tcverify.execution.processes import LAZY_MODULES, limit, start_process
 from tcverify.execution.records import decode_comparison, encode_comparison
-from tcverify.program import Contract, Program, dumps
+from tcverify.program import Contract, Program, decode_statistics, dumps
 from tcverify.program.codec import decode
 
 #: Most time that importing a pass may take, in seconds. Importing torch and friends on a busy machine is slow.
@@ -366,6 +366,7 @@ def _encode_pair(pair: Pair) -> dict[str, Any]:
         "listing": pair.listing,
         "seconds": pair.seconds,
         "stages": _encode_stages(pair),
+        "statistics": [row.as_dict() for row in pair.statistics],
     }
 
 
@@ -417,6 +418,7 @@ def _decode_pair(program: Program, data: Any) -> Pair:
             listing=data["listing"],
             seconds=data["seconds"],
             stages=_decode_stages(program, data["stages"]),
+            statistics=decode_statistics(data["statistics"]),
         )
     except ProgramError as error:  # what the pass left can be written, but makes no program
         return Pair(program, defects=[Defect("lint", 0, error.message)], listing=data["listing"])

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tcverify.execution import Comparison
-from tcverify.program import Program
+from tcverify.program import CollectiveStatistics, Program
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +67,7 @@ class Pair:
         listing: the rewritten graph of rank 0 as text, where `rewritten` is None.
         seconds: time that the pass took, all ranks together.
         stages: of a pipeline, those that ran; empty for a single pass.
+        statistics: what the pass says of each collective of rank 0; of a pipeline, what its stages say, one after the other.
     """
 
     original: Program
@@ -82,6 +83,7 @@ class Pair:
     listing: str = ""
     seconds: float = 0.0
     stages: list[Stage] = field(default_factory=list)
+    statistics: tuple[CollectiveStatistics, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

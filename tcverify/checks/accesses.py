@@ -7,6 +7,7 @@ A *start* reads its operands and writes its result at any time until the first *
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ from typing import Any
 from torch import fx
 from torch.fx.node import map_aggregate
 
-from tcverify.checks.storage import memory_of
+from tcverify.checks.storage import Region, memory_of
 from tcverify.ops import Op, lookup, schema_of
 from tcverify.program import Program, RankConstant
 from tcverify.program.graph import constant_value
@@ -47,6 +48,7 @@ class Step:
         name, op: the node, and its op by qualified name (for others than calls, "placeholder", "output", …).
         touches: storages of its operands, whatever it does with them.
         holds: storages of its value.
+        operands: indices of the nodes that it takes.
         reads, writes: storages whose content it reads; storages of earlier values that it writes into. Without those of its
             transfers.
         transfers: of a start, what it sets on its way.
@@ -54,7 +56,6 @@ class Step:
         resized: of an op that frees or allocates, storage → its new size in bytes.
         after: names of nodes that must stand before this one.
         collective, effect: whether it communicates, and does so (or more) beyond what its operands show.
-        cost_s: see `KEPT_META`; checked by who uses it.
         buffer: `meta["comm_buffer"]`, whatever it is.
     """
 
@@ -71,6 +72,7 @@ class Step:
     collective: bool = False
     effect: bool = False
     buffer: Any = None
+    operands: tuple[int, ...] = ()
 
     @property
     def frees(self) -> tuple[int, ...]:
@@ -82,7 +84,7 @@ class Step:
         return bool(self.transfers) or (self.collective and not self.awaits) or self.effect
 
 
-@dataclass(slots=True)
+@dataclass(eq=False)
 class Accesses:
     """What one rank's graph does, in graph order.
 
@@ -91,6 +93,7 @@ class Accesses:
         outputs: storages of what the graph returns.
         owner: storage → (name of the node that made it, which of that node's storages).
         nbytes: storage → bytes that values reach in it, where that is known.
+        regions: per node, where in their storages the tensors of its value lie; empty where that is not known.
     """
 
     steps: list[Step] = field(default_factory=list)
@@ -98,6 +101,19 @@ class Accesses:
     outputs: tuple[int, ...] = ()
     owner: dict[int, tuple[str, int]] = field(default_factory=dict)
     nbytes: dict[int, int] = field(default_factory=dict)
+    regions: list[tuple[Region, ...]] = field(default_factory=list)
+
+    def extent(self, index: int, storage: int) -> tuple[float, float]:
+        """From which to which byte of a storage a node can touch it: what its operands and its value span there."""
+        step = self.steps[index]
+        spans = []
+        for node in (*step.operands, index):
+            if storage in self.steps[node].holds:
+                found = [region for region in self.regions[node] if region[0] == storage]
+                if not found:
+                    return 0.0, math.inf
+                spans += found
+        return min((low for _, low, _ in spans), default=0.0), max((high for _, _, high in spans), default=math.inf)
 
     def value(self, storage: int) -> str:
         """The name of the value to which a storage belongs first."""
@@ -105,6 +121,40 @@ class Accesses:
 
 
 _KNOWN: weakref.WeakKeyDictionary[fx.Graph, tuple[list[str], dict[Any, Accesses]]] = weakref.WeakKeyDictionary()
+
+
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """What a graph has that checks of order and memory are about.
+
+    Attributes:
+        starts: asynchronous collectives.
+        frees: explicit frees or allocations.
+        buffers: values with a place in a communication buffer.
+        declares: nodes that declare after which others they come.
+    """
+
+    starts: bool
+    frees: bool
+    buffers: bool
+    declares: bool
+
+
+def traits_of(graph: fx.Graph) -> Traits:
+    """Return what a graph has. Remembered, and cheap: most graphs have none of it, and then nothing more is looked at."""
+    found = _TRAITS.get(graph)
+    if found is None:
+        ops = [lookup(node.target) for node in graph.nodes if node.op == "call_function"]
+        found = _TRAITS[graph] = Traits(
+            starts=any(op.phase == "start" for op in ops),
+            frees=any(op.name == RESIZE for op in ops),
+            buffers=any("comm_buffer" in node.meta for node in graph.nodes),
+            declares=any("after" in node.meta for node in graph.nodes),
+        )
+    return found
+
+
+_TRAITS: weakref.WeakKeyDictionary[fx.Graph, Traits] = weakref.WeakKeyDictionary()
 
 
 def accesses_of(program: Program, rank: int) -> Accesses:
@@ -149,11 +199,13 @@ def _constants_that_matter(graph: fx.Graph) -> list[str]:
 
 def _read(graph: fx.Graph, constants: Mapping[str, Any]) -> Accesses:
     memory = memory_of(graph, constants)
-    found = Accesses(nbytes=memory.nbytes)
+    found = Accesses(nbytes=memory.nbytes, regions=memory.regions)
     holds: dict[fx.Node, tuple[int, ...]] = {}
+    numbers: dict[fx.Node, int] = {}
     unknown = set(memory.unknown)
     for number, node in enumerate(graph.nodes):
         held = holds[node] = memory.holds[number]
+        numbers[node] = number
         for position, storage in enumerate(held):
             found.owner.setdefault(storage, (node.name, position))
         if node.op in ("placeholder", "get_attr"):
@@ -162,6 +214,7 @@ def _read(graph: fx.Graph, constants: Mapping[str, Any]) -> Accesses:
         touched = tuple(dict.fromkeys(s for operand in node.all_input_nodes for s in holds[operand]))
         after = node.meta.get("after")
         step = Step(node.name, node.op, touched, held, buffer=node.meta.get("comm_buffer"))
+        step.operands = tuple(numbers[operand] for operand in node.all_input_nodes)
         step.after = tuple(map(str, after)) if isinstance(after, (list, tuple)) else ()
         if node.op == "output":
             step.reads = found.outputs = held
@@ -229,4 +282,4 @@ def _transfers(
     return (Transfer(tuple(dict.fromkeys(s for source in sources for s in source)), made),)
 
 
-__all__ = ["RESIZE", "Accesses", "Step", "Transfer", "accesses_of", "distinct_pairs"]
+__all__ = ["RESIZE", "Accesses", "Step", "Traits", "Transfer", "accesses_of", "distinct_pairs", "traits_of"]

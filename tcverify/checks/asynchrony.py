@@ -6,7 +6,9 @@ write into what the start reads. Later waits on the same storage have nothing le
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass, field
+from itertools import islice
 
 from tcverify.checks.accesses import Accesses, Step
 
@@ -78,8 +80,18 @@ class _Air:
                     by.pop(storage, None)
 
 
+_KNOWN: weakref.WeakKeyDictionary[Accesses, Asynchrony] = weakref.WeakKeyDictionary()
+
+
 def asynchrony_of(accesses: Accesses) -> Asynchrony:
-    """Follow what is under way through a graph. Linear in the graph."""
+    """Follow what is under way through a graph. Linear in the graph; remembered."""
+    found = _KNOWN.get(accesses)
+    if found is None:
+        found = _KNOWN[accesses] = _follow(accesses)
+    return found
+
+
+def _follow(accesses: Accesses) -> Asynchrony:
     found, air = Asynchrony(), _Air()
     steps = accesses.steps
     for index, step in enumerate(steps):
@@ -94,8 +106,9 @@ def asynchrony_of(accesses: Accesses) -> Asynchrony:
             continue
         for access, racing, storage in _accesses(step):
             flights = (air.arriving if racing == "completion" else air.leaving).get(storage, {})
-            if flights:
-                found.hazards.append(Hazard(next(reversed(flights)), index, access, racing, storage))
+            close = _close(accesses, index, storage, flights) if flights else None
+            if close is not None:
+                found.hazards.append(Hazard(close, index, access, racing, storage))
         for number, transfer in enumerate(step.transfers):
             air.depart(Flight(index, number), transfer.source, transfer.target)
         if step.op == "output":
@@ -107,6 +120,20 @@ def asynchrony_of(accesses: Accesses) -> Asynchrony:
                 found.lost[flight] = transfer.target
     _returned(accesses, found, air)
     return found
+
+
+#: Most transfers of one storage with which an access is compared, the latest first.
+_MOST_COMPARED = 64
+
+
+def _close(accesses: Accesses, index: int, storage: int, flights: dict[Flight, None]) -> Flight | None:
+    """The latest transfer of a storage that a node comes close to: parts of a buffer that lie apart may be under way at once."""
+    low, high = accesses.extent(index, storage)
+    for flight in islice(reversed(flights), _MOST_COMPARED):
+        first, end = accesses.extent(flight.start, storage)
+        if first < high and low < end:
+            return flight
+    return None
 
 
 def _accesses(step: Step) -> list[tuple[str, str, int]]:
@@ -128,7 +155,7 @@ def _returned(accesses: Accesses, found: Asynchrony, air: _Air) -> None:
     for storage in accesses.inputs:
         if storage not in accesses.outputs:
             flights = air.arriving.get(storage)
-            if flights:
+            if flights:  # whatever part of it
                 found.hazards.append(Hazard(next(reversed(flights)), end, "reads", "completion", storage))
 
 

@@ -7,7 +7,7 @@ import heapq
 from bisect import bisect_left, insort
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from tcverify.checks.accesses import Accesses, Step, accesses_of
 from tcverify.checks.calls import calls_of
@@ -32,6 +32,10 @@ class Place:
 
     def __str__(self) -> str:
         return f"bytes {self.offset} to {self.end}"
+
+
+#: Offset and bytes of an operand, None where it lies in no buffer.
+_Where: TypeAlias = "tuple[int, int] | None"
 
 
 def buffer_findings(program: Program) -> list[Finding]:
@@ -135,7 +139,7 @@ def _overlap(of: Accesses, first: Place, second: Place, last: int, rank: int) ->
 
 def _mismatch(program: Program, places: dict[int, dict[int, Place]]) -> Finding | None:
     """The first collective whose buffers lie elsewhere on another rank of its group."""
-    told: dict[tuple[str, int], tuple[int, str, list[tuple[int, int] | None]]] = {}
+    told: dict[tuple[str, int], tuple[int, str, list[_Where]]] = {}
     steps: dict[int, dict[str, Step]] = {}
     for rank in range(program.world_size):
         accesses = accesses_of(program, rank)
@@ -147,7 +151,7 @@ def _mismatch(program: Program, places: dict[int, dict[int, Place]]) -> Finding 
             number = numbers[call.group] = numbers.get(call.group, 0) + 1
             mine = _buffers(by_name[call.node], places[id(accesses)])
             other, node, theirs = told.setdefault((call.group, number), (rank, call.node, mine))
-            if mine != theirs:
+            if _differ(mine, theirs, symmetric=by_name[call.node].op.startswith("symm_mem::")):
                 title = (
                     f"the communication buffers of '{call.node}' (number {number} of group {call.group}) on rank {rank} are not "
                     f"those on rank {other}"
@@ -160,13 +164,21 @@ def _mismatch(program: Program, places: dict[int, dict[int, Place]]) -> Finding 
     return None
 
 
-def _buffers(step: Step, places: dict[int, Place]) -> list[tuple[int, int] | None]:
-    """Offset and bytes of the operands and the result of a collective, None for those that lie elsewhere."""
-    storages = dict.fromkeys((*step.touches, *step.holds))
-    return [(places[s].offset, places[s].nbytes) if s in places else None for s in storages]
+def _buffers(step: Step, places: dict[int, Place]) -> list[_Where]:
+    """Offset and bytes of the operands of a collective, None for those that lie elsewhere. Where the result goes is a matter of
+    each rank: one may reduce in place, and another not."""
+    sources = [s for transfer in step.transfers for s in transfer.source] or step.touches
+    return [(places[s].offset, places[s].nbytes) if s in places else None for s in sources]
 
 
-def _told(found: list[tuple[int, int] | None]) -> str:
+def _differ(mine: list[_Where], theirs: list[_Where], *, symmetric: bool) -> bool:
+    """Whether operands lie at different places. One in no buffer hurts where peers read each other's memory."""
+    if len(mine) != len(theirs):
+        return True
+    return any(a != b and (symmetric or None not in (a, b)) for a, b in zip(mine, theirs, strict=True))
+
+
+def _told(found: list[_Where]) -> str:
     texts = [f"bytes {place[0]} to {sum(place)}" if place is not None else "no buffer" for place in found]
     return ", ".join(texts)
 

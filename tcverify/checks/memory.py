@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from tcverify.checks.accesses import Accesses, Step, distinct_pairs
+from tcverify.checks.accesses import Accesses, Step, distinct_pairs, traits_of
 from tcverify.checks.buffers import buffer_findings
 from tcverify.checks.evidence import Evidence
 from tcverify.checks.liveness import Peak, peak_of, unsized
@@ -28,6 +28,9 @@ def check_memory(evidence: Evidence) -> list[Finding | Doubt]:
     found: dict[str, Finding] = {}
     doubts: list[Finding | Doubt] = []
     budget = evidence.contract.memory_budget
+    traits = [traits_of(graph) for graph in (*original.graphs, *rewritten.graphs)]
+    if budget is None and not any(graph.frees or graph.buffers for graph in traits):
+        return []
     for rank, before, after in distinct_pairs(original, rewritten):
         if budget is not None:
             unknown = unsized(before) or unsized(after)
@@ -39,6 +42,8 @@ def check_memory(evidence: Evidence) -> list[Finding | Doubt]:
                 found.setdefault(finding.kind, finding)
         for finding in _frees(before, after, rank):
             found.setdefault(finding.kind, finding)
+    if not any(graph.buffers for graph in traits):
+        return [*found.values()] or doubts
     known = {(f.kind, f.rank, f.title) for f in buffer_findings(original)}
     for finding in buffer_findings(rewritten):
         if (finding.kind, finding.rank, finding.title) not in known:

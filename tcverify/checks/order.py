@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 
-from tcverify.checks.accesses import Accesses, distinct_pairs
+from tcverify.checks.accesses import Accesses, distinct_pairs, traits_of
 from tcverify.checks.asynchrony import Asynchrony, Flight, Hazard, asynchrony_of
 from tcverify.checks.calls import reordered_collectives
 from tcverify.checks.evidence import Evidence
@@ -27,6 +27,10 @@ def check_order(evidence: Evidence) -> list[Finding | Doubt]:
     """
     original, rewritten = evidence.pair.original, evidence.pair.rewritten
     if rewritten is None or rewritten is original:
+        return []
+    promises = evidence.contract.order or evidence.contract.collective_order
+    traits = [traits_of(graph) for graph in rewritten.graphs]
+    if not promises and not any(graph.starts or graph.declares for graph in traits):
         return []
     found: dict[str, Finding] = {}
     for rank, before, after in distinct_pairs(original, rewritten):
@@ -79,13 +83,15 @@ def _race(of: Accesses, asynchrony: Asynchrony, hazard: Hazard, rank: int) -> Fi
     if hazard.racing == "completion":
         what = f"the result of '{start}'" if value == start else f"'{value}', which '{start}' writes,"
         title = f"{who} {hazard.access} {what} before it has arrived"
-        missing = f"'{start}' writes it at any time until it is waited for"
+        missing = f"'{start}' writes it at any time until"
     else:
         title = f"{who} {hazard.access} '{value}' while '{start}' may still read it"
-        missing = f"'{start}' reads it at any time until its result is waited for"
-    after = f"the first wait, '{wait}', comes later" if wait is not None else "nobody waits for it"
+        missing = f"'{start}' reads it at any time until"
+    until = (
+        f"the first wait for its result, '{wait}', which comes later" if wait is not None else "the end: nobody waits"
+    )
     lines = [
-        f"{missing}; {after}",
+        f"{missing} {until}",
         _between(of, hazard.flight.start, hazard.node, landed),
         f"missing: '{wait or 'a wait'}' before '{node}'",
     ]

@@ -75,35 +75,41 @@ class Memory:
         unknown: nodes of which it is not known what they write and alias: they count as reading their operands and making
             a value of their own.
         nbytes: storage → bytes that the values in it reach. Storages of which nothing is known are not in it.
+        regions: where in their storages the tensors of a node's value lie; empty where that is not known.
     """
 
     holds: list[tuple[int, ...]]
     writes: list[tuple[int, ...]]
     unknown: list[int]
     nbytes: dict[int, int]
-
-    def measure(self, value: Any) -> None:
-        """Take a value, as specs, into account in `nbytes`."""
-
-        def reach(spec: Any) -> None:
-            if isinstance(spec, TensorSpec) and spec.alias is not None:
-                self.nbytes[spec.alias] = max(self.nbytes.get(spec.alias, 0), reach_of(spec))
-
-        map_structure(reach, value)
+    regions: list[tuple[Region, ...]]
 
 
-def reach_of(spec: TensorSpec) -> int:
-    """Bytes of a storage up to the last element of a value that lives in it."""
-    if not spec.numel:
-        return 0
-    last = spec.offset + sum((size - 1) * step for size, step in zip(spec.shape, spec.stride, strict=True))
-    return (last + 1) * spec.dtype.itemsize
+#: Bytes of a storage, from the first to behind the last element of a value: (storage, first, end).
+Region = tuple[int, int, int]
+
+
+def regions_of(value: Any) -> tuple[Region, ...]:
+    """Return where the tensors of a value, given as specs, lie in their storages."""
+    if isinstance(value, TensorSpec):
+        if value.alias is None:
+            return ()
+        if not value.numel:
+            return ((value.alias, 0, 0),)
+        size = value.dtype.itemsize
+        last = value.offset + sum((n - 1) * step for n, step in zip(value.shape, value.stride, strict=True))
+        return ((value.alias, value.offset * size, (last + 1) * size),)
+    if not isinstance(value, (tuple, list, dict)):
+        return ()
+    found: list[Region] = []
+    map_structure(lambda leaf: found.extend(regions_of(leaf)), value)
+    return tuple(found)
 
 
 def memory_of(graph: fx.Graph, constants: Mapping[str, Any]) -> Memory:
     """Return what the nodes of a program's graph hold and write. Linear in the graph; never raises."""
     values = RealValues()
-    memory = Memory([], [], [], {})
+    memory = Memory([], [], [], {}, [])
     holds: dict[fx.Node, tuple[int, ...]] = {}
     attributes: dict[str, tuple[int, ...]] = {}
     for number, node in enumerate(graph.nodes):
@@ -124,8 +130,10 @@ def memory_of(graph: fx.Graph, constants: Mapping[str, Any]) -> Memory:
                 if described is None:
                     memory.unknown.append(number)
                 held, writes = described or (_apart(node, values), ())
-        if node in values:
-            memory.measure(values[node])
+        regions = regions_of(values[node]) if node in values else ()
+        for storage, _, end in regions:
+            memory.nbytes[storage] = max(memory.nbytes.get(storage, 0), end)
+        memory.regions.append(regions)
         holds[node] = held
         memory.holds.append(held)
         memory.writes.append(writes)
@@ -200,4 +208,4 @@ def _storages(spec: Any) -> tuple[int, ...]:
     return tuple(dict.fromkeys(found))
 
 
-__all__ = ["Memory", "RealValues", "memory_of", "reach_of"]
+__all__ = ["Memory", "RealValues", "Region", "memory_of"]

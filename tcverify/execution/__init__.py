@@ -6,7 +6,7 @@ from tcverify.execution.compare import Delta, compare_ranks, digest, pooled
 from tcverify.execution.cuda_ranks import backend_of, explore_on_cuda
 from tcverify.execution.executor import Comparison, Executor, Hang, Run, Wait
 from tcverify.execution.exploration import Exploration, Order, explore
-from tcverify.execution.extremes import Extreme, is_asynchronous, play, play_extremes, starts_of
+from tcverify.execution.extremes import WORDS, Extreme, is_asynchronous, play, play_extremes, starts_of
 from tcverify.execution.interpreter import Call, NodeError, RankResult
 from tcverify.execution.laws import Explanation, explain
 from tcverify.execution.lockstep import Lockstep
@@ -15,6 +15,7 @@ from tcverify.execution.pool import ProcessGroupPool
 from tcverify.execution.rounding import Noise, rounding_noise
 
 __all__ = [
+    "WORDS",
     "ArenaRun",
     "Call",
     "Clobber",

@@ -117,12 +117,13 @@ def run_in_arena(program: Program, iterations: int = ITERATIONS) -> ArenaRun | N
     for trace, result in zip(traces, traced.ranks, strict=True):
         trace.end(result.outputs)
     arenas = [_Arena(rank, mine, traces[rank], found.clobbers) for rank, mine in enumerate(places)]
-    plain: list[Run] = []
+    plain: list[Run] = [traced]
     inside: list[Run] = []
     for iteration in range(iterations):
         again = replace(program, seed=program.seed + iteration)
         timing = TIMINGS[iteration % len(TIMINGS)]
-        plain.append(Lockstep().run(again, timing=timing))
+        if iteration:
+            plain.append(Lockstep().run(again, timing=timing))
         for arena in arenas:
             arena.begin(iteration)
         inside.append(run_watched(again, lambda rank, inputs: arenas[rank].watch, timing=timing))

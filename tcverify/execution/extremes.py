@@ -83,4 +83,4 @@ def _mixture(number: int) -> Callable[[int, str], str]:
     return of
 
 
-__all__ = ["Extreme", "is_asynchronous", "play", "play_extremes", "starts_of"]
+__all__ = ["WORDS", "Extreme", "is_asynchronous", "play", "play_extremes", "starts_of"]

@@ -180,6 +180,14 @@ def _execute(
     return run
 
 
+@dataclass(frozen=True, slots=True)
+class Met:
+    """The members' calls of a collective that have met, and wait until nothing else can go on: the `number`-th such one."""
+
+    number: int
+    members: list[Entry]
+
+
 @dataclass(slots=True)
 class _Drive:
     """Advances the ranks' generators until all have ended, or wait for ever."""
@@ -193,7 +201,8 @@ class _Drive:
     entries: dict[int, Entry] = field(
         default_factory=dict
     )  # by the address of what is under way, which the entry keeps
-    late: list[list[Entry]] = field(default_factory=list)  # have met, and wait until nothing else can go on
+    late: dict[int, Met] = field(default_factory=dict)  # by the address of each entry, which it keeps
+    met: int = 0  # how many collectives have been late
 
     def all(self) -> None:
         """Drive all ranks to their ends."""
@@ -216,7 +225,7 @@ class _Drive:
             self.run.ranks[rank] = stop.value
             return True
         if isinstance(event, Join):
-            self._wait(rank, [self.entries[id(one)] for one in event.under_way])
+            self._wait(rank, [self.entries.pop(id(one)) for one in event.under_way])
             return True
         collective = event.collective
         stranger = next((r for r in collective.communicator if not 0 <= r < len(self.generators)), None)
@@ -247,7 +256,9 @@ class _Drive:
             self.run.mismatch = sentence, {entry.rank: entry.call for entry in members}
             return False
         if any(entry.under_way is not None and entry.under_way.late for entry in members) and not self.conservative:
-            self.late.append(members)
+            met = Met(self.met, members)
+            self.met += 1
+            self.late.update((id(entry), met) for entry in members)
             return True
         return self._carry_out(members)
 
@@ -285,11 +296,12 @@ class _Drive:
 
     def _quiescent(self) -> bool:
         """No rank can go on: carry out what one waits for, or let those go on that need not stay. Whether anything came of it."""
-        wanted = {id(entry) for entries in self.matcher.parked.values() for entry in entries}
-        for number, members in enumerate(self.late):
-            if any(id(entry) in wanted for entry in members):
-                del self.late[number]
-                return self._carry_out(members)
+        parked = (entry for entries in self.matcher.parked.values() for entry in entries)
+        wanted = min((self.late[id(e)] for e in parked if id(e) in self.late), key=lambda met: met.number, default=None)
+        if wanted is not None:
+            for entry in wanted.members:
+                del self.late[id(entry)]
+            return self._carry_out(wanted.members)
         if self.matcher.lingering:
             for rank in sorted(self.matcher.lingering):
                 self._go_on(rank, None)

@@ -38,6 +38,8 @@ class Reply:
         deltas: how the two programs differ on this rank, when it finished both.
         refusal: set when the rank cannot run the program: an op or the inputs.
         failure: set when torch.distributed failed; the group is dead then.
+        left: whether the rank stopped while collectives were under way that it had started. The group is of no more use then:
+            those of the next program would meet them.
     """
 
     number: int
@@ -45,6 +47,7 @@ class Reply:
     deltas: list[Delta] = field(default_factory=list)
     refusal: TcverifyError | None = None
     failure: str | None = None
+    left: bool = False
 
     @property
     def held(self) -> bool:
@@ -134,6 +137,8 @@ def encode_reply(reply: Reply, *, values: bool) -> list[bytes]:
         data["refusal"] = {"message": reply.refusal.message, "hint": reply.refusal.hint}
     if reply.failure is not None:
         data["failure"] = reply.failure
+    if reply.left:
+        data["left"] = True
     if values:
         data["storages"] = [len(piece) for piece in store.pieces]
         return [_dumps(data), b"".join(store.pieces)]
@@ -162,6 +167,7 @@ def decode_reply(rank: int, data: dict[str, Any], blob: bytes) -> Reply:
         deltas=[_decode_delta(delta) for delta in data["deltas"]],
         refusal=error,
         failure=data.get("failure"),
+        left=data.get("left", False),
     )
 
 

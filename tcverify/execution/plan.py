@@ -157,6 +157,13 @@ def _group_constant(name: Any) -> Any:
     return RankConstant(_GROUP + name) if isinstance(name, str) else name
 
 
+def group_name(argument: Any) -> str | None:
+    """The name of the group that an argument in a plan stands for; None for other arguments."""
+    if isinstance(argument, RankConstant) and argument.name.startswith(_GROUP):
+        return argument.name.removeprefix(_GROUP)
+    return None
+
+
 #: What begins the names of the rank constants that stand for groups.
 _GROUP = "group:"
 

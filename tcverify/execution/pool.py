@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from types import TracebackType
 
@@ -202,14 +202,14 @@ class ProcessGroupPool:
                 self._since = time.monotonic()
             ticket.sent = True
             ahead += len(ticket.request)
-            if not self._tell(ticket.request):
+            if not self._tell(ticket.request, range(self.world_size)):
                 break
 
-    def _tell(self, message: bytes) -> bool:
-        """Send a message to all ranks; whether all of them took it."""
+    def _tell(self, message: bytes, ranks: Iterable[int]) -> bool:
+        """Send a message to these ranks; whether all of them took it."""
         if self._group is None:
             return False
-        for rank in range(self.world_size):
+        for rank in ranks:
             try:
                 self._group.send(rank, message)
             except RankLost as lost:
@@ -247,10 +247,12 @@ class ProcessGroupPool:
         if reply.failure is not None:
             self._collective_failed(ticket, rank, reply.failure)
         elif len(ticket.replies) == self.world_size:
-            held = ticket._raised
             self._close_first()
-            if held:
-                self._tell(encode_go(ticket.number))
+            if any(each.left for each in ticket.replies.values()):
+                self._discard()
+            else:
+                held = [rank for rank, each in ticket.replies.items() if each.held]
+                self._tell(encode_go(ticket.number), held)
 
     def _close_first(self) -> None:
         """The first ticket has all the replies that it will get."""

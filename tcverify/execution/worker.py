@@ -25,9 +25,9 @@ from tcverify.execution.asynchrony import Join, UnderWay
 from tcverify.execution.compare import compare_native, compare_ranks
 from tcverify.execution.interpreter import RankResult, rank_inputs, run_rank
 from tcverify.execution.messages import Job, Reply, decode_jobs, encode_reply
-from tcverify.execution.plan import check_supported, rank_constants
+from tcverify.execution.plan import Plan, check_supported, group_name, rank_constants
 from tcverify.execution.processes import die_with_parent
-from tcverify.ops.distributed import Finish, begin, perform
+from tcverify.ops.distributed import Finish, begin, join_group, perform
 
 #: torch.distributed's own clock is put out of the way: the pool's is the only one, and it names program and ranks.
 _NEVER = timedelta(days=1)
@@ -107,32 +107,36 @@ def _serve(rank: int, place: torch.device, connection: Connection) -> None:
 
 def _answer(rank: int, place: torch.device, request: dict[str, Any]) -> Reply:
     reply = Reply(request["id"])
+    under_way: dict[UnderWay, Finish] = {}
     try:
         for job in decode_jobs(request["jobs"]):
-            result = reply.results[-1] if job is None else _run(job, rank, place, request["observe"])
+            result = reply.results[-1] if job is None else _run(job, rank, place, request["observe"], under_way)
             reply.results.append(result)
             if result.error is not None:
+                reply.left = bool(under_way)
                 return reply
         if len(reply.results) == 2:
             reply.deltas = compare_ranks(*reply.results)
         elif len(reply.results) == 3:
             reply.deltas = compare_native(*reply.results)
     except (UnsupportedOp, ProgramError) as error:
-        reply.refusal = error
+        reply.refusal, reply.left = error, bool(under_way)
     except Exception as error:  # noqa: BLE001 - a reply that never comes would say less than any error
         reply.failure = str(error) if isinstance(error, _CollectiveFailed) else f"{type(error).__name__}: {error}"
     return reply
 
 
-def _run(job: Job, rank: int, place: torch.device, observe: bool) -> RankResult:
+def _run(job: Job, rank: int, place: torch.device, observe: bool, under_way: dict[UnderWay, Finish]) -> RankResult:
+    """Run a program. What stays in `under_way` nobody has waited for: the rank raised, and its peers need not come to it."""
     check_supported(job.plans, job.domain)  # those of all ranks, so that every rank refuses and none waits for another
     binding = job.ranks[rank]
     plan = job.plans[binding.graph]
     inputs = [value.to(place) for value in rank_inputs(plan, rank, job.sources, job.domain)]
     constants = rank_constants(job.sources.mesh, rank, binding.constants)
+    for name in _asynchronous_groups(job.plans):
+        join_group(job.sources.mesh.dim(name).group(rank), name, place)
     # A real collective reads here where it starts, and writes at the wait.
     generator = run_rank(plan, rank, constants, inputs, observe=observe, domain=job.domain, timing="apart")
-    under_way: dict[UnderWay, Finish] = {}
     answer: Any = None
     while True:
         try:
@@ -152,12 +156,26 @@ def _run(job: Job, rank: int, place: torch.device, observe: bool) -> RankResult:
                 answer = job.domain.settle(perform(event.collective, event.tensor, job.domain.running))
         except Exception as error:  # gloo and nccl raise plain RuntimeErrors
             raise _failed("the wait" if isinstance(event, Join) else str(event.collective), node, error) from error
-    for one, finish in under_way.items():  # nobody waited for these, but the group is to be clear for the next program
+    while (
+        result.error is None and under_way
+    ):  # nobody waits for these, but the group is to be clear for the next program
+        one, finish = under_way.popitem()
         try:
             finish()
         except Exception as error:
             raise _failed(str(one.collective), one.node, error) from error
     return result
+
+
+def _asynchronous_groups(plans: list[Plan]) -> list[str]:
+    """Names of the groups on which some rank starts collectives, in one order on all ranks.
+
+    Their process groups are made before the program runs. Making one waits for its members, where a start does not wait: ranks
+    that start on several groups in different orders would wait for each other.
+    """
+    starts = [step for plan in plans for step in plan.steps if step.op.phase == "start"]
+    arguments = [argument for step in starts for argument in (*step.args, *step.kwargs.values())]
+    return sorted({name for name in map(group_name, arguments) if name is not None})
 
 
 def _failed(what: str, node: str, error: Exception) -> _CollectiveFailed:

@@ -41,6 +41,19 @@ def process_group(communicator: tuple[int, ...], name: str | None = None) -> dis
     return group
 
 
+def join_group(communicator: tuple[int, ...], name: str, device: torch.device) -> None:
+    """Make the process group of these ranks ahead of its use, and connect its members, who all call this and wait for each other.
+
+    Where NCCL makes the group, members meet only in its first collective: that is carried out here.
+
+    Args:
+        communicator: the members, in group order; alone, a rank needs no process group.
+        device: on which the group computes.
+    """
+    if len(communicator) > 1 and (name, tuple(sorted(communicator))) not in _GROUPS:
+        dist.all_reduce(torch.zeros(1, device=device), group=process_group(communicator, name))
+
+
 def _new_group(members: tuple[int, ...], label: str | None) -> Any:
     """Make a group that its members alone take part in, whatever groups each of them has made before.
 

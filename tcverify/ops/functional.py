@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from tcverify.ops.collective import Collective, Group
+from tcverify.ops.collective import REDUCTIONS, Collective, Group
 from tcverify.ops.table import Await, Op, Request, Start, register_dialect
 
 Tensor = torch.Tensor
@@ -34,6 +34,9 @@ def _size(op: str, said: int, ranks: Sequence[int]) -> int:
 
 
 def _start(kind: str, x: Tensor, output: Tensor, group: Group, **more: Any) -> Start:
+    reduce_op = more.get("reduce_op")
+    if reduce_op is not None and reduce_op not in REDUCTIONS:
+        raise ValueError(f"{kind} reduces by '{reduce_op}'; c10d knows {', '.join(REDUCTIONS)}")
     return Start(Collective(kind, group.ranks, tuple(x.shape), x.dtype, group=group.name, **more), x, output)
 
 
@@ -46,6 +49,16 @@ def _divided(op: str, x: Tensor, parts: int) -> list[int]:
 def _fits(op: str, out: Tensor, shape: Sequence[int]) -> None:
     if list(out.shape) != list(shape):
         raise ValueError(f"{op} writes shape {list(shape)} into an output of shape {list(out.shape)}")
+    _writable(op, out)
+
+
+def _writable(op: str, x: Tensor) -> Tensor:
+    """Communication writes memory from end to end: NCCL refuses what has gaps or another order, gloo writes into the gaps."""
+    if not x.is_contiguous():
+        raise ValueError(
+            f"{op} writes into a tensor of shape {list(x.shape)} and stride {list(x.stride())}, which is not contiguous"
+        )
+    return x
 
 
 def _gathered(x: Tensor, parts: int) -> list[int]:
@@ -59,14 +72,14 @@ def all_reduce(me: int, input: Tensor, reduce_op: str, group_name: Group) -> Ste
     """Reduce over the group into a new tensor."""
     _member("all_reduce", me, group_name)
     output = torch.zeros_like(input, memory_format=torch.contiguous_format)
-    yield _start("all_reduce", input, output, group_name, reduce_op=reduce_op.lower())
+    yield _start("all_reduce", input, output, group_name, reduce_op=reduce_op)
     return output
 
 
 def all_reduce_(me: int, input: Tensor, reduce_op: str, group_name: Group) -> Steps:
     """Reduce over the group into the operand."""
     _member("all_reduce_", me, group_name)
-    yield _start("all_reduce", input, input, group_name, reduce_op=reduce_op.lower())
+    yield _start("all_reduce", input, _writable("all_reduce_", input), group_name, reduce_op=reduce_op)
     return input
 
 
@@ -95,7 +108,7 @@ def reduce_scatter(me: int, input: Tensor, reduce_op: str, group_size: int, grou
     """Reduce over the group, then the chunk along dim 0 at this rank's position."""
     n = _size("reduce_scatter_tensor", group_size, _member("reduce_scatter_tensor", me, group_name))
     output = input.new_zeros(_divided("reduce_scatter_tensor", input, n))
-    yield _start("reduce_scatter", input, output, group_name, dim=0, reduce_op=reduce_op.lower())
+    yield _start("reduce_scatter", input, output, group_name, dim=0, reduce_op=reduce_op)
     return output
 
 
@@ -111,7 +124,7 @@ def reduce_scatter_out(
     """Reduce over the group, then the chunk along dim 0 at this rank's position, into `out`."""
     n = _size("reduce_scatter_tensor_out", group_size, _member("reduce_scatter_tensor_out", me, group_name))
     _fits("reduce_scatter_tensor_out", out, _divided("reduce_scatter_tensor_out", input, n))
-    yield _start("reduce_scatter", input, out, group_name, dim=0, reduce_op=reduce_op.lower())
+    yield _start("reduce_scatter", input, out, group_name, dim=0, reduce_op=reduce_op)
     return out
 
 
@@ -145,7 +158,8 @@ def broadcast(me: int, input: Tensor, src: int, group_name: Group) -> Steps:
 
 def broadcast_(me: int, input: Tensor, src: int, group_name: Group) -> Steps:
     """The tensor of the rank at position `src` of the group, into the operand."""
-    yield _start("broadcast", input, input, group_name, root=_root("broadcast_", me, src, group_name))
+    root = _root("broadcast_", me, src, group_name)
+    yield _start("broadcast", input, _writable("broadcast_", input), group_name, root=root)
     return input
 
 
@@ -163,11 +177,13 @@ def wait_tensor(me: int, tensor: Tensor) -> Steps:
 
 
 def one_shot_all_reduce(me: int, input: Tensor, reduce_op: str, group_name: Group) -> Steps:
-    """Reduce over the group into a new tensor; blocks. The operand must lie in symmetric memory."""
+    """Sum over the group into a new tensor; blocks. The operand must lie in symmetric memory, in order."""
     ranks = _member("one_shot_all_reduce", me, group_name)
-    call = Collective(
-        "all_reduce", ranks, tuple(input.shape), input.dtype, reduce_op=reduce_op.lower(), group=group_name.name
-    )
+    if reduce_op != "sum" or not input.is_contiguous():
+        raise ValueError(
+            f"one_shot_all_reduce sums contiguous tensors, and is to reduce by {reduce_op} over stride {list(input.stride())}"
+        )
+    call = Collective("all_reduce", ranks, tuple(input.shape), input.dtype, reduce_op=reduce_op, group=group_name.name)
     return (yield Request(call, input))
 
 
@@ -188,6 +204,11 @@ def _each(one: Callable[..., Steps]) -> Callable[..., Steps]:
 
 def _same(x: Tensor, *_: Any, **__: Any) -> Tensor:
     return x
+
+
+def _fake_in_place(op: str) -> Callable[..., Tensor]:
+    """The operand itself, if it can be written into."""
+    return lambda x, *_: _writable(op, x)
 
 
 def _like(x: Tensor, *_: Any) -> Tensor:
@@ -224,7 +245,7 @@ def _op(
     name: str, run: Callable[..., Steps], fake: Callable[..., Any], *, phase: str = "start", schema: str = ""
 ) -> Op:
     return Op(
-        f"_c10d_functional::{name}", run, collective=True, aliases=fake is _same or bool(schema), fake=fake,
+        f"_c10d_functional::{name}", run, collective=True, aliases=bool(schema), fake=fake,
         resources=("comm",) if phase == "start" else (), group="group_name" if phase == "start" else None, phase=phase,
         schema=schema,
     )  # fmt: skip
@@ -232,10 +253,13 @@ def _op(
 
 OPS = (
     _op("all_reduce", all_reduce, _like),
-    _op("all_reduce_", all_reduce_, _same, schema="(Tensor(a!) input, str reduce_op, str group_name) -> Tensor(a!)"),
+    _op(
+        "all_reduce_", all_reduce_, _fake_in_place("all_reduce_"),
+        schema="(Tensor(a!) input, str reduce_op, str group_name) -> Tensor(a!)",
+    ),
     _op("all_reduce_coalesced", _each(all_reduce), _fakes(_like)),
     _op(
-        "all_reduce_coalesced_", _each(all_reduce_), _fakes(_same),
+        "all_reduce_coalesced_", _each(all_reduce_), _fakes(_fake_in_place("all_reduce_coalesced_")),
         schema="(Tensor(a!)[] inputs, str reduce_op, str group_name) -> Tensor(a!)[]",
     ),
     _op("all_gather_into_tensor", all_gather, _fake_gather),
@@ -252,7 +276,10 @@ OPS = (
     ),
     _op("all_to_all_single", all_to_all, _fake_all_to_all),
     _op("broadcast", broadcast, _like),
-    _op("broadcast_", broadcast_, _same, schema="(Tensor(a!) input, int src, str group_name) -> Tensor(a!)"),
+    _op(
+        "broadcast_", broadcast_, _fake_in_place("broadcast_"),
+        schema="(Tensor(a!) input, int src, str group_name) -> Tensor(a!)",
+    ),
     _op("wait_tensor", wait_tensor, _same, phase="wait", schema="(Tensor(a!) tensor) -> Tensor(a!)"),
 )  # fmt: skip
 

@@ -29,6 +29,7 @@ DESCRIPTIONS: dict[str, str] = {
     "reorder_communication_preserving_peak_memory": "starts move up, within a budget of memory and where that hides more",
     "sink_waits_iterative": "waits move down, within a budget of memory and where that hides more",
     "decide_global_ordering_of_comms": "declares the order of all communication, for the passes that come after it",
+    "visualize_overlap": "shows what runs while communication is under way, and changes nothing",
     "enforce_comm_ordering_for_fsdp": "FSDP's next all_gather or reduce_scatter begins only when the last one is over",
     "remove_fsdp2_unsharded_param_graph_input_usage": "what is copied into FSDP's unsharded parameters is used in their place",
     "reinplace_fsdp_all_gather": "FSDP's all_gathers write into the buffer that the shards were copied into",
@@ -39,11 +40,16 @@ DESCRIPTIONS: dict[str, str] = {
 
 #: Which strategy draws programs that give a pass something to do, where that is not the default one.
 SUITED: dict[str, str] = {
-    name: "functional" for name in (*OVERLAP_PASSES, "reorder_for_compute_comm_overlap", "comm_buffers")
+    name: "fsdp" if "fsdp" in name else "functional"
+    for name in (*OVERLAP_PASSES, "reorder_for_compute_comm_overlap", "comm_buffers")
 }
 
 #: What is verified when no pass is named: each pass, and what compilers run one after the other.
-DEFAULT: tuple[str, ...] = ("sequence_parallel", "multistream", "identity", "sequence_parallel+multistream")
+DEFAULT: tuple[str, ...] = (
+    *BUILTIN,
+    "sequence_parallel+multistream",
+    "reorder_for_compute_comm_overlap+comm_buffers",
+)
 
 __all__ = [
     "BUILTIN",

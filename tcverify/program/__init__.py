@@ -9,7 +9,7 @@ from tcverify.program.inputs import InputSpec, Recipe
 from tcverify.program.mesh import Mesh, MeshDim
 from tcverify.program.placement import PARTIAL, REPLICATED, VARYING, Placement, shard
 from tcverify.program.program import Program
-from tcverify.program.statistics import CollectiveStatistics
+from tcverify.program.statistics import CollectiveStatistics, decode_statistics
 from tcverify.program.streams import StreamSettings
 from tcverify.program.values import NotSerialisable
 
@@ -36,6 +36,7 @@ __all__ = [
     "Said",
     "StreamSettings",
     "compute_nodes",
+    "decode_statistics",
     "dumps",
     "loads",
     "program_id",

@@ -11,11 +11,12 @@ import torch
 from torch import fx
 
 from tcverify.errors import ProgramError
+from tcverify.ops import lookup
 from tcverify.program.graph import RankBinding, bind, compute_nodes, describe, fake_values, with_metadata
 from tcverify.program.inputs import InputSpec, Sources
 from tcverify.program.mesh import Mesh, MeshDim
 from tcverify.program.placement import REPLICATED, VARYING, Placement
-from tcverify.program.sharing import share
+from tcverify.program.sharing import alike, share
 from tcverify.program.streams import StreamSettings
 
 
@@ -125,7 +126,7 @@ class Program:
         """Return a new GraphModule of what `rank` runs: what a pass is given.
 
         `meta["streams"]` holds the stream settings, `meta["groups"]` this rank's groups: mesh dim → ranks in group order, and
-        `meta["alike"]` whether all ranks run this graph, up to rank constants.
+        `meta["alike"]` names those over which all members run the same graph up to numbers (see `_alike`).
         """
         return self._given(rank, self.graph(rank))
 
@@ -137,10 +138,37 @@ class Program:
     def _given(self, rank: int, graph: fx.Graph) -> fx.GraphModule:
         module = _lazy_module(self._module(rank) or {}, graph)
         module.meta["groups"] = {dim.name: dim.group(rank) for dim in self.mesh.dims}
-        module.meta["alike"] = len(self.graphs) == 1
+        module.meta["alike"] = self._alike[self._kinds[rank]]
         if self.streams is not None:
             module.meta["streams"] = self.streams
         return module
+
+    @cached_property
+    def _kinds(self) -> list[int]:
+        """For each rank the first rank that runs the same graph, up to numbers, in groups of the same sizes."""
+        example = {binding.graph: rank for rank, binding in reversed([*enumerate(self.ranks)])}
+        same = {number: number for number in example}
+        if len(example) > 1 and any(map(_is_asynchronous, self.graphs)):  # only then anybody asks, and it takes time
+            values = [self.ranks[rank].constants for rank in example.values()]
+            same = dict(zip(example, alike([self.graphs[number] for number in example], values), strict=True))
+        first: dict[Any, int] = {}
+        return [
+            first.setdefault((same[binding.graph], *(len(dim.group(rank)) for dim in self.mesh.dims)), rank)
+            for rank, binding in enumerate(self.ranks)
+        ]
+
+    @cached_property
+    def _alike(self) -> dict[int, tuple[str, ...]]:
+        """For each kind of rank the mesh dims in whose groups such ranks are among their like, on all ranks of the kind.
+
+        So ranks of one group that decide by what they see of their graph and of this decide the same.
+        """
+        mixed: dict[int, set[str]] = {kind: set() for kind in self._kinds}
+        for rank, kind in enumerate(self._kinds):
+            for dim in self.mesh.dims:
+                if any(self._kinds[member] != kind for member in dim.group(rank)):
+                    mixed[kind].add(dim.name)
+        return {kind: tuple(d.name for d in self.mesh.dims if d.name not in found) for kind, found in mixed.items()}
 
     def _module(self, rank: int) -> torch.nn.Module | None:
         return self.modules[self.ranks[rank].graph] if self.modules else None
@@ -176,6 +204,10 @@ class Program:
     def _names(self, rank: int) -> dict[Any, str]:
         """The names of this rank's placeholders by target."""
         return {n.target: n.name for n in self.graphs[self.ranks[rank].graph].nodes if n.op == "placeholder"}
+
+
+def _is_asynchronous(graph: fx.Graph) -> bool:
+    return any(node.op == "call_function" and lookup(node.target).phase == "start" for node in graph.nodes)
 
 
 def _lazy_module(root: Any, graph: fx.Graph) -> fx.GraphModule:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from torch import fx
 
 from tcverify.ops import TensorSpec, qualified_name
-from tcverify.program.graph import KEPT_META, RankBinding, RankConstant, describe, with_metadata
+from tcverify.program.graph import KEPT_META, RankBinding, RankConstant, constant_value, describe, with_metadata
 
 
 def share(
@@ -42,6 +43,17 @@ def share(
     return tuple(shared), tuple(b for b in bindings if b is not None)
 
 
+def alike(graphs: Sequence[fx.Graph], constants: Sequence[Mapping[str, Any]]) -> list[int]:
+    """For each graph the first one that differs from it in integers, names and metadata but shapes alone.
+
+    Args:
+        graphs: of a program, as a rank runs each with these values of its rank constants.
+    """
+    first: dict[Any, int] = {}
+    outlines = (_Outline(graph, {}, values) for graph, values in zip(graphs, constants, strict=True))
+    return [first.setdefault(outline.structure, number) for number, outline in enumerate(outlines)]
+
+
 def _is_hole(value: Any) -> bool:
     """Whether a constant may become a rank constant: an integer, or a non-empty list of integers.
 
@@ -60,10 +72,13 @@ class _Outline:
         constants: the integers, and lists of integers (as tuples), in order.
     """
 
-    def __init__(self, graph: fx.Graph, names: Mapping[Any, str]) -> None:
+    def __init__(
+        self, graph: fx.Graph, names: Mapping[Any, str], values: Mapping[str, Any] = MappingProxyType({})
+    ) -> None:
         self.constants: list[Any] = []
         self._graph = graph
         self._names = names
+        self._values = values  # of rank constants, where there are any
         self._metadata = describe(graph)
         self._ends: list[int] = []  # per node, how many constants stand before its end
         self._numbers: dict[fx.Node, int] = {}
@@ -78,9 +93,23 @@ class _Outline:
             self._ends.append(len(self.constants))
         self.key = tuple(rows)
 
+    @property
+    def structure(self) -> Any:
+        """The key without names of nodes, and without metadata but of values."""
+        numbers: dict[Any, int] = {}  # storages as they come
+
+        def numbered(val: Any) -> Any:
+            if isinstance(val, TensorSpec) and val.alias is not None:
+                return val.shape, val.stride, val.dtype, val.offset, numbers.setdefault(val.alias, len(numbers))
+            return tuple(map(numbered, val)) if type(val) is tuple else val
+
+        return tuple((op, target, arguments, numbered(val)) for op, _, target, arguments, val, _ in self.key)
+
     def _walk(self, value: Any) -> Any:
         if isinstance(value, fx.Node):
             return ("node", self._numbers.get(value, -1))
+        if isinstance(value, RankConstant) and value.name in self._values:
+            value = constant_value(value, self._values)
         if _is_hole(value):
             self.constants.append(tuple(value) if isinstance(value, list) else value)
             return ("hole", isinstance(value, list))

@@ -63,18 +63,8 @@ def _fits(value: Any, kind: str) -> bool:
     return value is None or type(value) in (int, float)
 
 
-#: Headings of the columns of `table_rows`.
-TABLE_HEADINGS = (
-    "collective",
-    "group",
-    "comm µs",
-    "overlapped µs",
-    "exposed µs",
-    "was µs",
-    "moves",
-    "grouped",
-    "kept back by",
-)
+#: Headings of the columns of `table_rows`. Times are in µs.
+TABLE_HEADINGS = ("collective", "group", "takes", "covered", "exposed", "before", "moves", "grouped", "kept back by")
 
 
 def table_rows(statistics: tuple[CollectiveStatistics, ...]) -> list[tuple[str, ...]]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from tcverify.counterexample import FILE_NAME, Counterexample
 from tcverify.diagnosis import Diagnosis, diagnose
 from tcverify.program import KINDS
+from tcverify.program.statistics import TABLE_HEADINGS, table_rows
 from tcverify.report.listing import Line, difference, graph_lines, input_lines
 from tcverify.report.plain import count, plain, plain_lines
 from tcverify.report.timetable import given_line, time_line, timetables
@@ -44,6 +45,7 @@ class Block:
         listing: the rewritten graph as text, where it cannot be compared.
         blamed: node that is to blame, or whose value diverges first.
         values: expected and actual values per rank.
+        statistics: rows of a table of what the pass says of each collective, the headings first; empty where it says nothing.
         others: titles of further findings.
         footer: who ran it, and versions.
         reproduce: the commands; none where nothing replays the case.
@@ -64,6 +66,7 @@ class Block:
     listing: list[str]
     blamed: str | None
     values: list[str]
+    statistics: list[tuple[str, ...]]
     others: list[str]
     footer: str
     reproduce: list[str]
@@ -107,17 +110,28 @@ def make_block(case: Counterexample, path: Path | None, diagnosis: Diagnosis | N
         listing=_shorten(plain_lines(case.listing), MAX_GRAPH_LINES) if case.rewritten is None else [],
         blamed=_blamed(case, diagnosis),
         values=_first([plain(text) for text in values]),
+        statistics=_statistics(case),
         others=_first([plain(f"{f.kind}: {f.title}") for f in case.others]),
         footer=plain(f"found by {finding.check} {where}{domain}; {versions}"),
         reproduce=_commands(case, path) if path is not None else [],
     )
 
 
+def _statistics(case: Counterexample) -> list[tuple[str, ...]]:
+    rows = [tuple(map(plain, row)) for row in table_rows(case.statistics[:MAX_ENTRIES])]
+    return [TABLE_HEADINGS, *rows] if rows else []
+
+
 def _times(case: Counterexample, rank: int) -> list[str]:
     found = timetables(case, rank)
     if found is None:
         return []
-    lines = [(f"streams of rank {rank}", time_line(found[1])), ("told to the pass", given_line(case.program, rank))]
+    before, after = found
+    lines = [(f"streams of rank {rank}", time_line(after))]
+    if after.asynchronous:
+        lines = [(f"time of rank {rank}", time_line(after))]
+        lines += [("before the pass", time_line(before))] if before is not None else []
+    lines.append(("told to the pass", given_line(case.program, rank)))
     return [plain(f"{what}: {line}") for what, line in lines if line]
 
 

@@ -42,6 +42,17 @@ def to_markdown(case: Counterexample, path: Path | None) -> str:
         parts += [*_folded(caption := "Rank 0, after the pass", caption, block.listing), ""]
     if block.values:
         parts += ["**Largest difference per rank**", "", *_fence(block.values), ""]
+    if block.statistics:
+        heading, *rows = block.statistics
+        cells = [f"| {' | '.join(_cell(_code(cell)) for cell in row)} |" for row in rows]
+        parts += [
+            "**Collectives, by the pass** (rank 0, times in µs)",
+            "",
+            f"| {' | '.join(heading)} |",
+            "|---" * len(heading) + "|",
+            *cells,
+            "",
+        ]
     if block.others:
         parts += ["**Also**", "", *_fence(block.others), ""]
     if block.reproduce:

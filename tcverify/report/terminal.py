@@ -252,6 +252,10 @@ def show(console: Console, case: Counterexample, path: Path | None) -> None:
         line("largest difference per rank")
         for text in block.values:
             line(f"  {text}")
+    if block.statistics:
+        line("collectives of rank 0, by the pass (times in µs)")
+        for text in columns(block.statistics, right=range(2, 8)):
+            line(f"  {text}")
     for text in block.others:
         line(f"also: {text}")
     line(block.footer, "dim")

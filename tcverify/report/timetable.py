@@ -1,4 +1,5 @@
-"""When the ops of a lowered program run, before and after the pass: what the terminal, the page and the trace show of it."""
+"""When the ops of a program run that is lowered, or asynchronous, before and after the pass: what the terminal, the page and the
+trace show of it."""
 
 from __future__ import annotations
 
@@ -8,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from tcverify.checks.reading import seconds
-from tcverify.checks.replay import Arrow, ReplayedOp, replay
-from tcverify.checks.streams import is_lowered
+from tcverify.checks.replay import COMMUNICATION, Arrow, ReplayedOp, Stall, replay
+from tcverify.checks.streams import is_lowered, reading_of
 from tcverify.cost import MIN_COST_S
 from tcverify.counterexample import Counterexample
 from tcverify.program import Program
@@ -23,7 +24,11 @@ MOST_COSTS = 4
 
 @dataclass(frozen=True, slots=True)
 class Scheduled:
-    """One op. Times are seconds from the beginning, or steps of one op each where some op has no cost."""
+    """One op. Times are seconds from the beginning, or steps of one op each where some op has no cost.
+
+    Attributes:
+        issued: of asynchronous communication, when it begins to queue.
+    """
 
     node: str
     op: str
@@ -31,6 +36,7 @@ class Scheduled:
     resources: tuple[str, ...]
     start: float
     end: float
+    issued: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +52,8 @@ class Timetable:
         timed: whether times are seconds.
         roles: stream → what it is for, in words.
         declared, replayed, serial, critical_path, exposed: seconds, where they are known.
+        asynchronous: whether communication runs beside compute without streams, as stream `COMMUNICATION`.
+        stalls: of an asynchronous graph, when compute waits for communication.
     """
 
     ops: tuple[Scheduled, ...]
@@ -60,6 +68,14 @@ class Timetable:
     serial: float | None = None
     critical_path: float | None = None
     exposed: float | None = None
+    asynchronous: bool = False
+    stalls: tuple[Stall, ...] = ()
+
+    def lane(self, stream: int) -> tuple[str, str]:
+        """The name of a stream, and its role, "" where the name says it."""
+        if self.asynchronous:
+            return ("comm" if stream == COMMUNICATION else "compute"), ""
+        return f"stream {stream}", self.roles.get(stream, "")
 
     @property
     def end(self) -> float:
@@ -80,15 +96,43 @@ def lowered_ranks(case: Counterexample) -> list[int]:
     return [rank for rank, binding in enumerate(program.ranks) if lowered[binding.graph]]
 
 
+def timed_ranks(case: Counterexample) -> list[int]:
+    """The ranks of whose rewritten graph it is told when ops run: it has anchors, or asynchronous collectives and all costs."""
+    program = case.rewritten
+    if program is None:
+        return []
+    told: dict[int, bool] = {}
+    for rank, binding in enumerate(program.ranks):
+        if binding.graph not in told:
+            lowered = is_lowered(program.graphs[binding.graph])
+            told[binding.graph] = lowered or _asynchronous(program, rank) is not None
+    return [rank for rank, binding in enumerate(program.ranks) if told[binding.graph]]
+
+
+def _asynchronous(program: Program, rank: int) -> Timetable | None:
+    """When a rank with asynchronous collectives runs its ops, if all of them have costs."""
+    if not reading_of(program, rank).asynchronous:
+        return None
+    found = timetable(program, rank)
+    return found if found.timed else None
+
+
 def timetables(case: Counterexample, rank: int) -> tuple[Timetable | None, Timetable] | None:
-    """Return when a rank runs its ops before and after the pass, or None where its rewritten graph has no streams.
+    """Return when a rank runs its ops before and after the pass, or None where its rewritten graph has no streams and no
+    asynchronous collectives with costs.
 
     Before the pass, an op takes its own cost, at least what any op takes in a schedule; where it has none, the time of the op
     of its name after the pass. Where there is none either, nothing is said of the time before.
     """
     rewritten = case.rewritten
-    if rewritten is None or not is_lowered(rewritten.graphs[rewritten.ranks[rank].graph]):
+    if rewritten is None:
         return None
+    if not is_lowered(rewritten.graphs[rewritten.ranks[rank].graph]):
+        beside = _asynchronous(rewritten, rank)
+        if beside is None:
+            return None
+        then = timetable(case.program, rank)
+        return (then if then.timed else None), beside
     after = timetable(rewritten, rank)
     costs = {op.node: op.end - op.start for op in after.ops} if after.timed else {}
     graph = case.program.graphs[case.program.ranks[rank].graph]
@@ -107,7 +151,7 @@ def timetable(program: Program, rank: int, costs: Mapping[str, float] | None = N
     found = replay(program, rank)
     ops = [op for op in map(_timed, found.ops) if op is not None]
     timed = len(ops) == len(found.ops)
-    if not found.lowered and costs is not None and all(op.node in costs for op in found.ops):
+    if not found.lowered and not found.asynchronous and costs is not None and all(op.node in costs for op in found.ops):
         ops, timed = _in_steps(found.ops, found.arrows, [costs[op.node] for op in found.ops]), True
     elif not timed:
         ops = _in_steps(found.ops, found.arrows, [1.0] * len(found.ops))
@@ -128,13 +172,15 @@ def timetable(program: Program, rank: int, costs: Mapping[str, float] | None = N
         serial=found.serial_s,
         critical_path=found.critical_path_s,
         exposed=found.exposed_s,
+        asynchronous=found.asynchronous,
+        stalls=found.stalls,
     )
 
 
 def _timed(op: ReplayedOp) -> Scheduled | None:
     if op.start_s is None or op.end_s is None or not math.isfinite(op.end_s):
         return None
-    return Scheduled(op.node, op.op, op.stream, op.resources, op.start_s, op.end_s)
+    return Scheduled(op.node, op.op, op.stream, op.resources, op.start_s, op.end_s, op.issued_s)
 
 
 def _in_steps(ops: tuple[ReplayedOp, ...], arrows: tuple[Arrow, ...], lengths: list[float]) -> list[Scheduled]:
@@ -209,11 +255,15 @@ def time_facts(table: Timetable) -> list[tuple[str, str]]:
 
 def time_line(table: Timetable) -> str:
     """One line about the streams and times of a lowered graph; "" where some op has no cost."""
-    streams = count(len({op.stream for op in table.ops}), "stream")
+    streams = f"on {count(len({op.stream for op in table.ops}), 'stream')}"
+    if table.asynchronous:
+        streams = f"{sum(op.stream == COMMUNICATION for op in table.ops)} of them asynchronous"
     facts = time_facts(table)
     if not facts:
         return ""
-    return f"{count(len(table.ops), 'op')} on {streams}; " + ", ".join(f"{what} {time}" for what, time in facts)
+    return f"{count(len(table.ops), 'op')}{',' if table.asynchronous else ''} {streams}; " + ", ".join(
+        f"{what} {time}" for what, time in facts
+    )
 
 
 def given_line(program: Program, rank: int) -> str:
@@ -276,6 +326,7 @@ __all__ = [
     "microseconds",
     "time_facts",
     "time_line",
+    "timed_ranks",
     "timetable",
     "timetables",
 ]

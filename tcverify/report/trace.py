@@ -1,7 +1,9 @@
 """trace.json: what every rank runs on which stream and when, in the Trace Event Format that Perfetto and chrome://tracing read.
 
 A process per rank, and one for each rank before the pass; a thread per stream; a slice per op; a flow from every record to
-every wait that names its token. Times are those of the replay in µs; where some op has no cost, every op takes one µs.
+every wait that names its token. Of asynchronous graphs a thread for compute and one for communication; stalls of compute are
+slices too, with a flow from what they wait for. Times are those of the replay in µs; where some op of a lowered graph has no
+cost, every op takes one µs.
 
 Format: "Trace Event Format" (Google), events of phase X (slices), s and f (ends of a flow) and M (names).
 """
@@ -18,7 +20,7 @@ from tcverify.counterexample import Counterexample, write_atomically
 from tcverify.errors import UsageError
 from tcverify.program.streams import MAIN_STREAM
 from tcverify.report.plain import one_line, plain
-from tcverify.report.timetable import Timetable, lowered_ranks, marked_ops, time_facts, timetables
+from tcverify.report.timetable import Timetable, marked_ops, time_facts, timed_ranks, timetables
 
 TRACE_NAME = "trace.json"
 
@@ -29,16 +31,17 @@ _MICROSECONDS = 1e6
 
 
 def to_trace(case: Counterexample) -> str:
-    """Return trace.json of a counterexample whose rewritten program has streams.
+    """Return trace.json of a counterexample whose rewritten program has streams, or asynchronous collectives with costs.
 
     Raises:
         UsageError: it has none.
     """
-    ranks = lowered_ranks(case)
+    ranks = timed_ranks(case)
     if not ranks:
         raise UsageError(
-            f"case {case.id} has no streams to trace: its rewritten graphs hold no anchors",
-            "traces are made of what a scheduling pass has lowered",
+            f"case {case.id} has no streams to trace: its rewritten graphs hold no anchors, "
+            "nor asynchronous collectives with costs",
+            "traces are made of what a scheduling pass has lowered, and of asynchronous graphs whose ops all have costs",
         )
     if case.finding.rank in ranks:
         ranks = [case.finding.rank, *(rank for rank in ranks if rank != case.finding.rank)]
@@ -72,18 +75,21 @@ def to_trace(case: Counterexample) -> str:
 def _process(pid: int, name: str, table: Timetable, marks: dict[str, str]) -> list[dict[str, Any]]:
     """The events of one rank: names, then slices by stream and time, then flows."""
     events = [_name("process_name", pid, 0, name=name), _name("process_sort_index", pid, 0, sort_index=pid)]
-    labels = ", ".join(f"{what} {time}" for what, time in time_facts(table)) if table.lowered else ""
+    told = table.lowered or table.asynchronous
+    labels = ", ".join(f"{what} {time}" for what, time in time_facts(table)) if told else ""
     if labels:
         events.append(_name("process_labels", pid, 0, labels=labels))
     for stream in table.streams:
-        role = f" ({table.roles[stream]})" if table.roles.get(stream) else ""
-        events.append(_name("thread_name", pid, stream, name=f"stream {stream}{role}"))
+        lane, role = table.lane(stream)
+        events.append(_name("thread_name", pid, stream, name=f"{lane} ({role})" if role else lane))
         events.append(_name("thread_sort_index", pid, stream, sort_index=stream))
     scale = _MICROSECONDS if table.timed else 1.0
     for op in sorted(table.ops, key=lambda op: (op.stream, op.start)):
         arguments: dict[str, Any] = {"node": plain(op.node), "op": plain(op.op), "resources": ", ".join(op.resources)}
         if table.timed:
             arguments["cost_us"] = (op.end - op.start) * scale
+        if op.issued is not None:
+            arguments["issued_us"] = op.issued * scale
         if op.node in marks:
             arguments["finding"] = marks[op.node]
         events.append(
@@ -99,7 +105,33 @@ def _process(pid: int, name: str, table: Timetable, marks: dict[str, str]) -> li
                 "name": plain(table.output), "cat": "output", "args": {"node": plain(table.output)},
             }
         )  # fmt: skip
-    return events + _flows(pid, table, scale)
+    return events + _stalls(pid, table, marks) + _flows(pid, table, scale)
+
+
+def _stalls(pid: int, table: Timetable, marks: dict[str, str]) -> list[dict[str, Any]]:
+    """When compute waits, as slices; each with a flow from what it waits for. What blocks has a slice of its own already."""
+    events: list[dict[str, Any]] = []
+    ops = {op.node: op for op in table.ops}
+    for number, stall in enumerate(stall for stall in table.stalls if stall.node != stall.awaited):
+        start, length = stall.start_s * _MICROSECONDS, (stall.end_s - stall.start_s) * _MICROSECONDS
+        arguments = {"node": plain(stall.node), "waits for": plain(stall.awaited)}
+        if stall.node in marks:
+            arguments["finding"] = marks[stall.node]
+        events.append(
+            {
+                "ph": "X", "pid": pid, "tid": MAIN_STREAM, "ts": start, "dur": length,
+                "name": plain(f"waits for {stall.awaited}"), "cat": "stall", "args": arguments,
+            }
+        )  # fmt: skip
+        source = ops.get(stall.awaited)
+        if source is None or source.stream == MAIN_STREAM:
+            continue
+        left = (source.start + (source.end - source.start) * 0.999) * _MICROSECONDS
+        arrives = max(left, start + length * 0.999)
+        common = {"pid": pid, "id": f"{pid}.stall.{number}", "name": "arrival", "cat": "stall", "args": arguments}
+        events.append({"ph": "s", "tid": source.stream, "ts": left, **common})
+        events.append({"ph": "f", "bp": "e", "tid": MAIN_STREAM, "ts": arrives, **common})
+    return events
 
 
 def _flows(pid: int, table: Timetable, scale: float) -> list[dict[str, Any]]:
@@ -141,7 +173,7 @@ class TraceReport:
         case = event.counterexample
         path = self.report_dir / case.id / TRACE_NAME
         try:
-            if not lowered_ranks(case):
+            if not timed_ranks(case):
                 return
             write_atomically(path, to_trace(case))
         except Exception as error:  # noqa: BLE001 - a trace that cannot be made must not end the run that found something

@@ -38,7 +38,7 @@ def bad(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     ("arguments", "texts"),
     [
         pytest.param(["sequence_paralel"], ["no built-in pass", "did you mean 'sequence_parallel'?"], id="misspelt-builtin"),
-        pytest.param(["zzz"], ["no built-in pass 'zzz'", "are sequence_parallel, multistream, identity."], id="unknown"),
+        pytest.param(["zzz"], ["no built-in pass 'zzz'", "`tcverify passes` lists"], id="unknown"),
         pytest.param(["mine.py"], ["which pass of the file", "mine.py:MyPass"], id="file-without-attribute"),
         pytest.param(["no_such:Pass"], ["no module 'no_such'", "current directory"], id="missing-module"),
         pytest.param(["no_such.py:Pass"], ["no file no_such.py"], id="missing-file"),

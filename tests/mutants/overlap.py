@@ -100,7 +100,11 @@ def _untied(found: Accesses, chosen: Any) -> Accesses:
 
     def read(node: fx.Node, before: Storages) -> Storages:
         mine = [own[o] if o in own else found.results[o] for o in node.all_input_nodes]
-        return tuple(dict.fromkeys(s for of in mine for s in of)) if any(o in own for o in node.all_input_nodes) else before
+        return (
+            tuple(dict.fromkeys(s for of in mine for s in of))
+            if any(o in own for o in node.all_input_nodes)
+            else before
+        )
 
     def written(node: fx.Node, before: Storages) -> Storages:
         gone = {s for o in node.all_input_nodes if o in own for s in found.results[o]}

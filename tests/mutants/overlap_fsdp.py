@@ -225,7 +225,9 @@ _VALUES = _kinds("wrong-value", "async-race")
 EXPECTED: dict[str, frozenset[str]] = {
     "GatheredIntoFirstBuffer": _VALUES,
     "BufferTakenThoughRead": _VALUES,
-    "GatheredIntoTheSlice": _kinds("malformed-graph", "rewritten-raises", "pass-raised", "stale-metadata", "wrong-value"),
+    "GatheredIntoTheSlice": _kinds(
+        "malformed-graph", "rewritten-raises", "pass-raised", "stale-metadata", "wrong-value"
+    ),
     "CopiedInReverse": _kinds("wrong-value"),
     "ResultKeepsItsStorage": _kinds("stale-metadata"),
     "CopyBeyondItsInterval": _VALUES,
@@ -243,4 +245,3 @@ EXPECTED: dict[str, frozenset[str]] = {
 }
 
 MUTANTS: dict[str, type[Any]] = {name: globals()[name] for name in EXPECTED}
-

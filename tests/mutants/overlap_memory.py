@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, ClassVar
 
-
 from tcverify.passes.overlap import CommGraph, ReorderCommunicationPreservingPeakMemory, SinkWaitsIterative
 from tcverify.passes.overlap.iterative import Round, Setting
 from tcverify.passes.overlap.iterative_raising import Raising, Rise
@@ -270,4 +269,3 @@ MUTANTS: dict[str, type[Any]] = {name: globals()[name] for name in EXPECTED}
 
 #: Sound: what is verified of the net-less passes themselves.
 SOUND: tuple[type[Any], ...] = (RaiseUnjudged, SinkUnjudged)
-

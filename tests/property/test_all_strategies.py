@@ -93,7 +93,7 @@ def test_most_mixed_programs_say_what_time_their_ops_take() -> None:
     timed = [p for p in programs if p.streams is not None]
     assert 0.7 <= len(timed) / len(programs) <= 0.97
     costs = [n.meta.get("cost_s") for p in timed for g in p.graphs for n in g.nodes if n.op == "call_function"]
-    assert min(cost for cost in costs if cost is not None) > 0
+    assert min(cost for cost in costs if cost is not None) >= 0  # of waits
     assert any(cost is None for cost in costs)
     assert len({p.streams for p in timed}) >= 20
     skewed = [p for p in timed if "rank-dependent-costs" in p.labels]

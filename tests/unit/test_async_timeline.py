@@ -62,7 +62,10 @@ def test_blocking_collectives_take_both_queues() -> None:
     barrier, product = times.ops[1:3]
     assert (barrier.node, barrier.stream, product.node) == ("barrier", 0, "mm")
     assert [barrier.start_s, barrier.end_s, product.end_s] == pytest.approx([3 * US, 5 * US, 6 * US])
-    assert [(stall.node, stall.awaited) for stall in times.stalls] == [("barrier", "all_reduce"), ("barrier", "barrier")]
+    assert [(stall.node, stall.awaited) for stall in times.stalls] == [
+        ("barrier", "all_reduce"),
+        ("barrier", "barrier"),
+    ]
     assert times.exposed_s == pytest.approx(5 * US)
 
 

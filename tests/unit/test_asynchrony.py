@@ -12,7 +12,7 @@ from torch import fx
 from tcverify import verify
 from tcverify.arithmetic import NATIVE, Exact
 from tcverify.execution import Lockstep, ProcessGroupPool, Run
-from tcverify.ops import REDUCTIONS
+from tcverify.ops import REDUCTIONS, ShapeError
 from tcverify.program import PARTIAL, Contract, InputSpec, Mesh, MeshDim, Program
 from tcverify.program.build import GraphBuilder, spmd_program
 
@@ -153,6 +153,53 @@ def test_process_groups_compute_what_lockstep_computes() -> None:
                     assert torch.equal(a, b) if domain is not None and domain.kind == "exact" else torch.allclose(a, b)
 
 
+@pytest.mark.parametrize("op", ["all_reduce_", "broadcast_", "all_reduce_coalesced_"])
+def test_communication_writes_into_contiguous_tensors_only(op: str) -> None:
+    def build(b: GraphBuilder, part: fx.Node) -> Any:
+        arguments: dict[str, Any] = {"broadcast_": (part, 0, "tp"), "all_reduce_coalesced_": ([part], "sum", "tp")}
+        start(b, op, *arguments.get(op, (part, "sum", "tp")))
+        return wait(b, part)
+
+    def rows(b: GraphBuilder) -> Any:
+        return build(b, b.call("aten::slice.Tensor", b.call("aten::clone", b.input("x")), 0, 1, 3))
+
+    def columns(b: GraphBuilder) -> Any:
+        return build(b, b.call("aten::slice.Tensor", b.call("aten::clone", b.input("x")), 1, 1, 3))
+
+    assert LOCKSTEP.run(program(rows)).finished
+    with pytest.raises(ShapeError, match=r"writes into a tensor of shape \[6, 2\] and stride \[4, 1\]"):
+        program(columns)
+
+
+def test_outputs_of_other_strides_are_refused() -> None:
+    def build(b: GraphBuilder) -> Any:
+        x = b.input("x")
+        turned = b.call("aten::t", b.call("aten::new_empty", x, [4, 12]))
+        return wait(b, start(b, "all_gather_into_tensor_out", x, 2, "tp", out=turned))
+
+    with pytest.raises(ShapeError, match="not contiguous"):
+        program(build)
+
+
+@pytest.mark.parametrize("op", ["SUM", "premul_sum"])
+def test_ways_to_reduce_that_c10d_does_not_know_raise(op: str) -> None:
+    p = program(lambda b: wait(b, start(b, "all_reduce", b.input("x"), op, "tp")))
+    error = LOCKSTEP.run(p).error
+    assert error is not None
+    assert f"all_reduce reduces by '{op}'; c10d knows sum, avg" in str(error.error)
+
+
+def test_one_shot_sums_alone() -> None:
+    def build(b: GraphBuilder, op: str) -> Any:
+        return b.call("symm_mem::one_shot_all_reduce", b.input("x"), op, "tp")
+
+    p = program(lambda b: build(b, "sum"))
+    torch.testing.assert_close(outputs(LOCKSTEP.run(p))[1][0], sum(given(p)))
+    error = LOCKSTEP.run(program(lambda b: build(b, "max"))).error
+    assert error is not None
+    assert "one_shot_all_reduce sums contiguous tensors" in str(error.error)
+
+
 # ------------------------------------------------------------------------------------------- when they read and write
 
 
@@ -199,6 +246,21 @@ def test_values_are_kept_as_collectives_deliver_them() -> None:
         for result in run.ranks:
             assert result.values is not None
             assert torch.equal(result.values["all_reduce"], result.outputs[0])
+
+
+def test_waits_in_the_order_of_the_starts_or_turned_round_deliver_the_same() -> None:
+    def build(b: GraphBuilder) -> Any:
+        x = b.input("x")
+        values = [b.call("aten::mul.Tensor", x, float(i)) for i in range(40)]
+        started = [start(b, "all_reduce", value, "sum", "tp") for value in values]
+        ends = {i: wait(b, started[i]) for i in (*range(0, 40, 2), *reversed(range(1, 40, 2)))}
+        return [ends[i] for i in range(40)]
+
+    p = program(build)
+    total = sum(given(p))
+    for timing in ("issue", "wait", "apart"):
+        for found in outputs(LOCKSTEP.run(p, timing=timing)):
+            torch.testing.assert_close(torch.stack(found), torch.stack([total * i for i in range(40)]))
 
 
 # ------------------------------------------------------------------------------------------------- who waits for whom

@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 from torch import fx
 
+from tcverify.application import Pair
+from tcverify.checks import Evidence
 from tcverify.checks.accesses import accesses_of
 from tcverify.checks.liveness import lives_of, peak_of
-from tcverify.checks.memory import in_bytes
-from tcverify.program import InputSpec, Program
-from tcverify.program.finding import KINDS, Finding
+from tcverify.checks.memory import check_memory, in_bytes
+from tcverify.program import Contract, InputSpec, Program
+from tcverify.program.finding import KINDS, Doubt, Finding
 from tests.unit.async_programs import DP2, Functional, edited, judge, kinds, moved, program, reordered
 
 TILE = 4 * 4 * 4  # bytes of the inputs, and of most values
@@ -139,6 +141,16 @@ def test_a_wait_that_sinks_holds_operands_for_longer() -> None:
     original = program(build)
     sunk = reordered(original, ["repeat", "all_reduce", "repeat_1", "sum_2", "wait_tensor", "sum_1"])
     assert found(original, sunk, memory_budget=0.2).kind == "peak-memory"
+
+
+def test_values_of_unknown_size_are_a_doubt_where_a_promise_needs_them() -> None:
+    original = program(branches)
+    unknown = edited(original, lambda graph, nodes: nodes["x"].meta.pop("val"))
+    evidence = Evidence(Pair(original, unknown, changed=True), Contract(memory_budget=0.0))
+    (doubt,) = check_memory(evidence)
+    assert isinstance(doubt, Doubt)
+    assert "the size of 'x' is not known" in doubt.detail
+    assert kinds("memory", original, unknown) == []
 
 
 def test_sizes_in_words() -> None:
@@ -332,5 +344,22 @@ def test_buffers_are_at_the_same_place_on_all_ranks_of_a_group() -> None:
     finding = found(original, rewritten)
     assert (finding.kind, finding.rank) == ("buffer-mismatch", 1)
     assert "on rank 1 are not those on rank 0" in finding.title
-    assert "rank 0: 'all_reduce' bytes 0 to 64, no buffer" in finding.detail
+    assert "rank 0: 'all_reduce' bytes 0 to 64" in finding.detail
     assert kinds("memory", original, edited(original, buffered({"relu": place(0)}))) == []
+
+
+@pytest.mark.parametrize(
+    ("op", "found"), [("_c10d_functional::all_reduce", []), ("symm_mem::one_shot_all_reduce", ["buffer-mismatch"])]
+)
+def test_where_peers_read_each_others_memory_all_operands_lie_in_it(op: str, found: list[str]) -> None:
+    def build(b: Functional) -> Any:
+        return b.relu(b.wait(b.call(op, b.relu(b.x), "sum", "dp")))
+
+    original = program(build, build)
+    ranks = iter((0, 1))
+
+    def on_the_first(graph: fx.Graph, nodes: dict[str, fx.Node]) -> None:
+        if next(ranks) == 0:
+            nodes["relu"].meta["comm_buffer"] = place(0)
+
+    assert kinds("memory", original, edited(original, on_the_first)) == found

@@ -142,6 +142,25 @@ def test_tensors_of_a_coalesced_collective_arrive_one_by_one() -> None:
     assert found(original, other).title == "'add_' writes into 'relu_1' while 'all_reduce_coalesced' may still read it"
 
 
+def test_parts_of_a_buffer_that_lie_apart_may_be_under_way_at_once() -> None:
+    def build(b: Functional, *ends: int) -> Any:
+        buffer = b.relu(b.x)
+        parts = [b.call("aten::slice.Tensor", buffer, 0, end - 2, end) for end in ends]
+        waits = [b.wait(started) for started in [b.start(part, kind="all_reduce_") for part in parts]]
+        last = b.relu(b.call("aten::slice.Tensor", buffer, 0, 3, 4))
+        return [*waits, last]
+
+    def beside(made: Program) -> list[str]:
+        early = moved(made, "slice_3", before="wait_tensor")
+        return kinds("order", made, moved(early, "relu_1", before="wait_tensor"))
+
+    apart, overlapping = program(lambda b: build(b, 2, 4)), program(lambda b: build(b, 2, 3))
+    assert kinds("order", program(overlapped), apart) == []
+    assert kinds("order", program(overlapped), overlapping) == ["async-race"]
+    assert beside(apart) == ["async-race"]
+    assert beside(overlapping) == []  # rows 0 to 2 are under way, and row 3 is read
+
+
 # ---------------------------------------------------------------------------------------------------------------- waits
 
 
@@ -358,3 +377,23 @@ def test_ops_with_an_effect_keep_their_order() -> None:
     original = program(lambda b: build(b, "barrier", "send"))
     finding = found(original, program(lambda b: build(b, "send", "barrier")), collective_order=True)
     assert finding.title == "'send' (send) is now op with an effect number 1, where 'barrier' (barrier) was"
+
+
+def test_long_graphs_are_checked_whole() -> None:
+    def build(b: Functional) -> Any:
+        x = b.x
+        for _ in range(2500):
+            started = b.start(x)
+            product = b.mm(x)
+            x = b.add(b.wait(started), product)
+        return x
+
+    original = program(build)
+    assert len(calls(original)) == 10_000
+    sound = moved(original, "mm_2499", before="all_reduce_2499")
+    assert kinds("order", original, sound, **PROMISED) == []
+    assert kinds("memory", original, sound, memory_budget=0.0) == []
+    late = edited(sound, lambda graph, nodes: nodes["add_2499"].update_arg(0, nodes["all_reduce_2499"]))
+    assert [f.node for f in judge("order", original, late)] == []  # the wait is there, and nobody needs its value
+    late = moved(late, "wait_tensor_2499", before="output")
+    assert [(f.kind, f.node) for f in judge("order", original, late)] == [("async-race", "add_2499")]

@@ -6,7 +6,9 @@ import itertools
 from typing import Any
 
 import pytest
+import torch
 from torch import fx
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from tcverify.errors import UsageError
 from tcverify.ops import WAIT, resolve
@@ -290,8 +292,25 @@ def test_all_have_a_name_and_a_description() -> None:
     for name, make in {**OVERLAP_PASSES, "reorder_for_compute_comm_overlap": ReorderForComputeCommOverlap}.items():
         assert make().name == name
         assert BUILTIN[name] is make
-        assert name not in DEFAULT
+        assert name in DEFAULT
     assert set(DESCRIPTIONS) == set(BUILTIN)
+
+
+def test_captured_graphs_without_groups_and_costs() -> None:
+    ops = torch.ops._c10d_functional
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        gathered = ops.wait_tensor(ops.all_gather_into_tensor(x, 2, "0"))
+        used = gathered.relu()
+        product = y @ y
+        x.add_(1)
+        return used, ops.wait_tensor(ops.reduce_scatter_tensor(product, "sum", 2, "0")), x.view(-1)
+
+    gm = make_fx(step, tracing_mode="fake")(torch.ones(4, 4), torch.ones(4, 4))
+    ReorderComputeForOverlap()(gm)
+    assert names(gm.graph) == [
+        "all_gather_into_tensor", "mm", "reduce_scatter_tensor", "wait_tensor", "relu", "add_", "view", "wait_tensor_1",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", GREEDY)
@@ -317,6 +336,6 @@ def test_programs_of_two_groups_pass_every_check(kind: Any) -> None:
         b.add_(b["x"], b["y"])
         return results
 
-    verdict = verify(kind(), program(build, GRID))
+    verdict = verify(kind(), program(build, GRID), deep=True)
     assert verdict, (verdict.findings, verdict.doubts)
     assert verdict.changed

@@ -68,7 +68,7 @@ def test_what_must_follow_follows(kind: type, data: bytes, racy: bool) -> None:
     assert (names(gm.graph) == before) == (not any(pass_.rewrites.values()))
 
 
-@pytest.mark.parametrize("kind", [SinkWaits, RaiseComms])
+@pytest.mark.parametrize("kind", [SinkWaits, RaiseComms, ReorderComputeForOverlap])
 @given(PROGRAMS)
 @settings(max_examples=60, deadline=None)
 def test_a_second_run_changes_nothing(kind: type, data: bytes) -> None:

@@ -26,7 +26,7 @@ def simplify(search: Search) -> None:
             search.attempt(change(search.sketch, None))
         search.attempt(_placements(search.sketch, _free(search.facts)))
         for name in [spec.name for spec in search.sketch.inputs]:
-            search.attempt(*(change(search.sketch, name) for change in (_recipes, _dtypes)))
+            search.attempt(*(change(search.sketch, name) for change in (_recipes, _dtypes, _integers)))
         for name in _free(search.facts):
             search.attempt(_placements(search.sketch, [name]))
         for name in search.facts.calls:
@@ -83,6 +83,17 @@ def _dtypes(sketch: Sketch, only: str | None) -> Sketch:
         return made
     graphs = tuple(tuple(step.mapped(plain) for step in graph) for graph in made.graphs)
     return replace(made, graphs=graphs)
+
+
+def _integers(sketch: Sketch, only: str | None) -> Sketch:
+    """float32 in place of integers, where nobody needs integers."""
+
+    def change(spec: InputSpec) -> InputSpec:
+        if spec.dtype.is_floating_point or spec.dtype.is_complex or spec.dtype is torch.bool:
+            return spec
+        return replace(spec, dtype=torch.float32, recipe=Recipe())
+
+    return _inputs(sketch, only, change)
 
 
 def _constants(sketch: Sketch, only: str | None, place: int = 0) -> Sketch:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from tcverify.campaign.reduction.facts import Facts
+from tcverify.campaign.reduction.flights import waits_of
 from tcverify.campaign.reduction.search import Search
 from tcverify.campaign.reduction.sketch import Ref, Sketch, refs, replaced, result_of, with_result, with_results
 from tcverify.campaign.reduction.values import stand_ins
@@ -156,6 +157,7 @@ def _border(facts: Facts, units: list[list[str]]) -> list[str]:
 
 
 def _ended(facts: Facts, units: list[list[str]]) -> Sketch | None:
+    units = [*units, waits_of(facts, {name for unit in units for name in unit})]
     border = tuple(Ref(name) for name in _border(facts, units))
     if not border:
         return None

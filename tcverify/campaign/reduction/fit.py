@@ -62,7 +62,7 @@ def fit(facts: Facts, sketch: Sketch, prefer: str = "first") -> Facts | None:
                 index = len(graphs) - 1
             else:
                 index = graphs.index(steps)
-            needed = _constants(steps)
+            needed = constants_of(steps)
             for rank in ranks:
                 constants = {k: v for k, v in sketch.ranks[rank].constants.items() if k in needed}
                 bindings[rank] = RankBinding(index, constants)
@@ -129,7 +129,8 @@ def _classes(sketch: Sketch) -> list[tuple[int, list[int]]]:
     return [(key[0], ranks) for key, ranks in classes.items()]
 
 
-def _constants(graph: Graph) -> set[str]:
+def constants_of(graph: Graph) -> set[str]:
+    """The names of the rank constants in a graph."""
     found: set[str] = set()
 
     def look(value: Any) -> Any:
@@ -297,4 +298,4 @@ def _aliases(value: Any) -> list[int | None]:
     return found
 
 
-__all__ = ["facts_of", "fit"]
+__all__ = ["constants_of", "facts_of", "fit"]

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from tcverify.campaign.reduction.named_groups import names_group, regrouped, with_group_name
 from tcverify.campaign.reduction.search import Search
 from tcverify.campaign.reduction.sizes import BOTH_WAYS
 from tcverify.campaign.reduction.sketch import Graph, Sketch, Step
@@ -16,15 +17,18 @@ from tcverify.errors import ProgramError
 from tcverify.program import REPLICATED, VARYING, InputSpec, Mesh, MeshDim, RankBinding, RankConstant
 
 #: Names of arguments that hold ranks.
-RANK_ARGUMENTS = frozenset({"rank", "rank_group", "source_rank", "target_rank"})
+RANK_ARGUMENTS = frozenset({"rank", "rank_group", "source_rank", "target_rank", "peer"})
 
 #: Fewest ranks that a program is reduced to: on one rank collectives mean nothing.
 FEWEST = 2
 
+#: Most ranks of programs from whose chains of transfers single ones are taken.
+MOST_LINKS = 8
+
 
 def shrink_mesh(search: Search) -> None:
     """Drop ranks, then bring the rest into natural order, then drop dims."""
-    while any(_attempt(search, ranks) for ranks in _smaller(search.sketch.mesh)):
+    while any(_attempt(search, ranks) for ranks in (*_smaller(search.sketch.mesh), *_links(search.sketch))):
         pass
     for dim in search.sketch.mesh.dims:
         order = [rank for group in sorted(dim.groups, key=len, reverse=True) for rank in group]
@@ -75,6 +79,22 @@ def _smaller(mesh: Mesh) -> list[list[int]]:
     return sorted(kept, key=len)
 
 
+def _links(sketch: Sketch) -> list[list[int]]:
+    """All ranks but one that others pass on what they receive to: a chain of transfers can close over it."""
+    world = sketch.mesh.world_size
+    transfers = any("peer" in _rank_names(step) for graph in sketch.graphs for step in graph)
+    if not transfers or not FEWEST < world <= MOST_LINKS:
+        return []
+    return [[rank for rank in range(world) if rank != gone] for gone in reversed(range(world))]
+
+
+def _rank_names(step: Step) -> list[str]:
+    """The names of the arguments of a call that may hold ranks."""
+    if step.op != "call_function" or not isinstance(step.target, torch._ops.OpOverload):
+        return []
+    return [argument.name for argument in step.target._schema.arguments if argument.name in RANK_ARGUMENTS]
+
+
 def _on_ranks(sketch: Sketch, ranks: Sequence[int], *, keep_local: bool) -> Sketch | None:
     """Return the sketch on these ranks alone, which become ranks 0, 1, …; None when a call means others.
 
@@ -96,7 +116,7 @@ def _on_ranks(sketch: Sketch, ranks: Sequence[int], *, keep_local: bool) -> Sket
     for old in ranks:
         constants = dict(sketch.ranks[old].constants)
         for name, renamed in names.items():
-            value = _renumbered(constants.get(name), new_number)
+            value = _renumbered(_followed(sketch, name, old, new_number), new_number)
             if name in constants and value is None:
                 return None
             constants[renamed] = value
@@ -105,7 +125,18 @@ def _on_ranks(sketch: Sketch, ranks: Sequence[int], *, keep_local: bool) -> Sket
         graphs = tuple(tuple(_relabelled(step, new_number) for step in graph) for graph in graphs)
     except KeyError:
         return None
-    return replace(sketch, mesh=mesh, graphs=graphs, ranks=tuple(bindings), inputs=inputs)
+    smaller = replace(sketch, mesh=mesh, graphs=graphs, ranks=tuple(bindings), inputs=inputs)
+    return regrouped(smaller, sketch.mesh, ranks)
+
+
+def _followed(sketch: Sketch, name: str, rank: int, kept: Mapping[int, int]) -> Any:
+    """The value of a constant that means ranks; of a rank that goes, its own: the next but one becomes the next."""
+    value = sketch.ranks[rank].constants.get(name)
+    for _ in sketch.ranks:
+        if type(value) is not int or value in kept or not 0 <= value < len(sketch.ranks):
+            break
+        value = sketch.ranks[value].constants.get(name)
+    return value
 
 
 def _renumbered(value: Any, new_number: Mapping[int, int]) -> Any:
@@ -204,6 +235,8 @@ def _without_dim(sketch: Sketch, name: str) -> Sketch | None:
     alone = all(len(group) == 1 for group in dim.groups)
     placed = any(over == name and p.kind != "replicated" for spec in sketch.inputs for over, p in spec.placements)
     groups = [list(dim.group(rank)) for rank in range(sketch.mesh.world_size)]
+    if names_group(sketch, name):
+        return None
     called = any(g in b.constants.values() for g, b in zip(groups, sketch.ranks, strict=True) if len(g) > 1)
     if len(sketch.mesh.dims) < 2 or ((placed or called) and not alone):
         return None
@@ -236,7 +269,8 @@ def _as_one_dim(sketch: Sketch, keep: str, drop: str) -> Sketch | None:
         inputs.append(replace(spec, placements=tuple(placements.items())))
     dims = tuple(dim for dim in sketch.mesh.dims if dim.name != drop)
     mesh = Mesh(sketch.mesh.world_size, dims)
-    return replace(sketch, mesh=mesh, ranks=tuple(bindings), inputs=tuple(inputs))
+    renamed = with_group_name(sketch, drop, keep)
+    return replace(renamed, mesh=mesh, ranks=tuple(bindings), inputs=tuple(inputs))
 
 
 __all__ = ["shrink_mesh"]

@@ -61,12 +61,12 @@ def ways_around(search: Search, name: str) -> Iterable[Replacements]:
         yield {name: None}
         return
     if facts.types(name) is not None:
-        yield from ({name: one} for one in _substitutes(search, name, name))
+        yield from ({name: one} for one in substitutes(search, name, name))
         return
     selections = list(dict.fromkeys(user.name for user in users if user.selects and user.reads[0] == name))
     if len(selections) < len({user.name for user in users}):
         return  # somebody reads all results
-    options = [list(_substitutes(search, selected, name)) for selected in selections]
+    options = [list(substitutes(search, selected, name)) for selected in selections]
     if not all(options):
         return
     for number in range(max(map(len, options))):
@@ -74,7 +74,7 @@ def ways_around(search: Search, name: str) -> Iterable[Replacements]:
         yield {name: None, **dict(zip(selections, chosen, strict=True))}
 
 
-def _substitutes(search: Search, name: str, source: str) -> Iterable[Ref | InputSpec]:
+def substitutes(search: Search, name: str, source: str) -> Iterable[Ref | InputSpec]:
     """What can be read in place of `name`, a result of `source`: what `source` reads, or is computed from, an input, a new input.
 
     It is equal on all ranks on which `name` is, and of its shape and dtype; but what `source` reads may, at last, be of any.
@@ -163,4 +163,4 @@ def merge_inputs(search: Search) -> None:
         search.attempt(*(replaced(search.sketch, {name: Ref(other)}) for other in same[:NEAREST]))
 
 
-__all__ = ["bypass", "bypass_many", "drop_inputs", "merge_inputs", "read_earlier", "ways_around"]
+__all__ = ["bypass", "bypass_many", "drop_inputs", "merge_inputs", "read_earlier", "substitutes", "ways_around"]

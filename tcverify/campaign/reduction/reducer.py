@@ -9,6 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from tcverify.campaign.reduction.asynchrony import (
+    bypass_collectives,
+    drop_declared_order,
+    drop_transfers,
+    narrow_coalesced,
+    run_one_graph,
+    write_into_new,
+)
 from tcverify.campaign.reduction.details import simplify
 from tcverify.campaign.reduction.ends import drop_outputs, end_earlier, return_operands, start_later
 from tcverify.campaign.reduction.mesh import shrink_mesh
@@ -24,7 +32,12 @@ MOVES: tuple[Callable[[Search], None], ...] = (
     end_earlier,
     drop_outputs,
     start_later,
+    drop_transfers,
+    run_one_graph,
     shrink_mesh,
+    bypass_collectives,
+    narrow_coalesced,
+    write_into_new,
     bypass_many,
     bypass,
     reshape_inputs,
@@ -35,6 +48,7 @@ MOVES: tuple[Callable[[Search], None], ...] = (
     read_earlier,
     shrink_sizes,
     drop_axes,
+    drop_declared_order,
     simplify_timing,
     simplify,
     bypass_rescheduled,

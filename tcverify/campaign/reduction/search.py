@@ -15,6 +15,7 @@ from torch.fx.node import map_aggregate
 
 from tcverify.campaign.reduction.facts import Facts
 from tcverify.campaign.reduction.fit import facts_of, fit
+from tcverify.campaign.reduction.flights import untidy
 from tcverify.campaign.reduction.sketch import Ref, Sketch, program_of, refs, result_of, sketch_of
 from tcverify.campaign.reduction.values import Values
 from tcverify.errors import ProgramError
@@ -48,6 +49,7 @@ class Search:
         self._deadline = deadline
         self._refused: set[str] = set()
         self._take(program, facts_of(sketch_of(program)))
+        self._untidy = untidy(self.facts)
 
     def _take(self, program: Program, facts: Facts) -> None:
         self.program, self.facts = program, facts
@@ -76,7 +78,7 @@ class Search:
 
     def attempt_as(self, facts: Facts | None) -> bool:
         """Try what an edit has become. See `attempt`."""
-        if facts is None or not weight(facts.sketch) < self._weight:
+        if facts is None or not weight(facts.sketch) < self._weight or untidy(facts) > self._untidy:
             return False
         try:
             program = program_of(facts.sketch)
@@ -141,6 +143,8 @@ def weight(sketch: Sketch) -> tuple[Any, ...]:
         sum(math.prod(spec.shape) for spec in sketch.inputs),
         sum(sum(spec.shape) for spec in sketch.inputs),
         placements,
+        sum(len(step.after) for graph in sketch.graphs for step in graph),
+        len(sketch.graphs),
         *_details(sketch),
         *_timing(sketch),
         sketch.seed,
@@ -151,7 +155,7 @@ def weight(sketch: Sketch) -> tuple[Any, ...]:
 def _details(sketch: Sketch) -> tuple[int, ...]:
     """Recipes, dtypes, constants and structure that are not the plainest, and how far arguments reach."""
     recipes = sum((spec.recipe.kind != "uniform") + (spec.recipe.scale != 1.0) for spec in sketch.inputs)
-    odd = sum(spec.dtype.is_floating_point and spec.dtype is not torch.float32 for spec in sketch.inputs)
+    odd = sum(spec.dtype not in (torch.float32, torch.bool) for spec in sketch.inputs)
     constants = nested = reach = 0
     numbers: list[float] = []
     for graph in sketch.graphs:

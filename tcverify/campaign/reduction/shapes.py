@@ -32,12 +32,25 @@ def refitted(step: Step, before: Shape, result: Any, after: Shape, prefer: str) 
     elif name == "aten::expand" and len(result.shape) == len(before):
         sizes = zip(before, result.shape, after, strict=True)
         new = tuple(now if old == made else made for old, made, now in sizes)
+    elif name == "_c10d_functional::all_to_all_single" and before and after:
+        return _resplit(step, before[0], after[0])
     if new is None:
         return step
     given = step.args[1]
     open_dims = [isinstance(given, (list, tuple)) and i < len(given) and given[i] == -1 for i in range(len(new))]
     shape = [-1 if free else size for free, size in zip(open_dims, new, strict=True)]
     return replace(step, args=(step.args[0], shape, *step.args[2:]))
+
+
+def _resplit(step: Step, before: int, after: int) -> Step:
+    """The call with splits that are what the old ones were to the rows, where they can be."""
+    splits = [list(split) if isinstance(split, (list, tuple)) else None for split in step.args[1:3]]
+    new: list[Any] = []
+    for split in splits:
+        if split is None or not before or any(rows * after % before for rows in split):
+            return step
+        new.append([rows * after // before for rows in split])
+    return replace(step, args=(step.args[0], *new, *step.args[3:]))
 
 
 def reshaped(before: Shape, result: Shape, after: Shape, prefer: str = "first") -> Shape | None:

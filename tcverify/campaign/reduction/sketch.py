@@ -23,6 +23,9 @@ class Ref:
     name: str
 
 
+#: The metadata that names steps which must run before, by name in graphs and by reference in sketches.
+AFTER = "after"
+
 #: Metadata that names no other step.
 _PLAIN_META = frozenset({"val", "cost_s", "schedule"})
 
@@ -71,6 +74,11 @@ class Step:
     def reads(self) -> list[str]:
         """The names of the steps that it reads, in the order of its arguments."""
         return refs((self.args, self.kwargs))
+
+    @property
+    def after(self) -> list[str]:
+        """The names of the steps that must run before it, as its metadata says."""
+        return refs(self.meta.get(AFTER, ()))
 
     def mapped(self, leaf: Callable[[Any], Any]) -> Step:
         """Return the step with `leaf` applied to every leaf of its arguments and of metadata that may name steps."""
@@ -132,6 +140,8 @@ def _step(node: fx.Node) -> Step:
         return Ref(value.name) if isinstance(value, fx.Node) else value
 
     meta = {key: map_aggregate(node.meta[key], leaf) for key in KEPT_META if key in node.meta}
+    if AFTER in meta:
+        meta[AFTER] = tuple(Ref(name) for name in node.meta[AFTER])
     if "val" in node.meta:
         meta["val"] = node.meta["val"]
     kwargs = dict(map_aggregate(node.kwargs, leaf))
@@ -161,7 +171,14 @@ def _graph(steps: Graph) -> fx.Graph:
         if node.name != step.name:
             raise ProgramError(f"'{step.name}' cannot be the name of a node")
         node.type = step.type
-        node.meta = {key: value if key == "val" else map_aggregate(value, known) for key, value in step.meta.items()}
+        node.meta = {
+            key: value if key == "val" else map_aggregate(value, known)
+            for key, value in step.meta.items()
+            if key != AFTER
+        }
+        before = [nodes[name].name for name in step.after if name in nodes and nodes[name].op.startswith("call")]
+        if before:
+            node.meta[AFTER] = before
     return graph
 
 
@@ -198,7 +215,9 @@ def _replaced(graph: Graph, mapping: Replacements) -> Graph:
 
     kept = [step for step in graph if step.name not in final]
     first = sum(step.op == "placeholder" for step in kept)
-    changed = [step.mapped(leaf) if any(name in final for name in step.reads) else step for step in kept]
+    changed = [
+        step.mapped(leaf) if any(name in final for name in (*step.reads, *step.after)) else step for step in kept
+    ]
     return (*changed[:first], *added, *changed[first:])
 
 
@@ -229,6 +248,6 @@ def with_results(sketch: Sketch, result: Callable[[int, Any], Any]) -> Sketch:
 
 
 __all__ = [
-    "Graph", "Ref", "Replacements", "Sketch", "Step", "live_names", "program_of", "refs", "replaced", "result_of",
+    "AFTER", "Graph", "Ref", "Replacements", "Sketch", "Step", "live_names", "program_of", "refs", "replaced", "result_of",
     "sketch_of", "with_result", "with_results",
 ]  # fmt: skip

@@ -10,13 +10,13 @@ every iteration.
    that are not row by row are copied. What libraries allocate (results of collectives, what custom ops receive) cannot.
 3. The buffers get their places (`plan`), and the nodes that make them `meta["comm_buffer"]`: group, offset and bytes.
 
-What ranks must agree on: members of a group issue the same collectives with equal sizes in the same order; that is all that the
-plan counts on, unless the program says that all its ranks run one graph (`gm.meta["alike"]`). So operands of all_to_all, whose
-sizes may differ between ranks, stay outside (option `all_to_all`), and so do views of a part of a storage, whose size may differ
-where shards are uneven.
+The members of a group must agree on all of it: on forms, buffers and places. A rank that sees no graph but its own can tell what
+the others do only where they run the same one, up to numbers. Where all do, the program says so (`gm.meta["alike"]` names these
+groups). Collectives of other groups are left alone, and what they send lives in no buffer. Numbers may still differ between
+ranks, so views of a part of a storage do not count as fit: where the part lies could be one of them.
 
-Left alone are collectives over groups of one rank; those that nobody waits for; those that read or write what is still under
-way; and those whose metadata is missing, symbolic or not what the operands imply.
+Left alone are also collectives over groups of one rank; those that nobody waits for; those that read or write what is still
+under way; and those whose metadata is missing, symbolic or not what the operands imply.
 """
 
 from __future__ import annotations
@@ -29,17 +29,15 @@ from torch import fx
 from tcverify.errors import UsageError
 from tcverify.passes.base import Pass
 from tcverify.passes.comm_buffers.lowering import (
-    ALL_REDUCE,
-    ALL_TO_ALL,
-    AS_THEY_ARE,
-    OUT_OF_PLACE,
+    BUFFERED,
     Choices,
     Lowering,
     is_whole,
+    may_be_placed,
     operands,
 )
 from tcverify.passes.comm_buffers.plan import BufferPlan, Wanted, plan_buffers
-from tcverify.passes.comm_buffers.storages import Analysis, Storage, analyse, group_of, nbytes, operation
+from tcverify.passes.comm_buffers.storages import Analysis, Storage, analyse, group_of, operation
 from tcverify.program import Contract
 
 KEY = "comm_buffer"
@@ -57,10 +55,9 @@ class CommBuffers(Pass):
         out_of_place: what an all_reduce becomes that cannot be done in place: "clone" (in place on a copy) or "functional" (it
             stays).
         alignment: of which offsets are multiples, in bytes.
-        reuse: whether buffers that are never needed at the same time share a place, where all ranks run one graph.
-        all_to_all: UNSAFE where ranks send different amounts: lets operands of all_to_all live in buffers too.
-        unsafe_alike: UNSAFE where ranks run different graphs: takes all of them to run this one though the program does not say
-            so. Places then differ between ranks.
+        reuse: whether buffers that are never needed at the same time share a place.
+        unsafe_alike: UNSAFE where ranks run different graphs: takes the members of all groups to run this one, whatever the
+            program says. Forms and places may then differ between ranks.
         unsafe_blocking: UNSAFE where ranks start collectives of several groups in different orders: sums in one shot also where
             other groups communicate between start and wait. Ranks may then wait for each other for ever.
         options: those of `Pass`.
@@ -75,6 +72,7 @@ class CommBuffers(Pass):
         "one-shot", "in-place", "out-of-place", "contiguous", "dropped-wait", "buffer",
     )  # fmt: skip
 
+    #: How graphs are rewritten.
     lowering: ClassVar[type[Lowering]] = Lowering
 
     def __init__(
@@ -85,7 +83,6 @@ class CommBuffers(Pass):
         out_of_place: str = "clone",
         alignment: int | str = 256,
         reuse: bool | str = True,
-        all_to_all: bool | str = False,
         unsafe_alike: bool | str = False,
         unsafe_blocking: bool | str = False,
         **options: Any,
@@ -109,11 +106,11 @@ class CommBuffers(Pass):
             self._number("one_shot_threshold", one_shot_threshold, 0),
             out_of_place,
             self._boolean("unsafe_blocking", unsafe_blocking),
-            self._boolean("all_to_all", all_to_all),
         )
         self.plan = BufferPlan()
-        self._sizes: dict[str, int] = {}
-        self._alike = False
+        self.all_agree = False
+        self._alone: frozenset[str] = frozenset()
+        self._groups: frozenset[str] | None = frozenset()
 
     def _number(self, option: str, value: object, least: int) -> int:
         try:
@@ -131,73 +128,57 @@ class CommBuffers(Pass):
 
     def __call__(self, gm: fx.GraphModule) -> fx.GraphModule:
         """Lower `gm` in place, or leave it alone. See `Pass.__call__`."""
-        groups = gm.meta.get("groups")
-        self._sizes = {name: len(ranks) for name, ranks in groups.items()} if isinstance(groups, Mapping) else {}
-        self._alike = self.unsafe_alike or gm.meta.get("alike") is True
+        given = gm.meta.get("groups")
+        sizes = {name: len(ranks) for name, ranks in given.items()} if isinstance(given, Mapping) else {}
+        alike = gm.meta.get("alike", ())
+        self._alone = frozenset(name for name, size in sizes.items() if size < 2)
+        self._groups = None if self.unsafe_alike else frozenset(alike)
+        self.all_agree = self._groups is None or self._groups.issuperset(sizes)
         self.plan = BufferPlan()
         return super().__call__(gm)
 
     def rewrite(self, graph: fx.Graph) -> Iterable[fx.Node]:
         """Choose the forms, then the places. See `Pass.rewrite`."""
-        found = self.analysed(graph)
+        found = analyse(graph)
         if not found.flights and not any(KEY in node.meta for node in graph.nodes):
             return []
-        self.lowering(graph, found, self.choices, self._sizes, self.rewrites).run()
-        found = self.analysed(graph)
-        wanted = self._wanted(graph, found)
-        self.plan = plan_buffers(wanted, self._sizes, self.alignment, alike=self._alike, reuse=self.reuse)
+        self.lowering(graph, found, self.choices, self.agrees, self.rewrites).run()
+        found = analyse(graph)
+        self.plan = plan_buffers(self.wanted(graph, found), self.alignment, reuse=self.reuse)
         self._annotate(graph)
         return []
 
-    def _wanted(self, graph: fx.Graph, found: Analysis) -> list[Wanted]:
-        """What could live in a buffer, in the order of the collectives, and what other ranks may have one for."""
+    def agrees(self, group: str) -> bool:
+        """Whether the members of a group are several, and come to the same decisions."""
+        return group not in self._alone and (self._groups is None or group in self._groups)
+
+    def wanted(self, graph: fx.Graph, found: Analysis) -> list[Wanted]:
+        """What lives in a buffer, in the order of the collectives that use it first."""
         users: dict[Storage, list[tuple[str, str]]] = {}
-        order: list[tuple[Storage | None, str, int]] = []
-        unknown: set[str] = set()
+        elsewhere: set[Storage] = set()  # what is sent to ranks that may have no buffer for it
         for node in graph.nodes:
-            group = self._group(node)
-            if group is None:
+            op = operation(node)
+            group = group_of(node)
+            if op is None or not op.collective or op.phase == "wait":
+                continue
+            if not self.all_agree and (group is None or not self.agrees(group)):
+                elsewhere.update(storage for x in node.all_input_nodes for storage in found.held(x))
+            if op.name not in BUFFERED or group is None or not self.agrees(group):
                 continue
             for x in operands(node):
                 spec, storage = found.spec(x), found.storage(x)
-                if spec is None or storage is None:
-                    unknown.add(group)  # what follows on this group cannot be placed: its sizes add up
+                if spec is None or storage is None or x in found.misdescribed:
                     continue
-                if group in unknown:
-                    continue
-                fits = self.lowering.placeable(storage) and is_whole(spec, storage) and x not in found.misdescribed
-                order.append((storage if fits else None, group, nbytes(spec)))
-                users.setdefault(storage, []).append((group, node.name))
-        wanted: list[Wanted] = []
-        known: set[Storage] = set()
-        for storage, group, size in order:
-            calls = users[storage] if storage is not None else []
-            shared = len({g for g, _ in calls}) > 1  # by collectives of groups whose members need not agree on a place
-            if storage is None or storage in known or (shared and not self._alike):
-                wanted.append(Wanted(None, group, size, 0, 0, ()))
-                continue
-            known.add(storage)
-            names = tuple(dict.fromkeys(name for _, name in calls))
-            wanted.append(Wanted(storage.owner, group, size, storage.birth, self.needed_until(storage), names))
-        return wanted
-
-    def analysed(self, graph: fx.Graph) -> Analysis:
-        """The storages of a graph."""
-        return analyse(graph)
-
-    def needed_until(self, storage: Storage) -> int:
-        """The last position at which a storage is needed."""
-        return storage.death
-
-    def _group(self, node: fx.Node) -> str | None:
-        """The group over which a node communicates from what may be buffers; None for what has none."""
-        op = operation(node)
-        name = op.name if op is not None else ""
-        known = name in OUT_OF_PLACE or name in AS_THEY_ARE or name == ALL_REDUCE
-        if not known and not (name == ALL_TO_ALL and self.choices.all_to_all):
-            return None
-        group = group_of(node)
-        return group if group is not None and self._sizes.get(group, 2) > 1 else None
+                if may_be_placed(storage) and is_whole(spec, storage):
+                    users.setdefault(storage, []).append((group, node.name))
+        return [
+            Wanted(
+                storage.owner.name, calls[0][0], storage.nbytes, storage.birth, storage.death,
+                tuple(dict.fromkeys(name for _, name in calls)),
+            )
+            for storage, calls in users.items()
+            if storage.owner is not None and storage not in elsewhere
+        ]  # fmt: skip
 
     def _annotate(self, graph: fx.Graph) -> None:
         places = {b.node: {"group": b.group, "offset": b.offset, "nbytes": b.nbytes} for b in self.plan.buffers}

@@ -38,12 +38,13 @@ OUT_OF_PLACE = frozenset(
     for name in (
         "all_reduce_coalesced", "all_gather_into_tensor", "all_gather_into_tensor_coalesced",
         "all_gather_into_tensor_out", "reduce_scatter_tensor", "reduce_scatter_tensor_coalesced",
-        "reduce_scatter_tensor_out", "broadcast",
+        "reduce_scatter_tensor_out", "all_to_all_single", "broadcast",
     )
 )  # fmt: skip
-#: Others whose operands may live in buffers as they are.
-AS_THEY_ARE = frozenset({IN_PLACE, ONE_SHOT, "_c10d_functional::all_reduce_coalesced_", "_c10d_functional::broadcast_"})
-ALL_TO_ALL = "_c10d_functional::all_to_all_single"
+#: All collectives whose operands may live in buffers.
+BUFFERED = OUT_OF_PLACE | {
+    ALL_REDUCE, IN_PLACE, ONE_SHOT, "_c10d_functional::all_reduce_coalesced_", "_c10d_functional::broadcast_",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,14 +56,12 @@ class Choices:
         one_shot_threshold: most bytes that are summed in one shot.
         out_of_place: "clone" or "functional": what an all_reduce becomes that cannot be done in place.
         blocking_anywhere: sum in one shot also where that may deadlock.
-        all_to_all: whether operands of all_to_all may live in buffers.
     """
 
     one_shot: Callable[[str], bool]
     one_shot_threshold: int
     out_of_place: str = "clone"
     blocking_anywhere: bool = False
-    all_to_all: bool = False
 
 
 @dataclass(slots=True)
@@ -70,7 +69,7 @@ class Lowering:
     """The rewriting of one graph.
 
     Attributes:
-        sizes: of groups by name, where they are known.
+        agrees: whether the members of a group come to the same decisions.
         counts: rewrites by pattern.
         changed: nodes whose value lives elsewhere now, and new ones.
         useless: waits that wait for nothing any more.
@@ -79,7 +78,7 @@ class Lowering:
     graph: fx.Graph
     analysis: Analysis
     choices: Choices
-    sizes: dict[str, int]
+    agrees: Callable[[str], bool]
     counts: dict[str, int]
     changed: set[fx.Node] = field(default_factory=set)
     blocking: set[fx.Node] = field(default_factory=set)
@@ -93,16 +92,16 @@ class Lowering:
             op = operation(start)
             name = op.name if op is not None else ""
             group = group_of(start)
-            if group is None or self.sizes.get(group, 2) < 2 or self.is_doubtful(start):
+            if group is None or not self.agrees(group) or self.is_doubtful(start):
                 continue
             if name == ALL_REDUCE:
                 self._all_reduce(start, group)
             elif name == IN_PLACE:
                 self._all_reduce_in_place(start, group)
-            elif name in OUT_OF_PLACE or (name == ALL_TO_ALL and self.choices.all_to_all):
-                self.make_contiguous(start, group)
+            elif name in OUT_OF_PLACE:
+                self._make_contiguous(start, group)
         self.drop_waits()
-        self._describe()
+        self.describe()
 
     def is_doubtful(self, start: fx.Node) -> bool:
         """Whether something was under way to what a start reads or writes, or its metadata is not what the operands imply."""
@@ -195,21 +194,15 @@ class Lowering:
         another group, and the operand is all of it, row by row.
         """
         spec, storage = self.analysis.spec(x), self.analysis.storage(x)
-        if spec is None or storage is None or not self.placeable(storage) or storage.group not in (None, group):
+        if spec is None or storage is None or not may_be_placed(storage) or storage.group not in (None, group):
             return None
         return storage if is_whole(spec, storage) else None
 
-    @staticmethod
-    def placeable(storage: Storage) -> bool:
-        """Whether a storage can live in a buffer."""
-        return may_be_placed(storage)
-
     def may_overwrite(self, storage: Storage, start: fx.Node) -> bool:
-        """Whether nobody needs a storage behind a start that reads it."""
+        """Whether nobody needs what a start reads once it has started: no later node, no other collective under way."""
         return storage.dead_behind(start, self.analysis.flights[start].position)
 
-    def make_contiguous(self, start: fx.Node, group: str) -> None:
-        """Give a start copies of its operands, row by row, where they are not."""
+    def _make_contiguous(self, start: fx.Node, group: str) -> None:
         for x in operands(start):
             spec = self.analysis.spec(x)
             if spec is None or not spec.numel:
@@ -251,7 +244,7 @@ class Lowering:
         """Put in place of waits what they wait for, where all that has arrived when it starts."""
         renamed: dict[str, str] = {}
         for wait, flights in self.analysis.completed.items():
-            if not flights or any(flight.start not in self.blocking for flight in flights):
+            if not flights or not all(self.is_over(flight.start) for flight in flights):
                 continue
             operand = wait.all_input_nodes[0]
             wait.replace_all_uses_with(operand)
@@ -262,7 +255,11 @@ class Lowering:
         if renamed:
             _rename_after(self.graph, renamed)
 
-    def _describe(self) -> None:
+    def is_over(self, start: fx.Node) -> bool:
+        """Whether a collective has ended where its start stands now."""
+        return start in self.blocking
+
+    def describe(self) -> None:
         """Write what new nodes produce, and what now lives in another storage, into the metadata."""
         if not self.changed:
             return

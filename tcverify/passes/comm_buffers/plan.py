@@ -1,22 +1,15 @@
 """Where communication buffers lie: one place for each, the same in every iteration and on every rank of its group.
 
-Where all ranks run one graph, they all come to the same plan, and buffers that are never needed at the same time may share a
-place. Where they may not, a rank can count on nothing but the order and the sizes of the collectives of a group, in which its
-members agree: then every operand of every collective has a place of its own, in that order, whether this rank uses it or not,
-and every group has a region of its own.
+A plan is a function of the graph, so ranks that run one graph come to the same one. Buffers that are never needed at the same
+time may share a place.
 """
 
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
-
-from torch import fx
-
-#: Bytes of the region of a group, where ranks may run other graphs.
-REGION = 1 << 36
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,14 +17,14 @@ class Wanted:
     """What a plan has to find a place for.
 
     Attributes:
-        node: makes the value that lives there; None for the place of an operand that lives elsewhere on this rank.
+        node: makes the value that lives there.
         group: of the collectives that use it.
         nbytes: its size.
         birth, death: first and last position in the graph at which it is needed.
         collectives: names of the nodes that communicate from it.
     """
 
-    node: fx.Node | None
+    node: str
     group: str
     nbytes: int
     birth: int
@@ -63,7 +56,7 @@ class BufferPlan:
 
     Attributes:
         reuses: whether buffers that are never needed together may share a place.
-        nbytes: of all regions, each up to the end of its last buffer.
+        nbytes: up to the end of the last buffer.
     """
 
     buffers: tuple[Buffer, ...] = ()
@@ -82,34 +75,19 @@ class BufferPlan:
         return "\n".join([*lines, f"{len(self.buffers)} buffers in {self.nbytes} bytes; {how}"])
 
 
-def plan_buffers(
-    wanted: Sequence[Wanted], groups: Iterable[str], alignment: int, *, alike: bool, reuse: bool
-) -> BufferPlan:
+def plan_buffers(wanted: Sequence[Wanted], alignment: int, *, reuse: bool) -> BufferPlan:
     """Find a place for everything that is wanted.
 
     Args:
-        wanted: in the order of the collectives that use it first.
-        groups: names of all groups of the mesh.
         alignment: of which offsets are multiples, in bytes.
-        alike: whether all ranks run this graph.
-        reuse: whether buffers that are never needed together may share a place, where ranks are alike.
+        reuse: whether buffers that are never needed at the same time may share a place.
     """
-    if alike:
-        used = [one for one in wanted if one.node is not None]
-        offsets = pack(used, alignment) if reuse else in_a_row(used, alignment)
-        total = max((offset + one.nbytes for offset, one in zip(offsets, used, strict=True)), default=0)
-        return BufferPlan(_placed(used, offsets), reuse, total)
-    buffers: dict[int, Buffer] = {}
-    total = 0
-    for number, group in enumerate(sorted({*groups, *(one.group for one in wanted)})):
-        members = [(i, one) for i, one in enumerate(wanted) if one.group == group]
-        offsets = in_a_row([one for _, one in members], alignment)
-        start = -(-number * REGION // alignment) * alignment
-        for (i, one), offset in zip(members, offsets, strict=True):
-            if one.node is not None and offset + one.nbytes <= REGION - alignment:
-                (buffers[i],) = _placed([one], [start + offset])
-        total += max((buffers[i].offset - start + one.nbytes for i, one in members if i in buffers), default=0)
-    return BufferPlan(tuple(buffers[i] for i in sorted(buffers)), False, total)
+    offsets = pack(wanted, alignment) if reuse else in_a_row(wanted, alignment)
+    buffers = tuple(
+        Buffer(one.node, one.group, offset, one.nbytes, one.birth, one.death, one.collectives)
+        for one, offset in zip(wanted, offsets, strict=True)
+    )
+    return BufferPlan(buffers, reuse, max((b.offset + b.nbytes for b in buffers), default=0))
 
 
 def in_a_row(wanted: Sequence[Wanted], alignment: int) -> list[int]:
@@ -153,11 +131,3 @@ def pack(wanted: Sequence[Wanted], alignment: int) -> list[int]:
 def aligned(nbytes: int, alignment: int) -> int:
     """The next multiple of the alignment."""
     return -(-nbytes // alignment) * alignment
-
-
-def _placed(wanted: Sequence[Wanted], offsets: Sequence[int]) -> tuple[Buffer, ...]:
-    return tuple(
-        Buffer(one.node.name, one.group, offset, one.nbytes, one.birth, one.death, one.collectives)
-        for one, offset in zip(wanted, offsets, strict=True)
-        if one.node is not None
-    )

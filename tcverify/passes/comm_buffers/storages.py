@@ -255,7 +255,7 @@ def _follow(found: Analysis, node: fx.Node, fresh: Any) -> bool:
 
 def _layout(value: Any) -> Any:
     spec = TensorSpec.of(value) if isinstance(value, torch.Tensor) else value
-    return (spec.layout, spec.offset) if isinstance(spec, TensorSpec) else spec
+    return spec.layout if isinstance(spec, TensorSpec) else spec
 
 
 def _unknown(found: Analysis, node: fx.Node, touched: list[Storage]) -> None:

@@ -25,6 +25,7 @@ from tcverify.passes.overlap.reordering import (
     SinkWaits,
 )
 from tcverify.passes.overlap.runtimes import Runtimes, aligned, runtimes
+from tcverify.passes.overlap.visualize import VisualizeOverlap, overlap_trace, visualize_overlap
 
 __all__ = [
     "OVERLAP_PASSES",
@@ -44,10 +45,13 @@ __all__ = [
     "Runtimes",
     "SinkWaits",
     "SinkWaitsIterative",
+    "VisualizeOverlap",
     "aligned",
     "comm_graph",
     "is_gemm_like",
     "is_valid_order",
+    "overlap_trace",
     "placed",
     "runtimes",
+    "visualize_overlap",
 ]

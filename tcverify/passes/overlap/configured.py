@@ -11,7 +11,7 @@ from torch import fx
 from tcverify.errors import UsageError
 from tcverify.passes.base import Pass
 from tcverify.passes.overlap import registry
-from tcverify.program import Contract
+from tcverify.program import CollectiveStatistics, Contract
 
 #: A pass of the list: a known name, or anything that takes a graph module and returns it, another one, or nothing.
 Stage = str | Callable[[fx.GraphModule], Any]
@@ -32,6 +32,7 @@ class ReorderForComputeCommOverlap(Pass):
         UsageError: a name is not known, or something is neither a name nor callable.
 
     Attributes:
+        statistics: what the passes say of each collective, one after the other.
         stages: the passes that are run. `rewrites` counts for each what it rewrote, by its name.
     """
 
@@ -42,6 +43,7 @@ class ReorderForComputeCommOverlap(Pass):
         super().__init__(**options)
         given = [name.strip() for name in passes.split(",")] if isinstance(passes, str) else list(passes)
         self.stages = [self._stage(item) for item in given if item != ""]
+        self.statistics: tuple[CollectiveStatistics, ...] = ()
         contracts = [getattr(stage, "contract", Contract()) for stage in self.stages]
         budgets = [each.memory_budget for each in contracts]
         self.contract = Contract(  # type: ignore[misc] # of this instance: what all of them keep
@@ -58,12 +60,14 @@ class ReorderForComputeCommOverlap(Pass):
         gm = graph.owning_module
         if gm is None:
             raise UsageError(f"pass '{self.name}' is given a graph that no module owns", "give it a GraphModule")
+        self.statistics = ()
         for stage in self.stages:
             name = str(getattr(stage, "name", None) or getattr(stage, "__name__", type(stage).__name__))
             before = _written(gm.graph)
             returned = stage(gm)
             if isinstance(returned, fx.GraphModule) and returned is not gm:
                 gm.graph = returned.graph
+            self.statistics += tuple(getattr(stage, "statistics", ()))
             counts = stage.rewrites.values() if isinstance(stage, Pass) else [_written(gm.graph) != before]
             self.rewrites[name] = self.rewrites.get(name, 0) + sum(counts)
         return []

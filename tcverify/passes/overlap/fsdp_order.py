@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -43,7 +44,7 @@ class EnforceCommOrderingForFsdp(Pass):
     """
 
     name: ClassVar[str] = "enforce_comm_ordering_for_fsdp"
-    contract: ClassVar[Contract] = Contract(order=True, collective_order=True)
+    contract: ClassVar[Contract] = Contract(idempotent=True, order=True, collective_order=True)
     PATTERNS: ClassVar[tuple[str, ...]] = ("all_gather", "reduce_scatter", "moved")
     reading: ClassVar[type[Reading]] = Reading
 
@@ -57,7 +58,7 @@ class EnforceCommOrderingForFsdp(Pass):
         for pattern, blocks in chains.items():
             for block in blocks:
                 order.gather(block.before)
-            for first, second in zip(blocks, [*blocks[1:], None], strict=True):
+            for first, second in itertools.zip_longest(blocks, blocks[1:]):
                 if second is None:
                     order.gather(first.behind)
                 elif order.put_behind(second.before, first.behind):

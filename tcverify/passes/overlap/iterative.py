@@ -32,7 +32,9 @@ log = logging.getLogger(__name__)
 #: Most nodes that are taken along with one collective.
 MAX_GROUP = 64
 #: Changes of places per node of the graph, in one round: keeps time linear where every collective could cross the whole graph.
-MAX_MOVES_PER_NODE = 100
+MAX_MOVES_PER_NODE = 50
+#: Changes of places of one collective that gain it no time, one after the other, before it is left where it is.
+MAX_IDLE_MOVES = 48
 #: Most rounds. Another one is made only where the one before has made the graph faster.
 MAX_ROUNDS = 3
 
@@ -207,7 +209,7 @@ class IterativePass(OverlapPass):
             more would be exposed elsewhere. Without, structure decides: collectives go as far as they can, and take along
             neither matrix products nor waits.
         extra_comm_comp_overlap: stop moving a collective when compute covers (1 + this) times its communication.
-        group_with_collectives: take other collectives along that are in the way.
+        group_with_collectives: take other collectives along that are in the way, in their order.
         limit: how many collectives are treated; all of them unless given.
         check_memory: compare memory with memory computed anew after every change of places; slow.
         device: name of a device profile, or the path of one in TOML, for nodes without a cost of their own; the one that the
@@ -228,7 +230,7 @@ class IterativePass(OverlapPass):
         memory_budget: float | str = 0.0,
         use_runtime_estimates: bool | str = True,
         extra_comm_comp_overlap: float | str = 0.5,
-        group_with_collectives: bool | str = False,
+        group_with_collectives: bool | str = True,
         limit: int | str | None = None,
         check_memory: bool | str = False,
         device: str | None = None,
@@ -382,6 +384,7 @@ def _statistics(
 
 __all__ = [
     "MAX_GROUP",
+    "MAX_IDLE_MOVES",
     "MAX_MOVES_PER_NODE",
     "NO_LIMIT",
     "Freedom",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 
-from tcverify.passes.overlap.iterative import MAX_GROUP, IterativePass, Progress, Round, Setting
+from tcverify.passes.overlap.iterative import MAX_GROUP, MAX_IDLE_MOVES, IterativePass, Progress, Round, Setting
 from tcverify.passes.overlap.timeline import Now, Tail
 
 
@@ -134,6 +134,8 @@ class Rise:
         self.now, self.level = course.now, course.level
         self.tail = course.tail_behind(node)
         self.covered = course.covered[node]
+        self.earliest = self.now.compute
+        self.gained_at = 0
         self.progress: Progress = course.progress[node]
 
     def run(self) -> None:
@@ -157,17 +159,21 @@ class Rise:
 
     def _idle(self, candidate: int) -> str | None:
         """Why there is nothing to gain, or no room, further up."""
+        issued = self.now
+        if self.work.timed:
+            issued = self.work.run(reversed(self.group[1:]), issued, self.course.ends)
+            cost = self.work.costs[self.node]
+            if issued.compute + self.covered - (max(issued) + cost) >= self.setting.freedom.extra_overlap * cost:
+                return "unexposed by runtime estimates"
+            if issued.compute < self.earliest:
+                self.earliest, self.gained_at = issued.compute, self.progress.moves
+            elif self.progress.moves - self.gained_at >= MAX_IDLE_MOVES:
+                return f"nothing to gain before the last {MAX_IDLE_MOVES} nodes"
         if candidate < 0 or self.setting.fixed(candidate):
             return "the beginning of the graph"
         if self.course.moves_left <= 0:
             return "the number of moves that a round may make"
-        if not self.work.timed:
-            return None
-        issued = self.work.run(reversed(self.group[1:]), self.now, self.course.ends)
-        end = max(issued) + self.work.costs[self.node]
-        if issued.compute + self.covered - end >= self.setting.freedom.extra_overlap * self.work.costs[self.node]:
-            return "unexposed by runtime estimates"
-        if issued.communication > issued.compute:
+        if self.work.timed and issued.communication > issued.compute:
             return "communication under way before it"
         return None
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from tcverify.passes.overlap.iterative import MAX_GROUP, IterativePass, Progress, Round, Setting
+from tcverify.passes.overlap.iterative import MAX_GROUP, MAX_IDLE_MOVES, IterativePass, Progress, Round, Setting
 from tcverify.passes.overlap.timeline import Now, Tail
 
 
@@ -87,6 +87,8 @@ class Sink:
         self.latest: dict[int, int] = {}
         self.blocked: set[int] = set()
         self.now, self.level = course.times[node], course.levels[node]
+        self.latest_time = self.now.compute
+        self.gained_at = 0
         self.progress: Progress = course.progress[node]
         self.take_along(node)
 
@@ -117,18 +119,21 @@ class Sink:
 
     def _idle(self, candidate: int) -> str | None:
         """Why there is nothing to gain, or no room, further down."""
+        if self.work.timed:
+            last = max(self.work.awaited[self.node], key=self.course.ends.__getitem__)
+            slack = self.now.compute - self.course.ends[last]
+            if slack >= self.setting.freedom.extra_overlap * self.work.costs[last]:
+                return "unexposed by runtime estimates"
+            if self.now.compute > self.latest_time:
+                self.latest_time, self.gained_at = self.now.compute, self.progress.moves
+            elif self.progress.moves - self.gained_at >= MAX_IDLE_MOVES:
+                return f"nothing to gain behind the last {MAX_IDLE_MOVES} nodes"
         if candidate < 0 or self.setting.fixed(candidate):
             return "the end of the graph"
         if self.course.moves_left <= 0:
             return "the number of moves that a round may make"
         if self.setting.kind(candidate) == "start" and not self.setting.freedom.swap_with_collectives:
             return f"collective {self.setting.name(candidate)} behind it"
-        if not self.work.timed:
-            return None
-        last = max(self.work.awaited[self.node], key=self.course.ends.__getitem__)
-        slack = self.now.compute - self.course.ends[last]
-        if slack >= self.setting.freedom.extra_overlap * self.work.costs[last]:
-            return "unexposed by runtime estimates"
         return None
 
     def _no_member(self, candidate: int) -> str | None:

@@ -246,7 +246,7 @@ class StorageWalk:
         return len(self._sizes) - 1
 
     def extend(self, touched: Sequence[dict[int, None]]) -> None:
-        """Let what a collective reads live until the wait that completes it."""
+        """Let what a collective reads live until the wait that completes it, and to the end where there is none."""
         pending: dict[int, list[int]] = {}  # storage that is under way → storages that are read for it
         for node, of in zip(self._found.nodes, touched, strict=True):
             kind = self._found.kind(node)
@@ -257,6 +257,7 @@ class StorageWalk:
             elif kind == "wait":
                 for storage in list(of):
                     of.update(dict.fromkeys(pending.pop(storage, ())))
+        touched[-1].update(dict.fromkeys(storage for of in pending.values() for storage in of))
 
     def _transfers(self, node: fx.Node) -> Iterator[tuple[list[int], list[int]]]:
         """What a start reads, and into which storages that goes."""

@@ -16,6 +16,7 @@ from tcverify.passes.overlap.reordering import (
     ReorderComputeForOverlap,
     SinkWaits,
 )
+from tcverify.passes.overlap.visualize import VisualizeOverlap
 
 #: What makes each pass; options are keyword arguments.
 OVERLAP_PASSES: dict[str, Callable[..., Pass]] = {
@@ -25,6 +26,7 @@ OVERLAP_PASSES: dict[str, Callable[..., Pass]] = {
     "reorder_communication_preserving_peak_memory": ReorderCommunicationPreservingPeakMemory,
     "sink_waits_iterative": SinkWaitsIterative,
     "decide_global_ordering_of_comms": DecideGlobalOrderingOfComms,
+    "visualize_overlap": VisualizeOverlap,
     "enforce_comm_ordering_for_fsdp": EnforceCommOrderingForFsdp,
     "remove_fsdp2_unsharded_param_graph_input_usage": RemoveFsdp2UnshardedParamGraphInputUsage,
     "reinplace_fsdp_all_gather": ReinplaceFsdpAllGather,

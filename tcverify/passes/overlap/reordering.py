@@ -121,6 +121,7 @@ class ReorderComputeForOverlap(OverlapPass):
     """
 
     name = "reorder_compute_for_overlap"
+    contract: ClassVar[Contract] = Contract(idempotent=True, order=True, collective_order=True)
 
     def __init__(self, *, device: str | None = None, align_runtimes: bool | str = False, **options: Any) -> None:
         super().__init__(**options)

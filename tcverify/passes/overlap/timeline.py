@@ -128,13 +128,17 @@ def tasks(found: CommGraph, times: Mapping[fx.Node, float] | None) -> Tasks:
         queues.append(
             "start" if kind == "start" else "wait" if kind == "wait" else "both" if kind == "effect" else "compute"
         )
+    costs = [
+        0 if times is None or queue == "wait" else units(times[node])
+        for node, queue in zip(found.nodes, queues, strict=True)
+    ]
     return Tasks(
         tuple(queues),
-        tuple(0 if times is None or queue == "wait" else units(times[node]) for node, queue in zip(found.nodes, queues, strict=True)),
+        tuple(costs),
         {numbers[wait]: tuple(numbers[each.start] for each in of) for wait, of in found.completes.items()},
         {numbers[each.start]: tuple(map(numbers.__getitem__, each.waits)) for each in found.starts},
         times is not None,
-    )  # fmt: skip
+    )
 
 
 def units(time_s: float) -> int:

@@ -125,7 +125,7 @@ def make_page(case: Counterexample, path: Path | None) -> HtmlPage:
         ),
         data=merge([sheet.cards for sheet in sheets]).data() if sheets else "",
         schedule=draw_schedule(case, diagnosis.rank),
-        schedule_first=finding.check in ("happens-before", "interleavings", "schedule"),
+        schedule_first=finding.check in ("happens-before", "interleavings", "order", "schedule"),
         block=block,
         blame="finding" if finding.node is not None else "diverges",
         foreign=_bounded(plain_lines(case.listing)) if case.rewritten is None else (),

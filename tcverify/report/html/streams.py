@@ -1,4 +1,5 @@
-"""Draws what a rank runs when, before and after the pass: streams as lanes, ops as bars, tokens as arrows.
+"""Draws what a rank runs when, before and after the pass: streams as lanes, ops as bars, tokens as arrows. Of asynchronous graphs
+one lane for compute, with its stalls, and one for communication, with the time for which it queues.
 
 Data only: the template turns it into SVG. Both charts have one scale of time, so that lengths compare. Of long graphs, the ops
 around the finding are drawn, so that the drawing is bounded whatever the graph.
@@ -41,7 +42,7 @@ class Bar:
     """One op.
 
     Attributes:
-        kind: "compute", "comm" or "both".
+        kind: "compute", "comm" or "both"; "stall" of what is no op: compute waits.
         node: its name.
         text: its name, as far as that fits.
         title: everything about it, in one line.
@@ -84,7 +85,7 @@ class Link:
     """An arrow from the end of an op to the beginning of another, or of the output.
 
     Attributes:
-        kind: "token", or "missing" for the order that a race lacks.
+        kind: "token", "missing" for the order that a race lacks, or "queue" for communication that is issued and has not begun.
     """
 
     kind: str
@@ -122,8 +123,11 @@ class Schedule:
         note: what is left out, or how to read it, in a sentence or two.
         rows: per op: number, node, op, stream, start, end, what it waits for, mark.
         unit: of the axis and the rows.
+        heading: of the section.
         kinds: that occur, for the legend.
+        streams: whether lanes are streams, and arrows their tokens.
         missing: whether the order that a race lacks is drawn.
+        queues: whether communication that queues is drawn.
         summary: the drawing in one line.
     """
 
@@ -139,6 +143,9 @@ class Schedule:
     kinds: tuple[str, ...]
     missing: bool
     summary: str
+    heading: str
+    streams: bool
+    queues: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,9 +196,14 @@ def draw_schedule(case: Counterexample, rank: int) -> Schedule | None:
         rows=rows,
         rows_left_out=len(after.ops) - len(rows),
         unit="µs" if after.timed else "steps",
-        kinds=tuple(kind for kind in ("compute", "comm", "both") if any(bar.kind == kind for bar in bars)),
+        kinds=tuple(kind for kind in ("compute", "comm", "both", "stall") if any(bar.kind == kind for bar in bars)),
         missing=any(link.kind == "missing" for chart in charts for link in chart.links),
-        summary=f"{count(len(after.ops), 'op')} on {count(len({op.stream for op in after.ops}), 'stream')} of rank {rank}",
+        summary=f"{count(len(after.ops), 'op')} on {count(len({op.stream for op in after.ops}), 'stream')} of rank {rank}"
+        if not after.asynchronous
+        else f"{count(len(after.ops), 'op')} of rank {rank}, communication beside compute",
+        heading=f"{'Timeline' if after.asynchronous else 'Streams'} of rank {rank}",
+        streams=not after.asynchronous,
+        queues=any(link.kind == "queue" for chart in charts for link in chart.links),
     )
 
 
@@ -233,6 +245,7 @@ def _chart(
     # Labels stand above their bars, and those of the last lane below: between lanes they would hide arrows.
     lowest = table.streams[-1] if len(lanes) > 1 else None
     bars = tuple(_bar(op, table, window, lanes[op.stream], marks, op.stream == lowest) for op in window.ops)
+    bars = (*_stalls(table, window, lanes[MAIN_STREAM], marks), *bars)
     below = any(op.stream == lowest and op.node in marks for op in window.ops)
     bottom = first + len(lanes) * LANE + 6 + (PIN + 4 if below else 0)
     end = window.x(table.join) if _span(window.ops)[1] >= table.join >= window.origin else None
@@ -244,12 +257,47 @@ def _chart(
         caption=f"{caption}: {length}",
         y=top,
         bottom=bottom,
-        lanes=tuple(Lane(y, f"stream {stream}", table.roles.get(stream, "")) for stream, y in lanes.items()),
+        lanes=tuple(Lane(y, *table.lane(stream)) for stream, y in lanes.items()),
         bars=bars,
-        links=(*links, *([missing] if missing is not None else [])),
+        links=(*links, *_queues(table, window, lanes), *([missing] if missing is not None else [])),
         ticks=_ticks(window, table.timed),
         join=(end, lanes[MAIN_STREAM]) if joins and end is not None else None,
     )
+
+
+def _stalls(table: Timetable, window: _Window, y: float, marks: Mapping[str, str]) -> list[Bar]:
+    """When compute waits, as far as it is drawn. What blocks by itself has a bar already."""
+    low, high = window.origin, _span(window.ops)[1]
+    found = []
+    for stall in table.stalls:
+        start, end = max(stall.start_s, low), min(stall.end_s, high)
+        if stall.node == stall.awaited or end <= start:
+            continue
+        x = window.x(start)
+        width = max(1.5, (end - start) * window.scale - 2)
+        length = microseconds(stall.end_s - stall.start_s)
+        mark = marks.get(stall.node, "")
+        pin = None
+        if mark:
+            label = f"▼ {mark}: {plain(stall.node)[:40]}"
+            size = CHARACTER * len(label) + 8
+            pin = Pin(min(max(GUTTER, x + width / 2 - size / 2), window.width - size), y - PIN - 2, size, label)
+        title = f"{stall.node}: compute waits {length} for {stall.awaited or 'communication'}"
+        found.append(Bar(x, y, width, "stall", plain(stall.node), _fit(stall.node, width), plain(title), mark, pin))
+    return found
+
+
+def _queues(table: Timetable, window: _Window, lanes: Mapping[int, float]) -> list[Link]:
+    """From when communication is issued to when it begins."""
+    links: list[Link] = []
+    for op in window.ops:
+        if op.issued is not None and op.start > op.issued and len(links) < MAX_LINKS:
+            y = lanes[op.stream] + BAR + 2.5
+            start, end = max(GUTTER, window.x(op.issued)), window.x(op.start)
+            length = microseconds(op.start - op.issued) if table.timed else f"{op.start - op.issued:.0f} steps"
+            title = f"'{op.node}' is issued {length} before its communication begins"
+            links.append(Link("queue", f"M{start:.1f} {y:.1f}H{end:.1f}", plain(title)))
+    return links
 
 
 def _bar(op: Scheduled, table: Timetable, window: _Window, y: float, marks: Mapping[str, str], low: bool) -> Bar:
@@ -271,7 +319,8 @@ def _told(op: Scheduled, table: Timetable) -> str:
     when = f"{show(op.start)} to {show(op.end)}"
     if table.timed:
         when += f" ({microseconds(op.end - op.start)})"
-    return f"{op.node}: {op.op} on stream {op.stream}, {when}, {' and '.join(op.resources)}"
+    where = "" if table.asynchronous else f" on stream {op.stream}"
+    return f"{op.node}: {op.op}{where}, {when}, {' and '.join(op.resources)}"
 
 
 def _fit(name: str, width: float) -> str:
@@ -343,12 +392,16 @@ def _rows(table: Timetable, ops: Sequence[Scheduled], marks: Mapping[str, str]) 
     for arrow in table.arrows:
         waits.setdefault(arrow.target, []).append(arrow.source)
     factor = 1e6 if table.timed else 1.0
+    for stall in table.stalls:
+        if stall.awaited != stall.node:
+            waits.setdefault(stall.node, []).append(stall.awaited)
     numbers = {op.node: i + 1 for i, op in enumerate(table.ops)}
     rows = []
     for op in ops:
         after = ", ".join(dict.fromkeys(waits.get(op.node, [])))
         times = (f"{op.start * factor:.6g}", f"{op.end * factor:.6g}")
-        texts = (str(numbers[op.node]), op.node, op.op, str(op.stream), *times, after, marks.get(op.node, ""))
+        lane = table.lane(op.stream)[0] if table.asynchronous else str(op.stream)
+        texts = (str(numbers[op.node]), op.node, op.op, lane, *times, after, marks.get(op.node, ""))
         rows.append(tuple(map(plain, texts)))
     return tuple(rows)
 

@@ -1,0 +1,130 @@
+"""Calls that name a group, when the mesh that has the group changes: sizes, positions and splits follow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from tcverify.campaign.reduction.sketch import Sketch, Step
+from tcverify.errors import ProgramError
+from tcverify.ops import lookup
+from tcverify.program import Mesh, RankBinding, RankConstant
+from tcverify.program.graph import constant_value
+
+#: Arguments that hold a size per member, in group order.
+_SPLITS = ("output_split_sizes", "input_split_sizes")
+
+
+def names_group(sketch: Sketch, name: str) -> bool:
+    """Whether some call names this group."""
+    return any(group_of(step) == name for graph in sketch.graphs for step in graph)
+
+
+def group_of(step: Step) -> str | None:
+    """The name of the group that a call names; None where it names none."""
+    found = [value for _, name, value in _arguments(step) if name == lookup(step.target).group]
+    return found[0] if found and isinstance(found[0], str) else None
+
+
+def with_group_name(sketch: Sketch, old: str, new: str) -> Sketch:
+    """Return the sketch whose calls name another group in place of one."""
+
+    def changed(step: Step) -> Step:
+        if group_of(step) != old:
+            return step
+        places = {where: new for where, name, _ in _arguments(step) if name == lookup(step.target).group}
+        return _with(step, places)
+
+    return replace(sketch, graphs=tuple(tuple(map(changed, graph)) for graph in sketch.graphs))
+
+
+def regrouped(sketch: Sketch, before: Mesh, ranks: Sequence[int]) -> Sketch | None:
+    """Let the sizes, positions and splits in calls that name groups follow a mesh that has lost ranks.
+
+    Args:
+        sketch: on the smaller mesh already.
+        before: the mesh with all ranks.
+        ranks: the old number of each rank.
+
+    Returns:
+        None where they cannot.
+    """
+    constants = [dict(binding.constants) for binding in sketch.ranks]
+    graphs = []
+    for number, graph in enumerate(sketch.graphs):
+        members = [rank for rank, binding in enumerate(sketch.ranks) if binding.graph == number]
+        steps = []
+        for step in graph:
+            dim = group_of(step)
+            if dim is None or not members or dim not in {d.name for d in before.dims}:
+                steps.append(step)
+                continue
+            new: dict[int | str, Any] = {}
+            for where, name, value in _arguments(step):
+                follow = _following(name, dim, sketch.mesh, before, ranks)
+                if follow is None:
+                    continue
+                try:
+                    held = {rank: follow(rank, held_value(value, constants[rank])) for rank in members}
+                except (ProgramError, TypeError, IndexError):
+                    return None
+                new[where] = _written(held, constants, f"{step.name}_{name}")
+            steps.append(_with(step, new))
+        graphs.append(tuple(steps))
+    bound = tuple(RankBinding(b.graph, known) for b, known in zip(sketch.ranks, constants, strict=True))
+    return replace(sketch, graphs=tuple(graphs), ranks=bound)
+
+
+def _following(name: str, dim: str, now: Mesh, before: Mesh, ranks: Sequence[int]) -> Callable[[int, Any], Any] | None:
+    """How an argument of this name follows: a function of the rank and of what the argument was."""
+
+    def size(rank: int, old: Any) -> Any:
+        return len(now.dim(dim).group(rank)) if old == len(before.dim(dim).group(ranks[rank])) else old
+
+    def source(rank: int, old: Any) -> Any:
+        return old if old < min(len(group) for group in now.dim(dim).groups) else 0
+
+    def splits(rank: int, old: Any) -> Any:
+        return [rows for rows, member in zip(old, before.dim(dim).group(ranks[rank]), strict=True) if member in ranks]
+
+    known: dict[str, Callable[[int, Any], Any]] = {"group_size": size, "src": source}
+    return known.get(name) or (splits if name in _SPLITS else None)
+
+
+def held_value(value: Any, constants: Mapping[str, Any]) -> Any:
+    """What an argument is on a rank. Raises ProgramError for a rank constant that the rank does not have."""
+    return constant_value(value, constants) if isinstance(value, RankConstant) else value
+
+
+def _written(held: Mapping[int, Any], constants: Sequence[dict[str, Any]], name: str) -> Any:
+    """What stands in the call: what all ranks hold, or a rank constant."""
+    values = list(held.values())
+    if all(value == values[0] for value in values):
+        return values[0]
+    for rank, value in held.items():
+        constants[rank][name] = value
+    return RankConstant(name)
+
+
+def _arguments(step: Step) -> Iterator[tuple[int | str, str, Any]]:
+    """Position or keyword, name and value of the arguments of a call that can name a group."""
+    if step.op != "call_function" or not isinstance(step.target, torch._ops.OpOverload):
+        return
+    if lookup(step.target).group is None:
+        return
+    names = [argument.name for argument in step.target._schema.arguments]
+    for position, (name, value) in enumerate(zip(names, step.args, strict=False)):
+        yield position, name, value
+    for name, value in step.kwargs.items():
+        yield name, name, value
+
+
+def _with(step: Step, new: Mapping[int | str, Any]) -> Step:
+    args = tuple(new.get(position, value) for position, value in enumerate(step.args))
+    return replace(step, args=args, kwargs={name: new.get(name, value) for name, value in step.kwargs.items()})
+
+
+__all__ = ["group_of", "held_value", "names_group", "regrouped", "with_group_name"]
