@@ -25,7 +25,14 @@ class Mutant(CommBuffers):
         cls.name = cls.__name__
 
 
-class OverwritesWhatIsReadLater(Mutant):
+class InPlace(Mutant):
+    """The sound pass where no group has symmetric memory, so that all_reduces are done in place; subclasses put a defect back."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{"symm_mem": "none", **options})
+
+
+class OverwritesWhatIsReadLater(InPlace):
     """The operand counts as dead where the collective starts, whoever reads it later (PT-108811)."""
 
     class lowering(Lowering):
@@ -33,7 +40,7 @@ class OverwritesWhatIsReadLater(Mutant):
             return not storage.returned
 
 
-class OverwritesWhatIsUnderWay(Mutant):
+class OverwritesWhatIsUnderWay(InPlace):
     """Other collectives that still read the operand do not count."""
 
     class lowering(Lowering):
@@ -41,7 +48,7 @@ class OverwritesWhatIsUnderWay(Mutant):
             return not storage.returned and storage.touched <= self.analysis.flights[start].position
 
 
-class OverwritesInputs(Mutant):
+class OverwritesInputs(InPlace):
     """Inputs are summed in place."""
 
     class lowering(Lowering):
@@ -58,7 +65,7 @@ class DropsAllWaits(Mutant):
             return True
 
 
-class KeepsTheMetadata(Mutant):
+class KeepsTheMetadata(InPlace):
     """What is inserted carries none, and what lives elsewhere says that it does not."""
 
     class lowering(Lowering):
@@ -108,10 +115,10 @@ class InputsPlaced(Mutant):
         wanted = super().wanted(graph, found)
         for start in found.flights:
             operand, group = start.all_input_nodes[0], start.args[-1]
-            if operand.op == "placeholder" and found.spec(operand) is not None and isinstance(group, str):
-                if all(one.node != operand.name for one in wanted) and self.agrees(group):
-                    size = int(operand.meta["val"].untyped_storage().nbytes())
-                    wanted.append(Wanted(operand.name, group, size, 0, found.position[start], (start.name,)))
+            known = any(one.node == operand.name for one in wanted)
+            if operand.op == "placeholder" and not known and isinstance(group, str) and self.agrees(group):
+                size = int(operand.meta["val"].untyped_storage().nbytes())
+                wanted.append(Wanted(operand.name, group, size, 0, found.position[start], (start.name,)))
         return wanted
 
 
@@ -127,7 +134,7 @@ class SizesInElements(Mutant):
         return displaced
 
 
-class ReadersByNameAlone(Mutant):
+class ReadersByNameAlone(InPlace):
     """Whether the operand is read later is asked of its name, not of its storage: views of it are forgotten."""
 
     class lowering(Lowering):
@@ -137,7 +144,7 @@ class ReadersByNameAlone(Mutant):
             return not storage.returned and last <= position[start]
 
 
-class ResultsForgotten(Mutant):
+class ResultsForgotten(InPlace):
     """What has been reduced in place is not known to live in its operand: a later all_reduce of that overwrites it."""
 
     class lowering(Lowering):
@@ -148,7 +155,7 @@ class ResultsForgotten(Mutant):
                 storage.touched, storage.reads = 0, ()
 
 
-class CloneDropped(Mutant):
+class CloneDropped(InPlace):
     """The copy that an all_reduce in place works on is saved: it works on the operand itself."""
 
     class lowering(Lowering):

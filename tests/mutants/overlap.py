@@ -173,18 +173,6 @@ class GivenBufferIsFree(_Sink):
             return super().finish()
 
 
-class LastWaitCompletes(_Sink):
-    """Of several waits for a collective the last one is taken to complete it: the others sink below who reads them (async-race)."""
-
-    class reading(Reading):
-        def wait(self, node: fx.Node, storages: Storages) -> tuple[Storages, Storages]:
-            if sum(op_name(user) == op_name(node) for user in node.all_input_nodes[0].users) > 1:
-                last = [user for user in node.all_input_nodes[0].users if op_name(user) == op_name(node)][-1]
-                if node is not last:
-                    return storages, ()
-            return super().wait(node, storages)
-
-
 # ------------------------------------------------------------------------------------------------------- communication
 
 
@@ -371,7 +359,6 @@ EXPECTED: dict[str, frozenset[str]] = {
     "ItemsUntiedFromTheirStart": _kinds("async-race"),
     "WaitIsNoWrite": _kinds("async-race", "missing-wait"),
     "GivenBufferIsFree": _kinds("async-race", "missing-wait"),
-    "LastWaitCompletes": _kinds("async-race"),
     "EffectsAreCompute": _ORDER,
     "StartsIgnoreEffects": _ORDER,
     "WaitsOvertakeStarts": _ORDER,

@@ -83,18 +83,6 @@ class CopiedInReverse(_Reinplace):
         return displaced
 
 
-class ResultKeepsItsStorage(_Reinplace):
-    """The metadata of the result is that of a tensor of its own, not of the buffer (stale-metadata)."""
-
-    def rewrite(self, graph: fx.Graph) -> Iterable[fx.Node]:
-        before = {node: node.meta.get("val") for node in graph.nodes}
-        displaced = super().rewrite(graph)
-        for node in graph.nodes:
-            if node in before and before[node] is not None:
-                node.meta["val"] = before[node]
-        return displaced
-
-
 # ------------------------------------------------------------------------------------------------------------- removing
 
 
@@ -110,8 +98,7 @@ class CopyBeyondItsInterval(_Remove):
 
 
 class LastCopyForAll(_Remove):
-    """Uses behind the first copy of several are given what the last one copies, where that has been made by then (malformed-graph,
-    pass-raised, wrong-value)."""
+    """Uses behind the first copy of several are given what the last one copies (pass-raised, wrong-value)."""
 
     def parameters(self, graph: fx.Graph, found: Accesses) -> list[Parameter]:
         known = super().parameters(graph, found)
@@ -128,13 +115,6 @@ class OverwrittenSourceUsed(_Remove):
         return "" if "is overwritten before its last use" in reason else reason
 
 
-class ReturnedParameterRemoved(_Remove):
-    """Nobody asks whether the parameter is returned (wrong-value, …)."""
-
-    def objection(self, parameter: Parameter, reason: str) -> str:
-        return "" if reason == "it is returned" else reason
-
-
 class KeptParameterRemoved(_Remove):
     """Nobody asks whether the caller finds in the parameter what was copied last (wrong-value, …)."""
 
@@ -146,7 +126,7 @@ class KeptParameterRemoved(_Remove):
 
 
 class FirstFreeingDropped(_Remove):
-    """The first freeing goes with the others, though the parameter held memory at the beginning (leak)."""
+    """The first freeing goes with the others, though the parameter held memory at the beginning (leak, wrong-value)."""
 
     def unneeded(self, parameter: Parameter) -> list[fx.Node]:
         return parameter.resizes
@@ -229,13 +209,11 @@ EXPECTED: dict[str, frozenset[str]] = {
         "malformed-graph", "rewritten-raises", "pass-raised", "stale-metadata", "wrong-value"
     ),
     "CopiedInReverse": _kinds("wrong-value"),
-    "ResultKeepsItsStorage": _kinds("stale-metadata"),
     "CopyBeyondItsInterval": _VALUES,
-    "LastCopyForAll": _kinds("malformed-graph", "pass-raised", "wrong-value"),
+    "LastCopyForAll": _kinds("pass-raised", "wrong-value"),
     "OverwrittenSourceUsed": _kinds("wrong-value"),
-    "ReturnedParameterRemoved": _kinds("wrong-value", "use-after-free", "rewritten-raises"),
     "KeptParameterRemoved": _kinds("wrong-value"),
-    "FirstFreeingDropped": _kinds("leak"),
+    "FirstFreeingDropped": _kinds("leak", "wrong-value"),
     "ResizesOfOthersDropped": _kinds("use-after-free", "rewritten-raises"),
     "ViewsKeepTheParameter": _kinds("wrong-value", "use-after-free", "rewritten-raises"),
     "DeclaredBehindItself": _kinds("broken-order"),
