@@ -236,7 +236,7 @@ class Writer:
         return math.prod(param.shape) * self.dtype.itemsize
 
     def _allocate(self, layer: Layer, param: Param) -> None:
-        if param.name not in self.whole or layer.record.twist == "resize-full" or not self.setting.prologue:
+        for _ in range(2 if layer.record.twist == "resize-full" else 1):
             self.b.call(RESIZE, self.inputs[param.name], self._bytes(param))
         self.whole.add(param.name)
 

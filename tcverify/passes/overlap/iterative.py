@@ -201,7 +201,8 @@ class IterativePass(OverlapPass):
     """A pass that moves asynchronous collectives step by step within a budget of memory. Leaves each collective's statistics.
 
     Peak memory never exceeds (1 + memory_budget) times what it was. Where times of all nodes are known and used, the time in
-    which communication is exposed never grows, by the model of `timeline`.
+    which communication is exposed never grows, by the model of `timeline`; the contract promises that where the times are those
+    that the program tells, not a device of choice or a median over ranks.
 
     Args:
         memory_budget: share by which peak memory may grow: 0.0 for not at all, 0.2 for a fifth.
@@ -252,8 +253,9 @@ class IterativePass(OverlapPass):
         self.align = self._boolean("align_runtimes", align_runtimes)
         self.gather: Gather | None = None
         self.statistics: tuple[CollectiveStatistics, ...] = ()
+        own = self.timed and not self.align and self.profile is None  # by the times that this rank's program tells
         self.contract = replace(  # type: ignore[misc] # of this instance
-            self.contract, memory_budget=self.memory_budget, overlap=self.timed, order=not self.unsafe
+            self.contract, memory_budget=self.memory_budget, overlap=own, order=not self.unsafe
         )
 
     @abstractmethod
