@@ -18,16 +18,7 @@ PASS = 'tests.mutants.comm_buffers:FreesAtTheWait'
 OPTIONS = {}
 CONTRACT = {
     'idempotent': True,
-    'metadata': True,
-    'identity': False,
-    'schedule': False,
-    'overlap': False,
-    'order': False,
     'collective_order': True,
-    'memory_budget': None,
-    'collectives': 'functional',
-    'boundary': 'strict',
-    'inputs': 'ready',
 }
 KIND = 'overlapping-buffers'
 DOMAIN = 'float64'

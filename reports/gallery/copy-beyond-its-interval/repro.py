@@ -18,16 +18,7 @@ PASS = 'tests.mutants.overlap_fsdp:CopyBeyondItsInterval'
 OPTIONS = {}
 CONTRACT = {
     'idempotent': True,
-    'metadata': True,
-    'identity': False,
-    'schedule': False,
-    'overlap': False,
-    'order': False,
     'collective_order': True,
-    'memory_budget': None,
-    'collectives': 'functional',
-    'boundary': 'strict',
-    'inputs': 'ready',
 }
 KIND = 'wrong-value'
 DOMAIN = 'float64'

@@ -20,17 +20,10 @@ from tcverify.replay import reproduce
 PASS = 'tests.mutants.overlap_memory:LastUserStays'
 OPTIONS = {}
 CONTRACT = {
-    'idempotent': False,
-    'metadata': True,
-    'identity': False,
-    'schedule': False,
     'overlap': True,
     'order': True,
     'collective_order': True,
     'memory_budget': 0.0,
-    'collectives': 'functional',
-    'boundary': 'strict',
-    'inputs': 'ready',
 }
 KIND = 'peak-memory'
 DOMAIN = 'float64'

@@ -17,16 +17,8 @@ PASS = 'tests.mutants.overlap:ViewsOfErasedWaits'
 OPTIONS = {}
 CONTRACT = {
     'idempotent': True,
-    'metadata': True,
-    'identity': False,
-    'schedule': False,
-    'overlap': False,
     'order': True,
     'collective_order': True,
-    'memory_budget': None,
-    'collectives': 'functional',
-    'boundary': 'strict',
-    'inputs': 'ready',
 }
 KIND = 'malformed-graph'
 DOMAIN = 'float64'

@@ -16,16 +16,8 @@ PASS = 'tests.mutants.overlap:WriteDuringReadAllowed'
 OPTIONS = {}
 CONTRACT = {
     'idempotent': True,
-    'metadata': True,
-    'identity': False,
-    'schedule': False,
-    'overlap': False,
     'order': True,
     'collective_order': True,
-    'memory_budget': None,
-    'collectives': 'functional',
-    'boundary': 'strict',
-    'inputs': 'ready',
 }
 KIND = 'async-race'
 DOMAIN = 'float64'
