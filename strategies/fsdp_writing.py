@@ -143,6 +143,9 @@ class Writer:
 
     def _start(self, layer: Layer) -> _Gathering:
         n = self.size(layer.dim)
+        if layer.record.twist == "stepped" and layer.of.number in self.full:
+            for param in layer.params:
+                self.b.call("aten::mul_.Tensor", self.inputs[f"{param.name}_shard"], 0.5)
         shards = [self._shard(layer, param) for param in layer.params]
         sizes = [math.prod(param.padded_shape) // n for param in layer.params]
         total = sum(sizes)
