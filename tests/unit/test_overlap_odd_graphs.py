@@ -12,8 +12,9 @@ from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from tcverify import verify
+from tcverify.errors import UsageError
 from tcverify.ops import resolve
-from tcverify.passes import OVERLAP_PASSES, CommBuffers
+from tcverify.passes import OVERLAP_PASSES, CommBuffers, ReorderForComputeCommOverlap
 from tcverify.program import Program
 from tests.unit.async_programs import Functional, edited, kinds, program
 
@@ -176,3 +177,36 @@ def test_buffers_leave_symbolic_sizes_symbolic() -> None:
     pass_(gm)
     assert not any(pass_.rewrites.values())
     assert not env.guards, "the size has been fixed"
+
+
+def test_what_a_dropped_wait_declared_is_declared_by_what_follows_it() -> None:
+    def build(b: Functional) -> Any:
+        start = b.start(b.relu(b.x))
+        product = b.mm(b.y)
+        sum_ = b.add(b.wait(start), b.y)
+        return sum_, product
+
+    made = declaring(declaring(program(build), "wait_tensor", ["mm"]), "add", ["wait_tensor"])
+    gm = CommBuffers(unsafe_alike=True)(made.graph_module(0))
+    nodes = {node.name: node for node in gm.graph.nodes}
+    assert "wait_tensor" not in nodes
+    assert nodes["add"].meta["after"] == ["all_reduce", "mm"]
+
+
+def test_budgets_beyond_all_memory() -> None:
+    verdict = verify(OVERLAP_PASSES["sink_waits_iterative"](memory_budget=1e308), program(two_collectives))
+    assert verdict.status == "passed"
+
+
+@pytest.mark.parametrize(
+    ("make", "options"),
+    [
+        (OVERLAP_PASSES["sink_waits_iterative"], {"limit": "2.5"}),
+        (CommBuffers, {"symm_mem": None}),
+        (CommBuffers, {"symm_mem": [1]}),
+        (ReorderForComputeCommOverlap, {"passes": None}),
+    ],
+)
+def test_options_that_cannot_be(make: Any, options: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=f"option {next(iter(options))} of pass"):
+        make(**options)

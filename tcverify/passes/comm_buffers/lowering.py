@@ -243,13 +243,13 @@ class Lowering:
 
     def drop_waits(self) -> None:
         """Put in place of waits what they wait for, where all that has arrived when it starts."""
-        renamed: dict[str, str] = {}
+        renamed: dict[str, list[str]] = {}
         for wait, flights in self.analysis.completed.items():
             if not flights or not all(self.is_over(flight.start) for flight in flights):
                 continue
             operand = wait.all_input_nodes[0]
             wait.replace_all_uses_with(operand)
-            renamed[wait.name] = operand.name
+            renamed[wait.name] = [operand.name, *declared_after(wait)]
             self.graph.erase_node(wait)
             self.changed.discard(wait)
             self.counts["dropped-wait"] += 1
@@ -300,15 +300,17 @@ def is_contiguous(spec: TensorSpec) -> bool:
     return spec.layout == TensorSpec.contiguous(spec.shape, spec.dtype).layout
 
 
-def _rename_after(graph: fx.Graph, renamed: dict[str, str]) -> None:
-    """Let declared orders name what stands for the waits that are gone."""
+def _rename_after(graph: fx.Graph, renamed: dict[str, list[str]]) -> None:
+    """Let declared orders name what stands for the waits that are gone, and what these were to follow."""
     for node in graph.nodes:
         names = declared_after(node)
         if not any(name in renamed for name in names):
             continue
-        kept = []
-        for name in names:
-            while name in renamed:
-                name = renamed[name]
-            kept.append(name)
-        node.meta["after"] = [name for name in dict.fromkeys(kept) if name != node.name]
+        kept: dict[str, None] = {}
+        left = names[::-1]
+        while left:
+            name = left.pop()
+            if name not in kept:
+                kept[name] = None
+                left += renamed.get(name, [])[::-1]
+        node.meta["after"] = [name for name in kept if name not in renamed and name != node.name]

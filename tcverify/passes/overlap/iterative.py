@@ -9,6 +9,7 @@ given up where it should be worse than the one before.
 from __future__ import annotations
 
 import logging
+import sys
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -245,7 +246,7 @@ class IterativePass(OverlapPass):
             self._number("extra_comm_comp_overlap", extra_comm_comp_overlap),
             self._boolean("group_with_collectives", group_with_collectives),
             True,
-            None if limit in (None, "none") else int(self._number("limit", limit)),
+            None if limit in (None, "none") else self._whole("limit", limit),
             self._boolean("check_memory", check_memory),
             self.unsafe,
         )
@@ -312,7 +313,7 @@ class IterativePass(OverlapPass):
             self.tasks(found, times),
             of,
             base,
-            int(base * (1 + self.memory_budget)),
+            int(min(base * (1 + self.memory_budget), sys.maxsize)),
             self.freedom,
         )
 
@@ -335,6 +336,12 @@ class IterativePass(OverlapPass):
         peak = max(Memory(setting.footprint, order).levels(order), default=0)
         if peak > setting.budget:
             raise InternalError(f"pass '{self.name}' has raised peak memory to {peak} B, above {setting.budget} B")
+
+    def _whole(self, option: str, value: object) -> int:
+        number = self._number(option, value)
+        if not number.is_integer():
+            raise UsageError(f"option {option} of pass '{self.name}' cannot be {value!r}", "use a whole number")
+        return int(number)
 
     def _number(self, option: str, value: object) -> float:
         try:
