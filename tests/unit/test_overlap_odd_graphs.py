@@ -15,6 +15,8 @@ from tcverify import verify
 from tcverify.errors import UsageError
 from tcverify.ops import resolve
 from tcverify.passes import OVERLAP_PASSES, CommBuffers, ReorderForComputeCommOverlap
+from tcverify.passes.overlap.graph import comm_graph
+from tcverify.passes.overlap.runtimes import aligned, runtimes
 from tcverify.program import Program
 from tests.unit.async_programs import Functional, edited, kinds, program
 
@@ -210,3 +212,33 @@ def test_budgets_beyond_all_memory() -> None:
 def test_options_that_cannot_be(make: Any, options: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match=f"option {next(iter(options))} of pass"):
         make(**options)
+
+
+@pytest.mark.parametrize("name", REORDERING)
+def test_ranks_that_decide_by_times_of_their_own_may_come_to_other_graphs(name: str) -> None:
+    gm = program(two_collectives).graph_module(0)
+    gm.meta["alike"] = ("dp",)
+    OVERLAP_PASSES[name]()(gm)
+    by_time = name not in ("sink_waits", "raise_comms")
+    assert gm.meta["alike"] == (() if by_time else ("dp",))
+    if by_time:
+        pass_: Any = OVERLAP_PASSES[name](align_runtimes=True)
+        pass_.gather = lambda own: [own, own]
+        gm.meta["alike"] = ("dp",)
+        pass_(gm)
+        assert gm.meta["alike"] == ("dp",)
+
+
+def test_times_are_aligned_by_ranks_that_know_none() -> None:
+    asked: list[list[float]] = []
+
+    def gather(own: list[float]) -> list[list[float]]:
+        asked.append(own)
+        return [own, [1e-6] * 9]
+
+    known = comm_graph(program(two_collectives).graph_module(0).graph)
+    times = runtimes(known)
+    assert times is not None
+    assert aligned(None, gather) is None
+    assert aligned(times, lambda own: [own, []]) is None
+    assert asked == [[]]

@@ -24,7 +24,7 @@ from tcverify.ops import lookup
 from tcverify.passes.overlap.graph import CommGraph, is_gemm_like, is_valid_order
 from tcverify.passes.overlap.memory import Footprint, Memory, footprint
 from tcverify.passes.overlap.reordering import OverlapPass
-from tcverify.passes.overlap.runtimes import Gather, Runtimes, aligned, runtimes
+from tcverify.passes.overlap.runtimes import Gather, Runtimes, agreed, runtimes
 from tcverify.passes.overlap.timeline import Tasks, Timeline, covering, exposures, seconds, tasks, timeline
 from tcverify.program import CollectiveStatistics, Contract
 
@@ -299,8 +299,8 @@ class IterativePass(OverlapPass):
 
     def _setting(self, found: CommGraph) -> Setting:
         times = runtimes(found, self.profile) if self.timed else None
-        if times is not None and self.align:
-            times = aligned(times, self.gather)
+        if self.timed:
+            times = agreed(found, times, align=self.align, gather=self.gather)
         numbers = {node: number for number, node in enumerate(found.nodes)}
         of = self.footprint(found)
         order = range(len(found.nodes))

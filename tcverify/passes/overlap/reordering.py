@@ -23,7 +23,7 @@ from tcverify.passes.base import Pass
 from tcverify.passes.editing import declared_after
 from tcverify.passes.overlap.graph import CommGraph, Reading, comm_graph, placed
 from tcverify.passes.overlap.list_schedule import Key, first_needed_by, list_schedule, overlap_schedule
-from tcverify.passes.overlap.runtimes import Gather, Runtimes, aligned, runtimes
+from tcverify.passes.overlap.runtimes import Gather, Runtimes, agreed, runtimes
 from tcverify.program import Contract
 
 log = logging.getLogger(__name__)
@@ -135,8 +135,7 @@ class ReorderComputeForOverlap(OverlapPass):
 
     def times(self, found: CommGraph) -> Runtimes | None:
         """Seconds per node, None where they are not known."""
-        times = runtimes(found, self.profile)
-        return aligned(times, self.gather) if times is not None and self.align else times
+        return agreed(found, runtimes(found, self.profile), align=self.align, gather=self.gather)
 
 
 class DecideGlobalOrderingOfComms(Pass):

@@ -54,7 +54,24 @@ def runtimes(found: CommGraph, device: DeviceProfile | None = None) -> dict[fx.N
     return times
 
 
-def aligned(times: Runtimes, gather: Gather | None = None) -> dict[fx.Node, float]:
+def agreed(
+    found: CommGraph, times: dict[fx.Node, float] | None, *, align: bool, gather: Gather | None = None
+) -> dict[fx.Node, float] | None:
+    """Return the times by which a pass decides that asks for times at all.
+
+    Where ranks do not align theirs, they may decide differently, this one by its times and others without any. Then nobody may
+    rely any more on running the same graph: the module no longer says so (`meta["alike"]`).
+
+    Args:
+        align, gather: see `aligned`.
+    """
+    owner = found.nodes[0].graph.owning_module if found.nodes else None
+    if not (align and (gather is not None or _many())) and owner is not None and "alike" in owner.meta:
+        owner.meta["alike"] = ()
+    return aligned(times, gather) if align else times
+
+
+def aligned(times: Runtimes | None, gather: Gather | None = None) -> dict[fx.Node, float] | None:
     """Return the median over ranks of the time of every node, so that ranks that measure or estimate differently decide alike.
 
     All ranks must call this, for graphs with the same nodes in the same order.
@@ -65,10 +82,14 @@ def aligned(times: Runtimes, gather: Gather | None = None) -> dict[fx.Node, floa
             where that is initialised, else this rank's list alone.
 
     Returns:
-        The medians; this rank's own times, with a line of log, where ranks have different numbers of nodes.
+        The medians; None where some rank knows no times; this rank's own times, with a line of log, where ranks have different
+        numbers of nodes.
     """
-    own = list(times.values())
+    own = [] if times is None else list(times.values())
     every = (gather or _gathered)(own)
+    if times is None or not all(every):
+        log.info("times are not known on all ranks")
+        return None
     if any(len(theirs) != len(own) for theirs in every):
         log.warning("times are not aligned: graphs of %s nodes on the ranks", sorted({len(theirs) for theirs in every}))
         return dict(times)
@@ -76,13 +97,20 @@ def aligned(times: Runtimes, gather: Gather | None = None) -> dict[fx.Node, floa
 
 
 def _gathered(own: list[float]) -> list[list[float]]:
+    if not _many():
+        return [own]
     import torch.distributed as dist
 
-    if not (dist.is_available() and dist.is_initialized()):
-        return [own]
     every: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(every, own)
     return every
+
+
+def _many() -> bool:
+    """Whether there are other ranks to ask."""
+    import torch.distributed as dist
+
+    return dist.is_available() and dist.is_initialized()
 
 
 def _device(found: CommGraph) -> DeviceProfile | None:
@@ -107,4 +135,4 @@ def _is_time(value: Any) -> bool:
     return type(value) in (int, float) and 0 <= value < _TOO_LONG_S
 
 
-__all__ = ["Gather", "Runtimes", "aligned", "runtimes"]
+__all__ = ["Gather", "Runtimes", "agreed", "aligned", "runtimes"]
