@@ -103,11 +103,12 @@ HEADER: dict[str, tuple[Any, ...]] = {
 #: - "overwritten": what was copied into it is overwritten before it is used.
 #: - "stale-view": the backward uses a view of it that the forward has made.
 #: - "by-view": it is used by a view; "returned-view": and a view of it that was used is returned as a copy.
-#: - "free-twice", "resize-full": it is freed twice; what is whole is allocated.
+#: - "stepped": its shards change before they are gathered again, for another layer or for the backward.
+#: - "free-twice", "resize-full": it is freed twice, allocated twice.
 TWISTS = weighted(
-    ("none", 24), ("buffer-read", 2), ("buffer-returned", 1), ("buffer-reused", 3), ("kept", 1), ("returned", 1), ("written", 1),
-    ("early-use", 1), ("overwritten", 1), ("stale-view", 2), ("by-view", 4), ("returned-view", 1), ("free-twice", 1),
-    ("resize-full", 1),
+    ("none", 21), ("stepped", 3), ("buffer-read", 2), ("buffer-returned", 1), ("buffer-reused", 3), ("kept", 1), ("returned", 1),
+    ("written", 1), ("early-use", 1), ("overwritten", 1), ("stale-view", 2), ("by-view", 4), ("returned-view", 1),
+    ("free-twice", 1), ("resize-full", 1),
 )  # fmt: skip
 
 LAYER: dict[str, tuple[Any, ...]] = {

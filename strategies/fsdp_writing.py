@@ -143,6 +143,9 @@ class Writer:
 
     def _start(self, layer: Layer) -> _Gathering:
         n = self.size(layer.dim)
+        if layer.record.twist == "stepped" and layer.of.number in self.full:
+            for param in layer.params:
+                self.b.call("aten::mul_.Tensor", self.inputs[f"{param.name}_shard"], 0.5)
         shards = [self._shard(layer, param) for param in layer.params]
         sizes = [math.prod(param.padded_shape) // n for param in layer.params]
         total = sum(sizes)
@@ -233,7 +236,7 @@ class Writer:
         return math.prod(param.shape) * self.dtype.itemsize
 
     def _allocate(self, layer: Layer, param: Param) -> None:
-        if param.name not in self.whole or layer.record.twist == "resize-full" or not self.setting.prologue:
+        for _ in range(2 if layer.record.twist == "resize-full" else 1):
             self.b.call(RESIZE, self.inputs[param.name], self._bytes(param))
         self.whole.add(param.name)
 

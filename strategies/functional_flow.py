@@ -253,6 +253,9 @@ def written(flow: Flow, target: Value, choice: int, source: Value | None = None)
         flow.script.call("aten::mul_.Tensor", target, 0.5)
         return
     other = source if source is not None else partner(flow, target, choice // 4)
+    ours, theirs = flow.script.spec(target), flow.script.spec(other)
+    if ours.alias == theirs.alias and ours != theirs:  # torch refuses operands that overlap in part
+        other = flow.script.call("aten::clone", other)
     if how == 2:
         flow.script.call("aten::copy_", target, other)
     else:

@@ -22,10 +22,14 @@ def arena_findings(evidence: Evidence) -> list[Finding]:
     shown = [f"iteration {i + 1}: {sentence}" for i, sentence, _ in seen]
     if run.clobbers:
         first = run.clobbers[0]
+        written, lost = first.places
+        places = [f"'{first.node}' has bytes {written[0]} to {written[1]}, '{first.lost}' bytes {lost[0]} to {lost[1]}"]
         others = [str(clobber) for clobber in run.clobbers[1:4]]
         data = {"iteration": first.iteration, "buffer": first.lost, "overwritten_by": first.node}
         title = f"a communication buffer is overwritten too early: {first}"
-        return [Finding("arena-mismatch", CHECK, title, "\n".join([*others, *shown]), first.node, first.rank, data)]
+        return [
+            Finding("arena-mismatch", CHECK, title, "\n".join([*places, *others, *shown]), first.node, first.rank, data)
+        ]
     if seen:
         iteration, sentence, rank = seen[0]
         title = (

@@ -20,11 +20,12 @@ CHECK = "memory"
 
 @dataclass(frozen=True, slots=True, order=True)
 class Place:
-    """Where a value lives in the arena of its rank, in bytes; and the node that says so."""
+    """Where a value lives in the arena of its rank, in bytes; the node that says so, and the group whose ranks agree on it."""
 
     offset: int
     nbytes: int
     node: str
+    group: str = ""
 
     @property
     def end(self) -> int:
@@ -96,7 +97,7 @@ def _place(step: Step) -> Place | None:
     offset, nbytes = said.get("offset"), said.get("nbytes")
     if type(offset) is not int or type(nbytes) is not int or offset < 0 or nbytes < 0:
         return None
-    return Place(offset, nbytes, step.name)
+    return Place(offset, nbytes, step.name, str(said.get("group", "")))
 
 
 def _collision(of: Accesses, buffers: dict[int, Place], rank: int) -> Finding | None:
@@ -149,7 +150,7 @@ def _mismatch(program: Program, places: dict[int, dict[int, Place]]) -> Finding 
         numbers: dict[str, int] = {}
         for call in calls_of(program, rank)[0]:
             number = numbers[call.group] = numbers.get(call.group, 0) + 1
-            mine = _buffers(by_name[call.node], places[id(accesses)])
+            mine = _buffers(by_name[call.node], call.group, places[id(accesses)])
             other, node, theirs = told.setdefault((call.group, number), (rank, call.node, mine))
             if _differ(mine, theirs, symmetric=by_name[call.node].op.startswith("symm_mem::")):
                 title = (
@@ -164,11 +165,12 @@ def _mismatch(program: Program, places: dict[int, dict[int, Place]]) -> Finding 
     return None
 
 
-def _buffers(step: Step, places: dict[int, Place]) -> list[_Where]:
-    """Offset and bytes of the operands of a collective, None for those that lie elsewhere. Where the result goes is a matter of
-    each rank: one may reduce in place, and another not."""
+def _buffers(step: Step, group: str, places: dict[int, Place]) -> list[_Where]:
+    """Offset and bytes of the operands of a collective, None for those that lie elsewhere, or in buffers of another group, whose
+    ranks need not agree with these. Where the result goes is a matter of each rank: one may reduce in place, and another not."""
     sources = [s for transfer in step.transfers for s in transfer.source] or step.touches
-    return [(places[s].offset, places[s].nbytes) if s in places else None for s in sources]
+    own = {s: places[s] for s in sources if s in places and group.startswith(f"'{places[s].group}'")}
+    return [(own[s].offset, own[s].nbytes) if s in own else None for s in sources]
 
 
 def _differ(mine: list[_Where], theirs: list[_Where], *, symmetric: bool) -> bool:

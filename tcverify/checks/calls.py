@@ -75,7 +75,7 @@ def _group(op: Op, given: Mapping[str, Any], program: Program, rank: int) -> str
     if op.group is not None:
         name = given.get(op.group)
         ranks = next((list(dim.group(rank)) for dim in program.mesh.dims if dim.name == name), None)
-        return f"'{name}'" if ranks is None else str(ranks)
+        return f"'{name}'" if ranks is None else f"'{name}' {ranks}"
     if "peer" in given:
         return f"with rank {given['peer']}"
     group = given.get("rank_group")

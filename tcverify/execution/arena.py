@@ -62,6 +62,7 @@ class Clobber:
         node: makes the value that is written.
         lost: made the value that is overwritten.
         reader: needs that value; "" for the end of the program.
+        places: first and last byte, exclusive, of what is written and of what is lost.
     """
 
     iteration: int
@@ -69,6 +70,7 @@ class Clobber:
     node: str
     lost: str
     reader: str
+    places: tuple[tuple[int, int], tuple[int, int]] = field(default=((0, 0), (0, 0)), compare=False)
 
     def __str__(self) -> str:
         needed = f"which '{self.reader}' needs" if self.reader else "which is an output"
@@ -294,7 +296,9 @@ class _Arena:
         self._known.add((node, lost))
         last = self.trace.last[lost]
         reader = self.trace.steps[int(last)] if last != math.inf else ""
-        self.clobbers.append(Clobber(self._iteration, self.rank, node, lost, reader))
+        mine, theirs = self.places[node], self.places[lost]
+        places = (mine.offset, mine.end), (theirs.offset, theirs.end)
+        self.clobbers.append(Clobber(self._iteration, self.rank, node, lost, reader, places))
 
     def _lay_out(self, places: Sequence[Place]) -> int:
         """Put the pieces of the plan that hold buffers one behind the other; returns the size of all."""

@@ -84,11 +84,6 @@ class Outstanding:
         """Return what was to write into the storage of a tensor, which is waited for now."""
         return tuple(self.by_storage.pop(_storage(tensor), ()))
 
-    @property
-    def nodes(self) -> list[str]:
-        """The starts that nobody has waited for, in order."""
-        return [one.node for several in self.by_storage.values() for one in several]
-
 
 def _storage(tensor: torch.Tensor) -> int:
     """Address of a storage, which `Outstanding` keeps alive."""

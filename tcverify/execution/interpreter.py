@@ -65,7 +65,6 @@ class RankResult:
         input_names: the names of `inputs`.
         mutates: whether the graph writes into anything.
         calls: the collectives it entered, in order.
-        unawaited: nodes that started collectives for which the rank never waited.
         values: every node's value, when observed.
         error: set when a node raised.
         digest: projections of the outputs, when the rank ran elsewhere; see `compare.digest`.
@@ -78,7 +77,6 @@ class RankResult:
     input_names: list[str] = field(default_factory=list)
     mutates: bool = False
     calls: list[Call] = field(default_factory=list)
-    unawaited: list[str] = field(default_factory=list)
     values: dict[str, Any] | None = None
     error: NodeError | None = None
     digest: list[list[float]] = field(default_factory=list)
@@ -190,7 +188,6 @@ def run_rank(
             result.values[step.name] = pytree.tree_map_only(torch.Tensor, torch.clone, value)
         for slot in step.dead:
             values[slot] = None
-    result.unawaited = outstanding.nodes
     flat, tree = pytree.tree_flatten(map_aggregate(plan.result, fill))
     result.outputs, result.structure = flat, str(tree)
     result.inputs, result.input_names, result.mutates = carried, plan.placeholders, plan.mutates

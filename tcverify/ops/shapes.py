@@ -132,6 +132,9 @@ def _frozen(value: Any, numbers: dict[int, int]) -> Any:
 
 #: Local ops on so few elements run for real: exact by definition, and 15 times as fast as on fake tensors.
 _FEW_ELEMENTS = 1 << 16
+#: Words of errors that are about the zeros (division by them, matrices that they make) or the kernels of a CPU, and not about how
+#: shapes and dtypes fit together.
+_OF_VALUES = ("zerodivision", "by zero", "singular", "decomposition", "not converge", "positive-definite", "not implemented")
 #: Most elements that a result may have then.
 _MANY_ELEMENTS = 1 << 24
 
@@ -150,7 +153,9 @@ def _propagate(op: Op, target: Any, args: Sequence[Any], kwargs: dict[str, Any],
         tensors: Callable[..., torch.Tensor] = _meta_tensor if op.collective else _real_tensor
         try:
             return _described(op, target, flat, tree, numbers, tensors, contextlib.nullcontext())
-        except ShapeError as error:  # perhaps of the zeros and not of the shapes: an integer division by them
+        except ShapeError as error:
+            if not any(word in str(error).lower() for word in _OF_VALUES):
+                raise  # meta tensors forgive what kernels do not: operands of a product in different dtypes, for one
             try:
                 return _described(op, target, flat, tree, numbers, _meta_tensor, contextlib.nullcontext())
             except (ShapeError, UnsupportedOp):

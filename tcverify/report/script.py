@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tcverify.campaign import Event, FindingFound
 from tcverify.counterexample import Counterexample, write_atomically
-from tcverify.program import dumps
+from tcverify.program import Contract, dumps
 from tcverify.report.listing import graph_lines
 from tcverify.report.plain import one_line
 
@@ -23,9 +23,7 @@ from tcverify.replay import reproduce
 
 PASS = {target}
 OPTIONS = {options}
-CONTRACT = {{
-{contract}
-}}
+CONTRACT = {contract}
 KIND = {kind}
 DOMAIN = {domain}
 DEEP = {deep}
@@ -54,7 +52,7 @@ def to_script(case: Counterexample) -> str:
         listing="\n".join(ascii(line)[1:-1] for line in lines),
         target=ascii(case.facts.target),
         options=ascii(dict(case.facts.options)),
-        contract="\n".join(f"    {name!a}: {getattr(case.contract, name)!a}," for name in case.contract.__slots__),
+        contract=_promises(case.contract),
         kind=ascii(case.finding.kind),
         domain=ascii(case.domain),
         deep=case.deep,
@@ -82,3 +80,10 @@ class ScriptReport:
                 write_atomically(path, to_script(case))
             except Exception as error:  # noqa: BLE001 - a script that cannot be made must not end the run that found something
                 self.tell(f"{path} is not written: {one_line(error)}")
+
+
+def _promises(contract: Contract) -> str:
+    """The promises that are not the defaults, which more may join."""
+    made = {name: getattr(contract, name) for name in contract.__slots__}
+    lines = [f"    {name!a}: {value!a},\n" for name, value in made.items() if value != getattr(Contract(), name)]
+    return "{\n" + "".join(lines) + "}" if lines else "{}"

@@ -8,18 +8,35 @@ from hypothesis.strategies import SearchStrategy
 
 from tcverify.passes import Pass
 from tcverify.program import Program
-from tcverify.strategies import mixed_programs, near_miss_programs, overlap_programs
-from tests.mutants import multistream, sequence_parallel
+from tcverify.strategies import (
+    fsdp_programs,
+    functional_programs,
+    mixed_programs,
+    near_miss_programs,
+    overlap_programs,
+)
+from tests.mutants import comm_buffers, multistream, overlap, overlap_fsdp, overlap_memory, sequence_parallel
 
 Drawn = Callable[..., SearchStrategy[Program]]
 
-MUTANTS: dict[str, type[Pass]] = {**sequence_parallel.MUTANTS, **multistream.MUTANTS}
+_ASYNCHRONOUS = (overlap, overlap_memory, comm_buffers)
 
+MUTANTS: dict[str, type[Pass]] = {**sequence_parallel.MUTANTS, **multistream.MUTANTS}
 #: For every mutant the kinds of finding of which one at least must be there.
 EXPECTED: dict[str, frozenset[str]] = {**sequence_parallel.EXPECTED, **multistream.EXPECTED}
+for _module in (*_ASYNCHRONOUS, overlap_fsdp):
+    MUTANTS.update(_module.MUTANTS)
+    EXPECTED.update(_module.EXPECTED)
+
+#: Needs what programs of FSDP alone are full of: storages that are freed, and views that are written into.
+_FSDP_FIRST = frozenset({"FreeBeforeCompletion", "ViewsHaveTheirOwnStorage"})
 
 
 def hunting_grounds(name: str) -> tuple[Drawn, ...]:
     """What to draw from, in turn. What needs one certain mutation is hunted with mutations alone: of mixed programs, they are
     less than a quarter."""
+    if name in overlap_fsdp.MUTANTS or name in _FSDP_FIRST:
+        return (fsdp_programs,)
+    if any(name in module.MUTANTS for module in _ASYNCHRONOUS):
+        return (functional_programs, fsdp_programs)
     return (overlap_programs, mixed_programs) if name in multistream.MUTANTS else (mixed_programs, near_miss_programs)

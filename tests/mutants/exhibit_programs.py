@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import fx
 
+from tcverify.ops import RESIZE
 from tcverify.program import PARTIAL, GraphBuilder, InputSpec, Mesh, Program, Recipe, spmd_program
 
 TP2 = Mesh.grid({"tp": 2})
@@ -107,3 +108,31 @@ def sum_with_alpha() -> Program:
         return b.call("tensor_cast::rms_norm", total, gain, 1e-6)
 
     return spmd_program(TP2, [ROW, GAIN, InputSpec("other", (4, 6))], build, seed=1)
+
+
+def freed_behind_a_wait() -> Program:
+    """An all_reduce of y that is waited for, then y is freed."""
+
+    def build(b: GraphBuilder) -> object:
+        made = b.call("aten::neg", b.input("x"))
+        waited = b.call("_c10d_functional::wait_tensor", b.call("_c10d_functional::all_reduce", made, "sum", "tp"))
+        b.call(RESIZE, made, 0)
+        return waited
+
+    return spmd_program(TP2, [PARTIAL_X], build, seed=1)
+
+
+def parameter_copied_twice() -> Program:
+    """Two values are copied into a parameter, one after the other; what is read in between is returned."""
+
+    def build(b: GraphBuilder) -> object:
+        parameter, sources, found = b.input("parameter"), [b.input("row"), b.input("other")], []
+        b.call(RESIZE, parameter, 0)
+        for source in sources:
+            b.call(RESIZE, parameter, 4 * 6 * 4)
+            b.call("fsdp::copy_", parameter, b.call("aten::neg", source))
+            found.append(b.call("aten::sin", parameter))
+            b.call(RESIZE, parameter, 0)
+        return tuple(found)
+
+    return spmd_program(TP2, [InputSpec("parameter", (4, 6)), ROW, InputSpec("other", (4, 6))], build, seed=1)

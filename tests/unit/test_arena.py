@@ -266,4 +266,5 @@ def test_it_is_a_part_of_equivalence(pass_: Callable[[], CommBuffers], title: st
     assert (finding.kind, finding.check) == ("arena-mismatch", "equivalence")
     assert finding.title == f"a communication buffer is overwritten too early: on rank 0, {title}"
     assert "output" in finding.detail
+    assert " has bytes " in finding.detail.splitlines()[0]
     assert verify(CommBuffers(), program(build), checks=["equivalence"]).status == "passed"

@@ -362,7 +362,7 @@ def test_collectives_of_a_communicator_keep_their_order_in_passes_that_change_no
     swapped = made("dp all_gather_into_tensor", "dp all_reduce", "tp all_reduce")
     finding = found(original, swapped, collective_order=True)
     assert finding.kind == "reordered-collectives"
-    assert "collective of group [0, 2] number 1" in finding.title
+    assert "collective of group 'dp' [0, 2] number 1" in finding.title
     assert kinds("order", original, swapped) == []
     gone = found(original, made("dp all_reduce", "tp all_reduce"), collective_order=True)
     assert "number 2, 'all_gather_into_tensor' (all_gather), is gone" in gone.title

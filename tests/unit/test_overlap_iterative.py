@@ -14,7 +14,11 @@ from tcverify.passes.overlap import (
     ReorderCommunicationPreservingPeakMemory,
     ReorderForComputeCommOverlap,
     SinkWaitsIterative,
+    comm_graph,
+    iterative_raising,
+    runtimes,
 )
+from tcverify.passes.overlap.iterative import Round
 from tcverify.passes.overlap.memory import Memory
 from tcverify.program import CollectiveStatistics, InputSpec, spmd_program
 from tests.unit.overlap_programs import GRID, TP2, US, Builder, names, program
@@ -290,10 +294,24 @@ def test_a_device_tells_the_times_that_the_program_does_not() -> None:
         return b.wait(b.start(b["x"], cost=None)), made
 
     known, unknown = Raise(memory_budget=1, device="h100-sxm"), Raise(memory_budget=1)
+    assert unknown.contract.overlap
+    assert not known.contract.overlap  # the device is not the program's
     applied(known, build)
     applied(unknown, build)
     assert row(known, "all_reduce").communication_s is not None
     assert row(unknown, "all_reduce").communication_s is None
+
+
+def test_times_are_those_that_the_program_tells_but_of_what_takes_none() -> None:
+    def build(b: Builder) -> Any:
+        b.call("inductor::resize_storage_bytes_", b["y"], 64, cost=50)
+        return b.wait(b.start(b["x"], cost=0.25))
+
+    found = comm_graph(program(build).graph_module(0).graph)
+    times = runtimes(found)
+    assert times is not None
+    told = {node.name: time for node, time in times.items() if node.op == "call_function"}
+    assert told == {"resize_storage_bytes_": 0.0, "all_reduce": pytest.approx(0.25 * US), "wait_tensor": 0.0}
 
 
 def test_a_list_of_passes_gives_the_statistics_of_all() -> None:
@@ -310,3 +328,30 @@ def test_programs_without_asynchronous_collectives_are_left_alone() -> None:
     pass_(made.graph_module(0))
     assert not any(pass_.rewrites.values())
     assert pass_.statistics == ()
+
+
+def test_an_order_that_exposes_more_is_given_up(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where a step that delays something is not recognised, the order as a whole is."""
+    monkeypatch.setattr(iterative_raising._Rise, "_delays", lambda self, candidate: False)
+    pass_ = Raise(memory_budget=1)
+    before = ["all_reduce", "mm", "wait_tensor", "all_reduce_1", "wait_tensor_1"]
+    assert applied(pass_, waits_between(20)) == before
+    assert "gives up an order" in caplog.text
+    assert not any(pass_.rewrites.values())
+
+
+def test_an_order_that_takes_more_memory_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Round, "too_much", lambda self, peak: None)
+    with pytest.raises(InternalError, match="raised peak memory"):
+        SinkWaitsIterative()(program(early_wait_of_big).graph_module(0))
+    monkeypatch.undo()
+    SinkWaitsIterative()(program(early_wait_of_big).graph_module(0))
+
+
+def early_wait_of_big(b: Builder) -> Any:
+    """What is sent lives until the wait, which stands before the making of something big."""
+    done = b.wait(b.start(b.relu(b["x"]), cost=12))
+    big = b.call("aten::cat", [b["y"]] * 6, cost=10)
+    return done, b.call("aten::sum", big, cost=10)

@@ -66,7 +66,7 @@ def test_promises_are_kept(kind: type[IterativePass], options: dict[str, Any], d
     rng = random.Random(seed)
     for node in program.graphs[0].nodes:
         if node.op == "call_function":
-            node.meta["cost_s"] = rng.choice([1, 2.5, 7, 30.1]) * US
+            node.meta["cost_s"] = rng.choice([0, 0.05, 1, 2.5, 7, 30.1]) * US
     keeps_its_promises(kind, options, program, _Records())
 
 

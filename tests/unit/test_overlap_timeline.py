@@ -100,5 +100,5 @@ def _costly(data: bytes, seed: int) -> fx.Graph:
     rng = random.Random(seed)
     for node in graph.nodes:
         if node.op == "call_function":
-            node.meta["cost_s"] = rng.choice([1, 2.5, 7, 30.1]) * US
+            node.meta["cost_s"] = rng.choice([0, 0.05, 1, 2.5, 7, 30.1]) * US
     return graph

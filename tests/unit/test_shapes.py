@@ -250,3 +250,14 @@ def test_a_spec_reads_as_dtype_and_shape() -> None:
     assert str(spec(2, 3, dtype=BF16)) == "bfloat16[2, 3]"
     assert spec(2, 3).numel == 6
     assert spec(2, 3) == TensorSpec.contiguous((2, 3), F32)
+
+
+def test_products_of_different_dtypes_do_not_fit_together_though_meta_tensors_take_them() -> None:
+    halves, floats = (TensorSpec.contiguous((2, 2), dtype) for dtype in (torch.bfloat16, torch.float32))
+    with pytest.raises(ShapeError, match="same dtype"):
+        infer(resolve("aten::mm"), [halves, floats], {}, lambda: 7)
+
+
+def test_zeros_are_not_held_against_a_division() -> None:
+    whole = TensorSpec.contiguous((2,), torch.int64)
+    assert infer(resolve("aten::remainder.Tensor"), [whole, whole], {}, lambda: 7).shape == (2,)

@@ -13,15 +13,7 @@ from tcverify.replay import reproduce
 
 PASS = 'tests.mutants.foreign_groups:BucketOfAllKinds'
 OPTIONS = {}
-CONTRACT = {
-    'idempotent': False,
-    'metadata': True,
-    'identity': False,
-    'schedule': False,
-    'overlap': False,
-    'boundary': 'strict',
-    'inputs': 'ready',
-}
+CONTRACT = {}
 KIND = 'wrong-value'
 DOMAIN = 'float64'
 DEEP = False

@@ -12,12 +12,6 @@ from tcverify.replay import reproduce
 PASS = 'tests.mutants.foreign_local:CallerNotWaitedFor'
 OPTIONS = {}
 CONTRACT = {
-    'idempotent': False,
-    'metadata': True,
-    'identity': False,
-    'schedule': False,
-    'overlap': False,
-    'boundary': 'strict',
     'inputs': 'stream0',
 }
 KIND = 'race'

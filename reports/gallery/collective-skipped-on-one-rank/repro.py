@@ -15,12 +15,6 @@ PASS = 'tests.mutants.sequence_parallel:GatherSkippedOnFirstRank'
 OPTIONS = {}
 CONTRACT = {
     'idempotent': True,
-    'metadata': True,
-    'identity': False,
-    'schedule': False,
-    'overlap': False,
-    'boundary': 'strict',
-    'inputs': 'ready',
 }
 KIND = 'deadlock'
 DOMAIN = 'float64'

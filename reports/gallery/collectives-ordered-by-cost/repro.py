@@ -18,12 +18,8 @@ PASS = 'tests.mutants.multistream:CostsOrderCollectives'
 OPTIONS = {}
 CONTRACT = {
     'idempotent': True,
-    'metadata': True,
-    'identity': False,
     'schedule': True,
     'overlap': True,
-    'boundary': 'strict',
-    'inputs': 'ready',
 }
 KIND = 'deadlock'
 DOMAIN = 'float64'

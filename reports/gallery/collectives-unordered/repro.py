@@ -16,12 +16,8 @@ PASS = 'tests.mutants.multistream:CollectivesUnordered'
 OPTIONS = {}
 CONTRACT = {
     'idempotent': True,
-    'metadata': True,
-    'identity': False,
     'schedule': True,
     'overlap': True,
-    'boundary': 'strict',
-    'inputs': 'ready',
 }
 KIND = 'unordered-collectives'
 DOMAIN = 'float64'

@@ -15,12 +15,6 @@ PASS = 'tests.mutants.sequence_parallel:IndivisibleTokensAccepted'
 OPTIONS = {}
 CONTRACT = {
     'idempotent': True,
-    'metadata': True,
-    'identity': False,
-    'schedule': False,
-    'overlap': False,
-    'boundary': 'strict',
-    'inputs': 'ready',
 }
 KIND = 'pass-raised'
 DOMAIN = 'float64'

@@ -20,12 +20,8 @@ PASS = 'tests.mutants.multistream:OldMakespanDeclared'
 OPTIONS = {}
 CONTRACT = {
     'idempotent': True,
-    'metadata': True,
-    'identity': False,
     'schedule': True,
     'overlap': True,
-    'boundary': 'strict',
-    'inputs': 'ready',
 }
 KIND = 'wrong-schedule'
 DOMAIN = 'float64'

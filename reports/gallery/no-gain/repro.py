@@ -13,12 +13,8 @@ PASS = 'tests.mutants.multistream:NoGuard'
 OPTIONS = {}
 CONTRACT = {
     'idempotent': True,
-    'metadata': True,
-    'identity': False,
     'schedule': True,
     'overlap': True,
-    'boundary': 'strict',
-    'inputs': 'ready',
 }
 KIND = 'no-gain'
 DOMAIN = 'float64'

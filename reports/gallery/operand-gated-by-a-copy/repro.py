@@ -15,12 +15,8 @@ PASS = 'tests.mutants.multistream:WrittenOperandGated'
 OPTIONS = {}
 CONTRACT = {
     'idempotent': True,
-    'metadata': True,
-    'identity': False,
     'schedule': True,
     'overlap': True,
-    'boundary': 'strict',
-    'inputs': 'ready',
 }
 KIND = 'wrong-value'
 DOMAIN = 'float64'

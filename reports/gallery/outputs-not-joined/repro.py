@@ -15,12 +15,8 @@ PASS = 'tests.mutants.multistream:OutputsNotJoined'
 OPTIONS = {}
 CONTRACT = {
     'idempotent': True,
-    'metadata': True,
-    'identity': False,
     'schedule': True,
     'overlap': True,
-    'boundary': 'strict',
-    'inputs': 'ready',
 }
 KIND = 'race'
 DOMAIN = 'float64'

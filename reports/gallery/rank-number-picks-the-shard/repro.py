@@ -16,12 +16,6 @@ PASS = 'tests.mutants.sequence_parallel:RankNumberPicksShard'
 OPTIONS = {}
 CONTRACT = {
     'idempotent': True,
-    'metadata': True,
-    'identity': False,
-    'schedule': False,
-    'overlap': False,
-    'boundary': 'strict',
-    'inputs': 'ready',
 }
 KIND = 'wrong-value'
 DOMAIN = 'float64'

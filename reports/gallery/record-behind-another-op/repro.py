@@ -15,12 +15,8 @@ PASS = 'tests.mutants.multistream:RecordedWhereNeeded'
 OPTIONS = {}
 CONTRACT = {
     'idempotent': True,
-    'metadata': True,
-    'identity': False,
     'schedule': True,
     'overlap': True,
-    'boundary': 'strict',
-    'inputs': 'ready',
 }
 KIND = 'anchor-mismatch'
 DOMAIN = 'float64'

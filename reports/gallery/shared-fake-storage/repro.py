@@ -17,12 +17,6 @@ PASS = 'tests.mutants.sequence_parallel:ScattersShareStorage'
 OPTIONS = {}
 CONTRACT = {
     'idempotent': True,
-    'metadata': True,
-    'identity': False,
-    'schedule': False,
-    'overlap': False,
-    'boundary': 'strict',
-    'inputs': 'ready',
 }
 KIND = 'stale-metadata'
 DOMAIN = 'float64'

@@ -16,13 +16,7 @@ from tcverify.replay import reproduce
 PASS = 'tcverify.passes.sequence_parallel:SequenceParallel+tests.mutants.multistream:TokenSharedByCollectives'
 OPTIONS = {}
 CONTRACT = {
-    'idempotent': False,
-    'metadata': True,
-    'identity': False,
     'schedule': True,
-    'overlap': False,
-    'boundary': 'strict',
-    'inputs': 'ready',
 }
 KIND = 'race'
 DOMAIN = 'float64'

@@ -17,12 +17,8 @@ PASS = 'tests.mutants.multistream:TupleDependencyUntracked'
 OPTIONS = {}
 CONTRACT = {
     'idempotent': True,
-    'metadata': True,
-    'identity': False,
     'schedule': True,
     'overlap': True,
-    'boundary': 'strict',
-    'inputs': 'ready',
 }
 KIND = 'race'
 DOMAIN = 'float64'

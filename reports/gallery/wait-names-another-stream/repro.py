@@ -15,12 +15,8 @@ PASS = 'tests.mutants.multistream:WaitNamesMainStream'
 OPTIONS = {}
 CONTRACT = {
     'idempotent': True,
-    'metadata': True,
-    'identity': False,
     'schedule': True,
     'overlap': True,
-    'boundary': 'strict',
-    'inputs': 'ready',
 }
 KIND = 'stream-conflict'
 DOMAIN = 'float64'

@@ -12,15 +12,7 @@ from tcverify.replay import reproduce
 
 PASS = 'tests.mutants.tiny:WeightShrunk'
 OPTIONS = {}
-CONTRACT = {
-    'idempotent': False,
-    'metadata': True,
-    'identity': False,
-    'schedule': False,
-    'overlap': False,
-    'boundary': 'strict',
-    'inputs': 'ready',
-}
+CONTRACT = {}
 KIND = 'wrong-value'
 DOMAIN = 'exact'
 DEEP = False

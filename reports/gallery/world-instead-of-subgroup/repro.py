@@ -13,15 +13,7 @@ from tcverify.replay import reproduce
 
 PASS = 'tests.mutants.foreign_groups:FusedOverWorld'
 OPTIONS = {'world_size': 4}
-CONTRACT = {
-    'idempotent': False,
-    'metadata': True,
-    'identity': False,
-    'schedule': False,
-    'overlap': False,
-    'boundary': 'strict',
-    'inputs': 'ready',
-}
+CONTRACT = {}
 KIND = 'wrong-value'
 DOMAIN = 'float64'
 DEEP = False

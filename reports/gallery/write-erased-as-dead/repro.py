@@ -11,15 +11,7 @@ from tcverify.replay import reproduce
 
 PASS = 'tests.mutants.foreign_groups:WriteErased'
 OPTIONS = {}
-CONTRACT = {
-    'idempotent': False,
-    'metadata': True,
-    'identity': False,
-    'schedule': False,
-    'overlap': False,
-    'boundary': 'strict',
-    'inputs': 'ready',
-}
+CONTRACT = {}
 KIND = 'wrong-value'
 DOMAIN = 'float64'
 DEEP = False

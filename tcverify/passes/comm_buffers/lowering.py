@@ -117,18 +117,18 @@ class Lowering:
         if spec is None or result is None or not flight.awaited:
             return
         ready = self.fits(x, group)
-        if self._in_one_shot(start, spec, given["reduce_op"], group):
-            self._retarget(start, ONE_SHOT, x if ready is not None else self._copy(x, start, group)[0])
+        if self.in_one_shot(start, spec, given["reduce_op"], group):
+            self.retarget(start, ONE_SHOT, x if ready is not None else self.copy(x, start, group)[0])
             self._now_blocks(start)
         elif result.returned or result.odd:
             pass  # an output cannot live where the next iteration writes
         elif ready is not None and self.may_overwrite(ready, start):
-            self._retarget(start, IN_PLACE, x)
+            self.retarget(start, IN_PLACE, x)
             ready.take_in(result)
             self.counts["in-place"] += 1
         elif self.choices.out_of_place == "clone":
-            copy, ready = self._copy(x, start, group)
-            self._retarget(start, IN_PLACE, copy)
+            copy, ready = self.copy(x, start, group)
+            self.retarget(start, IN_PLACE, copy)
             ready.take_in(result)
             self.counts["out-of-place"] += 1
         if ready is not None:
@@ -141,17 +141,18 @@ class Lowering:
         if spec is None or ready is None or not self.analysis.flights[start].awaited:
             return
         ready.group = group
-        if not self._in_one_shot(start, spec, given["reduce_op"], group):
+        if not self.in_one_shot(start, spec, given["reduce_op"], group):
             return
         with self.graph.inserting_before(start):
             summed = self.graph.call_function(resolve(ONE_SHOT), (x, given["reduce_op"], group))
         summed.meta.update({key: start.meta[key] for key in ("cost_s", "after") if key in start.meta})
         start.meta.pop("cost_s", None)
-        self._retarget(start, "aten::copy_", x, summed)
+        self.retarget(start, "aten::copy_", x, summed)
         self.changed.add(summed)
         self._now_blocks(start)
 
-    def _in_one_shot(self, start: fx.Node, spec: TensorSpec, reduce_op: str, group: str) -> bool:
+    def in_one_shot(self, start: fx.Node, spec: TensorSpec, reduce_op: str, group: str) -> bool:
+        """Whether an all_reduce is done in one shot."""
         size = nbytes(spec)
         return (
             size > 0
@@ -210,10 +211,10 @@ class Lowering:
             if ready is not None:
                 ready.group = group
             elif not is_contiguous(spec):
-                start.replace_input_with(x, self._copy(x, start, group)[0])
+                start.replace_input_with(x, self.copy(x, start, group)[0])
                 self.counts["contiguous"] += 1
 
-    def _copy(self, x: fx.Node, start: fx.Node, group: str) -> tuple[fx.Node, Storage]:
+    def copy(self, x: fx.Node, start: fx.Node, group: str) -> tuple[fx.Node, Storage]:
         """Insert a copy of x before a start, row by row, that is to live in a buffer of the group."""
         with self.graph.inserting_before(start):
             copy = self.graph.call_function(resolve("aten::clone"), (x,), {"memory_format": torch.contiguous_format})
@@ -227,7 +228,7 @@ class Lowering:
 
     # -------------------------------------------------------------------------------------------------------- rewrites
 
-    def _retarget(self, start: fx.Node, name: str, x: fx.Node, second: fx.Node | None = None) -> None:
+    def retarget(self, start: fx.Node, name: str, x: fx.Node, second: fx.Node | None = None) -> None:
         """Make a start call another op, on x; it keeps its place, its name and what else it is given."""
         given = arguments(start)
         start.target = resolve(name)

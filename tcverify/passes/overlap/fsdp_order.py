@@ -12,7 +12,7 @@ from torch import fx
 from tcverify.passes.base import Pass
 from tcverify.passes.editing import arguments, op_name
 from tcverify.passes.overlap.fsdp import CHUNK_CAT, COPY_OUT, GATHER, GATHER_OUT, SCATTERS, copied_in
-from tcverify.passes.overlap.graph import CommGraph, Communication, comm_graph, placed
+from tcverify.passes.overlap.graph import CommGraph, Communication, Reading, comm_graph, placed
 from tcverify.passes.overlap.reordering import is_lowered
 from tcverify.program import Contract
 
@@ -21,7 +21,7 @@ _Key = tuple[int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class _Block:
+class Block:
     """A collective of FSDP and what belongs to it.
 
     Attributes:
@@ -46,12 +46,13 @@ class EnforceCommOrderingForFsdp(Pass):
     name: ClassVar[str] = "enforce_comm_ordering_for_fsdp"
     contract: ClassVar[Contract] = Contract(idempotent=True, order=True, collective_order=True)
     PATTERNS: ClassVar[tuple[str, ...]] = ("all_gather", "reduce_scatter", "moved")
+    reading: ClassVar[type[Reading]] = Reading
 
     def rewrite(self, graph: fx.Graph) -> Iterable[fx.Node]:
         """See `Pass.rewrite`. Near-linear in the graph."""
         if is_lowered(graph):
             return ()
-        found = comm_graph(graph)
+        found = comm_graph(graph, reading=self.reading)
         order = _Order(found)
         chains = {"all_gather": _all_gathers(found), "reduce_scatter": _reduce_scatters(found)}
         for pattern, blocks in chains.items():
@@ -62,9 +63,13 @@ class EnforceCommOrderingForFsdp(Pass):
                     order.gather(first.behind)
                 elif order.put_behind(second.before, first.behind):
                     order.gather(first.behind)
-                    self.rewrites[pattern] += _declare(second.before, first.behind)
+                    self.rewrites[pattern] += self.declare(second, first)
         self.rewrites["moved"] = placed(graph, order.sorted())
         return ()
+
+    def declare(self, block: Block, earlier: Block) -> int:
+        """Note that a block follows what stands behind an earlier one. Returns how many nodes did not say so."""
+        return _declare(block.before, earlier.behind)
 
 
 class _Order:
@@ -119,7 +124,7 @@ def _declare(nodes: Sequence[fx.Node], others: Sequence[fx.Node]) -> int:
 # ------------------------------------------------------------------------------------------------------------- blocks
 
 
-def _all_gathers(found: CommGraph) -> list[_Block]:
+def _all_gathers(found: CommGraph) -> list[Block]:
     """The all_gathers of slices that were copied in, in the order in which they start."""
     blocks = []
     place = {node: number for number, node in enumerate(found.nodes)}
@@ -133,7 +138,7 @@ def _all_gathers(found: CommGraph) -> list[_Block]:
         slices = [user for user in copy_in.users if user in start.all_input_nodes]
         before = _with_private_operands(found, [copy_in, *slices, start])
         behind = _copy_out(found, communication, place)
-        blocks.append(_Block(tuple(sorted(before, key=place.__getitem__)), behind))
+        blocks.append(Block(tuple(sorted(before, key=place.__getitem__)), behind))
     return blocks
 
 
@@ -172,7 +177,7 @@ def _copy_out(found: CommGraph, communication: Communication, place: Mapping[fx.
     return tuple(sorted((node for node in members if place[node] <= last), key=place.__getitem__))
 
 
-def _reduce_scatters(found: CommGraph) -> list[_Block]:
+def _reduce_scatters(found: CommGraph) -> list[Block]:
     """The reduce_scatters of what `chunk_cat` has written, in the order in which they start."""
     last_write: dict[int, fx.Node] = {}
     since: dict[int, dict[fx.Node, None]] = {}  # by storage, what touches it behind its chunk_cat
@@ -194,7 +199,7 @@ def _reduce_scatters(found: CommGraph) -> list[_Block]:
         behind = written_by.get(communication.start)
         if behind is not None and communication.waits:
             quiet = [node for node in behind if found.kind(node) in ("compute", "free") and node.op == "call_function"]
-            blocks.append(_Block((*quiet, communication.start), (communication.waits[0],)))
+            blocks.append(Block((*quiet, communication.start), (communication.waits[0],)))
     return blocks
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -21,7 +21,7 @@ from tcverify.program import Contract
 
 
 @dataclass(slots=True)
-class _Interval:
+class Interval:
     """What follows one copy into a parameter, up to the next one or to where the parameter is freed.
 
     Attributes:
@@ -38,7 +38,7 @@ class _Interval:
 
 
 @dataclass(slots=True)
-class _Parameter:
+class Parameter:
     """An input into which the graph copies.
 
     Attributes:
@@ -50,10 +50,10 @@ class _Parameter:
 
     node: fx.Node
     freed: bool | None = None
-    current: _Interval | None = None
-    intervals: list[_Interval] = field(default_factory=list)
+    current: Interval | None = None
+    intervals: list[Interval] = field(default_factory=list)
     resizes: list[fx.Node] = field(default_factory=list)
-    interval_of: dict[fx.Node, _Interval] = field(default_factory=dict)
+    interval_of: dict[fx.Node, Interval] = field(default_factory=dict)
     left_alone: str = ""
 
 
@@ -80,7 +80,7 @@ class RemoveFsdp2UnshardedParamGraphInputUsage(Pass):
         if is_lowered(graph):
             return ()
         found = accesses(graph)
-        parameters = [one for one in _parameters(graph, found) if not one.left_alone]
+        parameters = [one for one in self.parameters(graph, found) if not one.left_alone]
         changed: list[fx.Node] = []
         erased: list[fx.Node] = []
         for parameter in parameters:
@@ -89,7 +89,7 @@ class RemoveFsdp2UnshardedParamGraphInputUsage(Pass):
                     reader.replace_input_with(parameter.node, interval.source)
                 changed += interval.readers
                 erased.append(interval.copy)
-            erased += _unneeded(parameter)
+            erased += self.unneeded(parameter)
         _erase(graph, erased)
         self.rewrites["parameter"] = len(parameters)
         views = {node for parameter in parameters for node in parameter.interval_of}
@@ -97,15 +97,26 @@ class RemoveFsdp2UnshardedParamGraphInputUsage(Pass):
             annotate_aliases(graph, [node for node in changed if node in views])
         return [interval.source for parameter in parameters for interval in parameter.intervals]
 
+    def parameters(self, graph: fx.Graph, found: Accesses) -> list[Parameter]:
+        """The inputs into which `fsdp::copy_` copies, each with what the graph does with it."""
+        return _parameters(graph, found, self.objection)
 
-def _parameters(graph: fx.Graph, found: Accesses) -> list[_Parameter]:
-    """The inputs into which `fsdp::copy_` copies, each with what the graph does with it."""
-    by_storage: dict[int, _Parameter] = {}
+    def objection(self, parameter: Parameter, reason: str) -> str:
+        """Why a parameter has to stay, on account of a node or of the whole graph; "" where it need not."""
+        return reason
+
+    def unneeded(self, parameter: Parameter) -> list[fx.Node]:
+        """The resizes that can go."""
+        return _unneeded(parameter)
+
+
+def _parameters(graph: fx.Graph, found: Accesses, objection: Callable[[Parameter, str], str]) -> list[Parameter]:
+    by_storage: dict[int, Parameter] = {}
     for node in graph.nodes:
         if op_name(node) == COPY:
             target = arguments(node).get("tensor")
             if isinstance(target, fx.Node) and target.op == "placeholder" and len(found.results[target]) == 1:
-                by_storage.setdefault(found.results[target][0], _Parameter(target))
+                by_storage.setdefault(found.results[target][0], Parameter(target))
     if not by_storage:
         return []
     writes: dict[int, list[int]] = {}
@@ -117,23 +128,26 @@ def _parameters(graph: fx.Graph, found: Accesses) -> list[_Parameter]:
         for storage in touched:
             parameter = by_storage.get(storage)
             if parameter is not None and not parameter.left_alone:
-                parameter.left_alone = _follow(parameter, storage, node, place, found, by_storage)
+                reason = _follow(parameter, storage, node, place, found, by_storage)
+                parameter.left_alone = objection(parameter, reason) if reason else ""
         if node.op != "output":
             for storage in found.writes[node]:
                 writes.setdefault(storage, []).append(place)
     places = {node: place for place, node in enumerate(graph.nodes)}
     for parameter in by_storage.values():
-        parameter.left_alone = parameter.left_alone or _at_the_end(parameter, found, writes, places)
+        if not parameter.left_alone:
+            reason = _at_the_end(parameter, found, writes, places)
+            parameter.left_alone = objection(parameter, reason) if reason else ""
     return list(by_storage.values())
 
 
 def _follow(
-    parameter: _Parameter,
+    parameter: Parameter,
     storage: int,
     node: fx.Node,
     place: int,
     found: Accesses,
-    by_storage: dict[int, _Parameter],
+    by_storage: dict[int, Parameter],
 ) -> str:
     """Take note of a node that touches the storage of a parameter. Returns why the parameter has to stay, or ""."""
     if node.op in ("placeholder", "get_attr"):
@@ -153,7 +167,7 @@ def _follow(
             return "it is written into while it is freed"
         if not _same_layout(source, parameter.node):
             return "what is copied is laid out in another way"
-        parameter.current = _Interval(node, source)
+        parameter.current = Interval(node, source)
         parameter.intervals.append(parameter.current)
         return ""
     if storage in found.writes[node]:
@@ -161,7 +175,7 @@ def _follow(
     return _read(parameter, storage, node, place, found)
 
 
-def _resize(parameter: _Parameter, node: fx.Node, variable: object, size: object) -> str:
+def _resize(parameter: Parameter, node: fx.Node, variable: object, size: object) -> str:
     if variable is not parameter.node or type(size) is not int:
         return f"'{node.name}' resizes it in an unknown way"
     parameter.resizes.append(node)
@@ -172,7 +186,7 @@ def _resize(parameter: _Parameter, node: fx.Node, variable: object, size: object
     return ""
 
 
-def _read(parameter: _Parameter, storage: int, node: fx.Node, place: int, found: Accesses) -> str:
+def _read(parameter: Parameter, storage: int, node: fx.Node, place: int, found: Accesses) -> str:
     interval = parameter.current
     if interval is None:
         return f"'{node.name}' uses it where nothing has been copied into it"
@@ -194,9 +208,7 @@ def _same_layout(source: fx.Node, target: fx.Node) -> bool:
     return one is not None and other is not None and one.layout == other.layout
 
 
-def _at_the_end(
-    parameter: _Parameter, found: Accesses, writes: dict[int, list[int]], places: dict[fx.Node, int]
-) -> str:
+def _at_the_end(parameter: Parameter, found: Accesses, writes: dict[int, list[int]], places: dict[fx.Node, int]) -> str:
     """Say why a parameter has to stay whose whole graph has been read, or ""."""
     if not parameter.freed:
         return "it is not freed at the end"
@@ -210,7 +222,7 @@ def _at_the_end(
     return ""
 
 
-def _unneeded(parameter: _Parameter) -> list[fx.Node]:
+def _unneeded(parameter: Parameter) -> list[fx.Node]:
     """The resizes that can go: all, but for the first freeing where the parameter holds memory at the beginning."""
     val = parameter.node.meta.get("val")
     if isinstance(val, FakeTensor) and val.untyped_storage().nbytes() == 0:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -18,7 +18,7 @@ from tcverify.program import Contract
 
 
 @dataclass(frozen=True, slots=True)
-class _Gather:
+class Gather:
     """An all_gather of a slice that was copied in.
 
     Attributes:
@@ -49,8 +49,8 @@ class ReinplaceFsdpAllGather(Pass):
         if is_lowered(graph):
             return ()
         changed = []
-        for gather in _gathers(graph):
-            into = _buffer_node(gather)
+        for gather in _gathers(graph, self.is_alone):
+            into = self.buffer_node(gather)
             gather.start.target = resolve(GATHER_OUT)
             gather.start.kwargs = {**gather.start.kwargs, "out": into}
             changed.append(gather.start)
@@ -59,8 +59,16 @@ class ReinplaceFsdpAllGather(Pass):
             annotate_aliases(graph, changed)
         return ()
 
+    def is_alone(self, gather: Gather, users: list[fx.Node], place: dict[fx.Node, int]) -> bool:
+        """Whether nobody but the all_gather uses the buffer behind the copy-in, and no caller sees it."""
+        return _alone(gather, users, place)
 
-def _gathers(graph: fx.Graph) -> list[_Gather]:
+    def buffer_node(self, gather: Gather) -> fx.Node:
+        """The node that stands for the buffer behind the copy-in."""
+        return _buffer_node(gather)
+
+
+def _gathers(graph: fx.Graph, is_alone: Callable[[Gather, list[fx.Node], dict[fx.Node, int]], bool]) -> list[Gather]:
     """The all_gathers that may write into their buffer."""
     candidates = []
     found = accesses(graph)
@@ -70,7 +78,7 @@ def _gathers(graph: fx.Graph) -> list[_Gather]:
         copy_in = copied_in(arguments(node).get("input"))
         if copy_in is None or len(found.writes[copy_in]) != 1 or not _fits(node, copy_in):
             continue
-        candidates.append(_Gather(node, copy_in, found.writes[copy_in][0]))
+        candidates.append(Gather(node, copy_in, found.writes[copy_in][0]))
     wanted = {gather.buffer for gather in candidates}
     place: dict[fx.Node, int] = {}
     users: dict[int, list[fx.Node]] = {buffer: [] for buffer in wanted}
@@ -82,7 +90,7 @@ def _gathers(graph: fx.Graph) -> list[_Gather]:
             touched = {*found.reads[node], *found.writes[node], *found.results[node]}
         for buffer in touched & wanted:
             users[buffer].append(node)
-    return [gather for gather in candidates if _alone(gather, users[gather.buffer], place)]
+    return [gather for gather in candidates if is_alone(gather, users[gather.buffer], place)]
 
 
 def _fits(start: fx.Node, copy_in: fx.Node) -> bool:
@@ -91,8 +99,7 @@ def _fits(start: fx.Node, copy_in: fx.Node) -> bool:
     return buffer is not None and result is not None and buffer.layout == result.layout
 
 
-def _alone(gather: _Gather, users: list[fx.Node], place: dict[fx.Node, int]) -> bool:
-    """Whether nobody but the all_gather uses the buffer behind the copy-in, and no caller sees it."""
+def _alone(gather: Gather, users: list[fx.Node], place: dict[fx.Node, int]) -> bool:
     for node in users:
         if node.op in ("placeholder", "get_attr", "output"):
             return False
@@ -103,7 +110,7 @@ def _alone(gather: _Gather, users: list[fx.Node], place: dict[fx.Node, int]) -> 
     return True
 
 
-def _buffer_node(gather: _Gather) -> fx.Node:
+def _buffer_node(gather: Gather) -> fx.Node:
     """The node that stands for the buffer behind the copy-in: one that is there already, or a new one."""
     slice_node = arguments(gather.start)["input"]
     for user in gather.copy_in.users:

@@ -30,6 +30,9 @@ from tcverify.passes.overlap.storages import Accesses, Storages, accesses, is_vi
 
 Kind = Literal["start", "wait", "effect", "compute", "free"]
 
+#: Why a node follows another one: it reads its result, they touch one storage, both communicate, or the node says so.
+Why = Literal["data", "RAW", "WAR", "WAW", "communication", "declared"]
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Communication:
@@ -95,7 +98,11 @@ class CommGraph:
 
 
 def comm_graph(
-    graph: fx.Graph, groups: Mapping[str, Sequence[int]] | None = None, *, unsafe_collectives_reorder: bool = False
+    graph: fx.Graph,
+    groups: Mapping[str, Sequence[int]] | None = None,
+    *,
+    unsafe_collectives_reorder: bool = False,
+    reading: type[Reading] | None = None,
 ) -> CommGraph:
     """Return the dependencies of `graph`. Linear in the graph.
 
@@ -104,17 +111,19 @@ def comm_graph(
         unsafe_collectives_reorder: leave out the edges of communication between asynchronous collectives: starts and waits may
             then change places wherever data allows it. UNSAFE: ranks may start collectives in different orders, which hangs
             them or mixes up their data. Effects keep their place all the same.
+        reading: what collects the edges; `Reading` unless given.
     """
     if groups is None:
         groups = getattr(graph.owning_module, "meta", {}).get("groups", {})
     found = accesses(graph)
-    reading = _Reading(found, shared_places(graph, found), groups or {}, chained=not unsafe_collectives_reorder)
+    places = shared_places(graph, found)
+    walk = (reading or Reading)(found, places, groups or {}, chained=not unsafe_collectives_reorder)
     for node in graph.nodes:
-        reading.add(node)
-    return reading.finish()
+        walk.add(node)
+    return walk.finish()
 
 
-class _Reading:
+class Reading:
     """Walks a graph in order and collects its edges."""
 
     def __init__(
@@ -135,14 +144,20 @@ class _Reading:
         self._completes: dict[fx.Node, tuple[int, ...]] = {}
 
     def add(self, node: fx.Node) -> None:
-        self._before[node] = dict.fromkeys(node.all_input_nodes)
-        self._kinds[node] = kind = self._kind(node)
+        self._before[node] = {}
+        self.follow(node, node.all_input_nodes, "data")
+        self._kinds[node] = kind = self.kind(node)
         if node.op not in ("placeholder", "output"):
             self._order(node, kind)
             self._declared(node)
         self._by_name[node.name] = node
 
-    def _kind(self, node: fx.Node) -> Kind:
+    def follow(self, node: fx.Node, earlier: Iterable[fx.Node], why: Why) -> None:
+        """Take note that a node follows earlier ones."""
+        self._before[node].update(dict.fromkeys(earlier))
+
+    def kind(self, node: fx.Node) -> Kind:
+        """See `CommGraph.kind`."""
         if not node.op.startswith("call"):
             return "free"
         op = lookup(node.target) if node.op == "call_function" else None
@@ -159,26 +174,29 @@ class _Reading:
     def _order(self, node: fx.Node, kind: Kind) -> None:
         reads, writes = self._found.reads[node], self._found.writes[node]
         if kind == "wait":
-            reads, writes = self._wait(node, reads)
+            reads, writes = self.wait(node, reads)
         if kind in ("start", "wait", "effect"):
-            self._communicate(node, kind)
+            self.communicate(node, kind)
         own = tuple(storage for storage in self._found.results[node] if storage not in reads)
-        self._before[node].update(self._storages.add(node, reads, (*writes, *own)))
+        for earlier, why in self._storages.add(node, reads, (*writes, *own)):
+            self.follow(node, [earlier], why)
         if kind == "start":
-            self._start(node, reads, writes)
+            self.start(node, reads, writes)
 
-    def _communicate(self, node: fx.Node, kind: Kind) -> None:
+    def communicate(self, node: fx.Node, kind: Kind) -> None:
+        """Put a start, a wait or an effect behind what communicates before it."""
         if self._last_communication is not None:
-            self._before[node][self._last_communication] = None
+            self.follow(node, [self._last_communication], "communication")
         if kind == "effect":
-            self._before[node].update(dict.fromkeys(self._since))
+            self.follow(node, self._since, "communication")
             self._since = []
         if kind == "effect" or (kind == "start" and self._chained):
             self._last_communication = node
         elif kind == "start":
             self._since.append(node)
 
-    def _start(self, node: fx.Node, reads: Storages, writes: Storages) -> None:
+    def start(self, node: fx.Node, reads: Storages, writes: Storages) -> None:
+        """Note what is under way from here on."""
         name = _group_name(node)
         written = tuple(dict.fromkeys((*writes, *self._found.results[node])))
         for storage in written:
@@ -189,7 +207,7 @@ class _Reading:
             "ranks": None if ranks is None else tuple(ranks), "reads": reads, "writes": written,
         })  # fmt: skip
 
-    def _wait(self, node: fx.Node, storages: Storages) -> tuple[Storages, Storages]:
+    def wait(self, node: fx.Node, storages: Storages) -> tuple[Storages, Storages]:
         """Note what a wait completes, and return what it reads and writes. One for what has arrived already only reads."""
         completed: dict[int, None] = {}
         arriving: list[int] = []
@@ -213,7 +231,7 @@ class _Reading:
         for name in after if isinstance(after, (list, tuple)) else ():
             earlier = self._by_name.get(name)
             if earlier is not None:
-                self._before[node][earlier] = None
+                self.follow(node, [earlier], "declared")
 
     def finish(self) -> CommGraph:
         place = {node: number for number, node in enumerate(self._before)}
@@ -301,4 +319,6 @@ def placed(graph: fx.Graph, order: Iterable[fx.Node]) -> int:
     return moved
 
 
-__all__ = ["CommGraph", "Communication", "Kind", "comm_graph", "is_gemm_like", "is_valid_order", "placed"]
+__all__ = [
+    "CommGraph", "Communication", "Kind", "Reading", "Why", "comm_graph", "is_gemm_like", "is_valid_order", "placed",
+]  # fmt: skip

@@ -23,8 +23,8 @@ from tcverify.ops import lookup
 from tcverify.passes.overlap.graph import CommGraph, is_gemm_like, is_valid_order
 from tcverify.passes.overlap.memory import Footprint, Memory, footprint
 from tcverify.passes.overlap.reordering import OverlapPass
-from tcverify.passes.overlap.runtimes import Gather, aligned, runtimes
-from tcverify.passes.overlap.timeline import Tasks, covering, exposures, seconds, tasks, timeline
+from tcverify.passes.overlap.runtimes import Gather, Runtimes, aligned, runtimes
+from tcverify.passes.overlap.timeline import Tasks, Timeline, covering, exposures, seconds, tasks, timeline
 from tcverify.program import CollectiveStatistics, Contract
 
 log = logging.getLogger(__name__)
@@ -162,12 +162,14 @@ class Round:
         progress: per start or wait that was treated, what was done for it.
     """
 
+    memory_of: ClassVar[type[Memory]] = Memory
+
     def __init__(self, setting: Setting, order: Sequence[int]) -> None:
         self.setting = setting
         self.work = setting.work
         self.line = Line(order)
         self.order = tuple(order)
-        self.memory = Memory(setting.footprint, order)
+        self.memory = self.memory_of(setting.footprint, order)
         self.progress: dict[int, Progress] = {}
         self.moves_left = MAX_MOVES_PER_NODE * len(order)
 
@@ -199,7 +201,8 @@ class IterativePass(OverlapPass):
     """A pass that moves asynchronous collectives step by step within a budget of memory. Leaves each collective's statistics.
 
     Peak memory never exceeds (1 + memory_budget) times what it was. Where times of all nodes are known and used, the time in
-    which communication is exposed never grows, by the model of `timeline`.
+    which communication is exposed never grows, by the model of `timeline`; the contract promises that where the times are those
+    that the program tells, not a device of choice or a median over ranks.
 
     Args:
         memory_budget: share by which peak memory may grow: 0.0 for not at all, 0.2 for a fifth.
@@ -250,8 +253,9 @@ class IterativePass(OverlapPass):
         self.align = self._boolean("align_runtimes", align_runtimes)
         self.gather: Gather | None = None
         self.statistics: tuple[CollectiveStatistics, ...] = ()
+        own = self.timed and not self.align and self.profile is None  # by the times that this rank's program tells
         self.contract = replace(  # type: ignore[misc] # of this instance
-            self.contract, memory_budget=self.memory_budget, overlap=self.timed, order=not self.unsafe
+            self.contract, memory_budget=self.memory_budget, overlap=own, order=not self.unsafe
         )
 
     @abstractmethod
@@ -278,9 +282,9 @@ class IterativePass(OverlapPass):
             order = after
             if not (setting.work.timed and faster):
                 break
-        self._judge(setting, order)
+        self.judge(setting, order)
         replayed = timeline(setting.work, order)
-        if replayed.makespan > before.makespan:  # what was decided step by step promises that it is not
+        if self.is_worse(replayed, before):  # what was decided step by step promises that it is not
             log.warning("%s gives up an order that would expose more communication", self.name)
             order, replayed, progress = start, before, {}
         self.statistics = _statistics(setting, progress, exposures(setting.work, before), replayed)
@@ -293,7 +297,7 @@ class IterativePass(OverlapPass):
         if times is not None and self.align:
             times = aligned(times, self.gather)
         numbers = {node: number for number, node in enumerate(found.nodes)}
-        of = footprint(found)
+        of = self.footprint(found)
         order = range(len(found.nodes))
         base = max(Memory(of, order).levels(order), default=0)
         return Setting(
@@ -301,14 +305,27 @@ class IterativePass(OverlapPass):
             numbers,
             tuple(tuple(map(numbers.__getitem__, found.predecessors[node])) for node in found.nodes),
             tuple(tuple(map(numbers.__getitem__, found.successors[node])) for node in found.nodes),
-            tasks(found, times),
+            self.tasks(found, times),
             of,
             base,
             int(base * (1 + self.memory_budget)),
             self.freedom,
         )
 
-    def _judge(self, setting: Setting, order: Sequence[int]) -> None:
+    def footprint(self, found: CommGraph) -> Footprint:
+        """What the nodes of a graph do to memory."""
+        return footprint(found)
+
+    def tasks(self, found: CommGraph, times: Runtimes | None) -> Tasks:
+        """What the nodes of a graph keep busy, and for how long."""
+        return tasks(found, times)
+
+    def is_worse(self, replayed: Timeline, before: Timeline) -> bool:
+        """Whether an order is given up."""
+        return replayed.makespan > before.makespan
+
+    def judge(self, setting: Setting, order: Sequence[int]) -> None:
+        """Raise `InternalError` for an order that breaks a dependency, or takes more memory than the budget says."""
         if not is_valid_order(setting.found, [setting.found.nodes[number] for number in order]):
             raise InternalError(f"pass '{self.name}' has broken a dependency")
         peak = max(Memory(setting.footprint, order).levels(order), default=0)

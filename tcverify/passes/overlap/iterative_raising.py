@@ -40,9 +40,13 @@ class Raising(Round):
         self._due: dict[int, int] = {}  # the same by start, of those that have not been waited for
         for node in self.order:
             if self.work.queues[node] == "start" and self.treats(node):
-                _Rise(self, node).run()
+                self.rise(node).run()
             else:
                 self.advance([node])
+
+    def rise(self, node: int) -> Rise:
+        """A start on its way up."""
+        return Rise(self, node)
 
     def _look_ahead(self) -> None:
         """Tails behind every node, and the compute between each start and the first wait for it."""
@@ -112,7 +116,7 @@ class Raising(Round):
         return self._ends
 
 
-class _Rise:
+class Rise:
     """One start on its way up, with what it takes along.
 
     Attributes:
@@ -143,7 +147,7 @@ class _Rise:
             if stopped is None and candidate in self.needed:
                 stopped = self._no_member(candidate)
                 if stopped is None:
-                    self._take_along(candidate)
+                    self.take_along(candidate)
                     continue
             if stopped is None:
                 stopped = self._swap(candidate)
@@ -184,7 +188,8 @@ class _Rise:
             return f"data dependency on {name}, with {MAX_GROUP} nodes taken along already"
         return None
 
-    def _take_along(self, candidate: int) -> None:
+    def take_along(self, candidate: int) -> None:
+        """Let a node that the group depends on move with it."""
         self.group.append(candidate)
         self.members.add(candidate)
         self.needed.update(self.setting.before[candidate])
@@ -199,7 +204,7 @@ class _Rise:
         if stopped is not None:
             return stopped
         tail = self.work.back(candidate, self.tail, self.course.from_wait, self.course.ends, self.members)
-        if self.work.timed and self._delays(candidate):
+        if self.work.timed and self.delays(candidate):
             loss = self._end(now, tail) - self._end(self.now, self.tail)
             if loss > 0:
                 return f"more exposed elsewhere, were it before {self.setting.name(candidate)}"
@@ -214,7 +219,7 @@ class _Rise:
         self.course.checked()
         return None
 
-    def _delays(self, candidate: int) -> bool:
+    def delays(self, candidate: int) -> bool:
         """Whether the swap can delay anything. A start that goes up alone, or with compute, never does."""
         queues = self.work.queues
         return queues[candidate] in ("start", "both") or any(
@@ -228,4 +233,4 @@ class _Rise:
         return tail.end(now)
 
 
-__all__ = ["Raising", "ReorderCommunicationPreservingPeakMemory"]
+__all__ = ["Raising", "ReorderCommunicationPreservingPeakMemory", "Rise"]

@@ -52,9 +52,13 @@ class Sinking(Round):
         self.from_wait: dict[int, int] = {}
         for node in reversed(self.order):
             if self.work.awaited.get(node) and self.treats(node):
-                _Sink(self, node).run()
+                self.sink(node).run()
             else:
                 self.retreat([node])
+
+    def sink(self, node: int) -> Sink:
+        """A wait on its way down."""
+        return Sink(self, node)
 
     def retreat(self, nodes: Sequence[int]) -> None:
         """Go past nodes that have come to their place; in order, which is walked backwards."""
@@ -67,7 +71,7 @@ class Sinking(Round):
         return self.tails[node] if node >= 0 else Tail(0, 0)
 
 
-class _Sink:
+class Sink:
     """One wait on its way down, with what it takes along.
 
     Attributes:
@@ -86,7 +90,7 @@ class _Sink:
         self.latest_time = self.now.compute
         self.gained_at = 0
         self.progress: Progress = course.progress[node]
-        self._take_along(node)
+        self.take_along(node)
 
     def run(self) -> None:
         line = self.course.line
@@ -97,7 +101,7 @@ class _Sink:
             if stopped is None and candidate in self.blocked:
                 stopped = self._no_member(candidate)
                 if stopped is None:
-                    self._take_along(candidate)
+                    self.take_along(candidate)
                     continue
             if stopped is None:
                 stopped = self._swap(candidate)
@@ -107,7 +111,8 @@ class _Sink:
         first = line.following[before] if before >= 0 else line.first
         self.course.retreat(line.until(first, line.following[self.group[-1]]))
 
-    def _take_along(self, candidate: int) -> None:
+    def take_along(self, candidate: int) -> None:
+        """Let a node that depends on the group move with it."""
         self.group.append(candidate)
         self.blocked.update(self.setting.after[candidate])
         self.latest.update(dict.fromkeys(self.setting.footprint.touched[candidate], candidate))
@@ -152,7 +157,7 @@ class _Sink:
         stopped = course.too_much(memory.peak(self.level, [candidate, *self.group], handovers))
         if stopped is not None:
             return stopped
-        if self.work.timed and self._delays(candidate):
+        if self.work.timed and self.delays(candidate):
             tail = course.tail_before(course.line.following[candidate])
             loss = self._end([candidate, *self.group], tail) - self._end([*self.group, candidate], tail)
             if loss > 0:
@@ -167,7 +172,7 @@ class _Sink:
         course.checked()
         return None
 
-    def _delays(self, candidate: int) -> bool:
+    def delays(self, candidate: int) -> bool:
         """Whether the swap can delay anything. A wait that sinks alone never does, nor with compute behind compute."""
         queues = self.work.queues
         if any(queues[node] == "start" for node in self.group):
@@ -186,4 +191,4 @@ class _Sink:
         return end
 
 
-__all__ = ["SinkWaitsIterative", "Sinking"]
+__all__ = ["Sink", "SinkWaitsIterative", "Sinking"]

@@ -143,10 +143,10 @@ class Memory:
 
 def footprint(found: CommGraph) -> Footprint:
     """Return what the nodes of a graph do to memory. Linear in the graph."""
-    return _Reading(found).footprint()
+    return StorageWalk(found).footprint()
 
 
-class _Reading:
+class StorageWalk:
     """Walks a graph and tells its storages apart.
 
     Storages are those that metadata shows; where an op returns what it writes into, a view or a wait what it is given, the
@@ -164,12 +164,13 @@ class _Reading:
     def footprint(self) -> Footprint:
         nodes = self._found.nodes
         touched = [self._touch(number, node) for number, node in enumerate(nodes)]
-        self._extend(touched)
+        self.extend(touched)
         kept = {s for s, maker in enumerate(self._makers) if nodes[maker].op in ("placeholder", "get_attr")}
         inputs = frozenset(kept)
         for node, of in zip(nodes, touched, strict=True):
             if node.op == "output":
                 kept.update(of)
+        kept = self.kept(inputs, kept)
         allocated, shrunk = [0] * len(nodes), [0] * len(nodes)
         for storage, maker in enumerate(self._makers):
             if storage not in inputs:
@@ -189,6 +190,10 @@ class _Reading:
             tuple(now),
             tuple(self._unknown),
         )
+
+    def kept(self, inputs: frozenset[int], kept: set[int]) -> set[int]:
+        """The storages that are never freed: those of inputs and of outputs."""
+        return kept
 
     def _touch(self, number: int, node: fx.Node) -> dict[int, None]:
         """Tell the storages of a node's value; returns all that it touches."""
@@ -240,7 +245,7 @@ class _Reading:
         self._makers.append(maker)
         return len(self._sizes) - 1
 
-    def _extend(self, touched: Sequence[dict[int, None]]) -> None:
+    def extend(self, touched: Sequence[dict[int, None]]) -> None:
         """Let what a collective reads live until the wait that completes it, and to the end where there is none."""
         pending: dict[int, list[int]] = {}  # storage that is under way → storages that are read for it
         for node, of in zip(self._found.nodes, touched, strict=True):
@@ -304,4 +309,4 @@ def _described(value: Any) -> tuple[Any, int | None]:
     return key, reach * value.dtype.itemsize
 
 
-__all__ = ["RESIZE", "Footprint", "Handover", "Memory", "footprint"]
+__all__ = ["RESIZE", "Footprint", "Handover", "Memory", "StorageWalk", "footprint"]

@@ -20,7 +20,7 @@ from tcverify.cost import DeviceProfile
 from tcverify.cost import device as device_profile
 from tcverify.ops import RECORD, WAIT, lookup
 from tcverify.passes.base import Pass
-from tcverify.passes.overlap.graph import CommGraph, comm_graph, placed
+from tcverify.passes.overlap.graph import CommGraph, Reading, comm_graph, placed
 from tcverify.passes.overlap.list_schedule import Key, first_needed_by, list_schedule, overlap_schedule
 from tcverify.passes.overlap.runtimes import Gather, Runtimes, aligned, runtimes
 from tcverify.program import Contract
@@ -40,6 +40,7 @@ class OverlapPass(Pass):
 
     contract: ClassVar[Contract] = Contract(order=True, collective_order=True)
     PATTERNS = ("moved",)
+    reading: ClassVar[type[Reading]] = Reading
 
     def __init__(self, *, unsafe_collectives_reorder: bool | str = False, **options: Any) -> None:
         super().__init__(**options)
@@ -59,7 +60,7 @@ class OverlapPass(Pass):
 
     def read(self, graph: fx.Graph) -> CommGraph:
         """The dependencies that the new order keeps."""
-        return comm_graph(graph, unsafe_collectives_reorder=self.unsafe)
+        return comm_graph(graph, unsafe_collectives_reorder=self.unsafe, reading=self.reading)
 
     @abstractmethod
     def reordered(self, found: CommGraph) -> Sequence[fx.Node]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import fx
 
-from tcverify.cost import DeviceProfile, node_cost
+from tcverify.cost import DeviceProfile, node_cost, takes_no_time
 from tcverify.cost import device as device_profile
 from tcverify.errors import UsageError
 from tcverify.passes.overlap.graph import CommGraph
@@ -31,7 +31,8 @@ def runtimes(found: CommGraph, device: DeviceProfile | None = None) -> dict[fx.N
         device: for nodes without `meta["cost_s"]`; unless given, the one that the program names (`gm.meta["streams"].device`).
 
     Returns:
-        None where some node that takes time has no cost, and no device is known to estimate it for.
+        Seconds; times that nodes have of their own (`meta["cost_s"]`) as they are, however short. None where some node that takes
+        time has no cost, and no device is known to estimate it for.
     """
     if device is None:
         device = _device(found)
@@ -39,14 +40,14 @@ def runtimes(found: CommGraph, device: DeviceProfile | None = None) -> dict[fx.N
     groups: Mapping[str, Sequence[int]] = getattr(owner, "meta", {}).get("groups") or {}
     times: dict[fx.Node, float] = {}
     for node in found.nodes:
-        if found.kind(node) in ("wait", "free"):
+        if found.kind(node) in ("wait", "free") or takes_no_time(node):
             times[node] = 0.0
             continue
         given = node.meta.get("cost_s")
         if given is not None and not _is_time(given):
             log.info("times are not known: the cost of '%s' is %s, which is no time", node.name, str(given)[:40])
             return None
-        cost = node_cost(node, device, groups=groups)
+        cost = node_cost(node, device, groups=groups) if given is None else float(given)
         if cost is None:
             log.info("times are not known: '%s' has no cost, and there is no device to estimate it for", node.name)
             return None
@@ -100,7 +101,7 @@ def _device(found: CommGraph) -> DeviceProfile | None:
 
 
 def _is_time(value: Any) -> bool:
-    return type(value) in (int, float) and math.isfinite(value)
+    return type(value) in (int, float) and math.isfinite(value) and value >= 0
 
 
 __all__ = ["Gather", "Runtimes", "aligned", "runtimes"]

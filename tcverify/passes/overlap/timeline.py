@@ -18,6 +18,7 @@ from typing import Literal, NamedTuple
 
 from torch import fx
 
+from tcverify.ops import lookup
 from tcverify.passes.overlap.graph import CommGraph
 
 #: Seconds of one unit of time.
@@ -125,9 +126,11 @@ def tasks(found: CommGraph, times: Mapping[fx.Node, float] | None) -> Tasks:
     queues: list[Queue] = []
     for node in found.nodes:
         kind = found.kind(node)
-        queues.append(
-            "start" if kind == "start" else "wait" if kind == "wait" else "both" if kind == "effect" else "compute"
-        )
+        if kind == "start" or kind == "wait":
+            queues.append(kind)
+        else:  # what cannot be looked into computes, for all that is known
+            communicates = node.op == "call_function" and "comm" in lookup(node.target).resources
+            queues.append("both" if kind == "effect" and communicates else "compute")
     costs = [
         0 if times is None or queue == "wait" else units(times[node])
         for node, queue in zip(found.nodes, queues, strict=True)
