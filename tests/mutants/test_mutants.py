@@ -21,7 +21,7 @@ from tcverify.program import Program
 from tcverify.strategies import fsdp_programs, functional_programs, mixed_programs, overlap_programs
 from tcverify.verifier import verify
 from tests.mutants.catalogue import EXPECTED, MUTANTS, Drawn, hunting_grounds
-from tests.mutants.comm_buffers import InPlace
+from tests.mutants.comm_buffer_forms import InPlace
 from tests.mutants.overlap_memory import RaiseUnjudged, SinkUnjudged
 
 SEED = 7
