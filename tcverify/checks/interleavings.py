@@ -60,7 +60,8 @@ def _raced(evidence: Evidence) -> Finding | Doubt | None:
         node, extreme, finding = _to_blame(evidence, evidence.play) or (None, extreme, seen[0])
         title = f"{finding.title} when {extreme.words}"
         data = {**finding.data, "timing": extreme.words}
-        return Finding("async-race", CHECK, title, finding.detail, node, finding.rank, data)
+        detail = f"{finding.detail}\n{_UNWRITTEN}" if "it is nan instead of" in finding.detail else finding.detail
+        return Finding("async-race", CHECK, title, detail, node, finding.rank, data)
     return None
 
 
@@ -71,8 +72,8 @@ def _to_blame(
     program = evidence.pair.rewritten or evidence.pair.original
     for start in starts_of(program)[:MOST_STARTS]:
         for timing, words in (
-            ("apart", "reads where it starts and writes at its wait"),
-            ("wait", "reads and writes at its wait"),
+            ("apart", "reads where it starts and writes as late as it may"),
+            ("wait", "reads and writes as late as it may"),
         ):
             extreme = play(program, f"'{start}' {words}", _only(start, timing))
             seen = _judged(extreme.comparison, evidence)
@@ -84,6 +85,8 @@ def _to_blame(
 def _only(node: str, timing: str) -> Timing:
     return lambda rank, start: timing if start == node else "issue"
 
+
+_UNWRITTEN = "(nan stands in memory that a collective has not written yet)"
 
 #: Most starts that are tried one by one for the one that is to blame.
 MOST_STARTS = 64

@@ -11,7 +11,7 @@ from torch.fx.node import map_aggregate
 from tcverify.checks.evidence import Evidence
 from tcverify.checks.storage import RealValues
 from tcverify.errors import UnsupportedOp
-from tcverify.ops import ShapeError, TensorSpec
+from tcverify.ops import ShapeError, TensorSpec, schema_of
 from tcverify.program import Program, RankConstant
 from tcverify.program.finding import Doubt, Finding
 from tcverify.program.graph import map_structure
@@ -145,7 +145,7 @@ class _Records:
         recorded = node.meta.get("val")
         if node.op == "placeholder" or recorded is None or any(n not in self._values for n in node.all_input_nodes):
             if recorded is None:
-                return None if node.op == "placeholder" else _MISSING
+                return None if node.op == "placeholder" or _produces_nothing(node) else _MISSING
             apart = self._values.keep_apart(node, recorded)
             return self._shared_by_mistake(node.name, recorded, apart) if node.op == "placeholder" else None
         try:
@@ -169,6 +169,12 @@ class _Records:
             if first != real:
                 return f"shares its storage with that of '{owner}', which the node does not alias"
         return None
+
+
+def _produces_nothing(node: fx.Node) -> bool:
+    """Whether a call has no result that metadata could be of."""
+    schema = schema_of(node.target) if node.op == "call_function" else None
+    return schema is not None and not schema.returns
 
 
 def _same_layout(recorded: Any, expected: Any) -> bool:

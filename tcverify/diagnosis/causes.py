@@ -11,8 +11,9 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from tcverify.diagnosis.blame import displaced
+from tcverify.diagnosis.misread import in_another_order, too_late
 from tcverify.diagnosis.versions import Versions, storage_root, written_operands
-from tcverify.ops import Collective, lookup
+from tcverify.ops import RESIZE, Collective, lookup
 from tcverify.relations import Relation, relation_between
 
 Operands = tuple[tuple[str, Relation], ...]
@@ -48,14 +49,19 @@ def cause(
     of: Versions, node: fx.Node, relation: Relation, operands: Operands, *, output: int | None, raises: bool
 ) -> str:
     """Say in a few words what makes a node wrong, to follow a colon; "" where nothing can be said."""
+    if raises and (freed := _freed(of, node)):
+        return freed
     if output is not None:
-        return NEEDED.get(relation.kind) or _item(of, node) or _together(of, node)
+        return NEEDED.get(relation.kind) or _item(of, node) or _own_arguments(of, node, operands) or _together(of, node)
     for reason in (
         _item(of, node),
+        _own_arguments(of, node, operands),
+        in_another_order(of, node),
         _together(of, node),
         _loses(of, node, relation),
         _displaced(of, node, relation),
         _overwrites(of, node),
+        too_late(of, node),
         _other_op(of, node),
         _unfit(of, operands),
         _stale(of, node),
@@ -111,6 +117,23 @@ def _arguments(of: Versions, node: fx.Node, operands: Operands) -> str:
     right = all(r.kind in ("equal", "reshaped") for _, r in operands)
     if told:
         return " and ".join(told[:MAX_TOLD]) + (": what it reads is the same" if right and operands else "")
+    return ""
+
+
+def _own_arguments(of: Versions, node: fx.Node, operands: Operands) -> str:
+    """As `_arguments`, of a node that reads what the original's reads: nothing else can be wrong with it."""
+    pairs = of.paired(node)
+    same = bool(pairs) and all(operand.name == read.name for operand, read in pairs)
+    equal = all(r.kind == "equal" and r.original == name for name, r in operands)
+    return _arguments(of, node, operands) if same and equal else ""
+
+
+def _freed(of: Versions, node: fx.Node) -> str:
+    """An operand whose memory has been given back."""
+    for operand in node.all_input_nodes:
+        resized = [w for w in of.writes(operand, node) if lookup(w.target).name == RESIZE]
+        if resized and resized[-1].args[1] == 0:
+            return f"it reads '{operand.name}', which '{resized[-1].name}' has freed"
     return ""
 
 

@@ -17,6 +17,7 @@ from tcverify.diagnosis.blame import suspicious, upward
 from tcverify.diagnosis.causes import cause, operands_of
 from tcverify.diagnosis.divergence import Diagnosis, Divergence
 from tcverify.diagnosis.meeting import disagreement
+from tcverify.diagnosis.misread import first_unlike, too_late
 from tcverify.diagnosis.versions import (
     Versions,
     output_node,
@@ -158,6 +159,12 @@ def _returned(of: Versions, index: int) -> Divergence | None:
     if relation.kind == "equal" and relation.original == old.name:
         found = next(iter(of.clobbers(new, of.new.output_node())), None)
         return None if found is None else _divergence(of, found)
+    if new.name == old.name:
+        misread = first_unlike(of, new)
+        if misread is not None and misread is not new:
+            return _divergence(of, misread)
+        if misread is new and too_late(of, new):
+            return _divergence(of, new)
     instead = "" if relation.original == old.name else f", where the original returns '{old.name}'"
     return _divergence(of, new, replace(relation, text=relation.text + instead), output=index)
 
@@ -218,8 +225,18 @@ def _divergence(
     relation = of.relations[node.name] if relation is None else relation
     operands = operands_of(of, node)
     alone = bool(relation.ranks) and len(relation.ranks) < of.program.mesh.world_size and of.rank in relation.ranks
+    if output is None and not raises and _another_value(of, node, relation):
+        relation = replace(relation, kind="other", text="not what the original's is")
     why = cause(of, node, relation, operands, output=output, raises=raises)
     return Divergence(node.name, relation, output, operands, raises, why, of.rank, alone and not raises)
+
+
+def _another_value(of: Versions, node: fx.Node, relation: Relation) -> bool:
+    """Whether a node calls what the original's of its name calls, and has the value of another one, if of any."""
+    namesake = of.namesake(node)
+    if namesake is None or namesake.target != node.target or relation.original == node.name:
+        return relation.kind == "unrelated" and namesake is not None and isinstance(node.meta.get("val"), (tuple, list))
+    return relation.kind == "equal"
 
 
 __all__ = ["diagnose"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tcverify.diagnosis.divergence import Divergence
 from tcverify.diagnosis.versions import Versions
+from tcverify.program.graph import same_structure
 from tcverify.relations import Relation
 
 
@@ -16,7 +17,8 @@ def disagreement(of: Versions) -> Divergence | None:
                 if node is not None and other != rank and not _has(of, other, node, rewritten=True):
                     known = _has(of, other, node, rewritten=False)
                     if known is original:
-                        return _unmet(rank, node, other, calls[other], known)
+                        shown = other if _changed(of, other) and not _changed(of, rank) else rank
+                        return _unmet(rank, node, other, calls[other], known, shown)
     for rank, node in calls.items():
         for other, instead in calls.items():
             if node is not None and instead is not None and node != instead:
@@ -26,15 +28,25 @@ def disagreement(of: Versions) -> Divergence | None:
 
 
 def _calls(of: Versions) -> dict[int, str | None]:
-    """Where the ranks that disagree stand, by rank: the node of their call; None for a rank that has finished."""
+    """Where the ranks that disagree stand, by rank: the node of their call; None for a rank that has finished.
+
+    Ranks whose graphs the pass has changed come first: there is the cause.
+    """
+    found: dict[int, str | None] = {}
     if of.after.mismatch is not None:
-        return {rank: call.node for rank, call in sorted(of.after.mismatch[1].items())}
-    if of.after.hang is None:
-        return {}
-    found: dict[int, str | None] = {wait.rank: wait.call.node for wait in of.after.hang.waits}
-    if of.after.hang.finished is not None:
-        found[of.after.hang.finished] = None
-    return found
+        found = {rank: call.node for rank, call in sorted(of.after.mismatch[1].items())}
+    elif of.after.hang is not None:
+        found = {wait.rank: wait.call.node for wait in of.after.hang.waits}
+        if of.after.hang.finished is not None:
+            found[of.after.hang.finished] = None
+    changed = [rank for rank in found if _changed(of, rank)]
+    return {rank: found[rank] for rank in [*changed, *(r for r in found if r not in changed)]}
+
+
+def _changed(of: Versions, rank: int) -> bool:
+    """Whether the pass has changed a rank's graph."""
+    before, after = (p.graphs[p.ranks[rank].graph] for p in (of.program, of.rewritten))
+    return not same_structure(before, after)
 
 
 def _has(of: Versions, rank: int, name: str, *, rewritten: bool) -> bool:
@@ -42,8 +54,8 @@ def _has(of: Versions, rank: int, name: str, *, rewritten: bool) -> bool:
     return any(node.name == name for node in program.graphs[program.ranks[rank].graph].nodes)
 
 
-def _unmet(rank: int, node: str, other: int, instead: str | None, known: bool) -> Divergence:
+def _unmet(rank: int, node: str, other: int, instead: str | None, known: bool, shown: int) -> Divergence:
     meanwhile = f"it calls '{instead}' there" if instead is not None else "it comes to its end"
     lacks = "no longer has it" if known else "has no such node"
     text = f"called by rank {rank}, but the graph of rank {other} {lacks}: {meanwhile}"
-    return Divergence(node, Relation("unmet", None, text, None, (rank,)), None, (), rank=rank)
+    return Divergence(node, Relation("unmet", None, text, None, (shown,)), None, (), rank=shown)

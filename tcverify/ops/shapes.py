@@ -132,8 +132,9 @@ def _frozen(value: Any, numbers: dict[int, int]) -> Any:
 
 #: Local ops on so few elements run for real: exact by definition, and 15 times as fast as on fake tensors.
 _FEW_ELEMENTS = 1 << 16
-#: Words of errors that are about the zeros, and not about shapes and dtypes: division by them, matrices that they make.
-_OF_VALUES = ("zerodivision", "by zero", "singular", "decomposition", "not converge", "positive-definite")
+#: Words of errors that are about the zeros (division by them, matrices that they make) or the kernels of a CPU, and not about how
+#: shapes and dtypes fit together.
+_OF_VALUES = ("zerodivision", "by zero", "singular", "decomposition", "not converge", "positive-definite", "not implemented")
 #: Most elements that a result may have then.
 _MANY_ELEMENTS = 1 << 24
 

@@ -404,8 +404,8 @@ def read_the_start(gm: fx.GraphModule) -> None:
 @pytest.mark.parametrize(
     ("broken", "words"),
     [
-        (sink_the_wait, "'all_reduce' reads and writes at its wait"),
-        (read_the_start, "'all_reduce' reads where it starts and writes at its wait"),
+        (sink_the_wait, "'all_reduce' reads and writes as late as it may"),
+        (read_the_start, "'all_reduce' reads where it starts and writes as late as it may"),
     ],
 )
 def test_races_are_refuted_and_blamed(broken: Callable[[fx.GraphModule], None], words: str) -> None:
