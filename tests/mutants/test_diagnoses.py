@@ -86,7 +86,7 @@ def test_reports_of_the_gallery_name_the_planted_node() -> None:
         case = read_counterexample(path)
         name = case.facts.target.rpartition(":")[2]
         if (
-            case.facts.name in MUTANTS and case.finding.kind not in OF_THE_WHOLE
+            case.facts.name in KNOWN and case.finding.kind not in OF_THE_WHOLE
         ):  # pipelines have other programs halfway
             named[f"{name} ({case.id})"] = is_named(name, case)
     assert named
