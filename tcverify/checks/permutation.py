@@ -91,12 +91,14 @@ def broken_edge(before: Accesses, after: Accesses, rank: int, *, whole: bool, st
         whole: whether all edges of the original are looked at; those that nodes declare in the rewritten graph always are.
         starts: whether all that communicates keeps its order.
     """
+    hopeless = {edge[3:5] for edge in _declared(before)}  # the original breaks them already
     found = [*_declared(after)]
     if whole:
         place = {step.name: index for index, step in enumerate(after.steps)}
         found += _through_storage(before, after, place)
         found += _communication(before, after, place, starts=starts)
         found += _declared(before, place)
+    found = [edge for edge in found if edge[5] != "declared" or edge[3:5] not in hopeless]
     if not found:
         return None
     _, title, detail, first, second, edge = min(found)
@@ -202,11 +204,10 @@ def _arrivals(before: Accesses, after: Accesses, place: Mapping[str, int]) -> It
     then, now = asynchrony_of(before).landed, asynchrony_of(after).landed
     places = [place[step.name] if step.issues else -1 for step in before.steps]
     latest = list(accumulate(places, max))
+    lands = {(after.steps[flight.start].name, flight.number): wait for flight, wait in now.items()}
     for flight, wait in then.items():
         start = before.steps[flight.start].name
-        wait_now = next(
-            (w for f, w in now.items() if f.number == flight.number and after.steps[f.start].name == start), None
-        )
+        wait_now = lands.get((start, flight.number))
         if wait_now is not None and latest[wait] > wait_now:
             other, name = after.steps[latest[wait]].name, after.steps[wait_now].name
             title = f"'{name}' waits for '{start}' before '{other}' is issued, which came before the wait"

@@ -100,10 +100,12 @@ def _make_plan(graph: fx.Graph, module: torch.nn.Module | None, domain: Domain) 
     def template(value: Any) -> Any:
         return Slot(numbers[value]) if isinstance(value, fx.Node) else domain.literal(value)
 
-    for node in graph.nodes:
+    for node in graph.nodes:  # passes may leave one behind a call
         if node.op == "placeholder":
             numbers[node] = len(numbers)
             plan.placeholders.append(node.name)
+    for node in graph.nodes:
+        if node.op == "placeholder":
             continue
         if node.op == "output":
             plan.result = map_aggregate(node.args[0], template)

@@ -134,7 +134,15 @@ def _frozen(value: Any, numbers: dict[int, int]) -> Any:
 _FEW_ELEMENTS = 1 << 16
 #: Words of errors that are about the zeros (division by them, matrices that they make) or the kernels of a CPU, and not about how
 #: shapes and dtypes fit together.
-_OF_VALUES = ("zerodivision", "by zero", "singular", "decomposition", "not converge", "positive-definite", "not implemented")
+_OF_VALUES = (
+    "zerodivision",
+    "by zero",
+    "singular",
+    "decomposition",
+    "not converge",
+    "positive-definite",
+    "not implemented",
+)
 #: Most elements that a result may have then.
 _MANY_ELEMENTS = 1 << 24
 

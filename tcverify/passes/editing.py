@@ -27,6 +27,12 @@ def arguments(node: fx.Node) -> dict[str, Any]:
     return {**dict(zip(names, node.args, strict=False)), **node.kwargs}
 
 
+def declared_after(node: fx.Node) -> list[str]:
+    """The names of nodes that `node` declares to follow (`meta["after"]`). What is no list of names declares nothing."""
+    declared = node.meta.get("after")
+    return [name for name in declared if isinstance(name, str)] if isinstance(declared, (list, tuple)) else []
+
+
 def set_argument(node: fx.Node, name: str, value: Any) -> None:
     """Replace one argument of a call of a torch op, wherever it is passed."""
     if name in node.kwargs:

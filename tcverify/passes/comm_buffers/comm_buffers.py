@@ -16,11 +16,12 @@ groups). Collectives of other groups are left alone, and what they send lives in
 ranks, so views of a part of a storage do not count as fit: where the part lies could be one of them.
 
 Left alone are also collectives over groups of one rank; those that nobody waits for; those that read or write what is still
-under way; and those whose metadata is missing, symbolic or not what the operands imply.
+under way; those whose metadata is missing, symbolic or not what the operands imply; and graphs that are lowered to streams.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
@@ -38,7 +39,10 @@ from tcverify.passes.comm_buffers.lowering import (
 )
 from tcverify.passes.comm_buffers.plan import BufferPlan, Wanted, plan_buffers
 from tcverify.passes.comm_buffers.storages import Analysis, Storage, analyse, group_of, operation
+from tcverify.passes.overlap.reordering import is_lowered
 from tcverify.program import Contract
+
+log = logging.getLogger(__name__)
 
 KEY = "comm_buffer"
 
@@ -89,7 +93,10 @@ class CommBuffers(Pass):
     ) -> None:
         super().__init__(**options)
         names = symm_mem.split(",") if isinstance(symm_mem, str) else symm_mem
-        self.symm_mem = frozenset(name.strip() for name in names)
+        names = (
+            [name.strip() if isinstance(name, str) else "" for name in names] if isinstance(names, Iterable) else [""]
+        )
+        self.symm_mem = frozenset(names)
         if not all(self.symm_mem):
             raise UsageError(
                 f"option symm_mem of pass '{self.name}' cannot be {symm_mem!r}", "name groups, or use all or none"
@@ -139,6 +146,9 @@ class CommBuffers(Pass):
 
     def rewrite(self, graph: fx.Graph) -> Iterable[fx.Node]:
         """Choose the forms, then the places. See `Pass.rewrite`."""
+        if is_lowered(graph):  # what stands first there need not run first
+            log.info("%s leaves a graph alone: it is lowered to streams", self.name)
+            return []
         found = analyse(graph)
         if not found.flights and not any(KEY in node.meta for node in graph.nodes):
             return []

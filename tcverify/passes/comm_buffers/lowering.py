@@ -13,7 +13,7 @@ Whether a collective may block where it starts is said at `Lowering.blocks_safel
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -21,7 +21,7 @@ from torch import fx
 
 from tcverify.ops import TensorSpec, resolve
 from tcverify.passes.comm_buffers.storages import Analysis, Storage, group_of, nbytes, operation
-from tcverify.passes.editing import annotate, arguments
+from tcverify.passes.editing import annotate, arguments, declared_after
 
 ALL_REDUCE = "_c10d_functional::all_reduce"
 IN_PLACE = "_c10d_functional::all_reduce_"
@@ -92,7 +92,8 @@ class Lowering:
             op = operation(start)
             name = op.name if op is not None else ""
             group = group_of(start)
-            if group is None or not self.agrees(group) or self.is_doubtful(start):
+            awaited = self.analysis.flights[start].awaited
+            if group is None or not awaited or not self.agrees(group) or self.is_doubtful(start):
                 continue
             if name == ALL_REDUCE:
                 self._all_reduce(start, group)
@@ -113,8 +114,8 @@ class Lowering:
     def _all_reduce(self, start: fx.Node, group: str) -> None:
         given = arguments(start)
         x, spec = given["input"], self.analysis.spec(given["input"])
-        flight, result = self.analysis.flights[start], self.analysis.storage(start)
-        if spec is None or result is None or not flight.awaited:
+        result = self.analysis.storage(start)
+        if spec is None or result is None:
             return
         ready = self.fits(x, group)
         if self.in_one_shot(start, spec, given["reduce_op"], group):
@@ -138,7 +139,7 @@ class Lowering:
         given = arguments(start)
         x, spec = given["input"], self.analysis.spec(given["input"])
         ready = self.fits(x, group)
-        if spec is None or ready is None or not self.analysis.flights[start].awaited:
+        if spec is None or ready is None:
             return
         ready.group = group
         if not self.in_one_shot(start, spec, given["reduce_op"], group):
@@ -242,13 +243,13 @@ class Lowering:
 
     def drop_waits(self) -> None:
         """Put in place of waits what they wait for, where all that has arrived when it starts."""
-        renamed: dict[str, str] = {}
+        renamed: dict[str, list[str]] = {}
         for wait, flights in self.analysis.completed.items():
             if not flights or not all(self.is_over(flight.start) for flight in flights):
                 continue
             operand = wait.all_input_nodes[0]
             wait.replace_all_uses_with(operand)
-            renamed[wait.name] = operand.name
+            renamed[wait.name] = [operand.name, *declared_after(wait)]
             self.graph.erase_node(wait)
             self.changed.discard(wait)
             self.counts["dropped-wait"] += 1
@@ -299,15 +300,17 @@ def is_contiguous(spec: TensorSpec) -> bool:
     return spec.layout == TensorSpec.contiguous(spec.shape, spec.dtype).layout
 
 
-def _rename_after(graph: fx.Graph, renamed: dict[str, str]) -> None:
-    """Let declared orders name what stands for the waits that are gone."""
+def _rename_after(graph: fx.Graph, renamed: dict[str, list[str]]) -> None:
+    """Let declared orders name what stands for the waits that are gone, and what these were to follow."""
     for node in graph.nodes:
-        names: Iterable[str] = node.meta.get("after", ())
+        names = declared_after(node)
         if not any(name in renamed for name in names):
             continue
-        kept = []
-        for name in names:
-            while name in renamed:
-                name = renamed[name]
-            kept.append(name)
-        node.meta["after"] = [name for name in dict.fromkeys(kept) if name != node.name]
+        kept: dict[str, None] = {}
+        left = names[::-1]
+        while left:
+            name = left.pop()
+            if name not in kept:
+                kept[name] = None
+                left += renamed.get(name, [])[::-1]
+        node.meta["after"] = [name for name in kept if name not in renamed and name != node.name]

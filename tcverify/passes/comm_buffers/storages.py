@@ -194,12 +194,13 @@ def analyse(graph: fx.Graph) -> Analysis:
     ended: dict[Storage, tuple[Flight, ...]] = {}
 
     def described(value: Any) -> Any:
+        if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            return None
         if not isinstance(value, FakeTensor):
             return value
-        try:
-            spec = TensorSpec.of(value)
-        except (TypeError, RuntimeError):  # sizes that are not known
+        if not _has_numbers(value):
             return None
+        spec = TensorSpec.of(value)
         number = numbers.setdefault(value.untyped_storage()._cdata, -1)
         if number < 0:
             number = numbers[value.untyped_storage()._cdata] = fresh()
@@ -253,9 +254,17 @@ def _follow(found: Analysis, node: fx.Node, fresh: Any) -> bool:
     return True
 
 
+def _has_numbers(value: torch.Tensor) -> bool:
+    """Whether a tensor lies in memory as numbers say. To ask a symbolic size for its number would fix it for good."""
+    if value.layout is not torch.strided:
+        return False
+    return all(type(size) is int for size in (*value.shape, *value.stride(), value.storage_offset()))
+
+
 def _layout(value: Any) -> Any:
-    spec = TensorSpec.of(value) if isinstance(value, torch.Tensor) else value
-    return spec.layout if isinstance(spec, TensorSpec) else spec
+    if isinstance(value, torch.Tensor):
+        value = TensorSpec.of(value) if _has_numbers(value) else None
+    return value.layout if isinstance(value, TensorSpec) else value
 
 
 def _unknown(found: Analysis, node: fx.Node, touched: list[Storage]) -> None:
@@ -322,6 +331,8 @@ def _settle(found: Analysis, last: int) -> None:
     for node, flight in found.flights.items():
         if not flight.awaited:
             flight.end = last
+            for storage in (s for operand in (node, *node.all_input_nodes) for s in found.held(operand)):
+                storage.odd = True  # still under way when the next iteration begins
         for operand in (node, *node.all_input_nodes):
             for storage in found.held(operand):
                 storage.needed([(flight.end, node)])

@@ -41,6 +41,8 @@ class ReorderForComputeCommOverlap(Pass):
 
     def __init__(self, *, passes: str | Sequence[Stage] = USUAL, **options: Any) -> None:
         super().__init__(**options)
+        if not isinstance(passes, Iterable):
+            raise UsageError(f"option passes of pass '{self.name}' cannot be {passes!r}", "give names and callables")
         given = [name.strip() for name in passes.split(",")] if isinstance(passes, str) else list(passes)
         self.stages = [self._stage(item) for item in given if item != ""]
         self.statistics: tuple[CollectiveStatistics, ...] = ()

@@ -10,7 +10,7 @@ from typing import ClassVar
 from torch import fx
 
 from tcverify.passes.base import Pass
-from tcverify.passes.editing import arguments, op_name
+from tcverify.passes.editing import arguments, declared_after, op_name
 from tcverify.passes.overlap.fsdp import CHUNK_CAT, COPY_OUT, GATHER, GATHER_OUT, SCATTERS, copied_in
 from tcverify.passes.overlap.graph import CommGraph, Communication, Reading, comm_graph, placed
 from tcverify.passes.overlap.reordering import is_lowered
@@ -113,7 +113,7 @@ def _declare(nodes: Sequence[fx.Node], others: Sequence[fx.Node]) -> int:
     names = [node.name for node in others]
     count = 0
     for node in nodes:
-        said = list(node.meta.get("after") or ())
+        said = declared_after(node)
         missing = [name for name in names if name not in said]
         if missing:
             node.meta["after"] = said + missing

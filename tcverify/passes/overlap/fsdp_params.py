@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from tcverify.ops import lookup
 from tcverify.passes.base import Pass
-from tcverify.passes.editing import arguments, known_spec, op_name
+from tcverify.passes.editing import arguments, declared_after, known_spec, op_name
 from tcverify.passes.overlap.fsdp import COPY, annotate_aliases, resized
 from tcverify.passes.overlap.reordering import is_lowered
 from tcverify.passes.overlap.storages import Accesses, accesses
@@ -238,11 +238,11 @@ def _erase(graph: fx.Graph, nodes: list[fx.Node]) -> None:
     gone: dict[str, list[str]] = {}
     doomed = set(nodes)
     for node in list(graph.nodes):
-        after = node.meta.get("after")
-        if after and gone.keys() & set(after):
+        after = declared_after(node)
+        if gone.keys() & set(after):
             node.meta["after"] = after = [name for old in after for name in gone.get(old, [old])]
         if node in doomed:
-            gone[node.name] = list(after or ())
+            gone[node.name] = after
     for node in nodes:
         graph.erase_node(node)
 

@@ -21,10 +21,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import torch
 from torch import fx
 
 from tcverify.cost.flops import WORK
 from tcverify.ops import lookup, schema_of
+from tcverify.passes.editing import declared_after
 from tcverify.passes.overlap.hazards import AccessOrder
 from tcverify.passes.overlap.storages import Accesses, Storages, accesses, is_view, shared_places
 
@@ -142,6 +144,7 @@ class Reading:
         self._under_way: dict[int, list[int]] = {}  # storage → starts that write it and are not waited for
         self._arrived: dict[int, list[int]] = {}  # storage → starts that the last wait for it completed
         self._completes: dict[fx.Node, tuple[int, ...]] = {}
+        self._bundles: set[int] = set()  # storages that stand for several results, of which nothing tells them apart
 
     def add(self, node: fx.Node) -> None:
         self._before[node] = {}
@@ -201,6 +204,8 @@ class Reading:
         written = tuple(dict.fromkeys((*writes, *self._found.results[node])))
         for storage in written:
             self._under_way.setdefault(storage, []).append(len(self._started))
+        if node not in self._found.items and _returns_list(node):
+            self._bundles.update(written)
         ranks = self._groups.get(name) if name is not None else None
         self._started.append({
             "number": len(self._started), "start": node, "waits": [], "group_name": name,
@@ -208,13 +213,17 @@ class Reading:
         })  # fmt: skip
 
     def wait(self, node: fx.Node, storages: Storages) -> tuple[Storages, Storages]:
-        """Note what a wait completes, and return what it reads and writes. One for what has arrived already only reads."""
+        """Note what a wait completes, and return what it reads and writes. One for what has arrived already only reads.
+
+        Of results that are not told apart, each wait may be for another one, so that all of them count.
+        """
         completed: dict[int, None] = {}
         arriving: list[int] = []
         for storage in storages:
-            under_way = self._under_way.pop(storage, None)
+            known = self._under_way
+            under_way = known.get(storage) if storage in self._bundles else known.pop(storage, None)
             if under_way is not None:
-                self._arrived[storage] = under_way
+                self._arrived[storage] = list(under_way)
                 arriving.append(storage)
             completed.update(dict.fromkeys(self._arrived.get(storage, ())))
         self._completes[node] = tuple(completed)
@@ -227,8 +236,7 @@ class Reading:
         return tuple(reads), tuple(arriving)
 
     def _declared(self, node: fx.Node) -> None:
-        after = node.meta.get("after")
-        for name in after if isinstance(after, (list, tuple)) else ():
+        for name in declared_after(node):
             earlier = self._by_name.get(name)
             if earlier is not None:
                 self.follow(node, [earlier], "declared")
@@ -267,6 +275,11 @@ def _group_name(node: fx.Node) -> str | None:
         position = names.index(argument) if argument in names else len(node.args)
         value = node.args[position] if position < len(node.args) else None
     return value if isinstance(value, str) else None
+
+
+def _returns_list(node: fx.Node) -> bool:
+    schema = schema_of(node.target)
+    return schema is not None and any(isinstance(each.type, torch.ListType) for each in schema.returns)
 
 
 def is_gemm_like(node: fx.Node) -> bool:

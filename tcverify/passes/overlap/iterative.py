@@ -9,6 +9,7 @@ given up where it should be worse than the one before.
 from __future__ import annotations
 
 import logging
+import sys
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -200,9 +201,9 @@ class Round:
 class IterativePass(OverlapPass):
     """A pass that moves asynchronous collectives step by step within a budget of memory. Leaves each collective's statistics.
 
-    Peak memory never exceeds (1 + memory_budget) times what it was. Where times of all nodes are known and used, the time in
-    which communication is exposed never grows, by the model of `timeline`; the contract promises that where the times are those
-    that the program tells, not a device of choice or a median over ranks.
+    Peak memory never exceeds (1 + memory_budget) times what it was; graphs with values of unknown size are left alone. Where
+    times of all nodes are known and used, the time in which communication is exposed never grows, by the model of `timeline`;
+    the contract promises that where the times are those that the program tells, not a device of choice or a median over ranks.
 
     Args:
         memory_budget: share by which peak memory may grow: 0.0 for not at all, 0.2 for a fifth.
@@ -245,7 +246,7 @@ class IterativePass(OverlapPass):
             self._number("extra_comm_comp_overlap", extra_comm_comp_overlap),
             self._boolean("group_with_collectives", group_with_collectives),
             True,
-            None if limit in (None, "none") else int(self._number("limit", limit)),
+            None if limit in (None, "none") else self._whole("limit", limit),
             self._boolean("check_memory", check_memory),
             self.unsafe,
         )
@@ -270,7 +271,11 @@ class IterativePass(OverlapPass):
     def reordered(self, found: CommGraph) -> Sequence[fx.Node]:
         """See `OverlapPass.reordered`."""
         setting = self._setting(found)
-        start = list(range(len(found.nodes)))
+        if setting.footprint.unknown:
+            name = setting.footprint.unknown[0]
+            log.info("%s leaves a graph alone: nobody knows how much memory '%s' allocates", self.name, name)
+            return found.nodes
+        start = sorted(range(len(found.nodes)), key=lambda number: found.nodes[number].op != "placeholder")
         before = timeline(setting.work, start)
         order, progress = start, dict[int, Progress]()
         for _ in range(MAX_ROUNDS):
@@ -308,7 +313,7 @@ class IterativePass(OverlapPass):
             self.tasks(found, times),
             of,
             base,
-            int(base * (1 + self.memory_budget)),
+            int(min(base * (1 + self.memory_budget), sys.maxsize)),
             self.freedom,
         )
 
@@ -331,6 +336,12 @@ class IterativePass(OverlapPass):
         peak = max(Memory(setting.footprint, order).levels(order), default=0)
         if peak > setting.budget:
             raise InternalError(f"pass '{self.name}' has raised peak memory to {peak} B, above {setting.budget} B")
+
+    def _whole(self, option: str, value: object) -> int:
+        number = self._number(option, value)
+        if not number.is_integer():
+            raise UsageError(f"option {option} of pass '{self.name}' cannot be {value!r}", "use a whole number")
+        return int(number)
 
     def _number(self, option: str, value: object) -> float:
         try:

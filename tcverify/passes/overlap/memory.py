@@ -21,7 +21,7 @@ import torch
 from torch import fx
 
 from tcverify.errors import InternalError
-from tcverify.ops import TensorSpec, lookup
+from tcverify.ops import TensorSpec, lookup, schema_of
 from tcverify.passes.overlap.graph import CommGraph
 
 #: Frees a storage, or gives it another size.
@@ -41,7 +41,7 @@ class Footprint:
         shrunk: per node, the bytes that it frees by itself, wherever it stands.
         touched: per node, the storages that are freed some time and that it touches.
         nbytes: per storage, the bytes that its last node frees.
-        unknown: names of nodes whose sizes are symbolic or missing; they count as empty.
+        unknown: names of nodes that allocate what has a symbolic size, or none in the metadata; they count as empty.
     """
 
     initial: int
@@ -204,8 +204,8 @@ class StorageWalk:
 
     def _own(self, number: int, node: fx.Node) -> Iterator[tuple[int, tuple[int, ...]]]:
         accesses, kind = self._found.accesses, self._found.kind(node)
-        if "val" not in node.meta:
-            self._unknown[node.name] = None
+        if "val" not in node.meta and not _returns_nothing(node):
+            self._note_unknown(node)
         value = node.meta.get("val")
         several = isinstance(value, (tuple, list))
         operands = [pair for operand in node.all_input_nodes for pair in self._held[operand]]
@@ -217,7 +217,7 @@ class StorageWalk:
             for tensor in _tensors(item):
                 key, size = _described(tensor)
                 if size is None:
-                    self._unknown[node.name] = None
+                    self._note_unknown(node)
                     size = 0
                 storage = self._by_key.get(key) if key is not None else None
                 if storage is None:
@@ -226,6 +226,10 @@ class StorageWalk:
                     self._by_key[key] = storage
                 self._sizes[storage] = max(self._sizes[storage], size)
                 yield storage, roots
+
+    def _note_unknown(self, node: fx.Node) -> None:
+        if node.op not in ("placeholder", "get_attr"):  # they live throughout in any order
+            self._unknown[node.name] = None
 
     def _given(
         self, node: fx.Node, operands: Sequence[tuple[int, tuple[int, ...]]], roots: tuple[int, ...]
@@ -281,6 +285,11 @@ class StorageWalk:
         if isinstance(operand, fx.Node) and type(size) is int:
             for storage, _ in self._held[operand]:
                 yield storage, size
+
+
+def _returns_nothing(node: fx.Node) -> bool:
+    schema = schema_of(node.target) if node.op == "call_function" else None
+    return schema is not None and not schema.returns
 
 
 def _tensors(value: Any) -> Iterator[Any]:

@@ -20,6 +20,7 @@ from tcverify.cost import DeviceProfile
 from tcverify.cost import device as device_profile
 from tcverify.ops import RECORD, WAIT, lookup
 from tcverify.passes.base import Pass
+from tcverify.passes.editing import declared_after
 from tcverify.passes.overlap.graph import CommGraph, Reading, comm_graph, placed
 from tcverify.passes.overlap.list_schedule import Key, first_needed_by, list_schedule, overlap_schedule
 from tcverify.passes.overlap.runtimes import Gather, Runtimes, aligned, runtimes
@@ -153,7 +154,7 @@ class DecideGlobalOrderingOfComms(Pass):
         found = comm_graph(graph)
         chain = [node for node in found.nodes if found.kind(node) in ("start", "effect")]
         for earlier, later in itertools.pairwise(chain):
-            declared = list(later.meta.get("after", ()))
+            declared = declared_after(later)
             if earlier.name not in declared:
                 later.meta["after"] = [*declared, earlier.name]
                 self.rewrites["declared"] += 1

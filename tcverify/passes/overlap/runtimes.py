@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -100,8 +99,12 @@ def _device(found: CommGraph) -> DeviceProfile | None:
         return None
 
 
+#: Seconds that no node takes: beyond them, sums of times stop being numbers.
+_TOO_LONG_S = 1e100
+
+
 def _is_time(value: Any) -> bool:
-    return type(value) in (int, float) and math.isfinite(value) and value >= 0
+    return type(value) in (int, float) and 0 <= value < _TOO_LONG_S
 
 
 __all__ = ["Gather", "Runtimes", "aligned", "runtimes"]

@@ -43,13 +43,14 @@ def accesses(graph: fx.Graph) -> Accesses:
     """Return what every node of `graph` reads and writes. Linear in the graph."""
     cells = _Cells()
     written: dict[fx.Node, list[fx.Node]] = {}
-    by_target: dict[str, fx.Node] = {}
+    attributes: dict[Any, fx.Node] = {}
     for node in graph.nodes:
         if node.op == "output":
             continue
         cells.add(node)
-        if node.op == "get_attr":  # named twice, it is the same tensor
-            cells.unite(cells.of[node], cells.of[by_target.setdefault(str(node.target), node)])
+        if node.op == "get_attr":  # one tensor may have several names
+            for key in (node.target, _attribute(node)):
+                cells.unite(cells.of[node], cells.of[attributes.setdefault(key, node)])
         elif node.op != "placeholder":
             written[node] = _tie(node, cells)
     results = {node: cells.storages(of) for node, of in cells.of.items()}
@@ -214,6 +215,16 @@ def _tie(node: fx.Node, cells: _Cells) -> list[fx.Node]:
             cells.unite(cells.of[node], cells.of[operand])
         return list(node.all_input_nodes)
     return written
+
+
+def _attribute(node: fx.Node) -> Any:
+    """What tells the storage of an attribute: its address, or the name where no module is known that holds it."""
+    value: Any = node.graph.owning_module
+    for part in str(node.target).split("."):
+        value = getattr(value, part, None)
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+        return node.target
+    return value.untyped_storage()._cdata
 
 
 def _tie_result(
