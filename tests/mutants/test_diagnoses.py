@@ -85,9 +85,7 @@ def test_reports_of_the_gallery_name_the_planted_node() -> None:
     for path in sorted((ROOT / "reports" / "gallery").glob("*/counterexample.json")):
         case = read_counterexample(path)
         name = case.facts.target.rpartition(":")[2]
-        if (
-            case.facts.name in KNOWN and case.finding.kind not in OF_THE_WHOLE
-        ):  # pipelines have other programs halfway
+        if case.facts.name in KNOWN and case.finding.kind not in OF_THE_WHOLE:  # pipelines have other programs halfway
             named[f"{name} ({case.id})"] = is_named(name, case)
     assert named
     assert sum(named.values()) >= 0.9 * len(named), [name for name, is_ in named.items() if not is_]
