@@ -159,7 +159,7 @@ def _returned(of: Versions, index: int) -> Divergence | None:
     if relation.kind == "equal" and relation.original == old.name:
         found = next(iter(of.clobbers(new, of.new.output_node())), None)
         return None if found is None else _divergence(of, found)
-    if new.name == old.name:
+    if relation.kind in ("equal", "gathered", "reduced") and new.name == old.name:
         misread = first_unlike(of, new)
         if misread is not None and misread is not new:
             return _divergence(of, misread)

@@ -125,7 +125,7 @@ class Program:
     def graph_module(self, rank: int) -> fx.GraphModule:
         """Return a new GraphModule of what `rank` runs: what a pass is given.
 
-        `meta["streams"]` holds the stream settings, `meta["groups"]` this rank's groups: mesh dim → ranks in group order, and
+        `meta["streams"]` holds the stream settings, `meta["rank"]` the rank, `meta["groups"]` this rank's groups: mesh dim → ranks in group order, and
         `meta["alike"]` names those over which all members run the same graph up to numbers (see `_alike`).
         """
         return self._given(rank, self.graph(rank))
@@ -137,6 +137,7 @@ class Program:
 
     def _given(self, rank: int, graph: fx.Graph) -> fx.GraphModule:
         module = _lazy_module(self._module(rank) or {}, graph)
+        module.meta["rank"] = rank
         module.meta["groups"] = {dim.name: dim.group(rank) for dim in self.mesh.dims}
         module.meta["alike"] = self._alike[self._kinds[rank]]
         if self.streams is not None:

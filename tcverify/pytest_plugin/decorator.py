@@ -43,7 +43,7 @@ def verifies(
     meshes: Sequence[Mesh | Mapping[str, int]] | None = None,
     max_examples: int | None = None,
     shards: int | None = None,
-    contract: Contract | Mapping[str, bool | str] | None = None,
+    contract: Contract | Mapping[str, bool | str | float | None] | None = None,
     pass_options: Mapping[str, Any] | None = None,
     checks: Sequence[str] | None = None,
     confirm: str | None = None,

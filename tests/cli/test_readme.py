@@ -13,7 +13,12 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize(
-    ("name", "options"), [("sink_all_reduce", "--seed 3"), ("own_stream", "--strategy structured --seed 7")]
+    ("name", "options"),
+    [
+        ("sink_all_reduce", "--seed 3"),
+        ("own_stream", "--strategy structured --seed 7"),
+        ("late_wait", "--strategy functional --seed 1"),
+    ],
 )
 def test_the_examples_of_the_readme_are_real(name: str, options: str, tmp_path: Path) -> None:
     readme = (ROOT / "README.md").read_text()

@@ -15,11 +15,22 @@ from tcverify.strategies import (
     near_miss_programs,
     overlap_programs,
 )
-from tests.mutants import comm_buffers, multistream, overlap, overlap_fsdp, overlap_memory, sequence_parallel
+from tests.mutants import (
+    comm_buffer_forms,
+    comm_buffers,
+    multistream,
+    overlap,
+    overlap_fsdp,
+    overlap_memory,
+    sequence_parallel,
+)
 
 Drawn = Callable[..., SearchStrategy[Program]]
 
-_ASYNCHRONOUS = (overlap, overlap_memory, comm_buffers)
+_ASYNCHRONOUS = (overlap, overlap_memory, comm_buffers, comm_buffer_forms)
+
+#: What programs of its own show, in tests/unit/test_comm_buffer_mutants.py, and drawn ones hardly ever.
+_MADE_FOR = ("OverwritesWhatIsReadLater", "OverwritesWhatIsUnderWay", "OverwritesInputs")
 
 MUTANTS: dict[str, type[Pass]] = {**sequence_parallel.MUTANTS, **multistream.MUTANTS}
 #: For every mutant the kinds of finding of which one at least must be there.
@@ -27,6 +38,8 @@ EXPECTED: dict[str, frozenset[str]] = {**sequence_parallel.EXPECTED, **multistre
 for _module in (*_ASYNCHRONOUS, overlap_fsdp):
     MUTANTS.update(_module.MUTANTS)
     EXPECTED.update(_module.EXPECTED)
+for _name in _MADE_FOR:
+    del MUTANTS[_name], EXPECTED[_name]
 
 #: Needs what programs of FSDP alone are full of: storages that are freed, and views that are written into.
 _FSDP_FIRST = frozenset({"FreeBeforeCompletion", "ViewsHaveTheirOwnStorage"})

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any
 
-import torch
 from torch import fx
 
-from tcverify.ops import TensorSpec, resolve
 from tcverify.passes import CommBuffers
-from tcverify.passes.comm_buffers.comm_buffers import KEY
-from tcverify.passes.comm_buffers.lowering import IN_PLACE, ONE_SHOT, Lowering
+from tcverify.passes.comm_buffers.lowering import Lowering
 from tcverify.passes.comm_buffers.plan import Wanted
 from tcverify.passes.comm_buffers.storages import Analysis, Storage
-from tcverify.passes.editing import annotate, arguments
 
 
 class Mutant(CommBuffers):
@@ -25,14 +19,7 @@ class Mutant(CommBuffers):
         cls.name = cls.__name__
 
 
-class InPlace(Mutant):
-    """The sound pass where no group has symmetric memory, so that all_reduces are done in place; subclasses put a defect back."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**{"symm_mem": "none", **options})
-
-
-class OverwritesWhatIsReadLater(InPlace):
+class OverwritesWhatIsReadLater(Mutant):
     """The operand counts as dead where the collective starts, whoever reads it later (PT-108811)."""
 
     class lowering(Lowering):
@@ -40,7 +27,7 @@ class OverwritesWhatIsReadLater(InPlace):
             return not storage.returned
 
 
-class OverwritesWhatIsUnderWay(InPlace):
+class OverwritesWhatIsUnderWay(Mutant):
     """Other collectives that still read the operand do not count."""
 
     class lowering(Lowering):
@@ -48,7 +35,7 @@ class OverwritesWhatIsUnderWay(InPlace):
             return not storage.returned and storage.touched <= self.analysis.flights[start].position
 
 
-class OverwritesInputs(InPlace):
+class OverwritesInputs(Mutant):
     """Inputs are summed in place."""
 
     class lowering(Lowering):
@@ -65,7 +52,7 @@ class DropsAllWaits(Mutant):
             return True
 
 
-class KeepsTheMetadata(InPlace):
+class KeepsTheMetadata(Mutant):
     """What is inserted carries none, and what lives elsewhere says that it does not."""
 
     class lowering(Lowering):
@@ -108,155 +95,6 @@ class TakesRanksToBeAlike(Mutant):
         return True
 
 
-class InputsPlaced(Mutant):
-    """The operand of a collective lives in a buffer, whoever owns it: inputs too."""
-
-    def wanted(self, graph: fx.Graph, found: Analysis) -> list[Wanted]:
-        wanted = super().wanted(graph, found)
-        for start in found.flights:
-            operand, group = start.all_input_nodes[0], start.args[-1]
-            known = any(one.node == operand.name for one in wanted)
-            if operand.op == "placeholder" and not known and isinstance(group, str) and self.agrees(group):
-                size = int(operand.meta["val"].untyped_storage().nbytes())
-                wanted.append(Wanted(operand.name, group, size, 0, found.position[start], (start.name,)))
-        return wanted
-
-
-class SizesInElements(Mutant):
-    """A place has as many bytes as its value has elements."""
-
-    def rewrite(self, graph: fx.Graph) -> Iterable[fx.Node]:
-        displaced = super().rewrite(graph)
-        for node in graph.nodes:
-            place = node.meta.get(KEY)
-            if place is not None:
-                node.meta[KEY] = {**place, "nbytes": int(node.meta["val"].numel())}
-        return displaced
-
-
-class ReadersByNameAlone(InPlace):
-    """Whether the operand is read later is asked of its name, not of its storage: views of it are forgotten."""
-
-    class lowering(Lowering):
-        def may_overwrite(self, storage: Storage, start: fx.Node) -> bool:
-            position = self.analysis.position
-            last = max(position.get(user, 0) for user in arguments(start)["input"].users)
-            return not storage.returned and last <= position[start]
-
-
-class ResultsForgotten(InPlace):
-    """What has been reduced in place is not known to live in its operand: a later all_reduce of that overwrites it."""
-
-    class lowering(Lowering):
-        def retarget(self, start: fx.Node, name: str, x: fx.Node, second: fx.Node | None = None) -> None:
-            super().retarget(start, name, x, second)
-            storage = self.analysis.storage(start)
-            if name == IN_PLACE and storage is not None:
-                storage.touched, storage.reads = 0, ()
-
-
-class CloneDropped(InPlace):
-    """The copy that an all_reduce in place works on is saved: it works on the operand itself."""
-
-    class lowering(Lowering):
-        def copy(self, x: fx.Node, start: fx.Node, group: str) -> tuple[fx.Node, Storage]:
-            storage = self.analysis.storage(x)
-            return x, storage if storage is not None else Storage(odd=True)
-
-
-class StridesDropped(Mutant):
-    """What is not row by row is taken as if it were: the copy for the buffer reads it in the order in which it lies in memory."""
-
-    class lowering(Lowering):
-        def copy(self, x: fx.Node, start: fx.Node, group: str) -> tuple[fx.Node, Storage]:
-            copy, storage = super().copy(x, start, group)
-            spec = self.analysis.specs[x]
-            plain = TensorSpec.contiguous(spec.shape, spec.dtype)
-            if spec.layout != plain.layout:
-                given = (x, list(plain.shape), list(plain.stride), spec.offset)
-                with self.graph.inserting_before(copy):
-                    flat = self.graph.call_function(resolve("aten::as_strided"), given)
-                annotate(flat)
-                copy.replace_input_with(x, flat)
-            return copy, storage
-
-
-class StridesKept(Mutant):
-    """The copy for the buffer has the strides of the operand, though the collective needs it row by row."""
-
-    class lowering(Lowering):
-        def copy(self, x: fx.Node, start: fx.Node, group: str) -> tuple[fx.Node, Storage]:
-            copy, storage = super().copy(x, start, group)
-            copy.kwargs = {"memory_format": torch.preserve_format}
-            return copy, storage
-
-
-class EveryReductionIsASum(Mutant):
-    """What is small is summed in one shot, also where the largest or the mean was asked for."""
-
-    class lowering(Lowering):
-        def in_one_shot(self, start: fx.Node, spec: TensorSpec, reduce_op: str, group: str) -> bool:
-            return super().in_one_shot(start, spec, "sum", group)
-
-        def retarget(self, start: fx.Node, name: str, x: fx.Node, second: fx.Node | None = None) -> None:
-            super().retarget(start, name, x, second)
-            if name == ONE_SHOT:
-                start.update_arg(1, "sum")
-
-
-class OneShotOverAnotherGroup(Mutant):
-    """A sum in one shot goes over the group whose symmetric memory was enabled first."""
-
-    def __call__(self, gm: fx.GraphModule) -> fx.GraphModule:
-        self.first = next(iter(gm.meta.get("groups") or {}), None)
-        return super().__call__(gm)
-
-    def rewrite(self, graph: fx.Graph) -> Iterable[fx.Node]:
-        displaced = super().rewrite(graph)
-        for node in graph.nodes:
-            if node.target is resolve(ONE_SHOT) and self.first is not None:
-                node.update_arg(2, self.first)
-        return displaced
-
-
-class BlocksAnywhere(Mutant):
-    """A sum in one shot blocks where it starts, though other groups communicate before it is waited for."""
-
-    class lowering(Lowering):
-        def blocks_safely(self, start: fx.Node) -> bool:
-            return True
-
-
-class FirstWaitDropped(Mutant):
-    """Of several waits for a collective the first one goes, since another one waits for it."""
-
-    class lowering(Lowering):
-        def drop_waits(self) -> None:
-            super().drop_waits()
-            waits: dict[fx.Node, list[fx.Node]] = {}
-            for wait, flights in self.analysis.completed.items():
-                if len(flights) == 1 and not self.is_over(flights[0].start):
-                    waits.setdefault(flights[0].start, []).append(wait)
-            for start, found in waits.items():
-                if len(found) > 1 and found[0].all_input_nodes == [start]:
-                    found[0].replace_all_uses_with(start)
-                    self.graph.erase_node(found[0])
-                    self.counts["dropped-wait"] += 1
-
-
-class WaitsShareTheirFate(Mutant):
-    """Where a wait is dropped since one of the collectives that it waits for blocks, it goes for the others too."""
-
-    class lowering(Lowering):
-        def drop_waits(self) -> None:
-            for flights in self.analysis.completed.values():
-                if any(self.is_over(flight.start) for flight in flights):
-                    self.blocking.update(flight.start for flight in flights)
-            super().drop_waits()
-
-
-_VALUES = frozenset({"wrong-value", "async-race"})
-
 #: The kinds of findings, one of which each defect shows.
 EXPECTED: dict[str, frozenset[str]] = {
     "OverwritesWhatIsReadLater": frozenset({"wrong-value", "async-race"}),
@@ -268,18 +106,6 @@ EXPECTED: dict[str, frozenset[str]] = {
     "FreesAtTheWait": frozenset({"arena-mismatch", "overlapping-buffers"}),
     "PlacesOutputs": frozenset({"arena-mismatch", "buffer-mismatch"}),
     "TakesRanksToBeAlike": frozenset({"buffer-mismatch"}),
-    "InputsPlaced": frozenset({"arena-mismatch", "buffer-mismatch"}),
-    "SizesInElements": frozenset({"overlapping-buffers", "buffer-mismatch"}),
-    "ReadersByNameAlone": _VALUES,
-    "ResultsForgotten": _VALUES,
-    "CloneDropped": _VALUES,
-    "StridesDropped": frozenset({"wrong-value"}),
-    "StridesKept": frozenset({"wrong-layout", "stale-metadata", "buffer-mismatch"}),
-    "EveryReductionIsASum": frozenset({"wrong-value"}),
-    "OneShotOverAnotherGroup": frozenset({"wrong-value", "collective-mismatch", "deadlock"}),
-    "BlocksAnywhere": frozenset({"deadlock"}),
-    "FirstWaitDropped": frozenset({"async-race"}),
-    "WaitsShareTheirFate": frozenset({"async-race", "missing-wait"}),
 }
 
-MUTANTS: dict[str, type[Any]] = {name: globals()[name] for name in EXPECTED}
+MUTANTS: dict[str, type[Mutant]] = {name: globals()[name] for name in EXPECTED}

@@ -295,20 +295,6 @@ class DeadCollectivesErased(_Sink):
         return displaced
 
 
-class ViewsOfTheStart(_Sink):
-    """Waits are made anew at their new place, and views of them, which are made anew too, show what is still under way
-    (async-race, changed-nodes)."""
-
-    def rewrite(self, graph: fx.Graph) -> Iterable[fx.Node]:
-        displaced = super().rewrite(graph)
-        if self.rewrites["moved"]:
-            for node in list(graph.nodes):
-                if node.op == "call_function" and lookup(node.target).phase == "wait":
-                    for user in [user for user in node.users if _is_tensor_view(user)]:
-                        user.replace_input_with(node, node.all_input_nodes[0])
-        return displaced
-
-
 class ViewsOfErasedWaits(_Sink):
     """Waits are made anew at their new place; views read the nodes that have been erased (malformed-graph, pass-raised)."""
 
@@ -368,7 +354,6 @@ EXPECTED: dict[str, frozenset[str]] = {
     "DeclaredOrderIgnored": _kinds("broken-order"),
     "OrderDeclaredBackwards": _kinds("broken-order"),
     "DeadCollectivesErased": _kinds("changed-nodes", "deadlock", "collective-mismatch"),
-    "ViewsOfTheStart": _kinds("async-race", "missing-wait"),
     "ViewsOfErasedWaits": _kinds("malformed-graph", "pass-raised"),
 }
 

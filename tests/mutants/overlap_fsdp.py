@@ -185,15 +185,6 @@ class BlocksLeaveTheirOrder(_Enforce):
                 super().follow(node, earlier, why)
 
 
-class CopyInWithoutHazards(_Enforce):
-    """A copy-in sinks past those who read or write its buffer (broken-order, async-race, wrong-value)."""
-
-    class reading(Reading):
-        def follow(self, node: fx.Node, earlier: Iterable[fx.Node], why: Why) -> None:
-            kept = [each for each in earlier if why in ("data", "communication") or op_name(each) != COPY_IN]
-            super().follow(node, kept, why)
-
-
 def _kinds(*names: str) -> frozenset[str]:
     return frozenset(names)
 
@@ -219,7 +210,6 @@ EXPECTED: dict[str, frozenset[str]] = {
     "DeclaredBehindItself": _kinds("broken-order"),
     "StartsSinkBelowWaits": _ORDER,
     "BlocksLeaveTheirOrder": _ORDER,
-    "CopyInWithoutHazards": _kinds("broken-order", "async-race", "wrong-value"),
 }
 
 MUTANTS: dict[str, type[Any]] = {name: globals()[name] for name in EXPECTED}

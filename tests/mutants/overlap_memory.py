@@ -7,7 +7,6 @@ sound as well, and what it catches would never be seen.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields
 from typing import Any, ClassVar
 
 from tcverify.passes.overlap import CommGraph, ReorderCommunicationPreservingPeakMemory, SinkWaitsIterative
@@ -15,8 +14,7 @@ from tcverify.passes.overlap.iterative import Round, Setting
 from tcverify.passes.overlap.iterative_raising import Raising, Rise
 from tcverify.passes.overlap.iterative_sinking import Sinking
 from tcverify.passes.overlap.memory import Footprint, Handover, Memory, StorageWalk
-from tcverify.passes.overlap.runtimes import Runtimes
-from tcverify.passes.overlap.timeline import Now, Tasks, Timeline, tasks
+from tcverify.passes.overlap.timeline import Timeline
 
 
 class RaiseUnjudged(ReorderCommunicationPreservingPeakMemory):
@@ -108,18 +106,6 @@ class InputsAreFreed(SinkUnjudged):
         return _InputsFreed(found).footprint()
 
 
-class _OutputsFreed(StorageWalk):
-    def kept(self, inputs: frozenset[int], kept: set[int]) -> set[int]:
-        return kept & inputs
-
-
-class OutputsAreFreed(SinkUnjudged):
-    """An output is taken to be gone behind its last use within the graph (peak-memory)."""
-
-    def footprint(self, found: CommGraph) -> Footprint:
-        return _OutputsFreed(found).footprint()
-
-
 class _FreedAtStart(StorageWalk):
     def extend(self, touched: Sequence[dict[int, None]]) -> None:
         pass
@@ -180,51 +166,6 @@ class _Regardless(Rise):
         return False
 
 
-class _Altered(Tasks):
-    """Times in which something is reckoned otherwise."""
-
-    @classmethod
-    def of(cls, known: Tasks) -> Tasks:
-        return cls(*(getattr(known, field.name) for field in fields(known)))
-
-
-class _SideBySide(_Altered):
-    def run(self, nodes: Iterable[int], now: Now, ends: dict[int, int]) -> Now:
-        for node in nodes:
-            if self.queues[node] == "start":
-                ends[node] = now.compute + self.costs[node]
-                now = Now(now.compute, max(now.communication, ends[node]))
-            else:
-                now = super().run((node,), now, ends)
-        return now
-
-    def back(
-        self, node: int, tail: Any, from_wait: dict[int, int], ends: Mapping[int, int] | None = None, moving: Any = ()
-    ) -> Any:
-        if self.queues[node] != "start":
-            return super().back(node, tail, from_wait, ends, moving)
-        behind = self.costs[node] + from_wait.get(node, 0)
-        return tail._replace(compute=max(tail.compute, behind))
-
-
-class CommunicationsSideBySide(RaiseUnjudged):
-    """Collectives take as long as they cost, however many are under way before them (exposed-communication)."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**{"group_with_collectives": True, **options})
-
-    def tasks(self, found: CommGraph, times: Runtimes | None) -> Tasks:
-        return _SideBySide.of(tasks(found, times))
-
-
-class CollectivesAreFree(RaiseUnjudged):
-    """The time of a collective is taken from its wait, which takes none (exposed-communication)."""
-
-    def tasks(self, found: CommGraph, times: Runtimes | None) -> Tasks:
-        known = None if times is None else {**times, **{each.start: 0.0 for each in found.starts}}
-        return tasks(found, known)
-
-
 # -------------------------------------------------------------------------------------------------------------- groups
 
 
@@ -255,13 +196,10 @@ EXPECTED: dict[str, frozenset[str]] = {
     "AllocatedLessFreed": _MEMORY,
     "BudgetWithoutInputs": _MEMORY,
     "InputsAreFreed": _MEMORY,
-    "OutputsAreFreed": _MEMORY,
     "OperandsFreedAtStart": _MEMORY,
     "ResultsDeadAtWait": _MEMORY,
     "PeakOfTheFirstNode": _MEMORY,
     "OthersExposureIgnored": _TIME,
-    "CommunicationsSideBySide": _TIME,
-    "CollectivesAreFree": _TIME,
     "GroupDependenciesForgotten": _kinds("malformed-graph", "broken-order", "pass-raised", "async-race"),
 }
 

@@ -22,6 +22,9 @@ from tcverify.program import Program
 from tests.mutants import multistream, sequence_parallel
 from tests.mutants.catalogue import MUTANTS
 
+#: Defects whose nodes are told: those that redefine or synchronise nodes, not those that move them or place them in buffers.
+KNOWN: tuple[str, ...] = (*sequence_parallel.MUTANTS, *multistream.MUTANTS)
+
 #: From the mutant's graph and the sound pass's graph of one rank: the names of the nodes that are wrong. A node that the mutant
 #: lacks counts by its name in the sound pass's graph.
 Rule = Callable[[fx.Graph, fx.Graph], set[str]]

@@ -18,9 +18,11 @@ from tcverify.application.loading import prepare
 from tcverify.campaign import Campaign, CampaignFinished, Plan
 from tcverify.passes import Identity, Multistream, Pass, SequenceParallel
 from tcverify.program import Program
-from tcverify.strategies import mixed_programs, overlap_programs
+from tcverify.strategies import fsdp_programs, functional_programs, mixed_programs, overlap_programs
 from tcverify.verifier import verify
 from tests.mutants.catalogue import EXPECTED, MUTANTS, Drawn, hunting_grounds
+from tests.mutants.comm_buffer_forms import InPlace
+from tests.mutants.overlap_memory import RaiseUnjudged, SinkUnjudged
 
 SEED = 7
 
@@ -38,6 +40,13 @@ CHOSEN = {
     "RecordedWhereNeeded": 2,
     "OverheadForgotten": 4,
     "NoGuard": 2,
+    "WriteDuringReadAllowed": 2,
+    "EffectsAreCompute": 2,
+    "ViewsOfErasedWaits": 2,
+    "OperandsFreedAtStart": 2,
+    "FreesAtTheStart": 2,
+    "CopiedInReverse": 2,
+    "DeclaredBehindItself": 2,
 }
 
 #: Least share of programs that should show a defect.
@@ -90,8 +99,15 @@ def test_every_mutant_is_refuted(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("world_size", [2, 4])
 @pytest.mark.parametrize(
     ("pass_", "drawn"),
-    [(SequenceParallel, mixed_programs), (Identity, mixed_programs), (Multistream, overlap_programs)],
-    ids=["sequence_parallel", "identity", "multistream"],
+    [
+        (SequenceParallel, mixed_programs),
+        (Identity, mixed_programs),
+        (Multistream, overlap_programs),
+        (RaiseUnjudged, functional_programs),
+        (SinkUnjudged, functional_programs),
+        (InPlace, functional_programs),
+    ],
+    ids=["sequence_parallel", "identity", "multistream", "raise-unjudged", "sink-unjudged", "in-place"],
 )
 def test_what_is_sound_passes(pass_: type[Pass], drawn: Drawn, world_size: int, tmp_path: Path) -> None:
     finished = _campaign(pass_, world_size, tmp_path, programs=75, fail_fast=True, drawn=drawn)
@@ -101,7 +117,11 @@ def test_what_is_sound_passes(pass_: type[Pass], drawn: Drawn, world_size: int, 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("world_size", [2, 4])
-@pytest.mark.parametrize("drawn", [mixed_programs, overlap_programs], ids=["mixed", "overlap"])
+@pytest.mark.parametrize(
+    "drawn",
+    [mixed_programs, overlap_programs, functional_programs, fsdp_programs],
+    ids=["mixed", "overlap", "functional", "fsdp"],
+)
 def test_defects_show_often_enough(drawn: Drawn, world_size: int) -> None:
     names = [name for name in MUTANTS if hunting_grounds(name)[0] is drawn]
     shown: Counter[str] = Counter()
