@@ -242,3 +242,21 @@ def test_times_are_aligned_by_ranks_that_know_none() -> None:
     assert aligned(None, gather) is None
     assert aligned(times, lambda own: [own, []]) is None
     assert asked == [[]]
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_a_slice_at_the_place_of_another_rank_is_not_gathered_in_place(right: bool) -> None:
+    def of(place: int) -> Any:
+        def build(b: Functional) -> Any:
+            buffer = b.call("aten::view", b.call("aten::empty.memory_format", [8, 4]), [32])
+            shard = b.call("aten::view", b.relu(b.x), [16])
+            copied = b.call("fsdp::all_gather_copy_in", [shard], buffer, [16], 16, place)
+            gathered = b.call("_c10d_functional::all_gather_into_tensor", b.getitem(copied, 0), 2, "dp")
+            return b.relu(b.wait(gathered))
+
+        return build
+
+    made = program(of(0), of(1)) if right else program(of(1), of(0))
+    verdict = verify(OVERLAP_PASSES["reinplace_fsdp_all_gather"](), made)
+    assert verdict.status == "passed"
+    assert verdict.changed == right

@@ -37,7 +37,8 @@ class ReinplaceFsdpAllGather(Pass):
 
     The result then shares storage with the buffer. So nothing but this all_gather may use the buffer once the shards have
     been copied in (a second copy-in would overwrite what has been gathered); it must not be an input or an attribute, whose
-    contents the caller sees; and it must have the layout of the result. Saves one buffer per layer.
+    contents the caller sees; it must have the layout of the result; and the slice must lie at this rank's place of it. Saves
+    one buffer per layer.
     """
 
     name: ClassVar[str] = "reinplace_fsdp_all_gather"
@@ -78,6 +79,8 @@ def _gathers(graph: fx.Graph, is_alone: Callable[[Gather, list[fx.Node], dict[fx
         copy_in = copied_in(arguments(node).get("input"))
         if copy_in is None or len(found.writes[copy_in]) != 1 or not _fits(node, copy_in):
             continue
+        if not _at_own_place(node, copy_in):
+            continue
         candidates.append(Gather(node, copy_in, found.writes[copy_in][0]))
     wanted = {gather.buffer for gather in candidates}
     place: dict[fx.Node, int] = {}
@@ -97,6 +100,19 @@ def _fits(start: fx.Node, copy_in: fx.Node) -> bool:
     """Whether the buffer has the shape, strides and dtype of what is gathered."""
     buffer, result = known_spec(arguments(copy_in)["all_gather_output"]), known_spec(start)
     return buffer is not None and result is not None and buffer.layout == result.layout
+
+
+def _at_own_place(start: fx.Node, copy_in: fx.Node) -> bool:
+    """Whether the slice lies where the all_gather writes this rank's part, as far as the module tells rank and groups.
+
+    Elsewhere, what arrives from another rank would overwrite the slice before it has been sent.
+    """
+    meta = getattr(start.graph.owning_module, "meta", {})
+    ranks, rank = (meta.get("groups") or {}).get(arguments(start).get("group_name")), meta.get("rank")
+    place = arguments(copy_in).get("rank")
+    if ranks is None or rank is None or type(place) is not int:
+        return True
+    return place < len(ranks) and ranks[place] == rank
 
 
 def _alone(gather: Gather, users: list[fx.Node], place: dict[fx.Node, int]) -> bool:
