@@ -334,7 +334,7 @@ def test_an_order_that_exposes_more_is_given_up(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Where a step that delays something is not recognised, the order as a whole is."""
-    monkeypatch.setattr(iterative_raising._Rise, "_delays", lambda self, candidate: False)
+    monkeypatch.setattr(iterative_raising.Rise, "delays", lambda self, candidate: False)
     pass_ = Raise(memory_budget=1)
     before = ["all_reduce", "mm", "wait_tensor", "all_reduce_1", "wait_tensor_1"]
     assert applied(pass_, waits_between(20)) == before
