@@ -48,7 +48,7 @@ SUITED: dict[str, str] = {
 DEFAULT: tuple[str, ...] = (
     *BUILTIN,
     "sequence_parallel+multistream",
-    "reorder_for_compute_comm_overlap+comm_buffers",
+    "comm_buffers+reorder_for_compute_comm_overlap",
 )
 
 __all__ = [

@@ -125,8 +125,8 @@ class Program:
     def graph_module(self, rank: int) -> fx.GraphModule:
         """Return a new GraphModule of what `rank` runs: what a pass is given.
 
-        `meta["streams"]` holds the stream settings, `meta["rank"]` the rank, `meta["groups"]` this rank's groups: mesh dim → ranks in group order, and
-        `meta["alike"]` names those over which all members run the same graph up to numbers (see `_alike`).
+        `meta["streams"]` holds the stream settings, `meta["rank"]` the rank, `meta["groups"]` its groups: mesh dim → ranks in
+        group order, and `meta["alike"]` names those over which all members run the same graph up to numbers (see `_alike`).
         """
         return self._given(rank, self.graph(rank))
 
