@@ -6,7 +6,7 @@ from tcverify.arithmetic.exact import DRAWS, MORE_DRAWS, Exact, ScrambledReals, 
 from tcverify.arithmetic.field import canonical, residue
 from tcverify.arithmetic.float64 import FLOAT64, Float64
 from tcverify.arithmetic.native import NATIVE, Native
-from tcverify.arithmetic.unwritten import poison_, unwritten
+from tcverify.arithmetic.unwritten import poison_, spoil_, unwritten
 
 #: Names by which users choose a domain.
 DOMAINS = ("float64", "native", "exact")
@@ -36,5 +36,6 @@ __all__ = [
     "poison_",
     "residue",
     "residues",
+    "spoil_",
     "unwritten",
 ]

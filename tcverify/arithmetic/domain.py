@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -13,9 +14,11 @@ class Domain:
 
     Attributes:
         name: "float64", "native" or "exact"; with a number behind a colon where there are several draws of inputs.
+        unwritten: what floating-point memory holds that nobody has written; see `unwritten`.
     """
 
     name = "native"
+    unwritten = math.nan
 
     @property
     def kind(self) -> str:
@@ -40,15 +43,6 @@ class Domain:
         if self.carries and isinstance(value, torch.dtype) and value.is_floating_point:
             return torch.float64
         return value
-
-    def spoil(self, tensor: torch.Tensor) -> None:
-        """Write what nobody has computed into `tensor`: NaN, or integers that are wrong everywhere."""
-        if tensor.is_floating_point() or tensor.is_complex():
-            tensor.fill_(float("nan"))
-        elif tensor.dtype is torch.bool:
-            tensor.logical_not_()
-        else:
-            tensor.fill_(torch.iinfo(tensor.dtype).max // 3)
 
     def running(self) -> AbstractContextManager[Any]:
         """A context in which torch's ops compute in this domain. Not to be held across other domains' runs."""

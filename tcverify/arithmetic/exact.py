@@ -42,6 +42,7 @@ class Exact(Domain):
         self.draw = draw
         self.name = f"exact:{draw}"
         self.algebra = Field(draw, literals)
+        self.unwritten = self.algebra.unwritten
 
     def carry(self, value: Any) -> Any:
         """See `Domain.carry`. Every op has made residues already."""
@@ -59,14 +60,6 @@ class Exact(Domain):
             return value
         with _disable_current_modes():
             return self.algebra.constants(value)
-
-    def spoil(self, tensor: Tensor) -> None:
-        """See `Domain.spoil`. A residue like any other, which differs between draws: the field has no NaN."""
-        with _disable_current_modes():
-            if tensor.is_floating_point():
-                tensor.fill_(float(123457 + 7919 * self.draw))
-            else:
-                super().spoil(tensor)
 
     def running(self) -> AbstractContextManager[Any]:
         """See `Domain.running`."""

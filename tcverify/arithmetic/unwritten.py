@@ -39,14 +39,23 @@ def unwritten(make: Callable[..., torch.Tensor], *args: Any, **kwargs: Any) -> t
 def _fill(tensor: torch.Tensor, value: float) -> None:
     storage = tensor.untyped_storage()
     size = storage.nbytes() // tensor.itemsize
-    whole = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(storage, 0, (size,), (1,))
-    if tensor.is_floating_point() or tensor.is_complex():
-        whole.fill_(value)
-    elif tensor.dtype is torch.bool:
-        whole.fill_(True)
-    else:
-        least = torch.iinfo(tensor.dtype).min
-        whole.fill_(least // 3 if least else 0xAA)  # 0xAA… and 0x55… shifted: no size, no index
+    spoil_(torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(storage, 0, (size,), (1,)), value)
 
 
-__all__ = ["RESIDUE", "poison_", "unwritten"]
+def spoil_(tensor: torch.Tensor, value: float) -> None:
+    """Overwrite what a tensor shows.
+
+    Args:
+        value: of floating-point numbers.
+    """
+    with _disable_current_modes():
+        if tensor.is_floating_point() or tensor.is_complex():
+            tensor.fill_(value)
+        elif tensor.dtype is torch.bool:
+            tensor.fill_(True)
+        else:
+            least = torch.iinfo(tensor.dtype).min
+            tensor.fill_(least // 3 if least else 0xAA)  # 0xAA… and 0x55… shifted: no size, no index
+
+
+__all__ = ["RESIDUE", "poison_", "spoil_", "unwritten"]

@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 import torch
 
-from tcverify.arithmetic import FLOAT64, Domain
+from tcverify.arithmetic import FLOAT64, Domain, spoil_
 from tcverify.ops import Collective, Start
 
 #: When a collective reads its contribution and writes its result:
@@ -75,7 +75,7 @@ class Outstanding:
         source, output = start.tensor, start.output
         tensor = source if timing == "wait" else source.clone()
         if timing == "apart" or _storage(source) != _storage(output):
-            self.domain.spoil(output)
+            spoil_(output, self.domain.unwritten)
         made = UnderWay(node, start.collective, tensor, output, timing == "issue", timing != "issue")
         self.by_storage.setdefault(_storage(output), []).append(made)
         return made
