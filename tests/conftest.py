@@ -1,5 +1,6 @@
 """Fixtures for all tests."""
 
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
@@ -20,3 +21,9 @@ def pool() -> Iterator[Callable[[int], ProcessGroupPool]]:
             return pools[world_size]
 
         yield get
+
+
+def pytest_configure() -> None:
+    """A shell that starts tests in the background has them ignore Ctrl-C, which the processes that they start would inherit."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
