@@ -295,7 +295,22 @@ def _load_symmetric() -> None:
     import torch.distributed._symmetric_memory  # noqa: F401 - defines the ops
 
 
-register_dialect("_c10d_functional", OPS)
+#: Registrations that live as long as the process.
+_KEPT: list[torch.library.Library] = []
+
+
+def _define_missing() -> None:
+    """Define what an older torch does not have yet, with shapes for fake tensors; the tables say what it does."""
+    library = torch.library.Library("_c10d_functional", "FRAGMENT")
+    for op in OPS:
+        name = op.name.removeprefix("_c10d_functional::")
+        if op.schema and op.fake is not None and not hasattr(torch.ops._c10d_functional, name):
+            library.define(name + op.schema)
+            library.impl(name, op.fake, "Meta")
+    _KEPT.append(library)
+
+
+register_dialect("_c10d_functional", OPS, load=_define_missing)
 register_dialect("symm_mem", SYMMETRIC, load=_load_symmetric)
 
 __all__ = ["OPS", "SYMMETRIC"]

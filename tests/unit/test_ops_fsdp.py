@@ -40,7 +40,7 @@ SOUND: dict[str, Callable[[], Case]] = {
     "copy_in that broadcasts": lambda: ("all_gather_copy_in", [[numbers(1)], blank(8), [4], 4, 0], {}),
     "copy_in of nothing": lambda: ("all_gather_copy_in", [[numbers(0), numbers(3)], blank(6), [0, 3], 3, 1], {}),
     "split": lambda: ("split_with_sizes_copy", [numbers(2, 5), [2, 3], 1], {"out": [blank(2, 2), blank(2, 3)]}),
-    "split along dim 0": lambda: ("split_with_sizes_copy", [numbers(5), [1, 4]], {"out": [blank(1), blank(4)]}),
+    "split along dim 0": lambda: ("split_with_sizes_copy", [numbers(5), [1, 4], 0], {"out": [blank(1), blank(4)]}),
     "split into views": lambda: (
         "split_with_sizes_copy", [numbers(2, 5), [2, 3], 1], {"out": [blank(2, 4)[:, 1:3], blank(3, 2).t()]}
     ),
