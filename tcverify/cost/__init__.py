@@ -2,7 +2,7 @@
 
 from tcverify.cost.collectives import algorithm_times, collective_time
 from tcverify.cost.device import DeviceProfile, Interconnect, LaunchCosts
-from tcverify.cost.memory import Lifetime, MemoryProfile, lifetimes, memory_profile
+from tcverify.cost.memory import Lifetime, MemoryProfile, lifetimes, memory_profile, storage_of
 from tcverify.cost.model import MIN_COST_S, graph_costs, node_cost, takes_no_time
 from tcverify.cost.profiles import PROFILES, device, parse_profile
 
@@ -22,5 +22,6 @@ __all__ = [
     "memory_profile",
     "node_cost",
     "parse_profile",
+    "storage_of",
     "takes_no_time",
 ]

@@ -8,7 +8,7 @@ its operands and its results live side by side.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -81,7 +81,8 @@ def lifetimes(graph: fx.Graph) -> tuple[list[Lifetime], tuple[fx.Node, ...]]:
             continue
         keys = of_node[node] = []
         for position, value in enumerate(_tensors(node.meta.get("val"))):
-            key, size = _storage(node, position, value)
+            key, size = storage_of(value)
+            key = (node, position) if key is None else key
             if size is None:
                 unknown.append(node)
                 continue
@@ -113,16 +114,22 @@ def _tensors(value: Any) -> Iterator[Any]:
             yield from _tensors(item)
 
 
-def _storage(node: fx.Node, position: int, value: Any) -> tuple[Any, int | None]:
-    """What tells the storage of a value from others, and the bytes up to the last element of the value."""
+def storage_of(value: TensorSpec | torch.Tensor) -> tuple[Any, int | None]:
+    """Return what tells the storage of a value from others (None where it is of its own, or not known), and the bytes up to the
+    last element of the value (None where they are not known)."""
+    shape: Sequence[Any]
+    stride: Sequence[Any]
+    offset: Any
     if isinstance(value, TensorSpec):
-        key: Any = value.alias if value.alias is not None else (node, position)
+        key: Any = None if value.alias is None else ("alias", value.alias)
         shape, stride, offset = value.shape, value.stride, value.offset
     else:
+        if value.layout is not torch.strided:
+            return None, None
         key = value.untyped_storage()._cdata
         shape, stride, offset = tuple(value.shape), tuple(value.stride()), value.storage_offset()
-        if any(type(size) is not int for size in (*shape, *stride, offset)):
-            return key, None
+    if any(type(size) is not int for size in (*shape, *stride, offset)):
+        return key, None
     if 0 in shape:
         return key, 0
     reach = offset + 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))

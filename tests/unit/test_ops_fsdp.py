@@ -90,6 +90,8 @@ def test_an_op_computes_what_torch_computes(name: str) -> None:
     try:
         expected = called(target, args, kwargs)
     except TypeError as error:
+        if name != "split along dim 0" or "missing 1 required positional argument: 'dim'" not in str(error):
+            raise
         pytest.skip(f"the kernel of torch {torch.__version__} lacks the defaults of its own signature: {error}")
     _, again, more = SOUND[name]()
     found = called(lookup(target).require(), again, more)

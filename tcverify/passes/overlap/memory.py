@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from tcverify.cost import storage_of
 from tcverify.errors import InternalError
 from tcverify.ops import TensorSpec, lookup, schema_of
 from tcverify.passes.overlap.graph import CommGraph
@@ -215,7 +216,7 @@ class StorageWalk:
             same = kind in ("wait", "free") or not set(roots).isdisjoint(accesses.writes[node])
             given = self._given(node, operands, roots) if same else None
             for tensor in _tensors(item):
-                key, size = _described(tensor)
+                key, size = storage_of(tensor)
                 if size is None:
                     self._note_unknown(node)
                     size = 0
@@ -298,24 +299,6 @@ def _tensors(value: Any) -> Iterator[Any]:
     elif isinstance(value, (list, tuple)):
         for item in value:
             yield from _tensors(item)
-
-
-def _described(value: Any) -> tuple[Any, int | None]:
-    """What tells the storage of a value from others, and the bytes up to its last element; None where that is not known."""
-    if isinstance(value, TensorSpec):
-        key: Any = None if value.alias is None else ("alias", value.alias)
-        shape, stride, offset = value.shape, value.stride, value.offset
-    else:
-        if value.layout is not torch.strided:
-            return None, None
-        key = value.untyped_storage()._cdata
-        shape, stride, offset = tuple(value.shape), tuple(value.stride()), value.storage_offset()
-    if any(type(size) is not int for size in (*shape, *stride, offset)):
-        return key, None
-    if 0 in shape:
-        return key, 0
-    reach = offset + 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
-    return key, reach * value.dtype.itemsize
 
 
 __all__ = ["RESIZE", "Footprint", "Handover", "Memory", "StorageWalk", "footprint"]
