@@ -17,7 +17,7 @@ from torch import fx
 from torch.fx.node import map_aggregate
 
 from tcverify.checks.storage import Region, memory_of
-from tcverify.ops import Op, lookup, schema_of
+from tcverify.ops import DEALLOCATE, Op, lookup, schema_of
 from tcverify.program import Program, RankConstant
 from tcverify.program.graph import constant_value
 
@@ -147,7 +147,7 @@ def traits_of(graph: fx.Graph) -> Traits:
         ops = [lookup(node.target) for node in graph.nodes if node.op == "call_function"]
         found = _TRAITS[graph] = Traits(
             starts=any(op.phase == "start" for op in ops),
-            frees=any(op.name == RESIZE for op in ops),
+            frees=any(op.name in (RESIZE, DEALLOCATE) for op in ops),
             buffers=any("comm_buffer" in node.meta for node in graph.nodes),
             declares=any("after" in node.meta for node in graph.nodes),
         )
@@ -241,6 +241,8 @@ def _call(
         step.awaits = step.touches
     elif op is not None and op.phase == "start":
         step.transfers = _transfers(node, writes, holds)
+    elif op is not None and op.name == DEALLOCATE:
+        step.resized = dict.fromkeys(step.touches, 0)
     elif op is not None and op.name == RESIZE:
         size = node.args[1] if len(node.args) > 1 else node.kwargs.get("new_size")
         size = constant_value(size, constants) if isinstance(size, RankConstant) else size
@@ -273,7 +275,11 @@ def _transfers(
     sources = [holds[v] for v in (given if isinstance(given, (list, tuple)) else [given]) if isinstance(v, fx.Node)]
     out = node.kwargs.get("out")
     if isinstance(out, fx.Node):
-        return tuple(Transfer(source, holds[out]) for source in sources)
+        return tuple(Transfer(source, holds[out]) for source in sources or [()])
+    if "x" in names and not writes:  # a rank that gets nothing waits for what stands for the communication
+        return (Transfer(tuple(dict.fromkeys(s for source in sources for s in source)), holds[node]),)
+    if names[:1] == ["out"]:
+        return (Transfer((), holds[node]),)
     if writes:
         return tuple(Transfer(source, source) for source in sources)
     made = holds[node]

@@ -10,7 +10,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from tcverify.execution.plan import Plan, Step
-from tcverify.ops import RESIZE, Op, resolve, schema_of
+from tcverify.ops import DEALLOCATE, RESIZE, Op, resolve, schema_of
 
 
 class Freed:
@@ -22,12 +22,12 @@ class Freed:
     @classmethod
     def of(cls, plan: Plan) -> Freed | None:
         """What follows the run of a plan; None where it never frees anything."""
-        return cls() if any(step.op.name == RESIZE for step in plan.steps) else None
+        return cls() if any(step.op.name in (RESIZE, DEALLOCATE) for step in plan.steps) else None
 
     def step(self, step: Step, args: Sequence[Any], kwargs: dict[str, Any]) -> str | None:
         """Take note of a step that is about to run. Returns what is wrong with it: it touches memory that was freed."""
-        if step.op.name == RESIZE:
-            variable, size = pytree.tree_leaves((args, kwargs))
+        if step.op.name in (RESIZE, DEALLOCATE):
+            variable, size = (*pytree.tree_leaves((args, kwargs)), 0)[:2]
             storage = variable.untyped_storage()
             if size:
                 self._by.pop(storage._cdata, None)

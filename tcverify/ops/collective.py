@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from tcverify.errors import InternalError, UnsupportedOp
+from tcverify.ops.resharding import Resharding
 
 #: Ways to reduce, by the names that c10d gives them.
 REDUCTIONS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
@@ -23,6 +24,9 @@ REDUCTIONS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "bor": torch.bitwise_or,
     "bxor": torch.bitwise_xor,
 }
+
+#: Kinds of which one member, the root, has or gets the whole.
+ROOTED = ("broadcast", "gather", "scatter", "reduce")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +42,19 @@ class Collective:
     """One rank's call of a collective: what it asks of its communicator.
 
     Attributes:
-        kind: "all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "send_recv" or "barrier".
+        kind: "all_reduce", "reduce_scatter", "all_gather", "all_to_all", "permute", "broadcast", "gather", "scatter", "reduce",
+            "send_recv", "reshard" or "barrier".
         communicator: the member ranks in group order; position in it, not rank number, picks a shard.
-        shape: shape of this rank's contribution.
+        shape: shape of this rank's contribution; of scatter and broadcast, of what each member gets.
         dtype: element type of the contribution.
-        dim: the dim that is scattered or concatenated, else None.
+        dim: the dim that is scattered, concatenated or reduced away, else None.
         reduce_op: for reductions, one of `REDUCTIONS`, else None.
         splits: (input sizes, output sizes) along dim 0 of all_to_all, else None.
-        root: for send_recv and broadcast, the sending rank, else None.
+        root: for rooted kinds the rank that has or gets the whole; for send_recv the sending rank; else None.
+        joined: of gather and scatter, as the root says it: the root stands in the communicator only to get or give, and has no
+            shard of its own.
+        targets: of permute, per position the position that gets its contribution, else None.
+        resharding: of reshard, what is asked for, else None.
         group: the name of the communicator, where it has one. Groups of other names are other communicators, though of the
             same ranks.
     """
@@ -59,6 +68,9 @@ class Collective:
     splits: tuple[tuple[int, ...], tuple[int, ...]] | None = None
     root: int | None = None
     group: str | None = None
+    joined: bool = False
+    targets: tuple[int, ...] | None = None
+    resharding: Resharding | None = None
 
     @property
     def channel(self) -> tuple[str | None, tuple[int, ...]]:
@@ -68,15 +80,22 @@ class Collective:
     @property
     def signature(self) -> tuple[object, ...]:
         """What every member must agree on. Sizes of all_to_all compare pairwise, see `mismatch`."""
-        return self.kind, self.reduce_op, self.root, self.dtype, None if self.splits else (self.dim, self.shape)
+        sizes = None if self.splits or self.resharding else (self.dim, self.shape)
+        return self.kind, self.reduce_op, self.root, self.dtype, self.targets, self.resharding, sizes
 
     def __str__(self) -> str:
         dtype = str(self.dtype).removeprefix("torch.")
+        if self.resharding is not None:
+            return f"reshard({dtype}{self.resharding})"
         parts = [f"{dtype}{list(self.shape)}"]
         if self.dim is not None:
             parts.append(f"dim {self.dim}")
         if self.reduce_op is not None:
             parts.append(self.reduce_op)
+        if self.root is not None and self.kind in ROOTED:
+            parts.append(f"root {self.root}")
+        if self.targets is not None:
+            parts.append(f"to positions {list(self.targets)}")
         if self.splits is not None:
             parts.append(f"in {list(self.splits[0])} out {list(self.splits[1])}")
         name = f" '{self.group}'" if self.group is not None else ""
@@ -98,11 +117,13 @@ def mismatch(calls: Sequence[Collective]) -> str | None:
             ("root", "has root"),
             ("dtype", "sends"),
             ("dim", "works on dim"),
+            ("targets", "sends to positions"),
+            ("resharding", "reshards"),
         ):
             mine, theirs = getattr(first, field), getattr(call, field)
             if mine != theirs:
                 return f"in {first.kind}, rank {group[0]} {name} {mine} while rank {rank} {name} {theirs}"
-        if first.splits is None and call.shape != first.shape:
+        if first.splits is None and first.resharding is None and call.shape != first.shape:
             return (
                 f"in {first.kind}, rank {group[0]} contributes shape {list(first.shape)} "
                 f"while rank {rank} contributes {list(call.shape)}"
@@ -132,9 +153,14 @@ def complete(
         tensors: the members' contributions.
         order: permutation of the members in which sums are accumulated; None means group order. Results differ by rounding.
 
-    Results are fresh contiguous tensors that share storage with no contribution and with no other result.
+    Results are fresh contiguous tensors that share storage with no contribution and with no other result. Members that get
+    nothing get a tensor without elements.
     """
     call = calls[0]
+    if call.kind == "reshard":
+        return _resharded(call, tensors, order)
+    if call.kind in ("gather", "scatter", "reduce"):
+        return _rooted(calls, tensors, order)
     if call.kind == "all_reduce":
         total = reduced(call, tensors, order)
         return [_fresh(total) for _ in tensors]
@@ -152,6 +178,9 @@ def complete(
     if call.kind == "broadcast":
         root = tensors[call.communicator.index(_root(call))]
         return [_fresh(root) for _ in tensors]
+    if call.kind == "permute":
+        sources = source_positions(call)
+        return [_fresh(tensors[sources[position]]) for position in range(len(tensors))]
     if call.kind == "barrier":
         return list(tensors)
     raise InternalError(f"no semantics for collective {call.kind}")
@@ -175,8 +204,63 @@ def _splits(call: Collective) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 def _root(call: Collective) -> int:
     if call.root is None or call.root not in call.communicator:
-        raise ValueError(f"{call.kind} from rank {call.root}, which is not in group {list(call.communicator)}")
+        raise ValueError(f"{call.kind} with root {call.root}, which is not in group {list(call.communicator)}")
     return call.root
+
+
+def source_positions(call: Collective) -> list[int]:
+    """Per position, the position from which a permute brings it something.
+
+    Raises:
+        ValueError: two members send to the same one.
+    """
+    targets = list(call.targets or ())
+    if sorted(targets) != list(range(len(call.communicator))):
+        raise ValueError(f"permute to positions {targets} of a group of {len(call.communicator)} ranks")
+    return [targets.index(position) for position in range(len(targets))]
+
+
+def _rooted(
+    calls: Sequence[Collective], tensors: Sequence[torch.Tensor], order: Sequence[int] | None
+) -> list[torch.Tensor]:
+    at = calls[0].communicator.index(_root(calls[0]))
+    call = calls[at]
+    others = [position for position in range(len(tensors)) if position != at]
+    sharing = others if call.joined else list(range(len(tensors)))
+    results = [tensor.new_empty(0) for tensor in tensors]
+    if call.kind == "gather":
+        results[at] = torch.cat([tensors[position] for position in sharing], _dim(call)).contiguous()
+    elif call.kind == "reduce":
+        results[at] = reduced(call, tensors, order)
+    else:
+        chunks = tensors[at].chunk(len(sharing), _dim(call))
+        for position, chunk in zip(sharing, chunks, strict=True):
+            results[position] = _fresh(chunk)
+    return results
+
+
+def _resharded(call: Collective, tensors: Sequence[torch.Tensor], order: Sequence[int] | None) -> list[torch.Tensor]:
+    made = call.resharding
+    if made is None:
+        raise InternalError(f"reshard without what is asked for: {call}")
+    return [made.part(resharded_whole(call, tensors, order), rank) for rank in call.communicator]
+
+
+def resharded_whole(
+    call: Collective, tensors: Sequence[torch.Tensor], order: Sequence[int] | None = None
+) -> torch.Tensor:
+    """The whole result of a reshard, from the contributions of all members, in group order."""
+    made = call.resharding
+    if made is None:
+        raise InternalError(f"reshard without what is asked for: {call}")
+    whole = made.whole(dict(zip(call.communicator, tensors, strict=True)))
+    if made.dim is None:
+        return whole
+    addends = made.addends(whole)
+    if order is None:
+        return reduced(call, addends)
+    members = list(order)  # of whom there may be more or less than addends
+    return reduced(call, addends, sorted(range(len(addends)), key=lambda i: (members[i % len(members)], -i)))
 
 
 def reduced(call: Collective, tensors: Sequence[torch.Tensor], order: Sequence[int] | None = None) -> torch.Tensor:

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from tcverify.errors import ExecutorError, InternalError
-from tcverify.ops.collective import Collective, reduced
+from tcverify.ops.collective import Collective, reduced, resharded_whole, source_positions
 
 #: By name, None for groups without one, and sorted ranks.
 _GROUPS: dict[tuple[str | None, tuple[int, ...]], dist.ProcessGroup] = {}
@@ -102,6 +102,8 @@ def begin(
     Raises:
         ExecutorError: torch.distributed is not initialised in this process.
     """
+    if call.kind == "reshard":
+        return _resharded(call, tensor, running)
     if len(call.communicator) == 1:
         own = tensor.clone(memory_format=torch.contiguous_format)  # each reduction of one value is that value
         return lambda: own
@@ -150,6 +152,10 @@ def begin(
             return _then(dist.isend(contribution, target, group=group), contribution.clone)
         received = torch.empty_like(contribution)
         return _then(dist.irecv(received, source, group=group), lambda: received)
+    if call.kind == "permute":
+        return _permute(call, contribution, group)
+    if call.root is not None:
+        return _rooted(call, contribution, members, group)
     raise InternalError(f"no way to perform {call}")
 
 
@@ -167,6 +173,82 @@ def _then(work: Any, result: Callable[[], torch.Tensor], *kept: torch.Tensor) ->
     return finish
 
 
+def _permute(call: Collective, contribution: torch.Tensor, group: dist.ProcessGroup) -> Finish:
+    """A send and a receive that are posted together: no backend has a collective for it."""
+    me = call.communicator.index(dist.get_rank())
+    source, target = source_positions(call)[me], (call.targets or ())[me]
+    if source == me:
+        return contribution.clone
+    received = torch.empty_like(contribution)
+    sending = dist.P2POp(dist.isend, contribution, call.communicator[target], group=group)
+    receiving = dist.P2POp(dist.irecv, received, call.communicator[source], group=group)
+    works = dist.batch_isend_irecv([sending, receiving])
+
+    def finish(kept: torch.Tensor = contribution) -> torch.Tensor:
+        for work in works:
+            work.wait()
+        return received
+
+    return finish
+
+
+def _rooted(call: Collective, contribution: torch.Tensor, members: list[int], group: dist.ProcessGroup) -> Finish:
+    """Gather, scatter or reduce. Every member has a share in what gloo and NCCL gather and scatter: a root that has none of its
+    own takes part with one that nobody looks at."""
+    here, root = dist.get_rank() == call.root, call.root
+    if root is None or root not in call.communicator:
+        raise ValueError(f"{call.kind} with root {root}, which is not in group {list(call.communicator)}")
+    nothing = contribution.new_empty(0)
+    if call.kind == "reduce":
+        work = dist.reduce(contribution, root, group=group, async_op=True)
+        return _then(work, lambda: contribution if here else nothing, contribution)
+    sharing = [rank for rank in call.communicator if not (call.joined and rank == root)]
+    dim = call.dim or 0
+    if call.kind == "gather":
+        parts = [torch.empty_like(contribution) for _ in members] if here else None
+        work = dist.gather(contribution, parts, root, group=group, async_op=True)
+
+        def gathered() -> torch.Tensor:
+            return nothing if parts is None else torch.cat([parts[members.index(rank)] for rank in sharing], dim)
+
+        return _then(work, gathered, contribution)
+    if call.kind != "scatter":
+        raise InternalError(f"no way to perform {call}")
+    mine = contribution.new_empty(call.shape)
+    shares = None
+    if here:
+        chunks = {
+            rank: chunk.contiguous() for rank, chunk in zip(sharing, contribution.chunk(len(sharing), dim), strict=True)
+        }
+        shares = [chunks.get(rank, mine) for rank in members]
+    work = dist.scatter(mine, shares, root, group=group, async_op=True)
+    return _then(work, lambda: nothing if here and call.joined else mine, *(shares or ()))
+
+
+def _resharded(call: Collective, tensor: torch.Tensor, running: Callable[[], AbstractContextManager[Any]]) -> Finish:
+    """Everybody gets all parts, one broadcast each, and makes its own of them: what lockstep does, on a real group."""
+    made = call.resharding
+    if made is None:
+        raise InternalError(f"reshard without what is asked for: {call}")
+    me = dist.get_rank()
+    local = made.source.local_shape(made.shape)
+    parts: dict[int, torch.Tensor] = {}
+    finishes: dict[int, Finish] = {}
+    for rank in made.source.holders():
+        part = tensor if rank == me else tensor.new_empty(local)
+        sent = Collective("broadcast", call.communicator, local, call.dtype, root=rank)
+        finishes[rank] = begin(sent, part)
+
+    def finish() -> torch.Tensor:
+        for rank, arrived in finishes.items():
+            parts[rank] = arrived()
+        with running():
+            given = [parts.get(rank, tensor) for rank in call.communicator]
+            return made.part(resharded_whole(call, given), me)
+
+    return finish
+
+
 def _reduced_here(call: Collective, tensor: torch.Tensor, running: Callable[[], AbstractContextManager[Any]]) -> Finish:
     """Gather and reduce: gloo has no averages, nor all reductions of all dtypes, and none in other number domains."""
     gather = replace(call, kind="all_gather", dim=0, reduce_op=None, shape=(1, *call.shape))
@@ -178,6 +260,8 @@ def _reduced_here(call: Collective, tensor: torch.Tensor, running: Callable[[], 
             total = reduced(call, parts)
             if call.kind == "reduce_scatter" and call.dim is not None:
                 total = total.chunk(len(parts), call.dim)[call.communicator.index(dist.get_rank())]
+            elif call.kind == "reduce" and dist.get_rank() != call.root:
+                return total.new_empty(0)
             return total.clone(memory_format=torch.contiguous_format)
 
     return finish

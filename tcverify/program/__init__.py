@@ -7,6 +7,7 @@ from tcverify.program.finding import KINDS, Doubt, Finding, Note, Said
 from tcverify.program.graph import RankBinding, RankConstant, compute_nodes
 from tcverify.program.inputs import InputSpec, Recipe
 from tcverify.program.mesh import Mesh, MeshDim
+from tcverify.program.placed import Placed, PlacedBuilder
 from tcverify.program.placement import PARTIAL, REPLICATED, VARYING, Placement, shard
 from tcverify.program.program import Program
 from tcverify.program.statistics import CollectiveStatistics, decode_statistics
@@ -28,6 +29,8 @@ __all__ = [
     "MeshDim",
     "NotSerialisable",
     "Note",
+    "Placed",
+    "PlacedBuilder",
     "Placement",
     "Program",
     "RankBinding",

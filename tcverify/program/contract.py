@@ -16,7 +16,7 @@ _WORDS = {
     "collectives": ("functional", "conservative"),
 }
 #: Promises that are numbers of at least 0, or None where nothing is promised.
-_NUMBERS = ("memory_budget",)
+_NUMBERS = ("memory_budget", "streams")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +37,9 @@ class Contract:
         memory_budget: peak memory grows by at most this share of what it was before the pass.
         collectives: "functional" means that asynchronous collectives block at their wait, "conservative" that they may block
             where they start.
+        lowered: no op that changes layouts is left, and no stream axis.
+        deallocation: what the graph makes, it frees once: all but inputs and outputs, also what nobody reads.
+        streams: worker streams have indices below this number, and at the end the caller's stream is current again.
         boundary: of graphs lowered to streams: "strict" means that outputs are read on stream 0, "lenient" that the caller waits
             for all streams.
         inputs: of graphs lowered to streams: "ready" on all streams when the graph begins, or written on "stream0" before.
@@ -53,6 +56,9 @@ class Contract:
     order: bool = False
     collective_order: bool = False
     memory_budget: float | None = None
+    lowered: bool = False
+    deallocation: bool = False
+    streams: int | None = None
     collectives: str = "functional"
     boundary: str = "strict"
     inputs: str = "ready"

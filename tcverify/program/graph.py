@@ -21,8 +21,9 @@ from tcverify.ops import TensorSpec, current, fake_tensor, new_fake_mode
 
 #: Metadata that programs keep beside "val": `cost_s` is the predicted or measured time of a node, in seconds; `schedule`, on the
 #: output node of a lowered graph, what its schedule promises; `after`, names of nodes that must run before a node; `comm_buffer`,
-#: where a value lives in the arena of its rank: {"group", "offset", "nbytes"}, in bytes.
-KEPT_META = ("after", "sp_local", "cost_s", "schedule", "comm_buffer")
+#: where a value lives in the arena of its rank: {"group", "offset", "nbytes"}, in bytes; `layout`, how an input or the result of
+#: a local op lies, as text (see `ops.Layout`); `stream_axis`, the dim of a result whose parts may be computed on other streams.
+KEPT_META = ("after", "sp_local", "cost_s", "schedule", "comm_buffer", "layout", "stream_axis")
 
 
 @dataclass(frozen=True, slots=True)

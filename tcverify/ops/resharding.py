@@ -1,0 +1,77 @@
+"""Resharding: a tensor goes from one layout to another, and may be reduced on the way. What it means, whoever carries it out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from tcverify.errors import ProgramError
+from tcverify.ops.layout import Layout
+
+
+@dataclass(frozen=True, slots=True)
+class Resharding:
+    """What is asked for.
+
+    Attributes:
+        source, target: layouts of operand and result; with a reduction, dims of the target count in the result.
+        shape: (global) shape of the operand.
+        dim: of the operand, the dim that is reduced and goes away, or None.
+        reduce_op: how, one of `REDUCTIONS`, or None.
+
+    Raises:
+        ProgramError: a tensor of this shape cannot lie so, or there is no such dim.
+    """
+
+    source: Layout
+    target: Layout
+    shape: tuple[int, ...]
+    dim: int | None = None
+    reduce_op: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.dim is not None and not 0 <= self.dim < len(self.shape):
+            raise ProgramError(f"a tensor of shape {list(self.shape)} has no dim {self.dim} to reduce")
+        self.source.check(self.shape)
+        self.target.check(self.result_shape)
+
+    @property
+    def result_shape(self) -> tuple[int, ...]:
+        """(Global) shape of the result."""
+        return tuple(size for dim, size in enumerate(self.shape) if dim != self.dim)
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """All that take part: those of the source's mesh, then those that the target adds, in their orders."""
+        return tuple(dict.fromkeys((*self.source.mesh.ranks, *self.target.mesh.ranks)))
+
+    def whole(self, parts: Mapping[int, torch.Tensor]) -> torch.Tensor:
+        """Assemble the operand.
+
+        Args:
+            parts: by rank, at least those of the source's `holders`.
+        """
+        first = parts[self.source.mesh.ranks[0]]
+        whole = first.new_empty(self.shape)
+        for rank in self.source.holders():
+            whole[self.source.place(rank, self.shape)] = parts[rank]
+        return whole
+
+    def part(self, whole: torch.Tensor, rank: int) -> torch.Tensor:
+        """What a rank gets of the result: fresh and contiguous, without elements where it is not in the target's mesh."""
+        if rank not in self.target.mesh:
+            return whole.new_empty(0)
+        return whole[self.target.place(rank, self.result_shape)].clone(memory_format=torch.contiguous_format)
+
+    def addends(self, whole: torch.Tensor) -> Sequence[torch.Tensor]:
+        """What is to be reduced, in order."""
+        return [whole] if self.dim is None else whole.unbind(self.dim)
+
+    def __str__(self) -> str:
+        reduction = "" if self.dim is None else f" {self.reduce_op} over dim {self.dim},"
+        return f"{list(self.shape)}{reduction} {self.source} → {self.target}"
+
+
+__all__ = ["Resharding"]
