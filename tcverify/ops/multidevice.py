@@ -26,7 +26,7 @@ Steps = Generator[Request, Tensor, Any]
 SET = "multidevice::set"
 REDUCE = "multidevice::reduce"
 
-#: Signatures. `shape` is the (global) shape of the operand, `source` and `target` are layouts of operand and result as text, `dim`
+#: Signatures. `shape` is the (global) shape of the operand, `source` and `target` are layouts of operand and result, `dim`
 #: counts in the operand. `dtype` is that of both.
 SCHEMAS: dict[str, str] = {
     "set": "(Tensor? x, str source, str target, SymInt[] shape, ScalarType dtype, int rank) -> Tensor",

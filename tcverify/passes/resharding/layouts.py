@@ -1,0 +1,72 @@
+"""Reads layouts off a graph: how values lie, and which ops change that."""
+
+from __future__ import annotations
+
+from torch import fx
+
+from tcverify.errors import ProgramError, Unsupported
+from tcverify.ops import Layout, Resharding
+from tcverify.ops.multidevice import REDUCE, SET
+from tcverify.passes.editing import arguments, op_name
+
+
+def resharding_of(node: fx.Node) -> Resharding | None:
+    """What a `set` or `reduce` asks for; None for other nodes.
+
+    Raises:
+        Unsupported: its arguments do not fit together.
+    """
+    if op_name(node) not in (SET, REDUCE):
+        return None
+    given = arguments(node)
+    try:
+        source, target = Layout.parse(given["source"]), Layout.parse(given["target"])
+        return Resharding(source, target, tuple(given["shape"]), given.get("dim"), given.get("reduce_op"))
+    except ProgramError as error:
+        raise Unsupported(f"'{node.name}': {error.message}", error.hint) from None
+
+
+def layout_of(node: fx.Node) -> Layout | None:
+    """How the value of a node lies; None where nothing says it.
+
+    Raises:
+        Unsupported: what says it is no layout.
+    """
+    made = resharding_of(node)
+    if made is not None:
+        return made.target
+    text = node.meta.get("layout")
+    if text is None:
+        return None
+    try:
+        return Layout.parse(text)
+    except ProgramError as error:
+        raise Unsupported(f"the layout of '{node.name}': {error.message}", error.hint) from None
+
+
+def stream_axis_of(node: fx.Node) -> int | None:
+    """The dim of a result whose parts may be computed on streams of their own, or None."""
+    axis = node.meta.get("stream_axis")
+    return axis if type(axis) is int else None
+
+
+def is_resharding(made: Resharding) -> bool:
+    """Whether a `set` or `reduce` takes more than what each rank has: other ranks hold something that it needs.
+
+    A mesh dim of one rank divides nothing, so whether something is sharded over it does not count.
+    """
+    source, target = made.source, made.target
+    if source.mesh != target.mesh:
+        return True
+    for size, before, after in zip(source.mesh.shape, source.sharding, target.sharding, strict=True):
+        if size == 1 or before is None:  # what all have, each can take its part of
+            continue
+        if before == made.dim or after is None:
+            return True
+        counted = after if made.dim is None or after < made.dim else after + 1  # in the operand
+        if before != counted:
+            return True
+    return False
+
+
+__all__ = ["is_resharding", "layout_of", "resharding_of", "stream_axis_of"]
