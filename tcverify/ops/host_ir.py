@@ -16,7 +16,8 @@ from typing import Any
 import torch
 
 from tcverify.arithmetic import poison_
-from tcverify.ops.collective import REDUCTIONS, Collective, source_positions
+from tcverify.ops.collective import Collective, source_positions
+from tcverify.ops.reductions import REDUCTIONS
 from tcverify.ops.table import Await, Op, Start, register_dialect
 
 Tensor = torch.Tensor
