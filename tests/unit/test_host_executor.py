@@ -111,7 +111,7 @@ def test_memory_that_is_freed_on_a_worker_while_others_use_it() -> None:
 
 
 def test_streams_are_named_in_words() -> None:
-    program = lowered(gathered_matmul(), lambda gm: pipelined(gm, left_out="join"))
+    program = lowered(gathered_matmul(), lambda gm: pipelined(gm, left_out="wait"))
     places = {str(event).partition(": ")[0] for seen in played(program).observations for event in seen.events}
     assert "rank 0, the caller's stream" in places
     assert "rank 0, worker stream 0" in places
