@@ -1,6 +1,6 @@
 """What the host of a program in host IR issues: streams by what is current, communications on streams of their own.
 
-By what the host does, step by step: an op goes into the queue of the stream that is current. A communication begins behind what is
+Step by step: an op goes into the queue of the stream that is current. A communication begins behind what is
 queued there, in the order of its team; its wait makes the stream that is current then wait for it. What is synchronised with is
 waited for as far as it is queued. Nothing here knows how the static checks read the same graph.
 
