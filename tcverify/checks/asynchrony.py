@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from tcverify.checks.accesses import Accesses, Step
+from tcverify.checks.parts import WHOLE, Part, overlap
+from tcverify.ops.host_ir import COMMUNICATION_WAIT
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,19 +96,27 @@ def asynchrony_of(accesses: Accesses) -> Asynchrony:
 def _follow(accesses: Accesses) -> Asynchrony:
     found, air = Asynchrony(), _Air()
     steps = accesses.steps
+    origins: dict[int, int] = {}  # node -> the communication of host IR whose result it is, or views
     for index, step in enumerate(steps):
+        if step.op.startswith("host_ir::") and step.transfers:
+            origins[index] = index
+        elif step.holds and set(step.touches).issuperset(step.holds) and not (step.reads or step.writes):
+            origins.update({index: origins[operand] for operand in step.operands if operand in origins})
         if step.awaits:
             flights = dict.fromkeys(f for storage in step.awaits for f in air.arriving.get(storage, ()))
-            if not flights:
+            made = origins.get(step.operands[0]) if step.op == COMMUNICATION_WAIT and step.operands else None
+            if made is not None:  # that one alone, though others may be under way into the same storage
+                flights = dict.fromkeys(flight for flight in flights if flight.start == made)
+            if not flights and made is None:
                 found.idle[index] = step.awaits
             for flight in flights:
                 transfer = steps[flight.start].transfers[flight.number]
                 air.land(flight, transfer.source, transfer.target)
                 found.landed[flight] = index
             continue
-        for access, racing, storage in _accesses(step):
+        for access, racing, storage in _accesses(step, precise=bool(accesses.parts)):
             flights = (air.arriving if racing == "completion" else air.leaving).get(storage, {})
-            close = _close(accesses, index, storage, flights) if flights else None
+            close = _close(accesses, index, storage, flights, access, racing) if flights else None
             if close is not None:
                 found.hazards.append(Hazard(close, index, access, racing, storage))
         for number, transfer in enumerate(step.transfers):
@@ -126,8 +136,18 @@ def _follow(accesses: Accesses) -> Asynchrony:
 _MOST_COMPARED = 64
 
 
-def _close(accesses: Accesses, index: int, storage: int, flights: dict[Flight, None]) -> Flight | None:
+def _close(
+    accesses: Accesses, index: int, storage: int, flights: dict[Flight, None], access: str, racing: str
+) -> Flight | None:
     """The latest transfer of a storage that a node comes close to: parts of a buffer that lie apart may be under way at once."""
+    if accesses.parts:
+        writes = None if access == "frees" or accesses.steps[index].op == "output" else access == "writes into"
+        mine = _parts(accesses, index, storage, writes)
+        for flight in islice(reversed(flights), _MOST_COMPARED):
+            theirs = _parts(accesses, flight.start, storage, racing == "completion")
+            if any(overlap(a, b) for a in mine for b in theirs):
+                return flight
+        return None
     low, high = accesses.extent(index, storage)
     for flight in islice(reversed(flights), _MOST_COMPARED):
         first, end = accesses.extent(flight.start, storage)
@@ -136,14 +156,26 @@ def _close(accesses: Accesses, index: int, storage: int, flights: dict[Flight, N
     return None
 
 
-def _accesses(step: Step) -> list[tuple[str, str, int]]:
-    """(access, what it can race with, storage) of a step, each once."""
+def _parts(accesses: Accesses, index: int, storage: int, writes: bool | None) -> list[Part]:
+    """The parts of a storage that a node reads or writes; None stands for all of it."""
+    if writes is None and accesses.steps[index].op != "output":
+        return [WHOLE]
+    touches = [touch for touch in accesses.parts[index] if touch.storage == storage]
+    return [touch.part or WHOLE for touch in touches if writes is None or touch.writes == writes]
+
+
+def _accesses(step: Step, *, precise: bool) -> list[tuple[str, str, int]]:
+    """(access, what it can race with, storage) of a step, each once.
+
+    Args:
+        precise: whether it is known which parts of a storage it reads and which it writes.
+    """
     reads: dict[int, None] = dict.fromkeys(step.reads)
     writes: dict[int, None] = dict.fromkeys(step.writes)
     for transfer in step.transfers:
         reads.update(dict.fromkeys(transfer.source))
         writes.update(dict.fromkeys(s for s in transfer.target if s not in step.holds or s in step.touches))
-    found = [("reads", "completion", storage) for storage in reads if storage not in writes]
+    found = [("reads", "completion", storage) for storage in reads if precise or storage not in writes]
     for access, storages in (("writes into", writes), ("frees", step.resized)):
         found += [(access, racing, storage) for storage in storages for racing in ("completion", "input")]
     return found

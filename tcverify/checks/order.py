@@ -128,6 +128,7 @@ def _lost(
     for hazard in hazards:
         if hazard.racing == "completion":
             read.setdefault(hazard.flight, hazard)
+    was_lost = {before.steps[flight.start].name for flight in then.lost}
     was_idle = {before.steps[index].name for index in then.idle}
     early: dict[int, int] = {}  # storage -> the last wait that had nothing to wait for
     for index, storages in now.idle.items():
@@ -138,7 +139,8 @@ def _lost(
         start = after.steps[flight.start].name
         wait = waited.get((start, flight.number))
         reader = read.get(flight)
-        if wait is None and reader is None:
+        host = after.steps[flight.start].op.startswith("host_ir::")
+        if wait is None and reader is None and (not host or start in was_lost):
             continue
         ahead = [early[s] for s in storages if s in early and early[s] < flight.start]
         kind = "wait-before-start" if ahead else "missing-wait"
