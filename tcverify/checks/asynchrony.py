@@ -101,7 +101,9 @@ def _follow(accesses: Accesses) -> Asynchrony:
         if step.op.startswith("host_ir::") and step.transfers:
             origins[index] = index
         elif step.holds and set(step.touches).issuperset(step.holds) and not (step.reads or step.writes):
-            origins.update({index: origins[operand] for operand in step.operands if operand in origins})
+            made = next((origins[operand] for operand in reversed(step.operands) if operand in origins), None)
+            if made is not None:
+                origins[index] = made
         if step.awaits:
             flights = dict.fromkeys(f for storage in step.awaits for f in air.arriving.get(storage, ()))
             made = origins.get(step.operands[0]) if step.op == COMMUNICATION_WAIT and step.operands else None
