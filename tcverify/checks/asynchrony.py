@@ -96,18 +96,11 @@ def asynchrony_of(accesses: Accesses) -> Asynchrony:
 def _follow(accesses: Accesses) -> Asynchrony:
     found, air = Asynchrony(), _Air()
     steps = accesses.steps
-    origins: dict[int, int] = {}  # node -> the communication of host IR whose result it is, or views
     for index, step in enumerate(steps):
-        if step.op.startswith("host_ir::") and step.transfers:
-            origins[index] = index
-        elif step.holds and set(step.touches).issuperset(step.holds) and not (step.reads or step.writes):
-            made = next((origins[operand] for operand in reversed(step.operands) if operand in origins), None)
-            if made is not None:
-                origins[index] = made
         if step.awaits:
             flights = dict.fromkeys(f for storage in step.awaits for f in air.arriving.get(storage, ()))
-            made = origins.get(step.operands[0]) if step.op == COMMUNICATION_WAIT and step.operands else None
-            if made is not None:  # that one alone, though others may be under way into the same storage
+            made = _awaited_alone(step, steps)
+            if made is not None:  # that one, though others may be under way into the same storage
                 flights = dict.fromkeys(flight for flight in flights if flight.start == made)
             if not flights and made is None:
                 found.idle[index] = step.awaits
@@ -132,6 +125,13 @@ def _follow(accesses: Accesses) -> Asynchrony:
                 found.lost[flight] = transfer.target
     _returned(accesses, found, air)
     return found
+
+
+def _awaited_alone(step: Step, steps: list[Step]) -> int | None:
+    """The communication of host IR whose own result a wait takes."""
+    if step.op != COMMUNICATION_WAIT or not step.operands or not steps[step.operands[0]].transfers:
+        return None
+    return step.operands[0]
 
 
 #: Most transfers of one storage with which an access is compared, the latest first.

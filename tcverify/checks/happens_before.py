@@ -61,10 +61,9 @@ def found_of_order(evidence: Evidence, *, everything: bool) -> list[Finding | Do
         if streams > _MOST_STREAMS:
             doubts.append(Doubt("unsupported-op", f"a graph on {streams} streams is not looked at for races"))
             continue
-        if reading.mixed is not None:
-            anchor, host = reading.mixed
-            sentence = f"a graph with anchors and host IR ('{anchor}' and '{host}') is not looked at for races"
-            doubts.append(Doubt("unsupported-op", sentence))
+        unclear = _unclear(reading)
+        if unclear:
+            doubts.append(Doubt("unsupported-op", f"{unclear}: the graph is not looked at for races"))
             continue
         clocks = clocks_of(reading)
         for finding in _of_reading(reading, clocks, evidence.contract, ranks[0], everything):
@@ -94,13 +93,23 @@ def _with_order(finding: Finding, exploration: Exploration | None) -> Finding:
     return replace(finding, detail="\n".join(lines), data={**finding.data, "order": seen.order, "events": events})
 
 
+def _unclear(reading: Reading) -> str:
+    """Why a graph cannot be read, where it cannot."""
+    if reading.mixed is not None:
+        return "'{}' is an anchor, and '{}' is host IR".format(*reading.mixed)
+    odd = next((number for number, index in reading.workers.items() if index < 0), None)
+    return "" if odd is None else f"'{reading.names[odd]}' names a worker stream that there cannot be"
+
+
 def _of_reading(
     reading: Reading, clocks: Clocks, contract: Contract, rank: int, everything: bool
 ) -> list[Finding | None]:
     if reading.host:
+        if reading.conflicts:
+            return [_no_stream(reading, rank)]
         races = host_races_of(reading, clocks, contract)
         races = races if everything else [race for race in races if not told_elsewhere(reading, race)]
-        return [_no_stream(reading, rank), host_race(reading, races, rank) if races else None]
+        return [host_race(reading, races, rank)] if races else []
     found = [_mismatch(reading, clocks, contract, rank), _conflict(reading, contract, rank)]
     races = races_of(reading, clocks, contract)
     if races:
@@ -108,13 +117,11 @@ def _of_reading(
     return found
 
 
-def _no_stream(reading: Reading, rank: int) -> Finding | None:
+def _no_stream(reading: Reading, rank: int) -> Finding:
     """The first op of host IR that is given no stream where it takes one."""
-    for number, _, _ in sorted(reading.conflicts):
-        name = reading.names[number]
-        title = f"'{name}' names no stream: it takes what 'current_stream' or 'stream' with a whole number returns"
-        return Finding("stream-conflict", CHECK, title, "", name, rank, {"streams": [None]})
-    return None
+    name = reading.names[min(number for number, _, _ in reading.conflicts)]
+    title = f"'{name}' names no stream: streams are what 'current_stream', and 'stream' of a whole number, return"
+    return Finding("stream-conflict", CHECK, title, "", name, rank, {"streams": [None]})
 
 
 # ------------------------------------------------------------------------------------------------------------- anchors

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from torch import fx
 
 from tcverify.checks.evidence import Evidence
-from tcverify.checks.host_races import host_races_of, stream_around
+from tcverify.checks.host_races import host_races_of, stream_around, stream_words
 from tcverify.checks.races import clocks_of
 from tcverify.checks.reading import BEGINNING, Reading
 from tcverify.checks.streams import lowered_ranks
@@ -46,6 +46,8 @@ def check_host_program(evidence: Evidence) -> list[Finding | Doubt]:
 
 def _of_streams(reading: Reading, contract: Contract, rank: int) -> Iterator[Finding]:
     promised = contract.streams
+    if reading.conflicts:  # it is not known which streams are meant
+        return
     for number, index in reading.workers.items():
         if index < 0 or (promised is not None and index >= promised):
             yield _bad_index(reading.names[number], index, promised, rank)
@@ -53,7 +55,7 @@ def _of_streams(reading: Reading, contract: Contract, rank: int) -> Iterator[Fin
     if promised is None:
         return
     if reading.left_on != MAIN_STREAM and reading.output is not None:
-        title = f"stream {reading.left_on} is current at the end of the graph, and not the caller's"
+        title = f"{stream_words(reading, reading.left_on)} is current at the end, and not the caller's"
         missing = "missing: set_current_stream of what current_stream returned before the first worker"
         yield Finding(
             "stream-not-restored", CHECK, title, missing, _last_switch(reading), rank, {"stream": reading.left_on}
@@ -94,10 +96,10 @@ def _unsynchronised(reading: Reading, contract: Contract, rank: int) -> Finding 
         if op.queued_on in raced:
             continue
         title = (
-            f"'{op.name}' is the first op on stream {op.queued_on}, which has not been synchronised with stream "
-            f"{MAIN_STREAM}, the caller's"
+            f"'{op.name}' is the first op on {stream_words(reading, op.queued_on)}, which has not been synchronised with the "
+            "caller's stream"
         )
-        missing = f"missing: synchronize with the caller's stream on stream {op.queued_on}, before '{op.name}'"
+        missing = f"missing: synchronize with the caller's stream before '{op.name}', while its own stream is current"
         data = {"first": op.name, "stream": op.queued_on}
         lines = f"{missing}\n{stream_around(reading, op)}"
         return Finding("worker-not-synchronised", CHECK, title, lines, op.name, rank, data)

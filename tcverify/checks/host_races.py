@@ -137,7 +137,12 @@ def stream_around(reading: Reading, op: Issued) -> str:
     at = next(i for i, other in enumerate(line) if other is op)
     start, end = max(0, at - _AROUND), at + _AROUND + 1
     shown = [f"[{other.name}]" if other is op else other.name for other in line[start:end]]
-    return f"stream {op.queued_on}: " + ("… " if start else "") + ", ".join(shown) + (" …" if end < len(line) else "")
+    return (
+        f"{stream_words(reading, op.queued_on)}: "
+        + ("… " if start else "")
+        + ", ".join(shown)
+        + (" …" if end < len(line) else "")
+    )
 
 
 def described(reading: Reading, race: Race) -> str:
@@ -149,14 +154,14 @@ def described(reading: Reading, race: Race) -> str:
         value = reading.inputs.get(race.storage, value)
     missing = _missing(reading, first, second)
     if first is None:
-        access = f"its write on stream {MAIN_STREAM}"
+        access = f"its write on {stream_words(reading, MAIN_STREAM)}"
     else:
         what = "read" if race.kind == "WAR" else "write"
         by = "" if first.name == value else f" by '{first.name}'"
         access = f"its {what}{by} {where(reading, first)}"
     if race.kind == "output":
         what = f"output '{value}'" if race.value is not None else f"input '{value}', which the graph mutates,"
-        return f"{what} is read on stream {MAIN_STREAM} before {access} is complete: {missing}"
+        return f"{what} is read on {stream_words(reading, MAIN_STREAM)} before {access} is complete: {missing}"
     me = f"'{second.name}' {where(reading, second)}" if second is not None else "the caller"
     frees = second is not None and second.op == DEALLOCATE
     verb = "frees" if frees else "reads" if race.kind == "RAW" else "writes into"
@@ -165,19 +170,25 @@ def described(reading: Reading, race: Race) -> str:
 
 
 def where(reading: Reading, op: Issued) -> str:
-    """Where an op runs: "on stream 1", or for a communication "among ranks [0, 1]"."""
-    team = reading.teams.get(op.stream)
-    return f"on stream {op.stream}" if team is None else f"among ranks {list(team)}"
+    """Where an op runs: "on worker stream 1", "on the stream of team [0, 1]"."""
+    return f"on {stream_words(reading, op.stream)}"
+
+
+def stream_words(reading: Reading, stream: int) -> str:
+    """A stream in the words of the source program: whose it is."""
+    if stream in reading.teams:
+        return f"the stream of team {list(reading.teams[stream])}"
+    return "the caller's stream" if stream == MAIN_STREAM else f"worker stream {stream - 1}"
 
 
 def _missing(reading: Reading, first: Issued | None, second: Issued | None) -> str:
     """The wait or synchronisation that is missing between two accesses."""
-    waiting = second.queued_on if second is not None else MAIN_STREAM
-    if first is not None and first.stream in reading.teams:
-        return f"stream {waiting} does not wait for '{first.name}' before"
-    queued = first.queued_on if first is not None else MAIN_STREAM
-    behind = f" behind '{first.name}'" if first is not None else " at all"
-    return f"stream {waiting} is not synchronised with stream {queued}{behind}"
+    waiting = stream_words(reading, second.queued_on if second is not None else MAIN_STREAM)
+    if first is None:
+        return f"{waiting} is not synchronised with {stream_words(reading, MAIN_STREAM)} before"
+    if first.stream in reading.teams:
+        return f"{waiting} does not wait for '{first.name}' before"
+    return f"{waiting} is not synchronised with {stream_words(reading, first.queued_on)} behind '{first.name}'"
 
 
-__all__ = ["described", "host_race", "host_races_of", "stream_around", "told_elsewhere", "where"]
+__all__ = ["described", "host_race", "host_races_of", "stream_around", "stream_words", "told_elsewhere", "where"]

@@ -21,9 +21,6 @@ from tcverify.program import RankConstant
 from tcverify.program.graph import constant_value
 from tcverify.program.streams import MAIN_STREAM
 
-#: Workers of an index that there cannot be have streams from here on, apart from all others.
-_NO_WORKERS = 1 << 32
-
 _TO_A_PEER = ("host_ir::send", "host_ir::recv")
 
 
@@ -60,7 +57,7 @@ class _Reader:
         self._tokens: dict[fx.Node, int] = {}  # what stands for a stream -> the stream
         self._last: dict[int, int] = {MAIN_STREAM: BEGINNING}  # stream -> the last op that is queued on it
         self._pending: dict[int, dict[int, int]] = {}  # stream -> what its next op waits for: by stream, its last op
-        self._made_by: dict[fx.Node, int] = {}  # value, also through views -> the communication that returned it
+        self._posted: dict[fx.Node, int] = {}  # communication -> its op
         self._arriving: dict[int, dict[int, int]] = {}  # storage -> stream of a team -> its last one into it
         self._teams: dict[tuple[int, ...], int] = {}
 
@@ -100,27 +97,19 @@ class _Reader:
             self._land(number, node)
         elif op is not None and op.phase == "start" and name.startswith("host_ir::"):
             self._communicate(number, node, op)
-        elif self._is_view(number, node):
-            made = [self._made_by[operand] for operand in node.all_input_nodes if operand in self._made_by]
-            if made:
-                self._made_by[node] = made[-1]
-        elif self._works(number, op):
+        elif self._works(number, node, op):
             issued = self._issued(number, node, op)
             issued.after = tuple(self._pending.pop(self._current, {}).values())
             self._last[self._current] = len(self._reading.ops)
             self._reading.ops.append(issued)
 
-    def _works(self, number: int, op: Op | None) -> bool:
+    def _works(self, number: int, node: fx.Node, op: Op | None) -> bool:
+        """Whether a call does more than return what it is given."""
         memory = self._memory
-        return bool(memory.writes[number] or memory.holds[number] or number in self._unknown or (op and op.effect))
-
-    def _is_view(self, number: int, node: fx.Node) -> bool:
-        """Whether a call returns what it is given, and does nothing else."""
-        memory = self._memory
-        if memory.writes[number] or number in self._unknown or not memory.holds[number]:
-            return False
+        if memory.writes[number] or number in self._unknown or (op is not None and op.effect):
+            return True
         given = {storage for operand in node.all_input_nodes for storage in memory.holds[self._numbers[operand]]}
-        return given.issuperset(memory.holds[number])
+        return not given.issuperset(memory.holds[number])
 
     def _issued(self, number: int, node: fx.Node, op: Op | None) -> Issued:
         touches = self._memory.touches[number]
@@ -151,7 +140,7 @@ class _Reader:
         issued.after = tuple(self._behind(self._current).values())
         reading.ops.append(issued)
         self._last[issued.stream] = index
-        self._made_by[node] = index
+        self._posted[node] = index
         for storage in self._memory.holds[number]:
             self._arriving.setdefault(storage, {})[issued.stream] = index
 
@@ -169,12 +158,12 @@ class _Reader:
         return self._teams[key]
 
     def _land(self, number: int, node: fx.Node) -> None:
-        """Make the current stream wait for the communication that made a value; for all that write into its storage, where no
-        single one made it."""
+        """Make the current stream wait for the communication whose result it is given; where that is another value, for all
+        that write into its storage."""
         communication = self._given(node).get("communication")
         if not isinstance(communication, fx.Node):
             return
-        made = self._made_by.get(communication)
+        made = self._posted.get(communication)
         awaited: dict[int, int] = {}
         if made is not None:
             awaited[self._reading.ops[made].stream] = made
@@ -205,9 +194,9 @@ class _Reader:
         index = self._given(node).get("index")
         if type(index) is not int:
             self._reading.conflicts.append((number, [None], [number]))
-            return _NO_WORKERS
+            return MAIN_STREAM
         self._reading.workers[number] = index
-        return index + 1 if index >= 0 else _NO_WORKERS - index
+        return max(index + 1, MAIN_STREAM)
 
     def _stream(self, number: int, node: fx.Node) -> int:
         stream = self._tokens.get(self._given(node).get("stream"))  # type: ignore[arg-type]
