@@ -84,15 +84,15 @@ class Host(GraphBuilder):
 Build = Callable[[Host], Any]
 
 
-def program(build: Build, mesh: Mesh = TP2, inputs: Sequence[InputSpec] = SQUARES) -> Program:
+def program(build: Build, mesh: Mesh = TP2, given: Sequence[InputSpec] = SQUARES) -> Program:
     """A program with a graph per rank."""
     graphs, bindings = [], []
     for rank in range(mesh.world_size):
-        builder = Host(mesh, {spec.name: spec for spec in inputs}, rank)
+        builder = Host(mesh, {spec.name: spec for spec in given}, rank)
         builder.x, builder.y = builder.input("x"), builder.input("y")
         graphs.append(builder.finish(build(builder)))
         bindings.append(RankBinding(rank, builder.bindings(rank)))
-    return Program(mesh, tuple(graphs), tuple(bindings), tuple(inputs))
+    return Program(mesh, tuple(graphs), tuple(bindings), tuple(given))
 
 
 def nothing(b: Host) -> Any:
@@ -106,12 +106,12 @@ def judge(
     *,
     before: Build = nothing,
     mesh: Mesh = TP2,
-    inputs: Sequence[InputSpec] = SQUARES,
+    given: Sequence[InputSpec] = SQUARES,
     **promises: Any,
 ) -> list[Finding | Doubt]:
     """What a check says of a program that promises what lowerings of resharding do of their inputs."""
     contract = Contract(**{"inputs": "stream0", **promises})
-    pair = Pair(program(before, mesh, inputs), program(build, mesh, inputs), changed=True)
+    pair = Pair(program(before, mesh, given), program(build, mesh, given), changed=True)
     return CHECKS[check](Evidence(pair, contract))
 
 
