@@ -9,14 +9,10 @@ from torch import fx
 
 from tcverify.errors import UsageError
 from tcverify.passes.base import Pass
-from tcverify.passes.resharding.pipelined_loops import (
-    GATHER_FORMS,
-    SCATTER_FORMS,
-    Streams,
-    gather_then_multiply,
-    multiply_then_scatter,
-)
+from tcverify.passes.resharding.pipelined_gather import GATHER_FORMS, gather_then_multiply
 from tcverify.passes.resharding.pipelined_patterns import GatherMatmul, patterns
+from tcverify.passes.resharding.pipelined_scatter import SCATTER_FORMS, multiply_then_scatter
+from tcverify.passes.resharding.pipelined_steps import Streams
 from tcverify.passes.resharding.writing import HostWriter
 from tcverify.program import Contract
 

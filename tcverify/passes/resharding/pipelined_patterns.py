@@ -6,7 +6,6 @@ Source: the operands that nvFuser's lowering of matmuls to pipelined collectives
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -17,8 +16,8 @@ from tcverify.errors import Unsupported
 from tcverify.ops import Layout, Resharding, TensorSpec
 from tcverify.ops.multidevice import REDUCE, SET
 from tcverify.passes.editing import arguments, known_spec, op_name
-from tcverify.passes.overlap.storages import Accesses, accesses
 from tcverify.passes.resharding.layouts import layout_of, resharding_of, stream_axis_of
+from tcverify.passes.resharding.pipelined_order import Order
 
 #: Names of the operands of what can be pipelined, in order: by position among the arguments of the op.
 OPERANDS: dict[str, tuple[str, ...]] = {
@@ -100,19 +99,26 @@ def patterns(graph: fx.Graph) -> list[GatherMatmul | MatmulScatter]:
     streamed = [node for node in graph.nodes if stream_axis_of(node) is not None]
     if not streamed:
         return []
-    order = _Order(graph)
-    scattering = [pattern for node in graph.nodes if (pattern := scattered(node, order)) is not None]
-    taken = {pattern.matmul for pattern in scattering}
-    rest = (node for node in streamed if node not in taken)
-    gathering = [pattern for node in rest if (pattern := gathered(node, order)) is not None]
-    found: list[GatherMatmul | MatmulScatter] = [*scattering, *gathering]
+    order = Order(graph)
+    taken: set[fx.Node] = set()
+    found: list[GatherMatmul | MatmulScatter] = []
+    for node in graph.nodes:
+        summed = scattered(node, order)
+        if summed is not None:
+            taken.add(summed.matmul)
+            found.append(summed)
+    for node in streamed:
+        multiplied = gathered(node, order) if node not in taken else None
+        if multiplied is not None and multiplied.gather not in taken:  # what is gathered once, others read as a whole
+            taken.add(multiplied.gather)
+            found.append(multiplied)
     return sorted(found, key=lambda pattern: order.position[pattern.matmul])
 
 
 # ---------------------------------------------------------------------------------------------------- allgather + matmul
 
 
-def gathered(node: fx.Node, order: _Order) -> GatherMatmul | None:
+def gathered(node: fx.Node, order: Order) -> GatherMatmul | None:
     """What `node`, which has a stream axis, multiplies after gathering it; None where it needs no communication.
 
     Raises:
@@ -215,7 +221,7 @@ def _require_operands(node: fx.Node, others: Iterable[tuple[str, Any]]) -> None:
 # ----------------------------------------------------------------------------------------------- matmul + reduce_scatter
 
 
-def scattered(node: fx.Node, order: _Order) -> MatmulScatter | None:
+def scattered(node: fx.Node, order: Order) -> MatmulScatter | None:
     """The partial products that `node` sums and divides, if they can be made in chunks; None where that is not asked for.
 
     Raises:
@@ -262,47 +268,6 @@ def _axes(matmul: fx.Node, reduce: fx.Node, made: Resharding) -> set[int]:
     if axis is not None:
         axes.add(-1 if axis == dim else axis - (axis > dim))
     return axes
-
-
-# -------------------------------------------------------------------------------------------------------------- order
-
-
-class _Order:
-    """Positions of the nodes of a graph, and what is written when."""
-
-    def __init__(self, graph: fx.Graph) -> None:
-        self.position = {node: position for position, node in enumerate(graph.nodes)}
-        self._found: Accesses = accesses(graph)
-        self._writes: dict[int, list[int]] = {}
-        for node, position in self.position.items():
-            for storage in self._found.writes.get(node, ()):
-                self._writes.setdefault(storage, []).append(position)
-
-    def place(self, first: fx.Node, last: fx.Node, others: Iterable[fx.Node]) -> fx.Node | None:
-        """Before which of two nodes can stand what does the work of both; None where nothing can.
-
-        Communication stays where it is if the other operands are known there. If not it moves to the last node, unless
-        something else reads its result before. Nothing that they read may be written between them.
-        """
-        operands = list(others)
-        if not self.unwritten(first, last, [first, *first.all_input_nodes, *operands]):
-            return None
-        if all(self.position[operand] < self.position[first] for operand in operands):
-            return first
-        if any(self.position[user] < self.position[last] for user in first.users):
-            return None
-        return last
-
-    def unwritten(self, first: fx.Node, last: fx.Node, values: Iterable[fx.Node]) -> bool:
-        """Whether nothing between two nodes writes into any of these values."""
-        begin, end = self.position[first], self.position[last]
-        for value in values:
-            for storage in self._found.results.get(value, ()):
-                written = self._writes.get(storage, [])
-                at = bisect_right(written, begin)
-                if at < len(written) and written[at] < end:
-                    return False
-        return True
 
 
 def _spec(node: fx.Node) -> TensorSpec:
