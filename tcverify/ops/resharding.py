@@ -54,7 +54,7 @@ class Resharding:
             parts: by rank, at least those of the source's `holders`.
         """
         first = parts[self.source.mesh.ranks[0]]
-        whole = first.new_empty(self.shape)
+        whole = first.new_zeros(self.shape)
         for rank in self.source.holders():
             whole[self.source.place(rank, self.shape)] = parts[rank]
         return whole
