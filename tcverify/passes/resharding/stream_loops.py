@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from torch import fx
+from torch.fx.node import map_arg
 
 from tcverify.errors import Unsupported
 from tcverify.ops import TensorSpec, fake_tensor
@@ -86,10 +87,11 @@ class _Loop:
         """Whether an op that directly follows may join."""
         if op.trips != self.trips or (op.communicates and any(one.communicates for one in self.ops)):
             return False
-        read = [operand for operand in op.node.all_input_nodes if operand in self.axes]
-        alike = {part.node for part in op.parts if not part.repeated and self.axes.get(part.node) == part.dim}
-        other = {part.node for part in op.parts if part.repeated or self.axes.get(part.node) != part.dim}
-        return bool(read) and all(operand in alike and operand not in other for operand in read)
+        whole: list[fx.Node] = []
+        map_arg((op.args, op.kwargs), whole.append)
+        parts = [part for part in op.parts if part.node in self.axes]
+        alike = all(not part.repeated and self.axes[part.node] == part.dim for part in parts)
+        return bool(parts) and alike and self.axes.keys().isdisjoint(whole)
 
     def add(self, op: Sliced) -> None:
         """Let an op join."""
