@@ -14,7 +14,7 @@ from tcverify.execution import Lockstep, ProcessGroupPool
 from tcverify.execution.asynchrony import TIMINGS
 from tcverify.ops import ShapeError
 from tcverify.program import Program
-from tests.unit.host_programs import SHAPE, Host, check, host_program, inputs
+from tests.unit.host_communications import SHAPE, Host, check, host_program, inputs
 from tests.unit.naive_layouts import reduce_over
 
 LOCKSTEP = Lockstep()
