@@ -47,7 +47,7 @@ class StreamParallelType(Pass):
     contract: ClassVar[Contract] = Contract(inputs="stream0")
     PATTERNS = ("loops", "ops")
 
-    def __init__(self, *, number_of_streams: int | str = 4, **options: Any) -> None:
+    def __init__(self, *, number_of_streams: int | str = 3, **options: Any) -> None:
         super().__init__(**options)
         self.number_of_streams = self._whole_number("number_of_streams", number_of_streams, 1)
         self.contract = Contract(streams=self.number_of_streams, inputs="stream0")  # type: ignore[misc] # of this instance
