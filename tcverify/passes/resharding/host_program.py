@@ -40,7 +40,7 @@ class HostProgram(Pass):
     """
 
     name = "resharding"
-    contract: ClassVar[Contract] = Contract(lowered=True, deallocation=True, inputs="stream0")
+    contract: ClassVar[Contract] = Contract(idempotent=True, lowered=True, deallocation=True, inputs="stream0")
     PATTERNS = STAGES
 
     def __init__(
@@ -67,6 +67,7 @@ class HostProgram(Pass):
         )
         self.stages = [stage for stage in every if stage.name in chosen]
         self.contract = Contract(  # type: ignore[misc] # of this instance
+            idempotent=True,
             lowered={StreamParallelType.name, ConvertOpToCommunication.name} <= chosen,
             deallocation=InsertDeallocations.name in chosen,
             streams=number,
