@@ -25,8 +25,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from tcverify.errors import Unsupported
-from tcverify.ops import DeviceMesh, Layout, Resharding
-from tcverify.ops.collective import REDUCTIONS
+from tcverify.ops import REDUCTIONS, DeviceMesh, Layout, Resharding
 
 #: Reductions of bits.
 BITWISE = ("band", "bor", "bxor")
