@@ -179,8 +179,8 @@ class PlacedBuilder:
             node = call.nodes[rank] = self._add(rank, call.name, op, args, {})
             if rank in made.target.mesh:
                 nodes[rank] = node
-                if stream_axis is not None:
-                    node.meta["stream_axis"] = stream_axis
+            if stream_axis is not None:  # of the whole result: ranks that only give take the same number of steps
+                node.meta["stream_axis"] = stream_axis
         return Placed(made.result_shape, x.dtype, made.target, nodes)
 
     def _begin(self, op: str, operands: list[Placed]) -> _Call:
