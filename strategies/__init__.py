@@ -11,6 +11,7 @@
 | data-parallel | functional programs that begin with layers, their gradients and the reductions of those |
 | async-tp | functional programs that begin with products in chunks, each beside the collective of another |
 | fsdp | layers whose parameters are gathered, used and freed, and gradients that are reduced and scattered |
+| resharding | tensors that are brought from mesh to mesh, divided anew, reduced, and computed with in between |
 | mixed | all of these, most of them with costs and stream settings; a third are structured, close to a fifth asynchronous |
 
 Every drawn program is well-typed: it runs in lockstep on every rank, and its outputs are finite. Its metadata is right, but for
@@ -25,10 +26,11 @@ from dataclasses import dataclass
 from hypothesis import strategies as st
 
 from tcverify.program import Mesh, Program
-from tcverify.strategies import aimed, fsdp, functional, near_miss, overlap, timing, wild
+from tcverify.strategies import aimed, fsdp, functional, near_miss, overlap, resharding, timing, wild
 from tcverify.strategies.choices import WIDTH, decode_choices, weighted
 from tcverify.strategies.functional import large_functional_program
 from tcverify.strategies.meshes import WORLD_SIZES, all_meshes
+from tcverify.strategies.resharding import RESHARDING_WORLD_SIZES
 from tcverify.strategies.transformer import finish, write
 
 
@@ -64,14 +66,18 @@ _ASYNCHRONOUS = {
     "fsdp": Decoder(fsdp.decode_fsdp, fsdp.WIDTH),
 }
 
-#: What the first byte of a mixed program picks from: blocking collectives, simplest first, and in the end asynchronous ones.
+#: Programs whose tensors carry layouts.
+_PLACED = {"resharding": Decoder(resharding.decode_resharding, resharding.WIDTH)}
+
+#: What the first byte of a mixed program picks from: blocking collectives, simplest first, then layouts, and in the end
+#: asynchronous ones.
 _BLOCKING = weighted(("structured", 8), ("near-miss", 4), ("aimed", 2), ("wild", 2), ("overlap", 3))
-_SHARES = _BLOCKING * 11 + weighted(("functional", 39), ("fsdp", 8))
+_SHARES = _BLOCKING * 10 + weighted(("resharding", 16), ("overlap", 3), ("functional", 39), ("fsdp", 8))
 
 
 def _decode_mixed(mesh: Mesh, choices: bytes) -> Program:
     part = _SHARES[(choices[0] if choices else 0) % len(_SHARES)]
-    program = {**_PARTS, **_ASYNCHRONOUS}[part].decode(mesh, choices[1 + timing.WIDTH :])
+    program = {**_PARTS, **_ASYNCHRONOUS, **_PLACED}[part].decode(mesh, choices[1 + timing.WIDTH :])
     costs = choices[1 : 1 + timing.WIDTH]
     return program if part in _TIMED else timing.timed(program, timing.decode_timing(costs))
 
@@ -83,6 +89,7 @@ _TIMED = ("overlap", *_ASYNCHRONOUS)
 DECODERS: dict[str, Decoder] = {
     **_PARTS,
     **_ASYNCHRONOUS,
+    **_PLACED,
     "mixed": Decoder(_decode_mixed, 1 + timing.WIDTH + max(part.width for part in _PARTS.values())),
 }
 
@@ -158,6 +165,23 @@ def async_tp_programs(mesh: Mesh | None = None, world_size: int | None = None) -
     return _programs("async-tp", mesh, world_size)
 
 
+def resharding_programs(mesh: Mesh | None = None, world_size: int | None = None) -> st.SearchStrategy[Program]:
+    """Draw programs whose tensors lie on meshes of their own.
+
+    Args:
+        mesh: of which the number of ranks counts.
+        world_size: any; None draws 2 to 6.
+    """
+    size = mesh.world_size if mesh is not None else world_size
+    sizes = RESHARDING_WORLD_SIZES if size is None else (size,)
+    width = resharding.WIDTH
+
+    def decode_with_size(choices: bytes) -> Program:
+        return resharding.plan_of(sizes[choices[0] % len(sizes)], choices[1:]).build()
+
+    return st.binary(min_size=width + 1, max_size=width + 1).map(decode_with_size)
+
+
 #: Strategies by the name that `--strategy` takes; each is called as `transformer_programs` is.
 STRATEGIES: dict[str, Callable[..., st.SearchStrategy[Program]]] = {
     "mixed": mixed_programs,
@@ -170,6 +194,7 @@ STRATEGIES: dict[str, Callable[..., st.SearchStrategy[Program]]] = {
     "data-parallel": data_parallel_programs,
     "async-tp": async_tp_programs,
     "fsdp": fsdp_programs,
+    "resharding": resharding_programs,
 }
 
 #: The one that is drawn from unless another is asked for.
@@ -178,6 +203,7 @@ DEFAULT_STRATEGY = "mixed"
 __all__ = [
     "DECODERS",
     "DEFAULT_STRATEGY",
+    "RESHARDING_WORLD_SIZES",
     "STRATEGIES",
     "WORLD_SIZES",
     "Decoder",
@@ -192,6 +218,7 @@ __all__ = [
     "mixed_programs",
     "near_miss_programs",
     "overlap_programs",
+    "resharding_programs",
     "transformer_programs",
     "wild_programs",
 ]

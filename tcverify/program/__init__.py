@@ -8,6 +8,7 @@ from tcverify.program.graph import RankBinding, RankConstant, compute_nodes
 from tcverify.program.inputs import InputSpec, Recipe
 from tcverify.program.mesh import Mesh, MeshDim
 from tcverify.program.placed import Placed, PlacedBuilder
+from tcverify.program.placed_plan import PlacedInput, PlacedPlan, PlacedStep, Use
 from tcverify.program.placement import PARTIAL, REPLICATED, VARYING, Placement, shard
 from tcverify.program.program import Program
 from tcverify.program.statistics import CollectiveStatistics, decode_statistics
@@ -31,6 +32,9 @@ __all__ = [
     "Note",
     "Placed",
     "PlacedBuilder",
+    "PlacedInput",
+    "PlacedPlan",
+    "PlacedStep",
     "Placement",
     "Program",
     "RankBinding",
@@ -38,6 +42,7 @@ __all__ = [
     "Recipe",
     "Said",
     "StreamSettings",
+    "Use",
     "compute_nodes",
     "decode_statistics",
     "dumps",

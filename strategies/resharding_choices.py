@@ -1,0 +1,187 @@
+"""What a program of resharding is drawn as: a header and records of fixed width, and the meshes that bytes stand for."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from tcverify.ops import DeviceMesh
+from tcverify.strategies.choices import weighted
+
+_BYTE = tuple(range(256))
+
+
+@dataclass(frozen=True, slots=True)
+class ReshardingSetting:
+    """What holds for a whole program.
+
+    Attributes:
+        theme: which kinds of records there are; see `KINDS`.
+        shape: of the (whole) tensor that it begins with.
+        dtype: of all values.
+        odd: whether it may ask for what no lowering carries out.
+        outputs: most values that are returned.
+        mesh, where, how: layout that it begins with; see `Record`.
+        seed: of the input values.
+    """
+
+    theme: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    odd: bool
+    outputs: int
+    mesh: str
+    where: int
+    how: int
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReshardingRecord:
+    """One or a few steps.
+
+    Attributes:
+        kind: which.
+        row: of a set, what communication it takes.
+        sum: of a reduce, the same.
+        reduction: how it reduces.
+        a, b: which values it reads, counted from the newest.
+        mesh: of which sort the mesh is; see `mesh_of`.
+        where: which of them, two bytes.
+        how: what else is to be chosen.
+    """
+
+    kind: str
+    row: str
+    sum: str
+    reduction: str
+    a: int
+    b: int
+    mesh: str
+    where_low: int
+    where_high: int
+    how: int
+
+    @property
+    def where(self) -> int:
+        return self.where_low + 256 * self.where_high
+
+
+#: Sorts of meshes. The simplest is that of ranks 0 and 1.
+MESHES = weighted(("pair", 3), ("full", 4), ("single", 3), ("subset", 3), ("ordered", 4), ("reversed", 1))
+
+#: Per field of `ReshardingSetting`, what its byte picks from.
+HEADER: dict[str, tuple[Any, ...]] = {
+    "theme": weighted(("any", 7), ("chain", 3), ("stages", 2), ("pipelined", 3), ("scattered", 2), ("streams", 3)),
+    "shape": weighted(
+        ((12, 2), 4), ((12,), 1), ((20, 3), 1), ((4, 6), 2), ((6, 4), 2), ((8, 12), 1), ((12, 6, 2), 1), ((60,), 1), ((24, 4), 1)
+    ),
+    "dtype": weighted((torch.float32, 11), (torch.bfloat16, 2), (torch.float64, 1), (torch.int64, 2)),
+    "odd": weighted((False, 11), (True, 2)),
+    "outputs": weighted((1, 2), (2, 3), (3, 3), (6, 1)),
+    "mesh": MESHES,
+    "where": _BYTE,
+    "how": _BYTE,
+    "seed": _BYTE,
+}  # fmt: skip
+
+_COMMON = (("compute", 7), ("binary", 4), ("matmul", 3), ("sum", 2), ("view", 3), ("in-place", 1), ("output", 2))
+
+#: What a record's kind picks from, by theme. Entries after the first of a theme's own begin its program, whatever is drawn.
+KINDS: dict[str, tuple[str, ...]] = {
+    "any": weighted(("none", 3), ("set", 14), ("reduce", 8), ("grid", 3), ("stages", 1), ("streams", 1), *_COMMON),
+    "chain": weighted(("none", 2), ("set", 16), ("reduce", 2), ("compute", 6), ("binary", 1), ("output", 1)),
+    "stages": weighted(("none", 6), ("stages", 3), ("set", 4), *_COMMON),
+    "pipelined": weighted(("none", 10), ("pipelined", 2), ("set", 4), ("reduce", 2), *_COMMON),
+    "scattered": weighted(("none", 10), ("scattered", 2), ("set", 4), ("reduce", 2), *_COMMON),
+    "streams": weighted(("none", 6), ("streams", 6), ("set", 3), ("reduce", 1), *_COMMON),
+}
+
+#: Per field of `ReshardingRecord`, what its byte picks from; `kind` from `KINDS`.
+RECORD: dict[str, tuple[Any, ...]] = {
+    "kind": _BYTE,
+    "row": weighted(
+        ("allgather", 5), ("send-recv", 5), ("broadcast", 4), ("scatter", 4), ("gather", 5), ("all-to-all", 3), ("chunk", 2),
+        ("local", 1), ("odd", 2),
+    ),
+    "sum": weighted(("allreduce", 5), ("reduce-scatter", 5), ("reduce", 5), ("local-sum", 1), ("odd-sum", 1)),
+    "reduction": weighted(("sum", 8), ("max", 2), ("min", 1), ("product", 1), ("avg", 1)),
+    "a": weighted((0, 6), (1, 3), (2, 1), (3, 1), (5, 1)),
+    "b": _BYTE,
+    "mesh": MESHES,
+    "where_low": _BYTE,
+    "where_high": _BYTE,
+    "how": _BYTE,
+}  # fmt: skip
+
+RECORDS = 8
+HEADER_WIDTH, RECORD_WIDTH = len(HEADER), len(RECORD)
+#: Bytes of a whole program.
+WIDTH = HEADER_WIDTH + RECORDS * RECORD_WIDTH
+
+
+def decode_resharding_choices(choices: bytes) -> tuple[ReshardingSetting, tuple[ReshardingRecord, ...]]:
+    """Decode `WIDTH` bytes, whatever they are. Bytes that are missing count as 0, further ones are not read."""
+    choices = choices.ljust(WIDTH, b"\0")
+    setting = ReshardingSetting(
+        *(table[byte % len(table)] for table, byte in zip(HEADER.values(), choices, strict=False))
+    )
+    tables = (KINDS[setting.theme], *list(RECORD.values())[1:])
+    records = []
+    for number in range(RECORDS):
+        row = choices[HEADER_WIDTH + number * RECORD_WIDTH :][:RECORD_WIDTH]
+        records.append(ReshardingRecord(*(table[byte % len(table)] for table, byte in zip(tables, row, strict=True))))
+    return setting, tuple(records)
+
+
+def mesh_of(world_size: int, sort: str, number: int) -> DeviceMesh:
+    """The 1-D mesh of a sort that a number stands for.
+
+    Args:
+        sort: "full" are all ranks in order, "reversed" from the last; "pair" are two, "subset" some in order, "ordered" some in
+            any order.
+    """
+    if sort in ("full", "reversed"):
+        ranks = tuple(range(world_size))
+        return DeviceMesh.of(*(ranks if sort == "full" else reversed(ranks)))
+    if sort == "single":
+        return DeviceMesh.of(number % world_size)
+    if sort == "pair":
+        return ordered(world_size, min(2, world_size), number)
+    number, count = divmod(number, world_size)
+    found = ordered(world_size, count + 1, number)
+    return DeviceMesh.of(*sorted(found.ranks)) if sort == "subset" else found
+
+
+def ordered(world_size: int, count: int, number: int) -> DeviceMesh:
+    """Some ranks in the order that a number stands for; number 0 are the first ones."""
+    left, ranks = list(range(world_size)), []
+    for _ in range(min(count, world_size)):
+        number, at = divmod(number, len(left))
+        ranks.append(left.pop(at))
+    return DeviceMesh.of(*ranks)
+
+
+def grid_of(world_size: int, number: int) -> DeviceMesh:
+    """A mesh of two dims that a number stands for."""
+    sizes = range(1, world_size + 1)
+    shapes = [(rows, columns) for rows in sizes for columns in sizes if 1 < rows * columns <= world_size]
+    shapes.sort(key=lambda shape: (min(shape) == 1, math.prod(shape), shape))
+    number, at = divmod(number, len(shapes))
+    rows, columns = shapes[at]
+    return DeviceMesh((rows, columns), ordered(world_size, rows * columns, number).ranks)
+
+
+def fitting(mesh: DeviceMesh, size: int) -> DeviceMesh | None:
+    """As many of the first ranks of a 1-D mesh as `size` can be divided among, or None where that is only one of several."""
+    count = max(n for n in range(1, mesh.size + 1) if size % n == 0)
+    return None if count == 1 < mesh.size else DeviceMesh.of(*mesh.ranks[:count])
+
+
+__all__ = [
+    "HEADER", "KINDS", "MESHES", "RECORD", "RECORDS", "WIDTH", "ReshardingRecord", "ReshardingSetting",
+    "decode_resharding_choices", "fitting", "grid_of", "mesh_of", "ordered",
+]  # fmt: skip
