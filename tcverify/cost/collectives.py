@@ -27,7 +27,8 @@ def collective_time(kind: str, contribution: float, members: int, interconnect: 
 
     Args:
         kind: as in `ops.Collective`: "all_reduce", "reduce_scatter", "all_gather", "all_to_all", "permute", "broadcast",
-            "gather", "scatter", "reduce", "send_recv" or "reshard"; or "one_shot_all_reduce", which leaves no choice of algorithm.
+            "gather", "scatter", "reduce", "send_recv" or "reshard"; or "one_shot_all_reduce", which leaves no choice of
+            algorithm.
         contribution: bytes that each member contributes, and of scatter, that each gets; of members that contribute differently
             (all_to_all), this one.
         members: how many ranks take part. One rank alone needs no time.
