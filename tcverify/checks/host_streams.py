@@ -192,7 +192,7 @@ class _Reader:
             for storage in self._memory.holds[self._numbers[communication]]:
                 awaited.update(self._arriving.get(storage, {}))
         for index in awaited.values():
-            self._reading.landed.setdefault(index, number)
+            self._reading.landed.setdefault(index, (number, self._current))
         self._await(awaited, number)
 
     # -------------------------------------------------------------------------------------------------------- streams
