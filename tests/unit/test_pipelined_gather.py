@@ -212,6 +212,7 @@ def planted(defect: str, form: str) -> object:
         ("team of sorted ranks", "collective"),
         ("the other way round", "p2p"),
         ("the other way round", "ring"),
+        *[(defect, form) for defect in ("no first synchronize", "no join") for form in GATHER_FORMS],
     ],
 )
 def test_planted_defects_are_refuted(defect: str, form: str) -> None:
