@@ -38,7 +38,7 @@ class PipelinedMatmul(Pass):
     """
 
     name = "pipelined_matmul"
-    contract: ClassVar[Contract] = Contract(inputs="stream0", streams=3)
+    contract: ClassVar[Contract] = Contract(idempotent=True, inputs="stream0", streams=3)
     PATTERNS = ("allgather-matmul", "matmul-reduce-scatter")
 
     def __init__(
@@ -54,7 +54,7 @@ class PipelinedMatmul(Pass):
         self.streams = Streams(self._count(number_of_streams), self._boolean("sync_streams", sync_streams))
         self.form = self._form("form", form, GATHER_FORMS)
         self.reduce_form = self._form("reduce_form", reduce_form, SCATTER_FORMS)
-        self.contract = Contract(inputs="stream0", streams=self.streams.number)  # type: ignore[misc] # of this instance
+        self.contract = Contract(idempotent=True, inputs="stream0", streams=self.streams.number)  # type: ignore[misc] # of this instance
 
     def rewrite(self, graph: fx.Graph) -> Iterable[fx.Node]:
         """Write the pipelined form of every pattern. See `Pass.rewrite`."""
