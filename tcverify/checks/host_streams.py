@@ -60,6 +60,7 @@ class _Reader:
         self._posted: dict[fx.Node, int] = {}  # communication -> its op
         self._arriving: dict[int, dict[int, int]] = {}  # storage -> stream of a team -> its last one into it
         self._teams: dict[tuple[int, ...], int] = {}
+        self._blocking: tuple[int, ...] = ()  # the last op that blocks
 
     def read(self) -> Reading:
         reading = self._reading
@@ -100,6 +101,9 @@ class _Reader:
         elif self._works(number, node, op):
             issued = self._issued(number, node, op)
             issued.after = tuple(self._pending.pop(self._current, {}).values())
+            if issued.collective:  # what blocks ends before the host comes to the next that does
+                issued.after = tuple(dict.fromkeys((*issued.after, *self._blocking)))
+                self._blocking = (len(self._reading.ops),)
             self._last[self._current] = len(self._reading.ops)
             self._reading.ops.append(issued)
 
