@@ -15,7 +15,8 @@ from torch import fx
 
 from tcverify.checks.reading import BEGINNING, Issued, Reading, seconds
 from tcverify.checks.storage import Memory, memory_of
-from tcverify.ops import RECORD, WAIT, Op, lookup, schema_of
+from tcverify.errors import ProgramError
+from tcverify.ops import RECORD, WAIT, Layout, Op, lookup, schema_of
 from tcverify.ops.host_ir import COMMUNICATION_WAIT, CURRENT_STREAM, SET_STREAM, STREAM, SYNCHRONIZE
 from tcverify.program import RankConstant
 from tcverify.program.graph import constant_value
@@ -60,7 +61,7 @@ class _Reader:
         self._posted: dict[fx.Node, int] = {}  # communication -> its op
         self._arriving: dict[int, dict[int, int]] = {}  # storage -> stream of a team -> its last one into it
         self._teams: dict[tuple[int, ...], int] = {}
-        self._blocking: tuple[int, ...] = ()  # the last op that blocks
+        self._resharded: dict[tuple[int, ...], int] = {}  # ranks -> the last op that reshards among them
 
     def read(self) -> Reading:
         reading = self._reading
@@ -100,12 +101,23 @@ class _Reader:
             self._communicate(number, node, op)
         elif self._works(number, node, op):
             issued = self._issued(number, node, op)
-            issued.after = tuple(self._pending.pop(self._current, {}).values())
-            if issued.collective:  # what blocks ends before the host comes to the next that does
-                issued.after = tuple(dict.fromkeys((*issued.after, *self._blocking)))
-                self._blocking = (len(self._reading.ops),)
+            issued.after = (*self._pending.pop(self._current, {}).values(), *self._earlier(node, issued))
             self._last[self._current] = len(self._reading.ops)
             self._reading.ops.append(issued)
+
+    def _earlier(self, node: fx.Node, issued: Issued) -> tuple[int, ...]:
+        """The op before a `set` or `reduce` among the same ranks: not lowered yet, they keep their order like those of a team."""
+        if not issued.op.startswith("multidevice::"):
+            return ()
+        given = self._given(node)
+        try:
+            meshes = [Layout.parse(given[name]).mesh for name in ("source", "target")]
+        except (ProgramError, KeyError):
+            return ()
+        ranks = tuple(dict.fromkeys(rank for mesh in meshes for rank in mesh.ranks))
+        before = self._resharded.get(ranks)
+        self._resharded[ranks] = len(self._reading.ops)
+        return () if before is None else (before,)
 
     def _works(self, number: int, node: fx.Node, op: Op | None) -> bool:
         """Whether a call does more than return what it is given."""

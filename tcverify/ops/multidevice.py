@@ -67,7 +67,9 @@ class _Call:
         return target.local_shape(self.resharding.result_shape) if self.rank in target.mesh else (0,)
 
 
-def _steps(call: _Call, x: Tensor | None) -> Steps:
+def _steps(me: int, call: _Call, x: Tensor | None) -> Steps:
+    if me != call.rank:
+        raise ProgramError(f"rank {me} calls as rank {call.rank}", "give the rank that the graph is run by")
     x = call.operand(x)
     given = torch.zeros(0, dtype=call.dtype) if x is None else x
     made = call.resharding
@@ -87,7 +89,7 @@ def set_(
     me: int, x: Tensor | None, source: str, target: str, shape: Sequence[int], dtype: torch.dtype, rank: int
 ) -> Steps:
     """The tensor in another layout."""
-    return _steps(_Call(_asked(source, target, shape), dtype, rank), x)
+    return _steps(me, _Call(_asked(source, target, shape), dtype, rank), x)
 
 
 def reduce(
@@ -102,7 +104,7 @@ def reduce(
     rank: int,
 ) -> Steps:
     """The tensor reduced over a dim, which goes away, in another layout."""
-    return _steps(_Call(_asked(source, target, shape, dim, reduce_op), dtype, rank), x)
+    return _steps(me, _Call(_asked(source, target, shape, dim, reduce_op), dtype, rank), x)
 
 
 def _fake_set(

@@ -1,6 +1,6 @@
 """Layouts by single elements: what each rank holds, found by asking of every element of a small tensor where it lies.
 
-Knows nothing of `DeviceMesh` and `Layout` but the text that they are written in; all else is counted out here.
+What is where is counted out here: of `DeviceMesh` and `Layout`, only the text that they are written in is known.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import re
 from collections.abc import Sequence
 
 import torch
+
+from tcverify.program import PlacedBuilder, Program
 
 
 def spread(whole: torch.Tensor, layout: str) -> dict[int, torch.Tensor]:
@@ -59,3 +61,12 @@ def same(actual: Sequence[torch.Tensor] | torch.Tensor, expected: torch.Tensor) 
     """Whether a tensor, or each of several, is this one: shape, dtype and every element."""
     several = [actual] if isinstance(actual, torch.Tensor) else actual
     return all(t.shape == expected.shape and t.dtype == expected.dtype and torch.equal(t, expected) for t in several)
+
+
+def whole_input(program: Program, name: str = "x") -> torch.Tensor:
+    """All of an input, as a rank that has all of it would be given; floats as float64."""
+    [found] = [given for given in program.inputs if given.name == name]
+    b = PlacedBuilder(1)
+    alone = b.build(b.input(name, found.shape, "[0] replicated", found.dtype, found.recipe), seed=program.seed)
+    value = alone.values(0)[0]
+    return value.double() if value.is_floating_point() else value

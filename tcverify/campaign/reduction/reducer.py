@@ -21,6 +21,7 @@ from tcverify.campaign.reduction.details import simplify
 from tcverify.campaign.reduction.ends import drop_outputs, end_earlier, return_operands, start_later
 from tcverify.campaign.reduction.mesh import shrink_mesh
 from tcverify.campaign.reduction.moves import bypass, bypass_many, drop_inputs, merge_inputs, read_earlier
+from tcverify.campaign.reduction.placed import reduce_placed
 from tcverify.campaign.reduction.rescheduling import bypass_rescheduled
 from tcverify.campaign.reduction.search import OutOfTime, Search
 from tcverify.campaign.reduction.sizes import drop_axes, reshape_inputs, shrink_sizes
@@ -82,6 +83,9 @@ def reduce(program: Program, shows: Callable[[Program], bool], deadline: float |
         shows: a predicate; programs that do not run are among those that it is asked about, and must be refused.
         deadline: on the monotonic clock; `shows` is not asked after it.
     """
+    placed = reduce_placed(program, shows, deadline)
+    if placed is not None:
+        return Reduction(*placed)
     search = Search(program, shows, deadline)
     try:
         before = None

@@ -25,8 +25,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from tcverify.errors import Unsupported
-from tcverify.ops import DeviceMesh, Layout, Resharding
-from tcverify.ops.collective import REDUCTIONS
+from tcverify.ops import REDUCTIONS, DeviceMesh, Layout, Resharding
 
 #: Reductions of bits.
 BITWISE = ("band", "bor", "bxor")
@@ -62,12 +61,13 @@ class Plan:
     """What one rank does for a resharding. A reduced dim is reduced locally first, then the communications follow in order.
 
     Attributes:
-        part: where the rank itself has what it gets: which part it is of its (locally reduced) operand, by dim; else None.
+        part: where the rank itself has what it gets: which part it is of its (locally reduced) operand, per dim where it begins
+            and ends; else None.
         communications: that it takes part in.
         divisor: by what the result is divided at the end, 1 for not at all.
     """
 
-    part: tuple[slice, ...] | None = None
+    part: tuple[tuple[int, int], ...] | None = None
     communications: tuple[Communication, ...] = ()
     divisor: int = 1
 
@@ -81,9 +81,16 @@ def plan(made: Resharding, rank: int, dtype: torch.dtype) -> Plan:
     Raises:
         Unsupported: no row of the table fits; the message says which condition is violated.
     """
-    made = replace(made, source=_dense(made.source), target=_dense(made.target))
+    dense = replace(made, source=_dense(made.source), target=_dense(made.target))
+    try:
+        return _decide(dense, rank, dtype)
+    except Unsupported as error:
+        raise Unsupported(f"'{made}' {error.message}", error.hint) from None
+
+
+def _decide(made: Resharding, rank: int, dtype: torch.dtype) -> Plan:
     if made.dim is not None:
-        _check_reduction(made, dtype)
+        _check_reduction(made, made.dim, dtype)
     if _is_local(made):
         return _local(made, rank)
     if made.source.mesh == made.target.mesh:
@@ -91,7 +98,7 @@ def plan(made: Resharding, rank: int, dtype: torch.dtype) -> Plan:
     for mesh in (made.source.mesh, made.target.mesh):
         if mesh.ndim > 1:
             raise Unsupported(
-                f"'{made}' goes from one mesh to another, and mesh {mesh} has {mesh.ndim} dims",
+                f"goes from one mesh to another, and mesh {mesh} has {mesh.ndim} dims",
                 "go from mesh to mesh in layouts on meshes of one dim",
             )
     return _set_across(made, rank) if made.dim is None else _reduce_across(made, rank)
@@ -106,16 +113,16 @@ def _dense(layout: Layout) -> Layout:
     return Layout(mesh, tuple(layout.sharding[dim] for dim in kept))
 
 
-def _check_reduction(made: Resharding, dtype: torch.dtype) -> None:
+def _check_reduction(made: Resharding, dim: int, dtype: torch.dtype) -> None:
     op = made.reduce_op
     if op not in REDUCTIONS:
-        raise Unsupported(f"'{made}' reduces by '{op}', which is not supported", f"use one of {', '.join(REDUCTIONS)}")
-    if made.dim is not None and made.shape[made.dim] == 0:
-        raise Unsupported(f"'{made}' reduces dim {made.dim}, which has size 0", "reduce dims that have elements")
+        raise Unsupported(f"reduces by '{op}', which is not supported", f"use one of {', '.join(REDUCTIONS)}")
+    if made.shape[dim] == 0:
+        raise Unsupported(f"reduces dim {dim}, which has size 0", "reduce dims that have elements")
     whole = not (dtype.is_floating_point or dtype.is_complex)
     if (op in BITWISE and not whole) or (op == "avg" and whole) or (op in ("min", "max") and dtype.is_complex):
         raise Unsupported(
-            f"'{made}' reduces {str(dtype).removeprefix('torch.')} by {op}, which is not supported",
+            f"reduces {str(dtype).removeprefix('torch.')} by {op}, which is not supported",
             "convert the operand to a dtype that has this reduction",
         )
 
@@ -145,7 +152,7 @@ def _local(made: Resharding, rank: int) -> Plan:
         return Plan()
     had = [s for dim, s in enumerate(made.source.place(rank, made.shape)) if dim != made.dim]
     gets = made.target.place(rank, made.result_shape)
-    return Plan(tuple(slice(g.start - h.start, g.stop - h.start) for h, g in zip(had, gets, strict=True)))
+    return Plan(tuple((g.start - h.start, g.stop - h.start) for h, g in zip(had, gets, strict=True)))
 
 
 # ----------------------------------------------------------------------------------------------------------- on one mesh
@@ -161,7 +168,7 @@ def _within(made: Resharding, rank: int) -> Plan:
     changed |= set() if reduced is None else {reduced}
     if len(changed) > 1:
         raise Unsupported(
-            f"'{made}' changes {len(changed)} dims of mesh {made.source.mesh}", "change one mesh dim after the other"
+            f"changes {len(changed)} dims of mesh {made.source.mesh}", "change one mesh dim after the other"
         )
     (along,) = changed
     team = made.source.mesh.slice(rank, along)
@@ -186,7 +193,7 @@ def _counted(dim: int, reduced: int) -> int:
 
 def _unsharded(made: Resharding) -> Unsupported:
     return Unsupported(
-        f"'{made}' reduces dim {made.dim}, which is not sharded, and takes communication",
+        f"reduces dim {made.dim}, which is not sharded, and takes communication",
         "reduce it in the layout that it has, then set the result to the other layout",
     )
 
@@ -201,7 +208,7 @@ def _check_outermost(made: Resharding, axis: int) -> None:
     outer = [dim for dim in range(axis) if dim != made.dim and local[dim] != 1]
     if outer:
         raise Unsupported(
-            f"'{made}' is an inner resharding: dim {axis} gains or loses its shard, and dim {outer[0]} of local extent "
+            f"is an inner resharding: dim {axis} gains or loses its shard, and dim {outer[0]} of local extent "
             f"{local[outer[0]]} lies outside it in memory",
             "permute the dim to the front before, and back behind; pass make_resharding_contiguous does that",
         )
@@ -216,12 +223,12 @@ def _set_across(made: Resharding, rank: int) -> Plan:
     if had is not None and gets is not None:
         if had != gets:
             raise Unsupported(
-                f"'{made}' changes more than one axis: dim {had} loses its shard and dim {gets} gains one",
-                "change one dim after the other, or the dim and the mesh one after the other",
+                f"changes more than one axis: dim {had} loses its shard and dim {gets} gains one",
+                "bring it to the other mesh in the layout that it has, and change the dim there",
             )
         if len(senders) != len(receivers):
             raise Unsupported(
-                f"'{made}' has {len(senders)} senders and {len(receivers)} receivers, which do not pair up",
+                f"has {len(senders)} senders and {len(receivers)} receivers, which do not pair up",
                 "go from a sharded layout to a sharded one between meshes of one size",
             )
         return _pairs(made, rank)
@@ -258,7 +265,7 @@ def _pairs(made: Resharding, rank: int) -> Plan:
     for sender, receiver in zip(made.source.mesh.ranks, made.target.mesh.ranks, strict=True):
         if rank == sender == receiver:
             local = made.source.local_shape(made.shape)
-            return Plan(tuple(slice(0, size) for size in local))
+            return Plan(tuple((0, size) for size in local))
         if rank == sender:
             found.append(Communication("send", (sender, receiver), gets=False))
         elif rank == receiver:
@@ -273,16 +280,18 @@ def _reduce_across(made: Resharding, rank: int) -> Plan:
         raise _unsharded(made)
     if gets is not None:
         raise Unsupported(
-            f"'{made}' would be a reduce_scatter from mesh {made.source.mesh} to mesh {made.target.mesh}",
+            f"would be a reduce_scatter from mesh {made.source.mesh} to mesh {made.target.mesh}",
             "scatter on the mesh of the operand, or reduce to the other mesh and divide there",
         )
-    found, part, divisor = [], None, 1
+    found: list[Communication] = []
+    part: tuple[tuple[int, int], ...] | None = None
+    divisor = 1
     for root in receivers:
         team = _joined(senders, root)
         if rank not in team:
             continue
         if len(team) == 1:  # the only sender to itself
-            part = tuple(slice(0, size) for size in made.result_shape)
+            part = tuple((0, size) for size in made.result_shape)
             continue
         # A root that joins counts as a member, and is no addend: an average is a sum, divided by what gave something.
         joins = root not in senders

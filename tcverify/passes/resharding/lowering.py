@@ -132,14 +132,14 @@ class _Writing:
             return call("aten::prod.dim_int", x, dim, True, dtype=dtype)
         return call("aten::amax" if op == "max" else "aten::amin", x, [dim], True)
 
-    def _part(self, x: fx.Node, part: Sequence[slice]) -> fx.Node:
+    def _part(self, x: fx.Node, part: Sequence[tuple[int, int]]) -> fx.Node:
         """A part of what the rank has: contiguous, and nobody else's."""
         call = self.writer.call
         if self.made.dim is not None:
             x = call("aten::select.int", x, self.made.dim, 0)
-        for dim, wanted in enumerate(part):
-            if (wanted.start, wanted.stop) != (0, _shape(x)[dim]):
-                x = call("aten::slice.Tensor", x, dim, wanted.start, wanted.stop)
+        for dim, (start, stop) in enumerate(part):
+            if (start, stop) != (0, _shape(x)[dim]):
+                x = call("aten::slice.Tensor", x, dim, start, stop)
         return self._copy(x)
 
     def _contiguous(self, x: fx.Node) -> fx.Node:
