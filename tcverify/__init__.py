@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tcverify.application import Guarded
     from tcverify.errors import TcverifyError, Unsupported
     from tcverify.execution import Lockstep, ProcessGroupPool
-    from tcverify.ops import Op, register_dialect
+    from tcverify.ops import DeviceMesh, Layout, Op, register_dialect
     from tcverify.program import (
         PARTIAL,
         REPLICATED,
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
         GraphBuilder,
         InputSpec,
         Mesh,
+        Placed,
+        PlacedBuilder,
         Placement,
         Program,
         Recipe,
@@ -46,13 +48,17 @@ __all__ = [
     "REPLICATED",
     "VARYING",
     "Contract",
+    "DeviceMesh",
     "Finding",
     "GraphBuilder",
     "Guarded",
     "InputSpec",
+    "Layout",
     "Lockstep",
     "Mesh",
     "Op",
+    "Placed",
+    "PlacedBuilder",
     "Placement",
     "ProcessGroupPool",
     "Program",
@@ -75,6 +81,8 @@ _HOMES = {
     "Unsupported": "errors",
     "Lockstep": "execution",
     "ProcessGroupPool": "execution",
+    "DeviceMesh": "ops",
+    "Layout": "ops",
     "Op": "ops",
     "register_dialect": "ops",
     "Refuted": "pytest_plugin",

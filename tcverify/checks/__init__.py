@@ -8,6 +8,7 @@ from tcverify.checks.collectives import check_collectives
 from tcverify.checks.equivalence import check_equivalence
 from tcverify.checks.evidence import Evidence
 from tcverify.checks.happens_before import check_happens_before
+from tcverify.checks.host_program import check_host_program
 from tcverify.checks.interleavings import check_interleavings
 from tcverify.checks.memory import check_memory
 from tcverify.checks.metadata import check_metadata
@@ -25,6 +26,7 @@ CHECKS: dict[str, Check] = {
     "metadata": check_metadata,
     "collectives": check_collectives,
     "happens-before": check_happens_before,
+    "host-program": check_host_program,
     "order": check_order,
     "memory": check_memory,
     "interleavings": check_interleavings,

@@ -16,7 +16,7 @@ from typing import Any
 from torch import fx
 from torch.fx.node import map_aggregate
 
-from tcverify.checks.storage import Region, memory_of
+from tcverify.checks.storage import Region, Touch, memory_of
 from tcverify.ops import DEALLOCATE, Op, lookup, schema_of
 from tcverify.program import Program, RankConstant
 from tcverify.program.graph import constant_value
@@ -94,6 +94,7 @@ class Accesses:
         owner: storage → (name of the node that made it, which of that node's storages).
         nbytes: storage → bytes that values reach in it, where that is known.
         regions: per node, where in their storages the tensors of its value lie; empty where that is not known.
+        parts: of a graph in host IR, per node what it does with which parts of storages.
     """
 
     steps: list[Step] = field(default_factory=list)
@@ -102,6 +103,7 @@ class Accesses:
     owner: dict[int, tuple[str, int]] = field(default_factory=dict)
     nbytes: dict[int, int] = field(default_factory=dict)
     regions: list[tuple[Region, ...]] = field(default_factory=list)
+    parts: list[tuple[Touch, ...]] = field(default_factory=list)
 
     def extent(self, index: int, storage: int) -> tuple[float, float]:
         """From which to which byte of a storage a node can touch it: what its operands and its value span there."""
@@ -199,7 +201,7 @@ def _constants_that_matter(graph: fx.Graph) -> list[str]:
 
 def _read(graph: fx.Graph, constants: Mapping[str, Any]) -> Accesses:
     memory = memory_of(graph, constants)
-    found = Accesses(nbytes=memory.nbytes, regions=memory.regions)
+    found = Accesses(nbytes=memory.nbytes, regions=memory.regions, parts=memory.touches)
     holds: dict[fx.Node, tuple[int, ...]] = {}
     numbers: dict[fx.Node, int] = {}
     unknown = set(memory.unknown)

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from tcverify.checks.accesses import Accesses, Step
+from tcverify.checks.parts import WHOLE, Part, overlap
+from tcverify.ops.host_ir import COMMUNICATION_WAIT
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,16 +99,19 @@ def _follow(accesses: Accesses) -> Asynchrony:
     for index, step in enumerate(steps):
         if step.awaits:
             flights = dict.fromkeys(f for storage in step.awaits for f in air.arriving.get(storage, ()))
-            if not flights:
+            made = _awaited_alone(step, steps)
+            if made is not None:  # that one, though others may be under way into the same storage
+                flights = dict.fromkeys(flight for flight in flights if flight.start == made)
+            if not flights and made is None:
                 found.idle[index] = step.awaits
             for flight in flights:
                 transfer = steps[flight.start].transfers[flight.number]
                 air.land(flight, transfer.source, transfer.target)
                 found.landed[flight] = index
             continue
-        for access, racing, storage in _accesses(step):
+        for access, racing, storage in _accesses(step, precise=bool(accesses.parts)):
             flights = (air.arriving if racing == "completion" else air.leaving).get(storage, {})
-            close = _close(accesses, index, storage, flights) if flights else None
+            close = _close(accesses, index, storage, flights, access, racing) if flights else None
             if close is not None:
                 found.hazards.append(Hazard(close, index, access, racing, storage))
         for number, transfer in enumerate(step.transfers):
@@ -122,12 +127,29 @@ def _follow(accesses: Accesses) -> Asynchrony:
     return found
 
 
+def _awaited_alone(step: Step, steps: list[Step]) -> int | None:
+    """The communication of host IR whose own result a wait takes."""
+    if step.op != COMMUNICATION_WAIT or not step.operands or not steps[step.operands[0]].transfers:
+        return None
+    return step.operands[0]
+
+
 #: Most transfers of one storage with which an access is compared, the latest first.
 _MOST_COMPARED = 64
 
 
-def _close(accesses: Accesses, index: int, storage: int, flights: dict[Flight, None]) -> Flight | None:
+def _close(
+    accesses: Accesses, index: int, storage: int, flights: dict[Flight, None], access: str, racing: str
+) -> Flight | None:
     """The latest transfer of a storage that a node comes close to: parts of a buffer that lie apart may be under way at once."""
+    if accesses.parts:
+        writes = None if access == "frees" or accesses.steps[index].op == "output" else access == "writes into"
+        mine = _parts(accesses, index, storage, writes)
+        for flight in islice(reversed(flights), _MOST_COMPARED):
+            theirs = _parts(accesses, flight.start, storage, racing == "completion")
+            if any(overlap(a, b) for a in mine for b in theirs):
+                return flight
+        return None
     low, high = accesses.extent(index, storage)
     for flight in islice(reversed(flights), _MOST_COMPARED):
         first, end = accesses.extent(flight.start, storage)
@@ -136,14 +158,26 @@ def _close(accesses: Accesses, index: int, storage: int, flights: dict[Flight, N
     return None
 
 
-def _accesses(step: Step) -> list[tuple[str, str, int]]:
-    """(access, what it can race with, storage) of a step, each once."""
+def _parts(accesses: Accesses, index: int, storage: int, writes: bool | None) -> list[Part]:
+    """The parts of a storage that a node reads or writes; None stands for all of it."""
+    if writes is None and accesses.steps[index].op != "output":
+        return [WHOLE]
+    touches = [touch for touch in accesses.parts[index] if touch.storage == storage]
+    return [touch.part or WHOLE for touch in touches if writes is None or touch.writes == writes]
+
+
+def _accesses(step: Step, *, precise: bool) -> list[tuple[str, str, int]]:
+    """(access, what it can race with, storage) of a step, each once.
+
+    Args:
+        precise: whether it is known which parts of a storage it reads and which it writes.
+    """
     reads: dict[int, None] = dict.fromkeys(step.reads)
     writes: dict[int, None] = dict.fromkeys(step.writes)
     for transfer in step.transfers:
         reads.update(dict.fromkeys(transfer.source))
         writes.update(dict.fromkeys(s for s in transfer.target if s not in step.holds or s in step.touches))
-    found = [("reads", "completion", storage) for storage in reads if storage not in writes]
+    found = [("reads", "completion", storage) for storage in reads if precise or storage not in writes]
     for access, storages in (("writes into", writes), ("frees", step.resized)):
         found += [(access, racing, storage) for storage in storages for racing in ("completion", "input")]
     return found

@@ -78,7 +78,7 @@ def _group(op: Op, given: Mapping[str, Any], program: Program, rank: int) -> str
         return f"'{name}'" if ranks is None else f"'{name}' {ranks}"
     if "peer" in given:
         return f"with rank {given['peer']}"
-    group = given.get("rank_group")
+    group = given.get("rank_group", given.get("team"))
     if group is None and "source_rank" in given:
         group = [given["source_rank"], given.get("target_rank")]
     return str(list(group)) if isinstance(group, (list, tuple)) else str(group)

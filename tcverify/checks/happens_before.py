@@ -14,6 +14,7 @@ from torch.fx.node import map_aggregate
 
 from tcverify.checks.clocks import Clocks
 from tcverify.checks.evidence import Evidence
+from tcverify.checks.host_races import host_race, host_races_of, told_elsewhere
 from tcverify.checks.races import Race, clocks_of, described, races_of
 from tcverify.checks.reading import BEGINNING, Issued, Reading, tokens_of
 from tcverify.checks.streams import lowered_ranks
@@ -37,8 +38,17 @@ _MOST_STREAMS = 1024
 def check_happens_before(evidence: Evidence) -> list[Finding | Doubt]:
     """Report anchors that are read differently by position, conflicting streams, races and unordered collectives.
 
-    One finding per kind: the first on the lowest rank. Graphs without anchors, and programs that the pass left alone, are not
-    looked at.
+    One finding per kind: the first on the lowest rank. Graphs that say nothing of streams, and programs that the pass left
+    alone, are not looked at. In host IR, what the checks of order and memory say is left to them.
+    """
+    return found_of_order(evidence, everything=False)
+
+
+def found_of_order(evidence: Evidence, *, everything: bool) -> list[Finding | Doubt]:
+    """See `check_happens_before`.
+
+    Args:
+        everything: also races that other checks report.
     """
     rewritten = evidence.pair.rewritten
     if rewritten is None or not evidence.pair.changed:
@@ -51,9 +61,14 @@ def check_happens_before(evidence: Evidence) -> list[Finding | Doubt]:
         if streams > _MOST_STREAMS:
             doubts.append(Doubt("unsupported-op", f"a graph on {streams} streams is not looked at for races"))
             continue
+        unclear = _unclear(reading)
+        if unclear:
+            doubts.append(Doubt("unsupported-op", f"{unclear}: the graph is not looked at for races"))
+            continue
         clocks = clocks_of(reading)
-        for finding in _of_reading(reading, clocks, evidence.contract, ranks[0]):
-            found.setdefault(finding.kind, finding)
+        for finding in _of_reading(reading, clocks, evidence.contract, ranks[0], everything):
+            if finding is not None:
+                found.setdefault(finding.kind, finding)
         unordered = _unordered(rewritten, reading, clocks, ranks, run)
         if unordered is not None:
             found.setdefault(unordered.kind, unordered)
@@ -78,12 +93,35 @@ def _with_order(finding: Finding, exploration: Exploration | None) -> Finding:
     return replace(finding, detail="\n".join(lines), data={**finding.data, "order": seen.order, "events": events})
 
 
-def _of_reading(reading: Reading, clocks: Clocks, contract: Contract, rank: int) -> list[Finding]:
+def _unclear(reading: Reading) -> str:
+    """Why a graph cannot be read, where it cannot."""
+    if reading.mixed is not None:
+        return "'{}' is an anchor, and '{}' is host IR".format(*reading.mixed)
+    odd = next((number for number, index in reading.workers.items() if index < 0), None)
+    return "" if odd is None else f"'{reading.names[odd]}' names a worker stream that there cannot be"
+
+
+def _of_reading(
+    reading: Reading, clocks: Clocks, contract: Contract, rank: int, everything: bool
+) -> list[Finding | None]:
+    if reading.host:
+        if reading.conflicts:
+            return [_no_stream(reading, rank)]
+        races = host_races_of(reading, clocks, contract)
+        races = races if everything else [race for race in races if not told_elsewhere(reading, race)]
+        return [host_race(reading, races, rank)] if races else []
     found = [_mismatch(reading, clocks, contract, rank), _conflict(reading, contract, rank)]
     races = races_of(reading, clocks, contract)
     if races:
         found.append(_race(reading, races, contract, rank))
-    return [finding for finding in found if finding is not None]
+    return found
+
+
+def _no_stream(reading: Reading, rank: int) -> Finding:
+    """The first op of host IR that is given no stream where it takes one."""
+    name = reading.names[min(number for number, _, _ in reading.conflicts)]
+    title = f"'{name}' names no stream: streams are what 'current_stream', and 'stream' of a whole number, return"
+    return Finding("stream-conflict", CHECK, title, "", name, rank, {"streams": [None]})
 
 
 # ------------------------------------------------------------------------------------------------------------- anchors

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from tcverify.checks.equivalence import differences
 from tcverify.checks.evidence import Evidence
-from tcverify.checks.happens_before import check_happens_before
+from tcverify.checks.happens_before import found_of_order
 from tcverify.execution import Comparison, Exploration, Extreme, Timing, starts_of
 from tcverify.program import Program
 from tcverify.program.finding import Doubt, Finding
@@ -34,7 +34,7 @@ def check_interleavings(evidence: Evidence) -> list[Finding | Doubt]:
     exploration = evidence.exploration
     if exploration is None:
         return []
-    static = check_happens_before(evidence)
+    static = found_of_order(evidence, everything=True)
     if any(isinstance(found, Doubt) for found in static):  # it does not know what some op reads
         return []
     kinds = {found.kind for found in static if isinstance(found, Finding)}

@@ -29,7 +29,8 @@ def check_memory(evidence: Evidence) -> list[Finding | Doubt]:
     doubts: list[Finding | Doubt] = []
     budget = evidence.contract.memory_budget
     traits = [traits_of(graph) for graph in (*original.graphs, *rewritten.graphs)]
-    if budget is None and not any(graph.frees or graph.buffers for graph in traits):
+    frees_all = evidence.contract.deallocation
+    if budget is None and not frees_all and not any(graph.frees or graph.buffers for graph in traits):
         return []
     for rank, before, after in distinct_pairs(original, rewritten):
         if budget is not None:
@@ -42,6 +43,9 @@ def check_memory(evidence: Evidence) -> list[Finding | Doubt]:
                 found.setdefault(finding.kind, finding)
         for finding in _frees(before, after, rank):
             found.setdefault(finding.kind, finding)
+        kept = _kept(after, rank) if frees_all else None
+        if kept is not None:
+            found.setdefault(kept.kind, kept)
     if not any(graph.buffers for graph in traits):
         return [*found.values()] or doubts
     known = {(f.kind, f.rank, f.title) for f in buffer_findings(original)}
@@ -171,6 +175,31 @@ def _leak(then: _Freeing, after: Accesses, now: _Freeing, rank: int) -> Iterator
             title = f"'{value}' is never freed; in the original, '{by}' frees it"
             yield Finding("leak", CHECK, title, "", value, rank, {"first": by, "value": value})
             return
+
+
+def _kept(after: Accesses, rank: int) -> Finding | None:
+    """The first value that the graph makes and neither frees nor returns, where the pass promises to free all of them. Tensors
+    without elements take no memory."""
+    freed = {storage for step in after.steps for storage in step.frees}
+    spared = freed | set(after.inputs) | set(after.outputs)
+    kept = [s for step in after.steps for s in step.holds if s not in spared and after.nbytes.get(s, 0)]
+    if not kept:
+        return None
+    storage = kept[0]
+    value = after.value(storage)
+    uses = [step.name for step in after.steps if storage in step.touches]
+    last = f"'{uses[-1]}' uses it last" if uses else "nobody uses it"
+    others = len(set(kept)) - 1
+    lines = ["the pass promises that the graph frees what it makes, but what it returns", last]
+    lines += (
+        [f"{others} more value{'s' * (others > 1)} of the graph {'are' if others > 1 else 'is'} never freed"]
+        if others
+        else []
+    )
+    title = f"'{value}' is never freed: {in_bytes(after.nbytes[storage])}"
+    return Finding(
+        "leak", CHECK, title, "\n".join(lines), value, rank, {"value": value, "nbytes": after.nbytes[storage]}
+    )
 
 
 __all__ = ["check_memory", "in_bytes"]

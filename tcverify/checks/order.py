@@ -63,7 +63,8 @@ def _asynchrony(before: Accesses, after: Accesses, rank: int) -> Iterator[Findin
     known = {_named(before, hazard) for hazard in then.hazards}
     hazards = [hazard for hazard in now.hazards if _named(after, hazard) not in known]
     for hazard in hazards:
-        if hazard.racing == "input" or hazard.flight not in now.lost:
+        host = after.steps[hazard.flight.start].op.startswith("host_ir::")  # where a missing wait is told of by itself
+        if hazard.flight not in now.lost or (hazard.racing == "input" and not host):
             yield _race(after, now, hazard, rank)
             break
     yield from _lost(before, then, after, now, hazards, rank)
@@ -128,6 +129,7 @@ def _lost(
     for hazard in hazards:
         if hazard.racing == "completion":
             read.setdefault(hazard.flight, hazard)
+    was_lost = {before.steps[flight.start].name for flight in then.lost}
     was_idle = {before.steps[index].name for index in then.idle}
     early: dict[int, int] = {}  # storage -> the last wait that had nothing to wait for
     for index, storages in now.idle.items():
@@ -138,7 +140,8 @@ def _lost(
         start = after.steps[flight.start].name
         wait = waited.get((start, flight.number))
         reader = read.get(flight)
-        if wait is None and reader is None:
+        host = after.steps[flight.start].op.startswith("host_ir::")
+        if wait is None and reader is None and (not host or start in was_lost):
             continue
         ahead = [early[s] for s in storages if s in early and early[s] < flight.start]
         kind = "wait-before-start" if ahead else "missing-wait"

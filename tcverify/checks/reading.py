@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
+from tcverify.checks.storage import Touch
 from tcverify.program.streams import MAIN_STREAM
 
 #: Stands for an op in what an op waits for: the beginning of the graph, before every op.
@@ -29,6 +30,9 @@ class Issued:
         reads: (storage, node through which it reads it, anchors left out).
         writes: storages, of earlier values and of its own results.
         phase: "start" of an asynchronous collective, "wait" for it, or None.
+        queued_on: in host IR, the stream that is current where the host issues it; it is that of a communication only where it
+            is posted.
+        touches: in host IR, what it does with which parts of storages.
     """
 
     number: int
@@ -45,6 +49,8 @@ class Issued:
     positional_stream: int = MAIN_STREAM
     positional_after: tuple[int, ...] = ()
     phase: str | None = None
+    queued_on: int = MAIN_STREAM
+    touches: tuple[Touch, ...] = ()
 
 
 @dataclass(slots=True)
@@ -81,7 +87,14 @@ class Reading:
             what the wait gates.
         unknown: nodes of which it is not known what they read and write.
         schedule: what the output node declares, whatever it is.
-        lowered: whether the graph has anchors.
+        lowered: whether the graph has anchors, or is host IR.
+        host: whether it is host IR, and has no anchors.
+        mixed: an anchor and an op of host IR, where it has both.
+        teams: in host IR, stream of a team's communications → the team.
+        workers: in host IR, node number of a `stream` → the index that it names.
+        landed: in host IR, communication (an op) → node number of the first wait for it.
+        switches: in host IR, the node numbers of `set_current_stream`.
+        left_on: in host IR, the stream that is current at the end.
     """
 
     names: list[str] = field(default_factory=list)
@@ -95,6 +108,13 @@ class Reading:
     unknown: list[int] = field(default_factory=list)
     schedule: Any = None
     lowered: bool = False
+    host: bool = False
+    mixed: tuple[str, str] | None = None
+    teams: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    workers: dict[int, int] = field(default_factory=dict)
+    landed: dict[int, int] = field(default_factory=dict)
+    switches: list[int] = field(default_factory=list)
+    left_on: int = MAIN_STREAM
 
     @property
     def asynchronous(self) -> bool:

@@ -7,13 +7,15 @@ is not believed: a record may keep the storage of an operand that a pass has rep
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import fx
 from torch.fx.node import map_aggregate
 
+from tcverify.checks.parts import Part, part_of
 from tcverify.errors import ProgramError, UnsupportedOp
 from tcverify.ops import ShapeError, TensorSpec, infer, lookup, schema_of
 from tcverify.program import RankConstant
@@ -76,6 +78,7 @@ class Memory:
             a value of their own.
         nbytes: storage → bytes that the values in it reach. Storages of which nothing is known are not in it.
         regions: where in their storages the tensors of a node's value lie; empty where that is not known.
+        touches: of a graph in host IR, per node what it does with which parts of storages; empty of other graphs.
     """
 
     holds: list[tuple[int, ...]]
@@ -83,10 +86,40 @@ class Memory:
     unknown: list[int]
     nbytes: dict[int, int]
     regions: list[tuple[Region, ...]]
+    touches: list[tuple[Touch, ...]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Touch:
+    """An operand, or a result of its own, of a call.
+
+    Attributes:
+        storage: which one.
+        through: number of the node whose value it is.
+        part: which bytes; None where that is not known.
+        writes: whether the call writes into it.
+    """
+
+    storage: int
+    through: int
+    part: Part | None
+    writes: bool
 
 
 #: Bytes of a storage, from the first to behind the last element of a value: (storage, first, end).
 Region = tuple[int, int, int]
+
+
+def in_host_ir(graph: fx.Graph) -> bool:
+    """Whether a graph contains an op of host IR. Remembered: graphs of programs do not change."""
+    known = _IN_HOST_IR.get(graph)
+    if known is None:
+        ops = (lookup(node.target).name for node in graph.nodes if node.op == "call_function")
+        known = _IN_HOST_IR[graph] = any(name.startswith("host_ir::") for name in ops)
+    return known
+
+
+_IN_HOST_IR: weakref.WeakKeyDictionary[fx.Graph, bool] = weakref.WeakKeyDictionary()
 
 
 def regions_of(value: Any) -> tuple[Region, ...]:
@@ -112,6 +145,7 @@ def memory_of(graph: fx.Graph, constants: Mapping[str, Any]) -> Memory:
     memory = Memory([], [], [], {}, [])
     holds: dict[fx.Node, tuple[int, ...]] = {}
     attributes: dict[str, tuple[int, ...]] = {}
+    numbers: dict[fx.Node, int] | None = {} if in_host_ir(graph) else None
     for number, node in enumerate(graph.nodes):
         writes: tuple[int, ...] = ()
         if node.op == "output":
@@ -137,7 +171,39 @@ def memory_of(graph: fx.Graph, constants: Mapping[str, Any]) -> Memory:
         holds[node] = held
         memory.holds.append(held)
         memory.writes.append(writes)
+        if numbers is not None:
+            numbers[node] = number
+            memory.touches.append(_touches(node, numbers, holds, values))
     return memory
+
+
+def _touches(
+    node: fx.Node, numbers: Mapping[fx.Node, int], holds: Mapping[fx.Node, tuple[int, ...]], values: RealValues
+) -> tuple[Touch, ...]:
+    """What a node reads and writes, each part once; what it makes counts as written."""
+    written = {operand for operand, writes in _annotated(node) if writes} if node.op == "call_function" else set()
+    found: dict[Touch, None] = {}
+    known: set[int] = set()
+    for operand in node.all_input_nodes:
+        known.update(holds[operand])
+        found.update(dict.fromkeys(_parts(operand, numbers[operand], holds[operand], values, operand in written)))
+    if node.op != "output":
+        own = [storage for storage in holds[node] if storage not in known]
+        found.update(dict.fromkeys(_parts(node, numbers[node], own, values, writes=True)))
+    return tuple(found)
+
+
+def _parts(node: fx.Node, number: int, storages: Sequence[int], values: RealValues, writes: bool) -> Iterator[Touch]:
+    """The parts of storages that a value takes; tensors without elements take none."""
+    specs: list[TensorSpec] = []
+    if node in values:
+        map_structure(lambda leaf: specs.append(leaf) if isinstance(leaf, TensorSpec) else None, values[node])
+    for storage in storages:
+        mine = [spec for spec in specs if spec.alias == storage]
+        parts = [part_of(spec) for spec in mine]
+        yield from (Touch(storage, number, part, writes) for part in parts if part is not None)
+        if not mine:
+            yield Touch(storage, number, None, writes)
 
 
 def _input(node: fx.Node, values: RealValues, attributes: dict[str, tuple[int, ...]]) -> tuple[int, ...]:
@@ -208,4 +274,4 @@ def _storages(spec: Any) -> tuple[int, ...]:
     return tuple(dict.fromkeys(found))
 
 
-__all__ = ["Memory", "RealValues", "Region", "memory_of"]
+__all__ = ["Memory", "RealValues", "Region", "Touch", "in_host_ir", "memory_of"]

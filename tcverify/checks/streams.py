@@ -1,4 +1,5 @@
-"""Streams: what the anchors of a graph say about where its ops run and what they wait for, read in two ways.
+"""Streams: what the anchors of a graph say about where its ops run and what they wait for, read in two ways. Graphs in host IR,
+which have no anchors, are read in `host_streams`.
 
 By *data flow* (the reference): the waits on an op's operands bind the op; a record marks the op that produced its operand.
 By *position* (what a runtime does that walks the graph): the next op takes all waits that are pending; a record marks the op
@@ -14,18 +15,21 @@ from typing import Any
 from torch import fx
 from torch.fx.node import map_aggregate
 
+from tcverify.checks.host_streams import mixes, read_host_ir, reads_rank
 from tcverify.checks.reading import BEGINNING, Issued, Reading, Recorded, Waiting, seconds, tokens_of
-from tcverify.checks.storage import Memory, memory_of
+from tcverify.checks.storage import Memory, in_host_ir, memory_of
 from tcverify.ops import RECORD, WAIT, lookup
 from tcverify.program import Program, RankConstant
 from tcverify.program.streams import MAIN_STREAM
 
 
 def is_lowered(graph: fx.Graph) -> bool:
-    """Whether a graph contains an anchor. Remembered: graphs of programs do not change."""
+    """Whether a graph says where its ops run: by anchors, or in host IR. Remembered: graphs of programs do not change."""
     known = _LOWERED.get(graph)
     if known is None:
-        known = any(node.op == "call_function" and lookup(node.target).name in (WAIT, RECORD) for node in graph.nodes)
+        known = in_host_ir(graph) or any(
+            node.op == "call_function" and lookup(node.target).name in (WAIT, RECORD) for node in graph.nodes
+        )
         _LOWERED[graph] = known
     return known
 
@@ -42,11 +46,30 @@ def reading_of(program: Program, rank: int) -> Reading:
     if known is None:
         known = _READINGS[graph] = _constants_that_matter(graph), {}
     names, readings = known
+    host = in_host_ir(graph)
     key = tuple([_frozen(binding.constants.get(name)) for name in names])
+    if host and _needs_rank(graph):
+        key = (*key, rank)
     reading = readings.get(key)
     if reading is None:
-        reading = readings[key] = _Reader(graph, binding.constants).read()
+        mixed = mixes(graph) if host else None
+        if host and mixed is None:
+            reading = read_host_ir(graph, binding.constants, rank)
+        else:
+            reading = _Reader(graph, binding.constants).read()
+            reading.mixed = mixed
+        readings[key] = reading
     return reading
+
+
+def _needs_rank(graph: fx.Graph) -> bool:
+    known = _NEEDS_RANK.get(graph)
+    if known is None:
+        known = _NEEDS_RANK[graph] = reads_rank(graph)
+    return known
+
+
+_NEEDS_RANK: weakref.WeakKeyDictionary[fx.Graph, bool] = weakref.WeakKeyDictionary()
 
 
 def lowered_ranks(program: Program) -> list[tuple[Reading, list[int]]]:
@@ -61,7 +84,7 @@ def lowered_ranks(program: Program) -> list[tuple[Reading, list[int]]]:
 
 
 def _constants_that_matter(graph: fx.Graph) -> list[str]:
-    """The rank constants that say streams, or which result of a tuple is meant."""
+    """The rank constants that say streams and teams, or which result of a tuple is meant."""
     found: dict[str, None] = {}
 
     def look(value: Any) -> Any:
@@ -70,7 +93,8 @@ def _constants_that_matter(graph: fx.Graph) -> list[str]:
         return value
 
     for node in graph.nodes:
-        if node.op == "call_function" and lookup(node.target).name in (WAIT, RECORD, "python::getitem"):
+        name = lookup(node.target).name if node.op == "call_function" else ""
+        if name in (WAIT, RECORD, "python::getitem") or name.startswith("host_ir::"):
             map_aggregate((node.args, node.kwargs), look)
     return list(found)
 

@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tcverify.execution.executor import Run
+from tcverify.execution.host_issue import is_host_ir, issue_host
 from tcverify.execution.issue import Issued, is_lowered, issue
 from tcverify.execution.observations import Observation
 from tcverify.execution.plan import plans_of
@@ -110,13 +111,15 @@ def explore(
     Raises:
         UnsupportedOp: an op has no meaning.
     """
-    if not any(map(is_lowered, plans_of(program))):
+    plans = plans_of(program)
+    host = any(map(is_host_ir, plans))
+    if not host and not any(map(is_lowered, plans)):
         return None
     nodes = [len(graph.nodes) for graph in program.graphs]
     if sum(nodes[binding.graph] for binding in program.ranks) > MOST_OPS:
         return None
     Contract(boundary=boundary, inputs=inputs)  # refuses other words
-    issued, run = issue(program, boundary, inputs)
+    issued, run = issue_host(program, boundary, inputs) if host else issue(program, boundary, inputs)
     if not issued:
         return None
     reference = run if reference is None or not reference.finished else reference
@@ -157,7 +160,7 @@ def _renamed(ops: Sequence[StreamOp]) -> Iterator[StreamOp]:
     for op in ops:
         if op.communicators:
             named = tuple((numbers.setdefault(c, len(numbers)),) for c in op.communicators)
-            op = StreamOp(op.node, op.stream, op.step, op.after, op.reads, op.writes, op.sees, named, op.copies)
+            op = replace(op, communicators=named, on="")
         yield op
 
 

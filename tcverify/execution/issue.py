@@ -35,6 +35,8 @@ class Issued:
         aliases: slots of waits, and the slots whose values they stand for.
         names: per storage, the node that first produced it.
         saved: per storage that exists before the first op, a tensor over the whole of it, and a copy of its first contents.
+        cells: where ops name parts of storages, the storage of each part; empty where they name storages. `names` is of what ops
+            name.
     """
 
     rank: int
@@ -46,6 +48,11 @@ class Issued:
     aliases: dict[int, int]
     names: list[str]
     saved: dict[int, tuple[torch.Tensor, torch.Tensor]]
+    cells: tuple[int, ...] = ()
+
+    def storage(self, named: int) -> int:
+        """The storage that an op names, itself or by a part of it."""
+        return self.cells[named] if self.cells else named
 
 
 def issue(program: Program, boundary: str = "strict", inputs: str = "ready") -> tuple[list[Issued], Run]:
@@ -122,12 +129,12 @@ class _Host:
             self._save(name, value)
 
     def _save(self, name: str, value: Any) -> None:
-        for tensor in _tensors(value):
+        for tensor in tensors_in(value):
             number = self._number(tensor, name)
             if number not in self.saved:
                 whole = whole_storage(tensor)
                 self.saved[number] = whole, whole.clone()
-        self.storages.append(tuple(self._number(t, name) for t in _tensors(value)))
+        self.storages.append(tuple(self._number(t, name) for t in tensors_in(value)))
 
     def _number(self, tensor: torch.Tensor, name: str) -> int:
         """Number of a tensor's storage. Tensors are kept, so that no storage takes the place of another."""
@@ -144,7 +151,7 @@ class _Host:
             return self._anchor(step, slot, args, kwargs, value)
         reads: dict[int, None] = {}
         written: list[int] = []
-        for tensor in _tensors((args, kwargs)):
+        for tensor in tensors_in((args, kwargs)):
             number = self._number(tensor, step.name)
             reads[number] = None
             if tensor._version != self._versions[number]:
@@ -161,7 +168,7 @@ class _Host:
                     self._gated.add(slot)
                 self.suspect = self.suspect or any(not set(written).isdisjoint(self.storages[s]) for s in gated)
             known = len(self.names)
-            self.storages.append(tuple([self._number(t, step.name) for t in _tensors(value)]))
+            self.storages.append(tuple([self._number(t, step.name) for t in tensors_in(value)]))
             if kind == "work":
                 written += [number for number in self.storages[-1] if number >= known]
         self._note(kind, value, tuple(reads), tuple(dict.fromkeys(written)))
@@ -188,7 +195,7 @@ class _Host:
 
     def _kind(self, step: Step, slot: int, reads: Container[int], written: list[int], value: Any) -> tuple[str, Any]:
         """Whether a step is work. One that the domain makes an alias, but not the dtypes of the graph, gets a copy."""
-        results = _tensors(value)
+        results = tensors_in(value)
         if not results and not written:
             return "scalar", value
         shared = bool(results) and all(self._numbers.get(t.untyped_storage()._cdata, -1) in reads for t in results)
@@ -234,7 +241,7 @@ def whole_storage(tensor: torch.Tensor) -> torch.Tensor:
     return flat.set_(storage, 0, (storage.nbytes() // tensor.element_size(),), (1,))
 
 
-def _tensors(value: Any) -> list[torch.Tensor]:
+def tensors_in(value: Any) -> list[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         return [value]
     found: list[torch.Tensor] = []
@@ -250,4 +257,4 @@ def _tensors(value: Any) -> list[torch.Tensor]:
     return found
 
 
-__all__ = ["Issued", "is_lowered", "issue", "whole_storage"]
+__all__ = ["Issued", "is_lowered", "issue", "tensors_in", "whole_storage"]

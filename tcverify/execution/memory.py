@@ -36,7 +36,7 @@ class Memory:
         for slot in range(len(issued.values)):
             self._slots.setdefault(issued.aliases.get(slot, slot), []).append(slot)
         sharers = Counter(s for slot, found in enumerate(issued.storages) if slot not in issued.aliases for s in found)
-        writes = Counter(s for op in issued.ops for s in op.writes)
+        writes = Counter(issued.storage(s) for op in issued.ops for s in op.writes)
         self._template = list(issued.values)
         self._fresh: dict[int, list[int]] = {}  # slot of a value with a fixed place -> its tensors that its op makes
         self._resets: list[tuple[torch.Tensor, torch.Tensor]] = []  # storage, and what it holds before the first op

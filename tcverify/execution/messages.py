@@ -20,7 +20,7 @@ from tcverify.errors import ExecutorError, InternalError, ProgramError, Tcverify
 from tcverify.execution.compare import Delta, digest
 from tcverify.execution.interpreter import Call, NodeError, RankResult
 from tcverify.execution.plan import Plan, decode_plan, encode_plan, plans_of
-from tcverify.ops import Collective
+from tcverify.ops import Collective, Layout, Resharding
 from tcverify.program import NotSerialisable, Program
 from tcverify.program.codec import encode_ranks, encode_sources
 from tcverify.program.graph import RankBinding
@@ -212,15 +212,22 @@ def decode_result(rank: int, data: dict[str, Any], storages: list[torch.UntypedS
 
 
 def encode_collective(call: Collective) -> list[Any]:
-    dtype = _dtype_name(call.dtype)
-    more = [] if call.group is None else [call.group]
-    return [call.kind, call.communicator, call.shape, dtype, call.dim, call.reduce_op, call.splits, call.root, *more]
+    made = call.resharding
+    asked = None if made is None else [str(made.source), str(made.target), made.shape, made.dim, made.reduce_op]
+    first = [call.kind, call.communicator, call.shape, _dtype_name(call.dtype), call.dim, call.reduce_op, call.splits]
+    return [*first, call.root, call.group, call.joined, call.targets, asked]
 
 
 def decode_collective(data: list[Any]) -> Collective:
-    kind, members, shape, dtype, dim, reduce_op, splits, root, *group = data
+    kind, members, shape, dtype, dim, reduce_op, splits, root, group, joined, targets, asked = data
     pair = (tuple(splits[0]), tuple(splits[1])) if splits is not None else None
-    return Collective(kind, tuple(members), tuple(shape), getattr(torch, dtype), dim, reduce_op, pair, root, *group)
+    made = None
+    if asked is not None:
+        made = Resharding(Layout.parse(asked[0]), Layout.parse(asked[1]), tuple(asked[2]), *asked[3:])
+    return Collective(
+        kind, tuple(members), tuple(shape), getattr(torch, dtype), dim, reduce_op, pair, root, group, joined,
+        None if targets is None else tuple(targets), made,
+    )  # fmt: skip
 
 
 def _encode_delta(delta: Delta) -> dict[str, Any]:

@@ -7,15 +7,17 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """What happened on a stream: "runs", or for collectives "begins" and "ends", or "waits" for ever."""
+    """What happened on a stream (`on`, in words, where it has a name): "runs", or for collectives "begins" and "ends", or "waits"
+    for ever."""
 
     rank: int
     stream: int
     node: str
     what: str
+    on: str = ""
 
     def __str__(self) -> str:
-        return f"rank {self.rank}, stream {self.stream}: '{self.node}' {self.what}"
+        return f"rank {self.rank}, {self.on or f'stream {self.stream}'}: '{self.node}' {self.what}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,6 +37,7 @@ class StreamOp:
         sees: (storage, op whose write it must find there), for all that it reads or writes; `BEFORE` where nobody wrote yet.
         communicators: of the collectives that it enters, in order.
         copies: (slot of a wait, slot of what it waits for): waits that are written into, which are copies made by this op.
+        on: its stream in words, where it has a name.
     """
 
     node: str
@@ -48,6 +49,12 @@ class StreamOp:
     sees: tuple[tuple[int, int], ...]
     communicators: tuple[tuple[int, ...], ...] = ()
     copies: tuple[tuple[int, int], ...] = ()
+    on: str = ""
+
+    @property
+    def place(self) -> str:
+        """Its stream, in words."""
+        return self.on or f"stream {self.stream}"
 
 
 class Watched(Protocol):

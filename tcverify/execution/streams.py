@@ -27,7 +27,7 @@ from tcverify.execution.memory import Memory
 from tcverify.execution.observations import Event, Observation
 from tcverify.execution.plan import first_line
 from tcverify.execution.queues import BEFORE, StreamOp
-from tcverify.ops import Request, complete, mismatch
+from tcverify.ops import Request, Start, complete, mismatch
 
 #: A rank's number, and that of an op in its issue order.
 Place = tuple[int, int]
@@ -44,8 +44,8 @@ class _Joined:
     """A collective that a rank has begun."""
 
     place: Place
-    steps: Generator[Request, torch.Tensor, Any]
-    request: Request
+    steps: Generator[Request | Start, torch.Tensor | None, Any]
+    request: Request | Start
 
 
 class Streams:
@@ -187,8 +187,11 @@ class _Playing:
         self._phase = "ends"
         self._look(joined.place, op)
         assert answer is not None
+        asked = joined.request
+        if isinstance(asked, Start) and asked.output.numel():
+            asked.output.copy_(answer.view(asked.output.shape))
         try:
-            request = joined.steps.send(answer)
+            request = joined.steps.send(None if isinstance(asked, Start) else answer)
         except StopIteration as stop:
             self._events.append((joined.place, "ends"))
             self._finish(joined.place, op, stop.value)
@@ -226,8 +229,8 @@ class _Playing:
             return
         access = "reads" if reads else "writes"
         text = (
-            f"'{op.node}' on stream {op.stream} {access} the storage of '{name}', which {verb} '{ops[other].node}' on stream "
-            f"{ops[other].stream}"
+            f"'{op.node}' on {op.place} {access} the storage of '{name}', which {verb} '{ops[other].node}' on "
+            f"{ops[other].place}"
         )
         self._observe(kind, place, other, text)
 
@@ -241,8 +244,8 @@ class _Playing:
         if before is not None and not self._done[rank][before]:
             op, other = self._op(joined.place), self._issued[rank].ops[before]
             text = (
-                f"'{op.node}' on stream {op.stream} enters group {list(group)} before '{other.node}' on stream "
-                f"{other.stream}, which is issued before it, has left"
+                f"'{op.node}' on {op.place} enters group {list(group)} before '{other.node}' on {other.place}, which is "
+                "issued before it, has left"
             )
             self._observe("collective-order", joined.place, before, text)
         members = self._waiting.setdefault(group, {})
@@ -270,7 +273,7 @@ class _Playing:
         while at is not None and at not in visited:
             visited.add(at)
             op = self._op(at)
-            here = f"rank {at[0]}'s '{op.node}' on stream {op.stream}"
+            here = f"rank {at[0]}'s '{op.node}' on {op.place}"
             if at in begun:
                 group = begun[at].request.collective.communicator
                 peer = next(member for member in group if not self._waiting[group].get(member))
@@ -305,7 +308,7 @@ class _Playing:
 
     def _event(self, place: Place, what: str) -> Event:
         op = self._op(place)
-        return Event(place[0], op.stream, op.node, what)
+        return Event(place[0], op.stream, op.node, what, op.on)
 
     def _observe(self, kind: str, place: Place, other: int | None, text: str, label: str = "") -> None:
         self.wrong = True

@@ -1,12 +1,13 @@
 """What ops mean: dialect tables by qualified name, collectives, shape inference. Nothing above knows dialects."""
 
 from tcverify.ops import functional, host_ir, multidevice, opaque  # the modules register dialects
-from tcverify.ops.collective import REDUCTIONS, Collective, Group, complete, mismatch, reduced
+from tcverify.ops.collective import Collective, Group, complete, mismatch, reduced
 from tcverify.ops.fsdp import RESIZE  # the module registers the fsdp dialect
 from tcverify.ops.host_ir import DEALLOCATE
 from tcverify.ops.layout import DeviceMesh, Layout
 from tcverify.ops.library import RECORD, WAIT, late_definition  # the module registers the tensor_cast dialect
 from tcverify.ops.nested import by_meaning
+from tcverify.ops.reductions import REDUCTIONS
 from tcverify.ops.resharding import Resharding
 from tcverify.ops.shapes import ShapeError, fake_tensor, infer, new_fake_mode
 from tcverify.ops.signature import gives_more

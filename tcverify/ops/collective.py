@@ -5,25 +5,14 @@ Every dialect maps its communication ops to one `Collective`; nothing above `ops
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from tcverify.errors import InternalError, UnsupportedOp
+from tcverify.ops.reductions import REDUCTIONS
 from tcverify.ops.resharding import Resharding
-
-#: Ways to reduce, by the names that c10d gives them.
-REDUCTIONS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
-    "sum": torch.add,
-    "avg": torch.add,  # divided by the number of members at the end
-    "product": torch.mul,
-    "min": torch.minimum,
-    "max": torch.maximum,
-    "band": torch.bitwise_and,
-    "bor": torch.bitwise_or,
-    "bxor": torch.bitwise_xor,
-}
 
 #: Kinds of which one member, the root, has or gets the whole.
 ROOTED = ("broadcast", "gather", "scatter", "reduce")

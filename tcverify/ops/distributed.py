@@ -205,7 +205,7 @@ def _rooted(call: Collective, contribution: torch.Tensor, members: list[int], gr
     sharing = [rank for rank in call.communicator if not (call.joined and rank == root)]
     dim = call.dim or 0
     if call.kind == "gather":
-        parts = [torch.empty_like(contribution) for _ in members] if here else None
+        parts = [torch.zeros_like(contribution) for _ in members] if here else None
         work = dist.gather(contribution, parts, root, group=group, async_op=True)
 
         def gathered() -> torch.Tensor:
@@ -214,7 +214,7 @@ def _rooted(call: Collective, contribution: torch.Tensor, members: list[int], gr
         return _then(work, gathered, contribution)
     if call.kind != "scatter":
         raise InternalError(f"no way to perform {call}")
-    mine = contribution.new_empty(call.shape)
+    mine = contribution.new_zeros(call.shape)
     shares = None
     if here:
         chunks = {
@@ -235,7 +235,7 @@ def _resharded(call: Collective, tensor: torch.Tensor, running: Callable[[], Abs
     parts: dict[int, torch.Tensor] = {}
     finishes: dict[int, Finish] = {}
     for rank in made.source.holders():
-        part = tensor if rank == me else tensor.new_empty(local)
+        part = tensor if rank == me else tensor.new_zeros(local)
         sent = Collective("broadcast", call.communicator, local, call.dtype, root=rank)
         finishes[rank] = begin(sent, part)
 

@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from tcverify.ops.collective import REDUCTIONS, Collective, Group
+from tcverify.ops.collective import Collective, Group
+from tcverify.ops.reductions import REDUCTIONS
 from tcverify.ops.table import Await, Op, Request, Start, register_dialect
 
 Tensor = torch.Tensor

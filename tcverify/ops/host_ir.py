@@ -16,7 +16,8 @@ from typing import Any
 import torch
 
 from tcverify.arithmetic import poison_
-from tcverify.ops.collective import REDUCTIONS, Collective, source_positions
+from tcverify.ops.collective import Collective, source_positions
+from tcverify.ops.reductions import REDUCTIONS
 from tcverify.ops.table import Await, Op, Start, register_dialect
 
 Tensor = torch.Tensor
@@ -78,12 +79,14 @@ def _reduction(op: str, reduce_op: str) -> str:
     return reduce_op
 
 
-def _into(op: str, out: Tensor | None, shape: Sequence[int]) -> Tensor:
+def _into(op: str, out: Tensor | None, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     """The output, if a communication of this kind can write its result into it."""
     if out is None:
         raise ValueError(f"{op} has a result of shape {list(shape)} here, and no output to write it into")
     if list(out.shape) != list(shape):
         raise ValueError(f"{op} writes shape {list(shape)} into an output of shape {list(out.shape)}")
+    if out.dtype != dtype:
+        raise ValueError(f"{op} of {dtype} into an output of {out.dtype}")
     if not out.is_contiguous():
         raise ValueError(f"{op} writes into a tensor of stride {list(out.stride())}, which is not contiguous")
     return out
@@ -110,31 +113,31 @@ def _given(op: str, x: Tensor | None, out: Tensor | None) -> Tensor:
 
 
 def _all_gather(x: Tensor, dim: int, team: Sequence[int], *, out: Tensor | None) -> tuple[Tensor, Tensor]:
-    return x, _into("all_gather", out, _scaled(x.shape, dim, len(team), 1, "all_gather"))
+    return x, _into("all_gather", out, _scaled(x.shape, dim, len(team), 1, "all_gather"), x.dtype)
 
 
 def _all_reduce(x: Tensor, reduce_op: str, team: Sequence[int], *, out: Tensor | None) -> tuple[Tensor, Tensor]:
-    return x, _into("all_reduce", out, x.shape)
+    return x, _into("all_reduce", out, x.shape, x.dtype)
 
 
 def _reduce_scatter(
     x: Tensor, dim: int, reduce_op: str, team: Sequence[int], *, out: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    return x, _into("reduce_scatter", out, _scaled(x.shape, dim, 1, len(team), "reduce_scatter"))
+    return x, _into("reduce_scatter", out, _scaled(x.shape, dim, 1, len(team), "reduce_scatter"), x.dtype)
 
 
 def _all_to_all(x: Tensor, team: Sequence[int], *, out: Tensor | None) -> tuple[Tensor, Tensor]:
     _scaled(x.shape, 0, 1, len(team), "all_to_all")
-    return x, _into("all_to_all", out, x.shape)
+    return x, _into("all_to_all", out, x.shape, x.dtype)
 
 
 def _permute(x: Tensor, targets: Sequence[int], team: Sequence[int], *, out: Tensor | None) -> tuple[Tensor, Tensor]:
-    return x, _into("permute", out, x.shape)
+    return x, _into("permute", out, x.shape, x.dtype)
 
 
 def _broadcast(x: Tensor | None, root: int, team: Sequence[int], *, out: Tensor | None) -> tuple[Tensor, Tensor]:
     known = _given("broadcast", x, out)
-    return known, known.new_empty(0) if out is None else _into("broadcast", out, known.shape)
+    return known, known.new_empty(0) if out is None else _into("broadcast", out, known.shape, known.dtype)
 
 
 def _gather(x: Tensor | None, dim: int, root: int, team: Sequence[int], *, out: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -143,7 +146,7 @@ def _gather(x: Tensor | None, dim: int, root: int, team: Sequence[int], *, out: 
         return known, known.new_empty(0)
     sharing = len(team) - (x is None)  # a root without a shard of its own gives a dummy
     share = out.new_zeros(_scaled(out.shape, dim, 1, max(sharing, 1), "gather")) if x is None else x
-    return share, _into("gather", out, _scaled(share.shape, dim, sharing, 1, "gather"))
+    return share, _into("gather", out, _scaled(share.shape, dim, sharing, 1, "gather"), share.dtype)
 
 
 def _scatter(
@@ -154,12 +157,12 @@ def _scatter(
         _scaled(known.shape, dim, 1, max(len(team) - 1, 1), "scatter")
         return known, known.new_empty(0)
     if x is None:
-        return out.new_zeros(out.shape), _into("scatter", out, out.shape)
-    return x, _into("scatter", out, _scaled(x.shape, dim, 1, len(team), "scatter"))
+        return out.new_zeros(out.shape), _into("scatter", out, out.shape, out.dtype)
+    return x, _into("scatter", out, _scaled(x.shape, dim, 1, len(team), "scatter"), x.dtype)
 
 
 def _reduce(x: Tensor, reduce_op: str, root: int, team: Sequence[int], *, out: Tensor | None) -> tuple[Tensor, Tensor]:
-    return x, x.new_empty(0) if out is None else _into("reduce", out, x.shape)
+    return x, x.new_empty(0) if out is None else _into("reduce", out, x.shape, x.dtype)
 
 
 # --------------------------------------------------------------------------------------------------- what they compute
@@ -227,6 +230,8 @@ def gather(me: int, x: Tensor | None, dim: int, root: int, team: Sequence[int], 
         raise ValueError(f"gather to rank {me}, which has no output")
     if me != root and (x is None or out is not None):
         raise ValueError(f"gather to rank {root}: rank {me} must have an operand, and no output")
+    if x is None and ranks == (me,):
+        raise ValueError(f"gather to rank {me} of team {list(team)}, in which nobody gives a part")
     given, result = _gather(x, dim, root, team, out=out)
     call = Collective("gather", ranks, tuple(given.shape), given.dtype, dim=dim, root=root, joined=x is None)
     yield Start(call, given, result)
@@ -240,6 +245,8 @@ def scatter(me: int, x: Tensor | None, dim: int, root: int, team: Sequence[int],
         raise ValueError(f"scatter from rank {me}, which has no operand")
     if me != root and (out is None or x is not None):
         raise ValueError(f"scatter from rank {root}: rank {me} must have an output, and no operand")
+    if out is None and ranks == (me,):
+        raise ValueError(f"scatter from rank {me} of team {list(team)}, in which nobody gets a part")
     given, result = _scatter(x, dim, root, team, out=out)
     joined = out is None
     share = _scaled(given.shape, dim, 1, len(team) - joined, "scatter") if me == root else given.shape
@@ -275,7 +282,7 @@ def send(me: int, x: Tensor, peer: int) -> Steps:
 
 def recv(me: int, out: Tensor, peer: int) -> Steps:
     """Write what a rank sends into `out`."""
-    _into("recv", out, out.shape)
+    _into("recv", out, out.shape, out.dtype)
     yield Start(Collective("send_recv", _peers(peer, me), tuple(out.shape), out.dtype, root=peer), out, out)
     return out
 

@@ -11,12 +11,26 @@ import itertools
 import json
 import math
 import re
+import reprlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 from tcverify.errors import ProgramError
+
+#: More dims than any mesh has.
+MAX_DIMS = 16
+
+#: How to write a layout.
+HINT = "write the mesh, then replicated or shard(DIM) for each of its dims: [0, 1] shard(0)"
+
+
+def shortened(value: object) -> str:
+    """What somebody gave in place of a mesh or a layout, cut where it is long."""
+    form = reprlib.Repr()
+    form.maxstring = form.maxother = 100
+    return form.repr(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,13 +42,16 @@ class DeviceMesh:
         ranks: in row-major order.
 
     Raises:
-        ProgramError: a rank occurs twice or is negative, or there are not as many as the shape says.
+        ProgramError: a rank occurs twice or is negative, there are not as many as the shape says, or it has more than `MAX_DIMS`
+            dims.
     """
 
     shape: tuple[int, ...]
     ranks: tuple[int, ...]
 
     def __post_init__(self) -> None:
+        if self.ndim > MAX_DIMS:
+            raise ProgramError(f"a mesh has {self.ndim} dims, and can have {MAX_DIMS}")
         if not self.shape or min(self.shape) < 1 or math.prod(self.shape) != len(self.ranks):
             raise ProgramError(f"a mesh of shape {list(self.shape)} cannot hold {len(self.ranks)} ranks")
         if len(set(self.ranks)) != len(self.ranks) or min(self.ranks) < 0:
@@ -57,11 +74,11 @@ class DeviceMesh:
         while level and isinstance(level[0], (list, tuple)):
             lengths = {len(row) if isinstance(row, (list, tuple)) else -1 for row in level}
             if len(lengths) != 1 or lengths == {0}:
-                raise ProgramError(f"{rows} is no mesh: its rows are empty or of different lengths")
+                raise ProgramError(f"{shortened(rows)} is no mesh: its rows are empty or of different lengths")
             shape.append(lengths.pop())
             level = list(itertools.chain.from_iterable(level))
         if not shape or any(type(rank) is not int for rank in level):
-            raise ProgramError(f"{rows} is no mesh of ranks", "write it as [0, 1] or [[0, 1], [2, 3]]")
+            raise ProgramError(f"{shortened(rows)} is no mesh of ranks", "write it as [0, 1] or [[0, 1], [2, 3]]")
         return cls(tuple(shape), tuple(level))
 
     @property
@@ -152,6 +169,8 @@ class Layout:
             >>> Layout.parse("[[0, 1], [2, 3]] shard(0), replicated").sharding
             (0, None)
         """
+        if not isinstance(text, str):
+            raise ProgramError(f"{shortened(text)} is no layout", HINT)
         return _parsed(text)
 
     @classmethod
@@ -230,15 +249,14 @@ class Layout:
 
 @lru_cache(maxsize=4096)
 def _parsed(text: str) -> Layout:
-    mesh, bracket, rest = text.rpartition("]") if isinstance(text, str) else ("", "", "")
-    hint = "write the mesh, then replicated or shard(DIM) for each of its dims: [0, 1] shard(0)"
+    mesh, bracket, rest = text.rpartition("]")
     placements = [part.strip() for part in rest.split(",")]
-    if not bracket or not all(re.fullmatch(r"replicated|shard\(\d{1,2}\)", part) for part in placements):
-        raise ProgramError(f"{text!r} is no layout", hint)
+    if not bracket or not all(re.fullmatch(r"replicated|shard\([0-9]{1,2}\)", part) for part in placements):
+        raise ProgramError(f"{shortened(text)} is no layout", HINT)
     try:
         rows = json.loads(mesh + bracket)
     except (ValueError, RecursionError):
-        raise ProgramError(f"{text!r} is no layout", hint) from None
+        raise ProgramError(f"{shortened(text)} is no layout", HINT) from None
     dims = tuple(None if part == "replicated" else int(part[len("shard(") : -1]) for part in placements)
     return Layout(DeviceMesh.nested(rows), dims)
 

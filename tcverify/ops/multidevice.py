@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from tcverify.errors import ProgramError
-from tcverify.ops.collective import REDUCTIONS, Collective
+from tcverify.ops.collective import Collective
 from tcverify.ops.layout import Layout
 from tcverify.ops.resharding import Resharding
 from tcverify.ops.table import Op, Request, register_dialect
@@ -67,7 +67,9 @@ class _Call:
         return target.local_shape(self.resharding.result_shape) if self.rank in target.mesh else (0,)
 
 
-def _steps(call: _Call, x: Tensor | None) -> Steps:
+def _steps(me: int, call: _Call, x: Tensor | None) -> Steps:
+    if me != call.rank:
+        raise ProgramError(f"rank {me} calls as rank {call.rank}", "give the rank that the graph is run by")
     x = call.operand(x)
     given = torch.zeros(0, dtype=call.dtype) if x is None else x
     made = call.resharding
@@ -77,11 +79,17 @@ def _steps(call: _Call, x: Tensor | None) -> Steps:
     return (yield Request(request, given))
 
 
+def _asked(
+    source: str, target: str, shape: Sequence[int], dim: int | None = None, reduce_op: str | None = None
+) -> Resharding:
+    return Resharding(Layout.parse(source), Layout.parse(target), tuple(shape), dim, reduce_op)
+
+
 def set_(
     me: int, x: Tensor | None, source: str, target: str, shape: Sequence[int], dtype: torch.dtype, rank: int
 ) -> Steps:
     """The tensor in another layout."""
-    return _steps(_Call(Resharding(Layout.parse(source), Layout.parse(target), tuple(shape)), dtype, rank), x)
+    return _steps(me, _Call(_asked(source, target, shape), dtype, rank), x)
 
 
 def reduce(
@@ -96,19 +104,13 @@ def reduce(
     rank: int,
 ) -> Steps:
     """The tensor reduced over a dim, which goes away, in another layout."""
-    return _steps(_Call(_reducing(dim, reduce_op, source, target, shape), dtype, rank), x)
-
-
-def _reducing(dim: int, reduce_op: str, source: str, target: str, shape: Sequence[int]) -> Resharding:
-    if reduce_op not in REDUCTIONS:
-        raise ProgramError(f"reduction '{reduce_op}' is not known", f"use one of {', '.join(REDUCTIONS)}")
-    return Resharding(Layout.parse(source), Layout.parse(target), tuple(shape), dim, reduce_op)
+    return _steps(me, _Call(_asked(source, target, shape, dim, reduce_op), dtype, rank), x)
 
 
 def _fake_set(
     x: Tensor | None, source: str, target: str, shape: Sequence[int], dtype: torch.dtype, rank: int
 ) -> Tensor:
-    call = _Call(Resharding(Layout.parse(source), Layout.parse(target), tuple(shape)), dtype, rank)
+    call = _Call(_asked(source, target, shape), dtype, rank)
     return _fake(call, x)
 
 
@@ -122,7 +124,7 @@ def _fake_reduce(
     dtype: torch.dtype,
     rank: int,
 ) -> Tensor:
-    return _fake(_Call(_reducing(dim, reduce_op, source, target, shape), dtype, rank), x)
+    return _fake(_Call(_asked(source, target, shape, dim, reduce_op), dtype, rank), x)
 
 
 def _fake(call: _Call, x: Tensor | None) -> Tensor:

@@ -9,6 +9,7 @@ import torch
 
 from tcverify.errors import ProgramError
 from tcverify.ops.layout import Layout
+from tcverify.ops.reductions import REDUCTIONS
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +23,7 @@ class Resharding:
         reduce_op: how, one of `REDUCTIONS`, or None.
 
     Raises:
-        ProgramError: a tensor of this shape cannot lie so, or there is no such dim.
+        ProgramError: a tensor of this shape cannot lie so, there is no such dim or reduction, or nothing to reduce.
     """
 
     source: Layout
@@ -34,6 +35,12 @@ class Resharding:
     def __post_init__(self) -> None:
         if self.dim is not None and not 0 <= self.dim < len(self.shape):
             raise ProgramError(f"a tensor of shape {list(self.shape)} has no dim {self.dim} to reduce")
+        if (self.dim is None) != (self.reduce_op is None):
+            raise ProgramError(f"dim {self.dim} is reduced by '{self.reduce_op}'", "give both, or none")
+        if self.reduce_op is not None and self.reduce_op not in REDUCTIONS:
+            raise ProgramError(f"reduction '{self.reduce_op}' is not known", f"use one of {', '.join(REDUCTIONS)}")
+        if self.dim is not None and self.shape[self.dim] == 0:
+            raise ProgramError(f"a tensor of shape {list(self.shape)} has no elements to reduce along dim {self.dim}")
         self.source.check(self.shape)
         self.target.check(self.result_shape)
 
@@ -54,7 +61,7 @@ class Resharding:
             parts: by rank, at least those of the source's `holders`.
         """
         first = parts[self.source.mesh.ranks[0]]
-        whole = first.new_empty(self.shape)
+        whole = first.new_zeros(self.shape)
         for rank in self.source.holders():
             whole[self.source.place(rank, self.shape)] = parts[rank]
         return whole

@@ -7,6 +7,7 @@ from tcverify.passes.comm_buffers import CommBuffers
 from tcverify.passes.identity import Identity
 from tcverify.passes.multistream import Multistream
 from tcverify.passes.overlap import OVERLAP_PASSES, ReorderForComputeCommOverlap
+from tcverify.passes.resharding.registry import RESHARDING_PASSES
 from tcverify.passes.sequence_parallel import SequenceParallel
 
 #: What makes each built-in pass; options are keyword arguments.
@@ -16,6 +17,7 @@ BUILTIN: dict[str, Callable[..., Pass]] = {
     **OVERLAP_PASSES,
     "reorder_for_compute_comm_overlap": ReorderForComputeCommOverlap,
     "comm_buffers": CommBuffers,
+    **RESHARDING_PASSES,
     "identity": Identity,
 }
 
@@ -35,6 +37,11 @@ DESCRIPTIONS: dict[str, str] = {
     "reinplace_fsdp_all_gather": "FSDP's all_gathers write into the buffer that the shards were copied into",
     "reorder_for_compute_comm_overlap": "runs a list of the passes that move communication and compute, one after the other",
     "comm_buffers": "operands of collectives live in registered buffers at fixed places, and all_reduces take the form for it",
+    "pipelined_matmul": "matmuls and the communication of their operands or results overlap, chunk by chunk, on streams",
+    "stream_parallel_type": "ops whose results have a stream axis are computed part by part, on streams in turn",
+    "convert_op_to_communication": "what brings tensors from layout to layout becomes communications and waits",
+    "insert_deallocations": "what a graph makes is freed once, as soon as nobody needs it",
+    "resharding": "programs whose tensors carry layouts become host programs, by these four passes one after the other",
     "identity": "changes nothing: what must never be refuted",
 }
 
@@ -42,7 +49,7 @@ DESCRIPTIONS: dict[str, str] = {
 SUITED: dict[str, str] = {
     name: "fsdp" if "fsdp" in name else "functional"
     for name in (*OVERLAP_PASSES, "reorder_for_compute_comm_overlap", "comm_buffers")
-}
+} | dict.fromkeys(RESHARDING_PASSES, "resharding")
 
 #: What is verified when no pass is named: each pass, and what compilers run one after the other.
 DEFAULT: tuple[str, ...] = (
@@ -56,6 +63,7 @@ __all__ = [
     "DEFAULT",
     "DESCRIPTIONS",
     "OVERLAP_PASSES",
+    "RESHARDING_PASSES",
     "SUITED",
     "CommBuffers",
     "Identity",

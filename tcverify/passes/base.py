@@ -150,6 +150,18 @@ class Pass(ABC):
             return value.lower() == "true"
         raise UsageError(f"option {option} of pass '{self.name}' cannot be {value!r}", "use true or false")
 
+    def _whole_number(self, option: str, value: object, least: int) -> int:
+        """Read a whole number."""
+        try:
+            number = int(str(value))
+        except ValueError:
+            number = least - 1
+        if number < least:
+            raise UsageError(
+                f"option {option} of pass '{self.name}' cannot be {value!r}", f"use a whole number of at least {least}"
+            )
+        return number
+
     def _choice(self, option: str, value: object, known: Iterable[str]) -> frozenset[str]:
         """Read a list of names, separated by commas."""
         names = value.split(",") if isinstance(value, str) else value

@@ -11,7 +11,7 @@ import torch
 from torch import fx
 from torch.fx.node import map_aggregate
 
-from tcverify.errors import ProgramError
+from tcverify.errors import InternalError, ProgramError
 from tcverify.ops import DeviceMesh, Layout, Resharding, TensorSpec, infer, resolve, schema_of
 from tcverify.ops.multidevice import REDUCE, SET
 from tcverify.program.graph import RankBinding, add_node
@@ -66,6 +66,8 @@ class PlacedBuilder:
     """
 
     def __init__(self, world_size: int) -> None:
+        if world_size < 1:
+            raise ProgramError(f"a world of {world_size} ranks cannot be")
         self.world_size = world_size
         self._graphs = [fx.Graph() for _ in range(world_size)]
         self._aliases = [0] * world_size
@@ -91,6 +93,8 @@ class PlacedBuilder:
             ProgramError: it cannot lie so, or is added too late.
         """
         layout = self._layout(layout)
+        if any(spec.name == name for spec in self._inputs):
+            raise ProgramError(f"input '{name}' is added twice")
         if self._calls:
             raise ProgramError(f"input '{name}' is added after a call", "add all inputs first, then call ops")
         local = layout.local_shape(shape)
@@ -122,7 +126,7 @@ class PlacedBuilder:
             stream_axis: dim of the result whose parts may be computed on streams of their own.
 
         Raises:
-            ProgramError: operands on different meshes, or none.
+            ProgramError: operands on different meshes, or none; several results; a result that cannot lie so, or has no such dim.
             ShapeError: the parts do not fit together.
         """
         operands = _placed_in((args, kwargs))
@@ -140,6 +144,14 @@ class PlacedBuilder:
             if stream_axis is not None:
                 node.meta["stream_axis"] = stream_axis
         spec = nodes[result.mesh.ranks[0]].meta["val"]
+        if not isinstance(spec, TensorSpec):
+            raise ProgramError(f"{op} has several results, or none", "use an op with one tensor as its result")
+        if any(dim is not None and dim >= len(spec.shape) for dim in result.sharding):
+            raise ProgramError(
+                f"layout '{result}' cannot be that of a result of {op}: its shape is {list(spec.shape)}",
+                "say by layout= how the result lies",
+            )
+        _check_axis(op, stream_axis, spec.shape)
         return Placed(result.global_shape(spec.shape), spec.dtype, result, nodes)
 
     def set(self, x: Placed, layout: Layout | str, *, stream_axis: int | None = None) -> Placed:
@@ -170,6 +182,7 @@ class PlacedBuilder:
     ) -> Placed:
         if any(rank >= self.world_size for rank in made.ranks):
             raise ProgramError(f"'{made}' names a rank that {self.world_size} ranks do not have")
+        _check_axis(op, stream_axis, made.result_shape)
         nodes = {}
         call = self._begin(op, [x])
         for rank in sorted(made.ranks):
@@ -179,17 +192,21 @@ class PlacedBuilder:
             node = call.nodes[rank] = self._add(rank, call.name, op, args, {})
             if rank in made.target.mesh:
                 nodes[rank] = node
-                if stream_axis is not None:
-                    node.meta["stream_axis"] = stream_axis
+            if stream_axis is not None:  # of the whole result: ranks that only give take the same number of steps
+                node.meta["stream_axis"] = stream_axis
         return Placed(made.result_shape, x.dtype, made.target, nodes)
 
     def _begin(self, op: str, operands: list[Placed]) -> _Call:
         stem = op.split("::")[1].split(".")[0]
         first = 1 if stem in vars(builtins) else 0  # FX numbers such names from 1
-        number = self._names[stem] = self._names.get(stem, first - 1) + 1
+        number = self._names.get(stem, first - 1) + 1
+        taken = {spec.name for spec in self._inputs}  # on whatever rank
+        while (name := f"{stem}_{number}" if number else stem) in taken:
+            number += 1
+        self._names[stem] = number
         schema = schema_of(resolve(op))
         writes = schema is not None and schema.is_mutable
-        self._calls.append(_Call(f"{stem}_{number}" if number else stem, operands, {}, writes))
+        self._calls.append(_Call(name, operands, {}, writes))
         return self._calls[-1]
 
     def _add(self, rank: int, name: str, op: str, args: Any, kwargs: Any) -> fx.Node:
@@ -206,6 +223,8 @@ class PlacedBuilder:
         )
         given = map_aggregate(args, node_of), map_aggregate(kwargs, node_of)
         node = add_node(self._graphs[rank], "call_function", target, *given, name)
+        if node.name != name:
+            raise InternalError(f"a call of {op} is named '{node.name}' on rank {rank}, and '{name}' on others")
         node.meta["val"] = val
         return node
 
@@ -239,6 +258,11 @@ class PlacedBuilder:
     def _fresh(self, rank: int) -> int:
         self._aliases[rank] += 1
         return self._aliases[rank] - 1
+
+
+def _check_axis(op: str, axis: int | None, shape: Sequence[int]) -> None:
+    if axis is not None and not 0 <= axis < len(shape):
+        raise ProgramError(f"stream axis {axis} of {op}, whose result is of shape {list(shape)}")
 
 
 def _placed_in(value: Any) -> list[Placed]:

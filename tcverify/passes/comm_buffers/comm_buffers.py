@@ -105,12 +105,12 @@ class CommBuffers(Pass):
             raise UsageError(
                 f"option out_of_place of pass '{self.name}' cannot be {out_of_place!r}", "use clone or functional"
             )
-        self.alignment = self._number("alignment", alignment, 1)
+        self.alignment = self._whole_number("alignment", alignment, 1)
         self.reuse = self._boolean("reuse", reuse)
         self.unsafe_alike = self._boolean("unsafe_alike", unsafe_alike)
         self.choices = Choices(
             self._enabled_for,
-            self._number("one_shot_threshold", one_shot_threshold, 0),
+            self._whole_number("one_shot_threshold", one_shot_threshold, 0),
             out_of_place,
             self._boolean("unsafe_blocking", unsafe_blocking),
         )
@@ -118,17 +118,6 @@ class CommBuffers(Pass):
         self.all_agree = False
         self._alone: frozenset[str] = frozenset()
         self._groups: frozenset[str] | None = frozenset()
-
-    def _number(self, option: str, value: object, least: int) -> int:
-        try:
-            number = int(str(value))
-        except ValueError:
-            number = least - 1
-        if number < least:
-            raise UsageError(
-                f"option {option} of pass '{self.name}' cannot be {value!r}", f"use a whole number of at least {least}"
-            )
-        return number
 
     def _enabled_for(self, group: str) -> bool:
         return "all" in self.symm_mem or group in self.symm_mem

@@ -141,14 +141,14 @@ class Analysis:
     def storage(self, node: Any) -> Storage | None:
         """The storage of the one tensor that a node produces, or None."""
         spec = self.spec(node)
-        return self._numbered(spec) if spec is not None else None
+        return self.numbered(spec) if spec is not None else None
 
     def held(self, node: fx.Node) -> list[Storage]:
         """The storages of all tensors in the value of a node, each once."""
         if node in self._unknown:
             return list(dict.fromkeys(storage.found() for storage in self._unknown[node]))
         leaves = pytree.tree_leaves(self.specs.get(node))
-        return list(dict.fromkeys(self._numbered(leaf) for leaf in leaves if isinstance(leaf, TensorSpec)))
+        return list(dict.fromkeys(self.numbered(leaf) for leaf in leaves if isinstance(leaf, TensorSpec)))
 
     def keep(self, node: fx.Node, spec: TensorSpec, storage: Storage) -> None:
         """Say what an inserted node produces, in a storage of its own."""
@@ -158,7 +158,8 @@ class Analysis:
         self._storages[number] = storage
         self.specs[node] = TensorSpec(spec.shape, spec.stride, spec.dtype, spec.offset, number)
 
-    def _numbered(self, spec: TensorSpec) -> Storage:
+    def numbered(self, spec: TensorSpec) -> Storage:
+        """The storage that a spec of this analysis names."""
         if spec.alias is None:
             return Storage(odd=True)
         return self._storages.setdefault(spec.alias, Storage()).found()

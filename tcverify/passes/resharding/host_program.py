@@ -1,0 +1,92 @@
+"""From programs whose tensors carry layouts to host programs: the passes that it takes, run one after the other as one pass."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import Any, ClassVar
+
+from torch import fx
+
+from tcverify.errors import UsageError
+from tcverify.passes.base import Pass
+from tcverify.passes.resharding.deallocation import InsertDeallocations
+from tcverify.passes.resharding.lowering import ConvertOpToCommunication
+from tcverify.passes.resharding.pipelined import PipelinedMatmul
+from tcverify.passes.resharding.stream_loops import StreamParallelType
+from tcverify.program import Contract
+
+#: The passes in the order in which they are run.
+STAGES = (PipelinedMatmul.name, StreamParallelType.name, ConvertOpToCommunication.name, InsertDeallocations.name)
+
+
+class HostProgram(Pass):
+    """Pipelines matmuls, writes out stream-parallel loops, turns resharding into communication, and frees intermediates.
+
+    Args:
+        number_of_streams: how many worker streams pipelines and loops have.
+        form, reduce_form: of pipelines; see `PipelinedMatmul`.
+        stages: names of the passes that are run, separated by commas, of `STAGES`; the order is theirs. Inside
+            `disabled(NAME)`, a stage does nothing either.
+        deallocate: whether intermediates are freed; if not, the last stage is left out.
+        dump: directory to which every stage writes the program as it stands after it, and the whole pass as well.
+        options: those of `Pass`.
+
+    Raises:
+        UsageError: an option cannot have that value.
+
+    Attributes:
+        stages: the passes. `rewrites` counts for each what it rewrote, by its name.
+    """
+
+    name = "resharding"
+    contract: ClassVar[Contract] = Contract(idempotent=True, lowered=True, deallocation=True, inputs="stream0")
+    PATTERNS = STAGES
+
+    def __init__(
+        self,
+        *,
+        number_of_streams: int | str = 3,
+        form: str = "collective",
+        reduce_form: str = "collective",
+        stages: str | Iterable[str] = STAGES,
+        deallocate: bool | str = True,
+        dump: str | os.PathLike[str] | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(dump=dump, **options)
+        number = self._whole_number("number_of_streams", number_of_streams, 1)
+        chosen = self._choice("stages", stages, STAGES)
+        if not self._boolean("deallocate", deallocate):
+            chosen -= {InsertDeallocations.name}
+        every: tuple[Pass, ...] = (
+            PipelinedMatmul(number_of_streams=number, form=form, reduce_form=reduce_form, dump=dump),
+            StreamParallelType(number_of_streams=number, dump=dump),
+            ConvertOpToCommunication(dump=dump),
+            InsertDeallocations(dump=dump),
+        )
+        self.stages = [stage for stage in every if stage.name in chosen]
+        self.contract = Contract(  # type: ignore[misc] # of this instance
+            idempotent=True,
+            lowered={StreamParallelType.name, ConvertOpToCommunication.name} <= chosen,
+            deallocation=InsertDeallocations.name in chosen,
+            streams=number,
+            inputs="stream0",
+        )
+
+    def rewrite(self, graph: fx.Graph) -> Iterable[fx.Node]:
+        """Run the stages. See `Pass.rewrite`.
+
+        Raises:
+            Unsupported: one of them cannot lower the program; the message names what it is about.
+        """
+        gm = graph.owning_module
+        if gm is None:
+            raise UsageError(f"pass '{self.name}' is given a graph that no module owns", "give it a GraphModule")
+        for stage in self.stages:
+            stage(gm)
+            self.rewrites[stage.name] = sum(stage.rewrites.values())
+        return []
+
+
+__all__ = ["STAGES", "HostProgram"]

@@ -1,0 +1,125 @@
+"""The stream executor on host IR: what goes wrong in some order of the streams, and that sound programs do not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import fx
+
+from tcverify.execution import Exploration, Lockstep, explore
+from tcverify.passes.resharding.layouts import resharding_of
+from tcverify.passes.resharding.writing import HostWriter
+from tcverify.program import PlacedBuilder, Program
+
+Lower = Callable[[fx.GraphModule], None]
+
+
+def gathered_matmul(chunks: int = 4, mesh: str = "[2, 0, 1]") -> Program:
+    """A [S, 3, 2, 5], sharded on dim 1, gathered and multiplied."""
+    b = PlacedBuilder(3)
+    a = b.input("a", (chunks, 3, 2, 5), f"{mesh} shard(1)")
+    w = b.input("w", (5, 6), f"{mesh} replicated")
+    return b.build(b.call("aten::matmul", b.set(a, f"{mesh} replicated"), w))
+
+
+def pipelined(gm: fx.GraphModule, workers: int = 3, *, left_out: str = "", extra: str = "") -> None:
+    """All gather and matmul, chunk by chunk on worker streams. Leaves one kind of step out, or frees where it must not."""
+    gather, matmul = (node for node in gm.graph.nodes if node.op == "call_function")
+    made = resharding_of(gather)
+    assert made is not None
+    w = HostWriter(gm.graph)
+    with w.before(gather):
+        caller = w.current_stream()
+        whole = w.allocate(made.shape, torch.float32)
+        out = w.allocate(matmul.meta["val"].shape, torch.float32)
+        for j in range(made.shape[0]):
+            w.set_stream(w.stream(j % workers))
+            if left_out != "first synchronize":
+                w.synchronize(caller)
+        for j in range(made.shape[0]):
+            stream = w.stream(j % workers)
+            w.set_stream(stream)
+            shard, chunk = w.call("aten::select.int", gather.args[0], 0, j), w.call("aten::select.int", whole, 0, j)
+            posted = w.call("host_ir::all_gather", shard, 0, list(made.source.mesh.ranks), out=chunk)
+            if left_out != "wait":
+                w.wait(posted)
+            product = w.call("aten::matmul", chunk, matmul.args[1])
+            w.call("aten::copy_", w.call("aten::select.int", out, 0, j), product)
+            if left_out == "wait":  # too late, so that the communication is waited for at all
+                w.wait(posted)
+            if extra == "free on a worker" and j == 0:
+                w.deallocate(whole)
+            w.set_stream(caller)
+            if left_out != "join":
+                w.synchronize(stream)
+            if extra == "free too early" and j == 0:
+                w.deallocate(whole)
+        if extra == "free":
+            w.deallocate(whole)
+    matmul.replace_all_uses_with(out)
+    gm.graph.erase_node(matmul)
+    gm.graph.erase_node(gather)
+
+
+def lowered(program: Program, lower: Lower) -> Program:
+    modules = program.graph_modules()
+    for gm in modules:
+        lower(gm)
+    return program.with_graphs([gm.graph for gm in modules])
+
+
+def played(program: Program) -> Exploration:
+    found = explore(program, inputs="stream0", systematic=True)
+    assert found is not None
+    assert found.complete
+    return found
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 5])
+@pytest.mark.parametrize("chunks", [1, 3, 4])
+def test_no_order_goes_wrong_in_a_sound_program(chunks: int, workers: int) -> None:
+    program = lowered(gathered_matmul(chunks), lambda gm: pipelined(gm, workers, extra="free"))
+    assert not played(program).observations
+
+
+@pytest.mark.parametrize(
+    ("left_out", "kind", "words"),
+    [
+        ("first synchronize", "RAW", "not yet written by 'the inputs' on the caller's stream"),
+        ("wait", "RAW", "not yet written by 'all_gather' on the stream of team [2, 0, 1]"),
+        (
+            "join",
+            "RAW",
+            "'output' on the caller's stream reads the storage of 'empty_1', which is not yet written by 'copy_",
+        ),
+    ],
+)
+def test_what_is_left_out_shows_in_some_order(left_out: str, kind: str, words: str) -> None:
+    program = lowered(gathered_matmul(), lambda gm: pipelined(gm, left_out=left_out))
+    assert any(kind == seen.kind and words in seen.text for seen in played(program).observations)
+
+
+def test_memory_that_is_freed_on_a_worker_while_others_use_it() -> None:
+    program = lowered(gathered_matmul(2), lambda gm: pipelined(gm, extra="free on a worker"))
+    found = explore(program, inputs="stream0", systematic=True)
+    assert found is None  # it does not even run in issue order: a later chunk is used after the free
+    run = Lockstep().run(program)
+    assert run.error is not None
+    assert "has freed" in str(run.error.error)
+
+
+def test_streams_are_named_in_words() -> None:
+    program = lowered(gathered_matmul(), lambda gm: pipelined(gm, left_out="wait"))
+    places = {str(event).partition(": ")[0] for seen in played(program).observations for event in seen.events}
+    assert "rank 0, the caller's stream" in places
+    assert "rank 0, worker stream 0" in places
+
+
+def test_communications_of_one_team_keep_their_order() -> None:
+    """Chunks on different workers share the team, and so the stream that carries its communications."""
+    program = lowered(gathered_matmul(), pipelined)
+    found = played(program)
+    assert not found.observations
+    assert all(found.streams[0][f"all_gather{suffix}"] == -1 for suffix in ("", "_1", "_2", "_3"))
