@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -165,6 +166,15 @@ def test_long_chains() -> None:
         x = b.set(x, f"[0, 1] shard({(step + 1) % 2})")
     program = b.build(x)
     assert program.size == 1500
+
+
+def test_the_example_of_the_page_runs() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "resharding.md").read_text(encoding="utf-8")
+    names: dict[str, Any] = {}
+    exec(page.split("```python")[1].split("```")[0], names)  # noqa: S102 - a page of this repository
+    run = LOCKSTEP.run(names["program"])
+    assert run.finished, run.why
+    assert [len(result.outputs) for result in run.ranks] == [0, 0, 1, 1]
 
 
 # --------------------------------------------------------------------------------------------------------------- errors
