@@ -232,7 +232,14 @@ def _resharded(call: Collective, tensors: Sequence[torch.Tensor], order: Sequenc
     made = call.resharding
     if made is None:
         raise InternalError(f"reshard without what is asked for: {call}")
-    return [made.part(resharded_whole(call, tensors, order), rank) for rank in call.communicator]
+    if order is None:  # else values are perturbed, those of each rank in another way
+        differing = made.disagreement(dict(zip(call.communicator, tensors, strict=True)))
+        if differing is not None:
+            raise ValueError(
+                f"ranks {differing[0]} and {differing[1]} hold different values of what '{made.source}' repeats"
+            )
+    whole = resharded_whole(call, tensors, order)
+    return [made.part(whole, rank) for rank in call.communicator]
 
 
 def resharded_whole(

@@ -66,6 +66,22 @@ class Resharding:
             whole[self.source.place(rank, self.shape)] = parts[rank]
         return whole
 
+    def disagreement(self, parts: Mapping[int, torch.Tensor]) -> tuple[int, int] | None:
+        """Two ranks that hold the same part of the operand, but not the same values; None where all agree.
+
+        Rounding does not count: copies may have been computed in different orders.
+
+        Args:
+            parts: by rank, of the source's mesh.
+        """
+        places: dict[tuple[tuple[int, int], ...], int] = {}
+        for rank in self.source.mesh.ranks:
+            place = tuple((part.start, part.stop) for part in self.source.place(rank, self.shape))
+            first = places.setdefault(place, rank)
+            if first != rank and not _close(parts[first], parts[rank]):
+                return first, rank
+        return None
+
     def part(self, whole: torch.Tensor, rank: int) -> torch.Tensor:
         """What a rank gets of the result: fresh and contiguous, without elements where it is not in the target's mesh."""
         if rank not in self.target.mesh:
@@ -79,6 +95,17 @@ class Resharding:
     def __str__(self) -> str:
         reduction = "" if self.dim is None else f" {self.reduce_op} over dim {self.dim},"
         return f"{list(self.shape)}{reduction} {self.source} → {self.target}"
+
+
+def _close(first: torch.Tensor, second: torch.Tensor) -> bool:
+    if torch.equal(first, second) or not first.is_floating_point():
+        return torch.equal(first, second)
+    finite = first.isfinite()
+    if not torch.equal(finite, second.isfinite()):
+        return False
+    scale = float(first[finite].abs().max()) if bool(finite.any()) else 0.0
+    most = max(1e-6, 16 * torch.finfo(first.dtype).eps) * scale
+    return bool(((first - second)[finite].abs() <= most).all())
 
 
 __all__ = ["Resharding"]

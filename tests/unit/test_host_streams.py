@@ -69,7 +69,7 @@ def test_a_communication_runs_on_the_stream_of_its_team_behind_where_it_is_poste
         ("empty", 0, 0, ()), ("all_gather", -1, 0, (0,)), ("relu", 0, 0, ()), ("relu_1", 0, 0, (1,)),
     ]  # fmt: skip
     assert reading.teams == {-1: (0, 1)}
-    assert reading.landed == {1: 5}
+    assert reading.landed == {1: (5, 0)}
     assert is_lowered(program(build).graphs[0])
 
 
@@ -157,7 +157,7 @@ def test_a_wait_binds_the_stream_that_waits_and_no_other() -> None:
     assert (finding.kind, finding.node) == ("race", "relu")
     assert finding.title == (
         "'relu' on worker stream 1 reads 'all_gather' before its write on the stream of team [0, 1] is complete: worker "
-        "stream 1 does not wait for 'all_gather' before"
+        "stream 1 does not wait for 'all_gather', and is not synchronised with worker stream 0, which does, behind 'wait'"
     )
     assert shows(lambda b: waited_for_elsewhere(b, on=1))
 

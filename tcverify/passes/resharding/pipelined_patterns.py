@@ -189,6 +189,7 @@ def _require_gather(node: fx.Node, gather: fx.Node, made: Resharding) -> None:
             "give it shape [chunks, ranks, rows, columns]",
         )
     operand = arguments(gather)["x"]
+    _spec(operand)
     if stream_axis_of(operand) == 0:
         raise Unsupported(
             f"dim 0 of '{operand.name}', which '{gather.name}' gathers, is parallel over streams already",
@@ -243,7 +244,7 @@ def scattered(node: fx.Node, order: Order) -> MatmulScatter | None:
             "use dim 0 of the result",
         )
     operands = [value for value in arguments(matmul).values() if isinstance(value, fx.Node)]
-    if any(len(_spec(operand).shape) < 2 for operand in operands[:2]):
+    if min([len(_spec(operand).shape) for operand in operands][:2]) < 2:
         raise Unsupported(f"'{matmul.name}' multiplies vectors, which have no chunks", "take the stream axis away")
     if len(matmul.users) > 1 or not order.unwritten(matmul, node, [matmul, *operands]):
         return None
