@@ -138,6 +138,12 @@ def test_every_number_of_streams_gives_the_same_in_any_order(streams: int) -> No
     assert not found.observations
 
 
+@pytest.mark.parametrize("name", ["set to shards of another dim", "batched matmul on N", "linear on columns"])
+def test_the_exact_domain_agrees(name: str) -> None:
+    verdict = verify(StreamParallelType(number_of_streams=2), build(BODIES[name]), domain="exact")
+    assert (verdict.status, verdict.notes) == ("passed", [])
+
+
 @pytest.mark.parametrize("name", ["set from shards", "set to one rank", "reduce to shards", "matmul on N"])
 def test_gloo_computes_what_lockstep_computes(name: str, pool: Pools) -> None:
     verdict = verify(StreamParallelType(number_of_streams=3), build(BODIES[name]), confirm=pool(3))
