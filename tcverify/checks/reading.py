@@ -9,6 +9,9 @@ from typing import Any
 from tcverify.checks.storage import Touch
 from tcverify.program.streams import MAIN_STREAM
 
+#: Most ranks of a team that the name of its stream tells.
+_SHOWN = 4
+
 #: Stands for an op in what an op waits for: the beginning of the graph, before every op.
 BEGINNING = -1
 
@@ -123,8 +126,9 @@ class Reading:
         """A stream in two words: a number, or in host IR whose it is."""
         if not self.host:
             return f"stream {stream}"
-        if stream in self.teams:
-            return f"team {list(self.teams[stream])}"
+        team = self.teams.get(stream)
+        if team is not None:
+            return f"team {list(team)}" if len(team) <= _SHOWN else f"team [{team[0]}, {team[1]}, …, {team[-1]}]"
         return "caller" if stream == MAIN_STREAM else f"worker {stream - 1}"
 
     @property

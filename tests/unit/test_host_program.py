@@ -23,19 +23,21 @@ Pools = Callable[[int], ProcessGroupPool]
 
 
 def everything(chunks: int = 3) -> Program:
-    """A pipelined matmul, then a loop with a reduction to other ranks, and a local op there: something for every stage."""
+    """A pipelined matmul, a gather of an inner dim, a loop with a reduction to other ranks: something for every stage."""
     b = PlacedBuilder(3)
     a = b.input("a", (chunks, 3, 2, 5), f"{MESH} shard(1)")
     w = b.input("w", (5, 6), f"{MESH} replicated")
     p = b.input("p", (3, 4, 6), f"{MESH} shard(0)")
+    q = b.input("q", (4, 6), f"{MESH} shard(1)")
     product = b.call("aten::matmul", b.set(a, f"{MESH} replicated"), w, stream_axis=0)
     double = b.call("aten::add.Tensor", p, p, stream_axis=2)
     total = b.reduce(double, 0, "[1, 0] replicated", stream_axis=1)
-    return b.build(b.call("aten::relu", product), b.call("aten::exp", total))
+    double = b.set(double, f"{MESH} replicated") if chunks == 1 else b.set(b.call("aten::neg", q), f"{MESH} replicated")
+    return b.build(b.call("aten::relu", product), b.call("aten::exp", total), double)
 
 
 def one_chunk() -> Program:
-    """The same, such that each stage can do without those before it: with more chunks, the gathered dim is an inner one."""
+    """Such that each stage can do without those before it: what is gathered is the outermost dim."""
     return everything(1)
 
 
@@ -133,8 +135,13 @@ def test_the_guard_over_names_reaches_stages(off: str) -> None:
         pass_(one_chunk().graph_module(0))
         assert pass_.rewrites[off] == 0
         assert any(pass_.rewrites.values())
-    pass_(one_chunk().graph_module(0))
+    pass_(everything().graph_module(0))
     assert pass_.rewrites[off] > 0
+
+
+def test_without_dims_brought_to_the_front_inner_resharding_is_declined() -> None:
+    with disabled("make_resharding_contiguous"), pytest.raises(Unsupported, match="inner resharding"):
+        HostProgram()(everything().graph_module(0))
 
 
 def test_the_promises_are_those_of_the_stages() -> None:
@@ -187,7 +194,7 @@ def test_the_guard_restores_the_flag_and_the_pass_works_again(name: str) -> None
         raise KeyError
     with pytest.raises(KeyError), disabled(name):
         raise KeyError
-    pass_(one_chunk().graph_module(0))
+    pass_((everything if name == "make_resharding_contiguous" else one_chunk)().graph_module(0))
     assert any(pass_.rewrites.values())
 
 
@@ -205,7 +212,7 @@ def test_the_program_is_dumped_after_each_stage(tmp_path: Path) -> None:
     HostProgram(dump=tmp_path)(gm)
     dumps = {path.name.rpartition("-")[0]: path.read_text() for path in tmp_path.iterdir()}
     assert dumps.keys() == {*STAGES, "resharding"}
-    first, second, third, last = (dumps[name] for name in STAGES)
+    first, second, _, third, last = (dumps[name] for name in STAGES)
     assert "host_ir.all_gather" in first
     assert "multidevice.reduce" in first
     assert "multidevice.reduce" in second

@@ -226,8 +226,18 @@ def no_product(c: Case) -> Program:
     return c.multiplied(c.b.set(c.a(), WHOLE), op="aten::relu")
 
 
+def alone(c: Case) -> Program:
+    a, w = c.a("[1] shard(1)", (3, 4, 2, 4)), c.w("[1] replicated")
+    return c.multiplied(c.b.set(a, "[1] replicated"), w)
+
+
+def sum_alone(c: Case) -> Program:
+    a, w = c.a("[1] shard(0)", (1, 3, 4, 4)), c.w("[1] replicated")
+    return c.b.build(c.b.reduce(c.b.call("aten::matmul", a, w), 0, "[1] shard(1)", stream_axis=2))
+
+
 @pytest.mark.parametrize(
-    "build", [no_axis, no_communication, copied, other_mesh, other_shard, second_gathered, no_product]
+    "build", [alone, sum_alone, no_axis, no_communication, copied, other_mesh, other_shard, second_gathered, no_product]
 )
 def test_what_needs_no_pipeline_is_left_alone(build: Callable[[Case], Program]) -> None:
     program = build(Case())

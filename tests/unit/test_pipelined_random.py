@@ -43,5 +43,5 @@ def test_programs_at_random() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_many_programs_at_random(seed: int) -> None:
-    found = tried(4000, seed=100 + seed)
-    assert found["changed"] >= 200
+    found = tried(1000, seed=100 + seed)
+    assert found["changed"] >= 50
