@@ -212,8 +212,9 @@ def product(flow: Flow, x: Tensor) -> Tensor:
     """Partial products of a value whose last dim is sharded."""
     columns = 2 * x.mesh.size
     weight = flow.input((x.shape[-1], columns), Layout.sharded(x.mesh, 0), x.dtype)
-    y = flow.call("aten::matmul", x, weight, layout=Layout.replicated(x.mesh), bound=x.bound * x.spec.shape[-1])
-    return flow.call("aten::unsqueeze", y, 0, layout=Layout.sharded(x.mesh, 0))
+    lifted = flow.call("aten::unsqueeze", x, 0, layout=Layout.sharded(x.mesh, len(x.shape)))
+    bound = x.bound * weight.bound * x.spec.shape[-1]
+    return flow.call("aten::matmul", lifted, weight, layout=Layout.sharded(x.mesh, 0), bound=bound)
 
 
 def _allreduce(flow: Flow, record: ReshardingRecord) -> None:
