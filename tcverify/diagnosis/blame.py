@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 
 from torch import fx
 
 from tcverify.diagnosis.buffers import astray as written_astray
+from tcverify.diagnosis.buffers import never_written
 from tcverify.diagnosis.versions import Versions, storage_root
 from tcverify.ops import lookup
 from tcverify.relations.storages import allocates, is_buffer, is_view
@@ -35,8 +37,11 @@ def upward(of: Versions, start: Sequence[fx.Node]) -> fx.Node | None:
             stack += [w for o in node.all_input_nodes for w in of.clobbers(o, node)]
             stack += [w for o in node.all_input_nodes for w in _wrong_writers(of, o, looked_into)]
     ordered = [seen[name] for name in of.relations if name in seen]
-    found = (node for node in ordered if not (of.hosts and is_buffer(node)))
-    return next(found, ordered[0] if ordered else None)
+    if of.hosts:
+        holes = (node for node in ordered if allocates(node) and never_written(of, node))
+        written = (node for node in ordered if not is_buffer(node))
+        return next(itertools.chain(holes, written, ordered), None)
+    return ordered[0] if ordered else None
 
 
 def _wrong_writers(of: Versions, node: fx.Node, looked_into: set[fx.Node]) -> list[fx.Node]:

@@ -37,7 +37,7 @@ def at_fault(of: Versions, node: fx.Node) -> str:
     made = asked_for(stood)
     if call is None or stood is None or made is None:
         return _neutral(of, node)
-    whose = f"'{stood.args[0]}'" if isinstance(stood.args[0], fx.Node) else f"what '{stood.name}' reads"
+    whose = _operand(of, stood, made)
     return (
         _order(call, made, whose, stood.name)
         or _left_out(call, made, whose)
@@ -46,6 +46,13 @@ def at_fault(of: Versions, node: fx.Node) -> str:
         or _reduction(call, made)
         or _partner(of, call, made, whose)
     )
+
+
+def _operand(of: Versions, stood: fx.Node, made: Resharding) -> str:
+    """The operand of a `set` or `reduce`, by its name: a rank outside its mesh has none itself."""
+    holder = of.program.ranks[made.source.mesh.ranks[0]]
+    there = next((n for n in of.program.graphs[holder.graph].nodes if n.name == stood.name), stood)
+    return f"'{there.args[0]}'" if isinstance(there.args[0], fx.Node) else f"what '{stood.name}' reads"
 
 
 def _order(call: Collective, made: Resharding, whose: str, name: str) -> str:

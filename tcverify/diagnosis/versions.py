@@ -17,7 +17,7 @@ from tcverify.program import Program, RankConstant
 from tcverify.program.graph import constant_value
 from tcverify.relations import Measure, Relation, relation_between
 from tcverify.relations.originals import stands_for
-from tcverify.relations.storages import is_host_ir, storage_root, writers, written_operands
+from tcverify.relations.storages import allocates, is_host_ir, storage_root, writers, written_operands
 from tcverify.relations.tensors import FLOATING
 
 
@@ -81,7 +81,12 @@ class Versions:
         return _between(self._written_old.get(storage_root(value), ()), value, reader, self._places_old)
 
     def clobbers(self, value: fx.Node, reader: fx.Node) -> list[fx.Node]:
-        """As `writes`, of nodes that write although the original's of their names, if there are any, write into nothing."""
+        """As `writes`, of nodes that write although the original's of their names, if there are any, write into nothing.
+
+        In host IR, allocations are there to be written into.
+        """
+        if self.hosts and allocates(storage_root(value)):
+            return []
         return [node for node in self.writes(value, reader) if not self._writes(node)]
 
     def _writes(self, node: fx.Node) -> bool:
@@ -111,8 +116,8 @@ class Versions:
 
     @cached_property
     def hosts(self) -> bool:
-        """Whether the rewritten graph is in host IR."""
-        return is_host_ir(self.new)
+        """Whether the rewritten program is in host IR."""
+        return any(map(is_host_ir, self.rewritten.graphs))
 
     def all_writers(self, root: fx.Node) -> Sequence[fx.Node]:
         """What writes into the storage that a node of the rewritten graph makes."""

@@ -89,7 +89,7 @@ def originals_of(
         return taken[name]
 
     new_graph = rewritten.graphs[rewritten.ranks[rank].graph]
-    together = _alike_graphs(rewritten, rank) if is_host_ir(new_graph) else None
+    together = _alike_graphs(rewritten, rank) if any(map(is_host_ir, rewritten.graphs)) else None
 
     def peers(name: str) -> frozenset[int] | None:
         return None if name in nodes else together

@@ -107,7 +107,7 @@ def _best(node: fx.Node, values: RankValues, originals: Originals, found: Mappin
     setting = replace(originals.setting, nested=False) if downstream else originals.setting
     candidates = list(candidates_of(node, originals, found))
     if node.name in originals.fills:
-        relation = _filling(values, originals.fills[node.name], setting, originals)
+        relation = _filling(node, values, originals.fills[node.name], setting, originals)
         if relation is not None:
             return relation
     far = originals.alike.get(print_of(values.get(originals.rank)))
@@ -139,13 +139,14 @@ def _best(node: fx.Node, values: RankValues, originals: Originals, found: Mappin
     return _unrelated(node, values, originals) if step is None else step
 
 
-def _filling(values: RankValues, name: str, setting: Setting, originals: Originals) -> Relation | None:
+def _filling(node: fx.Node, values: RankValues, name: str, setting: Setting, originals: Originals) -> Relation | None:
     """What a communication is that should bring one value of the original: that, or what went wrong with it."""
     old = originals.values.get(name, {})
     relation = _explained(values, old, name, setting)
     if relation is not None and relation.kind in ("equal", "reshaped"):
         return relation
-    return _twisted(values, old, name, (), setting)
+    given = next((o.name for o in node.all_input_nodes), "")
+    return _twisted(values, old, name, [(given, of_step) for _, of_step in originals.steps(name)], setting)
 
 
 def _chunk(node: fx.Node, values: RankValues, candidates: Sequence[str], originals: Originals) -> Relation | None:
