@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tcverify.diagnosis.divergence import Divergence
+from tcverify.diagnosis.posts import of_posts
 from tcverify.diagnosis.versions import Versions
 from tcverify.program.graph import same_structure
 from tcverify.relations import Relation
@@ -10,6 +11,8 @@ from tcverify.relations import Relation
 
 def disagreement(of: Versions) -> Divergence | None:
     """The call that not all members of a group make, where the ranks' graphs say so."""
+    if of.hosts:
+        return of_posts(of)
     calls = _calls(of)
     for original in (True, False):
         for rank, node in calls.items():

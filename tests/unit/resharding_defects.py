@@ -112,3 +112,36 @@ def sharded_team(graph: fx.Graph, rank: int) -> None:
     """Of three ranks, two sum among themselves, and the third alone."""
     for node in calls(graph, "host_ir::all_reduce"):
         node.update_arg(2, [2] if rank == 2 else [0, 1])
+
+
+def send_forgotten(graph: fx.Graph, rank: int) -> None:
+    """Rank 0 sends nothing."""
+    for node in calls(graph, "host_ir::send") if rank == 0 else ():
+        _erase(graph, node)
+
+
+def gather_forgotten(graph: fx.Graph, rank: int) -> None:
+    """Rank 1 gives nothing to the second root."""
+    for node in calls(graph, "host_ir::gather")[1:] if rank == 1 else ():
+        _erase(graph, node)
+
+
+def own_root(graph: fx.Graph, rank: int) -> None:
+    """Rank 2 takes itself for the root of a broadcast that it only receives."""
+    for node in calls(graph, "host_ir::broadcast") if rank == 2 else ():
+        node.update_arg(1, 1)
+
+
+def turned_round(graph: fx.Graph, rank: int) -> None:
+    """Rank 1 posts its first two gathers in the opposite order, and waits for each at once."""
+    nodes = calls(graph, "host_ir::gather") if rank == 1 else []
+    for node in nodes[1:2]:
+        into = [] if node.kwargs["out"] is None else [node.kwargs["out"]]
+        for moved in (*into, node, *node.users):
+            nodes[0].prepend(moved)  # type: ignore[arg-type]
+
+
+def _erase(graph: fx.Graph, node: fx.Node) -> None:
+    for wait in list(node.users):
+        graph.erase_node(wait)
+    graph.erase_node(node)

@@ -139,3 +139,30 @@ def test_every_value_of_a_sound_pipeline_is_explained(form: str) -> None:
         assert all(relation.explained for relation in relations.values())
         assert relations["empty"].text == "equal to the original's 'set_1'"
         assert relations["empty_1"].text == "equal to the original's 'matmul'"
+
+
+APART: list[tuple[Callable[[], Program], defects.Edit, str]] = [
+    (
+        lambda: one("[0, 1] shard(0)", "[2, 3] shard(0)"), defects.send_forgotten,
+        "'recv' is posted by rank 2, but rank 0 posts no send to rank 2",
+    ),
+    (
+        lambda: one("[0, 1] shard(0)", "[2, 3] replicated"), defects.gather_forgotten,
+        "'gather_1' is posted by rank 0, but rank 1 posts no gather of team [0, 1, 3]",
+    ),
+    (
+        lambda: one("[0] replicated", "[1, 2] replicated"), defects.own_root,
+        "'broadcast' is not what ranks 1, 0 post: its root is rank 1, which has nothing of 'x': that lies on [0]",
+    ),
+    (
+        lambda: one("[0, 1] shard(0)", "[2, 0, 1] replicated"), defects.turned_round,
+        "'gather' is what rank 0 waits for, where rank 1 waits for 'gather_1' first",
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("make", "edit", "sentence"), APART, ids=lambda value: getattr(value, "__name__", None))
+def test_ranks_that_do_not_meet(make: Callable[[], Program], edit: defects.Edit, sentence: str) -> None:
+    finding, found = diagnosed(make(), edit)
+    assert finding.kind in ("deadlock", "collective-mismatch")
+    assert str(found.first) == sentence
