@@ -10,6 +10,7 @@ from torch import fx
 
 from tcverify.errors import UsageError
 from tcverify.passes.base import Pass
+from tcverify.passes.resharding.contiguous import MakeReshardingContiguous
 from tcverify.passes.resharding.deallocation import InsertDeallocations
 from tcverify.passes.resharding.lowering import ConvertOpToCommunication
 from tcverify.passes.resharding.pipelined import PipelinedMatmul
@@ -17,11 +18,19 @@ from tcverify.passes.resharding.stream_loops import StreamParallelType
 from tcverify.program import Contract
 
 #: The passes in the order in which they are run.
-STAGES = (PipelinedMatmul.name, StreamParallelType.name, ConvertOpToCommunication.name, InsertDeallocations.name)
+STAGES = (
+    PipelinedMatmul.name,
+    StreamParallelType.name,
+    MakeReshardingContiguous.name,
+    ConvertOpToCommunication.name,
+    InsertDeallocations.name,
+)
 
 
 class HostProgram(Pass):
     """Pipelines matmuls, writes out stream-parallel loops, turns resharding into communication, and frees intermediates.
+
+    Before resharding becomes communication, the dims that gain or lose a shard are brought to the front where they must.
 
     Args:
         number_of_streams: how many worker streams pipelines and loops have.
@@ -62,6 +71,7 @@ class HostProgram(Pass):
         every: tuple[Pass, ...] = (
             PipelinedMatmul(number_of_streams=number, form=form, reduce_form=reduce_form, dump=dump),
             StreamParallelType(number_of_streams=number, dump=dump),
+            MakeReshardingContiguous(dump=dump),
             ConvertOpToCommunication(dump=dump),
             InsertDeallocations(dump=dump),
         )
