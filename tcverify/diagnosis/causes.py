@@ -54,8 +54,8 @@ def cause(
     of: Versions, node: fx.Node, relation: Relation, operands: Operands, *, output: int | None, raises: bool
 ) -> str:
     """Say in a few words what makes a node wrong, to follow a colon; "" where nothing can be said."""
-    if raises and (freed := _freed(of, node)):
-        return freed
+    if raises and (why := freed(of, node)):
+        return why
     if output is not None:
         return NEEDED.get(relation.kind) or _item(of, node) or _own_arguments(of, node, operands) or _together(of, node)
     for reason in (
@@ -141,7 +141,7 @@ def _own_arguments(of: Versions, node: fx.Node, operands: Operands) -> str:
     return _arguments(of, node, operands) if same and equal else ""
 
 
-def _freed(of: Versions, node: fx.Node) -> str:
+def freed(of: Versions, node: fx.Node) -> str:
     """An operand whose memory has been given back."""
     for operand in node.all_input_nodes:
         for freeing in of.new.nodes:
@@ -151,7 +151,8 @@ def _freed(of: Versions, node: fx.Node) -> str:
                 given = freeing.all_input_nodes[0]
                 if storage_root(given) is storage_root(operand):
                     what = "" if given is operand else f" as '{given.name}'"
-                    return f"it reads '{operand.name}', which '{freeing.name}' has freed{what}"
+                    does = "writes into" if operand in written_operands(node) else "reads"
+                    return f"it {does} '{operand.name}', which '{freeing.name}' has freed{what}"
         resized = [w for w in of.writes(operand, node) if lookup(w.target).name == RESIZE]
         if resized and resized[-1].args[1] == 0:
             return f"it reads '{operand.name}', which '{resized[-1].name}' has freed"

@@ -40,7 +40,7 @@ def of_posts(of: Versions) -> Divergence | None:
         for other in call.collective.communicator:
             instead = standing.get(other)
             if instead is not None and instead.collective.channel != call.collective.channel:
-                text = f"what rank {rank} waits for, where rank {other} waits for '{instead.node}' first"
+                text = f"what rank {rank} calls next, where rank {other} calls '{instead.node}' first"
                 return Divergence(call.node, Relation("unmet", None, text, None, (rank,)), None, (), rank=rank)
     return None
 

@@ -156,7 +156,7 @@ APART: list[tuple[Callable[[], Program], defects.Edit, str]] = [
     ),
     (
         lambda: one("[0, 1] shard(0)", "[2, 0, 1] replicated"), defects.turned_round,
-        "'gather' is what rank 0 waits for, where rank 1 waits for 'gather_1' first",
+        "'gather' is what rank 0 calls next, where rank 1 calls 'gather_1' first",
     ),
 ]  # fmt: skip
 
