@@ -7,6 +7,7 @@ from collections.abc import Callable
 from tcverify.ops import DeviceMesh, Layout, Resharding
 from tcverify.strategies.resharding_choices import ReshardingRecord, fitting, mesh_of, ordered
 from tcverify.strategies.resharding_flow import Flow, Tensor
+from tcverify.strategies.resharding_table import row_of
 from tcverify.strategies.sites import NoSite
 
 
@@ -31,66 +32,37 @@ def row_of_newest(flow: Flow) -> str:
     return row_of(Resharding(operand.layout, step.layout, operand.shape, dim, reduction))
 
 
-def row_of(made: Resharding) -> str:
-    """What communication a set or a reduction takes, by the layouts; "grid-" stands before it where a mesh has several dims."""
-    source, target = made.source, made.target
-    same, before, after = source.mesh == target.mesh, source.is_sharded, target.is_sharded
-    if max(source.mesh.ndim, target.mesh.ndim) > 1:
-        return _grid_row(made) if same else "grid-moved"
-    if made.dim is not None:
-        if made.dim not in source.sharding:
-            return "local-sum" if same else "unsharded-sum"
-        if after:
-            return "reduce-scatter" if same else "reduce-scatter-across"
-        return "allreduce" if same else "reduce"
-    if same:
-        if source == target or not (before or after):
-            return "local"
-        return "all-to-all" if before and after else "allgather" if before else "chunk"
-    if before and after:
-        return "send-recv" if source.mesh.size == target.mesh.size else "unequal-send-recv"
-    return "gather" if before else "scatter" if after else "broadcast"
-
-
-def _grid_row(made: Resharding) -> str:
-    """Of several mesh dims, as a rule one changes."""
-    over = made.source.mesh_dim(made.dim) if made.dim is not None else None
-    if made.dim is not None and over is None:
-        return "grid-local-sum"
-    counted = [None if s == made.dim else s for s in made.source.sharding]
-    if made.dim is not None:
-        counted = [s if s is None or s < made.dim else s - 1 for s in counted]
-    changed = [(b, a) for b, a in zip(counted, made.target.sharding, strict=True) if b != a]
-    if over is not None:
-        if len(changed) > 1 or (changed and made.target.sharding[over] is None):
-            return "grid-several"
-        return "grid-reduce-scatter" if changed else "grid-allreduce"
-    if len(changed) != 1:
-        return "grid-several" if changed else "grid-local"
-    ((before, after),) = changed
-    return "grid-all-to-all" if None not in (before, after) else "grid-chunk" if before is None else "grid-allgather"
-
-
 # ---------------------------------------------------------------------------------------------------------------- sets
 
 
 def _sharded(flow: Flow, record: ReshardingRecord) -> Tensor:
     """A value that is divided over the only dim of its mesh, the outermost in memory; a new input where there is none."""
     found = [v for v in flow.pool if v.layout.is_sharded and v.mesh.ndim == 1 and v.outer]
-    if found and record.how % 8 != 7:
+    if found and record.how % 4 != 3:
         return found[-1 - record.a % len(found)]
     shape = flow.setting.shape
-    mesh = fitting(_several(flow, record.mesh, record.where), shape[0])
-    return flow.input(shape, Layout.sharded(_some(mesh), 0))
+    mesh = _some(fitting(_several(flow, record.mesh, record.where), shape[0]))
+    if record.how % 16 == 15 and len(shape) > 1:
+        x = flow.input((shape[1], shape[0], *shape[2:]), Layout.sharded(mesh, 1))
+        return _transposed(flow, x, Layout.sharded(mesh, 0))
+    return flow.input(shape, Layout.sharded(mesh, 0))
 
 
 def _whole(flow: Flow, record: ReshardingRecord, single: bool = False) -> Tensor:
     """A value that each rank of its 1-D mesh holds whole; a new input where there is none."""
     found = [v for v in flow.pool if not v.layout.is_sharded and v.mesh.ndim == 1 and (not single or v.mesh.size == 1)]
-    if found and record.how % 8 != 7:
+    if found and record.how % 4 != 3:
         return found[-1 - record.a % len(found)]
     mesh = mesh_of(flow.world_size, "single" if single else record.mesh, record.where)
-    return flow.input(flow.setting.shape, Layout.replicated(mesh))
+    x = flow.input(flow.setting.shape, Layout.replicated(mesh))
+    return _transposed(flow, x, x.layout) if record.how % 16 == 15 and len(x.shape) > 1 else x
+
+
+def _transposed(flow: Flow, x: Tensor, layout: Layout) -> Tensor:
+    """The value with its first two dims swapped: not contiguous."""
+    y = flow.call("aten::transpose.int", x, 0, 1, layout=layout)
+    flow.mark("strided")
+    return y
 
 
 def _several(flow: Flow, sort: str, number: int) -> DeviceMesh:
@@ -143,8 +115,9 @@ def _scatter(flow: Flow, record: ReshardingRecord) -> None:
 def _chunk(flow: Flow, record: ReshardingRecord) -> None:
     x = _whole(flow, record)
     dims = [d for d, size in enumerate(x.shape) if size % x.mesh.size == 0]
-    if not dims:
-        raise NoSite
+    if x.mesh.size == 1 or not dims:
+        mesh = _several(flow, record.mesh, record.where)
+        x, dims = flow.input((mesh.size, 2), Layout.replicated(mesh)), [0]
     flow.set(x, Layout.sharded(x.mesh, dims[0] if record.how % 4 else dims[-1]))
 
 
@@ -299,4 +272,4 @@ SUMS: dict[str, Callable[[Flow, ReshardingRecord], None]] = {
     "odd-sum": _odd_sum,
 }
 
-__all__ = ["ROWS", "SUMS", "partial", "reduce_of_row", "row_of", "row_of_newest", "set_of_row"]
+__all__ = ["ROWS", "SUMS", "partial", "reduce_of_row", "row_of_newest", "set_of_row"]

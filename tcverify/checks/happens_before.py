@@ -6,28 +6,22 @@ from nothing else. Ops run where the data flow says; see `streams` for how that 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from torch.fx.node import map_aggregate
-
 from tcverify.checks.clocks import Clocks
+from tcverify.checks.communicators import unordered_collectives
 from tcverify.checks.evidence import Evidence
 from tcverify.checks.host_races import host_race, host_races_of, told_elsewhere
-from tcverify.checks.races import Race, clocks_of, described, races_of
+from tcverify.checks.races import AROUND, Race, clocks_of, described, races_of, stream_around
 from tcverify.checks.reading import BEGINNING, Issued, Reading, tokens_of
 from tcverify.checks.streams import lowered_ranks
-from tcverify.execution import Exploration, Run
-from tcverify.ops import lookup, schema_of
-from tcverify.program import Contract, Program, RankConstant
+from tcverify.execution import Exploration
+from tcverify.program import Contract
 from tcverify.program.finding import Doubt, Finding
-from tcverify.program.graph import constant_value
 
 CHECK = "happens-before"
 
-#: Ops that a detail shows on a stream before and after the one it is about.
-_AROUND = 3
 #: Last events of an order that a detail shows.
 _EVENTS = 12
 
@@ -69,7 +63,7 @@ def found_of_order(evidence: Evidence, *, everything: bool) -> list[Finding | Do
         for finding in _of_reading(reading, clocks, evidence.contract, ranks[0], everything):
             if finding is not None:
                 found.setdefault(finding.kind, finding)
-        unordered = _unordered(rewritten, reading, clocks, ranks, run)
+        unordered = unordered_collectives(rewritten, reading, clocks, ranks, run)
         if unordered is not None:
             found.setdefault(unordered.kind, unordered)
         if reading.unknown and not doubts:
@@ -222,7 +216,7 @@ def _op_name(reading: Reading, op: int) -> str:
 
 def _around(reading: Reading, number: int) -> str:
     """The nodes around one, in graph order."""
-    start, end = max(0, number - _AROUND), min(len(reading.names), number + _AROUND + 1)
+    start, end = max(0, number - AROUND), min(len(reading.names), number + AROUND + 1)
     shown = [f"[{name}]" if i == number else name for i, name in enumerate(reading.names[start:end], start)]
     return "graph order: " + ("… " if start else "") + ", ".join(shown) + (" …" if end < len(reading.names) else "")
 
@@ -235,7 +229,7 @@ def _race(reading: Reading, races: list[Race], contract: Contract, rank: int) ->
     first = reading.ops[race.first] if race.first != BEGINNING else None
     second = reading.ops[race.second] if race.second is not None else reading.output
     accesses = [op for op in (first, second) if op is not None]
-    lines = [_stream_around(reading, op) for op in accesses if op is not reading.output]
+    lines = [stream_around(reading, op) for op in accesses if op is not reading.output]
     if first is not None:
         marks = [reading.names[r.number] for r in reading.records.values() if r.op == race.first]
         lines.append(f"records of '{first.name}': {_list(marks)}")
@@ -262,78 +256,6 @@ def _race(reading: Reading, races: list[Race], contract: Contract, rank: int) ->
 
 def _list(names: list[str]) -> str:
     return ", ".join(f"'{name}'" for name in names) or "none"
-
-
-def _stream_around(reading: Reading, op: Issued) -> str:
-    """What a stream runs before and after an op."""
-    line = [other for other in reading.ops if other.stream == op.stream]
-    at = next(i for i, other in enumerate(line) if other is op)
-    start, end = max(0, at - _AROUND), at + _AROUND + 1
-    shown = [f"[{other.name}]" if other is op else other.name for other in line[start:end]]
-    return f"stream {op.stream}: " + ("… " if start else "") + ", ".join(shown) + (" …" if end < len(line) else "")
-
-
-# --------------------------------------------------------------------------------------------------------- collectives
-
-
-def _unordered(program: Program, reading: Reading, clocks: Clocks, ranks: list[int], run: Run | None) -> Finding | None:
-    """Two collectives of one communicator that a rank may enter in either order. Communicators are lists of ranks."""
-    ops = [(i, op) for i, op in enumerate(reading.ops) if op.collective]
-    if len({op.stream for _, op in ops}) < 2:
-        return None
-    for rank in ranks:
-        named = _communicators(program, rank, run)
-        last: dict[tuple[int, ...], int] = {}
-        for index, op in ops:
-            for communicator in named.get(op.name, ()):
-                earlier = last.get(communicator)
-                if earlier is not None and not clocks.ordered(earlier, index):
-                    return _unordered_pair(reading, reading.ops[earlier], op, communicator, rank)
-                last[communicator] = index
-    return None
-
-
-def _unordered_pair(
-    reading: Reading, first: Issued, second: Issued, communicator: tuple[int, ...], rank: int
-) -> Finding:
-    title = (
-        f"'{second.name}' on stream {second.stream} is not ordered after '{first.name}' on stream {first.stream}, and both are "
-        f"collectives of group {list(communicator)}"
-    )
-    lines = [_stream_around(reading, first), _stream_around(reading, second)]
-    lines.append("ranks that enter them in different orders wait for each other, or exchange the wrong values")
-    data = {"first": first.name, "second": second.name, "streams": [first.stream, second.stream]}
-    return Finding("unordered-collectives", CHECK, title, "\n".join(lines), second.name, rank, data)
-
-
-def _communicators(program: Program, rank: int, run: Run | None) -> Mapping[str, list[tuple[int, ...]]]:
-    """The communicators of a rank's collectives, by node: of the calls it made, else of the nodes' arguments."""
-    found: dict[str, list[tuple[int, ...]]] = {}
-    if run is not None and rank < len(run.ranks):
-        for call in run.ranks[rank].calls:
-            named = found.setdefault(call.node, [])
-            if call.collective.communicator not in named:
-                named.append(call.collective.communicator)
-        if run.finished:
-            return found
-    binding = program.ranks[rank]
-
-    def known(value: Any) -> Any:
-        bound = isinstance(value, RankConstant) and value.name in binding.constants
-        return constant_value(value, binding.constants) if bound else value
-
-    for node in program.graphs[binding.graph].nodes:
-        if node.op != "call_function" or node.name in found or not lookup(node.target).collective:
-            continue
-        schema = schema_of(node.target)
-        names = [argument.name for argument in schema.arguments] if schema is not None else []
-        given = {**dict(zip(names, map_aggregate(node.args, known), strict=False)), **map_aggregate(node.kwargs, known)}
-        group = given.get("rank_group")
-        if group is None and "source_rank" in given and rank in (given["source_rank"], given.get("target_rank")):
-            group = [given["source_rank"], given.get("target_rank")]
-        if isinstance(group, (list, tuple)):
-            found[node.name] = [tuple(group)]
-    return found
 
 
 __all__ = ["check_happens_before"]

@@ -95,7 +95,7 @@ def told_elsewhere(reading: Reading, race: Race) -> bool:
         return False
     second = reading.output if race.second is None else reading.ops[race.second]
     wait = reading.landed.get(race.first)
-    return wait is None or (second is not None and wait > second.number)
+    return wait is None or (second is not None and wait[0] > second.number)
 
 
 # ------------------------------------------------------------------------------------------------------------- in words
@@ -152,7 +152,7 @@ def described(reading: Reading, race: Race) -> str:
     value = reading.names[race.value] if race.value is not None else reading.inputs.get(race.storage, "?")
     if first is None:
         value = reading.inputs.get(race.storage, value)
-    missing = _missing(reading, first, second)
+    missing = _missing(reading, race, first, second)
     if first is None:
         access = f"its write on {stream_words(reading, MAIN_STREAM)}"
     else:
@@ -181,13 +181,18 @@ def stream_words(reading: Reading, stream: int) -> str:
     return "the caller's stream" if stream == MAIN_STREAM else f"worker stream {stream - 1}"
 
 
-def _missing(reading: Reading, first: Issued | None, second: Issued | None) -> str:
+def _missing(reading: Reading, race: Race, first: Issued | None, second: Issued | None) -> str:
     """The wait or synchronisation that is missing between two accesses."""
     waiting = stream_words(reading, second.queued_on if second is not None else MAIN_STREAM)
     if first is None:
         return f"{waiting} is not synchronised with {stream_words(reading, MAIN_STREAM)} before"
     if first.stream in reading.teams:
-        return f"{waiting} does not wait for '{first.name}' before"
+        missing = f"{waiting} does not wait for '{first.name}'"
+        number, stream = reading.landed.get(race.first, (-1, MAIN_STREAM))
+        if number < 0 or (second is not None and number > second.number):
+            return missing
+        wait = reading.names[number]
+        return f"{missing}, and is not synchronised with {stream_words(reading, stream)}, which does, behind '{wait}'"
     return f"{waiting} is not synchronised with {stream_words(reading, first.queued_on)} behind '{first.name}'"
 
 

@@ -58,6 +58,9 @@ class _Reader:
         self._tokens: dict[fx.Node, int] = {}  # what stands for a stream -> the stream
         self._last: dict[int, int] = {MAIN_STREAM: BEGINNING}  # stream -> the last op that is queued on it
         self._pending: dict[int, dict[int, int]] = {}  # stream -> what its next op waits for: by stream, its last op
+        self._bound_by: dict[
+            tuple[int, int], int
+        ] = {}  # stream, one that it waits for -> number of the node that says so
         self._posted: dict[fx.Node, int] = {}  # communication -> its op
         self._arriving: dict[int, dict[int, int]] = {}  # storage -> stream of a team -> its last one into it
         self._teams: dict[tuple[int, ...], int] = {}
@@ -73,7 +76,7 @@ class _Reader:
                     reading.inputs.setdefault(storage, node.name)
             elif node.op == "output":
                 reading.output = self._issued(number, node, None)
-                reading.output.after = tuple(self._pending.get(MAIN_STREAM, {}).values())
+                reading.output.after = self._take(MAIN_STREAM)
                 reading.output.stream = reading.output.queued_on = MAIN_STREAM
                 reading.schedule = node.meta.get("schedule")
                 reading.left_on = self._current
@@ -94,14 +97,14 @@ class _Reader:
                 self._current = stream
                 self._reading.switches.append(number)
             elif stream != self._current:
-                self._await(self._behind(stream))
+                self._await(self._behind(stream), number)
         elif name == COMMUNICATION_WAIT:
             self._land(number, node)
         elif op is not None and op.phase == "start" and name.startswith("host_ir::"):
             self._communicate(number, node, op)
         elif self._works(number, node, op):
             issued = self._issued(number, node, op)
-            issued.after = (*self._pending.pop(self._current, {}).values(), *self._earlier(node, issued))
+            issued.after = (*self._take(self._current), *self._earlier(node, issued))
             self._last[self._current] = len(self._reading.ops)
             self._reading.ops.append(issued)
 
@@ -153,7 +156,9 @@ class _Reader:
         issued = self._issued(number, node, op)
         index = len(reading.ops)
         issued.stream = self._stream_of_team(node)
-        issued.after = tuple(self._behind(self._current).values())
+        behind = self._behind(self._current)
+        issued.after = tuple(behind.values())
+        reading.bound += [(op, index, number) for op in behind.values()]
         reading.ops.append(issued)
         self._last[issued.stream] = index
         self._posted[node] = index
@@ -187,8 +192,8 @@ class _Reader:
             for storage in self._memory.holds[self._numbers[communication]]:
                 awaited.update(self._arriving.get(storage, {}))
         for index in awaited.values():
-            self._reading.landed.setdefault(index, number)
-        self._await(awaited)
+            self._reading.landed.setdefault(index, (number, self._current))
+        self._await(awaited, number)
 
     # -------------------------------------------------------------------------------------------------------- streams
 
@@ -199,12 +204,20 @@ class _Reader:
             found[stream] = self._last[stream]
         return found
 
-    def _await(self, ops: Mapping[int, int]) -> None:
-        """Bind what will be queued on the current stream."""
+    def _await(self, ops: Mapping[int, int], number: int) -> None:
+        """Bind what will be queued on the current stream, as a node says."""
         pending = self._pending.setdefault(self._current, {})
         for stream, op in ops.items():
-            if stream != self._current:
-                pending[stream] = max(op, pending.get(stream, BEGINNING))
+            if stream != self._current and (stream not in pending or pending[stream] < op):
+                pending[stream] = op
+                self._bound_by[self._current, stream] = number
+
+    def _take(self, stream: int) -> tuple[int, ...]:
+        """What the next op of a stream waits for, which those behind it then do as well."""
+        pending = self._pending.pop(stream, {})
+        next_op = len(self._reading.ops)
+        self._reading.bound += [(op, next_op, self._bound_by[stream, other]) for other, op in pending.items()]
+        return tuple(pending.values())
 
     def _worker(self, number: int, node: fx.Node) -> int:
         index = self._given(node).get("index")

@@ -110,4 +110,17 @@ def described(reading: Reading, race: Race) -> str:
     return f"{me} writes into '{value}' before {access} on stream {stream} is complete: {missing}"
 
 
-__all__ = ["Race", "clocks_of", "described", "races_of"]
+#: Ops that a detail shows on a stream before and after the one it is about.
+AROUND = 3
+
+
+def stream_around(reading: Reading, op: Issued) -> str:
+    """What a stream runs before and after an op."""
+    line = [other for other in reading.ops if other.stream == op.stream]
+    at = next(i for i, other in enumerate(line) if other is op)
+    start, end = max(0, at - AROUND), at + AROUND + 1
+    shown = [f"[{other.name}]" if other is op else other.name for other in line[start:end]]
+    return f"stream {op.stream}: " + ("… " if start else "") + ", ".join(shown) + (" …" if end < len(line) else "")
+
+
+__all__ = ["AROUND", "Race", "clocks_of", "described", "races_of", "stream_around"]

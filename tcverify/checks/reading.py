@@ -9,6 +9,9 @@ from typing import Any
 from tcverify.checks.storage import Touch
 from tcverify.program.streams import MAIN_STREAM
 
+#: Most ranks of a team that the name of its stream tells.
+_SHOWN = 4
+
 #: Stands for an op in what an op waits for: the beginning of the graph, before every op.
 BEGINNING = -1
 
@@ -92,9 +95,11 @@ class Reading:
         mixed: an anchor and an op of host IR, where it has both.
         teams: in host IR, stream of a team's communications → the team.
         workers: in host IR, node number of a `stream` → the index that it names.
-        landed: in host IR, communication (an op) → node number of the first wait for it.
+        landed: in host IR, communication (an op) → node number of the first wait for it, and the stream that waits.
         switches: in host IR, the node numbers of `set_current_stream`.
         left_on: in host IR, the stream that is current at the end.
+        bound: in host IR, (an op, another one that waits for it, the node that makes it wait); ops by index, the output's being
+            the one behind the last, the node by number.
     """
 
     names: list[str] = field(default_factory=list)
@@ -112,9 +117,19 @@ class Reading:
     mixed: tuple[str, str] | None = None
     teams: dict[int, tuple[int, ...]] = field(default_factory=dict)
     workers: dict[int, int] = field(default_factory=dict)
-    landed: dict[int, int] = field(default_factory=dict)
+    landed: dict[int, tuple[int, int]] = field(default_factory=dict)
     switches: list[int] = field(default_factory=list)
     left_on: int = MAIN_STREAM
+    bound: list[tuple[int, int, int]] = field(default_factory=list)
+
+    def lane(self, stream: int) -> str:
+        """A stream in two words: a number, or in host IR whose it is."""
+        if not self.host:
+            return f"stream {stream}"
+        team = self.teams.get(stream)
+        if team is not None:
+            return f"team {list(team)}" if len(team) <= _SHOWN else f"team [{team[0]}, {team[1]}, …, {team[-1]}]"
+        return "caller" if stream == MAIN_STREAM else f"worker {stream - 1}"
 
     @property
     def asynchronous(self) -> bool:

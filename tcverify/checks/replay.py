@@ -7,7 +7,8 @@ streams whose collectives are asynchronous run as `timeline` says.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from tcverify.checks.reading import BEGINNING, Issued, Reading, seconds, tokens_of
@@ -46,7 +47,8 @@ class Arrow:
     """A token on its way: from the op that a record completes to an op that waits for it.
 
     Attributes:
-        record, wait: the anchors' names; `wait` is the one that names the token.
+        record, wait: the anchors' names; `wait` is the one that names the token. In host IR, where nothing records, "" and the
+            name of what makes the target wait.
         source, target: the ops' names; the target may be the output node.
     """
 
@@ -71,6 +73,7 @@ class Replay:
         exposed_s: time during which communication is under way and no compute.
         asynchronous: whether collectives run beside compute from their start to their wait.
         stalls: of an asynchronous graph, when compute waits for communication.
+        lanes: of host IR, streams in words.
     """
 
     lowered: bool
@@ -83,6 +86,7 @@ class Replay:
     exposed_s: float | None
     asynchronous: bool = False
     stalls: tuple[Stall, ...] = ()
+    lanes: Mapping[int, str] = field(default_factory=dict)
 
 
 def replay(program: Program, rank: int, *, least_cost_s: float = 0.0) -> Replay:
@@ -102,7 +106,9 @@ def replay_reading(reading: Reading, program: Program, *, least_cost_s: float = 
     costs = [max(op.cost_s, least_cost_s) for op in ops if op.cost_s is not None]
     if len(costs) < len(ops):
         untimed = tuple(ReplayedOp(op.name, op.op, op.stream, op.resources, None, None) for op in ops)
-        return Replay(reading.lowered, untimed, _arrows(reading), overhead, None, None, None, None)
+        return Replay(
+            reading.lowered, untimed, _arrows(reading), overhead, None, None, None, None, lanes=_lanes(reading)
+        )
     ends = _ends(ops, costs, overhead)
     timed = tuple(
         ReplayedOp(op.name, op.op, op.stream, op.resources, start, end)
@@ -121,7 +127,12 @@ def replay_reading(reading: Reading, program: Program, *, least_cost_s: float = 
         serial,
         _critical_path(ops, costs),
         _exposed(timed),
+        lanes=_lanes(reading),
     )
+
+
+def _lanes(reading: Reading) -> dict[int, str]:
+    return {op.stream: reading.lane(op.stream) for op in reading.ops} if reading.host else {}
 
 
 def _asynchronous(reading: Reading) -> Replay:
@@ -227,7 +238,12 @@ def _exposed(ops: tuple[ReplayedOp, ...]) -> float:
 def _arrows(reading: Reading) -> tuple[Arrow, ...]:
     found: dict[Arrow, None] = {}
     names = reading.names
-    for target in (*reading.ops, *([reading.output] if reading.output is not None else [])):
+    end = [] if reading.output is None else [reading.output]
+    issued = [*reading.ops, *end]
+    for source, after, by in reading.bound:
+        if source != BEGINNING and after < len(issued) and reading.ops[source].stream != issued[after].stream:
+            found[Arrow("", names[by], reading.ops[source].name, issued[after].name)] = None
+    for target in issued:
         for record, wait in tokens_of(reading, target):
             op = reading.records[record].op
             if op != BEGINNING:

@@ -5,6 +5,8 @@ speed, which is far above that of any interconnect. Sources:
 
 - Thakur, Rabenseifner, Gropp: Optimization of Collective Communication Operations in MPICH (IJHPCA 19(1), 2005): ring,
   recursive doubling and halving, pairwise exchange, Bruck's algorithm, and reduce_scatter followed by all_gather.
+- Chan, Heimlich, Purkayastha, van de Geijn: Collective communication: theory, practice, and experience (Concurrency and
+  Computation 19(13), 2007): the bounds of rooted collectives, and the minimum spanning trees that reach them.
 - The performance notes of nccl-tests (doc/PERFORMANCE.md): 2·(p − 1)/p of the data cross a rank's link in an all_reduce,
   (p − 1)/p in an all_gather or a reduce_scatter, whatever the algorithm.
 
@@ -24,9 +26,11 @@ def collective_time(kind: str, contribution: float, members: int, interconnect: 
     """Return the seconds that a collective takes by the fastest of its algorithms.
 
     Args:
-        kind: as in `ops.Collective`: "all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast" or "send_recv"; or
-            "one_shot_all_reduce", which leaves no choice of algorithm.
-        contribution: bytes that each member contributes; of members that contribute differently (all_to_all), this one.
+        kind: as in `ops.Collective`: "all_reduce", "reduce_scatter", "all_gather", "all_to_all", "permute", "broadcast",
+            "gather", "scatter", "reduce", "send_recv" or "reshard"; or "one_shot_all_reduce", which leaves no choice of
+            algorithm.
+        contribution: bytes that each member contributes, and of scatter, that each gets; of members that contribute differently
+            (all_to_all), this one.
         members: how many ranks take part. One rank alone needs no time.
         interconnect: what connects them; see `DeviceProfile.between`.
     """
@@ -52,7 +56,8 @@ def algorithm_times(kind: str, contribution: float, members: int, interconnect: 
 
 
 def _send_recv(n: float, p: int, latency: float, beta: float, direct: bool) -> dict[str, float]:
-    """One message of n bytes: α + nβ."""
+    """One message of n bytes: α + nβ. The messages of a permute go side by side, each over links of its own sender and receiver.
+    How long a reshard takes is known once communications have been chosen for it; no less than one message."""
     return {"direct": latency + n * beta}
 
 
@@ -101,10 +106,9 @@ def _all_to_all(n: float, p: int, latency: float, beta: float, direct: bool) -> 
     """
     if direct:
         return {"direct": latency + n / p * beta}
-    rounds = _lg(p) + (0 if _is_power_of_two(p) else 1)
     return {
         "pairwise": (p - 1) * (latency + n / p * beta),
-        "bruck": rounds * (latency + n / 2 * beta),
+        "bruck": _steps(p) * (latency + n / 2 * beta),
     }
 
 
@@ -116,12 +120,36 @@ def _broadcast(n: float, p: int, latency: float, beta: float, direct: bool) -> d
     """
     if direct:
         return {"direct": latency + n * beta}
-    steps = _lg(p) + (0 if _is_power_of_two(p) else 1)
+    steps = _steps(p)
     gathered = min(_all_gather(n / p, p, latency, beta, direct).values())
     return {
         "tree": steps * (latency + n * beta),
         "scattered": steps * latency + (p - 1) / p * n * beta + gathered,
     }
+
+
+def _gather(n: float, p: int, latency: float, beta: float, direct: bool) -> dict[str, float]:
+    """n bytes from every member to one of them; a scatter is the same run backwards.
+
+    tree: ⌈lg p⌉α + (p − 1)nβ: in step k what 2ᵏ members have is sent on, and all but its own crosses the root's link. direct,
+    on a full mesh: α + nβ.
+    """
+    if direct:
+        return {"direct": latency + n * beta}
+    return {"tree": _steps(p) * latency + (p - 1) * n * beta}
+
+
+def _reduce(n: float, p: int, latency: float, beta: float, direct: bool) -> dict[str, float]:
+    """n bytes from every member, reduced, to one of them.
+
+    tree: ⌈lg p⌉(α + nβ), for short messages. scattered: a reduce_scatter and a gather of n/p bytes (Rabenseifner's algorithm),
+    for long ones. direct, on a full mesh: α + nβ.
+    """
+    if direct:
+        return {"direct": latency + n * beta}
+    scattered = min(_reduce_scatter(n, p, latency, beta, direct).values())
+    gathered = min(_gather(n / p, p, latency, beta, direct).values())
+    return {"tree": _steps(p) * (latency + n * beta), "scattered": scattered + gathered}
 
 
 def _one_shot_all_reduce(n: float, p: int, latency: float, beta: float, direct: bool) -> dict[str, float]:
@@ -134,14 +162,24 @@ _TIMES: dict[str, Callable[[float, int, float, float, bool], dict[str, float]]] 
     "reduce_scatter": _reduce_scatter,
     "all_gather": _all_gather,
     "all_to_all": _all_to_all,
-    "send_recv": _send_recv,
+    "permute": _send_recv,
     "broadcast": _broadcast,
+    "gather": _gather,
+    "scatter": _gather,
+    "reduce": _reduce,
+    "send_recv": _send_recv,
+    "reshard": _send_recv,
     "one_shot_all_reduce": _one_shot_all_reduce,
 }
 
 
 def _is_power_of_two(p: int) -> bool:
     return p & (p - 1) == 0
+
+
+def _steps(p: int) -> int:
+    """⌈lg p⌉."""
+    return (p - 1).bit_length()
 
 
 def _lg(p: int) -> int:

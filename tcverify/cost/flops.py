@@ -109,7 +109,12 @@ SPARSE = {
 }
 
 #: Ops that take no time: they move no data.
-INSTANT = frozenset({"inductor::resize_storage_bytes_"})
+INSTANT = frozenset(
+    {
+        "inductor::resize_storage_bytes_",
+        *(f"host_ir::{op}" for op in ("current_stream", "stream", "set_current_stream", "synchronize", "deallocate")),
+    }
+)
 
 
 def _copied(values: list[Any]) -> int:

@@ -273,7 +273,7 @@ def _traits(target: Any) -> _Traits:
     short = base.rpartition("::")[2]
     schema = getattr(target, "_schema", None)
     names = tuple(argument.name for argument in schema.arguments) if schema is not None else ()
-    members = ("rank_group",) if "rank_group" in names else ("source_rank", "target_rank")
+    members = next(((name,) for name in ("rank_group", "team") if name in names), ("source_rank", "target_rank"))
     group = tuple(names.index(name) for name in members if name in names)
     work = WORK.get(base)
     if work is None:
@@ -283,7 +283,7 @@ def _traits(target: Any) -> _Traits:
         names,
         work,
         op.resources,
-        NAMED_COLLECTIVES.get(base) if op.group is not None else _COLLECTIVES.get(short),
+        _kind(op.group is not None, base, short),
         group,
         SPARSE.get(base),
         names.index(op.group) if op.group in names else None,
@@ -292,6 +292,15 @@ def _traits(target: Any) -> _Traits:
         op.phase == "wait" or base in INSTANT,
         schema is not None and not schema.returns,
     )
+
+
+def _kind(named: bool, base: str, short: str) -> str | None:
+    """The kind of collective that an op carries out, where its name says it."""
+    if named:
+        return NAMED_COLLECTIVES.get(base)
+    if base.startswith("host_ir::"):
+        return short if short in _OF_TEAMS else None
+    return _COLLECTIVES.get(short)
 
 
 def _communication(op: _Traits, values: list[Any], result: Tensor, device: DeviceProfile) -> float | None:
@@ -309,6 +318,8 @@ def _communication(op: _Traits, values: list[Any], result: Tensor, device: Devic
     interconnect = device.between(ranks) if ranks else None
     if interconnect is None:
         return 0.0  # of one rank
+    if op.name.startswith("host_ir::"):
+        return collective_time(op.collective, _share(op, values, len(ranks)), len(ranks), interconnect)
     several = type(values[0]) is tuple  # coalesced: one message
     contribution: float = sum(map(_bytes, values[0])) if several else _bytes(values[0])
     if op.collective == "all_to_all":  # whichever is more, what goes out or what comes in
@@ -316,6 +327,16 @@ def _communication(op: _Traits, values: list[Any], result: Tensor, device: Devic
     elif op.resources == ("compute", "comm"):  # fused: it reduces the product
         contribution = _bytes(result)
     return collective_time(op.collective, contribution, len(ranks), interconnect)
+
+
+def _share(op: _Traits, values: list[Any], members: int) -> float:
+    """Bytes that a member of a team gives; of scatter, that each gets. A root may be in the team without a share."""
+    out = values[op.arguments.index("out")]
+    if op.collective == "scatter":
+        return _bytes(out) if out is not None else _bytes(values[0]) / (members - 1)
+    if values[0] is not None:
+        return _bytes(values[0])
+    return _bytes(out) / (members - 1 if op.collective == "gather" else 1)
 
 
 #: Ops that communicate without moving data.
@@ -333,6 +354,11 @@ NAMED_COLLECTIVES = {
     )
     for form in forms
 } | {"symm_mem::one_shot_all_reduce": "one_shot_all_reduce"}
+
+#: Communications of host IR that name their team.
+_OF_TEAMS = (
+    "all_gather", "all_reduce", "reduce_scatter", "all_to_all", "permute", "broadcast", "gather", "scatter", "reduce",
+)  # fmt: skip
 
 _COLLECTIVES = {
     "all_reduce": "all_reduce",

@@ -22,6 +22,9 @@ class Wait:
 
     def __str__(self) -> str:
         collective = self.call.collective
+        if collective.kind == "send_recv" and collective.group is None:
+            source, target = collective.communicator
+            return f"rank {self.rank} waits in send_recv #{self.ordinal} from rank {source} to rank {target}"
         name = f" '{collective.group}'" if collective.group is not None else ""
         return f"rank {self.rank} waits in {collective.kind} #{self.ordinal} of group{name} {list(collective.communicator)}"
 

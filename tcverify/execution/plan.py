@@ -13,7 +13,7 @@ from torch import fx
 from torch.fx.node import map_aggregate
 
 from tcverify.arithmetic import FLOAT64, Domain
-from tcverify.errors import UnsupportedOp
+from tcverify.errors import TcverifyError, UnsupportedOp
 from tcverify.ops import Group, Op, by_meaning, lookup, qualified_name, resolve, schema_of
 from tcverify.program import Mesh, Program
 from tcverify.program.graph import RankConstant, Slot, constant_value
@@ -253,8 +253,10 @@ def _count(value: Any) -> int:
 
 
 def first_line(error: Exception) -> str:
-    text = str(error).strip()
-    return text.splitlines()[0] if text else "no message"
+    """What an error says, on one line, and how to mend it where it says that."""
+    text = (error.message if isinstance(error, TcverifyError) else str(error)).strip()
+    said = text.splitlines()[0] if text else "no message"
+    return f"{said} ({error.hint})" if isinstance(error, TcverifyError) and error.hint else said
 
 
 #: What may hold tensors of its own, which are no residues.

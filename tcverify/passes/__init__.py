@@ -39,9 +39,10 @@ DESCRIPTIONS: dict[str, str] = {
     "comm_buffers": "operands of collectives live in registered buffers at fixed places, and all_reduces take the form for it",
     "pipelined_matmul": "matmuls and the communication of their operands or results overlap, chunk by chunk, on streams",
     "stream_parallel_type": "ops whose results have a stream axis are computed part by part, on streams in turn",
+    "make_resharding_contiguous": "dims that gain or lose a shard are brought to the front, and back",
     "convert_op_to_communication": "what brings tensors from layout to layout becomes communications and waits",
     "insert_deallocations": "what a graph makes is freed once, as soon as nobody needs it",
-    "resharding": "programs whose tensors carry layouts become host programs, by these four passes one after the other",
+    "resharding": "programs whose tensors carry layouts become host programs, by these five passes one after the other",
     "identity": "changes nothing: what must never be refuted",
 }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from tcverify.checks.reading import seconds
@@ -54,6 +54,7 @@ class Timetable:
         declared, replayed, serial, critical_path, exposed: seconds, where they are known.
         asynchronous: whether communication runs beside compute without streams, as stream `COMMUNICATION`.
         stalls: of an asynchronous graph, when compute waits for communication.
+        lanes: of host IR, streams in words.
     """
 
     ops: tuple[Scheduled, ...]
@@ -70,11 +71,14 @@ class Timetable:
     exposed: float | None = None
     asynchronous: bool = False
     stalls: tuple[Stall, ...] = ()
+    lanes: Mapping[int, str] = field(default_factory=dict)
 
     def lane(self, stream: int) -> tuple[str, str]:
         """The name of a stream, and its role, "" where the name says it."""
         if self.asynchronous:
             return ("comm" if stream == COMMUNICATION else "compute"), ""
+        if self.lanes:
+            return self.lanes.get(stream, "caller"), ""
         return f"stream {stream}", self.roles.get(stream, "")
 
     @property
@@ -84,7 +88,10 @@ class Timetable:
 
     @property
     def streams(self) -> tuple[int, ...]:
-        return tuple(sorted({MAIN_STREAM, *(op.stream for op in self.ops)}))
+        """Those of teams, which have numbers below 0, stand last."""
+        return tuple(
+            sorted({MAIN_STREAM, *(op.stream for op in self.ops)}, key=lambda stream: (stream < 0, abs(stream)))
+        )
 
 
 def lowered_ranks(case: Counterexample) -> list[int]:
@@ -174,6 +181,7 @@ def timetable(program: Program, rank: int, costs: Mapping[str, float] | None = N
         exposed=found.exposed_s,
         asynchronous=found.asynchronous,
         stalls=found.stalls,
+        lanes=found.lanes,
     )
 
 

@@ -81,8 +81,9 @@ def _process(pid: int, name: str, table: Timetable, marks: dict[str, str]) -> li
         events.append(_name("process_labels", pid, 0, labels=labels))
     for stream in table.streams:
         lane, role = table.lane(stream)
-        events.append(_name("thread_name", pid, stream, name=f"{lane} ({role})" if role else lane))
-        events.append(_name("thread_sort_index", pid, stream, sort_index=stream))
+        thread = _thread(stream)
+        events.append(_name("thread_name", pid, thread, name=f"{lane} ({role})" if role else lane))
+        events.append(_name("thread_sort_index", pid, thread, sort_index=thread))
     scale = _MICROSECONDS if table.timed else 1.0
     for op in sorted(table.ops, key=lambda op: (op.stream, op.start)):
         arguments: dict[str, Any] = {"node": plain(op.node), "op": plain(op.op), "resources": ", ".join(op.resources)}
@@ -94,7 +95,7 @@ def _process(pid: int, name: str, table: Timetable, marks: dict[str, str]) -> li
             arguments["finding"] = marks[op.node]
         events.append(
             {
-                "ph": "X", "pid": pid, "tid": op.stream, "ts": op.start * scale, "dur": (op.end - op.start) * scale,
+                "ph": "X", "pid": pid, "tid": _thread(op.stream), "ts": op.start * scale, "dur": (op.end - op.start) * scale,
                 "name": plain(op.node), "cat": "+".join(op.resources), "args": arguments,
             }
         )  # fmt: skip
@@ -129,7 +130,7 @@ def _stalls(pid: int, table: Timetable, marks: dict[str, str]) -> list[dict[str,
         left = (source.start + (source.end - source.start) * 0.999) * _MICROSECONDS
         arrives = max(left, start + length * 0.999)
         common = {"pid": pid, "id": f"{pid}.stall.{number}", "name": "arrival", "cat": "stall", "args": arguments}
-        events.append({"ph": "s", "tid": source.stream, "ts": left, **common})
+        events.append({"ph": "s", "tid": _thread(source.stream), "ts": left, **common})
         events.append({"ph": "f", "bp": "e", "tid": MAIN_STREAM, "ts": arrives, **common})
     return events
 
@@ -145,10 +146,19 @@ def _flows(pid: int, table: Timetable, scale: float) -> list[dict[str, Any]]:
         left = source.start + (source.end - source.start) * 0.999
         stream, arrives = (target.stream, target.start) if target is not None else (MAIN_STREAM, table.join)
         common = {"pid": pid, "id": f"{pid}.{number}", "name": "token", "cat": "token"}
-        anchors = {"record": plain(arrow.record), "wait": plain(arrow.wait)}
-        flows.append({"ph": "s", "tid": source.stream, "ts": left * scale, **common, "args": anchors})
-        flows.append({"ph": "f", "bp": "e", "tid": stream, "ts": arrives * scale, **common, "args": anchors})
+        anchors = {what: plain(name) for what, name in (("record", arrow.record), ("wait", arrow.wait)) if name}
+        flows.append({"ph": "s", "tid": _thread(source.stream), "ts": left * scale, **common, "args": anchors})
+        flows.append({"ph": "f", "bp": "e", "tid": _thread(stream), "ts": arrives * scale, **common, "args": anchors})
     return flows
+
+
+#: Threads from here on stand for the streams of teams, which have numbers below 0.
+_OF_TEAMS = 1 << 17
+
+
+def _thread(stream: int) -> int:
+    """The number of a stream among the threads of a process."""
+    return stream if stream >= 0 else _OF_TEAMS - stream
 
 
 def _name(what: str, pid: int, tid: int, **arguments: Any) -> dict[str, Any]:

@@ -9,7 +9,10 @@ from hypothesis import strategies as st
 from tcverify.cost import Interconnect, algorithm_times, collective_time
 from tcverify.errors import InternalError
 
-KINDS = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "send_recv")
+KINDS = (
+    "all_reduce", "reduce_scatter", "all_gather", "all_to_all", "permute", "broadcast", "gather", "scatter", "reduce",
+    "send_recv", "reshard",
+)  # fmt: skip
 SWITCH = Interconnect("switch", 8, "clos", 1e9, 1e-6)  # a byte takes a nanosecond
 MESH = Interconnect("mesh", 8, "full_mesh", 7e9, 1e-6)  # each of its links too
 US = 1e-6
@@ -28,6 +31,12 @@ US = 1e-6
         ("all_reduce", 5, {"ring": 8 * 1.8, "doubling": (2 + 2) * 5}),
         ("all_to_all", 4, {"pairwise": 3 * 2, "bruck": 2 * 3}),
         ("all_to_all", 5, {"pairwise": 4 * 1.8, "bruck": 3 * 3}),
+        ("permute", 4, {"direct": 5}),
+        ("gather", 4, {"tree": 2 + 3 * 4}),
+        ("gather", 5, {"tree": 3 + 4 * 4}),
+        ("scatter", 4, {"tree": 2 + 3 * 4}),
+        ("reduce", 4, {"tree": 2 * 5, "scattered": (2 + 3) + (2 + 3)}),
+        ("reduce", 5, {"tree": 3 * 5, "scattered": 4 * 1.8 + 3 + 4 * 0.8}),
     ],
 )
 def test_times_on_a_switched_network(kind: str, members: int, expected: dict[str, float]) -> None:
@@ -44,6 +53,10 @@ def test_times_on_a_switched_network(kind: str, members: int, expected: dict[str
         ("reduce_scatter", {"direct": 2}),
         ("all_reduce", {"direct": 4, "one-shot": 5}),
         ("all_to_all", {"direct": 2}),
+        ("permute", {"direct": 5}),
+        ("gather", {"direct": 5}),
+        ("scatter", {"direct": 5}),
+        ("reduce", {"direct": 5}),
     ],
 )
 def test_times_on_a_full_mesh(kind: str, expected: dict[str, float]) -> None:
@@ -110,6 +123,10 @@ def test_no_time_is_below_what_must_cross_the_link_of_a_rank(contribution: int, 
         "all_gather": (members - 1) * contribution,
         "all_to_all": share * contribution,
         "send_recv": contribution,
+        "permute": contribution,
+        "gather": (members - 1) * contribution,
+        "scatter": (members - 1) * contribution,
+        "reduce": contribution,
     }
     for kind, crossing in least.items():
         if kind == "all_reduce" and members == 2:

@@ -381,3 +381,36 @@ def test_costs_of_ten_thousand_nodes_are_known_at_once() -> None:
     assert len(costs) == 10_000
     assert len(set(costs.values())) == 2
     assert seconds < 1.0  # 0.05 s on an idle core
+
+
+# ------------------------------------------------------------------------------------------------------------- host IR
+
+
+@pytest.mark.parametrize(
+    ("op", "given", "kind", "share"),
+    [
+        ("all_gather", (spec(2, 4), 0, [0, 1, 2]), "all_gather", 32),
+        ("all_reduce", (spec(2, 4), "sum", [0, 1, 2]), "all_reduce", 32),
+        ("permute", (spec(2, 4), [1, 2, 0], [0, 1, 2]), "permute", 32),
+        ("broadcast", (None, 0, [0, 1, 2]), "broadcast", 192),
+        ("gather", (None, 0, 0, [0, 1, 2]), "gather", 96),
+        ("gather", (spec(4, 4), 0, 0, [0, 1, 2]), "gather", 64),
+        ("scatter", (None, 0, 0, [0, 1, 2]), "scatter", 192),
+        ("reduce", (spec(12, 4), "sum", 0, [0, 1, 2]), "reduce", 192),
+    ],
+)
+def test_communications_of_host_ir(op: str, given: tuple[Any, ...], kind: str, share: int) -> None:
+    shape = {"all_gather": (6, 4), "all_reduce": (2, 4), "permute": (2, 4)}.get(op, (12, 4))
+    node = call(f"host_ir::{op}", *given, out=spec(*shape))
+    took = node_cost(node, LAUNCH)
+    assert took == pytest.approx(collective_time(kind, share, 3, SWITCH) + LAUNCH.launch.comm)
+
+
+def test_a_scatter_from_a_rank_that_keeps_nothing() -> None:
+    took = node_cost(call("host_ir::scatter", spec(12, 4), 0, 0, [0, 1, 2], out=None), LAUNCH)
+    assert took == pytest.approx(collective_time("scatter", 96, 3, SWITCH) + LAUNCH.launch.comm)
+
+
+@pytest.mark.parametrize("op", ["wait", "deallocate", "synchronize", "set_current_stream"])
+def test_streams_waits_and_frees_take_no_time(op: str) -> None:
+    assert node_cost(call(f"host_ir::{op}", spec(4)), LAUNCH) == 0.0

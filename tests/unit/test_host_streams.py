@@ -14,6 +14,7 @@ from tcverify import Contract, verify
 from tcverify.application import Pair
 from tcverify.checks import CHECKS, Evidence
 from tcverify.checks.reading import BEGINNING
+from tcverify.checks.replay import Arrow, replay
 from tcverify.checks.streams import is_lowered, reading_of
 from tcverify.execution import Lockstep, explore
 from tcverify.passes.resharding.writing import HostWriter
@@ -69,7 +70,7 @@ def test_a_communication_runs_on_the_stream_of_its_team_behind_where_it_is_poste
         ("empty", 0, 0, ()), ("all_gather", -1, 0, (0,)), ("relu", 0, 0, ()), ("relu_1", 0, 0, (1,)),
     ]  # fmt: skip
     assert reading.teams == {-1: (0, 1)}
-    assert reading.landed == {1: 5}
+    assert reading.landed == {1: (5, 0)}
     assert is_lowered(program(build).graphs[0])
 
 
@@ -157,7 +158,7 @@ def test_a_wait_binds_the_stream_that_waits_and_no_other() -> None:
     assert (finding.kind, finding.node) == ("race", "relu")
     assert finding.title == (
         "'relu' on worker stream 1 reads 'all_gather' before its write on the stream of team [0, 1] is complete: worker "
-        "stream 1 does not wait for 'all_gather' before"
+        "stream 1 does not wait for 'all_gather', and is not synchronised with worker stream 0, which does, behind 'wait'"
     )
     assert shows(lambda b: waited_for_elsewhere(b, on=1))
 
@@ -455,3 +456,10 @@ def test_cost_is_linear_in_the_graph() -> None:
         [],
         [],
     ]
+
+
+def test_times_and_drawings_name_streams_and_teams() -> None:
+    found = replay(program(lambda b: pipelined(b, 2), given=CHUNKED), 0)
+    assert found.lanes == {0: "caller", 1: "worker 0", 2: "worker 1", -1: "team [0, 1]"}
+    assert Arrow("", "wait", "all_gather", "matmul") in found.arrows
+    assert [arrow.source for arrow in found.arrows if arrow.target == "output"] == ["copy__2", "copy__3"]

@@ -94,6 +94,14 @@ def test_how_much_is_communicated(form: str, communication: str, each: int) -> N
         assert calls(gm.graph).count("host_ir::wait") == each
 
 
+def test_what_has_come_is_passed_on_before_it_is_multiplied() -> None:
+    """In a ring, a chunk is under way to the next rank while it is multiplied here."""
+    (graph, *_) = (gm.graph for gm in pipelined(gathered(3, (0, 1, 2), 1), form="ring").graph_modules())
+    kinds = {"host_ir::permute": "post", "host_ir::wait": "wait", "aten::matmul": "multiply"}
+    steps = [kinds[name] for name in calls(graph) if name in kinds]
+    assert steps == ["post", "multiply", "wait", "post", "multiply", "wait", "multiply"]
+
+
 def test_a_relabelled_mesh_relabels_the_result() -> None:
     """What position 0 of a mesh sends is what rank 0 sends in the mesh that is in order."""
     sent = {
@@ -212,6 +220,7 @@ def planted(defect: str, form: str) -> object:
         ("team of sorted ranks", "collective"),
         ("the other way round", "p2p"),
         ("the other way round", "ring"),
+        *[(defect, form) for defect in ("no first synchronize", "no join") for form in GATHER_FORMS],
     ],
 )
 def test_planted_defects_are_refuted(defect: str, form: str) -> None:

@@ -80,6 +80,32 @@ def test_how_much_is_communicated(form: str, communication: str, each: int) -> N
         assert calls(gm.graph).count("host_ir::wait") == each
 
 
+@pytest.mark.parametrize(
+    ("a", "w", "axes", "dim", "target"),
+    [
+        ((3, 2, 4, 5), (5, 4), (1, None), 1, 1),  # one matrix for all
+        ((2, 4, 5), (3, 2, 5, 4), (0, 1), 1, 1),  # A is the same in all chunks
+        ((3, 2, 4, 5), (1, 2, 5, 4), (1, 1), 1, 2),  # so is B, of extent 1
+        ((4, 5), (3, 2, 5, 4), (None, 1), 1, 1),
+        ((3, 1, 2, 4, 5), (6, 1, 5, 4), (2, None), 2, 1),  # a dim that both have, divided
+        ((3, 2, 5), (5, 4), (1, None), 1, 1),  # the rows are what is summed
+        ((3, 4, 5), (5, 2), (None, 1), 2, 1),  # the columns are
+        ((4, 5), (2, 5, 6), (None, 0), 0, 0),
+    ],
+)
+@pytest.mark.parametrize("form", ["collective", "ring"])
+def test_operands_of_all_shapes(
+    form: str, a: tuple[int, ...], w: tuple[int, ...], axes: tuple[int | None, ...], dim: int, target: int
+) -> None:
+    b = PlacedBuilder(2)
+    layouts = ["[1, 0] replicated" if axis is None else f"[1, 0] shard({axis})" for axis in axes]
+    first, second = b.input("a", a, layouts[0]), b.input("w", w, layouts[1])
+    partial = b.call("aten::matmul", first, second, layout=f"[1, 0] shard({dim})")
+    program = b.build(b.reduce(partial, dim, f"[1, 0] shard({target})", stream_axis=0))
+    holds(program, reduce_form=form, number_of_streams=2)
+    pipelined(program, reduce_form=form)
+
+
 def sums_of_both(kind: str) -> Program:
     """One partial product per rank, of which something is special."""
     b = PlacedBuilder(2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -54,9 +55,10 @@ def test_layouts_and_stream_axes_are_in_the_metadata() -> None:
     assert program.labels == ("two stages",)
 
 
-def test_a_rank_that_only_gives_away_has_no_stream_axis() -> None:
+def test_a_rank_that_only_gives_away_knows_the_stream_axis_too() -> None:
+    """It takes as many steps as those that get something."""
     [node] = two_stages().graph(0).find_nodes(op="call_function", target=torch.ops.multidevice.set.default)
-    assert "stream_axis" not in node.meta
+    assert (node.meta["stream_axis"], tuple(node.meta["val"].shape)) == (0, (0,))
 
 
 def test_what_ranks_return() -> None:
@@ -164,6 +166,15 @@ def test_long_chains() -> None:
         x = b.set(x, f"[0, 1] shard({(step + 1) % 2})")
     program = b.build(x)
     assert program.size == 1500
+
+
+def test_the_example_of_the_page_runs() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "resharding.md").read_text(encoding="utf-8")
+    names: dict[str, Any] = {}
+    exec(page.split("```python")[1].split("```")[0], names)  # noqa: S102 - a page of this repository
+    run = LOCKSTEP.run(names["program"])
+    assert run.finished, run.why
+    assert [len(result.outputs) for result in run.ranks] == [0, 0, 1, 1]
 
 
 # --------------------------------------------------------------------------------------------------------------- errors

@@ -16,7 +16,7 @@ from tcverify.ops import DeviceMesh, Layout, Resharding
 from tcverify.ops.collective import REDUCTIONS
 from tcverify.ops.host_ir import SCHEMAS
 from tcverify.passes import disabled
-from tcverify.passes.editing import arguments, op_name
+from tcverify.passes.editing import arguments, op_name, set_argument
 from tcverify.passes.resharding.decisions import BITWISE, plan
 from tcverify.passes.resharding.layouts import is_resharding
 from tcverify.passes.resharding.lowering import ConvertOpToCommunication, identity
@@ -403,3 +403,46 @@ def test_a_refusal_names_the_op_and_leaves_the_graph_alone() -> None:
         ConvertOpToCommunication()(gm)
     assert gm.code == before
     assert [doubt.reason for doubt in verify(ConvertOpToCommunication(), program).doubts] == ["declined"]
+
+
+def test_a_reduction_that_nobody_knows_is_refused() -> None:
+    gm = one("[0, 1] shard(0)", "[0, 1] replicated", dim=0).graph_module(0)
+    (node,) = gm.graph.find_nodes(op="call_function", target=torch.ops.multidevice.reduce.default)
+    set_argument(node, "reduce_op", "premul")
+    with pytest.raises(Unsupported, match="'reduce': reduction 'premul' is not known"):
+        ConvertOpToCommunication()(gm)
+
+
+def test_sizes_that_do_not_divide_are_refused() -> None:
+    gm = one("[0, 1, 2] replicated", "[0, 1, 2] shard(0)").graph_module(0)
+    (node,) = gm.graph.find_nodes(op="call_function", target=torch.ops.multidevice.set.default)
+    set_argument(node, "shape", [13, 12])
+    with pytest.raises(Unsupported, match=r"^'set_1': .* cannot divide size 13 of dim 0 evenly by 3 ranks"):
+        ConvertOpToCommunication()(gm)
+
+
+def test_an_operand_without_metadata_is_refused() -> None:
+    gm = one("[0, 1] shard(0)", "[0, 1] replicated").graph_module(0)
+    del next(iter(gm.graph.nodes)).meta["val"]
+    with pytest.raises(Unsupported, match="'set_1': the metadata of its operand 'x'"):
+        ConvertOpToCommunication()(gm)
+
+
+def test_a_rank_that_gets_nothing_and_names_it_has_a_value_without_elements() -> None:
+    gm = one("[1, 0] replicated", "[2] replicated").graph_module(0)
+    (node,) = gm.graph.find_nodes(op="call_function", target=torch.ops.multidevice.set.default)
+    gm.graph.output_node().args = ((node,),)
+    ConvertOpToCommunication()(gm)
+    (value,) = gm.graph.output_node().args[0]
+    assert op_name(value) == "aten::empty.memory_format"
+    assert tuple(value.meta["val"].shape) == (0,)
+
+
+def test_a_chain_of_thousands_of_ops() -> None:
+    b = PlacedBuilder(2)
+    x = b.input("x", (2, 2), "[0, 1] shard(0)")
+    for _ in range(1500):
+        x = b.set(b.set(x, "[0, 1] replicated"), "[0, 1] shard(0)")
+    chosen = ConvertOpToCommunication()
+    chosen(b.build(x).graph_module(0))
+    assert (chosen.rewrites["all_gather"], chosen.rewrites["local"]) == (1500, 1500)

@@ -102,11 +102,27 @@ def test_sums_in_another_order_are_the_same_but_for_rounding(order: tuple[int, .
     torch.testing.assert_close(result, whole.double().sum(0).float(), rtol=1e-5, atol=1e-5)
 
 
-def test_what_a_replica_holds_besides_the_first_is_not_looked_at() -> None:
-    """All replicas of a sound program are the same; the meaning names whose counts, so that it is a function."""
-    made = Resharding(Layout.parse("[1, 0] replicated"), Layout.parse("[2] replicated"), (2,))
-    results = carried_out(made, {1: numbered(2), 0: numbered(2) + 100})
-    assert same(results[2], numbered(2))
+REPEATED = Resharding(Layout.parse("[1, 0] replicated"), Layout.parse("[2] replicated"), (2,))
+
+
+def test_of_replicas_that_differ_by_rounding_the_first_counts() -> None:
+    """So that what is meant is a function of what ranks hold."""
+    given = torch.tensor([1.0, 3.0], dtype=torch.float64)
+    assert same(carried_out(REPEATED, {1: given, 0: given * (1 + 1e-9)})[2], given)
+
+
+@pytest.mark.parametrize("other", [numbered(2) + 1, torch.tensor([float("nan"), 0.0], dtype=torch.float64)])
+def test_replicas_that_differ_are_an_error(other: torch.Tensor) -> None:
+    with pytest.raises(ValueError, match=r"ranks 1 and 0 hold different values of what '\[1, 0\] replicated' repeats"):
+        carried_out(REPEATED, {1: numbered(2), 0: other})
+
+
+def test_replicas_are_compared_by_mesh_dim() -> None:
+    made = Resharding(Layout.parse("[[0, 1], [2, 3]] shard(0), replicated"), Layout.parse("[0] replicated"), (4,))
+    parts = spread(numbered(4), str(made.source))
+    assert made.disagreement(parts) is None
+    assert made.disagreement({**parts, 3: parts[3] + 1}) == (2, 3)
+    assert made.disagreement({**parts, 0: parts[0] + 1}) == (0, 1)
 
 
 def test_who_takes_part_in_order() -> None:

@@ -296,12 +296,6 @@ REFUSED: dict[str, tuple[Body, str]] = {
         r"aten::view gives a view, and computes nothing",
     ),
     "transposed": (lambda b, i: b.call("aten::t", i["x"], stream_axis=0), r"aten::t gives a view"),
-    "out of range": (on("aten::relu", "x", axis=2), r"its result has 2 dims, and the axis is 2"),
-    "out of range of a set": (
-        lambda b, i: b.reduce(i["p"], 0, f"{MESH} replicated", stream_axis=2),
-        r"its result has 2 dims, and the axis is 2",
-    ),
-    "negative": (on("aten::relu", "x", axis=-1), r"its result has 2 dims, and the axis is -1"),
     "softmax": (
         lambda b, i: b.call("aten::softmax.int", i["x"], -1, stream_axis=1),
         r"aten::softmax.int mixes the positions along its stream axis 1",
@@ -351,6 +345,15 @@ def test_an_axis_that_is_no_number_is_refused(axis: object, words: str) -> None:
     gm = build(lambda b, i: b.call("aten::relu", i["x"])).graph_module(0)
     next(node for node in gm.graph.nodes if node.op == "call_function").meta["stream_axis"] = axis
     with pytest.raises(Unsupported, match=words):
+        StreamParallelType()(gm)
+
+
+@pytest.mark.parametrize("axis", [2, -1])
+@pytest.mark.parametrize("name", ["add", "reduce"])
+def test_an_axis_that_the_result_does_not_have_is_refused(name: str, axis: int) -> None:
+    gm = build(BODIES[name]).graph_module(0)
+    next(node for node in gm.graph.nodes if node.op == "call_function").meta["stream_axis"] = axis
+    with pytest.raises(Unsupported, match=f"its result has 2 dims, and the axis is {axis}"):
         StreamParallelType()(gm)
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tcverify.campaign.reduction.placed_meshes import shard_less, shrink_meshes
+from tcverify.campaign.reduction.placed_axes import drop_axes, shard_less
+from tcverify.campaign.reduction.placed_meshes import shrink_meshes
 from tcverify.campaign.reduction.placed_moves import (
     bypass,
     drop_outputs,
@@ -33,6 +34,7 @@ PLACED_MOVES: tuple[Callable[[PlacedSearch], None], ...] = (
     merge_inputs,
     shrink_sizes,
     shard_less,
+    drop_axes,
     simplify,
 )
 

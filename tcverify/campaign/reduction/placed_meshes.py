@@ -37,24 +37,6 @@ def shrink_meshes(search: PlacedSearch) -> None:
     _renumber(search)
 
 
-def shard_less(search: PlacedSearch) -> None:
-    """Let inputs and results of sets that only sets read be whole, or divided on an earlier dim."""
-    for name in [spec.name for spec in search.plan.inputs] + [step.name for step in search.plan.steps if step.reshards]:
-        users = [step for step in search.plan.steps if name in step.reads]
-        if name not in search.tensors or not all(step.reshards for step in users):
-            continue
-        layout = search.tensors[name].layout
-        plainer = [Layout.replicated(layout.mesh)]
-        plainer += [Layout.sharded(layout.mesh, 0)] if layout.mesh.ndim == 1 and layout.sharding[0] else []
-        search.attempt(*(_laid(search.plan, name, new) for new in plainer if new != layout))
-
-
-def _laid(plan: PlacedPlan, name: str, layout: Layout) -> PlacedPlan:
-    inputs = tuple(replace(spec, layout=layout) if spec.name == name else spec for spec in plan.inputs)
-    steps = tuple(replace(step, layout=layout) if step.name == name else step for step in plan.steps)
-    return replace(plan, inputs=inputs, steps=steps)
-
-
 def _relaid(plan: PlacedPlan, change: Change) -> PlacedPlan:
     """The plan with all layouts changed. Raises ProgramError where there is no such layout."""
     return replace(
@@ -175,4 +157,4 @@ def _renamed(mesh: DeviceMesh, names: Mapping[int, int]) -> DeviceMesh:
     return DeviceMesh(mesh.shape, tuple(names.get(rank, rank) for rank in mesh.ranks))
 
 
-__all__ = ["shard_less", "shrink_meshes"]
+__all__ = ["shrink_meshes"]

@@ -111,7 +111,7 @@ def weight(plan: PlacedPlan, tensors: Mapping[str, Placed]) -> Weight:
         sum(spec.dtype is not torch.float32 for spec in plan.inputs),
         sum((spec.recipe.kind != "uniform") + (spec.recipe.scale != 1.0) for spec in plan.inputs),
         sum(reduction != "sum" for reduction in reductions),
-        sum(mesh.ranks[0] for mesh in meshes),
+        tuple(mesh.ranks for mesh in meshes),
         plan.seed,
     )
 

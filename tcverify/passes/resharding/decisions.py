@@ -25,10 +25,22 @@ from dataclasses import dataclass, replace
 import torch
 
 from tcverify.errors import Unsupported
-from tcverify.ops import REDUCTIONS, DeviceMesh, Layout, Resharding
+from tcverify.ops import DeviceMesh, Layout, Resharding
 
 #: Reductions of bits.
 BITWISE = ("band", "bor", "bxor")
+
+
+class InnerResharding(Unsupported):
+    """A resharding whose shards are not contiguous in the whole.
+
+    Attributes:
+        axis: the dim, of the operand, that gains or loses its shard.
+    """
+
+    def __init__(self, message: str, hint: str | None, axis: int) -> None:
+        super().__init__(message, hint)
+        self.axis = axis
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,18 +91,21 @@ def plan(made: Resharding, rank: int, dtype: torch.dtype) -> Plan:
         rank: one of `made.ranks`.
 
     Raises:
+        InnerResharding: a row of the table would fit, were it not for the order of dims in memory.
         Unsupported: no row of the table fits; the message says which condition is violated.
     """
     dense = replace(made, source=_dense(made.source), target=_dense(made.target))
     try:
         return _decide(dense, rank, dtype)
+    except InnerResharding as error:
+        raise InnerResharding(f"'{made}' {error.message}", error.hint, error.axis) from None
     except Unsupported as error:
         raise Unsupported(f"'{made}' {error.message}", error.hint) from None
 
 
 def _decide(made: Resharding, rank: int, dtype: torch.dtype) -> Plan:
     if made.dim is not None:
-        _check_reduction(made, made.dim, dtype)
+        _check_reduction(made, dtype)
     if _is_local(made):
         return _local(made, rank)
     if made.source.mesh == made.target.mesh:
@@ -113,12 +128,8 @@ def _dense(layout: Layout) -> Layout:
     return Layout(mesh, tuple(layout.sharding[dim] for dim in kept))
 
 
-def _check_reduction(made: Resharding, dim: int, dtype: torch.dtype) -> None:
+def _check_reduction(made: Resharding, dtype: torch.dtype) -> None:
     op = made.reduce_op
-    if op not in REDUCTIONS:
-        raise Unsupported(f"reduces by '{op}', which is not supported", f"use one of {', '.join(REDUCTIONS)}")
-    if made.shape[dim] == 0:
-        raise Unsupported(f"reduces dim {dim}, which has size 0", "reduce dims that have elements")
     whole = not (dtype.is_floating_point or dtype.is_complex)
     if (op in BITWISE and not whole) or (op == "avg" and whole) or (op in ("min", "max") and dtype.is_complex):
         raise Unsupported(
@@ -207,10 +218,11 @@ def _check_outermost(made: Resharding, axis: int) -> None:
     local = made.source.local_shape(made.shape)
     outer = [dim for dim in range(axis) if dim != made.dim and local[dim] != 1]
     if outer:
-        raise Unsupported(
+        raise InnerResharding(
             f"is an inner resharding: dim {axis} gains or loses its shard, and dim {outer[0]} of local extent "
             f"{local[outer[0]]} lies outside it in memory",
-            "permute the dim to the front before, and back behind; pass make_resharding_contiguous does that",
+            "permute the dim to the front before, and back behind: pass make_resharding_contiguous does that",
+            axis,
         )
 
 
@@ -302,4 +314,4 @@ def _reduce_across(made: Resharding, rank: int) -> Plan:
     return Plan(part, tuple(found), divisor)
 
 
-__all__ = ["BITWISE", "Communication", "Plan", "plan"]
+__all__ = ["BITWISE", "Communication", "InnerResharding", "Plan", "plan"]

@@ -10,6 +10,7 @@ from torch import fx
 
 from tcverify.errors import UsageError
 from tcverify.passes.base import Pass
+from tcverify.passes.resharding.contiguous import MakeReshardingContiguous
 from tcverify.passes.resharding.deallocation import InsertDeallocations
 from tcverify.passes.resharding.lowering import ConvertOpToCommunication
 from tcverify.passes.resharding.pipelined import PipelinedMatmul
@@ -17,11 +18,19 @@ from tcverify.passes.resharding.stream_loops import StreamParallelType
 from tcverify.program import Contract
 
 #: The passes in the order in which they are run.
-STAGES = (PipelinedMatmul.name, StreamParallelType.name, ConvertOpToCommunication.name, InsertDeallocations.name)
+STAGES = (
+    PipelinedMatmul.name,
+    StreamParallelType.name,
+    MakeReshardingContiguous.name,
+    ConvertOpToCommunication.name,
+    InsertDeallocations.name,
+)
 
 
 class HostProgram(Pass):
     """Pipelines matmuls, writes out stream-parallel loops, turns resharding into communication, and frees intermediates.
+
+    Before resharding becomes communication, the dims that gain or lose a shard are brought to the front where they must.
 
     Args:
         number_of_streams: how many worker streams pipelines and loops have.
@@ -44,7 +53,7 @@ class HostProgram(Pass):
     contract: ClassVar[Contract] = Contract(idempotent=True, lowered=True, deallocation=True, inputs="stream0")
     PATTERNS = STAGES
     PASSES: ClassVar[tuple[type[Pass], ...]] = (
-        PipelinedMatmul, StreamParallelType, ConvertOpToCommunication, InsertDeallocations,
+        PipelinedMatmul, StreamParallelType, MakeReshardingContiguous, ConvertOpToCommunication, InsertDeallocations,
     )  # fmt: skip
 
     def __init__(
@@ -63,10 +72,15 @@ class HostProgram(Pass):
         chosen = self._choice("stages", stages, STAGES)
         if not self._boolean("deallocate", deallocate):
             chosen -= {InsertDeallocations.name}
-        streamed = {"number_of_streams": number}
-        given: tuple[dict[str, Any], ...] = ({**streamed, "form": form, "reduce_form": reduce_form}, streamed, {}, {})
+        streamed: dict[str, Any] = {"number_of_streams": number}
+        given: dict[str, dict[str, Any]] = {
+            PipelinedMatmul.name: {**streamed, "form": form, "reduce_form": reduce_form},
+            StreamParallelType.name: streamed,
+        }
         self.stages = [
-            kind(dump=dump, **one) for name, kind, one in zip(STAGES, self.PASSES, given, strict=True) if name in chosen
+            kind(dump=dump, **given.get(name, {}))
+            for name, kind in zip(STAGES, self.PASSES, strict=True)
+            if name in chosen
         ]
         self.contract = Contract(  # type: ignore[misc] # of this instance
             idempotent=True,

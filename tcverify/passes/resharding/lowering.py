@@ -13,7 +13,7 @@ from torch import fx
 from tcverify.errors import Unsupported
 from tcverify.ops import Resharding
 from tcverify.passes.base import Pass
-from tcverify.passes.editing import arguments
+from tcverify.passes.editing import arguments, known_spec
 from tcverify.passes.resharding.decisions import BITWISE, Communication, Plan, plan
 from tcverify.passes.resharding.layouts import resharding_of
 from tcverify.passes.resharding.writing import HostWriter
@@ -84,6 +84,12 @@ class ConvertOpToCommunication(Pass):
 
     def _plan(self, node: fx.Node, made: Resharding) -> Plan:
         given = arguments(node)
+        x = given["x"]
+        if x is not None and known_spec(x) is None:
+            raise Unsupported(
+                f"'{node.name}': the metadata of its operand '{x.name}' has no shape of known sizes",
+                "propagate shapes through the graph before the pass",
+            )
         try:
             return self.decide(made, given["rank"], given["dtype"])
         except Unsupported as error:

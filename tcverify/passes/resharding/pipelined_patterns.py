@@ -138,7 +138,7 @@ def gathered(node: fx.Node, order: Order) -> GatherMatmul | None:
         if name in OPERANDS:
             _require_local(node, first)
         return None
-    if made.source.mesh != made.target.mesh or made.target.is_sharded or not _gathers(made):
+    if made.source.mesh != made.target.mesh or made.target.is_sharded or not _gathers(made, node):
         return None
     if name not in OPERANDS:
         raise Unsupported(
@@ -153,9 +153,12 @@ def gathered(node: fx.Node, order: Order) -> GatherMatmul | None:
     return None if before is None else GatherMatmul(first, node, before, made, arguments(first)["rank"], product)
 
 
-def _gathers(made: Resharding) -> bool:
-    """Whether ranks have different parts; on a mesh of one rank, whether it is written so."""
-    return made.source.is_sharded or made.source.sharding == (1,)
+def _gathers(made: Resharding, node: fx.Node) -> bool:
+    """Whether ranks have different parts; or on a mesh of one rank, which needs no communication, whether chunks fit."""
+    if made.source.is_sharded:
+        return True
+    fits = len(made.shape) > 2 and made.shape[1] == 1 and stream_axis_of(node) == 0
+    return made.source.sharding == (1,) and fits
 
 
 def _require_local(node: fx.Node, first: fx.Node) -> None:
@@ -189,6 +192,7 @@ def _require_gather(node: fx.Node, gather: fx.Node, made: Resharding) -> None:
             "give it shape [chunks, ranks, rows, columns]",
         )
     operand = arguments(gather)["x"]
+    _spec(operand)
     if stream_axis_of(operand) == 0:
         raise Unsupported(
             f"dim 0 of '{operand.name}', which '{gather.name}' gathers, is parallel over streams already",
@@ -234,7 +238,7 @@ def scattered(node: fx.Node, order: Order) -> MatmulScatter | None:
     if not isinstance(matmul, fx.Node) or op_name(matmul) not in OPERANDS:
         return None
     axes = _axes(matmul, node, made)
-    if not axes:
+    if not axes or (made.source.mesh.size == 1 and axes != {0}):
         return None
     if axes != {0}:
         written = " and ".join(f"dim {axis}" if axis >= 0 else "the dim that is summed" for axis in sorted(axes))
@@ -243,7 +247,7 @@ def scattered(node: fx.Node, order: Order) -> MatmulScatter | None:
             "use dim 0 of the result",
         )
     operands = [value for value in arguments(matmul).values() if isinstance(value, fx.Node)]
-    if any(len(_spec(operand).shape) < 2 for operand in operands[:2]):
+    if min([len(_spec(operand).shape) for operand in operands][:2]) < 2:
         raise Unsupported(f"'{matmul.name}' multiplies vectors, which have no chunks", "take the stream axis away")
     if len(matmul.users) > 1 or not order.unwritten(matmul, node, [matmul, *operands]):
         return None

@@ -86,7 +86,7 @@ class Scattering:
         if owner is not None:
             size = found.total.shape[found.scattered]
             dims[self._of_partial(found.scattered)] = (owner * size, (owner + 1) * size)
-        value = _product_of_part(self.writer, found.matmul, dims)
+        value = _product_of_part(self.writer, found, dims)
         value = self.writer.call("aten::select.int", value, found.summed, 0)
         return select(self.writer, value, 0) if found.scattered else value
 
@@ -142,17 +142,16 @@ class Scattering:
                     copy(self.writer, self.part(chunk), value)
 
 
-def _product_of_part(writer: HostWriter, matmul: fx.Node, dims: dict[int, tuple[int, int]]) -> fx.Node:
-    """Multiply what gives a part of a product.
+def _product_of_part(writer: HostWriter, found: MatmulScatter, dims: dict[int, tuple[int, int]]) -> fx.Node:
+    """Multiply what gives a part of the partial products.
 
     Args:
         dims: per dim of the product, from where to where.
     """
-    name, given = op_name(matmul), arguments(matmul)
+    name, given = op_name(found.matmul), arguments(found.matmul)
     operands = [given.get(operand) for operand in OPERANDS[name]]
-    rank = len(matmul.meta["val"].shape)
     for dim, (begin, end) in dims.items():
-        for index, axis in enumerate(_axes_of_operands(name, operands, rank, dim)):
+        for index, axis in enumerate(_axes_of_operands(name, operands, len(found.partial.shape), dim)):
             x: Any = operands[index]
             if axis is not None and x.meta["val"].shape[axis] > 1:
                 operands[index] = writer.call("aten::slice.Tensor", x, axis, begin, end)

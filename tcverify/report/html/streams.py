@@ -319,7 +319,7 @@ def _told(op: Scheduled, table: Timetable) -> str:
     when = f"{show(op.start)} to {show(op.end)}"
     if table.timed:
         when += f" ({microseconds(op.end - op.start)})"
-    where = "" if table.asynchronous else f" on stream {op.stream}"
+    where = "" if table.asynchronous else f" on {table.lane(op.stream)[0]}"
     return f"{op.node}: {op.op}{where}, {when}, {' and '.join(op.resources)}"
 
 
@@ -350,7 +350,8 @@ def _links(table: Timetable, window: _Window, lanes: Mapping[int, float], end: f
         if source is None or x is None or source.stream == stream or len(links) >= MAX_LINKS:
             continue
         path = _curve(window.x(source.end) - 2, lanes[source.stream], x + 2, lanes[stream])
-        title = f"'{arrow.target}' waits for '{arrow.source}' (record '{arrow.record}', wait '{arrow.wait}')"
+        how = f"record '{arrow.record}', wait '{arrow.wait}'" if arrow.record else f"by '{arrow.wait}'"
+        title = f"'{arrow.target}' waits for '{arrow.source}' ({how})"
         links.append(Link("token", path, plain(title)))
     return links
 
@@ -400,7 +401,7 @@ def _rows(table: Timetable, ops: Sequence[Scheduled], marks: Mapping[str, str]) 
     for op in ops:
         after = ", ".join(dict.fromkeys(waits.get(op.node, [])))
         times = (f"{op.start * factor:.6g}", f"{op.end * factor:.6g}")
-        lane = table.lane(op.stream)[0] if table.asynchronous else str(op.stream)
+        lane = table.lane(op.stream)[0] if table.asynchronous or table.lanes else str(op.stream)
         texts = (str(numbers[op.node]), op.node, op.op, lane, *times, after, marks.get(op.node, ""))
         rows.append(tuple(map(plain, texts)))
     return tuple(rows)

@@ -1,0 +1,121 @@
+"""Ranks in host IR that do not meet: what the check of collectives and the diagnosis say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import fx
+
+from tcverify import Contract, Verdict, verify
+from tcverify.diagnosis import diagnose
+from tcverify.passes.resharding.writing import HostWriter
+from tcverify.program import PlacedBuilder, Program
+
+
+def exchanging() -> Program:
+    b = PlacedBuilder(2)
+    x = b.input("x", (4, 4), "[0, 1] shard(0)")
+    return b.build(b.set(x, "[0, 1] replicated"), b.set(b.call("aten::relu", x), "[0, 1] replicated"))
+
+
+Post = Callable[[HostWriter, int, int, fx.Node, fx.Node], None]
+
+
+def lowered(post: Post) -> Verdict:
+    """What verification says of a pass that puts `post(writer, rank, which, operand, out)` in the place of each `set`."""
+
+    def lower(gm: fx.GraphModule) -> fx.GraphModule:
+        writer = HostWriter(gm.graph)
+        sets = [node for node in gm.graph.nodes if "multidevice" in str(node.target)]
+        for which, node in enumerate(sets):
+            with writer.before(node):
+                out = writer.allocate((4, 4), torch.float32)
+                post(writer, gm.meta["rank"], which, node.args[0], out)
+            node.replace_all_uses_with(out)
+            gm.graph.erase_node(node)
+        gm.recompile()
+        return gm
+
+    return verify(lower, exchanging(), contract=Contract(inputs="stream0"))
+
+
+def gather(w: HostWriter, rank: int, which: int, x: fx.Node, out: fx.Node) -> None:
+    w.communicate("all_gather", x, 0, [0, 1], out=out)
+
+
+def first_divergence(verdict: Verdict) -> str:
+    assert verdict.pair.rewritten is not None
+    found = diagnose(verdict.pair.original, verdict.pair.rewritten, verdict.findings[0])
+    assert found is not None
+    assert found.first is not None
+    return f"{found.first.node}: {found.first.relation.text}"
+
+
+def test_ranks_that_meet_are_no_finding() -> None:
+    assert lowered(gather).status == "passed"
+
+
+def test_a_root_that_ranks_disagree_on() -> None:
+    verdict = lowered(lambda w, rank, which, x, out: w.communicate("broadcast", out, rank, [0, 1], out=out) and None)
+    (finding,) = verdict.findings
+    assert (finding.kind, finding.title) == (
+        "collective-mismatch", "ranks disagree: in broadcast, rank 0 has root 0 while rank 1 has root 1"
+    )  # fmt: skip
+    assert "rank 1: broadcast: broadcast(float64[4, 4], root 1) of group [0, 1]" in finding.detail
+
+
+def test_teams_in_other_orders_wait_for_each_other() -> None:
+    verdict = lowered(
+        lambda w, rank, which, x, out: w.communicate("all_gather", x, 0, [rank, 1 - rank], out=out) and None
+    )
+    (finding,) = verdict.findings
+    assert (finding.kind, finding.title) == ("deadlock", "deadlock among ranks 0, 1")
+    assert (
+        "rank 0 waits in all_gather #1 of group [0, 1]\nrank 1 waits in all_gather #1 of group [1, 0]" in finding.detail
+    )
+
+
+def half(w: HostWriter, out: fx.Node, index: int) -> fx.Node:
+    return w.call("aten::slice.Tensor", out, 0, 2 * index, 2 * index + 2)
+
+
+def test_ranks_that_both_receive_first() -> None:
+    def post(w: HostWriter, rank: int, which: int, x: fx.Node, out: fx.Node) -> None:
+        w.communicate("recv", half(w, out, 1 - rank), 1 - rank)
+        w.communicate("send", x, 1 - rank)
+
+    (finding,) = lowered(post).findings
+    assert finding.kind == "deadlock"
+    assert "rank 0 waits in send_recv #1 from rank 1 to rank 0" in finding.detail
+
+
+def test_a_message_that_nobody_receives() -> None:
+    def post(w: HostWriter, rank: int, which: int, x: fx.Node, out: fx.Node) -> None:
+        if rank == 0:
+            w.communicate("send", x, 1)
+        elif which == 0:
+            w.communicate("recv", half(w, out, 0), 0)
+
+    verdict = lowered(post)
+    assert verdict.findings[0].kind == "deadlock"
+    assert first_divergence(verdict) == (
+        "send_1: called by rank 0, but the graph of rank 1 has no such node: it comes to its end"
+    )
+
+
+def test_a_communication_of_another_name_on_the_other_rank_is_the_same() -> None:
+    """Rank 1 receives where rank 0 sends, but gathers first."""
+
+    def post(w: HostWriter, rank: int, which: int, x: fx.Node, out: fx.Node) -> None:
+        message = (
+            (lambda: w.communicate("send", x, 1)) if rank == 0 else (lambda: w.communicate("recv", half(w, out, 0), 0))
+        )
+        steps = [message, lambda: w.communicate("all_gather", x, 0, [1, 0], out=out)]
+        for step in steps if rank == 0 else reversed(steps):
+            step()
+
+    verdict = lowered(post)
+    assert verdict.findings[0].kind == "deadlock"
+    assert "no such node" not in first_divergence(verdict)
+    assert first_divergence(verdict) == "send: what rank 0 calls next, where rank 1 calls 'all_gather' first"
