@@ -14,7 +14,7 @@ from tcverify.arithmetic import FLOAT64, NATIVE, Domain, domain_of
 from tcverify.arithmetic.field import P
 from tcverify.diagnosis.anchors import misplaced
 from tcverify.diagnosis.blame import suspicious, upward
-from tcverify.diagnosis.causes import cause, operands_of
+from tcverify.diagnosis.causes import cause, freed, operands_of
 from tcverify.diagnosis.divergence import Diagnosis, Divergence
 from tcverify.diagnosis.meeting import disagreement
 from tcverify.diagnosis.misread import first_unlike, too_late
@@ -140,7 +140,7 @@ def _before_error(of: Versions, name: str, message: str) -> Divergence | None:
     node = of.new_nodes.get(name)
     if node is None:
         return None
-    above = upward(of, node.all_input_nodes)
+    above = None if freed(of, node) else upward(of, node.all_input_nodes)
     if above is not None:
         return _divergence(of, above)
     relation = Relation("unrelated", None, f"where rank {of.rank} raises {message}", None, (of.rank,))
