@@ -273,7 +273,7 @@ def test_views_behind_a_result_share_its_storage() -> None:
     assert len(set(storages.values())) == 1
 
 
-@pytest.mark.parametrize("axis, shapes", [(1, ((4, 3), (3,))), (0, ((4,), ())), (0, ((), (4,)))])
+@pytest.mark.parametrize(("axis", "shapes"), [(1, ((4, 3), (3,))), (0, ((4,), ())), (0, ((), (4,)))])
 def test_the_dtype_that_is_computed_in_stays(axis: int, shapes: tuple[tuple[int, ...], ...]) -> None:
     """What a tensor without dims says counts less: a part of a vector must not become one."""
     b = PlacedBuilder(2)
@@ -294,7 +294,9 @@ REFUSED: dict[str, tuple[Body, str]] = {
         r"its weight is no matrix, or its bias no vector",
     ),
     "linear with a bias for every element": (
-        lambda b, i: b.call("aten::linear", *[b.call("aten::matmul", i["x"], i["y"])] * 2, b.call("aten::matmul", i["x"], b.call("aten::t", i["x"])), stream_axis=1),
+        lambda b, i: (lambda m: b.call("aten::linear", m, m, b.call("aten::mm", m, b.call("aten::t", m)), stream_axis=1))(
+            b.call("aten::relu", i["x"])
+        ),
         r"its weight is no matrix, or its bias no vector",
     ),
     "linear with one number as its bias": (
