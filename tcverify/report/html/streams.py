@@ -170,7 +170,11 @@ def draw_schedule(case: Counterexample, rank: int) -> Schedule | None:
     marks = marked_ops(case.finding) if case.finding.rank in (None, rank) else {}
     chosen = _chosen(after, marks)
     names = {op.node for op in chosen}
-    tables = [("Before the pass", before, [op for op in before.ops if op.node in names])] if before is not None else []
+    whole = len(chosen) == len(after.ops)
+    tables = []
+    if before is not None:
+        kept = _chosen(before, {}) if whole else [op for op in before.ops if op.node in names]
+        tables.append(("Before the pass", before, kept))
     tables.append(("After the pass", after, chosen))
     span = max((_span(ops)[1] - _span(ops)[0] for _, _, ops in tables), default=0.0) or 1.0
     width = min(max(WIDTH, GUTTER + MARGIN + ROOM * len(chosen)), MAX_WIDTH)
