@@ -231,7 +231,8 @@ def _columns(flow: Flow, x: Tensor) -> Tensor:
     """The columns of a product are the parts."""
     if len(x.shape) < 3:
         return _clipped(flow, x)
-    weight = flow.input((x.shape[-1], 3), Layout.replicated(x.mesh), x.dtype)
+    # As many as the first dim has, so that the two can be taken for each other.
+    weight = flow.input((x.shape[-1], x.shape[0]), Layout.replicated(x.mesh), x.dtype)
     axis = len(x.shape) - 1
     return flow.call("aten::matmul", x, weight, stream_axis=axis, bound=x.bound * weight.bound * x.shape[-1])
 

@@ -234,8 +234,13 @@ def _reduce_scatter(flow: Flow, record: ReshardingRecord) -> None:
 
 
 def _rooted(flow: Flow, record: ReshardingRecord) -> None:
+    """Mostly no sum: where the root is no addend, what it gives instead of one depends on the reduction."""
     x, dim = partial(flow, record)
-    flow.reduce(x, dim, Layout.replicated(_other(flow, record, x.mesh)), record.reduction)
+    reduction = record.reduction if record.how // 32 % 4 == 3 else _UNLIKE_SUMS[record.b % len(_UNLIKE_SUMS)]
+    flow.reduce(x, dim, Layout.replicated(_other(flow, record, x.mesh)), reduction)
+
+
+_UNLIKE_SUMS = ("max", "avg", "min", "max", "product", "avg")
 
 
 def _local_sum(flow: Flow, record: ReshardingRecord) -> None:

@@ -13,7 +13,7 @@ Source: nvFuser's StreamParallelType pass.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -46,6 +46,7 @@ class StreamParallelType(Pass):
     name = "stream_parallel_type"
     contract: ClassVar[Contract] = Contract(idempotent=True, inputs="stream0")
     PATTERNS = ("loops", "ops")
+    writer: ClassVar[type[HostWriter]] = HostWriter
 
     def __init__(self, *, number_of_streams: int | str = 3, **options: Any) -> None:
         super().__init__(**options)
@@ -58,8 +59,8 @@ class StreamParallelType(Pass):
         Raises:
             Unsupported: an op cannot be computed part by part along its stream axis.
         """
-        loops = list(_loops(graph))
-        writer, results = HostWriter(graph), dict[fx.Node, fx.Node]()
+        loops = list(_loops(graph, self.cut))
+        writer, results = self.writer(graph), dict[fx.Node, fx.Node]()
         for loop in loops:
             _write(writer, loop, self.number_of_streams, results)
         for node, result in results.items():
@@ -70,6 +71,10 @@ class StreamParallelType(Pass):
         self.rewrites["loops"] = len(loops)
         self.rewrites["ops"] = sum(len(loop.ops) for loop in loops)
         return []
+
+    def cut(self, node: fx.Node, axis: int) -> Sliced:
+        """Cut an op along a dim of its result. See `stream_axes.sliced`."""
+        return sliced(node, axis)
 
 
 @dataclass(slots=True, eq=False)
@@ -99,7 +104,7 @@ class _Loop:
         self.axes[op.node] = op.axis
 
 
-def _loops(graph: fx.Graph) -> Iterator[_Loop]:
+def _loops(graph: fx.Graph, cut: Callable[[fx.Node, int], Sliced]) -> Iterator[_Loop]:
     """The loops of a graph, in order. Raises `Unsupported` where an op cannot be in one."""
     loop: _Loop | None = None
     for node in graph.nodes:
@@ -109,7 +114,7 @@ def _loops(graph: fx.Graph) -> Iterator[_Loop]:
                 yield loop
                 loop = None
             continue
-        op = sliced(node, axis)
+        op = cut(node, axis)
         if op.local is None and node.users:
             raise Unsupported(
                 f"'{node.name}' gives this rank nothing, and '{next(iter(node.users)).name}' reads it",
