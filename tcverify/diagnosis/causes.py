@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 from tcverify.diagnosis.blame import displaced
 from tcverify.diagnosis.buffers import brought_elsewhere, never_written
-from tcverify.diagnosis.communications import at_fault
+from tcverify.diagnosis.communications import fault
 from tcverify.diagnosis.misread import in_another_order, too_late
 from tcverify.diagnosis.versions import Versions, storage_root, written_operands
 from tcverify.ops import DEALLOCATE, RESIZE, Collective, lookup
@@ -59,7 +59,7 @@ def cause(
     if output is not None:
         return NEEDED.get(relation.kind) or _item(of, node) or _own_arguments(of, node, operands) or _together(of, node)
     for reason in (
-        _of_host(of, node),
+        of_host(of, node)[1],
         _item(of, node),
         _own_arguments(of, node, operands),
         in_another_order(of, node),
@@ -84,11 +84,19 @@ def cause(
     return ""
 
 
-def _of_host(of: Versions, node: fx.Node) -> str:
-    """Of host IR: what is wrong with a communication, with what is written into an allocation, or that nothing is."""
+def of_host(of: Versions, node: fx.Node) -> tuple[str, str]:
+    """Of host IR: what is wrong with a communication, with what is written into an allocation, or that nothing is.
+
+    In a word or two, and as what follows a colon; see `fault`.
+    """
     if not of.hosts:
-        return ""
-    return (never_written(of, node) if allocates(node) else "") or at_fault(of, node) or brought_elsewhere(of, node)
+        return "", ""
+    if allocates(node) and (missing := never_written(of, node)):
+        return "unwritten memory", missing
+    aspect, text = fault(of, node)
+    if not text and (text := brought_elsewhere(of, node)):
+        aspect = "place"
+    return aspect, text
 
 
 def _as_expected(operand: Relation, relation: Relation) -> bool:

@@ -8,6 +8,7 @@ import pytest
 
 from tcverify.diagnosis import Diagnosis, diagnose
 from tcverify.execution import Lockstep
+from tcverify.fingerprint import fingerprint
 from tcverify.passes.resharding.host_program import HostProgram
 from tcverify.passes.resharding.pipelined_gather import GATHER_FORMS
 from tcverify.program import PlacedBuilder, Program
@@ -166,3 +167,17 @@ def test_ranks_that_do_not_meet(make: Callable[[], Program], edit: defects.Edit,
     finding, found = diagnosed(make(), edit)
     assert finding.kind in ("deadlock", "collective-mismatch")
     assert str(found.first) == sentence
+
+
+def test_a_defect_has_one_fingerprint_whatever_the_sizes() -> None:
+    found = set()
+    for program in (
+        one("[1, 0] shard(0)", "[1, 0] replicated"),
+        one("[2, 0, 1] shard(0)", "[2, 0, 1] replicated", shape=(3, 2)),
+        gathered(2, (1, 0), 2),
+        gathered(3, (1, 0, 2), 1),
+    ):
+        verdict = verify(defects.planted(defects.rank_order), program)
+        (finding,) = (f for f in verdict.findings if f.kind == "wrong-value")
+        found.add(fingerprint(program, verdict.pair.rewritten, finding))
+    assert found == {"all_gather: order of ranks"}
