@@ -11,13 +11,12 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from tcverify.diagnosis.blame import displaced
-from tcverify.diagnosis.buffers import brought_elsewhere, never_written
-from tcverify.diagnosis.communications import fault
+from tcverify.diagnosis.communications import of_host
 from tcverify.diagnosis.misread import in_another_order, too_late
 from tcverify.diagnosis.versions import Versions, storage_root, written_operands
 from tcverify.ops import DEALLOCATE, RESIZE, Collective, lookup
 from tcverify.relations import Relation, relation_between
-from tcverify.relations.storages import allocates, is_buffer
+from tcverify.relations.storages import is_buffer
 
 Operands = tuple[tuple[str, Relation], ...]
 
@@ -82,21 +81,6 @@ def cause(
     if relation.kind == "unrelated" and operands and of.namesake(node) is not None:
         return "what it reads is right, so the node itself is at fault"
     return ""
-
-
-def of_host(of: Versions, node: fx.Node) -> tuple[str, str]:
-    """Of host IR: what is wrong with a communication, with what is written into an allocation, or that nothing is.
-
-    In a word or two, and as what follows a colon; see `fault`.
-    """
-    if not of.hosts:
-        return "", ""
-    if allocates(node) and (missing := never_written(of, node)):
-        return "unwritten memory", missing
-    aspect, text = fault(of, node)
-    if not text and (text := brought_elsewhere(of, node)):
-        aspect = "place"
-    return aspect, text
 
 
 def _as_expected(operand: Relation, relation: Relation) -> bool:

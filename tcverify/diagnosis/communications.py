@@ -8,10 +8,11 @@ from collections.abc import Sequence
 import torch
 from torch import fx
 
-from tcverify.diagnosis.buffers import destination, stands_for
+from tcverify.diagnosis.buffers import brought_elsewhere, destination, never_written, stands_for
 from tcverify.diagnosis.versions import Versions, storage_root
 from tcverify.ops import Collective, Layout, Resharding, lookup
 from tcverify.ops.multidevice import REDUCE, SET
+from tcverify.relations.storages import allocates
 
 #: Communications whose members hold parts before, and those that leave parts.
 GATHERING = frozenset({"all_gather", "gather"})
@@ -48,6 +49,21 @@ def fault(of: Versions, node: fx.Node) -> tuple[str, str]:
             ("sender", _partner(of, call, made, whose)),
         ]
     return next(((aspect, text) for aspect, text in found if text), ("", ""))
+
+
+def of_host(of: Versions, node: fx.Node) -> tuple[str, str]:
+    """Of host IR: what is wrong with a communication, with what is written into an allocation, or that nothing is.
+
+    In a word or two, and as what follows a colon; see `fault`.
+    """
+    if not of.hosts:
+        return "", ""
+    if allocates(node) and (missing := never_written(of, node)):
+        return "unwritten memory", missing
+    aspect, text = fault(of, node)
+    if not text and (text := brought_elsewhere(of, node)):
+        aspect = "place"
+    return aspect, text
 
 
 def _operand(of: Versions, stood: fx.Node, made: Resharding) -> str:
@@ -149,4 +165,4 @@ def _ranks(ranks: Sequence[int]) -> str:
     return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
 
 
-__all__ = ["asked_for", "fault"]
+__all__ = ["asked_for", "fault", "of_host"]

@@ -14,7 +14,8 @@ from tcverify.arithmetic import FLOAT64, NATIVE, Domain, domain_of
 from tcverify.arithmetic.field import P
 from tcverify.diagnosis.anchors import misplaced
 from tcverify.diagnosis.blame import suspicious, upward
-from tcverify.diagnosis.causes import cause, freed, of_host, operands_of
+from tcverify.diagnosis.causes import cause, freed, operands_of
+from tcverify.diagnosis.communications import of_host
 from tcverify.diagnosis.divergence import Diagnosis, Divergence
 from tcverify.diagnosis.meeting import disagreement
 from tcverify.diagnosis.misread import first_unlike, too_late
