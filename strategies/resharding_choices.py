@@ -107,7 +107,7 @@ RECORD: dict[str, tuple[Any, ...]] = {
         ("allgather", 5), ("send-recv", 7), ("broadcast", 5), ("scatter", 4), ("gather", 5), ("all-to-all", 3), ("chunk", 2),
         ("local", 1), ("odd", 2),
     ),
-    "sum": weighted(("allreduce", 5), ("reduce-scatter", 5), ("reduce", 10), ("local-sum", 1), ("odd-sum", 1)),
+    "sum": weighted(("allreduce", 5), ("reduce-scatter", 5), ("reduce", 10), ("local-sum", 2), ("odd-sum", 1)),
     "reduction": weighted(("sum", 8), ("max", 2), ("min", 1), ("product", 1), ("avg", 1)),
     "a": weighted((0, 6), (1, 3), (2, 1), (3, 1), (5, 1)),
     "b": _BYTE,
