@@ -104,7 +104,7 @@ KINDS: dict[str, tuple[str, ...]] = {
 RECORD: dict[str, tuple[Any, ...]] = {
     "kind": _BYTE,
     "row": weighted(
-        ("allgather", 5), ("send-recv", 7), ("broadcast", 5), ("scatter", 4), ("gather", 5), ("all-to-all", 3), ("chunk", 2),
+        ("allgather", 5), ("send-recv", 7), ("broadcast", 6), ("scatter", 4), ("gather", 6), ("all-to-all", 3), ("chunk", 2),
         ("local", 1), ("odd", 2),
     ),
     "sum": weighted(("allreduce", 5), ("reduce-scatter", 5), ("reduce", 10), ("local-sum", 2), ("odd-sum", 1)),

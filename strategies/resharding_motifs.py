@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 
 from tcverify.ops import DeviceMesh, Layout
-from tcverify.strategies.resharding_choices import ReshardingRecord, grid_of, mesh_of
+from tcverify.strategies.resharding_choices import ReshardingRecord, grid_of, mesh_of, ordered
 from tcverify.strategies.resharding_flow import Flow, Tensor
 from tcverify.strategies.resharding_rows import reduce_of_row, rooted_reduction, row_of_newest, set_of_row
 from tcverify.strategies.sites import NoSite
@@ -147,6 +147,8 @@ def grid(flow: Flow, record: ReshardingRecord) -> None:
 def pipelined(flow: Flow, record: ReshardingRecord) -> None:
     """A gather in chunks, and a product whose chunks may be computed on streams of their own."""
     mesh = mesh_of(flow.world_size, record.mesh, record.where)
+    if record.a and mesh.size < 3 <= flow.world_size:  # who is behind is somebody else than who is before
+        mesh = ordered(flow.world_size, 3, record.where)
     trips = (2, 1, 3, 4, 8, 5, 6, 7)[record.how % 8]
     rows, inner, columns = 1 + record.b % 3, 2 + record.b // 3 % 3, 2 + record.b // 9 % 3
     dtype = flow.setting.dtype if flow.setting.dtype.is_floating_point else torch.float32

@@ -135,12 +135,12 @@ def _all_to_all(flow: Flow, record: ReshardingRecord) -> None:
     x = _sharded(flow, record)
     (before,) = x.layout.sharding
     dims = [d for d, size in enumerate(x.shape) if d != before and size % x.mesh.size == 0]
-    if dims:
+    if dims and record.how // 32 % 2 == 0:
         flow.set(x, Layout.sharded(x.mesh, dims[record.how // 8 % len(dims)]))
         return
-    n = x.mesh.size
-    y = flow.input((2 * n, n), Layout.sharded(x.mesh, record.how % 2))
-    flow.set(y, Layout.sharded(x.mesh, 1 - record.how % 2))
+    n, inner = x.mesh.size, 1 if dims else record.how % 2
+    y = flow.input((2 * n, n), Layout.sharded(x.mesh, inner))
+    flow.set(y, Layout.sharded(x.mesh, 1 - inner))
 
 
 def _broadcast(flow: Flow, record: ReshardingRecord) -> None:
@@ -236,7 +236,7 @@ def _reduce_scatter(flow: Flow, record: ReshardingRecord) -> None:
 def _rooted(flow: Flow, record: ReshardingRecord) -> None:
     """Often to one rank outside of the mesh, which has no addend: what it gives instead depends on the reduction."""
     x, dim = partial(flow, record)
-    alone = flow.world_size > 2 and record.how // 16 % 4
+    alone = flow.world_size > 2 and record.how // 16 % 3
     if alone and x.mesh.size == flow.world_size:
         mesh = ordered(flow.world_size, flow.world_size - 1, record.where)
         x, dim = flow.input((mesh.size, *flow.setting.shape), Layout.sharded(mesh, 0)), 0
@@ -250,7 +250,7 @@ def rooted_reduction(record: ReshardingRecord) -> str:
     return (
         record.reduction
         if record.b // 8 % 4 == 3
-        else ("max", "avg", "min", "max", "product", "avg", "max")[record.b % 7]
+        else ("max", "avg", "min", "avg", "product", "max", "avg")[record.b % 7]
     )
 
 
