@@ -1,7 +1,7 @@
 """Cells: the parts of storages that the ops of a rank tell apart. Two views touch each other where they have a cell in common.
 
 Chunks of one buffer that several streams work on share a storage and no element. So a storage is divided: elements that the same
-views reach make a cell. Exact, also for views with gaps.
+views reach make a cell. Exact, also for views with gaps; a tensor without elements has no cell, and nobody races for it.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Cells:
             if len(views) > 1 and self._fits(storage, views):
                 groups = self._groups(storage, list(views))
             else:
-                groups = [(True,) * len(views)] if views else []
+                groups = [(True,) * len(views)] if views and self._tensors[storage].numel() else []
             self.storages += [storage] * len(groups)
             self._all[storage] = tuple(range(first, first + len(groups)))
             for position, view in enumerate(views):
@@ -89,7 +89,7 @@ class Cells:
                 row = marks[position]
                 row.as_strided(view.shape, view.stride, view.offset + row.storage_offset()).fill_(True)
         rows = torch.unique(marks.t(), dim=0).tolist()
-        return [tuple(row) for row in rows if any(row)] or [(True,) * len(views)]
+        return [tuple(row) for row in rows if any(row)]
 
 
 __all__ = ["Cells", "View", "view_of"]
