@@ -273,9 +273,36 @@ def test_views_behind_a_result_share_its_storage() -> None:
     assert len(set(storages.values())) == 1
 
 
+@pytest.mark.parametrize(("axis", "shapes"), [(1, ((4, 3), (3,))), (0, ((4,), ())), (0, ((), (4,)))])
+def test_the_dtype_that_is_computed_in_stays(axis: int, shapes: tuple[tuple[int, ...], ...]) -> None:
+    """What a tensor without dims says counts less: a part of a vector must not become one."""
+    b = PlacedBuilder(2)
+    x = b.input("x", shapes[0], "[0, 1] replicated", torch.int32)
+    y = b.call("aten::add.Scalar", b.input("y", shapes[1], "[0, 1] replicated", torch.int64), 2**33)
+    ahead = b.call("aten::bitwise_right_shift.Tensor", b.call("aten::sub.Tensor", y, x, stream_axis=axis), y)
+    program = b.build(ahead, b.call("aten::gt.Tensor", y, x, stream_axis=axis))
+    verdict = verify(StreamParallelType(), program)
+    assert verdict.status == "passed", [finding.title for finding in verdict.findings]
+    assert verdict.changed
+
+
 # ----------------------------------------------------------------------------------------------------------- refusals
 
 REFUSED: dict[str, tuple[Body, str]] = {
+    "linear with a vector": (
+        on("aten::linear", "x", "v", axis=0),
+        r"its weight is no matrix, or its bias no vector",
+    ),
+    "linear with a bias for every element": (
+        lambda b, i: (lambda m: b.call("aten::linear", m, m, b.call("aten::mm", m, b.call("aten::t", m)), stream_axis=1))(
+            b.call("aten::relu", i["x"])
+        ),
+        r"its weight is no matrix, or its bias no vector",
+    ),
+    "linear with one number as its bias": (
+        lambda b, i: b.call("aten::linear", i["x"], b.call("aten::t", i["y"]), b.call("aten::sum", i["v"]), stream_axis=1),
+        r"its weight is no matrix, or its bias no vector",
+    ),
     "sharded in the result": (
         lambda b, i: b.set(i["x"], f"{MESH} shard(1)", stream_axis=1),
         r"'set_1' .* its stream axis 1 is sharded over ranks in layout '\[1, 0, 2\] shard\(1\)'",
