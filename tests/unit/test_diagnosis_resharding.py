@@ -91,6 +91,15 @@ def test_an_addend_that_another_rank_doubles() -> None:
     )
 
 
+def test_a_long_way_to_a_communication() -> None:
+    program = one("[0, 1] shard(0)", "[0, 1] replicated", op="sum", shape=(2, 5))
+    verdict = verify(defects.planted(defects.long_way), program, checks=["equivalence"])
+    found = diagnose(program, verdict.pair.rewritten, verdict.findings[0]).first
+    assert found is not None
+    assert found.node == "neg_default"
+    assert "the negative of" in found.relation.text
+
+
 def test_memory_that_is_read_after_it_is_freed() -> None:
     _, found = diagnosed(one("[0, 1] shard(0)", "[0, 1] replicated"), defects.freed_early)
     assert found.first is not None
