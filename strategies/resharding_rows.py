@@ -250,7 +250,7 @@ def rooted_reduction(record: ReshardingRecord) -> str:
     return (
         record.reduction
         if record.b // 8 % 4 == 3
-        else ("max", "avg", "min", "avg", "product", "max", "avg")[record.b % 7]
+        else ("max", "avg", "min", "max", "product", "avg", "min")[record.b % 7]
     )
 
 
