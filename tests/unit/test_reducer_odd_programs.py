@@ -15,7 +15,7 @@ from tcverify.campaign.reduction import reduce
 from tcverify.campaign.reduction.fit import facts_of, fit
 from tcverify.campaign.reduction.sketch import Ref, replaced, sketch_of
 from tcverify.execution import Lockstep
-from tcverify.ops import TensorSpec
+from tcverify.ops import TensorSpec, resolve
 from tcverify.program import (
     VARYING,
     InputSpec,
@@ -35,6 +35,7 @@ from tests.unit.predicates import has_neg, named, ops, reduced_then_normed
 from tests.unit.programs import TP2, reduce_then_norm
 
 aten = torch.ops.aten
+resolve("tensor_cast::all_reduce")  # defines the ops that are used below
 
 
 def _foreign(x: torch.Tensor) -> torch.Tensor:
