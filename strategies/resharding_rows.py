@@ -135,12 +135,12 @@ def _all_to_all(flow: Flow, record: ReshardingRecord) -> None:
     x = _sharded(flow, record)
     (before,) = x.layout.sharding
     dims = [d for d, size in enumerate(x.shape) if d != before and size % x.mesh.size == 0]
-    if dims:
+    if dims and record.how // 32 % 2 == 0:
         flow.set(x, Layout.sharded(x.mesh, dims[record.how // 8 % len(dims)]))
         return
-    n = x.mesh.size
-    y = flow.input((2 * n, n), Layout.sharded(x.mesh, record.how % 2))
-    flow.set(y, Layout.sharded(x.mesh, 1 - record.how % 2))
+    n, inner = x.mesh.size, 1 if dims else record.how % 2
+    y = flow.input((2 * n, n), Layout.sharded(x.mesh, inner))
+    flow.set(y, Layout.sharded(x.mesh, 1 - inner))
 
 
 def _broadcast(flow: Flow, record: ReshardingRecord) -> None:
@@ -234,13 +234,24 @@ def _reduce_scatter(flow: Flow, record: ReshardingRecord) -> None:
 
 
 def _rooted(flow: Flow, record: ReshardingRecord) -> None:
-    """Mostly no sum: where the root is no addend, what it gives instead of one depends on the reduction."""
+    """Often to one rank outside of the mesh, which has no addend: what it gives instead depends on the reduction."""
     x, dim = partial(flow, record)
-    reduction = record.reduction if record.how // 32 % 4 == 3 else _UNLIKE_SUMS[record.b % len(_UNLIKE_SUMS)]
-    flow.reduce(x, dim, Layout.replicated(_other(flow, record, x.mesh)), reduction)
+    alone = flow.world_size > 2 and record.how // 16 % 3
+    if alone and x.mesh.size == flow.world_size:
+        mesh = ordered(flow.world_size, flow.world_size - 1, record.where)
+        x, dim = flow.input((mesh.size, *flow.setting.shape), Layout.sharded(mesh, 0)), 0
+    outside = [rank for rank in range(flow.world_size) if rank not in x.mesh]
+    mesh = DeviceMesh.of(outside[record.where % len(outside)]) if alone else _other(flow, record, x.mesh)
+    flow.reduce(x, dim, Layout.replicated(mesh), rooted_reduction(record))
 
 
-_UNLIKE_SUMS = ("max", "avg", "min", "max", "product", "avg")
+def rooted_reduction(record: ReshardingRecord) -> str:
+    """Mostly no sum."""
+    return (
+        record.reduction
+        if record.b // 8 % 4 == 3
+        else ("max", "avg", "min", "max", "product", "avg", "min")[record.b % 7]
+    )
 
 
 def _local_sum(flow: Flow, record: ReshardingRecord) -> None:
@@ -278,4 +289,4 @@ SUMS: dict[str, Callable[[Flow, ReshardingRecord], None]] = {
     "odd-sum": _odd_sum,
 }
 
-__all__ = ["ROWS", "SUMS", "partial", "reduce_of_row", "row_of_newest", "set_of_row"]
+__all__ = ["ROWS", "SUMS", "partial", "reduce_of_row", "rooted_reduction", "row_of_newest", "set_of_row"]

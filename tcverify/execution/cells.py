@@ -1,18 +1,21 @@
 """Cells: the parts of storages that the ops of a rank tell apart. Two views touch each other where they have a cell in common.
 
-Chunks of one buffer that several streams work on share a storage and no element. So a storage is divided: elements that the same
-views reach make a cell. Exact, also for views with gaps; a tensor without elements has no cell, and nobody races for it.
+Chunks of one buffer that several streams work on share a storage and no element. So a storage is divided: bytes that the same
+views reach make a cell. Exact, also for views with gaps; the cost goes by the number of runs of bytes that views consist of,
+and not by their sizes. A tensor without elements has no cell, and nobody races for it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from math import prod
 
 import torch
 
-#: Most elements of a storage, times views of it, that are looked at one by one. Beyond, the storage is one cell.
-_MOST_MARKS = 1 << 24
+#: Most runs of bytes in the views of one storage, and most pieces of all of them, that are looked at.
+_MOST_RUNS = 1 << 20
+_MOST_PIECES = 1 << 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +34,40 @@ def view_of(storage: int, tensor: torch.Tensor) -> View:
     return View(storage, tuple(tensor.shape), tuple(tensor.stride()), int(tensor.storage_offset()), tensor.itemsize)
 
 
+@dataclass(frozen=True, slots=True)
+class _Runs:
+    """Bytes of a storage: runs of `length` of them, at `first` plus a sum of (0 … size − 1) · stride over `dims`."""
+
+    first: int
+    length: int
+    dims: tuple[tuple[int, int], ...]
+
+    @property
+    def count(self) -> int:
+        return prod(size for _, size in self.dims)
+
+    def starts(self) -> torch.Tensor:
+        found = torch.tensor([self.first])
+        for stride, size in self.dims:
+            found = (found[:, None] + stride * torch.arange(size)).flatten()
+        return found
+
+
+def _runs_of(view: View) -> _Runs | None:
+    """The bytes of a view; None of one without elements."""
+    if not all(view.shape):
+        return None
+    length, dims = view.itemsize, []
+    for stride, size in sorted(
+        (s * view.itemsize, n) for n, s in zip(view.shape, view.stride, strict=True) if n > 1 and s
+    ):
+        if stride <= length:  # they touch or overlap
+            length += stride * (size - 1)
+        else:
+            dims.append((stride, size))
+    return _Runs(view.offset * view.itemsize, length, tuple(dims))
+
+
 class Cells:
     """Divides storages by the views of them.
 
@@ -39,6 +76,7 @@ class Cells:
 
     Attributes:
         storages: by cell, the storage that it belongs to. There after `divide`.
+        coarse: whether some storage has too many pieces to be divided, and is one cell. There after `divide`.
     """
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
@@ -46,6 +84,7 @@ class Cells:
         self._views: list[dict[View, tuple[int, ...]]] = [{} for _ in tensors]
         self._all: list[tuple[int, ...]] = [() for _ in tensors]
         self.storages: list[int] = []
+        self.coarse = False
 
     def add(self, view: View) -> None:
         """Take note of a view."""
@@ -58,15 +97,21 @@ class Cells:
     def divide(self) -> None:
         """Divide all storages by what has been noted."""
         for storage, views in enumerate(self._views):
+            if not views:
+                continue
             first = len(self.storages)
-            if len(views) > 1 and self._fits(storage, views):
-                groups = self._groups(storage, list(views))
-            else:
-                groups = [(True,) * len(views)] if views and self._tensors[storage].numel() else []
-            self.storages += [storage] * len(groups)
-            self._all[storage] = tuple(range(first, first + len(groups)))
-            for position, view in enumerate(views):
-                views[view] = tuple(first + number for number, group in enumerate(groups) if group[position])
+            reached = {view: _runs_of(view) for view in views}
+            different = list(dict.fromkeys(runs for runs in reached.values() if runs is not None))
+            pieces = _pieces(different) if len(different) > 1 else None
+            if pieces is None:
+                self.coarse = self.coarse or len(different) > 1
+                pieces = [[0]] * len(different)
+            numbers = dict(zip(different, pieces, strict=True))
+            count = max((number for found in pieces for number in found), default=-1) + 1
+            self.storages += [storage] * count
+            self._all[storage] = tuple(range(first, first + count))
+            for view, runs in reached.items():
+                views[view] = tuple(first + number for number in numbers[runs]) if runs is not None else ()
 
     def of(self, views: Iterable[View]) -> tuple[int, ...]:
         """The cells of some views, each once."""
@@ -76,20 +121,35 @@ class Cells:
         """All cells of a storage."""
         return self._all[storage]
 
-    def _fits(self, storage: int, views: Iterable[View]) -> bool:
-        whole = self._tensors[storage]
-        views = list(views)
-        return whole.numel() * len(views) <= _MOST_MARKS and all(view.itemsize == whole.itemsize for view in views)
 
-    def _groups(self, storage: int, views: list[View]) -> list[tuple[bool, ...]]:
-        """For each cell, which of the views reach it; elements that none reaches belong to no cell."""
-        marks = torch.zeros(len(views), max(self._tensors[storage].numel(), 1), dtype=torch.bool)
-        for position, view in enumerate(views):
-            if all(view.shape):
-                row = marks[position]
-                row.as_strided(view.shape, view.stride, view.offset + row.storage_offset()).fill_(True)
-        rows = torch.unique(marks.t(), dim=0).tolist()
-        return [tuple(row) for row in rows if any(row)]
+def _pieces(views: Sequence[_Runs]) -> list[list[int]] | None:
+    """For each view the numbers of the cells that it consists of; None where there are too many pieces."""
+    if sum(runs.count for runs in views) > _MOST_RUNS:
+        return None
+    starts = [runs.starts() for runs in views]
+    ends = [found + runs.length for found, runs in zip(starts, views, strict=True)]
+    bounds = torch.unique(torch.cat([*starts, *ends]))  # pieces lie between two that follow each other
+    spans = [(torch.searchsorted(bounds, a), torch.searchsorted(bounds, b)) for a, b in zip(starts, ends, strict=True)]
+    if sum(int((end - start).sum()) for start, end in spans) > _MOST_PIECES:
+        return None
+    cell = torch.zeros(len(bounds), dtype=torch.long)  # of each piece: those that the same views reach so far
+    highest = 0
+    for span in spans:
+        at = _between(*span)
+        before, again = torch.unique(cell[at], return_inverse=True)
+        cell[at] = again + (highest + 1)
+        highest += len(before)
+    _, cell = torch.unique(
+        cell, return_inverse=True
+    )  # the first is what nobody reaches: there is nothing behind the last bound
+    return [(torch.unique(cell[_between(*span)]) - 1).tolist() for span in spans]
+
+
+def _between(start: torch.Tensor, end: torch.Tensor) -> torch.Tensor:
+    """All numbers from each start to before the end that belongs to it."""
+    counts = end - start
+    offsets = counts.cumsum(0) - counts
+    return torch.repeat_interleave(start - offsets, counts) + torch.arange(int(counts.sum()))
 
 
 __all__ = ["Cells", "View", "view_of"]

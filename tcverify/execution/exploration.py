@@ -106,7 +106,8 @@ def explore(
         seed: of the random order.
 
     Returns:
-        None when the program is not lowered, does not run to its end in issue order, or is too large.
+        None when the program is not lowered, does not run to its end in issue order, or is too large: too many ops, or buffers
+        in too many pieces.
 
     Raises:
         UnsupportedOp: an op has no meaning.

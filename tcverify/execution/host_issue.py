@@ -37,7 +37,7 @@ def is_host_ir(plan: Plan) -> bool:
 
 
 def issue_host(program: Program, boundary: str, inputs: str) -> tuple[list[Issued], Run]:
-    """Issue a program in host IR on every rank. As `issue`, which see."""
+    """Issue a program in host IR on every rank. As `issue`, which see; nothing where buffers lie in too many pieces."""
     plans = plans_of(program)
     check_supported(plans)
     watches: list[_Watch] = []
@@ -52,7 +52,10 @@ def issue_host(program: Program, boundary: str, inputs: str) -> tuple[list[Issue
     issued = []
     for rank, watch in enumerate(watches):
         constants = rank_constants(program.mesh, rank, program.ranks[rank].constants)
-        issued.append(_queued(watch, rank, constants, run.ranks[rank], boundary, inputs))
+        queued = _queued(watch, rank, constants, run.ranks[rank], boundary, inputs)
+        if queued is None:
+            return [], run
+        issued.append(queued)
     for result in run.ranks:  # their storage is written anew in every order
         result.outputs = [value.clone() if isinstance(value, torch.Tensor) else value for value in result.outputs]
         result.inputs = [value.clone() for value in result.inputs]
@@ -242,7 +245,8 @@ class _Queues:
 
 def _queued(
     watch: _Watch, rank: int, constants: Mapping[str, Any], result: RankResult, boundary: str, inputs: str
-) -> Issued:
+) -> Issued | None:
+    """The queues of one rank; None where it cannot be told apart what its ops touch."""
     plan = watch.plan
     first = len(plan.placeholders)
     end = len(plan.placeholders) + len(plan.steps)
@@ -253,6 +257,8 @@ def _queued(
     for number in watch.saved:
         cells.add_whole(number)
     cells.divide()
+    if cells.coarse:  # accesses that do not touch would seem to
+        return None
     queues = _Queues()
     if inputs == "stream0":
         whole = tuple(cell for number in watch.saved for cell in cells.of_whole(number))

@@ -27,7 +27,7 @@ RESHARDING: tuple[Exhibit, ...] = (
         ACROSS,
         "What is called the least value of a floating-point type is its smallest positive one. Whoever stands outside of the "
         "senders gives it as what changes nothing; where all values are negative it wins.",
-        _LOWERING + "SmallestPositiveIsTheIdentity", _SOUND, "wrong-value", ("full*", "reduce*"),
+        _LOWERING + "SmallestPositiveIsTheIdentity", _SOUND, "wrong-value", ("full*",),
         strategy="resharding", world_size=4,
     ),
     Exhibit(

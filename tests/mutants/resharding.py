@@ -160,13 +160,14 @@ class JoinedRootIsAShard(Mutant):
 
 
 class BroadcastFromAReceiver(Mutant):
-    """What is broadcast comes from the first receiver, whether or not it has the value."""
+    """What is broadcast comes from a receiver that does not have it yet."""
 
     class stage(Lowering):
         def change(self, found: Communication, made: Resharding, rank: int) -> Communication:
             if found.kind != "broadcast":
                 return found
-            root = made.target.mesh.ranks[0]
+            receivers = made.target.mesh.ranks
+            root = next((one for one in receivers if one not in made.source.mesh), receivers[0])
             return replace(found, root=root, gives=rank == root or not found.gets)
 
         class writes(Writing):

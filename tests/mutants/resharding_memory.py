@@ -142,7 +142,7 @@ class OutputsOfCommunicationsKept(Mutant):
                     last.pop(storage, None)
 
 
-_FREED = frozenset({"use-after-free", "race", "async-race"})
+_FREED = frozenset({"use-after-free", "race", "async-race", "rewritten-raises"})
 
 #: The kinds of findings, one of which each defect shows.
 EXPECTED: dict[str, frozenset[str]] = {

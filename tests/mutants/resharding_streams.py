@@ -302,7 +302,7 @@ EXPECTED: dict[str, frozenset[str]] = {
     "AddendsOverwritten": _VALUES,
     "ReadsAtTheNextIndex": _VALUES,
     "LastTripLeftOut": _VALUES,
-    "WritesAlongTheFirstAxis": _VALUES,
+    "WritesAlongTheFirstAxis": _VALUES | {"pass-raised"},
     "SeveralOperandsPassedOver": frozenset({"stream-axis-left"}),
 }
 

@@ -10,14 +10,19 @@ import torch
 from tcverify.execution.cells import Cells, view_of
 
 
+def divided(tensors: list[torch.Tensor]) -> Cells:
+    cells = Cells([torch.empty(0, dtype=tensors[0].dtype, device=tensors[0].device).set_(tensors[0].untyped_storage())])
+    for tensor in tensors:
+        cells.add(view_of(0, tensor))
+    cells.divide()
+    return cells
+
+
 def overlapping(tensors: list[torch.Tensor]) -> set[tuple[int, int]]:
     """Which views of one storage share an element, as cells say it."""
-    whole = torch.empty(0).set_(tensors[0].untyped_storage())
-    cells = Cells([whole])
+    cells = divided(tensors)
+    assert not cells.coarse
     views = [view_of(0, tensor) for tensor in tensors]
-    for view in views:
-        cells.add(view)
-    cells.divide()
     return {
         (i, j)
         for (i, a), (j, b) in itertools.combinations(enumerate(views), 2)
@@ -74,3 +79,29 @@ def test_overlap_is_that_of_elements(seed: int) -> None:
 def test_views_without_elements_touch_nothing() -> None:
     buffer = torch.empty(4)
     assert overlapping([buffer[:0], buffer]) == set()
+
+
+def test_cost_goes_by_runs_of_elements_and_not_by_their_number() -> None:
+    rows = torch.empty(64, 1 << 18, device="meta")  # 16 M elements, no memory
+    assert overlapping([rows, *rows]) == {(0, i) for i in range(1, 65)}
+    columns = torch.empty(256, 1 << 16, device="meta")
+    assert overlapping([*columns.chunk(16, dim=1), columns[7]]) == {(i, 16) for i in range(16)}
+    assert len(divided([*rows]).storages) == 64
+
+
+def test_a_buffer_of_too_many_pieces_is_not_divided() -> None:
+    every_second = torch.empty(1 << 22, device="meta")[::2]
+    assert divided([every_second, every_second[1:]]).coarse
+    assert not divided([every_second]).coarse
+
+
+def test_views_of_another_element_size() -> None:
+    buffer = torch.empty(4, 6)
+    halves = buffer.view(torch.int16)
+    assert overlapping([buffer[0], halves[0, 4:6], halves[1, 4:6]]) == {(0, 1)}
+
+
+def test_windows_of_one_buffer_overlap() -> None:
+    buffer = torch.arange(12.0)
+    windows = buffer.as_strided((3, 4), (2, 1), 0)  # elements 0 to 7
+    assert overlapping([windows, buffer[7], buffer[8]]) == {(0, 1)}

@@ -123,3 +123,19 @@ def test_communications_of_one_team_keep_their_order() -> None:
     found = played(program)
     assert not found.observations
     assert all(found.streams[0][f"all_gather{suffix}"] == -1 for suffix in ("", "_1", "_2", "_3"))
+
+
+def test_chunks_of_large_buffers_are_told_apart() -> None:
+    """Four million elements, in chunks on workers of their own."""
+    b = PlacedBuilder(2)
+    a = b.input("a", (8, 2, 128, 1024), "[0, 1] shard(1)")
+    w = b.input("w", (1024, 2), "[0, 1] replicated")
+    made = b.build(b.call("aten::matmul", b.set(a, "[0, 1] replicated"), w))
+    found = explore(lowered(made, lambda gm: pipelined(gm, 2, extra="free")), inputs="stream0")
+    assert found is not None
+    assert not found.observations
+
+
+def test_buffers_in_too_many_pieces_are_not_explored(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tcverify.execution.cells._MOST_RUNS", 4)
+    assert explore(lowered(gathered_matmul(8), pipelined), inputs="stream0") is None
