@@ -75,6 +75,7 @@ class PlacedBuilder:
         self._dims: dict[DeviceMesh, list[MeshDim]] = {}
         self._calls: list[_Call] = []
         self._names: dict[str, int] = {}
+        self._built = False
 
     def input(
         self,
@@ -167,7 +168,14 @@ class PlacedBuilder:
         return self._reshard(made, x, REDUCE, (dim, reduce_op), stream_axis)
 
     def build(self, *outputs: Placed, seed: int = 0, labels: Sequence[str] = ()) -> Program:
-        """Return the program. Every rank returns its parts of the outputs; what no output and no other rank needs is dropped."""
+        """Return the program. Every rank returns its parts of the outputs; what no output and no other rank needs is dropped.
+
+        Raises:
+            ProgramError: it has been built already.
+        """
+        if self._built:
+            raise ProgramError("the program has been built already", "make one builder per program")
+        self._built = True
         self._drop_dead(outputs)
         for rank, graph in enumerate(self._graphs):
             graph.output(tuple(placed.nodes[rank] for placed in outputs if rank in placed.nodes))

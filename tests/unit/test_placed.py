@@ -202,6 +202,7 @@ REFUSED: dict[str, Wrong] = {
     r"stream axis 2 .*of shape \[4, 4\]": lambda b, x: b.call("aten::relu", x, stream_axis=2),
     r"stream axis -1 ": lambda b, x: b.set(x, "[1] replicated", stream_axis=-1),
     r"cannot be that of a result of aten::sum.dim_IntList: its shape": lambda b, x: b.call("aten::sum.dim_IntList", x, [0, 1]),
+    r"has been built already": lambda b, x: (b.build(x), b.build(x)),
     r"aten::max.dim has several results": lambda b, x: b.call("aten::max.dim", x, 0),
 }  # fmt: skip
 

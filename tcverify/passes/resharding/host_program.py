@@ -94,7 +94,8 @@ class HostProgram(Pass):
         """Run the stages. See `Pass.rewrite`.
 
         Raises:
-            Unsupported: one of them cannot lower the program; the message names what it is about.
+            Unsupported: one of them cannot lower the program; the message names what it is about. What the ones before it
+                have rewritten stays: they keep what the program means.
         """
         gm = graph.owning_module
         if gm is None:
