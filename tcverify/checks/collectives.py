@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 from tcverify.checks.evidence import Evidence
+from tcverify.checks.meeting import streams_meet
 from tcverify.execution import Run
 from tcverify.program.finding import Doubt, Finding
 
 
 def check_collectives(evidence: Evidence) -> list[Finding | Doubt]:
-    """Report deadlocks, with their cycle, and collectives whose members disagree, as the model of lockstep decides them."""
+    """Report deadlocks, with their cycle, and collectives whose members disagree, as the model of lockstep decides them.
+
+    Hosts block at waits there. A deadlock of host IR that streams would not have is a doubt.
+    """
+    rewritten = evidence.pair.rewritten
     for comparison in evidence.runs:
         finding = _judge(comparison.rewritten)
+        if finding is not None and finding.kind == "deadlock" and rewritten is not None and streams_meet(rewritten):
+            first = finding.detail.splitlines()[0]
+            sentence = f"hosts that block at waits wait for ever ({first}); streams would go on, in which it is not run"
+            return [Doubt("unsupported-op", sentence)]
         if finding is not None:
             return [finding]
     return []

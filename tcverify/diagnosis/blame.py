@@ -66,11 +66,20 @@ def suspicious(of: Versions, node: fx.Node) -> bool:
 
 def _shows(of: Versions, node: fx.Node) -> bool:
     """Whether an inserted node of host IR only shows, or copies, what is right: parts on their way to a communication."""
-    if node.op != "call_function" or of.namesake(node) is not None or not of.hosts or is_buffer(node):
+    while of.hosts and _is_shown(of, node):
+        node = node.all_input_nodes[0]
+        relation = of.relations.get(node.name)
+        if relation is None:
+            return False
+        if relation.explained and not relation.loses:
+            return not suspicious(of, node)
+    return False
+
+
+def _is_shown(of: Versions, node: fx.Node) -> bool:
+    if node.op != "call_function" or of.namesake(node) is not None or not node.all_input_nodes or is_buffer(node):
         return False
-    if not is_view(node) and lookup(node.target).name != "aten::clone":
-        return False
-    return not any(suspicious(of, o) or o.name not in of.relations for o in node.all_input_nodes[:1])
+    return is_view(node) or lookup(node.target).name == "aten::clone"
 
 
 def bent(of: Versions, node: fx.Node) -> bool:

@@ -17,7 +17,7 @@ from tcverify.relations.storages import allocates, is_view
 from tcverify.relations.tensors import same
 
 #: Allocations with more elements are not looked into part by part.
-MAX_ELEMENTS = 1 << 20
+MAX_ELEMENTS = 1 << 18
 
 
 def stands_for(of: Versions, root: fx.Node) -> str | None:

@@ -11,13 +11,12 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from tcverify.diagnosis.blame import displaced
-from tcverify.diagnosis.buffers import brought_elsewhere, never_written
-from tcverify.diagnosis.communications import at_fault
+from tcverify.diagnosis.communications import of_host
 from tcverify.diagnosis.misread import in_another_order, too_late
 from tcverify.diagnosis.versions import Versions, storage_root, written_operands
 from tcverify.ops import DEALLOCATE, RESIZE, Collective, lookup
 from tcverify.relations import Relation, relation_between
-from tcverify.relations.storages import allocates, is_buffer
+from tcverify.relations.storages import is_buffer
 
 Operands = tuple[tuple[str, Relation], ...]
 
@@ -59,7 +58,7 @@ def cause(
     if output is not None:
         return NEEDED.get(relation.kind) or _item(of, node) or _own_arguments(of, node, operands) or _together(of, node)
     for reason in (
-        _of_host(of, node),
+        of_host(of, node)[1],
         _item(of, node),
         _own_arguments(of, node, operands),
         in_another_order(of, node),
@@ -82,13 +81,6 @@ def cause(
     if relation.kind == "unrelated" and operands and of.namesake(node) is not None:
         return "what it reads is right, so the node itself is at fault"
     return ""
-
-
-def _of_host(of: Versions, node: fx.Node) -> str:
-    """Of host IR: what is wrong with a communication, with what is written into an allocation, or that nothing is."""
-    if not of.hosts:
-        return ""
-    return (never_written(of, node) if allocates(node) else "") or at_fault(of, node) or brought_elsewhere(of, node)
 
 
 def _as_expected(operand: Relation, relation: Relation) -> bool:

@@ -8,10 +8,11 @@ from collections.abc import Sequence
 import torch
 from torch import fx
 
-from tcverify.diagnosis.buffers import destination, stands_for
+from tcverify.diagnosis.buffers import brought_elsewhere, destination, never_written, stands_for
 from tcverify.diagnosis.versions import Versions, storage_root
 from tcverify.ops import Collective, Layout, Resharding, lookup
 from tcverify.ops.multidevice import REDUCE, SET
+from tcverify.relations.storages import allocates
 
 #: Communications whose members hold parts before, and those that leave parts.
 GATHERING = frozenset({"all_gather", "gather"})
@@ -28,24 +29,41 @@ def asked_for(node: fx.Node | None) -> Resharding | None:
     return Resharding(Layout.parse(str(source)), Layout.parse(str(target)), tuple(shape), dim, op)  # type: ignore[arg-type]
 
 
-def at_fault(of: Versions, node: fx.Node) -> str:
-    """What is wrong with a communication, to follow a colon; "" where nothing is known to be."""
+def fault(of: Versions, node: fx.Node) -> tuple[str, str]:
+    """What is wrong with a communication: in a word or two, and as what follows a colon; ("", "") if nothing is known."""
     call = of.called.get(node.name)
     into = destination(node) if call is not None else None
     name = stands_for(of, storage_root(into)) if into is not None else None
     stood = of.old_nodes.get(name or "")
     made = asked_for(stood)
     if call is None or stood is None or made is None:
-        return _neutral(of, node)
-    whose = _operand(of, stood, made)
-    return (
-        _order(call, made, whose, stood.name)
-        or _left_out(call, made, whose)
-        or _root(call, made, whose, stood.name)
-        or _dim(call, made, whose, stood.name)
-        or _reduction(call, made)
-        or _partner(of, call, made, whose)
-    )
+        found = [("neutral element", _neutral(of, node))]
+    else:
+        whose = _operand(of, stood, made)
+        found = [
+            ("order of ranks", _order(call, made, whose, stood.name)),
+            ("team", _left_out(call, made, whose)),
+            ("root", _root(call, made, whose, stood.name)),
+            ("dim", _dim(call, made, whose, stood.name)),
+            ("reduction", _reduction(call, made)),
+            ("sender", _partner(of, call, made, whose)),
+        ]
+    return next(((aspect, text) for aspect, text in found if text), ("", ""))
+
+
+def of_host(of: Versions, node: fx.Node) -> tuple[str, str]:
+    """Of host IR: what is wrong with a communication, with what is written into an allocation, or that nothing is.
+
+    In a word or two, and as what follows a colon; see `fault`.
+    """
+    if not of.hosts:
+        return "", ""
+    if allocates(node) and (missing := never_written(of, node)):
+        return "unwritten memory", missing
+    aspect, text = fault(of, node)
+    if not text and (text := brought_elsewhere(of, node)):
+        aspect = "place"
+    return aspect, text
 
 
 def _operand(of: Versions, stood: fx.Node, made: Resharding) -> str:
@@ -147,4 +165,4 @@ def _ranks(ranks: Sequence[int]) -> str:
     return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
 
 
-__all__ = ["asked_for", "at_fault"]
+__all__ = ["asked_for", "fault", "of_host"]

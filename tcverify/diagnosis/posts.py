@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import fx
 
-from tcverify.diagnosis.communications import at_fault
+from tcverify.diagnosis.communications import fault
 from tcverify.diagnosis.divergence import Divergence
 from tcverify.diagnosis.versions import Versions
 from tcverify.execution import Call
@@ -50,7 +50,7 @@ def _unlike(of: Versions, calls: dict[int, Call]) -> Divergence | None:
     for rank, call in calls.items():
         there = replace(of, rank=rank, relations={})
         node = there.new_nodes.get(call.node)
-        why = at_fault(there, node) if node is not None else ""
+        _, why = fault(there, node) if node is not None else ("", "")
         if why:
             return _disagrees(rank, call.node, calls, why)
     signatures = {rank: (call.collective.kind, *call.collective.signature[1:]) for rank, call in calls.items()}

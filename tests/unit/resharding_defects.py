@@ -108,6 +108,19 @@ def _free(graph: fx.Graph, node: fx.Node) -> None:
         graph.call_function(torch.ops.host_ir.deallocate.default, (node.args[0].kwargs["out"],))  # type: ignore[union-attr]
 
 
+def long_way(graph: fx.Graph, rank: int) -> None:
+    """What is reduced goes through thousands of copies, with the wrong sign."""
+    for node in calls(graph, "host_ir::all_reduce"):
+        value = node.args[0]
+        with graph.inserting_before(node):
+            for number in range(2000):
+                op = torch.ops.aten.clone.default if number else torch.ops.aten.neg.default
+                made = graph.call_function(op, (value,))
+                made.meta["val"] = value.meta["val"]  # type: ignore[union-attr]
+                value = made
+        node.update_arg(0, value)
+
+
 def sharded_team(graph: fx.Graph, rank: int) -> None:
     """Of three ranks, two sum among themselves, and the third alone."""
     for node in calls(graph, "host_ir::all_reduce"):

@@ -8,6 +8,7 @@ import pytest
 
 from tcverify.diagnosis import Diagnosis, diagnose
 from tcverify.execution import Lockstep
+from tcverify.fingerprint import fingerprint
 from tcverify.passes.resharding.host_program import HostProgram
 from tcverify.passes.resharding.pipelined_gather import GATHER_FORMS
 from tcverify.program import PlacedBuilder, Program
@@ -90,6 +91,15 @@ def test_an_addend_that_another_rank_doubles() -> None:
     )
 
 
+def test_a_long_way_to_a_communication() -> None:
+    program = one("[0, 1] shard(0)", "[0, 1] replicated", op="sum", shape=(2, 5))
+    verdict = verify(defects.planted(defects.long_way), program, checks=["equivalence"])
+    found = diagnose(program, verdict.pair.rewritten, verdict.findings[0]).first
+    assert found is not None
+    assert found.node == "neg_default"
+    assert "the negative of" in found.relation.text
+
+
 def test_memory_that_is_read_after_it_is_freed() -> None:
     _, found = diagnosed(one("[0, 1] shard(0)", "[0, 1] replicated"), defects.freed_early)
     assert found.first is not None
@@ -166,3 +176,17 @@ def test_ranks_that_do_not_meet(make: Callable[[], Program], edit: defects.Edit,
     finding, found = diagnosed(make(), edit)
     assert finding.kind in ("deadlock", "collective-mismatch")
     assert str(found.first) == sentence
+
+
+def test_a_defect_has_one_fingerprint_whatever_the_sizes() -> None:
+    found = set()
+    for program in (
+        one("[1, 0] shard(0)", "[1, 0] replicated"),
+        one("[2, 0, 1] shard(0)", "[2, 0, 1] replicated", shape=(3, 2)),
+        gathered(2, (1, 0), 2),
+        gathered(3, (1, 0, 2), 1),
+    ):
+        verdict = verify(defects.planted(defects.rank_order), program)
+        (finding,) = (f for f in verdict.findings if f.kind == "wrong-value")
+        found.add(fingerprint(program, verdict.pair.rewritten, finding))
+    assert found == {"all_gather: order of ranks"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
 import torch
 from torch import fx
 
@@ -117,3 +118,55 @@ def test_a_communication_of_another_name_on_the_other_rank_is_the_same() -> None
     assert verdict.findings[0].kind == "deadlock"
     assert "no such node" not in first_divergence(verdict)
     assert first_divergence(verdict) == "send: what rank 0 calls next, where rank 1 calls 'all_gather' first"
+
+
+def crossing(*, behind: bool) -> Post:
+    """Each rank receives on a worker, and sends on the caller's stream, or behind what it receives."""
+
+    def post(w: HostWriter, rank: int, which: int, x: fx.Node, out: fx.Node) -> None:
+        caller, worker = w.current_stream(), w.stream(which)
+        w.call("aten::copy_", half(w, out, rank), x)
+        w.set_stream(worker)
+        w.synchronize(caller)
+        w.communicate("recv", half(w, out, 1 - rank), 1 - rank)
+        w.set_stream(worker if behind else caller)
+        w.communicate("send", x, 1 - rank)
+        w.set_stream(caller)
+        w.synchronize(worker)
+
+    return post
+
+
+def test_streams_go_on_where_a_host_that_blocks_would_not() -> None:
+    verdict = lowered(crossing(behind=False))
+    assert verdict.status == "inconclusive"
+    assert verdict.findings == []
+    (doubt,) = verdict.doubts
+    assert doubt.detail == (
+        "hosts that block at waits wait for ever (rank 0 waits in send_recv #1 from rank 1 to rank 0); streams would go on, in "
+        "which it is not run"
+    )
+
+
+def test_streams_that_wait_for_each_other_are_a_deadlock() -> None:
+    (finding,) = lowered(crossing(behind=True)).findings
+    assert (finding.kind, finding.title) == ("deadlock", "deadlock among ranks 0, 1")
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_teams_on_streams_of_their_own_may_come_in_any_order(apart: bool) -> None:
+    """Two teams of the same ranks: on one stream their order matters, on two it does not."""
+
+    def post(w: HostWriter, rank: int, which: int, x: fx.Node, out: fx.Node) -> None:
+        caller = w.current_stream()
+        wholes = [w.allocate((4, 4), torch.float32) for _ in range(2)]
+        for i in (0, 1) if rank == 0 else (1, 0):
+            w.set_stream(w.stream(i if apart else 0))
+            w.synchronize(caller)
+            w.communicate("all_gather", x, 0, [i, 1 - i], out=wholes[i])
+        w.set_stream(caller)
+        for i in range(2):
+            w.synchronize(w.stream(i))
+        w.call("aten::copy_", out, wholes[0])
+
+    assert lowered(post).status == ("inconclusive" if apart else "refuted")

@@ -12,8 +12,10 @@ import torch
 from torch import fx
 
 from tcverify.campaign.reduction import reduce
+from tcverify.campaign.reduction.fit import facts_of, fit
+from tcverify.campaign.reduction.sketch import Ref, replaced, sketch_of
 from tcverify.execution import Lockstep
-from tcverify.ops import TensorSpec
+from tcverify.ops import TensorSpec, resolve
 from tcverify.program import (
     VARYING,
     InputSpec,
@@ -33,6 +35,7 @@ from tests.unit.predicates import has_neg, named, ops, reduced_then_normed
 from tests.unit.programs import TP2, reduce_then_norm
 
 aten = torch.ops.aten
+resolve("tensor_cast::all_reduce")  # defines the ops that are used below
 
 
 def _foreign(x: torch.Tensor) -> torch.Tensor:
@@ -194,3 +197,25 @@ def test_inputs_that_nobody_reads_go() -> None:
     program = reduce_then_norm()
     unread = replace(program, inputs=(*program.inputs, InputSpec("unread", (3,))))
     assert [spec.name for spec in reduce(unread, reduced_then_normed).program.inputs] == ["x", "gain"]
+
+
+def test_no_step_reads_what_its_rank_lacks() -> None:
+    """On rank 0, `select_int` is a row of what rank 1 does not have."""
+
+    def build(rank: int) -> Callable[[fx.Graph, fx.Node], Any]:
+        def one(graph: fx.Graph, x: fx.Node) -> Any:
+            source = graph.call_function(aten.relu.default, (x,)) if rank == 0 else x
+            return graph.call_function(aten.neg.default, (graph.call_function(aten.select.int, (source, 0, 0)),))
+
+        return one
+
+    program = hand_made(build(0), build(1))
+    facts = facts_of(sketch_of(program))
+    assert not facts.precedes("relu_default", "select_int")
+    assert facts.precedes("x", "select_int")
+    assert fit(facts, replaced(facts.sketch, {"select_int": Ref("relu_default")})) is None
+    assert fit(facts, replaced(facts.sketch, {"select_int": Ref("x")})) is not None
+    reduction = reduce(program, has_neg)
+    assert has_neg(reduction.program)
+    for graph in reduction.program.graphs:
+        graph.lint()

@@ -16,6 +16,7 @@ from tcverify.report.block import make_block
 from tcverify.report.html import to_html
 from tcverify.report.html.collectives import timelines
 from tcverify.report.html.order import stream_predecessors
+from tcverify.report.html.page import make_page
 from tcverify.report.html.streams import draw_schedule
 from tcverify.report.trace import to_trace
 from tcverify.verifier import verify
@@ -106,3 +107,9 @@ def test_pages_and_traces_are_made() -> None:
     assert "worker 0" in to_html(case, None)
     names = {e["args"]["name"] for e in json.loads(to_trace(case))["traceEvents"] if e["name"] == "thread_name"}
     assert {"caller", "worker 0", "team [2, 0, 1]"} <= names
+
+
+def test_the_output_of_a_communication_is_not_said_to_be_read() -> None:
+    program = one("[1, 0] shard(0)", "[1, 0] replicated")
+    page = make_page(case_of(defects.planted(defects.rank_order), program, "wrong-value"), None)
+    assert [card.name for _, card, _ in page.blamed] == ["all_gather", "x"]

@@ -11,7 +11,7 @@ from torch import fx
 from tcverify import verify
 from tcverify.errors import Unsupported, UsageError
 from tcverify.execution import ProcessGroupPool, explore
-from tcverify.ops import TensorSpec, resolve
+from tcverify.ops import TensorSpec, fake_tensor, new_fake_mode, resolve
 from tcverify.passes.editing import op_name
 from tcverify.passes.resharding.stream_loops import StreamParallelType
 from tcverify.program import Placed, PlacedBuilder, Program
@@ -190,6 +190,24 @@ def test_an_op_between_two_ends_the_loop() -> None:
     program = build(body)
     assert len(calls(program, "host_ir::current_stream")) == 2
     assert verify(StreamParallelType(number_of_streams=2), program).status == "passed"
+
+
+def test_an_attribute_between_two_is_there_before_the_loop() -> None:
+    graph, mode = fx.Graph(), new_fake_mode()
+    x = graph.placeholder("x")
+    first = graph.call_function(resolve("aten::relu"), (x,))
+    weight = graph.get_attr("weight")
+    second = graph.call_function(resolve("aten::add.Tensor"), (first, weight))
+    graph.output((second,))
+    for node in (x, first, weight, second):
+        node.meta["val"] = fake_tensor(TensorSpec.contiguous((4, 3), torch.float32), mode)
+    first.meta["stream_axis"] = second.meta["stream_axis"] = 0
+    root = torch.nn.Module()
+    root.register_buffer("weight", torch.ones(4, 3))
+    gm, pass_ = fx.GraphModule(root, graph), StreamParallelType()
+    pass_(gm)
+    assert pass_.rewrites == {"loops": 1, "ops": 2}
+    gm.graph.lint()
 
 
 SEPARATE: dict[str, Body] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -102,6 +103,10 @@ class Facts:
     def tensor(self, name: str) -> bool:
         """Whether a step is known to be one tensor in every graph that has it."""
         return self.types(name) is not None
+
+    def precedes(self, first: str, second: str) -> bool:
+        """Whether `first` stands before `second` in every graph that has `second`."""
+        return all(self.positions[i].get(first, math.inf) < self.positions[i][second] for i in self.where(second))
 
     def replaceable(self, name: str, by: str) -> bool:
         """Whether `by` stands before `name` in every graph that has it, and is of the same shape and dtype."""

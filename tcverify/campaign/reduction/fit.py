@@ -7,7 +7,7 @@ was right stays right. Metadata that was missing or wrong stays so: the finding 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -53,7 +53,7 @@ def fit(facts: Facts, sketch: Sketch, prefer: str = "first") -> Facts | None:
             constants = sketch.ranks[ranks[0]].constants
             fitter = _Fitter(sketch, ranks[0], facts.typings[number], prefer)
             for step in sketch.graphs[number]:
-                if not fitter.add(step):
+                if not fitter.knows(step.reads) or not fitter.add(step):
                     return None
             steps = tuple(fitter.steps)
             if steps not in graphs or any(sketch.modules):
@@ -169,6 +169,10 @@ class _Fitter:
 
     def typing(self) -> Typing:
         return Typing(self._real, self._records, frozenset(self._misfits))
+
+    def knows(self, names: Iterable[str]) -> bool:
+        """Whether these steps have been taken: on another rank, what a step is to read may be missing."""
+        return all(name in self._real for name in names)
 
     def add(self, step: Step) -> bool:
         """Take the next step; returns whether its operands fit together, or did not before."""

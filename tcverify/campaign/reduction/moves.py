@@ -83,7 +83,7 @@ def substitutes(search: Search, name: str, source: str) -> Iterable[Ref | InputS
     near, far = _ancestors(facts, name, source)
     fitting = [n for n in (*near, *far) if facts.replaceable(name, n)][:NEAREST]
     fitting += [spec.name for spec in facts.sketch.inputs if facts.replaceable(name, spec.name)][:NEAREST]
-    fitting += [n for n in near if facts.tensor(n) and not facts.replaceable(name, n)]
+    fitting += [n for n in near if facts.tensor(n) and facts.precedes(n, name) and not facts.replaceable(name, n)]
     allowed = [n for n in dict.fromkeys(fitting) if may_replace(facts, values, name, n)]
     yield from (Ref(n) for n in allowed if facts.replaceable(name, n))
     yield from stand_ins(facts, values, name)

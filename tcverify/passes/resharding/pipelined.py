@@ -56,7 +56,9 @@ class PipelinedMatmul(Pass):
         **options: Any,
     ) -> None:
         super().__init__(**options)
-        self.streams = Streams(self._count(number_of_streams), self._boolean("sync_streams", sync_streams))
+        self.streams = Streams(
+            self._whole_number("number_of_streams", number_of_streams, 1), self._boolean("sync_streams", sync_streams)
+        )
         self.form = self._form("form", form, GATHER_FORMS)
         self.reduce_form = self._form("reduce_form", reduce_form, SCATTER_FORMS)
         self.contract = Contract(idempotent=True, inputs="stream0", streams=self.streams.number)  # type: ignore[misc] # of this instance
@@ -78,13 +80,6 @@ class PipelinedMatmul(Pass):
                 graph.erase_node(found.matmul)
                 self.rewrites["matmul-reduce-scatter"] += 1
         return ()
-
-    def _count(self, given: object) -> int:
-        if isinstance(given, str) and given.isdecimal():
-            given = int(given)
-        if type(given) is not int or given < 1:
-            raise UsageError(f"option number_of_streams of pass '{self.name}' cannot be {given!r}", "use 1 or more")
-        return given
 
     def _form(self, option: str, given: object, known: Sequence[str]) -> str:
         if given not in known:

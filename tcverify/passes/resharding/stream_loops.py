@@ -79,9 +79,10 @@ class StreamParallelType(Pass):
 
 @dataclass(slots=True, eq=False)
 class _Loop:
-    """Ops that are computed in the trips of one loop, in order."""
+    """Ops that are computed in the trips of one loop, in order, and nodes between them that do nothing."""
 
     ops: list[Sliced] = field(default_factory=list)
+    between: list[fx.Node] = field(default_factory=list)
     axes: dict[fx.Node, int] = field(default_factory=dict)  # of their results
 
     @property
@@ -110,7 +111,9 @@ def _loops(graph: fx.Graph, cut: Callable[[fx.Node, int], Sliced]) -> Iterator[_
     for node in graph.nodes:
         axis = _stream_axis(node)
         if axis is None:
-            if loop is not None and node.op not in _PASSIVE:
+            if loop is not None and node.op in _PASSIVE:
+                loop.between.append(node)
+            elif loop is not None:
                 yield loop
                 loop = None
             continue
@@ -150,7 +153,10 @@ def _stream_axis(node: fx.Node) -> int | None:
 
 def _write(w: HostWriter, loop: _Loop, number: int, results: dict[fx.Node, fx.Node]) -> None:
     """Write a loop before its first op, and say in `results` what stands for the values of its ops."""
-    with w.before(loop.ops[0].node):
+    first = loop.ops[0].node
+    for node in loop.between:  # ops behind them may read them
+        first.prepend(node)
+    with w.before(first):
         for op in loop.ops:
             if op.local is not None:
                 results[op.node] = _output(w, op.node, op.local)
