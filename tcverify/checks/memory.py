@@ -93,12 +93,14 @@ class _Freeing:
         used: (node, what it does, value, the node that freed it), of what is used when it is freed.
         twice: (node, value, the node that freed it first).
         freed: value → the node that has freed it, of what is so at the end.
+        storages: the same by storage; several results of one op are values of one name.
         allocates: values whose first explicit event allocates.
     """
 
     used: list[tuple[str, str, str, str]] = field(default_factory=list)
     twice: list[tuple[str, str, str]] = field(default_factory=list)
     freed: dict[str, str] = field(default_factory=dict)
+    storages: dict[int, str] = field(default_factory=dict)
     allocates: set[str] = field(default_factory=set)
 
 
@@ -120,6 +122,7 @@ def _freeing(of: Accesses) -> _Freeing:
                 if storage not in seen:
                     found.allocates.add(of.value(storage))
             seen.add(storage)
+    found.storages = freed
     found.freed = {of.value(storage): node for storage, node in freed.items()}
     return found
 
@@ -145,16 +148,15 @@ def _frees(before: Accesses, after: Accesses, rank: int) -> Iterator[Finding]:
             title = f"'{node}' frees '{value}', which '{by}' has freed already"
             yield Finding("double-free", CHECK, title, "", node, rank, {"first": by, "second": node, "value": value})
             break
-    returned = {after.value(storage) for storage in after.outputs}
-    inputs = set(after.inputs.values())
-    for value, by in now.freed.items():
+    for storage, by in now.storages.items():
+        value = after.value(storage)
         if value in then.freed:
             continue
         data = {"first": by, "value": value}
-        if value in returned:
+        if storage in after.outputs:
             title = f"'{by}' frees '{value}', which the graph returns"
             yield Finding("freed-output", CHECK, title, "", by, rank, data)
-        elif value in inputs:
+        elif storage in after.inputs:
             title = f"'{by}' frees input '{value}', which belongs to the caller"
             yield Finding("freed-input", CHECK, title, "", by, rank, data)
     yield from _leak(then, after, now, rank)

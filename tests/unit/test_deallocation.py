@@ -225,6 +225,30 @@ def test_each_of_several_results_is_freed_also_those_that_nobody_takes() -> None
     assert [node.args[1] for node in frees] == [1, 0]
 
 
+def test_of_several_results_one_is_returned_and_the_other_freed() -> None:
+    def most(gm: fx.GraphModule) -> None:
+        (add,) = (node for node in gm.graph.nodes if op_name(node) == "aten::argmax")
+        writer = HostWriter(gm.graph)
+        with writer.before(add):
+            x = add.args[0]
+            place = writer.call("python::getitem", writer.call("aten::max.dim", x, 0), 1)
+        add.replace_all_uses_with(place)
+        gm.graph.erase_node(add)
+        InsertDeallocations()(gm)
+
+    verdict = verify(most, build(lambda b, x, y: b.call("aten::argmax", x, 0)), contract=Contract(deallocation=True))
+    assert verdict.status == "passed", [finding.title for finding in verdict.findings]
+
+
+@pytest.mark.parametrize("said", [{}, {"val": None}])
+def test_values_without_metadata_are_freed_too(said: dict[str, None]) -> None:
+    gm = build(relu_of_sum).graph_module(0)
+    node = next(node for node in gm.graph.nodes if op_name(node) == "aten::add.Tensor")
+    del node.meta["val"]
+    node.meta.update(said)
+    assert freed(gm) == [("add", "relu")]
+
+
 def test_a_graph_that_makes_nothing_else_is_not_touched() -> None:
     gm = build(lambda b, x, y: b.call("aten::neg", x)).graph_module(0)
     before = gm.code

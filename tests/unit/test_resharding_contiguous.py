@@ -146,3 +146,13 @@ def test_it_counts_and_a_second_application_changes_nothing() -> None:
     before = gm.code
     assert chosen(gm).code == before
     assert chosen.rewrites == {"set": 0, "reduce": 0}
+
+
+def test_an_operand_of_unknown_shape_is_refused_before_anything_is_changed() -> None:
+    gm = one("[0, 1] shard(1)", "[0, 1] replicated").graph_module(0)
+    x = next(iter(gm.graph.nodes))
+    del x.meta["val"]
+    before = str(gm.graph)
+    with pytest.raises(Unsupported, match=r"the metadata of its operand 'x' has no shape of known sizes"):
+        MakeReshardingContiguous()(gm)
+    assert str(gm.graph) == before

@@ -424,3 +424,13 @@ def test_the_number_of_streams_is_at_least_one(number: object) -> None:
 def test_the_number_of_streams_comes_as_text_and_is_promised() -> None:
     pass_ = StreamParallelType(number_of_streams="3")
     assert (pass_.contract.streams, pass_.contract.inputs) == (3, "stream0")
+
+
+@pytest.mark.parametrize("which", ["p", "set_1"])
+def test_a_resharding_of_unknown_shape_is_refused(which: str) -> None:
+    gm = build(BODIES["set from shards"]).graph_module(0)
+    del next(node for node in gm.graph.nodes if node.name == which).meta["val"]
+    before = str(gm.graph)
+    with pytest.raises(Unsupported, match=f"the shape of '{which}' is not known"):
+        StreamParallelType()(gm)
+    assert str(gm.graph) == before

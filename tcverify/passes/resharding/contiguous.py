@@ -12,7 +12,7 @@ from tcverify.errors import Unsupported
 from tcverify.ops import Layout, Resharding
 from tcverify.ops.multidevice import REDUCE, SET
 from tcverify.passes.base import Pass
-from tcverify.passes.editing import arguments
+from tcverify.passes.editing import arguments, known_spec
 from tcverify.passes.resharding.decisions import InnerResharding, plan
 from tcverify.passes.resharding.layouts import resharding_of, stream_axis_of
 from tcverify.passes.resharding.writing import HostWriter
@@ -38,11 +38,9 @@ class MakeReshardingContiguous(Pass):
         """
         writer = HostWriter(graph)
         displaced: list[fx.Node] = []
-        for node in list(graph.nodes):
-            made = resharding_of(node)
-            axis = None if made is None else _inner_axis(node, made)
-            if made is None or axis is None:
-                continue
+        asked = [(node, made) for node in graph.nodes if (made := resharding_of(node)) is not None]
+        inner = [(node, made, axis) for node, made in asked if (axis := _inner_axis(node, made)) is not None]
+        for node, made, axis in inner:
             with writer.before(node):
                 node.replace_all_uses_with(_with_axis_outermost(writer, node, made, axis))
             displaced += node.all_input_nodes
@@ -52,11 +50,20 @@ class MakeReshardingContiguous(Pass):
 
 
 def _inner_axis(node: fx.Node, made: Resharding) -> int | None:
-    """The dim that makes a resharding an inner one, or None. All ranks find the same."""
+    """The dim that makes a resharding an inner one, or None. All ranks find the same.
+
+    Raises:
+        Unsupported: it is one, and the shape of its operand is not known.
+    """
     given = arguments(node)
     try:
         plan(made, given["rank"], given["dtype"])
     except InnerResharding as error:
+        if given["x"] is not None and known_spec(given["x"]) is None:
+            raise Unsupported(
+                f"'{node.name}': the metadata of its operand '{given['x'].name}' has no shape of known sizes",
+                "propagate shapes through the graph before the pass",
+            ) from None
         return error.axis
     except Unsupported:
         pass

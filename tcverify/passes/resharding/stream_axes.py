@@ -138,6 +138,7 @@ def _resharding(node: fx.Node, axis: int, made: Resharding) -> Sliced:
             _refuse_sharded(node, axis, layout)
     given = arguments(node)
     if given["x"] is not None:
+        _shape(node, given["x"])
         given["x"] = Part(given["x"], read)
     given["shape"] = [size for dim, size in enumerate(made.shape) if dim != read]
     given["source"], given["target"] = str(_without(made.source, read)), str(_without(made.target, axis))
@@ -145,6 +146,7 @@ def _resharding(node: fx.Node, axis: int, made: Resharding) -> Sliced:
         given["dim"] = made.dim - (made.dim > read)
     local = None
     if given["rank"] in made.target.mesh:
+        _shape(node, node)
         local = TensorSpec.contiguous(made.target.local_shape(made.result_shape), given["dtype"])
     return Sliced(
         node, axis, made.result_shape[axis], local, op_name(node), tuple(given.values()), {},
@@ -257,9 +259,7 @@ def _cut(node: fx.Node, axis: int, spec: TensorSpec, op: str, given: dict[str, A
 def _shape(node: fx.Node, operand: fx.Node) -> tuple[int, ...]:
     spec = known_spec(operand)
     if spec is None:
-        _refuse(
-            node, f"the shape of its operand '{operand.name}' is not known", "run shape propagation before the pass"
-        )
+        _refuse(node, f"the shape of '{operand.name}' is not known", "run shape propagation before the pass")
     return spec.shape
 
 

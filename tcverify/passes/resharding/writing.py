@@ -12,7 +12,7 @@ from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils import _pytree as pytree
 
-from tcverify.ops import fake_tensor, infer, new_fake_mode, resolve
+from tcverify.ops import TensorSpec, fake_tensor, infer, new_fake_mode, resolve
 from tcverify.ops.host_ir import CURRENT_STREAM, DEALLOCATE, SET_STREAM, STREAM, SYNCHRONIZE
 from tcverify.passes.editing import annotate
 
@@ -38,12 +38,14 @@ class HostWriter:
         """Insert a call of an op by qualified name. Raises `ShapeError` where the operands do not fit together."""
         name = op.split("::")[1].split(".")[0]
         node = self.graph.create_node("call_function", resolve(op), args, kwargs, name)
-        if any("val" in operand.meta for operand in node.all_input_nodes):
+        known = (leaf for operand in node.all_input_nodes for leaf in pytree.tree_leaves(operand.meta.get("val")))
+        if any(isinstance(leaf, FakeTensor) for leaf in known):
             annotate(node)
         else:
             count = itertools.count()
             implied = infer(node.target, args, kwargs, count.__next__)
-            node.meta["val"] = fake_tensor(implied, self._fake_mode())
+            described = isinstance(implied, TensorSpec)
+            node.meta["val"] = fake_tensor(implied, self._fake_mode()) if described else implied
         return node
 
     def allocate(self, shape: Sequence[int], dtype: torch.dtype) -> fx.Node:
