@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from hypothesis import strategies as st
 
@@ -75,8 +76,15 @@ _BLOCKING = weighted(("structured", 8), ("near-miss", 4), ("aimed", 2), ("wild",
 _SHARES = _BLOCKING * 10 + weighted(("resharding", 16), ("overlap", 3), ("functional", 39), ("fsdp", 8))
 
 
-def _decode_mixed(mesh: Mesh, choices: bytes) -> Program:
+def _decode_mixed(mesh: Mesh, choices: bytes, *, any_mesh: bool = True) -> Program:
+    """Decode bytes.
+
+    Args:
+        any_mesh: whether only the number of ranks counts, so that programs may lie on meshes of their own.
+    """
     part = _SHARES[(choices[0] if choices else 0) % len(_SHARES)]
+    if part in _PLACED and not any_mesh:
+        part = "overlap"
     program = {**_PARTS, **_ASYNCHRONOUS, **_PLACED}[part].decode(mesh, choices[1 + timing.WIDTH :])
     costs = choices[1 : 1 + timing.WIDTH]
     return program if part in _TIMED else timing.timed(program, timing.decode_timing(costs))
@@ -98,7 +106,8 @@ def _programs(name: str, mesh: Mesh | None, world_size: int | None) -> st.Search
     decoder = DECODERS[name]
     if mesh is not None:
         fixed = mesh
-        return st.binary(min_size=decoder.width, max_size=decoder.width).map(lambda c: decoder.decode(fixed, c))
+        decode_on = partial(_decode_mixed, any_mesh=False) if name == "mixed" else decoder.decode
+        return st.binary(min_size=decoder.width, max_size=decoder.width).map(lambda c: decode_on(fixed, c))
     sizes = WORLD_SIZES if world_size is None else (world_size,)
     listed = [one for size in sizes for one in all_meshes(size)]
 

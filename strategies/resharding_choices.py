@@ -75,7 +75,7 @@ MESHES = weighted(("pair", 3), ("full", 4), ("single", 3), ("subset", 3), ("orde
 
 #: Per field of `ReshardingSetting`, what its byte picks from.
 HEADER: dict[str, tuple[Any, ...]] = {
-    "theme": weighted(("any", 7), ("chain", 3), ("stages", 2), ("pipelined", 3), ("scattered", 2), ("streams", 3)),
+    "theme": weighted(("any", 8), ("chain", 3), ("stages", 2), ("pipelined", 4), ("scattered", 3), ("streams", 3)),
     "shape": weighted(
         ((12, 2), 4), ((12,), 1), ((20, 3), 1), ((4, 6), 2), ((6, 4), 2), ((8, 12), 1), ((12, 6, 2), 1), ((60,), 1), ((24, 4), 1)
     ),
@@ -92,8 +92,8 @@ _COMMON = (("compute", 7), ("binary", 4), ("matmul", 3), ("sum", 2), ("view", 3)
 
 #: What a record's kind picks from, by theme. Entries after the first of a theme's own begin its program, whatever is drawn.
 KINDS: dict[str, tuple[str, ...]] = {
-    "any": weighted(("none", 3), ("set", 14), ("reduce", 8), ("grid", 3), ("stages", 1), ("streams", 1), *_COMMON),
-    "chain": weighted(("none", 2), ("set", 16), ("reduce", 2), ("compute", 6), ("binary", 1), ("output", 1)),
+    "any": weighted(("none", 3), ("set", 14), ("reduce", 11), ("grid", 5), ("stages", 1), ("streams", 1), *_COMMON),
+    "chain": weighted(("none", 2), ("set", 16), ("reduce", 3), ("compute", 6), ("binary", 1), ("output", 1)),
     "stages": weighted(("none", 6), ("stages", 3), ("set", 4), *_COMMON),
     "pipelined": weighted(("none", 10), ("pipelined", 2), ("set", 4), ("reduce", 2), *_COMMON),
     "scattered": weighted(("none", 10), ("scattered", 2), ("set", 4), ("reduce", 2), *_COMMON),
@@ -104,10 +104,10 @@ KINDS: dict[str, tuple[str, ...]] = {
 RECORD: dict[str, tuple[Any, ...]] = {
     "kind": _BYTE,
     "row": weighted(
-        ("allgather", 5), ("send-recv", 5), ("broadcast", 4), ("scatter", 4), ("gather", 5), ("all-to-all", 3), ("chunk", 2),
+        ("allgather", 5), ("send-recv", 7), ("broadcast", 6), ("scatter", 4), ("gather", 6), ("all-to-all", 3), ("chunk", 2),
         ("local", 1), ("odd", 2),
     ),
-    "sum": weighted(("allreduce", 5), ("reduce-scatter", 5), ("reduce", 5), ("local-sum", 1), ("odd-sum", 1)),
+    "sum": weighted(("allreduce", 6), ("reduce-scatter", 6), ("reduce", 15), ("local-sum", 3), ("odd-sum", 1)),
     "reduction": weighted(("sum", 8), ("max", 2), ("min", 1), ("product", 1), ("avg", 1)),
     "a": weighted((0, 6), (1, 3), (2, 1), (3, 1), (5, 1)),
     "b": _BYTE,

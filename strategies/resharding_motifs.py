@@ -7,9 +7,9 @@ from collections.abc import Callable
 import torch
 
 from tcverify.ops import DeviceMesh, Layout
-from tcverify.strategies.resharding_choices import ReshardingRecord, grid_of, mesh_of
+from tcverify.strategies.resharding_choices import ReshardingRecord, grid_of, mesh_of, ordered
 from tcverify.strategies.resharding_flow import Flow, Tensor
-from tcverify.strategies.resharding_rows import reduce_of_row, row_of_newest, set_of_row
+from tcverify.strategies.resharding_rows import reduce_of_row, rooted_reduction, row_of_newest, set_of_row
 from tcverify.strategies.sites import NoSite
 
 _UNARY = ("aten::relu", "aten::neg", "aten::abs")
@@ -107,7 +107,7 @@ def stages(flow: Flow, record: ReshardingRecord) -> None:
     x = flow.input((rows, 3), layout)
     if record.how // 4 % 2 and sharded:  # addends of all ranks, summed up on the way
         local = flow.call("aten::sum.dim_IntList", x, [0], True, bound=x.bound * x.spec.shape[0])
-        y = flow.reduce(local, 0, Layout.replicated(second), "sum")
+        y = flow.reduce(local, 0, Layout.replicated(second), rooted_reduction(record))
     else:
         local = flow.call("aten::sum.dim_IntList", x, [1], bound=3 * x.bound)
         whole = record.how // 8 % 2 or (sharded and first.size != second.size)
@@ -147,6 +147,8 @@ def grid(flow: Flow, record: ReshardingRecord) -> None:
 def pipelined(flow: Flow, record: ReshardingRecord) -> None:
     """A gather in chunks, and a product whose chunks may be computed on streams of their own."""
     mesh = mesh_of(flow.world_size, record.mesh, record.where)
+    if record.a and mesh.size < 3 <= flow.world_size:  # who is behind is somebody else than who is before
+        mesh = ordered(flow.world_size, 3, record.where)
     trips = (2, 1, 3, 4, 8, 5, 6, 7)[record.how % 8]
     rows, inner, columns = 1 + record.b % 3, 2 + record.b // 3 % 3, 2 + record.b // 9 % 3
     dtype = flow.setting.dtype if flow.setting.dtype.is_floating_point else torch.float32
@@ -231,7 +233,8 @@ def _columns(flow: Flow, x: Tensor) -> Tensor:
     """The columns of a product are the parts."""
     if len(x.shape) < 3:
         return _clipped(flow, x)
-    weight = flow.input((x.shape[-1], 3), Layout.replicated(x.mesh), x.dtype)
+    # As many as the first dim has, so that the two can be taken for each other.
+    weight = flow.input((x.shape[-1], x.shape[0]), Layout.replicated(x.mesh), x.dtype)
     axis = len(x.shape) - 1
     return flow.call("aten::matmul", x, weight, stream_axis=axis, bound=x.bound * weight.bound * x.shape[-1])
 

@@ -135,12 +135,12 @@ def _all_to_all(flow: Flow, record: ReshardingRecord) -> None:
     x = _sharded(flow, record)
     (before,) = x.layout.sharding
     dims = [d for d, size in enumerate(x.shape) if d != before and size % x.mesh.size == 0]
-    if dims:
+    if dims and record.how // 32 % 2 == 0:
         flow.set(x, Layout.sharded(x.mesh, dims[record.how // 8 % len(dims)]))
         return
-    n = x.mesh.size
-    y = flow.input((2 * n, n), Layout.sharded(x.mesh, record.how % 2))
-    flow.set(y, Layout.sharded(x.mesh, 1 - record.how % 2))
+    n, inner = x.mesh.size, 1 if dims else record.how % 2
+    y = flow.input((2 * n, n), Layout.sharded(x.mesh, inner))
+    flow.set(y, Layout.sharded(x.mesh, 1 - inner))
 
 
 def _broadcast(flow: Flow, record: ReshardingRecord) -> None:
@@ -212,8 +212,9 @@ def product(flow: Flow, x: Tensor) -> Tensor:
     """Partial products of a value whose last dim is sharded."""
     columns = 2 * x.mesh.size
     weight = flow.input((x.shape[-1], columns), Layout.sharded(x.mesh, 0), x.dtype)
-    y = flow.call("aten::matmul", x, weight, layout=Layout.replicated(x.mesh), bound=x.bound * x.spec.shape[-1])
-    return flow.call("aten::unsqueeze", y, 0, layout=Layout.sharded(x.mesh, 0))
+    lifted = flow.call("aten::unsqueeze", x, 0, layout=Layout.sharded(x.mesh, len(x.shape)))
+    bound = x.bound * weight.bound * x.spec.shape[-1]
+    return flow.call("aten::matmul", lifted, weight, layout=Layout.sharded(x.mesh, 0), bound=bound)
 
 
 def _allreduce(flow: Flow, record: ReshardingRecord) -> None:
@@ -233,8 +234,24 @@ def _reduce_scatter(flow: Flow, record: ReshardingRecord) -> None:
 
 
 def _rooted(flow: Flow, record: ReshardingRecord) -> None:
+    """Often to one rank outside of the mesh, which has no addend: what it gives instead depends on the reduction."""
     x, dim = partial(flow, record)
-    flow.reduce(x, dim, Layout.replicated(_other(flow, record, x.mesh)), record.reduction)
+    alone = flow.world_size > 2 and record.how // 16 % 3
+    if alone and x.mesh.size == flow.world_size:
+        mesh = ordered(flow.world_size, flow.world_size - 1, record.where)
+        x, dim = flow.input((mesh.size, *flow.setting.shape), Layout.sharded(mesh, 0)), 0
+    outside = [rank for rank in range(flow.world_size) if rank not in x.mesh]
+    mesh = DeviceMesh.of(outside[record.where % len(outside)]) if alone else _other(flow, record, x.mesh)
+    flow.reduce(x, dim, Layout.replicated(mesh), rooted_reduction(record))
+
+
+def rooted_reduction(record: ReshardingRecord) -> str:
+    """Mostly no sum."""
+    return (
+        record.reduction
+        if record.b // 8 % 4 == 3
+        else ("max", "avg", "min", "max", "product", "avg", "min")[record.b % 7]
+    )
 
 
 def _local_sum(flow: Flow, record: ReshardingRecord) -> None:
@@ -272,4 +289,4 @@ SUMS: dict[str, Callable[[Flow, ReshardingRecord], None]] = {
     "odd-sum": _odd_sum,
 }
 
-__all__ = ["ROWS", "SUMS", "partial", "reduce_of_row", "row_of_newest", "set_of_row"]
+__all__ = ["ROWS", "SUMS", "partial", "reduce_of_row", "rooted_reduction", "row_of_newest", "set_of_row"]

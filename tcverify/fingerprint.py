@@ -92,6 +92,8 @@ def _identity(program: Program, rewritten: Program | None, finding: Finding, ops
 
 
 def _divergence(first: Divergence, ops: Mapping[str, str]) -> str:
+    if first.aspect:
+        return f"{ops.get(first.node, 'a node')}: {first.aspect}"
     kind = "unrelated" if first.relation.kind in _OF_SIZES else first.relation.kind
     reads = sorted({relation.kind for _, relation in first.operands} - {"equal"})
     op = "a value" if kind == "wrong-shard" else ops.get(first.node, "a node")

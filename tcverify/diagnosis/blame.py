@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 
 from torch import fx
 
-from tcverify.diagnosis.versions import Versions
+from tcverify.diagnosis.buffers import astray as written_astray
+from tcverify.diagnosis.buffers import never_written
+from tcverify.diagnosis.versions import Versions, storage_root
+from tcverify.ops import lookup
+from tcverify.relations.storages import allocates, is_buffer, is_view
 
 #: Relations to a whole in parts.
 IN_PARTS = frozenset({"shard", "partial", "nested"})
 
 
 def upward(of: Versions, start: Sequence[fx.Node]) -> fx.Node | None:
-    """The first in graph order of the suspicious values that lead to `start` through nothing but suspicious values."""
+    """The first in graph order of the suspicious values that lead to `start` through nothing but suspicious values.
+
+    An allocation is only what others write into it: they come before it, wherever it stands.
+    """
     seen: dict[str, fx.Node] = {}
+    looked_into: set[fx.Node] = set()
     stack = [node for node in start if suspicious(of, node)]
+    for node in start:
+        stack += _wrong_writers(of, node, looked_into)
     while stack:
         node = stack.pop()
         if node.name not in seen:
@@ -24,8 +35,22 @@ def upward(of: Versions, start: Sequence[fx.Node]) -> fx.Node | None:
             stack += astray(of, node)
             stack += [w for o in node.all_input_nodes for w in of.writes(o, node) if suspicious(of, w)]
             stack += [w for o in node.all_input_nodes for w in of.clobbers(o, node)]
-    first = next((name for name in of.relations if name in seen), None)
-    return None if first is None else seen[first]
+            stack += [w for o in node.all_input_nodes for w in _wrong_writers(of, o, looked_into)]
+    ordered = [seen[name] for name in of.relations if name in seen]
+    if of.hosts:
+        holes = (node for node in ordered if allocates(node) and never_written(of, node))
+        written = (node for node in ordered if not is_buffer(node))
+        return next(itertools.chain(holes, written, ordered), None)
+    return ordered[0] if ordered else None
+
+
+def _wrong_writers(of: Versions, node: fx.Node, looked_into: set[fx.Node]) -> list[fx.Node]:
+    """What writes wrongly into the allocation that a node shows, the first time that it is asked for."""
+    root = storage_root(node)
+    if not of.hosts or not allocates(root) or root in looked_into:
+        return []
+    looked_into.add(root)
+    return [writer for writer in of.all_writers(root) if suspicious(of, writer)]
 
 
 def suspicious(of: Versions, node: fx.Node) -> bool:
@@ -34,9 +59,27 @@ def suspicious(of: Versions, node: fx.Node) -> bool:
     if relation is None:
         return False
     if not relation.explained or relation.loses:
-        return True
+        return not _shows(of, node)
     fraction = relation.kind == "partial" and (relation.alike or relation.original == node.name)
-    return fraction or bent(of, node) or displaced(of, node)
+    return fraction or bent(of, node) or displaced(of, node) or (of.hosts and written_astray(of, node))
+
+
+def _shows(of: Versions, node: fx.Node) -> bool:
+    """Whether an inserted node of host IR only shows, or copies, what is right: parts on their way to a communication."""
+    while of.hosts and _is_shown(of, node):
+        node = node.all_input_nodes[0]
+        relation = of.relations.get(node.name)
+        if relation is None:
+            return False
+        if relation.explained and not relation.loses:
+            return not suspicious(of, node)
+    return False
+
+
+def _is_shown(of: Versions, node: fx.Node) -> bool:
+    if node.op != "call_function" or of.namesake(node) is not None or not node.all_input_nodes or is_buffer(node):
+        return False
+    return is_view(node) or lookup(node.target).name == "aten::clone"
 
 
 def bent(of: Versions, node: fx.Node) -> bool:

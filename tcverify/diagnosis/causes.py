@@ -11,10 +11,12 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from tcverify.diagnosis.blame import displaced
+from tcverify.diagnosis.communications import of_host
 from tcverify.diagnosis.misread import in_another_order, too_late
 from tcverify.diagnosis.versions import Versions, storage_root, written_operands
-from tcverify.ops import RESIZE, Collective, lookup
+from tcverify.ops import DEALLOCATE, RESIZE, Collective, lookup
 from tcverify.relations import Relation, relation_between
+from tcverify.relations.storages import is_buffer
 
 Operands = tuple[tuple[str, Relation], ...]
 
@@ -35,6 +37,8 @@ def operands_of(of: Versions, node: fx.Node) -> Operands:
     found = []
     for operand in node.all_input_nodes:
         known = of.relations.get(operand.name)
+        if is_buffer(operand) and operand in written_operands(node):
+            continue  # it is not read
         if known is not None and operand in read and known.original != read[operand].name:
             name = read[operand].name
             instead = relation_between(of.program, of.before, of.after, operand.name, name, of.measure)
@@ -49,11 +53,12 @@ def cause(
     of: Versions, node: fx.Node, relation: Relation, operands: Operands, *, output: int | None, raises: bool
 ) -> str:
     """Say in a few words what makes a node wrong, to follow a colon; "" where nothing can be said."""
-    if raises and (freed := _freed(of, node)):
-        return freed
+    if raises and (why := freed(of, node)):
+        return why
     if output is not None:
         return NEEDED.get(relation.kind) or _item(of, node) or _own_arguments(of, node, operands) or _together(of, node)
     for reason in (
+        of_host(of, node)[1],
         _item(of, node),
         _own_arguments(of, node, operands),
         in_another_order(of, node),
@@ -128,9 +133,18 @@ def _own_arguments(of: Versions, node: fx.Node, operands: Operands) -> str:
     return _arguments(of, node, operands) if same and equal else ""
 
 
-def _freed(of: Versions, node: fx.Node) -> str:
+def freed(of: Versions, node: fx.Node) -> str:
     """An operand whose memory has been given back."""
     for operand in node.all_input_nodes:
+        for freeing in of.new.nodes:
+            if freeing is node:
+                break
+            if freeing.op == "call_function" and lookup(freeing.target).name == DEALLOCATE:
+                given = freeing.all_input_nodes[0]
+                if storage_root(given) is storage_root(operand):
+                    what = "" if given is operand else f" as '{given.name}'"
+                    does = "writes into" if operand in written_operands(node) else "reads"
+                    return f"it {does} '{operand.name}', which '{freeing.name}' has freed{what}"
         resized = [w for w in of.writes(operand, node) if lookup(w.target).name == RESIZE]
         if resized and resized[-1].args[1] == 0:
             return f"it reads '{operand.name}', which '{resized[-1].name}' has freed"

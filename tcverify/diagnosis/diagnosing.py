@@ -14,7 +14,8 @@ from tcverify.arithmetic import FLOAT64, NATIVE, Domain, domain_of
 from tcverify.arithmetic.field import P
 from tcverify.diagnosis.anchors import misplaced
 from tcverify.diagnosis.blame import suspicious, upward
-from tcverify.diagnosis.causes import cause, operands_of
+from tcverify.diagnosis.causes import cause, freed, operands_of
+from tcverify.diagnosis.communications import of_host
 from tcverify.diagnosis.divergence import Diagnosis, Divergence
 from tcverify.diagnosis.meeting import disagreement
 from tcverify.diagnosis.misread import first_unlike, too_late
@@ -140,7 +141,7 @@ def _before_error(of: Versions, name: str, message: str) -> Divergence | None:
     node = of.new_nodes.get(name)
     if node is None:
         return None
-    above = upward(of, node.all_input_nodes)
+    above = None if freed(of, node) else upward(of, node.all_input_nodes)
     if above is not None:
         return _divergence(of, above)
     relation = Relation("unrelated", None, f"where rank {of.rank} raises {message}", None, (of.rank,))
@@ -228,7 +229,8 @@ def _divergence(
     if output is None and not raises and _another_value(of, node, relation):
         relation = replace(relation, kind="other", text="not what the original's is")
     why = cause(of, node, relation, operands, output=output, raises=raises)
-    return Divergence(node.name, relation, output, operands, raises, why, of.rank, alone and not raises)
+    aspect = "" if raises or output is not None else of_host(of, node)[0]
+    return Divergence(node.name, relation, output, operands, raises, why, of.rank, alone and not raises, aspect)
 
 
 def _another_value(of: Versions, node: fx.Node, relation: Relation) -> bool:

@@ -22,6 +22,7 @@ class Divergence:
         cause: why it is so, to follow a colon; or "".
         rank: whose value it is.
         alone: whether other ranks compute what they should.
+        aspect: of host IR, what is wrong in a word or two ("order of ranks", "root", …), whatever the sizes; or "".
     """
 
     node: str
@@ -32,6 +33,7 @@ class Divergence:
     cause: str = ""
     rank: int | None = None
     alone: bool = False
+    aspect: str = ""
 
     def __str__(self) -> str:
         because = f": {self.cause}" if self.cause else ""

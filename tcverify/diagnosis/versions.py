@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-import torch
 from torch import fx
 from torch.fx.node import map_aggregate
 from torch.utils import _pytree as pytree
 
 from tcverify.execution import Run
-from tcverify.ops import Collective, lookup, schema_of
+from tcverify.ops import Collective
 from tcverify.program import Program, RankConstant
 from tcverify.program.graph import constant_value
 from tcverify.relations import Measure, Relation, relation_between
+from tcverify.relations.originals import stands_for
+from tcverify.relations.storages import allocates, is_host_ir, storage_root, writers, written_operands
 from tcverify.relations.tensors import FLOATING
 
 
@@ -80,7 +81,12 @@ class Versions:
         return _between(self._written_old.get(storage_root(value), ()), value, reader, self._places_old)
 
     def clobbers(self, value: fx.Node, reader: fx.Node) -> list[fx.Node]:
-        """As `writes`, of nodes that write although the original's of their names, if there are any, write into nothing."""
+        """As `writes`, of nodes that write although the original's of their names, if there are any, write into nothing.
+
+        In host IR, allocations are there to be written into.
+        """
+        if self.hosts and allocates(storage_root(value)):
+            return []
         return [node for node in self.writes(value, reader) if not self._writes(node)]
 
     def _writes(self, node: fx.Node) -> bool:
@@ -102,6 +108,20 @@ class Versions:
     @cached_property
     def _places_old(self) -> dict[fx.Node, int]:
         return {node: place for place, node in enumerate(self.old.nodes)}
+
+    @cached_property
+    def stands(self) -> dict[str, str]:
+        """By inserted node, what the original has in its place; see `stands_for` of relations."""
+        return stands_for(self.old, self.new) if self.hosts else {}
+
+    @cached_property
+    def hosts(self) -> bool:
+        """Whether the rewritten program is in host IR."""
+        return any(map(is_host_ir, self.rewritten.graphs))
+
+    def all_writers(self, root: fx.Node) -> Sequence[fx.Node]:
+        """What writes into the storage that a node of the rewritten graph makes."""
+        return self._written_new.get(root, ())
 
     @cached_property
     def called(self) -> dict[str, Collective]:
@@ -151,44 +171,8 @@ def output_node(graph: fx.Graph, index: int) -> fx.Node | None:
     return found if isinstance(found, fx.Node) else None
 
 
-def writers(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:
-    """By the node that made a storage, the nodes that write into it, in graph order."""
-    found: dict[fx.Node, list[fx.Node]] = {}
-    for node in graph.nodes:
-        for root in dict.fromkeys(map(storage_root, written_operands(node))):
-            found.setdefault(root, []).append(node)
-    return found
-
-
 def _between(nodes: Sequence[fx.Node], first: fx.Node, last: fx.Node, places: Mapping[fx.Node, int]) -> list[fx.Node]:
     return [node for node in nodes if places[first] < places[node] < places[last]]
 
 
-def written_operands(node: fx.Node) -> Iterator[fx.Node]:
-    """The operands that a call writes into, by its schema."""
-    yield from _aliased(node, writes=True)
-
-
-def storage_root(node: fx.Node) -> fx.Node:
-    """The node that made the storage which `node` shows, through views and items."""
-    while True:
-        if node.op != "call_function" or not lookup(node.target).aliases:
-            return node
-        if isinstance(node.target, torch._ops.OpOverload):
-            source = next(_aliased(node, writes=None), None)
-        else:
-            source = next(iter(node.all_input_nodes), None)
-        if source is None:
-            return node
-        node = source
-
-
-def _aliased(node: fx.Node, writes: bool | None) -> Iterator[fx.Node]:
-    schema = schema_of(node.target) if node.op == "call_function" else None
-    for position, argument in enumerate(schema.arguments if schema is not None else ()):
-        if argument.alias_info is None or (writes is not None and bool(argument.alias_info.is_write) != writes):
-            continue
-        value = node.args[position] if position < len(node.args) else node.kwargs.get(argument.name)
-        for leaf in pytree.tree_leaves(value):
-            if isinstance(leaf, fx.Node):
-                yield leaf
+__all__ = ["Versions", "output_leaves", "output_node", "storage_root", "writers", "written_operands"]

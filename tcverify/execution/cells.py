@@ -2,7 +2,7 @@
 
 Chunks of one buffer that several streams work on share a storage and no element. So a storage is divided: bytes that the same
 views reach make a cell. Exact, also for views with gaps; the cost goes by the number of runs of bytes that views consist of,
-and not by their sizes.
+and not by their sizes. A tensor without elements has no cell, and nobody races for it.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class Cells:
                 self.coarse = self.coarse or len(different) > 1
                 pieces = [[0]] * len(different)
             numbers = dict(zip(different, pieces, strict=True))
-            count = max((number for found in pieces for number in found), default=0) + 1
+            count = max((number for found in pieces for number in found), default=-1) + 1
             self.storages += [storage] * count
             self._all[storage] = tuple(range(first, first + count))
             for view, runs in reached.items():

@@ -132,8 +132,10 @@ def explore(
         chosen += early_orders(issued)
         found.complete = True
         found.settled = whole.settled()
+    names = {op.stream: op.place for rank in issued for op in rank.ops}
     for order in chosen:
-        found.observations += streams.run(str(order), _priority(order, issued, whole))
+        words = f"{order.kind} {names[order.stream]}" if host and order.kind in ("starve", "rush") else str(order)
+        found.observations += streams.run(words, _priority(order, issued, whole))
         found.orders.append(order)
     found.failing = streams.failing
     return found

@@ -34,7 +34,7 @@ class Freed:
             else:
                 self._by[storage._cdata] = storage, step.name
             return None
-        if not self._by or _moves_nothing(step.op):
+        if not self._by or moves_nothing(step.op):
             return None
         for tensor in pytree.tree_leaves((args, kwargs)):
             if isinstance(tensor, torch.Tensor) and tensor.numel():
@@ -45,7 +45,7 @@ class Freed:
 
 
 @lru_cache(maxsize=1024)
-def _moves_nothing(op: Op) -> bool:
+def moves_nothing(op: Op) -> bool:
     """Whether an op only makes views of its operands, or picks some."""
     if not op.aliases or op.collective:
         return False
@@ -58,4 +58,4 @@ def _moves_nothing(op: Op) -> bool:
     return schema is not None and not schema.is_mutable and all(r.alias_info is not None for r in schema.returns)
 
 
-__all__ = ["Freed"]
+__all__ = ["Freed", "moves_nothing"]

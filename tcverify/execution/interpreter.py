@@ -21,6 +21,7 @@ from torch.utils import _pytree as pytree
 from tcverify.arithmetic import FLOAT64, Domain, domain_of
 from tcverify.errors import UnsupportedOp
 from tcverify.execution.asynchrony import Join, Outstanding, UnderWay
+from tcverify.execution.contents import Contents
 from tcverify.execution.freed import Freed
 from tcverify.execution.plan import Plan, Step, first_line, known_constant
 from tcverify.ops import Await, Collective, Request, Start
@@ -157,12 +158,15 @@ def run_rank(
             result.values[node] = pytree.tree_map_only(torch.Tensor, torch.clone, started[node])
 
     freed = Freed.of(plan)
+    contents = Contents.of(plan, result.values) if result.values is not None else None
     for step in plan.steps:
         args, kwargs = arguments(step, values, fill)
         problem = freed.step(step, args, kwargs) if freed is not None else None
         if problem is not None:
             result.error = NodeError(step.name, problem)
             return result
+        if contents is not None:
+            contents.before(step, args, kwargs)
         try:
             if step.op.collective:
                 value = yield from _collective(step, rank, args, kwargs, result, outstanding, arrived)
@@ -186,8 +190,12 @@ def run_rank(
             if starts:
                 started[step.name] = value
             result.values[step.name] = pytree.tree_map_only(torch.Tensor, torch.clone, value)
+            if contents is not None:
+                contents.made(len(values) - 1, step, value)
         for slot in step.dead:
             values[slot] = None
+    if contents is not None:
+        contents.end()
     flat, tree = pytree.tree_flatten(map_aggregate(plan.result, fill))
     result.outputs, result.structure = flat, str(tree)
     result.inputs, result.input_names, result.mutates = carried, plan.placeholders, plan.mutates

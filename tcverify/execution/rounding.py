@@ -12,7 +12,7 @@ What a value is moved by, with u = 2⁻ᵖ the unit roundoff of its dtype (half 
   narrower dtypes, as kernels do, else its own dtype. Signs of n roundings are independent, so that their sum grows as √n; where
   terms cancel, their size is that of the tensor's other elements, hence its root mean square.
 - of a collective that sums over n ranks: u·√(n − 1)·max(|v|, rms), since each of its n − 1 additions rounds to the dtype that
-  travels.
+  travels; of a reduction of a tensor that carries a layout, whose n addends lie anywhere, the same.
 - of an op that takes several steps inside, as a norm or an attention, the operands are moved by u·|v| as well: an equal program
   may round in between what a fused kernel does not. A product that is summed over ranks at once counts two roundings more.
 
@@ -36,6 +36,7 @@ from tcverify.execution.executor import Run
 from tcverify.execution.interpreter import Watch
 from tcverify.execution.lockstep import run_watched
 from tcverify.execution.plan import Step
+from tcverify.ops.multidevice import REDUCE
 from tcverify.program import Program
 
 #: Dtypes of the results of every step, by rank and name of the node.
@@ -218,14 +219,15 @@ def _has_steps(step: Step) -> bool:
 
 
 def _sums(step: Step) -> bool:
-    return _base(step).endswith(("all_reduce", "reduce_scatter"))
+    return step.op.name == REDUCE or _base(step).endswith(("all_reduce", "reduce_scatter"))
 
 
 def _growth(step: Step, args: list[Any], value: Any) -> Callable[[torch.dtype], float]:
     """The roundoff of the sums inside an op, relative to the size of the result, by its dtype."""
     terms = _terms(step, args, value)
     members = len(args[-1]) if _sums(step) and args and isinstance(args[-1], (list, tuple)) else 1
-
+    if step.op.name == REDUCE:
+        members = _addends(args)
     roundings = members - 1 + (2 if step.op.collective and "compute" in step.op.resources else 0)
 
     def growth(dtype: torch.dtype) -> float:
@@ -235,6 +237,12 @@ def _growth(step: Step, args: list[Any], value: Any) -> Callable[[torch.dtype], 
         return inside + own * math.sqrt(roundings)
 
     return growth
+
+
+def _addends(args: list[Any]) -> int:
+    """How many values a `multidevice::reduce` adds up, wherever they lie; 1 where it chooses among them."""
+    _, dim, reduce_op, _, _, shape = args[:6]
+    return max(1, shape[dim]) if reduce_op in ("sum", "avg", "product") else 1
 
 
 def _terms(step: Step, args: list[Any], value: Any) -> int:

@@ -1,6 +1,7 @@
 """What ops mean: dialect tables by qualified name, collectives, shape inference. Nothing above knows dialects."""
 
 from tcverify.ops import functional, host_ir, multidevice, opaque  # the modules register dialects
+from tcverify.ops.aten import is_allocation
 from tcverify.ops.collective import Collective, Group, complete, mismatch, reduced
 from tcverify.ops.fsdp import RESIZE  # the module registers the fsdp dialect
 from tcverify.ops.host_ir import DEALLOCATE
@@ -53,6 +54,7 @@ __all__ = [
     "gives_more",
     "host_ir",
     "infer",
+    "is_allocation",
     "late_definition",
     "lookup",
     "mismatch",

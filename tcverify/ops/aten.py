@@ -18,6 +18,11 @@ _UNINITIALISED = frozenset({"resize_"})
 _OUTSIDE = frozenset({"from_file", "save", "_print"})
 
 
+def is_allocation(name: str) -> bool:
+    """Whether the op of a qualified name makes memory that nobody has written."""
+    return name.startswith("aten::") and name.removeprefix("aten::").split(".")[0] in _UNWRITTEN
+
+
 def aten_op(name: str, target: Any) -> Op:
     """Return what the aten op `target` means."""
     if not isinstance(target, torch._ops.OpOverload):

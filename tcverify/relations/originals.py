@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,11 +13,13 @@ from torch import fx
 
 from tcverify.execution import Run
 from tcverify.program import Program
+from tcverify.program.graph import same_structure
 from tcverify.relations.combinations import Pool
 from tcverify.relations.grouping import groupings
 from tcverify.relations.layouts import Setting
 from tcverify.relations.relation import Relation
 from tcverify.relations.steps import NamedValues, steps_of
+from tcverify.relations.storages import allocates, is_communication, is_host_ir, storage_root, written_operands
 from tcverify.relations.tensors import Measure, Values
 
 #: Original values that a rewritten one is compared with, beyond the one of its own name.
@@ -42,6 +45,10 @@ class Originals:
         alike: names of nodes by a print of their values, to find those that are the same far away.
         apart: names of nodes that the rewritten graph no longer has, or has as another op: they may have been taken apart.
         steps: of an op, what it computes on its way.
+        stands: by node of the rewritten graph that is none of the original's, what the original has in its place; see
+            `stands_for`.
+        fills: by communication that writes the whole of an allocation, what that stands for.
+        peers: by node of the rewritten graph, the ranks on which that name means the same.
     """
 
     nodes: Mapping[str, fx.Node]
@@ -51,6 +58,9 @@ class Originals:
     setting: Setting
     apart: frozenset[str]
     steps: Callable[[str], list[NamedValues]]
+    stands: Mapping[str, str]
+    fills: Mapping[str, str]
+    peers: Callable[[str], frozenset[int] | None]
 
 
 def originals_of(
@@ -78,7 +88,57 @@ def originals_of(
             size += sum(value.numel() for _, of_step in taken[name] for value in of_step.values())
         return taken[name]
 
-    return Originals(nodes, values, alike, rank, setting, frozenset(apart), steps)
+    new_graph = rewritten.graphs[rewritten.ranks[rank].graph]
+    together = _alike_graphs(rewritten, rank) if any(map(is_host_ir, rewritten.graphs)) else None
+
+    def peers(name: str) -> frozenset[int] | None:
+        return None if name in nodes else together
+
+    stands = stands_for(graph, new_graph) if together is not None else {}
+    return Originals(
+        nodes, values, alike, rank, setting, frozenset(apart), steps, stands, _fills(new_graph, stands), peers
+    )
+
+
+def _alike_graphs(program: Program, rank: int) -> frozenset[int]:
+    """The ranks whose graphs do what that of `rank` does: only there do inserted nodes of one name mean the same."""
+    mine = program.ranks[rank].graph
+    alike = {
+        number: number == mine or same_structure(program.graphs[mine], graph, integers=False)
+        for number, graph in enumerate(program.graphs)
+    }
+    return frozenset(r for r, binding in enumerate(program.ranks) if alike[binding.graph])
+
+
+def _fills(graph: fx.Graph, stands: Mapping[str, str]) -> dict[str, str]:
+    """By communication that writes the whole of an allocation, what the original has in place of that."""
+    found = {}
+    for node in graph.nodes:
+        into = next(written_operands(node), None) if is_communication(node) else None
+        root = storage_root(into) if into is not None else None
+        if root is not None and root.name in stands and _numel(root) == _numel(node):
+            found[node.name] = stands[root.name]
+    return found
+
+
+def _numel(node: fx.Node) -> Any:
+    return getattr(node.meta.get("val"), "numel", None)
+
+
+def stands_for(old: fx.Graph, new: fx.Graph) -> dict[str, str]:
+    """By name of an inserted node, what the original has in its place: what the same op, or the output, reads there."""
+    originals = {node.name: node for node in old.nodes}
+    found: dict[str, str] = {}
+    for node in new.nodes:
+        namesake = old.output_node() if node.op == "output" else originals.get(node.name)
+        if namesake is None or namesake.op != node.op or (node.op != "output" and namesake.target != node.target):
+            continue
+        mine, theirs = node.all_input_nodes, namesake.all_input_nodes
+        if len(mine) == len(theirs):
+            for operand, read in zip(mine, theirs, strict=True):
+                if operand.name not in originals:
+                    found.setdefault(operand.name, read.name)
+    return found
 
 
 def by_node(graph: fx.Graph, run: Run) -> dict[str, dict[int, Any]]:
@@ -110,10 +170,29 @@ def candidates_of(node: fx.Node, originals: Originals, found: Mapping[str, Relat
     """Names of original nodes that a rewritten node may stand for: its namesake, what its operands stand for, and what
     the original makes of that."""
     known = [found[o.name] for o in node.all_input_nodes if o.name in found]
+    if allocates(node) and originals.peers(node.name) is not None:
+        yield from _of_its_shape(node, originals)
     known += [part for relation in known for part in relation.parts]
     roots = [originals.nodes[r.original] for r in known if r.original is not None]
     namesake = [originals.nodes[node.name]] if node.name in originals.nodes else []
+    if node.name in originals.stands:
+        namesake.append(originals.nodes[originals.stands[node.name]])
     yield from near(roots, namesake)
+
+
+def _of_its_shape(node: fx.Node, originals: Originals) -> Iterator[str]:
+    """What an allocation may be for: what the original has in its place, else values of its shape."""
+    stood = originals.stands.get(node.name)
+    if stood is not None:
+        yield stood
+        return
+    shape = getattr(node.meta.get("val"), "shape", None)
+    alike = (n.name for n in originals.nodes.values() if n.op == "call_function" and _shape(n) == shape)
+    yield from itertools.islice(alike, MAX_CANDIDATES)
+
+
+def _shape(node: fx.Node) -> Any:
+    return getattr(node.meta.get("val"), "shape", ())
 
 
 def near(roots: Sequence[fx.Node], namesake: Sequence[fx.Node] = ()) -> Iterator[str]:

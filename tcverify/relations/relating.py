@@ -13,6 +13,7 @@ from tcverify.execution import Run
 from tcverify.ops import RECORD, lookup
 from tcverify.program import Program
 from tcverify.relations.bundles import bundle
+from tcverify.relations.chunks import chunk
 from tcverify.relations.combinations import Pool
 from tcverify.relations.grouping import groupings
 from tcverify.relations.layouts import Setting, layout
@@ -28,6 +29,7 @@ from tcverify.relations.originals import (
     widened,
 )
 from tcverify.relations.relation import Relation
+from tcverify.relations.storages import is_order
 from tcverify.relations.tensors import FLOATING, Measure, Values, same, unpadded
 from tcverify.relations.twists import twist
 
@@ -60,6 +62,8 @@ def relate(
         values = new.get(node.name)
         if values is None or rank not in values or node.op == "output" or _is_token(node):
             continue
+        peers = originals.peers(node.name)
+        values = values if peers is None else {r: value for r, value in values.items() if r in peers}
         relation = _best(node, values, originals, found)
         if relation.kind in VAGUE and node.name not in originals.nodes:
             relation = bundle(node, new, found, lambda part, was: _part(part, was, originals)) or relation
@@ -90,8 +94,8 @@ def relation_between(
 
 
 def _is_token(node: fx.Node) -> bool:
-    """Whether a node records that an op is complete: its value says nothing."""
-    return node.op == "call_function" and lookup(node.target).name == RECORD
+    """Whether a node records that an op is complete, or orders streams: its value says nothing."""
+    return node.op == "call_function" and (lookup(node.target).name == RECORD or is_order(node))
 
 
 def _best(node: fx.Node, values: RankValues, originals: Originals, found: Mapping[str, Relation]) -> Relation:
@@ -102,6 +106,10 @@ def _best(node: fx.Node, values: RankValues, originals: Originals, found: Mappin
     downstream = any(not found[o.name].explained for o in node.all_input_nodes if o.name in found)
     setting = replace(originals.setting, nested=False) if downstream else originals.setting
     candidates = list(candidates_of(node, originals, found))
+    if node.name in originals.fills:
+        relation = _filling(node, values, originals.fills[node.name], setting, originals)
+        if relation is not None:
+            return relation
     far = originals.alike.get(print_of(values.get(originals.rank)))
     second: Relation | None = None
     whole: Relation | None = None
@@ -117,6 +125,9 @@ def _best(node: fx.Node, values: RankValues, originals: Originals, found: Mappin
         return whole
     if second is not None:
         return second
+    part = _chunk(node, values, candidates, originals)
+    if part is not None:
+        return part
     step = None if downstream else _step(node, values, candidates, originals)
     if step is not None and step.explained:
         return step
@@ -126,6 +137,29 @@ def _best(node: fx.Node, values: RankValues, originals: Originals, found: Mappin
         if relation is not None:
             return relation
     return _unrelated(node, values, originals) if step is None else step
+
+
+def _filling(node: fx.Node, values: RankValues, name: str, setting: Setting, originals: Originals) -> Relation | None:
+    """What a communication is that should bring one value of the original: that, or what went wrong with it."""
+    old = originals.values.get(name, {})
+    relation = _explained(values, old, name, setting)
+    if relation is not None and relation.kind in ("equal", "reshaped"):
+        return relation
+    given = next((o.name for o in node.all_input_nodes), "")
+    return _twisted(values, old, name, [(given, of_step) for _, of_step in originals.steps(name)], setting)
+
+
+def _chunk(node: fx.Node, values: RankValues, candidates: Sequence[str], originals: Originals) -> Relation | None:
+    """What an inserted node of a graph in host IR is a chunk of: there, loops are written out trip by trip."""
+    if originals.peers(node.name) is None:
+        return None
+    for name in candidates:
+        old = originals.values.get(name, {})
+        if _all_tensors(values, old):
+            found = chunk(values[originals.rank], old, name, originals.rank, originals.setting.measure)
+            if found is not None:
+                return found
+    return None
 
 
 def _step(node: fx.Node, values: RankValues, candidates: Sequence[str], originals: Originals) -> Relation | None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 #: Kinds that say what a value is, on every rank.
 EXPLAINED = frozenset(
-    {"equal", "reshaped", "transposed", "shard", "gathered", "partial", "reduced", "nested", "step", "bundle"}
+    {"equal", "reshaped", "transposed", "shard", "gathered", "partial", "reduced", "nested", "step", "bundle", "chunk"}
 )
 
 #: Every kind, in a few words for drawings and tables.
@@ -22,6 +22,7 @@ BRIEF = {
     "nested": "divided twice",
     "step": "step of an op",
     "bundle": "side by side",
+    "chunk": "chunk",
     "wrong-shard": "wrong shard",
     "scaled": "scaled",
     "addends": "addends lost or doubled",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
+from functools import reduce
 from typing import Any, TypeAlias
 
 import torch
@@ -14,7 +16,7 @@ from tcverify.arithmetic import domain_of
 from tcverify.execution import Run
 from tcverify.execution.interpreter import RankResult, arguments
 from tcverify.execution.plan import Plan, known_constant, plans_of, rank_constants
-from tcverify.ops import Await, Request, Start
+from tcverify.ops import REDUCTIONS, Await, Request, Start
 from tcverify.program import Program
 from tcverify.program.graph import RankConstant, Slot
 from tcverify.relations.tensors import Values, total
@@ -159,6 +161,8 @@ def _aligned(found: Mapping[int, list[tuple[str, torch.Tensor]]]) -> Iterable[Na
 
 def _reduced(requests: Mapping[int, Request | Start]) -> list[NamedValues]:
     """The addends of a collective side by side, and their sum, by rank."""
+    if any(request.collective.resharding is not None for request in requests.values()):
+        return _resharded(requests)
     addends: dict[int, torch.Tensor] = {}
     sums: dict[int, torch.Tensor] = {}
     for rank, request in requests.items():
@@ -171,3 +175,32 @@ def _reduced(requests: Mapping[int, Request | Start]) -> list[NamedValues]:
             return []
         addends[rank], sums[rank] = torch.stack(parts), whole
     return [("addends", addends), ("sum", sums)] if requests else []
+
+
+def _resharded(requests: Mapping[int, Request | Start]) -> list[NamedValues]:
+    """Of a resharding that reduces: what each rank has of it, reduced; of ranks that have nothing, what changes nothing."""
+    own: dict[int, torch.Tensor] = {}
+    for rank, request in requests.items():
+        made = request.collective.resharding
+        if made is None or made.dim is None or made.reduce_op is None:
+            return []
+        if rank in made.source.mesh:
+            parts = request.tensor.unbind(made.dim)
+            whole = reduce(REDUCTIONS[made.reduce_op], parts)
+            own[rank] = (whole / len(parts) if made.reduce_op == "avg" else whole).unsqueeze(made.dim)
+        else:
+            shape = [1 if dim == made.dim else size for dim, size in enumerate(made.shape)]
+            neutral = neutral_of(made.reduce_op, request.tensor.dtype)
+            if neutral is not None:
+                own[rank] = torch.full(shape, neutral, dtype=request.tensor.dtype)
+    return [("addend", own)] if own else []
+
+
+def neutral_of(reduce_op: str, dtype: torch.dtype) -> float | int | None:
+    """What changes no value that it is reduced with; None where nothing does."""
+    if reduce_op in ("min", "max"):
+        sign = 1 if reduce_op == "min" else -1
+        if dtype.is_floating_point:
+            return sign * math.inf
+        return None if dtype is torch.bool else (torch.iinfo(dtype).max if sign > 0 else torch.iinfo(dtype).min)
+    return {"sum": 0, "avg": 0, "product": 1, "band": -1, "bor": 0, "bxor": 0}.get(reduce_op)

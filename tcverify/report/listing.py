@@ -10,8 +10,16 @@ from typing import Any
 from torch import fx
 
 from tcverify.ops import TensorSpec, qualified_name
+from tcverify.ops.host_ir import CURRENT_STREAM, STREAM
+from tcverify.ops.multidevice import REDUCE, SET
 from tcverify.program import Program, RankConstant
 from tcverify.program.graph import constant_value
+
+#: What layouts stand in, as arguments.
+QUOTES = "'\""
+
+#: Ops whose results stand for streams: they have no shape to speak of.
+TOKENS = frozenset(name.split("::")[-1] for name in (CURRENT_STREAM, STREAM))
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,23 +107,36 @@ def columns(rows: Sequence[Sequence[str]], right: Container[int] = ()) -> list[s
     ]
 
 
-def call_text(node: fx.Node, constants: Mapping[str, Any], name: Callable[[fx.Node], str]) -> str:
+def call_text(
+    node: fx.Node, constants: Mapping[str, Any], name: Callable[[fx.Node], str], *, brief: bool = False
+) -> str:
     """Return what a node does as text: "rms_norm(all_reduce, gain, 1e-06)".
 
     Args:
         constants: the rank's constants.
         name: how operands are named.
+        brief: whether to leave out what the result says too, where layouts change: "set(x, [1, 0] shard(0) → [0, 1] replicated)".
     """
     if node.op == "placeholder":
         return "input"
     if node.op == "output":
         return f"return {_value(node.args[0], constants, name)}"
     short = op_text(node)
+    if brief and node.op == "call_function" and qualified_name(node.target) in (SET, REDUCE):
+        return _resharding(node, constants, name)
     if short == "getitem":
         return f"{_value(node.args[0], constants, name)}[{node.args[1]}]"
     arguments = [_value(a, constants, name) for a in node.args]
     arguments += [f"{k}={_value(v, constants, name)}" for k, v in node.kwargs.items()]
     return f"{short}({', '.join(arguments)})"
+
+
+def _resharding(node: fx.Node, constants: Mapping[str, Any], name: Callable[[fx.Node], str]) -> str:
+    """A `set` or a `reduce`, without the shape, the dtype and the rank that they are given."""
+    operand, *asked = (_value(a, constants, name) for a in node.args)
+    reduction = "" if len(node.args) < 8 else f"{asked.pop(1).strip(QUOTES)} over dim {asked.pop(0)}, "
+    source, target = (layout.strip(QUOTES) for layout in asked[:2])
+    return f"{op_text(node)}({operand}, {reduction}{source} → {target})"
 
 
 def op_text(node: fx.Node) -> str:
@@ -136,9 +157,9 @@ def value_text(value: Any) -> str:
 
 
 def _line(node: fx.Node, constants: Mapping[str, Any]) -> str:
-    text = call_text(node, constants, _name)
+    text = call_text(node, constants, _name, brief=True)
     val = node.meta.get("val")
-    shape = str(list(val.shape)) if isinstance(val, TensorSpec) else ""
+    shape = str(list(val.shape)) if isinstance(val, TensorSpec) and op_text(node) not in TOKENS else ""
     return text if node.op == "output" else f"{node.name}{shape and f': {shape}'} = {text}"
 
 

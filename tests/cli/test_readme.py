@@ -18,6 +18,7 @@ ROOT = Path(__file__).parents[2]
         ("sink_all_reduce", "--seed 3"),
         ("own_stream", "--strategy structured --seed 7"),
         ("late_wait", "--strategy functional --seed 1"),
+        ("gather_in_rank_order", "--strategy resharding --seed 1"),
     ],
 )
 def test_the_examples_of_the_readme_are_real(name: str, options: str, tmp_path: Path) -> None:

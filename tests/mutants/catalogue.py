@@ -14,6 +14,7 @@ from tcverify.strategies import (
     mixed_programs,
     near_miss_programs,
     overlap_programs,
+    resharding_programs,
 )
 from tests.mutants import (
     comm_buffer_forms,
@@ -22,12 +23,16 @@ from tests.mutants import (
     overlap,
     overlap_fsdp,
     overlap_memory,
+    resharding,
+    resharding_memory,
+    resharding_streams,
     sequence_parallel,
 )
 
 Drawn = Callable[..., SearchStrategy[Program]]
 
 _ASYNCHRONOUS = (overlap, overlap_memory, comm_buffers, comm_buffer_forms)
+_RESHARDING = (resharding, resharding_streams, resharding_memory)
 
 #: What programs of its own show, in tests/unit/test_comm_buffer_mutants.py, and drawn ones hardly ever.
 _MADE_FOR = ("OverwritesWhatIsReadLater", "OverwritesWhatIsUnderWay", "OverwritesInputs")
@@ -35,7 +40,7 @@ _MADE_FOR = ("OverwritesWhatIsReadLater", "OverwritesWhatIsUnderWay", "Overwrite
 MUTANTS: dict[str, type[Pass]] = {**sequence_parallel.MUTANTS, **multistream.MUTANTS}
 #: For every mutant the kinds of finding of which one at least must be there.
 EXPECTED: dict[str, frozenset[str]] = {**sequence_parallel.EXPECTED, **multistream.EXPECTED}
-for _module in (*_ASYNCHRONOUS, overlap_fsdp):
+for _module in (*_ASYNCHRONOUS, overlap_fsdp, *_RESHARDING):
     MUTANTS.update(_module.MUTANTS)
     EXPECTED.update(_module.EXPECTED)
 for _name in _MADE_FOR:
@@ -50,6 +55,18 @@ def hunting_grounds(name: str) -> tuple[Drawn, ...]:
     less than a quarter."""
     if name in overlap_fsdp.MUTANTS or name in _FSDP_FIRST:
         return (fsdp_programs,)
+    if reshards(name):
+        return (resharding_programs,)
     if any(name in module.MUTANTS for module in _ASYNCHRONOUS):
         return (functional_programs, fsdp_programs)
     return (overlap_programs, mixed_programs) if name in multistream.MUTANTS else (mixed_programs, near_miss_programs)
+
+
+def world_sizes(name: str) -> tuple[int, ...]:
+    """On how many ranks, in turn. Resharding needs ranks on one side alone, and more than one of them on each."""
+    return (4, 6) if reshards(name) else (2, 4)
+
+
+def reshards(name: str) -> bool:
+    """Whether it is a defect of the lowering of resharding."""
+    return any(name in module.MUTANTS for module in _RESHARDING)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.mutants.exhibits import Exhibit
 from tests.mutants.exhibits_of_asynchrony import ASYNCHRONY
 from tests.mutants.exhibits_of_order import ORDER
+from tests.mutants.exhibits_of_resharding import RESHARDING
 from tests.mutants.exhibits_of_values import HIDDEN, VALUES
 
-EXHIBITS: tuple[Exhibit, ...] = (*VALUES, *ORDER, *ASYNCHRONY, *HIDDEN)
+EXHIBITS: tuple[Exhibit, ...] = (*VALUES, *ORDER, *ASYNCHRONY, *RESHARDING, *HIDDEN)

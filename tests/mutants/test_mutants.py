@@ -17,12 +17,20 @@ from tcverify.application import InProcess
 from tcverify.application.loading import prepare
 from tcverify.campaign import Campaign, CampaignFinished, Plan
 from tcverify.passes import Identity, Multistream, Pass, SequenceParallel
+from tcverify.passes.resharding.host_program import HostProgram
 from tcverify.program import Program
-from tcverify.strategies import fsdp_programs, functional_programs, mixed_programs, overlap_programs
+from tcverify.strategies import (
+    fsdp_programs,
+    functional_programs,
+    mixed_programs,
+    overlap_programs,
+    resharding_programs,
+)
 from tcverify.verifier import verify
-from tests.mutants.catalogue import EXPECTED, MUTANTS, Drawn, hunting_grounds
+from tests.mutants.catalogue import EXPECTED, MUTANTS, Drawn, hunting_grounds, world_sizes
 from tests.mutants.comm_buffer_forms import InPlace
 from tests.mutants.overlap_memory import RaiseUnjudged, SinkUnjudged
+from tests.mutants.resharding_streams import PointToPoint, Ring
 
 SEED = 7
 
@@ -47,6 +55,12 @@ CHOSEN = {
     "FreesAtTheStart": 2,
     "CopiedInReverse": 2,
     "DeclaredBehindItself": 2,
+    "TeamSorted": 4,
+    "NoGatherForTheLastReceiver": 4,
+    "NoInitialSync": 4,
+    "LastWorkerNotJoined": 4,
+    "FreedAtThePost": 4,
+    "UnreadNotFreed": 4,
 }
 
 #: Least share of programs that should show a defect.
@@ -92,7 +106,7 @@ def test_a_mutant_is_refuted(name: str, world_size: int, tmp_path: Path) -> None
 @pytest.mark.parametrize("name", EXPECTED)
 def test_every_mutant_is_refuted(name: str, tmp_path: Path) -> None:
     """At 2 ranks or at 4: a residual in another order of the same ranks, for one, takes a mesh that only 2 ranks have."""
-    hunts = [(programs, size) for programs in hunting_grounds(name) for size in (2, 4)]
+    hunts = [(programs, size) for programs in hunting_grounds(name) for size in world_sizes(name)]
     assert any(_is_refuted(name, size, tmp_path / f"{i}", programs) for i, (programs, size) in enumerate(hunts))
 
 
@@ -116,13 +130,27 @@ def test_what_is_sound_passes(pass_: type[Pass], drawn: Drawn, world_size: int, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("world_size", [2, 4])
+@pytest.mark.parametrize("pass_", [HostProgram, PointToPoint, Ring], ids=["collective", "point-to-point", "ring"])
+def test_sound_resharding_passes(pass_: type[Pass], tmp_path: Path) -> None:
+    finished = _campaign(pass_, 4, tmp_path, programs=300, fail_fast=True, drawn=resharding_programs)
+    assert finished.verdict == "passed", finished.counterexamples[0].finding.title
+    assert finished.statistics.inconclusive <= 30  # declined: what no lowering carries out is drawn too
+
+
+_SHARES = {
+    "mixed": mixed_programs, "overlap": overlap_programs, "functional": functional_programs, "fsdp": fsdp_programs,
+}  # fmt: skip
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "drawn",
-    [mixed_programs, overlap_programs, functional_programs, fsdp_programs],
-    ids=["mixed", "overlap", "functional", "fsdp"],
+    ("drawn", "world_size", "least"),
+    [
+        *(pytest.param(drawn, size, LEAST, id=f"{name}-{size}") for name, drawn in _SHARES.items() for size in (2, 4)),
+        pytest.param(resharding_programs, 4, 0.01, id="resharding-4"),  # rarest: 2 to 4 of 100, in longer runs
+    ],
 )
-def test_defects_show_often_enough(drawn: Drawn, world_size: int) -> None:
+def test_defects_show_often_enough(drawn: Drawn, world_size: int, least: float) -> None:
     names = [name for name in MUTANTS if hunting_grounds(name)[0] is drawn]
     shown: Counter[str] = Counter()
     programs = 0
@@ -145,5 +173,5 @@ def test_defects_show_often_enough(drawn: Drawn, world_size: int) -> None:
     judge()
     for name in names:
         print(f"{name:<28} {shown[name]:3} of {programs} programs of {world_size} ranks")
-    rare = [name for name in names if shown[name] < LEAST * programs]
+    rare = [name for name in names if shown[name] < least * programs]
     assert rare == []

@@ -67,7 +67,7 @@ def ascending(mesh: str) -> str:
 
 def lower(program: Program) -> Pair:
     """The program with every `set` and `reduce` lowered."""
-    pair = apply_pass(load_pass("tcverify.passes.resharding.lowering:ConvertOpToCommunication"), program)
+    pair = apply_pass(load_pass("tcverify.passes.resharding.host_program:HostProgram"), program)
     if pair.failure is not None:
         raise RuntimeError(pair.failure.message)
     return pair

@@ -41,6 +41,12 @@ def test_columns_do_not_touch_each_other_though_they_interleave() -> None:
     assert overlapping([buffer[:, 1], buffer[:, 2], buffer[1]]) == {(0, 2), (1, 2)}
 
 
+def test_what_has_no_elements_touches_nothing() -> None:
+    empty, full = torch.empty(3, 0), torch.empty(4, 6)
+    assert overlapping([empty, *empty, empty]) == set()
+    assert overlapping([full, full[:, 2:2], full[1:1]]) == set()
+
+
 def test_chunks_that_overlap_by_one_row() -> None:
     buffer = torch.empty(8, 3)
     assert overlapping([buffer[0:4], buffer[3:6], buffer[6:8]]) == {(0, 1)}

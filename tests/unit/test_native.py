@@ -17,7 +17,17 @@ from tcverify.checks.native import LARGEST, RMS, Errors, errors_of, native_diffe
 from tcverify.diagnosis import diagnose
 from tcverify.execution import Comparison, Delta, Lockstep, Noise, ProcessGroupPool, RankResult, pooled, rounding_noise
 from tcverify.execution.compare import compare_native
-from tcverify.program import VARYING, Finding, GraphBuilder, InputSpec, Mesh, Program, Recipe, spmd_program
+from tcverify.program import (
+    VARYING,
+    Finding,
+    GraphBuilder,
+    InputSpec,
+    Mesh,
+    PlacedBuilder,
+    Program,
+    Recipe,
+    spmd_program,
+)
 from tests.mutants.rounding import PLANTED, SHOWING, SOUND, long_program
 from tests.unit.test_quantised import program as quantised_program
 
@@ -86,6 +96,19 @@ def test_each_rank_of_a_sum_adds_to_the_noise() -> None:
 
     assert reduced(2) == pytest.approx(1 + math.sqrt(1), rel=1e-2)
     assert reduced(5) == pytest.approx(1 + math.sqrt(4), rel=1e-2)
+
+
+@pytest.mark.parametrize("layout", ["[0, 1] shard(0)", "[0, 1] replicated"])
+def test_each_addend_of_a_reduction_of_placed_parts_adds_to_the_noise_wherever_it_lies(layout: str) -> None:
+    def reduced(addends: int, reduce_op: str) -> Noise:
+        b = PlacedBuilder(2)
+        x = b.input("x", (addends, 64), layout, F32, Recipe("constant", 1.0))
+        return noise(b.build(b.reduce(x, 0, "[0, 1] replicated", reduce_op)))
+
+    unit = torch.finfo(F32).eps / 2
+    assert reduced(10, "sum").rms == pytest.approx(10 * unit * (1 + math.sqrt(9)), rel=1e-3)
+    assert reduced(26, "avg").rms == pytest.approx(unit * (1 + math.sqrt(25)), rel=1e-3)
+    assert reduced(26, "max").rms == pytest.approx(unit, rel=1e-3)
 
 
 def test_what_a_fused_op_computes_inside_may_be_rounded() -> None:

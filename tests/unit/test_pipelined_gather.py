@@ -72,6 +72,12 @@ def test_without_chunks_nothing_is_communicated() -> None:
     assert calls(graph) == ["host_ir::current_stream", *["aten::empty.memory_format"] * 2, "aten::relu"]
 
 
+@pytest.mark.parametrize("sizes", [{"rows": 0}, {"inner": 0}, {"columns": 0}])
+@pytest.mark.parametrize("form", GATHER_FORMS)
+def test_nobody_races_for_what_has_no_elements(form: str, sizes: dict[str, int]) -> None:
+    holds(gathered(2, (1, 0), 3, **sizes), form=form)
+
+
 def test_what_one_rank_does() -> None:
     graph = pipelined(gathered(2, (0, 1), 2), number_of_streams=4).graph_modules()[0].graph
     first, step = (

@@ -95,6 +95,17 @@ def not_gathered(c: Case) -> Program:
     return c.multiplied(a, w, layout=WHOLE)
 
 
+def bias_of_rows(c: Case) -> Program:
+    a, w, bias = c.a(), c.w(), c.b.input("bias", (2, 4), WHOLE)
+    return c.multiplied(c.b.set(a, WHOLE), w, bias, op="aten::linear")
+
+
+def bias_of_sum(c: Case) -> Program:
+    a, w, bias = c.a(f"{PAIR} shard(0)", (2, 4, 2, 4)), c.w(), c.b.input("number", (), WHOLE)
+    partial = c.b.call("aten::linear", a, w, bias)
+    return c.b.build(c.b.reduce(partial, 0, f"{PAIR} shard(1)", stream_axis=0))
+
+
 def other_product(c: Case) -> Program:
     a, w = c.a(shape=(4, 2)), c.w(shape=(2, 4))
     return c.multiplied(c.b.set(a, WHOLE), w, op="aten::mm")
@@ -117,6 +128,8 @@ MESSAGES: list[tuple[Callable[[Case], Program], int, str]] = [
         2,
         "operand 'a' of 'matmul' is in layout '[1, 0] shard(1)', and the result is in '[1, 0] replicated'",
     ),
+    (bias_of_rows, 2, "'bias', the bias of 'linear', has shape [2, 4], and chunks take a vector"),
+    (bias_of_sum, 2, "'number', the bias of 'linear', has shape [], and chunks take a vector"),
     (other_product, 2, "'mm' calls aten::mm, which cannot be pipelined"),
 ]
 

@@ -265,6 +265,25 @@ def test_programs_of_five_and_six_ranks_run() -> None:
             assert all(float(value.abs().max()) < 1e3 for value in values)  # and finite
 
 
+def test_values_lie_as_their_layouts_say() -> None:
+    """Ranks that hold the same part hold the same values."""
+    compared = 0
+    products = drawn(4, {"kind": "set", "row": "all-to-all"}, {"kind": "reduce", "how": 1}, shape=(8, 12), mesh="full")
+    assert "aten::matmul" in [step.op for step in products.steps]
+    for plan in (products, *(plan for plan, _ in sample(200, seed=10))):
+        run = Lockstep().run(plan.build(), observe=True)
+        assert run.finished, run.why
+        for name, tensor in plan.tensors()[1].items():
+            layout, seen = tensor.layout, {}
+            for rank, node in tensor.nodes.items():
+                values = run.ranks[rank].values
+                assert values is not None
+                first = seen.setdefault(str(layout.place(rank, tensor.shape)), values[node.name])
+                assert torch.equal(first, values[node.name]), f"{name} on rank {rank}"
+                compared += first is not values[node.name]
+    assert compared > 500
+
+
 def test_programs_have_up_to_a_few_steps_for_each_record() -> None:
     lengths = [len(plan.steps) for plan, _ in sample(200, seed=4)]
     assert max(lengths) <= 3 * RECORDS

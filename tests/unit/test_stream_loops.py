@@ -11,7 +11,7 @@ from torch import fx
 from tcverify import verify
 from tcverify.errors import Unsupported, UsageError
 from tcverify.execution import ProcessGroupPool, explore
-from tcverify.ops import TensorSpec, resolve
+from tcverify.ops import TensorSpec, fake_tensor, new_fake_mode, resolve
 from tcverify.passes.editing import op_name
 from tcverify.passes.resharding.stream_loops import StreamParallelType
 from tcverify.program import Placed, PlacedBuilder, Program
@@ -192,6 +192,24 @@ def test_an_op_between_two_ends_the_loop() -> None:
     assert verify(StreamParallelType(number_of_streams=2), program).status == "passed"
 
 
+def test_an_attribute_between_two_is_there_before_the_loop() -> None:
+    graph, mode = fx.Graph(), new_fake_mode()
+    x = graph.placeholder("x")
+    first = graph.call_function(resolve("aten::relu"), (x,))
+    weight = graph.get_attr("weight")
+    second = graph.call_function(resolve("aten::add.Tensor"), (first, weight))
+    graph.output((second,))
+    for node in (x, first, weight, second):
+        node.meta["val"] = fake_tensor(TensorSpec.contiguous((4, 3), torch.float32), mode)
+    first.meta["stream_axis"] = second.meta["stream_axis"] = 0
+    root = torch.nn.Module()
+    root.register_buffer("weight", torch.ones(4, 3))
+    gm, pass_ = fx.GraphModule(root, graph), StreamParallelType()
+    pass_(gm)
+    assert pass_.rewrites == {"loops": 1, "ops": 2}
+    gm.graph.lint()
+
+
 SEPARATE: dict[str, Body] = {
     "another dim": lambda b, i: b.call("aten::exp", b.call("aten::relu", i["x"], stream_axis=0), stream_axis=1),
     "nothing read": lambda b, i: b.call(
@@ -273,9 +291,36 @@ def test_views_behind_a_result_share_its_storage() -> None:
     assert len(set(storages.values())) == 1
 
 
+@pytest.mark.parametrize(("axis", "shapes"), [(1, ((4, 3), (3,))), (0, ((4,), ())), (0, ((), (4,)))])
+def test_the_dtype_that_is_computed_in_stays(axis: int, shapes: tuple[tuple[int, ...], ...]) -> None:
+    """What a tensor without dims says counts less: a part of a vector must not become one."""
+    b = PlacedBuilder(2)
+    x = b.input("x", shapes[0], "[0, 1] replicated", torch.int32)
+    y = b.call("aten::add.Scalar", b.input("y", shapes[1], "[0, 1] replicated", torch.int64), 2**33)
+    ahead = b.call("aten::bitwise_right_shift.Tensor", b.call("aten::sub.Tensor", y, x, stream_axis=axis), y)
+    program = b.build(ahead, b.call("aten::gt.Tensor", y, x, stream_axis=axis))
+    verdict = verify(StreamParallelType(), program)
+    assert verdict.status == "passed", [finding.title for finding in verdict.findings]
+    assert verdict.changed
+
+
 # ----------------------------------------------------------------------------------------------------------- refusals
 
 REFUSED: dict[str, tuple[Body, str]] = {
+    "linear with a vector": (
+        on("aten::linear", "x", "v", axis=0),
+        r"its weight is no matrix, or its bias no vector",
+    ),
+    "linear with a bias for every element": (
+        lambda b, i: (lambda m: b.call("aten::linear", m, m, b.call("aten::mm", m, b.call("aten::t", m)), stream_axis=1))(
+            b.call("aten::relu", i["x"])
+        ),
+        r"its weight is no matrix, or its bias no vector",
+    ),
+    "linear with one number as its bias": (
+        lambda b, i: b.call("aten::linear", i["x"], b.call("aten::t", i["y"]), b.call("aten::sum", i["v"]), stream_axis=1),
+        r"its weight is no matrix, or its bias no vector",
+    ),
     "sharded in the result": (
         lambda b, i: b.set(i["x"], f"{MESH} shard(1)", stream_axis=1),
         r"'set_1' .* its stream axis 1 is sharded over ranks in layout '\[1, 0, 2\] shard\(1\)'",

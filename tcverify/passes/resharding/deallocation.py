@@ -49,9 +49,9 @@ class InsertDeallocations(Pass):
                     f"'{node.name}' frees memory already", "run the pass once, on graphs that free nothing"
                 )
         found = analyse(graph)
-        last = _last_touched(graph, found)
+        last = self.last_touched(graph, found)
         handles = _handles(graph, found, last)
-        walk = _Walk(found, last)
+        walk = self.walk(found, last)
         for node in graph.nodes:
             walk.visit(node)
         for storage in walk.stranded():
@@ -66,6 +66,14 @@ class InsertDeallocations(Pass):
                     writer.deallocate(_handle(writer, handles[storage]))
         self.rewrites["deallocations"] = sum(map(len, walk.freed.values()))
         return []
+
+    def last_touched(self, graph: fx.Graph, found: Analysis) -> dict[Storage, fx.Node]:
+        """The last node that touches each storage that is to be freed, in the order in which they are made."""
+        return _last_touched(graph, found)
+
+    def walk(self, found: Analysis, last: dict[Storage, fx.Node]) -> Walk:
+        """What says where they can be freed, once it has visited all nodes."""
+        return Walk(found, last)
 
 
 # -------------------------------------------------------------------------------------------------- what is to be freed
@@ -146,7 +154,7 @@ def _maker(found: Analysis, storage: Storage, graph: fx.Graph) -> str:
 
 
 @dataclass(slots=True, eq=False)
-class _Walk:
+class Walk:
     """Follows the order that streams give to what a graph does.
 
     Attributes:

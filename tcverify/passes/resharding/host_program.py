@@ -45,12 +45,16 @@ class HostProgram(Pass):
         UsageError: an option cannot have that value.
 
     Attributes:
+        PASSES: what makes the passes, in the order of `STAGES`.
         stages: the passes. `rewrites` counts for each what it rewrote, by its name.
     """
 
     name = "resharding"
     contract: ClassVar[Contract] = Contract(idempotent=True, lowered=True, deallocation=True, inputs="stream0")
     PATTERNS = STAGES
+    PASSES: ClassVar[tuple[type[Pass], ...]] = (
+        PipelinedMatmul, StreamParallelType, MakeReshardingContiguous, ConvertOpToCommunication, InsertDeallocations,
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -68,14 +72,16 @@ class HostProgram(Pass):
         chosen = self._choice("stages", stages, STAGES)
         if not self._boolean("deallocate", deallocate):
             chosen -= {InsertDeallocations.name}
-        every: tuple[Pass, ...] = (
-            PipelinedMatmul(number_of_streams=number, form=form, reduce_form=reduce_form, dump=dump),
-            StreamParallelType(number_of_streams=number, dump=dump),
-            MakeReshardingContiguous(dump=dump),
-            ConvertOpToCommunication(dump=dump),
-            InsertDeallocations(dump=dump),
-        )
-        self.stages = [stage for stage in every if stage.name in chosen]
+        streamed: dict[str, Any] = {"number_of_streams": number}
+        given: dict[str, dict[str, Any]] = {
+            PipelinedMatmul.name: {**streamed, "form": form, "reduce_form": reduce_form},
+            StreamParallelType.name: streamed,
+        }
+        self.stages = [
+            kind(dump=dump, **given.get(name, {}))
+            for name, kind in zip(STAGES, self.PASSES, strict=True)
+            if name in chosen
+        ]
         self.contract = Contract(  # type: ignore[misc] # of this instance
             idempotent=True,
             lowered={StreamParallelType.name, ConvertOpToCommunication.name} <= chosen,

@@ -52,15 +52,15 @@ class ConvertOpToCommunication(Pass):
         Raises:
             Unsupported: one of them cannot be lowered; the message names it.
         """
-        asked = [(node, made) for node in graph.nodes if (made := resharding_of(node)) is not None]
-        plans = [_plan(node, made) for node, made in asked]  # all of them, before anything is changed
+        asked = self.asked(graph)
+        plans = [self._plan(node, made) for node, made in asked]  # all of them, before anything is changed
         writer = HostWriter(graph)
         displaced: list[fx.Node] = []
         for (node, made), decided in zip(asked, plans, strict=True):
             for kind in [c.kind for c in decided.communications] or ["idle" if decided.part is None else "local"]:
                 self.rewrites[kind] += 1
             with writer.before(node):
-                result = _Writing(writer, made, decided, arguments(node)).write()
+                result = self.writing(writer, made, decided, arguments(node)).write()
                 if node.users:
                     # A rank that gets nothing has a value without elements, in case that somebody names it.
                     result = result if result is not None else writer.allocate([0], arguments(node)["dtype"])
@@ -70,23 +70,34 @@ class ConvertOpToCommunication(Pass):
             graph.erase_node(node)
         return displaced
 
+    def asked(self, graph: fx.Graph) -> list[tuple[fx.Node, Resharding]]:
+        """The nodes to lower, and what they ask for."""
+        return [(node, made) for node in graph.nodes if (made := resharding_of(node)) is not None]
 
-def _plan(node: fx.Node, made: Resharding) -> Plan:
-    given = arguments(node)
-    x = given["x"]
-    if x is not None and known_spec(x) is None:
-        raise Unsupported(
-            f"'{node.name}': the metadata of its operand '{x.name}' has no shape of known sizes",
-            "propagate shapes through the graph before the pass",
-        )
-    try:
-        return plan(made, given["rank"], given["dtype"])
-    except Unsupported as error:
-        raise Unsupported(f"'{node.name}': {error.message}", error.hint) from None
+    def decide(self, made: Resharding, rank: int, dtype: torch.dtype) -> Plan:
+        """What a rank does for a resharding. See `decisions.plan`."""
+        return plan(made, rank, dtype)
+
+    def writing(self, writer: HostWriter, made: Resharding, decided: Plan, given: dict[str, Any]) -> Writing:
+        """What writes that, for an op with these arguments."""
+        return Writing(writer, made, decided, given)
+
+    def _plan(self, node: fx.Node, made: Resharding) -> Plan:
+        given = arguments(node)
+        x = given["x"]
+        if x is not None and known_spec(x) is None:
+            raise Unsupported(
+                f"'{node.name}': the metadata of its operand '{x.name}' has no shape of known sizes",
+                "propagate shapes through the graph before the pass",
+            )
+        try:
+            return self.decide(made, given["rank"], given["dtype"])
+        except Unsupported as error:
+            raise Unsupported(f"'{node.name}': {error.message}", error.hint) from None
 
 
 @dataclass(frozen=True, slots=True)
-class _Writing:
+class Writing:
     """Writes what a plan says for one `set` or `reduce`.
 
     Attributes:
@@ -224,4 +235,4 @@ def _shape(x: fx.Node) -> Sequence[int]:
     return tuple(x.meta["val"].shape)
 
 
-__all__ = ["ConvertOpToCommunication", "identity"]
+__all__ = ["ConvertOpToCommunication", "Writing", "identity"]

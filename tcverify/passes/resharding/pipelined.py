@@ -9,9 +9,9 @@ from torch import fx
 
 from tcverify.errors import UsageError
 from tcverify.passes.base import Pass
-from tcverify.passes.resharding.pipelined_gather import GATHER_FORMS, gather_then_multiply
+from tcverify.passes.resharding.pipelined_gather import GATHER_FORMS, Gathering, gather_then_multiply
 from tcverify.passes.resharding.pipelined_patterns import GatherMatmul, patterns
-from tcverify.passes.resharding.pipelined_scatter import SCATTER_FORMS, multiply_then_scatter
+from tcverify.passes.resharding.pipelined_scatter import SCATTER_FORMS, Scattering, multiply_then_scatter
 from tcverify.passes.resharding.pipelined_steps import Streams
 from tcverify.passes.resharding.writing import HostWriter
 from tcverify.program import Contract
@@ -32,6 +32,9 @@ class PipelinedMatmul(Pass):
         sync_streams: whether each step waits for what is queued on the stream of the one before it.
         options: those of `Pass`.
 
+    Attributes:
+        gathering, scattering: write the steps of a pipeline.
+
     Raises:
         UsageError: an option cannot have that value.
         Unsupported: by a call, where a stream axis asks for a pipeline, and the operands cannot have one.
@@ -40,6 +43,8 @@ class PipelinedMatmul(Pass):
     name = "pipelined_matmul"
     contract: ClassVar[Contract] = Contract(idempotent=True, inputs="stream0", streams=3)
     PATTERNS = ("allgather-matmul", "matmul-reduce-scatter")
+    gathering: ClassVar[type[Gathering]] = Gathering
+    scattering: ClassVar[type[Scattering]] = Scattering
 
     def __init__(
         self,
@@ -51,7 +56,9 @@ class PipelinedMatmul(Pass):
         **options: Any,
     ) -> None:
         super().__init__(**options)
-        self.streams = Streams(self._count(number_of_streams), self._boolean("sync_streams", sync_streams))
+        self.streams = Streams(
+            self._whole_number("number_of_streams", number_of_streams, 1), self._boolean("sync_streams", sync_streams)
+        )
         self.form = self._form("form", form, GATHER_FORMS)
         self.reduce_form = self._form("reduce_form", reduce_form, SCATTER_FORMS)
         self.contract = Contract(idempotent=True, inputs="stream0", streams=self.streams.number)  # type: ignore[misc] # of this instance
@@ -62,24 +69,17 @@ class PipelinedMatmul(Pass):
         for found in patterns(graph):
             if isinstance(found, GatherMatmul):
                 with writer.before(found.before):
-                    whole, product = gather_then_multiply(writer, found, self.form, self.streams)
+                    whole, product = gather_then_multiply(writer, found, self.form, self.streams, self.gathering)
                 _replace(found.matmul, product)
                 _replace(found.gather, whole)
                 self.rewrites["allgather-matmul"] += 1
             else:
                 with writer.before(found.reduce):
-                    total = multiply_then_scatter(writer, found, self.reduce_form, self.streams)
+                    total = multiply_then_scatter(writer, found, self.reduce_form, self.streams, self.scattering)
                 _replace(found.reduce, total)
                 graph.erase_node(found.matmul)
                 self.rewrites["matmul-reduce-scatter"] += 1
         return ()
-
-    def _count(self, given: object) -> int:
-        if isinstance(given, str) and given.isdecimal():
-            given = int(given)
-        if type(given) is not int or given < 1:
-            raise UsageError(f"option number_of_streams of pass '{self.name}' cannot be {given!r}", "use 1 or more")
-        return given
 
     def _form(self, option: str, given: object, known: Sequence[str]) -> str:
         if given not in known:

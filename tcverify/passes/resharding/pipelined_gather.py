@@ -16,7 +16,11 @@ GATHER_FORMS = ("collective", "broadcast", "p2p", "ring")
 
 
 def gather_then_multiply(
-    writer: HostWriter, found: GatherMatmul, form: str, streams: Streams
+    writer: HostWriter,
+    found: GatherMatmul,
+    form: str,
+    streams: Streams,
+    gathering: type[Gathering] | None = None,
 ) -> tuple[fx.Node, fx.Node]:
     """Write the gathering of A and its product, chunk by chunk, where the writer stands.
 
@@ -24,6 +28,7 @@ def gather_then_multiply(
 
     Args:
         form: one of `GATHER_FORMS`.
+        gathering: writes the steps.
 
     Returns:
         The gathered A and the product, complete for who reads them on the caller's stream behind this.
@@ -36,21 +41,21 @@ def gather_then_multiply(
     for buffer in (whole, product):
         buffer.meta["layout"] = str(found.made.target)
     loop.begin()
-    gathering = _Gathering(writer, found, loop, a, whole, product)
+    steps = (gathering or Gathering)(writer, found, loop, a, whole, product)
     for chunk in range(chunks):
         if form == "collective":
-            gathering.collective(chunk)
+            steps.collective(chunk)
         elif form == "broadcast":
-            gathering.broadcasts(chunk)
+            steps.broadcasts(chunk)
         elif form == "p2p":
-            gathering.point_to_point(chunk)
+            steps.point_to_point(chunk)
         else:
-            gathering.ring(chunk)
+            steps.ring(chunk)
     return whole, product
 
 
 @dataclass(frozen=True, slots=True)
-class _Gathering:
+class Gathering:
     """What the steps of allgather + matmul have in common: A here [S, 1, …], the gathered A [S, D, …] and the product."""
 
     writer: HostWriter
@@ -124,4 +129,4 @@ class _Gathering:
                 self.multiply(current, chunk, owner)
 
 
-__all__ = ["GATHER_FORMS", "gather_then_multiply"]
+__all__ = ["GATHER_FORMS", "Gathering", "gather_then_multiply"]

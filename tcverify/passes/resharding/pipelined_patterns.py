@@ -147,6 +147,7 @@ def gathered(node: fx.Node, order: Order) -> GatherMatmul | None:
         )
     _require_gather(node, first, made)
     _require_operands(node, [(operand, given.get(operand)) for operand in OPERANDS[name][1:]])
+    _require_vector(node)
     product = _spec(node)
     others = [value for operand in OPERANDS[name][1:] if isinstance(value := given.get(operand), fx.Node)]
     before = order.place(first, node, others)
@@ -222,6 +223,16 @@ def _require_operands(node: fx.Node, others: Iterable[tuple[str, Any]]) -> None:
             )
 
 
+def _require_vector(node: fx.Node) -> None:
+    """Refuse a bias that is no vector: chunks of the product would need parts of it."""
+    bias = arguments(node).get("bias")
+    if isinstance(bias, fx.Node) and len(_spec(bias).shape) != 1:
+        raise Unsupported(
+            f"'{bias.name}', the bias of '{node.name}', has shape {list(_spec(bias).shape)}, and chunks take a vector",
+            "add it to the product, or take the stream axis away",
+        )
+
+
 # ----------------------------------------------------------------------------------------------- matmul + reduce_scatter
 
 
@@ -249,6 +260,7 @@ def scattered(node: fx.Node, order: Order) -> MatmulScatter | None:
     operands = [value for value in arguments(matmul).values() if isinstance(value, fx.Node)]
     if min([len(_spec(operand).shape) for operand in operands][:2]) < 2:
         raise Unsupported(f"'{matmul.name}' multiplies vectors, which have no chunks", "take the stream axis away")
+    _require_vector(matmul)
     if len(matmul.users) > 1 or not order.unwritten(matmul, node, [matmul, *operands]):
         return None
     return MatmulScatter(matmul, node, made, arguments(node)["rank"], _spec(matmul), _spec(node))

@@ -17,7 +17,13 @@ from tcverify.passes.resharding.writing import HostWriter
 SCATTER_FORMS = ("collective", "reduce", "p2p", "ring")
 
 
-def multiply_then_scatter(writer: HostWriter, found: MatmulScatter, form: str, streams: Streams) -> fx.Node:
+def multiply_then_scatter(
+    writer: HostWriter,
+    found: MatmulScatter,
+    form: str,
+    streams: Streams,
+    scattering: type[Scattering] | None = None,
+) -> fx.Node:
     """Write partial products and their sums, chunk by chunk, where the writer stands.
 
     Chunks are of dim 0 of the result, unless that is what is divided over the ranks. "collective" takes one reduce_scatter per
@@ -25,6 +31,7 @@ def multiply_then_scatter(writer: HostWriter, found: MatmulScatter, form: str, s
 
     Args:
         form: one of `SCATTER_FORMS`.
+        scattering: writes the steps.
 
     Returns:
         This rank's part of the sum, complete for who reads it on the caller's stream behind this.
@@ -36,16 +43,16 @@ def multiply_then_scatter(writer: HostWriter, found: MatmulScatter, form: str, s
     shape = (chunks, size, *piece) if form == "p2p" else found.total.shape
     buffer = writer.allocate(shape, found.total.dtype)
     loop.begin()
-    scattering = _Scattering(writer, found, loop, buffer)
+    steps = (scattering or Scattering)(writer, found, loop, buffer)
     for chunk in range(chunks):
         if form == "collective":
-            scattering.collective(chunk)
+            steps.collective(chunk)
         elif form == "reduce":
-            scattering.reductions(chunk)
+            steps.reductions(chunk)
         elif form == "p2p":
-            scattering.point_to_point(chunk)
+            steps.point_to_point(chunk)
         else:
-            scattering.ring(chunk)
+            steps.ring(chunk)
     if form == "p2p":
         addends = buffer if found.scattered else select(writer, buffer, 0)
         summed = 1 if found.scattered else 0
@@ -55,7 +62,7 @@ def multiply_then_scatter(writer: HostWriter, found: MatmulScatter, form: str, s
 
 
 @dataclass(frozen=True, slots=True)
-class _Scattering:
+class Scattering:
     """What the steps of matmul + reduce_scatter have in common. `buffer` holds this rank's part of the sum, or its addends."""
 
     writer: HostWriter
@@ -165,4 +172,4 @@ def _axes_of_operands(name: str, operands: Sequence[Any], rank: int, dim: int) -
     return axes
 
 
-__all__ = ["SCATTER_FORMS", "multiply_then_scatter"]
+__all__ = ["SCATTER_FORMS", "Scattering", "multiply_then_scatter"]

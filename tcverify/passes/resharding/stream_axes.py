@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 from torch import fx
@@ -160,10 +160,16 @@ def _without(layout: Layout, dim: int) -> Layout:
 
 def _elementwise(node: fx.Node, axis: int, spec: TensorSpec) -> Sliced:
     given = {name: value for name, value in arguments(node).items() if name != "memory_format"}
-    for name, value in given.items():
-        if isinstance(value, fx.Node):
-            given[name] = _aligned(node, value, axis - len(spec.shape), spec.shape[axis])
-    return _cut(node, axis, spec, op_name(node), given)
+    operands = {name: value for name, value in given.items() if isinstance(value, fx.Node)}
+    for name, value in operands.items():
+        given[name] = _aligned(node, value, axis - len(spec.shape), spec.shape[axis])
+    if len({known.dtype for value in operands.values() if (known := known_spec(value))}) == 1:
+        return _cut(node, axis, spec, op_name(node), given)
+    # Of several dtypes, that of a tensor without dims counts less: none loses its last one.
+    for name, value in operands.items():
+        if isinstance(part := given[name], Part) and len(_shape(node, value)) == 1:
+            given[name] = replace(part, widened=0)
+    return replace(_cut(node, axis, spec, op_name(node), given), narrowed=0 if len(spec.shape) == 1 else None)
 
 
 def _aligned(node: fx.Node, operand: fx.Node, position: int, trips: int) -> Part | fx.Node:
@@ -224,6 +230,12 @@ def _product(node: fx.Node, axis: int, spec: TensorSpec) -> Sliced:
 def _linear(node: fx.Node, axis: int, spec: TensorSpec) -> Sliced:
     given = arguments(node)
     x, weight, bias = given["input"], given["weight"], given.get("bias")
+    if len(_shape(node, weight)) != 2 or (bias is not None and _shape(node, bias) != spec.shape[-1:]):
+        _refuse(
+            node,
+            "its weight is no matrix, or its bias no vector with one number for each column of the result",
+            "multiply with matmul, and add the bias with add",
+        )
     if axis < len(spec.shape) - 1:
         args = (Part(x, axis), weight) if bias is None else (Part(x, axis), weight, bias)
         return Sliced(node, axis, spec.shape[axis], spec, op_name(node), args, {})

@@ -13,7 +13,7 @@ Source: nvFuser's StreamParallelType pass.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -46,6 +46,7 @@ class StreamParallelType(Pass):
     name = "stream_parallel_type"
     contract: ClassVar[Contract] = Contract(idempotent=True, inputs="stream0")
     PATTERNS = ("loops", "ops")
+    writer: ClassVar[type[HostWriter]] = HostWriter
 
     def __init__(self, *, number_of_streams: int | str = 3, **options: Any) -> None:
         super().__init__(**options)
@@ -58,8 +59,8 @@ class StreamParallelType(Pass):
         Raises:
             Unsupported: an op cannot be computed part by part along its stream axis.
         """
-        loops = list(_loops(graph))
-        writer, results = HostWriter(graph), dict[fx.Node, fx.Node]()
+        loops = list(_loops(graph, self.cut))
+        writer, results = self.writer(graph), dict[fx.Node, fx.Node]()
         for loop in loops:
             _write(writer, loop, self.number_of_streams, results)
         for node, result in results.items():
@@ -71,12 +72,17 @@ class StreamParallelType(Pass):
         self.rewrites["ops"] = sum(len(loop.ops) for loop in loops)
         return []
 
+    def cut(self, node: fx.Node, axis: int) -> Sliced:
+        """Cut an op along a dim of its result. See `stream_axes.sliced`."""
+        return sliced(node, axis)
+
 
 @dataclass(slots=True, eq=False)
 class _Loop:
-    """Ops that are computed in the trips of one loop, in order."""
+    """Ops that are computed in the trips of one loop, in order, and nodes between them that do nothing."""
 
     ops: list[Sliced] = field(default_factory=list)
+    between: list[fx.Node] = field(default_factory=list)
     axes: dict[fx.Node, int] = field(default_factory=dict)  # of their results
 
     @property
@@ -99,17 +105,19 @@ class _Loop:
         self.axes[op.node] = op.axis
 
 
-def _loops(graph: fx.Graph) -> Iterator[_Loop]:
+def _loops(graph: fx.Graph, cut: Callable[[fx.Node, int], Sliced]) -> Iterator[_Loop]:
     """The loops of a graph, in order. Raises `Unsupported` where an op cannot be in one."""
     loop: _Loop | None = None
     for node in graph.nodes:
         axis = _stream_axis(node)
         if axis is None:
-            if loop is not None and node.op not in _PASSIVE:
+            if loop is not None and node.op in _PASSIVE:
+                loop.between.append(node)
+            elif loop is not None:
                 yield loop
                 loop = None
             continue
-        op = sliced(node, axis)
+        op = cut(node, axis)
         if op.local is None and node.users:
             raise Unsupported(
                 f"'{node.name}' gives this rank nothing, and '{next(iter(node.users)).name}' reads it",
@@ -145,7 +153,10 @@ def _stream_axis(node: fx.Node) -> int | None:
 
 def _write(w: HostWriter, loop: _Loop, number: int, results: dict[fx.Node, fx.Node]) -> None:
     """Write a loop before its first op, and say in `results` what stands for the values of its ops."""
-    with w.before(loop.ops[0].node):
+    first = loop.ops[0].node
+    for node in loop.between:  # ops behind them may read them
+        first.prepend(node)
+    with w.before(first):
         for op in loop.ops:
             if op.local is not None:
                 results[op.node] = _output(w, op.node, op.local)

@@ -191,6 +191,10 @@ def _cell(call: Call | None, state: str) -> Cell | None:
 def contribution(collective: Collective) -> str:
     """What a rank brings to a collective. The dtype is left out: in lockstep it is that of the number domain."""
     parts = [str(list(collective.shape))]
+    made = collective.resharding
+    if made is not None:
+        reduction = [] if made.dim is None else [f"{made.reduce_op} over dim {made.dim}"]
+        return ", ".join([*parts, *reduction, f"{made.source} → {made.target}"])
     if collective.dim is not None:
         parts.append(f"dim {collective.dim}")
     if collective.reduce_op is not None:
@@ -198,7 +202,9 @@ def contribution(collective: Collective) -> str:
     if collective.splits is not None:
         parts.append(f"in {list(collective.splits[0])} out {list(collective.splits[1])}")
     if collective.root is not None:
-        parts.append(f"from rank {collective.root}")
+        parts.append(f"{'to' if collective.kind in ('gather', 'reduce') else 'from'} rank {collective.root}")
+    if collective.targets is not None:
+        parts.append(f"to positions {list(collective.targets)}")
     return ", ".join(parts)
 
 

@@ -18,6 +18,7 @@ from tcverify.report.alignment import Row
 from tcverify.report.html.boxes import Vertex, box_text, edge_mark, gap_text, node_of, placement_texts
 from tcverify.report.html.folds import BOX_HEIGHT, LAYER_GAP, Fold, fold, hidden_edges, path, slack, slots, top
 from tcverify.report.html.layout import CHANNEL, MARGIN, Item, Layout, lay_out
+from tcverify.report.html.order import stream_predecessors
 from tcverify.report.html.sight import drawn_rows, make_vertices, shown_rows, visible_layers
 from tcverify.report.plain import count
 
@@ -196,8 +197,14 @@ def draw(program: Program, rows: Sequence[Row], relations: Mapping[str, Relation
     }
     sides = ("b", "a")[: len(labels.captions)]
     operands = {side: [_operands(vertex, side, i, index) for i, vertex in enumerate(vertices)] for side in sides}
+    below = _below(vertices, sides[-1], index)
     items = [
-        Item(vertex.kind == "input", {s for s in sides if vertex.stands_in(s)}, {s: operands[s][i] for s in sides})
+        Item(
+            vertex.kind == "input",
+            {s for s in sides if vertex.stands_in(s)},
+            {s: operands[s][i] for s in sides},
+            below[i],
+        )
         for i, vertex in enumerate(vertices)
     ]
     layout = lay_out(items, sides)
@@ -307,6 +314,18 @@ def _operands(vertex: Vertex, side: str, number: int, index: Mapping[tuple[str, 
             if other is not None and other != number:
                 found[other] = None
     return tuple(found)
+
+
+def _below(vertices: Sequence[Vertex], side: str, index: Mapping[tuple[str, fx.Node], int]) -> list[tuple[int, ...]]:
+    """Numbers of the vertices that each one is drawn below, in host programs; see `stream_predecessors`."""
+    nodes = [node_of(vertex.rows[0], side) for vertex in vertices]
+    graph = next((node.graph for node in nodes if node is not None), None)
+    before = stream_predecessors(graph) if graph is not None else {}
+    found: list[tuple[int, ...]] = []
+    for number, node in enumerate(nodes):
+        above = (index.get((side, one)) for one in (before.get(node, ()) if node is not None else ()))
+        found.append(tuple(other for other in above if other is not None and other < number))
+    return found
 
 
 def _box(scene: _Scene, side: str, number: int, labels: Labels, relations: Mapping[str, Relation]) -> Box:

@@ -25,11 +25,13 @@ class Item:
         narrow: an input: one column wide, placed right above what reads it first.
         sides: the graphs in which it stands.
         operands: numbers of the items that it reads, by graph.
+        below: numbers of items that it is drawn below, though it may read nothing of them; in the column of the first.
     """
 
     narrow: bool
     sides: set[str]
     operands: Mapping[str, tuple[int, ...]]
+    below: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +109,7 @@ def lay_out(items: Sequence[Item], sides: Sequence[str]) -> Layout:
     for i, item in enumerate(items):
         if not item.narrow:
             above = [o for side in sides for o in item.operands[side] if not items[o].narrow]
-            nearest = max(above, key=lambda o: layers[o], default=None)
+            nearest = max(above, key=lambda o: layers[o], default=None) if not item.below else item.below[0]
             columns[i] = grid.place(item.sides, layers[i], 2, 0 if nearest is None else columns[nearest])
     reader: dict[int, int] = {}
     for i, item in enumerate(items):
@@ -139,6 +141,7 @@ def _layers(items: Sequence[Item]) -> list[int]:
     layers: list[int] = []
     for item in items:
         above = [layers[o] for operands in item.operands.values() for o in operands if not items[o].narrow]
+        above += [layers[o] for o in item.below]
         layers.append(0 if item.narrow else 1 + max(above, default=0))
     first: dict[int, int] = {}
     for i, item in enumerate(items):

@@ -12,6 +12,7 @@ from tcverify.counterexample import MAX_VALUES, Counterexample
 from tcverify.diagnosis import Diagnosis, diagnose
 from tcverify.program import KINDS
 from tcverify.relations import Relation
+from tcverify.relations.storages import is_buffer, is_host_ir, written_operands
 from tcverify.report.block import Block, make_block
 from tcverify.report.html.collectives import MAX_RANKS, Timeline, timelines
 from tcverify.report.html.contrast import Contrast, make_contrasts
@@ -121,7 +122,10 @@ def make_page(case: Counterexample, path: Path | None) -> HtmlPage:
         sheets=sheets,
         focus=_focus(sheets),
         blamed=_blamed(
-            sheets, {} if first is None else dict(first.operands), Runs(diagnosis.before, diagnosis.after, ranks)
+            sheets,
+            {} if first is None else dict(first.operands),
+            Runs(diagnosis.before, diagnosis.after, ranks),
+            _filled(case, diagnosis.rank, block.blamed),
         ),
         data=merge([sheet.cards for sheet in sheets]).data() if sheets else "",
         schedule=draw_schedule(case, diagnosis.rank),
@@ -213,12 +217,13 @@ def _focus(sheets: Sequence[Sheet]) -> str:
 
 
 def _blamed(
-    sheets: Sequence[Sheet], reads: Mapping[str, Relation], runs: Runs
+    sheets: Sequence[Sheet], reads: Mapping[str, Relation], runs: Runs, filled: frozenset[str]
 ) -> tuple[tuple[str, Card, Record | None], ...]:
     """The box to look at first and what it reads, each with its id and values.
 
     Args:
         reads: how the operands relate to what the original reads in their place, by name.
+        filled: operands that it does not read.
     """
     id = _focus(sheets)
     if not id or id not in sheets[0].cards.by_box:
@@ -228,12 +233,25 @@ def _blamed(
     for operand in cards.by_box[id].operands[:MAX_OPERANDS]:
         if operand in cards.by_box:
             card, values = cards.of(operand)
+            if card.name in filled:
+                continue
             relation = reads.get(card.name)
             if relation is not None:
                 card = replace(card, relation=plain(relation.text), wrong=not relation.explained)
                 values = record(runs, relation.original or "", card.name, compared(relation)) or values
             found.append((operand, card, values))
     return tuple(found)
+
+
+def _filled(case: Counterexample, rank: int, name: str | None) -> frozenset[str]:
+    """The allocations that a node writes into: what they held before, it does not read."""
+    if case.rewritten is None or name is None:
+        return frozenset()
+    graph = case.rewritten.graphs[case.rewritten.ranks[rank].graph]
+    node = next((node for node in graph.nodes if node.name == name), None)
+    if node is None or not is_host_ir(graph):
+        return frozenset()
+    return frozenset(operand.name for operand in written_operands(node) if is_buffer(operand))
 
 
 __all__ = ["HtmlPage", "make_page"]

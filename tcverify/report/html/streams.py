@@ -170,7 +170,11 @@ def draw_schedule(case: Counterexample, rank: int) -> Schedule | None:
     marks = marked_ops(case.finding) if case.finding.rank in (None, rank) else {}
     chosen = _chosen(after, marks)
     names = {op.node for op in chosen}
-    tables = [("Before the pass", before, [op for op in before.ops if op.node in names])] if before is not None else []
+    whole = len(chosen) == len(after.ops)
+    tables = []
+    if before is not None:
+        kept = _chosen(before, {}) if whole else [op for op in before.ops if op.node in names]
+        tables.append(("Before the pass", before, kept))
     tables.append(("After the pass", after, chosen))
     span = max((_span(ops)[1] - _span(ops)[0] for _, _, ops in tables), default=0.0) or 1.0
     width = min(max(WIDTH, GUTTER + MARGIN + ROOM * len(chosen)), MAX_WIDTH)
@@ -251,7 +255,7 @@ def _chart(
     end = window.x(table.join) if _span(window.ops)[1] >= table.join >= window.origin else None
     links = _links(table, window, lanes, end)
     missing = _missing(table, window, lanes, finding, end) if finding is not None else None
-    joins = table.output in {*(arrow.target for arrow in table.arrows), *marks}
+    joins = table.output in {*(arrow.target for arrow in table.arrows), *marks} or _at_the_end(table, finding)
     length = microseconds(table.end) if table.timed else f"{table.end:.0f} steps"
     return Chart(
         caption=f"{caption}: {length}",
@@ -363,7 +367,8 @@ def _missing(
     if finding.kind not in ("race", "unordered-collectives"):
         return None
     drawn = {op.node: op for op in window.ops}
-    first, second = str(finding.data.get("first")), str(finding.data.get("second"))
+    first = str(finding.data.get("first"))
+    second = table.output if _at_the_end(table, finding) else str(finding.data.get("second"))
     source, target = drawn.get(first), drawn.get(second)
     x = window.x(target.start) if target is not None else end if second == table.output else None
     stream = target.stream if target is not None else MAIN_STREAM
@@ -372,6 +377,11 @@ def _missing(
     what = f"'{second}'" if target is not None else "the output"
     path = _curve(window.x(source.end) - 2, lanes[source.stream], x + 2, lanes[stream])
     return Link("missing", path, plain(f"nothing makes {what} wait for '{first}'"))
+
+
+def _at_the_end(table: Timetable, finding: Finding | None) -> bool:
+    """Whether a host program's caller reads its outputs too early."""
+    return bool(table.lanes) and finding is not None and finding.data.get("kind") == "output"
 
 
 def _ticks(window: _Window, timed: bool) -> tuple[tuple[float, str], ...]:

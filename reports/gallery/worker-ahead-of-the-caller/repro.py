@@ -1,0 +1,43 @@
+"""Reproduces a finding of tcverify. Run it where `tcverify run` found it, so that the pass can be imported."""
+
+from tcverify import loads
+from tcverify.replay import reproduce
+
+# The original program as rank 0 runs it:
+#
+#   x1: [1] = input
+#   relu: [1] = relu(x1)
+#   return (relu)
+
+PASS = 'tests.mutants.resharding_streams:NoInitialSync'
+OPTIONS = {}
+CONTRACT = {
+    'idempotent': True,
+    'lowered': True,
+    'deallocation': True,
+    'streams': 3,
+    'inputs': 'stream0',
+}
+KIND = 'race'
+DOMAIN = 'float64'
+DEEP = False
+PASS_TIMEOUT = 20.0
+PROGRAM = (
+    '{"format":"tcverify-program","version":1,"mesh":{"world_size":2,"dims":[{"name":"m0","groups":[[0],['
+    '1]]}]},"inputs":[{"name":"x1","shape":[1],"dtype":"float32","placements":[],"recipe":{"kind":"unifor'
+    'm","scale":1.0}}],"graphs":[{"nodes":[{"name":"x1","op":"placeholder","target":"","args":[],"val":{"'
+    'shape":[1],"stride":[1],"dtype":"float32","alias":0},"meta":{"layout":"[0] replicated"}},{"name":"re'
+    'lu","op":"call_function","target":"aten::relu","args":[{"node":"x1"}],"val":{"shape":[1],"stride":[1'
+    '],"dtype":"float32","alias":1},"meta":{"layout":"[0] replicated","stream_axis":0}},{"name":"output",'
+    '"op":"output","target":"","args":[{"tuple":[{"node":"relu"}]}]}]},{"nodes":[{"name":"output","op":"o'
+    'utput","target":"","args":[{"tuple":[]}]}]}],"ranks":[{"graph":0,"constants":{"rank":0}},{"graph":1,'
+    '"constants":{"rank":1}}],"seed":0,"labels":["resharding","any","float32","reduce","send-recv","strea'
+    'ms","strided","scatter","allgather"]}'
+)
+
+if __name__ == "__main__":
+    raise SystemExit(
+        reproduce(
+            loads(PROGRAM), PASS, OPTIONS, CONTRACT, KIND, domain=DOMAIN, deep=DEEP, pass_timeout=PASS_TIMEOUT
+        )
+    )

@@ -1,0 +1,98 @@
+"""What allocations hold when somebody reads them: memory that nobody has written yet says nothing of a program."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from tcverify.execution.freed import moves_nothing
+from tcverify.execution.plan import Plan, Step
+from tcverify.ops import DEALLOCATE, is_allocation, resolve, schema_of
+from tcverify.program.graph import Slot
+
+
+class Contents:
+    """Keeps, in place of what allocations and views of them hold when they are made, what they hold at their first read.
+
+    What is never read keeps what it holds when its memory is freed, or in the end.
+
+    Args:
+        values: by node; is written into.
+    """
+
+    def __init__(self, values: dict[str, Any]) -> None:
+        self._values = values
+        self._open: dict[int, tuple[str, torch.Tensor]] = {}  # by slot
+        self._buffers: dict[int, list[int]] = {}  # slots, by address of the storage, which `_open` keeps
+
+    @classmethod
+    def of(cls, plan: Plan, values: dict[str, Any]) -> Contents | None:
+        """What follows the run of a plan; None where it allocates nothing."""
+        return cls(values) if any(is_allocation(step.op.name) for step in plan.steps) else None
+
+    def before(self, step: Step, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Take note of a step that is about to run, on these arguments."""
+        if step.op.name == DEALLOCATE:
+            for tensor in _tensors((args, kwargs)):
+                for slot in self._buffers.pop(_storage(tensor), []):
+                    self._close(slot)
+        elif not moves_nothing(step.op):
+            for slot in _read(step):
+                self._close(slot)
+
+    def made(self, slot: int, step: Step, value: Any) -> None:
+        """Take note of what a step has made."""
+        if isinstance(value, torch.Tensor) and (is_allocation(step.op.name) or moves_nothing(step.op)):
+            key = _storage(value)
+            if is_allocation(step.op.name):
+                self._buffers[key] = []
+            if key in self._buffers:
+                self._buffers[key].append(slot)
+                self._open[slot] = step.name, value
+
+    def end(self) -> None:
+        """The rank has come to its end."""
+        for slot in list(self._open):
+            self._close(slot)
+
+    def _close(self, slot: int) -> None:
+        name, tensor = self._open.pop(slot, ("", None))
+        if tensor is not None:
+            self._values[name] = tensor.clone()
+
+
+def _read(step: Step) -> list[int]:
+    """The slots of the operands that a step reads: all but those that its schema says it writes into."""
+    written = _written(step.op.name)
+    positional = (a for i, a in enumerate(step.args) if i not in written)
+    named = (a for name, a in step.kwargs.items() if name not in written)
+    leaves = pytree.tree_leaves([list(positional), list(named)], is_leaf=lambda leaf: isinstance(leaf, Slot))
+    return [leaf.index for leaf in leaves if isinstance(leaf, Slot)]
+
+
+@lru_cache(maxsize=1024)
+def _written(name: str) -> frozenset[int | str]:
+    """Positions and names of the arguments that an op writes into and does not read."""
+    try:
+        schema = schema_of(resolve(name))
+    except Exception:  # noqa: BLE001 - no op of torch: nothing is known of it
+        return frozenset()
+    if schema is None or not (name.startswith(("host_ir::", "aten::copy_"))):
+        return frozenset()  # what adds to what it writes into, reads it
+    found = [(i, a.name) for i, a in enumerate(schema.arguments) if a.alias_info is not None and a.alias_info.is_write]
+    return frozenset(key for pair in found for key in pair)
+
+
+def _tensors(nested: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(nested) if isinstance(leaf, torch.Tensor)]
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
+
+
+__all__ = ["Contents"]
