@@ -125,10 +125,16 @@ def _send_recv(flow: Flow, record: ReshardingRecord) -> None:
     """Shard to shard, over as many ranks; now and then from one rank to another."""
     x = _whole(flow, record, single=True) if record.how % 4 == 1 else _sharded(flow, record)
     mesh = ordered(flow.world_size, x.mesh.size, record.where)
+    if record.b % 4 and _ascending(x.mesh) and _ascending(mesh):  # pairs by position are then others than by rank
+        mesh = DeviceMesh.of(*reversed(mesh.ranks))
     mesh = mesh if mesh != x.mesh else DeviceMesh.of(*sorted(mesh.ranks[1:]), mesh.ranks[0])
     if mesh == x.mesh:
         mesh = DeviceMesh.of((x.mesh.ranks[0] + 1) % flow.world_size)
     flow.set(x, Layout(mesh, x.layout.sharding))
+
+
+def _ascending(mesh: DeviceMesh) -> bool:
+    return mesh.ranks == tuple(sorted(mesh.ranks))
 
 
 def _all_to_all(flow: Flow, record: ReshardingRecord) -> None:

@@ -288,9 +288,10 @@ def _queued(
             posted[slot] = queues.add(step.name, words, own, i, queues.front(current), reads, writes, teams)
         elif seen.kind == "work":
             team_calls = tuple(calls.get(step.name, ()))
-            own = queues.teams.setdefault(team_calls, -1 - len(queues.teams)) if team_calls else current
+            reshards = bool(team_calls) and step.op.name.startswith("multidevice::")
+            own = queues.teams.setdefault(team_calls, -1 - len(queues.teams)) if reshards else current
             number = queues.add(step.name, _words(current), current, i, queues.front(own), reads, writes, team_calls)
-            queues.fronts[own] = (number,)  # what blocks is carried out in the order of its team, too
+            queues.fronts[own] = (number,)  # what is not lowered yet is carried out in the order of its team, too
     mutated = [
         c
         for n in watch.saved

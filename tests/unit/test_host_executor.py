@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import fx
 
+from tcverify.application import Pair
+from tcverify.checks import Evidence
+from tcverify.checks.happens_before import found_of_order
+from tcverify.checks.interleavings import check_interleavings
 from tcverify.execution import Exploration, Lockstep, explore
 from tcverify.passes.resharding.layouts import resharding_of
 from tcverify.passes.resharding.writing import HostWriter
-from tcverify.program import PlacedBuilder, Program
+from tcverify.program import Contract, PlacedBuilder, Program
+from tcverify.program.finding import Finding
+from tests.unit.host_programs import TEAM, Host, nothing, program
 
 Lower = Callable[[fx.GraphModule], None]
 
@@ -139,3 +146,39 @@ def test_chunks_of_large_buffers_are_told_apart() -> None:
 def test_buffers_in_too_many_pieces_are_not_explored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tcverify.execution.cells._MOST_RUNS", 4)
     assert explore(lowered(gathered_matmul(8), pipelined), inputs="stream0") is None
+
+
+@pytest.mark.parametrize(
+    ("join", "read", "kinds"),
+    [
+        (True, True, []),
+        (True, False, []),
+        (False, True, ["race", "unordered-collectives"]),
+        (False, False, ["unordered-collectives"]),
+    ],
+)
+def test_a_collective_that_blocks_runs_on_the_current_stream_alone(join: bool, read: bool, kinds: list[str]) -> None:
+    """Communications of its team are ordered behind it by streams, if they are; happens-before and the executor agree."""
+
+    def build(b: Host) -> Any:
+        caller, worker = b.current(), b.stream(0)
+        b.set(worker)
+        b.sync(caller)
+        summed = b.call("tensor_cast::all_reduce", b.x, b.me, TEAM)
+        b.set(caller)
+        if join:
+            b.sync(worker)
+        out = b.empty(8, 4)
+        posted = b.gather(summed if read else b.y, out)
+        b.wait(posted)
+        b.sync(worker)
+        return out, summed
+
+    before, after = program(nothing), program(build)
+    evidence = Evidence(Pair(before, after, changed=True), Contract(inputs="stream0"))
+    evidence.runs.append(Lockstep().compare(before, after))
+    evidence.exploration = played(after)
+    static = found_of_order(evidence, everything=True)
+    assert sorted(finding.kind for finding in static if isinstance(finding, Finding)) == kinds
+    assert bool(evidence.exploration.observations) == bool(kinds)
+    assert check_interleavings(evidence) == []
