@@ -32,8 +32,8 @@ _STREAM_OPS = (CURRENT_STREAM, SET_STREAM, STREAM, SYNCHRONIZE)
 
 
 def is_host_ir(plan: Plan) -> bool:
-    """Whether a graph posts communications of host IR, or sets streams."""
-    return any(step.op.name.startswith("host_ir::") for step in plan.steps)
+    """Whether a graph posts communications of host IR, or sets streams. One that only frees has one stream, and no order but one."""
+    return any(step.op.name.startswith("host_ir::") and step.op.name != DEALLOCATE for step in plan.steps)
 
 
 def issue_host(program: Program, boundary: str, inputs: str) -> tuple[list[Issued], Run]:

@@ -182,3 +182,18 @@ def test_a_collective_that_blocks_runs_on_the_current_stream_alone(join: bool, r
     assert sorted(finding.kind for finding in static if isinstance(finding, Finding)) == kinds
     assert bool(evidence.exploration.observations) == bool(kinds)
     assert check_interleavings(evidence) == []
+
+
+def test_a_program_that_only_frees_has_one_order() -> None:
+    """Collectives of other dialects in it block as lockstep says, and not as a team's stream does."""
+
+    def free(gm: fx.GraphModule) -> None:
+        relu = gm.graph.find_nodes(op="call_function", target=torch.ops.aten.relu.default)[0]
+        w = HostWriter(gm.graph)
+        with w.before(gm.graph.output_node()):
+            w.deallocate(relu)
+
+    b = PlacedBuilder(2)
+    x = b.input("x", (2,), "[0, 1] replicated")
+    program = b.build(b.call("aten::neg", b.call("aten::relu", x)))
+    assert explore(lowered(program, free)) is None
