@@ -32,7 +32,7 @@ _STREAM_OPS = (CURRENT_STREAM, SET_STREAM, STREAM, SYNCHRONIZE)
 
 
 def is_host_ir(plan: Plan) -> bool:
-    """Whether a graph posts communications of host IR, or sets streams. One that only frees has one stream, and no order but one."""
+    """Whether a graph posts communications of host IR, or sets streams. One that only frees has one order."""
     return any(step.op.name.startswith("host_ir::") and step.op.name != DEALLOCATE for step in plan.steps)
 
 
