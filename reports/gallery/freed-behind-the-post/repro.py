@@ -3,10 +3,12 @@
 from tcverify import loads
 from tcverify.replay import reproduce
 
-# The original program as rank 1 runs it:
+# The original program as rank 0 runs it:
 #
-#   reduce: [] = reduce(None, 0, 'sum', '[0] replicated', '[1] replicated', [1], float32, 1)
-#   return (reduce)
+#   x0: [1] = input
+#   neg: [1] = neg(x0)
+#   set_1: [0] = set(neg, [0] replicated \u2192 [1] replicated)
+#   return ()
 
 PASS = 'tests.mutants.resharding_memory:FreedAtThePost'
 OPTIONS = {}
@@ -23,17 +25,18 @@ DEEP = False
 PASS_TIMEOUT = 20.0
 PROGRAM = (
     '{"format":"tcverify-program","version":1,"mesh":{"world_size":2,"dims":[{"name":"m0","groups":[[0],['
-    '1]]}]},"inputs":[{"name":"x3","shape":[1],"dtype":"float32","placements":[],"recipe":{"kind":"unifor'
-    'm","scale":1.0}}],"graphs":[{"nodes":[{"name":"x3","op":"placeholder","target":"","args":[],"val":{"'
-    'shape":[1],"stride":[1],"dtype":"float32","alias":0},"meta":{"layout":"[0] replicated"}},{"name":"re'
-    'duce","op":"call_function","target":"multidevice::reduce","args":[{"node":"x3"},0,"sum","[0] replica'
-    'ted","[1] replicated",[1],{"dtype":"float32"},0],"val":{"shape":[0],"stride":[1],"dtype":"float32","'
-    'alias":1}},{"name":"output","op":"output","target":"","args":[{"tuple":[]}]}]},{"nodes":[{"name":"re'
-    'duce","op":"call_function","target":"multidevice::reduce","args":[null,0,"sum","[0] replicated","[1]'
-    ' replicated",[1],{"dtype":"float32"},1],"val":{"shape":[],"stride":[],"dtype":"float32","alias":0}},'
-    '{"name":"output","op":"output","target":"","args":[{"tuple":[{"node":"reduce"}]}]}]}],"ranks":[{"gra'
-    'ph":0,"constants":{"rank":0}},{"graph":1,"constants":{"rank":1}}],"seed":0,"labels":["resharding","a'
-    'ny","int64","reduce","local","reduce-scatter"]}'
+    '1]]}]},"inputs":[{"name":"x0","shape":[1],"dtype":"float32","placements":[],"recipe":{"kind":"unifor'
+    'm","scale":1.0}}],"graphs":[{"nodes":[{"name":"x0","op":"placeholder","target":"","args":[],"val":{"'
+    'shape":[1],"stride":[1],"dtype":"float32","alias":0},"meta":{"layout":"[0] replicated"}},{"name":"ne'
+    'g","op":"call_function","target":"aten::neg","args":[{"node":"x0"}],"val":{"shape":[1],"stride":[1],'
+    '"dtype":"float32","alias":1},"meta":{"layout":"[0] replicated"}},{"name":"set_1","op":"call_function'
+    '","target":"multidevice::set","args":[{"node":"neg"},"[0] replicated","[1] replicated",[1],{"dtype":'
+    '"float32"},0],"val":{"shape":[0],"stride":[1],"dtype":"float32","alias":2}},{"name":"output","op":"o'
+    'utput","target":"","args":[{"tuple":[]}]}]},{"nodes":[{"name":"set_1","op":"call_function","target":'
+    '"multidevice::set","args":[null,"[0] replicated","[1] replicated",[1],{"dtype":"float32"},1],"val":{'
+    '"shape":[1],"stride":[1],"dtype":"float32","alias":0}},{"name":"output","op":"output","target":"","a'
+    'rgs":[{"tuple":[{"node":"set_1"}]}]}]}],"ranks":[{"graph":0,"constants":{"rank":0}},{"graph":1,"cons'
+    'tants":{"rank":1}}],"seed":0,"labels":["resharding","chain","float32","broadcast","scatter"]}'
 )
 
 if __name__ == "__main__":

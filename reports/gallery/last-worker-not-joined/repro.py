@@ -5,10 +5,9 @@ from tcverify.replay import reproduce
 
 # The original program as rank 0 runs it:
 #
-#   x5: [1, 1, 1] = input
-#   x6: [1, 1] = input
-#   matmul: [1, 1, 1] = matmul(x5, x6)
-#   return (matmul)
+#   x0: [1, 1] = input
+#   reduce: [1] = reduce(x0, sum over dim 0, [0] replicated \u2192 [0] replicated)
+#   return (reduce)
 
 PASS = 'tests.mutants.resharding_streams:LastWorkerNotJoined'
 OPTIONS = {}
@@ -25,17 +24,15 @@ DEEP = False
 PASS_TIMEOUT = 20.0
 PROGRAM = (
     '{"format":"tcverify-program","version":1,"mesh":{"world_size":2,"dims":[{"name":"m0","groups":[[0],['
-    '1]]}]},"inputs":[{"name":"x5","shape":[1,1,1],"dtype":"float32","placements":[],"recipe":{"kind":"un'
-    'iform","scale":1.0}},{"name":"x6","shape":[1,1],"dtype":"float32","placements":[],"recipe":{"kind":"'
-    'uniform","scale":1.0}}],"graphs":[{"nodes":[{"name":"x5","op":"placeholder","target":"","args":[],"v'
-    'al":{"shape":[1,1,1],"stride":[1,1,1],"dtype":"float32","alias":0},"meta":{"layout":"[0] replicated"'
-    '}},{"name":"x6","op":"placeholder","target":"","args":[],"val":{"shape":[1,1],"stride":[1,1],"dtype"'
-    ':"float32","alias":1},"meta":{"layout":"[0] replicated"}},{"name":"matmul","op":"call_function","tar'
-    'get":"aten::matmul","args":[{"node":"x5"},{"node":"x6"}],"val":{"shape":[1,1,1],"stride":[1,1,1],"dt'
-    'ype":"float32","alias":2},"meta":{"layout":"[0] replicated","stream_axis":2}},{"name":"output","op":'
-    '"output","target":"","args":[{"tuple":[{"node":"matmul"}]}]}]},{"nodes":[{"name":"output","op":"outp'
-    'ut","target":"","args":[{"tuple":[]}]}]}],"ranks":[{"graph":0,"constants":{"rank":0}},{"graph":1,"co'
-    'nstants":{"rank":1}}],"seed":0,"labels":["resharding","streams","bfloat16","strided"]}'
+    '1]]}]},"inputs":[{"name":"x0","shape":[1,1],"dtype":"float32","placements":[],"recipe":{"kind":"unif'
+    'orm","scale":1.0}}],"graphs":[{"nodes":[{"name":"x0","op":"placeholder","target":"","args":[],"val":'
+    '{"shape":[1,1],"stride":[1,1],"dtype":"float32","alias":0},"meta":{"layout":"[0] replicated"}},{"nam'
+    'e":"reduce","op":"call_function","target":"multidevice::reduce","args":[{"node":"x0"},0,"sum","[0] r'
+    'eplicated","[0] replicated",[1,1],{"dtype":"float32"},0],"val":{"shape":[1],"stride":[1],"dtype":"fl'
+    'oat32","alias":1},"meta":{"stream_axis":0}},{"name":"output","op":"output","target":"","args":[{"tup'
+    'le":[{"node":"reduce"}]}]}]},{"nodes":[{"name":"output","op":"output","target":"","args":[{"tuple":['
+    ']}]}]}],"ranks":[{"graph":0,"constants":{"rank":0}},{"graph":1,"constants":{"rank":1}}],"seed":0,"la'
+    'bels":["resharding","scattered","bfloat16","allgather"]}'
 )
 
 if __name__ == "__main__":

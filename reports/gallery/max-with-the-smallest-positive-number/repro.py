@@ -5,7 +5,7 @@ from tcverify.replay import reproduce
 
 # The original program as rank 1 runs it:
 #
-#   reduce: [] = reduce(None, 0, 'max', '[0] replicated', '[1] replicated', [1], float32, 1)
+#   reduce: [] = reduce(None, max over dim 0, [0] replicated \u2192 [1] replicated)
 #   return (reduce)
 
 PASS = 'tests.mutants.resharding:SmallestPositiveIsTheIdentity'
@@ -23,17 +23,17 @@ DEEP = False
 PASS_TIMEOUT = 20.0
 PROGRAM = (
     '{"format":"tcverify-program","version":1,"mesh":{"world_size":2,"dims":[{"name":"m0","groups":[[0],['
-    '1]]}]},"inputs":[{"name":"x1","shape":[1],"dtype":"float32","placements":[],"recipe":{"kind":"unifor'
-    'm","scale":1.0}}],"graphs":[{"nodes":[{"name":"x1","op":"placeholder","target":"","args":[],"val":{"'
+    '1]]}]},"inputs":[{"name":"x3","shape":[1],"dtype":"float32","placements":[],"recipe":{"kind":"unifor'
+    'm","scale":1.0}}],"graphs":[{"nodes":[{"name":"x3","op":"placeholder","target":"","args":[],"val":{"'
     'shape":[1],"stride":[1],"dtype":"float32","alias":0},"meta":{"layout":"[0] replicated"}},{"name":"re'
-    'duce","op":"call_function","target":"multidevice::reduce","args":[{"node":"x1"},0,"max","[0] replica'
+    'duce","op":"call_function","target":"multidevice::reduce","args":[{"node":"x3"},0,"max","[0] replica'
     'ted","[1] replicated",[1],{"dtype":"float32"},0],"val":{"shape":[0],"stride":[1],"dtype":"float32","'
     'alias":1}},{"name":"output","op":"output","target":"","args":[{"tuple":[]}]}]},{"nodes":[{"name":"re'
     'duce","op":"call_function","target":"multidevice::reduce","args":[null,0,"max","[0] replicated","[1]'
     ' replicated",[1],{"dtype":"float32"},1],"val":{"shape":[],"stride":[],"dtype":"float32","alias":0}},'
     '{"name":"output","op":"output","target":"","args":[{"tuple":[{"node":"reduce"}]}]}]}],"ranks":[{"gra'
-    'ph":0,"constants":{"rank":0}},{"graph":1,"constants":{"rank":1}}],"seed":1,"labels":["resharding","a'
-    'ny","float32","reduce","scatter","broadcast"]}'
+    'ph":0,"constants":{"rank":0}},{"graph":1,"constants":{"rank":1}}],"seed":0,"labels":["resharding","s'
+    'cattered","float32","reduce","send-recv","strided"]}'
 )
 
 if __name__ == "__main__":

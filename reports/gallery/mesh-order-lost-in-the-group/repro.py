@@ -5,9 +5,9 @@ from tcverify.replay import reproduce
 
 # The original program as rank 0 runs it:
 #
-#   x1: [1] = input
-#   set_1: [2] = set(x1, '[1, 0] shard(0)', '[1, 0] replicated', [2], float32, 0)
-#   return (set_1)
+#   x1: [1, 2] = input
+#   reduce: [1] = reduce(x1, sum over dim 0, [1, 0] shard(0) \u2192 [1, 0] shard(0))
+#   return (reduce)
 
 PASS = 'tests.mutants.resharding:TeamSorted'
 OPTIONS = {}
@@ -24,15 +24,15 @@ DEEP = False
 PASS_TIMEOUT = 20.0
 PROGRAM = (
     '{"format":"tcverify-program","version":1,"mesh":{"world_size":2,"dims":[{"name":"m0","groups":[[1,0]'
-    ']}]},"inputs":[{"name":"x1","shape":[2],"dtype":"float32","placements":[["m0","shard(0)"]],"recipe":'
-    '{"kind":"uniform","scale":1.0}}],"graphs":[{"nodes":[{"name":"x1","op":"placeholder","target":"","ar'
-    'gs":[],"val":{"shape":[1],"stride":[1],"dtype":"float32","alias":0},"meta":{"layout":"[1, 0] shard(0'
-    ')"}},{"name":"set_1","op":"call_function","target":"multidevice::set","args":[{"node":"x1"},"[1, 0] '
-    'shard(0)","[1, 0] replicated",[2],{"dtype":"float32"},{"rank_constant":"rank"}],"val":{"shape":[2],"'
-    'stride":[1],"dtype":"float32","alias":1}},{"name":"output","op":"output","target":"","args":[{"tuple'
-    '":[{"node":"set_1"}]}]}]}],"ranks":[{"graph":0,"constants":{"rank":0}},{"graph":0,"constants":{"rank'
-    '":1}}],"seed":0,"labels":["resharding","chain","float64","send-recv","gather","all-to-all","scatter"'
-    ']}'
+    ']}]},"inputs":[{"name":"x1","shape":[2,2],"dtype":"float32","placements":[["m0","shard(0)"]],"recipe'
+    '":{"kind":"uniform","scale":1.0}}],"graphs":[{"nodes":[{"name":"x1","op":"placeholder","target":"","'
+    'args":[],"val":{"shape":[1,2],"stride":[2,1],"dtype":"float32","alias":0},"meta":{"layout":"[1, 0] s'
+    'hard(0)"}},{"name":"reduce","op":"call_function","target":"multidevice::reduce","args":[{"node":"x1"'
+    '},0,"sum","[1, 0] shard(0)","[1, 0] shard(0)",[2,2],{"dtype":"float32"},{"rank_constant":"rank"}],"v'
+    'al":{"shape":[1],"stride":[1],"dtype":"float32","alias":1}},{"name":"output","op":"output","target":'
+    '"","args":[{"tuple":[{"node":"reduce"}]}]}]}],"ranks":[{"graph":0,"constants":{"rank":0}},{"graph":0'
+    ',"constants":{"rank":1}}],"seed":0,"labels":["resharding","any","float64","broadcast","send-recv","r'
+    'educe-scatter","in-place","grid-chunk"]}'
 )
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from tcverify.replay import reproduce
 # The original program as rank 0 runs it:
 #
 #   x0: [1] = input
-#   set_1: [2] = set(x0, '[0, 1] shard(0)', '[1, 0] replicated', [2], float32, 0)
+#   set_1: [2] = set(x0, [0, 1] shard(0) \u2192 [1, 0] replicated)
 #   return (set_1)
 
 PASS = 'tests.mutants.resharding:NoGatherForTheLastReceiver'
@@ -31,7 +31,7 @@ PROGRAM = (
     'shard(0)","[1, 0] replicated",[2],{"dtype":"float32"},{"rank_constant":"rank"}],"val":{"shape":[2],"'
     'stride":[1],"dtype":"float32","alias":1}},{"name":"output","op":"output","target":"","args":[{"tuple'
     '":[{"node":"set_1"}]}]}]}],"ranks":[{"graph":0,"constants":{"rank":0}},{"graph":0,"constants":{"rank'
-    '":1}}],"seed":0,"labels":["resharding","pipelined","int64","gather"]}'
+    '":1}}],"seed":0,"labels":["resharding","any","int64","reduce","scatter","gather"]}'
 )
 
 if __name__ == "__main__":

@@ -5,9 +5,9 @@ from tcverify.replay import reproduce
 
 # The original program as rank 0 runs it:
 #
-#   x1: [1] = input
-#   relu: [1] = relu(x1)
-#   return (relu)
+#   x10: [1, 1] = input
+#   linear: [1, 1] = linear(x10, x10)
+#   return (linear)
 
 PASS = 'tests.mutants.resharding_streams:NoInitialSync'
 OPTIONS = {}
@@ -24,15 +24,15 @@ DEEP = False
 PASS_TIMEOUT = 20.0
 PROGRAM = (
     '{"format":"tcverify-program","version":1,"mesh":{"world_size":2,"dims":[{"name":"m0","groups":[[0],['
-    '1]]}]},"inputs":[{"name":"x1","shape":[1],"dtype":"float32","placements":[],"recipe":{"kind":"unifor'
-    'm","scale":1.0}}],"graphs":[{"nodes":[{"name":"x1","op":"placeholder","target":"","args":[],"val":{"'
-    'shape":[1],"stride":[1],"dtype":"float32","alias":0},"meta":{"layout":"[0] replicated"}},{"name":"re'
-    'lu","op":"call_function","target":"aten::relu","args":[{"node":"x1"}],"val":{"shape":[1],"stride":[1'
-    '],"dtype":"float32","alias":1},"meta":{"layout":"[0] replicated","stream_axis":0}},{"name":"output",'
-    '"op":"output","target":"","args":[{"tuple":[{"node":"relu"}]}]}]},{"nodes":[{"name":"output","op":"o'
-    'utput","target":"","args":[{"tuple":[]}]}]}],"ranks":[{"graph":0,"constants":{"rank":0}},{"graph":1,'
-    '"constants":{"rank":1}}],"seed":0,"labels":["resharding","any","float32","reduce","send-recv","strea'
-    'ms","strided","scatter","allgather"]}'
+    '1]]}]},"inputs":[{"name":"x10","shape":[1,1],"dtype":"float32","placements":[],"recipe":{"kind":"uni'
+    'form","scale":1.0}}],"graphs":[{"nodes":[{"name":"x10","op":"placeholder","target":"","args":[],"val'
+    '":{"shape":[1,1],"stride":[1,1],"dtype":"float32","alias":0},"meta":{"layout":"[0] replicated"}},{"n'
+    'ame":"linear","op":"call_function","target":"aten::linear","args":[{"node":"x10"},{"node":"x10"}],"v'
+    'al":{"shape":[1,1],"stride":[1,1],"dtype":"float32","alias":1},"meta":{"layout":"[0] replicated","st'
+    'ream_axis":0}},{"name":"output","op":"output","target":"","args":[{"tuple":[{"node":"linear"}]}]}]},'
+    '{"nodes":[{"name":"output","op":"output","target":"","args":[{"tuple":[]}]}]}],"ranks":[{"graph":0,"'
+    'constants":{"rank":0}},{"graph":1,"constants":{"rank":1}}],"seed":0,"labels":["resharding","pipeline'
+    'd","float32","strided"]}'
 )
 
 if __name__ == "__main__":

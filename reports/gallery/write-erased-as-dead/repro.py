@@ -5,9 +5,9 @@ from tcverify.replay import reproduce
 
 # The original program as rank 0 runs it:
 #
-#   x: [1, 2] = input
-#   add_: [1, 2] = add_.Tensor(x, x)
-#   return x
+#   v: [1, 2] = input
+#   mul_: [1, 2] = mul_.Tensor(v, 2.0)
+#   return v
 
 PASS = 'tests.mutants.foreign_groups:WriteErased'
 OPTIONS = {}
@@ -18,14 +18,13 @@ DEEP = False
 PASS_TIMEOUT = 20.0
 PROGRAM = (
     '{"format":"tcverify-program","version":1,"mesh":{"world_size":2,"dims":[{"name":"tp","groups":[[0,1]'
-    ']}]},"inputs":[{"name":"x","shape":[1,2],"dtype":"float32","placements":[],"recipe":{"kind":"uniform'
-    '","scale":1.0}}],"graphs":[{"nodes":[{"name":"x","op":"placeholder","target":"","args":[],"val":{"sh'
-    'ape":[1,2],"stride":[2,1],"dtype":"float32","alias":0}},{"name":"add_","op":"call_function","target"'
-    ':"aten::add_.Tensor","args":[{"node":"x"},{"node":"x"}],"val":{"shape":[1,2],"stride":[2,1],"dtype":'
-    '"float32","alias":0}},{"name":"output","op":"output","target":"","args":[{"node":"x"}]}]}],"ranks":['
-    '{"graph":0,"constants":{}},{"graph":0,"constants":{}}],"seed":0,"labels":["layers=0","bsh","extra-ou'
-    'tputs","overlap","branches=3","all-gather","all-reduce","filled","fused-norm","index","marker","matm'
-    'ul","norm","operator","reduce-scatter","unary","view","write","timed"]}'
+    ']}]},"inputs":[{"name":"v","shape":[1,2],"dtype":"float32","placements":[],"recipe":{"kind":"uniform'
+    '","scale":1.0}}],"graphs":[{"nodes":[{"name":"v","op":"placeholder","target":"","args":[],"val":{"sh'
+    'ape":[1,2],"stride":[2,1],"dtype":"float32","alias":0}},{"name":"mul_","op":"call_function","target"'
+    ':"aten::mul_.Tensor","args":[{"node":"v"},2.0],"val":{"shape":[1,2],"stride":[2,1],"dtype":"float32"'
+    ',"alias":0}},{"name":"output","op":"output","target":"","args":[{"node":"v"}]}]}],"ranks":[{"graph":'
+    '0,"constants":{}},{"graph":0,"constants":{}}],"seed":0,"labels":["functional","tensor-parallel","aft'
+    'er","coalesced","column-row","write","write-before","write-behind","timed","rank-dependent-costs"]}'
 )
 
 if __name__ == "__main__":
