@@ -49,7 +49,7 @@ def to_script(case: Counterexample) -> str:
     pieces = [ascii(program[i : i + 100]) for i in range(0, len(program), 100)]
     return _TEMPLATE.format(
         rank=int(rank),
-        listing="\n".join(ascii(line)[1:-1] for line in lines),
+        listing="\n".join(ascii(line.replace("→", "->"))[1:-1] for line in lines),
         target=ascii(case.facts.target),
         options=ascii(dict(case.facts.options)),
         contract=_promises(case.contract),

@@ -7,7 +7,7 @@ from tcverify.replay import reproduce
 #
 #   x0: [1] = input
 #   neg: [1] = neg(x0)
-#   set_1: [0] = set(neg, [0] replicated \u2192 [1] replicated)
+#   set_1: [0] = set(neg, [0] replicated -> [1] replicated)
 #   return ()
 
 PASS = 'tests.mutants.resharding_memory:FreedAtThePost'

@@ -6,7 +6,7 @@ from tcverify.replay import reproduce
 # The original program as rank 0 runs it:
 #
 #   x0: [1, 1] = input
-#   reduce: [1] = reduce(x0, sum over dim 0, [0] replicated \u2192 [0] replicated)
+#   reduce: [1] = reduce(x0, sum over dim 0, [0] replicated -> [0] replicated)
 #   return (reduce)
 
 PASS = 'tests.mutants.resharding_streams:LastWorkerNotJoined'

@@ -5,7 +5,7 @@ from tcverify.replay import reproduce
 
 # The original program as rank 1 runs it:
 #
-#   reduce: [] = reduce(None, max over dim 0, [0] replicated \u2192 [1] replicated)
+#   reduce: [] = reduce(None, max over dim 0, [0] replicated -> [1] replicated)
 #   return (reduce)
 
 PASS = 'tests.mutants.resharding:SmallestPositiveIsTheIdentity'

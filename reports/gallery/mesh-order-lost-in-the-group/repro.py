@@ -6,7 +6,7 @@ from tcverify.replay import reproduce
 # The original program as rank 0 runs it:
 #
 #   x1: [1, 2] = input
-#   reduce: [1] = reduce(x1, sum over dim 0, [1, 0] shard(0) \u2192 [1, 0] shard(0))
+#   reduce: [1] = reduce(x1, sum over dim 0, [1, 0] shard(0) -> [1, 0] shard(0))
 #   return (reduce)
 
 PASS = 'tests.mutants.resharding:TeamSorted'

@@ -6,7 +6,7 @@ from tcverify.replay import reproduce
 # The original program as rank 0 runs it:
 #
 #   x0: [1] = input
-#   set_1: [2] = set(x0, [0, 1] shard(0) \u2192 [1, 0] replicated)
+#   set_1: [2] = set(x0, [0, 1] shard(0) -> [1, 0] replicated)
 #   return (set_1)
 
 PASS = 'tests.mutants.resharding:NoGatherForTheLastReceiver'
