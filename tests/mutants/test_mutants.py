@@ -143,6 +143,7 @@ _SHARES = {
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
     ("drawn", "world_size", "least"),
     [
