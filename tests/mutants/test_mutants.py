@@ -142,17 +142,27 @@ _SHARES = {
 }  # fmt: skip
 
 
+#: Into how many tests the defects of resharding are divided.
+_PARTS = 6
+
+
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
-    ("drawn", "world_size", "least"),
+    ("drawn", "world_size", "least", "part"),
     [
-        *(pytest.param(drawn, size, LEAST, id=f"{name}-{size}") for name, drawn in _SHARES.items() for size in (2, 4)),
-        pytest.param(resharding_programs, 4, 0.01, id="resharding-4"),  # rarest: 2 to 4 of 100, in longer runs
+        *(
+            pytest.param(drawn, size, LEAST, slice(None), id=f"{name}-{size}")
+            for name, drawn in _SHARES.items()
+            for size in (2, 4)
+        ),
+        *(  # rarest: 2 to 4 of 100, in longer runs
+            pytest.param(resharding_programs, 4, 0.01, slice(part, None, _PARTS), id=f"resharding-4-{part}")
+            for part in range(_PARTS)
+        ),
     ],
 )
-def test_defects_show_often_enough(drawn: Drawn, world_size: int, least: float) -> None:
-    names = [name for name in MUTANTS if hunting_grounds(name)[0] is drawn]
+def test_defects_show_often_enough(drawn: Drawn, world_size: int, least: float, part: slice) -> None:
+    names = [name for name in MUTANTS if hunting_grounds(name)[0] is drawn][part]
     shown: Counter[str] = Counter()
     programs = 0
 
