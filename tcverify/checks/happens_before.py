@@ -13,7 +13,7 @@ from tcverify.checks.clocks import Clocks
 from tcverify.checks.communicators import unordered_collectives
 from tcverify.checks.evidence import Evidence
 from tcverify.checks.host_races import host_race, host_races_of, told_elsewhere
-from tcverify.checks.races import AROUND, Race, clocks_of, described, races_of, stream_around
+from tcverify.checks.races import AROUND, Race, clocks_of, described, hints, races_of, stream_around
 from tcverify.checks.reading import BEGINNING, Issued, Reading, tokens_of
 from tcverify.checks.streams import lowered_ranks
 from tcverify.execution import Exploration
@@ -236,12 +236,7 @@ def _race(reading: Reading, races: list[Race], contract: Contract, rank: int) ->
     if second is not None:
         tokens = [reading.names[reading.records[record].number] for record, _ in tokens_of(reading, second)]
         lines.append(f"'{second.name}' waits for: {_list(tokens)}")
-    if race.kind == "output":
-        lines.append("a caller that waits for all streams before it reads: --contract boundary=lenient")
-    if first is None:
-        lines.append("inputs that are complete before the graph begins: --contract inputs=ready")
-    if len(races) > 1:
-        lines.append(f"{len(races) - 1} more of this graph's accesses are not ordered")
+    lines += hints(races)
     data = {
         "kind": race.kind,
         "first": first.name if first is not None else None,

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from tcverify.checks.clocks import Clocks
 from tcverify.checks.parts import WHOLE, Part, covers, overlap
-from tcverify.checks.races import Race
+from tcverify.checks.races import Race, excerpt, hints
 from tcverify.checks.reading import BEGINNING, Issued, Reading
 from tcverify.checks.storage import Touch
 from tcverify.ops import DEALLOCATE
@@ -106,13 +106,7 @@ def host_race(reading: Reading, races: list[Race], rank: int) -> Finding:
     race = races[0]
     first = reading.ops[race.first] if race.first != BEGINNING else None
     second = reading.ops[race.second] if race.second is not None else None
-    lines = [stream_around(reading, op) for op in (first, second) if op is not None]
-    if race.kind == "output":
-        lines.append("a caller that waits for all streams before it reads: --contract boundary=lenient")
-    if first is None:
-        lines.append("inputs that are complete before the graph begins: --contract inputs=ready")
-    if len(races) > 1:
-        lines.append(f"{len(races) - 1} more of this graph's accesses are not ordered")
+    lines = [*(stream_around(reading, op) for op in (first, second) if op is not None), *hints(races)]
     data = {
         "kind": race.kind,
         "first": first.name if first is not None else None,
@@ -127,22 +121,10 @@ def host_race(reading: Reading, races: list[Race], rank: int) -> Finding:
     return Finding("race", "happens-before", described(reading, race), "\n".join(lines), name, rank, data)
 
 
-#: Ops that a detail shows on a stream before and after the one it is about.
-_AROUND = 3
-
-
 def stream_around(reading: Reading, op: Issued) -> str:
     """What a stream runs before and after an op; of a communication, the stream behind which it begins."""
-    line = [other for other in reading.ops if op.queued_on in (other.stream, other.queued_on)]
-    at = next(i for i, other in enumerate(line) if other is op)
-    start, end = max(0, at - _AROUND), at + _AROUND + 1
-    shown = [f"[{other.name}]" if other is op else other.name for other in line[start:end]]
-    return (
-        f"{stream_words(reading, op.queued_on)}: "
-        + ("… " if start else "")
-        + ", ".join(shown)
-        + (" …" if end < len(line) else "")
-    )
+    queue = [other for other in reading.ops if op.queued_on in (other.stream, other.queued_on)]
+    return excerpt(stream_words(reading, op.queued_on), queue, op)
 
 
 def described(reading: Reading, race: Race) -> str:

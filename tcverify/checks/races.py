@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tcverify.checks.clocks import Clocks
@@ -116,11 +117,27 @@ AROUND = 3
 
 def stream_around(reading: Reading, op: Issued) -> str:
     """What a stream runs before and after an op."""
-    line = [other for other in reading.ops if other.stream == op.stream]
-    at = next(i for i, other in enumerate(line) if other is op)
+    return excerpt(f"stream {op.stream}", [other for other in reading.ops if other.stream == op.stream], op)
+
+
+def excerpt(words: str, queue: Sequence[Issued], op: Issued) -> str:
+    """The part of a queue around one op of it, marked, behind the words for the queue."""
+    at = next(i for i, other in enumerate(queue) if other is op)
     start, end = max(0, at - AROUND), at + AROUND + 1
-    shown = [f"[{other.name}]" if other is op else other.name for other in line[start:end]]
-    return f"stream {op.stream}: " + ("… " if start else "") + ", ".join(shown) + (" …" if end < len(line) else "")
+    shown = [f"[{other.name}]" if other is op else other.name for other in queue[start:end]]
+    return f"{words}: " + ("… " if start else "") + ", ".join(shown) + (" …" if end < len(queue) else "")
 
 
-__all__ = ["AROUND", "Race", "clocks_of", "described", "races_of", "stream_around"]
+def hints(races: Sequence[Race]) -> list[str]:
+    """What a user can say of the first of some races if it is none, and how many more there are."""
+    lines = []
+    if races[0].kind == "output":
+        lines.append("a caller that waits for all streams before it reads: --contract boundary=lenient")
+    if races[0].first == BEGINNING:
+        lines.append("inputs that are complete before the graph begins: --contract inputs=ready")
+    if len(races) > 1:
+        lines.append(f"{len(races) - 1} more of this graph's accesses are not ordered")
+    return lines
+
+
+__all__ = ["AROUND", "Race", "clocks_of", "described", "excerpt", "hints", "races_of", "stream_around"]

@@ -65,6 +65,8 @@ CHOSEN = {
 
 #: Least share of programs that should show a defect.
 LEAST = 0.03
+#: Defects that show in fewer: they need pairs of ranks that cross, or a grid with two dims of more than one rank.
+RARER = {"PairsByRankNumber": 0.02, "TeamAlongTheOtherMeshDim": 0.02}
 
 
 def _campaign(
@@ -148,20 +150,20 @@ _PARTS = 6
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("drawn", "world_size", "least", "part"),
+    ("drawn", "world_size", "part"),
     [
         *(
-            pytest.param(drawn, size, LEAST, slice(None), id=f"{name}-{size}")
+            pytest.param(drawn, size, slice(None), id=f"{name}-{size}")
             for name, drawn in _SHARES.items()
             for size in (2, 4)
         ),
-        *(  # rarest: 2 to 4 of 100, in longer runs
-            pytest.param(resharding_programs, 4, 0.01, slice(part, None, _PARTS), id=f"resharding-4-{part}")
+        *(
+            pytest.param(resharding_programs, 4, slice(part, None, _PARTS), id=f"resharding-4-{part}")
             for part in range(_PARTS)
         ),
     ],
 )
-def test_defects_show_often_enough(drawn: Drawn, world_size: int, least: float, part: slice) -> None:
+def test_defects_show_often_enough(drawn: Drawn, world_size: int, part: slice) -> None:
     names = [name for name in MUTANTS if hunting_grounds(name)[0] is drawn][part]
     shown: Counter[str] = Counter()
     programs = 0
@@ -184,5 +186,5 @@ def test_defects_show_often_enough(drawn: Drawn, world_size: int, least: float, 
     judge()
     for name in names:
         print(f"{name:<28} {shown[name]:3} of {programs} programs of {world_size} ranks")
-    rare = [name for name in names if shown[name] < least * programs]
+    rare = [name for name in names if shown[name] < RARER.get(name, LEAST) * programs]
     assert rare == []
