@@ -17,7 +17,7 @@ from torch import fx
 from tcverify.errors import ProgramError, TcverifyError, UnsupportedOp
 from tcverify.ops import TensorSpec, gives_more, lookup, qualified_name, resolve
 from tcverify.program.graph import KEPT_META
-from tcverify.program.inputs import Sources
+from tcverify.program.inputs import Recipe, Sources
 from tcverify.program.program import Program
 from tcverify.program.reading import FORMAT, VERSION, Reader
 from tcverify.program.values import MAX_TEXT, NotSerialisable, dtype_name, encode_value
@@ -74,12 +74,19 @@ def encode_sources(sources: Sources) -> dict[str, Any]:
                 "shape": list(spec.shape),
                 "dtype": dtype_name(spec.dtype),
                 "placements": [[dim, str(placement)] for dim, placement in spec.placements],
-                "recipe": {"kind": spec.recipe.kind, "scale": spec.recipe.scale},
+                "recipe": _encode_recipe(spec.recipe),
             }
             for spec in sources.inputs
         ],
         "seed": sources.seed,
     }
+
+
+def _encode_recipe(recipe: Recipe) -> dict[str, Any]:
+    record: dict[str, Any] = {"kind": recipe.kind, "scale": recipe.scale}
+    if recipe.values:
+        record["values"] = [encode_value(value) for value in recipe.values]
+    return record
 
 
 def encode_ranks(program: Program) -> list[dict[str, Any]]:

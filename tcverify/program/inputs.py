@@ -27,17 +27,31 @@ RECIPES = {
     "constant": "scale everywhere",
     "integers": "integers in [0, scale)",
     "mask": "booleans, True with probability 3/4; the first of each row is True",
+    "given": "the values that are given: constants of captured graphs (indices, tables, masks)",
 }
+
+#: Most values that an input may be given.
+MAX_GIVEN = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How the values of an input are made; see `RECIPES`."""
+    """How the values of an input are made; see `RECIPES`.
+
+    Attributes:
+        values: of kind "given" the elements of the global tensor, row by row; where the input varies between ranks, those of
+            one member after those of another, by their coordinates in the mesh dims over which it does.
+    """
 
     kind: str = "uniform"
     scale: float = 1.0
+    values: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
+        if len(self.values) > MAX_GIVEN:
+            raise ProgramError(f"an input is given {len(self.values)} values; at most {MAX_GIVEN} are kept")
+        if self.values and self.kind != "given":
+            raise ProgramError(f"an input of recipe '{self.kind}' is given values", "only recipe 'given' takes some")
         if self.kind not in RECIPES:
             raise ProgramError(f"'{self.kind}' is not an input recipe", f"use one of {', '.join(RECIPES)}")
         if not math.isfinite(self.scale):
@@ -76,6 +90,15 @@ class InputSpec:
             bounds[placement.dim] = (start + low, start + high)
         return bounds
 
+    def check_given(self) -> None:
+        """Raise `ProgramError` unless as many values are given as elements are needed."""
+        size, given = math.prod(self.shape), len(self.recipe.values)
+        if self.recipe.kind == "given" and (given % size if size else given):
+            raise ProgramError(
+                f"input '{self.name}' of shape {list(self.shape)} is given {given} values",
+                f"give {size} for every member over which it varies",
+            )
+
     def local_shape(self, mesh: Mesh, rank: int) -> tuple[int, ...]:
         """Shape of what `rank` holds."""
         return tuple(end - start for start, end in self.bounds(mesh, rank))
@@ -97,11 +120,25 @@ class InputSpec:
             small = 1e-6 if draw is None else residue(1e-6)
             whole = small * self._global(seed, coordinates, draw) - torch.stack(addends).sum(0)
             whole = whole if draw is None else canonical(whole)
+        elif self.recipe.kind == "given":
+            whole = self._given([len(dim.group(rank)) for dim in varying], coordinates, draw)
         else:
             whole = self._global(seed, coordinates, draw)
         part = whole[tuple(slice(start, end) for start, end in self.bounds(mesh, rank))]
         dtype = self.dtype if draw is None else torch.float64
         return part.to(dtype, memory_format=torch.contiguous_format, copy=True)
+
+    def _given(self, lengths: Sequence[int], coordinates: Sequence[int], draw: int | None) -> torch.Tensor:
+        """The global tensor of the member at these coordinates: the values that it is given."""
+        number, size = 0, math.prod(self.shape)
+        for length, coordinate in zip(lengths, coordinates, strict=True):
+            number = number * length + coordinate
+        number = number if len(self.recipe.values) > size else 0  # the same for all members
+        chosen = self.recipe.values[number * size : (number + 1) * size]
+        if draw is not None:
+            chosen = tuple(value if math.isinf(value) else residue(value) for value in chosen)
+        wide = torch.float64 if self.dtype.is_floating_point else torch.int64
+        return torch.tensor(chosen, dtype=wide).reshape(self.shape)
 
     def _varying(self, mesh: Mesh) -> list[MeshDim]:
         return [mesh.dim(name) for name, p in self.placements if p.kind in ("partial", "varying")]
@@ -144,7 +181,7 @@ def prepare(specs: Sequence[InputSpec], mesh: Mesh, rank: int, seed: int, domain
     labels = [
         (_label(spec.name, tuple(dim.position(rank) for dim in spec._varying(mesh)), draw), spec.shape)
         for spec in specs
-        if spec.recipe.kind != "constant" and math.prod(spec.shape) <= _KEPT_ELEMENTS
+        if spec.recipe.kind not in ("constant", "given") and math.prod(spec.shape) <= _KEPT_ELEMENTS
     ]
     missing = [(label, shape) for label, shape in dict.fromkeys(labels) if (seed, label, shape) not in _UNITS]
     if missing:

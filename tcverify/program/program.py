@@ -52,6 +52,8 @@ class Program:
         by_name = self._inputs_by_name
         if len(by_name) != len(self.inputs):
             raise ProgramError("two inputs share a name")
+        for spec in self.inputs:
+            spec.check_given()
         for rank, binding in enumerate(self.ranks):
             if not 0 <= binding.graph < len(self.graphs):
                 raise ProgramError(f"rank {rank} runs graph {binding.graph}, but there are {len(self.graphs)}")

@@ -90,7 +90,7 @@ class Reader(ValueReader):
     def input(self, data: Any) -> InputSpec:
         record = read_keys(data, ("name", "shape", "dtype", "placements", "recipe"), "an input")
         name = read_text(record["name"], "the name of an input")
-        recipe = read_keys(record["recipe"], ("kind", "scale"), f"the recipe of input '{name}'")
+        recipe = read_keys(record["recipe"], ("kind", "scale", "values"), f"the recipe of input '{name}'")
         scale = recipe["scale"]
         if type(scale) not in (int, float):
             raise ProgramError(f"the scale of input '{name}' is not a number")
@@ -104,8 +104,15 @@ class Reader(ValueReader):
             shape,
             self.dtype(record["dtype"]),
             tuple(placements),
-            Recipe(read_text(recipe["kind"], "a recipe"), float(scale)),
+            Recipe(read_text(recipe["kind"], "a recipe"), float(scale), self.given(recipe.get("values", []), name)),
         )
+
+    def given(self, data: Any, name: str) -> tuple[float, ...]:
+        """Read the values that an input is given: numbers and booleans."""
+        values = tuple(self.value(v, {}, f"input '{name}'") for v in read_list(data, f"the values of input '{name}'"))
+        if not all(isinstance(value, (int, float)) for value in values):
+            raise ProgramError(f"input '{name}' is given what is no number")
+        return values
 
     def binding(self, data: Any, rank: int) -> RankBinding:
         record = read_keys(data, ("graph", "constants"), f"rank {rank}")

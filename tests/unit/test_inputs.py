@@ -7,11 +7,25 @@ import sys
 import pytest
 import torch
 
+from tcverify.arithmetic import Exact
 from tcverify.errors import ProgramError
-from tcverify.program import PARTIAL, REPLICATED, VARYING, InputSpec, Mesh, MeshDim, Recipe, shard
+from tcverify.program import (
+    PARTIAL,
+    REPLICATED,
+    VARYING,
+    InputSpec,
+    Mesh,
+    MeshDim,
+    Recipe,
+    dumps,
+    loads,
+    shard,
+    spmd_program,
+)
 from tcverify.program import inputs as inputs_module
 from tcverify.program.inputs import RECIPES, prepare
 
+DRAWN = [kind for kind in RECIPES if kind != "given"]
 GRID = Mesh.grid({"dp": 2, "tp": 2})
 
 #: What input "x" of shape [2, 3] holds for seed 7: replays on other machines rely on it.
@@ -48,7 +62,7 @@ def test_values_are_equal_in_another_process() -> None:
     assert ran.stdout.strip() == str(STORED)
 
 
-@pytest.mark.parametrize("kind", RECIPES)
+@pytest.mark.parametrize("kind", DRAWN)
 def test_two_calls_give_equal_values_that_share_nothing(kind: str) -> None:
     spec = InputSpec("x", (4, 6), recipe=Recipe(kind))
     first, second = spec.values(GRID, 0, 3), spec.values(GRID, 0, 3)
@@ -200,7 +214,7 @@ def test_about_half_of_the_rows_are_zero_and_the_same_ones_for_all_addends() -> 
     assert bool((spec.values(GRID, 0, 0)[~zero[0]] != 0).all())
 
 
-@pytest.mark.parametrize("kind", RECIPES)
+@pytest.mark.parametrize("kind", DRAWN)
 def test_every_recipe_makes_scalars_and_empty_tensors(kind: str) -> None:
     assert InputSpec("x", (), recipe=Recipe(kind)).values(GRID, 0, 0).shape == ()
     assert InputSpec("x", (2, 0), recipe=Recipe(kind)).values(GRID, 0, 0).shape == (2, 0)
@@ -231,7 +245,7 @@ def test_a_scale_that_is_not_finite_is_refused(scale: float) -> None:
         Recipe("uniform", scale)
 
 
-@pytest.mark.parametrize("kind", RECIPES)
+@pytest.mark.parametrize("kind", DRAWN)
 def test_values_made_together_are_those_made_alone(kind: str) -> None:
     specs = [
         InputSpec("a", (4, 6), placements=(("tp", VARYING),), recipe=Recipe(kind)),
@@ -243,3 +257,26 @@ def test_values_made_together_are_those_made_alone(kind: str) -> None:
     inputs_module._UNITS.clear()
     prepare(specs, GRID, 1, 41)
     assert all(torch.equal(x, spec.values(GRID, 1, 41)) for x, spec in zip(alone, specs, strict=True))
+
+
+def test_given_values_are_the_same_for_all_members_or_told_by_coordinates() -> None:
+    mesh = Mesh.grid({"dp": 2, "tp": 2})
+    table = InputSpec("table", (2, 2), torch.int64, recipe=Recipe("given", values=(0, 1, 2, 3)))
+    assert all(table.values(mesh, rank, 0).tolist() == [[0, 1], [2, 3]] for rank in range(4))
+    offset = InputSpec("offset", (1,), torch.int64, (("tp", VARYING),), Recipe("given", values=(0, 6)))
+    assert [offset.values(mesh, rank, 0).item() for rank in range(4)] == [0, 6, 0, 6]
+
+
+def test_given_values_survive_files_and_the_exact_domain() -> None:
+    mask = InputSpec("mask", (3,), recipe=Recipe("given", values=(0.5, -math.inf, 2.0)))
+    program = spmd_program(Mesh.grid({"tp": 2}), [mask], lambda b: b.call("aten::neg", b.input("mask")))
+    assert loads(dumps(program)).values(0)[0].tolist() == [0.5, -math.inf, 2.0]
+    exact = mask.values(program.mesh, 0, 0, Exact(0))
+    assert exact[1] == -math.inf
+    assert (exact[0] * 2) % 1048573 == 1
+
+
+def test_a_program_refuses_inputs_that_are_given_too_few_values() -> None:
+    short = InputSpec("x", (3,), recipe=Recipe("given", values=(1.0, 2.0)))
+    with pytest.raises(ProgramError, match="is given 2 values"):
+        spmd_program(Mesh.grid({"tp": 2}), [short], lambda b: b.call("aten::neg", b.input("x")))
