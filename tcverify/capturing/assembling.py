@@ -241,7 +241,7 @@ def _everybody(mesh: Mesh) -> tuple[Mesh, MeshDim]:
 
 @dataclass(frozen=True, slots=True)
 class RankRule:
-    """An integer of a captured graph that depends on the rank: `factor` times its number, or its position in a group, plus `offset`.
+    """An integer of a captured graph that depends on the rank: `factor` times its number, or position in a group, plus `offset`.
 
     Attributes:
         node: name of the node.
