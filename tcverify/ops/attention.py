@@ -88,7 +88,7 @@ def _shared(grad: Tensor, x: Tensor) -> Tensor:
     """Add up the gradients of heads that share keys and values."""
     if grad.shape[1] == x.shape[1]:
         return grad
-    return grad.unflatten(1, (x.shape[1], -1)).sum(2)
+    return grad.reshape(grad.shape[0], x.shape[1], -1, *grad.shape[2:]).sum(2)
 
 
 # ------------------------------------------------------------------------------------------------------- results in place
@@ -96,7 +96,7 @@ def _shared(grad: Tensor, x: Tensor) -> Tensor:
 
 def described(target: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """What `target` returns for these arguments, without values: tensors on the device "meta", and numbers."""
-    with _disable_current_modes(), torch.no_grad():  # type: ignore[no-untyped-call]
+    with _disable_current_modes(), torch.no_grad():
         given, named = pytree.tree_map_only(Tensor, _outline, (tuple(args), kwargs))
         return target(*given, **named)
 

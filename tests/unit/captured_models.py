@@ -1,26 +1,19 @@
-"""Models as users parallelise them, and the ways in which torch captures their graphs.
-
-Each model is built and captured on a fake process group, in a process of its own per rank: process groups, tracing and compilation
-leave traces in a process. Run as a script it captures one model on one rank and prints the ops of the graphs:
-
-    python -m tests.unit.captured_models MODEL WAY RANK
-"""
+"""Models as users parallelise them, and the ways in which torch captures their graphs."""
 
 from __future__ import annotations
 
 import contextlib
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import fx, nn
 from torch.distributed import _functional_collectives as collectives
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     PrepareModuleInput,
@@ -29,7 +22,11 @@ from torch.distributed.tensor.parallel import (
     loss_parallel,
     parallelize_module,
 )
-from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from tcverify.capturing import Captured, capture, program_of
+from tcverify.capturing.processes import Source, capture_all
+from tcverify.ops import qualified_name
+from tcverify.program import Program
 
 #: The mesh of every capture: two dims of two ranks.
 MESH = {"dp": 2, "tp": 2}
@@ -106,7 +103,8 @@ class WithLoss(nn.Module):
 
     def forward(self, ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         logits = self.model(ids)
-        return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
+        loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten())
+        return loss.to_local() if isinstance(loss, DTensor) else loss
 
 
 class Expert(nn.Module):
@@ -143,13 +141,13 @@ def _labels() -> torch.Tensor:
 
 
 def _tensor_parallel(model: Llama, mesh: DeviceMesh, *, sequence: bool = False, vocabulary: bool = False) -> None:
-    rows = {"output_layouts": Shard(1)} if sequence else {}
-    columns = {"input_layouts": Shard(1)} if False else {}
+    """Divide a model. Every rank cuts its shards out of its own parameters, equal by the seed: a fake group sends none."""
+    rows: dict[str, Any] = {"output_layouts": Shard(1)} if sequence else {}
     for layer in model.layers:
         plan: dict[str, Any] = {
-            "attention.q": ColwiseParallel(**columns), "attention.k": ColwiseParallel(**columns),
-            "attention.v": ColwiseParallel(**columns), "attention.o": RowwiseParallel(**rows),
-            "feed_forward.up": ColwiseParallel(**columns), "feed_forward.gate": ColwiseParallel(**columns),
+            "attention.q": ColwiseParallel(), "attention.k": ColwiseParallel(),
+            "attention.v": ColwiseParallel(), "attention.o": RowwiseParallel(**rows),
+            "feed_forward.up": ColwiseParallel(), "feed_forward.gate": ColwiseParallel(),
             "feed_forward.down": RowwiseParallel(**rows),
         }  # fmt: skip
         if sequence:
@@ -157,7 +155,7 @@ def _tensor_parallel(model: Llama, mesh: DeviceMesh, *, sequence: bool = False, 
             plan |= {
                 "attention_norm": SequenceParallel(), "norm": SequenceParallel(), "attention": whole, "feed_forward": whole,
             }  # fmt: skip
-        parallelize_module(layer, mesh, plan)
+        parallelize_module(layer, mesh, plan, src_data_rank=None)
     outer: dict[str, Any] = {}
     if vocabulary:
         outer["embedding"] = RowwiseParallel(
@@ -172,7 +170,7 @@ def _tensor_parallel(model: Llama, mesh: DeviceMesh, *, sequence: bool = False, 
     if sequence:
         outer["norm"] = SequenceParallel()
     if outer:
-        parallelize_module(model, mesh, outer)
+        parallelize_module(model, mesh, outer, src_data_rank=None)
 
 
 def tensor_parallel(mesh: DeviceMesh) -> Case:
@@ -219,13 +217,7 @@ class _Replicated(nn.Module):
 
     def forward(self, shards: torch.Tensor) -> torch.Tensor:
         assert isinstance(shards, DTensor)
-        return shards.redistribute(placements=[Replicate()]).to_local(grad_placements=[_partial()])
-
-
-def _partial() -> Any:
-    from torch.distributed.tensor import Partial
-
-    return Partial("avg")
+        return shards.redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial("avg")])
 
 
 def gathered_parameters(mesh: DeviceMesh) -> Case:
@@ -234,7 +226,9 @@ def gathered_parameters(mesh: DeviceMesh) -> Case:
     for module in list(model.modules()):
         for name, parameter in list(module._parameters.items()):
             if parameter is not None:
-                module._parameters[name] = nn.Parameter(distribute_tensor(parameter, mesh["dp"], [Shard(0)]))
+                module._parameters[name] = nn.Parameter(
+                    distribute_tensor(parameter, mesh["dp"], [Shard(0)], src_data_rank=None)
+                )
                 nn.utils.parametrize.register_parametrization(module, name, _Replicated(), unsafe=True)
     return Case(WithLoss(model), (_ids(), _labels()))
 
@@ -280,21 +274,18 @@ MODELS: dict[str, Callable[[DeviceMesh], Case]] = {
 # ------------------------------------------------------------------------------------------------------------------ ways
 
 
-def _arguments(case: Case) -> tuple[torch.Tensor, ...]:
-    return case.args
-
-
-def by_make_fx(case: Case) -> list[fx.GraphModule]:
-    """The forward, op by op, parameters as attributes."""
+def by_make_fx(case: Case) -> fx.GraphModule:
+    """Op by op, parameters as attributes."""
     from torch.fx.experimental.proxy_tensor import make_fx
 
+    def called(*args: torch.Tensor) -> Any:  # make_fx looks into modules that it is given itself
+        return case.module(*args)
+
     with case.inside():
-        traced = make_fx(lambda *args: case.module(*args), tracing_mode="fake", _allow_non_fake_inputs=True)(*case.args)
-    return [traced]
+        return make_fx(called, tracing_mode="fake", _allow_non_fake_inputs=True)(*case.args)
 
 
-def by_compile(case: Case) -> list[fx.GraphModule]:
-    """What torch.compile gives its backend: the forward and the backward graph, parameters as inputs."""
+def _compiled(case: Case) -> list[fx.GraphModule]:
     from torch._dynamo.backends.common import aot_autograd
     from torch._functorch.partitioners import min_cut_rematerialization_partition
 
@@ -304,60 +295,79 @@ def by_compile(case: Case) -> list[fx.GraphModule]:
         found.append(graph)
         return graph.forward
 
-    compiled = torch.compile(
-        case.module,
-        backend=aot_autograd(fw_compiler=keep, bw_compiler=keep, partition_fn=min_cut_rematerialization_partition),
-        fullgraph=True,
-    )
+    backend = aot_autograd(fw_compiler=keep, bw_compiler=keep, partition_fn=min_cut_rematerialization_partition)
+    compiled = torch.compile(case.module, backend=backend, fullgraph=True)
     with case.inside():
         result = compiled(*case.args)
-        if isinstance(result, torch.Tensor) and result.requires_grad:
+        if result.requires_grad:
             result.sum().backward()
     return found
 
 
-def by_joint(case: Case) -> list[fx.GraphModule]:
-    """Forward and backward in one graph."""
-    from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
+def by_forward(case: Case) -> fx.GraphModule:
+    """What torch.compile gives a backend for the forward."""
+    return _compiled(case)[0]
 
+
+def by_backward(case: Case) -> fx.GraphModule:
+    """What torch.compile gives a backend for the backward."""
+    return _compiled(case)[1]
+
+
+def by_joint(case: Case) -> Captured:
+    """AOTAutograd: forward and backward in one graph, without the compiler's front."""
     assert isinstance(case.module, nn.Module)
-    with contextlib.ExitStack() as stack, case.inside():
-        return [aot_export_joint_with_descriptors(stack, case.module, case.args).graph_module]
+    with case.inside():
+        return capture(case.module, case.args, training=True)
 
 
-def by_export(case: Case) -> list[fx.GraphModule]:
+def by_capture(case: Case) -> Captured:
+    """AOTAutograd, the forward alone."""
+    assert isinstance(case.module, nn.Module)
+    with case.inside():
+        return capture(case.module, case.args)
+
+
+def by_export(case: Case) -> torch.export.ExportedProgram:
     """torch.export."""
     assert isinstance(case.module, nn.Module)
     with case.inside():
-        program = torch.export.export(case.module, case.args)
-    return [program.graph_module]
+        return torch.export.export(case.module, case.args)
 
 
-WAYS: dict[str, Callable[[Case], list[fx.GraphModule]]] = {
-    "make_fx": by_make_fx, "compile": by_compile, "joint": by_joint, "export": by_export,
+WAYS: dict[str, Callable[[Case], Any]] = {
+    "make_fx": by_make_fx, "forward": by_forward, "backward": by_backward, "joint": by_joint, "capture": by_capture,
+    "export": by_export,
 }  # fmt: skip
 
 
-def captured(model: str, way: str, rank: int) -> list[fx.GraphModule]:
-    """Capture a model on one rank of `MESH`. Leaves this process with a fake process group."""
-    dist.init_process_group("fake", rank=rank, world_size=WORLD, store=FakeStore())
+def _here(model: str, way: str) -> Any:
+    """Capture a model on this rank, whose process group has been made."""
     mesh = init_device_mesh("cpu", tuple(MESH.values()), mesh_dim_names=tuple(MESH))
     torch.manual_seed(0)
     return WAYS[way](MODELS[model](mesh))
 
 
-def ops_of(graphs: Sequence[fx.GraphModule]) -> dict[str, int]:
-    """How often each op is called, by qualified name."""
-    from tcverify.ops import qualified_name
-
-    found: dict[str, int] = {}
-    for graph in graphs:
-        for node in graph.graph.nodes:
-            name = qualified_name(node.target) if node.op == "call_function" else f"<{node.op}>"
-            found[name] = found.get(name, 0) + 1
-    return found
+#: Functions that capture, by "MODEL_by_WAY": `capture_all` finds them by name.
+for _model in MODELS:
+    for _way in WAYS:
+        globals()[f"{_model}_by_{_way}"] = partial(_here, _model, _way)
 
 
-if __name__ == "__main__":
-    for name, count in sorted(ops_of(captured(sys.argv[1], sys.argv[2], int(sys.argv[3]))).items()):
-        print(f"{count:5} {name}")
+def captured(model: str, way: str) -> Program:
+    """Capture a model on all ranks, each in a process of its own.
+
+    Raises:
+        ProgramError: it cannot be captured in this way.
+    """
+    sources = [Source(f"{__file__}:{model}_by_{way}", rank, WORLD) for rank in range(WORLD)]
+    found: list[Captured] = []
+    for graphs in capture_all(sources):
+        assert isinstance(graphs, list)
+        found += graphs
+    return program_of(found)
+
+
+def ops_of(program: Program) -> set[str]:
+    """The ops that a program calls, by qualified name."""
+    return {qualified_name(n.target) for graph in program.graphs for n in graph.nodes if n.op == "call_function"}
