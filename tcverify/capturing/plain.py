@@ -82,7 +82,8 @@ def plain(
             "the graph calls process groups: their collectives were written as functional ones, each waited for at once"
         )
     known = {**known_here(names_in(module.graph)), **(groups or {})}
-    writer = _Writer(module, dict(facts or {}), example_inputs)
+    ranks = {name: one.ranks for name, one in known.items()}
+    writer = _Writer(module, dict(facts or {}), example_inputs, ranks)
     graph = writer.write()
     used = names_in(graph)
     return Captured(
@@ -157,8 +158,13 @@ class _Writer:
     """Writes the plain graph, node by node."""
 
     def __init__(
-        self, module: fx.GraphModule, facts: dict[str, InputFacts], example_inputs: Sequence[Any] | None
+        self,
+        module: fx.GraphModule,
+        facts: dict[str, InputFacts],
+        example_inputs: Sequence[Any] | None,
+        groups: Mapping[str, Sequence[int]],
     ) -> None:
+        self._groups = groups
         self.inputs: list[CapturedInput] = []
         self.owner: torch.nn.Module | None = None
         self._module = module
@@ -299,7 +305,7 @@ class _Writer:
             return
         try:
             args, kwargs = map_aggregate(made.args, known), dict(map_aggregate(made.kwargs, known))
-            made.meta["val"] = infer(made.target, args, kwargs, self._fresh)
+            made.meta["val"] = infer(made.target, args, kwargs, self._fresh, self._groups)
         except (ShapeError, UnsupportedOp):
             return
 
