@@ -143,6 +143,8 @@ def _checked(name: str, given: dict[str, Any]) -> None:
     if dropout:
         raise UnsupportedOp(name, f"its result is random (dropout_p={dropout})")
     q, k = given["query"], given["key"]
+    if "efficient_attention" in name and q.shape[1] != k.shape[1]:
+        raise ValueError(f"{name} is given {q.shape[1]} heads of queries and {k.shape[1]} of keys; its kernel shares none")
     if given.get("is_causal") and q.shape[-2] != k.shape[-2] and not name.endswith(_FROM_TOP_LEFT):
         raise UnsupportedOp(
             name,
@@ -190,8 +192,10 @@ def _backward(target: Any, *args: Any, **kwargs: Any) -> Any:
 
 def _like_bias(grad: Tensor, bias: Tensor) -> Tensor:
     """Add up the gradient of the logits where a bias was broadcast."""
-    grad = grad.sum(tuple(range(grad.dim() - bias.dim())))
-    return grad.sum([d for d in range(bias.dim()) if bias.shape[d] == 1 != grad.shape[d]], keepdim=True)
+    if grad.dim() > bias.dim():
+        grad = grad.sum(list(range(grad.dim() - bias.dim())))
+    broadcast = [d for d in range(bias.dim()) if bias.shape[d] != grad.shape[d]]
+    return grad.sum(broadcast, keepdim=True) if broadcast else grad
 
 
 def in_float32(run: Callable[..., Any], target: Any) -> Callable[..., Any]:
