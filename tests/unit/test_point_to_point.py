@@ -13,10 +13,11 @@ from tcverify import verify
 from tcverify.execution import Lockstep, ProcessGroupPool
 from tcverify.ops import ShapeError
 from tcverify.program import VARYING, InputSpec, Mesh, MeshDim, dumps, loads
-from tests.unit.async_programs import Functional, kinds, program
+from tests.unit.async_programs import Functional, program
 
 #: Position 0 of "pp" is rank 2.
 PP = Mesh(3, (MeshDim("pp", ((2, 0, 1),)),))
+RELU = torch.ops.aten.relu.default
 X = InputSpec("x", (4, 3), placements=(("pp", VARYING),))
 
 
@@ -139,21 +140,21 @@ def test_shapes_that_differ_do_not_meet() -> None:
 
 
 def test_a_buffer_that_is_read_before_the_wait_is_a_race() -> None:
-    def build(b: Functional) -> Any:
-        buffer = b.call("aten::zeros_like", b.x)
-        came = wait(b, op(b, "irecv", buffer, 1, 0, "pp"))
-        return b.call("aten::relu", came), b.call("aten::neg", b.x)
+    made = program(send(2), receive(1), idle, mesh=PP, inputs=[X])
 
-    made = program(send(2), build, idle, mesh=PP, inputs=[X])
-    late = program(
-        send(2),
-        lambda b: (
-            b.call("aten::relu", (got := op(b, "irecv", b.call("aten::zeros_like", b.x), 1, 0, "pp"))),
-            wait(b, got),
-        ),
-        idle,
-        mesh=PP,
-        inputs=[X],
-    )
-    assert kinds("happens-before", made, made) == []
-    assert kinds("happens-before", made, late)
+    def rewrite(module: fx.GraphModule, *, early: bool) -> fx.GraphModule:
+        came = next((n for n in module.graph.nodes if n.name == "irecv"), None)
+        if came is not None:
+            wait_node, relu = next(iter(came.users)), module.graph.find_nodes(op="call_function", target=RELU)[0]
+            if early:
+                relu.replace_input_with(wait_node, came)
+                relu.append(wait_node)
+            else:
+                relu.prepend(wait_node)
+        module.recompile()
+        return module
+
+    assert verify(lambda module: rewrite(module, early=False), made).status == "passed"
+    verdict = verify(lambda module: rewrite(module, early=True), made)
+    assert verdict.status == "refuted"
+    assert "async-race" in {finding.kind for finding in verdict.findings}, verdict.findings
