@@ -254,4 +254,4 @@ def meaning(name: str, target: Any) -> tuple[Callable[..., Any], Callable[..., A
     return run, in_float32(run, target), outlined(target)
 
 
-__all__ = ["ATTENTION", "attend", "attend_backward", "meaning"]
+__all__ = ["ATTENTION", "attend", "attend_backward", "described", "meaning", "outlined"]

@@ -185,9 +185,7 @@ def test_scattered_products_are_those_of_their_parts(dim: int, op: str) -> None:
 
 def parts(b: GraphBuilder) -> Any:
     x, w = b.input("x"), b.input("w")
-    gathered = b.call(
-        "_c10d_functional::wait_tensor", b.call("_c10d_functional::all_gather_into_tensor", x, 3, "tp")
-    )
+    gathered = b.call("_c10d_functional::wait_tensor", b.call("_c10d_functional::all_gather_into_tensor", x, 3, "tp"))
     product = b.call("aten::mm", gathered, w)
     scattered = b.call("_c10d_functional::reduce_scatter_tensor", product, "sum", 3, "tp")
     return b.call("_c10d_functional::wait_tensor", scattered)
