@@ -25,6 +25,10 @@ def summed(x: torch.Tensor, group: str = "7") -> torch.Tensor:
     return OPS.wait_tensor(OPS.all_reduce(x, "sum", group))
 
 
+def plainly_summed(x: torch.Tensor) -> torch.Tensor:
+    return summed(x)
+
+
 def traced(function: Callable[..., Any], *inputs: torch.Tensor, mode: str = "fake") -> fx.GraphModule:
     return make_fx(function, tracing_mode=mode, _allow_non_fake_inputs=True)(*inputs)
 
@@ -183,7 +187,7 @@ class TestPlain:
 
 class TestPrograms:
     def test_ranks_that_run_one_graph_share_it_and_groups_become_mesh_dims(self) -> None:
-        module = traced(lambda x: summed(x), torch.ones(3))
+        module = traced(plainly_summed, torch.ones(3))
         other = traced(lambda x: summed(x, "9"), torch.ones(3))
         captures = [
             *[plain(module, groups={"7": GroupFacts("tp", (0, 1))})] * 2,
@@ -215,9 +219,9 @@ class TestPrograms:
 
     def test_ranks_outside_of_a_group_are_alone(self) -> None:
         captures = [
-            plain(traced(lambda x: summed(x), torch.ones(3)), groups={"7": GroupFacts("tp", (0, 2))}),
+            plain(traced(plainly_summed, torch.ones(3)), groups={"7": GroupFacts("tp", (0, 2))}),
             plain(traced(lambda x: x * 2, torch.ones(3))),
-            plain(traced(lambda x: summed(x), torch.ones(3)), groups={"7": GroupFacts("tp", (0, 2))}),
+            plain(traced(plainly_summed, torch.ones(3)), groups={"7": GroupFacts("tp", (0, 2))}),
         ]
 
         program = program_of(captures)
@@ -228,16 +232,16 @@ class TestPrograms:
 
     def test_a_group_that_nobody_knows_is_named(self) -> None:
         with pytest.raises(ProgramError, match="group '7' in the graph of rank 0 has no known ranks"):
-            program_of([plain(traced(lambda x: summed(x), torch.ones(3)))] * 2)
+            program_of([plain(traced(plainly_summed, torch.ones(3)))] * 2)
 
     def test_a_group_without_its_rank_is_refused(self) -> None:
-        captured = plain(traced(lambda x: summed(x), torch.ones(3)), groups={"7": GroupFacts("tp", (0, 1))})
+        captured = plain(traced(plainly_summed, torch.ones(3)), groups={"7": GroupFacts("tp", (0, 1))})
         with pytest.raises(ProgramError, match=r"group '7' is \[0, 1\], but it is used by rank 2 of 3"):
             program_of([captured] * 3)
 
     def test_sharded_inputs_are_parts_of_one_tensor(self) -> None:
         placed = {"x_1": InputFacts("input", (("7", shard(0)),), (6, 2))}
-        captured = on_two_ranks(traced(lambda x: summed(x), torch.ones(3, 2)), facts=placed)
+        captured = on_two_ranks(traced(plainly_summed, torch.ones(3, 2)), facts=placed)
 
         program = program_of([captured] * 2)
 
@@ -246,7 +250,7 @@ class TestPrograms:
         assert not torch.equal(program.values(0)[0], program.values(1)[0])
 
     def test_the_user_says_how_an_input_is_placed(self) -> None:
-        captured = on_two_ranks(traced(lambda x: summed(x), torch.ones(3, 2)))
+        captured = on_two_ranks(traced(plainly_summed, torch.ones(3, 2)))
 
         program = program_of([captured] * 2, placements={"x_1": {"tp": VARYING}})
 
@@ -289,7 +293,7 @@ class TestPrograms:
 
 class TestOneGraphForAll:
     def test_groups_follow_the_mesh(self) -> None:
-        captured = plain(traced(lambda x: summed(x), torch.ones(3)), groups={"7": GroupFacts("tp", (2, 3))})
+        captured = plain(traced(plainly_summed, torch.ones(3)), groups={"7": GroupFacts("tp", (2, 3))})
         mesh = Mesh.grid({"dp": 2, "tp": 2})
 
         program = program_of(for_all_ranks(captured, mesh, rank=2), mesh)
@@ -341,6 +345,6 @@ class TestOneGraphForAll:
             RankRule.parse(text)
 
     def test_a_group_of_no_mesh_dim_is_refused(self) -> None:
-        captured = plain(traced(lambda x: summed(x), torch.ones(3)), groups={"7": GroupFacts(None, (0, 3))})
+        captured = plain(traced(plainly_summed, torch.ones(3)), groups={"7": GroupFacts(None, (0, 3))})
         with pytest.raises(ProgramError, match="which no mesh dim has"):
             for_all_ranks(captured, Mesh.grid({"dp": 2, "tp": 2}))
