@@ -302,6 +302,7 @@ def check(
         reports=arguments.names(report, list(REPORTS), "report"),
         failing=arguments.names(fail_on, ["inconclusive", "vacuity"], "condition"),
         deep=True,
+        earlier=False,  # they would be other programs
     )
     console = make_console()
     prepare(settings, console)

@@ -131,7 +131,7 @@ class Campaign:
         facts = self.subject.facts
         confirm = self.confirm.name if self.confirm is not None else "none"
         bounds = plan.max_examples, plan.max_time
-        earlier = len(self._failures)
+        earlier = len(self._failures) if plan.earlier else 0
         try:
             guarded = bool(facts.target)
             self._tell(CampaignStarted(facts, plan.mesh, confirm, *bounds, plan.seed, guarded, earlier, plan.domain))
@@ -159,7 +159,7 @@ class Campaign:
 
     def _rounds(self) -> str:
         """Try earlier failures, then draw until the budget is spent; each finding of a new kind ends one round."""
-        for case in self._failures:
+        for case in self._failures if self.plan.earlier else ():
             if self._spent() is not None:
                 break
             verdict = self._verify(case.program, self.confirm, case.deep)
@@ -385,7 +385,8 @@ class Campaign:
             self._tell(FindingFound(case))  # shown it is, before the run ends for want of a place to keep it
             raise
         self._ledger.add(case)
-        self._failures.add(case)
+        if self.plan.earlier:
+            self._failures.add(case)
         self.counterexamples.append(case)
         self._tell(FindingFound(case))
 

@@ -29,7 +29,7 @@ from tcverify.capturing.transport import decode_captured, encode_captured
 from tcverify.errors import PassLoadError, ProgramError, TcverifyError
 from tcverify.execution.processes import LAZY_MODULES, start_process
 from tcverify.importing import find
-from tcverify.program import Program, dumps, loads
+from tcverify.program import NotSerialisable, Program, dumps, loads
 
 #: Seconds that capturing may take.
 DEFAULT_TIMEOUT = 300.0
@@ -115,6 +115,9 @@ def _serve(connection: Connection, job_text: str) -> None:
         __import__(module)
     try:
         reply = _captured(Source(job["text"], job["rank"], job["world_size"]))
+    except NotSerialisable as error:
+        hint = "a custom op gets a meaning with tcverify.register_dialect; what is no op has to be traced away"
+        reply = {"error": [error.message, hint]}
     except TcverifyError as error:
         reply = {"error": [error.message, error.hint]}
     except (Exception, SystemExit) as error:  # noqa: BLE001 - the user's code may raise anything

@@ -123,7 +123,7 @@ class TestPlain:
         assert names(captured.graph, "placeholder") == ["x"]
         assert targets(captured.graph) == ["aten::mul.Tensor"]
         assert next(n for n in captured.graph.nodes if n.op == "call_function").args[1] == 2.0
-        assert [n for n in captured.graph.nodes if n.op == "output"][0].args[0][1] is None
+        assert next(n for n in captured.graph.nodes if n.op == "output").args[0][1] is None
 
     def test_devices_become_the_cpu(self) -> None:
         graph = fx.Graph()
@@ -322,7 +322,7 @@ class TestOneGraphForAll:
 
         program = program_of(for_all_ranks(captured, TP, rank=1, rules=rules), TP)
 
-        bounds = [[n.args[2:4] for n in program.graph(r).nodes if n.name == "slice_1"][0] for r in range(2)]
+        bounds = [n.args[2:4] for rank in range(2) for n in program.graph(rank).nodes if n.name == "slice_1"]
         assert bounds == [(0, 2), (2, 4)]
 
     @pytest.mark.parametrize(
