@@ -21,6 +21,7 @@ from torch.fx.node import map_aggregate
 from torch.utils import _pytree as pytree
 
 from tcverify.capturing.groups import known_here, names_in
+from tcverify.capturing.processgroup import functional
 from tcverify.capturing.recipes import recipe_of
 from tcverify.capturing.record import Captured, CapturedInput, GroupFacts
 from tcverify.capturing.sizes import hint, spec_of
@@ -28,6 +29,10 @@ from tcverify.errors import ProgramError, UnsupportedOp
 from tcverify.ops import ShapeError, TensorSpec, infer, new_fake_mode, qualified_name
 from tcverify.program import Placement
 from tcverify.program.graph import KEPT_META, add_node
+
+
+#: Tensors that hold other ones, whose values a graph of plain tensors cannot read.
+_WRAPPERS = frozenset({"AsyncCollectiveTensor", "DTensor"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +47,10 @@ class InputFacts:
 
 _CPU = torch.device("cpu")
 
-#: Ops that only check what is known when the graph is captured.
-_ASSERTIONS = re.compile(r"aten::(_assert_|sym_constrain_range|_functional_assert|_functional_sym_constrain)")
+#: Ops that only check what is known when the graph is captured, or mark regions for a profiler.
+_ASSERTIONS = re.compile(
+    r"aten::(_assert_|sym_constrain_range|_functional_assert|_functional_sym_constrain)|profiler::_record"
+)
 
 
 def plain(
@@ -69,8 +76,15 @@ def plain(
         module = _traced(module, example_inputs)
         example_inputs = None
         notes.append("the graph calls torch functions and modules: it was traced down to aten")
+    eager = module
+    module = functional(eager)
+    if module is not eager:
+        notes.append(
+            "the graph calls process groups: their collectives were written as functional ones, each waited for at once"
+        )
     known = {**known_here(names_in(module.graph)), **(groups or {})}
-    writer = _Writer(module, dict(facts or {}), example_inputs)
+    ranks = {name: one.ranks for name, one in known.items()}
+    writer = _Writer(module, dict(facts or {}), example_inputs, ranks)
     graph = writer.write()
     used = names_in(graph)
     return Captured(
@@ -147,8 +161,13 @@ class _Writer:
     """Writes the plain graph, node by node."""
 
     def __init__(
-        self, module: fx.GraphModule, facts: dict[str, InputFacts], example_inputs: Sequence[Any] | None
+        self,
+        module: fx.GraphModule,
+        facts: dict[str, InputFacts],
+        example_inputs: Sequence[Any] | None,
+        groups: Mapping[str, Sequence[int]],
     ) -> None:
+        self._groups = groups
         self.inputs: list[CapturedInput] = []
         self.owner: torch.nn.Module | None = None
         self._module = module
@@ -156,6 +175,7 @@ class _Writer:
         self._examples = example_inputs
         self._aliases: dict[int, int] = {}
         self._keep: list[Any] = []  # tensors whose storages are numbered must stay alive
+        self._fresh = itertools.count(1 << 20).__next__  # numbers of storages that no tensor of the metadata has
         self._graph = fx.Graph()
         self._made: dict[fx.Node, Any] = {}
         self._lifted: dict[Any, fx.Node] = {}
@@ -213,6 +233,11 @@ class _Writer:
         if not isinstance(value, torch.Tensor):
             self._made[node] = self._constant(value)
             return
+        if type(value).__name__ in _WRAPPERS:
+            raise ProgramError(
+                f"node '{node.name}' is a {type(value).__name__} that the capture has not looked into",
+                "return and close over plain tensors (.to_local(), .wait()), or capture the model with tcverify.capture",
+            )
         if node.target in self._lifted:
             self._made[node] = self._lifted[node.target]
             return
@@ -281,10 +306,9 @@ class _Writer:
 
         if any("val" not in operand.meta for operand in made.all_input_nodes):
             return
-        fresh = itertools.count(1 << 20)
         try:
             args, kwargs = map_aggregate(made.args, known), dict(map_aggregate(made.kwargs, known))
-            made.meta["val"] = infer(made.target, args, kwargs, fresh.__next__)
+            made.meta["val"] = infer(made.target, args, kwargs, self._fresh, self._groups)
         except (ShapeError, UnsupportedOp):
             return
 
