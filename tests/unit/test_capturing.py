@@ -178,6 +178,19 @@ class TestPlain:
         indices = next(i for i in captured.inputs if i.spec.dtype == torch.int64)
         assert (indices.recipe.kind, indices.recipe.scale) == ("integers", float(bound))
 
+    def test_elements_by_index_compute_and_masks_are_named(self) -> None:
+        order = torch.tensor([2, 0, 1])
+        captured = on_two_ranks(traced(lambda x: summed(x[:, order]), torch.ones(2, 3)))
+        assert verify(Identity, program_of([captured] * 2)).status == "passed"
+
+        graph = fx.Graph()
+        x, mask = graph.placeholder("x"), graph.placeholder("mask")
+        graph.output(graph.call_function(torch.ops.aten.index.Tensor, (x, [mask])))
+        masked = plain(fx.GraphModule({}, graph), [torch.ones(3), torch.ones(3, dtype=torch.bool)])
+        verdict = verify(Identity, program_of([masked] * 2, TP))
+        assert [doubt.reason for doubt in verdict.doubts] == ["unsupported-op"]
+        assert "an index is a mask" in verdict.doubts[0].detail
+
     def test_gains_of_norms_are_drawn_near_one(self) -> None:
         gain = nn.Parameter(torch.ones(4))
         captured = plain(traced(lambda x: torch.nn.functional.rms_norm(x, (4,), gain), torch.ones(2, 4)))
