@@ -282,7 +282,7 @@ def _load_prim(name: str) -> None:
 
     if not hasattr(torch.ops.prims, name):
         with contextlib.suppress(ImportError):
-            import torch._inductor.inductor_prims  # noqa: F401
+            import torch._inductor.inductor_prims
 
 
 def current(target: Any) -> Any:
