@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -313,6 +314,16 @@ class TestOneGraphForAll:
 
         assert len(program.graphs) == 1
         assert [node.args[2] for node in program.graph(0).nodes if node.name == "all_reduce"] == ["tp"]
+
+    def test_placements_follow_groups_that_the_graph_does_not_name(self) -> None:
+        facts = {"x_1": InputFacts("input", (("3", shard(0)),), (6,))}
+        groups = {"7": GroupFacts("tp", (0, 1)), "3": GroupFacts("dp", (0, 2))}
+        captured = replace(on_two_ranks(traced(plainly_summed, torch.ones(3)), facts=facts), groups=groups)
+        mesh = Mesh.grid({"dp": 2, "tp": 2})
+
+        (spec,) = program_of(for_all_ranks(captured, mesh), mesh).inputs
+
+        assert (spec.shape, spec.placements) == ((6,), (("dp", shard(0)),))
 
     def test_rank_arguments_of_tensor_cast_follow_the_rank(self) -> None:
         from tcverify.ops import define_ops
