@@ -23,7 +23,8 @@ from tcverify.campaign import Campaign, CampaignFinished, Event, Plan, RunFinish
 from tcverify.checks import CHECKS
 from tcverify.counterexample import encode_counterexample, find_counterexamples, read_counterexample
 from tcverify.errors import InternalError, TcverifyError, UsageError
-from tcverify.execution import ProcessGroupPool
+from tcverify.execution import EXECUTORS, Executor, executors, start_executor
+from tcverify.extensions import load_extension
 from tcverify.passes import BUILTIN, DEFAULT, DESCRIPTIONS
 from tcverify.replay import replay as replay_case
 from tcverify.report.choice import REPORTS, reports
@@ -35,7 +36,7 @@ from tcverify.report.script import ScriptReport
 from tcverify.report.terminal import TerminalReport, make_console, say, show
 from tcverify.report.text import WIDTH, to_text
 from tcverify.report.trace import to_trace
-from tcverify.strategies import STRATEGIES
+from tcverify.strategies import STRATEGIES, programs_of
 
 PASSED, FAILED, UNUSABLE, INTERNAL, INTERRUPTED = 0, 1, 2, 3, 130
 
@@ -47,6 +48,30 @@ _REPORT_DIR = click.option(
     default=Path("reports"),
     show_default=True,
     help="Where counterexamples are kept.",
+)
+
+
+def _executor(context: click.Context, parameter: click.Parameter, value: str) -> str:
+    """The name of an executor, also of one that an extension registers, or none."""
+    known = [*EXECUTORS, "none"]
+    if value not in known:
+        raise click.BadParameter(f"{value!r} is not one of {', '.join(map(repr, known))}.", context, parameter)
+    return value
+
+
+def _load(context: click.Context, parameter: click.Parameter, references: tuple[str, ...]) -> None:
+    for reference in references:
+        load_extension(reference)
+
+
+_EXTENSION = click.option(
+    "--extension",
+    multiple=True,
+    metavar="MODULE",
+    is_eager=True,
+    expose_value=False,
+    callback=_load,
+    help="A module, or a .py file, that registers dialects, checks, strategies or executors.",
 )
 
 
@@ -89,8 +114,10 @@ def main(context: click.Context, debug: bool) -> None:
     Exit codes: 0 passed, 1 refuted or nothing tested, 2 unusable input, 3 internal error, 130 interrupted.
     """
     torch.set_num_threads(1)  # the tensors are small: more threads only wait for each other
+    if context.invoked_subcommand in ("run", "replay", "show"):
+        arguments.configured_extensions(Path("pyproject.toml"))
     if context.invoked_subcommand == "run":
-        known = [param.name for param in run.params if param.name not in (None, "passes")]
+        known = [param.name for param in run.params if param.name not in (None, "passes", "extension")]
         context.default_map = {"run": arguments.configuration(Path("pyproject.toml"), [str(name) for name in known])}
 
 
@@ -107,7 +134,7 @@ def main(context: click.Context, debug: bool) -> None:
     show_default="what suits the pass",
     help=f"What programs are drawn: {', '.join(STRATEGIES)}.",
 )
-@click.option("--confirm", type=click.Choice(["gloo", "nccl", "none"]), default="gloo", show_default=True,
+@click.option("--confirm", metavar="[gloo|nccl|none]", callback=_executor, default="gloo", show_default=True,
               help="Process group that runs what lockstep does not refute.")  # fmt: skip
 @click.option("--domain", type=click.Choice(DOMAINS), default="float64", show_default=True,
               help="Also judge values exactly (in a prime field), or in the programs' native dtypes.")  # fmt: skip
@@ -121,6 +148,7 @@ def main(context: click.Context, debug: bool) -> None:
               help="Seconds that one application of a pass may take.")  # fmt: skip
 @click.option("--shrink-time", type=click.FloatRange(0), default=30.0, show_default=True,
               help="Seconds to shrink a finding.")  # fmt: skip
+@_EXTENSION
 @_REPORT_DIR
 @click.option("--fail-on", default=None, help="Also fail on: inconclusive, vacuity.")
 @click.option("-x", "--fail-fast", is_flag=True, help="Stop at the first finding that is not known.")
@@ -165,7 +193,7 @@ def run(
     """
     meshes = arguments.meshes(world_size, mesh)
     drawn = arguments.strategies(strategy, passes or DEFAULT)
-    chosen = arguments.names(checks, list(CHECKS), "check") if checks is not None else None
+    chosen = arguments.checks(checks)
     failing = arguments.names(fail_on, ["inconclusive", "vacuity"], "condition") if fail_on is not None else []
     limit_s = arguments.seconds(max_time) if max_time is not None else None
     limit = max_examples if max_examples is not None else None if limit_s is not None else 200
@@ -202,12 +230,12 @@ def run(
         contracts = [subject.contract.with_options(promises) for subject in subjects]
         try:
             for name, fixed, size in meshes:
-                with _pools(confirm) as pools:
+                with executors(confirm) as pools:
                     pool = pools(size)
                     if pool is not None:
-                        pool.start()
+                        start_executor(pool)
                     for subject, promised, suited in zip(subjects, contracts, drawn, strict=True):
-                        programs = STRATEGIES[suited](mesh=fixed, world_size=size)
+                        programs = programs_of(suited, fixed, size)
                         plan = Plan(
                             programs, name, report_dir, STATE_DIR, limit, limit_s, seed, promised, chosen,
                             domain=domain, shrink_time=shrink_time, fail_fast=fail_fast, baseline=known, collect=accepting,
@@ -278,8 +306,9 @@ def _exit_code(finished: Sequence[CampaignFinished], failing: Sequence[str], *, 
 
 @main.command()
 @click.argument("cases", nargs=-1, metavar="[ID|FILE|DIR]...")
-@click.option("--confirm", type=click.Choice(["gloo", "nccl", "none"]), default="gloo", show_default=True,
+@click.option("--confirm", metavar="[gloo|nccl|none]", callback=_executor, default="gloo", show_default=True,
               help="Process group that runs what lockstep does not refute.")  # fmt: skip
+@_EXTENSION
 @_REPORT_DIR
 def replay(cases: tuple[str, ...], confirm: str, report_dir: Path) -> None:
     """Verify counterexamples again (default: all that are kept).
@@ -291,7 +320,7 @@ def replay(cases: tuple[str, ...], confirm: str, report_dir: Path) -> None:
     doctor.require_backend(confirm)
     console = make_console()
     states = []
-    with _pools(confirm) as pools:
+    with executors(confirm) as pools:
         for path in paths:
             states.append(_replay_one(path, pools, alone=len(paths) == 1))
     if len(paths) > 1:
@@ -302,7 +331,7 @@ def replay(cases: tuple[str, ...], confirm: str, report_dir: Path) -> None:
 _MARKS = {"fixed": ("+ FIXED ", "green"), "failed": ("x FAILED", "red"), "error": ("! ERROR ", "yellow")}
 
 
-def _replay_one(path: Path, pools: Callable[[int], ProcessGroupPool | None], *, alone: bool) -> str:
+def _replay_one(path: Path, pools: Callable[[int], Executor | None], *, alone: bool) -> str:
     console = make_console()
 
     def tell(state: str, what: str, message: str) -> None:
@@ -327,29 +356,11 @@ def _replay_one(path: Path, pools: Callable[[int], ProcessGroupPool | None], *, 
     return outcome.state
 
 
-@contextlib.contextmanager
-def _pools(confirm: str) -> Iterator[Callable[[int], ProcessGroupPool | None]]:
-    """Yield a function that gives the pool of a world size, or None when nothing confirms."""
-    pools: dict[int, ProcessGroupPool] = {}
-
-    def pool(world_size: int) -> ProcessGroupPool | None:
-        if confirm == "none":
-            return None
-        if world_size not in pools:
-            pools[world_size] = ProcessGroupPool(world_size, device="cuda" if confirm == "nccl" else "cpu")
-        return pools[world_size]
-
-    try:
-        yield pool
-    finally:
-        for one in pools.values():
-            one.close()
-
-
 @main.command(name="show")
 @click.argument("cases", nargs=-1, required=True, metavar="ID|FILE|DIR...")
 @click.option("--format", "form", type=click.Choice(["text", "md", "html", "json", "trace"]), default="text",
               show_default=True)  # fmt: skip
+@_EXTENSION
 @_REPORT_DIR
 def show_cases(cases: tuple[str, ...], form: str, report_dir: Path) -> None:
     """Show counterexamples again: as text for logs, as Markdown for issues, as a page, which several share.

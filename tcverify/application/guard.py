@@ -29,6 +29,7 @@ from tcverify.application.stages import SEPARATOR
 from tcverify.errors import InternalError, PassLoadError, ProgramError, TcverifyError
 from tcverify.execution.processes import LAZY_MODULES, limit, start_process
 from tcverify.execution.records import decode_comparison, encode_comparison
+from tcverify.extensions import extensions_here, load_extensions_of
 from tcverify.program import Contract, Program, decode_statistics, dumps
 from tcverify.program.codec import decode
 
@@ -207,6 +208,7 @@ class _Worker:
         self._log_path = Path(path)
         job = {"target": target, "options": dict(options), "path": [str(Path.cwd()), *sys.path], "log": path}
         job["directory"] = str(Path.cwd())
+        job["extensions"] = extensions_here()
         self._process, self._connection = start_process(_serve, (json.dumps(job),), hash_seed=hash_seed)
         limit(self._connection, MESSAGE_TIMEOUT)
         self.alive = True
@@ -328,6 +330,7 @@ def _serve(connection: Connection, job_text: str) -> None:
     os.chdir(job["directory"])  # the fork server still stands where its parent once was
     send: Callable[[Any], None] = lambda reply: connection.send_bytes(json.dumps(reply).encode())  # noqa: E731
     try:
+        load_extensions_of(job["extensions"])
         loaded = load_pass(job["target"], job["options"])
     except TcverifyError as error:
         send({"load_error": [error.message, error.hint]})
