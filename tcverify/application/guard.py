@@ -26,7 +26,7 @@ from tcverify.application.applying import apply_pass
 from tcverify.application.loading import LoadedPass, importable_target, load_pass, pipeline, prepare
 from tcverify.application.pair import Defect, Pair, PassFacts, PassFailure, Stage
 from tcverify.application.stages import SEPARATOR
-from tcverify.errors import InternalError, PassLoadError, ProgramError, TcverifyError
+from tcverify.errors import InternalError, PassLoadError, ProgramError, TcverifyError, UnsupportedOp
 from tcverify.execution.processes import LAZY_MODULES, limit, start_process
 from tcverify.execution.records import decode_comparison, encode_comparison
 from tcverify.extensions import extensions_here, load_extensions_of
@@ -424,6 +424,9 @@ def _decode_pair(program: Program, data: Any) -> Pair:
             statistics=decode_statistics(data["statistics"]),
         )
     except ProgramError as error:  # what the pass left can be written, but makes no program
+        if isinstance(error.__cause__, UnsupportedOp):
+            why = f"{error.__cause__.message}, but in the pass's process: name the module that registers it with --extension"
+            return Pair(program, foreign=why, listing=data["listing"])
         return Pair(program, defects=[Defect("lint", 0, error.message)], listing=data["listing"])
     except (KeyError, TypeError) as error:
         raise InternalError(f"the worker's reply cannot be read: {error!r}") from error
