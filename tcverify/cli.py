@@ -1,4 +1,4 @@
-"""The command line: run, replay, show, passes, doctor."""
+"""The command line: run, replay, show, init, passes, doctor."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import click
 import torch
 from hypothesis.configuration import set_hypothesis_home_dir
 
-from tcverify import __version__, arguments, doctor
+from tcverify import __version__, arguments, doctor, template
 from tcverify.application import Guarded
 from tcverify.arithmetic import DOMAINS
 from tcverify.baseline import add_to_baseline
@@ -401,6 +401,32 @@ def show_cases(cases: tuple[str, ...], form: str, report_dir: Path) -> None:
                 click.echo(to_text(found, path, console.width if "COLUMNS" in os.environ else WIDTH))
     if damaged:
         raise SystemExit(UNUSABLE)
+
+
+# ------------------------------------------------------------------------------------------------------------- init
+
+
+@main.command()
+@click.argument("directory", type=click.Path(path_type=Path), default=Path(), metavar="[DIR]")
+@click.option(
+    "--pass", "passes", multiple=True, metavar="PASS", help="A pass to verify; repeatable. [default: an example]"
+)
+@click.option("--force", is_flag=True, help="Overwrite files that are there.")
+@click.option("--keep", is_flag=True, help="Leave files that are there as they are, and write the others.")
+@click.option("--dry-run", is_flag=True, help="Write nothing, say what would be written.")
+def init(directory: Path, passes: tuple[str, ...], force: bool, keep: bool, dry_run: bool) -> None:
+    """Write tests, a tox matrix and a GitHub workflow that verify the passes of a repository.
+
+    DIR is the root of the repository, by default the current directory. PASS is named as for `tcverify run`.
+    """
+    if force and keep:
+        raise UsageError(
+            "--force and --keep exclude each other", "one overwrites what is there, the other leaves it alone"
+        )
+    planned = template.plan(directory, passes)
+    console = make_console()
+    for line in template.told(planned) if dry_run else template.done(planned, planned.write(force=force, keep=keep)):
+        say(console, plain(line))
 
 
 # ---------------------------------------------------------------------------------------------------- passes, doctor
