@@ -163,7 +163,7 @@ def pytest_terminal_summary(
     ]
     items = [Item.from_data(getattr(report, REPORT_ATTRIBUTE)) for report in reports] + config.stash[_INTERRUPTED]
     failed = {report.nodeid for report in reports if report.failed}
-    notes = []
+    notes: list[str] = []
     with contextlib.suppress(TcverifyError):  # options that make no sense, as the collection has said
         notes += _recovered(config)
         if exitstatus == pytest.ExitCode.INTERRUPTED:
