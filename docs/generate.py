@@ -98,16 +98,20 @@ def _configuration() -> str:
     keys = ", ".join(f"`{name}`" for name in names)
     return (
         "## Configuration\n\n"
-        "`[tool.tcverify]` of the `pyproject.toml` in the current directory holds defaults of `tcverify run`; the command line wins. "
-        f"Its keys are {keys}. Lists stand for what the command line separates by commas, tables for what it writes with `=`. "
-        "`run`, `replay` and `show` load what `extension` names; so does the pytest plugin, which also reads `confirm`, `domain`, "
+        "`[tool.tcverify]` of the `pyproject.toml` in the current directory holds defaults of "
+        "`tcverify run`; the command line wins. "
+        f"Its keys are {keys}. Lists stand for what the command line separates by commas, "
+        f"tables for what it writes with `=`. "
+        "`run`, `replay` and `show` load what `extension` names; so does the pytest plugin, "
+        "which also reads `confirm`, `domain`, "
         "`profile` and `report-dir`.\n\n"
         "## Options of pytest\n\n"
         + table(
             ("profile", "items per pass and number of ranks", "programs per item"),
             [(f"`{name}`", str(profile.shards), str(profile.max_examples)) for name, profile in PROFILES.items()],
         )
-        + "\n`--tcverify-profile` picks one. `--tcverify-confirm` and `--tcverify-domain` are as `--confirm` and `--domain` above; "
+        + "\n`--tcverify-profile` picks one. `--tcverify-confirm` and `--tcverify-domain` are "
+        "as `--confirm` and `--domain` above; "
         "`--tcverify-report-dir DIR` says where counterexamples are kept, `--tcverify-seed N` draws other programs.\n\n"
         "## Built-in passes\n\n"
         + table(
@@ -178,9 +182,10 @@ def contract() -> str:
         rows.append((f"`{field.name}`", values, default, cell(documented[field.name])))
     return (
         "# What a pass promises\n\n"
-        "Every pass promises to keep the meaning of programs. Whatever more it promises is checked as well: it says so in its attribute "
-        "`contract`, a `tcverify.Contract`; `--contract name=value` on the command line and `contract={…}` of `verifies` change that.\n\n"
-        + table(("promise", "values", "default", ""), rows)
+        "Every pass promises to keep the meaning of programs. Whatever more it promises is "
+        "checked as well: it says so in its attribute "
+        "`contract`, a `tcverify.Contract`; `--contract name=value` on the command line and "
+        "`contract={…}` of `verifies` change that.\n\n" + table(("promise", "values", "default", ""), rows)
     )
 
 
@@ -207,8 +212,10 @@ def ops() -> str:
         "# Ops\n",
         "What has a meaning, by dialect. A verdict on a program that uses anything else is inconclusive and names it; "
         "[a dialect of your own](../howto/dialect.md) adds to this.\n",
-        "**Collective**: ranks meet in it. **Start** and **wait**: the two ends of an asynchronous collective. **View**: it may share "
-        "storage with an operand, or write into one. **Effect**: it keeps its place among all that communicates. **Busy** is what it "
+        "**Collective**: ranks meet in it. **Start** and **wait**: the two ends of an "
+        "asynchronous collective. **View**: it may share "
+        "storage with an operand, or write into one. **Effect**: it keeps its place among all "
+        "that communicates. **Busy** is what it "
         "keeps busy while it runs.\n",
     ]
     for namespace, known in sorted(dialects().items()):
@@ -263,7 +270,8 @@ def _aten() -> str:
         (cell(reason), ", ".join(f"`{n}`" for n in dict.fromkeys(names))) for reason, names in sorted(refused.items())
     ]
     return (
-        "## aten\n\nEvery op of aten means what torch computes, on doubles; [exact.md](../exact.md) lists what each keeps in the exact "
+        "## aten\n\nEvery op of aten means what torch computes, on doubles; "
+        "[exact.md](../exact.md) lists what each keeps in the exact "
         "domain. These do not, since their result is not a function of their arguments:\n\n"
         + table(("why", "ops"), rows)
     )
@@ -278,8 +286,10 @@ def verdicts() -> str:
     domains = ", ".join(f"`{name}`" for name in DOMAINS)
     return (
         "# Verdicts and findings\n\n"
-        "A verdict is **passed**, **refuted** (there are findings) or **inconclusive** (there is a doubt, and no finding). An inconclusive "
-        "program never counts as passed. A run passes when a program passed, none was refuted, and the pass changed one.\n\n"
+        "A verdict is **passed**, **refuted** (there are findings) or **inconclusive** (there "
+        "is a doubt, and no finding). An inconclusive "
+        "program never counts as passed. A run passes when a program passed, none was "
+        "refuted, and the pass changed one.\n\n"
         "## Kinds of findings\n\nOne counterexample is kept per kind.\n\n"
         + table(("kind", "says"), kinds)
         + f"\n## Doubts\n\nWhy a verdict is inconclusive: {_sentence(documented_attributes(Doubt)['reason'])}\n\n"

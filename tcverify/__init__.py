@@ -15,6 +15,7 @@ warnings.filterwarnings("ignore", message="Failed to initialize NumPy", category
 
 if TYPE_CHECKING:
     from tcverify.application import Guarded
+    from tcverify.capturing import Captured, capture, program_of
     from tcverify.checks import Evidence, register_check
     from tcverify.errors import TcverifyError, Unsupported
     from tcverify.execution import Executor, Lockstep, ProcessGroupPool, register_executor
@@ -50,6 +51,7 @@ __all__ = [
     "PARTIAL",
     "REPLICATED",
     "VARYING",
+    "Captured",
     "Contract",
     "DeviceMesh",
     "Evidence",
@@ -71,9 +73,11 @@ __all__ = [
     "TcverifyError",
     "Unsupported",
     "Verdict",
+    "capture",
     "dumps",
     "load_extension",
     "loads",
+    "program_of",
     "register_check",
     "register_dialect",
     "register_executor",
@@ -89,6 +93,9 @@ _HOMES = {
     "Guarded": "application",
     "TcverifyError": "errors",
     "Unsupported": "errors",
+    "Captured": "capturing",
+    "capture": "capturing",
+    "program_of": "capturing",
     "Executor": "execution",
     "Lockstep": "execution",
     "ProcessGroupPool": "execution",

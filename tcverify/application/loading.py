@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import hashlib
 import inspect
@@ -18,7 +17,7 @@ from torch import fx
 from tcverify.application.pair import PassFacts
 from tcverify.application.stages import SEPARATOR, stage_options, stage_targets
 from tcverify.errors import PassLoadError, TcverifyError
-from tcverify.extensions import import_named
+from tcverify.importing import find
 from tcverify.program import Contract
 
 
@@ -52,7 +51,7 @@ def load_pass(target: str, options: Mapping[str, Any] | None = None) -> LoadedPa
     targets = stage_targets(target)
     if len(targets) == 1:
         return _load_one(target, options or {})
-    names = [_stage_name(_find(one)[0], one) for one in targets]
+    names = [_stage_name(find(one)[0], one) for one in targets]
     return pipeline(
         [_load_one(one, given) for one, given in zip(targets, stage_options(names, options or {}), strict=True)],
         options or {},
@@ -94,23 +93,8 @@ def _stage_name(subject: Any, target: str) -> str:
 
 
 def _load_one(target: str, options: Mapping[str, Any]) -> LoadedPass:
-    subject, module = _find(target)
+    subject, module = find(target)
     return prepare(subject, target, options, _source_hash(module))
-
-
-def _find(target: str) -> tuple[Any, ModuleType]:
-    """Import the module of a reference and find what it names."""
-    module_name, _, attribute = target.rpartition(":")
-    if not module_name or not attribute:
-        raise PassLoadError(f"'{target}' is not a pass", "name it as module:attribute, or as path/to/file.py:attribute")
-    module = import_named(module_name)
-    subject: Any = module
-    for part in attribute.split("."):
-        if not hasattr(subject, part):
-            near = difflib.get_close_matches(part, [n for n in vars(subject) if not n.startswith("_")], n=1)
-            raise PassLoadError(f"{module_name} has no '{part}'", f"did you mean '{near[0]}'?" if near else None)
-        subject = getattr(subject, part)
-    return subject, module
 
 
 def prepare(subject: Any, target: str, options: Mapping[str, Any], source: str = "") -> LoadedPass:

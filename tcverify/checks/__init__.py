@@ -17,7 +17,8 @@ from tcverify.checks.purity import check_purity
 from tcverify.checks.schedule import check_schedule
 from tcverify.checks.structure import check_structure
 from tcverify.errors import UsageError
-from tcverify.extensions import last_frame, require_new
+from tcverify.extensions import require_new
+from tcverify.importing import last_frame
 from tcverify.program.finding import KINDS, Doubt, Finding, Note, Said
 
 Check = Callable[[Evidence], Sequence[Said]]

@@ -16,6 +16,7 @@ import yaml
 from tcverify import cli, template
 from tcverify.arguments import configuration
 from tcverify.pytest_plugin.options import PROFILES
+from tcverify.running import STATE_DIR
 from tests.cli.conftest import environment, run_apart, run_here, says
 from tests.plugin import conftest as plugin
 
@@ -96,7 +97,7 @@ def test_the_workflow_is_one_and_names_what_exists(here: Path) -> None:
         "actions/cache@v4",
         "actions/upload-artifact@v4",
     ]
-    assert uses["actions/cache@v4"]["path"] == str(cli.STATE_DIR)
+    assert uses["actions/cache@v4"]["path"] == str(STATE_DIR)
     assert uses["actions/cache@v4"]["restore-keys"].splitlines() == ["tcverify-${{ github.ref_name }}-", "tcverify-"]
     assert uses["actions/upload-artifact@v4"]["path"] == "reports/"
     commands = " \n".join(step["run"] for step in steps if "run" in step)

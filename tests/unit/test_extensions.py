@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import strategies as st
 
-from tcverify import cli, extensions
+from tcverify import extensions, running
 from tcverify.checks import _OWN, CHECKS, Evidence, register_check
 from tcverify.errors import UsageError
 from tcverify.execution import EXECUTORS, Lockstep, executors, make_executor, register_executor, start_executor
@@ -333,7 +333,7 @@ def test_references_that_lead_nowhere(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, arguments: list[str], words: str
 ) -> None:
     monkeypatch.chdir(EXAMPLES)
-    monkeypatch.setattr(cli, "STATE_DIR", tmp_path)
+    monkeypatch.setattr(running, "STATE_DIR", tmp_path)
     says(run_here("run", "identity", *arguments), 2, words)
 
 
