@@ -28,6 +28,7 @@ from tcverify.capturing.record import Captured
 from tcverify.capturing.transport import decode_captured, encode_captured
 from tcverify.errors import PassLoadError, ProgramError, TcverifyError
 from tcverify.execution.processes import LAZY_MODULES, start_process
+from tcverify.extensions import extensions_here, load_extensions_of
 from tcverify.importing import find
 from tcverify.program import NotSerialisable, Program, dumps, loads
 
@@ -75,6 +76,7 @@ def _start(source: Source) -> tuple[Any, Connection, Path]:
     descriptor, log = tempfile.mkstemp(prefix="tcverify-capture-", suffix=".log")
     os.close(descriptor)
     job = {**asdict(source), "path": [str(Path.cwd()), *sys.path], "directory": str(Path.cwd()), "log": log}
+    job["extensions"] = extensions_here()
     process, connection = start_process(_serve, (json.dumps(job),))
     return process, connection, Path(log)
 
@@ -114,6 +116,7 @@ def _serve(connection: Connection, job_text: str) -> None:
     for module in LAZY_MODULES:
         __import__(module)
     try:
+        load_extensions_of(job["extensions"])
         reply = _captured(Source(job["text"], job["rank"], job["world_size"]))
     except NotSerialisable as error:
         hint = "a custom op gets a meaning with tcverify.register_dialect; what is no op has to be traced away"

@@ -159,6 +159,11 @@ def register_dialect(
     _CACHE.clear()
 
 
+def dialects() -> dict[str, tuple[Op, ...]]:
+    """Return the ops of every registered dialect, by namespace, each in the order of its table."""
+    return {namespace: tuple(table.values()) for namespace, table in _DIALECTS.items()}
+
+
 def qualified_name(target: Any) -> str:
     """Return the name under which `target` stands in the tables and in program files.
 
