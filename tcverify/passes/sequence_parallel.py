@@ -16,8 +16,8 @@ all members of a group take the same decision, and what is inserted stands at th
 
 Both dialects: tensor_cast's blocking collectives, whose shards are chunks of a dim (`Shard`), and c10d's functional ones, whose
 shards are blocks of rows (`Rows`, see `sequence_layout` for why) and which are rewritten where the ranks are known to run one
-graph (see `sequence_rows`). Behind the latter, norms may be aten's: one op, or RMSNorm taken apart (`sequence_norms`); a chain then
-holds waits and casts, too.
+graph (see `sequence_rows`). Behind the latter, norms may be aten's: one op, or RMSNorm taken apart (`sequence_norms`); a chain
+then holds waits and casts, too.
 """
 
 from __future__ import annotations
@@ -273,7 +273,9 @@ class SequenceParallel(RowRewriting, Pass):
         item: tuple[Any, int] = (move.node, 0)
         if move.op == GETITEM:
             assert move.source is not None
-            item = move.source, move.node.args[1] % len(state.plan.moves[move.source].items)  # type: ignore[operator]
+            index = move.node.args[1]
+            assert isinstance(index, int)
+            item = move.source, index % len(state.plan.moves[move.source].items)
         if item not in state.gathers and isinstance(move.shard, Rows):
             state.gathers[item] = self.gather_rows(state, move, whole)
         elif item not in state.gathers:
