@@ -111,12 +111,12 @@ WIDTH = HEADER_WIDTH + TIMING_WIDTH + LAYERS * LAYER_WIDTH
 
 def decode_sequence_setting(choices: bytes) -> SequenceSetting:
     """Decode the header, `HEADER_WIDTH` bytes."""
-    return SequenceSetting(*(table[byte % len(table)] for table, byte in zip(HEADER.values(), choices, strict=True)))  # type: ignore[arg-type,index]
+    return SequenceSetting(*(table[byte % len(table)] for table, byte in zip(HEADER.values(), choices, strict=True)))
 
 
 def decode_layer(choices: bytes) -> Layer:
     """Decode a layer, `LAYER_WIDTH` bytes."""
-    return Layer(*(table[byte % len(table)] for table, byte in zip(LAYER.values(), choices, strict=True)))  # type: ignore[arg-type,index]
+    return Layer(*(table[byte % len(table)] for table, byte in zip(LAYER.values(), choices, strict=True)))
 
 
 __all__ = [
