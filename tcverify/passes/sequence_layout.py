@@ -193,6 +193,8 @@ class Move:
     @property
     def in_place(self) -> bool:
         """Whether the node itself moves; all_reduces and views may be there twice, in full and as shards."""
+        if self.norm is not None:
+            return True  # though it may end with a cast
         return self.source is not None and self.op != WAIT and not self.shard.handed_on_by(self.op)
 
 
