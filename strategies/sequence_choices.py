@@ -93,13 +93,13 @@ LAYER = {
     "view": weighted(
         ("none", 8), ("same", 3), ("rows", 2), ("unsqueezed", 1), ("detached", 1), ("turned", 1), ("halved", 2),
     ),
-    "wait": weighted(("at-once", 7), ("late", 3), ("twice", 3), ("write-behind", 1)),
+    "wait": weighted(("at-once", 7), ("late", 3), ("twice", 4), ("write-behind", 1)),
     "users": weighted(
         ("none", 8), ("sum", 3), ("residual", 2), ("normed", 1), ("statistic", 2), ("inside", 2), ("view", 1),
     ),
     "odd": weighted(
-        ("none", 16), ("eps-in-place", 1), ("weight-varies", 1), ("weight-per-row", 3), ("over-tokens", 4), ("cube", 1),
-        ("power-by-rank", 2), ("alpha", 1), ("residual-written", 1), ("sum-written", 1), ("no-keepdim", 1), ("swapped-waits", 2),
+        ("none", 18), ("eps-in-place", 1), ("weight-varies", 2), ("weight-per-row", 4), ("over-tokens", 3), ("cube", 1),
+        ("power-by-rank", 2), ("alpha", 1), ("residual-written", 1), ("sum-written", 1), ("no-keepdim", 1), ("swapped-waits", 5),
     ),
     "width": (1, 2, 1, 4),
     "act": (0, 1, 2, 3),

@@ -70,7 +70,8 @@ class Rewriting:
         shards: what has been rebuilt on the shard so far, by the value on all tokens.
         gathers: what has been gathered so far, by the node or (tuple, item).
         displaced: addends on all tokens that a norm reads no more.
-        gathering: the starts of the gathers among them.
+        gathering: the starts of the gathers that have been inserted.
+        bypassed: the starts of gathers of addends whose parts are read now.
     """
 
     graph: fx.Graph
@@ -80,6 +81,7 @@ class Rewriting:
     gathers: dict[Any, fx.Node] = field(default_factory=dict)
     displaced: list[fx.Node] = field(default_factory=list)
     gathering: set[fx.Node] = field(default_factory=set)
+    bypassed: list[fx.Node] = field(default_factory=list)
 
 
 class SequenceParallel(RowRewriting, Pass):
