@@ -65,6 +65,16 @@ class Search:
         """What a run shows of the values of the program."""
         return Values(self.program)
 
+    @property
+    def largest(self) -> int:
+        """Compute nodes on the largest rank."""
+        return int(self._weight[0])
+
+    def check_time(self) -> None:
+        """Raise `OutOfTime` when the deadline has passed: where an edit of a large program takes time, before it is made."""
+        if self._deadline is not None and time.monotonic() > self._deadline:
+            raise OutOfTime
+
     def attempt(self, *edits: Sketch | None, prefer: str = "first") -> bool:
         """Try edits in order until one is kept; returns whether one is.
 
@@ -90,8 +100,7 @@ class Search:
             identity = ""
         if identity in self._refused:
             return False
-        if self._deadline is not None and time.monotonic() > self._deadline:
-            raise OutOfTime
+        self.check_time()
         self.trials += 1
         if not self._shows(program):
             if identity:
