@@ -6,6 +6,7 @@ What is asked of a layer that is `marked` shows in it alone, so that a defect th
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from tcverify.program import (
     Program,
     RankBinding,
     Recipe,
+    StreamSettings,
     shard,
     spmd_program,
 )
@@ -38,6 +40,14 @@ Mark = Callable[[GraphBuilder, fx.Node], fx.Node]
 def plus_constant(b: GraphBuilder, value: fx.Node) -> fx.Node:
     """A number is added to a sum over ranks: what a pass may wrongly add once per rank."""
     return b.call("aten::add.Tensor", value, 0.25)
+
+
+def copy_then_write(b: GraphBuilder, value: fx.Node) -> fx.Node:
+    """A copy keeps what a write then changes: what a pass may wrongly do without."""
+    made = b.call("aten::relu", value)
+    copy = b.call("aten::clone", made)
+    written = b.call("aten::add_.Tensor", made, 1.0)
+    return b.call("aten::mul.Tensor", b.call("aten::neg", copy), written)
 
 
 def mesh_of(ranks: int) -> Mesh:
@@ -200,3 +210,78 @@ class _Keeping(GraphBuilder):
     def finish(self, result: Any) -> fx.Graph:
         self._graph.output(result)
         return self._graph
+
+
+def branches(layers: int, ranks: int = 2, marked: int | None = None, hidden: int = HIDDEN) -> Program:
+    """tensor_cast, with costs, for passes that lay ops on streams: every layer has two arms, one of which is summed over ranks.
+
+    Eight compute nodes a layer. A marked layer sums the other arm, and writes into it.
+    """
+    specs = [InputSpec("x", (TOKENS, hidden)), _parameter("weight", (hidden, hidden), VARYING)]
+
+    def build(b: GraphBuilder) -> Any:
+        value, weight = b.input("x"), b.input("weight")
+
+        def timed(cost_us: int, op: str, *args: Any) -> fx.Node:
+            node = b.call(op, *args)
+            node.meta["cost_s"] = cost_us * 1e-6
+            return node
+
+        for i in range(layers):
+            left = timed(20, "aten::mm", value, weight)
+            left = timed(30, "tensor_cast::all_reduce", left, b.rank, b.group("tp"))
+            right = timed(25, "aten::relu", timed(20, "aten::mm", value, weight))
+            if i == marked:
+                left = timed(30, "tensor_cast::all_reduce", right, b.rank, b.group("tp"))
+                right = timed(5, "aten::mul_.Tensor", right, 0.5)
+            both = timed(5, "aten::add.Tensor", left, right)
+            value = timed(5, "aten::mul.Tensor", timed(5, "aten::tanh", both), timed(5, "aten::sigmoid", both))
+        return value
+
+    return replace(spmd_program(mesh_of(ranks), specs, build), streams=StreamSettings())
+
+
+def uneven_readers(layers: int, ranks: int = 2, marked: int | None = None, hidden: int = HIDDEN) -> Program:
+    """`_c10d_functional`, a graph of its own on every rank: of a marked layer's sum, the last rank reads nothing.
+
+    Five compute nodes a layer, six on even ranks, whose nodes have other names therefore.
+    """
+    specs = [InputSpec("x", (TOKENS, hidden)), _parameter("weight", (hidden, hidden), VARYING)]
+    mesh = mesh_of(ranks)
+
+    def graph_of(rank: int) -> tuple[GraphBuilder, fx.Graph]:
+        b = _Keeping(mesh, {spec.name: spec for spec in specs}, rank)
+        value, weight = b.input("x"), b.input("weight")
+        for i in range(layers):
+            made = b.call("aten::tanh", b.call("aten::mm", value, weight))
+            done = b.call(WAIT, b.call(f"{C}all_reduce", made, "sum", "tp"))
+            if rank % 2 == 0:
+                made = b.call("aten::neg", made)
+            value = b.call("aten::add.Tensor", made, made if i == marked and rank == ranks - 1 else done)
+        return b, b.finish(value)
+
+    builders, graphs = zip(*map(graph_of, range(ranks)), strict=True)
+    return Program(mesh, graphs, tuple(RankBinding(i, b.bindings(i)) for i, b in enumerate(builders)), tuple(specs))
+
+
+def far_apart(layers: int, ranks: int = 2, hidden: int = HIDDEN) -> Program:
+    """A deep network at whose two ends one call is made, with a write in the middle into what it reads.
+
+    Four compute nodes a layer.
+    """
+    specs = [InputSpec("x", (TOKENS, hidden)), _parameter("weight", (hidden, hidden), VARYING)]
+
+    def build(b: GraphBuilder) -> Any:
+        x, weight = b.input("x"), b.input("weight")
+        written = b.call("aten::relu", x)
+        first = value = b.call("aten::sigmoid", written)
+        for i in range(layers):
+            if i == layers // 2:
+                b.call("aten::add_.Tensor", written, 1.0)
+            value = b.call("aten::tanh", b.call("aten::mm", value, weight))
+            value = b.call("tensor_cast::all_reduce", value, b.rank, b.group("tp"))
+            value = b.call("aten::mul.Tensor", value, 0.5)
+        last = b.call("aten::sigmoid", written)
+        return b.call("aten::add.Tensor", b.call("aten::add.Tensor", value, last), first)
+
+    return spmd_program(mesh_of(ranks), specs, build)
