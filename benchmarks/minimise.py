@@ -48,28 +48,43 @@ def cases() -> list[Case]:
     """All dialects, one place and everywhere, each kind of finding."""
     from tests.unit import large_programs as large
 
-    def transformer(ranks: int, **options: int) -> Callable[[int], Program]:
-        return lambda nodes: large.transformer(nodes // 7, ranks, **options)
+    def transformer(ranks: int, *, one_place: bool = False, **options: int) -> Callable[[int], Program]:
+        return lambda nodes: large.transformer(nodes // 7, ranks, nodes // 13 if one_place else None, **options)
 
+    def gradients(ranks: int) -> Callable[[int], Program]:
+        return lambda nodes: large.data_parallel(nodes // 10, ranks, nodes // 25)
+
+    def decomposed(nodes: int) -> Program:
+        return large.tensor_parallel(nodes // 15, 2, nodes // 25, large.copy_then_write)
+
+    def uneven(nodes: int) -> Program:
+        return large.uneven_readers(nodes // 6, 4, nodes // 13)
+
+    one, wide = transformer(2, one_place=True), transformer(2, one_place=True, tokens=64, hidden=128)
     return [
-        Case("transformer, one place", lambda n: large.transformer(n // 7, 2, n // 13), "SunkBelowConstant", "wrong-value"),
-        Case("transformer, wide", lambda n: large.transformer(n // 7, 2, n // 13, tokens=64, hidden=128), "SunkBelowConstant", "wrong-value"),
+        Case("transformer, one place", one, "SunkBelowConstant", "wrong-value"),
+        Case("transformer, wide", wide, "SunkBelowConstant", "wrong-value"),
         Case("transformer, everywhere", transformer(4), "ContributionLost", "wrong-value"),
-        Case("transformer, sequence parallel", transformer(2), "ResidualAddedTwice", "wrong-value"),
-        Case("transformer, one rank differs", transformer(4), "AllReduceErasedOnFirstRank", "collective-mismatch"),
+        Case("transformer, residual", transformer(2), "ResidualAddedTwice", "wrong-value"),
+        Case("transformer, one rank", transformer(4), "AllReduceErasedOnFirstRank", "collective-mismatch"),
         Case("transformer, metadata", transformer(2), "StaleMetadata", "stale-metadata"),
         Case("transformer, raises", transformer(4, tokens=6), "IndivisibleTokensAccepted", "pass-raised"),
-        Case("decomposed, one place", lambda n: large.tensor_parallel(n // 15, 2, n // 25, large.copy_then_write), "CopyDropped", "wrong-value"),
+        Case("decomposed, one place", decomposed, "CopyDropped", "wrong-value"),
         Case("decomposed, everywhere", lambda n: large.tensor_parallel(n // 15, 4), "WrittenWhileRead", "wrong-value"),
-        Case("gradients, one place", lambda n: large.data_parallel(n // 10, 2, n // 25), "WriteDuringReadAllowed", "async-race"),
-        Case("gradients, order", lambda n: large.data_parallel(n // 10, 4, n // 25), "StartsSinkWithWaits", "broken-order"),
-        Case("gradients, buffers", lambda n: large.data_parallel(n // 10, 2, n // 25), "FreesAtTheStart", "overlapping-buffers"),
-        Case("pipeline, one place", lambda n: large.pipeline(n // 60, 20, 4, n // 130), "SunkBelowConstant", "wrong-value"),
+        Case("gradients, one place", gradients(2), "WriteDuringReadAllowed", "async-race"),
+        Case("gradients, order", gradients(4), "StartsSinkWithWaits", "broken-order"),
+        Case("gradients, buffers", gradients(2), "FreesAtTheStart", "overlapping-buffers"),
+        Case(
+            "pipeline, one place",
+            lambda n: large.pipeline(n // 60, 20, 4, n // 130),
+            "SunkBelowConstant",
+            "wrong-value",
+        ),
         Case("pipeline, everywhere", lambda n: large.pipeline(n // 60, 20, 4), "ContributionLost", "wrong-value"),
-        Case("uneven readers, one place", lambda n: large.uneven_readers(n // 6, 4, n // 13), "DeadCollectivesErased", "deadlock"),
+        Case("uneven, one place", uneven, "DeadCollectivesErased", "deadlock"),
         Case("streams, one place", lambda n: large.branches(n // 8, 2, n // 17), "WriteAfterReadUntracked", "race"),
         Case("far apart", lambda n: large.far_apart(n // 4), "MergedAcrossWrite", "wrong-value"),
-    ]  # fmt: skip
+    ]
 
 
 def reduced(case: Case, program: Program, limit: float) -> tuple[Reduction, float, float]:

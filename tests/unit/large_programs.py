@@ -55,8 +55,12 @@ def mesh_of(ranks: int) -> Mesh:
     return Mesh.grid({"tp": ranks})
 
 
-def _parameter(name: str, shape: tuple[int, ...], placement: Placement = REPLICATED, kind: str = "uniform") -> InputSpec:
-    return InputSpec(name, shape, placements=(("tp", placement),) if placement != REPLICATED else (), recipe=Recipe(kind))
+def _parameter(
+    name: str, shape: tuple[int, ...], placement: Placement = REPLICATED, kind: str = "uniform"
+) -> InputSpec:
+    return InputSpec(
+        name, shape, placements=(("tp", placement),) if placement != REPLICATED else (), recipe=Recipe(kind)
+    )
 
 
 def _weights(layers: int, hidden: int) -> list[InputSpec]:
@@ -72,7 +76,12 @@ def _weights(layers: int, hidden: int) -> list[InputSpec]:
 
 
 def transformer(
-    layers: int, ranks: int = 2, marked: int | None = None, mark: Mark = plus_constant, tokens: int = TOKENS, hidden: int = HIDDEN
+    layers: int,
+    ranks: int = 2,
+    marked: int | None = None,
+    mark: Mark = plus_constant,
+    tokens: int = TOKENS,
+    hidden: int = HIDDEN,
 ) -> Program:
     """tensor_cast, tensor parallel: two norms, two projections, an all_reduce and a residual per layer, and an embedding first.
 
@@ -103,7 +112,9 @@ def transformer(
     return spmd_program(mesh_of(ranks), specs, build)
 
 
-def tensor_parallel(layers: int, ranks: int = 2, marked: int | None = None, mark: Mark = plus_constant, hidden: int = HIDDEN) -> Program:
+def tensor_parallel(
+    layers: int, ranks: int = 2, marked: int | None = None, mark: Mark = plus_constant, hidden: int = HIDDEN
+) -> Program:
     """`_c10d_functional`, norms decomposed as tracing leaves them: fifteen compute nodes a layer, the waits among them."""
     specs = [InputSpec("x", (TOKENS, hidden)), *_weights(layers, hidden)]
 

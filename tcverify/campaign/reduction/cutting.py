@@ -18,15 +18,13 @@ from typing import Any
 from tcverify.campaign.reduction.facts import Facts
 from tcverify.campaign.reduction.fit import fit
 from tcverify.campaign.reduction.flights import phase_of
-from tcverify.campaign.reduction.search import Search
+from tcverify.campaign.reduction.scaling import narrow
+from tcverify.campaign.reduction.search import LARGE, Search
 from tcverify.campaign.reduction.sketch import Graph, Ref, Sketch, Step, refs, result_of, with_result
-from tcverify.campaign.reduction.units import Place, Unit, units_of
+from tcverify.campaign.reduction.units import Place, units_of
 from tcverify.campaign.reduction.values import POSITIVE, Values, stand_ins
 from tcverify.ops import TensorSpec
 from tcverify.program import InputSpec
-
-#: Compute nodes on the largest rank beyond which a program is cut before anything else is tried.
-LARGE = 150
 
 #: Units that single moves deal with well.
 FEW = 12
@@ -49,6 +47,7 @@ def cut_down(search: Search, suspects: Sequence[str] = ()) -> None:
     """
     if search.largest <= LARGE:
         return
+    narrow(search)
     _Cutting(search).run(suspects)
 
 
@@ -66,9 +65,9 @@ class _Cutting:
         self.kept = list(range(len(self._units)))
 
     def run(self, suspects: Sequence[str]) -> None:
-        for name in list(dict.fromkeys(suspects))[:MOST_SUSPECTS]:
-            if self._around(name):
-                break
+        """Cut around the suspects, and go on with what is left."""
+        centres = [self._at(name) for name in dict.fromkeys(suspects)]
+        self._around([at for at in centres if at][:MOST_SUSPECTS])
         while len(self.kept) > FEW and (self._halve() or self._thin()):
             pass
 
@@ -85,17 +84,22 @@ class _Cutting:
     def _places(self, numbers: Iterable[int]) -> Iterator[Place]:
         return (place for number in numbers for place in self._units[number].places)
 
-    def _around(self, name: str) -> bool:
-        """Windows around a suspect, and what it is computed from and what is computed from it, nearer and farther."""
-        centres = sorted({self._owner[i, name] for i in self._facts.where(name) if (i, name) in self._owner})
+    def _at(self, name: str) -> list[int]:
+        """The units of the calls of a name."""
+        return sorted({self._owner[i, name] for i in self._facts.where(name) if (i, name) in self._owner})
+
+    def _around(self, centres: Sequence[list[int]]) -> bool:
+        """Windows around each suspect, or around all of them, nearer and farther: in order, and along the flow of data."""
+        together = [sorted({n for at in centres for n in at})] if len(centres) > 1 else []
         reach = NEAR
         while centres and 4 * reach < len(self.kept):
-            near = {n for centre in centres for n in range(centre - reach, centre + reach + 1)}
-            if self.attempt([n for n in self.kept if n in near]):
-                return True
-            linked = self._linked(centres, 2 * reach)
-            if linked != near and self.attempt(sorted(linked)):
-                return True
+            for at in (*centres, *together):
+                near = {n for centre in at for n in range(centre - reach, centre + reach + 1)}
+                linked = self._linked(at, 2 * reach)
+                if self.attempt([n for n in self.kept if n in near]) or (
+                    linked != near and self.attempt(sorted(linked))
+                ):
+                    return True
             reach *= 4
         return False
 
@@ -104,7 +108,9 @@ class _Cutting:
         found = dict.fromkeys(centres)
         level = list(centres)
         while level and len(found) < most:
-            following = (self._owner.get((i, other)) for i, name in self._places(level) for other in self._beside(i, name))
+            following = (
+                self._owner.get((i, other)) for i, name in self._places(level) for other in self._beside(i, name)
+            )
             level = [n for n in dict.fromkeys(following) if n is not None and n not in found]
             found.update(dict.fromkeys(level[: most - len(found)]))
         return set(found)
@@ -115,7 +121,9 @@ class _Cutting:
     def _halve(self) -> bool:
         """Keep half of what is left: that in the middle, the first or the last."""
         size = (len(self.kept) + 1) // 2
-        return any(self.attempt(self.kept[s : s + size]) for s in (len(self.kept) - size, 0, (len(self.kept) - size) // 2))
+        return any(
+            self.attempt(self.kept[s : s + size]) for s in (len(self.kept) - size, 0, (len(self.kept) - size) // 2)
+        )
 
     def _thin(self) -> bool:
         """Leave out chunks, large ones first; whether one size of them did."""
@@ -217,4 +225,4 @@ def _result(facts: Facts, number: int, keep: set[str], gone: set[str]) -> Any:
     return tuple(Ref(name) for name in dict.fromkeys((*returned, *border)))
 
 
-__all__ = ["LARGE", "cut_down", "kept"]
+__all__ = ["cut_down", "kept"]

@@ -6,12 +6,14 @@ Nothing rests on it: where nothing shows near a suspect, `reduce` looks everywhe
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from typing import Any
 
 from torch import fx
-from torch.fx.node import map_arg
+from torch.fx.node import map_aggregate
 
-from tcverify.program import Finding, Program
+from tcverify.campaign.reduction.named_groups import held_value
+from tcverify.program import Finding, Program, RankBinding
 from tcverify.verifier import Verdict
 
 #: Steps along the flow of data that are taken from a node of the rewritten graph to nodes that the original has.
@@ -66,7 +68,9 @@ def _nearest(start: fx.Node, known: set[str]) -> Iterator[str]:
     """The nodes nearest to one, along the flow of data, that have names which are known."""
     seen, level = {start}, [start]
     for _ in range(FAR):
-        level = [n for node in level for n in (*node.all_input_nodes, *node.users) if n.op != "output" and n not in seen]
+        level = [
+            n for node in level for n in (*node.all_input_nodes, *node.users) if n.op != "output" and n not in seen
+        ]
         level = list(dict.fromkeys(level))
         seen.update(level)
         found = [node.name for node in level if node.name in known and node.op != "placeholder"]
@@ -78,21 +82,25 @@ def _nearest(start: fx.Node, known: set[str]) -> Iterator[str]:
 def _changed(original: Program, rewritten: Program) -> list[str]:
     """The calls of the original that the rewritten program has otherwise, or not at all, in order."""
     found: dict[str, None] = {}
-    pairs = dict.fromkeys((a.graph, b.graph) for a, b in zip(original.ranks, rewritten.ranks, strict=True))
-    for before, after in pairs:
-        made = {node.name: _definition(node) for node in rewritten.graphs[after].nodes}
-        for node in original.graphs[before].nodes:
-            if node.op.startswith("call") and made.get(node.name) != _definition(node):
-                found[node.name] = None
+    pairs = {(a.graph, b.graph): (a, b) for a, b in zip(original.ranks, rewritten.ranks, strict=True)}
+    for before, after in pairs.values():
+        made = _definitions(rewritten, after)
+        for name, definition in _definitions(original, before).items():
+            if made.get(name) != definition:
+                found[name] = None
     return list(found)
 
 
-def _definition(node: fx.Node) -> tuple[object, str]:
-    def named(operand: fx.Node) -> str:
-        return f"%{operand.name}"
+def _definitions(program: Program, binding: RankBinding) -> dict[str, tuple[object, str]]:
+    """What the calls of a graph compute, from operands by name, as a rank runs it."""
 
-    arguments: Mapping[str, object] = map_arg(node.kwargs, named)
-    return node.target, repr((map_arg(node.args, named), dict(arguments)))
+    def leaf(value: Any) -> Any:
+        return f"%{value.name}" if isinstance(value, fx.Node) else held_value(value, binding.constants)
+
+    def definition(node: fx.Node) -> tuple[object, str]:
+        return node.target, repr((map_aggregate(node.args, leaf), dict(map_aggregate(node.kwargs, leaf))))
+
+    return {n.name: definition(n) for n in program.graphs[binding.graph].nodes if n.op.startswith("call")}
 
 
 def _some(names: list[str]) -> list[str]:

@@ -16,8 +16,11 @@ from tcverify.campaign.reduction.facts import Facts
 from tcverify.campaign.reduction.sketch import Step
 from tcverify.errors import TcverifyError
 from tcverify.execution import Lockstep, Run
-from tcverify.ops import qualified_name
+from tcverify.ops import TensorSpec, qualified_name
 from tcverify.program import PARTIAL, VARYING, InputSpec, MeshDim, Program, Recipe, shard
+
+#: Elements of all values on all ranks that are kept at most: 1 GiB of float64. Of larger programs, nothing is known to be equal.
+MAX_ELEMENTS = 1 << 27
 
 
 class Values:
@@ -38,7 +41,7 @@ class Values:
         self._by_rank: list[dict[str, Any]] = []
         self.run: Run | None = None
         try:
-            run = Lockstep().run(program, observe=True)
+            run = Lockstep().run(program, observe=_elements(program) <= MAX_ELEMENTS)
         except (TcverifyError, RuntimeError, TypeError, ValueError):
             return  # it holds what has no meaning here
         if run.finished:
@@ -77,8 +80,18 @@ class Values:
         """Whether a value is made of floating-point numbers above zero alone, on all ranks that have it."""
         seen = [values[name] for values in self._by_rank if name in values]
         return bool(seen) and all(
-            isinstance(v, torch.Tensor) and v.is_floating_point() and v.numel() > 0 and bool((v > 0).all()) for v in seen
+            isinstance(v, torch.Tensor) and v.is_floating_point() and v.numel() > 0 and bool((v > 0).all())
+            for v in seen
         )
+
+
+def _elements(program: Program) -> int:
+    """Elements of all values on all ranks, as far as metadata tells."""
+    sizes = []
+    for graph in program.graphs:
+        specs = [spec for node in graph.nodes for spec in pytree.tree_leaves(node.meta.get("val"))]
+        sizes.append(sum(spec.numel for spec in specs if isinstance(spec, TensorSpec)))
+    return sum(sizes[binding.graph] for binding in program.ranks)
 
 
 def _same(a: Any, b: Any) -> bool:
