@@ -11,6 +11,7 @@ What is needed at several places is found by leaving out chunks of what is in be
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -18,7 +19,7 @@ from typing import Any
 from tcverify.campaign.reduction.facts import Facts
 from tcverify.campaign.reduction.fit import fit
 from tcverify.campaign.reduction.flights import phase_of
-from tcverify.campaign.reduction.scaling import narrow
+from tcverify.campaign.reduction.scaling import narrow, wide
 from tcverify.campaign.reduction.search import LARGE, Search
 from tcverify.campaign.reduction.sketch import Graph, Ref, Sketch, Step, refs, result_of, with_result
 from tcverify.campaign.reduction.units import Place, units_of
@@ -31,6 +32,9 @@ FEW = 12
 
 #: Units around a suspect that are tried first, on each side; four times as many each time after that.
 NEAR = 4
+
+#: The same at most, of a wide program that has not been made narrow.
+CLOSE = 64
 
 #: Suspects that are looked at.
 MOST_SUSPECTS = 6
@@ -47,8 +51,12 @@ def cut_down(search: Search, suspects: Sequence[str] = ()) -> None:
     """
     if search.largest <= LARGE:
         return
-    narrow(search)
-    _Cutting(search).run(suspects)
+    cutting = _Cutting(search)
+    if wide(search) and not cutting.around(suspects, CLOSE):
+        narrow(search)
+        cutting = _Cutting(search)
+    cutting.around(suspects)
+    cutting.cut()
 
 
 class _Cutting:
@@ -64,10 +72,8 @@ class _Cutting:
         self._owner: dict[Place, int] = {p: i for i, unit in enumerate(self._units) for p in unit.places}
         self.kept = list(range(len(self._units)))
 
-    def run(self, suspects: Sequence[str]) -> None:
-        """Cut around the suspects, and go on with what is left."""
-        centres = [self._at(name) for name in dict.fromkeys(suspects)]
-        self._around([at for at in centres if at][:MOST_SUSPECTS])
+    def cut(self) -> None:
+        """Cut down what is left, wherever it is."""
         while len(self.kept) > FEW and (self._halve() or self._thin()):
             pass
 
@@ -84,24 +90,33 @@ class _Cutting:
     def _places(self, numbers: Iterable[int]) -> Iterator[Place]:
         return (place for number in numbers for place in self._units[number].places)
 
-    def _at(self, name: str) -> list[int]:
-        """The units of the calls of a name."""
-        return sorted({self._owner[i, name] for i in self._facts.where(name) if (i, name) in self._owner})
+    def around(self, suspects: Sequence[str], most: float = math.inf) -> bool:
+        """Keep a window around a suspect, or around all of them, near ones first: in order, and along the flow of data.
 
-    def _around(self, centres: Sequence[list[int]]) -> bool:
-        """Windows around each suspect, or around all of them, nearer and farther: in order, and along the flow of data."""
-        together = [sorted({n for at in centres for n in at})] if len(centres) > 1 else []
+        Args:
+            most: units on each side.
+
+        Returns:
+            Whether one is kept.
+        """
+        at = [sorted(self._units_called(name)) for name in dict.fromkeys(suspects)]
+        centres = [numbers for numbers in at if numbers][:MOST_SUSPECTS]
+        if len(centres) > 1:
+            centres.append(sorted({number for numbers in centres for number in numbers}))
         reach = NEAR
-        while centres and 4 * reach < len(self.kept):
-            for at in (*centres, *together):
-                near = {n for centre in at for n in range(centre - reach, centre + reach + 1)}
-                linked = self._linked(at, 2 * reach)
+        while centres and reach <= most and 4 * reach < len(self.kept):
+            for numbers in centres:
+                near = {n for number in numbers for n in range(number - reach, number + reach + 1)}
+                linked = self._linked(numbers, 2 * reach)
                 if self.attempt([n for n in self.kept if n in near]) or (
                     linked != near and self.attempt(sorted(linked))
                 ):
                     return True
             reach *= 4
         return False
+
+    def _units_called(self, name: str) -> set[int]:
+        return {self._owner[i, name] for i in self._facts.where(name) if (i, name) in self._owner}
 
     def _linked(self, centres: Sequence[int], most: int) -> set[int]:
         """The units nearest to some in the flow of data, whichever way."""
