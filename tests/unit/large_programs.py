@@ -296,3 +296,19 @@ def far_apart(layers: int, ranks: int = 2, hidden: int = HIDDEN) -> Program:
         return b.call("aten::add.Tensor", b.call("aten::add.Tensor", value, last), first)
 
     return spmd_program(mesh_of(ranks), specs, build)
+
+
+def prepared_weights(layers: int, ranks: int = 2, hidden: int = HIDDEN) -> Program:
+    """Each layer prepares its weight just before it multiplies by it: four compute nodes a layer."""
+    specs = [InputSpec("x", (TOKENS, hidden)), *(_parameter(f"weight{i}", (hidden, hidden)) for i in range(layers))]
+
+    def build(b: GraphBuilder) -> Any:
+        named = {spec.name: b.input(spec.name) for spec in specs}
+        value = named["x"]
+        for i in range(layers):
+            prepared = b.call("aten::mul.Tensor", named[f"weight{i}"], 0.5)
+            value = b.call("aten::tanh", b.call("aten::mm", value, prepared))
+            value = b.call("tensor_cast::all_reduce", value, b.rank, b.group("tp"))
+        return value
+
+    return spmd_program(mesh_of(ranks), specs, build)

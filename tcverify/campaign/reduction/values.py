@@ -46,7 +46,7 @@ class Values:
             return  # it holds what has no meaning here
         if run.finished:
             self.run = run
-            self._by_rank = [result.values or {} for result in run.ranks]
+            self._by_rank = [result.values for result in run.ranks if result.values is not None]
 
     def varies(self, name: str) -> frozenset[str]:
         """The mesh dims over whose groups a value is not known to be equal."""
