@@ -31,7 +31,7 @@ from tcverify.campaign.interrupts import Interrupts
 from tcverify.campaign.ledger import Ledger
 from tcverify.campaign.pipeline import Flight, Pipeline
 from tcverify.campaign.plan import Plan
-from tcverify.campaign.reduction import reduce
+from tcverify.campaign.reduction import reduce, suspects_of
 from tcverify.campaign.shrinking import Target
 from tcverify.counterexample import Counterexample, make_counterexample, write_counterexample
 from tcverify.errors import PassLoadError, UsageError
@@ -261,7 +261,8 @@ class Campaign:
 
         deadline = time.monotonic() + self.plan.shrink_time
         target.cut = True  # until it has come to its end
-        target.cut = reduce(target.best.pair.original, shows, deadline).cut
+        suspects = suspects_of(target.best, target.kind)
+        target.cut = reduce(target.best.pair.original, shows, deadline, suspects).cut
 
     def _flight(self, program: Program) -> Flight:
         deep = self.plan.deep or int(program_id(program), 16) % DEEP_EVERY == 0
