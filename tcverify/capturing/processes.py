@@ -75,7 +75,13 @@ def capture_all(sources: Sequence[Source], timeout: float = DEFAULT_TIMEOUT) -> 
 def _start(source: Source) -> tuple[Any, Connection, Path]:
     descriptor, log = tempfile.mkstemp(prefix="tcverify-capture-", suffix=".log")
     os.close(descriptor)
-    job = {**asdict(source), "path": [str(Path.cwd()), *sys.path], "directory": str(Path.cwd()), "log": log}
+    job = {
+        **asdict(source),
+        "extensions": extensions_here(),
+        "path": [str(Path.cwd()), *sys.path],
+        "directory": str(Path.cwd()),
+        "log": log,
+    }
     job["extensions"] = extensions_here()
     process, connection = start_process(_serve, (json.dumps(job),))
     return process, connection, Path(log)
@@ -119,7 +125,8 @@ def _serve(connection: Connection, job_text: str) -> None:
         load_extensions_of(job["extensions"])
         reply = _captured(Source(job["text"], job["rank"], job["world_size"]))
     except NotSerialisable as error:
-        hint = "a custom op gets a meaning with tcverify.register_dialect; what is no op has to be traced away"
+        hint = "a custom op gets a meaning with tcverify.register_dialect, in a module named by --extension; what is no op has to "
+        hint += "be traced away"
         reply = {"error": [error.message, hint]}
     except TcverifyError as error:
         reply = {"error": [error.message, error.hint]}
