@@ -16,6 +16,7 @@ warnings.filterwarnings("ignore", message="Failed to initialize NumPy", category
 if TYPE_CHECKING:
     from tcverify.application import Guarded
     from tcverify.capturing import Captured, capture, program_of
+    from tcverify.compiling import annotate, checked, checked_backend
     from tcverify.errors import TcverifyError, Unsupported
     from tcverify.execution import Lockstep, ProcessGroupPool
     from tcverify.ops import DeviceMesh, Layout, Op, register_dialect
@@ -38,8 +39,8 @@ if TYPE_CHECKING:
         shard,
         spmd_program,
     )
-    from tcverify.pytest_plugin import Refuted as Refuted
     from tcverify.pytest_plugin import verifies as verifies
+    from tcverify.refuted import Refuted
     from tcverify.verifier import Verdict, verify
 
 __version__ = "0.1.0"
@@ -65,10 +66,14 @@ __all__ = [
     "ProcessGroupPool",
     "Program",
     "Recipe",
+    "Refuted",
     "TcverifyError",
     "Unsupported",
     "Verdict",
+    "annotate",
     "capture",
+    "checked",
+    "checked_backend",
     "dumps",
     "loads",
     "program_of",
@@ -92,7 +97,10 @@ _HOMES = {
     "Layout": "ops",
     "Op": "ops",
     "register_dialect": "ops",
-    "Refuted": "pytest_plugin",
+    "Refuted": "refuted",
+    "checked": "compiling",
+    "checked_backend": "compiling",
+    "annotate": "compiling",
     "verifies": "pytest_plugin",
     "Verdict": "verifier",
     "verify": "verifier",
