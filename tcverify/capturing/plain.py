@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import keyword
 import re
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -121,7 +122,9 @@ def _traced(module: fx.GraphModule, example_inputs: Sequence[Any] | None) -> fx.
         values.append(hint(value, f"input '{node.name}'"))
     names = [n.name for n in module.graph.nodes if n.op == "placeholder"]
     try:
-        traced = make_fx(module, tracing_mode="real", _allow_non_fake_inputs=True)(*values)
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch warns of gradients that nobody asks for
+            traced = make_fx(module, tracing_mode="real", _allow_non_fake_inputs=True)(*values)
     except Exception as error:
         text = str(error).strip().splitlines() or [type(error).__name__]
         raise ProgramError(

@@ -211,7 +211,7 @@ def as_captured(made: Any) -> Captured:
         return plain(made)
     raise ProgramError(
         f"it gives a {type(made).__name__}",
-        "return a GraphModule, (GraphModule, example inputs), an ExportedProgram, what tcverify.capture gives, or a list, one per "
+        "return a GraphModule, (GraphModule, example inputs), an ExportedProgram, what tcverify.capture gives; a list, one per "
         "rank; or a Program",
     )
 
