@@ -1,7 +1,7 @@
 """Verification inside a real compile: passes that are verified on the graphs that a compiler gives them."""
 
 from tcverify.compiling.backend import CheckedBackend, checked_backend
-from tcverify.compiling.checked import Checked, checked
+from tcverify.compiling.checking import Checked, checked
 from tcverify.compiling.facts import annotate
 from tcverify.compiling.tally import Tally
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import fx
 
-from tcverify.compiling.checked import Checked, checked
+from tcverify.compiling.checking import Checked, checked
 from tcverify.compiling.facts import Examples, examples_of, told
 from tcverify.errors import UsageError
 
@@ -41,7 +41,7 @@ class CheckedBackend:
         return aot_autograd(fw_compiler=compiled, bw_compiler=compiled, **self._options)(gm, example_inputs)
 
     def _compiled(self, module: fx.GraphModule, inputs: Sequence[Any], examples: Examples) -> Any:
-        from functorch.compile import make_boxed_func
+        from torch._functorch._aot_autograd.utils import make_boxed_func
 
         with told(examples):
             for one in self.passes:

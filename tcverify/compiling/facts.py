@@ -76,6 +76,19 @@ class Place:
     real: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Common:
+    """What the ranks have in common.
+
+    Attributes:
+        alike: groups, as the graph names them, whose members run the same graph up to numbers.
+        same_numbers: calls in which the numbers are the same, too.
+    """
+
+    alike: tuple[str, ...] = ()
+    same_numbers: tuple[str, ...] = ()
+
+
 def place_of(mesh: Mesh | None) -> Place:
     """Where this process stands. A mesh says that this rank speaks for all."""
     running = dist.is_available() and dist.is_initialized()
@@ -135,9 +148,10 @@ def annotated(
     place: Place,
     groups: Mapping[str, GroupFacts],
     placements: Placements,
+    common: Common,
 ) -> Iterator[None]:
     """Inside, the graph tells a pass what programs of tcverify tell it; see `annotate`."""
-    written = _write(graph, owner, place, groups, placements)
+    written = _write(graph, owner, place, groups, placements, common)
     try:
         yield
     finally:
@@ -152,11 +166,12 @@ def annotate(
     mesh: Mesh | None = None,
     groups: Mapping[str, str | Sequence[int]] | None = None,
 ) -> None:
-    """Write what is known of a graph where passes look for it, unless it is there already.
+    """Write what is known of a graph where passes look for it, unless it is there already; checked passes need no call of it.
 
-    `gm.meta["rank"]`, `gm.meta["groups"]` (name of the group in the graph → its ranks in order), `gm.meta["alike"]` (the groups whose
-    members run the same graph: all of them, as in every job where one script runs on all ranks; verification compares the
-    ranks), and `meta["placement"]` of placeholders (ranks of a group → `Placement`).
+    `gm.meta["rank"]`; `gm.meta["groups"]`, name of the group in the graph → its ranks in order; `gm.meta["alike"]`, the groups
+    whose members run the same graph up to numbers, and `gm.meta["same_numbers"]`, the calls in which the numbers are the same,
+    too: all of them, as where one script runs on all ranks and no number depends on the rank; and `meta["placement"]` of
+    placeholders, ranks of a group → `Placement`.
 
     Args:
         placements: of inputs, by name and mesh dim; "*" stands for all inputs of which nothing else is known.
@@ -165,7 +180,8 @@ def annotate(
     """
     place = place_of(mesh)
     facts = groups_of(gm.graph, place, mesh, groups or {})
-    _write(gm.graph, gm, place, facts, placements or {})
+    calls = tuple(node.name for node in gm.graph.nodes if node.op == "call_function")
+    _write(gm.graph, gm, place, facts, placements or {}, Common(tuple(facts), calls))
 
 
 def _write(
@@ -174,6 +190,7 @@ def _write(
     place: Place,
     groups: Mapping[str, GroupFacts],
     placements: Placements,
+    common: Common,
 ) -> list[tuple[dict[str, Any], str]]:
     """Write what is known where nothing is written yet; returns what has been written, and where."""
     written: list[tuple[dict[str, Any], str]] = []
@@ -186,7 +203,8 @@ def _write(
     if owner is not None:
         write(owner.meta, "rank", place.rank)
         write(owner.meta, "groups", {name: facts.ranks for name, facts in groups.items()})
-        write(owner.meta, "alike", tuple(groups))
+        write(owner.meta, "alike", common.alike)
+        write(owner.meta, "same_numbers", frozenset(common.same_numbers))
     known = inputs_of(graph)
     for node in graph.nodes:
         if node.op == "placeholder":
@@ -214,6 +232,7 @@ def _placed(
 
 
 __all__ = [
+    "Common",
     "Examples",
     "Place",
     "Placements",

@@ -184,8 +184,8 @@ def _smallest(verdict: Verdict, kind: str, terms: Terms) -> tuple[Verdict, bool,
 
     try:
         if not shows(verdict.pair.original):
-            why = "applied once more, to the program as it is written down, the pass does not show this: it is not made smaller, and "
-            return verdict, False, (why + "a replay may show nothing",)
+            why = "applied once more, to the program as it is written down, the pass does not show this"
+            return verdict, False, (f"{why}: it is not made smaller, and a replay may show nothing",)
         cut = reduce(verdict.pair.original, shows, deadline).cut
     except TcverifyError as error:
         return best[0], True, (f"made smaller up to {count(best[0].pair.original.size, 'node')}: {error.message}",)

@@ -47,8 +47,7 @@ class Observation:
     @property
     def local(self) -> bool:
         """Whether the graph has to do with this rank alone, before and after."""
-        graphs = [self.before.graph, *([self.after.graph] if self.after is not None else [])]
-        return not any(names_in(graph) or rank_lists(graph) for graph in graphs)
+        return is_local(self.before) and (self.after is None or is_local(self.after))
 
     def alone(self) -> Observation:
         """The same without what it says of other ranks."""
@@ -58,6 +57,11 @@ class Observation:
             return replace(captured, inputs=inputs, groups={})
 
         return replace(self, before=own(self.before), after=None if self.after is None else own(self.after))
+
+
+def is_local(captured: Captured) -> bool:
+    """Whether a graph names no group of ranks."""
+    return not names_in(captured.graph) and not rank_lists(captured.graph)
 
 
 class Before:
@@ -113,7 +117,7 @@ class Before:
         changed = changed or (touched and _meta(before.graph, _DECLARED) != _meta(after.graph, _DECLARED))
         return Observation(before, after, changed, touched, tuple(defects), "", dict(rewrites))
 
-    def _alike(self, after: Captured, owner: torch.nn.Module | None) -> tuple[Captured, Captured]:
+    def _alike(self, after: Captured, owner: fx.GraphModule | None) -> tuple[Captured, Captured]:
         """Both captures with the inputs of both, in one order. Attributes that the pass dropped or added are inputs, too."""
         before = self.captured
         taken = sum(node.op == "placeholder" for node in self._given.saved.nodes)
@@ -143,7 +147,7 @@ _DECLARED = ("after", "comm_buffer")
 
 
 def _as_they_are(
-    taken: Sequence[CapturedInput], lifted: Sequence[CapturedInput], given: Given, owner: torch.nn.Module | None
+    taken: Sequence[CapturedInput], lifted: Sequence[CapturedInput], given: Given, owner: fx.GraphModule | None
 ) -> list[CapturedInput]:
     """Give attributes the values that they have: a new one may have been computed from others."""
     values = {name: value for name, value in given.attributes.items() if isinstance(value, torch.Tensor)}
@@ -233,4 +237,4 @@ def decode_observation(data: Any, where: str) -> Observation:
     )
 
 
-__all__ = ["Before", "Observation", "decode_observation", "encode_observation"]
+__all__ = ["Before", "Observation", "decode_observation", "encode_observation", "is_local"]

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from unittest import mock
 
 import torch.distributed as dist
 from torch import fx
+from torch.utils import _pytree as pytree
 
 from tcverify.application.pair import Pair
 from tcverify.capturing import Captured, GroupFacts, for_all_ranks, program_of
 from tcverify.capturing.groups import mesh_of, names_in, renamed
-from tcverify.compiling.facts import EVERY, Placements
+from tcverify.compiling.facts import EVERY, Common, Placements
 from tcverify.compiling.observing import Observation
 from tcverify.errors import ProgramError
 from tcverify.ops import qualified_name
@@ -56,6 +58,30 @@ def pair_of(seen: Sequence[Observation], mesh: Mesh | None, placements: Placemen
     return pair
 
 
+def common_of(captures: Sequence[Captured], mesh: Mesh | None) -> list[Common]:
+    """What the ranks have in common before the pass, for each rank in the names of its own graph.
+
+    Raises:
+        ProgramError: the graphs of the ranks do not fit together.
+    """
+    _, names = mesh_of(captures, mesh)
+    found = []
+    for module, dims in zip(program_of(captures, mesh).graph_modules(), names, strict=True):
+        alike = tuple(name for name, dim in dims.items() if dim in module.meta["alike"])
+        found.append(Common(alike, tuple(sorted(module.meta.get("same_numbers", ())))))
+    return found
+
+
+def common_for_all(captured: Captured, rank: int, mesh: Mesh) -> Common:
+    """The same where the graph of one rank stands for all. Raises as `common_of` does."""
+    return common_of(for_all_ranks(captured, mesh, rank), mesh)[rank]
+
+
+def groups_in(one: Observation) -> dict[str, GroupFacts]:
+    """The groups that a graph names before or after the pass, and those of its inputs."""
+    return _with_groups(one).groups
+
+
 def _with_groups(one: Observation) -> Captured:
     if one.after is None:
         return one.before
@@ -93,13 +119,12 @@ def _placed_in(original: Program, rank: int, graph: fx.Graph, names: dict[str, s
 # -------------------------------------------------------------------------------------------------- one rank for all
 
 
-def mesh_for(seen: Observation, rank: int, world_size: int) -> Mesh:
+def mesh_for(groups: Mapping[str, GroupFacts], world_size: int) -> Mesh:
     """The mesh of a job of which one rank is known: its groups are taken as those of a grid, as `init_device_mesh` makes them.
 
     Raises:
         ProgramError: a group is not one of a grid.
     """
-    groups = _with_groups(seen).groups
     dims: dict[str, MeshDim] = {}
     for number, facts in enumerate(groups.values()):
         name = facts.label or f"group{number}"
@@ -113,9 +138,7 @@ def _grid(facts: GroupFacts, world_size: int) -> tuple[tuple[int, ...], ...]:
     ranks = facts.ranks
     step = ranks[1] - ranks[0] if len(ranks) > 1 else 1
     block = step * len(ranks)
-    regular = (
-        step > 0 and all(b - a == step for a, b in zip(ranks, ranks[1:], strict=False)) and world_size % block == 0
-    )
+    regular = step > 0 and all(b - a == step for a, b in itertools.pairwise(ranks)) and world_size % block == 0
     if not regular or ranks[0] % block >= step:
         raise ProgramError(
             f"the group {list(ranks)} is no row of a grid of {world_size} ranks, so that the groups of other ranks are not known",
@@ -152,7 +175,7 @@ def pair_for_all(
     Raises:
         ProgramError: the groups of other ranks are not known.
     """
-    groups = _with_groups(seen).groups
+    groups = groups_in(seen)
     before = for_all_ranks(replace(seen.before, groups=groups), mesh, rank)
     if seen.after is None:
         return pair_of([replace(seen, before=one) for one in before], mesh, placements), None
@@ -182,21 +205,21 @@ def pair_for_all(
 
 
 def _suspect(seen: Observation) -> str | None:
-    """The first node that the pass has inserted or changed and whose integers may depend on the rank."""
+    """The first node whose integers the pass has brought in, and may depend on the rank."""
     if seen.after is None:
         return None
-    known = {_outline(node) for node in seen.before.graph.nodes}
+    known = {_numbers(node) for node in seen.before.graph.nodes}
     for node in seen.after.graph.nodes:
-        if node.op != "call_function" or _outline(node) in known:
-            continue
         name = qualified_name(node.target).split("::")[-1].split(".")[0].removesuffix("_copy")
-        if name in _PARTS and any(type(value) is int for value in (*node.args, *node.kwargs.values())):
-            return node.name
+        if node.op == "call_function" and name in _PARTS and _numbers(node) not in known and _numbers(node)[1]:
+            return str(node.name)
     return None
 
 
-def _outline(node: fx.Node) -> str:
-    return f"{node.op} {node.name} {node.target} {node.args} {node.kwargs}"
+def _numbers(node: fx.Node) -> tuple[str, tuple[int, ...]]:
+    """What a node calls, and the integers that it is given."""
+    leaves = pytree.tree_leaves((node.args, node.kwargs))
+    return str(node.target), tuple(value for value in leaves if type(value) is int)
 
 
 def _as_rank(rank: int) -> mock._patch[object]:
@@ -208,4 +231,4 @@ def _as_rank(rank: int) -> mock._patch[object]:
     return mock.patch.object(dist, "get_rank", get_rank)
 
 
-__all__ = ["mesh_for", "pair_for_all", "pair_of"]
+__all__ = ["common_for_all", "common_of", "groups_in", "mesh_for", "pair_for_all", "pair_of"]

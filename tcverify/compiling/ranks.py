@@ -82,7 +82,7 @@ def meet(
     return reply["decided"]
 
 
-def _wait(store: dist.Store, key: str, seconds: float) -> bool:
+def _wait(store: Any, key: str, seconds: float) -> bool:
     """Wait for a key. Looks every now and then: a store that waits by itself complains loudly when nobody comes."""
     deadline = time.monotonic() + seconds
     pause = _PAUSE

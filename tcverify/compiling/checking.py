@@ -10,9 +10,10 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from time import perf_counter
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from torch import fx
@@ -20,11 +21,12 @@ from torch import fx
 from tcverify.application import Guarded, InProcess, LoadedPass, Pair, PassFacts, Subject, load_pass
 from tcverify.application.applying import describe_error, returned_module, rewrites_of
 from tcverify.application.loading import on_graph, prepare, reference_of, source_hash, takes_graph
+from tcverify.capturing.transport import decode_captured, encode_captured
 from tcverify.compiling.calls import Given, apart, given, left, undone
-from tcverify.compiling.facts import Place, Placements, annotated, groups_of, inputs_of, place_of
+from tcverify.compiling.facts import Common, Place, Placements, annotated, groups_of, inputs_of, place_of
 from tcverify.compiling.judging import Judgement, Terms, decode_judgement, encode_judgement, judge, pair_key
-from tcverify.compiling.observing import Before, Observation, decode_observation, encode_observation
-from tcverify.compiling.pairing import mesh_for, pair_for_all, pair_of
+from tcverify.compiling.observing import Before, Observation, decode_observation, encode_observation, is_local
+from tcverify.compiling.pairing import common_for_all, common_of, groups_in, mesh_for, pair_for_all, pair_of
 from tcverify.compiling.ranks import Missing, meet
 from tcverify.compiling.tally import Tally
 from tcverify.errors import ProgramError, TcverifyError, Unsupported, UsageError
@@ -94,9 +96,10 @@ class Checked(CustomGraphPass):
         start = perf_counter()
         before = self._before(called, place)
         groups = {} if isinstance(before, Judgement) else before.captured.groups
+        before, common = self._common(before, place)
         self._tally.seconds += perf_counter() - start
         try:
-            with annotated(called.graph, called.owner, place, groups, self._placements):
+            with annotated(called.graph, called.owner, place, groups, self._placements, common):
                 returned = self._pass(*args, **kwargs)
         except Exception as error:
             self._raised(error, before, place)
@@ -137,6 +140,47 @@ class Checked(CustomGraphPass):
         except Exception as error:  # noqa: BLE001 - whatever the graph holds, the compile goes on
             return self._doubt(error, "not-captured")
 
+    def _common(self, before: Before | Judgement, place: Place) -> tuple[Before | Judgement, Common]:
+        """What the ranks have in common, for the pass to know. Where they cannot be asked, nothing can be verified."""
+        if isinstance(before, Before) and is_local(before.captured):
+            return before, Common()
+        with apart():
+            if place.real:
+                self._met += 1
+                return self._asked(before, place)
+            if isinstance(before, Judgement):
+                return before, Common()
+            try:
+                mesh = self._mesh or mesh_for(before.captured.groups, place.world_size)
+                return before, common_for_all(before.captured, place.rank, mesh)
+            except Exception as error:  # noqa: BLE001 - whatever the graph holds, the compile goes on
+                return self._doubt(error, "not-captured"), Common()
+
+    def _asked(self, before: Before | Judgement, place: Place) -> tuple[Before | Judgement, Common]:
+        mine: Any = None
+        if isinstance(before, Before):
+            with suppress(TcverifyError):  # the graph cannot travel: what is seen after the pass says so
+                mine = encode_captured(before.captured)
+
+        def decide(theirs: list[Any]) -> Any:
+            try:
+                captures = [decode_captured(one, f"the graph of rank {rank}") for rank, one in enumerate(theirs)]
+                return [asdict(common) for common in common_of(captures, None)]
+            except Exception:  # noqa: BLE001 - whatever does not fit shows after the pass, with a reason
+                return None
+
+        try:
+            found = meet(
+                f"{self._channel}/{self._met}/before", place.rank, place.world_size, mine, decide, timeout=self._timeout
+            )
+        except Missing as error:
+            return Judgement.inconclusive("missing-ranks", str(error)), Common()
+        except Exception as error:  # noqa: BLE001 - a store can fail in many ways; the compile goes on
+            return _no_store(error), Common()
+        if found is None:
+            return before, Common()
+        return before, Common(*(tuple(found[place.rank][key]) for key in ("alike", "same_numbers")))
+
     def _judgement(self, called: Given, returned: Any, before: Before | Judgement, place: Place) -> Judgement:
         terms = self._terms_for(called)
         with apart():
@@ -151,10 +195,14 @@ class Checked(CustomGraphPass):
                     seen = before.observe(done, place.rank, metadata=terms.contract.metadata, rewrites=rewrites)
                 except Exception as error:  # noqa: BLE001 - whatever the pass left, the compile goes on
                     seen = self._doubt(error, "not-captured")
+            if isinstance(before, Judgement) and before.doubts[0][0] in _NOBODY_THERE:
+                return before
             if isinstance(seen, Observation) and seen.local:
                 alone = seen.alone()
                 return self._safely(lambda: (pair_of([alone], None, self._placements), None), terms)
             if place.real:
+                if not isinstance(before, Judgement) and is_local(before.captured):
+                    self._met += 1  # the pass has inserted the first collective: nobody has been asked yet
                 return self._together(seen, place, terms)
             if isinstance(seen, Judgement):
                 return seen
@@ -162,7 +210,7 @@ class Checked(CustomGraphPass):
             return self._safely(lambda: self._for_all(mine, place, called), terms)
 
     def _for_all(self, seen: Observation, place: Place, called: Given) -> tuple[Pair, str | None]:
-        mesh = self._mesh or mesh_for(seen, place.rank, place.world_size)
+        mesh = self._mesh or mesh_for(groups_in(seen), place.world_size)
 
         def apply(gm: fx.GraphModule) -> fx.GraphModule:
             made = returned_module(_calling(self._pass, called)(gm), gm, place.rank)
@@ -207,20 +255,18 @@ class Checked(CustomGraphPass):
         return self._met_with(mine, place, terms)
 
     def _met_with(self, mine: dict[str, Any], place: Place, terms: Terms) -> Judgement:
-        self._met += 1
-
         def decide(theirs: list[Any]) -> Any:
             return encode_judgement(self._decided(theirs, terms))
 
         try:
             reply = meet(
-                f"{self._channel}/{self._met}", place.rank, place.world_size, mine, decide,
+                f"{self._channel}/{self._met}/after", place.rank, place.world_size, mine, decide,
                 timeout=self._timeout, extra=terms.minimise,
             )  # fmt: skip
         except Missing as error:
             return Judgement.inconclusive("missing-ranks", str(error))
         except Exception as error:  # noqa: BLE001 - a store can fail in many ways; the compile goes on
-            return Judgement.inconclusive("no-store", f"the ranks cannot talk to each other: {describe_error(error)}")
+            return _no_store(error)
         return decode_judgement(reply)
 
     def _decided(self, theirs: list[Any], terms: Terms) -> Judgement:
@@ -248,7 +294,8 @@ class Checked(CustomGraphPass):
             text = f"{reason}: the pass raised {describe_error(error)}"
             self._count(Judgement("refuted", False, reason, text, text))
             LOG.error("%s: %s", self._tally.name, text)
-        if place.real and (isinstance(before, Judgement) or not Observation(before.captured, None, False, False).local):
+        known = before.doubts[0][0] in _NOBODY_THERE if isinstance(before, Judgement) else is_local(before.captured)
+        if place.real and not known:
             doubt = encode_judgement(Judgement.inconclusive(reason, describe_error(error)))
             mine = {"doubt": doubt} if reason == "declined" else {"raised": describe_error(error)}
             with suppress(Exception), apart():
@@ -300,6 +347,14 @@ class Checked(CustomGraphPass):
             LOG.log(level, "%s: %s", self._tally.name, text)
 
 
+#: Why a graph is inconclusive when the other ranks need not be asked again.
+_NOBODY_THERE = ("missing-ranks", "no-store")
+
+
+def _no_store(error: Exception) -> Judgement:
+    return Judgement.inconclusive("no-store", f"the ranks cannot talk to each other: {describe_error(error)}")
+
+
 def _calling(pass_: Any, called: Given) -> Callable[[fx.GraphModule], Any]:
     """The pass as it was called, for other modules."""
     if called.bare:
@@ -349,10 +404,10 @@ def checked(
 ) -> Checked:
     """Make a pass verify itself on every graph that it is given in a real compile.
 
-    What is returned is called as the pass is: with a `GraphModule`, with a module and example inputs, or with a `Graph`; so it can
-    stand wherever the pass stood (`post_grad_custom_post_pass` of Inductor, a list of a pass manager, a backend). In a job of
-    several ranks they tell each other their graphs through the store of the default process group, and rank 0 judges for all.
-    With a fake process group, or a `mesh`, the graph of this rank stands for those of all ranks.
+    What is returned is called as the pass is: with a `GraphModule`, with a module and example inputs, or with a `Graph`; so it
+    can stand wherever the pass stood (`post_grad_custom_post_pass` of Inductor, a list of a pass manager, a backend). In a job
+    of several ranks they tell each other their graphs through the store of the default process group, and rank 0 judges for
+    all. With a fake process group, or a `mesh`, the graph of this rank stands for those of all ranks.
 
     Args:
         pass_: a pass, its class, or "module:attribute".
@@ -363,8 +418,8 @@ def checked(
             metadata is asked: Inductor propagates it anew.
         mesh: the mesh of a job that is compiled for, where no process group says.
         groups: with `mesh`: by name of a group in the graph, the mesh dim that it is, or its ranks.
-        placements: of inputs, by name and mesh dim; "*" stands for all inputs of which nothing else is known. What is not known
-            is taken as equal on all ranks, and the pass is not told anything of it.
+        placements: of inputs, by name and mesh dim; "*" stands for all inputs of which nothing else is known. What is not
+            known is taken as equal on all ranks, and the pass is not told anything of it.
         report_dir: where counterexamples are written; None writes none.
         cache: verify the same graphs once.
         timeout: seconds to wait for other ranks. Where one does not show up, the graph is inconclusive.
@@ -398,8 +453,21 @@ def _loaded(pass_: Any, options: dict[str, Any]) -> LoadedPass:
         return load_pass(pass_, options)
     target = reference_of(pass_) if inspect.isclass(pass_) or not options else None
     known = pass_ if inspect.isclass(pass_) or inspect.isroutine(pass_) else type(pass_)
-    source = source_hash(sys.modules.get(getattr(known, "__module__", "") or ""))
-    return prepare(pass_, target or "", options, source if target else "")
+    module = sys.modules.get(getattr(known, "__module__", "") or "")
+    if target is None:
+        return prepare(pass_, "", options)
+    return prepare(pass_, _from_here(target, module), options, source_hash(module))
+
+
+def _from_here(target: str, module: ModuleType | None) -> str:
+    """The reference with the path of its file where that lies below the current directory and only a script's own search path
+    leads there: a replay has another one."""
+    name, _, attribute = target.partition(":")
+    file, here = getattr(module, "__file__", None), Path.cwd()
+    path = None if file is None else Path(file).resolve()
+    if path is None or "." in name or path.name != f"{name}.py" or path.parent == here:
+        return target
+    return f"{path.relative_to(here)}:{attribute}" if here in path.parents else target
 
 
 __all__ = ["Checked", "checked"]
