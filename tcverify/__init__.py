@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from tcverify.application import Guarded
     from tcverify.capturing import Captured, capture, program_of
     from tcverify.checks import Evidence, register_check
+    from tcverify.compiling import annotate, checked, checked_backend
     from tcverify.errors import TcverifyError, Unsupported
     from tcverify.execution import Executor, Lockstep, ProcessGroupPool, register_executor
     from tcverify.extensions import load_extension
@@ -40,8 +41,8 @@ if TYPE_CHECKING:
         shard,
         spmd_program,
     )
-    from tcverify.pytest_plugin import Refuted as Refuted
     from tcverify.pytest_plugin import verifies as verifies
+    from tcverify.refuted import Refuted
     from tcverify.strategies import register_strategy
     from tcverify.verifier import Verdict, verify
 
@@ -70,10 +71,14 @@ __all__ = [
     "ProcessGroupPool",
     "Program",
     "Recipe",
+    "Refuted",
     "TcverifyError",
     "Unsupported",
     "Verdict",
+    "annotate",
     "capture",
+    "checked",
+    "checked_backend",
     "dumps",
     "load_extension",
     "loads",
@@ -107,7 +112,10 @@ _HOMES = {
     "register_dialect": "ops",
     "register_executor": "execution",
     "register_strategy": "strategies",
-    "Refuted": "pytest_plugin",
+    "Refuted": "refuted",
+    "checked": "compiling",
+    "checked_backend": "compiling",
+    "annotate": "compiling",
     "verifies": "pytest_plugin",
     "Verdict": "verifier",
     "verify": "verifier",

@@ -88,6 +88,15 @@ def facts_of(value: Any, role: str, groups: dict[str, GroupFacts]) -> InputFacts
         return InputFacts(role)
     if not isinstance(value, DTensor):
         return InputFacts(role, value=value)
+    return InputFacts(role, placed_over(value, groups), tuple(value.shape), value.to_local())
+
+
+def placed_over(value: DTensor, groups: dict[str, GroupFacts]) -> tuple[tuple[str, Placement], ...]:
+    """How a DTensor is placed, by name of the group.
+
+    Args:
+        groups: the groups of its mesh are added.
+    """
     mesh = value.device_mesh
     placed: list[tuple[str, Placement]] = []
     later: list[tuple[str, Placement]] = []
@@ -100,7 +109,7 @@ def facts_of(value: Any, role: str, groups: dict[str, GroupFacts]) -> InputFacts
         # a strided shard divides what the dims behind it have divided already
         strided = type(placement).__name__ == "_StridedShard"
         (later if strided else placed).append((group.group_name, _placement(placement, value.dim())))
-    return InputFacts(role, (*placed, *later), tuple(value.shape), value.to_local())
+    return (*placed, *later)
 
 
 def _placement(placement: Any, ndim: int) -> Placement:
@@ -113,4 +122,4 @@ def _placement(placement: Any, ndim: int) -> Placement:
     return shard(placement.dim % ndim) if hasattr(placement, "dim") else VARYING
 
 
-__all__ = ["capture", "facts_of"]
+__all__ = ["capture", "facts_of", "placed_over"]
