@@ -26,7 +26,7 @@ from tcverify.capturing.exported import captured_export
 from tcverify.capturing.plain import plain
 from tcverify.capturing.record import Captured
 from tcverify.capturing.transport import decode_captured, encode_captured
-from tcverify.errors import PassLoadError, ProgramError, TcverifyError
+from tcverify.errors import PassLoadError, ProgramError, TcverifyError, UnsupportedOp
 from tcverify.execution.processes import LAZY_MODULES, start_process
 from tcverify.extensions import extensions_here, load_extensions_of
 from tcverify.importing import find
@@ -104,7 +104,13 @@ def _answer(
         raise ProgramError(f"{where}: {message}", hint)
     if "program" in reply:
         return loads(reply["program"], where)
-    return [decode_captured(one, where) for one in reply["captured"]]
+    try:
+        return [decode_captured(one, where) for one in reply["captured"]]
+    except UnsupportedOp as error:  # what that process has imported gave it a meaning
+        raise ProgramError(f"{where}: {error.message}", _EXTEND) from None
+
+
+_EXTEND = "an op gets a meaning with tcverify.register_dialect, in a module named by --extension; what is no op is traced away"
 
 
 # --------------------------------------------------------------------------------------------------- in the other process
@@ -125,9 +131,7 @@ def _serve(connection: Connection, job_text: str) -> None:
         load_extensions_of(job["extensions"])
         reply = _captured(Source(job["text"], job["rank"], job["world_size"]))
     except NotSerialisable as error:
-        hint = "a custom op gets a meaning with tcverify.register_dialect, in a module named by --extension; what is no op has to "
-        hint += "be traced away"
-        reply = {"error": [error.message, hint]}
+        reply = {"error": [error.message, _EXTEND]}
     except TcverifyError as error:
         reply = {"error": [error.message, error.hint]}
     except (Exception, SystemExit) as error:  # noqa: BLE001 - the user's code may raise anything
