@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import keyword
 import re
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,7 @@ from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.node import map_aggregate
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from tcverify.capturing.groups import known_here, names_in
 from tcverify.capturing.processgroup import functional
@@ -28,7 +30,6 @@ from tcverify.errors import ProgramError, UnsupportedOp
 from tcverify.ops import ShapeError, TensorSpec, infer, new_fake_mode, qualified_name
 from tcverify.program import Placement
 from tcverify.program.graph import KEPT_META, add_node
-
 
 #: Tensors that hold other ones, whose values a graph of plain tensors cannot read.
 _WRAPPERS = frozenset({"AsyncCollectiveTensor", "DTensor"})
@@ -127,15 +128,20 @@ def _traced(module: fx.GraphModule, example_inputs: Sequence[Any] | None) -> fx.
     for number, node in enumerate(n for n in module.graph.nodes if n.op == "placeholder"):
         value = example_inputs[number] if example_inputs is not None else _value(node)
         if isinstance(value, torch.Tensor):
+            _require_plain(value, f"input '{node.name}'")
             spec = spec_of(value, f"input '{node.name}'", {})
             with mode:
                 value = torch.empty_strided(spec.shape, spec.stride, dtype=spec.dtype)
         elif value is None:
             raise _no_shape(node)
         values.append(hint(value, f"input '{node.name}'"))
+    for name, value in (*module.named_parameters(), *module.named_buffers()):
+        _require_plain(value, f"attribute '{name}'")
     names = [n.name for n in module.graph.nodes if n.op == "placeholder"]
     try:
-        traced = make_fx(module, tracing_mode="real", _allow_non_fake_inputs=True)(*values)
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch warns of gradients that nobody asks for
+            traced = make_fx(module, tracing_mode="real", _allow_non_fake_inputs=True)(*values)
     except Exception as error:
         text = str(error).strip().splitlines() or [type(error).__name__]
         raise ProgramError(
@@ -145,6 +151,15 @@ def _traced(module: fx.GraphModule, example_inputs: Sequence[Any] | None) -> fx.
     for node, name in zip((n for n in traced.graph.nodes if n.op == "placeholder"), names, strict=True):
         node._rename(name)
     return traced
+
+
+def _require_plain(value: torch.Tensor, where: str) -> None:
+    """Refuse tensors that stand for others (DTensor): what a graph does with them it does not say."""
+    if is_traceable_wrapper_subclass(value):
+        raise ProgramError(
+            f"{where} is a {type(value).__name__}, and the graph does not show what happens to its parts",
+            "capture the graph behind AOTAutograd: by tcverify.capture, or by torch.compile with backend aot_autograd(…)",
+        )
 
 
 def _no_shape(node: fx.Node) -> ProgramError:
@@ -246,6 +261,7 @@ class _Writer:
     def _input(
         self, node: fx.Node, name: str, value: torch.Tensor, fact: InputFacts, known: torch.Tensor | None
     ) -> fx.Node:
+        _require_plain(value, f"input '{name}'")
         spec = self._spec(value, f"input '{name}'")
         made = add_node(self._graph, "placeholder", name, (), {}, name)
         made.target = made.name

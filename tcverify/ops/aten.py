@@ -3,7 +3,7 @@ arguments, those that only a GPU runs, and those that say where they run."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -65,6 +65,9 @@ def torch_op(name: str, target: Any) -> Op:
     if base in _DROPOUT and not overload:
         kept = _DROPOUT[base]
         return Op(name, partial(_dropped, name, kept), fake=kept, aliases=kept is _dropout)
+    if name == "aten::index.Tensor":
+        run = partial(_indexed, name, target)
+        return Op(name, run, fake=run)
     if name == "prims::device_put":
         return Op(name, _moved, fake=_moved)
     schema = target._schema
@@ -99,9 +102,16 @@ def _reason(name: str, base: str, target: Any) -> str | None:
     unconditional = base not in ATTENTION and base not in _DROPOUT
     if base in _DRAWING or ("nondeterministic_seeded" in tags and unconditional):
         return "its result is random"
-    if tags & {"dynamic_output_shape", "data_dependent_output"}:
+    if tags & {"dynamic_output_shape", "data_dependent_output"} and name != "aten::index.Tensor":
         return "its shape depends on data"
     return None
+
+
+def _indexed(name: str, target: Any, x: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
+    """Elements by index; how many a mask picks depends on its values."""
+    if any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in indices):
+        raise UnsupportedOp(name, "its shape depends on data: an index is a mask")
+    return target(x, indices)  # type: ignore[no-any-return]
 
 
 def _native_dropout(input: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:

@@ -159,6 +159,11 @@ def register_dialect(
     _CACHE.clear()
 
 
+def dialects() -> dict[str, tuple[Op, ...]]:
+    """Return the ops of every registered dialect, by namespace, each in the order of its table."""
+    return {namespace: tuple(table.values()) for namespace, table in _DIALECTS.items()}
+
+
 def qualified_name(target: Any) -> str:
     """Return the name under which `target` stands in the tables and in program files.
 
@@ -282,7 +287,7 @@ def _load_prim(name: str) -> None:
 
     if not hasattr(torch.ops.prims, name):
         with contextlib.suppress(ImportError):
-            import torch._inductor.inductor_prims  # noqa: F401
+            import torch._inductor.inductor_prims
 
 
 def current(target: Any) -> Any:
