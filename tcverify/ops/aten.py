@@ -1,5 +1,7 @@
-"""Torch's own ops, of the namespaces aten and prims: they run as they are, but for those whose result is no function of their
-arguments, those that only a GPU runs, and those that say where they run."""
+"""Torch's own ops, of the namespaces aten and prims: they run as they are, with exceptions.
+
+Those are ops whose result is no function of their arguments, those that only a GPU runs, and those that say where they run.
+"""
 
 from __future__ import annotations
 
@@ -115,7 +117,7 @@ def _indexed(name: str, target: Any, x: Tensor, indices: Sequence[Tensor | None]
 
 
 def _native_dropout(input: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
-    """Without dropping anything: the values, and what was kept. Kernels leave the mask unset outside training; it is never read."""
+    """Without dropping anything: the values, and what was kept, which outside of training kernels leave unset and nobody reads."""
     return input.clone(), torch.ones_like(input, dtype=torch.bool)
 
 

@@ -118,9 +118,10 @@ def begin(
     if tensor.dtype in _WIDENED:
         wide = begin(replace(call, dtype=torch.int64), tensor.to(torch.int64), running)
         return lambda: wide().to(tensor.dtype)
+    # Ranks that make the group of each named pair where they first need it would wait for each other around a ring.
     named_pair = call.kind == "send_recv" and call.group is not None
-    # Ranks that make the group of each pair where they first need it wait for each other around a ring.
-    group = dist.group.WORLD if named_pair else process_group(call.communicator, call.group)
+    everybody = tuple(range(dist.get_world_size()))
+    group = process_group(everybody) if named_pair else process_group(call.communicator, call.group)
     # The copy is the communication's own: what the program writes into its operand later does not reach it.
     contribution = tensor.clone(memory_format=torch.contiguous_format)
     if call.kind == "all_reduce":

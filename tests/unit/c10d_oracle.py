@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives
-import torch.distributed.tensor  # noqa: F401 - these define the ops
+import torch.distributed.tensor
 
 WORLD = 3
 

@@ -131,4 +131,4 @@ def test_what_the_kernel_of_resharding_gets_wrong_is_refused(gather: int, shard:
 
     two = Mesh.grid({"dp": 2})
     with pytest.raises(ShapeError, match=sentence):
-        program(lambda b: reshard(gather, shard)(b), mesh=two, inputs=[InputSpec("x", (6, 3))])
+        program(reshard(gather, shard), mesh=two, inputs=[InputSpec("x", (6, 3))])

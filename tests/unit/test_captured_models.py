@@ -58,10 +58,9 @@ SLOW = [
 def swapped(module: fx.GraphModule) -> fx.GraphModule:
     """The operands of every addition of equal layouts, the other way round."""
     for node in module.graph.find_nodes(op="call_function", target=torch.ops.aten.add.Tensor):
-        values = [getattr(a, "meta", {}).get("val") for a in node.args]
-        if len(values) == 2 and all(isinstance(v, torch.Tensor) for v in values):
-            if values[0].shape == values[1].shape and values[0].stride() == values[1].stride():
-                node.args = (node.args[1], node.args[0])
+        layouts = [(v.shape, v.stride()) for v in (a.meta["val"] for a in node.args if isinstance(a, fx.Node))]
+        if len(layouts) == 2 and layouts[0] == layouts[1]:
+            node.args = (node.args[1], node.args[0])
     module.recompile()
     return module
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed._functional_collectives
 import torch.distributed._symmetric_memory
-import torch.distributed.tensor  # noqa: F401 - these define the ops
+import torch.distributed.tensor
 
 from tcverify.capturing import processgroup
 from tcverify.ops import lookup, resolve, schema_of

@@ -217,7 +217,7 @@ def _fused(module: fx.GraphModule, dim: int = 0) -> fx.GraphModule:
 
 def test_the_fused_form_of_a_program_is_verified_and_a_wrong_one_refuted() -> None:
     made = program(parts)
-    import torch.distributed._symmetric_memory  # noqa: F401 - defines the ops
+    import torch.distributed._symmetric_memory
 
     with ProcessGroupPool(3, timeout=60) as pool:
         sound = verify(_fused, made, confirm=pool, domain="exact")

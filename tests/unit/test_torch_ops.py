@@ -54,7 +54,10 @@ PRIMS: dict[str, tuple[Callable[[GraphBuilder, Any], Any], Callable[[torch.Tenso
     "sum": (lambda b, x: b.call("prims::sum", x, [1]), lambda x: x.sum(1)),
     "amax": (lambda b, x: b.call("prims::amax", x, [0]), lambda x: x.amax(0)),
     "var": (lambda b, x: b.call("prims::var", x, [1], 0.0), lambda x: x.var(1, correction=0)),
-    "rsqrt": (lambda b, x: b.call("prims::rsqrt", b.call("prims::add", b.call("prims::mul", x, x), 1.0)), lambda x: (x * x + 1).rsqrt()),
+    "rsqrt": (
+        lambda b, x: b.call("prims::rsqrt", b.call("prims::add", b.call("prims::mul", x, x), 1.0)),
+        lambda x: (x * x + 1).rsqrt(),
+    ),
     "transpose": (lambda b, x: b.call("prims::transpose", x, [1, 0]), lambda x: x.t()),
     "where": (
         lambda b, x: b.call("prims::where", b.call("prims::lt", x, 0.0), b.call("prims::neg", x), x), lambda x: x.abs(),
@@ -108,7 +111,7 @@ def test_what_has_no_meaning_has_a_reason(name: str, reason: str) -> None:
 
 
 def resolve_packet(name: str) -> Any:
-    import torch._inductor.inductor_prims  # noqa: F401 - defines some of them
+    import torch._inductor.inductor_prims
 
     namespace, _, base = name.partition("::")
     return getattr(getattr(torch.ops, namespace), base).default
@@ -231,7 +234,9 @@ FORMULAS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     ),
     "dropout": (
         lambda b, g, x: b.call("aten::native_dropout_backward", g, b.call("aten::gt.Scalar", x, 0), 2.0),
-        lambda b, g, x: b.call("aten::where.self", b.call("aten::gt.Scalar", x, 0), b.call("aten::add.Tensor", g, g), b.call("aten::zeros_like", g)),
+        lambda b, g, x: b.call(
+            "aten::where.self", b.call("aten::gt.Scalar", x, 0), b.call("aten::add.Tensor", g, g), b.call("aten::zeros_like", g)
+        ),
     ),
 }  # fmt: skip
 
