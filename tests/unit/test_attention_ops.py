@@ -15,7 +15,8 @@ from tcverify.errors import UnsupportedOp
 from tcverify.execution import Lockstep
 from tcverify.ops import TensorSpec, infer, lookup, resolve
 from tcverify.ops.attention import ATTENTION, attend, attend_backward
-from tcverify.program import InputSpec, Mesh, Program, dumps, loads, spmd_program
+from tcverify.passes.identity import Identity
+from tcverify.program import GraphBuilder, InputSpec, Mesh, Program, dumps, loads, spmd_program
 
 KERNELS = (
     "flash_attention",
@@ -127,7 +128,9 @@ def test_the_kernel_that_a_cpu_has_agrees() -> None:
         run("flash_attention_for_cpu", q, k, v, 0.0, True), target(q, k, v, 0.0, True), strict=True
     ):
         close(mine, theirs.to(mine.dtype))
-    assert lookup(target).native is target
+    native = lookup(target).native
+    assert native is not None
+    assert torch.equal(native(q, k, v, 0.0, True)[0], target(q, k, v, 0.0, True)[0])
 
 
 def test_in_the_dtypes_of_the_program_it_computes_in_float32_and_rounds() -> None:
@@ -259,3 +262,15 @@ def test_the_field_sees_through_attention(kernel: str) -> None:
     ]
     assert torch.equal(runs[0].ranks[0].outputs[0], runs[1].ranks[0].outputs[0])
     assert Lockstep().run(spmd_program(Mesh.grid({"tp": 2}), inputs, whole), domain=NATIVE).finished
+
+
+@pytest.mark.parametrize("shape", [(2, 0, 4, 2), (2, 2, 0, 2), (0, 2, 4, 2)], ids=["heads", "queries", "batch"])
+@pytest.mark.parametrize("domain", ["float64", "exact", "native"])
+def test_attention_of_nothing_ends_no_process(shape: tuple[int, ...], domain: str) -> None:
+    def build(b: GraphBuilder) -> object:
+        x = b.input("x")
+        return b.getitem(b.call("aten::_scaled_dot_product_flash_attention_for_cpu", x, x, x), 0)
+
+    program = spmd_program(Mesh.grid({"tp": 2}), [InputSpec("x", shape)], build)
+
+    assert verify(Identity, program, domain=domain).status == "passed"
