@@ -7,6 +7,7 @@ without one. Whatever the user's code does there ends with the process.
 from __future__ import annotations
 
 import faulthandler
+import importlib
 import inspect
 import json
 import os
@@ -126,7 +127,7 @@ def _serve(connection: Connection, job_text: str) -> None:
     sys.path[:] = job["path"]
     os.chdir(job["directory"])
     for module in LAZY_MODULES:
-        __import__(module)
+        importlib.import_module(module)
     try:
         load_extensions_of(job["extensions"])
         reply = _captured(Source(job["text"], job["rank"], job["world_size"]))

@@ -62,8 +62,8 @@ def _attention(values: list[Any], result: Tensor) -> Work:
 
 
 def _attention_kernel(at: int, products: float) -> Counter:
-    """Attention of q [batch, heads, queries, size], the argument at this position, to the keys [batch, key heads, keys, size] behind
-    it: so many matrix products of that size, and a softmax of the logits."""
+    """Attention of q [batch, heads, queries, size], the argument at this position, to the keys [batch, key heads, keys, size]
+    behind it: so many matrix products of that size, and a softmax of the logits."""
 
     def work(values: list[Any], result: Tensor) -> Work:
         q, k = values[at : at + 2]
