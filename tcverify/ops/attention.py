@@ -262,7 +262,11 @@ def meaning(name: str, target: Any) -> tuple[Callable[..., Any], Callable[..., A
     """What an attention op computes, what in the dtypes of the program, and its shapes where it is not asked itself."""
     run = partial(ATTENTION[name], target)
     if has_kernel(name):
-        return run, _guarded(target, in_float32(run, target)), outlined(target)  # kernels do not look whether operands fit
+        return (
+            run,
+            _guarded(target, in_float32(run, target)),
+            outlined(target),
+        )  # kernels do not look whether operands fit
     return run, in_float32(run, target), outlined(target)
 
 
