@@ -117,7 +117,7 @@ def _indexed(name: str, target: Any, x: Tensor, indices: Sequence[Tensor | None]
 
 
 def _native_dropout(input: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
-    """Without dropping anything: the values, and what was kept, which outside of training kernels leave unset and nobody reads."""
+    """Without dropping anything: the values, and what was kept. Kernels leave that unset outside of training; nobody reads it."""
     return input.clone(), torch.ones_like(input, dtype=torch.bool)
 
 

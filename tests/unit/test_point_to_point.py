@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +11,8 @@ import torch
 from torch import fx
 
 from tcverify import verify
+from tcverify.campaign.reduction.named_groups import regrouped
+from tcverify.campaign.reduction.sketch import sketch_of
 from tcverify.execution import Lockstep, ProcessGroupPool
 from tcverify.ops import ShapeError
 from tcverify.program import VARYING, InputSpec, Mesh, MeshDim, dumps, loads
@@ -158,3 +161,17 @@ def test_a_buffer_that_is_read_before_the_wait_is_a_race() -> None:
     verdict = verify(lambda module: rewrite(module, early=True), made)
     assert verdict.status == "refuted"
     assert "async-race" in {finding.kind for finding in verdict.findings}, verdict.findings
+
+
+def test_peers_follow_their_ranks_when_the_mesh_loses_one() -> None:
+    """Of the reducer: rank 2, at position 0, goes; positions of the others move up."""
+    made = program(send(2), receive(1), idle, mesh=PP, inputs=[X])  # rank 0, at position 1, to rank 1, at position 2
+    smaller = Mesh(2, (MeshDim("pp", ((0, 1),)),))
+    before = sketch_of(made)
+    kept = replace(before, mesh=smaller, graphs=before.graphs[:2], ranks=before.ranks[:2])
+    after = regrouped(kept, PP, [0, 1])
+    assert after is not None
+    found = [step for graph in after.graphs for step in graph if step.name in ("isend", "irecv")]
+    assert [step.args[1] for step in found] == [1, 0]
+    gone = replace(before, mesh=smaller, graphs=before.graphs[:1] + before.graphs[2:], ranks=before.ranks[:2])
+    assert regrouped(gone, PP, [0, 2]) is None  # the rank that it sends to is no more
