@@ -53,7 +53,7 @@ def pages() -> dict[str, str]:
 
 def cell(text: str) -> str:
     """Text for one cell of a table."""
-    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
+    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;").replace("[", "\\[")
 
 
 def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
