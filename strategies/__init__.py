@@ -11,6 +11,7 @@
 | data-parallel | functional programs that begin with layers, their gradients and the reductions of those |
 | async-tp | functional programs that begin with products in chunks, each beside the collective of another |
 | fsdp | layers whose parameters are gathered, used and freed, and gradients that are reduced and scattered |
+| sequence-functional | tensor-parallel layers on functional collectives, with norms as compilers capture them |
 | resharding | tensors that are brought from mesh to mesh, divided anew, reduced, and computed with in between |
 | mixed | all of these, most of them with costs and stream settings; a third are structured, close to a fifth asynchronous |
 
@@ -29,7 +30,17 @@ from hypothesis import strategies as st
 from tcverify.errors import UsageError
 from tcverify.extensions import require_new
 from tcverify.program import Mesh, Program
-from tcverify.strategies import aimed, fsdp, functional, near_miss, overlap, resharding, timing, wild
+from tcverify.strategies import (
+    aimed,
+    fsdp,
+    functional,
+    near_miss,
+    overlap,
+    resharding,
+    sequence_functional,
+    timing,
+    wild,
+)
 from tcverify.strategies.choices import WIDTH, decode_choices, weighted
 from tcverify.strategies.functional import large_functional_program
 from tcverify.strategies.meshes import WORLD_SIZES, all_meshes
@@ -68,6 +79,7 @@ _ASYNCHRONOUS = {
     "data-parallel": Decoder(functional.decode_data_parallel, functional.WIDTH),
     "async-tp": Decoder(functional.decode_async_tp, functional.WIDTH),
     "fsdp": Decoder(fsdp.decode_fsdp, fsdp.WIDTH),
+    "sequence-functional": Decoder(sequence_functional.decode_sequence_functional, sequence_functional.WIDTH),
 }
 
 #: Programs whose tensors carry layouts.
@@ -76,7 +88,9 @@ _PLACED = {"resharding": Decoder(resharding.decode_resharding, resharding.WIDTH)
 #: What the first byte of a mixed program picks from: blocking collectives, simplest first, then layouts, and in the end
 #: asynchronous ones.
 _BLOCKING = weighted(("structured", 8), ("near-miss", 4), ("aimed", 2), ("wild", 2), ("overlap", 3))
-_SHARES = _BLOCKING * 10 + weighted(("resharding", 16), ("overlap", 3), ("functional", 39), ("fsdp", 8))
+_SHARES = _BLOCKING * 10 + weighted(
+    ("resharding", 16), ("overlap", 3), ("functional", 33), ("sequence-functional", 6), ("fsdp", 8)
+)
 
 
 def _decode_mixed(mesh: Mesh, choices: bytes, *, any_mesh: bool = True) -> Program:
@@ -172,6 +186,12 @@ def data_parallel_programs(mesh: Mesh | None = None, world_size: int | None = No
     return _programs("data-parallel", mesh, world_size)
 
 
+def sequence_functional_programs(mesh: Mesh | None = None, world_size: int | None = None) -> st.SearchStrategy[Program]:
+    """Draw tensor-parallel layers on functional collectives, as captured models have them. Arguments as of
+    `transformer_programs`."""
+    return _programs("sequence-functional", mesh, world_size)
+
+
 def async_tp_programs(mesh: Mesh | None = None, world_size: int | None = None) -> st.SearchStrategy[Program]:
     """Draw products in chunks beside their collectives. Arguments as of `transformer_programs`."""
     return _programs("async-tp", mesh, world_size)
@@ -206,6 +226,7 @@ STRATEGIES: dict[str, Callable[..., st.SearchStrategy[Program]]] = {
     "data-parallel": data_parallel_programs,
     "async-tp": async_tp_programs,
     "fsdp": fsdp_programs,
+    "sequence-functional": sequence_functional_programs,
     "resharding": resharding_programs,
 }
 
@@ -268,6 +289,7 @@ __all__ = [
     "programs_of",
     "register_strategy",
     "resharding_programs",
+    "sequence_functional_programs",
     "transformer_programs",
     "wild_programs",
 ]

@@ -1,7 +1,7 @@
 """tcverify: does this compiler pass keep the meaning of a distributed program?
 
 The names below are imported when they are first used, so that the pytest plugin, which every run of pytest imports, costs
-nothing where it is not used. `verifies` needs pytest and is therefore not among the names that `import *` takes.
+nothing where it is not used. `verifies` needs pytest and `register_strategy` Hypothesis: the names that `import *` takes do not.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from tcverify.application import Guarded
     from tcverify.capturing import Captured, capture, program_of
     from tcverify.checks import Evidence, register_check
+    from tcverify.compiling import annotate, checked, checked_backend
     from tcverify.errors import TcverifyError, Unsupported
     from tcverify.execution import Executor, Lockstep, ProcessGroupPool, register_executor
     from tcverify.extensions import load_extension
@@ -40,9 +41,9 @@ if TYPE_CHECKING:
         shard,
         spmd_program,
     )
-    from tcverify.pytest_plugin import Refuted as Refuted
     from tcverify.pytest_plugin import verifies as verifies
-    from tcverify.strategies import register_strategy
+    from tcverify.refuted import Refuted
+    from tcverify.strategies import register_strategy as register_strategy
     from tcverify.verifier import Verdict, verify
 
 __version__ = "0.1.0"
@@ -70,10 +71,14 @@ __all__ = [
     "ProcessGroupPool",
     "Program",
     "Recipe",
+    "Refuted",
     "TcverifyError",
     "Unsupported",
     "Verdict",
+    "annotate",
     "capture",
+    "checked",
+    "checked_backend",
     "dumps",
     "load_extension",
     "loads",
@@ -81,7 +86,6 @@ __all__ = [
     "register_check",
     "register_dialect",
     "register_executor",
-    "register_strategy",
     "shard",
     "spmd_program",
     "verify",
@@ -107,7 +111,10 @@ _HOMES = {
     "register_dialect": "ops",
     "register_executor": "execution",
     "register_strategy": "strategies",
-    "Refuted": "pytest_plugin",
+    "Refuted": "refuted",
+    "checked": "compiling",
+    "checked_backend": "compiling",
+    "annotate": "compiling",
     "verifies": "pytest_plugin",
     "Verdict": "verifier",
     "verify": "verifier",

@@ -126,9 +126,19 @@ def main(context: click.Context, debug: bool) -> None:
     torch.set_num_threads(1)  # the tensors are small: more threads only wait for each other
     if context.invoked_subcommand in ("run", "check", "replay", "show"):
         arguments.configured_extensions(Path("pyproject.toml"))
-    if context.invoked_subcommand == "run":
-        known = [param.name for param in run.params if param.name not in (None, "passes", "extension")]
-        context.default_map = {"run": arguments.configuration(Path("pyproject.toml"), [str(name) for name in known])}
+    verbs = {"run": run, "check": check}
+    if context.invoked_subcommand in verbs:
+        # one table serves both verbs: each takes the options that it has
+        known = {verb: _options(command) for verb, command in verbs.items()}
+        said = arguments.configuration(Path("pyproject.toml"), sorted(known["run"] | known["check"]))
+        own = known[context.invoked_subcommand]
+        context.default_map = {context.invoked_subcommand: {name: v for name, v in said.items() if name in own}}
+
+
+def _options(command: click.Command) -> set[str]:
+    """Names of the options of a verb that a configuration may set."""
+    apart = ("passes", "sources", "extension", "save")
+    return {param.name for param in command.params if param.name is not None and param.name not in apart}
 
 
 # ---------------------------------------------------------------------------------------------------------------- run
@@ -327,6 +337,7 @@ def check(
         reports=arguments.names(report, list(REPORTS), "report"),
         failing=arguments.names(fail_on, ["inconclusive", "vacuity"], "condition"),
         deep=True,
+        earlier=False,  # they would be other programs
     )
     console = make_console()
     prepare(settings, console)

@@ -68,6 +68,7 @@ class Settings:
     baseline: Path | None = None
     write_baseline: Path | None = None
     deep: bool = False
+    earlier: bool = True
 
 
 def prepare(settings: Settings, console: Console) -> None:
@@ -123,7 +124,7 @@ def campaigns(settings: Settings, jobs: Sequence[Job], console: Console) -> int:
                             programs, job.mesh, settings.report_dir, STATE_DIR, settings.max_examples, settings.max_time,
                             settings.seed, promised, settings.checks, domain=settings.domain,
                             shrink_time=settings.shrink_time, fail_fast=settings.fail_fast, baseline=settings.known,
-                            collect=accepting, deep=settings.deep,
+                            collect=accepting, deep=settings.deep, earlier=settings.earlier,
                         )  # fmt: skip
                         stop = Campaign(subject, plan, executor, subscribers).run().stop
                         if stop in _LAST:
@@ -200,7 +201,7 @@ def described(program: Program) -> list[str]:
     for spec in program.inputs:
         for dim, placement in spec.placements:
             placed.setdefault(f"{placement} over {dim}", []).append(spec.name)
-    lines = [f"program: {program.mesh}; {what}, {program.size} nodes, {len(program.inputs)} inputs"]
+    lines = [f"program: {program.mesh}; {what}, {count(program.size, 'node')}, {count(len(program.inputs), 'input')}"]
     lines += [f"  {how}: {count(len(names), 'input')}" for how, names in placed.items()]
     return lines
 

@@ -86,6 +86,32 @@ class InProcess:
         """Nothing to let go of."""
 
 
+class Applied:
+    """A pass that has run already, wherever that was: hands out what came of it.
+
+    Args:
+        pair: the program that it was applied to, and what it left.
+    """
+
+    timeout = DEFAULT_TIMEOUT
+
+    def __init__(self, facts: PassFacts, contract: Contract, pair: Pair) -> None:
+        self.facts = facts
+        self.contract = contract
+        self._pair = pair
+
+    def apply(self, program: Program, *, deep: bool = False) -> Pair:
+        if program is not self._pair.original:
+            raise InternalError("a pass that has run already is asked to run on another program")
+        return self._pair
+
+    def start(self, program: Program, *, deep: bool = False) -> Callable[[], Pair]:
+        return lambda: self.apply(program, deep=deep)
+
+    def close(self) -> None:
+        """Nothing to let go of."""
+
+
 class Guarded:
     """A pass in a worker process of its own, started at once and again whenever it has ended.
 
@@ -172,7 +198,7 @@ def subject_of(pass_: Any, options: Mapping[str, Any] | None = None, *, timeout:
     Raises:
         PassLoadError: it cannot be loaded or is no pass.
     """
-    if isinstance(pass_, (Guarded, InProcess)):
+    if isinstance(pass_, (Applied, Guarded, InProcess)):
         return pass_
     stages = list(pass_) if isinstance(pass_, (list, tuple)) else [pass_]
     targets = [stage if isinstance(stage, str) else importable_target(stage) for stage in stages]

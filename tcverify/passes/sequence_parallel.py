@@ -13,6 +13,11 @@ position. It stays local from layer to layer: `sequence_plan` looks at the whole
 
 Placements decide, never shapes. The precondition is that of `placements`: the ranks run one graph up to rank constants. Then
 all members of a group take the same decision, and what is inserted stands at the same place of the program on each.
+
+Both dialects: tensor_cast's blocking collectives, whose shards are chunks of a dim (`Shard`), and c10d's functional ones, whose
+shards are blocks of rows (`Rows`, see `sequence_layout` for why) and which are rewritten where the ranks are known to run one
+graph (see `sequence_rows`). Behind the latter, norms may be aten's: one op, or RMSNorm taken apart (`sequence_norms`); a chain
+then holds waits and casts, too.
 """
 
 from __future__ import annotations
@@ -25,26 +30,35 @@ from torch import fx
 
 from tcverify.ops import resolve
 from tcverify.passes.base import Pass
-from tcverify.passes.editing import annotate, arguments, has_exact_metadata, known_spec, op_name, set_argument
+from tcverify.passes.editing import (
+    annotate,
+    arguments,
+    has_exact_metadata,
+    known_spec,
+    op_name,
+    set_argument,
+)
 from tcverify.passes.placements import Placements, propagate
 from tcverify.passes.sequence_layout import (
     ADD_RMS_NORM,
-    ADD_RMS_NORM2,
     ALL_GATHER,
     GETITEM,
     MARKERS,
     REDUCE_SCATTER,
     RMS_NORM,
-    VIEWS,
+    START,
+    WAIT,
     Move,
+    Rows,
     Shard,
     is_contiguous,
     shape_of,
     token_dim,
     unbatched,
-    viewed_dim,
 )
+from tcverify.passes.sequence_norms import NormFinder
 from tcverify.passes.sequence_plan import MovePlan, plan_moves
+from tcverify.passes.sequence_rows import RowRewriting, Setting, setting_of
 from tcverify.program import Contract
 
 
@@ -56,6 +70,8 @@ class Rewriting:
         shards: what has been rebuilt on the shard so far, by the value on all tokens.
         gathers: what has been gathered so far, by the node or (tuple, item).
         displaced: addends on all tokens that a norm reads no more.
+        gathering: the starts of the gathers that have been inserted.
+        bypassed: the starts of gathers of addends whose parts are read now.
     """
 
     graph: fx.Graph
@@ -64,9 +80,11 @@ class Rewriting:
     shards: dict[fx.Node, fx.Node] = field(default_factory=dict)
     gathers: dict[Any, fx.Node] = field(default_factory=dict)
     displaced: list[fx.Node] = field(default_factory=list)
+    gathering: set[fx.Node] = field(default_factory=set)
+    bypassed: list[fx.Node] = field(default_factory=list)
 
 
-class SequenceParallel(Pass):
+class SequenceParallel(RowRewriting, Pass):
     """Runs norms and residual sums behind an all_reduce on the rank's shard of the tokens.
 
     Args:
@@ -77,6 +95,7 @@ class SequenceParallel(Pass):
     name = "sequence_parallel"
     contract: ClassVar[Contract] = Contract(idempotent=True)
     PATTERNS = ("P1", "P2", "P3")
+    finder: ClassVar[type[NormFinder]] = NormFinder
 
     def __init__(self, *, patterns: str = "P1,P2,P3", **options: Any) -> None:
         super().__init__(**options)
@@ -84,20 +103,26 @@ class SequenceParallel(Pass):
 
     def rewrite(self, graph: fx.Graph) -> Iterable[fx.Node]:
         """Analyse first, then rewrite in graph order. See `Pass.rewrite`."""
+        self.setting = self.facts_beside(graph)
         facts = self.placements(graph)
-        state = Rewriting(graph, facts, plan_moves(graph, facts, self))
+        norms = self.finder(self.setting.same_numbers).find(graph) if self.setting.groups else {}
+        state = Rewriting(graph, facts, plan_moves(graph, facts, self, norms))
         for move in state.plan.moves.values():
             if move.in_place:
                 self.apply(state, move)
             if move.pattern:
                 self.rewrites[move.pattern] += 1
-        return [*state.shards, *state.displaced]
+        return self.erase_waits(state)
 
     # -------------------------------------------------------------------------------------------------------- guards
 
+    def facts_beside(self, graph: fx.Graph) -> Setting:
+        """What is said of the ranks and groups beside the graph."""
+        return setting_of(graph)
+
     def placements(self, graph: fx.Graph) -> Placements:
         """What is known of the placements of the graph's values."""
-        return propagate(graph)
+        return propagate(graph, self.setting.groups, self.setting.same_numbers)
 
     def metadata_allows(self, node: fx.Node) -> bool:
         """Whether the recorded shapes of a node can be relied on: they are those that its operands' imply."""
@@ -105,6 +130,8 @@ class SequenceParallel(Pass):
 
     def reduction(self, node: fx.Node) -> Shard | None:
         """How the result of the all_reduce `node` is divided, unless its tokens cannot be divided among its group."""
+        if op_name(node) == START:
+            return self.rows_reduced(node)
         given = arguments(node)
         rank, group = given["rank"], given["rank_group"]
         spec, addend = known_spec(node), known_spec(given["x"])
@@ -140,12 +167,14 @@ class SequenceParallel(Pass):
 
     def viewed_dim(self, before: tuple[int, ...], shard: Shard, after: tuple[int, ...]) -> int | None:
         """The dim of a view that is divided when what it views is, if chunks of the one are chunks of the other."""
-        return viewed_dim(before, shard.dim, after, shard.members)
+        return shard.viewed_dim(before, after)
 
     def tuple_allows(self, node: fx.Node) -> bool:
         """Whether only items of a tuple are read: who takes it whole gets both results on all tokens."""
+        items = len(node.meta["val"])
         return all(
-            op_name(user) == GETITEM and type(user.args[1]) is int and -2 <= user.args[1] < 2 for user in node.users
+            op_name(user) == GETITEM and type(user.args[1]) is int and -items <= user.args[1] < items
+            for user in node.users
         )
 
     def marker_stays(self, marker: fx.Node) -> bool:
@@ -158,7 +187,9 @@ class SequenceParallel(Pass):
         """Move one node to the shard, and gather its result where someone reads it on all tokens."""
         node, whole = move.node, move.node.meta["val"]
         assert move.source is not None
-        if move.op != GETITEM:
+        if move.norm is not None:
+            self.norm_rows(state, move, self.local(state, move.source))
+        elif move.op != GETITEM:
             set_argument(node, move.operand, self.local(state, move.source))
         if move.other is not None:
             addend = arguments(node)[move.slot]  # as the graph stands now
@@ -185,6 +216,8 @@ class SequenceParallel(Pass):
 
     def scatter(self, state: Rewriting, move: Move) -> fx.Node:
         """Insert the reduce_scatter, next to the all_reduce."""
+        if isinstance(move.shard, Rows):
+            return self.scatter_rows(state, move)
         value = arguments(move.node)["x"]  # as the graph stands now
         args = (value, self.scatter_dim(move), move.shard.rank, list(move.shard.group))
         with state.graph.inserting_after(move.node):
@@ -196,18 +229,22 @@ class SequenceParallel(Pass):
 
     def local_view(self, state: Rewriting, move: Move, operand: fx.Node) -> fx.Node:
         """Insert the view of the shard: it has the static shape of the shard."""
+        if move.op == WAIT:
+            return self.wait_for_rows(state, move, operand)
+        if isinstance(move.shard, Rows):
+            return self.view_rows(state, move, operand)
         with state.graph.inserting_before(move.node):
             return self.insert(state, "aten::view", (operand, self.local_shape(move)), f"{move.node.name}_shard")
 
     def local_shape(self, move: Move) -> list[int]:
         """The shape of the shard of a view."""
-        shape = list(shape_of(move.node))
-        shape[move.shard.dim] //= move.shard.members
-        return shape
+        return move.shard.local_shape(shape_of(move.node))
 
     def sliced(self, state: Rewriting, addend: fx.Node, move: Move) -> fx.Node:
         """Return this rank's chunk of a replicated addend: the part it was gathered from, else a slice."""
         assert move.source is not None
+        if isinstance(move.shard, Rows):
+            return self.slice_rows(state, addend, move)
         shape, shard = shape_of(addend), move.shard
         dim = state.plan.moves[move.source].shard.dim - len(shape_of(move.source)) + len(shape)
         if op_name(addend) == ALL_GATHER:
@@ -230,7 +267,7 @@ class SequenceParallel(Pass):
 
         A single norm that nobody reads is gathered too: an unused collective is one that other ranks may wait for.
         """
-        if move.op in MARKERS or move.op == ADD_RMS_NORM2:
+        if move.op in MARKERS or move.items:
             return False
         return move.node in state.plan.full or (move.op in (RMS_NORM, ADD_RMS_NORM) and not move.node.users)
 
@@ -240,8 +277,15 @@ class SequenceParallel(Pass):
         Args:
             whole: the metadata of the value on all tokens.
         """
-        item = (move.source, move.node.args[1] % 2) if move.op == GETITEM else (move.node, 0)  # type: ignore[operator]
-        if item not in state.gathers:
+        item: tuple[Any, int] = (move.node, 0)
+        if move.op == GETITEM:
+            assert move.source is not None
+            index = move.node.args[1]
+            assert isinstance(index, int)
+            item = move.source, index % len(state.plan.moves[move.source].items)
+        if item not in state.gathers and isinstance(move.shard, Rows):
+            state.gathers[item] = self.gather_rows(state, move, whole)
+        elif item not in state.gathers:
             args = (move.node, self.gather_dim(move), move.shard.rank, self.gather_group(move.shard))
             with state.graph.inserting_after(move.node):
                 gathered = state.graph.create_node("call_function", resolve(ALL_GATHER), args, name="all_gather")
@@ -262,8 +306,13 @@ class SequenceParallel(Pass):
         """Let all that read `node` on all tokens read the gathered value."""
 
         def reads_in_full(user: fx.Node) -> bool:
-            copied = user in state.plan.full and op_name(user) in VIEWS  # it stays, beside its shard
-            return user is not gathered and (copied or not state.plan.reads_shard(user, node))
+            move = state.plan.moves.get(user)
+            copied = user in state.plan.full and move is not None and not move.in_place  # it stays, beside its shard
+            return (
+                user is not gathered
+                and user not in state.gathering
+                and (copied or not state.plan.reads_shard(user, node))
+            )
 
         node.replace_all_uses_with(gathered, delete_user_cb=reads_in_full)
 
