@@ -70,8 +70,11 @@ CHOSEN = {
 
 #: Least share of programs that should show a defect.
 LEAST = 0.03
-#: Defects that show in fewer: they need pairs of ranks that cross, or a grid with two dims of more than one rank.
-RARER = {"PairsByRankNumber": 0.02, "TeamAlongTheOtherMeshDim": 0.02}
+#: Defects that show in fewer: they need pairs of ranks that cross, a grid with two dims of more than one rank, or one certain
+#: oddity in a layer that moves.
+RARER = {"PairsByRankNumber": 0.02, "TeamAlongTheOtherMeshDim": 0.02} | dict.fromkeys(
+    ("MeanOverTokensTaken", "StatisticStaysLocal", "WeightPerRowTaken", "NumbersTrusted", "BrokenRowsTaken"), 0.01
+)
 
 
 def _campaign(
