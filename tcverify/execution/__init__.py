@@ -1,5 +1,6 @@
 """Runs programs: one interpreter, driven in lockstep or by real process groups."""
 
+from tcverify.execution.any_size import MAX_RANKS, AnySize
 from tcverify.execution.arena import ArenaRun, Clobber, has_buffers, run_in_arena
 from tcverify.execution.asynchrony import Timing
 from tcverify.execution.compare import Delta, compare_ranks, digest, pooled
@@ -12,10 +13,21 @@ from tcverify.execution.laws import Explanation, explain
 from tcverify.execution.lockstep import Lockstep
 from tcverify.execution.observations import Event, Observation
 from tcverify.execution.pool import ProcessGroupPool
+from tcverify.execution.registered import (
+    EXECUTORS,
+    close_executor,
+    executors,
+    make_executor,
+    register_executor,
+    start_executor,
+)
 from tcverify.execution.rounding import Noise, rounding_noise
 
 __all__ = [
+    "EXECUTORS",
+    "MAX_RANKS",
     "WORDS",
+    "AnySize",
     "ArenaRun",
     "Call",
     "Clobber",
@@ -38,17 +50,22 @@ __all__ = [
     "Timing",
     "Wait",
     "backend_of",
+    "close_executor",
     "compare_ranks",
     "digest",
+    "executors",
     "explain",
     "explore",
     "explore_on_cuda",
     "has_buffers",
     "is_asynchronous",
+    "make_executor",
     "play",
     "play_extremes",
     "pooled",
+    "register_executor",
     "rounding_noise",
     "run_in_arena",
+    "start_executor",
     "starts_of",
 ]
