@@ -125,8 +125,8 @@ class Rows(Shard):
         return [math.prod(shape[:-1]) // self.members, shape[-1]]
 
     def can_slice(self, value: fx.Node) -> bool:
-        """Whether the value is a matrix, or can be viewed as one."""
-        return len(shape_of(value)) == 2 or is_contiguous(value)
+        """Whether its blocks of rows lie in memory in one piece, as c10d wants what it sends."""
+        return is_contiguous(value)
 
 
 @dataclass(frozen=True, slots=True)

@@ -131,7 +131,7 @@ class SequenceParallel(RowRewriting, Pass):
     def reduction(self, node: fx.Node) -> Shard | None:
         """How the result of the all_reduce `node` is divided, unless its tokens cannot be divided among its group."""
         if op_name(node) == START:
-            return self.rows_reduced(node)
+            return self.rows_reduced(node) if self.setting.groups else None
         given = arguments(node)
         rank, group = given["rank"], given["rank_group"]
         spec, addend = known_spec(node), known_spec(given["x"])
@@ -171,7 +171,8 @@ class SequenceParallel(RowRewriting, Pass):
 
     def tuple_allows(self, node: fx.Node) -> bool:
         """Whether only items of a tuple are read: who takes it whole gets both results on all tokens."""
-        items = len(node.meta["val"])
+        val = node.meta.get("val")
+        items = len(val) if isinstance(val, (tuple, list)) else 0
         return all(
             op_name(user) == GETITEM and type(user.args[1]) is int and -items <= user.args[1] < items
             for user in node.users
