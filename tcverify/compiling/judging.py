@@ -168,11 +168,11 @@ def _smallest(verdict: Verdict, kind: str, terms: Terms) -> tuple[Verdict, bool,
     """
     if terms.subject is None or terms.minimise <= 0:
         return verdict, False, ()
-    deadline = time.monotonic() + terms.minimise
     try:
         subject = terms.subject()
     except TcverifyError as error:
         return verdict, False, (f"not made smaller: {error.message}",)
+    deadline = time.monotonic() + terms.minimise
     best = [verdict]
 
     def shows(program: Program) -> bool:

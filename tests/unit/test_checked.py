@@ -27,7 +27,7 @@ C10D = torch.ops._c10d_functional
 TP = Mesh.grid({"tp": 2})
 
 #: All tests are about a job of two ranks in which group "7" is tp.
-JOB: dict[str, Any] = {"mesh": TP, "groups": {"7": "tp"}, "minimise": 5.0}
+JOB: dict[str, Any] = {"mesh": TP, "groups": {"7": "tp"}, "minimise": 15.0}
 
 
 def summed(x: torch.Tensor) -> torch.Tensor:
