@@ -54,7 +54,9 @@ def examples_of(inputs: Sequence[Any]) -> Examples:
         fact = InputFacts(role)
         if isinstance(value, DTensor):
             try:
-                fact = InputFacts(role, placed_over(value, groups), tuple(int(hint(n, "an input")) for n in value.shape))
+                fact = InputFacts(
+                    role, placed_over(value, groups), tuple(int(hint(n, "an input")) for n in value.shape)
+                )
             except (TcverifyError, LookupError, RuntimeError) as error:  # its process group may be gone
                 LOG.warning("the placement of an input is not known: %s: %s", type(error).__name__, error)
         found.append(fact)

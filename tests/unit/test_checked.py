@@ -69,8 +69,10 @@ class TestVerdicts:
         assert verify(passes.forget_sum, case.program).status == "refuted"
 
     def test_a_pass_that_cannot_be_imported_is_made_small_in_this_process(self) -> None:
-        pass_ = checked(lambda gm: passes.forget_sum(gm), **JOB)
+        def closure(gm: fx.GraphModule) -> None:
+            passes.forget_sum(gm)
 
+        pass_ = checked(closure, **JOB)
         with pytest.raises(WrongValue, match="cannot be imported by name"):
             pass_(traced())
         assert read_counterexample(Path(pass_.report().cases[0])).program.size == 2
