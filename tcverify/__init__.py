@@ -1,7 +1,7 @@
 """tcverify: does this compiler pass keep the meaning of a distributed program?
 
 The names below are imported when they are first used, so that the pytest plugin, which every run of pytest imports, costs
-nothing where it is not used. `verifies` needs pytest and is therefore not among the names that `import *` takes.
+nothing where it is not used. `verifies` needs pytest and `register_strategy` Hypothesis: the names that `import *` takes do not.
 """
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ warnings.filterwarnings("ignore", message="Failed to initialize NumPy", category
 if TYPE_CHECKING:
     from tcverify.application import Guarded
     from tcverify.capturing import Captured, capture, program_of
+    from tcverify.checks import Evidence, register_check
     from tcverify.compiling import annotate, checked, checked_backend
     from tcverify.errors import TcverifyError, Unsupported
-    from tcverify.execution import Lockstep, ProcessGroupPool
+    from tcverify.execution import Executor, Lockstep, ProcessGroupPool, register_executor
+    from tcverify.extensions import load_extension
     from tcverify.ops import DeviceMesh, Layout, Op, register_dialect
     from tcverify.program import (
         PARTIAL,
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
     )
     from tcverify.pytest_plugin import verifies as verifies
     from tcverify.refuted import Refuted
+    from tcverify.strategies import register_strategy as register_strategy
     from tcverify.verifier import Verdict, verify
 
 __version__ = "0.1.0"
@@ -52,6 +55,8 @@ __all__ = [
     "Captured",
     "Contract",
     "DeviceMesh",
+    "Evidence",
+    "Executor",
     "Finding",
     "GraphBuilder",
     "Guarded",
@@ -75,9 +80,12 @@ __all__ = [
     "checked",
     "checked_backend",
     "dumps",
+    "load_extension",
     "loads",
     "program_of",
+    "register_check",
     "register_dialect",
+    "register_executor",
     "shard",
     "spmd_program",
     "verify",
@@ -85,18 +93,24 @@ __all__ = [
 
 #: Where the names are that do not come from `tcverify.program`.
 _HOMES = {
+    "Evidence": "checks",
     "Guarded": "application",
     "TcverifyError": "errors",
     "Unsupported": "errors",
     "Captured": "capturing",
     "capture": "capturing",
     "program_of": "capturing",
+    "Executor": "execution",
     "Lockstep": "execution",
     "ProcessGroupPool": "execution",
     "DeviceMesh": "ops",
     "Layout": "ops",
     "Op": "ops",
+    "load_extension": "extensions",
+    "register_check": "checks",
     "register_dialect": "ops",
+    "register_executor": "execution",
+    "register_strategy": "strategies",
     "Refuted": "refuted",
     "checked": "compiling",
     "checked_backend": "compiling",

@@ -26,9 +26,10 @@ from tcverify.application.applying import apply_pass
 from tcverify.application.loading import LoadedPass, importable_target, load_pass, pipeline, prepare
 from tcverify.application.pair import Defect, Pair, PassFacts, PassFailure, Stage
 from tcverify.application.stages import SEPARATOR
-from tcverify.errors import InternalError, PassLoadError, ProgramError, TcverifyError
+from tcverify.errors import InternalError, PassLoadError, ProgramError, TcverifyError, UnsupportedOp
 from tcverify.execution.processes import LAZY_MODULES, limit, start_process
 from tcverify.execution.records import decode_comparison, encode_comparison
+from tcverify.extensions import extensions_here, load_extensions_of
 from tcverify.program import Contract, Program, decode_statistics, dumps
 from tcverify.program.codec import decode
 
@@ -233,6 +234,7 @@ class _Worker:
         self._log_path = Path(path)
         job = {"target": target, "options": dict(options), "path": [str(Path.cwd()), *sys.path], "log": path}
         job["directory"] = str(Path.cwd())
+        job["extensions"] = extensions_here()
         self._process, self._connection = start_process(_serve, (json.dumps(job),), hash_seed=hash_seed)
         limit(self._connection, MESSAGE_TIMEOUT)
         self.alive = True
@@ -354,6 +356,7 @@ def _serve(connection: Connection, job_text: str) -> None:
     os.chdir(job["directory"])  # the fork server still stands where its parent once was
     send: Callable[[Any], None] = lambda reply: connection.send_bytes(json.dumps(reply).encode())  # noqa: E731
     try:
+        load_extensions_of(job["extensions"])
         loaded = load_pass(job["target"], job["options"])
     except TcverifyError as error:
         send({"load_error": [error.message, error.hint]})
@@ -447,6 +450,9 @@ def _decode_pair(program: Program, data: Any) -> Pair:
             statistics=decode_statistics(data["statistics"]),
         )
     except ProgramError as error:  # what the pass left can be written, but makes no program
+        if isinstance(error.__cause__, UnsupportedOp):
+            why = f"{error.__cause__.message}, but in the pass's process: name the module that registers it with --extension"
+            return Pair(program, foreign=why, listing=data["listing"])
         return Pair(program, defects=[Defect("lint", 0, error.message)], listing=data["listing"])
     except (KeyError, TypeError) as error:
         raise InternalError(f"the worker's reply cannot be read: {error!r}") from error

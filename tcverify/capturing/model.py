@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -57,7 +58,8 @@ def capture(
         if node.op == "placeholder":
             facts[node.name] = _facts(node, model, examples, groups)
     captured = plain(module, None, facts)
-    return Captured(captured.graph, captured.inputs, {**groups, **captured.groups}, captured.module, captured.notes)
+    # a mesh dim's own name says more than that its group is the whole world
+    return replace(captured, groups={**captured.groups, **groups})
 
 
 def _facts(node: fx.Node, model: torch.nn.Module, examples: Sequence[Any], groups: dict[str, GroupFacts]) -> InputFacts:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -123,7 +124,7 @@ class TestPlain:
         assert names(captured.graph, "placeholder") == ["x"]
         assert targets(captured.graph) == ["aten::mul.Tensor"]
         assert next(n for n in captured.graph.nodes if n.op == "call_function").args[1] == 2.0
-        assert [n for n in captured.graph.nodes if n.op == "output"][0].args[0][1] is None
+        assert next(n for n in captured.graph.nodes if n.op == "output").args[0][1] is None
 
     def test_devices_become_the_cpu(self) -> None:
         graph = fx.Graph()
@@ -177,6 +178,19 @@ class TestPlain:
 
         indices = next(i for i in captured.inputs if i.spec.dtype == torch.int64)
         assert (indices.recipe.kind, indices.recipe.scale) == ("integers", float(bound))
+
+    def test_elements_by_index_compute_and_masks_are_named(self) -> None:
+        order = torch.tensor([2, 0, 1])
+        captured = on_two_ranks(traced(lambda x: summed(x[:, order]), torch.ones(2, 3)))
+        assert verify(Identity, program_of([captured] * 2)).status == "passed"
+
+        graph = fx.Graph()
+        x, mask = graph.placeholder("x"), graph.placeholder("mask")
+        graph.output(graph.call_function(torch.ops.aten.index.Tensor, (x, [mask])))
+        masked = plain(fx.GraphModule({}, graph), [torch.ones(3), torch.ones(3, dtype=torch.bool)])
+        verdict = verify(Identity, program_of([masked] * 2, TP))
+        assert [doubt.reason for doubt in verdict.doubts] == ["unsupported-op"]
+        assert "an index is a mask" in verdict.doubts[0].detail
 
     def test_gains_of_norms_are_drawn_near_one(self) -> None:
         gain = nn.Parameter(torch.ones(4))
@@ -301,6 +315,16 @@ class TestOneGraphForAll:
         assert len(program.graphs) == 1
         assert [node.args[2] for node in program.graph(0).nodes if node.name == "all_reduce"] == ["tp"]
 
+    def test_placements_follow_groups_that_the_graph_does_not_name(self) -> None:
+        facts = {"x_1": InputFacts("input", (("3", shard(0)),), (6,))}
+        groups = {"7": GroupFacts("tp", (0, 1)), "3": GroupFacts("dp", (0, 2))}
+        captured = replace(on_two_ranks(traced(plainly_summed, torch.ones(3)), facts=facts), groups=groups)
+        mesh = Mesh.grid({"dp": 2, "tp": 2})
+
+        (spec,) = program_of(for_all_ranks(captured, mesh), mesh).inputs
+
+        assert (spec.shape, spec.placements) == ((6,), (("dp", shard(0)),))
+
     def test_rank_arguments_of_tensor_cast_follow_the_rank(self) -> None:
         from tcverify.ops import define_ops
 
@@ -322,7 +346,7 @@ class TestOneGraphForAll:
 
         program = program_of(for_all_ranks(captured, TP, rank=1, rules=rules), TP)
 
-        bounds = [[n.args[2:4] for n in program.graph(r).nodes if n.name == "slice_1"][0] for r in range(2)]
+        bounds = [n.args[2:4] for rank in range(2) for n in program.graph(rank).nodes if n.name == "slice_1"]
         assert bounds == [(0, 2), (2, 4)]
 
     @pytest.mark.parametrize(
