@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import fx, nn
 from torch._inductor.custom_graph_pass import CustomGraphPass
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from tcverify import PARTIAL, Mesh, Refuted, Unsupported, annotate, checked, shard, verify
@@ -219,7 +220,32 @@ class TestTheCompileGoesOn:
         pass_(traced(branches))
         assert (pass_.report().status, pass_.report().changed) == ("passed", 1)
 
-    def test_sizes_that_depend_on_data_are_doubts(self) -> None:
+    def test_ops_that_write_through_a_wrapper_are_doubts(self) -> None:
+        """What Inductor has in place of a custom op that writes into its operand."""
+        from torch._higher_order_ops.auto_functionalize import auto_functionalized
+
+        library = torch.library.Library("checked_test", "DEF")
+        try:
+            library.define("increment_(Tensor(a!) x) -> ()")
+            library.impl("increment_", lambda x: None, "Meta")
+            op = torch.ops.checked_test.increment_.default
+            pass_ = checked(passes.scatter_and_gather, **JOB)
+            gm = traced(lambda x: auto_functionalized(op, x=summed(x))[1])
+            assert pass_(gm) is gm
+        finally:
+            library._destroy()
+        assert "auto_functionalized" in pass_.report().details["unsupported-op"]
+
+    def test_what_is_too_large_to_run_is_a_doubt(self) -> None:
+        with FakeTensorMode():
+            large = torch.empty(1 << 20, 1 << 20)
+        pass_ = checked(passes.scatter_and_gather, **JOB)
+        gm = traced(summed, large)
+        assert pass_(gm) is gm
+        assert (pass_.report().inconclusive, pass_.report().refuted, pass_.report().changed) == (1, 0, 1)
+        assert "elements; at most" in pass_.report().details["not-judged"]
+
+    def test_inputs_without_a_shape_are_doubts(self) -> None:
         gm = traced()
         gm.graph.find_nodes(op="placeholder")[0].meta["val"] = None
         gm.graph.find_nodes(op="placeholder")[0].meta.pop("val")
