@@ -45,6 +45,9 @@ else:
 
 LOG = logging.getLogger("tcverify")
 
+#: Seconds to wait for ranks once some have not shown up in time: they may be out of step from then on.
+PATIENCE = 5.0
+
 #: How many checked passes of each name there are: ranks tell calls apart by it.
 _NAMES: Counter[str] = Counter()
 
@@ -174,6 +177,7 @@ class Checked(CustomGraphPass):
                 f"{self._channel}/{self._met}/before", place.rank, place.world_size, mine, decide, timeout=self._timeout
             )
         except Missing as error:
+            self._timeout = min(self._timeout, PATIENCE)
             return Judgement.inconclusive("missing-ranks", str(error)), Common()
         except Exception as error:  # noqa: BLE001 - a store can fail in many ways; the compile goes on
             return _no_store(error), Common()
@@ -182,32 +186,38 @@ class Checked(CustomGraphPass):
         return before, Common(*(tuple(found[place.rank][key]) for key in ("alike", "same_numbers")))
 
     def _judgement(self, called: Given, returned: Any, before: Before | Judgement, place: Place) -> Judgement:
+        if isinstance(before, Judgement) and before.doubts[0][0] in _NOBODY_THERE:
+            return before
         terms = self._terms_for(called)
         with apart():
-            seen: Observation | Judgement
-            if isinstance(before, Judgement):
-                seen = before
-            else:
-                try:
-                    rewrites = rewrites_of(self._pass)
-                    self._tally.rewrites.update(rewrites)
-                    done = left(called, returned, place.rank)
-                    seen = before.observe(done, place.rank, metadata=terms.contract.metadata, rewrites=rewrites)
-                except Exception as error:  # noqa: BLE001 - whatever the pass left, the compile goes on
-                    seen = self._doubt(error, "not-captured")
-            if isinstance(before, Judgement) and before.doubts[0][0] in _NOBODY_THERE:
-                return before
-            if isinstance(seen, Observation) and seen.local:
-                alone = seen.alone()
-                return self._safely(lambda: (pair_of([alone], None, self._placements), None), terms)
-            if place.real:
-                if not isinstance(before, Judgement) and is_local(before.captured):
-                    self._met += 1  # the pass has inserted the first collective: nobody has been asked yet
-                return self._together(seen, place, terms)
-            if isinstance(seen, Judgement):
-                return seen
-            mine = seen
-            return self._safely(lambda: self._for_all(mine, place, called), terms)
+            seen = before if isinstance(before, Judgement) else self._seen(called, returned, before, place, terms)
+            if isinstance(seen, Observation):
+                judgement = self._judged(seen, before, called, place, terms)
+                return replace(judgement, changed=judgement.changed or seen.changed)
+            local = isinstance(before, Before) and is_local(before.captured)
+            return self._together(seen, place, terms) if place.real and not local else seen
+
+    def _seen(
+        self, called: Given, returned: Any, before: Before, place: Place, terms: Terms
+    ) -> Observation | Judgement:
+        try:
+            rewrites = rewrites_of(self._pass)
+            self._tally.rewrites.update(rewrites)
+            done = left(called, returned, place.rank)
+            return before.observe(done, place.rank, metadata=terms.contract.metadata, rewrites=rewrites)
+        except Exception as error:  # noqa: BLE001 - whatever the pass left, the compile goes on
+            return self._doubt(error, "not-captured")
+
+    def _judged(
+        self, seen: Observation, before: Before | Judgement, called: Given, place: Place, terms: Terms
+    ) -> Judgement:
+        if seen.local:
+            return self._safely(lambda: (pair_of([seen.alone()], None, self._placements), None), terms)
+        if not place.real:
+            return self._safely(lambda: self._for_all(seen, place, called), terms)
+        if isinstance(before, Before) and is_local(before.captured):
+            self._met += 1  # the pass has inserted the first collective: nobody has been asked yet
+        return self._together(seen, place, terms)
 
     def _for_all(self, seen: Observation, place: Place, called: Given) -> tuple[Pair, str | None]:
         mesh = self._mesh or mesh_for(groups_in(seen), place.world_size)
@@ -264,6 +274,7 @@ class Checked(CustomGraphPass):
                 timeout=self._timeout, extra=terms.minimise,
             )  # fmt: skip
         except Missing as error:
+            self._timeout = min(self._timeout, PATIENCE)
             return Judgement.inconclusive("missing-ranks", str(error))
         except Exception as error:  # noqa: BLE001 - a store can fail in many ways; the compile goes on
             return _no_store(error)
@@ -422,7 +433,8 @@ def checked(
             known is taken as equal on all ranks, and the pass is not told anything of it.
         report_dir: where counterexamples are written; None writes none.
         cache: verify the same graphs once.
-        timeout: seconds to wait for other ranks. Where one does not show up, the graph is inconclusive.
+        timeout: seconds to wait for other ranks. Where one does not show up, the graph is inconclusive, and later ones wait for
+            5 s at most: ranks that compile different numbers of graphs stay out of step.
         minimise: seconds for making a counterexample smaller; 0 leaves it as it is.
         fallback: in mode "log", go on with the graph as it was before a pass that is refuted.
 

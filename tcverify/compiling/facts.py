@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -16,12 +17,16 @@ from torch.distributed.tensor import DTensor
 from tcverify.capturing import GroupFacts, InputFacts
 from tcverify.capturing.groups import known_here, names_in
 from tcverify.capturing.model import placed_over
+from tcverify.capturing.sizes import hint
+from tcverify.errors import TcverifyError
 from tcverify.program import Mesh, Placement
 
 #: Placements by name of the input and mesh dim. The name "*" is for every input of which nothing else is known.
 Placements = Mapping[str, Mapping[str, Placement]]
 
 EVERY = "*"
+
+LOG = logging.getLogger("tcverify")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +51,15 @@ def examples_of(inputs: Sequence[Any]) -> Examples:
     found = []
     for value in inputs:
         role = "parameter" if isinstance(value, torch.nn.Parameter) else "input"
+        fact = InputFacts(role)
         if isinstance(value, DTensor):
-            found.append(InputFacts(role, placed_over(value, groups), tuple(map(int, value.shape))))
-        else:
-            found.append(InputFacts(role))
+            try:
+                fact = InputFacts(
+                    role, placed_over(value, groups), tuple(int(hint(n, "an input")) for n in value.shape)
+                )
+            except (TcverifyError, LookupError, RuntimeError) as error:  # its process group may be gone
+                LOG.warning("the placement of an input is not known: %s: %s", type(error).__name__, error)
+        found.append(fact)
     return Examples(tuple(found), groups)
 
 
@@ -124,7 +134,7 @@ def inputs_of(graph: fx.Graph) -> dict[str, InputFacts]:
     examples = _EXAMPLES.get().inputs
     found = {}
     for node in graph.nodes:
-        if node.op != "placeholder":
+        if node.op != "placeholder" or not isinstance(node.meta.get("val"), torch.Tensor):
             continue
         described: Any = node.meta.get("desc")
         inside = hasattr(described, "base")  # a part of a tensor subclass

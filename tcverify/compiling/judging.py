@@ -1,26 +1,18 @@
-"""Judges what a pass did in a compile: verifies the pair, makes the counterexample small, writes it."""
+"""Judges what a pass did in a compile."""
 
 from __future__ import annotations
 
 import hashlib
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tcverify.application import Applied, Pair, PassFacts, Subject
-from tcverify.campaign import FindingFound
-from tcverify.campaign.reduction import reduce, suspects_of
-from tcverify.counterexample import make_counterexample, write_counterexample
-from tcverify.errors import TcverifyError
 from tcverify.execution import Executor
-from tcverify.program import Contract, NotSerialisable, Program, dumps
-from tcverify.report.html import HtmlReport
-from tcverify.report.plain import count, plain
-from tcverify.report.script import ScriptReport
-from tcverify.report.text import to_text
-from tcverify.verifier import Verdict, verify
+from tcverify.program import Contract, NotSerialisable, dumps
+from tcverify.report.plain import plain
+from tcverify.verifier import verify
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,78 +112,17 @@ def judge(pair: Pair, terms: Terms, doubt: str | None = None) -> Judgement:
     try:
         dumps(pair.original)
     except NotSerialisable as error:
-        return _with(found, notes=(*notes, f"no counterexample is written: {error.message}"))
-    return _recorded(verdict, first.kind, found, terms)
+        return altered(found, notes=(*notes, f"no counterexample is written: {error.message}"))
+    from tcverify.compiling.recording import (
+        recorded,
+    )  # reports and reduction take long to import, and few compiles need them
+
+    return recorded(verdict, first.kind, found, terms)
 
 
-def _with(judgement: Judgement, **changes: Any) -> Judgement:
+def altered(judgement: Judgement, **changes: Any) -> Judgement:
+    """The judgement with other values of some fields."""
     return Judgement(**{**asdict(judgement), "doubts": judgement.doubts, "notes": judgement.notes, **changes})
 
 
-def _recorded(verdict: Verdict, kind: str, found: Judgement, terms: Terms) -> Judgement:
-    """Make the program of a finding small, write it down, and say so."""
-    drawn = verdict.pair.original.size
-    small, cut, notes = _smallest(verdict, kind, terms)
-    case = make_counterexample(
-        small, kind, terms.facts, terms.contract, size_drawn=drawn, shrink_cut=cut, deep=False
-    )  # fmt: skip
-    notes = (*found.notes, *notes)
-    path = None
-    if terms.report_dir is not None:
-        said: list[str] = []
-        try:
-            path = write_counterexample(case, terms.report_dir)
-            for report in (ScriptReport(terms.report_dir, said.append), HtmlReport(terms.report_dir, said.append)):
-                report(FindingFound(case))
-        except TcverifyError as error:
-            said.append(error.message)
-        notes = (*notes, *(line for line in said))
-    if not case.replayable:
-        notes = (*notes, f"the pass {terms.facts.name} cannot be imported by name, so that nobody can replay this: give checked "
-                         "a module:attribute")  # fmt: skip
-    text = "\n".join([to_text(case, path), *(plain(note) for note in notes)])
-    finding = case.finding
-    return _with(
-        found,
-        headline=f"{kind}: {plain(finding.title)}",
-        text=text,
-        notes=notes,
-        path="" if path is None else str(path),
-    )
-
-
-def _smallest(verdict: Verdict, kind: str, terms: Terms) -> tuple[Verdict, bool, tuple[str, ...]]:
-    """The smallest program that was found to show this kind of finding when the pass is applied to it.
-
-    Returns:
-        The verdict on it, whether time ran out, and what is to be said about it.
-    """
-    if terms.subject is None or terms.minimise <= 0:
-        return verdict, False, ()
-    deadline = time.monotonic() + terms.minimise
-    try:
-        subject = terms.subject()
-    except TcverifyError as error:
-        return verdict, False, (f"not made smaller: {error.message}",)
-    best = [verdict]
-
-    def shows(program: Program) -> bool:
-        judged = verify(subject, program, contract=terms.contract, checks=terms.checks, domain=terms.domain)
-        if any(finding.kind == kind for finding in judged.findings):
-            best[0] = judged
-            return True
-        return False
-
-    try:
-        if not shows(verdict.pair.original):
-            why = "applied once more, to the program as it is written down, the pass does not show this"
-            return verdict, False, (f"{why}: it is not made smaller, and a replay may show nothing",)
-        cut = reduce(verdict.pair.original, shows, deadline, suspects_of(best[0], kind)).cut
-    except TcverifyError as error:
-        return best[0], True, (f"made smaller up to {count(best[0].pair.original.size, 'node')}: {error.message}",)
-    finally:
-        subject.close()
-    return best[0], cut, ()
-
-
-__all__ = ["Judgement", "Terms", "decode_judgement", "encode_judgement", "judge", "pair_key"]
+__all__ = ["Judgement", "Terms", "altered", "decode_judgement", "encode_judgement", "judge", "pair_key"]

@@ -74,7 +74,7 @@ class Tally:
             lines.append(
                 "  rewrites: " + ", ".join(f"{name} {number}" for name, number in sorted(self.rewrites.items()))
             )
-        if self.calls and not self.changed:
+        if self.calls and not self.changed and not self.inconclusive:
             lines.append("  the pass never changed anything: nothing was tested")
         lines += [
             f"  inconclusive, {reason}: {count(number, 'graph')} ({self.details[reason]})"

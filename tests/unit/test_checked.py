@@ -13,12 +13,15 @@ import pytest
 import torch
 from torch import fx, nn
 from torch._inductor.custom_graph_pass import CustomGraphPass
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from tcverify import PARTIAL, Mesh, Refuted, Unsupported, annotate, checked, shard, verify
-from tcverify.compiling import Checked
+from tcverify import PARTIAL, Mesh, ProcessGroupPool, Refuted, Unsupported, annotate, checked, shard, verify
+from tcverify.capturing import GroupFacts
+from tcverify.compiling import Checked, Tally
+from tcverify.compiling.pairing import mesh_for
 from tcverify.counterexample import read_counterexample
-from tcverify.errors import PassLoadError, UsageError
+from tcverify.errors import PassLoadError, ProgramError, UsageError
 from tcverify.program.graph import same_structure
 from tcverify.refuted import MalformedGraph, WrongValue
 from tests.unit import checked_passes as passes
@@ -27,7 +30,7 @@ C10D = torch.ops._c10d_functional
 TP = Mesh.grid({"tp": 2})
 
 #: All tests are about a job of two ranks in which group "7" is tp.
-JOB: dict[str, Any] = {"mesh": TP, "groups": {"7": "tp"}, "minimise": 5.0}
+JOB: dict[str, Any] = {"mesh": TP, "groups": {"7": "tp"}, "minimise": 15.0}
 
 
 def summed(x: torch.Tensor) -> torch.Tensor:
@@ -69,8 +72,10 @@ class TestVerdicts:
         assert verify(passes.forget_sum, case.program).status == "refuted"
 
     def test_a_pass_that_cannot_be_imported_is_made_small_in_this_process(self) -> None:
-        pass_ = checked(lambda gm: passes.forget_sum(gm), **JOB)
+        def closure(gm: fx.GraphModule) -> None:
+            passes.forget_sum(gm)
 
+        pass_ = checked(closure, **JOB)
         with pytest.raises(WrongValue, match="cannot be imported by name"):
             pass_(traced())
         assert read_counterexample(Path(pass_.report().cases[0])).program.size == 2
@@ -126,6 +131,21 @@ class TestVerdicts:
             with pytest.raises(WrongValue):
                 pass_(traced())
         assert (pass_.report().refuted, pass_.report().cached, len(pass_.report().cases)) == (2, 1, 1)
+
+    def test_other_domains_and_executors_judge_too(self, pool: Callable[[int], ProcessGroupPool]) -> None:
+        pass_ = checked(passes.scatter_and_gather, domain="exact", confirm=pool(2), **JOB)
+        pass_(traced())
+        assert pass_.report().status == "passed"
+
+        def nearly(gm: fx.GraphModule) -> None:
+            """Off by one part in 10¹³: floating point takes it for rounding."""
+            wait = passes.waits(gm.graph)[0]
+            with gm.graph.inserting_after(wait):
+                scaled = passes.call(gm.graph, torch.ops.aten.mul.Tensor, wait, 1 + 1e-13)
+            wait.replace_all_uses_with(scaled, delete_user_cb=lambda user: user is not scaled)
+
+        with pytest.raises(Refuted):
+            checked(nearly, domain="exact", **JOB)(traced())
 
 
 class TestModes:
@@ -217,7 +237,32 @@ class TestTheCompileGoesOn:
         pass_(traced(branches))
         assert (pass_.report().status, pass_.report().changed) == ("passed", 1)
 
-    def test_sizes_that_depend_on_data_are_doubts(self) -> None:
+    def test_ops_that_write_through_a_wrapper_are_doubts(self) -> None:
+        """What Inductor has in place of a custom op that writes into its operand."""
+        from torch._higher_order_ops.auto_functionalize import auto_functionalized
+
+        library = torch.library.Library("checked_test", "DEF")
+        try:
+            library.define("increment_(Tensor(a!) x) -> ()")
+            library.impl("increment_", lambda x: None, "Meta")
+            op = torch.ops.checked_test.increment_.default
+            pass_ = checked(passes.scatter_and_gather, **JOB)
+            gm = traced(lambda x: auto_functionalized(op, x=summed(x))[1])
+            assert pass_(gm) is gm
+        finally:
+            library._destroy()
+        assert "auto_functionalized" in pass_.report().details["unsupported-op"]
+
+    def test_what_is_too_large_to_run_is_a_doubt(self) -> None:
+        with FakeTensorMode():
+            large = torch.empty(1 << 20, 1 << 20)
+        pass_ = checked(passes.scatter_and_gather, **JOB)
+        gm = traced(summed, large)
+        assert pass_(gm) is gm
+        assert (pass_.report().inconclusive, pass_.report().refuted, pass_.report().changed) == (1, 0, 1)
+        assert "elements; at most" in pass_.report().details["not-judged"]
+
+    def test_inputs_without_a_shape_are_doubts(self) -> None:
         gm = traced()
         gm.graph.find_nodes(op="placeholder")[0].meta["val"] = None
         gm.graph.find_nodes(op="placeholder")[0].meta.pop("val")
@@ -383,6 +428,25 @@ class TestAttributes:
         assert "changes the values of the attribute" in pass_.report().details["not-captured"]
 
 
+class TestGraphsOfOneRank:
+    """Graphs without collectives: each rank judges its own."""
+
+    @staticmethod
+    def swapped(gm: fx.GraphModule) -> None:
+        for node in gm.graph.nodes:
+            if node.target in (torch.ops.aten.add.Tensor, torch.ops.aten.sub.Tensor):
+                node.args = node.args[::-1]
+
+    def test_a_right_rewrite_passes(self) -> None:
+        pass_ = checked(self.swapped, **JOB)
+        pass_(traced(lambda x, y: x + y, torch.ones(3), torch.ones(3)))
+        assert (pass_.report().status, pass_.report().changed) == ("passed", 1)
+
+    def test_a_wrong_rewrite_is_refuted(self) -> None:
+        with pytest.raises(WrongValue):
+            checked(self.swapped, **JOB)(traced(lambda x, y: x - y, torch.ones(3), torch.ones(3)))
+
+
 class TestOneRankForAll:
     def test_a_pass_that_reads_the_rank_from_the_graph(self) -> None:
         pass_ = checked(passes.rows_by_meta, **JOB)
@@ -420,3 +484,25 @@ class TestOneRankForAll:
         assert gm.meta["groups"] == {"7": (0, 1)}
         checked(look, placements={"*": {"tp": PARTIAL}}, **JOB)(gm)  # what is there already stays
         assert seen["groups"] == {"7": (0, 1)}
+
+    def test_groups_are_rows_of_a_grid_or_of_the_mesh(self) -> None:
+        known = {"7": GroupFacts("tp", (0, 1)), "9": GroupFacts("dp", (0, 2))}
+        mesh = mesh_for(known, 4)
+        assert {dim.name: dim.groups for dim in mesh.dims} == {"tp": ((0, 1), (2, 3)), "dp": ((0, 2), (1, 3))}
+        with pytest.raises(ProgramError, match="no row of a grid of 4 ranks"):
+            mesh_for({"7": GroupFacts("tp", (0, 3))}, 4)
+
+
+def test_a_report_says_everything_in_a_few_lines() -> None:
+    tally = Tally("mine", calls=3, changed=2, passed=1, refuted=1, inconclusive=1, cached=1, seconds=1.25)
+    tally.rewrites["P1"] = 4
+    tally.doubts["unsupported-op"] = 1
+    tally.details["unsupported-op"] = "op my::op is not supported"
+    tally.cases.append("reports/1/counterexample.json")
+    assert str(tally).splitlines() == [
+        "mine: refuted; 3 graphs, 2 changed, 1 passed, 1 refuted, 1 inconclusive, 1 known from before; 1.2 s",
+        "  rewrites: P1 4",
+        "  inconclusive, unsupported-op: 1 graph (op my::op is not supported)",
+        "  counterexample: reports/1/counterexample.json",
+    ]
+    assert Tally("idle").status == "nothing tested"
