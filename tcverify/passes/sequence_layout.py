@@ -79,13 +79,16 @@ class Move:
         op: qualified name of its op.
         shard: how it is divided.
         stage: "reduced": an all_reduce, seen through markers and views; "added": the sum of one and a residual, likewise;
-            "residual": that sum as add_rms_norm2 returns it; "normed": a norm.
+            "residual": that sum as add_rms_norm2 returns it; "normed": a norm. Those of experts and attention: see
+            `sequence_experts` and `sequence_attention`.
         source: the operand whose shard it is computed from; None for an all_reduce.
         operand: the name of that argument.
         other: the other addend, where there is one.
         slot: the name of that argument.
         local: whether the other addend is taken as the shard that is there anyway, and not sliced.
-        pattern: the pattern that this move completes, if any: "P1", "P2" or "P3".
+        pattern: the pattern that this move completes, if any: "P1" to "P5".
+        items: the stages of the items, of a tuple.
+        routing: of routed rows, what their tokens were routed by; see `sequence_experts.routing_of`.
     """
 
     node: fx.Node
@@ -98,6 +101,8 @@ class Move:
     slot: str = ""
     local: bool = False
     pattern: str = ""
+    items: tuple[str, ...] = ()
+    routing: tuple[fx.Node, int] | None = None
 
     @property
     def reads(self) -> tuple[fx.Node, ...]:

@@ -27,9 +27,10 @@ from tcverify.ops import resolve
 from tcverify.passes.base import Pass
 from tcverify.passes.editing import annotate, arguments, has_exact_metadata, known_spec, op_name, set_argument
 from tcverify.passes.placements import Placements, propagate
+from tcverify.passes.sequence_attention import PROJECTED, AttentionGuards
+from tcverify.passes.sequence_experts import ExpertGuards
 from tcverify.passes.sequence_layout import (
     ADD_RMS_NORM,
-    ADD_RMS_NORM2,
     ALL_GATHER,
     GETITEM,
     MARKERS,
@@ -66,7 +67,7 @@ class Rewriting:
     displaced: list[fx.Node] = field(default_factory=list)
 
 
-class SequenceParallel(Pass):
+class SequenceParallel(ExpertGuards, AttentionGuards, Pass):
     """Runs norms and residual sums behind an all_reduce on the rank's shard of the tokens.
 
     Args:
@@ -76,9 +77,9 @@ class SequenceParallel(Pass):
 
     name = "sequence_parallel"
     contract: ClassVar[Contract] = Contract(idempotent=True)
-    PATTERNS = ("P1", "P2", "P3")
+    PATTERNS = ("P1", "P2", "P3", "P4", "P5")
 
-    def __init__(self, *, patterns: str = "P1,P2,P3", **options: Any) -> None:
+    def __init__(self, *, patterns: str = "P1,P2,P3,P4,P5", **options: Any) -> None:
         super().__init__(**options)
         self.patterns = self._choice("patterns", patterns, self.PATTERNS)
 
@@ -157,7 +158,9 @@ class SequenceParallel(Pass):
     def apply(self, state: Rewriting, move: Move) -> None:
         """Move one node to the shard, and gather its result where someone reads it on all tokens."""
         node, whole = move.node, move.node.meta["val"]
-        assert move.source is not None
+        if move.source is None:
+            self.slice_attention(state, move)
+            return
         if move.op != GETITEM:
             set_argument(node, move.operand, self.local(state, move.source))
         if move.other is not None:
@@ -221,6 +224,18 @@ class SequenceParallel(Pass):
         with state.graph.inserting_before(move.node):
             return self.insert(state, "aten::slice.Tensor", (addend, dim, start, start + chunk), "residual_shard")
 
+    def slice_attention(self, state: Rewriting, move: Move) -> None:
+        """Let a projection read this rank's chunk of the attention."""
+        addend = arguments(move.node)[move.operand]
+        shape = shape_of(addend)
+        chunk = shape[move.shard.dim] // move.shard.members
+        start = self.chunk_start(chunk, move.shard)
+        with state.graph.inserting_before(move.node):
+            args = (addend, move.shard.dim, start, start + chunk)
+            part = self.insert(state, "aten::slice.Tensor", args, "attention_shard")
+        set_argument(move.node, move.operand, part)
+        self.record(move.node)
+
     def chunk_start(self, chunk: int, shard: Shard) -> int:
         """Where this rank's chunk starts, in tokens."""
         return chunk * shard.position
@@ -230,7 +245,7 @@ class SequenceParallel(Pass):
 
         A single norm that nobody reads is gathered too: an unused collective is one that other ranks may wait for.
         """
-        if move.op in MARKERS or move.op == ADD_RMS_NORM2:
+        if move.op in MARKERS or move.items or move.stage == PROJECTED:
             return False
         return move.node in state.plan.full or (move.op in (RMS_NORM, ADD_RMS_NORM) and not move.node.users)
 

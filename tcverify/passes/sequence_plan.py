@@ -9,6 +9,7 @@ Linear in the graph: every value is taken back once at most, and once at most tu
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -16,6 +17,8 @@ from torch import fx
 
 from tcverify.passes.editing import arguments, known_spec, op_name
 from tcverify.passes.placements import Placements
+from tcverify.passes.sequence_attention import PROJECTED, projected
+from tcverify.passes.sequence_experts import ROUTED, SERVING, STAGES, expert_move
 from tcverify.passes.sequence_layout import (
     ADD,
     ADD_RMS_NORM,
@@ -74,6 +77,34 @@ class Guards(Protocol):
         """Whether a marker that someone reads in full stays in full."""
         ...
 
+    def expert_weight_allows(self, weight: Any, shard: Shard, facts: Placements) -> bool:
+        """Whether a matrix, or those of experts, allow the product by them to move."""
+        ...
+
+    def rows_allow(self, rows: Move, choices: Move) -> bool:
+        """Whether rows were routed by these choices."""
+        ...
+
+    def tokens_allow(self, tokens: Move, choices: Move) -> bool:
+        """Whether tokens and choices are divided alike."""
+        ...
+
+    def beside_allows(self, operand: Any, result: tuple[int, ...], shard: Shard, facts: Placements) -> bool:
+        """Whether an operand that does not move can stand beside tokens that do."""
+        ...
+
+    def reduced_dims_allow(self, dims: Sequence[int], shard: Shard) -> bool:
+        """Whether a reduction over these dims leaves tokens apart."""
+        ...
+
+    def projection_allows(self, operand: Any, weights: list[Any], shard: Shard, facts: Placements) -> bool:
+        """Whether attention may be sliced before its projection."""
+        ...
+
+    def meets(self, residual: Move) -> bool:
+        """Whether a residual is local, so that a projection may be, too."""
+        ...
+
 
 @dataclass(slots=True)
 class MovePlan:
@@ -125,10 +156,11 @@ def _move(node: fx.Node, plan: MovePlan, facts: Placements, guards: Guards) -> M
         shard = guards.reduction(node)
         return None if shard is None else Move(node, op, shard, "reduced")
     if op in ADDENDS:
-        return _computed(node, op, plan, facts, guards)
+        move = expert_move(node, op, plan, facts, guards)
+        return move if move is not None else _computed(node, op, plan, facts, guards)
     if op in MARKERS or op in VIEWS or op == GETITEM:
         return _handed_on(node, op, plan, guards)
-    return None
+    return expert_move(node, op, plan, facts, guards)
 
 
 def _handed_on(node: fx.Node, op: str, plan: MovePlan, guards: Guards) -> Move | None:
@@ -136,13 +168,12 @@ def _handed_on(node: fx.Node, op: str, plan: MovePlan, guards: Guards) -> Move |
     operand = node.args[0] if node.args else None
     before = plan.moves.get(operand) if isinstance(operand, fx.Node) else None
     spec = known_spec(node)
-    if before is None or spec is None:
+    if before is None or spec is None or before.stage == ROUTED:
         return None
     if op == GETITEM:
-        if before.op != ADD_RMS_NORM2:
+        if not before.items:
             return None  # it indexes a tensor
-        stage = ("normed", "residual")[node.args[1]]  # type: ignore[index]
-        return Move(node, op, before.shard, stage, before.node)
+        return Move(node, op, before.shard, before.items[node.args[1]], before.node)  # type: ignore[index]
     if op in MARKERS:
         return Move(node, op, before.shard, before.stage, before.node, "x")
     dim = guards.viewed_dim(shape_of(before.node), before.shard, spec.shape)
@@ -152,7 +183,7 @@ def _handed_on(node: fx.Node, op: str, plan: MovePlan, guards: Guards) -> Move |
 def _computed(node: fx.Node, op: str, plan: MovePlan, facts: Placements, guards: Guards) -> Move | None:
     """The move of a sum or a norm."""
     given = arguments(node)
-    source = _source(given, op, plan)
+    source = _source(given, op, plan) or projected(node, op, plan, facts, guards)
     results = [user for user in node.users if op_name(user) == GETITEM] if op == ADD_RMS_NORM2 else [node]
     if source is None or (op == ADD_RMS_NORM2 and not guards.tuple_allows(node)):
         return None
@@ -175,13 +206,14 @@ def _computed(node: fx.Node, op: str, plan: MovePlan, facts: Placements, guards:
             return None
     shape = shape_of(node if op != ADD_RMS_NORM2 else given["x"])
     move.shard = source.shard.along(source.shard.dim + len(shape) - rank)
+    move.items = ("normed", "residual") if op == ADD_RMS_NORM2 else ()
     move.pattern = _pattern(move, plan, guards)
     return move if not move.pattern or move.pattern in guards.patterns else None
 
 
 def _source(given: dict[str, Any], op: str, plan: MovePlan) -> Move | None:
     """The first addend that is an all_reduce, or, before an rms_norm, a sum that moves."""
-    stages = ("reduced", "added") if op == RMS_NORM else ("reduced",)
+    stages = ("reduced", "added", "experts") if op == RMS_NORM else ("reduced", "experts")
     for name in ADDENDS[op]:
         move = plan.moves.get(given[name]) if isinstance(given[name], fx.Node) else None
         if move is not None and move.stage in stages:
@@ -227,6 +259,9 @@ def _adds_local_residual(move: Move, plan: MovePlan) -> bool:
 
 # -------------------------------------------------------------------------------------------------- what must not move
 
+#: Stages of values that move for the sake of others.
+_SERVING_STAGES = SERVING | {PROJECTED}
+
 
 def _take_back(plan: MovePlan, guards: Guards) -> None:
     """Work off what follows from reads in full and from lost readers.
@@ -252,6 +287,8 @@ def _take_back(plan: MovePlan, guards: Guards) -> None:
             if node in plan.full:
                 continue
             plan.full.add(node)
+            if move is not None and (move.stage == ROUTED or (move.stage == PROJECTED and move.in_place)):
+                events.append(("stay", node))
             if move is None or move.source is None:
                 continue
             if move.op in VIEWS:
@@ -260,7 +297,10 @@ def _take_back(plan: MovePlan, guards: Guards) -> None:
                 events.append(("stay", node))
         elif event == "lost":
             readers[node] -= 1
-            if move is not None and readers[node] <= 0 and (move.op in VIEWS or move.op in MARKERS or move.op == ADD):
+            serves = move is not None and (move.op in VIEWS or move.op in MARKERS or move.op == ADD)
+            if move is not None and move.stage in _SERVING_STAGES:
+                serves = True
+            if serves and readers[node] <= 0:
                 events.append(("stay", node))
         elif move is not None:
             del moves[node]
@@ -269,7 +309,7 @@ def _take_back(plan: MovePlan, guards: Guards) -> None:
                 theirs = moves.get(user)
                 if theirs is None or node not in theirs.reads:
                     continue
-                if theirs.source is not node:  # the other addend: its chunk can be sliced off instead
+                if theirs.source is not node and theirs.stage not in STAGES:  # the other addend: its chunk can be sliced off instead
                     theirs.local = False
                     theirs.pattern = _pattern(theirs, plan, guards)
                     events.append(("full", node))
