@@ -44,7 +44,8 @@ class Experts:
     """One block of experts and the attention in front of it; see `FIELDS` for the values.
 
     Attributes:
-        attention: "parallel" as in structured programs; "whole": every rank computes it and its projection.
+        attention: "parallel" as in structured programs; "whole": every rank computes it and its projection; "later": whole,
+            but in the first layer.
         where: the experts: "none" leaves the block out; "here": all on every rank; "columns": each divided over the ranks,
             with partial sums; "exchanged": rows are sent to other ranks and back; "chunks": loads stand in the graph;
             "capacity": rows behind a number of them that the tokens give are dropped.
@@ -58,6 +59,7 @@ class Experts:
         biased: whether the experts have biases.
         shared: a shared expert: on every rank ("plain", "gated" by a sigmoid), or divided over them ("parallel").
         keep: what is returned besides.
+        tidy: whether what stands around both blocks is as in most models: a residual that goes on, and nobody else who reads.
     """
 
     attention: str
@@ -71,13 +73,14 @@ class Experts:
     biased: bool
     shared: str
     keep: str
+    tidy: bool
 
 
 _BYTE = tuple(range(256))
 
 #: Per field of `Experts`, what its byte picks from.
 FIELDS: dict[str, tuple[Any, ...]] = {
-    "attention": weighted(("parallel", 5), ("whole", 4)),
+    "attention": weighted(("parallel", 4), ("later", 4), ("whole", 1)),
     "where": weighted(("none", 2), ("here", 18), ("columns", 3), ("exchanged", 1), ("chunks", 2), ("capacity", 1)),
     "count": weighted((2, 4), (3, 4), (4, 5), (1, 1), (5, 1)),
     "choices": _BYTE,
@@ -88,6 +91,7 @@ FIELDS: dict[str, tuple[Any, ...]] = {
     "biased": weighted((False, 2), (True, 1)),
     "shared": weighted(("none", 4), ("plain", 4), ("gated", 2), ("parallel", 2)),
     "keep": weighted(("none", 14), ("indices", 1), ("weights", 1), ("rows", 1), ("routed", 1)),
+    "tidy": weighted((False, 1), (True, 1)),
 }  # fmt: skip
 
 LAYERS = 2
@@ -115,8 +119,10 @@ def write_experts(mesh: Mesh, setting: Setting, blocks: tuple[Block, ...], layer
     for number, layer in enumerate(layers):
         w.draft.scope = (f"layer {number}",)
         first, second = blocks[2 * number : 2 * number + 2]
+        if layer.tidy:
+            first, second = _tidy(first), _tidy(second)
         dim = w.roles.other if first.dp and w.roles.other is not None else w.roles.main
-        if layer.attention == "whole":
+        if layer.attention == "whole" or (layer.attention == "later" and number):
             finish_block(w, _unreduced(first), dim, _whole_attention(w, first), None)
         else:
             addend, width = mix(w, first, dim, attention=True)
@@ -135,6 +141,11 @@ def write_experts(mesh: Mesh, setting: Setting, blocks: tuple[Block, ...], layer
 def _unreduced(block: Block) -> Block:
     """What stands around a value that is the same on all ranks already."""
     return replace(block, reduce="none", bias="none", twin=False)
+
+
+def _tidy(block: Block) -> Block:
+    norm = {"rms": "unfused", "none": "fused2", "layer": "fused2", "fused": "fused2"}.get(block.norm, block.norm)
+    return replace(block, norm=norm, reduce="all_reduce", residual="stream", users="none", bias="none", dp=False)
 
 
 # ---------------------------------------------------------------------------------------------------------- attention
