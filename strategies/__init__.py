@@ -12,6 +12,7 @@
 | data-parallel | functional programs that begin with layers, their gradients and the reductions of those |
 | async-tp | functional programs that begin with products in chunks, each beside the collective of another |
 | fsdp | layers whose parameters are gathered, used and freed, and gradients that are reduced and scattered |
+| sequence-functional | tensor-parallel layers on functional collectives, with norms as compilers capture them |
 | resharding | tensors that are brought from mesh to mesh, divided anew, reduced, and computed with in between |
 | mixed | all of these, most of them with costs and stream settings; a third are structured, close to a fifth asynchronous |
 
@@ -28,7 +29,18 @@ from functools import partial
 from hypothesis import strategies as st
 
 from tcverify.program import Mesh, Program
-from tcverify.strategies import aimed, experts, fsdp, functional, near_miss, overlap, resharding, timing, wild
+from tcverify.strategies import (
+    aimed,
+    experts,
+    fsdp,
+    functional,
+    near_miss,
+    overlap,
+    resharding,
+    sequence_functional,
+    timing,
+    wild,
+)
 from tcverify.strategies.choices import WIDTH, decode_choices, weighted
 from tcverify.strategies.functional import large_functional_program
 from tcverify.strategies.meshes import WORLD_SIZES, all_meshes
@@ -67,6 +79,7 @@ _ASYNCHRONOUS = {
     "data-parallel": Decoder(functional.decode_data_parallel, functional.WIDTH),
     "async-tp": Decoder(functional.decode_async_tp, functional.WIDTH),
     "fsdp": Decoder(fsdp.decode_fsdp, fsdp.WIDTH),
+    "sequence-functional": Decoder(sequence_functional.decode_sequence_functional, sequence_functional.WIDTH),
 }
 
 #: Programs whose tensors carry layouts.
@@ -78,7 +91,7 @@ _BLOCKING = weighted(("structured", 8), ("near-miss", 4), ("aimed", 2), ("wild",
 _SHARES = (
     _BLOCKING * 9
     + weighted(("structured", 5), ("near-miss", 2), ("moe", 12))
-    + weighted(("resharding", 16), ("overlap", 3), ("functional", 39), ("fsdp", 8))
+    + weighted(("resharding", 16), ("overlap", 3), ("functional", 33), ("sequence-functional", 6), ("fsdp", 8))
 )
 
 
@@ -180,6 +193,12 @@ def data_parallel_programs(mesh: Mesh | None = None, world_size: int | None = No
     return _programs("data-parallel", mesh, world_size)
 
 
+def sequence_functional_programs(mesh: Mesh | None = None, world_size: int | None = None) -> st.SearchStrategy[Program]:
+    """Draw tensor-parallel layers on functional collectives, as captured models have them. Arguments as of
+    `transformer_programs`."""
+    return _programs("sequence-functional", mesh, world_size)
+
+
 def async_tp_programs(mesh: Mesh | None = None, world_size: int | None = None) -> st.SearchStrategy[Program]:
     """Draw products in chunks beside their collectives. Arguments as of `transformer_programs`."""
     return _programs("async-tp", mesh, world_size)
@@ -215,6 +234,7 @@ STRATEGIES: dict[str, Callable[..., st.SearchStrategy[Program]]] = {
     "data-parallel": data_parallel_programs,
     "async-tp": async_tp_programs,
     "fsdp": fsdp_programs,
+    "sequence-functional": sequence_functional_programs,
     "resharding": resharding_programs,
 }
 
@@ -241,6 +261,7 @@ __all__ = [
     "near_miss_programs",
     "overlap_programs",
     "resharding_programs",
+    "sequence_functional_programs",
     "transformer_programs",
     "wild_programs",
 ]

@@ -219,9 +219,7 @@ def _logits(w: Writing, layer: Experts, block: Block, dim: str) -> Value:
     return bias(w, logits, layer.count, None, block.tie) if layer.gate == "bias" else logits
 
 
-def _products(
-    w: Writing, layer: Experts, block: Block, dim: str, rows: Value, indices: Value, top_k: int
-) -> Value:
+def _products(w: Writing, layer: Experts, block: Block, dim: str, rows: Value, indices: Value, top_k: int) -> Value:
     """Both products of every expert, and its activation."""
     hidden, number = w.setting.hidden, w.batch * w.sequence * top_k
     features = layer.features * (w.roles.multiple(dim) if layer.where == "columns" else 1)
@@ -229,7 +227,9 @@ def _products(
         return _chunks(w, layer, block, rows, number, top_k)
     if layer.where == "exchanged" and all(number % size == 0 for size in w.roles.sizes(dim)):
         rows = _exchange(w, rows, dim, number)
-        inner = w.draft.call("aten::mm", rows, rows, projection(w, rows, "wup", (hidden, features), (dim, VARYING), False))
+        inner = w.draft.call(
+            "aten::mm", rows, rows, projection(w, rows, "wup", (hidden, features), (dim, VARYING), False)
+        )
         inner = replace(w.draft.call("tensor_cast::silu", inner, inner), rms=0.25)
         down = projection(w, inner, "wdown", (features, hidden), (dim, VARYING), False)
         return _exchange(w, w.draft.call("aten::mm", inner, inner, down), dim, number)
@@ -302,9 +302,7 @@ def _with_shared(w: Writing, layer: Experts, block: Block, dim: str, x: Value, r
     return add(w, routed, made, f"shared-{layer.shared}")
 
 
-def encode_experts(
-    setting: dict[str, Any], blocks: list[dict[str, Any]], layers: list[dict[str, Any]]
-) -> bytes:
+def encode_experts(setting: dict[str, Any], blocks: list[dict[str, Any]], layers: list[dict[str, Any]]) -> bytes:
     """Return the choices that decode to these fields; fields that are left out get the simplest value. For tests."""
     plain = encode_choices({"layers": len(layers), **setting}, blocks)[: HEADER_WIDTH + 2 * LAYERS * BLOCK_WIDTH]
     found = [table.index(layer.get(name, table[0])) for layer in layers for name, table in FIELDS.items()]

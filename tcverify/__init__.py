@@ -15,6 +15,7 @@ warnings.filterwarnings("ignore", message="Failed to initialize NumPy", category
 
 if TYPE_CHECKING:
     from tcverify.application import Guarded
+    from tcverify.capturing import Captured, capture, program_of
     from tcverify.errors import TcverifyError, Unsupported
     from tcverify.execution import Lockstep, ProcessGroupPool
     from tcverify.ops import DeviceMesh, Layout, Op, register_dialect
@@ -47,6 +48,7 @@ __all__ = [
     "PARTIAL",
     "REPLICATED",
     "VARYING",
+    "Captured",
     "Contract",
     "DeviceMesh",
     "Finding",
@@ -66,8 +68,10 @@ __all__ = [
     "TcverifyError",
     "Unsupported",
     "Verdict",
+    "capture",
     "dumps",
     "loads",
+    "program_of",
     "register_dialect",
     "shard",
     "spmd_program",
@@ -79,6 +83,9 @@ _HOMES = {
     "Guarded": "application",
     "TcverifyError": "errors",
     "Unsupported": "errors",
+    "Captured": "capturing",
+    "capture": "capturing",
+    "program_of": "capturing",
     "Lockstep": "execution",
     "ProcessGroupPool": "execution",
     "DeviceMesh": "ops",

@@ -12,9 +12,9 @@ from tcverify.application.loading import importable_target
 from tcverify.application.stages import SEPARATOR, split_stages
 from tcverify.baseline import Baseline, Known, read_baseline
 from tcverify.counterexample import write_atomically
-from tcverify.errors import UsageError
+from tcverify.errors import ProgramError, UsageError
 from tcverify.passes import BUILTIN, SUITED
-from tcverify.program import Mesh
+from tcverify.program import Mesh, Placement
 from tcverify.strategies import DEFAULT_STRATEGY, STRATEGIES
 
 #: Options that name a file or a directory, as their parameters are called.
@@ -170,6 +170,49 @@ def meshes(world_size: str | None, mesh: str | None) -> list[tuple[str, Mesh | N
         _require_ranks(size)
         found[size] = (f"{size} ranks", None, size)
     return list(found.values())
+
+
+def one_mesh(world_size: str | None, mesh: str | None) -> tuple[Mesh | None, int | None]:
+    """Read --world-size and --mesh for one program: the mesh, or the number of ranks, or neither. Raises UsageError."""
+    if world_size is None and mesh is None:
+        return None, None
+    found = meshes(world_size, mesh)
+    if len(found) > 1:
+        raise UsageError(
+            f"--world-size {world_size} names {len(found)} sizes", "one program runs on one number of ranks"
+        )
+    return found[0][1], found[0][2]
+
+
+def groups(values: Sequence[str]) -> dict[str, str | list[tuple[int, ...]]]:
+    """Read --group NAME=DIM and --group NAME=0,1;2,3. Raises UsageError."""
+    found: dict[str, str | list[tuple[int, ...]]] = {}
+    for name, text in pairs(values, "--group").items():
+        parts = [part.strip() for part in text.split(";") if part.strip()]
+        lists = [[rank.strip() for rank in part.split(",")] for part in parts]
+        if text.isidentifier():
+            found[name] = text
+        elif lists and all(rank.isascii() and rank.isdecimal() for ranks in lists for rank in ranks):
+            found[name] = [tuple(map(int, ranks)) for ranks in lists]
+        else:
+            raise UsageError(f"--group {name}={text} names neither a mesh dim nor ranks", "write 3=tp, or 3=0,1;2,3")
+    return found
+
+
+def placements(values: Sequence[str]) -> dict[str, dict[str, Placement]]:
+    """Read --placement INPUT=DIM:PLACEMENT, several of one input separated by commas. Raises UsageError."""
+    found: dict[str, dict[str, Placement]] = {}
+    for name, text in pairs(values, "--placement").items():
+        for part in text.split(","):
+            dim, separator, placement = part.strip().partition(":")
+            try:
+                if not separator:
+                    raise ProgramError(f"'{part}' does not say over which mesh dim")
+                found.setdefault(name, {})[dim] = Placement.parse(placement.strip())
+            except ProgramError as error:
+                hint = error.hint or "write INPUT=DIM:PLACEMENT, e.g. x=dp:shard(0)"
+                raise UsageError(f"--placement {name}={text}: {error.message}", hint) from None
+    return found
 
 
 def _number(text: str, where: str) -> int:

@@ -1,45 +1,56 @@
-"""The command line: run, replay, show, passes, doctor."""
+"""The command line: run, check, replay, show, passes, doctor."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 import torch
-from hypothesis.configuration import set_hypothesis_home_dir
 
 from tcverify import __version__, arguments, doctor
-from tcverify.application import Guarded
 from tcverify.arithmetic import DOMAINS
-from tcverify.baseline import add_to_baseline
-from tcverify.campaign import Campaign, CampaignFinished, Event, Plan, RunFinished, RunStarted, Subscriber, recover
+from tcverify.capturing import RankRule, Told, load
 from tcverify.checks import CHECKS
-from tcverify.counterexample import encode_counterexample, find_counterexamples, read_counterexample
+from tcverify.counterexample import (
+    encode_counterexample,
+    find_counterexamples,
+    read_counterexample,
+    write_atomically,
+)
 from tcverify.errors import InternalError, TcverifyError, UsageError
 from tcverify.execution import ProcessGroupPool
 from tcverify.passes import BUILTIN, DEFAULT, DESCRIPTIONS
+from tcverify.program import dumps
 from tcverify.replay import replay as replay_case
-from tcverify.report.choice import REPORTS, reports
+from tcverify.report.choice import REPORTS
 from tcverify.report.html import to_gallery, to_html
-from tcverify.report.known import baseline_lines
 from tcverify.report.markdown import to_markdown
 from tcverify.report.plain import error_text, plain, plain_lines
-from tcverify.report.script import ScriptReport
-from tcverify.report.terminal import TerminalReport, make_console, say, show
+from tcverify.report.terminal import make_console, say, show
 from tcverify.report.text import WIDTH, to_text
 from tcverify.report.trace import to_trace
+from tcverify.running import (
+    FAILED,
+    INTERNAL,
+    INTERRUPTED,
+    PASSED,
+    UNUSABLE,
+    Job,
+    Settings,
+    campaigns,
+    described,
+    new_seed,
+    pools,
+    prepare,
+    redrawn,
+)
 from tcverify.strategies import STRATEGIES
-
-PASSED, FAILED, UNUSABLE, INTERNAL, INTERRUPTED = 0, 1, 2, 3, 130
-
-STATE_DIR = Path(".tcverify")
 
 _REPORT_DIR = click.option(
     "--report-dir",
@@ -165,112 +176,147 @@ def run(
     """
     meshes = arguments.meshes(world_size, mesh)
     drawn = arguments.strategies(strategy, passes or DEFAULT)
-    chosen = arguments.names(checks, list(CHECKS), "check") if checks is not None else None
-    failing = arguments.names(fail_on, ["inconclusive", "vacuity"], "condition") if fail_on is not None else []
     limit_s = arguments.seconds(max_time) if max_time is not None else None
-    limit = max_examples if max_examples is not None else None if limit_s is not None else 200
-    options = arguments.pairs(pass_option, "--pass-option")
-    promises = arguments.pairs(contract, "--contract")
-    targets = [arguments.target(name) for name in passes or DEFAULT]
-    wanted = arguments.names(report, list(REPORTS), "report")
-    known = arguments.known_findings(baseline, write_baseline)
-    doctor.require_backend(confirm)
-    arguments.require_writable(report_dir, "choose another place with --report-dir")
-    arguments.require_writable(STATE_DIR, "run in a directory that you may write to")
-    set_hypothesis_home_dir(STATE_DIR / "hypothesis")
+    settings = Settings(
+        targets=[arguments.target(name) for name in passes or DEFAULT],
+        pass_options=arguments.pairs(pass_option, "--pass-option"),
+        promises=arguments.pairs(contract, "--contract"),
+        confirm=confirm,
+        domain=domain,
+        max_examples=max_examples if max_examples is not None else None if limit_s is not None else 200,
+        max_time=limit_s,
+        seed=seed if seed is not None else new_seed(),
+        checks=arguments.names(checks, list(CHECKS), "check") if checks is not None else None,
+        pass_timeout=pass_timeout,
+        shrink_time=shrink_time,
+        report_dir=report_dir,
+        reports=arguments.names(report, list(REPORTS), "report"),
+        failing=arguments.names(fail_on, ["inconclusive", "vacuity"], "condition") if fail_on is not None else [],
+        fail_fast=fail_fast,
+        known=arguments.known_findings(baseline, write_baseline),
+        baseline=baseline,
+        write_baseline=write_baseline,
+    )
     console = make_console()
-    for path in recover(STATE_DIR, report_dir):
-        say(console, f"An earlier run died while it verified a program, which is kept as {path}", "yellow")
-        say(console, f"  look at it with: tcverify show {path}, try it again with: tcverify replay {path}", "yellow")
-    seed = seed if seed is not None else int.from_bytes(os.urandom(4), "little")
-    terminal = TerminalReport(console, report_dir)
+    prepare(settings, console)
+    jobs = [
+        Job(name, size, [STRATEGIES[suited](mesh=fixed, world_size=size) for suited in drawn])
+        for name, fixed, size in meshes
+    ]
+    raise SystemExit(campaigns(settings, jobs, console))
 
-    def tell(line: str) -> None:
+
+# -------------------------------------------------------------------------------------------------------------- check
+
+
+@main.command()
+@click.argument("sources", nargs=-1, required=True, metavar="PROGRAM...")
+@click.option("--pass", "passes", multiple=True, required=True, metavar="PASS", help="The pass; repeatable.")
+@click.option("--world-size", default=None, help="Number of ranks.")
+@click.option("--mesh", default=None, help="The mesh, e.g. dp=2,tp=2.")
+@click.option("--group", multiple=True, metavar="NAME=DIM|RANKS",
+              help="What a group in the graph is: a mesh dim (3=tp), or ranks (3=0,1;2,3).")  # fmt: skip
+@click.option("--placement", multiple=True, metavar="INPUT=DIM:PLACEMENT",
+              help="How an input lies on the ranks, e.g. x=dp:shard(0); else it is equal on all.")  # fmt: skip
+@click.option(
+    "--spmd", is_flag=True, help="One graph, of --rank, stands for all ranks: module:function is called once."
+)
+@click.option("--rank", type=click.IntRange(0), default=0, show_default=True, help="Whose graph a single one is.")
+@click.option("--rank-constant", multiple=True, metavar="NODE.ARG=RULE",
+              help="An integer that depends on the rank, e.g. slice_1.2=4*tp.")  # fmt: skip
+@click.option("--capture-timeout", type=click.FloatRange(1), default=300.0, show_default=True,
+              help="Seconds that capturing the graph of a rank may take.")  # fmt: skip
+@click.option("--confirm", type=click.Choice(["gloo", "nccl", "none"]), default="gloo", show_default=True,
+              help="Process group that runs what lockstep does not refute.")  # fmt: skip
+@click.option("--domain", type=click.Choice(DOMAINS), default="float64", show_default=True,
+              help="Also judge values exactly (in a prime field), or in the programs' native dtypes.")  # fmt: skip
+@click.option("--draws", type=click.IntRange(1), default=2, show_default=True, help="How often values are drawn.")
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of the values.")
+@click.option("--checks", default=None, help=f"Checks to apply, of {', '.join(CHECKS)}. [default: all]")
+@click.option("--contract", multiple=True, metavar="K=V", help="What the pass promises, e.g. idempotent=true.")
+@click.option("--pass-option", multiple=True, metavar="K=V", help="Option of the passes' constructors.")
+@click.option("--pass-timeout", type=click.FloatRange(0.1), default=120.0, show_default=True,
+              help="Seconds that one application of a pass may take.")  # fmt: skip
+@click.option("--shrink-time", type=click.FloatRange(0), default=120.0, show_default=True,
+              help="Seconds to shrink a finding.")  # fmt: skip
+@_REPORT_DIR
+@click.option("--fail-on", default="inconclusive", show_default=True, help="Also fail on: inconclusive, vacuity.")
+@click.option(
+    "--report",
+    default="html",
+    show_default=True,
+    help=f"What is written beside counterexamples, of {', '.join(REPORTS)}.",
+)
+@click.option(
+    "--save", type=click.Path(path_type=Path), default=None, help="Also write the program to this .json file."
+)
+def check(
+    sources: tuple[str, ...],
+    passes: tuple[str, ...],
+    world_size: str | None,
+    mesh: str | None,
+    group: tuple[str, ...],
+    placement: tuple[str, ...],
+    spmd: bool,
+    rank: int,
+    rank_constant: tuple[str, ...],
+    capture_timeout: float,
+    confirm: str,
+    domain: str,
+    draws: int,
+    seed: int,
+    checks: str | None,
+    contract: tuple[str, ...],
+    pass_option: tuple[str, ...],
+    pass_timeout: float,
+    shrink_time: float,
+    report_dir: Path,
+    fail_on: str,
+    report: str,
+    save: Path | None,
+) -> None:
+    """Verify passes on one program of yours.
+
+    PROGRAM is a .pt2 file of torch.export, a tcverify program or counterexample (.json), or module:function
+    (path/to/file.py:function) that gives the graph of a rank: a GraphModule, (GraphModule, example inputs), an
+    ExportedProgram, or what tcverify.capture gives. The function is called once per rank, each time in a process that
+    believes to be that rank of a job. Several PROGRAMs are the graphs of the ranks in their order.
+    """
+    known_mesh, size = arguments.one_mesh(world_size, mesh)
+    told = Told(
+        known_mesh, size, arguments.groups(group), arguments.placements(placement),
+        [RankRule.parse(text) for text in rank_constant], rank, spmd, seed, capture_timeout,
+    )  # fmt: skip
+    settings = Settings(
+        targets=[arguments.target(name) for name in passes],
+        pass_options=arguments.pairs(pass_option, "--pass-option"),
+        promises=arguments.pairs(contract, "--contract"),
+        confirm=confirm,
+        domain=domain,
+        max_examples=draws,
+        seed=seed,
+        checks=arguments.names(checks, list(CHECKS), "check") if checks is not None else None,
+        pass_timeout=pass_timeout,
+        shrink_time=shrink_time,
+        report_dir=report_dir,
+        reports=arguments.names(report, list(REPORTS), "report"),
+        failing=arguments.names(fail_on, ["inconclusive", "vacuity"], "condition"),
+        deep=True,
+    )
+    console = make_console()
+    prepare(settings, console)
+    loaded = load(sources, told)
+    for line in (*described(loaded.program), *loaded.notes):
         say(console, plain(line))
-
-    accepting = write_baseline is not None
-    subscribers: list[Subscriber] = [
-        ScriptReport(report_dir, tell), terminal, *reports(wanted, report_dir, tell, failing, accepting=accepting)
-    ]  # fmt: skip
-    stop = ""
-    with contextlib.ExitStack() as stack:
-        end = stack.enter_context(
-            _announced(subscribers, RunStarted(tuple(targets), tuple(m[0] for m in meshes), seed))
-        )
-        stack.callback(terminal.close)
-        subjects = [stack.enter_context(Guarded(t, options, timeout=pass_timeout)) for t in targets]
-        contracts = [subject.contract.with_options(promises) for subject in subjects]
-        try:
-            for name, fixed, size in meshes:
-                with _pools(confirm) as pools:
-                    pool = pools(size)
-                    if pool is not None:
-                        pool.start()
-                    for subject, promised, suited in zip(subjects, contracts, drawn, strict=True):
-                        programs = STRATEGIES[suited](mesh=fixed, world_size=size)
-                        plan = Plan(
-                            programs, name, report_dir, STATE_DIR, limit, limit_s, seed, promised, chosen,
-                            domain=domain, shrink_time=shrink_time, fail_fast=fail_fast, baseline=known, collect=accepting,
-                        )  # fmt: skip
-                        stop = Campaign(subject, plan, pool, subscribers).run().stop
-                        if stop in _LAST:
-                            break
-                if stop in _LAST:
-                    break
-        except KeyboardInterrupt:  # between campaigns
-            stop = "interrupted"
-        terminal.summary()
-        if baseline is not None and known is not None:
-            for line in baseline_lines(known, baseline, terminal.finished):
-                say(console, line)
-        if write_baseline is not None:
-            found = [case for event in terminal.finished for case in event.counterexamples]
-            say(console, plain(add_to_baseline(write_baseline, known, found)))
-        code = INTERRUPTED if stop == "interrupted" else _exit_code(terminal.finished, failing, accepting=accepting)
-        end(code)
-    raise SystemExit(code)
-
-
-@contextlib.contextmanager
-def _announced(subscribers: Sequence[Subscriber], started: RunStarted) -> Iterator[Callable[[int], None]]:
-    """Tell subscribers that a run begins and, however that comes about, that it ends. Yields what takes its exit code."""
-
-    def tell(event: Event) -> None:
-        for subscriber in subscribers:
-            subscriber(event)
-
-    codes: list[int] = []
-    tell(started)
-    try:
-        yield codes.append
-    except KeyboardInterrupt:
-        tell(RunFinished(INTERRUPTED, "interrupted"))
-        raise
-    except BrokenPipeError:
-        tell(RunFinished(FAILED, "nobody reads the output"))
-        raise
-    except TcverifyError as error:
-        tell(RunFinished(INTERNAL if isinstance(error, InternalError) else UNUSABLE, error.message))
-        raise
-    except Exception as error:
-        tell(RunFinished(INTERNAL, f"{type(error).__name__}: {error}"))
-        raise
-    tell(RunFinished(codes[-1]))
-
-
-#: Ends of a campaign after which no other begins.
-_LAST = ("interrupted", "first finding")
-
-
-def _exit_code(finished: Sequence[CampaignFinished], failing: Sequence[str], *, accepting: bool) -> int:
-    """The exit code of a run; findings that go to a baseline (`accepting`) do not fail it."""
-    for event in finished:
-        accepted = accepting and event.verdict == "refuted" and event.statistics.passed
-        if event.verdict != "passed" and not accepted:
-            return FAILED
-    if "inconclusive" in failing and any(event.statistics.inconclusive for event in finished):
-        return FAILED
-    return PASSED
+    if save is not None:
+        write_atomically(save, dumps(loaded.program) + "\n", "choose another place with --save")
+    name = sources[0] if len(sources) == 1 else f"{sources[0]} and {len(sources) - 1} more"
+    job = Job(
+        f"{name}, {loaded.program.world_size} ranks",
+        loaded.program.world_size,
+        [redrawn(loaded.program, draws)] * len(passes),
+    )
+    raise SystemExit(campaigns(settings, [job], console))
 
 
 # ------------------------------------------------------------------------------------------------------- replay, show
@@ -291,9 +337,9 @@ def replay(cases: tuple[str, ...], confirm: str, report_dir: Path) -> None:
     doctor.require_backend(confirm)
     console = make_console()
     states = []
-    with _pools(confirm) as pools:
+    with pools(confirm) as pool_of:
         for path in paths:
-            states.append(_replay_one(path, pools, alone=len(paths) == 1))
+            states.append(_replay_one(path, pool_of, alone=len(paths) == 1))
     if len(paths) > 1:
         say(console, ", ".join(f"{states.count(state)} {state}" for state in _MARKS))
     raise SystemExit(FAILED if "failed" in states else UNUSABLE if "error" in states else PASSED)
@@ -302,7 +348,7 @@ def replay(cases: tuple[str, ...], confirm: str, report_dir: Path) -> None:
 _MARKS = {"fixed": ("+ FIXED ", "green"), "failed": ("x FAILED", "red"), "error": ("! ERROR ", "yellow")}
 
 
-def _replay_one(path: Path, pools: Callable[[int], ProcessGroupPool | None], *, alone: bool) -> str:
+def _replay_one(path: Path, pool_of: Callable[[int], ProcessGroupPool | None], *, alone: bool) -> str:
     console = make_console()
 
     def tell(state: str, what: str, message: str) -> None:
@@ -314,7 +360,7 @@ def _replay_one(path: Path, pools: Callable[[int], ProcessGroupPool | None], *, 
 
     try:
         case = read_counterexample(path)
-        outcome = replay_case(case, pools(case.program.world_size))
+        outcome = replay_case(case, pool_of(case.program.world_size))
     except TcverifyError as error:
         tell("error", "not replayed", str(error))
         return "error"
@@ -325,25 +371,6 @@ def _replay_one(path: Path, pools: Callable[[int], ProcessGroupPool | None], *, 
         say(console)
         show(console, outcome.case, None)
     return outcome.state
-
-
-@contextlib.contextmanager
-def _pools(confirm: str) -> Iterator[Callable[[int], ProcessGroupPool | None]]:
-    """Yield a function that gives the pool of a world size, or None when nothing confirms."""
-    pools: dict[int, ProcessGroupPool] = {}
-
-    def pool(world_size: int) -> ProcessGroupPool | None:
-        if confirm == "none":
-            return None
-        if world_size not in pools:
-            pools[world_size] = ProcessGroupPool(world_size, device="cuda" if confirm == "nccl" else "cpu")
-        return pools[world_size]
-
-    try:
-        yield pool
-    finally:
-        for one in pools.values():
-            one.close()
 
 
 @main.command(name="show")

@@ -264,7 +264,7 @@ class Campaign:
         target.cut = reduce(target.best.pair.original, shows, deadline).cut
 
     def _flight(self, program: Program) -> Flight:
-        deep = int(program_id(program), 16) % DEEP_EVERY == 0
+        deep = self.plan.deep or int(program_id(program), 16) % DEEP_EVERY == 0
         steps = verification(
             self.subject, program, contract=self.contract, confirm=self.confirm, checks=self._checks,
             domain=self.plan.domain, deep=deep,

@@ -27,6 +27,7 @@ class Plan:
             its time-out.
         fail_fast: stop at the first finding that is not known.
         baseline: known findings, which are counted apart. None: there is none, and one counterexample per kind is kept.
+        deep: apply the pass deeply (see `verify`) to every program, not to some.
         collect: keep one counterexample per fingerprint instead of one per kind, to write a baseline.
     """
 
@@ -44,3 +45,4 @@ class Plan:
     fail_fast: bool = False
     baseline: Baseline | None = None
     collect: bool = False
+    deep: bool = False

@@ -90,8 +90,7 @@ def routed_matmul(x: Tensor, w: Tensor, bias: Tensor | None, topk_indices: Tenso
 
 #: The local ops, by name.
 MEANINGS: dict[str, Callable[..., Any]] = {
-    f.__name__: f
-    for f in (moe_gating_top_k_softmax, init_routing_v2, unpermute_tokens, grouped_matmul, routed_matmul)
+    f.__name__: f for f in (moe_gating_top_k_softmax, init_routing_v2, unpermute_tokens, grouped_matmul, routed_matmul)
 }
 #: Those that only move values.
 MOVES = ("init_routing_v2", "unpermute_tokens")
@@ -154,7 +153,9 @@ def _check_gate(x: Tensor, top_k: int) -> None:
 
 def _check_indices(name: str, topk_indices: Tensor) -> None:
     if topk_indices.dim() < 1 or topk_indices.is_floating_point() or topk_indices.dtype is torch.bool:
-        raise ValueError(f"{name} needs integers [..., k] as indices, got {topk_indices.dtype} {list(topk_indices.shape)}")
+        raise ValueError(
+            f"{name} needs integers [..., k] as indices, got {topk_indices.dtype} {list(topk_indices.shape)}"
+        )
 
 
 def _check_routing(x: Tensor, topk_indices: Tensor) -> None:

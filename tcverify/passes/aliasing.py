@@ -13,7 +13,8 @@ from tcverify.ops import lookup, schema_of
 def mutated_nodes(graph: fx.Graph) -> frozenset[fx.Node]:
     """Return every node whose storage some node of the graph writes into, or may write into.
 
-    Ops without a meaning, method calls and submodules count as writing into all their operands. Linear in the graph.
+    Ops without a meaning, method calls and submodules count as writing into all their operands. A wait does not: what it waits
+    for is there before anybody may read it. Linear in the graph.
     """
     parent: dict[fx.Node, fx.Node] = {node: node for node in graph.nodes}
 
@@ -58,7 +59,7 @@ def _shared_operands(node: fx.Node) -> Iterator[tuple[fx.Node, bool]]:
         declared = True
         value = node.args[position] if position < len(node.args) else node.kwargs.get(argument.name)
         for operand in _nodes(value):
-            yield operand, bool(argument.alias_info.is_write)
+            yield operand, bool(argument.alias_info.is_write) and op.phase != "wait"
     if not declared:  # tagged as aliasing without saying what
         for operand in node.all_input_nodes:
             yield operand, True

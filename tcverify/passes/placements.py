@@ -4,12 +4,16 @@ A pass sees the graph of one rank only, so the analysis rests on one preconditio
 rank constants (rank numbers, groups, offsets, split sizes) and in metadata, and the members of a group meet in it at the same
 nodes. Whatever an integer could make different on another rank is taken as different: slices and selections, and elementwise
 ops with an integer operand, give values of which nothing is known, and so does every op that is not listed here. What is
-listed keeps replication: equal operands give equal results.
+listed keeps replication: equal operands give equal results. Of calls whose numbers are said to be the same on all ranks,
+integers make no difference, and slices and what is made of numbers alone are equal, too.
+
+Collectives of both dialects are read, those that name ranks and those that name a group: the caller says which ranks that is.
+What an asynchronous one makes counts from its start, since nobody may read it before it has been waited for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,10 +38,21 @@ _STRUCTURAL = frozenset(
     {
         "view", "reshape", "_unsafe_view", "permute", "transpose", "t", "unsqueeze", "squeeze", "expand", "flatten",
         "unflatten", "cat", "stack", "mm", "bmm", "matmul", "addmm", "baddbmm", "linear", "dot", "mv", "mean", "sum",
-        "amax", "amin", "softmax", "_softmax", "layer_norm", "native_layer_norm", "rms_norm", "embedding",
+        "amax", "amin", "softmax", "_softmax", "layer_norm", "native_layer_norm", "rms_norm", "_fused_rms_norm", "embedding",
         "scaled_dot_product_attention",
     }
 )  # fmt: skip
+#: Here an integer picks a part, or is a value: they keep replication where it is the same on all ranks.
+_NUMBERED = frozenset(
+    {
+        "slice", "select", "split", "split_with_sizes", "narrow", "unbind", "chunk", "roll", "flip", "repeat", "cumsum", "gather",
+        "index", "index_select", "tril", "triu", "rsub", "square", "cos", "log_softmax", "_log_softmax", "var", "var_mean",
+        "constant_pad_nd", "argmax", "floor_divide", "remainder", "bitwise_and", "bitwise_or", "bitwise_not", "ones_like",
+        "zeros_like", "full_like", "new_zeros", "new_ones", "new_full",
+    }
+)  # fmt: skip
+#: These make a value of numbers alone.
+_CREATING = frozenset({"arange", "full", "ones", "zeros", "scalar_tensor", "eye", "linspace"})
 _NORMS = frozenset(
     f"tensor_cast::{name}"
     for name in ("rms_norm", "add_rms_norm", "add_rms_norm2", "layer_norm", "modulated_layer_norm")
@@ -63,6 +78,13 @@ _WHOLE = frozenset(
     }
 )
 _SCATTER = "tensor_cast::reduce_scatter"
+#: Asynchronous collectives whose results are equal on all members. Those that write into an operand are not among them.
+_NAMED_WHOLE = frozenset(
+    f"_c10d_functional::{name}{form}"
+    for name in ("all_reduce", "all_gather_into_tensor")
+    for form in ("", "_coalesced")
+) | {"_c10d_functional::broadcast", "symm_mem::one_shot_all_reduce"}
+_NAMED_SCATTER = "_c10d_functional::reduce_scatter_tensor"
 
 
 @dataclass(frozen=True)
@@ -92,12 +114,19 @@ class Placements:
         return node in self._mutated
 
 
-def propagate(graph: fx.Graph) -> Placements:
+def propagate(
+    graph: fx.Graph, groups: Mapping[str, Sequence[int]] | None = None, same_numbers: Collection[str] = ()
+) -> Placements:
     """Walk `graph` forward once, from the facts in `placeholder.meta["placement"]` (group → `Placement`).
 
     Nothing is known of values that the graph writes into, nor of their aliases.
+
+    Args:
+        groups: the ranks of the groups that collectives name, in order; of collectives on others nothing is known.
+        same_numbers: names of the calls whose integers are the same on all ranks that run them.
     """
-    found = Placements(_named_groups(graph), _mutated=mutated_nodes(graph))
+    groups = groups or {}
+    found = Placements(_named_groups(graph, groups), _mutated=mutated_nodes(graph))
     below: dict[frozenset[int], int] = {}
 
     def within(group: Sequence[int]) -> int:
@@ -120,19 +149,24 @@ def propagate(graph: fx.Graph) -> Placements:
         if node.op != "call_function" or lookup(node.target).run is None:
             continue
         name = lookup(node.target).name
-        if name in _WHOLE:
+        group = _whole_over(node, name, groups)
+        if group is not None:
             # Equal on the members; of ranks outside the group, whose operands this graph does not show, nothing is known.
-            found._equal[node] = within(arguments(node)["rank_group"])
-        elif name == _SCATTER:
-            given = arguments(node)
-            spec = known_spec(node)
-            if spec is not None:
-                found._shards[node] = {tuple(given["rank_group"]): given["dim"] % len(spec.shape)}
-        elif _keeps_replication(node, name):
+            found._equal[node] = within(group)
+        elif name in (_SCATTER, _NAMED_SCATTER):
+            scattered = _scattered_over(node, name, groups)
+            if scattered is not None:
+                found._shards[node] = scattered
+        elif lookup(node.target).phase == "wait":
+            operand = node.all_input_nodes[0]
+            found._equal[node] = found._equal.get(operand, 0)
+            if operand in found._shards:
+                found._shards[node] = found._shards[operand]
+        elif _keeps_replication(node, name, node.name in same_numbers):
             mask = -1
             for operand in node.all_input_nodes:
                 mask &= found._equal.get(operand, 0)
-            if node.all_input_nodes and mask:
+            if mask and (node.all_input_nodes or _aten_base(name) in _CREATING):
                 found._equal[node] = mask
             shards = _kept_shards(node, name, found)
             if shards:
@@ -140,28 +174,52 @@ def propagate(graph: fx.Graph) -> Placements:
     return found
 
 
-def _named_groups(graph: fx.Graph) -> dict[frozenset[int], int]:
-    groups: dict[frozenset[int], int] = {}
+def _whole_over(node: fx.Node, name: str, groups: Mapping[str, Sequence[int]]) -> Sequence[int] | None:
+    """The group on whose members a collective gives equal results, if it is one that does."""
+    if name in _WHOLE:
+        ranks: Sequence[int] = arguments(node)["rank_group"]
+        return ranks
+    return groups.get(arguments(node)["group_name"]) if name in _NAMED_WHOLE else None
+
+
+def _scattered_over(node: fx.Node, name: str, groups: Mapping[str, Sequence[int]]) -> dict[tuple[int, ...], int] | None:
+    """How a reduce_scatter divides its result: ordered group → dim."""
+    given, spec = arguments(node), known_spec(node)
+    group = given["rank_group"] if name == _SCATTER else groups.get(given["group_name"])
+    if spec is None or group is None:
+        return None
+    return {tuple(group): given["dim"] % len(spec.shape) if name == _SCATTER else 0}
+
+
+def _named_groups(graph: fx.Graph, groups: Mapping[str, Sequence[int]]) -> dict[frozenset[int], int]:
+    found: dict[frozenset[int], int] = {}
     for node in graph.nodes:
         named: list[Any] = []
         if node.op == "placeholder":
             named += node.meta.get("placement") or {}
-        elif node.op == "call_function" and lookup(node.target).name in _WHOLE:
-            named.append(arguments(node)["rank_group"])
+        elif node.op == "call_function":
+            group = _whole_over(node, lookup(node.target).name, groups)
+            named += [] if group is None else [group]
         for group in named:
-            groups.setdefault(frozenset(group), 1 << len(groups))
-    return groups
+            found.setdefault(frozenset(group), 1 << len(found))
+    return found
 
 
-def _keeps_replication(node: fx.Node, name: str) -> bool:
-    """Whether equal operands on several ranks give equal results, whatever the rank constants are."""
+def _keeps_replication(node: fx.Node, name: str, same_numbers: bool) -> bool:
+    """Whether equal operands on several ranks give equal results, whatever the rank constants are.
+
+    Args:
+        same_numbers: whether the integers of this call are no rank constants.
+    """
     if name == "python::getitem":
         val = node.args[0].meta.get("val") if isinstance(node.args[0], fx.Node) else None
         return isinstance(val, (tuple, list))  # which of several results: not an offset
     if name in _MIXING or lookup(node.target).identity:
         return True
     if name in _NORMS or name in _POINTWISE or _is_elementwise(name):
-        return not _has_integer(node.args) and not _has_integer(node.kwargs)
+        return same_numbers or not (_has_integer(node.args) or _has_integer(node.kwargs))
+    if _aten_base(name) in _NUMBERED or _aten_base(name) in _CREATING:
+        return same_numbers
     return _aten_base(name) in _STRUCTURAL
 
 

@@ -73,9 +73,7 @@ def projected(node: fx.Node, op: str, plan: MovePlan, facts: Placements, guards:
     return None
 
 
-def _chain(
-    addend: fx.Node, residual: Move, plan: MovePlan, facts: Placements, guards: Guards
-) -> list[Move] | None:
+def _chain(addend: fx.Node, residual: Move, plan: MovePlan, facts: Placements, guards: Guards) -> list[Move] | None:
     """The moves of the projection and of what stands between it and the sum, in graph order."""
     behind: list[fx.Node] = []
     node = addend

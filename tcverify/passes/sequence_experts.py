@@ -217,7 +217,11 @@ def _reduced(asked: _Asked) -> Move | None:
 
 def _gate(asked: _Asked) -> Move | None:
     logits = asked.local("x")
-    if logits is None or logits.shard.dim == len(shape_of(logits.node)) - 1 or not asked.guards.tuple_allows(asked.node):
+    if (
+        logits is None
+        or logits.shard.dim == len(shape_of(logits.node)) - 1
+        or not asked.guards.tuple_allows(asked.node)
+    ):
         return None
     return asked.moves(logits.shard, "tokens", logits, "x", items=("tokens", "tokens"))
 
@@ -226,7 +230,12 @@ def _route(asked: _Asked) -> Move | None:
     tokens, choices = asked.local("x"), asked.local("topk_indices")
     if tokens is None or choices is None or not asked.guards.tokens_allow(tokens, choices):
         return None
-    where: dict[str, Any] = {"other": choices.node, "slot": "topk_indices", "local": True, "routing": routing_of(choices)}
+    where: dict[str, Any] = {
+        "other": choices.node,
+        "slot": "topk_indices",
+        "local": True,
+        "routing": routing_of(choices),
+    }
     return asked.moves(tokens.shard.along(0), ROUTED, tokens, "x", **where)
 
 
@@ -251,4 +260,15 @@ def _return(asked: _Asked) -> Move | None:
 
 _RULES = {GATE: _gate, ROUTE: _route, MULTIPLY: _multiply, RETURN: _return}
 
-__all__ = ["GATE", "MULTIPLY", "RETURN", "ROUTE", "ROUTED", "SERVING", "STAGES", "ExpertGuards", "expert_move", "routing_of"]
+__all__ = [
+    "GATE",
+    "MULTIPLY",
+    "RETURN",
+    "ROUTE",
+    "ROUTED",
+    "SERVING",
+    "STAGES",
+    "ExpertGuards",
+    "expert_move",
+    "routing_of",
+]

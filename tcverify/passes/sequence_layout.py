@@ -1,6 +1,10 @@
 """What sequence parallelism looks at: its ops, shards, and how dims of a value relate to dims of what is made of it.
 
-Tokens are the second dim from the right in every layout: [S, H], [B, S, H] and the rank-reduced forms of one batch.
+tensor_cast's collectives take a dim, and tokens are the second dim from the right in every layout: [S, H], [B, S, H] and the
+rank-reduced forms of one batch. c10d's work on dim 0 alone, so there the tokens of all batches count as the rows of one matrix
+[B·S, H], and a rank has a block of consecutive rows. Norms and sums of residuals work row by row, so they cannot tell; the group
+has to divide B·S only; every view that keeps rows whole keeps the blocks; and neither scatter nor gather copies anything, as
+it would if dim 1 were split and concatenated.
 """
 
 from __future__ import annotations
@@ -25,6 +29,13 @@ MARKERS = frozenset(
 VIEWS = frozenset(
     f"aten::{name}"
     for name in ("view", "reshape", "_unsafe_view", "unsqueeze", "squeeze", "squeeze.dim", "squeeze.dims")
+)
+#: What keeps rows as they are, besides the views.
+_ROW_KEEPING = frozenset({"aten::alias", "aten::detach", "aten::flatten.using_ints", "aten::unflatten.int"})
+CASTS = frozenset({"aten::_to_copy", "prims::convert_element_type"})
+START, WAIT, NAMED_SCATTER, NAMED_GATHER = (
+    f"_c10d_functional::{name}"
+    for name in ("all_reduce", "wait_tensor", "reduce_scatter_tensor", "all_gather_into_tensor")
 )
 ADD, RMS_NORM, ADD_RMS_NORM, ADD_RMS_NORM2 = (
     "aten::add.Tensor",
@@ -69,6 +80,73 @@ class Shard:
         """The same division of a value in which the divided dim is `dim`."""
         return replace(self, dim=dim)
 
+    def handed_on_by(self, op: str) -> bool:
+        """Whether the op of this name, a view, may keep the chunks as they are; see `viewed_dim`."""
+        return op in VIEWS
+
+    def viewed_dim(self, before: tuple[int, ...], after: tuple[int, ...]) -> int | None:
+        """The dim of a view that is divided when this one divides what it views; None: its chunks are no slices of the view."""
+        return viewed_dim(before, self.dim, after, self.members)
+
+    def local_shape(self, shape: tuple[int, ...]) -> list[int]:
+        """The shape of a chunk of a value of this shape."""
+        return [size // self.members if dim == self.dim else size for dim, size in enumerate(shape)]
+
+    def can_slice(self, value: fx.Node) -> bool:
+        """Whether a chunk of a value that is there on all tokens can be had as a view of it."""
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class Rows(Shard):
+    """How the rows of a value, which are its last dim, are divided: a rank has a block of them, a matrix.
+
+    Attributes:
+        dim: 0, the rows.
+        name: the name of the group.
+    """
+
+    name: str = ""
+
+    def along(self, dim: int) -> Rows:
+        """The same division: rows are rows, whatever dims lie before them."""
+        return self
+
+    def handed_on_by(self, op: str) -> bool:
+        """Views, and casts."""
+        return op in VIEWS or op in _ROW_KEEPING or op in CASTS
+
+    def viewed_dim(self, before: tuple[int, ...], after: tuple[int, ...]) -> int | None:
+        """0 if the view keeps rows as they are."""
+        return 0 if after and before[-1] == after[-1] else None
+
+    def local_shape(self, shape: tuple[int, ...]) -> list[int]:
+        """The matrix that is a block of the rows."""
+        return [math.prod(shape[:-1]) // self.members, shape[-1]]
+
+    def can_slice(self, value: fx.Node) -> bool:
+        """Whether the value is a matrix, or can be viewed as one."""
+        return len(shape_of(value)) == 2 or is_contiguous(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """A norm over the last dim that is one op of aten, or made of several.
+
+    Attributes:
+        node: what it makes: the normed value, or a tuple.
+        source: what it norms.
+        weights: what it multiplies by, or adds, per element of the last dim.
+        nodes: all its ops, in the order of the graph; nobody else reads what those before the last make.
+        items: of a tuple, the stages of its items; see `Move`.
+    """
+
+    node: fx.Node
+    source: fx.Node
+    weights: tuple[fx.Node, ...]
+    nodes: tuple[fx.Node, ...]
+    items: tuple[str, ...] = ()
+
 
 @dataclass(slots=True)
 class Move:
@@ -87,7 +165,8 @@ class Move:
         slot: the name of that argument.
         local: whether the other addend is taken as the shard that is there anyway, and not sliced.
         pattern: the pattern that this move completes, if any: "P1" to "P5".
-        items: the stages of the items, of a tuple.
+        items: of a tuple, the stages of its items; that of a number per row is "statistic".
+        norm: what else belongs to a norm that is made of aten's ops.
         routing: of routed rows, what their tokens were routed by; see `sequence_experts.routing_of`.
     """
 
@@ -102,6 +181,7 @@ class Move:
     local: bool = False
     pattern: str = ""
     items: tuple[str, ...] = ()
+    norm: Norm | None = None
     routing: tuple[fx.Node, int] | None = None
 
     @property
@@ -116,7 +196,9 @@ class Move:
     @property
     def in_place(self) -> bool:
         """Whether the node itself moves; all_reduces and views may be there twice, in full and as shards."""
-        return self.op != ALL_REDUCE and self.op not in VIEWS
+        if self.norm is not None:
+            return True  # though it may end with a cast
+        return self.op not in (ALL_REDUCE, START, WAIT) and not self.shard.handed_on_by(self.op)
 
 
 def token_dim(shape: tuple[int, ...]) -> int:

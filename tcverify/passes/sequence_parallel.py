@@ -7,12 +7,20 @@ P1: chain → rms_norm | add_rms_norm becomes reduce_scatter → the chain on th
 P2: chain + residual → add_rms_norm2: likewise; of its two outputs those are gathered that someone reads on all tokens.
 P3: chain + residual → add → [markers and views] → rms_norm: likewise; and add_rms_norm with a residual that P2 or P3 left
     local. The sum is gathered only where someone reads it on all tokens.
+P4: a mixture of experts behind any of these stays on the shard, with its gate and shared expert; see `sequence_experts`.
+P5: attention that all ranks compute in full is sliced before a replicated projection whose result is added to a residual that
+    is local; see `sequence_attention`.
 
 A residual is taken as the shard that P1 to P3 left of it, else as the part that it was gathered from, else sliced at this rank's
 position. It stays local from layer to layer: `sequence_plan` looks at the whole graph before anything is rewritten.
 
 Placements decide, never shapes. The precondition is that of `placements`: the ranks run one graph up to rank constants. Then
 all members of a group take the same decision, and what is inserted stands at the same place of the program on each.
+
+Both dialects: tensor_cast's blocking collectives, whose shards are chunks of a dim (`Shard`), and c10d's functional ones, whose
+shards are blocks of rows (`Rows`, see `sequence_layout` for why) and which are rewritten where the ranks are known to run one
+graph (see `sequence_rows`). Behind the latter, norms may be aten's: one op, or RMSNorm taken apart (`sequence_norms`); a chain
+then holds waits and casts, too.
 """
 
 from __future__ import annotations
@@ -25,7 +33,14 @@ from torch import fx
 
 from tcverify.ops import resolve
 from tcverify.passes.base import Pass
-from tcverify.passes.editing import annotate, arguments, has_exact_metadata, known_spec, op_name, set_argument
+from tcverify.passes.editing import (
+    annotate,
+    arguments,
+    has_exact_metadata,
+    known_spec,
+    op_name,
+    set_argument,
+)
 from tcverify.passes.placements import Placements, propagate
 from tcverify.passes.sequence_attention import PROJECTED, AttentionGuards
 from tcverify.passes.sequence_experts import ExpertGuards
@@ -36,16 +51,19 @@ from tcverify.passes.sequence_layout import (
     MARKERS,
     REDUCE_SCATTER,
     RMS_NORM,
-    VIEWS,
+    START,
+    WAIT,
     Move,
+    Rows,
     Shard,
     is_contiguous,
     shape_of,
     token_dim,
     unbatched,
-    viewed_dim,
 )
+from tcverify.passes.sequence_norms import find_norms
 from tcverify.passes.sequence_plan import MovePlan, plan_moves
+from tcverify.passes.sequence_rows import RowRewriting, setting_of
 from tcverify.program import Contract
 
 
@@ -57,6 +75,7 @@ class Rewriting:
         shards: what has been rebuilt on the shard so far, by the value on all tokens.
         gathers: what has been gathered so far, by the node or (tuple, item).
         displaced: addends on all tokens that a norm reads no more.
+        gathering: the starts of the gathers among them.
     """
 
     graph: fx.Graph
@@ -65,9 +84,10 @@ class Rewriting:
     shards: dict[fx.Node, fx.Node] = field(default_factory=dict)
     gathers: dict[Any, fx.Node] = field(default_factory=dict)
     displaced: list[fx.Node] = field(default_factory=list)
+    gathering: set[fx.Node] = field(default_factory=set)
 
 
-class SequenceParallel(ExpertGuards, AttentionGuards, Pass):
+class SequenceParallel(RowRewriting, ExpertGuards, AttentionGuards, Pass):
     """Runs norms and residual sums behind an all_reduce on the rank's shard of the tokens.
 
     Args:
@@ -85,20 +105,22 @@ class SequenceParallel(ExpertGuards, AttentionGuards, Pass):
 
     def rewrite(self, graph: fx.Graph) -> Iterable[fx.Node]:
         """Analyse first, then rewrite in graph order. See `Pass.rewrite`."""
+        self.setting = setting_of(graph)
         facts = self.placements(graph)
-        state = Rewriting(graph, facts, plan_moves(graph, facts, self))
+        norms = find_norms(graph, self.setting.same_numbers) if self.setting.groups else {}
+        state = Rewriting(graph, facts, plan_moves(graph, facts, self, norms))
         for move in state.plan.moves.values():
             if move.in_place:
                 self.apply(state, move)
             if move.pattern:
                 self.rewrites[move.pattern] += 1
-        return [*state.shards, *state.displaced]
+        return self.erase_waits(state)
 
     # -------------------------------------------------------------------------------------------------------- guards
 
     def placements(self, graph: fx.Graph) -> Placements:
         """What is known of the placements of the graph's values."""
-        return propagate(graph)
+        return propagate(graph, self.setting.groups, self.setting.same_numbers)
 
     def metadata_allows(self, node: fx.Node) -> bool:
         """Whether the recorded shapes of a node can be relied on: they are those that its operands' imply."""
@@ -106,6 +128,8 @@ class SequenceParallel(ExpertGuards, AttentionGuards, Pass):
 
     def reduction(self, node: fx.Node) -> Shard | None:
         """How the result of the all_reduce `node` is divided, unless its tokens cannot be divided among its group."""
+        if op_name(node) == START:
+            return self.rows_reduced(node)
         given = arguments(node)
         rank, group = given["rank"], given["rank_group"]
         spec, addend = known_spec(node), known_spec(given["x"])
@@ -141,12 +165,14 @@ class SequenceParallel(ExpertGuards, AttentionGuards, Pass):
 
     def viewed_dim(self, before: tuple[int, ...], shard: Shard, after: tuple[int, ...]) -> int | None:
         """The dim of a view that is divided when what it views is, if chunks of the one are chunks of the other."""
-        return viewed_dim(before, shard.dim, after, shard.members)
+        return shard.viewed_dim(before, after)
 
     def tuple_allows(self, node: fx.Node) -> bool:
         """Whether only items of a tuple are read: who takes it whole gets both results on all tokens."""
+        items = len(node.meta["val"])
         return all(
-            op_name(user) == GETITEM and type(user.args[1]) is int and -2 <= user.args[1] < 2 for user in node.users
+            op_name(user) == GETITEM and type(user.args[1]) is int and -items <= user.args[1] < items
+            for user in node.users
         )
 
     def marker_stays(self, marker: fx.Node) -> bool:
@@ -161,7 +187,9 @@ class SequenceParallel(ExpertGuards, AttentionGuards, Pass):
         if move.source is None:
             self.slice_attention(state, move)
             return
-        if move.op != GETITEM:
+        if move.norm is not None:
+            self.norm_rows(state, move, self.local(state, move.source))
+        elif move.op != GETITEM:
             set_argument(node, move.operand, self.local(state, move.source))
         if move.other is not None:
             addend = arguments(node)[move.slot]  # as the graph stands now
@@ -188,6 +216,8 @@ class SequenceParallel(ExpertGuards, AttentionGuards, Pass):
 
     def scatter(self, state: Rewriting, move: Move) -> fx.Node:
         """Insert the reduce_scatter, next to the all_reduce."""
+        if isinstance(move.shard, Rows):
+            return self.scatter_rows(state, move)
         value = arguments(move.node)["x"]  # as the graph stands now
         args = (value, self.scatter_dim(move), move.shard.rank, list(move.shard.group))
         with state.graph.inserting_after(move.node):
@@ -199,18 +229,22 @@ class SequenceParallel(ExpertGuards, AttentionGuards, Pass):
 
     def local_view(self, state: Rewriting, move: Move, operand: fx.Node) -> fx.Node:
         """Insert the view of the shard: it has the static shape of the shard."""
+        if move.op == WAIT:
+            return self.wait_for_rows(state, move, operand)
+        if isinstance(move.shard, Rows):
+            return self.view_rows(state, move, operand)
         with state.graph.inserting_before(move.node):
             return self.insert(state, "aten::view", (operand, self.local_shape(move)), f"{move.node.name}_shard")
 
     def local_shape(self, move: Move) -> list[int]:
         """The shape of the shard of a view."""
-        shape = list(shape_of(move.node))
-        shape[move.shard.dim] //= move.shard.members
-        return shape
+        return move.shard.local_shape(shape_of(move.node))
 
     def sliced(self, state: Rewriting, addend: fx.Node, move: Move) -> fx.Node:
         """Return this rank's chunk of a replicated addend: the part it was gathered from, else a slice."""
         assert move.source is not None
+        if isinstance(move.shard, Rows):
+            return self.slice_rows(state, addend, move)
         shape, shard = shape_of(addend), move.shard
         dim = state.plan.moves[move.source].shard.dim - len(shape_of(move.source)) + len(shape)
         if op_name(addend) == ALL_GATHER:
@@ -255,8 +289,15 @@ class SequenceParallel(ExpertGuards, AttentionGuards, Pass):
         Args:
             whole: the metadata of the value on all tokens.
         """
-        item = (move.source, move.node.args[1] % 2) if move.op == GETITEM else (move.node, 0)  # type: ignore[operator]
-        if item not in state.gathers:
+        item: tuple[Any, int] = (move.node, 0)
+        if move.op == GETITEM:
+            assert move.source is not None
+            index = move.node.args[1]
+            assert isinstance(index, int)
+            item = move.source, index % len(state.plan.moves[move.source].items)
+        if item not in state.gathers and isinstance(move.shard, Rows):
+            state.gathers[item] = self.gather_rows(state, move, whole)
+        elif item not in state.gathers:
             args = (move.node, self.gather_dim(move), move.shard.rank, self.gather_group(move.shard))
             with state.graph.inserting_after(move.node):
                 gathered = state.graph.create_node("call_function", resolve(ALL_GATHER), args, name="all_gather")
@@ -277,8 +318,13 @@ class SequenceParallel(ExpertGuards, AttentionGuards, Pass):
         """Let all that read `node` on all tokens read the gathered value."""
 
         def reads_in_full(user: fx.Node) -> bool:
-            copied = user in state.plan.full and op_name(user) in VIEWS  # it stays, beside its shard
-            return user is not gathered and (copied or not state.plan.reads_shard(user, node))
+            move = state.plan.moves.get(user)
+            copied = user in state.plan.full and move is not None and not move.in_place  # it stays, beside its shard
+            return (
+                user is not gathered
+                and user not in state.gathering
+                and (copied or not state.plan.reads_shard(user, node))
+            )
 
         node.replace_all_uses_with(gathered, delete_user_cb=reads_in_full)
 

@@ -9,8 +9,9 @@ Linear in the graph: every value is taken back once at most, and once at most tu
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from torch import fx
@@ -28,8 +29,11 @@ from tcverify.passes.sequence_layout import (
     GETITEM,
     MARKERS,
     RMS_NORM,
-    VIEWS,
+    START,
+    WAIT,
     Move,
+    Norm,
+    Rows,
     Shard,
     is_contiguous,
     shape_of,
@@ -46,7 +50,7 @@ class Guards(Protocol):
         ...
 
     def reduction(self, node: fx.Node) -> Shard | None:
-        """How the result of an all_reduce is divided, if it can be."""
+        """How the result of an all_reduce, of either dialect, is divided, if it can be."""
         ...
 
     def weight_allows(self, weight: Any, shard: Shard, facts: Placements) -> bool:
@@ -106,6 +110,9 @@ class Guards(Protocol):
         ...
 
 
+_NONE: Mapping[fx.Node, Norm] = MappingProxyType({})
+
+
 @dataclass(slots=True)
 class MovePlan:
     """What moves.
@@ -113,20 +120,35 @@ class MovePlan:
     Attributes:
         moves: by node, in graph order.
         full: the nodes whose value on all tokens is read, too.
+        norm_of: the norm of each node that is only part of one.
     """
 
     moves: dict[fx.Node, Move] = field(default_factory=dict)
     full: set[fx.Node] = field(default_factory=set)
+    norm_of: dict[fx.Node, fx.Node] = field(default_factory=dict)
 
     def reads_shard(self, user: fx.Node, node: fx.Node) -> bool:
         """Whether `user` moves and takes `node` as its shard."""
-        move = self.moves.get(user)
-        return move is not None and node in move.reads
+        return self.taker(user, node) is not None
+
+    def taker(self, user: fx.Node, node: fx.Node) -> Move | None:
+        """The move of `user`, or of the norm that it is part of, if that takes `node` as its shard."""
+        move = self.moves.get(self.norm_of.get(user, user))
+        return move if move is not None and node in move.reads else None
+
+    def takers(self, node: fx.Node) -> list[Move]:
+        """All moves that take `node` as its shard."""
+        found = (self.taker(user, node) for user in node.users)
+        return list({id(move): move for move in found if move is not None}.values())
 
 
-def plan_moves(graph: fx.Graph, facts: Placements, guards: Guards) -> MovePlan:
-    """Find all that moves."""
-    plan = MovePlan()
+def plan_moves(graph: fx.Graph, facts: Placements, guards: Guards, norms: Mapping[fx.Node, Norm] = _NONE) -> MovePlan:
+    """Find all that moves.
+
+    Args:
+        norms: those of aten's ops, by what they make; see `find_norms`.
+    """
+    plan = MovePlan(norm_of={part: norm.node for norm in norms.values() for part in norm.nodes})
     reliable: dict[fx.Node, bool] = {}
 
     def relied_on(node: fx.Node) -> bool:
@@ -136,11 +158,14 @@ def plan_moves(graph: fx.Graph, facts: Placements, guards: Guards) -> MovePlan:
 
     for node in graph.nodes:
         if node.op == "call_function" and not facts.mutated(node):
-            move = _move(node, plan, facts, guards)
+            norm = norms.get(node)
+            move = _move(node, plan, facts, guards) if norm is None else _normed(norm, plan, facts, guards)
             # Of operands too: what is inserted between them and the node is recorded by theirs. And of the items of a tuple:
             # one that does not move with it would take the shard for the whole.
             items = [user for user in node.users if op_name(user) == GETITEM]
-            if move is not None and all(map(relied_on, (node, *node.all_input_nodes, *items))):
+            parts = (node,) if norm is None else norm.nodes
+            operands = [operand for part in parts for operand in part.all_input_nodes]
+            if move is not None and all(map(relied_on, (*parts, *operands, *items))):
                 plan.moves[node] = move
     if plan.moves:
         _take_back(plan, guards)
@@ -152,19 +177,18 @@ def plan_moves(graph: fx.Graph, facts: Placements, guards: Guards) -> MovePlan:
 
 def _move(node: fx.Node, plan: MovePlan, facts: Placements, guards: Guards) -> Move | None:
     op = op_name(node)
-    if op == ALL_REDUCE:
+    if op in (ALL_REDUCE, START):
         shard = guards.reduction(node)
         return None if shard is None else Move(node, op, shard, "reduced")
     if op in ADDENDS:
         move = expert_move(node, op, plan, facts, guards)
         return move if move is not None else _computed(node, op, plan, facts, guards)
-    if op in MARKERS or op in VIEWS or op == GETITEM:
-        return _handed_on(node, op, plan, guards)
-    return expert_move(node, op, plan, facts, guards)
+    move = _handed_on(node, op, plan, guards)
+    return move if move is not None else expert_move(node, op, plan, facts, guards)
 
 
 def _handed_on(node: fx.Node, op: str, plan: MovePlan, guards: Guards) -> Move | None:
-    """The move of a marker, a view, or an item of a tuple."""
+    """The move of a marker, a wait, a view, or an item of a tuple."""
     operand = node.args[0] if node.args else None
     before = plan.moves.get(operand) if isinstance(operand, fx.Node) else None
     spec = known_spec(node)
@@ -176,8 +200,40 @@ def _handed_on(node: fx.Node, op: str, plan: MovePlan, guards: Guards) -> Move |
         return Move(node, op, before.shard, before.items[node.args[1]], before.node)  # type: ignore[index]
     if op in MARKERS:
         return Move(node, op, before.shard, before.stage, before.node, "x")
+    if op == WAIT:
+        return Move(node, op, before.shard, before.stage, before.node) if before.op == START else None
+    if not before.shard.handed_on_by(op) or not _only_casts(node):
+        return None
     dim = guards.viewed_dim(shape_of(before.node), before.shard, spec.shape)
     return None if dim is None else Move(node, op, before.shard.along(dim), before.stage, before.node)
+
+
+def _only_casts(node: fx.Node) -> bool:
+    """Whether a cast, if it is one, has no say in how its result lies in memory."""
+    return not {"memory_format", "pin_memory"} & {name for name, value in node.kwargs.items() if value is not None}
+
+
+def _normed(norm: Norm, plan: MovePlan, facts: Placements, guards: Guards) -> Move | None:
+    """The move of a norm of aten's ops: behind c10d's all_reduces alone, whose rows they take."""
+    source = plan.moves.get(norm.source)
+    if source is None or source.stage not in _NORMABLE or not isinstance(source.shard, Rows):
+        return None
+    if norm.items and not guards.tuple_allows(norm.node):
+        return None
+    results = [user for user in norm.node.users if op_name(user) == GETITEM] if norm.items else [norm.node]
+    if not results or any(map(facts.mutated, (*norm.nodes, *results))) or not all(map(is_contiguous, results)):
+        return None
+    if not all(guards.weight_allows(weight, source.shard, facts) for weight in norm.weights):
+        return None
+    pattern = "P1" if source.stage == "reduced" else ""
+    if pattern and pattern not in guards.patterns:
+        return None
+    op = op_name(norm.node)
+    return Move(norm.node, op, source.shard, "normed", norm.source, pattern=pattern, items=norm.items, norm=norm)
+
+
+#: What a norm may take the shard of.
+_NORMABLE = ("reduced", "added", "experts")
 
 
 def _computed(node: fx.Node, op: str, plan: MovePlan, facts: Placements, guards: Guards) -> Move | None:
@@ -213,7 +269,7 @@ def _computed(node: fx.Node, op: str, plan: MovePlan, facts: Placements, guards:
 
 def _source(given: dict[str, Any], op: str, plan: MovePlan) -> Move | None:
     """The first addend that is an all_reduce, or, before an rms_norm, a sum that moves."""
-    stages = ("reduced", "added", "experts") if op == RMS_NORM else ("reduced", "experts")
+    stages = _NORMABLE if op == RMS_NORM else ("reduced", "experts")
     for name in ADDENDS[op]:
         move = plan.moves.get(given[name]) if isinstance(given[name], fx.Node) else None
         if move is not None and move.stage in stages:
@@ -237,7 +293,7 @@ def _takes_other(move: Move, plan: MovePlan, facts: Placements, guards: Guards) 
     if theirs is not None:
         mine = move.shard.along(move.shard.dim - len(shape_of(source)))  # counted from the right
         move.local = guards.same_division(mine, theirs.shard.along(theirs.shard.dim - len(spec.shape)))
-    return True
+    return move.local or move.shard.can_slice(other)
 
 
 def _pattern(move: Move, plan: MovePlan, guards: Guards) -> str:
@@ -273,11 +329,9 @@ def _take_back(plan: MovePlan, guards: Guards) -> None:
     readers: Counter[fx.Node] = Counter()
     events: list[tuple[str, fx.Node]] = []
     for node in moves:
-        for user in node.users:
-            if plan.reads_shard(user, node):
-                readers[node] += 1
-            else:
-                events.append(("full", node))
+        readers[node] = len(plan.takers(node))
+        if not all(plan.reads_shard(user, node) for user in node.users):
+            events.append(("full", node))
         if not readers[node]:
             events.append(("lost", node))
     while events:
@@ -291,31 +345,31 @@ def _take_back(plan: MovePlan, guards: Guards) -> None:
                 events.append(("stay", node))
             if move is None or move.source is None:
                 continue
-            if move.op in VIEWS:
+            if move.op in MARKERS:
+                if guards.marker_stays(node):
+                    events.append(("stay", node))
+            elif not move.in_place:
                 events.append(("full", move.source))
-            elif move.op in MARKERS and guards.marker_stays(node):
-                events.append(("stay", node))
         elif event == "lost":
             readers[node] -= 1
-            serves = move is not None and (move.op in VIEWS or move.op in MARKERS or move.op == ADD)
+            serves = move is not None and (not move.in_place or move.op in MARKERS or move.op == ADD)
             if move is not None and move.stage in _SERVING_STAGES:
                 serves = True
             if serves and readers[node] <= 0:
                 events.append(("stay", node))
         elif move is not None:
+            takers = plan.takers(node)
             del moves[node]
             events += [(what, operand) for operand in move.reads for what in ("lost", "full")]
-            for user in node.users:
-                theirs = moves.get(user)
-                if theirs is None or node not in theirs.reads:
-                    continue
-                if theirs.source is not node and theirs.stage not in STAGES:  # the other addend: its chunk can be sliced off instead
+            for theirs in takers:
+                # The other addend: its chunk can be sliced off instead.
+                if theirs.source is not node and theirs.stage not in STAGES:
                     theirs.local = False
                     theirs.pattern = _pattern(theirs, plan, guards)
                     events.append(("full", node))
                     if theirs.pattern in guards.patterns:
                         continue
-                events.append(("stay", user))
+                events.append(("stay", theirs.node))
 
 
 __all__ = ["Guards", "MovePlan", "plan_moves"]

@@ -51,7 +51,7 @@ def encode(program: Program) -> dict[str, Any]:
         "version": VERSION,
         "mesh": sources["mesh"],
         "inputs": sources["inputs"],
-        "graphs": [{"nodes": _encode_nodes(graph)} for graph in program.graphs],
+        "graphs": [encode_graph(graph) for graph in program.graphs],
         "ranks": encode_ranks(program),
         "seed": sources["seed"],
         "labels": list(program.labels),
@@ -74,7 +74,7 @@ def encode_sources(sources: Sources) -> dict[str, Any]:
                 "shape": list(spec.shape),
                 "dtype": dtype_name(spec.dtype),
                 "placements": [[dim, str(placement)] for dim, placement in spec.placements],
-                "recipe": _encode_recipe(spec.recipe),
+                "recipe": encode_recipe(spec.recipe),
             }
             for spec in sources.inputs
         ],
@@ -82,7 +82,7 @@ def encode_sources(sources: Sources) -> dict[str, Any]:
     }
 
 
-def _encode_recipe(recipe: Recipe) -> dict[str, Any]:
+def encode_recipe(recipe: Recipe) -> dict[str, Any]:
     record: dict[str, Any] = {"kind": recipe.kind, "scale": recipe.scale}
     if recipe.values:
         record["values"] = [encode_value(value) for value in recipe.values]
@@ -99,6 +99,11 @@ def encode_ranks(program: Program) -> list[dict[str, Any]]:
 def program_id(program: Program) -> str:
     """Return the hash of a program's content: 16 hexadecimal digits."""
     return hashlib.sha256(dumps(program).encode()).hexdigest()[:16]
+
+
+def encode_graph(graph: fx.Graph) -> dict[str, Any]:
+    """Write a graph of a program as JSON-able data. Raises as `dumps` does."""
+    return {"nodes": _encode_nodes(graph)}
 
 
 def _encode_nodes(graph: fx.Graph) -> list[dict[str, Any]]:

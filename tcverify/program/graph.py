@@ -150,6 +150,22 @@ def constant_value(constant: RankConstant, constants: Mapping[str, Any]) -> Any:
     return list(value) if isinstance(value, (list, tuple)) else value
 
 
+def calls_without_rank_constants(graph: fx.Graph) -> frozenset[str]:
+    """The names of the calls whose arguments are the same on every rank that runs this graph."""
+
+    def has_constant(value: Any) -> bool:
+        if isinstance(value, RankConstant):
+            return True
+        if isinstance(value, (tuple, list)):
+            return any(map(has_constant, value))
+        if isinstance(value, dict):
+            return any(map(has_constant, value.values()))
+        return isinstance(value, slice) and has_constant((value.start, value.stop, value.step))
+
+    calls = (node for node in graph.nodes if node.op == "call_function")
+    return frozenset(node.name for node in calls if not has_constant(node.args) and not has_constant(node.kwargs))
+
+
 def describe(graph: fx.Graph) -> list[dict[str, Any]]:
     """Return the metadata of every node that programs keep, with specs in place of (fake) tensors, storage made explicit."""
     storages: dict[int, int] = {}

@@ -12,7 +12,15 @@ from torch import fx
 
 from tcverify.errors import ProgramError
 from tcverify.ops import lookup
-from tcverify.program.graph import RankBinding, bind, compute_nodes, describe, fake_values, with_metadata
+from tcverify.program.graph import (
+    RankBinding,
+    bind,
+    calls_without_rank_constants,
+    compute_nodes,
+    describe,
+    fake_values,
+    with_metadata,
+)
 from tcverify.program.inputs import InputSpec, Sources
 from tcverify.program.mesh import Mesh, MeshDim
 from tcverify.program.placement import REPLICATED, VARYING, Placement
@@ -129,6 +137,7 @@ class Program:
 
         `meta["streams"]` holds the stream settings, `meta["rank"]` the rank, `meta["groups"]` its groups: mesh dim → ranks in
         group order, and `meta["alike"]` names those over which all members run the same graph up to numbers (see `_alike`).
+        `meta["same_numbers"]` names the calls in which the numbers are the same, too, on all ranks that run the same graph.
         """
         return self._given(rank, self.graph(rank))
 
@@ -142,6 +151,7 @@ class Program:
         module.meta["rank"] = rank
         module.meta["groups"] = {dim.name: dim.group(rank) for dim in self.mesh.dims}
         module.meta["alike"] = self._alike[self._kinds[rank]]
+        module.meta["same_numbers"] = self._same_numbers[self._kinds[rank]]
         if self.streams is not None:
             module.meta["streams"] = self.streams
         return module
@@ -172,6 +182,23 @@ class Program:
                 if any(self._kinds[member] != kind for member in dim.group(rank)):
                     mixed[kind].add(dim.name)
         return {kind: tuple(d.name for d in self.mesh.dims if d.name not in found) for kind, found in mixed.items()}
+
+    @cached_property
+    def _same_numbers(self) -> dict[int, frozenset[str]]:
+        """For each kind of rank the names of the calls that hold no number which other ranks of the kind have otherwise.
+
+        Where such ranks run graphs that are stored apart, any number may be the one in which they differ.
+        """
+        ran: dict[int, set[int]] = {}
+        for kind, binding in zip(self._kinds, self.ranks, strict=True):
+            ran.setdefault(kind, set()).add(binding.graph)
+        found: dict[tuple[int, ...], frozenset[str]] = {}
+        for numbers in map(tuple, map(sorted, ran.values())):
+            if numbers not in found:
+                found[numbers] = (
+                    calls_without_rank_constants(self.graphs[numbers[0]]) if len(numbers) == 1 else frozenset()
+                )
+        return {kind: found[tuple(sorted(numbers))] for kind, numbers in ran.items()}
 
     def _module(self, rank: int) -> torch.nn.Module | None:
         return self.modules[self.ranks[rank].graph] if self.modules else None

@@ -90,10 +90,7 @@ class Reader(ValueReader):
     def input(self, data: Any) -> InputSpec:
         record = read_keys(data, ("name", "shape", "dtype", "placements", "recipe"), "an input")
         name = read_text(record["name"], "the name of an input")
-        recipe = read_keys(record["recipe"], ("kind", "scale", "values"), f"the recipe of input '{name}'")
-        scale = recipe["scale"]
-        if type(scale) not in (int, float):
-            raise ProgramError(f"the scale of input '{name}' is not a number")
+        recipe = self.recipe(record["recipe"], name)
         placements = []
         for pair in read_list(record["placements"], f"the placements of input '{name}'"):
             dim, placement = read_list(pair, f"a placement of input '{name}'")
@@ -104,8 +101,16 @@ class Reader(ValueReader):
             shape,
             self.dtype(record["dtype"]),
             tuple(placements),
-            Recipe(read_text(recipe["kind"], "a recipe"), float(scale), self.given(recipe.get("values", []), name)),
+            recipe,
         )
+
+    def recipe(self, data: Any, name: str) -> Recipe:
+        """Read how the values of input `name` are made."""
+        record = read_keys(data, ("kind", "scale", "values"), f"the recipe of input '{name}'")
+        scale = record["scale"]
+        if type(scale) not in (int, float):
+            raise ProgramError(f"the scale of input '{name}' is not a number")
+        return Recipe(read_text(record["kind"], "a recipe"), float(scale), self.given(record.get("values", []), name))
 
     def given(self, data: Any, name: str) -> tuple[float, ...]:
         """Read the values that an input is given: numbers and booleans."""

@@ -18,7 +18,7 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import strategies as st
 
-from tcverify import cli
+from tcverify import cli, running
 from tcverify.program import PARTIAL, GraphBuilder, InputSpec, Mesh, Program, Recipe, spmd_program
 
 ROOT = Path(__file__).parents[2]
@@ -203,7 +203,7 @@ def pin(patch: pytest.MonkeyPatch, directory: Path) -> None:
     """Work in `directory`, with a strategy "one" that draws one program, and FOREIGN in mine.py."""
     patch.chdir(directory)
     patch.setitem(cli.STRATEGIES, "one", lambda mesh, world_size: st.just(reduce_add_norm()))
-    patch.setattr(cli, "set_hypothesis_home_dir", lambda path: None)
+    patch.setattr(running, "set_hypothesis_home_dir", lambda path: None)
     (directory / "mine.py").write_text(FOREIGN)
 
 

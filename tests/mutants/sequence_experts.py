@@ -190,4 +190,3 @@ EXPECTED: dict[str, frozenset[str]] = {
 }
 
 MUTANTS: dict[str, type[Mutant]] = {name: globals()[name] for name in EXPECTED}
-

@@ -60,7 +60,9 @@ def naive_gate(logits: list[float], k: int) -> tuple[list[float], list[int]]:
 def naive_rows(indices: torch.Tensor, experts: int) -> list[tuple[int, int, int]]:
     """(expert, token, choice) of each routed row."""
     picked = indices.reshape(-1, indices.shape[-1]).tolist()
-    return [(e, t, c) for e in range(experts) for t, of in enumerate(picked) for c, chosen in enumerate(of) if chosen == e]
+    return [
+        (e, t, c) for e in range(experts) for t, of in enumerate(picked) for c, chosen in enumerate(of) if chosen == e
+    ]
 
 
 def naive_experts(

@@ -1,0 +1,121 @@
+"""How the values of captured inputs are made.
+
+Inputs and parameters are drawn anew: initial values (ones, zeros) would hide defects. Integers are drawn in the range that
+their readers allow. Buffers and constants keep their values where these are known: they are indices, tables and masks.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import fx
+from torch._subclasses.fake_tensor import FakeTensor
+
+from tcverify.ops import TensorSpec, qualified_name
+from tcverify.program import Recipe
+from tcverify.program.inputs import MAX_GIVEN
+
+#: Ops that take indices: where these stand among the arguments, and into which argument and dim they point. A dim of None is
+#: an argument of the op that says which.
+_INDEXING: dict[str, tuple[int, int, int | None]] = {
+    "aten::embedding": (1, 0, 0),
+    "aten::index_select": (2, 0, None),
+    "aten::gather": (2, 0, None),
+    "aten::scatter.src": (2, 0, None),
+    "aten::scatter.value": (2, 0, None),
+    "aten::scatter_add": (2, 0, None),
+    "aten::nll_loss_forward": (1, 0, 1),
+}
+
+#: Ops whose results are in the range of their operand.
+_KEEPS_RANGE = ("view", "reshape", "slice", "select", "unsqueeze", "squeeze", "expand", "clone", "_to_copy", "t", "transpose",
+                "permute", "alias", "detach", "_unsafe_view", "split", "chunk", "cat", "contiguous")  # fmt: skip
+
+
+def recipe_of(node: fx.Node, spec: TensorSpec, role: str, value: torch.Tensor | None) -> Recipe:
+    """How to make the values of the input that `node` reads.
+
+    Args:
+        value: what it held when it was captured, where that is known.
+    """
+    known = value is not None and not isinstance(value, FakeTensor) and value.numel() <= MAX_GIVEN
+    kept = known and role in ("buffer", "constant")
+    if not spec.dtype.is_floating_point and not spec.dtype.is_complex:
+        if kept and value is not None:
+            return given(value)
+        if spec.dtype == torch.bool:
+            return Recipe("mask")
+        example = value if known and value is not None and value.numel() else None
+        if example is not None and example.min() < 0:  # such as the label that a loss ignores
+            return given(example)
+        return Recipe("integers", float(_range(node) or (DEFAULT_RANGE if example is None else int(example.max()) + 1)))
+    if kept and value is not None:
+        return given(value)
+    if role == "parameter" and len(spec.shape) == 1 and _multiplies(node):
+        return Recipe("norm_weight")
+    if role == "parameter" and len(spec.shape) > 1:  # products of it are about as large as what it multiplies
+        return Recipe(scale=round(math.sqrt(3 / max(spec.shape[-1], 3)), 4))
+    return Recipe()
+
+
+def given(value: torch.Tensor) -> Recipe:
+    """The values of a tensor as they are."""
+    flat = value.detach().cpu().reshape(-1)
+    if flat.dtype.is_floating_point:
+        return Recipe("given", values=tuple(map(float, flat.to(torch.float64).tolist())))
+    return Recipe("given", values=tuple(int(v) for v in flat.tolist()))
+
+
+def _multiplies(node: fx.Node) -> bool:
+    """Whether a vector is the gain of a norm: its readers multiply by it."""
+    names = [qualified_name(user.target) for user in node.users if user.op == "call_function"]
+    return any("mul" in name or "norm" in name for name in names)
+
+
+#: What integers are drawn below where nothing says what they are for.
+DEFAULT_RANGE = 2
+
+
+def _range(node: fx.Node) -> int:
+    """The number below which integers are valid for all that reads them as indices; 0 where nothing does."""
+    found: list[int] = []
+    queue, seen = [node], {node}
+    while queue:
+        value = queue.pop()
+        for user in value.users:
+            if user.op != "call_function":
+                continue
+            bound = _bound(user, value)
+            if bound is not None:
+                found.append(bound)
+            elif qualified_name(user.target).removeprefix("aten::").split(".")[0] in _KEEPS_RANGE and user not in seen:
+                seen.add(user)
+                queue.append(user)
+    return min((bound for bound in found if bound > 0), default=0)
+
+
+def _bound(user: fx.Node, value: fx.Node) -> int | None:
+    name = qualified_name(user.target)
+    if name in ("aten::index.Tensor", "aten::index_put", "aten::index_put_") and len(user.args) > 1:
+        indices = user.args[1]
+        source = _shape(user.args[0])
+        if isinstance(indices, (list, tuple)) and source is not None:
+            return min(
+                (source[i] for i, index in enumerate(indices) if index is value and i < len(source)), default=None
+            )
+    place = _INDEXING.get(name)
+    if place is None or len(user.args) <= max(place[0], place[1]) or user.args[place[0]] is not value:
+        return None
+    shape = _shape(user.args[place[1]])
+    dim: Any = place[2] if place[2] is not None else user.args[1]
+    return shape[dim] if shape and type(dim) is int and -len(shape) <= dim < len(shape) else None
+
+
+def _shape(value: Any) -> tuple[int, ...] | None:
+    spec = value.meta.get("val") if isinstance(value, fx.Node) else None
+    return spec.shape if isinstance(spec, TensorSpec) else None
+
+
+__all__ = ["DEFAULT_RANGE", "given", "recipe_of"]

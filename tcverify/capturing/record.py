@@ -1,0 +1,68 @@
+"""What a captured graph says of one rank: the graph in plain form, its inputs, and the groups that it names. Data only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import fx
+
+from tcverify.ops import TensorSpec
+from tcverify.program import Placement, Recipe
+
+DRAWN = Recipe()
+
+
+@dataclass(frozen=True, slots=True)
+class GroupFacts:
+    """A group that a graph names, as one rank knows it.
+
+    Attributes:
+        label: what the group is to all ranks (the mesh dim "tp"), where that is known: names of process groups differ from rank
+            to rank.
+        ranks: its members in group order.
+    """
+
+    label: str | None
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CapturedInput:
+    """One tensor that a captured graph reads.
+
+    Attributes:
+        name: of its placeholder.
+        spec: what this rank holds.
+        role: "input", "parameter", "buffer", "constant" or "tangent" (the gradient of an output).
+        placements: (group label or name, placement) pairs; None where nothing is known.
+        shape: global shape, where it is known.
+        recipe: how its values are made.
+    """
+
+    name: str
+    spec: TensorSpec
+    role: str = "input"
+    placements: tuple[tuple[str, Placement], ...] | None = None
+    shape: tuple[int, ...] | None = None
+    recipe: Recipe = DRAWN
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Captured:
+    """The graph of one rank in plain form: placeholders are tensors and come first, shapes are numbers, `meta["val"]` has specs.
+
+    Attributes:
+        groups: by the name that the graph uses.
+        module: owner of submodules, for graphs that have some: they cannot be written to files.
+        notes: what was done to the graph that its user may want to know.
+    """
+
+    graph: fx.Graph
+    inputs: tuple[CapturedInput, ...]
+    groups: dict[str, GroupFacts] = field(default_factory=dict)
+    module: torch.nn.Module | None = None
+    notes: tuple[str, ...] = ()
+
+
+__all__ = ["Captured", "CapturedInput", "GroupFacts"]

@@ -1,0 +1,181 @@
+"""Loads the program that the user names: program files, exported programs, functions that give graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from tcverify.capturing.assembling import RankRule, for_all_ranks, program_of
+from tcverify.capturing.groups import names_in, unknown_group
+from tcverify.capturing.processes import DEFAULT_TIMEOUT, Source, capture_all
+from tcverify.capturing.record import Captured, GroupFacts
+from tcverify.errors import ProgramError, UsageError
+from tcverify.program import Mesh, Placement, Program
+from tcverify.program.codec import decode, load_json
+
+#: Most bytes of a program file.
+MAX_FILE = 64 << 20
+
+
+@dataclass(frozen=True)
+class Told:
+    """What the user says of graphs beside themselves.
+
+    Attributes:
+        mesh: the mesh dims.
+        world_size: the number of ranks, where no mesh is given.
+        groups: by name: a mesh dim, or its ranks on the ranks that are in it.
+        placements: of inputs, by name and mesh dim.
+        rules: what integers depend on the rank, where one graph stands for all.
+        rank: whose graph a single one is.
+        spmd: whether one graph stands for all ranks, so that a function is asked for one.
+        seed: of the drawn values.
+    """
+
+    mesh: Mesh | None = None
+    world_size: int | None = None
+    groups: Mapping[str, str | Sequence[tuple[int, ...]]] = field(default_factory=dict)
+    placements: Mapping[str, Mapping[str, Placement]] = field(default_factory=dict)
+    rules: Sequence[RankRule] = ()
+    rank: int = 0
+    spmd: bool = False
+    seed: int = 0
+    timeout: float = DEFAULT_TIMEOUT
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A program, and what its user may want to know of how it came about."""
+
+    program: Program
+    notes: tuple[str, ...] = ()
+
+
+def load(sources: Sequence[str], told: Told) -> Loaded:
+    """Load one program: from one source, or from the graphs of all ranks in their order.
+
+    A source is a tcverify program or counterexample (`.json`), an exported program (`.pt2`), or "module:function", which is
+    called on every rank, each in a process of its own.
+
+    Raises:
+        UsageError: a source is of no known kind, or options exclude each other.
+        ProgramError: it gives no program; the message says what is wrong with it, on which rank.
+    """
+    for text in sources:
+        _require_kind(text)
+    if sources[0].endswith(".json"):
+        if len(sources) > 1:
+            raise UsageError("a program file holds the graphs of all ranks", "give one")
+        return Loaded(replace(_from_file(Path(sources[0])), seed=told.seed))
+    size = told.mesh.world_size if told.mesh is not None else told.world_size
+    if len(sources) > 1:
+        if size not in (None, len(sources)):
+            raise UsageError(f"{len(sources)} graphs are given for {size} ranks", "give one graph, or one per rank")
+        size = len(sources)
+        wanted = [Source(text, rank, _group_size(text, size)) for rank, text in enumerate(sources)]
+    elif told.spmd or told.rules or sources[0].endswith(".pt2") or size is None:
+        wanted = [Source(sources[0], told.rank, _group_size(sources[0], size))]
+    else:
+        wanted = [Source(sources[0], rank, size) for rank in range(size)]
+    found = capture_all(wanted, told.timeout)
+    first = found[0]
+    if isinstance(first, Program):
+        return Loaded(replace(first, seed=told.seed))
+    captures = [captured for one in found if not isinstance(one, Program) for captured in one]
+    if len(found) > 1 and len(captures) != len(found):
+        raise ProgramError(
+            f"{sources[0]} gives several graphs where one rank asks for its own", "return one graph, of that rank"
+        )
+    return _of_captures(captures, told, size)
+
+
+def _of_captures(captures: list[Captured], told: Told, size: int | None) -> Loaded:
+    mesh = told.mesh
+    if len(captures) == 1:
+        if mesh is None and size is not None:
+            mesh = Mesh.grid({"world": size})
+        if mesh is None:
+            raise UsageError(
+                "one graph is given, and nothing says of how many ranks",
+                "give --mesh (tp=2) or --world-size; or the graph of every rank",
+            )
+        captured = _grouped(captures[0], told, mesh, told.rank)
+        captures = for_all_ranks(captured, mesh, told.rank, told.rules)
+    else:
+        captures = [_grouped(captured, told, mesh, rank) for rank, captured in enumerate(captures)]
+    program = program_of(captures, mesh, told.placements, seed=told.seed)
+    return Loaded(program, (*dict.fromkeys(note for c in captures for note in c.notes), *_assumed(captures, told)))
+
+
+def _grouped(captured: Captured, told: Told, mesh: Mesh | None, rank: int) -> Captured:
+    """Add what the user says of groups."""
+    groups = dict(captured.groups)
+    used = names_in(captured.graph)
+    for name, said in told.groups.items():
+        if isinstance(said, str):
+            if mesh is None:
+                raise UsageError(f"--group {name}={said} names a mesh dim, but no mesh is given", "give --mesh as well")
+            groups[name] = GroupFacts(said, mesh.dim(said).group(rank))
+            continue
+        own = [ranks for ranks in said if rank in ranks]
+        if own:
+            groups[name] = GroupFacts(None, own[0])
+        elif name in used:
+            raise ProgramError(f"rank {rank} uses group '{name}', but is in none of {[list(r) for r in said]}")
+    missing = [name for name in used if name not in groups]
+    if missing and mesh is None:
+        raise unknown_group(missing[0], rank)
+    for name in missing:
+        if mesh is not None and name not in {dim.name for dim in mesh.dims} and len(mesh.dims) > 1:
+            raise unknown_group(name, rank)
+        dim = next((d for d in mesh.dims if d.name == name), mesh.dims[0]) if mesh is not None else None
+        if dim is not None:
+            groups[name] = GroupFacts(dim.name, dim.group(rank))
+    return replace(captured, groups=groups)
+
+
+def _assumed(captures: Sequence[Captured], told: Told) -> list[str]:
+    """The inputs of which nothing is known but their shape."""
+    names = dict.fromkeys(
+        one.name
+        for captured in captures
+        for one in captured.inputs
+        if one.placements is None and one.role in ("input", "tangent") and one.name not in told.placements
+    )
+    if not names:
+        return []
+    listed = ", ".join(list(names)[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+    return [f"taken as equal on all ranks, since nothing says otherwise: {listed} (--placement INPUT=DIM:PLACEMENT)"]
+
+
+def _group_size(text: str, size: int | None) -> int | None:
+    """Files need no process group."""
+    return None if text.endswith(".pt2") else size
+
+
+def _require_kind(text: str) -> None:
+    if text.endswith((".json", ".pt2")):
+        if not Path(text).is_file():
+            raise UsageError(f"there is no file {text}", "give the path from the current directory")
+    elif ":" not in text:
+        hint = (
+            f"name it, as in {text}:graphs" if text.endswith(".py") else "give a .pt2 or .json file, or module:function"
+        )
+        raise UsageError(f"'{text}' does not say which function gives the graphs", hint)
+
+
+def _from_file(path: Path) -> Program:
+    try:
+        size = path.stat().st_size
+        if size > MAX_FILE:
+            raise ProgramError(f"{path} has {size} bytes; at most {MAX_FILE} are read")
+        data = load_json(path.read_bytes(), str(path))
+    except OSError as error:
+        raise ProgramError(f"{path} cannot be read: {error.strerror or error}") from None
+    if isinstance(data, dict) and data.get("format") == "tcverify-counterexample":
+        return decode(data.get("program"), f"{path}: program")
+    return decode(data, str(path))
+
+
+__all__ = ["Loaded", "Told", "load"]

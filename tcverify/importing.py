@@ -1,0 +1,117 @@
+"""Finds what the user names by reference: passes, and functions that give programs."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import importlib
+import importlib.util
+import sys
+import traceback
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from tcverify.errors import PassLoadError, UnsupportedOp
+from tcverify.ops import resolve
+
+
+def find(target: str, what: str = "pass") -> tuple[Any, ModuleType]:
+    """Import the module of a reference, "module:attribute" or "path/file.py:attribute", and find what it names.
+
+    Args:
+        what: what it should be, for errors.
+
+    Raises:
+        PassLoadError: there is no such module or attribute, or importing it fails.
+    """
+    module_name, _, attribute = target.rpartition(":")
+    if not module_name or not attribute:
+        raise PassLoadError(
+            f"'{target}' is not a {what}", "name it as module:attribute, or as path/to/file.py:attribute"
+        )
+    module = _import(module_name)
+    subject: Any = module
+    for part in attribute.split("."):
+        if not hasattr(subject, part):
+            near = difflib.get_close_matches(part, [n for n in vars(subject) if not n.startswith("_")], n=1)
+            raise PassLoadError(f"{module_name} has no '{part}'", f"did you mean '{near[0]}'?" if near else None)
+        subject = getattr(subject, part)
+    return subject, module
+
+
+def _import(name: str) -> ModuleType:
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        try:
+            return _execute(name)
+        except AttributeError as error:
+            if not _names_undefined_op(error):
+                raise
+            return _execute(name)
+    except PassLoadError:
+        raise
+    except ModuleNotFoundError as error:
+        if error.name is not None and (name == error.name or name.startswith(error.name + ".")):
+            raise PassLoadError(
+                f"there is no module '{error.name}'",
+                "modules are looked up from the current directory and the environment; a path to a .py file works too",
+            ) from None
+        raise PassLoadError(f"importing '{name}' fails: {_last_frame(error)}") from error
+    except SystemExit as error:
+        raise PassLoadError(f"importing '{name}' ends the interpreter (exit {error.code})") from None
+    except Exception as error:
+        raise PassLoadError(f"importing '{name}' fails: {_last_frame(error)}") from error
+
+
+def _execute(name: str) -> ModuleType:
+    return _import_file(Path(name)) if name.endswith(".py") else importlib.import_module(name)
+
+
+def _names_undefined_op(error: AttributeError) -> bool:
+    """Whether `error` is that nobody has defined an op of a known dialect yet, and define it.
+
+    Not before: a pass that names such ops may come with a library that defines them, which goes first.
+    """
+    if not isinstance(error.obj, torch._ops._OpNamespace):
+        return False
+    try:
+        resolve(f"{error.obj.name}::{error.name}")
+    except UnsupportedOp:
+        return False
+    return True
+
+
+def _import_file(path: Path) -> ModuleType:
+    resolved = path.resolve()
+    if not resolved.is_file():
+        raise PassLoadError(f"there is no file {path}", "give the path from the current directory")
+    name = "tcverify_pass_" + hashlib.sha256(str(resolved).encode()).hexdigest()[:12]
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, resolved)
+    if spec is None or spec.loader is None:
+        raise PassLoadError(f"{path} cannot be imported as a module")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    sys.path.insert(0, str(resolved.parent))
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    finally:
+        sys.path.remove(str(resolved.parent))
+    return module
+
+
+def _last_frame(error: BaseException) -> str:
+    frames = traceback.extract_tb(error.__traceback__)
+    at = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {error}{at}"
+
+
+__all__ = ["find"]

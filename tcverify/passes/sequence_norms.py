@@ -1,0 +1,138 @@
+"""Finds norms over the last dim among aten's ops: RMSNorm and LayerNorm as one op, and RMSNorm as compilers take it apart.
+
+Taken apart it is x · rsqrt(mean(x²) + eps) [· weight], with casts before the weight and at the end, and the operands of
+products and sums in either order. x may be a cast itself: that counts as what is normed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+from torch import fx
+
+from tcverify.passes.editing import arguments, known_spec, op_name
+from tcverify.passes.sequence_layout import CASTS, Norm, shape_of
+
+#: Norms that are one op: the names of their weights, and the stages of what they return.
+_FUSED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "aten::rms_norm": (("weight",), ()),
+    "aten::_fused_rms_norm": (("weight",), ("normed", "statistic")),
+    "aten::layer_norm": (("weight", "bias"), ()),
+    "aten::native_layer_norm": (("weight", "bias"), ("normed", "statistic", "statistic")),
+}
+_SUMS, _PRODUCT = ("aten::add.Tensor", "aten::add.Scalar"), "aten::mul.Tensor"
+
+
+def find_norms(graph: fx.Graph, same_numbers: Collection[str]) -> dict[fx.Node, Norm]:
+    """Return the norms by what they make.
+
+    Args:
+        same_numbers: names of the calls whose integers are the same on all ranks: an exponent may be one that others have not.
+    """
+    found: dict[fx.Node, Norm] = {}
+    for node in graph.nodes:
+        op = op_name(node)
+        norm = None
+        if op in _FUSED:
+            norm = _fused(node, *_FUSED[op])
+        elif op == "aten::rsqrt":
+            norm = _taken_apart(node, same_numbers)
+        if norm is not None:
+            found[norm.node] = norm
+    return found
+
+
+def _fused(node: fx.Node, names: tuple[str, ...], items: tuple[str, ...]) -> Norm | None:
+    given = arguments(node)
+    source = given.get("input")
+    spec = known_spec(source)
+    if not isinstance(source, fx.Node) or spec is None or list(given["normalized_shape"]) != list(spec.shape[-1:]):
+        return None
+    if not isinstance(given.get("eps"), float | None):
+        return None
+    weights = tuple(given[name] for name in names if isinstance(given.get(name), fx.Node))
+    return Norm(node, source, weights, (node,), items)
+
+
+def _taken_apart(rsqrt: fx.Node, same_numbers: Collection[str]) -> Norm | None:
+    total = rsqrt.args[0]
+    mean = _over_eps(total)
+    square = _averaged(mean)
+    source = _squared(square, same_numbers)
+    if source is None or mean is None or square is None or not isinstance(total, fx.Node):
+        return None
+    inside = (square, mean, total, rsqrt)
+    readers = {rsqrt: list(rsqrt.users)}
+    if any(len(node.users) != 1 for node in inside):
+        return None
+    scaled = readers[rsqrt][0]
+    if op_name(scaled) != _PRODUCT or set(scaled.args) != {source, rsqrt} or scaled.kwargs:
+        return None
+    weights: tuple[fx.Node, ...] = ()
+    nodes = [*inside, scaled]
+    for step in _onward(scaled):
+        if op_name(step) == _PRODUCT:
+            by = [operand for operand in step.all_input_nodes if operand is not nodes[-1]]
+            if (
+                weights
+                or len(by) != 1
+                or step.kwargs
+                or len(step.args) != 2
+                or len(shape_or_none(by[0]) or (0, 0)) != 1
+            ):
+                break
+            weights = (by[0],)
+        elif op_name(step) not in CASTS:
+            break
+        nodes.append(step)
+    return Norm(nodes[-1], source, weights, tuple(nodes)) if nodes[-1].users else None
+
+
+def shape_or_none(node: fx.Node) -> tuple[int, ...] | None:
+    """The recorded shape of a value, if it is known."""
+    return shape_of(node) if known_spec(node) is not None else None
+
+
+def _onward(node: fx.Node) -> Iterator[fx.Node]:
+    """What alone reads a value, and what alone reads that, and so on."""
+    while len(node.users) == 1:
+        node = next(iter(node.users))
+        yield node
+
+
+def _over_eps(total: object) -> fx.Node | None:
+    """mean, of mean + eps."""
+    if not isinstance(total, fx.Node) or op_name(total) not in _SUMS or total.kwargs or len(total.args) != 2:
+        return None
+    numbers = [value for value in total.args if isinstance(value, float)]
+    values = [value for value in total.args if isinstance(value, fx.Node)]
+    return values[0] if len(numbers) == len(values) == 1 else None
+
+
+def _averaged(mean: fx.Node | None) -> fx.Node | None:
+    """square, of the mean of square over its last dim, which stays as one of size 1."""
+    if mean is None or op_name(mean) != "aten::mean.dim":
+        return None
+    given = arguments(mean)
+    square, dims = given["self"], given.get("dim")
+    before, after = shape_or_none(square), shape_or_none(mean)
+    if not before or after is None or not isinstance(dims, list | tuple) or given.get("dtype") is not None:
+        return None
+    over_last = [dim % len(before) for dim in dims if type(dim) is int] == [len(before) - 1]
+    return square if over_last and len(dims) == 1 and after == (*before[:-1], 1) else None
+
+
+def _squared(square: fx.Node | None, same_numbers: Collection[str]) -> fx.Node | None:
+    """x, of x² or x · x."""
+    if square is None or square.kwargs or len(square.args) != 2:
+        return None
+    x, by = square.args
+    if op_name(square) == _PRODUCT and x is by:
+        return x if isinstance(x, fx.Node) else None
+    settled = isinstance(by, float) or square.name in same_numbers
+    if op_name(square) == "aten::pow.Tensor_Scalar" and by == 2 and type(by) in (int, float) and settled:
+        return x if isinstance(x, fx.Node) else None
+    return None
+
+
+__all__ = ["find_norms"]

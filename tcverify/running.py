@@ -1,0 +1,247 @@
+"""Runs campaigns and tells about them: what the verbs `run` and `check` share."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from hypothesis import strategies as st
+from hypothesis.configuration import set_hypothesis_home_dir
+from hypothesis.strategies import SearchStrategy
+from rich.console import Console
+
+from tcverify import arguments, doctor
+from tcverify.application import Guarded
+from tcverify.baseline import Baseline, add_to_baseline
+from tcverify.campaign import Campaign, CampaignFinished, Event, Plan, RunFinished, RunStarted, Subscriber, recover
+from tcverify.errors import InternalError, TcverifyError
+from tcverify.execution import ProcessGroupPool
+from tcverify.program import Program
+from tcverify.report.choice import reports
+from tcverify.report.known import baseline_lines
+from tcverify.report.plain import count, plain
+from tcverify.report.script import ScriptReport
+from tcverify.report.terminal import TerminalReport, say
+
+PASSED, FAILED, UNUSABLE, INTERNAL, INTERRUPTED = 0, 1, 2, 3, 130
+
+STATE_DIR = Path(".tcverify")
+
+
+@dataclass(frozen=True)
+class Job:
+    """The programs of one mesh.
+
+    Attributes:
+        mesh: names the mesh, or what else the programs have in common, for reports.
+        programs: draws programs, for each of the passes in their order.
+    """
+
+    mesh: str
+    world_size: int
+    programs: Sequence[SearchStrategy[Program]]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How passes are verified and what becomes of it; names as the options of the command line have."""
+
+    targets: Sequence[str]
+    pass_options: dict[str, str] = field(default_factory=dict)
+    promises: dict[str, str] = field(default_factory=dict)
+    confirm: str = "gloo"
+    domain: str = "float64"
+    max_examples: int | None = None
+    max_time: float | None = None
+    seed: int = 0
+    checks: Sequence[str] | None = None
+    pass_timeout: float = 20.0
+    shrink_time: float = 30.0
+    report_dir: Path = Path("reports")
+    reports: Sequence[str] = ()
+    failing: Sequence[str] = ()
+    fail_fast: bool = False
+    known: Baseline | None = None
+    baseline: Path | None = None
+    write_baseline: Path | None = None
+    deep: bool = False
+
+
+def prepare(settings: Settings, console: Console) -> None:
+    """See that results can be written, and keep what an earlier run left when it died.
+
+    Raises:
+        UsageError: a directory cannot be written, or the machine lacks the process group.
+    """
+    doctor.require_backend(settings.confirm)
+    arguments.require_writable(settings.report_dir, "choose another place with --report-dir")
+    arguments.require_writable(STATE_DIR, "run in a directory that you may write to")
+    set_hypothesis_home_dir(STATE_DIR / "hypothesis")
+    for path in recover(STATE_DIR, settings.report_dir):
+        say(console, f"An earlier run died while it verified a program, which is kept as {path}", "yellow")
+        say(console, f"  look at it with: tcverify show {path}, try it again with: tcverify replay {path}", "yellow")
+
+
+def campaigns(settings: Settings, jobs: Sequence[Job], console: Console) -> int:
+    """Verify every pass on every job's programs and return the exit code.
+
+    Raises:
+        TcverifyError, or whatever else goes wrong in tcverify itself.
+    """
+    terminal = TerminalReport(console, settings.report_dir)
+
+    def tell(line: str) -> None:
+        say(console, plain(line))
+
+    accepting = settings.write_baseline is not None
+    subscribers: list[Subscriber] = [
+        ScriptReport(settings.report_dir, tell),
+        terminal,
+        *reports(settings.reports, settings.report_dir, tell, settings.failing, accepting=accepting),
+    ]
+    stop = ""
+    with contextlib.ExitStack() as stack:
+        started = RunStarted(tuple(settings.targets), tuple(job.mesh for job in jobs), settings.seed)
+        end = stack.enter_context(_announced(subscribers, started))
+        stack.callback(terminal.close)
+        subjects = [
+            stack.enter_context(Guarded(target, settings.pass_options, timeout=settings.pass_timeout))
+            for target in settings.targets
+        ]
+        contracts = [subject.contract.with_options(settings.promises) for subject in subjects]
+        try:
+            for job in jobs:
+                with pools(settings.confirm) as pool_of:
+                    pool = pool_of(job.world_size)
+                    if pool is not None:
+                        pool.start()
+                    for subject, promised, programs in zip(subjects, contracts, job.programs, strict=True):
+                        plan = Plan(
+                            programs, job.mesh, settings.report_dir, STATE_DIR, settings.max_examples, settings.max_time,
+                            settings.seed, promised, settings.checks, domain=settings.domain,
+                            shrink_time=settings.shrink_time, fail_fast=settings.fail_fast, baseline=settings.known,
+                            collect=accepting, deep=settings.deep,
+                        )  # fmt: skip
+                        stop = Campaign(subject, plan, pool, subscribers).run().stop
+                        if stop in _LAST:
+                            break
+                if stop in _LAST:
+                    break
+        except KeyboardInterrupt:  # between campaigns
+            stop = "interrupted"
+        terminal.summary()
+        if settings.baseline is not None and settings.known is not None:
+            for line in baseline_lines(settings.known, settings.baseline, terminal.finished):
+                say(console, line)
+        if settings.write_baseline is not None:
+            found = [case for event in terminal.finished for case in event.counterexamples]
+            say(console, plain(add_to_baseline(settings.write_baseline, settings.known, found)))
+        failing = _exit_code(terminal.finished, settings.failing, accepting=accepting)
+        code = INTERRUPTED if stop == "interrupted" else failing
+        end(code)
+    return code
+
+
+@contextlib.contextmanager
+def _announced(subscribers: Sequence[Subscriber], started: RunStarted) -> Iterator[Callable[[int], None]]:
+    """Tell subscribers that a run begins and, however that comes about, that it ends. Yields what takes its exit code."""
+
+    def tell(event: Event) -> None:
+        for subscriber in subscribers:
+            subscriber(event)
+
+    codes: list[int] = []
+    tell(started)
+    try:
+        yield codes.append
+    except KeyboardInterrupt:
+        tell(RunFinished(INTERRUPTED, "interrupted"))
+        raise
+    except BrokenPipeError:
+        tell(RunFinished(FAILED, "nobody reads the output"))
+        raise
+    except TcverifyError as error:
+        tell(RunFinished(INTERNAL if isinstance(error, InternalError) else UNUSABLE, error.message))
+        raise
+    except Exception as error:
+        tell(RunFinished(INTERNAL, f"{type(error).__name__}: {error}"))
+        raise
+    tell(RunFinished(codes[-1]))
+
+
+#: Ends of a campaign after which no other begins.
+_LAST = ("interrupted", "first finding")
+
+
+def _exit_code(finished: Sequence[CampaignFinished], failing: Sequence[str], *, accepting: bool) -> int:
+    """The exit code of a run; findings that go to a baseline (`accepting`) do not fail it."""
+    for event in finished:
+        accepted = accepting and event.verdict == "refuted" and event.statistics.passed
+        if event.verdict != "passed" and not accepted:
+            return FAILED
+    if "inconclusive" in failing and any(event.statistics.inconclusive for event in finished):
+        return FAILED
+    return PASSED
+
+
+@contextlib.contextmanager
+def pools(confirm: str) -> Iterator[Callable[[int], ProcessGroupPool | None]]:
+    """Yield a function that gives the pool of a world size, or None when nothing confirms."""
+    made: dict[int, ProcessGroupPool] = {}
+
+    def pool(world_size: int) -> ProcessGroupPool | None:
+        if confirm == "none":
+            return None
+        if world_size not in made:
+            made[world_size] = ProcessGroupPool(world_size, device="cuda" if confirm == "nccl" else "cpu")
+        return made[world_size]
+
+    try:
+        yield pool
+    finally:
+        for one in made.values():
+            one.close()
+
+
+def redrawn(program: Program, draws: int) -> SearchStrategy[Program]:
+    """The program with its own seed, and with the next ones."""
+    return st.sampled_from([replace(program, seed=program.seed + number) for number in range(draws)])
+
+
+def described(program: Program) -> list[str]:
+    """What a program is, in lines for the user who has just loaded it."""
+    graphs = len(program.graphs)
+    what = "one graph" if graphs == 1 else f"{graphs} graphs"
+    placed: dict[str, list[str]] = {}
+    for spec in program.inputs:
+        for dim, placement in spec.placements:
+            placed.setdefault(f"{placement} over {dim}", []).append(spec.name)
+    lines = [f"program: {program.mesh}; {what}, {program.size} nodes, {len(program.inputs)} inputs"]
+    lines += [f"  {how}: {count(len(names), 'input')}" for how, names in placed.items()]
+    return lines
+
+
+def new_seed() -> int:
+    """A seed that nobody asked for."""
+    return int.from_bytes(os.urandom(4), "little")
+
+
+__all__ = [
+    "FAILED",
+    "INTERNAL",
+    "INTERRUPTED",
+    "PASSED",
+    "STATE_DIR",
+    "UNUSABLE",
+    "Job",
+    "Settings",
+    "campaigns",
+    "described",
+    "new_seed",
+    "pools",
+    "prepare",
+    "redrawn",
+]
