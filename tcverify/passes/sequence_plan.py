@@ -319,6 +319,12 @@ def _adds_local_residual(move: Move, plan: MovePlan) -> bool:
 _SERVING_STAGES = SERVING | {PROJECTED}
 
 
+def _serves(move: Move) -> bool:
+    """Whether a value moves for the sake of others that do, and for nothing else."""
+    residual_sum = move.op == ADD and move.stage != "experts"
+    return not move.in_place or move.op in MARKERS or residual_sum or move.stage in _SERVING_STAGES
+
+
 def _take_back(plan: MovePlan, guards: Guards) -> None:
     """Work off what follows from reads in full and from lost readers.
 
@@ -352,10 +358,7 @@ def _take_back(plan: MovePlan, guards: Guards) -> None:
                 events.append(("full", move.source))
         elif event == "lost":
             readers[node] -= 1
-            serves = move is not None and (not move.in_place or move.op in MARKERS or move.op == ADD)
-            if move is not None and move.stage in _SERVING_STAGES:
-                serves = True
-            if serves and readers[node] <= 0:
+            if move is not None and readers[node] <= 0 and _serves(move):
                 events.append(("stay", node))
         elif move is not None:
             takers = plan.takers(node)

@@ -282,7 +282,7 @@ def test_layers_are_counted_by_what_is_alive() -> None:
 
 
 def test_strategies_by_name() -> None:
-    blocking = ["structured", "near-miss", "aimed", "wild", "overlap"]
+    blocking = ["structured", "near-miss", "aimed", "moe", "wild", "overlap"]
     assert set(STRATEGIES) == {"mixed", *blocking, "functional", "data-parallel", "async-tp", "fsdp", "resharding"}
     assert STRATEGIES["structured"] is transformer_programs
 
