@@ -80,7 +80,7 @@ _BYTE = tuple(range(256))
 
 #: Per field of `Experts`, what its byte picks from.
 FIELDS: dict[str, tuple[Any, ...]] = {
-    "attention": weighted(("parallel", 4), ("later", 4), ("whole", 1)),
+    "attention": weighted(("parallel", 3), ("later", 5), ("whole", 1)),
     "where": weighted(("none", 2), ("here", 18), ("columns", 3), ("exchanged", 1), ("chunks", 2), ("capacity", 1)),
     "count": weighted((2, 4), (3, 4), (4, 5), (1, 1), (5, 1)),
     "choices": _BYTE,
@@ -90,8 +90,8 @@ FIELDS: dict[str, tuple[Any, ...]] = {
     "activation": ("silu", "gelu", "swiglu"),
     "biased": weighted((False, 2), (True, 1)),
     "shared": weighted(("none", 4), ("plain", 4), ("gated", 2), ("parallel", 2)),
-    "keep": weighted(("none", 14), ("indices", 1), ("weights", 1), ("rows", 1), ("routed", 1)),
-    "tidy": weighted((False, 1), (True, 1)),
+    "keep": weighted(("none", 12), ("indices", 3), ("weights", 1), ("rows", 1), ("routed", 1)),
+    "tidy": weighted((False, 1), (True, 2)),
 }  # fmt: skip
 
 LAYERS = 2
@@ -123,7 +123,7 @@ def write_experts(mesh: Mesh, setting: Setting, blocks: tuple[Block, ...], layer
             first, second = _tidy(first), _tidy(second)
         dim = w.roles.other if first.dp and w.roles.other is not None else w.roles.main
         if layer.attention == "whole" or (layer.attention == "later" and number):
-            finish_block(w, _unreduced(first), dim, _whole_attention(w, first), None)
+            finish_block(w, _unreduced(first), dim, _whole_attention(w, first, dim), None)
         else:
             addend, width = mix(w, first, dim, attention=True)
             finish_block(w, first, dim, addend, width)
@@ -151,9 +151,10 @@ def _tidy(block: Block) -> Block:
 # ---------------------------------------------------------------------------------------------------------- attention
 
 
-def _whole_attention(w: Writing, block: Block) -> Value:
-    """Attention of replicated weights, and its projection back to H."""
+def _whole_attention(w: Writing, block: Block, dim: str) -> Value:
+    """Attention of replicated weights, and its projection back to H; in some programs that differs between ranks."""
     size, heads, hidden = 2, 1 + block.width % 2, w.setting.hidden
+    odd = (dim, VARYING) if block.width % 5 == 4 else None
     x = cast(w, w.hidden, w.dtype)
     careful = replace(x, rms=1.5 * x.rms)
     query, key, value = (
@@ -167,7 +168,7 @@ def _whole_attention(w: Writing, block: Block) -> Value:
     args = (query, key, value, None, None, None, None, None)
     mixed = replace(w.draft.call("tensor_cast::attention", query, *args, labels=("whole-attention",)), dense=True)
     mixed = replace(mixed, rms=0.8 * value.rms / max(1.0, w.sequence**0.5))
-    out = matmul(w, relayout(w, mixed, w.hidden.layout), "wout", (heads * size, hidden), None, block.tie)
+    out = matmul(w, relayout(w, mixed, w.hidden.layout), "wout", (heads * size, hidden), odd, block.tie)
     return bias(w, out, hidden, None, block.tie) if block.bias != "none" else out
 
 

@@ -98,9 +98,12 @@ class ExpertGuards:
 def routing_of(choices: Move) -> tuple[fx.Node, int]:
     """What tells choices from others: the value itself, or the tuple and which of its items it is."""
     node = choices.node
-    if op_name(node) == GETITEM and isinstance(node.args[0], fx.Node):
-        return node.args[0], node.args[1] % 2  # type: ignore[operator]
-    return node, 0
+    if op_name(node) != GETITEM:
+        return node, 0
+    both, item = node.args
+    assert isinstance(both, fx.Node)
+    assert isinstance(item, int)
+    return both, item % 2
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from tcverify.strategies import (
     fsdp_programs,
     functional_programs,
     mixed_programs,
+    moe_programs,
     overlap_programs,
     resharding_programs,
 )
@@ -42,6 +43,9 @@ CHOSEN = {
     "AllReduceErasedOnFirstRank": 2,
     "StaleMetadata": 2,
     "ResidualNotSliced": 2,
+    "RowsLeftByExpert": 2,
+    "CapacityOfLocalTokens": 2,
+    "AttentionSlicedByRankNumber": 4,
     "TokenSharedByCollectives": 2,
     "CollectivesUnordered": 4,
     "WaitNamesMainStream": 2,
@@ -117,13 +121,14 @@ def test_every_mutant_is_refuted(name: str, tmp_path: Path) -> None:
     ("pass_", "drawn"),
     [
         (SequenceParallel, mixed_programs),
+        (SequenceParallel, moe_programs),
         (Identity, mixed_programs),
         (Multistream, overlap_programs),
         (RaiseUnjudged, functional_programs),
         (SinkUnjudged, functional_programs),
         (InPlace, functional_programs),
     ],
-    ids=["sequence_parallel", "identity", "multistream", "raise-unjudged", "sink-unjudged", "in-place"],
+    ids=["sequence_parallel", "experts", "identity", "multistream", "raise-unjudged", "sink-unjudged", "in-place"],
 )
 def test_what_is_sound_passes(pass_: type[Pass], drawn: Drawn, world_size: int, tmp_path: Path) -> None:
     finished = _campaign(pass_, world_size, tmp_path, programs=75, fail_fast=True, drawn=drawn)
@@ -140,7 +145,7 @@ def test_sound_resharding_passes(pass_: type[Pass], tmp_path: Path) -> None:
 
 
 _SHARES = {
-    "mixed": mixed_programs, "overlap": overlap_programs, "functional": functional_programs, "fsdp": fsdp_programs,
+    "mixed": mixed_programs, "moe": moe_programs, "overlap": overlap_programs, "functional": functional_programs, "fsdp": fsdp_programs,
 }  # fmt: skip
 
 
