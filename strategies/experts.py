@@ -260,7 +260,7 @@ def _products(w: Writing, layer: Experts, block: Block, dim: str, rows: Value, i
 
 
 def _chunks(w: Writing, layer: Experts, block: Block, rows: Value, number: int, top_k: int) -> Value:
-    """Products of chunks whose sizes are written down: right where every token chooses every expert, else as if loads were even."""
+    """Products of chunks whose sizes are written down: right if every token chooses every expert, else as if loads were even."""
     sizes = [number // layer.count + (i < number % layer.count) for i in range(layer.count)]
     for role, shape in (("wup", (w.setting.hidden, layer.features)), ("wdown", (layer.features, w.setting.hidden))):
         split = w.draft.call("aten::split_with_sizes", rows, rows, sizes)

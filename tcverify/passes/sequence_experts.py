@@ -1,11 +1,11 @@
 """P4: a mixture of experts works on this rank's tokens.
 
-Whatever treats each token by itself can read a shard where it reads all tokens: the gate, the choice of experts, a shared expert.
-Routing orders the tokens at hand by expert, so on a shard it makes other rows than a part of all rows: they can be multiplied, row
-by row, by the matrix of their expert, and put back by the choices that they were routed by, and are good for nothing else. No
-weight may differ between the ranks, or the tokens of a rank would not meet those of the others; and nothing may depend on how
-many tokens there are, such as sizes of chunks or capacities that are written into the graph: ops that could are not among those
-that move.
+Whatever treats each token by itself can read a shard where it reads all tokens: the gate, the choice of experts, a shared
+expert. Routing orders the tokens at hand by expert, so on a shard it makes other rows than a part of all rows: they can be
+multiplied, row by row, by the matrix of their expert, and put back by the choices that they were routed by, and are good for
+nothing else. No weight may differ between the ranks, or the tokens of a rank would not meet those of the others; and nothing may
+depend on how many tokens there are, such as sizes of chunks or capacities that are written into the graph: ops that could are not
+among those that move.
 
 A value that moves so has one of these stages:
 

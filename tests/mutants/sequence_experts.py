@@ -36,9 +36,10 @@ class ExpertSumStaysFull(Mutant):
     def apply(self, state: Rewriting, move: Move) -> None:
         super().apply(state, move)
         source = state.plan.moves.get(move.source) if move.source is not None else None
-        if move.op in ADDENDS and move.other is not None and source is not None and source.stage == "experts":
-            if move.stage != "experts":
-                set_argument(move.node, move.operand, _whole(state, self, source.node))
+        if source is None or source.stage != "experts" or move.stage == "experts":
+            return
+        if move.op in ADDENDS and move.other is not None:
+            set_argument(move.node, move.operand, _whole(state, self, source.node))
 
     def record(self, node: fx.Node) -> None:
         with suppress(ShapeError):

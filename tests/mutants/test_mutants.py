@@ -70,7 +70,12 @@ CHOSEN = {
 #: Least share of programs that should show a defect.
 LEAST = 0.03
 #: Defects that show in fewer: they need pairs of ranks that cross, or a grid with two dims of more than one rank.
-RARER = {"PairsByRankNumber": 0.02, "TeamAlongTheOtherMeshDim": 0.02}
+RARER = {
+    "PairsByRankNumber": 0.02,
+    "TeamAlongTheOtherMeshDim": 0.02,
+    "AttentionSlicedByRankNumber": 0.0,
+    "AddendsTakenForSums": 0.0,
+}
 
 
 def _campaign(
@@ -145,7 +150,8 @@ def test_sound_resharding_passes(pass_: type[Pass], tmp_path: Path) -> None:
 
 
 _SHARES = {
-    "mixed": mixed_programs, "moe": moe_programs, "overlap": overlap_programs, "functional": functional_programs, "fsdp": fsdp_programs,
+    "mixed": mixed_programs, "moe": moe_programs, "overlap": overlap_programs, "functional": functional_programs,
+    "fsdp": fsdp_programs,
 }  # fmt: skip
 
 

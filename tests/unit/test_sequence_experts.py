@@ -10,6 +10,7 @@ import torch
 
 from tcverify.passes import SequenceParallel
 from tcverify.program import PARTIAL, VARYING, InputSpec, Mesh, MeshDim, Program, Recipe, shard, spmd_program
+from tests.mutants.sequence_experts import EXPECTED, MUTANTS
 from tests.unit.sequence_programs import ALL_MESHES, GRID, STRIDED, TP2, Builder, apply, findings, ops
 
 Build = Callable[["Experts"], Any]
@@ -485,3 +486,32 @@ def test_attention_is_left_alone_where_it_is_not_asked_for() -> None:
         return b.fused(b.times(b.attention(hidden), "wo"), residual)
 
     check(build, {"P2": 1}, patterns="P1,P2,P3,P4")
+
+
+# ------------------------------------------------------------------------------------------------------------- defects
+
+
+def every_kind(b: Experts) -> Any:
+    """Experts with a divided shared one, a residual, attention behind them; the choices are returned."""
+    hidden, residual = b.carried()
+    shares, choices = b.chosen(b.times(hidden, "gate"))
+    rows = b.multiplied(b.call("init_routing_v2", hidden, choices), choices)
+    routed = b.add(b.weighed(rows, shares, choices), b.all_reduce(b.shared(hidden, "first_s", "second_s")))
+    hidden, residual = b.fused(routed, residual)
+    hidden, residual = b.fused(b.times(b.attention(hidden), "wo"), residual)
+    return b.experts(hidden), residual, choices
+
+
+def odd_weights(b: Experts) -> Any:
+    """A gate, and a projection behind attention, that differ between the ranks."""
+    hidden, residual = b.carried()
+    hidden, residual = b.fused(b.times(b.attention(hidden), "wo_v"), residual)
+    return b.experts(b.normed(), gate="gate_v"), hidden, residual
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_each_defect_shows_in_a_program_made_for_it(name: str) -> None:
+    odd = name in ("ExpertWeightsNotCompared", "AddendsTakenForSums")
+    original = program(odd_weights if odd else every_kind, mesh=Mesh(2, (MeshDim("tp", ((1, 0),)),)))
+    assert findings(original, SequenceParallel()) == set()
+    assert findings(original, MUTANTS[name]()) & EXPECTED[name]
