@@ -3,6 +3,7 @@
 #   make verify                 the built-in passes on real gloo process groups; more options in VERIFY_OPTIONS
 #   make test                   the tests; more options in PYTEST_OPTIONS
 #   make gallery                the page of all known classes of defects: reports/gallery/index.html
+#   make docs                   the documentation as a site: site/index.html
 #   make lint                   ruff, mypy and import-linter
 #   TORCH=2.11.0 make test      with another torch, in a virtual environment of its own: a version or any pip requirement
 #   PYTHON=python3.12 make ...  with another Python (remove the virtual environment first)
@@ -22,7 +23,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help verify test gallery lint clean
+.PHONY: help verify test gallery docs lint clean
 .DELETE_ON_ERROR:
 
 help:
@@ -38,6 +39,10 @@ gallery: $(VENV)/.test
 	$(BIN)/tcverify show reports/gallery --format html > reports/gallery/index.html
 	@echo "written: reports/gallery/index.html"
 
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo "written: site/index.html"
+
 # Every check runs, so that one report shows all there is to mend.
 lint: $(VENV)/.dev
 	@status=0; \
@@ -48,7 +53,7 @@ lint: $(VENV)/.dev
 	exit $$status
 
 clean:
-	rm -rf .venv .venv-* .tox build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf .venv .venv-* .tox build dist site *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 	find tcverify strategies tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/.python:
@@ -79,4 +84,8 @@ $(VENV)/.test: $(VENV)/.torch pyproject.toml
 
 $(VENV)/.dev: $(VENV)/.torch pyproject.toml
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	@touch $@
+
+$(VENV)/.docs: $(VENV)/.torch pyproject.toml
+	$(BIN)/python -m pip install --quiet --editable '.[docs]'
 	@touch $@

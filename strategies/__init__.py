@@ -28,6 +28,8 @@ from functools import partial
 
 from hypothesis import strategies as st
 
+from tcverify.errors import UsageError
+from tcverify.extensions import require_new
 from tcverify.program import Mesh, Program
 from tcverify.strategies import (
     aimed,
@@ -44,6 +46,7 @@ from tcverify.strategies import (
 from tcverify.strategies.choices import WIDTH, decode_choices, weighted
 from tcverify.strategies.functional import large_functional_program
 from tcverify.strategies.meshes import WORLD_SIZES, all_meshes
+from tcverify.strategies.registered import Factory, made_strategy
 from tcverify.strategies.resharding import RESHARDING_WORLD_SIZES
 from tcverify.strategies.transformer import finish, write
 
@@ -238,6 +241,41 @@ STRATEGIES: dict[str, Callable[..., st.SearchStrategy[Program]]] = {
     "resharding": resharding_programs,
 }
 
+_OURS = tuple(STRATEGIES)
+
+
+def register_strategy(name: str, programs: Factory) -> None:
+    """Add a strategy of your own: `--strategy` and `programs=` of `verifies` can name it.
+
+    Args:
+        name: what it is called. A strategy of yours with this name is replaced.
+        programs: called as `transformer_programs` is, with `mesh` and `world_size`, one of them None; returns a Hypothesis
+            strategy of programs on that mesh, or of that many ranks.
+
+    Raises:
+        UsageError: the name is taken or cannot be one, or `programs` cannot be called.
+
+    Example:
+        >>> def sums(mesh=None, world_size=None):
+        ...     mesh = mesh or Mesh.grid({"tp": world_size or 2})
+        ...     x = InputSpec("x", (4, 8), placements=((mesh.dims[0].name, PARTIAL),))
+        ...     reduce = lambda b: b.call("tensor_cast::all_reduce", b.input("x"), b.rank, b.group(mesh.dims[0].name))
+        ...     return st.integers(0, 99).map(lambda seed: spmd_program(mesh, [x], reduce, seed=seed))
+        >>> register_strategy("sums", sums)
+    """
+    require_new("strategy", name, _OURS)
+    if not callable(programs):
+        what = f"strategy '{name}' is a {type(programs).__name__}, which cannot be called"
+        raise UsageError(what, "give the function that makes the strategy, without parentheses")
+    STRATEGIES[name] = programs
+
+
+def programs_of(name: str, mesh: Mesh | None = None, world_size: int | None = None) -> st.SearchStrategy[Program]:
+    """Return the strategy of this name for a mesh or a number of ranks. Raises as `made_strategy` does."""
+    factory = STRATEGIES[name]
+    return factory(mesh=mesh, world_size=world_size) if name in _OURS else made_strategy(factory, mesh, world_size)
+
+
 #: The one that is drawn from unless another is asked for.
 DEFAULT_STRATEGY = "mixed"
 
@@ -260,6 +298,8 @@ __all__ = [
     "moe_programs",
     "near_miss_programs",
     "overlap_programs",
+    "programs_of",
+    "register_strategy",
     "resharding_programs",
     "sequence_functional_programs",
     "transformer_programs",

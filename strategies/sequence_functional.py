@@ -138,8 +138,12 @@ def written(flow: Flow, setting: SequenceSetting, layer: Layer, residual: Value,
     reduced = summed(flow, layer, addend, dim)
     viewed = seen(flow, layer, reduced)
     total = residual_sum(flow, layer, viewed, residual, dim)
-    normed, inside = norm_of(flow, layer, total)
     shape = script.shape(residual)
+    rows = total
+    if layer.view == "halved":  # the norm is over half of what was a row
+        flow.labels.append("halved")
+        rows = call("aten::view", total, [*script.shape(total)[:-1], 2, shape[-1] // 2])
+    normed, inside = norm_of(flow, layer, rows)
     if script.shape(normed) != shape:
         normed = call("aten::view", normed, list(shape))
     extra = {"sum": reduced, "residual": total, "normed": normed, "view": viewed, **inside}.get(layer.users)
@@ -178,6 +182,8 @@ def summed(flow: Flow, layer: Layer, addend: Value, dim: str) -> Value:
         flow.labels.append("waited-twice")
         call("aten::mul_.Tensor", addend, 0.5)
         done = call(WAIT, start)
+        if layer.act % 2:
+            flow.outputs.append(call("aten::relu", done))
     elif layer.wait == "write-behind":
         flow.labels.append("write-behind")
         call("aten::mul_.Tensor", addend, 0.5)

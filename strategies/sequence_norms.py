@@ -62,9 +62,7 @@ def _taken_apart(flow: Flow, layer: Layer, value: Value) -> tuple[Value, dict[st
     x = value if layer.cast == "none" else call("aten::_to_copy", value, dtype=inner)
     if odd == "power-by-rank":
         noted()
-        power = PerRank("power", lambda rank: 2 + rank % 2)
-        square = call("aten::pow.Tensor_Scalar", x, power)
-        square = call("aten::abs", square)
+        square = call("aten::pow.Tensor_Scalar", x, PerRank("power", lambda rank: 2 + 2 * (rank % 2)))
     elif odd == "cube":
         noted()
         square = call("aten::abs", call("aten::pow.Tensor_Scalar", x, 3))

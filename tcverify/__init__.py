@@ -16,8 +16,11 @@ warnings.filterwarnings("ignore", message="Failed to initialize NumPy", category
 if TYPE_CHECKING:
     from tcverify.application import Guarded
     from tcverify.capturing import Captured, capture, program_of
+    from tcverify.checks import Evidence, register_check
+    from tcverify.compiling import annotate, checked, checked_backend
     from tcverify.errors import TcverifyError, Unsupported
-    from tcverify.execution import Lockstep, ProcessGroupPool
+    from tcverify.execution import Executor, Lockstep, ProcessGroupPool, register_executor
+    from tcverify.extensions import load_extension
     from tcverify.ops import DeviceMesh, Layout, Op, register_dialect
     from tcverify.program import (
         PARTIAL,
@@ -38,8 +41,9 @@ if TYPE_CHECKING:
         shard,
         spmd_program,
     )
-    from tcverify.pytest_plugin import Refuted as Refuted
     from tcverify.pytest_plugin import verifies as verifies
+    from tcverify.refuted import Refuted
+    from tcverify.strategies import register_strategy
     from tcverify.verifier import Verdict, verify
 
 __version__ = "0.1.0"
@@ -51,6 +55,8 @@ __all__ = [
     "Captured",
     "Contract",
     "DeviceMesh",
+    "Evidence",
+    "Executor",
     "Finding",
     "GraphBuilder",
     "Guarded",
@@ -65,14 +71,22 @@ __all__ = [
     "ProcessGroupPool",
     "Program",
     "Recipe",
+    "Refuted",
     "TcverifyError",
     "Unsupported",
     "Verdict",
+    "annotate",
     "capture",
+    "checked",
+    "checked_backend",
     "dumps",
+    "load_extension",
     "loads",
     "program_of",
+    "register_check",
     "register_dialect",
+    "register_executor",
+    "register_strategy",
     "shard",
     "spmd_program",
     "verify",
@@ -80,19 +94,28 @@ __all__ = [
 
 #: Where the names are that do not come from `tcverify.program`.
 _HOMES = {
+    "Evidence": "checks",
     "Guarded": "application",
     "TcverifyError": "errors",
     "Unsupported": "errors",
     "Captured": "capturing",
     "capture": "capturing",
     "program_of": "capturing",
+    "Executor": "execution",
     "Lockstep": "execution",
     "ProcessGroupPool": "execution",
     "DeviceMesh": "ops",
     "Layout": "ops",
     "Op": "ops",
+    "load_extension": "extensions",
+    "register_check": "checks",
     "register_dialect": "ops",
-    "Refuted": "pytest_plugin",
+    "register_executor": "execution",
+    "register_strategy": "strategies",
+    "Refuted": "refuted",
+    "checked": "compiling",
+    "checked_backend": "compiling",
+    "annotate": "compiling",
     "verifies": "pytest_plugin",
     "Verdict": "verifier",
     "verify": "verifier",

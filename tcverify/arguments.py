@@ -11,11 +11,13 @@ from typing import Any
 from tcverify.application.loading import importable_target
 from tcverify.application.stages import SEPARATOR, split_stages
 from tcverify.baseline import Baseline, Known, read_baseline
+from tcverify.checks import CHECKS, register_check
 from tcverify.counterexample import write_atomically
 from tcverify.errors import ProgramError, UsageError
+from tcverify.extensions import load_extension
 from tcverify.passes import BUILTIN, SUITED
 from tcverify.program import Mesh, Placement
-from tcverify.strategies import DEFAULT_STRATEGY, STRATEGIES
+from tcverify.strategies import DEFAULT_STRATEGY, STRATEGIES, register_strategy
 
 #: Options that name a file or a directory, as their parameters are called.
 _PATHS = ("report_dir", "baseline", "write_baseline")
@@ -33,6 +35,23 @@ def configuration(path: Path, known: Iterable[str] | None = None) -> dict[str, A
     Raises:
         UsageError: it cannot be read or names something else.
     """
+    section = _section(path)
+    options = {}
+    for key, value in section.items():
+        name = key.replace("-", "_")
+        if name == "extension":
+            continue  # see `configured_extensions`
+        if known is not None and name not in known:
+            raise UsageError(
+                f"[tool.tcverify] in {path} has an unknown key '{key}'",
+                suggest(key, [n.replace("_", "-") for n in known], "keys"),
+            )
+        options[name] = _default(key, value, path)
+    return options
+
+
+def _section(path: Path) -> dict[str, Any]:
+    """Return [tool.tcverify] of a pyproject.toml; empty where there is none."""
     if sys.version_info >= (3, 11):
         import tomllib
     else:
@@ -47,16 +66,21 @@ def configuration(path: Path, known: Iterable[str] | None = None) -> dict[str, A
     section = section.get("tcverify", {}) if isinstance(section, dict) else section
     if not isinstance(section, dict):
         raise UsageError(f"[tool.tcverify] in {path} is not a table", "write [tool.tcverify] and a line per option")
-    options = {}
-    for key, value in section.items():
-        name = key.replace("-", "_")
-        if known is not None and name not in known:
-            raise UsageError(
-                f"[tool.tcverify] in {path} has an unknown key '{key}'",
-                suggest(key, [n.replace("_", "-") for n in known], "keys"),
-            )
-        options[name] = _default(key, value, path)
-    return options
+    return section
+
+
+def configured_extensions(path: Path) -> None:
+    """Load the extensions that [tool.tcverify] of a pyproject.toml names; files are seen from where that lies.
+
+    Raises:
+        UsageError: it cannot be read, or an extension cannot be imported.
+    """
+    given = _section(path).get("extension", [])
+    listed = [given] if isinstance(given, str) else given
+    if not isinstance(listed, list) or not all(isinstance(one, str) for one in listed):
+        raise UsageError(f"[tool.tcverify] in {path}: extension is not a list", 'write extension = ["mycompiler.ops"]')
+    for reference in listed:
+        load_extension(str(path.parent / reference) if reference.endswith(".py") else reference)
 
 
 def _default(key: str, value: Any, path: Path) -> Any:
@@ -104,6 +128,41 @@ def names(text: str, known: Sequence[str], what: str) -> list[str]:
     return found
 
 
+def checks(text: str | None) -> list[str] | None:
+    """Read --checks: names, and references module:attribute of checks, which are registered under the attribute's name.
+
+    Returns:
+        The names; None, which stands for all, where none are given.
+
+    Raises:
+        UsageError: there is no such check.
+    """
+    if text is None:
+        return None
+    chosen = []
+    for piece in text.split(","):
+        name, check = _referenced(piece.strip(), "check")
+        if check is not None:
+            register_check(name, check)
+        chosen.append(name)
+    return names(",".join(chosen), list(CHECKS), "check")
+
+
+def _referenced(text: str, what: str) -> tuple[str, Any]:
+    """Return the name in `text` and None; of a reference module:attribute, the attribute's name and what it is.
+
+    The module is loaded as an extension: it may register what every process needs.
+    """
+    module_name, _, attribute = text.rpartition(":")
+    if not module_name:
+        return text, None
+    module = load_extension(module_name)
+    if not hasattr(module, attribute):
+        known = [name for name in vars(module) if not name.startswith("_")]
+        raise UsageError(f"{module_name} has no {what} '{attribute}'", suggest(attribute, known, "its names"))
+    return attribute, getattr(module, attribute)
+
+
 def target(name: str) -> str:
     """Return the reference of a pass, or of a pipeline "first+second": built-in names are resolved, the rest must look like
     module:attribute.
@@ -130,11 +189,16 @@ def target(name: str) -> str:
 def strategies(given: str | None, passes: Sequence[str]) -> list[str]:
     """Return the strategy for each pass, named as on the command line: the given one, else what suits the pass.
 
+    A reference module:attribute is registered under the attribute's name.
+
     Raises:
         UsageError: there is no such strategy.
     """
     if given is not None:
-        chosen = names(given, list(STRATEGIES), "strategy")
+        name, programs = _referenced(given, "strategy")
+        if programs is not None:
+            register_strategy(name, programs)
+        chosen = names(name, list(STRATEGIES), "strategy")
         if len(chosen) > 1:
             raise UsageError(f"--strategy {given} names {len(chosen)} strategies", "name one; 'mixed' draws from all")
         return chosen * len(passes)

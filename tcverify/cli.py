@@ -1,4 +1,4 @@
-"""The command line: run, check, replay, show, passes, doctor."""
+"""The command line: run, check, replay, show, init, passes, doctor."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 import click
 import torch
 
-from tcverify import __version__, arguments, doctor
+from tcverify import __version__, arguments, doctor, template
 from tcverify.arithmetic import DOMAINS
 from tcverify.capturing import RankRule, Told, load
 from tcverify.checks import CHECKS
@@ -24,7 +24,8 @@ from tcverify.counterexample import (
     write_atomically,
 )
 from tcverify.errors import InternalError, TcverifyError, UsageError
-from tcverify.execution import ProcessGroupPool
+from tcverify.execution import EXECUTORS, Executor, executors
+from tcverify.extensions import load_extension
 from tcverify.passes import BUILTIN, DEFAULT, DESCRIPTIONS
 from tcverify.program import dumps
 from tcverify.replay import replay as replay_case
@@ -46,11 +47,10 @@ from tcverify.running import (
     campaigns,
     described,
     new_seed,
-    pools,
     prepare,
     redrawn,
 )
-from tcverify.strategies import STRATEGIES
+from tcverify.strategies import STRATEGIES, programs_of
 
 _REPORT_DIR = click.option(
     "--report-dir",
@@ -58,6 +58,30 @@ _REPORT_DIR = click.option(
     default=Path("reports"),
     show_default=True,
     help="Where counterexamples are kept.",
+)
+
+
+def _executor(context: click.Context, parameter: click.Parameter, value: str) -> str:
+    """The name of an executor, also of one that an extension registers, or none."""
+    known = [*EXECUTORS, "none"]
+    if value not in known:
+        raise click.BadParameter(f"{value!r} is not one of {', '.join(map(repr, known))}.", context, parameter)
+    return value
+
+
+def _load(context: click.Context, parameter: click.Parameter, references: tuple[str, ...]) -> None:
+    for reference in references:
+        load_extension(reference)
+
+
+_EXTENSION = click.option(
+    "--extension",
+    multiple=True,
+    metavar="MODULE",
+    is_eager=True,
+    expose_value=False,
+    callback=_load,
+    help="A module, or a .py file, that registers dialects, checks, strategies or executors.",
 )
 
 
@@ -100,9 +124,21 @@ def main(context: click.Context, debug: bool) -> None:
     Exit codes: 0 passed, 1 refuted or nothing tested, 2 unusable input, 3 internal error, 130 interrupted.
     """
     torch.set_num_threads(1)  # the tensors are small: more threads only wait for each other
-    if context.invoked_subcommand == "run":
-        known = [param.name for param in run.params if param.name not in (None, "passes")]
-        context.default_map = {"run": arguments.configuration(Path("pyproject.toml"), [str(name) for name in known])}
+    if context.invoked_subcommand in ("run", "check", "replay", "show"):
+        arguments.configured_extensions(Path("pyproject.toml"))
+    verbs = {"run": run, "check": check}
+    if context.invoked_subcommand in verbs:
+        # one table serves both verbs: each takes the options that it has
+        known = {verb: _options(command) for verb, command in verbs.items()}
+        said = arguments.configuration(Path("pyproject.toml"), sorted(known["run"] | known["check"]))
+        own = known[context.invoked_subcommand]
+        context.default_map = {context.invoked_subcommand: {name: v for name, v in said.items() if name in own}}
+
+
+def _options(command: click.Command) -> set[str]:
+    """Names of the options of a verb that a configuration may set."""
+    apart = ("passes", "sources", "extension", "save")
+    return {param.name for param in command.params if param.name is not None and param.name not in apart}
 
 
 # ---------------------------------------------------------------------------------------------------------------- run
@@ -118,7 +154,7 @@ def main(context: click.Context, debug: bool) -> None:
     show_default="what suits the pass",
     help=f"What programs are drawn: {', '.join(STRATEGIES)}.",
 )
-@click.option("--confirm", type=click.Choice(["gloo", "nccl", "none"]), default="gloo", show_default=True,
+@click.option("--confirm", metavar="[gloo|nccl|none]", callback=_executor, default="gloo", show_default=True,
               help="Process group that runs what lockstep does not refute.")  # fmt: skip
 @click.option("--domain", type=click.Choice(DOMAINS), default="float64", show_default=True,
               help="Also judge values exactly (in a prime field), or in the programs' native dtypes.")  # fmt: skip
@@ -132,6 +168,7 @@ def main(context: click.Context, debug: bool) -> None:
               help="Seconds that one application of a pass may take.")  # fmt: skip
 @click.option("--shrink-time", type=click.FloatRange(0), default=30.0, show_default=True,
               help="Seconds to shrink a finding.")  # fmt: skip
+@_EXTENSION
 @_REPORT_DIR
 @click.option("--fail-on", default=None, help="Also fail on: inconclusive, vacuity.")
 @click.option("-x", "--fail-fast", is_flag=True, help="Stop at the first finding that is not known.")
@@ -186,7 +223,7 @@ def run(
         max_examples=max_examples if max_examples is not None else None if limit_s is not None else 200,
         max_time=limit_s,
         seed=seed if seed is not None else new_seed(),
-        checks=arguments.names(checks, list(CHECKS), "check") if checks is not None else None,
+        checks=arguments.checks(checks),
         pass_timeout=pass_timeout,
         shrink_time=shrink_time,
         report_dir=report_dir,
@@ -199,10 +236,7 @@ def run(
     )
     console = make_console()
     prepare(settings, console)
-    jobs = [
-        Job(name, size, [STRATEGIES[suited](mesh=fixed, world_size=size) for suited in drawn])
-        for name, fixed, size in meshes
-    ]
+    jobs = [Job(name, size, [programs_of(suited, fixed, size) for suited in drawn]) for name, fixed, size in meshes]
     raise SystemExit(campaigns(settings, jobs, console))
 
 
@@ -226,7 +260,7 @@ def run(
               help="An integer that depends on the rank, e.g. slice_1.2=4*tp.")  # fmt: skip
 @click.option("--capture-timeout", type=click.FloatRange(1), default=300.0, show_default=True,
               help="Seconds that capturing the graph of a rank may take.")  # fmt: skip
-@click.option("--confirm", type=click.Choice(["gloo", "nccl", "none"]), default="gloo", show_default=True,
+@click.option("--confirm", metavar="[gloo|nccl|none]", callback=_executor, default="gloo", show_default=True,
               help="Process group that runs what lockstep does not refute.")  # fmt: skip
 @click.option("--domain", type=click.Choice(DOMAINS), default="float64", show_default=True,
               help="Also judge values exactly (in a prime field), or in the programs' native dtypes.")  # fmt: skip
@@ -239,6 +273,7 @@ def run(
               help="Seconds that one application of a pass may take.")  # fmt: skip
 @click.option("--shrink-time", type=click.FloatRange(0), default=120.0, show_default=True,
               help="Seconds to shrink a finding.")  # fmt: skip
+@_EXTENSION
 @_REPORT_DIR
 @click.option("--fail-on", default="inconclusive", show_default=True, help="Also fail on: inconclusive, vacuity.")
 @click.option(
@@ -295,13 +330,14 @@ def check(
         domain=domain,
         max_examples=draws,
         seed=seed,
-        checks=arguments.names(checks, list(CHECKS), "check") if checks is not None else None,
+        checks=arguments.checks(checks),
         pass_timeout=pass_timeout,
         shrink_time=shrink_time,
         report_dir=report_dir,
         reports=arguments.names(report, list(REPORTS), "report"),
         failing=arguments.names(fail_on, ["inconclusive", "vacuity"], "condition"),
         deep=True,
+        earlier=False,  # they would be other programs
     )
     console = make_console()
     prepare(settings, console)
@@ -324,8 +360,9 @@ def check(
 
 @main.command()
 @click.argument("cases", nargs=-1, metavar="[ID|FILE|DIR]...")
-@click.option("--confirm", type=click.Choice(["gloo", "nccl", "none"]), default="gloo", show_default=True,
+@click.option("--confirm", metavar="[gloo|nccl|none]", callback=_executor, default="gloo", show_default=True,
               help="Process group that runs what lockstep does not refute.")  # fmt: skip
+@_EXTENSION
 @_REPORT_DIR
 def replay(cases: tuple[str, ...], confirm: str, report_dir: Path) -> None:
     """Verify counterexamples again (default: all that are kept).
@@ -337,9 +374,9 @@ def replay(cases: tuple[str, ...], confirm: str, report_dir: Path) -> None:
     doctor.require_backend(confirm)
     console = make_console()
     states = []
-    with pools(confirm) as pool_of:
+    with executors(confirm) as executor_of:
         for path in paths:
-            states.append(_replay_one(path, pool_of, alone=len(paths) == 1))
+            states.append(_replay_one(path, executor_of, alone=len(paths) == 1))
     if len(paths) > 1:
         say(console, ", ".join(f"{states.count(state)} {state}" for state in _MARKS))
     raise SystemExit(FAILED if "failed" in states else UNUSABLE if "error" in states else PASSED)
@@ -348,7 +385,7 @@ def replay(cases: tuple[str, ...], confirm: str, report_dir: Path) -> None:
 _MARKS = {"fixed": ("+ FIXED ", "green"), "failed": ("x FAILED", "red"), "error": ("! ERROR ", "yellow")}
 
 
-def _replay_one(path: Path, pool_of: Callable[[int], ProcessGroupPool | None], *, alone: bool) -> str:
+def _replay_one(path: Path, executor_of: Callable[[int], Executor | None], *, alone: bool) -> str:
     console = make_console()
 
     def tell(state: str, what: str, message: str) -> None:
@@ -360,7 +397,7 @@ def _replay_one(path: Path, pool_of: Callable[[int], ProcessGroupPool | None], *
 
     try:
         case = read_counterexample(path)
-        outcome = replay_case(case, pool_of(case.program.world_size))
+        outcome = replay_case(case, executor_of(case.program.world_size))
     except TcverifyError as error:
         tell("error", "not replayed", str(error))
         return "error"
@@ -377,6 +414,7 @@ def _replay_one(path: Path, pool_of: Callable[[int], ProcessGroupPool | None], *
 @click.argument("cases", nargs=-1, required=True, metavar="ID|FILE|DIR...")
 @click.option("--format", "form", type=click.Choice(["text", "md", "html", "json", "trace"]), default="text",
               show_default=True)  # fmt: skip
+@_EXTENSION
 @_REPORT_DIR
 def show_cases(cases: tuple[str, ...], form: str, report_dir: Path) -> None:
     """Show counterexamples again: as text for logs, as Markdown for issues, as a page, which several share.
@@ -417,6 +455,32 @@ def show_cases(cases: tuple[str, ...], form: str, report_dir: Path) -> None:
                 click.echo(to_text(found, path, console.width if "COLUMNS" in os.environ else WIDTH))
     if damaged:
         raise SystemExit(UNUSABLE)
+
+
+# ------------------------------------------------------------------------------------------------------------- init
+
+
+@main.command()
+@click.argument("directory", type=click.Path(path_type=Path), default=Path(), metavar="[DIR]")
+@click.option(
+    "--pass", "passes", multiple=True, metavar="PASS", help="A pass to verify; repeatable. [default: an example]"
+)
+@click.option("--force", is_flag=True, help="Overwrite files that are there.")
+@click.option("--keep", is_flag=True, help="Leave files that are there as they are, and write the others.")
+@click.option("--dry-run", is_flag=True, help="Write nothing, say what would be written.")
+def init(directory: Path, passes: tuple[str, ...], force: bool, keep: bool, dry_run: bool) -> None:
+    """Write tests, a tox matrix and a GitHub workflow that verify the passes of a repository.
+
+    DIR is the root of the repository, by default the current directory. PASS is named as for `tcverify run`.
+    """
+    if force and keep:
+        raise UsageError(
+            "--force and --keep exclude each other", "one overwrites what is there, the other leaves it alone"
+        )
+    planned = template.plan(directory, passes)
+    console = make_console()
+    for line in template.told(planned) if dry_run else template.done(planned, planned.write(force=force, keep=keep)):
+        say(console, plain(line))
 
 
 # ---------------------------------------------------------------------------------------------------- passes, doctor

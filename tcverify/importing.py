@@ -32,7 +32,7 @@ def find(target: str, what: str = "pass") -> tuple[Any, ModuleType]:
         raise PassLoadError(
             f"'{target}' is not a {what}", "name it as module:attribute, or as path/to/file.py:attribute"
         )
-    module = _import(module_name)
+    module = import_named(module_name)
     subject: Any = module
     for part in attribute.split("."):
         if not hasattr(subject, part):
@@ -42,7 +42,12 @@ def find(target: str, what: str = "pass") -> tuple[Any, ModuleType]:
     return subject, module
 
 
-def _import(name: str) -> ModuleType:
+def import_named(name: str) -> ModuleType:
+    """Import a module by its name, or a .py file by its path. The current directory counts.
+
+    Raises:
+        PassLoadError: it is not there, or importing it fails.
+    """
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     try:
@@ -60,11 +65,11 @@ def _import(name: str) -> ModuleType:
                 f"there is no module '{error.name}'",
                 "modules are looked up from the current directory and the environment; a path to a .py file works too",
             ) from None
-        raise PassLoadError(f"importing '{name}' fails: {_last_frame(error)}") from error
+        raise PassLoadError(f"importing '{name}' fails: {last_frame(error)}") from error
     except SystemExit as error:
         raise PassLoadError(f"importing '{name}' ends the interpreter (exit {error.code})") from None
     except Exception as error:
-        raise PassLoadError(f"importing '{name}' fails: {_last_frame(error)}") from error
+        raise PassLoadError(f"importing '{name}' fails: {last_frame(error)}") from error
 
 
 def _execute(name: str) -> ModuleType:
@@ -108,10 +113,11 @@ def _import_file(path: Path) -> ModuleType:
     return module
 
 
-def _last_frame(error: BaseException) -> str:
+def last_frame(error: BaseException) -> str:
+    """Return type, text and innermost place of an error, in one line."""
     frames = traceback.extract_tb(error.__traceback__)
     at = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
     return f"{type(error).__name__}: {error}{at}"
 
 
-__all__ = ["find"]
+__all__ = ["find", "import_named", "last_frame"]

@@ -18,7 +18,7 @@ from tcverify.application import Guarded
 from tcverify.baseline import Baseline, add_to_baseline
 from tcverify.campaign import Campaign, CampaignFinished, Event, Plan, RunFinished, RunStarted, Subscriber, recover
 from tcverify.errors import InternalError, TcverifyError
-from tcverify.execution import ProcessGroupPool
+from tcverify.execution import executors, start_executor
 from tcverify.program import Program
 from tcverify.report.choice import reports
 from tcverify.report.known import baseline_lines
@@ -68,6 +68,7 @@ class Settings:
     baseline: Path | None = None
     write_baseline: Path | None = None
     deep: bool = False
+    earlier: bool = True
 
 
 def prepare(settings: Settings, console: Console) -> None:
@@ -114,18 +115,18 @@ def campaigns(settings: Settings, jobs: Sequence[Job], console: Console) -> int:
         contracts = [subject.contract.with_options(settings.promises) for subject in subjects]
         try:
             for job in jobs:
-                with pools(settings.confirm) as pool_of:
-                    pool = pool_of(job.world_size)
-                    if pool is not None:
-                        pool.start()
+                with executors(settings.confirm) as executor_of:
+                    executor = executor_of(job.world_size)
+                    if executor is not None:
+                        start_executor(executor)
                     for subject, promised, programs in zip(subjects, contracts, job.programs, strict=True):
                         plan = Plan(
                             programs, job.mesh, settings.report_dir, STATE_DIR, settings.max_examples, settings.max_time,
                             settings.seed, promised, settings.checks, domain=settings.domain,
                             shrink_time=settings.shrink_time, fail_fast=settings.fail_fast, baseline=settings.known,
-                            collect=accepting, deep=settings.deep,
+                            collect=accepting, deep=settings.deep, earlier=settings.earlier,
                         )  # fmt: skip
-                        stop = Campaign(subject, plan, pool, subscribers).run().stop
+                        stop = Campaign(subject, plan, executor, subscribers).run().stop
                         if stop in _LAST:
                             break
                 if stop in _LAST:
@@ -187,25 +188,6 @@ def _exit_code(finished: Sequence[CampaignFinished], failing: Sequence[str], *, 
     return PASSED
 
 
-@contextlib.contextmanager
-def pools(confirm: str) -> Iterator[Callable[[int], ProcessGroupPool | None]]:
-    """Yield a function that gives the pool of a world size, or None when nothing confirms."""
-    made: dict[int, ProcessGroupPool] = {}
-
-    def pool(world_size: int) -> ProcessGroupPool | None:
-        if confirm == "none":
-            return None
-        if world_size not in made:
-            made[world_size] = ProcessGroupPool(world_size, device="cuda" if confirm == "nccl" else "cpu")
-        return made[world_size]
-
-    try:
-        yield pool
-    finally:
-        for one in made.values():
-            one.close()
-
-
 def redrawn(program: Program, draws: int) -> SearchStrategy[Program]:
     """The program with its own seed, and with the next ones."""
     return st.sampled_from([replace(program, seed=program.seed + number) for number in range(draws)])
@@ -219,7 +201,7 @@ def described(program: Program) -> list[str]:
     for spec in program.inputs:
         for dim, placement in spec.placements:
             placed.setdefault(f"{placement} over {dim}", []).append(spec.name)
-    lines = [f"program: {program.mesh}; {what}, {program.size} nodes, {len(program.inputs)} inputs"]
+    lines = [f"program: {program.mesh}; {what}, {count(program.size, 'node')}, {count(len(program.inputs), 'input')}"]
     lines += [f"  {how}: {count(len(names), 'input')}" for how, names in placed.items()]
     return lines
 
@@ -241,7 +223,6 @@ __all__ = [
     "campaigns",
     "described",
     "new_seed",
-    "pools",
     "prepare",
     "redrawn",
 ]

@@ -1,11 +1,12 @@
 """Loads passes and applies them to every rank's graph, guarded against their hanging, raising and dying."""
 
 from tcverify.application.applying import apply_pass
-from tcverify.application.guard import Guarded, InProcess, Subject, subject_of
+from tcverify.application.guard import Applied, Guarded, InProcess, Subject, subject_of
 from tcverify.application.loading import LoadedPass, load_pass
 from tcverify.application.pair import Defect, Pair, PassFacts, PassFailure, Stage
 
 __all__ = [
+    "Applied",
     "Defect",
     "Guarded",
     "InProcess",

@@ -56,7 +56,7 @@ def _judge(
     try:
         touched = _inspect(pair, modules, metadata, deep)
     except Exception as error:  # noqa: BLE001 - a graph can be broken in ways that no inspection foresees
-        pair.defects.append(Defect("lint", 0, f"it cannot be inspected: {_describe(error)}"))
+        pair.defects.append(Defect("lint", 0, f"it cannot be inspected: {describe_error(error)}"))
     if any(d.aspect in ("lint", "signature") for d in pair.defects):
         return
     pair.rewritten = _program_of(program, modules, pair) if touched else program
@@ -151,27 +151,20 @@ def _apply_to_ranks(
             pair.declined = error.message
             return None
         except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a pass raises is a finding about it
-            pair.foreign = late_definition(_describe(error))
+            pair.foreign = late_definition(describe_error(error))
             if pair.foreign is not None:
                 return None
-            pair.failure = PassFailure("pass-raised", _describe(error), rank, _traceback(error))
+            pair.failure = PassFailure("pass-raised", describe_error(error), rank, _traceback(error))
             return None
-        result = returned
-        if not isinstance(returned, fx.GraphModule):  # torch.fx.passes' PassResult holds one
-            result = getattr(returned, "graph_module", returned)
-        if result is None:
-            result = module
-        if not isinstance(result, fx.GraphModule):
-            message = f"it returned {_brief(result)} for rank {rank}; a pass returns a GraphModule, or None"
-            pair.defects.append(Defect("return", rank, message))
+        result = returned_module(returned, module, rank)
+        if isinstance(result, Defect):
+            pair.defects.append(result)
             return None
         in_place = result is module or result.graph is given
         if not in_place and base is not None and not _is_original(base, rank, given):
             message = "it changed the graph it was given, although it returned a new one"
             _note(pair, Defect("input-mutated", rank, message))
-        counts = getattr(loaded.subject, "rewrites", None)
-        if isinstance(counts, dict):
-            rewrites.update({str(k): v for k, v in counts.items() if isinstance(v, int)})
+        rewrites.update(rewrites_of(loaded.subject))
         if rank == 0:
             pair.statistics += decode_statistics(getattr(loaded.subject, "statistics", ()))
         results.append(result)
@@ -179,7 +172,26 @@ def _apply_to_ranks(
     return results
 
 
-def _describe(error: BaseException) -> str:
+def rewrites_of(subject: Any) -> dict[str, int]:
+    """What a pass says it has rewritten in its last call, by pattern."""
+    counts = getattr(subject, "rewrites", None)
+    return {str(k): v for k, v in counts.items() if isinstance(v, int)} if isinstance(counts, dict) else {}
+
+
+def returned_module(returned: Any, module: fx.GraphModule, rank: int) -> fx.GraphModule | Defect:
+    """The module that a pass means by what it returned; None is the one that it was given."""
+    if not isinstance(returned, fx.GraphModule):  # torch.fx.passes' PassResult holds one
+        returned = getattr(returned, "graph_module", returned)
+    result = module if returned is None else returned
+    if isinstance(result, fx.GraphModule):
+        return result
+    return Defect(
+        "return", rank, f"it returned {_brief(result)} for rank {rank}; a pass returns a GraphModule, or None"
+    )
+
+
+def describe_error(error: BaseException) -> str:
+    """The first line of an error, with its type."""
     try:
         text = str(error).strip().splitlines()
     except Exception:  # noqa: BLE001 - an exception of the pass can be as broken as the pass
@@ -252,8 +264,8 @@ def _inspect(pair: Pair, modules: list[fx.GraphModule], metadata: list[list[tupl
         if any(origin == known and same_structure(module.graph, other, integers=False) for known, other in judged):
             continue
         judged.append((origin, module.graph))
-        for aspect, message, node in _defects(pair.original.graphs[origin], module, deep):
-            _note(pair, Defect(aspect, rank, message, node))
+        for defect in defects_of(signature(pair.original.graphs[origin]), module.graph, rank, module if deep else None):
+            _note(pair, defect)
     return touched
 
 
@@ -263,22 +275,28 @@ def _note(pair: Pair, defect: Defect) -> None:
         pair.defects.append(defect)
 
 
-def _defects(original: fx.Graph, module: fx.GraphModule, deep: bool) -> list[tuple[str, str, str | None]]:
-    malformed = _malformed(module.graph)
+def defects_of(takes: str, graph: fx.Graph, rank: int, module: fx.GraphModule | None = None) -> list[Defect]:
+    """What makes a rewritten graph one that cannot take the place of the original.
+
+    Args:
+        takes: the signature of the original; see `signature`.
+        module: that owns the graph: its generated code is traced and compared as well.
+    """
+    malformed = _malformed(graph)
     if malformed is not None:
-        return [("lint", *malformed)]
-    before, after = _signature(original), _signature(module.graph)
-    if before != after:
-        return [("signature", f"the original {before}, the rewritten graph {after}", None)]
+        return [Defect("lint", rank, *malformed)]
+    after = signature(graph)
+    if takes != after:
+        return [Defect("signature", rank, f"the original {takes}, the rewritten graph {after}")]
     try:
-        code = module.graph.python_code("self").src
+        code = graph.python_code("self").src
         compile(code, "<rewritten graph>", "exec")
-        if deep:
+        if module is not None:
             module.recompile()
-            if all(map(_traceable, module.graph.nodes)) and not same_structure(module.graph, fx.Tracer().trace(module)):
-                return [("code", "its generated Python code traces to another graph", None)]
+            if all(map(_traceable, graph.nodes)) and not same_structure(graph, fx.Tracer().trace(module)):
+                return [Defect("code", rank, "its generated Python code traces to another graph")]
     except Exception as error:  # noqa: BLE001 - code generation fails in as many ways as there are graphs
-        return [("code", f"its generated Python code does not work: {_describe(error)}", None)]
+        return [Defect("code", rank, f"its generated Python code does not work: {describe_error(error)}")]
     return []
 
 
@@ -290,7 +308,7 @@ def _malformed(graph: fx.Graph) -> tuple[str, str | None] | None:
     try:
         graph.lint()
     except Exception as error:  # noqa: BLE001 - lint reports by raising, whatever type it likes
-        return _describe(error), None
+        return describe_error(error), None
     return None
 
 
@@ -321,7 +339,8 @@ def _use_before_definition(graph: fx.Graph) -> tuple[str, str] | None:
     return None
 
 
-def _signature(graph: fx.Graph) -> str:
+def signature(graph: fx.Graph) -> str:
+    """What a graph takes and returns, as text."""
     takes = ", ".join(str(n.target) for n in graph.nodes if n.op == "placeholder")
     outputs = [n for n in graph.nodes if n.op == "output"]
     if len(outputs) != 1:
@@ -344,7 +363,7 @@ def _program_of(program: Program, modules: list[fx.GraphModule], pair: Pair) -> 
     except TcverifyError as error:
         pair.defects.append(Defect("signature", 0, error.message))
     except Exception as error:  # noqa: BLE001 - metadata can be of any kind
-        pair.defects.append(Defect("lint", 0, f"it cannot be read: {_describe(error)}"))
+        pair.defects.append(Defect("lint", 0, f"it cannot be read: {describe_error(error)}"))
     else:
         return rewritten
     return None
@@ -388,4 +407,4 @@ def _excuse(scratch: Pair) -> str:
     return f": {scratch.defects[0].message}" if scratch.defects else ""
 
 
-__all__ = ["apply_pass"]
+__all__ = ["apply_pass", "defects_of", "describe_error", "returned_module", "rewrites_of", "signature"]

@@ -26,9 +26,10 @@ from tcverify.application.applying import apply_pass
 from tcverify.application.loading import LoadedPass, importable_target, load_pass, pipeline, prepare
 from tcverify.application.pair import Defect, Pair, PassFacts, PassFailure, Stage
 from tcverify.application.stages import SEPARATOR
-from tcverify.errors import InternalError, PassLoadError, ProgramError, TcverifyError
+from tcverify.errors import InternalError, PassLoadError, ProgramError, TcverifyError, UnsupportedOp
 from tcverify.execution.processes import LAZY_MODULES, limit, start_process
 from tcverify.execution.records import decode_comparison, encode_comparison
+from tcverify.extensions import extensions_here, load_extensions_of
 from tcverify.program import Contract, Program, decode_statistics, dumps
 from tcverify.program.codec import decode
 
@@ -77,6 +78,32 @@ class InProcess:
 
     def apply(self, program: Program, *, deep: bool = False) -> Pair:
         return apply_pass(self._loaded, program, deep=deep)
+
+    def start(self, program: Program, *, deep: bool = False) -> Callable[[], Pair]:
+        return lambda: self.apply(program, deep=deep)
+
+    def close(self) -> None:
+        """Nothing to let go of."""
+
+
+class Applied:
+    """A pass that has run already, wherever that was: hands out what came of it.
+
+    Args:
+        pair: the program that it was applied to, and what it left.
+    """
+
+    timeout = DEFAULT_TIMEOUT
+
+    def __init__(self, facts: PassFacts, contract: Contract, pair: Pair) -> None:
+        self.facts = facts
+        self.contract = contract
+        self._pair = pair
+
+    def apply(self, program: Program, *, deep: bool = False) -> Pair:
+        if program is not self._pair.original:
+            raise InternalError("a pass that has run already is asked to run on another program")
+        return self._pair
 
     def start(self, program: Program, *, deep: bool = False) -> Callable[[], Pair]:
         return lambda: self.apply(program, deep=deep)
@@ -171,7 +198,7 @@ def subject_of(pass_: Any, options: Mapping[str, Any] | None = None, *, timeout:
     Raises:
         PassLoadError: it cannot be loaded or is no pass.
     """
-    if isinstance(pass_, (Guarded, InProcess)):
+    if isinstance(pass_, (Applied, Guarded, InProcess)):
         return pass_
     stages = list(pass_) if isinstance(pass_, (list, tuple)) else [pass_]
     targets = [stage if isinstance(stage, str) else importable_target(stage) for stage in stages]
@@ -207,6 +234,7 @@ class _Worker:
         self._log_path = Path(path)
         job = {"target": target, "options": dict(options), "path": [str(Path.cwd()), *sys.path], "log": path}
         job["directory"] = str(Path.cwd())
+        job["extensions"] = extensions_here()
         self._process, self._connection = start_process(_serve, (json.dumps(job),), hash_seed=hash_seed)
         limit(self._connection, MESSAGE_TIMEOUT)
         self.alive = True
@@ -328,6 +356,7 @@ def _serve(connection: Connection, job_text: str) -> None:
     os.chdir(job["directory"])  # the fork server still stands where its parent once was
     send: Callable[[Any], None] = lambda reply: connection.send_bytes(json.dumps(reply).encode())  # noqa: E731
     try:
+        load_extensions_of(job["extensions"])
         loaded = load_pass(job["target"], job["options"])
     except TcverifyError as error:
         send({"load_error": [error.message, error.hint]})
@@ -421,6 +450,9 @@ def _decode_pair(program: Program, data: Any) -> Pair:
             statistics=decode_statistics(data["statistics"]),
         )
     except ProgramError as error:  # what the pass left can be written, but makes no program
+        if isinstance(error.__cause__, UnsupportedOp):
+            why = f"{error.__cause__.message}, but in the pass's process: name the module that registers it with --extension"
+            return Pair(program, foreign=why, listing=data["listing"])
         return Pair(program, defects=[Defect("lint", 0, error.message)], listing=data["listing"])
     except (KeyError, TypeError) as error:
         raise InternalError(f"the worker's reply cannot be read: {error!r}") from error

@@ -94,7 +94,7 @@ def _stage_name(subject: Any, target: str) -> str:
 
 def _load_one(target: str, options: Mapping[str, Any]) -> LoadedPass:
     subject, module = find(target)
-    return prepare(subject, target, options, _source_hash(module))
+    return prepare(subject, target, options, source_hash(module))
 
 
 def prepare(subject: Any, target: str, options: Mapping[str, Any], source: str = "") -> LoadedPass:
@@ -126,12 +126,13 @@ def prepare(subject: Any, target: str, options: Mapping[str, Any], source: str =
 
 
 _PROTOCOL = (
-    "a pass takes a GraphModule (and, if it wants them, example inputs) and returns one, or None when it works in place"
+    "a pass takes a GraphModule (and, if it wants them, example inputs), or a Graph, and returns one, or None when it works in "
+    "place"
 )
 
 
 def _caller(subject: Any, where: str) -> Callable[[fx.GraphModule], Any]:
-    """Adapt `gm -> gm`, `gm -> None` and `(gm, example_inputs) -> gm` to one form."""
+    """Adapt `gm -> gm`, `gm -> None`, `(gm, example_inputs) -> gm` and `graph -> None` to one form."""
     try:
         parameters = inspect.signature(subject).parameters.values()
     except (TypeError, ValueError):
@@ -144,12 +145,36 @@ def _caller(subject: Any, where: str) -> Callable[[fx.GraphModule], Any]:
         raise PassLoadError(
             f"'{where}' has the signature {inspect.signature(subject)}, which is not that of a pass", _PROTOCOL
         )
+    if positional and takes_graph(subject):
+        return lambda gm: on_graph(subject, gm)
     if len(required) == 2:
         return lambda gm: subject(gm, [n.meta.get("val") for n in gm.graph.nodes if n.op == "placeholder"])
     return subject  # type: ignore[no-any-return]
 
 
-def _source_hash(module: ModuleType) -> str:
+def takes_graph(subject: Any) -> bool:
+    """Whether a pass says that it takes a `Graph`, as Inductor's custom passes do: by annotation, or as a `CustomGraphPass`."""
+    custom = sys.modules.get("torch._inductor.custom_graph_pass")
+    if custom is not None and isinstance(subject, custom.CustomGraphPass):
+        return True
+    try:
+        first = next(iter(inspect.signature(subject).parameters.values()), None)
+    except (TypeError, ValueError):
+        return False
+    said = None if first is None else first.annotation
+    return said is fx.Graph or (isinstance(said, str) and said.strip("\"' ").split(".")[-1] == "Graph")
+
+
+def on_graph(subject: Callable[[fx.Graph], Any], gm: fx.GraphModule) -> Any:
+    """Call a pass on the graph of a module; a graph that it returns becomes one of a module."""
+    returned = subject(gm.graph)
+    if isinstance(returned, fx.Graph):
+        return gm if returned is gm.graph else fx.GraphModule(gm, returned)
+    return returned
+
+
+def source_hash(module: ModuleType | None) -> str:
+    """A hash of the file that a module is in, or "" where there is none."""
     path = getattr(module, "__file__", None)
     try:
         return hashlib.sha256(Path(path).read_bytes()).hexdigest()[:16] if path else ""
@@ -166,3 +191,19 @@ def importable_target(subject: Any) -> str | None:
     for part in name.split("."):
         found = getattr(found, part, None)
     return f"{module}:{name}" if found is subject else None
+
+
+def reference_of(subject: Any) -> str | None:
+    """Return `module:attribute` when that names a pass in a fresh process: a function, a class, or an instance that is as its
+    class makes it without arguments."""
+    target = importable_target(subject)
+    if target is not None or inspect.isclass(subject) or inspect.isroutine(subject):
+        return target
+    kind = type(subject)
+    target = importable_target(kind)
+    if target is None:
+        return None
+    try:
+        return target if bool(vars(kind()) == vars(subject)) else None
+    except Exception:  # noqa: BLE001 - it wants arguments, or holds what cannot be compared
+        return None

@@ -76,6 +76,7 @@ def refresh_metadata(graph: fx.Graph) -> None:
     numbers = iter(range(1 << 60))
     records = describe(graph)
     known: dict[fx.Node, Any] = {}
+    groups = getattr(graph.owning_module, "meta", {}).get("groups") or {}
 
     def spec(value: Any) -> Any:
         return known.get(value) if isinstance(value, fx.Node) else value
@@ -87,7 +88,7 @@ def refresh_metadata(graph: fx.Graph) -> None:
         if node.op == "call_function" and all(known.get(n) is not None for n in node.all_input_nodes):
             try:
                 args, kwargs = map_aggregate(node.args, spec), dict(map_aggregate(node.kwargs, spec))
-                found = infer(node.target, args, kwargs, numbers.__next__)
+                found = infer(node.target, args, kwargs, numbers.__next__, groups)
             except (ShapeError, UnsupportedOp):
                 pass
         known[node] = found

@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from tcverify.arithmetic import (
     exact_functions,  # noqa: F401 - adds to EXACT
+    exact_gradients,  # noqa: F401 - adds to EXACT
     field,
 )
 from tcverify.arithmetic.algebra import Field, Scrambled
@@ -118,6 +119,10 @@ class _Mode(TorchDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         k = self._algebra
+        in_aten = getattr(func, "impl_aten", None) if func.namespace == "prims" else None
+        if in_aten is not None:
+            with self:
+                return in_aten(*args, **kwargs)
         if not _floats(args) and not (kwargs and _floats(kwargs.values())):
             result = func(*args, **kwargs)
             if not _floats((result,)) or func.namespace != "aten":

@@ -31,7 +31,7 @@ from tcverify.campaign.interrupts import Interrupts
 from tcverify.campaign.ledger import Ledger
 from tcverify.campaign.pipeline import Flight, Pipeline
 from tcverify.campaign.plan import Plan
-from tcverify.campaign.reduction import reduce
+from tcverify.campaign.reduction import reduce, suspects_of
 from tcverify.campaign.shrinking import Target
 from tcverify.counterexample import Counterexample, make_counterexample, write_counterexample
 from tcverify.errors import PassLoadError, UsageError
@@ -131,7 +131,7 @@ class Campaign:
         facts = self.subject.facts
         confirm = self.confirm.name if self.confirm is not None else "none"
         bounds = plan.max_examples, plan.max_time
-        earlier = len(self._failures)
+        earlier = len(self._failures) if plan.earlier else 0
         try:
             guarded = bool(facts.target)
             self._tell(CampaignStarted(facts, plan.mesh, confirm, *bounds, plan.seed, guarded, earlier, plan.domain))
@@ -159,7 +159,7 @@ class Campaign:
 
     def _rounds(self) -> str:
         """Try earlier failures, then draw until the budget is spent; each finding of a new kind ends one round."""
-        for case in self._failures:
+        for case in self._failures if self.plan.earlier else ():
             if self._spent() is not None:
                 break
             verdict = self._verify(case.program, self.confirm, case.deep)
@@ -261,7 +261,8 @@ class Campaign:
 
         deadline = time.monotonic() + self.plan.shrink_time
         target.cut = True  # until it has come to its end
-        target.cut = reduce(target.best.pair.original, shows, deadline).cut
+        suspects = suspects_of(target.best, target.kind)
+        target.cut = reduce(target.best.pair.original, shows, deadline, suspects).cut
 
     def _flight(self, program: Program) -> Flight:
         deep = self.plan.deep or int(program_id(program), 16) % DEEP_EVERY == 0
@@ -385,7 +386,8 @@ class Campaign:
             self._tell(FindingFound(case))  # shown it is, before the run ends for want of a place to keep it
             raise
         self._ledger.add(case)
-        self._failures.add(case)
+        if self.plan.earlier:
+            self._failures.add(case)
         self.counterexamples.append(case)
         self._tell(FindingFound(case))
 

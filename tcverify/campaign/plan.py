@@ -27,6 +27,7 @@ class Plan:
             its time-out.
         fail_fast: stop at the first finding that is not known.
         baseline: known findings, which are counted apart. None: there is none, and one counterexample per kind is kept.
+        earlier: try what failed in earlier runs first, and remember what fails in this one.
         deep: apply the pass deeply (see `verify`) to every program, not to some.
         collect: keep one counterexample per fingerprint instead of one per kind, to write a baseline.
     """
@@ -45,4 +46,5 @@ class Plan:
     fail_fast: bool = False
     baseline: Baseline | None = None
     collect: bool = False
+    earlier: bool = True
     deep: bool = False

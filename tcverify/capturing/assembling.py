@@ -289,7 +289,9 @@ def for_all_ranks(captured: Captured, mesh: Mesh, rank: int = 0, rules: Sequence
     Raises:
         ProgramError: a group is of no mesh dim, or a rule names what the graph does not have.
     """
-    dims = {name: _dim_of(mesh, rank, name, captured.groups.get(name)) for name in names_in(captured.graph)}
+    placing = {label for one in captured.inputs for label, _ in one.placements or () if label in captured.groups}
+    named = dict.fromkeys((*names_in(captured.graph), *sorted(placing)))
+    dims = {name: _dim_of(mesh, rank, name, captured.groups.get(name)) for name in named}
     lists = {
         ranks: _dim_of(mesh, rank, str(list(ranks)), GroupFacts(None, ranks)) for ranks in rank_lists(captured.graph)
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -57,7 +58,8 @@ def capture(
         if node.op == "placeholder":
             facts[node.name] = _facts(node, model, examples, groups)
     captured = plain(module, None, facts)
-    return Captured(captured.graph, captured.inputs, {**groups, **captured.groups}, captured.module, captured.notes)
+    # a mesh dim's own name says more than that its group is the whole world
+    return replace(captured, groups={**captured.groups, **groups})
 
 
 def _facts(node: fx.Node, model: torch.nn.Module, examples: Sequence[Any], groups: dict[str, GroupFacts]) -> InputFacts:
@@ -86,6 +88,15 @@ def facts_of(value: Any, role: str, groups: dict[str, GroupFacts]) -> InputFacts
         return InputFacts(role)
     if not isinstance(value, DTensor):
         return InputFacts(role, value=value)
+    return InputFacts(role, placed_over(value, groups), tuple(value.shape), value.to_local())
+
+
+def placed_over(value: DTensor, groups: dict[str, GroupFacts]) -> tuple[tuple[str, Placement], ...]:
+    """How a DTensor is placed, by name of the group.
+
+    Args:
+        groups: the groups of its mesh are added.
+    """
     mesh = value.device_mesh
     placed: list[tuple[str, Placement]] = []
     later: list[tuple[str, Placement]] = []
@@ -98,7 +109,7 @@ def facts_of(value: Any, role: str, groups: dict[str, GroupFacts]) -> InputFacts
         # a strided shard divides what the dims behind it have divided already
         strided = type(placement).__name__ == "_StridedShard"
         (later if strided else placed).append((group.group_name, _placement(placement, value.dim())))
-    return InputFacts(role, (*placed, *later), tuple(value.shape), value.to_local())
+    return (*placed, *later)
 
 
 def _placement(placement: Any, ndim: int) -> Placement:
@@ -111,4 +122,4 @@ def _placement(placement: Any, ndim: int) -> Placement:
     return shard(placement.dim % ndim) if hasattr(placement, "dim") else VARYING
 
 
-__all__ = ["capture", "facts_of"]
+__all__ = ["capture", "facts_of", "placed_over"]

@@ -19,8 +19,10 @@ from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.node import map_aggregate
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from tcverify.capturing.groups import known_here, names_in
+from tcverify.capturing.processgroup import functional
 from tcverify.capturing.recipes import recipe_of
 from tcverify.capturing.record import Captured, CapturedInput, GroupFacts
 from tcverify.capturing.sizes import hint, spec_of
@@ -28,6 +30,9 @@ from tcverify.errors import ProgramError, UnsupportedOp
 from tcverify.ops import ShapeError, TensorSpec, infer, new_fake_mode, qualified_name
 from tcverify.program import Placement
 from tcverify.program.graph import KEPT_META, add_node
+
+#: Tensors that hold other ones, whose values a graph of plain tensors cannot read.
+_WRAPPERS = frozenset({"AsyncCollectiveTensor", "DTensor"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +47,10 @@ class InputFacts:
 
 _CPU = torch.device("cpu")
 
-#: Ops that only check what is known when the graph is captured.
-_ASSERTIONS = re.compile(r"aten::(_assert_|sym_constrain_range|_functional_assert|_functional_sym_constrain)")
+#: Ops that only check what is known when the graph is captured, or mark regions for a profiler.
+_ASSERTIONS = re.compile(
+    r"aten::(_assert_|sym_constrain_range|_functional_assert|_functional_sym_constrain)|profiler::_record"
+)
 
 
 def plain(
@@ -69,8 +76,15 @@ def plain(
         module = _traced(module, example_inputs)
         example_inputs = None
         notes.append("the graph calls torch functions and modules: it was traced down to aten")
+    eager = module
+    module = functional(eager)
+    if module is not eager:
+        notes.append(
+            "the graph calls process groups: their collectives were written as functional ones, each waited for at once"
+        )
     known = {**known_here(names_in(module.graph)), **(groups or {})}
-    writer = _Writer(module, dict(facts or {}), example_inputs)
+    ranks = {name: one.ranks for name, one in known.items()}
+    writer = _Writer(module, dict(facts or {}), example_inputs, ranks)
     graph = writer.write()
     used = names_in(graph)
     return Captured(
@@ -114,12 +128,15 @@ def _traced(module: fx.GraphModule, example_inputs: Sequence[Any] | None) -> fx.
     for number, node in enumerate(n for n in module.graph.nodes if n.op == "placeholder"):
         value = example_inputs[number] if example_inputs is not None else _value(node)
         if isinstance(value, torch.Tensor):
+            _require_plain(value, f"input '{node.name}'")
             spec = spec_of(value, f"input '{node.name}'", {})
             with mode:
                 value = torch.empty_strided(spec.shape, spec.stride, dtype=spec.dtype)
         elif value is None:
             raise _no_shape(node)
         values.append(hint(value, f"input '{node.name}'"))
+    for name, value in (*module.named_parameters(), *module.named_buffers()):
+        _require_plain(value, f"attribute '{name}'")
     names = [n.name for n in module.graph.nodes if n.op == "placeholder"]
     try:
         with torch.no_grad(), warnings.catch_warnings():
@@ -136,6 +153,15 @@ def _traced(module: fx.GraphModule, example_inputs: Sequence[Any] | None) -> fx.
     return traced
 
 
+def _require_plain(value: torch.Tensor, where: str) -> None:
+    """Refuse tensors that stand for others (DTensor): what a graph does with them it does not say."""
+    if is_traceable_wrapper_subclass(value):
+        raise ProgramError(
+            f"{where} is a {type(value).__name__}, and the graph does not show what happens to its parts",
+            "capture the graph behind AOTAutograd: by tcverify.capture, or by torch.compile with backend aot_autograd(…)",
+        )
+
+
 def _no_shape(node: fx.Node) -> ProgramError:
     return ProgramError(
         f"nothing says of what shape input '{node.name}' is: it has no meta['val']",
@@ -147,8 +173,13 @@ class _Writer:
     """Writes the plain graph, node by node."""
 
     def __init__(
-        self, module: fx.GraphModule, facts: dict[str, InputFacts], example_inputs: Sequence[Any] | None
+        self,
+        module: fx.GraphModule,
+        facts: dict[str, InputFacts],
+        example_inputs: Sequence[Any] | None,
+        groups: Mapping[str, Sequence[int]],
     ) -> None:
+        self._groups = groups
         self.inputs: list[CapturedInput] = []
         self.owner: torch.nn.Module | None = None
         self._module = module
@@ -156,6 +187,7 @@ class _Writer:
         self._examples = example_inputs
         self._aliases: dict[int, int] = {}
         self._keep: list[Any] = []  # tensors whose storages are numbered must stay alive
+        self._fresh = itertools.count(1 << 20).__next__  # numbers of storages that no tensor of the metadata has
         self._graph = fx.Graph()
         self._made: dict[fx.Node, Any] = {}
         self._lifted: dict[Any, fx.Node] = {}
@@ -213,6 +245,11 @@ class _Writer:
         if not isinstance(value, torch.Tensor):
             self._made[node] = self._constant(value)
             return
+        if type(value).__name__ in _WRAPPERS:
+            raise ProgramError(
+                f"node '{node.name}' is a {type(value).__name__} that the capture has not looked into",
+                "return and close over plain tensors (.to_local(), .wait()), or capture the model with tcverify.capture",
+            )
         if node.target in self._lifted:
             self._made[node] = self._lifted[node.target]
             return
@@ -224,6 +261,7 @@ class _Writer:
     def _input(
         self, node: fx.Node, name: str, value: torch.Tensor, fact: InputFacts, known: torch.Tensor | None
     ) -> fx.Node:
+        _require_plain(value, f"input '{name}'")
         spec = self._spec(value, f"input '{name}'")
         made = add_node(self._graph, "placeholder", name, (), {}, name)
         made.target = made.name
@@ -281,10 +319,9 @@ class _Writer:
 
         if any("val" not in operand.meta for operand in made.all_input_nodes):
             return
-        fresh = itertools.count(1 << 20)
         try:
             args, kwargs = map_aggregate(made.args, known), dict(map_aggregate(made.kwargs, known))
-            made.meta["val"] = infer(made.target, args, kwargs, fresh.__next__)
+            made.meta["val"] = infer(made.target, args, kwargs, self._fresh, self._groups)
         except (ShapeError, UnsupportedOp):
             return
 

@@ -26,10 +26,11 @@ from tcverify.capturing.exported import captured_export
 from tcverify.capturing.plain import plain
 from tcverify.capturing.record import Captured
 from tcverify.capturing.transport import decode_captured, encode_captured
-from tcverify.errors import PassLoadError, ProgramError, TcverifyError
+from tcverify.errors import PassLoadError, ProgramError, TcverifyError, UnsupportedOp
 from tcverify.execution.processes import LAZY_MODULES, start_process
+from tcverify.extensions import extensions_here, load_extensions_of
 from tcverify.importing import find
-from tcverify.program import Program, dumps, loads
+from tcverify.program import NotSerialisable, Program, dumps, loads
 
 #: Seconds that capturing may take.
 DEFAULT_TIMEOUT = 300.0
@@ -74,7 +75,14 @@ def capture_all(sources: Sequence[Source], timeout: float = DEFAULT_TIMEOUT) -> 
 def _start(source: Source) -> tuple[Any, Connection, Path]:
     descriptor, log = tempfile.mkstemp(prefix="tcverify-capture-", suffix=".log")
     os.close(descriptor)
-    job = {**asdict(source), "path": [str(Path.cwd()), *sys.path], "directory": str(Path.cwd()), "log": log}
+    job = {
+        **asdict(source),
+        "extensions": extensions_here(),
+        "path": [str(Path.cwd()), *sys.path],
+        "directory": str(Path.cwd()),
+        "log": log,
+    }
+    job["extensions"] = extensions_here()
     process, connection = start_process(_serve, (json.dumps(job),))
     return process, connection, Path(log)
 
@@ -96,7 +104,13 @@ def _answer(
         raise ProgramError(f"{where}: {message}", hint)
     if "program" in reply:
         return loads(reply["program"], where)
-    return [decode_captured(one, where) for one in reply["captured"]]
+    try:
+        return [decode_captured(one, where) for one in reply["captured"]]
+    except UnsupportedOp as error:  # what that process has imported gave it a meaning
+        raise ProgramError(f"{where}: {error.message}", _EXTEND) from None
+
+
+_EXTEND = "an op gets a meaning with tcverify.register_dialect, in a module named by --extension; what is no op is traced away"
 
 
 # --------------------------------------------------------------------------------------------------- in the other process
@@ -114,7 +128,10 @@ def _serve(connection: Connection, job_text: str) -> None:
     for module in LAZY_MODULES:
         __import__(module)
     try:
+        load_extensions_of(job["extensions"])
         reply = _captured(Source(job["text"], job["rank"], job["world_size"]))
+    except NotSerialisable as error:
+        reply = {"error": [error.message, _EXTEND]}
     except TcverifyError as error:
         reply = {"error": [error.message, error.hint]}
     except (Exception, SystemExit) as error:  # noqa: BLE001 - the user's code may raise anything

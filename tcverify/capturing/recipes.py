@@ -41,7 +41,7 @@ def recipe_of(node: fx.Node, spec: TensorSpec, role: str, value: torch.Tensor | 
         value: what it held when it was captured, where that is known.
     """
     known = value is not None and not isinstance(value, FakeTensor) and value.numel() <= MAX_GIVEN
-    kept = known and role in ("buffer", "constant")
+    kept = known and role in ("buffer", "constant") and not _unwritten(value)
     if not spec.dtype.is_floating_point and not spec.dtype.is_complex:
         if kept and value is not None:
             return given(value)
@@ -58,6 +58,11 @@ def recipe_of(node: fx.Node, spec: TensorSpec, role: str, value: torch.Tensor | 
     if role == "parameter" and len(spec.shape) > 1:  # products of it are about as large as what it multiplies
         return Recipe(scale=round(math.sqrt(3 / max(spec.shape[-1], 3)), 4))
     return Recipe()
+
+
+def _unwritten(value: torch.Tensor | None) -> bool:
+    """Whether a value is memory that nobody has written: parameters that a fake process group was to bring often are."""
+    return value is not None and value.is_floating_point() and bool(value.isnan().any())
 
 
 def given(value: torch.Tensor) -> Recipe:

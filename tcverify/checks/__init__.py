@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from tcverify.checks.collectives import check_collectives
 from tcverify.checks.equivalence import check_equivalence
@@ -16,7 +16,10 @@ from tcverify.checks.order import check_order
 from tcverify.checks.purity import check_purity
 from tcverify.checks.schedule import check_schedule
 from tcverify.checks.structure import check_structure
-from tcverify.program.finding import Doubt, Finding, Note, Said
+from tcverify.errors import UsageError
+from tcverify.extensions import require_new
+from tcverify.importing import last_frame
+from tcverify.program.finding import KINDS, Doubt, Finding, Note, Said
 
 Check = Callable[[Evidence], Sequence[Said]]
 
@@ -36,17 +39,54 @@ CHECKS: dict[str, Check] = {
 }
 
 
-def register_check(name: str, check: Check) -> None:
-    """Add a check of your own; it runs after the others, and `--checks` can name it.
+#: Names of the checks that come from elsewhere: what goes wrong in them is no error of tcverify.
+_OWN: set[str] = set()
+
+
+def register_check(name: str, check: Check, kinds: Mapping[str, str] | None = None) -> None:
+    """Add a check of your own. It runs after the others on every program; `--checks` can name it.
+
+    Args:
+        name: lower-case words joined by hyphens or underscores. A check of yours with this name is replaced.
+        check: takes `Evidence` (the program before and after the pass, its executions, the contract) and returns findings.
+        kinds: what its kinds of findings say, in words, by kind: the headline of reports.
+
+    Raises:
+        UsageError: the name is taken or cannot be one, or the check cannot be called.
 
     Example:
         >>> def no_all_to_all(evidence):
         ...     graphs = evidence.pair.rewritten.graphs if evidence.pair.rewritten else ()
         ...     bad = [n.name for g in graphs for n in g.nodes if "all_to_all" in str(n.target)]
         ...     return [Finding("all-to-all", "no_all_to_all", f"'{bad[0]}' is slow here", node=bad[0])] if bad else []
-        >>> register_check("no_all_to_all", no_all_to_all)
+        >>> register_check("no_all_to_all", no_all_to_all, {"all-to-all": "the pass makes an all_to_all"})
     """
+    require_new("check", name, [known for known in CHECKS if known not in _OWN])
+    if not callable(check):
+        raise UsageError(f"check '{name}' is a {type(check).__name__}, which cannot be called", _PROTOCOL)
+    for kind, meaning in (kinds or {}).items():
+        if KINDS.get(kind, meaning) != meaning:
+            raise UsageError(
+                f"check '{name}': a finding of kind '{kind}' says \"{KINDS[kind]}\"", "name the kind otherwise"
+            )
+    KINDS.update(kinds or {})
     CHECKS[name] = check
+    _OWN.add(name)
+
+
+_PROTOCOL = "a check takes tcverify.Evidence and returns a list of tcverify.Finding, empty where nothing is wrong"
+
+
+def _own_findings(name: str, evidence: Evidence) -> Sequence[Said]:
+    """What a check of the user's says. Raises `UsageError`, with the place, where it raises or says something else."""
+    try:
+        found = list(CHECKS[name](evidence))
+    except Exception as error:
+        raise UsageError(f"check '{name}' fails: {last_frame(error)}", _PROTOCOL) from error
+    for one in found:
+        if not isinstance(one, (Finding, Doubt, Note)):
+            raise UsageError(f"check '{name}' returned {one!r:.80}, which is not a finding", _PROTOCOL)
+    return found
 
 
 def apply_checks(names: list[str], evidence: Evidence, doubts: list[Doubt], notes: list[Note]) -> list[Finding]:
@@ -54,10 +94,13 @@ def apply_checks(names: list[str], evidence: Evidence, doubts: list[Doubt], note
 
     Args:
         doubts, notes: what else they say is added here, each once.
+
+    Raises:
+        UsageError: a check of the user's raises, or returns something else.
     """
     findings = []
     for name in names:
-        for found in CHECKS[name](evidence):
+        for found in _own_findings(name, evidence) if name in _OWN else CHECKS[name](evidence):
             if isinstance(found, Finding):
                 findings.append(found)
             elif isinstance(found, Doubt):

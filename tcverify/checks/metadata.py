@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import fx
@@ -100,7 +100,7 @@ def _inconsistent(program: Program) -> list[tuple[int, str, str]]:
     found = []
     for number, graph in enumerate(program.graphs):
         ranks = [rank for rank, binding in enumerate(program.ranks) if binding.graph == number]
-        records = _Records()
+        records = _Records(program.mesh.groups(ranks[0]) if ranks else {})
         for node in graph.nodes:
             # Ranks that share a graph share its metadata; only nodes with rank constants can differ.
             for rank in ranks if _has_constants(node) else ranks[:1]:
@@ -130,8 +130,8 @@ class _Records:
     that the pass has replaced, which harms nobody, as long as no two values that are apart share one.
     """
 
-    def __init__(self) -> None:
-        self._values = RealValues()
+    def __init__(self, groups: Mapping[str, Sequence[int]]) -> None:
+        self._values = RealValues(groups)
         self._meaning: dict[int, tuple[int, str]] = {}  # recorded storage -> the real one, and the node that said so
 
     def judge(self, node: fx.Node, constants: Mapping[str, Any], *, again: bool) -> str | None:

@@ -10,6 +10,7 @@ import itertools
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any
 
 from torch import fx
@@ -23,9 +24,14 @@ from tcverify.program.graph import constant_value, map_structure
 
 
 class RealValues:
-    """The specs of a graph's nodes, with the storage that each value really has. Nodes are added in graph order."""
+    """The specs of a graph's nodes, with the storage that each value really has. Nodes are added in graph order.
 
-    def __init__(self) -> None:
+    Args:
+        groups: of the rank that runs the graph, by name; see `infer`.
+    """
+
+    def __init__(self, groups: Mapping[str, Sequence[int]] = MappingProxyType({})) -> None:
+        self._groups = groups
         self._of: dict[fx.Node, Any] = {}
         self.fresh = itertools.count().__next__
 
@@ -49,7 +55,7 @@ class RealValues:
 
         Raises:
             ShapeError: the operands do not fit together.
-            UnsupportedOp: the op is in no table.
+            UnsupportedOp: the op is in no table, or the size of its group is not known.
         """
 
         def known(value: Any) -> Any:
@@ -58,7 +64,7 @@ class RealValues:
             return constant_value(value, constants) if isinstance(value, RankConstant) else value
 
         kwargs = dict(map_aggregate(node.kwargs, known)) if node.kwargs else {}
-        return infer(node.target, map_aggregate(node.args, known), kwargs, self.fresh)
+        return infer(node.target, map_aggregate(node.args, known), kwargs, self.fresh, self._groups)
 
     def _own(self, spec: Any) -> Any:
         return replace(spec, alias=self.fresh()) if isinstance(spec, TensorSpec) else spec

@@ -66,6 +66,28 @@ def _attention(values: list[Any], result: Tensor) -> Work:
     return Work(matmul=4.0 * multiplied, vector=_SOFTMAX * multiplied / max(head_size, 1))
 
 
+def _attention_kernel(at: int, products: float) -> Counter:
+    """Attention of q [batch, heads, queries, size], the argument at this position, to the keys [batch, key heads, keys, size] behind
+    it: so many matrix products of that size, and a softmax of the logits."""
+
+    def work(values: list[Any], result: Tensor) -> Work:
+        q, k = values[at : at + 2]
+        multiplied = math.prod(q.shape) * k.shape[-2]
+        return Work(matmul=2.0 * products * multiplied, vector=_SOFTMAX * multiplied / max(q.shape[-1], 1))
+
+    return work
+
+
+def _gathered_product(values: list[Any], result: Tensor) -> Work:
+    """A [..., K] gathered, and multiplied by each of several B [K, N]; `result` is A as a whole, or the first product."""
+    rows = math.prod(result.shape[:-1])
+    return Work(matmul=sum(2.0 * rows * math.prod(factor.shape) for factor in values[1]))
+
+
+def _scattered_product(values: list[Any], result: Tensor) -> Work:
+    return Work(matmul=2.0 * math.prod(values[0].shape) * values[1].shape[-1])
+
+
 def elementwise(flops: float) -> Counter:
     """`flops` per element of the first operand or of the result, whichever has more."""
 
@@ -89,6 +111,18 @@ WORK: dict[str, Counter] = {
     **{name: _product(1) for name in ("aten::addmm", "aten::baddbmm", "aten::addmv")},
     "tensor_cast::attention": _attention,
     "tensor_cast::grouped_matmul": _grouped,
+    "symm_mem::fused_all_gather_matmul": _gathered_product,
+    "symm_mem::fused_matmul_reduce_scatter": _scattered_product,
+    **{
+        f"aten::{name}{form}": _attention_kernel(at, products)
+        for name in (
+            "_scaled_dot_product_flash_attention", "_scaled_dot_product_flash_attention_for_cpu",
+            "_scaled_dot_product_efficient_attention", "_scaled_dot_product_cudnn_attention",
+            "_scaled_dot_product_fused_attention_overrideable",
+        )
+        for form, at, products in (("", 0, 2), ("_backward", 1, 5))
+    },
+    "aten::scaled_dot_product_attention": _attention_kernel(0, 2),
     **{
         f"tensor_cast::{name}{fused}": _quantised(0.5 if name == "mxfp4_linear" else 1)
         for name in ("static_quant_linear", "static_quant_linear_int4", "fp8_linear", "mxfp4_linear")

@@ -322,7 +322,11 @@ def _communication(op: _Traits, values: list[Any], result: Tensor, device: Devic
         return collective_time(op.collective, _share(op, values, len(ranks)), len(ranks), interconnect)
     several = type(values[0]) is tuple  # coalesced: one message
     contribution: float = sum(map(_bytes, values[0])) if several else _bytes(values[0])
-    if op.collective == "all_to_all":  # whichever is more, what goes out or what comes in
+    if op.name == "symm_mem::fused_matmul_reduce_scatter":  # it scatters the product
+        contribution = _bytes(result) * len(ranks)
+    elif op.name in ("symm_mem::fused_all_gather_matmul", "_dtensor::shard_dim_alltoall"):
+        pass  # it sends the operand as it is
+    elif op.collective == "all_to_all":  # whichever is more, what goes out or what comes in
         contribution *= max(sum(values[1]), sum(values[2])) / max(values[0].shape[0], 1)
     elif op.resources == ("compute", "comm"):  # fused: it reduces the product
         contribution = _bytes(result)
@@ -353,7 +357,32 @@ NAMED_COLLECTIVES = {
         ("broadcast", "broadcast", ("", "_")),
     )
     for form in forms
-} | {"symm_mem::one_shot_all_reduce": "one_shot_all_reduce"}
+} | {
+    **{
+        f"_c10d_functional_autograd::{name}": kind
+        for name, kind in (
+            ("all_gather_into_tensor", "all_gather"), ("reduce_scatter_tensor", "reduce_scatter"),
+            ("all_to_all_single", "all_to_all"),
+        )
+    },
+    "_c10d_functional::isend": "send_recv",
+    "_c10d_functional::irecv": "send_recv",
+    "_dtensor::shard_dim_alltoall": "all_to_all",
+    "symm_mem::_low_contention_all_gather": "all_gather",
+    "symm_mem::_low_contention_reduce_scatter": "reduce_scatter",
+    "symm_mem::fused_all_gather_matmul": "all_gather",
+    "symm_mem::fused_matmul_reduce_scatter": "reduce_scatter",
+    "symm_mem::multimem_all_gather_out": "all_gather",
+    "symm_mem::reduce_scatter_out": "reduce_scatter",
+    **{f"symm_mem::two_shot_all_reduce_{form}": "all_reduce" for form in ("", "out")},
+    **{
+        f"symm_mem::{name}": "one_shot_all_reduce"
+        for name in (
+            "one_shot_all_reduce", "one_shot_all_reduce_out", "one_shot_all_reduce_copy", "one_shot_all_reduce_copy_out",
+            "multimem_all_reduce_", "multimem_one_shot_all_reduce", "multimem_one_shot_all_reduce_out",
+        )
+    },
+}  # fmt: skip
 
 #: Communications of host IR that name their team.
 _OF_TEAMS = (

@@ -12,9 +12,18 @@ from tcverify.execution.laws import Explanation, explain
 from tcverify.execution.lockstep import Lockstep
 from tcverify.execution.observations import Event, Observation
 from tcverify.execution.pool import ProcessGroupPool
+from tcverify.execution.registered import (
+    EXECUTORS,
+    close_executor,
+    executors,
+    make_executor,
+    register_executor,
+    start_executor,
+)
 from tcverify.execution.rounding import Noise, rounding_noise
 
 __all__ = [
+    "EXECUTORS",
     "WORDS",
     "ArenaRun",
     "Call",
@@ -38,17 +47,22 @@ __all__ = [
     "Timing",
     "Wait",
     "backend_of",
+    "close_executor",
     "compare_ranks",
     "digest",
+    "executors",
     "explain",
     "explore",
     "explore_on_cuda",
     "has_buffers",
     "is_asynchronous",
+    "make_executor",
     "play",
     "play_extremes",
     "pooled",
+    "register_executor",
     "rounding_noise",
     "run_in_arena",
+    "start_executor",
     "starts_of",
 ]

@@ -15,7 +15,7 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from typing import Any
@@ -35,6 +35,7 @@ from tcverify.execution.observations import Observation
 from tcverify.execution.plan import first_line, plans_of
 from tcverify.execution.processes import start_process
 from tcverify.execution.queued import QueuedDevice
+from tcverify.extensions import extensions_here, load_extensions_of
 from tcverify.ops import Collective
 from tcverify.ops.distributed import perform
 from tcverify.program import Contract, NotSerialisable, Program
@@ -148,7 +149,8 @@ def run_ranks(
         started = []
         try:
             for rank in range(world_size):
-                arguments = (rank, world_size, device, backend, directory, text, boundary, inputs, tuple(orders))
+                task = (text, boundary, inputs, tuple(orders), extensions_here())
+                arguments = (rank, world_size, device, backend, directory, *task)
                 started.append(start_process(serve_rank, arguments, name=f"cuda-rank{rank}"))
             deadline = time.monotonic() + timeout
             waiting = {connection: rank for rank, (_, connection) in enumerate(started)}
@@ -191,11 +193,13 @@ def serve_rank(
     boundary: str,
     inputs: str,
     orders: Sequence[Order],
+    extensions: Mapping[str, Any],
 ) -> None:
     """Be one rank: run the orders, answer, and stay until killed, since peers may still read this rank's memory."""
     reply = Reply(0)
     try:
         torch.set_num_threads(1)
+        load_extensions_of(extensions)
         os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = "lo"
         streams: Device = QueuedDevice(staged=True)
         if device == "cuda":

@@ -22,6 +22,7 @@ from tcverify.errors import ExecutorError, UsageError
 from tcverify.execution import worker
 from tcverify.execution.messages import Reply, decode_reply
 from tcverify.execution.processes import forkserver, interrupts_kept_off, limit, main_hidden
+from tcverify.extensions import extensions_here, loaded_extensions
 
 #: Seconds until every rank has joined. The first group of a process waits for a new interpreter that imports torch.
 START_SECONDS = 120.0
@@ -59,6 +60,7 @@ class RankGroup:
     def __init__(self, world_size: int, device: str, core: int | None, timeout: float) -> None:
         _check_backend(device)
         self.directory = tempfile.mkdtemp(prefix="tcverify-")
+        self.extensions = loaded_extensions()
         self._ranks: list[_Rank] = []
         # Also when the owner forgets the group, and at interpreter exit.
         self._kill = weakref.finalize(self, _end, self._ranks, self.directory, os.getpid())
@@ -68,7 +70,7 @@ class RankGroup:
                 for rank in range(world_size):
                     ours, theirs = context.Pipe()
                     limit(ours, timeout)
-                    arguments = (theirs, rank, world_size, device, self.directory, core)
+                    arguments = (theirs, rank, world_size, device, self.directory, core, extensions_here())
                     process = context.Process(target=worker.main, args=arguments, name=f"rank{rank}", daemon=True)
                     process.start()
                     theirs.close()

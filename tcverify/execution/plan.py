@@ -14,7 +14,7 @@ from torch.fx.node import map_aggregate
 
 from tcverify.arithmetic import FLOAT64, Domain
 from tcverify.errors import TcverifyError, UnsupportedOp
-from tcverify.ops import Group, Op, by_meaning, lookup, qualified_name, resolve, schema_of
+from tcverify.ops import Group, Op, any_device, by_meaning, lookup, qualified_name, resolve, schema_of
 from tcverify.program import Mesh, Program
 from tcverify.program.graph import RankConstant, Slot, constant_value
 from tcverify.program.values import NotSerialisable, ValueReader, encode_value
@@ -98,7 +98,7 @@ def _make_plan(graph: fx.Graph, module: torch.nn.Module | None, domain: Domain) 
     plan = Plan([], [], None, False, [])
 
     def template(value: Any) -> Any:
-        return Slot(numbers[value]) if isinstance(value, fx.Node) else domain.literal(value)
+        return Slot(numbers[value]) if isinstance(value, fx.Node) else any_device(domain.literal(value))
 
     for node in graph.nodes:  # passes may leave one behind a call
         if node.op == "placeholder":

@@ -14,6 +14,7 @@ from tcverify.execution.group import RankGroup, RankLost, choose_core, name_rank
 from tcverify.execution.interpreter import RankResult
 from tcverify.execution.messages import Reply, encode_go, encode_request
 from tcverify.execution.plan import check_supported, plans_of
+from tcverify.extensions import loaded_extensions
 from tcverify.program import Program, program_id
 
 #: Seconds that the other ranks get to come through once a node has raised on one: they may wait for it in a collective.
@@ -189,8 +190,8 @@ class ProcessGroupPool:
 
     def _send(self) -> None:
         """Send what may be sent; start the ranks when there are none."""
-        if self._group is not None and not any(t.sent for t in self._tickets) and self._group.lost(0) is not None:
-            self._discard()  # a rank died while nothing ran: nobody's fault, and nothing is lost
+        if self._group is not None and not any(t.sent for t in self._tickets) and self._outdated(self._group):
+            self._discard()  # while nothing ran: nobody's fault, and nothing is lost
         self.start()
         ahead = sum(len(t.request) for t in self._tickets if t.sent)
         for ticket in self._tickets:
@@ -204,6 +205,10 @@ class ProcessGroupPool:
             ahead += len(ticket.request)
             if not self._tell(ticket.request, range(self.world_size)):
                 break
+
+    def _outdated(self, group: RankGroup) -> bool:
+        """Whether new ranks are needed: one has died, or they lack an extension."""
+        return group.extensions != loaded_extensions() or group.lost(0) is not None
 
     def _tell(self, message: bytes, ranks: Iterable[int]) -> bool:
         """Send a message to these ranks; whether all of them took it."""

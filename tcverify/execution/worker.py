@@ -13,6 +13,7 @@ import os
 import shutil
 import signal
 from collections import deque
+from collections.abc import Mapping
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from typing import Any
@@ -27,13 +28,22 @@ from tcverify.execution.interpreter import RankResult, rank_inputs, run_rank
 from tcverify.execution.messages import Job, Reply, decode_jobs, encode_reply
 from tcverify.execution.plan import Plan, check_supported, group_name, rank_constants
 from tcverify.execution.processes import die_with_parent
+from tcverify.extensions import load_extensions_of
 from tcverify.ops.distributed import Finish, begin, join_group, perform
 
 #: torch.distributed's own clock is put out of the way: the pool's is the only one, and it names program and ranks.
 _NEVER = timedelta(days=1)
 
 
-def main(connection: Connection, rank: int, world_size: int, device: str, directory: str, core: int | None) -> None:
+def main(
+    connection: Connection,
+    rank: int,
+    world_size: int,
+    device: str,
+    directory: str,
+    core: int | None,
+    extensions: Mapping[str, Any],
+) -> None:
     """Join the process group, say so, and serve.
 
     Args:
@@ -41,6 +51,7 @@ def main(connection: Connection, rank: int, world_size: int, device: str, direct
         device: "cpu" or "cuda".
         directory: private to the group: the rendezvous file and the ranks' logs.
         core: the CPU core to run on; None leaves it to the system.
+        extensions: those of the process that owns the pool; see `extensions_here`.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business
     die_with_parent(lambda: shutil.rmtree(directory, ignore_errors=True))
@@ -49,6 +60,7 @@ def main(connection: Connection, rank: int, world_size: int, device: str, direct
     os.dup2(log, 2)
     faulthandler.enable(file=2)
     try:
+        load_extensions_of(extensions)
         place = _join(rank, world_size, device, directory, core)
     except Exception as error:  # noqa: BLE001 - whatever it is, the pool tells the user
         connection.send_bytes(json.dumps({"failed": f"{type(error).__name__}: {error}"}).encode())

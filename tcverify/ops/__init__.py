@@ -1,7 +1,15 @@
 """What ops mean: dialect tables by qualified name, collectives, shape inference. Nothing above knows dialects."""
 
-from tcverify.ops import functional, host_ir, multidevice, opaque  # the modules register dialects
-from tcverify.ops.aten import is_allocation
+from tcverify.ops import (  # the modules register dialects
+    dtensor,
+    functional,
+    host_ir,
+    multidevice,
+    opaque,
+    point_to_point,
+    symmetric,
+)
+from tcverify.ops.aten import any_device, is_allocation
 from tcverify.ops.collective import Collective, Group, complete, mismatch, reduced
 from tcverify.ops.fsdp import RESIZE  # the module registers the fsdp dialect
 from tcverify.ops.host_ir import DEALLOCATE
@@ -20,6 +28,7 @@ from tcverify.ops.table import (
     Start,
     current,
     define_ops,
+    dialects,
     lookup,
     qualified_name,
     register_dialect,
@@ -45,10 +54,13 @@ __all__ = [
     "Start",
     "TensorSpec",
     "ValueSpec",
+    "any_device",
     "by_meaning",
     "complete",
     "current",
     "define_ops",
+    "dialects",
+    "dtensor",
     "fake_tensor",
     "functional",
     "gives_more",
@@ -61,9 +73,11 @@ __all__ = [
     "multidevice",
     "new_fake_mode",
     "opaque",
+    "point_to_point",
     "qualified_name",
     "reduced",
     "register_dialect",
     "resolve",
     "schema_of",
+    "symmetric",
 ]

@@ -6,7 +6,8 @@ import contextlib
 import itertools
 import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -14,10 +15,13 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils import _pytree as pytree
 
 from tcverify.errors import UnsupportedOp
+from tcverify.ops.aten import any_device
+from tcverify.ops.collective import Group
 from tcverify.ops.spec import TensorSpec
 from tcverify.ops.table import Op, lookup
 
 _CPU = torch.device("cpu")
+_NO_GROUPS: Mapping[str, Sequence[int]] = MappingProxyType({})
 
 
 class ShapeError(ValueError):
@@ -60,7 +64,13 @@ def fake_tensor(
     return FakeTensor(mode, meta, device)
 
 
-def infer(target: Any, args: Sequence[Any], kwargs: dict[str, Any], fresh: Callable[[], int]) -> Any:
+def infer(
+    target: Any,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    fresh: Callable[[], int],
+    groups: Mapping[str, Sequence[int]] = _NO_GROUPS,
+) -> Any:
     """Return what `target` produces, with a `TensorSpec` for every tensor.
 
     Args:
@@ -68,6 +78,7 @@ def infer(target: Any, args: Sequence[Any], kwargs: dict[str, Any], fresh: Calla
             library may have defined the op, with fake kernels of its own.
         args, kwargs: arguments, with a `TensorSpec` in place of every tensor.
         fresh: makes a storage number that the graph does not use yet.
+        groups: by name, the ranks of the groups that calls name, for ops whose shapes depend on their number.
 
     Returns:
         A spec, or a tuple or list of specs; scalars and None stay as they are. A value that shares its storage with an
@@ -75,10 +86,12 @@ def infer(target: Any, args: Sequence[Any], kwargs: dict[str, Any], fresh: Calla
 
     Raises:
         ShapeError: the op refuses these arguments.
-        UnsupportedOp: the op is in no table.
+        UnsupportedOp: the op is in no table, or its shape depends on a group that is not among `groups`.
     """
     op = lookup(target)
     op.require()
+    if op.sized:
+        args, kwargs = _sized(op, target, args, kwargs, groups)
     # Equal specs with different alias numbers infer alike: number them by first appearance, so that the memo hits.
     numbers: dict[int, int] = {}
     name = target if op.name.startswith("python::") else op.name
@@ -108,6 +121,22 @@ def infer(target: Any, args: Sequence[Any], kwargs: dict[str, Any], fresh: Calla
         return TensorSpec(spec.shape, spec.stride, spec.dtype, spec.offset, alias)
 
     return renumber(result) if isinstance(result, TensorSpec) else pytree.tree_map(renumber, result)
+
+
+def _sized(
+    op: Op, target: Any, args: Sequence[Any], kwargs: dict[str, Any], groups: Mapping[str, Sequence[int]]
+) -> tuple[Sequence[Any], dict[str, Any]]:
+    """Put the group that a call names in the place of its name."""
+
+    def group(name: Any) -> Any:
+        ranks = groups.get(name) if isinstance(name, str) else None
+        if ranks is None:
+            raise UnsupportedOp(op.name, f"its shape depends on the size of group {name!r}, which is not known")
+        return Group(name, tuple(ranks))
+
+    names = [argument.name for argument in target._schema.arguments]
+    given = [group(value) if name == op.group else value for name, value in zip(names, args, strict=False)]
+    return given, {name: group(value) if name == op.group else value for name, value in kwargs.items()}
 
 
 _MEMO: dict[Any, Any] = {}
@@ -191,7 +220,7 @@ def _described(
                 storages.setdefault(leaf.alias, made.untyped_storage())
                 known[made.untyped_storage()._cdata] = numbers[leaf.alias]
             leaf = made
-        filled.append(leaf)
+        filled.append(any_device(leaf))
     args, kwargs = pytree.tree_unflatten(filled, tree)
     try:
         with _torch_silent(), mode, torch.no_grad():

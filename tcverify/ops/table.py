@@ -6,6 +6,8 @@ ops under the same names mean the same here.
 
 from __future__ import annotations
 
+import contextlib
+import math
 import operator
 from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
@@ -66,6 +68,7 @@ class Op:
         native: as `run`, in the dtypes of the program: with the precision inside and the dtype of the result that kernels of
             the op have; None where torch's own rules give that.
         group: name of the argument that names a group, of ops that do so; `run` is given a `Group` in its place.
+        sized: whether the shape of the result depends on how many ranks that group has; then `fake` is given a `Group` too.
         phase: "start" of an asynchronous collective, "wait" for it, or None. A start reads its operands, and writes its result
             or what it writes into, at any time until its wait.
         effect: whether it does more than compute its result and write into its operands: it keeps its place among all ops
@@ -90,6 +93,7 @@ class Op:
     resources: tuple[str, ...] = ("compute",)
     native: Callable[..., Any] | None = None
     group: str | None = None
+    sized: bool = False
     phase: str | None = None
     effect: bool = False
     schema: str = ""
@@ -107,6 +111,9 @@ PYTHON_OPS: dict[str, Callable[..., Any]] = {
     for f in (
         operator.getitem, operator.add, operator.sub, operator.mul, operator.truediv, operator.floordiv, operator.mod,
         operator.neg, operator.matmul, operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge,
+        operator.pow, operator.abs, operator.pos, operator.and_, operator.or_, operator.not_, math.ceil, math.floor,
+        math.trunc, torch.sym_max, torch.sym_min, torch.sym_not, torch.sym_float, torch.sym_int, torch.sym_ite,
+        torch.sym_sum,
     )
 }  # fmt: skip
 _PYTHON_NAMES = {f: name for name, f in PYTHON_OPS.items()}
@@ -116,6 +123,9 @@ _LIBRARIES: dict[str, Callable[[], None]] = {}
 _IMPORTED: set[str] = set()
 _CACHE: dict[Any, Op] = {}
 _ATEN: dict[str, Any] = {}  # by name; nobody defines these anew
+
+#: Namespaces of torch's own ops, which need no table: they run as they are.
+TORCH = frozenset({"aten", "prims"})
 
 
 def register_dialect(
@@ -147,6 +157,11 @@ def register_dialect(
         if imported:
             _IMPORTED.add(namespace)
     _CACHE.clear()
+
+
+def dialects() -> dict[str, tuple[Op, ...]]:
+    """Return the ops of every registered dialect, by namespace, each in the order of its table."""
+    return {namespace: tuple(table.values()) for namespace, table in _DIALECTS.items()}
 
 
 def qualified_name(target: Any) -> str:
@@ -192,10 +207,10 @@ def _find(target: Any) -> Op:
     namespace = name.split("::")[0]
     if namespace == "python":
         return Op(name, PYTHON_OPS[name], aliases=target is operator.getitem)
-    if namespace == "aten":
-        from tcverify.ops.aten import aten_op
+    if namespace in TORCH:
+        from tcverify.ops.aten import torch_op
 
-        return aten_op(name, target)
+        return torch_op(name, target)
     table = _DIALECTS.get(namespace)
     if table is None:
         return Op(name, None, reason=f"no dialect '{namespace}' is registered")
@@ -222,7 +237,7 @@ def _parse(text: str) -> torch._C.FunctionSchema:
 def resolve(name: str) -> Any:
     """Return the callable that stands for `name` in an FX graph.
 
-    Only names of the tables are resolved: registered dialects, aten and Python operators. Nothing is imported. Ask again
+    Only names of the tables are resolved: registered dialects, aten, prims and Python operators. Nothing is imported. Ask again
     after another library may have been imported: it may have defined the op anew.
 
     Raises:
@@ -233,10 +248,12 @@ def resolve(name: str) -> Any:
         return found
     namespace, _, rest = name.partition("::")
     known = _DIALECTS.get(namespace, {}).get(name)
-    if known is None and namespace != "aten":
+    if known is None and namespace not in TORCH:
         raise UnsupportedOp(name, "it is in no dialect table")
     _load(namespace)
     base, _, overload = rest.partition(".")
+    if namespace == "prims":
+        _load_prim(base)
     packet = getattr(getattr(torch.ops, namespace), base, None) if base.isidentifier() else None
     target = getattr(packet, overload or "default", None) if packet is not None else None
     if not isinstance(target, torch._ops.OpOverload):
@@ -264,12 +281,21 @@ def _load(namespace: str) -> None:
         del _LIBRARIES[namespace]
 
 
+def _load_prim(name: str) -> None:
+    """Import what defines a primitive; the compiler's own ones take seconds, and are asked for last."""
+    import torch._prims
+
+    if not hasattr(torch.ops.prims, name):
+        with contextlib.suppress(ImportError):
+            import torch._inductor.inductor_prims
+
+
 def current(target: Any) -> Any:
     """Return the op that has the name of `target` now: another library may have defined it anew since a graph was made.
 
     What no dialect knows comes back as it is. Raises as `resolve` does.
     """
-    if not isinstance(target, torch._ops.OpOverload) or target.namespace == "aten":
+    if not isinstance(target, torch._ops.OpOverload) or target.namespace in TORCH:
         return target
     name = qualified_name(target)
     return resolve(name) if name in _DIALECTS.get(target.namespace, ()) else target

@@ -118,7 +118,8 @@ def _implied(node: fx.Node) -> tuple[Any, dict[int, torch.UntypedStorage], FakeT
     args, kwargs = map_aggregate(node.args, operand), dict(map_aggregate(node.kwargs, operand))
     if sample is None:
         raise InternalError(f"node '{node.name}' has no operand with a fake tensor in its metadata")
-    return infer(node.target, args, kwargs, count.__next__), storages, sample
+    groups = getattr(node.graph.owning_module, "meta", {}).get("groups") or {}
+    return infer(node.target, args, kwargs, count.__next__, groups), storages, sample
 
 
 def erase_unused(graph: fx.Graph, candidates: Iterable[fx.Node]) -> None:

@@ -23,23 +23,87 @@ _FUSED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 _SUMS, _PRODUCT = ("aten::add.Tensor", "aten::add.Scalar"), "aten::mul.Tensor"
 
 
-def find_norms(graph: fx.Graph, same_numbers: Collection[str]) -> dict[fx.Node, Norm]:
-    """Return the norms by what they make.
+class NormFinder:
+    """Finds norms.
 
     Args:
         same_numbers: names of the calls whose integers are the same on all ranks: an exponent may be one that others have not.
     """
-    found: dict[fx.Node, Norm] = {}
-    for node in graph.nodes:
-        op = op_name(node)
-        norm = None
-        if op in _FUSED:
-            norm = _fused(node, *_FUSED[op])
-        elif op == "aten::rsqrt":
-            norm = _taken_apart(node, same_numbers)
-        if norm is not None:
-            found[norm.node] = norm
-    return found
+
+    def __init__(self, same_numbers: Collection[str] = ()) -> None:
+        self._same_numbers = same_numbers
+
+    def find(self, graph: fx.Graph) -> dict[fx.Node, Norm]:
+        """Return the norms of a graph by what they make."""
+        found: dict[fx.Node, Norm] = {}
+        for node in graph.nodes:
+            op = op_name(node)
+            norm = None
+            if op in _FUSED:
+                norm = _fused(node, *_FUSED[op])
+            elif op == "aten::rsqrt":
+                norm = self._taken_apart(node)
+            if norm is not None:
+                found[norm.node] = norm
+        return found
+
+    def _taken_apart(self, rsqrt: fx.Node) -> Norm | None:
+        total = rsqrt.args[0]
+        mean = _over_eps(total)
+        square = self.averaged(mean)
+        source = self._squared(square)
+        if source is None or mean is None or square is None or not isinstance(total, fx.Node):
+            return None
+        scaled = next((user for user in rsqrt.users if op_name(user) == _PRODUCT), None)
+        if scaled is None or set(scaled.args) != {source, rsqrt} or scaled.kwargs:
+            return None
+        inside = (square, mean, total, rsqrt)
+        if not self.nobody_else_reads(inside):
+            return None
+        weights: tuple[fx.Node, ...] = ()
+        nodes = [*inside, scaled]
+        for step in _onward(scaled):
+            if op_name(step) == _PRODUCT:
+                by = [operand for operand in step.all_input_nodes if operand is not nodes[-1]]
+                if weights or len(by) != 1 or step.kwargs or len(step.args) != 2 or not self.is_weight(by[0]):
+                    break
+                weights = (by[0],)
+            elif op_name(step) not in CASTS:
+                break
+            nodes.append(step)
+        return Norm(nodes[-1], source, weights, tuple(nodes)) if nodes[-1].users else None
+
+    def nobody_else_reads(self, inside: tuple[fx.Node, ...]) -> bool:
+        """Whether each of the values inside a norm is read once."""
+        return all(len(node.users) == 1 for node in inside)
+
+    def is_weight(self, value: fx.Node) -> bool:
+        """Whether a value is one per element of the last dim, the same for all rows."""
+        return len(shape_or_none(value) or (0, 0)) == 1
+
+    def averaged(self, mean: fx.Node | None) -> fx.Node | None:
+        """square, of the mean of square over its last dim, which stays as one of size 1."""
+        if mean is None or op_name(mean) != "aten::mean.dim":
+            return None
+        given = arguments(mean)
+        square, dims = given["self"], given.get("dim")
+        before, after = shape_or_none(square), shape_or_none(mean)
+        if not before or after is None or not isinstance(dims, list | tuple) or given.get("dtype") is not None:
+            return None
+        over_last = [dim % len(before) for dim in dims if type(dim) is int] == [len(before) - 1]
+        return square if over_last and len(dims) == 1 and after == (*before[:-1], 1) else None
+
+    def _squared(self, square: fx.Node | None) -> fx.Node | None:
+        """x, of x² or x · x."""
+        if square is None or square.kwargs or len(square.args) != 2:
+            return None
+        x, by = square.args
+        if op_name(square) == _PRODUCT and x is by:
+            return x if isinstance(x, fx.Node) else None
+        settled = isinstance(by, float) or square.name in self._same_numbers
+        if op_name(square) == "aten::pow.Tensor_Scalar" and by == 2 and type(by) in (int, float) and settled:
+            return x if isinstance(x, fx.Node) else None
+        return None
 
 
 def _fused(node: fx.Node, names: tuple[str, ...], items: tuple[str, ...]) -> Norm | None:
@@ -52,40 +116,6 @@ def _fused(node: fx.Node, names: tuple[str, ...], items: tuple[str, ...]) -> Nor
         return None
     weights = tuple(given[name] for name in names if isinstance(given.get(name), fx.Node))
     return Norm(node, source, weights, (node,), items)
-
-
-def _taken_apart(rsqrt: fx.Node, same_numbers: Collection[str]) -> Norm | None:
-    total = rsqrt.args[0]
-    mean = _over_eps(total)
-    square = _averaged(mean)
-    source = _squared(square, same_numbers)
-    if source is None or mean is None or square is None or not isinstance(total, fx.Node):
-        return None
-    inside = (square, mean, total, rsqrt)
-    readers = {rsqrt: list(rsqrt.users)}
-    if any(len(node.users) != 1 for node in inside):
-        return None
-    scaled = readers[rsqrt][0]
-    if op_name(scaled) != _PRODUCT or set(scaled.args) != {source, rsqrt} or scaled.kwargs:
-        return None
-    weights: tuple[fx.Node, ...] = ()
-    nodes = [*inside, scaled]
-    for step in _onward(scaled):
-        if op_name(step) == _PRODUCT:
-            by = [operand for operand in step.all_input_nodes if operand is not nodes[-1]]
-            if (
-                weights
-                or len(by) != 1
-                or step.kwargs
-                or len(step.args) != 2
-                or len(shape_or_none(by[0]) or (0, 0)) != 1
-            ):
-                break
-            weights = (by[0],)
-        elif op_name(step) not in CASTS:
-            break
-        nodes.append(step)
-    return Norm(nodes[-1], source, weights, tuple(nodes)) if nodes[-1].users else None
 
 
 def shape_or_none(node: fx.Node) -> tuple[int, ...] | None:
@@ -109,30 +139,4 @@ def _over_eps(total: object) -> fx.Node | None:
     return values[0] if len(numbers) == len(values) == 1 else None
 
 
-def _averaged(mean: fx.Node | None) -> fx.Node | None:
-    """square, of the mean of square over its last dim, which stays as one of size 1."""
-    if mean is None or op_name(mean) != "aten::mean.dim":
-        return None
-    given = arguments(mean)
-    square, dims = given["self"], given.get("dim")
-    before, after = shape_or_none(square), shape_or_none(mean)
-    if not before or after is None or not isinstance(dims, list | tuple) or given.get("dtype") is not None:
-        return None
-    over_last = [dim % len(before) for dim in dims if type(dim) is int] == [len(before) - 1]
-    return square if over_last and len(dims) == 1 and after == (*before[:-1], 1) else None
-
-
-def _squared(square: fx.Node | None, same_numbers: Collection[str]) -> fx.Node | None:
-    """x, of x² or x · x."""
-    if square is None or square.kwargs or len(square.args) != 2:
-        return None
-    x, by = square.args
-    if op_name(square) == _PRODUCT and x is by:
-        return x if isinstance(x, fx.Node) else None
-    settled = isinstance(by, float) or square.name in same_numbers
-    if op_name(square) == "aten::pow.Tensor_Scalar" and by == 2 and type(by) in (int, float) and settled:
-        return x if isinstance(x, fx.Node) else None
-    return None
-
-
-__all__ = ["find_norms"]
+__all__ = ["NormFinder", "shape_or_none"]

@@ -61,9 +61,9 @@ from tcverify.passes.sequence_layout import (
     token_dim,
     unbatched,
 )
-from tcverify.passes.sequence_norms import find_norms
+from tcverify.passes.sequence_norms import NormFinder
 from tcverify.passes.sequence_plan import MovePlan, plan_moves
-from tcverify.passes.sequence_rows import RowRewriting, setting_of
+from tcverify.passes.sequence_rows import RowRewriting, Setting, setting_of
 from tcverify.program import Contract
 
 
@@ -75,7 +75,8 @@ class Rewriting:
         shards: what has been rebuilt on the shard so far, by the value on all tokens.
         gathers: what has been gathered so far, by the node or (tuple, item).
         displaced: addends on all tokens that a norm reads no more.
-        gathering: the starts of the gathers among them.
+        gathering: the starts of the gathers that have been inserted.
+        bypassed: the starts of gathers of addends whose parts are read now.
     """
 
     graph: fx.Graph
@@ -85,6 +86,7 @@ class Rewriting:
     gathers: dict[Any, fx.Node] = field(default_factory=dict)
     displaced: list[fx.Node] = field(default_factory=list)
     gathering: set[fx.Node] = field(default_factory=set)
+    bypassed: list[fx.Node] = field(default_factory=list)
 
 
 class SequenceParallel(RowRewriting, ExpertGuards, AttentionGuards, Pass):
@@ -98,6 +100,7 @@ class SequenceParallel(RowRewriting, ExpertGuards, AttentionGuards, Pass):
     name = "sequence_parallel"
     contract: ClassVar[Contract] = Contract(idempotent=True)
     PATTERNS = ("P1", "P2", "P3", "P4", "P5")
+    finder: ClassVar[type[NormFinder]] = NormFinder
 
     def __init__(self, *, patterns: str = "P1,P2,P3,P4,P5", **options: Any) -> None:
         super().__init__(**options)
@@ -105,9 +108,9 @@ class SequenceParallel(RowRewriting, ExpertGuards, AttentionGuards, Pass):
 
     def rewrite(self, graph: fx.Graph) -> Iterable[fx.Node]:
         """Analyse first, then rewrite in graph order. See `Pass.rewrite`."""
-        self.setting = setting_of(graph)
+        self.setting = self.facts_beside(graph)
         facts = self.placements(graph)
-        norms = find_norms(graph, self.setting.same_numbers) if self.setting.groups else {}
+        norms = self.finder(self.setting.same_numbers).find(graph) if self.setting.groups else {}
         state = Rewriting(graph, facts, plan_moves(graph, facts, self, norms))
         for move in state.plan.moves.values():
             if move.in_place:
@@ -117,6 +120,10 @@ class SequenceParallel(RowRewriting, ExpertGuards, AttentionGuards, Pass):
         return self.erase_waits(state)
 
     # -------------------------------------------------------------------------------------------------------- guards
+
+    def facts_beside(self, graph: fx.Graph) -> Setting:
+        """What is said of the ranks and groups beside the graph."""
+        return setting_of(graph)
 
     def placements(self, graph: fx.Graph) -> Placements:
         """What is known of the placements of the graph's values."""

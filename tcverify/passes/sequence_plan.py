@@ -146,7 +146,7 @@ def plan_moves(graph: fx.Graph, facts: Placements, guards: Guards, norms: Mappin
     """Find all that moves.
 
     Args:
-        norms: those of aten's ops, by what they make; see `find_norms`.
+        norms: those of aten's ops, by what they make; see `NormFinder`.
     """
     plan = MovePlan(norm_of={part: norm.node for norm in norms.values() for part in norm.nodes})
     reliable: dict[fx.Node, bool] = {}

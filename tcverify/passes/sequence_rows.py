@@ -198,17 +198,16 @@ class RowRewriting:
         with state.graph.inserting_before(move.node):
             part = self.gathered_part(state, addend, shard)
             if part is not None:
+                state.bypassed.append(_gather_behind(addend))
                 return self.as_rows(state, part, "residual_rows")
             rows = self.as_rows(state, addend, "residual_rows")
             return self.insert(state, "aten::slice.Tensor", (rows, 0, start, start + chunk), "residual_shard")
 
     def gathered_part(self, state: Rewriting, addend: fx.Node, shard: Rows) -> fx.Node | None:
         """What this rank gave to the gather that made the addend, if that divides it alike."""
-        value, last = addend, shape_of(addend)[-1]
-        while op_name(value) in VIEWS and known_spec(value) is not None and shape_of(value)[-1] == last:
-            value = value.all_input_nodes[0]
-        start = value.all_input_nodes[0] if op_name(value) == WAIT else None
-        if start is None or op_name(start) != NAMED_GATHER or known_spec(start) is None:
+        last = shape_of(addend)[-1]
+        start = _gather_behind(addend)
+        if op_name(start) != NAMED_GATHER or known_spec(start) is None:
             return None
         given = arguments(start)
         part, spec = given["input"], known_spec(given["input"])
@@ -249,7 +248,7 @@ class RowRewriting:
     # ---------------------------------------------------------------------------------------------------------- erasing
 
     def erase_waits(self, state: Rewriting) -> list[fx.Node]:
-        """Erase the waits for all_reduces that nobody reads any more, after the views and casts that nobody reads.
+        """Erase the waits for all_reduces and gathers that nobody reads any more, after the views and casts that nobody reads.
 
         One that is read keeps all: it may be the last of several, and what the start reads may be written into behind the first.
 
@@ -260,15 +259,23 @@ class RowRewriting:
         waits = [node for node in state.shards if op_name(node) == WAIT]
         if not waits:
             return candidates
-        starts = {node.all_input_nodes[0] for node in waits}
+        starts = dict.fromkeys([*(node.all_input_nodes[0] for node in waits), *state.bypassed])
         chains = [node for node in state.shards if isinstance(state.plan.moves[node].shard, Rows)]
-        erase_unused(state.graph, [node for node in chains if op_name(node) not in (START, WAIT)])
+        erase_unused(state.graph, [n for n in (*chains, *state.displaced) if op_name(n) not in (START, WAIT)])
         for start in starts:
             if all(op_name(wait) == WAIT and not wait.users for wait in start.users):
                 for wait in list(start.users):
                     state.graph.erase_node(wait)
         left = set(state.graph.nodes)
-        return [node for node in candidates if node in left]
+        return [node for node in (*candidates, *state.bypassed) if node in left]
+
+
+def _gather_behind(addend: fx.Node) -> fx.Node:
+    """The start of the collective that made a value, seen through views that keep rows; else what is viewed."""
+    value, last = addend, shape_of(addend)[-1]
+    while op_name(value) in VIEWS and known_spec(value) is not None and shape_of(value)[-1] == last:
+        value = value.all_input_nodes[0]
+    return value.all_input_nodes[0] if op_name(value) == WAIT else value
 
 
 def _rows_of(shape: tuple[int, ...]) -> int:

@@ -29,6 +29,7 @@ class GraphBuilder:
         self.mesh = mesh
         self.representative = representative
         self.rank = RankConstant("rank")
+        self._groups = mesh.groups(representative)
         self._inputs = inputs
         self._graph = fx.Graph()
         self._aliases = 0
@@ -75,7 +76,7 @@ class GraphBuilder:
                 return value.meta["val"]
             return self._constants[value.name](self.representative) if isinstance(value, RankConstant) else value
 
-        val = infer(target, map_aggregate(args, known), dict(map_aggregate(kwargs, known)), self._fresh)
+        val = infer(target, map_aggregate(args, known), dict(map_aggregate(kwargs, known)), self._fresh, self._groups)
         node = add_node(self._graph, "call_function", target, args, kwargs, op.split("::")[1].split(".")[0])
         node.meta["val"] = val
         return node

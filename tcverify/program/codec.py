@@ -232,7 +232,8 @@ def decode(data: Any, where: str = "program") -> Program:
     try:
         return Reader(where).program(data)
     except UnsupportedOp as error:
-        raise ProgramError(f"{where}: {error.message}", "only ops of the dialect tables are loaded") from None
+        hint = "only ops of the dialect tables are loaded; --extension names a module that registers more"
+        raise ProgramError(f"{where}: {error.message}", hint) from error
     except TcverifyError as error:
         if error.message.startswith(where):
             raise

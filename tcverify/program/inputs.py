@@ -212,7 +212,7 @@ class Sources:
         if elements > MAX_INPUT_ELEMENTS:
             raise ProgramError(
                 f"the inputs of rank {rank} have {elements} elements; at most {MAX_INPUT_ELEMENTS} are allowed",
-                "shrink the input shapes",
+                "give the program smaller sizes: a model with a small hidden size has the same graph",
             )
         return specs
 

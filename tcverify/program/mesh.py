@@ -93,6 +93,10 @@ class Mesh:
                 return dim
         raise ProgramError(f"the mesh has no dim '{name}'", f"its dims are {', '.join(d.name for d in self.dims)}")
 
+    def groups(self, rank: int) -> dict[str, tuple[int, ...]]:
+        """The groups of a rank, by the names of their dims."""
+        return {dim.name: dim.group(rank) for dim in self.dims}
+
     def __str__(self) -> str:
         parts = []
         for dim in self.dims:

@@ -149,7 +149,7 @@ class Program:
     def _given(self, rank: int, graph: fx.Graph) -> fx.GraphModule:
         module = _lazy_module(self._module(rank) or {}, graph)
         module.meta["rank"] = rank
-        module.meta["groups"] = {dim.name: dim.group(rank) for dim in self.mesh.dims}
+        module.meta["groups"] = self.mesh.groups(rank)
         module.meta["alike"] = self._alike[self._kinds[rank]]
         module.meta["same_numbers"] = self._same_numbers[self._kinds[rank]]
         if self.streams is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -20,6 +21,8 @@ _DTYPES = {
     for d in vars(torch).values()
     if isinstance(d, torch.dtype) and not (name := str(d).removeprefix("torch.")).startswith(("quint", "qint", "bits"))
 }
+#: Devices that graphs name. Programs run on none of them in particular.
+_DEVICE = re.compile(r"(cpu|cuda|xpu|mps|hpu|mtia|xla|meta)(:[0-9]{1,2})?")
 _LAYOUTS = {"strided": torch.strided}
 _MEMORY_FORMATS = {
     str(m).removeprefix("torch."): m
@@ -176,7 +179,7 @@ class ValueReader:
             return float(inner)
         if kind == "dtype":
             return self.dtype(inner)
-        if kind == "device" and inner in ("cpu", "cuda", "meta"):
+        if kind == "device" and isinstance(inner, str) and _DEVICE.fullmatch(inner):
             return torch.device(inner)
         if kind == "layout" and inner in _LAYOUTS:
             return _LAYOUTS[inner]

@@ -6,6 +6,7 @@ that is decorated is collected.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import shutil
 import time
@@ -162,9 +163,11 @@ def pytest_terminal_summary(
     ]
     items = [Item.from_data(getattr(report, REPORT_ATTRIBUTE)) for report in reports] + config.stash[_INTERRUPTED]
     failed = {report.nodeid for report in reports if report.failed}
-    notes = list(_recovered(config))
-    if exitstatus == pytest.ExitCode.INTERRUPTED:
-        notes += _found_by_workers(config, {case.id for item in items for case in item.cases})
+    notes: list[str] = []
+    with contextlib.suppress(TcverifyError):  # options that make no sense, as the collection has said
+        notes += _recovered(config)
+        if exitstatus == pytest.ExitCode.INTERRUPTED:
+            notes += _found_by_workers(config, {case.id for item in items for case in item.cases})
     write_summary(terminalreporter, items, failed, notes, brief=terminalreporter.verbosity < 0)
 
 

@@ -10,9 +10,10 @@ from typing import Any
 from tcverify.checks import CHECKS
 from tcverify.doctor import require_backend
 from tcverify.errors import UsageError
+from tcverify.execution import EXECUTORS
 from tcverify.program import Contract
 from tcverify.pytest_plugin.decorator import Verification
-from tcverify.pytest_plugin.options import CONFIRM, DOMAINS, Options
+from tcverify.pytest_plugin.options import DOMAINS, Options
 from tcverify.pytest_plugin.profiles import PROFILES
 from tcverify.pytest_plugin.references import Reference, reference_to
 from tcverify.pytest_plugin.worlds import World, known_value, listed, make_worlds
@@ -59,7 +60,7 @@ def make_cases(asked: Verification, options: Options) -> list[Case]:
     profile = PROFILES[options.profile]
     confirm = options.confirm
     if asked.confirm is not None:
-        confirm = known_value(asked.confirm, CONFIRM, "confirm")
+        confirm = known_value(asked.confirm, (*EXECUTORS, "none"), "confirm")
     require_backend(confirm, "--tcverify-confirm")
     shards = _whole(asked.shards, "shards", MAX_SHARDS, profile.shards)
     pass_options = _pass_options(asked.pass_options)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-CONFIRM = ("gloo", "nccl", "none")
+CONFIRM = ("gloo", "nccl", "none")  # and those that extensions register
 PROFILES = ("dev", "ci", "nightly")
 DOMAINS = ("float64", "native", "exact")  # not imported: pytest starts this before torch
 
@@ -29,7 +29,7 @@ class Options:
     """What the user asks for.
 
     Attributes:
-        confirm: "gloo", "nccl" or "none".
+        confirm: "gloo", "nccl", "none" or the name of a registered executor.
         domain: "float64", "native" or "exact".
         profile: "dev", "ci" or "nightly".
         report_dir: where counterexamples are written, absolute.
@@ -55,7 +55,7 @@ def add_options(parser: pytest.Parser) -> None:
     """Declare the options and their ini forms."""
     group = parser.getgroup("tcverify", "verification of compiler passes (tcverify)")
     group.addoption(
-        "--tcverify-confirm", choices=CONFIRM, default=None,
+        "--tcverify-confirm", metavar="{" + ",".join(CONFIRM) + "}", default=None,
         help="process group that runs what lockstep does not refute [default: gloo]",
     )  # fmt: skip
     group.addoption(
@@ -92,13 +92,15 @@ def state_dir(config: pytest.Config) -> Path:
 
 
 def read_options(config: pytest.Config) -> Options:
-    """Return the options of this run. Imports torch.
+    """Return the options of this run. Imports torch, and the extensions that [tool.tcverify] names.
 
     Raises:
-        UsageError: an ini file or [tool.tcverify] asks for what does not exist.
+        UsageError: an option, an ini file or [tool.tcverify] asks for what does not exist.
     """
-    from tcverify.arguments import configuration, names
+    from tcverify.arguments import configuration, configured_extensions, names
+    from tcverify.execution import EXECUTORS
 
+    configured_extensions(config.rootpath / "pyproject.toml")
     table = configuration(config.rootpath / "pyproject.toml")
 
     def chosen(name: str, known: tuple[str, ...], default: str) -> str:
@@ -111,7 +113,7 @@ def read_options(config: pytest.Config) -> Options:
     report_dir = start / given if given else config.rootpath / default
     report_dir = Path(os.path.abspath(report_dir))
     return Options(
-        confirm=chosen("confirm", CONFIRM, "gloo"),
+        confirm=chosen("confirm", (*EXECUTORS, "none"), "gloo"),
         domain=chosen("domain", DOMAINS, "float64"),
         profile=chosen("profile", PROFILES, "dev"),
         report_dir=report_dir,

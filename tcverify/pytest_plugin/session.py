@@ -11,7 +11,7 @@ from tcverify.application.loading import prepare
 from tcverify.arguments import MAX_RANKS
 from tcverify.arithmetic import FLOAT64, Domain
 from tcverify.errors import ExecutorError, PassLoadError
-from tcverify.execution import Comparison, Executor, ProcessGroupPool, Run
+from tcverify.execution import Comparison, Executor, Run, close_executor, make_executor, start_executor
 from tcverify.program import Program
 from tcverify.pytest_plugin.cases import Case
 
@@ -23,7 +23,7 @@ class Session:
     """Holds what the items of one process share. Nothing starts before it is needed."""
 
     def __init__(self) -> None:
-        self._pools: dict[tuple[str, int], ProcessGroupPool] = {}
+        self._pools: dict[tuple[str, int], Executor] = {}
         self._subjects: OrderedDict[str, Subject] = OrderedDict()
 
     def executor(self, case: Case) -> Executor | None:
@@ -38,12 +38,12 @@ class Session:
             return AnySize(self, case.confirm)
         return self.pool(case.confirm, case.world.size)
 
-    def pool(self, confirm: str, world_size: int) -> ProcessGroupPool:
-        """Return the running process group of a world size. Raises as `executor` does."""
+    def pool(self, confirm: str, world_size: int) -> Executor:
+        """Return the executor for a world size, started. Raises as `executor` does."""
         key = confirm, world_size
         if key not in self._pools:
-            self._pools[key] = ProcessGroupPool(world_size, device="cuda" if confirm == "nccl" else "cpu")
-        self._pools[key].start()
+            self._pools[key] = make_executor(confirm, world_size)
+        start_executor(self._pools[key])
         return self._pools[key]
 
     def subject(self, case: Case) -> Subject:
@@ -67,7 +67,7 @@ class Session:
         for subject in self._subjects.values():
             subject.close()
         for pool in self._pools.values():
-            pool.close()
+            close_executor(pool)
         self._subjects.clear()
         self._pools.clear()
 
@@ -105,7 +105,7 @@ class AnySize:
         """See `Executor.start_comparison`."""
         return self._pool(original).start_comparison(original, rewritten, domain)
 
-    def _pool(self, program: Program) -> ProcessGroupPool:
+    def _pool(self, program: Program) -> Executor:
         if program.world_size > MAX_RANKS:
             raise ExecutorError(f"a process group of {program.world_size} ranks is more than one machine is asked for")
         return self._session.pool(self.name, program.world_size)

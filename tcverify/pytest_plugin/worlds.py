@@ -9,10 +9,11 @@ from typing import Any
 from hypothesis.strategies import SearchStrategy
 
 from tcverify.arguments import MAX_RANKS, suggest
-from tcverify.errors import ProgramError, TcverifyError, UsageError
+from tcverify.errors import ProgramError, UsageError
 from tcverify.program import Mesh, Program
 from tcverify.pytest_plugin.decorator import Verification
 from tcverify.strategies import DEFAULT_STRATEGY, STRATEGIES, WORLD_SIZES
+from tcverify.strategies.registered import made_strategy, require_program
 
 #: Programs of other sizes that a strategy may draw before one of the size that is asked for.
 MAX_THROWN_AWAY = 500
@@ -58,9 +59,10 @@ def make_worlds(asked: Verification) -> list[World]:
     if asked.meshes is not None:
         meshes = [_mesh(mesh) for mesh in listed(asked.meshes, "meshes", '[{"tp": 2}]')]
         return [
-            World(_mesh_label(mesh), _mesh_name(mesh), mesh.world_size, _made(factory, mesh, None)) for mesh in meshes
+            World(_mesh_label(mesh), _mesh_name(mesh), mesh.world_size, made_strategy(factory, mesh, None))
+            for mesh in meshes
         ]
-    return [World(f"{size}ranks", f"{size} ranks", size, _made(factory, None, size)) for size in _sizes(asked)]
+    return [World(f"{size}ranks", f"{size} ranks", size, made_strategy(factory, None, size)) for size in _sizes(asked)]
 
 
 def _worlds_of_strategy(programs: SearchStrategy[Program], asked: Verification) -> list[World]:
@@ -69,7 +71,7 @@ def _worlds_of_strategy(programs: SearchStrategy[Program], asked: Verification) 
             "meshes cannot be given with a strategy, which draws meshes of its own",
             "give the function that makes the strategy, e.g. programs=transformer_programs without parentheses",
         )
-    checked = programs.map(_require_program)
+    checked = programs.map(require_program)
     if asked.world_sizes is None:
         return [World("", "the strategy's meshes", None, checked)]
 
@@ -101,39 +103,6 @@ class _OfSize:
                 "leave this size out of world_sizes, or give the function that makes the strategy",
             )
         return False
-
-
-def _made(factory: Callable[..., Any], mesh: Mesh | None, size: int | None) -> SearchStrategy[Program]:
-    name = getattr(factory, "__name__", repr(factory)[:80])
-    try:
-        made = factory(mesh=mesh, world_size=size)
-    except TcverifyError:
-        raise
-    except Exception as error:
-        raise UsageError(
-            f"programs={name} cannot be called: {type(error).__name__}: {error}",
-            "it is called with mesh and world_size, one of them None, and returns a strategy",
-        ) from error
-    if not isinstance(made, SearchStrategy):
-        raise UsageError(f"programs={name} returned {repr(made)[:80]}, which is not a strategy")
-    wanted = mesh.world_size if mesh is not None else size
-
-    def require(program: Any) -> Program:
-        checked = _require_program(program)
-        if checked.world_size != wanted:
-            raise UsageError(
-                f"the strategy drew a program of {checked.world_size} ranks, where one of {wanted} was asked for",
-                f"{name} is to heed mesh and world_size",
-            )
-        return checked
-
-    return made.map(require)
-
-
-def _require_program(drawn: Any) -> Program:
-    if not isinstance(drawn, Program):
-        raise UsageError(f"the strategy drew a {type(drawn).__name__}", "it is to draw tcverify.Program")
-    return drawn
 
 
 def _sizes(asked: Verification) -> list[int]:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from tcverify.campaign import Event, FindingFound
 from tcverify.counterexample import Counterexample, write_atomically
+from tcverify.extensions import loaded_extensions
 from tcverify.program import Contract, dumps
 from tcverify.report.listing import graph_lines
 from tcverify.report.plain import one_line
@@ -14,9 +15,9 @@ from tcverify.report.plain import one_line
 _TEMPLATE = '''\
 """Reproduces a finding of tcverify. Run it where `tcverify run` found it, so that the pass can be imported."""
 
-from tcverify import loads
+{imports}
 from tcverify.replay import reproduce
-
+{extensions}
 # The original program as rank {rank} runs it:
 #
 {listing}
@@ -47,7 +48,10 @@ def to_script(case: Counterexample) -> str:
     lines = [f"#   {text}" for _, text in graph_lines(case.program, rank)]
     program = dumps(case.program)
     pieces = [ascii(program[i : i + 100]) for i in range(0, len(program), 100)]
+    extensions = [_near(reference) for reference in loaded_extensions()]
     return _TEMPLATE.format(
+        imports="from tcverify import load_extension, loads" if extensions else "from tcverify import loads",
+        extensions="".join(["\n", *(f"load_extension({name!a})\n" for name in extensions)]) if extensions else "",
         rank=int(rank),
         listing="\n".join(ascii(line.replace("→", "->"))[1:-1] for line in lines),
         target=ascii(case.facts.target),
@@ -59,6 +63,12 @@ def to_script(case: Counterexample) -> str:
         pass_timeout=case.pass_timeout,
         program="\n".join(f"    {piece}" for piece in pieces),
     )
+
+
+def _near(reference: str) -> str:
+    """An extension as the script names it: a file from the current directory, where it lies below that."""
+    path = Path(reference)
+    return str(path.relative_to(Path.cwd())) if path.is_absolute() and path.is_relative_to(Path.cwd()) else reference
 
 
 class ScriptReport:

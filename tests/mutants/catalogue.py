@@ -16,6 +16,7 @@ from tcverify.strategies import (
     near_miss_programs,
     overlap_programs,
     resharding_programs,
+    sequence_functional_programs,
 )
 from tests.mutants import (
     comm_buffer_forms,
@@ -29,6 +30,7 @@ from tests.mutants import (
     resharding_streams,
     sequence_experts,
     sequence_parallel,
+    sequence_rows,
 )
 
 Drawn = Callable[..., SearchStrategy[Program]]
@@ -42,7 +44,7 @@ _MADE_FOR = ("OverwritesWhatIsReadLater", "OverwritesWhatIsUnderWay", "Overwrite
 MUTANTS: dict[str, type[Pass]] = {**sequence_parallel.MUTANTS, **multistream.MUTANTS}
 #: For every mutant the kinds of finding of which one at least must be there.
 EXPECTED: dict[str, frozenset[str]] = {**sequence_parallel.EXPECTED, **multistream.EXPECTED}
-for _module in (sequence_experts, *_ASYNCHRONOUS, overlap_fsdp, *_RESHARDING):
+for _module in (sequence_experts, *_ASYNCHRONOUS, overlap_fsdp, *_RESHARDING, sequence_rows):
     MUTANTS.update(_module.MUTANTS)
     EXPECTED.update(_module.EXPECTED)
 for _name in _MADE_FOR:
@@ -61,6 +63,8 @@ def hunting_grounds(name: str) -> tuple[Drawn, ...]:
         return (moe_programs,)
     if reshards(name):
         return (resharding_programs,)
+    if name in sequence_rows.MUTANTS:
+        return (sequence_functional_programs,)
     if any(name in module.MUTANTS for module in _ASYNCHRONOUS):
         return (functional_programs, fsdp_programs)
     return (overlap_programs, mixed_programs) if name in multistream.MUTANTS else (mixed_programs, near_miss_programs)

@@ -26,6 +26,7 @@ from tcverify.strategies import (
     moe_programs,
     overlap_programs,
     resharding_programs,
+    sequence_functional_programs,
 )
 from tcverify.verifier import verify
 from tests.mutants.catalogue import EXPECTED, MUTANTS, Drawn, hunting_grounds, world_sizes
@@ -65,6 +66,10 @@ CHOSEN = {
     "LastWorkerNotJoined": 4,
     "FreedAtThePost": 4,
     "UnreadNotFreed": 4,
+    "AverageTakenForSum": 2,
+    "WaitsWhereItIsReadLast": 2,
+    "NumbersTrusted": 2,
+    "GatherNotWaitedFor": 4,
 }
 
 #: Least share of programs that should show a defect.
@@ -127,13 +132,23 @@ def test_every_mutant_is_refuted(name: str, tmp_path: Path) -> None:
     [
         (SequenceParallel, mixed_programs),
         (SequenceParallel, moe_programs),
+        (SequenceParallel, sequence_functional_programs),
         (Identity, mixed_programs),
         (Multistream, overlap_programs),
         (RaiseUnjudged, functional_programs),
         (SinkUnjudged, functional_programs),
         (InPlace, functional_programs),
     ],
-    ids=["sequence_parallel", "experts", "identity", "multistream", "raise-unjudged", "sink-unjudged", "in-place"],
+    ids=[
+        "sequence_parallel",
+        "experts",
+        "sequence_functional",
+        "identity",
+        "multistream",
+        "raise-unjudged",
+        "sink-unjudged",
+        "in-place",
+    ],
 )
 def test_what_is_sound_passes(pass_: type[Pass], drawn: Drawn, world_size: int, tmp_path: Path) -> None:
     finished = _campaign(pass_, world_size, tmp_path, programs=75, fail_fast=True, drawn=drawn)
@@ -151,7 +166,7 @@ def test_sound_resharding_passes(pass_: type[Pass], tmp_path: Path) -> None:
 
 _SHARES = {
     "mixed": mixed_programs, "moe": moe_programs, "overlap": overlap_programs, "functional": functional_programs,
-    "fsdp": fsdp_programs,
+    "fsdp": fsdp_programs, "sequence-functional": sequence_functional_programs,
 }  # fmt: skip
 
 

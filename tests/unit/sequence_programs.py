@@ -87,13 +87,17 @@ def program(build: Build, shape: tuple[int, ...] = (12, 8), mesh: Mesh = TP2) ->
     """Inputs: x, y partial; r, q replicated; v varying, s a shard of the tokens; w a norm weight, u one that varies."""
     hidden = (shape[-1],)
     weight = Recipe("norm_weight")
+    sizes = {len(group) for group in mesh.dim("tp").groups}
+    whole = len(shape) < 2 or any(
+        shape[-2] % size for size in sizes
+    )  # ranks whose inputs differ in shape are not alike
     specs = [
         InputSpec("x", shape, placements=(("tp", PARTIAL),)),
         InputSpec("y", shape, placements=(("tp", PARTIAL),)),
         InputSpec("r", shape),
         InputSpec("q", shape),
         InputSpec("v", shape, placements=(("tp", VARYING),)),
-        InputSpec("s", shape, placements=(("tp", shard(len(shape) - 2)),)),
+        InputSpec("s", shape, placements=() if whole else (("tp", shard(len(shape) - 2)),)),
         InputSpec("w", hidden, recipe=weight),
         InputSpec("u", hidden, placements=(("tp", VARYING),), recipe=weight),
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -23,6 +24,10 @@ OPS = torch.ops._c10d_functional
 
 def summed(x: torch.Tensor, group: str = "7") -> torch.Tensor:
     return OPS.wait_tensor(OPS.all_reduce(x, "sum", group))
+
+
+def plainly_summed(x: torch.Tensor) -> torch.Tensor:
+    return summed(x)
 
 
 def traced(function: Callable[..., Any], *inputs: torch.Tensor, mode: str = "fake") -> fx.GraphModule:
@@ -119,7 +124,7 @@ class TestPlain:
         assert names(captured.graph, "placeholder") == ["x"]
         assert targets(captured.graph) == ["aten::mul.Tensor"]
         assert next(n for n in captured.graph.nodes if n.op == "call_function").args[1] == 2.0
-        assert [n for n in captured.graph.nodes if n.op == "output"][0].args[0][1] is None
+        assert next(n for n in captured.graph.nodes if n.op == "output").args[0][1] is None
 
     def test_devices_become_the_cpu(self) -> None:
         graph = fx.Graph()
@@ -174,6 +179,19 @@ class TestPlain:
         indices = next(i for i in captured.inputs if i.spec.dtype == torch.int64)
         assert (indices.recipe.kind, indices.recipe.scale) == ("integers", float(bound))
 
+    def test_elements_by_index_compute_and_masks_are_named(self) -> None:
+        order = torch.tensor([2, 0, 1])
+        captured = on_two_ranks(traced(lambda x: summed(x[:, order]), torch.ones(2, 3)))
+        assert verify(Identity, program_of([captured] * 2)).status == "passed"
+
+        graph = fx.Graph()
+        x, mask = graph.placeholder("x"), graph.placeholder("mask")
+        graph.output(graph.call_function(torch.ops.aten.index.Tensor, (x, [mask])))
+        masked = plain(fx.GraphModule({}, graph), [torch.ones(3), torch.ones(3, dtype=torch.bool)])
+        verdict = verify(Identity, program_of([masked] * 2, TP))
+        assert [doubt.reason for doubt in verdict.doubts] == ["unsupported-op"]
+        assert "an index is a mask" in verdict.doubts[0].detail
+
     def test_gains_of_norms_are_drawn_near_one(self) -> None:
         gain = nn.Parameter(torch.ones(4))
         captured = plain(traced(lambda x: torch.nn.functional.rms_norm(x, (4,), gain), torch.ones(2, 4)))
@@ -183,7 +201,7 @@ class TestPlain:
 
 class TestPrograms:
     def test_ranks_that_run_one_graph_share_it_and_groups_become_mesh_dims(self) -> None:
-        module = traced(lambda x: summed(x), torch.ones(3))
+        module = traced(plainly_summed, torch.ones(3))
         other = traced(lambda x: summed(x, "9"), torch.ones(3))
         captures = [
             *[plain(module, groups={"7": GroupFacts("tp", (0, 1))})] * 2,
@@ -215,9 +233,9 @@ class TestPrograms:
 
     def test_ranks_outside_of_a_group_are_alone(self) -> None:
         captures = [
-            plain(traced(lambda x: summed(x), torch.ones(3)), groups={"7": GroupFacts("tp", (0, 2))}),
+            plain(traced(plainly_summed, torch.ones(3)), groups={"7": GroupFacts("tp", (0, 2))}),
             plain(traced(lambda x: x * 2, torch.ones(3))),
-            plain(traced(lambda x: summed(x), torch.ones(3)), groups={"7": GroupFacts("tp", (0, 2))}),
+            plain(traced(plainly_summed, torch.ones(3)), groups={"7": GroupFacts("tp", (0, 2))}),
         ]
 
         program = program_of(captures)
@@ -228,16 +246,16 @@ class TestPrograms:
 
     def test_a_group_that_nobody_knows_is_named(self) -> None:
         with pytest.raises(ProgramError, match="group '7' in the graph of rank 0 has no known ranks"):
-            program_of([plain(traced(lambda x: summed(x), torch.ones(3)))] * 2)
+            program_of([plain(traced(plainly_summed, torch.ones(3)))] * 2)
 
     def test_a_group_without_its_rank_is_refused(self) -> None:
-        captured = plain(traced(lambda x: summed(x), torch.ones(3)), groups={"7": GroupFacts("tp", (0, 1))})
+        captured = plain(traced(plainly_summed, torch.ones(3)), groups={"7": GroupFacts("tp", (0, 1))})
         with pytest.raises(ProgramError, match=r"group '7' is \[0, 1\], but it is used by rank 2 of 3"):
             program_of([captured] * 3)
 
     def test_sharded_inputs_are_parts_of_one_tensor(self) -> None:
         placed = {"x_1": InputFacts("input", (("7", shard(0)),), (6, 2))}
-        captured = on_two_ranks(traced(lambda x: summed(x), torch.ones(3, 2)), facts=placed)
+        captured = on_two_ranks(traced(plainly_summed, torch.ones(3, 2)), facts=placed)
 
         program = program_of([captured] * 2)
 
@@ -246,7 +264,7 @@ class TestPrograms:
         assert not torch.equal(program.values(0)[0], program.values(1)[0])
 
     def test_the_user_says_how_an_input_is_placed(self) -> None:
-        captured = on_two_ranks(traced(lambda x: summed(x), torch.ones(3, 2)))
+        captured = on_two_ranks(traced(plainly_summed, torch.ones(3, 2)))
 
         program = program_of([captured] * 2, placements={"x_1": {"tp": VARYING}})
 
@@ -289,13 +307,23 @@ class TestPrograms:
 
 class TestOneGraphForAll:
     def test_groups_follow_the_mesh(self) -> None:
-        captured = plain(traced(lambda x: summed(x), torch.ones(3)), groups={"7": GroupFacts("tp", (2, 3))})
+        captured = plain(traced(plainly_summed, torch.ones(3)), groups={"7": GroupFacts("tp", (2, 3))})
         mesh = Mesh.grid({"dp": 2, "tp": 2})
 
         program = program_of(for_all_ranks(captured, mesh, rank=2), mesh)
 
         assert len(program.graphs) == 1
         assert [node.args[2] for node in program.graph(0).nodes if node.name == "all_reduce"] == ["tp"]
+
+    def test_placements_follow_groups_that_the_graph_does_not_name(self) -> None:
+        facts = {"x_1": InputFacts("input", (("3", shard(0)),), (6,))}
+        groups = {"7": GroupFacts("tp", (0, 1)), "3": GroupFacts("dp", (0, 2))}
+        captured = replace(on_two_ranks(traced(plainly_summed, torch.ones(3)), facts=facts), groups=groups)
+        mesh = Mesh.grid({"dp": 2, "tp": 2})
+
+        (spec,) = program_of(for_all_ranks(captured, mesh), mesh).inputs
+
+        assert (spec.shape, spec.placements) == ((6,), (("dp", shard(0)),))
 
     def test_rank_arguments_of_tensor_cast_follow_the_rank(self) -> None:
         from tcverify.ops import define_ops
@@ -318,7 +346,7 @@ class TestOneGraphForAll:
 
         program = program_of(for_all_ranks(captured, TP, rank=1, rules=rules), TP)
 
-        bounds = [[n.args[2:4] for n in program.graph(r).nodes if n.name == "slice_1"][0] for r in range(2)]
+        bounds = [n.args[2:4] for rank in range(2) for n in program.graph(rank).nodes if n.name == "slice_1"]
         assert bounds == [(0, 2), (2, 4)]
 
     @pytest.mark.parametrize(
@@ -341,6 +369,6 @@ class TestOneGraphForAll:
             RankRule.parse(text)
 
     def test_a_group_of_no_mesh_dim_is_refused(self) -> None:
-        captured = plain(traced(lambda x: summed(x), torch.ones(3)), groups={"7": GroupFacts(None, (0, 3))})
+        captured = plain(traced(plainly_summed, torch.ones(3)), groups={"7": GroupFacts(None, (0, 3))})
         with pytest.raises(ProgramError, match="which no mesh dim has"):
             for_all_ranks(captured, Mesh.grid({"dp": 2, "tp": 2}))

@@ -12,6 +12,7 @@ import torch
 from torch import fx
 
 from tcverify.campaign.reduction.facts import Facts, renamed
+from tcverify.campaign.reduction.given import as_on_rank, plainer
 from tcverify.campaign.reduction.search import Search, plain_numbers
 from tcverify.campaign.reduction.sketch import Ref, Sketch, Step, refs, result_of, with_results
 from tcverify.campaign.reduction.values import is_summed
@@ -56,8 +57,8 @@ def _inputs(sketch: Sketch, only: str | None, change: Callable[[InputSpec], Inpu
 
 
 def _recipes(sketch: Sketch, only: str | None) -> Sketch:
-    """Plain values: independent, between −1 and 1."""
-    return _inputs(sketch, only, lambda spec: replace(spec, recipe=Recipe()) if spec.dtype.is_floating_point else spec)
+    """Plain values: independent, between −1 and 1; drawn integers in place of given ones."""
+    return _inputs(sketch, only, plainer)
 
 
 def _placements(sketch: Sketch, names: Sequence[str]) -> Sketch:
@@ -66,7 +67,7 @@ def _placements(sketch: Sketch, names: Sequence[str]) -> Sketch:
     def change(spec: InputSpec) -> InputSpec:
         if spec.name in names:
             with contextlib.suppress(ProgramError):
-                return replace(spec, shape=spec.local_shape(sketch.mesh, 0), placements=())
+                return as_on_rank(spec, sketch.mesh, 0, sketch.seed)
         return spec
 
     return replace(sketch, inputs=tuple(change(spec) for spec in sketch.inputs))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -90,10 +90,12 @@ class Facts:
         """The graphs that have this step."""
         return [i for i, steps in enumerate(self.steps) if name in steps]
 
-    def types(self, name: str) -> list[tuple[tuple[int, ...], Any]] | None:
-        """Shape and dtype of a step in every graph that has it; None when it is not known to be one tensor."""
+    def types(self, name: str, graphs: Sequence[int] | None = None) -> list[tuple[tuple[int, ...], Any]] | None:
+        """Shape and dtype of a step in every graph, or in these, that has it; None when it is not known to be one tensor."""
         found = []
         for i in self.where(name):
+            if graphs is not None and i not in graphs:
+                continue
             real = self.typings[i].real[name]
             if not isinstance(real, TensorSpec):
                 return None
@@ -122,10 +124,16 @@ class Facts:
                 return False
         return True
 
-    def rank_shapes(self, name: str) -> dict[int, tuple[int, ...]]:
-        """The shape of a step by rank that has it; empty where it is not a tensor of one dtype and number of dims on all."""
+    def rank_shapes(self, name: str, graphs: Sequence[int] | None = None) -> dict[int, tuple[int, ...]]:
+        """The shape of a step by rank that has it; empty where it is not a tensor of one dtype and number of dims on all.
+
+        Args:
+            graphs: ranks that run others do not count.
+        """
         specs = {}
         for rank, binding in enumerate(self.sketch.ranks):
+            if graphs is not None and binding.graph not in graphs:
+                continue
             if name in self.steps[binding.graph]:
                 specs[rank] = self.typings[binding.graph].real[name]
         tensors = {rank: spec for rank, spec in specs.items() if isinstance(spec, TensorSpec)}

@@ -211,7 +211,7 @@ class _Fitter:
             return constant_value(value, self._constants) if isinstance(value, RankConstant) else value
 
         args, kwargs = map_aggregate(step.args, leaf), dict(map_aggregate(step.kwargs, leaf))
-        return infer(step.target, args, kwargs, self._fresh)
+        return infer(step.target, args, kwargs, self._fresh, self._mesh.groups(self._rank))
 
     def _refitted(self, step: Step) -> Step:
         first = step.args[0] if step.args else None

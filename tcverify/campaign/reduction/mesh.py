@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from tcverify.campaign.reduction.given import on_ranks, with_shape
 from tcverify.campaign.reduction.named_groups import names_group, regrouped, with_group_name
 from tcverify.campaign.reduction.search import Search
 from tcverify.campaign.reduction.sizes import BOTH_WAYS
@@ -58,7 +59,7 @@ def _proportional(sketch: Sketch, size: int, before: Mesh) -> Sketch | None:
     if size % old or old == new:
         return None
     inputs = tuple(
-        replace(spec, shape=tuple(size // old * new if its == size else its for its in spec.shape))
+        with_shape(spec, tuple(size // old * new if its == size else its for its in spec.shape))
         for spec in sketch.inputs
     )
     return replace(sketch, inputs=inputs)
@@ -108,7 +109,9 @@ def _on_ranks(sketch: Sketch, ranks: Sequence[int], *, keep_local: bool) -> Sket
         dims.append(MeshDim(dim.name, tuple(sorted((group for group in groups if group), key=min))))
     try:
         mesh = Mesh(len(ranks), tuple(dims))
-        inputs = tuple(_scaled(spec, sketch.mesh, mesh, ranks[0]) if keep_local else spec for spec in sketch.inputs)
+        inputs = tuple(on_ranks(spec, sketch.mesh, mesh, ranks) for spec in sketch.inputs)
+        if keep_local:
+            inputs = tuple(_scaled(spec, sketch.mesh, mesh, ranks[0]) for spec in inputs)
     except ProgramError:
         return None
     graphs, names = _separated(sketch.graphs)
@@ -225,7 +228,7 @@ def _scaled(spec: InputSpec, before: Mesh, after: Mesh, rank: int) -> InputSpec:
         if placement.kind == "shard" and placement.dim is not None:
             members, left = len(before.dim(name).group(rank)), len(after.dim(name).group(0))
             shape[placement.dim] = -(-shape[placement.dim] // members) * left
-    return replace(spec, shape=tuple(shape))
+    return with_shape(spec, tuple(shape))
 
 
 def _without_dim(sketch: Sketch, name: str) -> Sketch | None:

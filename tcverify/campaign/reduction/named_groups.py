@@ -64,7 +64,7 @@ def regrouped(sketch: Sketch, before: Mesh, ranks: Sequence[int]) -> Sketch | No
                 continue
             new: dict[int | str, Any] = {}
             for where, name, value in _arguments(step):
-                follow = _following(name, dim, sketch.mesh, before, ranks)
+                follow = _following(step, name, dim, sketch.mesh, before, ranks)
                 if follow is None:
                     continue
                 try:
@@ -78,7 +78,9 @@ def regrouped(sketch: Sketch, before: Mesh, ranks: Sequence[int]) -> Sketch | No
     return replace(sketch, graphs=tuple(graphs), ranks=bound)
 
 
-def _following(name: str, dim: str, now: Mesh, before: Mesh, ranks: Sequence[int]) -> Callable[[int, Any], Any] | None:
+def _following(
+    step: Step, name: str, dim: str, now: Mesh, before: Mesh, ranks: Sequence[int]
+) -> Callable[[int, Any], Any] | None:
     """How an argument of this name follows: a function of the rank and of what the argument was."""
 
     def size(rank: int, old: Any) -> Any:
@@ -90,7 +92,19 @@ def _following(name: str, dim: str, now: Mesh, before: Mesh, ranks: Sequence[int
     def splits(rank: int, old: Any) -> Any:
         return [rows for rows, member in zip(old, before.dim(dim).group(ranks[rank]), strict=True) if member in ranks]
 
-    known: dict[str, Callable[[int, Any], Any]] = {"group_size": size, "src": source}
+    def peer(rank: int, old: Any) -> Any:
+        member = before.dim(dim).group(ranks[rank])[old]
+        if member not in ranks:
+            raise ProgramError(f"rank {member}, to or from which '{step.name}' sends, is gone")
+        return now.dim(dim).group(rank).index(list(ranks).index(member))
+
+    def peers(rank: int, old: Any) -> Any:
+        return [peer(rank, position) for position in old]
+
+    paired = lookup(step.target).name.endswith("::irecv")
+    known: dict[str, Callable[[int, Any], Any]] = {
+        "group_size": size, "src": peer if paired else source, "dst": peer, "peer_list": peers,
+    }  # fmt: skip
     return known.get(name) or (splits if name in _SPLITS else None)
 
 

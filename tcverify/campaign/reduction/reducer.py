@@ -6,7 +6,7 @@ nothing of passes or verdicts, only a predicate over programs. See `reduce`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tcverify.campaign.reduction.asynchrony import (
@@ -17,6 +17,7 @@ from tcverify.campaign.reduction.asynchrony import (
     run_one_graph,
     write_into_new,
 )
+from tcverify.campaign.reduction.cutting import cut_down
 from tcverify.campaign.reduction.details import simplify
 from tcverify.campaign.reduction.ends import drop_outputs, end_earlier, return_operands, start_later
 from tcverify.campaign.reduction.mesh import shrink_mesh
@@ -71,7 +72,12 @@ class Reduction:
     trials: int
 
 
-def reduce(program: Program, shows: Callable[[Program], bool], deadline: float | None = None) -> Reduction:
+def reduce(
+    program: Program,
+    shows: Callable[[Program], bool],
+    deadline: float | None = None,
+    suspects: Sequence[str] = (),
+) -> Reduction:
     """Make a program smaller as long as `shows` holds, until no move makes it smaller.
 
     Moves drop outputs, nodes, inputs, ranks and mesh dims, shrink sizes, and make values, placements, dtypes, constants and
@@ -82,12 +88,15 @@ def reduce(program: Program, shows: Callable[[Program], bool], deadline: float |
         program: one for which `shows` holds; any program, whatever its graphs hold.
         shows: a predicate; programs that do not run are among those that it is asked about, and must be refused.
         deadline: on the monotonic clock; `shows` is not asked after it.
+        suspects: names of nodes of the program near which `shows` finds what it looks for, the likeliest first (see
+            `suspects_of`); they save trials where the program is large.
     """
     placed = reduce_placed(program, shows, deadline)
     if placed is not None:
         return Reduction(*placed)
     search = Search(program, shows, deadline)
     try:
+        cut_down(search, suspects)
         before = None
         while before is not search.program:
             before = search.program

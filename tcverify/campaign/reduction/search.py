@@ -30,6 +30,9 @@ PLAIN_NUMBERS = (1.0, 2.0)
 #: Costs in seconds that read easily: the shorter is the plainer.
 PLAIN_COSTS = (1e-6, 1e-5)
 
+#: Compute nodes on the largest rank beyond which an edit takes time, whether or not it is tried; see `cutting`.
+LARGE = 150
+
 
 class OutOfTime(Exception):
     """The deadline has passed."""
@@ -65,6 +68,16 @@ class Search:
         """What a run shows of the values of the program."""
         return Values(self.program)
 
+    @property
+    def largest(self) -> int:
+        """Compute nodes on the largest rank."""
+        return int(self._weight[0])
+
+    def check_time(self) -> None:
+        """Raise `OutOfTime` when the deadline has passed: where an edit of a large program takes time, before it is made."""
+        if self._deadline is not None and time.monotonic() > self._deadline:
+            raise OutOfTime
+
     def attempt(self, *edits: Sketch | None, prefer: str = "first") -> bool:
         """Try edits in order until one is kept; returns whether one is.
 
@@ -74,7 +87,14 @@ class Search:
         Raises:
             OutOfTime: the deadline has passed, and there is something to try.
         """
-        return any(self.attempt_as(fit(self.facts, edit, prefer)) for edit in edits if edit is not None)
+        for edit in edits:
+            if edit is None:
+                continue
+            if self.largest > LARGE:
+                self.check_time()
+            if self.attempt_as(fit(self.facts, edit, prefer)):
+                return True
+        return False
 
     def attempt_as(self, facts: Facts | None) -> bool:
         """Try what an edit has become. See `attempt`."""
@@ -90,8 +110,7 @@ class Search:
             identity = ""
         if identity in self._refused:
             return False
-        if self._deadline is not None and time.monotonic() > self._deadline:
-            raise OutOfTime
+        self.check_time()
         self.trials += 1
         if not self._shows(program):
             if identity:
@@ -152,9 +171,13 @@ def weight(sketch: Sketch) -> tuple[Any, ...]:
     )
 
 
+#: How far recipes are from the plainest; 1 where it is not said.
+_RECIPES = {"uniform": 0, "given": 3}
+
+
 def _details(sketch: Sketch) -> tuple[int, ...]:
     """Recipes, dtypes, constants and structure that are not the plainest, and how far arguments reach."""
-    recipes = sum((spec.recipe.kind != "uniform") + (spec.recipe.scale != 1.0) for spec in sketch.inputs)
+    recipes = sum(_RECIPES.get(spec.recipe.kind, 1) + (spec.recipe.scale != 1.0) for spec in sketch.inputs)
     odd = sum(spec.dtype not in (torch.float32, torch.bool) for spec in sketch.inputs)
     constants = nested = reach = 0
     numbers: list[float] = []
@@ -218,4 +241,4 @@ def _containers(result: Any) -> int:
     return count
 
 
-__all__ = ["PLAIN_COSTS", "OutOfTime", "Search", "plain_numbers", "weight"]
+__all__ = ["LARGE", "PLAIN_COSTS", "OutOfTime", "Search", "plain_numbers", "weight"]

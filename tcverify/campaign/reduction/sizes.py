@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from tcverify.campaign.reduction.fit import fit
+from tcverify.campaign.reduction.given import below, with_shape
 from tcverify.campaign.reduction.search import Search
 from tcverify.campaign.reduction.sketch import Ref, Sketch, replaced
 from tcverify.campaign.reduction.values import may_replace
@@ -44,7 +45,12 @@ def _shrink(search: Search, tied: Mapping[Axis, int]) -> None:
         if least <= target < unit:
             sizes = {axis: factor * target for axis, factor in tied.items()}
             edit = _resized(search.sketch, sizes)
-            if any(search.attempt(edit, prefer=way) for way in BOTH_WAYS):
+            edits = [
+                one
+                for one in (edit, below(edit, {unit * factor: sizes[axis] for axis, factor in tied.items()}))
+                if one is not None
+            ]
+            if any(search.attempt(*edits, prefer=way) for way in BOTH_WAYS):
                 return
 
 
@@ -115,7 +121,7 @@ def reshape_inputs(search: Search) -> None:
 def _without_call(sketch: Sketch, name: str, operand: str, old: tuple[int, ...], new: tuple[int, ...]) -> Sketch | None:
     """The sketch with the operand of a call read in its place, and inputs of shape `new` for those of shape `old`."""
     inputs = tuple(
-        replace(spec, shape=new) if spec.shape == old and not _sharded(spec) else spec for spec in sketch.inputs
+        with_shape(spec, new) if spec.shape == old and not _sharded(spec) else spec for spec in sketch.inputs
     )
     return None if inputs == sketch.inputs else replaced(replace(sketch, inputs=inputs), {name: Ref(operand)})
 
@@ -147,7 +153,7 @@ def _fits(search: Search, tied: Iterable[Axis], sizes: Mapping[Axis, int]) -> bo
 
 def _resized(sketch: Sketch, sizes: Mapping[Axis, int]) -> Sketch:
     inputs = tuple(
-        replace(spec, shape=tuple(sizes.get((spec.name, k), size) for k, size in enumerate(spec.shape)))
+        with_shape(spec, tuple(sizes.get((spec.name, k), size) for k, size in enumerate(spec.shape)))
         for spec in sketch.inputs
     )
     return replace(sketch, inputs=inputs)

@@ -6,6 +6,7 @@ would be refuted by a program that breaks its precondition. What is equal, a run
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,13 +15,20 @@ from torch.utils import _pytree as pytree
 from tcverify.campaign.reduction.facts import Facts
 from tcverify.campaign.reduction.sketch import Step
 from tcverify.errors import TcverifyError
-from tcverify.execution import Lockstep
-from tcverify.ops import qualified_name
+from tcverify.execution import Lockstep, Run
+from tcverify.ops import TensorSpec, qualified_name
 from tcverify.program import PARTIAL, VARYING, InputSpec, MeshDim, Program, Recipe, shard
+
+#: Elements of all values on all ranks that are kept at most: 1 GiB of float64. Of larger programs, nothing is known to be equal.
+MAX_ELEMENTS = 1 << 27
 
 
 class Values:
-    """What a run of a program shows of its values. Where it does not run, nothing is known to be equal."""
+    """What a run of a program shows of its values. Where it does not run, nothing is known to be equal.
+
+    Attributes:
+        run: the run; None where it did not come to its end.
+    """
 
     def __init__(self, program: Program) -> None:
         self._mesh = program.mesh
@@ -31,12 +39,14 @@ class Values:
         self._dims = [dim for dim in program.mesh.dims if any(len(group) > 1 for group in dim.groups)]
         self._known: dict[str, frozenset[str]] = {}
         self._by_rank: list[dict[str, Any]] = []
+        self.run: Run | None = None
         try:
-            run = Lockstep().run(program, observe=True)
+            run = Lockstep().run(program, observe=_elements(program) <= MAX_ELEMENTS)
         except (TcverifyError, RuntimeError, TypeError, ValueError):
             return  # it holds what has no meaning here
         if run.finished:
-            self._by_rank = [result.values or {} for result in run.ranks]
+            self.run = run
+            self._by_rank = [result.values for result in run.ranks if result.values is not None]
 
     def varies(self, name: str) -> frozenset[str]:
         """The mesh dims over whose groups a value is not known to be equal."""
@@ -66,6 +76,23 @@ class Values:
         largest = max((int(v.max()) for v in seen if isinstance(v, torch.Tensor) and v.numel()), default=0)
         return Recipe("integers", float(max(largest + 1, 1)))
 
+    def positive(self, name: str) -> bool:
+        """Whether a value is made of floating-point numbers above zero alone, on all ranks that have it."""
+        seen = [values[name] for values in self._by_rank if name in values]
+        return bool(seen) and all(
+            isinstance(v, torch.Tensor) and v.is_floating_point() and v.numel() > 0 and bool((v > 0).all())
+            for v in seen
+        )
+
+
+def _elements(program: Program) -> int:
+    """Elements of all values on all ranks, as far as metadata tells."""
+    sizes = []
+    for graph in program.graphs:
+        specs = [spec for node in graph.nodes for spec in pytree.tree_leaves(node.meta.get("val"))]
+        sizes.append(sum(spec.numel for spec in specs if isinstance(spec, TensorSpec)))
+    return sum(sizes[binding.graph] for binding in program.ranks)
+
 
 def _same(a: Any, b: Any) -> bool:
     first, second = pytree.tree_leaves(a), pytree.tree_leaves(b)
@@ -82,13 +109,20 @@ def _same(a: Any, b: Any) -> bool:
     return True
 
 
-def stand_ins(facts: Facts, values: Values, name: str) -> list[InputSpec]:
+#: Values above zero, as inputs that stand for such values have them.
+POSITIVE = Recipe("norm_weight")
+
+
+def stand_ins(facts: Facts, values: Values, name: str, graphs: Sequence[int] | None = None) -> list[InputSpec]:
     """Inputs that can stand for the value of a step, those that say least first; their name is a placeholder's to be.
+
+    Args:
+        graphs: in these graphs; by default in all that have the step.
 
     Returns:
         Empty where the step gives no tensor, or its shapes on the ranks are none that an input can have.
     """
-    shapes, types = facts.rank_shapes(name), facts.types(name)
+    shapes, types = facts.rank_shapes(name, graphs), facts.types(name, graphs)
     if not shapes or not types:
         return []
     mesh, dtype = facts.sketch.mesh, types[0][1]
@@ -121,4 +155,4 @@ def is_summed(facts: Facts, name: str) -> bool:
     return any(reduces(user) for i in facts.where(name) for user in facts.users[i][name])
 
 
-__all__ = ["Values", "is_summed", "may_replace", "stand_ins"]
+__all__ = ["POSITIVE", "Values", "is_summed", "may_replace", "stand_ins"]

@@ -1,0 +1,303 @@
+"""Writes the reference pages of the site from the code, when mkdocs builds it: nothing in them is written by hand.
+
+mkdocs calls `on_files`; `pages()` gives the same pages to whoever asks.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+from collections.abc import Callable
+from typing import Any
+
+import click
+import torch
+
+import tcverify
+from tcverify import cli
+from tcverify.arithmetic import DOMAINS
+from tcverify.checks import CHECKS
+from tcverify.errors import UnsupportedOp
+from tcverify.ops import Op, dialects, lookup, resolve
+from tcverify.passes import BUILTIN, DESCRIPTIONS, SUITED
+from tcverify.program import KINDS, Contract, Doubt, Note
+from tcverify.program.contract import _WORDS
+from tcverify.pytest_plugin.profiles import PROFILES
+from tcverify.strategies import DEFAULT_STRATEGY, STRATEGIES
+
+#: What stands on top of every page.
+GENERATED = "<!-- written by docs/generate.py from the code -->\n"
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """The hook of mkdocs: adds the pages."""
+    from mkdocs.structure.files import File
+
+    for path, text in pages().items():
+        files.append(File.generated(config, path, content=text))
+    return files
+
+
+def pages() -> dict[str, str]:
+    """Return the text of every generated page, by its path below docs/."""
+    made = {
+        "reference/cli.md": command_line(),
+        "reference/python.md": python(),
+        "reference/contract.md": contract(),
+        "reference/ops.md": ops(),
+        "reference/verdicts.md": verdicts(),
+    }
+    return {path: GENERATED + text for path, text in made.items()}
+
+
+def cell(text: str) -> str:
+    """Text for one cell of a table."""
+    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
+
+
+def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    """A Markdown table."""
+    lines = [head, tuple("---" for _ in head), *rows]
+    return "\n".join(f"| {' | '.join(row)} |" for row in lines) + "\n"
+
+
+# ------------------------------------------------------------------------------------------------------ command line
+
+
+def command_line() -> str:
+    """The page of the command line, from click."""
+    root = click.Context(cli.main, info_name="tcverify")
+    assert isinstance(cli.main, click.Group)
+    parts = [
+        "# Command line\n",
+        f"{inspect.cleandoc(cli.main.help or '')}\n",
+        "```text",
+        "tcverify [--debug] COMMAND …",
+        "```\n",
+    ]
+    for name, command in cli.main.commands.items():
+        context = click.Context(command, info_name=name, parent=root)
+        words = " ".join(command.collect_usage_pieces(context))
+        parts += [
+            f"## tcverify {name}\n",
+            "```text",
+            f"tcverify {name} {words}",
+            "```\n",
+            f"{inspect.cleandoc(command.help or '')}\n",
+        ]
+        options = [p.get_help_record(context) for p in command.get_params(context) if isinstance(p, click.Option)]
+        rows = [(f"`{record[0]}`".replace("|", "\\|"), cell(record[1])) for record in options if record is not None]
+        parts.append(table(("option", ""), rows))
+    parts.append(_configuration())
+    return "\n".join(parts)
+
+
+def _configuration() -> str:
+    names = sorted(str(p.name).replace("_", "-") for p in cli.run.params if isinstance(p, click.Option))
+    keys = ", ".join(f"`{name}`" for name in names)
+    return (
+        "## Configuration\n\n"
+        "`[tool.tcverify]` of the `pyproject.toml` in the current directory holds defaults of "
+        "`tcverify run`; the command line wins. "
+        f"Its keys are {keys}. Lists stand for what the command line separates by commas, "
+        f"tables for what it writes with `=`. "
+        "`run`, `replay` and `show` load what `extension` names; so does the pytest plugin, "
+        "which also reads `confirm`, `domain`, "
+        "`profile` and `report-dir`.\n\n"
+        "## Options of pytest\n\n"
+        + table(
+            ("profile", "items per pass and number of ranks", "programs per item"),
+            [(f"`{name}`", str(profile.shards), str(profile.max_examples)) for name, profile in PROFILES.items()],
+        )
+        + "\n`--tcverify-profile` picks one. `--tcverify-confirm` and `--tcverify-domain` are "
+        "as `--confirm` and `--domain` above; "
+        "`--tcverify-report-dir DIR` says where counterexamples are kept, `--tcverify-seed N` draws other programs.\n\n"
+        "## Built-in passes\n\n"
+        + table(
+            ("name", "", "drawn"),
+            [(f"`{n}`", cell(DESCRIPTIONS[n]), f"`{SUITED.get(n, DEFAULT_STRATEGY)}`") for n in BUILTIN],
+        )
+        + "\n## Strategies\n\n"
+        + table(("name", "draws"), [(f"`{n}`", cell(_summary(f).removeprefix("Draw "))) for n, f in STRATEGIES.items()])
+        + "\n## Checks\n\n"
+        + table(("name", ""), [(f"`{n}`", cell(_summary(f))) for n, f in CHECKS.items()])
+    )
+
+
+def _summary(function: Callable[..., Any]) -> str:
+    """The first sentence of a docstring."""
+    text = inspect.getdoc(function) or ""
+    return " ".join(text.split("\n\n")[0].split()).split(" Arguments as of")[0]
+
+
+# ------------------------------------------------------------------------------------------------------------ Python
+
+
+#: Titles of the parts of the page, with the names that stand in them.
+PARTS = {
+    "Verifying": ("verify", "verifies", "Verdict", "Finding", "Contract", "Guarded", "Lockstep", "ProcessGroupPool"),
+    "Programs": (
+        "Program", "Mesh", "InputSpec", "Recipe", "spmd_program", "GraphBuilder", "Placement", "shard", "dumps", "loads",
+    ),
+    "Programs of layouts": ("PlacedBuilder", "Placed", "DeviceMesh", "Layout"),
+    "Extensions": (
+        "load_extension", "register_dialect", "Op", "register_check", "Evidence", "register_strategy", "register_executor",
+        "Executor",
+    ),
+    "Errors": ("TcverifyError", "Unsupported"),
+}  # fmt: skip
+
+
+def python() -> str:
+    """The page of the Python interface: mkdocstrings makes it of the docstrings of the public names."""
+    public = [name for name in (*tcverify.__all__, "verifies") if hasattr(getattr(tcverify, name), "__module__")]
+    constants = {name: getattr(tcverify, name) for name in tcverify.__all__ if name.isupper()}
+    listed = [name for names in PARTS.values() for name in names]
+    rest = [name for name in public if name not in listed and name not in constants]
+    parts = ["# Python\n", "All names are attributes of `tcverify`.\n"]
+    for title, names in {**PARTS, **({"Further names": tuple(rest)} if rest else {})}.items():
+        parts.append(f"## {title}\n")
+        for name in names:
+            found = getattr(tcverify, name)
+            parts += [f"::: {found.__module__}.{found.__qualname__}\n"]
+        if title == "Programs":
+            rows = [(f"`{name}`", f"`{value}`") for name, value in constants.items()]
+            parts.append("\n" + table(("placement", "is"), rows))
+    return "\n".join(parts)
+
+
+# ---------------------------------------------------------------------------------------------------------- contract
+
+
+def contract() -> str:
+    """The page of promises, from the fields of `Contract` and their documentation."""
+    documented = documented_attributes(Contract)
+    rows = []
+    for field in dataclasses.fields(Contract):
+        values = " or ".join(f"`{word}`" for word in _WORDS.get(field.name, ())) or "`true` or `false`"
+        if field.default is None:
+            values = "a number of at least 0"
+        default = "nothing promised" if field.default is None else f"`{str(field.default).lower()}`"
+        rows.append((f"`{field.name}`", values, default, cell(documented[field.name])))
+    return (
+        "# What a pass promises\n\n"
+        "Every pass promises to keep the meaning of programs. Whatever more it promises is "
+        "checked as well: it says so in its attribute "
+        "`contract`, a `tcverify.Contract`; `--contract name=value` on the command line and "
+        "`contract={…}` of `verifies` change that.\n\n" + table(("promise", "values", "default", ""), rows)
+    )
+
+
+def documented_attributes(kind: type) -> dict[str, str]:
+    """Return what the section Attributes of a docstring says of each name."""
+    section = (inspect.getdoc(kind) or "").partition("Attributes:\n")[2].partition("\n\n")[0]
+    found: dict[str, str] = {}
+    names: list[str] = []
+    for line in section.splitlines():
+        start = re.match(r"    (\w[\w, ]*): (.*)", line)
+        if start is not None:
+            names = [name.strip() for name in start[1].split(",")]
+        for name in names:
+            found[name] = f"{found.get(name, '')} {start[2] if start is not None else line.strip()}".strip()
+    return found
+
+
+# --------------------------------------------------------------------------------------------------------------- ops
+
+
+def ops() -> str:
+    """The page of what ops mean, from the tables of the dialects."""
+    parts = [
+        "# Ops\n",
+        "What has a meaning, by dialect. A verdict on a program that uses anything else is inconclusive and names it; "
+        "[a dialect of your own](../howto/dialect.md) adds to this.\n",
+        "**Collective**: ranks meet in it. **Start** and **wait**: the two ends of an "
+        "asynchronous collective. **View**: it may share "
+        "storage with an operand, or write into one. **Effect**: it keeps its place among all "
+        "that communicates. **Busy** is what it "
+        "keeps busy while it runs.\n",
+    ]
+    for namespace, known in sorted(dialects().items()):
+        rows = [row for op in known if (row := _row(op)) is not None]
+        if rows:
+            parts += [f"## {namespace}\n", table(("op", "signature", "kind", "busy"), rows)]
+        refused = [(f"`{op.name}`", cell(op.reason)) for op in known if op.run is None]
+        if refused:
+            parts += ["Known, but without a meaning:\n", table(("op", "why"), refused)]
+    parts.append(_aten())
+    return "\n".join(parts)
+
+
+def _row(op: Op) -> tuple[str, ...] | None:
+    if op.run is None:
+        return None
+    kinds = ["collective"] if op.collective and op.phase is None else []
+    kinds += [op.phase] if op.phase is not None else []
+    kinds += [
+        word
+        for word, true in (("view or in place", op.aliases), ("identity", op.identity), ("effect", op.effect))
+        if true
+    ]
+    return (
+        f"`{op.name.partition('::')[2]}`",
+        f"`{_signature(op)}`",
+        ", ".join(kinds) or "local",
+        ", ".join(op.resources),
+    )
+
+
+def _signature(op: Op) -> str:
+    """As the table has it, else as torch has it; what this torch lacks has none."""
+    if op.signature:
+        return op.signature.replace("|", "\\|")
+    try:
+        target = resolve(op.name)
+    except (UnsupportedOp, AttributeError, RuntimeError):
+        return "not in this torch"
+    return "(" + str(target._schema).partition("(")[2].replace("|", "\\|")
+
+
+def _aten() -> str:
+    refused: dict[str, list[str]] = {}
+    for name in sorted({schema.name for schema in torch._C._jit_get_all_schemas() if schema.name.startswith("aten::")}):
+        packet = getattr(torch.ops.aten, name.removeprefix("aten::"), None)
+        for overload in packet.overloads() if packet is not None else ():
+            op = lookup(getattr(packet, overload))
+            if op.run is None:
+                refused.setdefault(op.reason, []).append(name.removeprefix("aten::"))
+    rows = [
+        (cell(reason), ", ".join(f"`{n}`" for n in dict.fromkeys(names))) for reason, names in sorted(refused.items())
+    ]
+    return (
+        "## aten\n\nEvery op of aten means what torch computes, on doubles; "
+        "[exact.md](../exact.md) lists what each keeps in the exact "
+        "domain. These do not, since their result is not a function of their arguments:\n\n"
+        + table(("why", "ops"), rows)
+    )
+
+
+# ---------------------------------------------------------------------------------------------------------- verdicts
+
+
+def verdicts() -> str:
+    """The page of verdicts, kinds of findings, doubts and notes."""
+    kinds = [(f"`{kind}`", cell(meaning)) for kind, meaning in KINDS.items()]
+    domains = ", ".join(f"`{name}`" for name in DOMAINS)
+    return (
+        "# Verdicts and findings\n\n"
+        "A verdict is **passed**, **refuted** (there are findings) or **inconclusive** (there "
+        "is a doubt, and no finding). An inconclusive "
+        "program never counts as passed. A run passes when a program passed, none was "
+        "refuted, and the pass changed one.\n\n"
+        "## Kinds of findings\n\nOne counterexample is kept per kind.\n\n"
+        + table(("kind", "says"), kinds)
+        + f"\n## Doubts\n\nWhy a verdict is inconclusive: {_sentence(documented_attributes(Doubt)['reason'])}\n\n"
+        f"## Notes\n\nWhat a verdict says without changing it: {_sentence(documented_attributes(Note)['reason'])}\n\n"
+        f"## Number domains\n\n{domains}: see [Number domains](../howto/domains.md).\n"
+    )
+
+
+def _sentence(text: str) -> str:
+    """Words in quotes become code."""
+    return re.sub(r'"([a-z0-9-]+)"', r"`\1`", text)
