@@ -74,11 +74,13 @@ CHOSEN = {
 
 #: Least share of programs that should show a defect.
 LEAST = 0.03
-#: Defects that show in fewer: they need pairs of ranks that cross, or a grid with two dims of more than one rank.
+#: Defects that show in fewer: they need pairs of ranks that cross, or a grid with two dims of more than one rank; or attention
+#: in full behind a residual that is local (one program in twenty), for one of them with a matrix that differs between ranks.
 RARER = {
     "PairsByRankNumber": 0.02,
     "TeamAlongTheOtherMeshDim": 0.02,
-    "AttentionSlicedByRankNumber": 0.0,
+    "AttentionSlicedByRankNumber": 0.01,
+    "FirstChunkOfAttention": 0.01,
     "AddendsTakenForSums": 0.0,
 }
 
