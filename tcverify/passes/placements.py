@@ -61,7 +61,13 @@ _POINTWISE = frozenset(f"tensor_cast::{name}" for name in ("silu", "gelu", "swig
 _QUANTISED = tuple(
     f"tensor_cast::{name}" for name in ("static_quant_linear", "static_quant_linear_int4", "fp8_linear", "mxfp4_linear")
 )
-_MIXING = frozenset({"tensor_cast::cat", "tensor_cast::attention", "python::matmul", *_QUANTISED})
+_EXPERTS = tuple(
+    f"tensor_cast::{name}"
+    for name in (
+        "moe_gating_top_k_softmax", "init_routing_v2", "grouped_matmul", "routed_matmul", "unpermute_tokens",
+    )
+)  # fmt: skip
+_MIXING = frozenset({"tensor_cast::cat", "tensor_cast::attention", "python::matmul", *_QUANTISED, *_EXPERTS})
 _OPERATORS = frozenset(f"python::{name}" for name in ("add", "sub", "mul", "truediv", "neg"))
 _WHOLE = frozenset(
     {
