@@ -75,7 +75,7 @@ CHOSEN = {
 #: Least share of programs that should show a defect.
 LEAST = 0.03
 #: Defects that show in fewer: they need pairs of ranks that cross, a grid with two dims of more than one rank, or one certain
-#: oddity in a layer that moves; or attention in full behind a residual that is local (one program in twenty), for one of them with
+#: oddity in a layer that moves; or attention in full behind a local residual (one program in twenty), for one of them with
 #: a matrix that differs between ranks.
 RARER = {
     "PairsByRankNumber": 0.02,
