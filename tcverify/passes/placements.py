@@ -224,7 +224,7 @@ def _keeps_replication(node: fx.Node, name: str, same_numbers: bool) -> bool:
 
 
 def _is_elementwise(name: str) -> bool:
-    return _aten_base(name) in _ELEMENTWISE or name in _OPERATORS
+    return _aten_base(name) in _ELEMENTWISE or name in _OPERATORS or name == "prims::convert_element_type"
 
 
 def _aten_base(name: str) -> str:
