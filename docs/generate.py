@@ -53,7 +53,7 @@ def pages() -> dict[str, str]:
 
 def cell(text: str) -> str:
     """Text for one cell of a table."""
-    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
+    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;").replace("[", "\\[")
 
 
 def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
@@ -137,6 +137,7 @@ def _summary(function: Callable[..., Any]) -> str:
 #: Titles of the parts of the page, with the names that stand in them.
 PARTS = {
     "Verifying": ("verify", "verifies", "Verdict", "Finding", "Contract", "Guarded", "Lockstep", "ProcessGroupPool"),
+    "Graphs of a compiler": ("capture", "Captured", "program_of", "checked", "checked_backend", "annotate", "Refuted"),
     "Programs": (
         "Program", "Mesh", "InputSpec", "Recipe", "spmd_program", "GraphBuilder", "Placement", "shard", "dumps", "loads",
     ),

@@ -5,6 +5,7 @@
 | structured | tensor-parallel transformers of 1 to 4 layers |
 | near-miss | structured programs with up to three mutations, each of which a pass may stumble over |
 | aimed | small programs: a pattern of sequence parallelism up to some element, and something unusual there |
+| moe | layers with mixture of experts, and attention that every rank computes in full |
 | wild | typed random graphs without the structure of a model |
 | overlap | branches of compute and communication that hardly depend on each other, with costs of their ops and stream settings |
 | functional | programs whose collectives start and are waited for later, with opaque communication and writes around them |
@@ -32,6 +33,7 @@ from tcverify.extensions import require_new
 from tcverify.program import Mesh, Program
 from tcverify.strategies import (
     aimed,
+    experts,
     fsdp,
     functional,
     near_miss,
@@ -71,6 +73,7 @@ _PARTS = {
     "near-miss": Decoder(near_miss.decode_near_miss, near_miss.WIDTH),
     "aimed": Decoder(aimed.decode_aimed, aimed.WIDTH),
     "wild": Decoder(wild.decode_wild, wild.WIDTH),
+    "moe": Decoder(experts.decode_experts, experts.WIDTH),
     "overlap": Decoder(overlap.decode_overlap, overlap.WIDTH),
 }
 #: Programs with asynchronous collectives.
@@ -88,8 +91,10 @@ _PLACED = {"resharding": Decoder(resharding.decode_resharding, resharding.WIDTH)
 #: What the first byte of a mixed program picks from: blocking collectives, simplest first, then layouts, and in the end
 #: asynchronous ones.
 _BLOCKING = weighted(("structured", 8), ("near-miss", 4), ("aimed", 2), ("wild", 2), ("overlap", 3))
-_SHARES = _BLOCKING * 10 + weighted(
-    ("resharding", 16), ("overlap", 3), ("functional", 33), ("sequence-functional", 6), ("fsdp", 8)
+_SHARES = (
+    _BLOCKING * 9
+    + weighted(("structured", 5), ("near-miss", 2), ("moe", 12))
+    + weighted(("resharding", 16), ("overlap", 3), ("functional", 33), ("sequence-functional", 6), ("fsdp", 8))
 )
 
 
@@ -156,6 +161,11 @@ def aimed_programs(mesh: Mesh | None = None, world_size: int | None = None) -> s
     return _programs("aimed", mesh, world_size)
 
 
+def moe_programs(mesh: Mesh | None = None, world_size: int | None = None) -> st.SearchStrategy[Program]:
+    """Draw layers with mixture of experts. Arguments as of `transformer_programs`."""
+    return _programs("moe", mesh, world_size)
+
+
 def wild_programs(mesh: Mesh | None = None, world_size: int | None = None) -> st.SearchStrategy[Program]:
     """Draw typed random graphs. Arguments as of `transformer_programs`."""
     return _programs("wild", mesh, world_size)
@@ -220,6 +230,7 @@ STRATEGIES: dict[str, Callable[..., st.SearchStrategy[Program]]] = {
     "structured": transformer_programs,
     "near-miss": near_miss_programs,
     "aimed": aimed_programs,
+    "moe": moe_programs,
     "wild": wild_programs,
     "overlap": overlap_programs,
     "functional": functional_programs,
@@ -284,6 +295,7 @@ __all__ = [
     "functional_programs",
     "large_functional_program",
     "mixed_programs",
+    "moe_programs",
     "near_miss_programs",
     "overlap_programs",
     "programs_of",

@@ -80,7 +80,7 @@ HEADER = {
 
 LAYER = {
     "norm": weighted(
-        ("apart", 7), ("product", 2), ("fused", 4), ("rms_norm", 2), ("native-layer", 2), ("layer", 1), ("tensor_cast", 1),
+        ("apart", 7), ("product", 2), ("fused", 5), ("rms_norm", 2), ("native-layer", 3), ("layer", 1), ("tensor_cast", 1),
         ("unweighted", 1), ("none", 1),
     ),
     "cast": weighted(("none", 4), ("around", 3), ("before-weight", 2)),
@@ -91,14 +91,14 @@ LAYER = {
     "reduce": weighted(("sum", 16), ("avg", 2), ("max", 1), ("scattered", 2), ("coalesced", 1), ("in-place", 1)),
     "other": weighted((False, 8), (True, 1)),
     "view": weighted(
-        ("none", 8), ("same", 3), ("rows", 2), ("unsqueezed", 1), ("detached", 1), ("turned", 1), ("halved", 2),
+        ("none", 8), ("same", 3), ("rows", 2), ("unsqueezed", 1), ("detached", 1), ("turned", 1), ("halved", 3),
     ),
     "wait": weighted(("at-once", 7), ("late", 3), ("twice", 4), ("write-behind", 1)),
     "users": weighted(
-        ("none", 8), ("sum", 3), ("residual", 2), ("normed", 1), ("statistic", 2), ("inside", 2), ("view", 1),
+        ("none", 8), ("sum", 3), ("residual", 2), ("normed", 1), ("statistic", 4), ("inside", 2), ("view", 1),
     ),
     "odd": weighted(
-        ("none", 18), ("eps-in-place", 1), ("weight-varies", 2), ("weight-per-row", 4), ("over-tokens", 3), ("cube", 1),
+        ("none", 20), ("eps-in-place", 1), ("weight-varies", 3), ("weight-per-row", 4), ("over-tokens", 6), ("cube", 1),
         ("power-by-rank", 2), ("alpha", 1), ("residual-written", 1), ("sum-written", 1), ("no-keepdim", 1), ("swapped-waits", 5),
     ),
     "width": (1, 2, 1, 4),

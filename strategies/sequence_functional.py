@@ -235,7 +235,10 @@ def residual_sum(flow: Flow, layer: Layer, value: Value, residual: Value, dim: s
         flow.labels.append(layer.odd)
         other = call("aten::clone", other)
     pair: tuple[Any, Any] = (value, other) if layer.residual == "swapped" else (other, value)
-    more: dict[str, Any] = {"alpha": 2} if layer.odd == "alpha" else {}
+    more: dict[str, Any] = {}
+    if layer.odd == "alpha":
+        flow.labels.append(layer.odd)
+        more = {"alpha": 2}
     total = call(ADD, *pair, rms=value.rms + other.rms, **more)
     if layer.odd == "residual-written":
         call("aten::mul_.Tensor", other, 0.5)

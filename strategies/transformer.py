@@ -35,7 +35,7 @@ def write(mesh: Mesh, setting: Setting, blocks: tuple[Block, ...]) -> Writing:
         w.draft.scope = (f"layer {number // 2}",)
         dim = w.roles.other if block.dp and w.roles.other is not None else w.roles.main
         addend, width = mix(w, block, dim, attention=number % 2 == 0)
-        _finish_block(w, block, dim, addend, width)
+        finish_block(w, block, dim, addend, width)
     w.draft.scope = ()
     return w
 
@@ -68,14 +68,14 @@ def enter(w: Writing) -> None:
     main = w.roles.main
     x = activation(w, "x", layout, (main, kind) if kind else None, dtype, w.partial if kind == PARTIAL else recipe)
     if s.entry == "reduce":
-        x = _all_reduce(w, x, main)
+        x = all_reduce(w, x, main)
     w.first = w.residual = w.hidden = x
     if s.entry != "none":
         w.draft.scope = ("entry-norm",)
         w.hidden = _norm(w, "rms_norm", x, tie=False)
 
 
-def _finish_block(w: Writing, block: Block, dim: str, addend: Value, width: int | None) -> None:
+def finish_block(w: Writing, block: Block, dim: str, addend: Value, width: int | None) -> None:
     """Project the mixer's result back to H, reduce it, and let view, marker, residual and norm follow.
 
     Args:
@@ -147,8 +147,8 @@ def _reduce(w: Writing, block: Block, dim: str, addend: Value, width: int | None
     across = w.roles.other if dim == w.roles.main else w.roles.main
     # Only beside another norm: else a defect that needs one norm would shrink to a twin and two groups.
     if block.twin and block.norm != "none" and across is not None and min(w.roles.sizes(across)) > 1:
-        w.extras.append(_norm(w, "rms_norm", _all_reduce(w, addend, across), tie=False))
-    return _all_reduce(w, addend, dim)
+        w.extras.append(_norm(w, "rms_norm", all_reduce(w, addend, across), tie=False))
+    return all_reduce(w, addend, dim)
 
 
 def _residual_and_norm(w: Writing, block: Block, dim: str, total: Value) -> Value:
@@ -188,7 +188,7 @@ def _residual(w: Writing, block: Block, dim: str, layout: Layout) -> Value:
         return activation(w, "residual", layout, None, dtype, Recipe())
     if block.residual == "varying":
         return activation(w, "residual", layout, (dim, VARYING), dtype, Recipe())
-    return _all_reduce(w, activation(w, "partial", layout, (dim, PARTIAL), dtype, w.partial), dim)
+    return all_reduce(w, activation(w, "partial", layout, (dim, PARTIAL), dtype, w.partial), dim)
 
 
 def _let_others_read(w: Writing, block: Block, total: Value) -> None:
@@ -212,7 +212,7 @@ def _norm(w: Writing, op: str, value: Value, tie: bool) -> Value:
     return replace(w.draft.call(f"tensor_cast::{op}", value, value, *args, labels=(op,)), rms=1.0)
 
 
-def _all_reduce(w: Writing, value: Value, dim: str) -> Value:
+def all_reduce(w: Writing, value: Value, dim: str) -> Value:
     reduced = w.draft.call("tensor_cast::all_reduce", value, value, RANK, Group(dim), labels=(f"over-{dim}",))
     return replace(reduced, rms=value.rms * w.roles.size(dim))
 

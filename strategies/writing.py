@@ -93,7 +93,7 @@ def weight(
 
 
 def matmul(
-    w: Writing, value: Value, role: str, sizes: tuple[int, int], placement: tuple[str, Placement], tie: bool
+    w: Writing, value: Value, role: str, sizes: tuple[int, int], placement: tuple[str, Placement] | None, tie: bool
 ) -> Value:
     """Multiply tokens by a new weight of global shape `sizes`, scaled so that the result is O(1)."""
     matrix = projection(w, value, role, sizes, placement, tie)
@@ -103,10 +103,10 @@ def matmul(
 
 
 def projection(
-    w: Writing, value: Value, role: str, sizes: tuple[int, int], placement: tuple[str, Placement], tie: bool
+    w: Writing, value: Value, role: str, sizes: tuple[int, ...], placement: tuple[str, Placement] | None, tie: bool
 ) -> Value:
-    """Add a weight [K, N] scaled by 1 / (√K · rms of what it multiplies), a power of two."""
-    scale = 2.0 ** round(-math.log2(math.sqrt(sizes[0]) * max(value.rms, 1e-3)))
+    """Add a weight [K, N], or one per expert [E, K, N], scaled by 1 / (√K · rms of what it multiplies), a power of two."""
+    scale = 2.0 ** round(-math.log2(math.sqrt(sizes[-2]) * max(value.rms, 1e-3)))
     return weight(w, role, sizes, placement, Recipe(scale=scale), tie)
 
 

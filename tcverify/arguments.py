@@ -14,6 +14,7 @@ from tcverify.baseline import Baseline, Known, read_baseline
 from tcverify.checks import CHECKS, register_check
 from tcverify.counterexample import write_atomically
 from tcverify.errors import ProgramError, UsageError
+from tcverify.execution import MAX_RANKS
 from tcverify.extensions import load_extension
 from tcverify.passes import BUILTIN, SUITED
 from tcverify.program import Mesh, Placement
@@ -21,9 +22,6 @@ from tcverify.strategies import DEFAULT_STRATEGY, STRATEGIES, register_strategy
 
 #: Options that name a file or a directory, as their parameters are called.
 _PATHS = ("report_dir", "baseline", "write_baseline")
-
-#: Most ranks that a campaign draws programs for.
-MAX_RANKS = 64
 
 
 def configuration(path: Path, known: Iterable[str] | None = None) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from tcverify.application import Guarded
 from tcverify.baseline import Baseline, add_to_baseline
 from tcverify.campaign import Campaign, CampaignFinished, Event, Plan, RunFinished, RunStarted, Subscriber, recover
 from tcverify.errors import InternalError, TcverifyError
-from tcverify.execution import executors, start_executor
+from tcverify.execution import AnySize, Executor, executors, start_executor
 from tcverify.program import Program
 from tcverify.report.choice import reports
 from tcverify.report.known import baseline_lines
@@ -116,9 +116,7 @@ def campaigns(settings: Settings, jobs: Sequence[Job], console: Console) -> int:
         try:
             for job in jobs:
                 with executors(settings.confirm) as executor_of:
-                    executor = executor_of(job.world_size)
-                    if executor is not None:
-                        start_executor(executor)
+                    executor = _of_any_size(settings.confirm, executor_of, job.world_size)
                     for subject, promised, programs in zip(subjects, contracts, job.programs, strict=True):
                         plan = Plan(
                             programs, job.mesh, settings.report_dir, STATE_DIR, settings.max_examples, settings.max_time,
@@ -144,6 +142,22 @@ def campaigns(settings: Settings, jobs: Sequence[Job], console: Console) -> int:
         code = INTERRUPTED if stop == "interrupted" else failing
         end(code)
     return code
+
+
+def _of_any_size(name: str, executor_of: Callable[[int], Executor | None], first: int) -> AnySize | None:
+    """What confirms programs of a job, also those from which shrinking has taken ranks; started for the `first` size."""
+
+    def started(world_size: int) -> Executor:
+        executor = executor_of(world_size)
+        if executor is None:
+            raise InternalError(f"nothing confirms, but it is asked to, by '{name}'")
+        start_executor(executor)
+        return executor
+
+    if executor_of(first) is None:
+        return None
+    started(first)
+    return AnySize(name, started)
 
 
 @contextlib.contextmanager

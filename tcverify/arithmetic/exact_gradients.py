@@ -1,5 +1,8 @@
-"""Backwards of functions in the exact domain. Torch's own decompositions serve for others (norms, losses, embeddings); these would
-be hashes otherwise, since they are elementwise, or take logarithms and exponentials of each other's results."""
+"""Backwards of functions in the exact domain.
+
+Torch's own decompositions serve for others (norms, losses, embeddings). These would be hashes otherwise, since they are
+elementwise, or would not be linear in the gradient.
+"""
 
 from __future__ import annotations
 

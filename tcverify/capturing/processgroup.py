@@ -1,8 +1,8 @@
-"""Writes the collectives that eager code calls on process groups (`c10d::allreduce_`, …) as functional ones, on groups with names.
+"""Writes the collectives that eager code calls on process groups (`c10d::allreduce_`, …) as functional ones on named groups.
 
-make_fx records them where code calls `torch.distributed` itself: FSDP2, DDP-like averaging, a user's own loop. Their process group and
-reduce op are objects of the process that captures. What is waited for where is not recorded: each is waited for where it starts, so
-that races between the two cannot show.
+make_fx records them where code calls `torch.distributed` itself: FSDP2, DDP-like averaging, a user's own loop. Their process
+group and reduce op are objects of the process that captures. What is waited for where is not recorded: each is waited for
+where it starts, so that races between the two cannot show.
 """
 
 from __future__ import annotations

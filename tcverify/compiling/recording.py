@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from tcverify.campaign import FindingFound
-from tcverify.campaign.reduction import reduce
+from tcverify.campaign.reduction import reduce, suspects_of
 from tcverify.compiling.judging import Judgement, Terms, altered
 from tcverify.counterexample import make_counterexample, write_counterexample
 from tcverify.errors import TcverifyError
@@ -75,7 +75,7 @@ def _smallest(verdict: Verdict, kind: str, terms: Terms) -> tuple[Verdict, bool,
         if not shows(verdict.pair.original):
             why = "applied once more, to the program as it is written down, the pass does not show this"
             return verdict, False, (f"{why}: it is not made smaller, and a replay may show nothing",)
-        cut = reduce(verdict.pair.original, shows, deadline).cut
+        cut = reduce(verdict.pair.original, shows, deadline, suspects_of(best[0], kind)).cut
     except TcverifyError as error:
         return best[0], True, (f"made smaller up to {count(best[0].pair.original.size, 'node')}: {error.message}",)
     finally:

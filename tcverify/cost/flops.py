@@ -42,6 +42,11 @@ def _product(position: int) -> Counter:
     return work
 
 
+def _grouped(values: list[Any], result: Tensor) -> Work:
+    """Products of chunks [M_i, K], given as a list: each row of the result is one of K terms."""
+    return Work(matmul=2.0 * math.prod(result.shape) * values[0][0].shape[-1])
+
+
 def _quantised(bytes_per_element: float) -> Counter:
     """A product of x [M, K], so large an element, by weights: dequantising is a product and a sum per element of the result,
     since kernels scale what they have summed, as far as scales do not vary along K."""
@@ -62,8 +67,8 @@ def _attention(values: list[Any], result: Tensor) -> Work:
 
 
 def _attention_kernel(at: int, products: float) -> Counter:
-    """Attention of q [batch, heads, queries, size], the argument at this position, to the keys [batch, key heads, keys, size] behind
-    it: so many matrix products of that size, and a softmax of the logits."""
+    """Attention of q [batch, heads, queries, size], the argument at this position, to the keys [batch, key heads, keys, size]
+    behind it: so many matrix products of that size, and a softmax of the logits."""
 
     def work(values: list[Any], result: Tensor) -> Work:
         q, k = values[at : at + 2]
@@ -100,11 +105,12 @@ WORK: dict[str, Counter] = {
         name: _product(0)
         for name in (
             "aten::mm", "aten::bmm", "aten::matmul", "aten::mv", "aten::dot", "aten::linear", "python::matmul",
-            "tensor_cast::matmul_all_reduce",
+            "tensor_cast::matmul_all_reduce", "tensor_cast::routed_matmul",
         )
     },
     **{name: _product(1) for name in ("aten::addmm", "aten::baddbmm", "aten::addmv")},
     "tensor_cast::attention": _attention,
+    "tensor_cast::grouped_matmul": _grouped,
     "symm_mem::fused_all_gather_matmul": _gathered_product,
     "symm_mem::fused_matmul_reduce_scatter": _scattered_product,
     **{
@@ -132,6 +138,7 @@ FLOPS_PER_ELEMENT: dict[str, float] = {
     "modulated_layer_norm": 11, "softmax": _SOFTMAX, "_softmax": _SOFTMAX, "log_softmax": _SOFTMAX,
     "_log_softmax": _SOFTMAX, "silu": 4, "gelu": 8, "swiglu": 5, "sigmoid": 3, "gated_residual_add": 2,
     "addcmul": 2, "var": 4, "clone": 0, "copy": 0, "copy_": 0, "cat": 0, "_to_copy": 0, "contiguous": 0,
+    "moe_gating_top_k_softmax": _SOFTMAX + 1, "init_routing_v2": 0, "unpermute_tokens": 0,
 }  # fmt: skip
 
 #: Ops that pick rows or elements of an argument, by its position.

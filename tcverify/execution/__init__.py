@@ -1,5 +1,6 @@
 """Runs programs: one interpreter, driven in lockstep or by real process groups."""
 
+from tcverify.execution.any_size import MAX_RANKS, AnySize
 from tcverify.execution.arena import ArenaRun, Clobber, has_buffers, run_in_arena
 from tcverify.execution.asynchrony import Timing
 from tcverify.execution.compare import Delta, compare_ranks, digest, pooled
@@ -24,7 +25,9 @@ from tcverify.execution.rounding import Noise, rounding_noise
 
 __all__ = [
     "EXECUTORS",
+    "MAX_RANKS",
     "WORDS",
+    "AnySize",
     "ArenaRun",
     "Call",
     "Clobber",

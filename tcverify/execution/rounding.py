@@ -184,7 +184,7 @@ _EXACT = frozenset(
         "clone", "copy", "cat", "stack", "repeat", "repeat_interleave", "index", "index_select", "gather", "embedding",
         "full", "full_like", "zeros", "ones", "zeros_like", "ones_like", "neg", "abs", "relu", "maximum", "minimum",
         "where", "masked_fill", "amax", "amin", "contiguous", "constant_pad_nd", "flip", "roll", "tril", "triu", "fill_",
-        "zero_", "copy_", "relu_",
+        "zero_", "copy_", "relu_", "init_routing_v2", "unpermute_tokens",
     }
 )  # fmt: skip
 #: Of aten, those that take several steps inside; of other dialects, `Op.native` tells.
@@ -248,7 +248,7 @@ def _addends(args: list[Any]) -> int:
 def _terms(step: Step, args: list[Any], value: Any) -> int:
     """How many terms each element of the result sums; 1 of ops that sum nothing."""
     name = _base(step)
-    operands = [a for a in args if isinstance(a, torch.Tensor)]
+    operands = [tensor for a in args for tensor in _tensors(a)]
     if not operands:
         return 1
     first = operands[1 if name in _WITH_ADDEND and len(operands) > 1 else 0]

@@ -1,5 +1,7 @@
-"""Torch's own ops, of the namespaces aten and prims: they run as they are, but for those whose result is no function of their
-arguments, those that only a GPU runs, and those that say where they run."""
+"""Torch's own ops, of the namespaces aten and prims: they run as they are, with exceptions.
+
+Those are ops whose result is no function of their arguments, those that only a GPU runs, and those that say where they run.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ import torch
 
 from tcverify.arithmetic import unwritten
 from tcverify.errors import UnsupportedOp
-from tcverify.ops.attention import ATTENTION, meaning
+from tcverify.ops.attention import ATTENTION, meaning, outlined
 from tcverify.ops.table import TORCH, Op
 
 Tensor = torch.Tensor
@@ -71,6 +73,13 @@ def torch_op(name: str, target: Any) -> Op:
     if name == "prims::device_put":
         return Op(name, _moved, fake=_moved)
     schema = target._schema
+    if any(a.name == "device" and str(a.type) == "Device" for a in schema.arguments):
+        return Op(name, partial(_on_cpu, target), fake=partial(_on_cpu, target))
+    if namespace == "aten" and not _runs_here(target):
+        parts = _decomposition(target)
+        if parts is None:
+            return Op(name, None, reason="no CPU has a kernel of it, and torch does not decompose it")
+        return Op(name, parts, fake=outlined(target))
     aliases = any(a.alias_info is not None for a in schema.arguments) or any(
         r.alias_info is not None for r in schema.returns
     )
@@ -108,7 +117,7 @@ def _indexed(name: str, target: Any, x: Tensor, indices: Sequence[Tensor | None]
 
 
 def _native_dropout(input: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
-    """Without dropping anything: the values, and what was kept. Kernels leave the mask unset outside training; it is never read."""
+    """Without dropping anything: the values, and what was kept. Kernels leave that unset outside of training; nobody reads it."""
     return input.clone(), torch.ones_like(input, dtype=torch.bool)
 
 
@@ -126,6 +135,32 @@ def _dropped(name: str, kept: Callable[..., Any], input: Tensor, p: float, train
     if p and train is not False:
         raise UnsupportedOp(name, f"its result is random (p={p})")
     return kept(input, p, train)
+
+
+def _on_cpu(target: Any, *args: Any, device: Any = None, **kwargs: Any) -> Any:
+    """An op that must be told a device."""
+    return target(*args, device=torch.device("cpu"), **kwargs)
+
+
+#: Where an op has a kernel that a CPU runs.
+_KEYS = (
+    "CPU", "CompositeImplicitAutograd", "CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional", "BackendSelect",
+)  # fmt: skip
+
+
+def _runs_here(target: Any) -> bool:
+    name = target.name()
+    if not torch._C._dispatch_has_kernel(name):  # of the interpreter of TorchScript, which looks nothing up
+        return True
+    return any(torch._C._dispatch_has_kernel_for_dispatch_key(name, key) for key in _KEYS)
+
+
+def _decomposition(target: Any) -> Callable[..., Any] | None:
+    """What torch writes an op as, for where it has no kernel."""
+    from torch._decomp import decomposition_table  # late: it takes its time to import
+
+    found: Callable[..., Any] | None = decomposition_table.get(target)
+    return found
 
 
 def _moved(x: Tensor, device: Any = None, non_blocking: bool = False) -> Tensor:

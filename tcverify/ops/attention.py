@@ -1,12 +1,12 @@
 """Attention as compilers write it down: one aten op per kernel, most of which only a GPU has.
 
-All of them mean the same: out = softmax(scale · q kᵀ + bias) v and, for the backward, lse = logsumexp of the logits; the backward
-takes weights from lse, as kernels do, so that it also serves a share of the keys (ring attention). q is [batch, heads, queries, size],
-k and v [batch, key heads, keys, size], where the heads are a multiple of the key heads.
+All of them mean the same: out = softmax(scale · q kᵀ + bias) v and, for the backward, lse = logsumexp of the logits. The
+backward takes its weights from lse, as kernels do, so that it also serves a share of the keys (ring attention). q is [batch,
+heads, queries, size], k and v [batch, key heads, keys, size], where the heads are a multiple of the key heads.
 
-Composed of ops that every number domain has. Of what kernels return beside out and lse, sizes are right, and what belongs to random
-numbers or to debugging is zero: it goes into the backward and means nothing without dropout. Results lie in memory as torch says of
-each op. Rows of lse that a kernel adds to fill its blocks are zero.
+Composed of ops that every number domain has. Of what kernels return beside out and lse, sizes are right, and what belongs to
+random numbers or to debugging is zero: it goes into the backward and means nothing without dropout. Results lie in memory as
+torch says of each op. Rows of lse that a kernel adds to fill its blocks are zero.
 
 Sources: aten/src/ATen/native/transformers (attention.cpp, cuda/attention.cu), torch/_meta_registrations.py; Dao et al.,
 FlashAttention (2022) for the backward.
@@ -143,6 +143,10 @@ def _checked(name: str, given: dict[str, Any]) -> None:
     if dropout:
         raise UnsupportedOp(name, f"its result is random (dropout_p={dropout})")
     q, k = given["query"], given["key"]
+    if "efficient_attention" in name and q.shape[1] != k.shape[1]:
+        raise ValueError(
+            f"{name} is given {q.shape[1]} heads of queries and {k.shape[1]} of keys; its kernel shares none"
+        )
     if given.get("is_causal") and q.shape[-2] != k.shape[-2] and not name.endswith(_FROM_TOP_LEFT):
         raise UnsupportedOp(
             name,
@@ -190,8 +194,10 @@ def _backward(target: Any, *args: Any, **kwargs: Any) -> Any:
 
 def _like_bias(grad: Tensor, bias: Tensor) -> Tensor:
     """Add up the gradient of the logits where a bias was broadcast."""
-    grad = grad.sum(tuple(range(grad.dim() - bias.dim())))
-    return grad.sum([d for d in range(bias.dim()) if bias.shape[d] == 1 != grad.shape[d]], keepdim=True)
+    if grad.dim() > bias.dim():
+        grad = grad.sum(list(range(grad.dim() - bias.dim())))
+    broadcast = [d for d in range(bias.dim()) if bias.shape[d] != grad.shape[d]]
+    return grad.sum(broadcast, keepdim=True) if broadcast else grad
 
 
 def in_float32(run: Callable[..., Any], target: Any) -> Callable[..., Any]:
@@ -242,12 +248,26 @@ def outlined(target: Any) -> Callable[..., Any]:
     return lambda *args, **kwargs: described(target, args, kwargs)
 
 
+def _guarded(kernel: Callable[..., Any], otherwise: Callable[..., Any]) -> Callable[..., Any]:
+    """The kernel, but for tensors without elements: it divides by their sizes, which ends the process."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+        return kernel(*args, **kwargs) if all(value.numel() for value in tensors) else otherwise(*args, **kwargs)
+
+    return call
+
+
 def meaning(name: str, target: Any) -> tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any] | None]:
-    """What an attention op computes, what it computes in the dtypes of the program, and its shapes where it is not asked itself."""
+    """What an attention op computes, what in the dtypes of the program, and its shapes where it is not asked itself."""
     run = partial(ATTENTION[name], target)
     if has_kernel(name):
-        return run, target, None
+        return (
+            run,
+            _guarded(target, in_float32(run, target)),
+            outlined(target),
+        )  # kernels do not look whether operands fit
     return run, in_float32(run, target), outlined(target)
 
 
-__all__ = ["ATTENTION", "attend", "attend_backward", "meaning"]
+__all__ = ["ATTENTION", "attend", "attend_backward", "described", "meaning", "outlined"]

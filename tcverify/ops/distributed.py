@@ -6,6 +6,7 @@ torch.distributed uses and the order of the communicator.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -117,7 +118,10 @@ def begin(
     if tensor.dtype in _WIDENED:
         wide = begin(replace(call, dtype=torch.int64), tensor.to(torch.int64), running)
         return lambda: wide().to(tensor.dtype)
-    group = process_group(call.communicator, call.group)
+    # Ranks that make the group of each named pair where they first need it would wait for each other around a ring.
+    named_pair = call.kind == "send_recv" and call.group is not None
+    everybody = tuple(range(dist.get_world_size()))
+    group = process_group(everybody) if named_pair else process_group(call.communicator, call.group)
     # The copy is the communication's own: what the program writes into its operand later does not reach it.
     contribution = tensor.clone(memory_format=torch.contiguous_format)
     if call.kind == "all_reduce":
@@ -148,10 +152,11 @@ def begin(
         return _all_to_all(call, contribution, positions, group)
     if call.kind == "send_recv":
         source, target = call.communicator
+        tag = zlib.crc32(call.group.encode()) >> 1 if call.group is not None else 0
         if dist.get_rank() == source:
-            return _then(dist.isend(contribution, target, group=group), contribution.clone)
+            return _then(dist.isend(contribution, target, group=group, tag=tag), contribution.clone)
         received = torch.empty_like(contribution)
-        return _then(dist.irecv(received, source, group=group), lambda: received)
+        return _then(dist.irecv(received, source, group=group, tag=tag), lambda: received)
     if call.kind == "permute":
         return _permute(call, contribution, group)
     if call.root is not None:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from tcverify.ops import quantised
+from tcverify.ops import experts, quantised
 from tcverify.ops import tensor_cast as meaning
 from tcverify.ops.distributed import perform
 from tcverify.ops.spec import contiguous_stride
@@ -62,6 +62,7 @@ SCHEMAS: dict[str, str] = {
     "_internal_order_barrier": "(Tensor x, Tensor dep) -> Tensor",
     "_internal_wait_and_bind": "(Tensor x, int stream_id, Tensor[] deps) -> Tensor",
     "_internal_record": "(Tensor x, int stream_id) -> Tensor",
+    **experts.SCHEMAS,
     **quantised.SCHEMAS,
 }
 
@@ -123,6 +124,7 @@ _FAKES: dict[str, Callable[..., Any]] = {
     "_internal_order_barrier": _same_layout,
     "_internal_wait_and_bind": _same_layout,
     "_internal_record": _fake_record,
+    **experts.FAKES,
     **{name: quantised.shape_of(name) for name in quantised.SCHEMAS},
 }  # the other ops are local: what they mean, on fake tensors, says shape, stride and dtype exactly
 
@@ -149,7 +151,7 @@ def _native_kernel(name: str, run: Callable[..., Any]) -> Callable[..., Any]:
         dtype = given[0].dtype
         if name == "tensor_cast::gated_residual_add":
             dtype = functools.reduce(torch.promote_types, [v.dtype for v in given])
-        return pytree.tree_map_only(Tensor, lambda value: value.to(dtype), wide)
+        return pytree.tree_map_only(Tensor, lambda value: value.to(dtype) if value.is_floating_point() else value, wide)
 
     return call
 
@@ -199,6 +201,8 @@ _LOCAL = (
 _COLLECTIVE = (
     "all_reduce", "reduce_scatter", "all_gather", "all_to_all", "pipeline_send_recv", "matmul_all_reduce",
 )  # fmt: skip
+#: Those of experts that compute.
+_EXPERTS = tuple(name for name in experts.MEANINGS if name not in experts.MOVES)
 #: Collectives that compute as well.
 _FUSED = frozenset({"matmul_all_reduce", *quantised.FUSED})
 _IDENTITY = (
@@ -213,7 +217,7 @@ def _op(name: str, run: Callable[..., Any], *, collective: bool = False, identit
     full = f"tensor_cast::{name}"
     fake = _FAKES.get(name) or _local_kernel(name, run)
     resources = ("compute", "comm") if name in _FUSED else ("comm",) if collective else ("compute",)
-    native = _native_kernel(full, run) if name in _LOCAL else None
+    native = _native_kernel(full, run) if name in _LOCAL or name in _EXPERTS else None
     return Op(
         full, run, collective, identity=identity, signature=SCHEMAS[name], fake=fake, resources=resources, native=native
     )
@@ -222,6 +226,7 @@ def _op(name: str, run: Callable[..., Any], *, collective: bool = False, identit
 OPS = (
     *(_op(name, getattr(meaning, name)) for name in _LOCAL),
     *(_op(name, getattr(meaning, name), collective=True) for name in _COLLECTIVE),
+    *(_op(name, run) for name, run in experts.MEANINGS.items()),
     *(_op(name, run) for name, run in quantised.MEANINGS.items()),
     *(_op(f"{name}_all_reduce", quantised.summed(name), collective=True) for name in quantised.LOCAL),
     *(_op(name, meaning.fresh, identity=True) for name in _IDENTITY),

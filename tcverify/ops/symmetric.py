@@ -1,11 +1,11 @@
 """The `symm_mem` dialect: collectives on symmetric memory, as far as they mean something without a GPU.
 
-Sources: torch/distributed/_symmetric_memory/__init__.py and torch/csrc/distributed/c10d/symm_mem/CUDASymmetricMemoryOps.cu. They block,
-but for the two of low contention, which start. That operands lie in symmetric memory is the program's business.
+Sources: torch/distributed/_symmetric_memory/__init__.py and torch/csrc/distributed/c10d/symm_mem/CUDASymmetricMemoryOps.cu.
+They block, but for the two of low contention, which start. That operands lie in symmetric memory is the program's business.
 
 Fused ops are what the compiler makes of a product behind an all_gather or before a reduce_scatter; results lie in memory as
-torch's own composition of the two lays them. Where a kernel leaves parts of an operand in an unknown state, it is overwritten with
-what stands for unwritten memory.
+torch's own composition of the two lays them. Where a kernel leaves parts of an operand in an unknown state, it is overwritten
+with what stands for unwritten memory.
 """
 
 from __future__ import annotations
@@ -194,6 +194,10 @@ def _fake_out(op: str) -> Callable[..., Tensor]:
     return fake
 
 
+def _fake_in_place(op: str) -> Callable[..., Tensor]:
+    return lambda x, *_: writable(op, x)
+
+
 def _fake_copy(symm_buffer: Tensor, local_input: Tensor, *_: Any) -> Tensor:
     _buffered("one_shot_all_reduce_copy", symm_buffer, local_input)
     return like(local_input)
@@ -251,7 +255,10 @@ _IN_PLACE = "(Tensor(a!) input, str reduce_op, str group_name) -> Tensor(a!)"
 
 _MEANT = (
     _op("one_shot_all_reduce", _all_reduce("one_shot_all_reduce"), like),
-    _op("one_shot_all_reduce_out", _all_reduce_out("one_shot_all_reduce_out"), _fake_out("one_shot_all_reduce_out"), schema=_OUT),
+    _op(
+        "one_shot_all_reduce_out", _all_reduce_out("one_shot_all_reduce_out"), _fake_out("one_shot_all_reduce_out"),
+        schema=_OUT,
+    ),
     _op(
         "one_shot_all_reduce_copy", one_shot_all_reduce_copy, _fake_copy,
         schema="(Tensor(a!) symm_buffer, Tensor local_input, str reduce_op, str group_name) -> Tensor",
@@ -262,12 +269,19 @@ _MEANT = (
             "(Tensor(a!) symm_buffer, Tensor local_input, str reduce_op, str group_name, Tensor(b!) out) -> Tensor(b!)"
         ),
     ),
-    _op("two_shot_all_reduce_", _all_reduce_in_place("two_shot_all_reduce_"), lambda x, *_: writable("two_shot_all_reduce_", x), schema=_IN_PLACE),
     _op(
-        "two_shot_all_reduce_out", _all_reduce_out("two_shot_all_reduce_out", spoils=True), _fake_out("two_shot_all_reduce_out"),
+        "two_shot_all_reduce_", _all_reduce_in_place("two_shot_all_reduce_"), _fake_in_place("two_shot_all_reduce_"),
+        schema=_IN_PLACE,
+    ),
+    _op(
+        "two_shot_all_reduce_out", _all_reduce_out("two_shot_all_reduce_out", spoils=True),
+        _fake_out("two_shot_all_reduce_out"),
         schema="(Tensor(a!) input, str reduce_op, str group_name, Tensor(b!) output) -> Tensor(b!)",
     ),
-    _op("multimem_all_reduce_", _all_reduce_in_place("multimem_all_reduce_"), lambda x, *_: writable("multimem_all_reduce_", x), schema=_IN_PLACE),
+    _op(
+        "multimem_all_reduce_", _all_reduce_in_place("multimem_all_reduce_"), _fake_in_place("multimem_all_reduce_"),
+        schema=_IN_PLACE,
+    ),
     _op("multimem_one_shot_all_reduce", _all_reduce("multimem_one_shot_all_reduce"), like),
     _op(
         "multimem_one_shot_all_reduce_out", _all_reduce_out("multimem_one_shot_all_reduce_out"),

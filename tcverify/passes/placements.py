@@ -61,7 +61,13 @@ _POINTWISE = frozenset(f"tensor_cast::{name}" for name in ("silu", "gelu", "swig
 _QUANTISED = tuple(
     f"tensor_cast::{name}" for name in ("static_quant_linear", "static_quant_linear_int4", "fp8_linear", "mxfp4_linear")
 )
-_MIXING = frozenset({"tensor_cast::cat", "tensor_cast::attention", "python::matmul", *_QUANTISED})
+_EXPERTS = tuple(
+    f"tensor_cast::{name}"
+    for name in (
+        "moe_gating_top_k_softmax", "init_routing_v2", "grouped_matmul", "routed_matmul", "unpermute_tokens",
+    )
+)  # fmt: skip
+_MIXING = frozenset({"tensor_cast::cat", "tensor_cast::attention", "python::matmul", *_QUANTISED, *_EXPERTS})
 _OPERATORS = frozenset(f"python::{name}" for name in ("add", "sub", "mul", "truediv", "neg"))
 _WHOLE = frozenset(
     {
@@ -147,7 +153,7 @@ def propagate(
         if group is not None:
             # Equal on the members; of ranks outside the group, whose operands this graph does not show, nothing is known.
             found._equal[node] = within(group)
-        elif name in (_SCATTER, _NAMED_SCATTER):
+        elif name == _SCATTER or (groups and name == _NAMED_SCATTER):
             scattered = _scattered_over(node, name, groups)
             if scattered is not None:
                 found._shards[node] = scattered
@@ -173,7 +179,7 @@ def _whole_over(node: fx.Node, name: str, groups: Mapping[str, Sequence[int]]) -
     if name in _WHOLE:
         ranks: Sequence[int] = arguments(node)["rank_group"]
         return ranks
-    return groups.get(arguments(node)["group_name"]) if name in _NAMED_WHOLE else None
+    return groups.get(arguments(node)["group_name"]) if groups and name in _NAMED_WHOLE else None
 
 
 def _scattered_over(node: fx.Node, name: str, groups: Mapping[str, Sequence[int]]) -> dict[tuple[int, ...], int] | None:

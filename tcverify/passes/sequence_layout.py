@@ -125,8 +125,8 @@ class Rows(Shard):
         return [math.prod(shape[:-1]) // self.members, shape[-1]]
 
     def can_slice(self, value: fx.Node) -> bool:
-        """Whether the value is a matrix, or can be viewed as one."""
-        return len(shape_of(value)) == 2 or is_contiguous(value)
+        """Whether its blocks of rows lie in memory in one piece, as c10d wants what it sends."""
+        return is_contiguous(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,15 +157,17 @@ class Move:
         op: qualified name of its op.
         shard: how it is divided.
         stage: "reduced": an all_reduce, seen through markers and views; "added": the sum of one and a residual, likewise;
-            "residual": that sum as add_rms_norm2 returns it; "normed": a norm.
+            "residual": that sum as add_rms_norm2 returns it; "normed": a norm. Those of experts and attention: see
+            `sequence_experts` and `sequence_attention`.
         source: the operand whose shard it is computed from; None for an all_reduce.
         operand: the name of that argument.
         other: the other addend, where there is one.
         slot: the name of that argument.
         local: whether the other addend is taken as the shard that is there anyway, and not sliced.
-        pattern: the pattern that this move completes, if any: "P1", "P2" or "P3".
+        pattern: the pattern that this move completes, if any: "P1" to "P5".
         items: of a tuple, the stages of its items; that of a number per row is "statistic".
         norm: what else belongs to a norm that is made of aten's ops.
+        routing: of routed rows, what their tokens were routed by; see `sequence_experts.routing_of`.
     """
 
     node: fx.Node
@@ -180,6 +182,7 @@ class Move:
     pattern: str = ""
     items: tuple[str, ...] = ()
     norm: Norm | None = None
+    routing: tuple[fx.Node, int] | None = None
 
     @property
     def reads(self) -> tuple[fx.Node, ...]:
@@ -195,7 +198,7 @@ class Move:
         """Whether the node itself moves; all_reduces and views may be there twice, in full and as shards."""
         if self.norm is not None:
             return True  # though it may end with a cast
-        return self.source is not None and self.op != WAIT and not self.shard.handed_on_by(self.op)
+        return self.op not in (ALL_REDUCE, START, WAIT) and not self.shard.handed_on_by(self.op)
 
 
 def token_dim(shape: tuple[int, ...]) -> int:

@@ -7,6 +7,9 @@ P1: chain → rms_norm | add_rms_norm becomes reduce_scatter → the chain on th
 P2: chain + residual → add_rms_norm2: likewise; of its two outputs those are gathered that someone reads on all tokens.
 P3: chain + residual → add → [markers and views] → rms_norm: likewise; and add_rms_norm with a residual that P2 or P3 left
     local. The sum is gathered only where someone reads it on all tokens.
+P4: a mixture of experts behind any of these stays on the shard, with its gate and shared expert; see `sequence_experts`.
+P5: attention that all ranks compute in full is sliced before a replicated projection whose result is added to a residual that
+    is local; see `sequence_attention`.
 
 A residual is taken as the shard that P1 to P3 left of it, else as the part that it was gathered from, else sliced at this rank's
 position. It stays local from layer to layer: `sequence_plan` looks at the whole graph before anything is rewritten.
@@ -39,6 +42,8 @@ from tcverify.passes.editing import (
     set_argument,
 )
 from tcverify.passes.placements import Placements, propagate
+from tcverify.passes.sequence_attention import PROJECTED, AttentionGuards
+from tcverify.passes.sequence_experts import ExpertGuards
 from tcverify.passes.sequence_layout import (
     ADD_RMS_NORM,
     ALL_GATHER,
@@ -84,7 +89,7 @@ class Rewriting:
     bypassed: list[fx.Node] = field(default_factory=list)
 
 
-class SequenceParallel(RowRewriting, Pass):
+class SequenceParallel(RowRewriting, ExpertGuards, AttentionGuards, Pass):
     """Runs norms and residual sums behind an all_reduce on the rank's shard of the tokens.
 
     Args:
@@ -94,10 +99,10 @@ class SequenceParallel(RowRewriting, Pass):
 
     name = "sequence_parallel"
     contract: ClassVar[Contract] = Contract(idempotent=True)
-    PATTERNS = ("P1", "P2", "P3")
+    PATTERNS = ("P1", "P2", "P3", "P4", "P5")
     finder: ClassVar[type[NormFinder]] = NormFinder
 
-    def __init__(self, *, patterns: str = "P1,P2,P3", **options: Any) -> None:
+    def __init__(self, *, patterns: str = "P1,P2,P3,P4,P5", **options: Any) -> None:
         super().__init__(**options)
         self.patterns = self._choice("patterns", patterns, self.PATTERNS)
 
@@ -131,7 +136,7 @@ class SequenceParallel(RowRewriting, Pass):
     def reduction(self, node: fx.Node) -> Shard | None:
         """How the result of the all_reduce `node` is divided, unless its tokens cannot be divided among its group."""
         if op_name(node) == START:
-            return self.rows_reduced(node)
+            return self.rows_reduced(node) if self.setting.groups else None
         given = arguments(node)
         rank, group = given["rank"], given["rank_group"]
         spec, addend = known_spec(node), known_spec(given["x"])
@@ -171,7 +176,8 @@ class SequenceParallel(RowRewriting, Pass):
 
     def tuple_allows(self, node: fx.Node) -> bool:
         """Whether only items of a tuple are read: who takes it whole gets both results on all tokens."""
-        items = len(node.meta["val"])
+        val = node.meta.get("val")
+        items = len(val) if isinstance(val, (tuple, list)) else 0
         return all(
             op_name(user) == GETITEM and type(user.args[1]) is int and -items <= user.args[1] < items
             for user in node.users
@@ -186,7 +192,9 @@ class SequenceParallel(RowRewriting, Pass):
     def apply(self, state: Rewriting, move: Move) -> None:
         """Move one node to the shard, and gather its result where someone reads it on all tokens."""
         node, whole = move.node, move.node.meta["val"]
-        assert move.source is not None
+        if move.source is None:
+            self.slice_attention(state, move)
+            return
         if move.norm is not None:
             self.norm_rows(state, move, self.local(state, move.source))
         elif move.op != GETITEM:
@@ -258,6 +266,18 @@ class SequenceParallel(RowRewriting, Pass):
         with state.graph.inserting_before(move.node):
             return self.insert(state, "aten::slice.Tensor", (addend, dim, start, start + chunk), "residual_shard")
 
+    def slice_attention(self, state: Rewriting, move: Move) -> None:
+        """Let a projection read this rank's chunk of the attention."""
+        addend = arguments(move.node)[move.operand]
+        shape = shape_of(addend)
+        chunk = shape[move.shard.dim] // move.shard.members
+        start = self.chunk_start(chunk, move.shard)
+        with state.graph.inserting_before(move.node):
+            args = (addend, move.shard.dim, start, start + chunk)
+            part = self.insert(state, "aten::slice.Tensor", args, "attention_shard")
+        set_argument(move.node, move.operand, part)
+        self.record(move.node)
+
     def chunk_start(self, chunk: int, shard: Shard) -> int:
         """Where this rank's chunk starts, in tokens."""
         return chunk * shard.position
@@ -267,7 +287,7 @@ class SequenceParallel(RowRewriting, Pass):
 
         A single norm that nobody reads is gathered too: an unused collective is one that other ranks may wait for.
         """
-        if move.op in MARKERS or move.items:
+        if move.op in MARKERS or move.items or move.stage == PROJECTED:
             return False
         return move.node in state.plan.full or (move.op in (RMS_NORM, ADD_RMS_NORM) and not move.node.users)
 

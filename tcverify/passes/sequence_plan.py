@@ -9,7 +9,7 @@ Linear in the graph: every value is taken back once at most, and once at most tu
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -18,6 +18,8 @@ from torch import fx
 
 from tcverify.passes.editing import arguments, known_spec, op_name
 from tcverify.passes.placements import Placements
+from tcverify.passes.sequence_attention import PROJECTED, projected
+from tcverify.passes.sequence_experts import ROUTED, SERVING, STAGES, expert_move
 from tcverify.passes.sequence_layout import (
     ADD,
     ADD_RMS_NORM,
@@ -77,6 +79,34 @@ class Guards(Protocol):
 
     def marker_stays(self, marker: fx.Node) -> bool:
         """Whether a marker that someone reads in full stays in full."""
+        ...
+
+    def expert_weight_allows(self, weight: Any, shard: Shard, facts: Placements) -> bool:
+        """Whether a matrix, or those of experts, allow the product by them to move."""
+        ...
+
+    def rows_allow(self, rows: Move, choices: Move) -> bool:
+        """Whether rows were routed by these choices."""
+        ...
+
+    def tokens_allow(self, tokens: Move, choices: Move) -> bool:
+        """Whether tokens and choices are divided alike."""
+        ...
+
+    def beside_allows(self, operand: Any, result: tuple[int, ...], shard: Shard, facts: Placements) -> bool:
+        """Whether an operand that does not move can stand beside tokens that do."""
+        ...
+
+    def reduced_dims_allow(self, dims: Sequence[int], shard: Shard) -> bool:
+        """Whether a reduction over these dims leaves tokens apart."""
+        ...
+
+    def projection_allows(self, operand: Any, weights: list[Any], shard: Shard, facts: Placements) -> bool:
+        """Whether attention may be sliced before its projection."""
+        ...
+
+    def meets(self, residual: Move) -> bool:
+        """Whether a residual is local, so that a projection may be, too."""
         ...
 
 
@@ -151,8 +181,10 @@ def _move(node: fx.Node, plan: MovePlan, facts: Placements, guards: Guards) -> M
         shard = guards.reduction(node)
         return None if shard is None else Move(node, op, shard, "reduced")
     if op in ADDENDS:
-        return _computed(node, op, plan, facts, guards)
-    return _handed_on(node, op, plan, guards)
+        move = expert_move(node, op, plan, facts, guards)
+        return move if move is not None else _computed(node, op, plan, facts, guards)
+    move = _handed_on(node, op, plan, guards)
+    return move if move is not None else expert_move(node, op, plan, facts, guards)
 
 
 def _handed_on(node: fx.Node, op: str, plan: MovePlan, guards: Guards) -> Move | None:
@@ -160,7 +192,7 @@ def _handed_on(node: fx.Node, op: str, plan: MovePlan, guards: Guards) -> Move |
     operand = node.args[0] if node.args else None
     before = plan.moves.get(operand) if isinstance(operand, fx.Node) else None
     spec = known_spec(node)
-    if before is None or spec is None:
+    if before is None or spec is None or before.stage == ROUTED:
         return None
     if op == GETITEM:
         if not before.items:
@@ -201,13 +233,13 @@ def _normed(norm: Norm, plan: MovePlan, facts: Placements, guards: Guards) -> Mo
 
 
 #: What a norm may take the shard of.
-_NORMABLE = ("reduced", "added")
+_NORMABLE = ("reduced", "added", "experts")
 
 
 def _computed(node: fx.Node, op: str, plan: MovePlan, facts: Placements, guards: Guards) -> Move | None:
     """The move of a sum or a norm."""
     given = arguments(node)
-    source = _source(given, op, plan)
+    source = _source(given, op, plan) or projected(node, op, plan, facts, guards)
     results = [user for user in node.users if op_name(user) == GETITEM] if op == ADD_RMS_NORM2 else [node]
     if source is None or (op == ADD_RMS_NORM2 and not guards.tuple_allows(node)):
         return None
@@ -237,7 +269,7 @@ def _computed(node: fx.Node, op: str, plan: MovePlan, facts: Placements, guards:
 
 def _source(given: dict[str, Any], op: str, plan: MovePlan) -> Move | None:
     """The first addend that is an all_reduce, or, before an rms_norm, a sum that moves."""
-    stages = _NORMABLE if op == RMS_NORM else ("reduced",)
+    stages = _NORMABLE if op == RMS_NORM else ("reduced", "experts")
     for name in ADDENDS[op]:
         move = plan.moves.get(given[name]) if isinstance(given[name], fx.Node) else None
         if move is not None and move.stage in stages:
@@ -283,6 +315,15 @@ def _adds_local_residual(move: Move, plan: MovePlan) -> bool:
 
 # -------------------------------------------------------------------------------------------------- what must not move
 
+#: Stages of values that move for the sake of others.
+_SERVING_STAGES = SERVING | {PROJECTED}
+
+
+def _serves(move: Move) -> bool:
+    """Whether a value moves for the sake of others that do, and for nothing else."""
+    residual_sum = move.op == ADD and move.stage != "experts"
+    return not move.in_place or move.op in MARKERS or residual_sum or move.stage in _SERVING_STAGES
+
 
 def _take_back(plan: MovePlan, guards: Guards) -> None:
     """Work off what follows from reads in full and from lost readers.
@@ -306,6 +347,8 @@ def _take_back(plan: MovePlan, guards: Guards) -> None:
             if node in plan.full:
                 continue
             plan.full.add(node)
+            if move is not None and (move.stage == ROUTED or (move.stage == PROJECTED and move.in_place)):
+                events.append(("stay", node))
             if move is None or move.source is None:
                 continue
             if move.op in MARKERS:
@@ -315,14 +358,15 @@ def _take_back(plan: MovePlan, guards: Guards) -> None:
                 events.append(("full", move.source))
         elif event == "lost":
             readers[node] -= 1
-            if move is not None and readers[node] <= 0 and (not move.in_place or move.op in MARKERS or move.op == ADD):
+            if move is not None and readers[node] <= 0 and _serves(move):
                 events.append(("stay", node))
         elif move is not None:
             takers = plan.takers(node)
             del moves[node]
             events += [(what, operand) for operand in move.reads for what in ("lost", "full")]
             for theirs in takers:
-                if theirs.source is not node:  # the other addend: its chunk can be sliced off instead
+                # The other addend: its chunk can be sliced off instead.
+                if theirs.source is not node and theirs.stage not in STAGES:
                     theirs.local = False
                     theirs.pattern = _pattern(theirs, plan, guards)
                     events.append(("full", node))

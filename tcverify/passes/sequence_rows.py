@@ -18,6 +18,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import fx
 
 from tcverify.ops import RECORD, TensorSpec, fake_tensor, lookup, resolve
@@ -80,6 +81,8 @@ def _meets_by_number(node: fx.Node) -> bool:
         return False
     if node.op != "call_function":
         return True
+    if isinstance(node.target, torch._ops.OpOverloadPacket):
+        return True  # which of its overloads is meant, nobody says
     op = lookup(node.target)
     if op.run is None:
         return op.name.split("::")[0] not in _LOCAL

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from tcverify.arithmetic import FLOAT64, Domain, Exact, canonical, residue, residues
-from tcverify.errors import ProgramError
+from tcverify.errors import ProgramError, UnsupportedOp
 from tcverify.program.mesh import Mesh, MeshDim
 from tcverify.program.placement import Placement, chunk_bounds
 
@@ -136,6 +136,8 @@ class InputSpec:
         number = number if len(self.recipe.values) > size else 0  # the same for all members
         chosen = self.recipe.values[number * size : (number + 1) * size]
         if draw is not None:
+            if any(map(math.isnan, chosen)):
+                raise UnsupportedOp(f"the input '{self.name}'", "the exact domain has no NaN, which it is given")
             chosen = tuple(value if math.isinf(value) else residue(value) for value in chosen)
         wide = torch.float64 if self.dtype.is_floating_point else torch.int64
         return torch.tensor(chosen, dtype=wide).reshape(self.shape)

@@ -22,7 +22,7 @@ _DTYPES = {
     if isinstance(d, torch.dtype) and not (name := str(d).removeprefix("torch.")).startswith(("quint", "qint", "bits"))
 }
 #: Devices that graphs name. Programs run on none of them in particular.
-_DEVICE = re.compile(r"(cpu|cuda|xpu|mps|hpu|mtia|xla|meta)(:[0-9]{1,2})?")
+_DEVICE = re.compile(r"(cpu|cuda|xpu|mps|hpu|mtia|xla)(:[0-9]{1,2})?|meta")
 _LAYOUTS = {"strided": torch.strided}
 _MEMORY_FORMATS = {
     str(m).removeprefix("torch."): m

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict
-from collections.abc import Callable
+from functools import partial
 
 from tcverify.application import Guarded, InProcess, Subject
 from tcverify.application.loading import prepare
-from tcverify.arguments import MAX_RANKS
-from tcverify.arithmetic import FLOAT64, Domain
-from tcverify.errors import ExecutorError, PassLoadError
-from tcverify.execution import Comparison, Executor, Run, close_executor, make_executor, start_executor
-from tcverify.program import Program
+from tcverify.errors import PassLoadError
+from tcverify.execution import AnySize, Executor, close_executor, make_executor, start_executor
 from tcverify.pytest_plugin.cases import Case
 
 #: Passes whose processes are kept for the items to come; each has one or two.
@@ -35,7 +32,7 @@ class Session:
         if case.confirm == "none":
             return None
         if case.world.size is None:
-            return AnySize(self, case.confirm)
+            return AnySize(case.confirm, partial(self.pool, case.confirm))
         return self.pool(case.confirm, case.world.size)
 
     def pool(self, confirm: str, world_size: int) -> Executor:
@@ -82,30 +79,3 @@ def _open(case: Case) -> Subject:
         except PassLoadError:
             continue  # e.g. a file that imports what stands beside it, and is a part of a package
     return Guarded(last, case.pass_options, timeout=case.pass_timeout)
-
-
-class AnySize:
-    """An executor for programs of any size: each runs on the process group of its size."""
-
-    def __init__(self, session: Session, confirm: str) -> None:
-        self.name = confirm
-        self._session = session
-
-    def run(self, program: Program, *, observe: bool = False, domain: Domain = FLOAT64) -> Run:
-        """See `Executor.run`."""
-        return self._pool(program).run(program, observe=observe, domain=domain)
-
-    def compare(self, original: Program, rewritten: Program, domain: Domain = FLOAT64) -> Comparison:
-        """See `Executor.compare`."""
-        return self._pool(original).compare(original, rewritten, domain)
-
-    def start_comparison(
-        self, original: Program, rewritten: Program, domain: Domain = FLOAT64
-    ) -> Callable[[], Comparison]:
-        """See `Executor.start_comparison`."""
-        return self._pool(original).start_comparison(original, rewritten, domain)
-
-    def _pool(self, program: Program) -> Executor:
-        if program.world_size > MAX_RANKS:
-            raise ExecutorError(f"a process group of {program.world_size} ranks is more than one machine is asked for")
-        return self._session.pool(self.name, program.world_size)

@@ -8,8 +8,9 @@ from typing import Any
 
 from hypothesis.strategies import SearchStrategy
 
-from tcverify.arguments import MAX_RANKS, suggest
+from tcverify.arguments import suggest
 from tcverify.errors import ProgramError, UsageError
+from tcverify.execution import MAX_RANKS
 from tcverify.program import Mesh, Program
 from tcverify.pytest_plugin.decorator import Verification
 from tcverify.strategies import DEFAULT_STRATEGY, STRATEGIES, WORLD_SIZES

@@ -222,6 +222,15 @@ def test_a_sound_pass_passes_on_a_captured_model_on_gloo(graphs: Path) -> None:
     assert "2 changed by the pass" in found.out
 
 
+def test_what_shrinks_to_fewer_ranks_is_confirmed_on_as_many(graphs: Path) -> None:
+    options = ["--pass", "graphs.py:sinks", "--world-size", "4", "--draws", "1", "--report-dir", "four"]
+    found = run_here("check", "graphs.py:as_rank", *options)
+
+    assert found.code == 1, found.out + found.err
+    assert "program: 2 ranks; " in found.out
+    assert "found by equivalence in lockstep and gloo" in found.out
+
+
 def test_forward_and_backward_are_one_program(graphs: Path) -> None:
     found = check("graphs.py:training", "--world-size", "2", pass_="graphs.py:widens")
 

@@ -113,6 +113,23 @@ def matmul_all_reduce(mat1: Tensor, mat2: Tensor, bias: Maybe, rank: int, rank_g
     return _like(mat1 @ mat2)
 
 
+def moe_gating_top_k_softmax(x: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
+    shape = (*x.shape[:-1], top_k)
+    return _made(x, shape), _made(x, shape, torch.int64)
+
+
+def init_routing_v2(x: Tensor, topk_indices: Tensor) -> Tensor:
+    return _made(x, (topk_indices.numel(), x.shape[-1]))
+
+
+def unpermute_tokens(x: Tensor, topk_indices: Tensor) -> Tensor:
+    return _made(x, (*topk_indices.shape, x.shape[-1]))
+
+
+def grouped_matmul(x: list[Tensor], w: list[Tensor], bias: list[Maybe]) -> Tensor:
+    return _made(x[0], (sum(chunk.shape[0] for chunk in x), w[0].shape[1]))
+
+
 Dtype = Optional[torch.dtype]  # noqa: UP045
 
 
@@ -207,7 +224,8 @@ def something_new(x: Tensor) -> Tensor:
 
 OPS: tuple[Callable[..., Any], ...] = (
     rms_norm, add_rms_norm, add_rms_norm2, layer_norm, modulated_layer_norm, silu, gelu, swiglu, gated_residual_add, cat,
-    attention, all_reduce, reduce_scatter, all_gather, all_to_all, pipeline_send_recv, matmul_all_reduce,
+    attention, moe_gating_top_k_softmax, init_routing_v2, unpermute_tokens, grouped_matmul, all_reduce, reduce_scatter,
+    all_gather, all_to_all, pipeline_send_recv, matmul_all_reduce,
     static_quant_linear, static_quant_linear_int4, fp8_linear, mxfp4_linear, static_quant_linear_all_reduce,
     static_quant_linear_int4_all_reduce, fp8_linear_all_reduce, mxfp4_linear_all_reduce,
     _internal_mark_region_begin, _internal_mark_region_end, _internal_copy_region, _internal_order_barrier,

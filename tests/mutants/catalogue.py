@@ -12,6 +12,7 @@ from tcverify.strategies import (
     fsdp_programs,
     functional_programs,
     mixed_programs,
+    moe_programs,
     near_miss_programs,
     overlap_programs,
     resharding_programs,
@@ -27,6 +28,7 @@ from tests.mutants import (
     resharding,
     resharding_memory,
     resharding_streams,
+    sequence_experts,
     sequence_parallel,
     sequence_rows,
 )
@@ -42,7 +44,7 @@ _MADE_FOR = ("OverwritesWhatIsReadLater", "OverwritesWhatIsUnderWay", "Overwrite
 MUTANTS: dict[str, type[Pass]] = {**sequence_parallel.MUTANTS, **multistream.MUTANTS}
 #: For every mutant the kinds of finding of which one at least must be there.
 EXPECTED: dict[str, frozenset[str]] = {**sequence_parallel.EXPECTED, **multistream.EXPECTED}
-for _module in (*_ASYNCHRONOUS, overlap_fsdp, *_RESHARDING, sequence_rows):
+for _module in (sequence_experts, *_ASYNCHRONOUS, overlap_fsdp, *_RESHARDING, sequence_rows):
     MUTANTS.update(_module.MUTANTS)
     EXPECTED.update(_module.EXPECTED)
 for _name in _MADE_FOR:
@@ -57,6 +59,8 @@ def hunting_grounds(name: str) -> tuple[Drawn, ...]:
     less than a quarter."""
     if name in overlap_fsdp.MUTANTS or name in _FSDP_FIRST:
         return (fsdp_programs,)
+    if name in sequence_experts.MUTANTS:
+        return (moe_programs,)
     if reshards(name):
         return (resharding_programs,)
     if name in sequence_rows.MUTANTS:

@@ -82,7 +82,7 @@ def test_the_identity_is_never_refuted_nor_in_doubt(name: str) -> None:
 def test_every_strategy_has_a_decoder_and_mixed_draws_them_all() -> None:
     assert set(STRATEGIES) == set(DECODERS)
     programs = list(sample("mixed", 80, seed=5))
-    others = ("near-miss", "aimed", "wild", "overlap")
+    others = ("near-miss", "aimed", "experts", "wild", "overlap")
     kinds = Counter(next((k for k in others if k in p.labels), "structured") for p in programs)
     assert set(kinds) == {"structured", *others}
     assert 0.3 <= kinds["structured"] / len(programs) <= 0.65
@@ -112,10 +112,22 @@ def shares(name: str, world_size: int, count: int, subject: Subject) -> dict[str
     return {pattern: fired[pattern] / count for pattern in SequenceParallel.PATTERNS}
 
 
+#: Patterns of structured programs; the others are those of programs with experts.
+STRUCTURED = ("P1", "P2", "P3")
+
+
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
 def test_each_pattern_fires_in_a_fifth_of_a_small_sample(world_size: int) -> None:
     found = shares("structured", world_size, 80, InProcess(prepare(SequenceParallel, "", {})))
-    assert min(found.values()) >= 0.2, found
+    assert min(found[pattern] for pattern in STRUCTURED) >= 0.2, found
+
+
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+def test_experts_and_attention_are_kept_on_local_tokens_often_enough(world_size: int) -> None:
+    found = shares("moe", world_size, 120, InProcess(prepare(SequenceParallel, "", {})))
+    assert min(found[pattern] for pattern in STRUCTURED) >= 0.15, found
+    assert found["P4"] >= 0.15, found
+    assert found["P5"] >= 0.02, found
 
 
 @pytest.mark.slow
@@ -129,4 +141,7 @@ def test_each_pattern_fires_in_a_quarter_of_the_structured_programs(world_size: 
             f"{name:<12}{world_size} ranks  " + "  ".join(f"{pattern} {share:.0%}" for pattern, share in found.items())
         )
         if name == "structured":
-            assert min(found.values()) >= 0.25, found
+            assert min(found[pattern] for pattern in STRUCTURED) >= 0.25, found
+        if name == "moe":
+            assert found["P4"] >= 0.2, found
+            assert found["P5"] >= 0.03, found

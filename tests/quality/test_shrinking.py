@@ -19,7 +19,15 @@ from tcverify.campaign import Campaign, Plan
 from tcverify.campaign.reduction import reduce
 from tcverify.ops import qualified_name
 from tcverify.program import Program
-from tcverify.strategies import WORLD_SIZES, all_meshes, decode, mixed_programs, overlap_programs, transformer_programs
+from tcverify.strategies import (
+    WORLD_SIZES,
+    all_meshes,
+    decode,
+    mixed_programs,
+    moe_programs,
+    overlap_programs,
+    transformer_programs,
+)
 from tests.mutants.catalogue import MUTANTS, Drawn
 
 #: Compute nodes of the smallest program that shows a mutant's defect. Left out are mutants that show it in patterns of different
@@ -84,6 +92,16 @@ STREAM_MINIMA = {
     "GateBehindAView": 4,
 }
 
+#: The same for experts on local tokens, and attention that is sliced.
+EXPERT_MINIMA = {
+    # all_reduce, norm, gating, routing and the way back
+    "RowsLeftByExpert": 5,
+    "ChoicesOfFirstRank": 5,
+    "GateOnAllTokens": 5,
+    # all_reduce, a sum that stays local, attention, its projection, and the sum of both
+    "FirstChunkOfAttention": 5,
+}
+
 SEEDS = range(6)
 
 #: Mutants of the default tests, with two seeds each.
@@ -139,6 +157,16 @@ def test_a_mutant_is_reduced_to_its_cause(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", MINIMA)
 def test_every_mutant_is_reduced_to_its_cause(name: str, tmp_path: Path) -> None:
     _reaches_the_minimum(name, MINIMA[name], SEEDS, tmp_path)
+
+
+def test_a_mutant_of_experts_is_reduced_to_its_cause(tmp_path: Path) -> None:
+    _reaches_the_minimum("RowsLeftByExpert", EXPERT_MINIMA["RowsLeftByExpert"], range(2), tmp_path, moe_programs)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", EXPERT_MINIMA)
+def test_every_mutant_of_experts_is_reduced_to_its_cause(name: str, tmp_path: Path) -> None:
+    _reaches_the_minimum(name, EXPERT_MINIMA[name], SEEDS, tmp_path, moe_programs)
 
 
 @pytest.mark.parametrize("name", CHOSEN_STREAMS)

@@ -35,8 +35,11 @@ class TakenApart(nn.Module):
 
 
 class Attention(nn.Module):
-    def __init__(self) -> None:
+    """Attention in the ops that it is made of, or by the kernel that torch picks."""
+
+    def __init__(self, kernel: bool) -> None:
         super().__init__()
+        self.backends = [SDPBackend.FLASH_ATTENTION, SDPBackend.MATH] if kernel else [SDPBackend.MATH]
         self.wq, self.wk, self.wv, self.wo = (nn.Linear(HIDDEN, HIDDEN, bias=False) for _ in range(4))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -44,7 +47,7 @@ class Attention(nn.Module):
         q, k, v = (
             layer(x).view(batch, sequence, -1, HIDDEN // HEADS).transpose(1, 2) for layer in (self.wq, self.wk, self.wv)
         )
-        with sdpa_kernel(SDPBackend.MATH):
+        with sdpa_kernel(self.backends):
             attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         return self.wo(attended.transpose(1, 2).reshape(batch, sequence, -1))
 
@@ -60,13 +63,13 @@ class Mlp(nn.Module):
 
 
 class Block(nn.Module):
-    def __init__(self, norm: str) -> None:
+    def __init__(self, norm: str, kernel: bool) -> None:
         super().__init__()
         made = (
             nn.RMSNorm(HIDDEN, eps=1e-5) if norm == "module" else TakenApart(norm == "weight last") for _ in range(2)
         )
         self.attention_norm, self.mlp_norm = made
-        self.attention, self.mlp = Attention(), Mlp()
+        self.attention, self.mlp = Attention(kernel), Mlp()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = x + self.attention(self.attention_norm(x))
@@ -76,10 +79,10 @@ class Block(nn.Module):
 class Llama(nn.Module):
     """Embedding, blocks, a last norm, and logits; only the blocks are parallel."""
 
-    def __init__(self, norm: str) -> None:
+    def __init__(self, norm: str, kernel: bool) -> None:
         super().__init__()
         self.embedding = nn.Embedding(WORDS, HIDDEN)
-        self.blocks = nn.ModuleList(Block(norm) for _ in range(LAYERS))
+        self.blocks = nn.ModuleList(Block(norm, kernel) for _ in range(LAYERS))
         self.norm = nn.RMSNorm(HIDDEN, eps=1e-5)
         self.head = nn.Linear(HIDDEN, WORDS, bias=False)
 
@@ -99,18 +102,23 @@ _PLAN = {
 
 
 def _captured(
-    mesh: DeviceMesh, norm: str = "module", dtype: torch.dtype = torch.float32, shape: Sequence[int] = (2, 8),
+    mesh: DeviceMesh,
+    norm: str = "module",
+    *,
+    dtype: torch.dtype = torch.float32,
+    shape: Sequence[int] = (2, 8),
     training: bool = False,
-) -> Captured:  # fmt: skip
+    kernel: bool = False,
+) -> Captured:
     torch.manual_seed(0)
-    model = Llama(norm).to(dtype)
+    model = Llama(norm, kernel).to(dtype)
     for block in model.blocks:
         parallelize_module(block, mesh, {name: style() for name, style in _PLAN.items()})
     return capture(model, (torch.zeros(*shape, dtype=torch.int64),), training=training)
 
 
-def _tp(name: str = "tp") -> DeviceMesh:
-    return init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=(name,))
+def _tp() -> DeviceMesh:
+    return init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("tp",))
 
 
 def module_norm() -> Captured:
@@ -126,7 +134,7 @@ def bf16() -> Captured:
 
 
 def bf16_weight_last() -> Captured:
-    return _captured(_tp(), "weight last", torch.bfloat16)
+    return _captured(_tp(), "weight last", dtype=torch.bfloat16)
 
 
 def uneven() -> Captured:
@@ -134,12 +142,16 @@ def uneven() -> Captured:
 
 
 def over_batch() -> Captured:
-    """One sequence of an odd length per batch: the group divides the tokens, and no sequence."""
+    """Sequences of an odd length: the group divides the tokens of both, and neither sequence."""
     return _captured(_tp(), shape=(2, 7))
 
 
 def training() -> Captured:
     return _captured(_tp(), training=True)
+
+
+def kernel() -> Captured:
+    return _captured(_tp(), kernel=True)
 
 
 def grid() -> Captured:

@@ -26,7 +26,7 @@ from torch.distributed.tensor.parallel import (
 from tcverify.capturing import Captured, capture, program_of
 from tcverify.capturing.processes import Source, capture_all
 from tcverify.ops import qualified_name
-from tcverify.program import Program
+from tcverify.program import VARYING, Program
 
 #: The mesh of every capture: two dims of two ranks.
 MESH = {"dp": 2, "tp": 2}
@@ -365,7 +365,9 @@ def captured(model: str, way: str) -> Program:
     for graphs in capture_all(sources):
         assert isinstance(graphs, list)
         found += graphs
-    return program_of(found)
+    # replicas that all see one batch would average equal gradients
+    batch = {name: {"dp": VARYING} for name in ("arg0_1", "arg1_1")} if model == "data_parallel" else None
+    return program_of(found, placements=batch)
 
 
 def ops_of(program: Program) -> set[str]:

@@ -117,3 +117,45 @@ def test_copies_around_sharded_parameters_cost_their_bytes() -> None:
     assert node_cost(gathering, H100) == pytest.approx(node_cost(copy_in, H100), rel=1e-6)
     assert node_cost(copying, H100) == pytest.approx(2 * 4 * (1 << 22) / H100.memory_rate + H100.launch.vector)
     assert cost(copying) > MIN_COST_S
+
+
+@pytest.mark.parametrize(
+    ("op", "args", "kind"),
+    [
+        ("_c10d_functional_autograd::all_gather_into_tensor", ("x", 4, "tp"), "all_gather"),
+        ("_c10d_functional_autograd::reduce_scatter_tensor", ("x", "sum", 4, "tp"), "reduce_scatter"),
+        ("_c10d_functional_autograd::all_to_all_single", ("x", [1 << 10] * 4, [1 << 10] * 4, "tp"), "all_to_all"),
+        ("_dtensor::shard_dim_alltoall", ("x", 0, 1, "tp"), "all_to_all"),
+        ("_c10d_functional::isend", ("x", 1, 0, "tp"), "send_recv"),
+        ("_c10d_functional::irecv", ("x", 1, 0, "tp"), "send_recv"),
+        ("symm_mem::_low_contention_all_gather", ("x", "tp"), "all_gather"),
+        ("symm_mem::two_shot_all_reduce_", ("x", "sum", "tp"), "all_reduce"),
+    ],
+)
+def test_other_dialects_cost_what_their_collectives_do(op: str, args: tuple[Any, ...], kind: str) -> None:
+    link = H100.between(NEAR["tp"])
+    assert link is not None
+    expected = collective_time(kind, BYTES, 4, link) + H100.launch.comm
+    assert cost(node(op, *args)) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("op", "more", "products"),
+    [
+        ("_scaled_dot_product_flash_attention", (), 2),
+        ("_scaled_dot_product_efficient_attention", (None, True), 2),
+        ("scaled_dot_product_attention", (), 2),
+    ],
+)
+def test_attention_costs_its_products(op: str, more: tuple[Any, ...], products: int) -> None:
+    shape = (4, 16, 1 << 12, 128)
+    x = InputSpec("x", shape)
+
+    def build(b: Any) -> Any:
+        given = b.input("x")
+        return b.call(f"aten::{op}", given, given, given, *more)
+
+    program = spmd_program(Mesh.grid({"tp": 4}), [x], build)
+    call = next(n for n in program.graphs[0].nodes if n.op == "call_function")
+    flops = 2.0 * products * 4 * 16 * (1 << 12) ** 2 * 128
+    assert cost(call) == pytest.approx(flops / H100.matmul_rate(torch.float32) + H100.launch.matmul, rel=1e-6)

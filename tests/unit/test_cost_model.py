@@ -109,8 +109,17 @@ def test_the_rate_is_that_of_the_dtype() -> None:
             call("tensor_cast::attention", spec(2, 64, 256), spec(2, 96, 4, 32), spec(2, 96, 4, 32), *[None] * 5),
             2 * 2 * (2 * 64 * 256) * 96,
         ),
+        # each routed row by the matrix of one expert
+        (
+            call("tensor_cast::routed_matmul", spec(640, 200), spec(4, 200, 300), None, spec(320, 2, dtype=I64)),
+            2 * 640 * 200 * 300,
+        ),
+        (
+            call("tensor_cast::grouped_matmul", [spec(140, 200), spec(500, 200)], [spec(200, 300)] * 2, [None, None]),
+            2 * 640 * 200 * 300,
+        ),
     ],
-    ids=["bmm", "addmm", "linear", "matmul", "python", "attention"],
+    ids=["bmm", "addmm", "linear", "matmul", "python", "attention", "routed", "grouped"],
 )
 def test_flops_of_products(node: fx.Node, flops: int) -> None:
     assert cost(node) == pytest.approx(flops / 1e9)
@@ -124,8 +133,9 @@ def test_flops_of_products(node: fx.Node, flops: int) -> None:
         (call("tensor_cast::add_rms_norm2", spec(10, 100), spec(10, 100), spec(100), 1e-6), 5),
         (call("aten::_softmax", spec(10, 100), 1, False), 5),
         (call("aten::sum.dim_IntList", spec(10, 100), [1]), 1),
+        (call("tensor_cast::moe_gating_top_k_softmax", spec(10, 100), 4), 6),
     ],
-    ids=["add", "rms_norm", "add_rms_norm2", "softmax", "sum"],
+    ids=["add", "rms_norm", "add_rms_norm2", "softmax", "sum", "gating"],
 )
 def test_elementwise_arithmetic_runs_on_the_vector_units(node: fx.Node, flops_per_element: int) -> None:
     fast_memory = DeviceProfile("m", (SWITCH,), {F32: 1e9}, {F32: 1e8}, 1e15, 1 << 30)
@@ -135,6 +145,8 @@ def test_elementwise_arithmetic_runs_on_the_vector_units(node: fx.Node, flops_pe
 def test_what_moves_bytes_alone_is_bound_by_memory() -> None:
     assert cost(call("aten::clone", spec(1000))) == pytest.approx(8000 / 1e9)
     assert cost(call("aten::cat", [spec(400), spec(600)])) == pytest.approx(8000 / 1e9)
+    routed = call("tensor_cast::init_routing_v2", spec(10, 100), spec(10, 2, dtype=I64))
+    assert cost(routed) == pytest.approx((4000 + 160 + 8000) / 1e9)
     assert cost(call("aten::full", [1000], 1.0, dtype=F32)) == pytest.approx(1000 / 1e8)
 
 

@@ -60,6 +60,10 @@ def four_bits(make: Make) -> tuple[Any, ...]:
     return uint8(make(3, 18)), uint8(make(18, 5)), powers(make(3, 2)), powers(make(5, 2)), make(5), torch.float32
 
 
+#: The experts of three tokens, two each; the fourth of five has none.
+CHOSEN = torch.tensor([[4, 0], [2, 1], [0, 4]])
+
+
 #: Arguments of every op, for a group of one; `make(*shape)` makes a tensor.
 ARGUMENTS: dict[str, Callable[[Make], tuple[Any, ...]]] = {
     "rms_norm": lambda make: (make(2, 4, 8), make(8), 1e-5),
@@ -73,6 +77,11 @@ ARGUMENTS: dict[str, Callable[[Make], tuple[Any, ...]]] = {
     "gated_residual_add": lambda make: (make(4, 8), make(2, 4, 8), make(2, 1, 8)),
     "cat": lambda make: ([make(2, 4), make(2, 6)], -1),
     "attention": attention,
+    "moe_gating_top_k_softmax": lambda make: (make(2, 3, 5), 2),
+    "init_routing_v2": lambda make: (make(1, 3, 8), CHOSEN),
+    "unpermute_tokens": lambda make: (make(6, 8), CHOSEN),
+    "grouped_matmul": lambda make: ([make(2, 4), make(0, 4), make(3, 4)], [make(4, 5)] * 3, [make(5), None, None]),
+    "routed_matmul": lambda make: (make(6, 4), make(5, 4, 3), make(5, 3), CHOSEN),
     "all_reduce": lambda make: (make(4, 8), *GROUP),
     "reduce_scatter": lambda make: (make(4, 8), 1, *GROUP),
     "all_gather": lambda make: (make(4, 8), 1, *GROUP),

@@ -339,6 +339,8 @@ LEFT_ALONE: dict[str, tuple[Build, tuple[int, ...], Mesh]] = {
     "coalesced": (coalesced, (12, 8), TP2),
     "in place": (in_place, (12, 8), TP2),
     "operands in another order, of three dims": (of_columns, (6, 6, 8), TP2),
+    "operands in another order, of two dims": (of_columns, (8, 8), TP2),
+    "a residual in another order": (with_residual(lambda b: b.call("aten::transpose.int", b["r"], 0, 1)), (8, 8), TP2),
     "tokens that the group does not divide": (with_residual(lambda b: b["r"]), (3, 5, 8), TP2),
     "fewer tokens than ranks": (with_residual(lambda b: b["r"]), (2, 8), TP4),
     "no tokens": (with_residual(lambda b: b["r"]), (0, 8), TP2),
@@ -433,6 +435,19 @@ def test_a_group_that_nobody_knows_is_left_alone() -> None:
 def test_missing_metadata_is_left_alone() -> None:
     gm = program(SOUND).graph_module(0)
     next(node for node in gm.graph.nodes if node.name == "mean").meta.pop("val")
+    assert counted(gm) == 0
+
+
+def test_missing_metadata_of_a_tuple_is_left_alone() -> None:
+    gm = program(lambda b: fused(b, b.call(ADD, b["r"], summed(b, b["x"])))).graph_module(0)
+    next(node for node in gm.graph.nodes if "fused" in node.name).meta.pop("val")
+    assert counted(gm) == 0
+
+
+def test_ops_without_an_overload_are_left_alone() -> None:
+    gm = program(SOUND).graph_module(0)
+    reduce = next(node for node in gm.graph.nodes if op_name(node) == f"{C10D}all_reduce")
+    reduce.target = torch.ops._c10d_functional.all_reduce
     assert counted(gm) == 0
 
 

@@ -80,9 +80,10 @@ def reduce(
 ) -> Reduction:
     """Make a program smaller as long as `shows` holds, until no move makes it smaller.
 
-    Moves drop outputs, nodes, inputs, ranks and mesh dims, shrink sizes, and make values, placements, dtypes, constants and
-    costs plain. What a value is replaced by has its shape and dtype and is equal on all ranks on which the value was. Metadata
-    that was right is renewed, metadata that was missing or wrong stays so. Deterministic, where `shows` is.
+    Large programs are cut first (see `cut_down`), so that moves are tried on a window of them. Moves drop outputs, nodes, inputs,
+    ranks and mesh dims, shrink sizes, and make values, placements, dtypes, constants and costs plain. What a value is replaced by
+    has its shape and dtype and is equal on all ranks on which the value was. Metadata that was right is renewed, metadata that
+    was missing or wrong stays so. Deterministic, where `shows` is.
 
     Args:
         program: one for which `shows` holds; any program, whatever its graphs hold.

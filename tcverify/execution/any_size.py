@@ -1,0 +1,47 @@
+"""Runs programs of any number of ranks, each on the executor for that number."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tcverify.arithmetic import FLOAT64, Domain
+from tcverify.errors import ExecutorError
+from tcverify.execution.executor import Comparison, Executor, Run
+from tcverify.program import Program
+
+#: Most ranks that one machine is asked for.
+MAX_RANKS = 64
+
+
+class AnySize:
+    """An executor for programs of any size: each runs on the executor of its size. Shrinking takes ranks from programs.
+
+    Args:
+        executor_of: gives the executor for a number of ranks, started.
+    """
+
+    def __init__(self, name: str, executor_of: Callable[[int], Executor]) -> None:
+        self.name = name
+        self._executor_of = executor_of
+
+    def run(self, program: Program, *, observe: bool = False, domain: Domain = FLOAT64) -> Run:
+        """See `Executor.run`."""
+        return self._pool(program).run(program, observe=observe, domain=domain)
+
+    def compare(self, original: Program, rewritten: Program, domain: Domain = FLOAT64) -> Comparison:
+        """See `Executor.compare`."""
+        return self._pool(original).compare(original, rewritten, domain)
+
+    def start_comparison(
+        self, original: Program, rewritten: Program, domain: Domain = FLOAT64
+    ) -> Callable[[], Comparison]:
+        """See `Executor.start_comparison`."""
+        return self._pool(original).start_comparison(original, rewritten, domain)
+
+    def _pool(self, program: Program) -> Executor:
+        if program.world_size > MAX_RANKS:
+            raise ExecutorError(f"a process group of {program.world_size} ranks is more than one machine is asked for")
+        return self._executor_of(program.world_size)
+
+
+__all__ = ["AnySize"]

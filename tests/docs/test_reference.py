@@ -1,0 +1,100 @@
+"""The reference pages hold all that they are about, since they are made from it; and the site builds without a warning."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import click
+import pytest
+
+import tcverify
+from tcverify import cli
+from tcverify.ops import Op, dialects
+from tcverify.ops.table import _DIALECTS, register_dialect
+from tcverify.passes import BUILTIN
+from tcverify.program import KINDS, Contract
+from tcverify.strategies import STRATEGIES
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def generate() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("tcverify_docs_generate", ROOT / "docs" / "generate.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def pages(generate: ModuleType) -> dict[str, str]:
+    found: dict[str, str] = generate.pages()
+    return found
+
+
+def test_every_verb_and_option_is_there(pages: dict[str, str]) -> None:
+    assert isinstance(cli.main, click.Group)
+    page = pages["reference/cli.md"]
+    for name, command in cli.main.commands.items():
+        part = page.partition(f"## tcverify {name}\n")[2].partition("\n## ")[0]
+        assert part
+        for option in command.params:
+            if isinstance(option, click.Option):
+                assert option.opts[-1] in part, (name, option.opts)
+    assert all(f"| `{name}` |" in page for name in (*BUILTIN, *STRATEGIES))
+
+
+def test_every_public_name_is_there_once(pages: dict[str, str]) -> None:
+    page = pages["reference/python.md"]
+    for name in (*tcverify.__all__, "verifies"):
+        assert len(re.findall(rf"(?m)^::: [\w.]+\.{name}$|^\| `{name}` \|", page)) == 1, name
+
+
+def test_every_promise_and_kind_is_there(pages: dict[str, str]) -> None:
+    contract = pages["reference/contract.md"]
+    assert all(f"| `{field.name}` |" in contract for field in dataclasses.fields(Contract))
+    assert all(
+        f"| `{kind}` | {meaning.split('[')[0]}" in pages["reference/verdicts.md"] for kind, meaning in KINDS.items()
+    )
+
+
+def test_every_op_is_there(pages: dict[str, str], generate: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    for namespace, ops in dialects().items():
+        part = pages["reference/ops.md"].partition(f"## {namespace}\n")[2].partition("\n## ")[0]
+        for op in ops:
+            assert (f"| `{op.name.partition('::')[2]}` |" if op.run is not None else f"| `{op.name}` |") in part, (
+                op.name
+            )
+    monkeypatch.setitem(_DIALECTS, "docstest", {})
+    register_dialect("docstest", [Op("docstest::half", lambda x: x / 2, signature="(Tensor x) -> Tensor")])
+    assert "| `half` | `(Tensor x) -> Tensor` | local | compute |" in generate.ops()
+
+
+def test_what_a_page_says_is_no_markup(generate: ModuleType) -> None:
+    assert generate.cell("a | b [x] <y>\n  c") == "a \\| b \\[x] &lt;y> c"
+    assert generate.documented_attributes(Contract)["memory_budget"].startswith("peak memory grows by at most")
+
+
+def test_the_site_builds(tmp_path: Path) -> None:
+    pytest.importorskip("mkdocs", reason="mkdocs is not installed: pip install -e '.[docs]'")
+    ran = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "-d", str(tmp_path / "site")],
+        cwd=ROOT, env={**os.environ, "NO_MKDOCS_2_WARNING": "1", "PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
+        timeout=240, check=False,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    page = (tmp_path / "site" / "reference" / "python" / "index.html").read_text(encoding="utf-8")
+    assert 'id="tcverify.verifier.verify"' in page
+    index = (tmp_path / "site" / "index.html").read_text(encoding="utf-8")
+    assert not re.findall(
+        r'(?:src|href)="https?://(?!github\.com|squidfunk|hypothesis)[^"]*"', index
+    )  # nothing from the network

@@ -1,0 +1,186 @@
+"""Models under every kind of parallelism, captured in every way that torch has, run and are verified as programs."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+import torch
+from torch import fx
+
+from tcverify import verify
+from tcverify.capturing import program_of
+from tcverify.capturing.processes import Source, capture_all
+from tcverify.errors import ProgramError
+from tcverify.execution import Lockstep, ProcessGroupPool
+from tcverify.ops import lookup
+from tcverify.passes.identity import Identity
+from tcverify.program import VARYING, Program, dumps, loads
+from tests.unit import captured_models, eager_programs
+from tests.unit.captured_models import WORLD, captured, ops_of
+
+#: Model, way, and ops that make the capture what it is. Those that compile take their time.
+QUICK = [
+    (
+        "tensor_parallel",
+        "capture",
+        {"_c10d_functional::all_reduce", "aten::_scaled_dot_product_flash_attention_for_cpu"},
+    ),
+    ("vocabulary_parallel", "joint", {"aten::index_put", "aten::embedding_dense_backward"}),
+    ("fully_sharded", "make_fx", {"fsdp::all_gather_copy_in", "_c10d_functional::all_gather_into_tensor_out"}),
+    (
+        "context_parallel",
+        "make_fx",
+        {"aten::_scaled_dot_product_flash_attention", "_c10d_functional::all_to_all_single"},
+    ),
+]
+SLOW = [
+    ("tensor_parallel", "make_fx", {"aten::add_.Scalar"}),
+    ("tensor_parallel", "forward", set()),
+    ("tensor_parallel", "backward", {"aten::silu_backward"}),
+    (
+        "sequence_parallel",
+        "capture",
+        {"_c10d_functional::reduce_scatter_tensor", "_c10d_functional::all_gather_into_tensor"},
+    ),
+    ("sequence_parallel", "joint", {"_c10d_functional::reduce_scatter_tensor"}),
+    ("training", "joint", {"aten::nll_loss_backward"}),
+    ("training", "make_fx", {"aten::nll_loss_forward"}),
+    ("vocabulary_parallel", "make_fx", {"aten::gather"}),
+    ("gathered_parameters", "joint", {"_c10d_functional::reduce_scatter_tensor"}),
+    ("gathered_parameters", "make_fx", {"_c10d_functional::all_gather_into_tensor"}),
+    ("data_parallel", "make_fx", {"aten::embedding_dense_backward", "_c10d_functional::all_reduce"}),
+    ("expert_parallel", "joint", {"_c10d_functional::all_to_all_single"}),
+    ("expert_parallel", "export", {"_c10d_functional::all_to_all_single"}),
+]
+
+
+def swapped(module: fx.GraphModule) -> fx.GraphModule:
+    """The operands of every addition of equal layouts, the other way round."""
+    for node in module.graph.find_nodes(op="call_function", target=torch.ops.aten.add.Tensor):
+        layouts = [(v.shape, v.stride()) for v in (a.meta["val"] for a in node.args if isinstance(a, fx.Node))]
+        if len(layouts) == 2 and layouts[0] == layouts[1]:
+            node.args = (node.args[1], node.args[0])
+    module.recompile()
+    return module
+
+
+def without_a_collective(module: fx.GraphModule) -> fx.GraphModule:
+    """The last wait is given what the collective was given, in place of its result; where shapes allow it."""
+    for wait in reversed(
+        module.graph.find_nodes(op="call_function", target=torch.ops._c10d_functional.wait_tensor.default)
+    ):
+        start = wait.args[0]
+        operand = start.args[0]
+        if operand.meta["val"].shape == wait.meta["val"].shape and module.meta["rank"] == 0 and wait.users:
+            wait.replace_all_uses_with(operand)
+            break
+    module.recompile()
+    return module
+
+
+@cache
+def made(model: str, way: str) -> Program:
+    return captured(model, way)
+
+
+def check(model: str, way: str, ops: set[str]) -> None:
+    program = made(model, way)
+    assert ops <= ops_of(program)
+    targets = {n.target for graph in program.graphs for n in graph.nodes if n.op == "call_function"}
+    assert [lookup(t).name for t in targets if lookup(t).run is None] == []
+    assert dumps(loads(dumps(program))) == dumps(program)
+    run = Lockstep().run(program)
+    assert run.finished, run.why
+    for result in run.ranks:
+        assert all(bool(v.isfinite().all()) for v in result.outputs if isinstance(v, torch.Tensor))
+    with ProcessGroupPool(WORLD, timeout=100) as pool:
+        for domain in ("float64", "native", "exact"):
+            for sound in (Identity(), swapped):
+                verdict = verify(sound, program, domain=domain, confirm=pool)
+                assert (verdict.status, verdict.doubts, verdict.notes) == ("passed", [], []), (domain, verdict.findings)
+                assert verdict.executors == ["lockstep", "gloo"]
+    planted = verify(without_a_collective, program)
+    assert not planted.changed or planted.status == "refuted"
+
+
+@pytest.mark.parametrize(("model", "way", "ops"), QUICK)
+def test_a_captured_model_is_verified(model: str, way: str, ops: set[str]) -> None:
+    check(model, way, ops)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("model", "way", "ops"), SLOW)
+def test_every_captured_model_is_verified(model: str, way: str, ops: set[str]) -> None:
+    check(model, way, ops)
+
+
+def test_a_missing_collective_of_a_captured_model_is_refuted() -> None:
+    verdict = verify(without_a_collective, made("tensor_parallel", "capture"))
+    assert (verdict.status, verdict.changed) == ("refuted", True)
+
+
+def test_graphs_of_ring_attention_differ_by_rank() -> None:
+    program = made("context_parallel", "make_fx")
+    assert len(program.graphs) == 2
+    assert len({len(graph.nodes) for graph in program.graphs}) == 2
+
+
+@pytest.mark.parametrize(
+    ("model", "way", "why"),
+    [
+        ("tensor_parallel", "export", "DTensorSpec"),
+        ("fully_sharded", "capture", "AOTAutograd cannot capture the model"),
+        ("context_parallel", "forward", "_scaled_dot_product_flash_attention"),
+    ],
+)
+def test_what_torch_cannot_capture_is_said(model: str, way: str, why: str) -> None:
+    """docs/captures.md says which way serves for which model; where torch learns to, the table changes."""
+    with pytest.raises(ProgramError, match=why):
+        captured_models.captured(model, way)
+
+
+# -------------------------------------------------------------------------------------------- collectives of process groups
+
+
+def eager(name: str) -> Program:
+    sources = [
+        Source(f"{eager_programs.__file__}:{name}", rank, eager_programs.WORLD) for rank in range(eager_programs.WORLD)
+    ]
+    graphs = [one for found in capture_all(sources) if isinstance(found, list) for one in found]
+    return program_of(graphs, placements={"x_1": {"world": VARYING}})
+
+
+def test_collectives_of_process_groups_mean_what_torch_says() -> None:
+    program = eager("everything")
+    assert not [op for op in ops_of(program) if op.startswith("c10d::")]
+    run = Lockstep().run(program)
+    assert run.finished, run.why
+    xs = [program.values(rank)[0].double() for rank in range(3)]
+    assert not torch.equal(xs[0], xs[1])
+    stacked = torch.stack(xs)
+    for rank, result in enumerate(run.ranks):
+        total, largest, sent, *more = result.outputs
+        parts, (whole, pile, share, mean, exchanged), pieces, came = more[:3], more[3:8], more[8:11], more[11]
+        torch.testing.assert_close(total, stacked.sum(0))
+        assert torch.equal(largest, stacked.amax(0))
+        assert torch.equal(sent, xs[1])
+        assert torch.equal(torch.stack(parts), stacked)
+        assert torch.equal(whole, torch.cat(xs))
+        assert torch.equal(pile, stacked)
+        mine = slice(2 * rank, 2 * rank + 2)
+        torch.testing.assert_close(share, stacked.sum(0)[mine])
+        torch.testing.assert_close(mean, stacked.mean(0)[mine])
+        assert torch.equal(exchanged, torch.cat([x[mine] for x in xs]))
+        assert torch.equal(torch.cat(pieces), exchanged)
+        assert torch.equal(came, xs[0] if rank == 1 else torch.zeros_like(came))
+    with ProcessGroupPool(3, timeout=60) as pool:
+        verdict = verify(Identity(), program, confirm=pool)
+    assert (verdict.status, verdict.executors) == ("passed", ["lockstep", "gloo"])
+
+
+def test_a_collective_without_a_functional_form_is_named() -> None:
+    with pytest.raises(
+        ProgramError, match="'reduce_' calls c10d::reduce_: no functional collective reduces on one rank"
+    ):
+        eager("rooted")
