@@ -131,6 +131,9 @@ DIALECT_INPUTS = (
     InputSpec("x_blocks", (4, 2), recipe=Recipe("norm_weight")),
     InputSpec("w_blocks", (6, 2), recipe=Recipe("norm_weight")),
     InputSpec("token", (), torch.int64, recipe=Recipe("integers", 1)),
+    InputSpec("chosen", (4, 2), torch.int64, recipe=Recipe("integers", 3)),
+    InputSpec("rows", (8, 8)),
+    InputSpec("experts", (3, 8, 6)),
 )
 STATIC = ("scale", "offset", None, None, "bias", torch.bfloat16)
 #: Arguments of every op of the dialect: names of inputs, and what else they are given. RANK and GROUP are the caller's.
@@ -157,6 +160,11 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "static_quant_linear_int4": ("x", "w4", *STATIC),
     "fp8_linear": ("xf8", "wf8", "row_scale", "scale", "bias", None),
     "mxfp4_linear": ("x4", "wx4", "x_blocks", "w_blocks", None, torch.float32),
+    "moe_gating_top_k_softmax": ("y", 2),
+    "init_routing_v2": ("y", "chosen"),
+    "unpermute_tokens": ("rows", "chosen"),
+    "grouped_matmul": (["y", "y"], ["w", "w"], ["bias", None]),
+    "routed_matmul": ("rows", "experts", None, "chosen"),
     "_internal_mark_region_begin": ("x", 1),
     "_internal_mark_region_end": ("x", 1),
     "_internal_copy_region": ("x", 1),
@@ -166,6 +174,10 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {
 }
 for _name in ("static_quant_linear", "static_quant_linear_int4", "fp8_linear", "mxfp4_linear"):
     ARGUMENTS[f"{_name}_all_reduce"] = (*ARGUMENTS[_name], RANK, GROUP)
+
+
+#: Ops with two results.
+PAIRS = ("add_rms_norm2", "moe_gating_top_k_softmax")
 
 
 def dialect_program(name: str) -> Program:
@@ -179,7 +191,7 @@ def dialect_program(name: str) -> Program:
             return known.get(value, value) if isinstance(value, str) else value
 
         found = b.call(f"tensor_cast::{name}", *map(given, ARGUMENTS[name]))
-        return (b.getitem(found, 0), b.getitem(found, 1)) if name == "add_rms_norm2" else (found, inputs["y"])
+        return (b.getitem(found, 0), b.getitem(found, 1)) if name in PAIRS else (found, inputs["y"])
 
     return spmd_program(TP2, DIALECT_INPUTS, build)
 
