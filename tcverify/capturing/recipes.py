@@ -68,6 +68,8 @@ def _unwritten(value: torch.Tensor | None) -> bool:
 def given(value: torch.Tensor) -> Recipe:
     """The values of a tensor as they are."""
     flat = value.detach().cpu().reshape(-1)
+    if flat.dtype.is_complex:  # real and imaginary parts, in turn
+        flat = torch.view_as_real(flat.resolve_conj()).reshape(-1)
     if flat.dtype.is_floating_point:
         return Recipe("given", values=tuple(map(float, flat.to(torch.float64).tolist())))
     return Recipe("given", values=tuple(int(v) for v in flat.tolist()))
