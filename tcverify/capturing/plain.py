@@ -11,7 +11,7 @@ import keyword
 import re
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from tcverify.capturing.groups import known_here, names_in
 from tcverify.capturing.processgroup import functional
-from tcverify.capturing.recipes import recipe_of
+from tcverify.capturing.recipes import digest_of, recipe_of
 from tcverify.capturing.record import Captured, CapturedInput, GroupFacts
 from tcverify.capturing.sizes import hint, spec_of
 from tcverify.errors import ProgramError, UnsupportedOp
@@ -290,10 +290,11 @@ class _Writer:
 
     def _describe_inputs(self) -> None:
         """Choose recipes, now that the readers of the inputs are known."""
-        self.inputs = [
-            CapturedInput(i.name, i.spec, i.role, i.placements, i.shape, recipe_of(node, i.spec, role, known))
-            for i, (node, (_, role, known)) in zip(self.inputs, self._tensors.items(), strict=True)
-        ]
+        described = []
+        for one, (node, (_, role, known)) in zip(self.inputs, self._tensors.items(), strict=True):
+            recipe = recipe_of(node, one.spec, role, known)
+            described.append(replace(one, recipe=recipe, digest=digest_of(recipe, role, known)))
+        self.inputs = described
 
     # ------------------------------------------------------------------------------------------------------- calls
 

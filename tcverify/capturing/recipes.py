@@ -6,6 +6,7 @@ their readers allow. Buffers and constants keep their values where these are kno
 
 from __future__ import annotations
 
+import hashlib
 import math
 from typing import Any
 
@@ -58,6 +59,23 @@ def recipe_of(node: fx.Node, spec: TensorSpec, role: str, value: torch.Tensor | 
     if role == "parameter" and len(spec.shape) > 1:  # products of it are about as large as what it multiplies
         return Recipe(scale=round(math.sqrt(3 / max(spec.shape[-1], 3)), 4))
     return Recipe()
+
+
+#: How many elements of a tensor are looked at to tell it from that of another rank: reading all of a large model takes long.
+_LOOKED_AT = 4096
+
+
+def digest_of(recipe: Recipe, role: str, value: torch.Tensor | None) -> str | None:
+    """What tells the values of a parameter or buffer from those of other ranks; None where they are kept, or not known."""
+    if recipe.kind == "given" or role not in ("parameter", "buffer", "constant"):
+        return None
+    if value is None or isinstance(value, FakeTensor) or value.is_meta or _unwritten(value):
+        return None
+    flat = value.detach().reshape(-1)
+    taken = flat[:: max(1, flat.numel() // _LOOKED_AT)].cpu()
+    if taken.is_complex():
+        taken = torch.view_as_real(taken.resolve_conj())
+    return hashlib.sha256(repr(taken.to(torch.float64).tolist()).encode()).hexdigest()
 
 
 def _unwritten(value: torch.Tensor | None) -> bool:
@@ -125,4 +143,4 @@ def _shape(value: Any) -> tuple[int, ...] | None:
     return spec.shape if isinstance(spec, TensorSpec) else None
 
 
-__all__ = ["DEFAULT_RANGE", "given", "recipe_of"]
+__all__ = ["DEFAULT_RANGE", "digest_of", "given", "recipe_of"]

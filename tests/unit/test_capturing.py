@@ -461,3 +461,44 @@ def test_a_module_in_two_places_is_captured_and_stays_as_it_is() -> None:
     assert {i.role for i in captured.inputs} == {"parameter", "input"}
     assert all(value is before[name] for name, value in model.named_parameters())
     assert model(torch.ones(2, 4)).shape == (2, 4)
+
+
+def swapped_chunks(module: fx.GraphModule) -> fx.GraphModule:
+    """What has been gathered stands in the other order."""
+    (wait,) = module.graph.find_nodes(op="call_function", target=OPS.wait_tensor.default)
+    with module.graph.inserting_after(wait):
+        turned = module.graph.call_function(torch.ops.aten.roll.default, (wait, [4], [0]))
+    turned.meta["val"] = wait.meta["val"].clone()
+    wait.replace_all_uses_with(turned, delete_user_cb=lambda user: user is not turned)
+    module.recompile()
+    return module
+
+
+def test_a_parameter_that_ranks_hold_parts_of_is_not_taken_as_equal() -> None:
+    def captured(rank: int, whole: torch.Tensor) -> Captured:
+        part = nn.Parameter(whole.chunk(2)[rank].clone())
+        gather = OPS.all_gather_into_tensor.default
+        module = traced(lambda x: x @ OPS.wait_tensor(gather(part, 2, "7")).t(), torch.ones(3, 6))
+        return on_two_ranks(module)
+
+    divided = program_of([captured(rank, torch.arange(48.0).reshape(8, 6)) for rank in range(2)], TP)
+    (weight,) = [i for i in divided.inputs if i.shape == (4, 6)]
+    assert weight.placements == (("tp", VARYING),)
+    assert "wrong-value" in {f.kind for f in verify(swapped_chunks, divided).findings}
+    assert verify(Identity(), divided).status == "passed"
+
+    equal = program_of([captured(rank, torch.ones(8, 6)) for rank in range(2)], TP)
+    assert [i.placements for i in equal.inputs] == [(), ()]
+    assert "wrong-value" not in {f.kind for f in verify(swapped_chunks, equal).findings}
+
+
+def test_parts_by_a_group_that_others_repeat_are_drawn_by_that_group() -> None:
+    mesh = Mesh.grid({"dp": 2, "tp": 2})
+    captures = []
+    for rank in range(4):
+        weight = nn.Parameter(torch.full((2, 2), float(rank % 2)))
+        captures.append(plain(traced(lambda x: x @ weight, torch.ones(3, 2))))  # noqa: B023
+    (weight_spec,) = [i for i in program_of(captures, mesh).inputs if i.shape == (2, 2)]
+    assert weight_spec.placements == (("tp", VARYING),)
+    (said,) = [i for i in program_of(captures, mesh, {weight_spec.name: {"tp": shard(0)}}).inputs if "x" not in i.name]
+    assert said.placements == (("tp", shard(0)),)
