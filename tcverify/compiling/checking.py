@@ -81,8 +81,7 @@ class Checked(CustomGraphPass):
         self._cache: dict[str, Judgement] | None = {} if cache else None
         self._timeout = timeout
         name = terms.facts.name
-        _NAMES[name] += 1
-        self._channel = f"tcverify/{name}/{_NAMES[name]}"
+        self._channel = _channel(name)
         self._met = 0
         self._told: set[Any] = set()
         self._tally = Tally(name)
@@ -127,6 +126,11 @@ class Checked(CustomGraphPass):
             return None
         options = (own, self._terms.contract, self._terms.checks, self._terms.domain, str(self._mesh))
         return hashlib.sha256(repr(options).encode()).hexdigest()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """A copy meets the other ranks by a name of its own: the replies to its original stay in the store."""
+        self.__dict__.update(state)
+        self._channel = _channel(self._terms.facts.name)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name == "_pass":  # what copying and pickling ask for before there is a pass
@@ -356,6 +360,12 @@ class Checked(CustomGraphPass):
         if text not in self._told:
             self._told.add(text)
             LOG.log(level, "%s: %s", self._tally.name, text)
+
+
+def _channel(name: str) -> str:
+    """A name for what ranks tell each other of a checked pass: the same on all ranks that make the same ones in one order."""
+    _NAMES[name] += 1
+    return f"tcverify/{name}/{_NAMES[name]}"
 
 
 #: Why a graph is inconclusive when the other ranks need not be asked again.
