@@ -98,7 +98,10 @@ def _inputs(
                 taken.add(own)
                 for rank in ranks:
                     renames[rank][name] = own
-            spec, mesh = _spec(own, {rank: held[rank] for rank in ranks}, mesh, placed if not number else ())
+            part, own_placed = {rank: held[rank] for rank in ranks}, placed if not number else ()
+            if not own_placed and name not in said:
+                own_placed, mesh = _apart(part, mesh)
+            spec, mesh = _spec(own, part, mesh, own_placed)
             specs.append(spec)
     return specs, mesh, renames
 
@@ -218,7 +221,25 @@ def _given(name: str, held: Mapping[int, CapturedInput], mesh: Mesh) -> tuple[In
     return InputSpec(name, one.spec.shape, one.spec.dtype, placed, Recipe("given", values=flat)), mesh
 
 
-def _differs(values: Mapping[int, tuple[float, ...]], dim: MeshDim) -> bool:
+def _apart(held: Mapping[int, CapturedInput], mesh: Mesh) -> tuple[Placed, Mesh]:
+    """How an input is placed of which nothing is said: where ranks hold other values of it, as in parameters that a model has
+    divided by itself, they are drawn apart, so that nobody takes one for the other."""
+    digests = {rank: one.digest for rank, one in held.items() if one.placements is None}
+    if len(digests) < len(held) or None in digests.values() or len(set(digests.values())) == 1:
+        return (), mesh
+    dims = [dim for dim in mesh.dims if _differs(digests, dim)]
+    known: dict[tuple[int, ...], str | None] = {}
+    explained = all(
+        known.setdefault(tuple(dim.position(rank) for dim in dims), digest) == digest
+        for rank, digest in digests.items()
+    )
+    if not explained:
+        mesh, everybody = _everybody(mesh)
+        dims = [everybody]
+    return tuple((dim.name, VARYING) for dim in dims), mesh
+
+
+def _differs(values: Mapping[int, object], dim: MeshDim) -> bool:
     return any(len({values[rank] for rank in group if rank in values}) > 1 for group in dim.groups)
 
 

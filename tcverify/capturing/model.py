@@ -41,6 +41,7 @@ def capture(
     from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 
     gradients = contextlib.nullcontext() if training else torch.no_grad()
+    own = [(m, dict(m._parameters), dict(m._buffers)) for m in model.modules()]
     try:
         with contextlib.ExitStack() as stack, gradients:
             joint = aot_export_joint_with_descriptors(stack, model, tuple(args), dict(kwargs or {}))
@@ -51,6 +52,10 @@ def capture(
             f"AOTAutograd cannot capture the model: {type(error).__name__}: {text[0]}",
             "capture a graph by other means (make_fx, torch.compile with a backend that keeps it) and give that",
         ) from error
+    finally:  # torch puts a module that stands in two places back together with what it traced it on
+        for module_, parameters, buffers in own:
+            module_._parameters.update(parameters)
+            module_._buffers.update(buffers)
     examples = pytree.tree_leaves((tuple(args), dict(kwargs or {})))
     groups: dict[str, GroupFacts] = {}
     facts = {}

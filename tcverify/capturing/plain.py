@@ -11,11 +11,12 @@ import keyword
 import re
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import fx
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.node import map_aggregate
 from torch.utils import _pytree as pytree
@@ -23,7 +24,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from tcverify.capturing.groups import known_here, names_in
 from tcverify.capturing.processgroup import functional
-from tcverify.capturing.recipes import recipe_of
+from tcverify.capturing.recipes import digest_of, recipe_of
 from tcverify.capturing.record import Captured, CapturedInput, GroupFacts
 from tcverify.capturing.sizes import hint, spec_of
 from tcverify.errors import ProgramError, UnsupportedOp
@@ -109,7 +110,17 @@ def _is_plain_call(node: fx.Node) -> bool:
         return False
     if isinstance(node.target, (torch._ops.OpOverload, torch._ops.HigherOrderOperator)):
         return True
-    return qualified_name(node.target).startswith("python::") or getattr(node.target, "__module__", "") in _ON_NUMBERS
+    if qualified_name(node.target).startswith("python::"):
+        return True
+    return getattr(node.target, "__module__", "") in _ON_NUMBERS and _gives_numbers(node)
+
+
+def _gives_numbers(node: fx.Node) -> bool:
+    """Whether a call computes on sizes: torch.relu and operator.iadd stand in the same modules as torch.sym_max."""
+    if not node.all_input_nodes:
+        return True
+    leaves = pytree.tree_leaves(_value(node))
+    return bool(leaves) and not any(isinstance(leaf, torch.Tensor) for leaf in leaves) and leaves != [None]
 
 
 #: Modules whose functions compute on sizes in captured graphs; such calls become numbers.
@@ -138,6 +149,7 @@ def _traced(module: fx.GraphModule, example_inputs: Sequence[Any] | None) -> fx.
     for name, value in (*module.named_parameters(), *module.named_buffers()):
         _require_plain(value, f"attribute '{name}'")
     names = [n.name for n in module.graph.nodes if n.op == "placeholder"]
+    held = [(b, b.detach().clone()) for b in module.buffers() if not isinstance(b, FakeTensor)]
     try:
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch warns of gradients that nobody asks for
@@ -148,6 +160,10 @@ def _traced(module: fx.GraphModule, example_inputs: Sequence[Any] | None) -> fx.
             f"the graph cannot be traced down to aten: {type(error).__name__}: {text[0]}",
             "capture it with make_fx or AOTAutograd (aot_export_joint_with_descriptors) and give that graph",
         ) from error
+    finally:  # real buffers are written into (BatchNorm counts its calls)
+        for buffer, before in held:
+            if not torch.equal(buffer, before):
+                buffer.data.copy_(before)
     for node, name in zip((n for n in traced.graph.nodes if n.op == "placeholder"), names, strict=True):
         node._rename(name)
     return traced
@@ -274,10 +290,11 @@ class _Writer:
 
     def _describe_inputs(self) -> None:
         """Choose recipes, now that the readers of the inputs are known."""
-        self.inputs = [
-            CapturedInput(i.name, i.spec, i.role, i.placements, i.shape, recipe_of(node, i.spec, role, known))
-            for i, (node, (_, role, known)) in zip(self.inputs, self._tensors.items(), strict=True)
-        ]
+        described = []
+        for one, (node, (_, role, known)) in zip(self.inputs, self._tensors.items(), strict=True):
+            recipe = recipe_of(node, one.spec, role, known)
+            described.append(replace(one, recipe=recipe, digest=digest_of(recipe, role, known)))
+        self.inputs = described
 
     # ------------------------------------------------------------------------------------------------------- calls
 

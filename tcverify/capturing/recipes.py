@@ -6,6 +6,7 @@ their readers allow. Buffers and constants keep their values where these are kno
 
 from __future__ import annotations
 
+import hashlib
 import math
 from typing import Any
 
@@ -60,6 +61,23 @@ def recipe_of(node: fx.Node, spec: TensorSpec, role: str, value: torch.Tensor | 
     return Recipe()
 
 
+#: How many elements of a tensor are looked at to tell it from that of another rank: reading all of a large model takes long.
+_LOOKED_AT = 4096
+
+
+def digest_of(recipe: Recipe, role: str, value: torch.Tensor | None) -> str | None:
+    """What tells the values of a parameter or buffer from those of other ranks; None where they are kept, or not known."""
+    if recipe.kind == "given" or role not in ("parameter", "buffer", "constant"):
+        return None
+    if value is None or isinstance(value, FakeTensor) or value.is_meta or _unwritten(value):
+        return None
+    flat = value.detach().reshape(-1)
+    taken = flat[:: max(1, flat.numel() // _LOOKED_AT)].cpu()
+    if taken.is_complex():
+        taken = torch.view_as_real(taken.resolve_conj())
+    return hashlib.sha256(repr(taken.to(torch.float64).tolist()).encode()).hexdigest()
+
+
 def _unwritten(value: torch.Tensor | None) -> bool:
     """Whether a value is memory that nobody has written: parameters that a fake process group was to bring often are."""
     return value is not None and value.is_floating_point() and bool(value.isnan().any())
@@ -68,6 +86,8 @@ def _unwritten(value: torch.Tensor | None) -> bool:
 def given(value: torch.Tensor) -> Recipe:
     """The values of a tensor as they are."""
     flat = value.detach().cpu().reshape(-1)
+    if flat.dtype.is_complex:  # real and imaginary parts, in turn
+        flat = torch.view_as_real(flat.resolve_conj()).reshape(-1)
     if flat.dtype.is_floating_point:
         return Recipe("given", values=tuple(map(float, flat.to(torch.float64).tolist())))
     return Recipe("given", values=tuple(int(v) for v in flat.tolist()))
@@ -123,4 +143,4 @@ def _shape(value: Any) -> tuple[int, ...] | None:
     return spec.shape if isinstance(spec, TensorSpec) else None
 
 
-__all__ = ["DEFAULT_RANGE", "given", "recipe_of"]
+__all__ = ["DEFAULT_RANGE", "digest_of", "given", "recipe_of"]

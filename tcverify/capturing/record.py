@@ -38,6 +38,7 @@ class CapturedInput:
         placements: (group label or name, placement) pairs; None where nothing is known.
         shape: global shape, where it is known.
         recipe: how its values are made.
+        digest: tells the values that this rank holds from those of others, where they are known and not kept.
     """
 
     name: str
@@ -46,6 +47,7 @@ class CapturedInput:
     placements: tuple[tuple[str, Placement], ...] | None = None
     shape: tuple[int, ...] | None = None
     recipe: Recipe = DRAWN
+    digest: str | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -136,17 +136,30 @@ def _grouped(captured: Captured, told: Told, mesh: Mesh | None, rank: int) -> Ca
 
 
 def _assumed(captures: Sequence[Captured], told: Told) -> list[str]:
-    """The inputs of which nothing is known but their shape."""
+    """What is said of inputs of which nothing is known but their shape, and of those that ranks hold other values of."""
     names = dict.fromkeys(
         one.name
         for captured in captures
         for one in captured.inputs
         if one.placements is None and one.role in ("input", "tangent") and one.name not in told.placements
     )
-    if not names:
-        return []
-    listed = ", ".join(list(names)[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
-    return [f"taken as equal on all ranks, since nothing says otherwise: {listed} (--placement INPUT=DIM:PLACEMENT)"]
+    digests: dict[str, set[str | None]] = {}
+    for captured in captures:
+        for one in captured.inputs:
+            if one.placements is None and one.name not in told.placements:
+                digests.setdefault(one.name, set()).add(one.digest)
+    apart = [name for name, found in digests.items() if len(found - {None}) > 1 and None not in found]
+    said = []
+    if names:
+        said.append(f"taken as equal on all ranks, since nothing says otherwise: {_listed(names)}")
+    if apart:
+        said.append(f"taken as different on the ranks, as the values are that they hold: {_listed(apart)}")
+    return [f"{text} (--placement INPUT=DIM:PLACEMENT)" for text in said]
+
+
+def _listed(names: Iterable[str]) -> str:
+    listed = list(names)
+    return ", ".join(listed[:8]) + (f" and {len(listed) - 8} more" if len(listed) > 8 else "")
 
 
 def _group_size(text: str, size: int | None) -> int | None:

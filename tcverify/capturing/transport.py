@@ -29,6 +29,7 @@ def encode_captured(captured: Captured) -> dict[str, Any]:
                 "placements": None if one.placements is None else [[d, str(p)] for d, p in one.placements],
                 "shape": None if one.shape is None else list(one.shape),
                 "recipe": encode_recipe(one.recipe),
+                "digest": one.digest,
             }
             for one in captured.inputs
         ],
@@ -54,6 +55,7 @@ def decode_captured(data: Any, where: str) -> Captured:
             None if one["placements"] is None else tuple((d, Placement.parse(p)) for d, p in one["placements"]),
             None if one["shape"] is None else tuple(one["shape"]),
             reader.recipe(one["recipe"], one["name"]),
+            one["digest"],
         )
         for one in data["inputs"]
     )

@@ -94,7 +94,6 @@ class Checked(CustomGraphPass):
         made = copy.copy(self)
         made._pass = copy.deepcopy(self._pass, memo)
         made._cache = None if self._cache is None else dict(self._cache)
-        made._begin()
         return made
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -137,6 +136,11 @@ class Checked(CustomGraphPass):
             return None
         options = (own, self._terms.contract, self._terms.checks, self._terms.domain, str(self._mesh))
         return hashlib.sha256(repr(options).encode()).hexdigest()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """A copy meets the other ranks by a name of its own: the replies to its original stay in the store."""
+        self.__dict__.update(state)
+        self._begin()
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name == "_pass":  # what copying and pickling ask for before there is a pass

@@ -92,7 +92,7 @@ class InputSpec:
 
     def check_given(self) -> None:
         """Raise `ProgramError` unless as many values are given as elements are needed."""
-        size, given = math.prod(self.shape), len(self.recipe.values)
+        size, given = self._given_size, len(self.recipe.values)
         if self.recipe.kind == "given" and (given % size if size else given):
             raise ProgramError(
                 f"input '{self.name}' of shape {list(self.shape)} is given {given} values",
@@ -128,9 +128,14 @@ class InputSpec:
         dtype = self.dtype if draw is None else torch.float64
         return part.to(dtype, memory_format=torch.contiguous_format, copy=True)
 
+    @property
+    def _given_size(self) -> int:
+        """How many numbers one member is given: of a complex element two."""
+        return math.prod(self.shape) * (2 if self.dtype.is_complex else 1)
+
     def _given(self, lengths: Sequence[int], coordinates: Sequence[int], draw: int | None) -> torch.Tensor:
         """The global tensor of the member at these coordinates: the values that it is given."""
-        number, size = 0, math.prod(self.shape)
+        number, size = 0, self._given_size
         for length, coordinate in zip(lengths, coordinates, strict=True):
             number = number * length + coordinate
         number = number if len(self.recipe.values) > size else 0  # the same for all members
@@ -139,6 +144,8 @@ class InputSpec:
             if any(map(math.isnan, chosen)):
                 raise UnsupportedOp(f"the input '{self.name}'", "the exact domain has no NaN, which it is given")
             chosen = tuple(value if math.isinf(value) else residue(value) for value in chosen)
+        if self.dtype.is_complex:
+            return torch.view_as_complex(torch.tensor(chosen, dtype=torch.float64).reshape(*self.shape, 2))
         wide = torch.float64 if self.dtype.is_floating_point else torch.int64
         return torch.tensor(chosen, dtype=wide).reshape(self.shape)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -14,7 +15,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from tcverify import VARYING, Lockstep, Mesh, dumps, loads, shard, verify
-from tcverify.capturing import Captured, GroupFacts, InputFacts, RankRule, for_all_ranks, plain, program_of
+from tcverify.capturing import Captured, GroupFacts, InputFacts, RankRule, capture, for_all_ranks, plain, program_of
 from tcverify.errors import ProgramError
 from tcverify.ops import qualified_name
 from tcverify.passes.identity import Identity
@@ -372,3 +373,132 @@ class TestOneGraphForAll:
         captured = plain(traced(plainly_summed, torch.ones(3)), groups={"7": GroupFacts(None, (0, 3))})
         with pytest.raises(ProgramError, match="which no mesh dim has"):
             for_all_ranks(captured, Mesh.grid({"dp": 2, "tp": 2}))
+
+
+class TestValues:
+    def test_complex_tables_keep_their_values(self) -> None:
+        table = torch.polar(torch.ones(3, 2), torch.arange(6.0).reshape(3, 2))
+
+        def turned(x: torch.Tensor) -> torch.Tensor:
+            return torch.view_as_real(torch.view_as_complex(x) * table)
+
+        program = program_of(for_all_ranks(on_two_ranks(traced(turned, torch.ones(3, 2, 2))), TP))
+        program = loads(dumps(program))
+
+        values = dict(zip([i.name for i in program.inputs], program.values(1), strict=True))
+        (held,) = [v for v in values.values() if v.is_complex()]
+        torch.testing.assert_close(held.to(table.dtype), table)
+        run = Lockstep().run(program)
+        expected = turned(values["x_1"].float())
+        torch.testing.assert_close(run.ranks[1].outputs[0].float(), expected)
+
+    def test_complex_tables_may_differ_between_ranks(self) -> None:
+        captures = []
+        for rank in range(2):
+            table = torch.full((2,), complex(rank, 1))
+            captures.append(plain(traced(lambda x: x * table, torch.ones(2)), groups={"7": GroupFacts("tp", (0, 1))}))  # noqa: B023
+
+        program = loads(dumps(program_of(captures, TP)))
+
+        for rank in range(2):
+            (held,) = [v for v in program.values(rank) if v.is_complex()]
+            assert held.tolist() == [complex(rank, 1)] * 2
+
+
+class TestTorchFunctions:
+    def test_graphs_of_functions_of_torch_alone_are_traced_down(self) -> None:
+        """torch.relu and operator.iadd are in the modules whose other functions compute on sizes."""
+        graph = fx.Graph()
+        x = graph.placeholder("x")
+        x.meta["example_value"] = torch.empty(2, 2, device="meta")
+        more = graph.call_function(operator.iadd, (x, 1))
+        graph.call_function(operator.setitem, (x, 0, 5.0))
+        graph.output((graph.call_function(torch.relu, (more,)), x))
+
+        captured = plain(fx.GraphModule({}, graph))
+
+        assert targets(captured.graph)[0] == "aten::add_.Tensor"
+        assert all(t.startswith("aten::") for t in targets(captured.graph))
+        program = program_of(for_all_ranks(captured, TP))
+        given = program.values(0)[0]
+        outputs = Lockstep().run(program).ranks[0].outputs
+        expected = given.double() + 1
+        expected[0] = 5
+        torch.testing.assert_close(outputs[1].double(), expected)
+
+    def test_functions_on_sizes_become_numbers(self) -> None:
+        graph = fx.Graph()
+        x = graph.placeholder("x")
+        x.meta["val"] = torch.ones(3, device="meta")
+        size = graph.placeholder("size")
+        size.meta["val"] = 3
+        twice = graph.call_function(operator.floordiv, (size, 2))
+        twice.meta["val"] = 1
+        graph.output(graph.call_function(torch.ops.aten.mul.Tensor, (x, twice)))
+
+        captured = plain(fx.GraphModule({}, graph))
+
+        assert captured.notes == ()
+        assert targets(captured.graph) == ["aten::mul.Tensor"]
+
+    def test_tracing_writes_into_no_buffer(self) -> None:
+        norm = nn.BatchNorm1d(3)
+
+        captured = plain(fx.symbolic_trace(nn.Sequential(norm)), [torch.ones(2, 3)])
+
+        assert norm.num_batches_tracked.item() == 0
+        (counter,) = [i for i in captured.inputs if i.spec.dtype == torch.int64]
+        assert counter.recipe.values == (0,)
+
+
+def test_a_module_in_two_places_is_captured_and_stays_as_it_is() -> None:
+    layer = nn.Linear(4, 4)
+    model = nn.Sequential(layer, layer)
+    before = dict(model.named_parameters())
+
+    captured = capture(model, (torch.ones(2, 4),))
+
+    assert {i.role for i in captured.inputs} == {"parameter", "input"}
+    assert all(value is before[name] for name, value in model.named_parameters())
+    assert model(torch.ones(2, 4)).shape == (2, 4)
+
+
+def swapped_chunks(module: fx.GraphModule) -> fx.GraphModule:
+    """What has been gathered stands in the other order."""
+    (wait,) = module.graph.find_nodes(op="call_function", target=OPS.wait_tensor.default)
+    with module.graph.inserting_after(wait):
+        turned = module.graph.call_function(torch.ops.aten.roll.default, (wait, [4], [0]))
+    turned.meta["val"] = wait.meta["val"].clone()
+    wait.replace_all_uses_with(turned, delete_user_cb=lambda user: user is not turned)
+    module.recompile()
+    return module
+
+
+def test_a_parameter_that_ranks_hold_parts_of_is_not_taken_as_equal() -> None:
+    def captured(rank: int, whole: torch.Tensor) -> Captured:
+        part = nn.Parameter(whole.chunk(2)[rank].clone())
+        gather = OPS.all_gather_into_tensor.default
+        module = traced(lambda x: x @ OPS.wait_tensor(gather(part, 2, "7")).t(), torch.ones(3, 6))
+        return on_two_ranks(module)
+
+    divided = program_of([captured(rank, torch.arange(48.0).reshape(8, 6)) for rank in range(2)], TP)
+    (weight,) = [i for i in divided.inputs if i.shape == (4, 6)]
+    assert weight.placements == (("tp", VARYING),)
+    assert "wrong-value" in {f.kind for f in verify(swapped_chunks, divided).findings}
+    assert verify(Identity(), divided).status == "passed"
+
+    equal = program_of([captured(rank, torch.ones(8, 6)) for rank in range(2)], TP)
+    assert [i.placements for i in equal.inputs] == [(), ()]
+    assert "wrong-value" not in {f.kind for f in verify(swapped_chunks, equal).findings}
+
+
+def test_parts_by_a_group_that_others_repeat_are_drawn_by_that_group() -> None:
+    mesh = Mesh.grid({"dp": 2, "tp": 2})
+    captures = []
+    for rank in range(4):
+        weight = nn.Parameter(torch.full((2, 2), float(rank % 2)))
+        captures.append(plain(traced(lambda x: x @ weight, torch.ones(3, 2))))  # noqa: B023
+    (weight_spec,) = [i for i in program_of(captures, mesh).inputs if i.shape == (2, 2)]
+    assert weight_spec.placements == (("tp", VARYING),)
+    (said,) = [i for i in program_of(captures, mesh, {weight_spec.name: {"tp": shard(0)}}).inputs if "x" not in i.name]
+    assert said.placements == (("tp", shard(0)),)

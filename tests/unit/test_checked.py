@@ -22,6 +22,7 @@ from tcverify.compiling import Checked, Tally
 from tcverify.compiling.pairing import mesh_for
 from tcverify.counterexample import read_counterexample
 from tcverify.errors import PassLoadError, ProgramError, UsageError
+from tcverify.passes.identity import Identity
 from tcverify.program.graph import same_structure
 from tcverify.refuted import MalformedGraph, WrongValue
 from tests.unit import checked_passes as passes
@@ -516,3 +517,11 @@ def test_a_report_says_everything_in_a_few_lines() -> None:
         "  counterexample: reports/1/counterexample.json",
     ]
     assert Tally("idle").status == "nothing tested"
+
+
+def test_copies_meet_other_ranks_by_names_of_their_own() -> None:
+    """Replies stay in the store: a copy that counts on where its original stood would read those to other graphs."""
+    one = checked(Identity(), mesh=Mesh.grid({"tp": 2}), report_dir=None)
+    copies = [one, copy.copy(one), copy.deepcopy(one), pickle.loads(pickle.dumps(one))]  # noqa: S301 - our own bytes
+    assert len({each._channel for each in copies}) == 4
+    assert all(each.report().calls == 0 for each in copies)
