@@ -485,35 +485,38 @@ def test_of_graphs_that_are_stored_apart_no_numbers_are_known() -> None:
 # ----------------------------------------------------------------------------------------------- dims that differ by rank
 
 
-def by_rank(b: Builder) -> Any:
+def dim_by_rank(b: Builder) -> Any:
     """A dim of a square, another one on every other rank: shapes are the same."""
     return b.graph.constant("dim", lambda rank: rank % 2)
 
 
 DIMS_BY_RANK: dict[str, Build] = {
-    "softmax": lambda b: apart(b, b.call(ADD, summed(b, b["x"]), b.call("aten::softmax.int", b["r"], by_rank(b)))),
+    "softmax": lambda b: apart(b, b.call(ADD, summed(b, b["x"]), b.call("aten::softmax.int", b["r"], dim_by_rank(b)))),
     "sum": lambda b: apart(
-        b, b.call(ADD, summed(b, b["x"]), b.call(ADD, b["q"], b.call("aten::sum.dim_IntList", b["r"], [by_rank(b)])))
+        b,
+        b.call(ADD, summed(b, b["x"]), b.call(ADD, b["q"], b.call("aten::sum.dim_IntList", b["r"], [dim_by_rank(b)]))),
     ),
-    "weight": lambda b: b.call("aten::rms_norm", summed(b, b["x"]), [8], b.call("aten::amax", b["r"], [by_rank(b)])),
+    "weight": lambda b: b.call(
+        "aten::rms_norm", summed(b, b["x"]), [8], b.call("aten::amax", b["r"], [dim_by_rank(b)])
+    ),
     "transposed": lambda b: apart(
         b,
         b.call(
             ADD,
             summed(b, b["x"]),
-            b.call("aten::mul.Tensor", b["q"], b.call("aten::transpose.int", b["r"], 0, by_rank(b))),
+            b.call("aten::mul.Tensor", b["q"], b.call("aten::transpose.int", b["r"], 0, dim_by_rank(b))),
         ),
     ),
     "mean of the norm": lambda b: b.call(
         MUL,
         summed(b, b["x"]),
-        b.call("aten::rsqrt", b.call(ADD, b.call("aten::mean.dim", summed(b, b["x"]), [by_rank(b)], True), 9.5)),
+        b.call("aten::rsqrt", b.call(ADD, b.call("aten::mean.dim", summed(b, b["x"]), [dim_by_rank(b)], True), 9.5)),
     ),
     "tensor_cast's residual": lambda b: b.rms_norm(
-        b.add(b.all_reduce(b["x"]), b.call("aten::softmax.int", b["r"], by_rank(b)))
+        b.add(b.all_reduce(b["x"]), b.call("aten::softmax.int", b["r"], dim_by_rank(b)))
     ),
     "tensor_cast's weight": lambda b: b.call(
-        "rms_norm", b.all_reduce(b["x"]), b.call("aten::amax", b["r"], [by_rank(b)]), 1e-6
+        "rms_norm", b.all_reduce(b["x"]), b.call("aten::amax", b["r"], [dim_by_rank(b)]), 1e-6
     ),
 }
 
