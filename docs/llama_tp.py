@@ -77,6 +77,12 @@ class Llama(nn.Module):
         return self.head(self.norm(x))
 
 
+def say(text: str) -> None:
+    """Print in one go, so that the lines of the ranks do not mix."""
+    sys.stdout.write(f"[rank {dist.get_rank()}] {text}\n")
+    sys.stdout.flush()
+
+
 def run(pass_: object, report_dir: str) -> int:
     """Compile the model on this rank and compare with the model as it is; returns an exit code."""
     torch._dynamo.reset()
@@ -96,12 +102,12 @@ def run(pass_: object, report_dir: str) -> int:
         try:
             actual = torch.compile(model, backend=backend)(words)
         except torch._dynamo.exc.BackendCompilerFailed as error:  # what a backend raises comes inside
-            print(f"[rank {dist.get_rank()}] refuted\n{error.inner_exception}", flush=True)
+            say(f"refuted\n{error.inner_exception}")
             code = 1
         else:
             torch.testing.assert_close(actual, expected)
-            print(f"[rank {dist.get_rank()}] equal to eager", flush=True)
-    print(f"[rank {dist.get_rank()}] {backend.report()}", flush=True)
+            say("equal to eager")
+    say(backend.report())
     return code
 
 

@@ -72,20 +72,30 @@ class Checked(CustomGraphPass):
         timeout: float,
         fallback: bool,
     ) -> None:
-        self._pass = loaded.subject
-        self._loaded = loaded
+        self._pass = loaded.call if loaded.stages else loaded.subject
         self._terms = terms
         self._mode, self._fallback = mode, fallback
         self._declared = declared
         self._mesh, self._groups, self._placements = mesh, groups, placements
         self._cache: dict[str, Judgement] | None = {} if cache else None
         self._timeout = timeout
-        name = terms.facts.name
+        self._begin()
+
+    def _begin(self) -> None:
+        """Nothing has been seen yet, and no other rank has been met."""
+        name = self._terms.facts.name
         _NAMES[name] += 1
         self._channel = f"tcverify/{name}/{_NAMES[name]}"
         self._met = 0
         self._told: set[Any] = set()
         self._tally = Tally(name)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Checked:
+        made = copy.copy(self)
+        made._pass = copy.deepcopy(self._pass, memo)
+        made._cache = None if self._cache is None else dict(self._cache)
+        made._begin()
+        return made
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         called = given(args, kwargs)

@@ -236,7 +236,7 @@ def _keeps_replication(node: fx.Node, name: str, same_numbers: bool, same_dims: 
 
 
 def _is_elementwise(name: str) -> bool:
-    return _aten_base(name) in _ELEMENTWISE or name in _OPERATORS
+    return _aten_base(name) in _ELEMENTWISE or name in _OPERATORS or name == "prims::convert_element_type"
 
 
 def _aten_base(name: str) -> str:

@@ -53,6 +53,12 @@ def wide_around(b: Builder, value: Any) -> Any:
     return cast(b, apart(b, cast(b, value, torch.float64)), torch.float32)
 
 
+def converted_around(b: Builder, value: Any) -> Any:
+    """As Inductor writes casts."""
+    wide = b.call("prims::convert_element_type", value, torch.float64)
+    return b.call("prims::convert_element_type", apart(b, wide), torch.float32)
+
+
 def wide_before_weight(b: Builder, value: Any) -> Any:
     """In another dtype up to the weight."""
     wide = cast(b, value, torch.float64)
@@ -78,6 +84,7 @@ NORMS: dict[str, Callable[[Builder, Any], Any]] = {
     "operands the other way round": lambda b, v: apart(b, v, swapped=True),
     "a number added to the mean": lambda b, v: apart(b, v, eps="aten::add.Scalar"),
     "casts around": wide_around,
+    "casts of prims": converted_around,
     "a cast before the weight": wide_before_weight,
     "_fused_rms_norm": fused,
     "rms_norm": lambda b, v: b.call("aten::rms_norm", v, [hidden(v)], b["w"], EPS),

@@ -340,6 +340,15 @@ class TestConventions:
             checked(lambda gm: bare(gm.graph), **JOB)(traced())
         assert caught.value.kind == "stale-metadata"
 
+    def test_a_pipeline_runs_as_a_whole(self) -> None:
+        here = "tests.unit.checked_passes"
+        pass_ = checked(f"{here}:scatter_and_gather+{here}:nothing", **JOB)
+        gm = pass_(traced())
+        assert len(passes.waits(gm.graph)) == 2
+        assert pass_.report().status == "passed"
+        with pytest.raises(WrongValue):
+            checked(f"{here}:forget_sum+{here}:nothing", **JOB)(traced())
+
     def test_example_inputs(self) -> None:
         pass_ = checked(passes.with_examples, **JOB)
         pass_(traced(), [torch.ones(4, 6)])
@@ -386,6 +395,7 @@ class TestConventions:
         pass_ = checked(passes.Graphwise(), **JOB)
         other = copy.deepcopy(pass_)
         assert isinstance(other, Checked)
+        assert other._channel != pass_._channel  # ranks must not take calls of one for calls of the other
         other(traced().graph)
         assert (other.report().calls, pass_.report().calls) == (1, 0)
         with pytest.raises((AttributeError, TypeError, pickle.PicklingError)):

@@ -84,6 +84,8 @@ def test_a_kernel_for_attention_hides_nothing() -> None:
     program = captured("kernel")
     assert any("flash_attention" in op for op in rewritten(program)[1])
     assert_all_move(program)
+    verdict = verify(SequenceParallel, program)
+    assert verdict.status == "passed", verdict.doubts
 
 
 def test_tokens_that_the_group_does_not_divide_are_left_alone() -> None:
