@@ -33,13 +33,18 @@ _ELEMENTWISE = frozenset(
         "detach", "alias", "contiguous", "to", "_to_copy",
     }
 )  # fmt: skip
-#: Here an integer is a dim or a size, and values that are equal on all ranks have the same of both.
+#: Here an integer is a size, or a dim that the shape of the result tells, and values that are equal on all ranks have the same.
 _STRUCTURAL = frozenset(
     {
-        "view", "reshape", "_unsafe_view", "permute", "transpose", "t", "unsqueeze", "squeeze", "expand", "flatten",
-        "unflatten", "cat", "stack", "mm", "bmm", "matmul", "addmm", "baddbmm", "linear", "dot", "mv", "mean", "sum",
-        "amax", "amin", "softmax", "_softmax", "layer_norm", "native_layer_norm", "rms_norm", "_fused_rms_norm", "embedding",
-        "scaled_dot_product_attention",
+        "view", "reshape", "_unsafe_view", "t", "unsqueeze", "squeeze", "expand", "flatten", "unflatten", "mm", "bmm", "matmul",
+        "addmm", "baddbmm", "linear", "dot", "mv", "embedding", "scaled_dot_product_attention",
+    }
+)  # fmt: skip
+#: Here an integer is a dim of which the shape of the result says nothing where sizes are equal.
+_DIMMED = frozenset(
+    {
+        "permute", "transpose", "cat", "stack", "mean", "sum", "amax", "amin", "softmax", "_softmax", "layer_norm",
+        "native_layer_norm", "rms_norm", "_fused_rms_norm",
     }
 )  # fmt: skip
 #: Here an integer picks a part, or is a value: they keep replication where it is the same on all ranks.
@@ -115,7 +120,10 @@ class Placements:
 
 
 def propagate(
-    graph: fx.Graph, groups: Mapping[str, Sequence[int]] | None = None, same_numbers: Collection[str] = ()
+    graph: fx.Graph,
+    groups: Mapping[str, Sequence[int]] | None = None,
+    same_numbers: Collection[str] = (),
+    same_dims: Collection[str] | None = None,
 ) -> Placements:
     """Walk `graph` forward once, from the facts in `placeholder.meta["placement"]` (group → `Placement`).
 
@@ -124,6 +132,7 @@ def propagate(
     Args:
         groups: the ranks of the groups that collectives name, in order; of collectives on others nothing is known.
         same_numbers: names of the calls whose integers are the same on all ranks that run them.
+        same_dims: names of those in which they are if they are dims; None: in all.
     """
     groups = groups or {}
     found = Placements(_named_groups(graph, groups), _mutated=mutated_nodes(graph))
@@ -162,7 +171,7 @@ def propagate(
             found._equal[node] = found._equal.get(operand, 0)
             if operand in found._shards:
                 found._shards[node] = found._shards[operand]
-        elif _keeps_replication(node, name, node.name in same_numbers):
+        elif _keeps_replication(node, name, node.name in same_numbers, same_dims is None or node.name in same_dims):
             mask = -1
             for operand in node.all_input_nodes:
                 mask &= found._equal.get(operand, 0)
@@ -205,11 +214,12 @@ def _named_groups(graph: fx.Graph, groups: Mapping[str, Sequence[int]]) -> dict[
     return found
 
 
-def _keeps_replication(node: fx.Node, name: str, same_numbers: bool) -> bool:
+def _keeps_replication(node: fx.Node, name: str, same_numbers: bool, same_dims: bool) -> bool:
     """Whether equal operands on several ranks give equal results, whatever the rank constants are.
 
     Args:
         same_numbers: whether the integers of this call are no rank constants.
+        same_dims: whether they are none if they are dims.
     """
     if name == "python::getitem":
         val = node.args[0].meta.get("val") if isinstance(node.args[0], fx.Node) else None
@@ -220,6 +230,8 @@ def _keeps_replication(node: fx.Node, name: str, same_numbers: bool) -> bool:
         return same_numbers or not (_has_integer(node.args) or _has_integer(node.kwargs))
     if _aten_base(name) in _NUMBERED or _aten_base(name) in _CREATING:
         return same_numbers
+    if _aten_base(name) in _DIMMED:
+        return same_dims
     return _aten_base(name) in _STRUCTURAL
 
 

@@ -232,6 +232,11 @@ def viewed_dim(before: tuple[int, ...], dim: int, after: tuple[int, ...], member
     return None
 
 
+def only_casts(node: fx.Node) -> bool:
+    """Whether a cast, if it is one, has no say in how its result lies in memory."""
+    return not {"memory_format", "pin_memory"} & {name for name, value in node.kwargs.items() if value is not None}
+
+
 def is_contiguous(node: fx.Node) -> bool:
     """Whether the recorded layout is row-major, as that of a gathered value is."""
     spec = known_spec(node)

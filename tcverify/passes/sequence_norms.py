@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator
 from torch import fx
 
 from tcverify.passes.editing import arguments, known_spec, op_name
-from tcverify.passes.sequence_layout import CASTS, Norm, shape_of
+from tcverify.passes.sequence_layout import CASTS, Norm, only_casts, shape_of
 
 #: Norms that are one op: the names of their weights, and the stages of what they return.
 _FUSED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
@@ -28,10 +28,13 @@ class NormFinder:
 
     Args:
         same_numbers: names of the calls whose integers are the same on all ranks: an exponent may be one that others have not.
+        same_dims: names of those in which they are if they are dims, of which shapes say nothing where sizes are equal; None:
+            in all.
     """
 
-    def __init__(self, same_numbers: Collection[str] = ()) -> None:
+    def __init__(self, same_numbers: Collection[str] = (), same_dims: Collection[str] | None = None) -> None:
         self._same_numbers = same_numbers
+        self._same_dims = same_dims
 
     def find(self, graph: fx.Graph) -> dict[fx.Node, Norm]:
         """Return the norms of a graph by what they make."""
@@ -39,7 +42,7 @@ class NormFinder:
         for node in graph.nodes:
             op = op_name(node)
             norm = None
-            if op in _FUSED:
+            if op in _FUSED and self._settles_dims(node):
                 norm = _fused(node, *_FUSED[op])
             elif op == "aten::rsqrt":
                 norm = self._taken_apart(node)
@@ -68,10 +71,14 @@ class NormFinder:
                 if weights or len(by) != 1 or step.kwargs or len(step.args) != 2 or not self.is_weight(by[0]):
                     break
                 weights = (by[0],)
-            elif op_name(step) not in CASTS:
+            elif op_name(step) not in CASTS or not only_casts(step):
                 break
             nodes.append(step)
         return Norm(nodes[-1], source, weights, tuple(nodes)) if nodes[-1].users else None
+
+    def _settles_dims(self, node: fx.Node) -> bool:
+        """Whether all ranks reduce over the same dims here."""
+        return self._same_dims is None or node.name in self._same_dims
 
     def nobody_else_reads(self, inside: tuple[fx.Node, ...]) -> bool:
         """Whether each of the values inside a norm is read once."""
@@ -83,7 +90,7 @@ class NormFinder:
 
     def averaged(self, mean: fx.Node | None) -> fx.Node | None:
         """square, of the mean of square over its last dim, which stays as one of size 1."""
-        if mean is None or op_name(mean) != "aten::mean.dim":
+        if mean is None or op_name(mean) != "aten::mean.dim" or not self._settles_dims(mean):
             return None
         given = arguments(mean)
         square, dims = given["self"], given.get("dim")

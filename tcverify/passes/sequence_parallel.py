@@ -110,7 +110,8 @@ class SequenceParallel(RowRewriting, ExpertGuards, AttentionGuards, Pass):
         """Analyse first, then rewrite in graph order. See `Pass.rewrite`."""
         self.setting = self.facts_beside(graph)
         facts = self.placements(graph)
-        norms = self.finder(self.setting.same_numbers).find(graph) if self.setting.groups else {}
+        finder = self.finder(self.setting.same_numbers, self.setting.same_dims)
+        norms = finder.find(graph) if self.setting.groups else {}
         state = Rewriting(graph, facts, plan_moves(graph, facts, self, norms))
         for move in state.plan.moves.values():
             if move.in_place:
@@ -127,7 +128,7 @@ class SequenceParallel(RowRewriting, ExpertGuards, AttentionGuards, Pass):
 
     def placements(self, graph: fx.Graph) -> Placements:
         """What is known of the placements of the graph's values."""
-        return propagate(graph, self.setting.groups, self.setting.same_numbers)
+        return propagate(graph, self.setting.groups, self.setting.same_numbers, self.setting.same_dims)
 
     def metadata_allows(self, node: fx.Node) -> bool:
         """Whether the recorded shapes of a node can be relied on: they are those that its operands' imply."""

@@ -36,6 +36,7 @@ from tcverify.passes.sequence_layout import (
     Rows,
     Shard,
     is_contiguous,
+    only_casts,
     shape_of,
 )
 
@@ -202,15 +203,10 @@ def _handed_on(node: fx.Node, op: str, plan: MovePlan, guards: Guards) -> Move |
         return Move(node, op, before.shard, before.stage, before.node, "x")
     if op == WAIT:
         return Move(node, op, before.shard, before.stage, before.node) if before.op == START else None
-    if not before.shard.handed_on_by(op) or not _only_casts(node):
+    if not before.shard.handed_on_by(op) or not only_casts(node):
         return None
     dim = guards.viewed_dim(shape_of(before.node), before.shard, spec.shape)
     return None if dim is None else Move(node, op, before.shard.along(dim), before.stage, before.node)
-
-
-def _only_casts(node: fx.Node) -> bool:
-    """Whether a cast, if it is one, has no say in how its result lies in memory."""
-    return not {"memory_format", "pin_memory"} & {name for name, value in node.kwargs.items() if value is not None}
 
 
 def _normed(norm: Norm, plan: MovePlan, facts: Placements, guards: Guards) -> Move | None:

@@ -51,28 +51,31 @@ class Setting:
         rank: this rank.
         groups: by name, the ranks in order, this one among them. Empty: nothing may be rewritten.
         same_numbers: names of the calls whose numbers are the same on all ranks.
+        same_dims: names of those in which dims are, whatever the dialect; None: nobody says.
     """
 
     rank: int = -1
     groups: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     same_numbers: Collection[str] = frozenset()
+    same_dims: Collection[str] | None = None
 
 
 def setting_of(graph: fx.Graph) -> Setting:
     """Read what is said of a graph beside it."""
     meta: Mapping[str, Any] = getattr(graph.owning_module, "meta", {})
-    rank, groups = meta.get("rank"), meta.get("groups")
+    rank, groups, numbers = meta.get("rank"), meta.get("groups"), meta.get("same_numbers")
+    unknown = Setting(same_dims=numbers)
     if (
         type(rank) is not int
         or not isinstance(groups, Mapping)
         or not any(op_name(node) == START for node in graph.nodes)
     ):
-        return Setting()
+        return unknown
     if not set(groups) <= set(meta.get("alike") or ()) or not all(rank in ranks for ranks in groups.values()):
-        return Setting()
+        return unknown
     if any(_meets_by_number(node) for node in graph.nodes):
-        return Setting()
-    return Setting(rank, {name: tuple(ranks) for name, ranks in groups.items()}, meta.get("same_numbers") or ())
+        return unknown
+    return Setting(rank, {name: tuple(ranks) for name, ranks in groups.items()}, numbers or (), numbers)
 
 
 def _meets_by_number(node: fx.Node) -> bool:

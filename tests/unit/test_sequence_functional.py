@@ -480,3 +480,90 @@ def test_of_graphs_that_are_stored_apart_no_numbers_are_known() -> None:
     gm = apart_stored.graph_module(0)
     assert gm.meta["alike"] == ("tp",)
     assert gm.meta["same_numbers"] == frozenset()
+
+
+# ----------------------------------------------------------------------------------------------- dims that differ by rank
+
+
+def dim_by_rank(b: Builder) -> Any:
+    """A dim of a square, another one on every other rank: shapes are the same."""
+    return b.graph.constant("dim", lambda rank: rank % 2)
+
+
+DIMS_BY_RANK: dict[str, Build] = {
+    "softmax": lambda b: apart(b, b.call(ADD, summed(b, b["x"]), b.call("aten::softmax.int", b["r"], dim_by_rank(b)))),
+    "sum": lambda b: apart(
+        b,
+        b.call(ADD, summed(b, b["x"]), b.call(ADD, b["q"], b.call("aten::sum.dim_IntList", b["r"], [dim_by_rank(b)]))),
+    ),
+    "weight": lambda b: b.call(
+        "aten::rms_norm", summed(b, b["x"]), [8], b.call("aten::amax", b["r"], [dim_by_rank(b)])
+    ),
+    "transposed": lambda b: apart(
+        b,
+        b.call(
+            ADD,
+            summed(b, b["x"]),
+            b.call("aten::mul.Tensor", b["q"], b.call("aten::transpose.int", b["r"], 0, dim_by_rank(b))),
+        ),
+    ),
+    "mean of the norm": lambda b: b.call(
+        MUL,
+        summed(b, b["x"]),
+        b.call("aten::rsqrt", b.call(ADD, b.call("aten::mean.dim", summed(b, b["x"]), [dim_by_rank(b)], True), 9.5)),
+    ),
+    "tensor_cast's residual": lambda b: b.rms_norm(
+        b.add(b.all_reduce(b["x"]), b.call("aten::softmax.int", b["r"], dim_by_rank(b)))
+    ),
+    "tensor_cast's weight": lambda b: b.call(
+        "rms_norm", b.all_reduce(b["x"]), b.call("aten::amax", b["r"], [dim_by_rank(b)]), 1e-6
+    ),
+}
+
+
+@pytest.mark.parametrize("case", DIMS_BY_RANK)
+def test_a_dim_that_differs_by_rank_makes_values_differ(case: str) -> None:
+    check(DIMS_BY_RANK[case], 0, (8, 8))
+
+
+def test_a_dim_that_is_the_same_keeps_values_equal() -> None:
+    def build(b: Builder) -> Any:
+        return apart(b, b.call(ADD, summed(b, b["x"]), b.call("aten::softmax.int", b["r"], 0)))
+
+    check(build, {"P3": 1}, (8, 8))
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["of the mean", "of the shape"])
+def test_a_norm_over_other_dims_by_rank_stays(whole: bool) -> None:
+    """Another rank would find no norm, and would not scatter."""
+
+    def build(b: Builder) -> Any:
+        value = b.call(ADD, summed(b, b["x"]), b["r"])
+        if whole:
+            return b.call("aten::rms_norm", value, b.graph.constant("shape", lambda rank: [8] if rank else [8, 8]))
+        dim = b.graph.constant("dim", lambda rank: 1 - rank)
+        mean = b.call("aten::mean.dim", b.call(MUL, value, value), [dim], True)
+        return b.call(MUL, value, b.call("aten::rsqrt", b.call(ADD, mean, 1e-5)))
+
+    original = program(build, (8, 8))
+    for rank in range(2):
+        pass_ = SequenceParallel()
+        pass_(original.graph_module(rank))
+        assert sum(pass_.rewrites.values()) == 0
+
+
+@pytest.mark.parametrize("weighed", [False, True])
+def test_a_cast_into_a_memory_format_is_no_part_of_a_norm(weighed: bool) -> None:
+    """The format is one for values with four dims, and blocks of rows have two."""
+
+    def build(b: Builder) -> Any:
+        value = b.view(b.call(ADD, summed(b, b["x"]), b["r"]), 2, 1, 4, 8)
+        normed = b.call("aten::rms_norm", value, [8])
+        scale = b.call(
+            "aten::rsqrt", b.call(ADD, b.call("aten::mean.dim", b.call(MUL, value, value), [-1], True), 1e-5)
+        )
+        scaled = b.call(MUL, value, scale)
+        copied = b.call("aten::_to_copy", scaled, dtype=torch.float64, memory_format=torch.channels_last)
+        return normed, b.call(MUL, copied, b["w"]) if weighed else copied
+
+    check(build, {"P3": 1}, (2, 4, 8))
