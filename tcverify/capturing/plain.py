@@ -87,6 +87,8 @@ def plain(
     ranks = {name: one.ranks for name, one in known.items()}
     writer = _Writer(module, dict(facts or {}), example_inputs, ranks)
     graph = writer.write()
+    if writer.reordered:
+        notes.append(f"taken as contiguous in memory, which they were not: {', '.join(writer.reordered)}")
     used = names_in(graph)
     return Captured(
         graph, tuple(writer.inputs), {name: known[name] for name in used if name in known}, writer.owner, tuple(notes)
@@ -197,6 +199,7 @@ class _Writer:
     ) -> None:
         self._groups = groups
         self.inputs: list[CapturedInput] = []
+        self.reordered: list[str] = []  # inputs that do not lie in memory in the order of their dims
         self.owner: torch.nn.Module | None = None
         self._module = module
         self._facts = facts
@@ -282,6 +285,8 @@ class _Writer:
         made = add_node(self._graph, "placeholder", name, (), {}, name)
         made.target = made.name
         plain = TensorSpec.contiguous(spec.shape, spec.dtype)
+        if plain.layout != spec.layout:
+            self.reordered.append(made.name)
         made.meta["val"] = TensorSpec(plain.shape, plain.stride, plain.dtype, 0, spec.alias)
         self._made[node] = made
         self._tensors[made] = (node, fact.role, known)

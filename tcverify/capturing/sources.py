@@ -149,9 +149,12 @@ def _assumed(captures: Sequence[Captured], told: Told) -> list[str]:
             if one.placements is None and one.name not in told.placements:
                 digests.setdefault(one.name, set()).add(one.digest)
     apart = [name for name, found in digests.items() if len(found - {None}) > 1 and None not in found]
+    alike = [name for name in digests if name not in names and name not in apart]
     said = []
-    if names:
-        said.append(f"taken as equal on all ranks, since nothing says otherwise: {_listed(names)}")
+    if names or alike:
+        parts = [_listed(names)] if names else []
+        parts += [f"{len(alike)} of the parameters and constants"] if alike else []
+        said.append(f"taken as equal on all ranks, since nothing says otherwise: {' and '.join(parts)}")
     if apart:
         said.append(f"taken as different on the ranks, as the values are that they hold: {_listed(apart)}")
     return [f"{text} (--placement INPUT=DIM:PLACEMENT)" for text in said]
