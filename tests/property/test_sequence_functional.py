@@ -41,10 +41,10 @@ def judge(count: int, seed: int, domain: str = "float64") -> Counter[str]:
 
 
 def test_it_fires_in_a_third_of_the_programs_and_is_not_refuted() -> None:
-    found = judge(90, seed=1)
-    assert found["changed"] >= 30, found
-    assert found["P1"] >= 3, found
-    assert found["P3"] >= 25, found
+    found = judge(200, seed=1)
+    assert found["changed"] >= 67, found
+    assert found["P1"] >= 7, found
+    assert found["P3"] >= 56, found
 
 
 def test_in_the_exact_domain() -> None:
