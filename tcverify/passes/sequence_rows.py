@@ -14,6 +14,7 @@ for at once: passes that move communication find out what can be done meanwhile.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -94,7 +95,7 @@ def _meets_by_number(node: fx.Node) -> bool:
     return op.collective and op.phase != "wait" and op.group is None and "rank_group" not in arguments(node)
 
 
-class RowRewriting:
+class RowRewriting(ABC):
     """What a pass inserts to work on blocks of rows. The pass calls it for moves whose shard is `Rows`."""
 
     setting: Setting = Setting()
@@ -119,17 +120,17 @@ class RowRewriting:
         """Whether a reduction may move behind the scatter: of sums alone the pass is sure to be asked for."""
         return reduce_op == "sum"
 
+    @abstractmethod
     def divides(self, tokens: int, members: int) -> bool:
         """Whether every member gets the same number of tokens."""
-        raise NotImplementedError
 
+    @abstractmethod
     def chunk_start(self, chunk: int, shard: Any) -> int:
         """Where this rank's chunk starts, in tokens."""
-        raise NotImplementedError
 
+    @abstractmethod
     def insert(self, state: Rewriting, op: str, args: tuple[Any, ...], name: str) -> fx.Node:
         """Insert a call at the graph's insertion point, with its metadata."""
-        raise NotImplementedError
 
     # ----------------------------------------------------------------------------------------------- scatter and wait
 
@@ -190,9 +191,9 @@ class RowRewriting:
                 set_argument(node, "dim", [-1])  # it may have been counted from the left
             self.record(node)
 
+    @abstractmethod
     def record(self, node: fx.Node) -> None:
         """Renew the metadata of a node whose operands have changed."""
-        raise NotImplementedError
 
     def slice_rows(self, state: Rewriting, addend: fx.Node, move: Move) -> fx.Node:
         """Return this rank's rows of a replicated addend: the part that was gathered, else a slice at its position."""
