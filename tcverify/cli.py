@@ -84,6 +84,22 @@ _EXTENSION = click.option(
     help="A module, or a .py file, that registers dialects, checks, strategies or executors.",
 )
 
+_CONFIRM = click.option("--confirm", metavar="[gloo|nccl|none]", callback=_executor, default="gloo", show_default=True,
+              help="Process group that runs what lockstep does not refute.")  # fmt: skip
+_DOMAIN = click.option("--domain", type=click.Choice(DOMAINS), default="float64", show_default=True,
+              help="Also judge values exactly (in a prime field), or in the programs' native dtypes.")  # fmt: skip
+_CHECKS = click.option("--checks", default=None, help=f"Checks to apply, of {', '.join(CHECKS)}. [default: all]")
+_CONTRACT = click.option(
+    "--contract", multiple=True, metavar="K=V", help="What the pass promises, e.g. idempotent=true."
+)
+_PASS_OPTION = click.option("--pass-option", multiple=True, metavar="K=V", help="Option of the passes' constructors.")
+_REPORT = click.option(
+    "--report",
+    default="html",
+    show_default=True,
+    help=f"What is written beside counterexamples, of {', '.join(REPORTS)}.",
+)
+
 
 class _Group(click.Group):
     """Turns errors into one message and an exit code."""
@@ -154,16 +170,14 @@ def _options(command: click.Command) -> set[str]:
     show_default="what suits the pass",
     help=f"What programs are drawn: {', '.join(STRATEGIES)}.",
 )
-@click.option("--confirm", metavar="[gloo|nccl|none]", callback=_executor, default="gloo", show_default=True,
-              help="Process group that runs what lockstep does not refute.")  # fmt: skip
-@click.option("--domain", type=click.Choice(DOMAINS), default="float64", show_default=True,
-              help="Also judge values exactly (in a prime field), or in the programs' native dtypes.")  # fmt: skip
+@_CONFIRM
+@_DOMAIN
 @click.option("--max-examples", type=click.IntRange(1), default=None, help="Programs per pass and mesh. [default: 200]")
 @click.option("--max-time", default=None, help="Time per pass and mesh, e.g. 90s, 30m, 8h.")
 @click.option("--seed", type=click.IntRange(0), default=None, help="Seed of the drawing. [default: a new one]")
-@click.option("--checks", default=None, help=f"Checks to apply, of {', '.join(CHECKS)}. [default: all]")
-@click.option("--contract", multiple=True, metavar="K=V", help="What the pass promises, e.g. idempotent=true.")
-@click.option("--pass-option", multiple=True, metavar="K=V", help="Option of the passes' constructors.")
+@_CHECKS
+@_CONTRACT
+@_PASS_OPTION
 @click.option("--pass-timeout", type=click.FloatRange(0.1), default=20.0, show_default=True,
               help="Seconds that one application of a pass may take.")  # fmt: skip
 @click.option("--shrink-time", type=click.FloatRange(0), default=30.0, show_default=True,
@@ -172,12 +186,7 @@ def _options(command: click.Command) -> set[str]:
 @_REPORT_DIR
 @click.option("--fail-on", default=None, help="Also fail on: inconclusive, vacuity.")
 @click.option("-x", "--fail-fast", is_flag=True, help="Stop at the first finding that is not known.")
-@click.option(
-    "--report",
-    default="html",
-    show_default=True,
-    help=f"What is written beside counterexamples, of {', '.join(REPORTS)}.",
-)
+@_REPORT
 @click.option(
     "--baseline", type=click.Path(path_type=Path), default=None, help="Known findings, which do not fail the run."
 )
@@ -260,15 +269,13 @@ def run(
               help="An integer that depends on the rank, e.g. slice_1.2=4*tp.")  # fmt: skip
 @click.option("--capture-timeout", type=click.FloatRange(1), default=300.0, show_default=True,
               help="Seconds that capturing the graph of a rank may take.")  # fmt: skip
-@click.option("--confirm", metavar="[gloo|nccl|none]", callback=_executor, default="gloo", show_default=True,
-              help="Process group that runs what lockstep does not refute.")  # fmt: skip
-@click.option("--domain", type=click.Choice(DOMAINS), default="float64", show_default=True,
-              help="Also judge values exactly (in a prime field), or in the programs' native dtypes.")  # fmt: skip
+@_CONFIRM
+@_DOMAIN
 @click.option("--draws", type=click.IntRange(1), default=2, show_default=True, help="How often values are drawn.")
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of the values.")
-@click.option("--checks", default=None, help=f"Checks to apply, of {', '.join(CHECKS)}. [default: all]")
-@click.option("--contract", multiple=True, metavar="K=V", help="What the pass promises, e.g. idempotent=true.")
-@click.option("--pass-option", multiple=True, metavar="K=V", help="Option of the passes' constructors.")
+@_CHECKS
+@_CONTRACT
+@_PASS_OPTION
 @click.option("--pass-timeout", type=click.FloatRange(0.1), default=120.0, show_default=True,
               help="Seconds that one application of a pass may take.")  # fmt: skip
 @click.option("--shrink-time", type=click.FloatRange(0), default=120.0, show_default=True,
@@ -276,12 +283,7 @@ def run(
 @_EXTENSION
 @_REPORT_DIR
 @click.option("--fail-on", default="inconclusive", show_default=True, help="Also fail on: inconclusive, vacuity.")
-@click.option(
-    "--report",
-    default="html",
-    show_default=True,
-    help=f"What is written beside counterexamples, of {', '.join(REPORTS)}.",
-)
+@_REPORT
 @click.option(
     "--save", type=click.Path(path_type=Path), default=None, help="Also write the program to this .json file."
 )
@@ -360,8 +362,7 @@ def check(
 
 @main.command()
 @click.argument("cases", nargs=-1, metavar="[ID|FILE|DIR]...")
-@click.option("--confirm", metavar="[gloo|nccl|none]", callback=_executor, default="gloo", show_default=True,
-              help="Process group that runs what lockstep does not refute.")  # fmt: skip
+@_CONFIRM
 @_EXTENSION
 @_REPORT_DIR
 def replay(cases: tuple[str, ...], confirm: str, report_dir: Path) -> None:
