@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from tcverify.counterexample import write_atomically
 from tcverify.errors import ProgramError, UsageError
 from tcverify.execution import MAX_RANKS
 from tcverify.extensions import load_extension
+from tcverify.extra.pytorch import PREFIX, SUBJECTS, subject
 from tcverify.passes import BUILTIN, SUITED
 from tcverify.program import Mesh, Placement
 from tcverify.strategies import DEFAULT_STRATEGY, STRATEGIES, register_strategy
@@ -171,6 +172,8 @@ def target(name: str) -> str:
     stages = split_stages(name, lambda piece: piece in BUILTIN or ":" in piece)
     if len(stages) > 1:
         return SEPARATOR.join(map(target, stages))
+    if name.startswith(PREFIX):
+        return subject(name).target
     if name in BUILTIN:
         return importable_target(BUILTIN[name]) or name
     if ":" in name:
@@ -200,11 +203,26 @@ def strategies(given: str | None, passes: Sequence[str]) -> list[str]:
         if len(chosen) > 1:
             raise UsageError(f"--strategy {given} names {len(chosen)} strategies", "name one; 'mixed' draws from all")
         return chosen * len(passes)
+    known = SUITED | {PREFIX + one.name: one.strategy for one in SUBJECTS.values()}
     suited = []
     for name in passes:
         stages = split_stages(name, lambda piece: piece in BUILTIN or ":" in piece)
-        suited.append(next((SUITED[stage] for stage in stages if stage in SUITED), DEFAULT_STRATEGY))
+        suited.append(next((known[stage] for stage in stages if stage in known), DEFAULT_STRATEGY))
     return suited
+
+
+def draws(name: str, fixed: Collection[str]) -> dict[str, Sequence[Any]]:
+    """Return the values from which options of a pass, or of the stages of a pipeline, are drawn with each program.
+
+    Args:
+        fixed: options that the user has given.
+    """
+    stages = split_stages(name, lambda piece: piece in BUILTIN or ":" in piece)
+    found: dict[str, Sequence[Any]] = {}
+    for stage in stages:
+        if stage.startswith(PREFIX):
+            found.update((key, values) for key, values in subject(stage).draws.items() if key not in fixed)
+    return found
 
 
 def meshes(world_size: str | None, mesh: str | None) -> list[tuple[str, Mesh | None, int]]:

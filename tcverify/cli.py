@@ -26,6 +26,7 @@ from tcverify.counterexample import (
 from tcverify.errors import InternalError, TcverifyError, UsageError
 from tcverify.execution import EXECUTORS, Executor, executors
 from tcverify.extensions import load_extension
+from tcverify.extra.pytorch import PREFIX, SUBJECTS
 from tcverify.passes import BUILTIN, DEFAULT, DESCRIPTIONS
 from tcverify.program import dumps
 from tcverify.replay import replay as replay_case
@@ -51,6 +52,7 @@ from tcverify.running import (
     redrawn,
 )
 from tcverify.strategies import STRATEGIES, programs_of
+from tcverify.strategies.options import with_options
 
 _REPORT_DIR = click.option(
     "--report-dir",
@@ -245,7 +247,15 @@ def run(
     )
     console = make_console()
     prepare(settings, console)
-    jobs = [Job(name, size, [programs_of(suited, fixed, size) for suited in drawn]) for name, fixed, size in meshes]
+    options = [arguments.draws(name, settings.pass_options) for name in passes or DEFAULT]
+    jobs = [
+        Job(
+            name,
+            size,
+            [with_options(programs_of(one, fixed, size), told) for one, told in zip(drawn, options, strict=True)],
+        )
+        for name, fixed, size in meshes
+    ]
     raise SystemExit(campaigns(settings, jobs, console))
 
 
@@ -489,11 +499,16 @@ def init(directory: Path, passes: tuple[str, ...], force: bool, keep: bool, dry_
 
 @main.command()
 def passes() -> None:
-    """List the built-in passes."""
+    """List the built-in passes, and those of PyTorch that this torch has."""
     console = make_console()
     for name in BUILTIN:
         say(console, name, "bold")
         say(console, f"    {DESCRIPTIONS[name]}")
+    say(console)
+    say(console, f"PyTorch's own, of torch {torch.__version__}:")
+    for one in SUBJECTS.values():
+        say(console, PREFIX + one.name, "bold" if one.here else "dim")
+        say(console, f"    {one.what}" if one.here else f"    not in this torch; {one.versions}")
     say(console)
     say(console, "Your own: module:attribute or path/to/file.py:attribute (a class, an instance or a function).")
     say(console, "Several, one after the other: first+second.")

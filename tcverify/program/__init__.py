@@ -7,6 +7,7 @@ from tcverify.program.finding import KINDS, Doubt, Finding, Note, Said
 from tcverify.program.graph import RankBinding, RankConstant, compute_nodes
 from tcverify.program.inputs import InputSpec, Recipe
 from tcverify.program.mesh import Mesh, MeshDim
+from tcverify.program.options import Options
 from tcverify.program.placed import Placed, PlacedBuilder
 from tcverify.program.placed_plan import PlacedInput, PlacedPlan, PlacedStep, Use
 from tcverify.program.placement import PARTIAL, REPLICATED, VARYING, Placement, shard
@@ -30,6 +31,7 @@ __all__ = [
     "MeshDim",
     "NotSerialisable",
     "Note",
+    "Options",
     "Placed",
     "PlacedBuilder",
     "PlacedInput",

@@ -58,6 +58,8 @@ def encode(program: Program) -> dict[str, Any]:
     }
     if program.streams is not None:
         record["streams"] = asdict(program.streams)
+    if program.options:
+        record["options"] = dict(program.options)
     return record
 
 

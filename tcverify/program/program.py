@@ -23,6 +23,7 @@ from tcverify.program.graph import (
 )
 from tcverify.program.inputs import InputSpec, Sources
 from tcverify.program.mesh import Mesh, MeshDim
+from tcverify.program.options import Options, check_options
 from tcverify.program.placement import REPLICATED, VARYING, Placement
 from tcverify.program.sharing import alike, share
 from tcverify.program.streams import StreamSettings
@@ -40,6 +41,8 @@ class Program:
         labels: what the program was drawn as ("tp", "fused-residual", …); no meaning.
         modules: per graph, the module that owns its attributes and submodules, for graphs that files cannot hold.
         streams: what the compiler is told about streams, if anything.
+        options: what the pass is told with this program, by name; it finds them in `gm.meta["options"]`. What is not named is
+            as the pass has it by default.
 
     Raises:
         ProgramError: the parts do not fit together.
@@ -53,10 +56,12 @@ class Program:
     labels: tuple[str, ...] = ()
     modules: tuple[torch.nn.Module | None, ...] = field(default=())
     streams: StreamSettings | None = None
+    options: Options = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if len(self.ranks) != self.mesh.world_size:
             raise ProgramError(f"the mesh has {self.mesh.world_size} ranks, but {len(self.ranks)} are described")
+        check_options(self.options)
         by_name = self._inputs_by_name
         if len(by_name) != len(self.inputs):
             raise ProgramError("two inputs share a name")
@@ -135,7 +140,8 @@ class Program:
     def graph_module(self, rank: int) -> fx.GraphModule:
         """Return a new GraphModule of what `rank` runs: what a pass is given.
 
-        `meta["streams"]` holds the stream settings, `meta["rank"]` the rank, `meta["groups"]` its groups: mesh dim → ranks in
+        `meta["streams"]` holds the stream settings, `meta["options"]` the options, `meta["rank"]` the rank, `meta["world_size"]`
+        the number of ranks, `meta["groups"]` its groups: mesh dim → ranks in
         group order, and `meta["alike"]` names those over which all members run the same graph up to numbers (see `_alike`).
         `meta["same_numbers"]` names the calls in which the numbers are the same, too, on all ranks that run the same graph.
         """
@@ -149,9 +155,12 @@ class Program:
     def _given(self, rank: int, graph: fx.Graph) -> fx.GraphModule:
         module = _lazy_module(self._module(rank) or {}, graph)
         module.meta["rank"] = rank
+        module.meta["world_size"] = self.world_size
         module.meta["groups"] = self.mesh.groups(rank)
         module.meta["alike"] = self._alike[self._kinds[rank]]
         module.meta["same_numbers"] = self._same_numbers[self._kinds[rank]]
+        if self.options:
+            module.meta["options"] = dict(self.options)
         if self.streams is not None:
             module.meta["streams"] = self.streams
         return module

@@ -11,6 +11,7 @@ from tcverify.ops import TensorSpec, gives_more, lookup, resolve
 from tcverify.program.graph import KEPT_META, RankBinding, RankConstant, add_node
 from tcverify.program.inputs import InputSpec, Recipe, Sources
 from tcverify.program.mesh import Mesh, MeshDim
+from tcverify.program.options import read_options
 from tcverify.program.placement import Placement
 from tcverify.program.program import Program
 from tcverify.program.streams import StreamSettings
@@ -38,7 +39,7 @@ class Reader(ValueReader):
                 "use the tcverify that wrote it, or write it again",
             )
         allowed = ("format", "version", "mesh", "inputs", "graphs", "ranks", "seed", "labels")
-        read_keys(data, (*allowed, "streams"), self.where)
+        read_keys(data, (*allowed, "streams", "options"), self.where)
         missing = [key for key in allowed if key not in data]
         if missing:
             raise ProgramError(f"{self.where} lacks {', '.join(missing)}")
@@ -47,7 +48,9 @@ class Reader(ValueReader):
         ranks = self.ranks(data["ranks"])
         labels = tuple(read_text(label, "a label") for label in read_list(data["labels"], "labels"))
         streams = self.streams(data["streams"]) if "streams" in data else None
-        program = Program(sources.mesh, graphs, ranks, sources.inputs, sources.seed, labels, streams=streams)
+        options = read_options(data.get("options", {}))
+        parts = sources.mesh, graphs, ranks, sources.inputs, sources.seed, labels
+        program = Program(*parts, streams=streams, options=options)
         self.check_constants(program)
         for spec in program.inputs:
             for name, _ in spec.placements:

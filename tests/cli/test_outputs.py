@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tcverify.extra.pytorch import PREFIX, SUBJECTS
 from tests.cli.conftest import Outcome, normalise, only_case, run_apart, run_here, says
 
 Snapshot = Callable[[str, str], None]
@@ -160,7 +161,13 @@ def test_a_trace_shows_one_case(place: Path, case: str) -> None:
 def test_passes(place: Path, snapshot: Snapshot) -> None:
     outcome = run_here("passes")
     assert outcome.code == 0
-    snapshot("passes", outcome.out)
+    ours, title, theirs = outcome.out.partition("PyTorch's own")
+    snapshot("passes", ours)
+    for one in SUBJECTS.values():  # which of them there are depends on the torch that is installed
+        name, line = f"\n{PREFIX}{one.name}\n", one.what if one.here else f"not in this torch; {one.versions}"
+        assert f"{name}    {line}\n" in theirs
+    assert title
+    assert "Your own: module:attribute" in theirs
 
 
 def test_doctor(place: Path, snapshot: Snapshot) -> None:

@@ -32,7 +32,13 @@ def simplify(search: Search) -> None:
             search.attempt(_placements(search.sketch, [name]))
         for name in search.facts.calls:
             search.attempt(*(_constants(search.sketch, name, place) for place in (0, 1)))
+    for name in search.sketch.options:
+        search.attempt(_without_option(search.sketch, name))
     search.attempt_as(renamed(search.facts, _names(search.sketch)))
+
+
+def _without_option(sketch: Sketch, name: str) -> Sketch:
+    return replace(sketch, options={key: value for key, value in sketch.options.items() if key != name})
 
 
 def _plain(facts: Facts) -> Sketch:

@@ -164,6 +164,7 @@ def weight(sketch: Sketch) -> tuple[Any, ...]:
         placements,
         sum(len(step.after) for graph in sketch.graphs for step in graph),
         len(sketch.graphs),
+        len(sketch.options),
         *_details(sketch),
         *_timing(sketch),
         sketch.seed,

@@ -12,7 +12,7 @@ from torch.fx.node import map_aggregate
 
 from tcverify.errors import ProgramError
 from tcverify.ops import lookup, schema_of
-from tcverify.program import InputSpec, Mesh, Program, RankBinding, StreamSettings
+from tcverify.program import InputSpec, Mesh, Options, Program, RankBinding, StreamSettings
 from tcverify.program.graph import KEPT_META, add_node
 
 
@@ -106,6 +106,7 @@ class Sketch:
     labels: tuple[str, ...]
     modules: tuple[torch.nn.Module | None, ...]
     streams: StreamSettings | None = None
+    options: Options = field(default_factory=dict)
 
 
 def refs(value: Any) -> list[str]:
@@ -132,6 +133,7 @@ def sketch_of(program: Program) -> Sketch:
         program.labels,
         program.modules,
         program.streams,
+        program.options,
     )
 
 
@@ -152,7 +154,7 @@ def program_of(sketch: Sketch) -> Program:
     """Build the program. Raises ProgramError where its parts do not fit together."""
     graphs = tuple(_graph(steps) for steps in sketch.graphs)
     parts = sketch.mesh, graphs, sketch.ranks, sketch.inputs, sketch.seed, sketch.labels, sketch.modules
-    return Program(*parts, streams=sketch.streams)
+    return Program(*parts, streams=sketch.streams, options=sketch.options)
 
 
 def _graph(steps: Graph) -> fx.Graph:

@@ -1,0 +1,64 @@
+"""Process groups for passes that ask c10d about the groups that a graph names: fake ones, made anew for every rank."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+from collections.abc import Iterator
+from typing import Any
+
+import torch.distributed as dist
+from torch import fx
+from torch.distributed import distributed_c10d as c10d
+
+from tcverify.errors import Unsupported
+
+#: Asked for, and never waited for.
+_TIMEOUT = datetime.timedelta(minutes=1)
+
+
+@contextlib.contextmanager
+def groups_of(gm: fx.GraphModule) -> Iterator[None]:
+    """Be the rank that a graph is for, with process groups of the names that the graph uses.
+
+    Collectives on them do nothing and return at once. Groups of the process stand aside meanwhile.
+
+    Raises:
+        Unsupported: the module does not say which rank it is for.
+    """
+    if "world_size" not in gm.meta:
+        raise Unsupported("the graph does not say for which rank it is")
+    rank, size = gm.meta["rank"], gm.meta["world_size"]
+    with fake_groups(rank, size, gm.meta["groups"]):
+        yield
+
+
+@contextlib.contextmanager
+def fake_groups(rank: int, world_size: int, groups: dict[str, tuple[int, ...]]) -> Iterator[None]:
+    """Be a rank of a world, with process groups of these names and members (in group order, `rank` among them)."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    if dist.is_initialized():  # a user's script that verifies while it runs on a group of its own
+        raise Unsupported("this process belongs to a process group already")
+    store = FakeStore()
+    dist.init_process_group("fake", rank=rank, world_size=world_size, store=store)
+    try:
+        for name, members in groups.items():
+            _make(name, members, rank, store)
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def _make(name: str, members: tuple[int, ...], rank: int, store: Any) -> None:
+    """Make a group of this name. `new_group` would choose one, and sort the members."""
+    make: Any = c10d._new_process_group_helper
+    made = make(
+        len(members), members.index(rank), list(members), "fake", store, name,
+        timeout=_TIMEOUT, group_desc=f"mesh_{name}",
+    )  # fmt: skip
+    group = made[0] if isinstance(made, tuple) else made
+    c10d._world.pg_group_ranks[group] = {member: place for place, member in enumerate(members)}
+
+
+__all__ = ["fake_groups", "groups_of"]
