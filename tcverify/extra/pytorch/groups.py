@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -40,7 +41,7 @@ def fake_groups(rank: int, world_size: int, groups: dict[str, tuple[int, ...]]) 
 
     if dist.is_initialized():  # a user's script that verifies while it runs on a group of its own
         raise Unsupported("this process belongs to a process group already")
-    store = FakeStore()
+    store, hook = FakeStore(), sys.excepthook
     dist.init_process_group("fake", rank=rank, world_size=world_size, store=store)
     try:
         for name, members in groups.items():
@@ -48,6 +49,7 @@ def fake_groups(rank: int, world_size: int, groups: dict[str, tuple[int, ...]]) 
         yield
     finally:
         dist.destroy_process_group()
+        sys.excepthook = hook  # c10d has put one in its place that marks every line with a rank
 
 
 def _make(name: str, members: tuple[int, ...], rank: int, store: Any) -> None:

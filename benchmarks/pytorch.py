@@ -1,0 +1,220 @@
+"""Long campaigns on PyTorch's own passes: what they covered and what they found, for the torch that runs this.
+
+    python benchmarks/pytorch.py run [--minutes M] [--log FILE] [--cases DIR] [SUBJECT]...
+    python benchmarks/pytorch.py table [LOG]...
+
+`run` gives every subject that this torch has (default: all) its turn: a campaign of --slice seconds on 2, 3 or 4 ranks, with
+another seed each time, until the minutes are over. Findings are kept once per fingerprint, and known from then on. After each
+campaign some of its programs go through the pass again, in this process, while coverage.py watches the file of torch that
+defines it. A line of JSON per campaign says what was drawn, changed, reached and found, and what CPU time it took. `table`
+adds up such lines, a row per version and subject.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+import tempfile
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+import torch
+
+from tcverify.application import Guarded, load_pass
+from tcverify.application.applying import apply_pass
+from tcverify.baseline import Baseline, read_baseline, write_baseline
+from tcverify.campaign import Campaign, Plan
+from tcverify.campaign.events import CampaignFinished
+from tcverify.errors import TcverifyError
+from tcverify.extra.pytorch import PREFIX, SUBJECTS, TorchSubject, subject
+from tcverify.program import Program
+from tcverify.strategies import STRATEGIES, WORLD_SIZES, programs_of
+from tcverify.strategies.options import with_options
+
+#: Programs of a campaign that are applied again to see what they reach.
+WATCHED = 25
+
+#: Strategies that every subject gets now and then beside its own: what nobody aimed at it may show what nobody thought of.
+OTHERS = ("functional", "fsdp", "data-parallel", "sequence-functional", "async-tp")
+
+
+@click.group()
+def main() -> None:
+    """Long campaigns on PyTorch's own passes."""
+
+
+@main.command()
+@click.argument("names", nargs=-1, metavar="[SUBJECT]...")
+@click.option("--minutes", type=float, default=10.0, show_default=True)
+@click.option("--slice", "seconds", type=float, default=60.0, show_default=True, help="Seconds per campaign.")
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of the first campaign.")
+@click.option("--log", type=click.Path(path_type=Path), default=Path("campaigns.ndjson"), show_default=True)
+@click.option("--cases", type=click.Path(path_type=Path), default=Path("campaigns"), show_default=True)
+def run(names: tuple[str, ...], minutes: float, seconds: float, seed: int, log: Path, cases: Path) -> None:
+    """Run campaigns for so many minutes."""
+    torch.set_num_threads(1)
+    chosen = [subject(name) for name in names] or [one for one in SUBJECTS.values() if one.here]
+    stop = time.monotonic() + 60 * minutes
+    turn = seed
+    while time.monotonic() < stop:
+        for one in chosen:
+            if time.monotonic() > stop:
+                break
+            record = campaign(one, turn, seconds, cases)
+            with log.open("a") as lines:
+                lines.write(json.dumps(record) + "\n")
+            found = {kind: len(keys) for kind, keys in record["new"].items()}
+            counts = f"{record['programs']} programs, {record['changed']} changed, {record['refuted']} refuted"
+            print(f"{one.name} seed {turn} ({record['strategy']}): {counts}, new {found}", flush=True)
+        turn += 1
+
+
+def campaign(one: TorchSubject, seed: int, seconds: float, cases: Path) -> dict[str, Any]:
+    """Verify one subject for so many seconds, and return what it came to."""
+    size = WORLD_SIZES[seed % len(WORLD_SIZES)]
+    strategy = one.strategy if seed % 4 else next_of(OTHERS, seed // 4, one.strategy)
+    options: Counter[str] = Counter()
+    watched: list[Program] = []
+
+    def note(program: Program) -> Program:
+        options.update(f"{name}={program.options.get(name, values[0])}" for name, values in one.draws.items())
+        if len(watched) < WATCHED:
+            watched.append(program)
+        return program
+
+    before = cpu_seconds()
+    finished, new = verified(one, seed, seconds, strategy, size, cases, note)
+    reached = branches(one, watched)
+    counts = finished.statistics
+    return {
+        "torch": torch.__version__.split("+")[0],
+        "python": "{}.{}".format(*sys.version_info),
+        "subject": one.name,
+        "strategy": strategy,
+        "ranks": size,
+        "seed": seed,
+        "programs": counts.programs,
+        "changed": counts.changed,
+        "passed": counts.passed,
+        "refuted": counts.refuted + counts.known,
+        "inconclusive": counts.inconclusive,
+        "findings": dict(counts.findings),
+        "doubts": dict(counts.doubts),
+        "new": new,
+        "options": dict(options),
+        "features": dict(counts.labels),
+        "branches": reached,
+        "cpu_s": round(cpu_seconds() - before, 1),
+    }
+
+
+def verified(
+    one: TorchSubject,
+    seed: int,
+    seconds: float,
+    strategy: str,
+    size: int,
+    cases: Path,
+    note: Callable[[Program], Program],
+) -> tuple[CampaignFinished, dict[str, list[str]]]:
+    """Run one campaign in lockstep; the second result has the counterexamples that were not known, by kind."""
+    cases.mkdir(parents=True, exist_ok=True)
+    path = cases / f"{one.name}.json"
+    known = read_baseline(path) if path.is_file() else Baseline()
+    programs = with_options(programs_of(strategy, None, size), one.draws).map(note)
+    with Guarded(one.target, timeout=20.0) as guarded, tempfile.TemporaryDirectory() as state:
+        plan = Plan(
+            programs, f"{size} ranks", cases, Path(state), None, seconds, seed,
+            shrink_time=15.0, baseline=known, collect=True, earlier=False,
+        )  # fmt: skip
+        finished = Campaign(guarded, plan, None).run()
+    write_baseline(known.with_cases(finished.counterexamples), path)
+    new: dict[str, list[str]] = defaultdict(list)
+    for case in finished.counterexamples:
+        new[case.finding.kind].append(case.id)
+    return finished, dict(new)
+
+
+def branches(one: TorchSubject, programs: list[Program]) -> dict[str, Any]:
+    """Branches of the file that defines the subject that these programs reach, as numbers of the lines they lead from and to."""
+    import coverage
+
+    module = one.source.partition(":")[0]
+    path = Path(torch.__file__).parent.joinpath(*module.split(".")[1:]).with_suffix(".py")
+    watch = coverage.Coverage(branch=True, data_file=None, include=[str(path)], config_file=False, messages=False)
+    watch.start()
+    try:
+        loaded = load_pass(one.target)
+        for program in programs:
+            apply_pass(loaded, program)
+    except TcverifyError:
+        pass  # the campaign has said what is wrong
+    finally:
+        watch.stop()
+    with tempfile.NamedTemporaryFile(suffix=".json") as report:
+        try:
+            watch.json_report(outfile=report.name)
+        except coverage.exceptions.NoDataError:  # nothing of the file has run: every program was declined
+            return {"reached": [], "all": 0}
+        (found,) = json.loads(Path(report.name).read_text())["files"].values()
+    reached, missing = found["executed_branches"], found["missing_branches"]
+    return {"reached": reached, "all": len(reached) + len(missing)}
+
+
+def next_of(names: tuple[str, ...], number: int, other: str) -> str:
+    """One of the strategies that are not `other`."""
+    left = [name for name in names if name != other and name in STRATEGIES]
+    return left[number % len(left)]
+
+
+def cpu_seconds() -> float:
+    """CPU time of this process and of those that have ended under it."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(one.ru_utime + one.ru_stime for one in used)
+
+
+# ------------------------------------------------------------------------------------------------------------- table
+
+
+@main.command()
+@click.argument("logs", nargs=-1, type=click.Path(path_type=Path, exists=True))
+def table(logs: tuple[Path, ...]) -> None:
+    """Add up the lines of logs."""
+    rows: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
+    for log in logs or (Path("campaigns.ndjson"),):
+        for line in log.read_text().splitlines():
+            record = json.loads(line)
+            rows[record["torch"], record["subject"]].append(record)
+    print(
+        "| torch | subject | CPU | programs | changed | refuted | unsure | options | features | branches | distinct |"
+    )
+    print("|---|---|---|---|---|---|---|---|---|---|---|")
+    for (version, name), records in sorted(
+        rows.items(), key=lambda row: ([*map(int, row[0][0].split("."))], row[0][1])
+    ):
+        total: Counter[str] = Counter()
+        for record in records:
+            total.update({key: record[key] for key in ("programs", "changed", "refuted", "inconclusive")})
+        reached = {tuple(arc) for record in records for arc in record["branches"]["reached"]}
+        possible = max(record["branches"]["all"] for record in records)
+        distinct = sum(len(keys) for record in records for keys in record["new"].values())
+        cells = [
+            version, PREFIX + name, f"{sum(r['cpu_s'] for r in records) / 60:.1f} min", total["programs"],
+            f"{total['changed'] / max(1, total['programs']):.0%}", total["refuted"], total["inconclusive"],
+            len({key for record in records for key in record["options"]}),
+            len({key for record in records for key in record["features"]}),
+            f"{len(reached)} of {possible}", distinct,
+        ]  # fmt: skip
+        print("| " + " | ".join(map(str, cells)) + " |")
+    for version in sorted({version for version, _ in rows}):
+        hours = sum(r["cpu_s"] for (one, _), records in rows.items() if one == version for r in records) / 3600
+        print(f"\ntorch {version}: {hours:.2f} CPU hours")
+
+
+if __name__ == "__main__":
+    main()
