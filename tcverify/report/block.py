@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tcverify.counterexample import FILE_NAME, Counterexample
 from tcverify.diagnosis import Diagnosis, diagnose
-from tcverify.program import KINDS
+from tcverify.program import KINDS, Program
 from tcverify.program.statistics import TABLE_HEADINGS, table_rows
 from tcverify.report.listing import Line, difference, graph_lines, input_lines
 from tcverify.report.plain import count, plain, plain_lines
@@ -38,7 +38,7 @@ class Block:
             program says of time, where the rewritten graph has streams.
         divergence: the first value that the original does not explain, and how it relates to the original's; or "".
         literal: whether the detail is a traceback or a log, whose lines are better left as they are.
-        program: one line about mesh, size and seed.
+        program: one line about mesh, size, seed and options.
         inputs: one line per input.
         graph: the graph of `rank` before ⇒ after; as it was before, where there is no graph after.
         caption: what stands above the graph.
@@ -102,7 +102,7 @@ def make_block(case: Counterexample, path: Path | None, diagnosis: Diagnosis | N
         times=_times(case, rank),
         divergence=plain(str(diagnosis.first)) if diagnosis.first is not None else "",
         literal=finding.check == "application",
-        program=f"{program.mesh}; {count(program.size, 'node')}{shrunk}; seed {program.seed}",
+        program=f"{program.mesh}; {count(program.size, 'node')}{shrunk}; seed {program.seed}{_told(program)}",
         inputs=[plain(text) for text in input_lines(program)],
         rank=rank,
         graph=graph,
@@ -193,3 +193,9 @@ def _shorten(lines: list[str], limit: int) -> list[str]:
 def _first(entries: list[str]) -> list[str]:
     more = len(entries) - MAX_ENTRIES
     return entries if more <= 0 else [*entries[:MAX_ENTRIES], f"… {more} more, see {FILE_NAME} …"]
+
+
+def _told(program: Program) -> str:
+    """The options that a program brings for the pass, as the end of a line about it."""
+    named = (f"{name}={value}" for name, value in program.options.items())
+    return plain(f"; options {', '.join(named)}") if program.options else ""

@@ -11,9 +11,13 @@ import torch
 from hypothesis import given, settings
 from torch import fx
 
+from tcverify.application.loading import prepare
 from tcverify.campaign.reduction import reduce
+from tcverify.counterexample import make_counterexample
 from tcverify.errors import ProgramError
-from tcverify.program import Mesh, Program, dumps, loads, program_id
+from tcverify.program import Contract, Mesh, Program, dumps, loads, program_id
+from tcverify.report.html.document import to_html
+from tcverify.report.text import to_text
 from tcverify.strategies import DECODERS, functional_programs
 from tcverify.strategies.options import with_options
 from tcverify.verifier import verify
@@ -97,3 +101,14 @@ def test_all_values_are_drawn_and_defaults_stay_unsaid() -> None:
 
     draw()
     assert set(seen) == {"plain", "fast", "slow", 1.0, 2.0}
+
+
+def test_reports_say_what_the_pass_was_told() -> None:
+    told = program(mode="fast", text="<b>&")
+    verdict = verify(double_when_told, told)
+    facts = prepare(double_when_told, "", {}).facts
+    case = make_counterexample(verdict, verdict.findings[0].kind, facts, Contract())
+    assert "; options mode=fast, text=<b>&" in to_text(case, None, 200)
+    page = to_html(case, None)
+    assert "&lt;b&gt;&amp;" in page
+    assert "<b>&" not in page

@@ -146,7 +146,7 @@ def make_page(case: Counterexample, path: Path | None) -> HtmlPage:
         seed=program.seed,
         others=tuple((plain(f.kind), plain(f.title)) for f in case.others),
         contract=_pairs(asdict(case.contract)),
-        options=_pairs(case.facts.options),
+        options=_pairs({**program.options, **case.facts.options}),
         environment=_pairs(case.environment),
         target=plain(case.facts.target or case.facts.name),
         replayable=case.replayable,
