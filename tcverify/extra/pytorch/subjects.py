@@ -91,12 +91,38 @@ def subject(name: str) -> TorchSubject:
 _BUCKETING = "torch._inductor.fx_passes.bucketing"
 _MODES = ("default", "custom_ops", "custom_ops_multidtype", "coalesced")
 _CAPS = (2000.0, 0.0, 0.0001, 0.001)
+_FLAG = (False, True)
+_OVERLAP_LISTS = (
+    ("reorder_compute_for_overlap", "sink_waits", "raise_comms"),
+    ("sink_waits", "raise_comms"),
+    ("raise_comms", "sink_waits"),
+    ("reorder_compute_for_overlap",),
+    ("reorder_communication_preserving_peak_memory",),
+    ("sink_waits_iterative",),
+    ("reorder_communication_preserving_peak_memory", "sink_waits_iterative", "reorder_communication_preserving_peak_memory"),
+    ("raise_comms", "sink_waits", "reorder_compute_for_overlap"),
+    (),
+)
 
 _ALL = (
     TorchSubject(
         "bucket_all_gather", "tcverify.extra.pytorch.bucketing:BucketAllGather",
         "independent all_gathers of a group become one", f"{_BUCKETING}:bucket_all_gather",
         draws={"mode": _MODES[:3], "cap_mb": _CAPS},
+    ),
+    TorchSubject(
+        "compile", "tcverify.extra.pytorch.compiling:Compile",
+        "the graph becomes what the code does that Inductor generates", f"torch._inductor.compile_fx:compile_fx",
+        draws={
+            "compiled_ranks": ("all", "first", "even", "odd"),
+            "reorder_for_compute_comm_overlap": _FLAG,
+            "reorder_for_compute_comm_overlap_passes": _OVERLAP_LISTS,
+            "reorder_for_peak_memory": (True, False),
+            "allow_buffer_reuse": (True, False),
+            "inplace_buffers": (True, False),
+            "reorder_for_locality": (True, False),
+            "aggressive_fusion": _FLAG,
+        },
     ),
 )  # fmt: skip
 
