@@ -98,6 +98,11 @@ _ALL = (
         "independent all_gathers of a group become one", f"{_BUCKETING}:bucket_all_gather",
         draws={"mode": _MODES[:3], "cap_mb": _CAPS},
     ),
+    TorchSubject(
+        "dtensor", "tcverify.extra.pytorch.dtensor:DTensorProgram",
+        "tensors are divided, and ops on them become what each rank runs", "torch.distributed.tensor._api:DTensor",
+        strategy="dtensor",
+    ),
 )  # fmt: skip
 
 #: What can be verified, by name without the prefix.
