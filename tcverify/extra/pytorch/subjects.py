@@ -124,6 +124,11 @@ _ALL = (
             "aggressive_fusion": _FLAG,
         },
     ),
+    TorchSubject(
+        "dtensor", "tcverify.extra.pytorch.dtensor:DTensorProgram",
+        "tensors are divided, and ops on them become what each rank runs", "torch.distributed.tensor._api:DTensor",
+        strategy="dtensor",
+    ),
 )  # fmt: skip
 
 #: What can be verified, by name without the prefix.
