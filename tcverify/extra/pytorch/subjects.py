@@ -46,11 +46,22 @@ class TorchSubject:
         """The versions of torch that have it, in words."""
         return f"torch {self.since} and later" if self.until is None else f"torch {self.since} to {self.until}"
 
+    def exists_in(self, version: str) -> bool:
+        """Whether a version of torch is to have it, going by `since` and `until`."""
+        number = release(version)
+        return release(self.since) <= number and (self.until is None or number <= release(self.until))
+
     @property
     def here(self) -> bool:
         """Whether this torch has it."""
         module, _, name = self.source.partition(":")
         return name in _defined(module)
+
+
+def release(version: str) -> tuple[int, int]:
+    """Return what counts of a version of torch: its first two numbers."""
+    major, minor = version.split("+")[0].split(".")[:2]
+    return int(major), int(minor)
 
 
 @functools.cache
@@ -134,4 +145,4 @@ _ALL = (
 #: What can be verified, by name without the prefix.
 SUBJECTS: dict[str, TorchSubject] = {one.name: one for one in _ALL}
 
-__all__ = ["PREFIX", "SUBJECTS", "TorchSubject", "subject"]
+__all__ = ["PREFIX", "SUBJECTS", "TorchSubject", "release", "subject"]
