@@ -10,6 +10,8 @@
 | overlap | branches of compute and communication that hardly depend on each other, with costs of their ops and stream settings |
 | functional | programs whose collectives start and are waited for later, with opaque communication and writes around them |
 | data-parallel | functional programs that begin with layers, their gradients and the reductions of those |
+| traced | functional programs as compilers have them behind AOTAutograd: nothing is written into, nothing is opaque |
+| gram | rows that are gathered for Gram matrices of them, and divided again, as optimizers do with divided gradients |
 | async-tp | functional programs that begin with products in chunks, each beside the collective of another |
 | fsdp | layers whose parameters are gathered, used and freed, and gradients that are reduced and scattered |
 | sequence-functional | tensor-parallel layers on functional collectives, with norms as compilers capture them |
@@ -37,6 +39,7 @@ from tcverify.strategies import (
     experts,
     fsdp,
     functional,
+    gram,
     near_miss,
     overlap,
     resharding,
@@ -81,6 +84,8 @@ _PARTS = {
 #: Programs with asynchronous collectives.
 _ASYNCHRONOUS = {
     "functional": Decoder(functional.decode_functional, functional.WIDTH),
+    "traced": Decoder(functional.decode_traced, functional.WIDTH),
+    "gram": Decoder(gram.decode_gram, gram.WIDTH),
     "data-parallel": Decoder(functional.decode_data_parallel, functional.WIDTH),
     "async-tp": Decoder(functional.decode_async_tp, functional.WIDTH),
     "fsdp": Decoder(fsdp.decode_fsdp, fsdp.WIDTH),
@@ -193,6 +198,16 @@ def functional_programs(mesh: Mesh | None = None, world_size: int | None = None)
     return _programs("functional", mesh, world_size)
 
 
+def traced_programs(mesh: Mesh | None = None, world_size: int | None = None) -> st.SearchStrategy[Program]:
+    """Draw asynchronous programs without writes and effects. Arguments as of `transformer_programs`."""
+    return _programs("traced", mesh, world_size)
+
+
+def gram_programs(mesh: Mesh | None = None, world_size: int | None = None) -> st.SearchStrategy[Program]:
+    """Draw optimizer steps on Gram matrices of gathered rows. Arguments as of `transformer_programs`."""
+    return _programs("gram", mesh, world_size)
+
+
 def data_parallel_programs(mesh: Mesh | None = None, world_size: int | None = None) -> st.SearchStrategy[Program]:
     """Draw gradients that are reduced while others are computed. Arguments as of `transformer_programs`."""
     return _programs("data-parallel", mesh, world_size)
@@ -236,6 +251,8 @@ STRATEGIES: dict[str, Callable[..., st.SearchStrategy[Program]]] = {
     "wild": wild_programs,
     "overlap": overlap_programs,
     "functional": functional_programs,
+    "traced": traced_programs,
+    "gram": gram_programs,
     "data-parallel": data_parallel_programs,
     "async-tp": async_tp_programs,
     "fsdp": fsdp_programs,
@@ -297,6 +314,7 @@ __all__ = [
     "dtensor_programs",
     "fsdp_programs",
     "functional_programs",
+    "gram_programs",
     "large_functional_program",
     "mixed_programs",
     "moe_programs",
@@ -306,6 +324,7 @@ __all__ = [
     "register_strategy",
     "resharding_programs",
     "sequence_functional_programs",
+    "traced_programs",
     "transformer_programs",
     "wild_programs",
 ]

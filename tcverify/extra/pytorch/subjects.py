@@ -115,6 +115,26 @@ _OVERLAP_LISTS = (
     (),
 )
 
+_PASSES = "torch._inductor.fx_passes"
+_OVERLAP_DRAWS: Mapping[str, Sequence[Any]] = {
+    "collective_bucketing": (False, True),
+    "insert_overlap_deps": (False, True),
+    "estimates": ("place", "torch", "sizes", "costs"),
+    "compute_overlap_multipler": (1.0, 0.0, 0.5, 100.0, 1e6),
+    "max_in_flight_gb": (5, 0.0, 1e-7, 1e-6, 4e-6),
+    "max_compute_pre_fetch": (200, 0, 1, 2),
+    "max_coll_distance": (200, 1, 3),
+    "max_memory_increase_gb": (1.0, 0.0, 1e-6, None),
+    "max_memory_increase_ratio": (0.05, 0.0, 1.0, None),
+    "bucket_exposed_first": (None, True, False),
+    "enable_fusion_regions": (False, True),
+    "prioritize_bucketing_during_scheduling": (True, False),
+    "max_off_bucket_gb": (0.5, 0.0, 1e-7, None),
+    "bucket_mode": (None, *_MODES),
+    "pre_bucketing_fsdp_collectives": (True, False),
+    "bucket_only_internode_comms": (False, True),
+}
+
 _ALL = (
     TorchSubject(
         "bucket_all_gather", "tcverify.extra.pytorch.bucketing:BucketAllGather",
@@ -139,6 +159,32 @@ _ALL = (
         "dtensor", "tcverify.extra.pytorch.dtensor:DTensorProgram",
         "tensors are divided, and ops on them become what each rank runs", "torch.distributed.tensor._api:DTensor",
         strategy="dtensor",
+    ),
+    TorchSubject(
+        "schedule_overlap_bucketing", "tcverify.extra.pytorch.overlap:ScheduleOverlapBucketing",
+        "compute moves beside communication, and collectives into buckets",
+        f"{_PASSES}.overlap_scheduling:schedule_overlap_bucketing", since="2.11",
+        strategy="traced", draws=_OVERLAP_DRAWS,
+    ),
+    TorchSubject(
+        "manual_overlap_bucketing", "tcverify.extra.pytorch.overlap:ManualOverlapBucketing",
+        "collectives of a module become one, beside the compute of the next",
+        f"{_PASSES}.overlap_manual_scheduling:manual_overlap_bucketing", since="2.11", strategy="fsdp",
+        draws={
+            "modules": (2, 1, 3, 4), "plan": ("each", "pairs", "one"), "insert_overlap_deps": (False, True),
+            "bucket_mode": (None, *_MODES),
+        },
+    ),
+    TorchSubject(
+        "low_contention_collectives", "tcverify.extra.pytorch.substituting:LowContentionCollectives",
+        "all_gathers and reduce_scatters run on copy engines",
+        f"{_PASSES}.low_contention_collectives:replace_collectives_with_low_contention", since="2.13",
+        strategy="traced", draws={"groups": ("all", "first"), "min_bytes": (0, 64, 512), "skip_overlap_check": (True, False)},
+    ),
+    TorchSubject(
+        "decomp_comms", "tcverify.extra.pytorch.substituting:DecompComms",
+        "all_gathers that feed Gram matrices become all_reduces", f"{_PASSES}.decomp_comms:decomp_comms", since="2.13",
+        strategy="gram",
     ),
 )  # fmt: skip
 
