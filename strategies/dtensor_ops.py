@@ -41,7 +41,16 @@ BINARY = (
     "clamp_min.Tensor", "clamp_max.Tensor", "true_divide.Tensor", "dist", "l1_loss", "smooth_l1_loss", "huber_loss",
 )  # fmt: skip
 
-TERNARY = ("where", "lerp.Tensor", "addcmul", "addcdiv", "lerp.Scalar", "clamp.Tensor", "masked_fill.Scalar", "masked_fill.Tensor")
+TERNARY = (
+    "where",
+    "lerp.Tensor",
+    "addcmul",
+    "addcdiv",
+    "lerp.Scalar",
+    "clamp.Tensor",
+    "masked_fill.Scalar",
+    "masked_fill.Tensor",
+)
 
 #: Reductions over dims, with and without keeping them.
 OVER_DIMS = (
@@ -149,7 +158,9 @@ class Sheet:
                 parts.append(self.draft.call("getitem", like, made, number))
         return parts
 
-    def fitting(self, x: Value, a: int, shape: Sequence[int] | None = None, dtype: torch.dtype = torch.float32) -> Value:
+    def fitting(
+        self, x: Value, a: int, shape: Sequence[int] | None = None, dtype: torch.dtype = torch.float32
+    ) -> Value:
         """A value of this shape: one that is there, a new input, or a new one that broadcasts to the shape of `x`."""
         wanted = tuple(self.shape(x) if shape is None else shape)
         fits = [v for v in self.values if self.shape(v) == wanted and self.dtype(v) == dtype]
@@ -246,7 +257,11 @@ def _over_dim(s: Sheet, x: Value, a: int, b: int, c: int) -> list[Value]:
     name, dim, keep = OVER_DIM[a % len(OVER_DIM)], _dim(s, x, b), bool(c % 2)
     if name == "kthvalue":
         return s.call(name, x, 1 + c // 2 % 2, dim, keep)
-    return s.call(name, x, dim, **({"keepdim": keep} if name == "prod.dim_int" else {})) if name == "prod.dim_int" else s.call(name, x, dim, keep)
+    return (
+        s.call(name, x, dim, **({"keepdim": keep} if name == "prod.dim_int" else {}))
+        if name == "prod.dim_int"
+        else s.call(name, x, dim, keep)
+    )
 
 
 def _over_all(s: Sheet, x: Value, a: int, b: int, c: int) -> list[Value]:
@@ -277,11 +292,17 @@ def _views(s: Sheet, x: Value, a: int, b: int, c: int) -> list[Value]:
     size, place = (shape[dim] if shape else 1), dim % max(1, len(shape))
     reshape = ("view", "reshape", "_unsafe_view")[c % 3]
     if name == "merge":
-        return s.call(reshape, x, [*shape[:place], -1 if c >= 128 else _product(shape[place : place + 2]), *shape[place + 2 :]])
+        return s.call(
+            reshape, x, [*shape[:place], -1 if c >= 128 else _product(shape[place : place + 2]), *shape[place + 2 :]]
+        )
     if name in ("divide", "unflatten"):
         inner = next((n for n in ((2, 3, 4, 1)[c // 4 % 4 :] + (1,)) if size % n == 0), 1)
         parts = [inner, size // inner] if c // 16 % 2 else [size // inner, inner]
-        return s.call("unflatten.int", x, place, parts) if name == "unflatten" else s.call(reshape, x, [*shape[:place], *parts, *shape[place + 1 :]])
+        return (
+            s.call("unflatten.int", x, place, parts)
+            if name == "unflatten"
+            else s.call(reshape, x, [*shape[:place], *parts, *shape[place + 1 :]])
+        )
     if name == "flatten":
         return s.call(reshape, x, [-1])
     if name == "view_as_shape":
@@ -324,7 +345,11 @@ def _indexing(s: Sheet, x: Value, a: int, b: int, c: int) -> list[Value]:
         index = s.input(form, 0, torch.int64, size)
         if name.startswith("scatter") and name != "scatter_add":  # which of equal places wins is open: each has its own
             index = (s.call("argsort", s.input(form), dim) or [index])[0]
-        more: tuple[Any, ...] = {"gather": (), "scatter.value": (3.0,), "scatter_reduce": (s.input(form, c), "amax")}.get(name, (s.fitting(x, c, form),))
+        more: tuple[Any, ...] = {
+            "gather": (),
+            "scatter.value": (3.0,),
+            "scatter_reduce": (s.input(form, c), "amax"),
+        }.get(name, (s.fitting(x, c, form),))
         return s.call("scatter_reduce.two" if name == "scatter_reduce" else name, x, dim, index, *more)
     if name == "index_select":
         return s.call(name, x, dim, line)
@@ -430,7 +455,18 @@ def _layers(s: Sheet, x: Value, a: int, b: int, c: int) -> list[Value]:
             x = s.input(shape, b)
         if name == "convolution":
             channels, step, pad = SIZES[c % 5], (1, 1, 3, 2)[c // 8 % 4], (0, 1)[c // 16 % 2]
-            return s.call(name, x, s.input([channels, shape[1], 3, 3 if c % 2 else 1], c), s.input([channels], b) if c // 4 % 2 else None, [1, step], [pad, pad if c % 2 else 0], [1, 1], False, [0, 0], 1)
+            return s.call(
+                name,
+                x,
+                s.input([channels, shape[1], 3, 3 if c % 2 else 1], c),
+                s.input([channels], b) if c // 4 % 2 else None,
+                [1, step],
+                [pad, pad if c % 2 else 0],
+                [1, 1],
+                False,
+                [0, 0],
+                1,
+            )
         if name == "native_group_norm":
             groups = 2 if shape[1] % 2 == 0 else 1
             return s.call(name, x, s.input([shape[1]], c), None, shape[0], shape[1], shape[2] * shape[3], groups, 1e-5)
@@ -451,7 +487,18 @@ def _layers(s: Sheet, x: Value, a: int, b: int, c: int) -> list[Value]:
     if name == "cosine_similarity":
         return s.call(name, x, s.fitting(x, b, shape), _dim(s, x, c))
     if name == "conv1d":
-        return s.call("convolution", s.input([2, 3, SIZES[b % len(SIZES)] + 2], b), s.input([4, 3, 3], c), None, [1], [c % 2], [1], False, [0], 1)
+        return s.call(
+            "convolution",
+            s.input([2, 3, SIZES[b % len(SIZES)] + 2], b),
+            s.input([4, 3, 3], c),
+            None,
+            [1],
+            [c % 2],
+            [1],
+            False,
+            [0],
+            1,
+        )
     if name == "glu":
         return s.call(name, x, _dim(s, x, c))
     return s.call("linalg_norm", x, None, [_dim(s, x, c)], True)
@@ -483,7 +530,14 @@ def _write(s: Sheet, x: Value, a: int, b: int, c: int) -> list[Value]:
     fresh = s.call("clone", x)
     if not fresh:
         return []
-    args: tuple[Any, ...] = {"mul_.Scalar": (2.0,), "fill_.Scalar": (3.0,), "relu_": (), "add_.Scalar": (1.5,), "zero_": (), "clamp_": (-0.5, 0.5)}.get(name, ())
+    args: tuple[Any, ...] = {
+        "mul_.Scalar": (2.0,),
+        "fill_.Scalar": (3.0,),
+        "relu_": (),
+        "add_.Scalar": (1.5,),
+        "zero_": (),
+        "clamp_": (-0.5, 0.5),
+    }.get(name, ())
     if name in ("add_.Tensor", "copy_", "div_.Tensor"):
         args = (s.fitting(x, b),)
     if name == "masked_fill_.Scalar":

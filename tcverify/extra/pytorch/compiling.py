@@ -98,7 +98,13 @@ def inductor(settings: Mapping[str, Any]) -> Iterator[None]:
     from torch._inductor.codegen.cpp import CppScheduling
     from torch._inductor.utils import fresh_cache
 
-    quiet = {"compile_threads": 1, "size_asserts": False, "alignment_asserts": False, "fx_graph_cache": False, "cpp.simdlen": 1}
+    quiet = {
+        "compile_threads": 1,
+        "size_asserts": False,
+        "alignment_asserts": False,
+        "fx_graph_cache": False,
+        "cpp.simdlen": 1,
+    }
     known = {name: value for name, value in {**quiet, **settings}.items() if _exists(config, name)}
     with contextlib.ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings())

@@ -155,12 +155,16 @@ class _Run:
             if node.op == "placeholder":
                 pending[node] = next(rest), {}, self._options.get(node.name, "")
             elif node.op == "output":
-                return map_aggregate(node.args[0], lambda one: self._whole(known(one)) if isinstance(one, fx.Node) else one)
+                return map_aggregate(
+                    node.args[0], lambda one: self._whole(known(one)) if isinstance(one, fx.Node) else one
+                )
             elif (reduced := _reduces(node, pending)) is not None:
                 local, over, placed = pending[node.args[0]]
                 pending[node] = local, {**over, **reduced}, placed
             else:
-                args, kwargs = map_aggregate((node.args, node.kwargs), lambda one: known(one) if isinstance(one, fx.Node) else one)
+                args, kwargs = map_aggregate(
+                    (node.args, node.kwargs), lambda one: known(one) if isinstance(one, fx.Node) else one
+                )
                 values[node] = self._placed(pytree.tree_map(self._distributed, node.target(*args, **kwargs)), node.name)
         raise Unsupported("the graph has no output")
 
