@@ -13,6 +13,7 @@
 | traced | functional programs as compilers have them behind AOTAutograd: nothing is written into, nothing is opaque |
 | gram | rows that are gathered for Gram matrices of them, and divided again, as optimizers do with divided gradients |
 | async-tp | functional programs that begin with products in chunks, each beside the collective of another |
+| bucketing | many small collectives of several kinds, groups and dtypes, in functional graphs |
 | fsdp | layers whose parameters are gathered, used and freed, and gradients that are reduced and scattered |
 | sequence-functional | tensor-parallel layers on functional collectives, with norms as compilers capture them |
 | resharding | tensors that are brought from mesh to mesh, divided anew, reduced, and computed with in between |
@@ -36,6 +37,7 @@ from tcverify.extensions import require_new
 from tcverify.program import Mesh, Program
 from tcverify.strategies import (
     aimed,
+    bucketing,
     experts,
     fsdp,
     functional,
@@ -88,6 +90,7 @@ _ASYNCHRONOUS = {
     "gram": Decoder(gram.decode_gram, gram.WIDTH),
     "data-parallel": Decoder(functional.decode_data_parallel, functional.WIDTH),
     "async-tp": Decoder(functional.decode_async_tp, functional.WIDTH),
+    "bucketing": Decoder(bucketing.decode_bucketing, bucketing.WIDTH),
     "fsdp": Decoder(fsdp.decode_fsdp, fsdp.WIDTH),
     "sequence-functional": Decoder(sequence_functional.decode_sequence_functional, sequence_functional.WIDTH),
 }
@@ -224,6 +227,11 @@ def async_tp_programs(mesh: Mesh | None = None, world_size: int | None = None) -
     return _programs("async-tp", mesh, world_size)
 
 
+def bucketing_programs(mesh: Mesh | None = None, world_size: int | None = None) -> st.SearchStrategy[Program]:
+    """Draw collectives that a compiler puts into buckets. Arguments as of `transformer_programs`."""
+    return _programs("bucketing", mesh, world_size)
+
+
 def resharding_programs(mesh: Mesh | None = None, world_size: int | None = None) -> st.SearchStrategy[Program]:
     """Draw programs whose tensors lie on meshes of their own.
 
@@ -255,6 +263,7 @@ STRATEGIES: dict[str, Callable[..., st.SearchStrategy[Program]]] = {
     "gram": gram_programs,
     "data-parallel": data_parallel_programs,
     "async-tp": async_tp_programs,
+    "bucketing": bucketing_programs,
     "fsdp": fsdp_programs,
     "sequence-functional": sequence_functional_programs,
     "resharding": resharding_programs,
@@ -309,6 +318,7 @@ __all__ = [
     "aimed_programs",
     "all_meshes",
     "async_tp_programs",
+    "bucketing_programs",
     "data_parallel_programs",
     "decode",
     "dtensor_programs",

@@ -100,6 +100,8 @@ def subject(name: str) -> TorchSubject:
 
 
 _BUCKETING = "torch._inductor.fx_passes.bucketing"
+_FSDP = "torch._inductor.fx_passes.fsdp"
+_BUCKETS = "tcverify.extra.pytorch.bucketing"
 _MODES = ("default", "custom_ops", "custom_ops_multidtype", "coalesced")
 _CAPS = (2000.0, 0.0, 0.0001, 0.001)
 _FLAG = (False, True)
@@ -110,7 +112,11 @@ _OVERLAP_LISTS = (
     ("reorder_compute_for_overlap",),
     ("reorder_communication_preserving_peak_memory",),
     ("sink_waits_iterative",),
-    ("reorder_communication_preserving_peak_memory", "sink_waits_iterative", "reorder_communication_preserving_peak_memory"),
+    (
+        "reorder_communication_preserving_peak_memory",
+        "sink_waits_iterative",
+        "reorder_communication_preserving_peak_memory",
+    ),
     ("raise_comms", "sink_waits", "reorder_compute_for_overlap"),
     (),
 )
@@ -137,9 +143,45 @@ _OVERLAP_DRAWS: Mapping[str, Sequence[Any]] = {
 
 _ALL = (
     TorchSubject(
-        "bucket_all_gather", "tcverify.extra.pytorch.bucketing:BucketAllGather",
+        "bucket_all_gather", f"{_BUCKETS}:BucketAllGather",
         "independent all_gathers of a group become one", f"{_BUCKETING}:bucket_all_gather",
-        draws={"mode": _MODES[:3], "cap_mb": _CAPS},
+        strategy="bucketing", draws={"mode": _MODES[:3], "cap_mb": _CAPS},
+    ),
+    TorchSubject(
+        "bucket_reduce_scatter", f"{_BUCKETS}:BucketReduceScatter",
+        "independent reduce_scatters of a group become one", f"{_BUCKETING}:bucket_reduce_scatter",
+        strategy="bucketing", draws={"mode": ("default", "custom_ops", "coalesced"), "cap_mb": _CAPS},
+    ),
+    TorchSubject(
+        "bucket_all_reduce", f"{_BUCKETS}:BucketAllReduce",
+        "independent all_reduces of a group become one", f"{_BUCKETING}:bucket_all_reduce", since="2.11",
+        strategy="bucketing", draws={"cap_mb": _CAPS},
+    ),
+    TorchSubject(
+        "bucket_collectives", f"{_BUCKETS}:BucketCollectives",
+        "reduce_scatters, all_reduces and all_gathers into buckets, as Inductor does it", f"{_BUCKETING}:bucket_all_gather",
+        strategy="bucketing", draws={"mode": _MODES[:3], "cap_mb": _CAPS, "fsdp": (False, True)},
+    ),
+    TorchSubject(
+        "bucket_fsdp_all_gather", f"{_BUCKETS}:BucketFsdpAllGather",
+        "all_gathers of parameters become one", f"{_FSDP}:bucket_fsdp_all_gather",
+        strategy="bucketing", draws={"mode": _MODES[:3], "cap_mb": _CAPS},
+    ),
+    TorchSubject(
+        "bucket_fsdp_reduce_scatter", f"{_BUCKETS}:BucketFsdpReduceScatter",
+        "reduce_scatters of gradients become one", f"{_FSDP}:bucket_fsdp_reduce_scatter",
+        strategy="bucketing", draws={"mode": ("default", "custom_ops", "coalesced"), "cap_mb": _CAPS},
+    ),
+    TorchSubject(
+        "pre_bucket_fsdp_collectives", f"{_BUCKETS}:PreBucketFsdp",
+        "collectives of groups that parameters are gathered over become one", f"{_FSDP}:pre_bucket_fsdp_collectives",
+        since="2.13", strategy="bucketing",
+        draws={"mode": ("unset", *_MODES), "cap_mb": _CAPS, "bucket_mode": ("unset", "custom_ops_multidtype")},
+    ),
+    TorchSubject(
+        "dedup_fsdp_reduce_scatter", f"{_BUCKETS}:DedupReduceScatter",
+        "sums of what was reduced and scattered become one reduce_scatter", f"{_FSDP}:dedup_fsdp_reduce_scatter",
+        since="2.13", strategy="bucketing",
     ),
     TorchSubject(
         "compile", "tcverify.extra.pytorch.compiling:Compile",
