@@ -13,6 +13,7 @@
 | async-tp | functional programs that begin with products in chunks, each beside the collective of another |
 | fsdp | layers whose parameters are gathered, used and freed, and gradients that are reduced and scattered |
 | sequence-functional | tensor-parallel layers on functional collectives, with norms as compilers capture them |
+| compiled | functional programs, as compilers hand them to their passes: copies into inputs at the end |
 | resharding | tensors that are brought from mesh to mesh, divided anew, reduced, and computed with in between |
 | mixed | all of these, most of them with costs and stream settings; a third are structured, close to a fifth asynchronous |
 
@@ -33,6 +34,7 @@ from tcverify.extensions import require_new
 from tcverify.program import Mesh, Program
 from tcverify.strategies import (
     aimed,
+    compiled,
     experts,
     fsdp,
     functional,
@@ -83,6 +85,7 @@ _ASYNCHRONOUS = {
     "async-tp": Decoder(functional.decode_async_tp, functional.WIDTH),
     "fsdp": Decoder(fsdp.decode_fsdp, fsdp.WIDTH),
     "sequence-functional": Decoder(sequence_functional.decode_sequence_functional, sequence_functional.WIDTH),
+    "compiled": Decoder(compiled.decode_compiled, compiled.WIDTH),
 }
 
 #: Programs whose tensors carry layouts.
@@ -207,6 +210,11 @@ def async_tp_programs(mesh: Mesh | None = None, world_size: int | None = None) -
     return _programs("async-tp", mesh, world_size)
 
 
+def compiled_programs(mesh: Mesh | None = None, world_size: int | None = None) -> st.SearchStrategy[Program]:
+    """Draw functional programs, as compilers hand them to passes. Arguments as of `transformer_programs`."""
+    return _programs("compiled", mesh, world_size)
+
+
 def resharding_programs(mesh: Mesh | None = None, world_size: int | None = None) -> st.SearchStrategy[Program]:
     """Draw programs whose tensors lie on meshes of their own.
 
@@ -238,6 +246,7 @@ STRATEGIES: dict[str, Callable[..., st.SearchStrategy[Program]]] = {
     "async-tp": async_tp_programs,
     "fsdp": fsdp_programs,
     "sequence-functional": sequence_functional_programs,
+    "compiled": compiled_programs,
     "resharding": resharding_programs,
 }
 
@@ -289,6 +298,7 @@ __all__ = [
     "aimed_programs",
     "all_meshes",
     "async_tp_programs",
+    "compiled_programs",
     "data_parallel_programs",
     "decode",
     "fsdp_programs",
