@@ -90,12 +90,16 @@ def read_finding(folder: Path) -> TorchFinding:
     """
     path = folder / FILE_NAME
     facts = _facts(path)
-    versions = {name: _versions(path, name, facts) for name in ("affects", "unaffected")}
-    texts = [one.name for one in fields(TorchFinding) if one.name not in ("folder", *versions)]
-    unknown = sorted(facts.keys() - {*texts, *versions})
+    known = [one.name for one in fields(TorchFinding) if one.name != "folder"]
+    unknown = sorted(facts.keys() - {*known})
     if unknown:
-        raise UsageError(f"{path} has an unknown key '{unknown[0]}'", f"its keys are {_listed([*texts, *versions])}")
-    found = TorchFinding(folder=folder, **{name: _text(path, name, facts) for name in texts}, **versions)
+        raise UsageError(f"{path} has an unknown key '{unknown[0]}'", f"its keys are {_listed(known)}")
+    found = TorchFinding(
+        folder,
+        affects=_versions(path, "affects", facts),
+        unaffected=_versions(path, "unaffected", facts),
+        **{name: _text(path, name, facts) for name in known if name not in ("affects", "unaffected")},
+    )
     _require_sense(found, path)
     return found
 
