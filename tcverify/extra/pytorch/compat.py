@@ -48,7 +48,7 @@ def forget_shardings() -> None:
     """Let DTensor forget what it has found out about ops: for another rank it may be something else."""
     from torch.distributed.tensor import DTensor
 
-    propagate = DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding  # type: ignore[attr-defined]
+    propagate = DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding
     propagate.cache.cache_clear()
     clear = getattr(torch._C, "_clear_DTensor_sharding_propagator_cache", None)  # since 2.10
     if clear is not None:
