@@ -18,7 +18,7 @@ c10d = torch.ops._c10d_functional
 def inductor_passes(gm, inputs):
     """Inductor's passes on the graph of AOTAutograd, and no code generation."""
     with V.set_fake_mode(detect_fake_mode(inputs)):
-        post_grad_passes(gm, is_inference=True)
+        post_grad_passes(gm, is_inference=False)  # as for training
     gm.recompile()
     return make_boxed_func(gm.forward)
 
