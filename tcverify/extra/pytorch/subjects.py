@@ -186,7 +186,7 @@ _ALL = (
     ),
     TorchSubject(
         "compile", "tcverify.extra.pytorch.compiling:Compile",
-        "the graph becomes what the code does that Inductor generates", f"torch._inductor.compile_fx:compile_fx",
+        "the graph becomes what the code does that Inductor generates", "torch._inductor.compile_fx:compile_fx",
         draws={
             "compiled_ranks": ("all", "first", "even", "odd"),
             "reorder_for_compute_comm_overlap": _FLAG,
