@@ -16,7 +16,8 @@
 | fsdp | layers whose parameters are gathered, used and freed, and gradients that are reduced and scattered |
 | sequence-functional | tensor-parallel layers on functional collectives, with norms as compilers capture them |
 | resharding | tensors that are brought from mesh to mesh, divided anew, reduced, and computed with in between |
-| mixed | all of these, most of them with costs and stream settings; a third are structured, close to a fifth asynchronous |
+| dtensor | ops of all kinds on whole tensors, with placements for DTensor to divide them by |
+| mixed | all of these but dtensor, most with costs and stream settings; a third are structured, close to a fifth asynchronous |
 
 Every drawn program is well-typed: it runs in lockstep on every rank, and its outputs are finite. Its metadata is right, but for
 near misses and aimed programs labelled missing-metadata or stale-metadata.
@@ -47,6 +48,7 @@ from tcverify.strategies import (
     wild,
 )
 from tcverify.strategies.choices import WIDTH, decode_choices, weighted
+from tcverify.strategies.dtensor import dtensor_programs
 from tcverify.strategies.functional import large_functional_program
 from tcverify.strategies.meshes import WORLD_SIZES, all_meshes
 from tcverify.strategies.registered import Factory, made_strategy
@@ -256,6 +258,7 @@ STRATEGIES: dict[str, Callable[..., st.SearchStrategy[Program]]] = {
     "fsdp": fsdp_programs,
     "sequence-functional": sequence_functional_programs,
     "resharding": resharding_programs,
+    "dtensor": dtensor_programs,
 }
 
 _OURS = tuple(STRATEGIES)
@@ -308,6 +311,7 @@ __all__ = [
     "async_tp_programs",
     "data_parallel_programs",
     "decode",
+    "dtensor_programs",
     "fsdp_programs",
     "functional_programs",
     "gram_programs",

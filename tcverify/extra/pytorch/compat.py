@@ -1,4 +1,4 @@
-"""Where private names of PyTorch differ between its versions."""
+"""Where private names of PyTorch differ between its versions, and what stands in for a GPU."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 from unittest import mock
+
+import torch
 
 
 def known(function: Callable[..., Any], options: Mapping[str, Any]) -> dict[str, Any]:
@@ -42,4 +44,15 @@ def device_known() -> Iterator[None]:
         yield
 
 
-__all__ = ["device_known", "known", "swapped"]
+def forget_shardings() -> None:
+    """Let DTensor forget what it has found out about ops: for another rank it may be something else."""
+    from torch.distributed.tensor import DTensor
+
+    propagate = DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding
+    propagate.cache.cache_clear()
+    clear = getattr(torch._C, "_clear_DTensor_sharding_propagator_cache", None)  # since 2.10
+    if clear is not None:
+        clear()
+
+
+__all__ = ["device_known", "forget_shardings", "known", "swapped"]

@@ -46,11 +46,22 @@ class TorchSubject:
         """The versions of torch that have it, in words."""
         return f"torch {self.since} and later" if self.until is None else f"torch {self.since} to {self.until}"
 
+    def exists_in(self, version: str) -> bool:
+        """Whether a version of torch is to have it, going by `since` and `until`."""
+        number = release(version)
+        return release(self.since) <= number and (self.until is None or number <= release(self.until))
+
     @property
     def here(self) -> bool:
         """Whether this torch has it."""
         module, _, name = self.source.partition(":")
         return name in _defined(module)
+
+
+def release(version: str) -> tuple[int, int]:
+    """Return what counts of a version of torch: its first two numbers."""
+    major, minor = version.split("+")[0].split(".")[:2]
+    return int(major), int(minor)
 
 
 @functools.cache
@@ -91,6 +102,18 @@ def subject(name: str) -> TorchSubject:
 _BUCKETING = "torch._inductor.fx_passes.bucketing"
 _MODES = ("default", "custom_ops", "custom_ops_multidtype", "coalesced")
 _CAPS = (2000.0, 0.0, 0.0001, 0.001)
+_FLAG = (False, True)
+_OVERLAP_LISTS = (
+    ("reorder_compute_for_overlap", "sink_waits", "raise_comms"),
+    ("sink_waits", "raise_comms"),
+    ("raise_comms", "sink_waits"),
+    ("reorder_compute_for_overlap",),
+    ("reorder_communication_preserving_peak_memory",),
+    ("sink_waits_iterative",),
+    ("reorder_communication_preserving_peak_memory", "sink_waits_iterative", "reorder_communication_preserving_peak_memory"),
+    ("raise_comms", "sink_waits", "reorder_compute_for_overlap"),
+    (),
+)
 
 _PASSES = "torch._inductor.fx_passes"
 _OVERLAP_DRAWS: Mapping[str, Sequence[Any]] = {
@@ -117,6 +140,25 @@ _ALL = (
         "bucket_all_gather", "tcverify.extra.pytorch.bucketing:BucketAllGather",
         "independent all_gathers of a group become one", f"{_BUCKETING}:bucket_all_gather",
         draws={"mode": _MODES[:3], "cap_mb": _CAPS},
+    ),
+    TorchSubject(
+        "compile", "tcverify.extra.pytorch.compiling:Compile",
+        "the graph becomes what the code does that Inductor generates", f"torch._inductor.compile_fx:compile_fx",
+        draws={
+            "compiled_ranks": ("all", "first", "even", "odd"),
+            "reorder_for_compute_comm_overlap": _FLAG,
+            "reorder_for_compute_comm_overlap_passes": _OVERLAP_LISTS,
+            "reorder_for_peak_memory": (True, False),
+            "allow_buffer_reuse": (True, False),
+            "inplace_buffers": (True, False),
+            "reorder_for_locality": (True, False),
+            "aggressive_fusion": _FLAG,
+        },
+    ),
+    TorchSubject(
+        "dtensor", "tcverify.extra.pytorch.dtensor:DTensorProgram",
+        "tensors are divided, and ops on them become what each rank runs", "torch.distributed.tensor._api:DTensor",
+        strategy="dtensor",
     ),
     TorchSubject(
         "schedule_overlap_bucketing", "tcverify.extra.pytorch.overlap:ScheduleOverlapBucketing",
@@ -149,4 +191,4 @@ _ALL = (
 #: What can be verified, by name without the prefix.
 SUBJECTS: dict[str, TorchSubject] = {one.name: one for one in _ALL}
 
-__all__ = ["PREFIX", "SUBJECTS", "TorchSubject", "subject"]
+__all__ = ["PREFIX", "SUBJECTS", "TorchSubject", "release", "subject"]

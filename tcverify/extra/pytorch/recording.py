@@ -1,0 +1,186 @@
+"""Records what compiled code does, op by op, as an FX graph that says which values share memory.
+
+The code is called once, on real tensors, under a mode that sees every op. Tensors are told by their storages, which are all kept
+alive, so that two values in one storage are one buffer that was reused. Memory that code got behind the back of the mode
+becomes an `aten::empty_strided`; views become `aten::as_strided` of what the storage was first seen as.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tcverify.ops import lookup, qualified_name, resolve
+
+Tensor = torch.Tensor
+
+
+def recorded(
+    call: Callable[[list[Tensor]], Any], placeholders: Sequence[tuple[str, Tensor]], returned: Callable[[Any], Any]
+) -> fx.Graph:
+    """Call compiled code and return what it did.
+
+    Args:
+        call: the code; takes its inputs as a list.
+        placeholders: name and value of each input, in order. Values are written where the code writes its inputs.
+        returned: brings what the code returned into the containers that the graph is to return.
+    """
+    recorder = Recorder()
+    for name, value in placeholders:
+        recorder.input(name, value)
+    with torch.no_grad(), recorder:
+        result = call([value for _, value in placeholders])
+    graph = recorder.graph
+    graph.output(pytree.tree_map_only(Tensor, recorder.node, returned(result)))
+    graph.lint()
+    return graph
+
+
+class Recorder(TorchDispatchMode):
+    """Writes every op that runs under it into a graph, except for views: those are where tensors are used.
+
+    Attributes:
+        graph: what has run so far.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.graph = fx.Graph()
+        self._roots: dict[int, tuple[fx.Node, Tensor]] = {}  # by storage: what it was first seen as
+        self._views: dict[tuple[Any, ...], fx.Node] = {}
+        self._kept: list[Tensor] = []
+
+    def input(self, name: str, value: Tensor) -> None:
+        """Add an input of the graph."""
+        node = self.graph.placeholder(name)
+        self._hold(value, node)
+
+    def node(self, value: Tensor) -> fx.Node:
+        """The node that gives a tensor, added where there is none yet."""
+        key = _layout(value)
+        if key in self._views:
+            return self._views[key]
+        if _storage(value) not in self._roots:
+            self._hold(value, self._allocated(value))
+            if key in self._views:
+                return self._views[key]
+        root, first = self._roots[_storage(value)]
+        node = self._call("aten::as_strided", root, list(value.shape), list(value.stride()), value.storage_offset())
+        self._views[key] = node
+        self._kept.append(value)
+        return node
+
+    def _allocated(self, value: Tensor) -> fx.Node:
+        """Memory that has come from elsewhere, as large as the storage of a tensor."""
+        shape, stride = list(value.shape), list(value.stride())
+        size = value.untyped_storage().nbytes() // max(value.itemsize, 1)
+        spread = 1 + sum((n - 1) * s for n, s in zip(shape, stride, strict=True)) if value.numel() else 0
+        if value.storage_offset() or spread != size:
+            shape, stride = [size], [1]
+            whole = torch.as_strided(value, shape, stride, 0)
+            node = self._call("aten::empty_strided", shape, stride, dtype=value.dtype)
+            self._hold(whole, node)
+            return node
+        return self._call("aten::empty_strided", shape, stride, dtype=value.dtype)
+
+    def _hold(self, value: Tensor, node: fx.Node) -> None:
+        if _storage(value) not in self._roots:
+            self._roots[_storage(value)] = node, value
+            self._views[_layout(value)] = node
+        self._kept.append(value)
+
+    def _call(self, op: str, *args: Any, **kwargs: Any) -> fx.Node:
+        return self.graph.call_function(resolve(op), args, kwargs)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = qualified_name(func)
+        if _is_view(func, name) or name.startswith("profiler::"):
+            return func(*args, **kwargs)
+        inputs = pytree.tree_map_only(Tensor, self.node, (list(args), dict(kwargs)))
+        result = _performed(func, name, args, kwargs)
+        self._write(func, name, *inputs, result)
+        return result
+
+    def _write(self, func: Any, name: str, args: list[Any], kwargs: dict[str, Any], result: Any) -> None:
+        kwargs = {key: value for key, value in kwargs.items() if key not in _WHERE and value is not None}
+        outs = {a.name for a in func._schema.arguments if a.is_out}
+        plain = _without_out(func) if name.startswith("aten::") and len(outs) == 1 else None
+        if plain is not None:
+            out = kwargs.pop(next(iter(outs)))
+            made = self.graph.call_function(plain, tuple(args), kwargs)
+            self._call("aten::copy_", out, made)
+            return
+        node = self.graph.call_function(func, tuple(args), kwargs)
+        if isinstance(result, Tensor):
+            self._made(result, node)
+        elif isinstance(result, (tuple, list)):
+            for index, part in enumerate(result):
+                if isinstance(part, Tensor):
+                    self._made(part, self.graph.call_function(operator.getitem, (node, index)))
+
+    def _made(self, value: Tensor, node: fx.Node) -> None:
+        if _storage(value) in self._roots:
+            self._views[_layout(value)] = node
+            self._kept.append(value)
+        else:
+            self._hold(value, node)
+
+
+#: Arguments that say where an op runs.
+_WHERE = frozenset({"device", "layout", "pin_memory"})
+
+
+def _storage(value: Tensor) -> int:
+    return int(value.untyped_storage()._cdata)
+
+
+def _layout(value: Tensor) -> tuple[Any, ...]:
+    return (_storage(value), value.dtype, tuple(value.shape), tuple(value.stride()), value.storage_offset())
+
+
+def _is_view(func: Any, name: str) -> bool:
+    """Whether an op gives another view of its operand, and does nothing else."""
+    if not name.startswith(("aten::", "prims::")):
+        return False
+    returns = func._schema.returns
+    return bool(returns) and all(r.alias_info is not None and not r.alias_info.is_write for r in returns)
+
+
+def _performed(func: Any, name: str, args: Any, kwargs: Any) -> Any:
+    """What an op gives: values do not matter, and what has not been communicated is zero."""
+    if name.startswith(("aten::", "prims::")):
+        return func(*args, **kwargs)
+    op = lookup(func)
+    if name.startswith("_c10d_functional"):
+        result = func(*args, **kwargs)
+        if op.phase == "start":
+            written = result if isinstance(result, (list, tuple)) else [result]
+            for one in written:
+                one.zero_()
+        return result
+    if op.fake is None:
+        return func(*args, **kwargs)
+    return pytree.tree_map_only(Tensor, torch.zeros_like, op.fake(*args, **kwargs))
+
+
+def _without_out(func: Any) -> Any:
+    """The overload of an op that makes the tensor into which this one writes; None where there is none."""
+    takes = [(a.name, str(a.type)) for a in func._schema.arguments if not a.is_out]
+    packet = func.overloadpacket
+    for overload in packet.overloads():
+        other = getattr(packet, overload)
+        if other._schema.is_mutable or len(other._schema.returns) != 1:
+            continue
+        if [(a.name, str(a.type)) for a in other._schema.arguments] == takes:
+            return other
+    return None
+
+
+__all__ = ["Recorder", "recorded"]
