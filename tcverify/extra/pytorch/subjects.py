@@ -110,7 +110,11 @@ _OVERLAP_LISTS = (
     ("reorder_compute_for_overlap",),
     ("reorder_communication_preserving_peak_memory",),
     ("sink_waits_iterative",),
-    ("reorder_communication_preserving_peak_memory", "sink_waits_iterative", "reorder_communication_preserving_peak_memory"),
+    (
+        "reorder_communication_preserving_peak_memory",
+        "sink_waits_iterative",
+        "reorder_communication_preserving_peak_memory",
+    ),
     ("raise_comms", "sink_waits", "reorder_compute_for_overlap"),
     (),
 )
