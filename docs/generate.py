@@ -1,14 +1,18 @@
 """Writes the reference pages of the site from the code, when mkdocs builds it: nothing in them is written by hand.
 
-mkdocs calls `on_files`; `pages()` gives the same pages to whoever asks.
+mkdocs calls `on_files`; `pages()` gives the same pages to whoever asks. The tables of docs/pytorch.md stand in the page itself:
+`python docs/generate.py` writes them anew, and a test compares them.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
+import json
 import re
+from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import click
@@ -19,6 +23,8 @@ from tcverify import cli
 from tcverify.arithmetic import DOMAINS
 from tcverify.checks import CHECKS
 from tcverify.errors import UnsupportedOp
+from tcverify.extra.pytorch import PREFIX, SUBJECTS
+from tcverify.extra.pytorch.findings import VERSIONS, TorchFinding, read_findings
 from tcverify.ops import Op, dialects, lookup, resolve
 from tcverify.passes import BUILTIN, DESCRIPTIONS, SUITED
 from tcverify.program import KINDS, Contract, Doubt, Note
@@ -302,3 +308,68 @@ def verdicts() -> str:
 def _sentence(text: str) -> str:
     """Words in quotes become code."""
     return re.sub(r'"([a-z0-9-]+)"', r"`\1`", text)
+
+
+# ----------------------------------------------------------------------------------------------------------- PyTorch
+
+ROOT = Path(__file__).parents[1]
+FOUND = ROOT / "reports" / "pytorch"
+
+#: The page that has tables in itself.
+PYTORCH = ROOT / "docs" / "pytorch.md"
+
+
+def pytorch(text: str, found: Path = FOUND) -> str:
+    """A page with the tables of PyTorch's subjects and of the findings in a directory put in between their marks."""
+    findings = read_findings(found)
+    tables = {"subjects": _subjects(), "versions": _versions(findings, found), "findings": _findings(findings)}
+    for name, made in tables.items():
+        start, end = f"<!-- table: {name} -->\n", "<!-- end -->\n"
+        before, mark, rest = text.partition(start)
+        _, closed, after = rest.partition(end)
+        if not mark or not closed:
+            raise ValueError(f"the page has no marks {start.strip()} and {end.strip()}")
+        text = f"{before}{start}\n{made}\n{end}{after}"
+    return text
+
+
+def _subjects() -> str:
+    rows = []
+    for one in SUBJECTS.values():
+        options = ", ".join(f"`{name}` ({len(values)})" for name, values in one.draws.items())
+        rows.append((f"`{PREFIX}{one.name}`", cell(one.what), f"`{one.source}`", f"`{one.strategy}`", options))
+    return table(("subject", "what it does", "in torch", "programs", "options, and how many values are drawn"), rows)
+
+
+def _versions(findings: tuple[TorchFinding, ...], found: Path) -> str:
+    """A row per subject, a column per version: whether it is there, how many programs ran, how many causes show."""
+    ran: Counter[tuple[str, str]] = Counter()
+    log = found / "campaigns.ndjson"
+    for line in log.read_text(encoding="utf-8").splitlines() if log.is_file() else ():
+        record = json.loads(line)
+        ran[record["torch"], record["subject"]] += record["programs"]
+    rows = []
+    for one in SUBJECTS.values():
+        cells = []
+        for version in VERSIONS:
+            causes = sum(finding.subject == PREFIX + one.name and version in finding.affects for finding in findings)
+            said = f"{ran[version, one.name]:,} programs" if ran[version, one.name] else "yes"
+            said += f", {causes} found" if causes else ""
+            cells.append(said if one.exists_in(version) else "–")
+        rows.append((f"`{PREFIX}{one.name}`", *cells))
+    total = [f"{sum(version in finding.affects for finding in findings)} found" for version in VERSIONS]
+    return table(("subject", *(f"torch {version}" for version in VERSIONS)), [*rows, ("all", *total)])
+
+
+def _findings(findings: tuple[TorchFinding, ...]) -> str:
+    rows = []
+    for one in findings:
+        shows = ("●" if v in one.affects else "○" if v in one.unaffected else "" for v in VERSIONS)
+        reported = "no" if one.reported == "unreported" else f"[yes]({one.reported})"
+        cause = f"`{one.cause.removeprefix('torch/')}`"
+        rows.append((f"`{one.folder.name}`: {cell(one.title)}", f"`{one.kind}`", cause, one.entry, *shows, reported))
+    return table(("finding", "kind", "cause, in torch/", "entry", *VERSIONS, "reported"), rows)
+
+
+if __name__ == "__main__":
+    PYTORCH.write_text(pytorch(PYTORCH.read_text(encoding="utf-8")), encoding="utf-8")

@@ -10,12 +10,15 @@
 | overlap | branches of compute and communication that hardly depend on each other, with costs of their ops and stream settings |
 | functional | programs whose collectives start and are waited for later, with opaque communication and writes around them |
 | data-parallel | functional programs that begin with layers, their gradients and the reductions of those |
+| traced | functional programs as compilers have them behind AOTAutograd: nothing is written into, nothing is opaque |
+| gram | rows that are gathered for Gram matrices of them, and divided again, as optimizers do with divided gradients |
 | async-tp | functional programs that begin with products in chunks, each beside the collective of another |
+| bucketing | many small collectives of several kinds, groups and dtypes, in functional graphs |
 | fsdp | layers whose parameters are gathered, used and freed, and gradients that are reduced and scattered |
 | sequence-functional | tensor-parallel layers on functional collectives, with norms as compilers capture them |
 | resharding | tensors that are brought from mesh to mesh, divided anew, reduced, and computed with in between |
 | dtensor | ops of all kinds on whole tensors, with placements for DTensor to divide them by |
-| mixed | all of these but dtensor, most of them with costs and stream settings; a third are structured, close to a fifth asynchronous |
+| mixed | all of these but dtensor, most with costs and stream settings; a third are structured, close to a fifth asynchronous |
 
 Every drawn program is well-typed: it runs in lockstep on every rank, and its outputs are finite. Its metadata is right, but for
 near misses and aimed programs labelled missing-metadata or stale-metadata.
@@ -34,9 +37,11 @@ from tcverify.extensions import require_new
 from tcverify.program import Mesh, Program
 from tcverify.strategies import (
     aimed,
+    bucketing,
     experts,
     fsdp,
     functional,
+    gram,
     near_miss,
     overlap,
     resharding,
@@ -81,8 +86,11 @@ _PARTS = {
 #: Programs with asynchronous collectives.
 _ASYNCHRONOUS = {
     "functional": Decoder(functional.decode_functional, functional.WIDTH),
+    "traced": Decoder(functional.decode_traced, functional.WIDTH),
+    "gram": Decoder(gram.decode_gram, gram.WIDTH),
     "data-parallel": Decoder(functional.decode_data_parallel, functional.WIDTH),
     "async-tp": Decoder(functional.decode_async_tp, functional.WIDTH),
+    "bucketing": Decoder(bucketing.decode_bucketing, bucketing.WIDTH),
     "fsdp": Decoder(fsdp.decode_fsdp, fsdp.WIDTH),
     "sequence-functional": Decoder(sequence_functional.decode_sequence_functional, sequence_functional.WIDTH),
 }
@@ -193,6 +201,16 @@ def functional_programs(mesh: Mesh | None = None, world_size: int | None = None)
     return _programs("functional", mesh, world_size)
 
 
+def traced_programs(mesh: Mesh | None = None, world_size: int | None = None) -> st.SearchStrategy[Program]:
+    """Draw asynchronous programs without writes and effects. Arguments as of `transformer_programs`."""
+    return _programs("traced", mesh, world_size)
+
+
+def gram_programs(mesh: Mesh | None = None, world_size: int | None = None) -> st.SearchStrategy[Program]:
+    """Draw optimizer steps on Gram matrices of gathered rows. Arguments as of `transformer_programs`."""
+    return _programs("gram", mesh, world_size)
+
+
 def data_parallel_programs(mesh: Mesh | None = None, world_size: int | None = None) -> st.SearchStrategy[Program]:
     """Draw gradients that are reduced while others are computed. Arguments as of `transformer_programs`."""
     return _programs("data-parallel", mesh, world_size)
@@ -207,6 +225,11 @@ def sequence_functional_programs(mesh: Mesh | None = None, world_size: int | Non
 def async_tp_programs(mesh: Mesh | None = None, world_size: int | None = None) -> st.SearchStrategy[Program]:
     """Draw products in chunks beside their collectives. Arguments as of `transformer_programs`."""
     return _programs("async-tp", mesh, world_size)
+
+
+def bucketing_programs(mesh: Mesh | None = None, world_size: int | None = None) -> st.SearchStrategy[Program]:
+    """Draw collectives that a compiler puts into buckets. Arguments as of `transformer_programs`."""
+    return _programs("bucketing", mesh, world_size)
 
 
 def resharding_programs(mesh: Mesh | None = None, world_size: int | None = None) -> st.SearchStrategy[Program]:
@@ -236,8 +259,11 @@ STRATEGIES: dict[str, Callable[..., st.SearchStrategy[Program]]] = {
     "wild": wild_programs,
     "overlap": overlap_programs,
     "functional": functional_programs,
+    "traced": traced_programs,
+    "gram": gram_programs,
     "data-parallel": data_parallel_programs,
     "async-tp": async_tp_programs,
+    "bucketing": bucketing_programs,
     "fsdp": fsdp_programs,
     "sequence-functional": sequence_functional_programs,
     "resharding": resharding_programs,
@@ -292,11 +318,13 @@ __all__ = [
     "aimed_programs",
     "all_meshes",
     "async_tp_programs",
+    "bucketing_programs",
     "data_parallel_programs",
     "decode",
     "dtensor_programs",
     "fsdp_programs",
     "functional_programs",
+    "gram_programs",
     "large_functional_program",
     "mixed_programs",
     "moe_programs",
@@ -306,6 +334,7 @@ __all__ = [
     "register_strategy",
     "resharding_programs",
     "sequence_functional_programs",
+    "traced_programs",
     "transformer_programs",
     "wild_programs",
 ]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cache
 
-import torch
 from hypothesis import strategies as st
 
 from tcverify.ops import TensorSpec, qualified_name
@@ -73,7 +72,11 @@ def decode_dtensor(mesh: Mesh, choices: bytes) -> Program:
 def _placements(program: Program, choices: bytes) -> dict[str, str]:
     """Draw placements: for every input, and for one value in four."""
     found: dict[str, str] = {}
-    reduced = {node.args[0] for node in program.graphs[0].nodes if qualified_name(node.target) == "_c10d_functional::all_reduce"}
+    reduced = {
+        node.args[0]
+        for node in program.graphs[0].nodes
+        if qualified_name(node.target) == "_c10d_functional::all_reduce"
+    }
     records = [choices[n : n + PLACED_WIDTH] for n in range(0, PLACED * PLACED_WIDTH, PLACED_WIDTH)]
     nodes = [n for n in program.graphs[0].nodes if n.op != "output" and isinstance(n.meta.get("val"), TensorSpec)]
     nodes = [n for n in nodes if not qualified_name(n.target).startswith("_c10d_functional") and n not in reduced]

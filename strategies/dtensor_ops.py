@@ -22,30 +22,48 @@ REDUCTIONS = ("sum", "sum", "avg", "max", "min", "product")
 _SCALARS = (2.0, -1.5, 0.5, 10.0, 0.0, -1.0, 3.0)
 
 UNARY = (
-    "abs", "neg", "relu", "sigmoid", "tanh", "sin", "cos", "exp", "sign", "floor", "ceil", "round", "trunc", "erf", "gelu", "silu",
-    "logical_not", "isnan", "signbit", "square", "hardtanh", "elu", "softplus", "leaky_relu", "positive", "sgn", "atan", "expm1",
+    "abs", "neg", "relu", "sigmoid", "tanh", "sin", "cos", "exp", "sign", "floor", "ceil", "round", "trunc", "erf", "gelu",
+    "silu",
+    "logical_not", "isnan", "signbit", "square", "hardtanh", "elu", "softplus", "leaky_relu", "positive", "sgn", "atan",
+    "expm1",
     "isfinite", "zeros_like", "ones_like", "clone", "alias", "detach", "nan_to_num", "hardsigmoid", "mish", "frac", "deg2rad",
     "hardswish", "logit", "isneginf", "contiguous", "angle",
 )  # fmt: skip
 
 WITH_SCALAR = (
-    "add.Scalar", "sub.Scalar", "mul.Scalar", "div.Scalar", "rsub.Scalar", "pow.Tensor_Scalar", "clamp_min", "clamp_max", "fmod.Scalar",
-    "remainder.Scalar", "eq.Scalar", "ne.Scalar", "lt.Scalar", "le.Scalar", "gt.Scalar", "ge.Scalar", "full_like", "fill.Scalar",
-    "floor_divide.Scalar", "hardshrink", "softshrink", "celu", "pow.Scalar", "div.Scalar_mode", "xlogy.Scalar_Other", "threshold",
+    "add.Scalar", "sub.Scalar", "mul.Scalar", "div.Scalar", "rsub.Scalar", "pow.Tensor_Scalar", "clamp_min", "clamp_max",
+    "fmod.Scalar",
+    "remainder.Scalar", "eq.Scalar", "ne.Scalar", "lt.Scalar", "le.Scalar", "gt.Scalar", "ge.Scalar", "full_like",
+    "fill.Scalar",
+    "floor_divide.Scalar", "hardshrink", "softshrink", "celu", "pow.Scalar", "div.Scalar_mode", "xlogy.Scalar_Other",
+    "threshold",
 )  # fmt: skip
 
 BINARY = (
-    "add.Tensor", "sub.Tensor", "mul.Tensor", "div.Tensor", "maximum", "minimum", "eq.Tensor", "ne.Tensor", "lt.Tensor", "ge.Tensor",
-    "logical_and", "logical_or", "logical_xor", "atan2", "remainder.Tensor", "floor_divide", "fmax", "fmin", "hypot", "copysign.Tensor",
-    "add.alpha", "rsub.Tensor", "heaviside", "mse_loss", "div.Tensor_mode", "copy", "sub.alpha", "le.Tensor", "gt.Tensor", "fmod.Tensor",
+    "add.Tensor", "sub.Tensor", "mul.Tensor", "div.Tensor", "maximum", "minimum", "eq.Tensor", "ne.Tensor", "lt.Tensor",
+    "ge.Tensor",
+    "logical_and", "logical_or", "logical_xor", "atan2", "remainder.Tensor", "floor_divide", "fmax", "fmin", "hypot",
+    "copysign.Tensor",
+    "add.alpha", "rsub.Tensor", "heaviside", "mse_loss", "div.Tensor_mode", "copy", "sub.alpha", "le.Tensor", "gt.Tensor",
+    "fmod.Tensor",
     "clamp_min.Tensor", "clamp_max.Tensor", "true_divide.Tensor", "dist", "l1_loss", "smooth_l1_loss", "huber_loss",
 )  # fmt: skip
 
-TERNARY = ("where", "lerp.Tensor", "addcmul", "addcdiv", "lerp.Scalar", "clamp.Tensor", "masked_fill.Scalar", "masked_fill.Tensor")
+TERNARY = (
+    "where",
+    "lerp.Tensor",
+    "addcmul",
+    "addcdiv",
+    "lerp.Scalar",
+    "clamp.Tensor",
+    "masked_fill.Scalar",
+    "masked_fill.Tensor",
+)
 
 #: Reductions over dims, with and without keeping them.
 OVER_DIMS = (
-    "sum.dim_IntList", "mean.dim", "amax", "amin", "logsumexp", "var.correction", "std.correction", "linalg_vector_norm", "norm.ScalarOpt_dim",
+    "sum.dim_IntList", "mean.dim", "amax", "amin", "logsumexp", "var.correction", "std.correction", "linalg_vector_norm",
+    "norm.ScalarOpt_dim",
     "nansum", "any.dims", "all.dims", "var_mean.correction", "count_nonzero.dim_IntList",
 )  # fmt: skip
 OVER_DIM = (
@@ -56,31 +74,42 @@ OVER_ALL = (
     "count_nonzero", "median", "aminmax",
 )  # fmt: skip
 ALONG = (
-    "softmax.int", "log_softmax.int", "_softmax", "_log_softmax", "cumsum", "cumprod", "logcumsumexp", "cummax", "cummin", "sort", "topk",
+    "softmax.int", "log_softmax.int", "_softmax", "_log_softmax", "cumsum", "cumprod", "logcumsumexp", "cummax", "cummin",
+    "sort", "topk",
     "flip", "argsort", "renorm", "msort",
 )  # fmt: skip
 VIEWS = (
-    "merge", "divide", "flatten", "unsqueeze", "squeeze.dim", "squeeze", "permute", "transpose.int", "expand", "select.int", "slice.Tensor",
-    "split.Tensor", "unbind.int", "repeat", "roll", "narrow", "t", "diagonal", "unfold", "constant_pad_nd", "movedim.int", "chunk",
-    "tensor_split.sections", "repeat_interleave.self_int", "tril", "triu", "split_with_sizes", "view_as_shape", "rot90", "tile", "squeeze.dims",
+    "merge", "divide", "flatten", "unsqueeze", "squeeze.dim", "squeeze", "permute", "transpose.int", "expand", "select.int",
+    "slice.Tensor",
+    "split.Tensor", "unbind.int", "repeat", "roll", "narrow", "t", "diagonal", "unfold", "constant_pad_nd", "movedim.int",
+    "chunk",
+    "tensor_split.sections", "repeat_interleave.self_int", "tril", "triu", "split_with_sizes", "view_as_shape", "rot90",
+    "tile", "squeeze.dims",
     "diag_embed", "trace", "pixel_shuffle", "broadcast_to", "unflatten",
 )  # fmt: skip
 INDEXING = (
-    "gather", "index_select", "scatter.src", "scatter.value", "scatter_add", "index.Tensor", "index_put", "embedding", "index_fill",
-    "index_add", "select_scatter", "slice_scatter", "index_copy", "scatter_reduce", "one_hot", "bucketize", "searchsorted", "take",
+    "gather", "index_select", "scatter.src", "scatter.value", "scatter_add", "index.Tensor", "index_put", "embedding",
+    "index_fill",
+    "index_add", "select_scatter", "slice_scatter", "index_copy", "scatter_reduce", "one_hot", "bucketize", "searchsorted",
+    "take",
     "index.Two", "embedding_backward",
 )  # fmt: skip
 PRODUCTS = (
-    "mm", "bmm", "addmm", "baddbmm", "matmul", "mv", "dot", "linear", "einsum", "outer", "inner", "kron", "addmv", "addbmm", "vdot",
+    "mm", "bmm", "addmm", "baddbmm", "matmul", "mv", "dot", "linear", "einsum", "outer", "inner", "kron", "addmv", "addbmm",
+    "vdot",
     "linalg_multi_dot", "tensordot", "mm.t",
 )  # fmt: skip
 NORMS = (
-    "native_layer_norm", "layer_norm", "rms_norm", "native_group_norm", "attention", "convolution", "nll_loss", "cross_entropy", "avg_pool2d",
+    "native_layer_norm", "layer_norm", "rms_norm", "native_group_norm", "attention", "convolution", "nll_loss",
+    "cross_entropy", "avg_pool2d",
     "max_pool2d", "log_softmax_nll", "batch_norm", "cosine_similarity", "conv1d", "upsample", "glu", "normalize",
 )  # fmt: skip
 MANY = ("cat", "stack", "cat.self", "meshgrid", "block_diag", "hstack", "vstack", "addn")
 CASTS = (torch.float64, torch.int64, torch.bool, torch.float32, torch.bfloat16, torch.int32)
-WRITES = ("add_.Tensor", "mul_.Scalar", "copy_", "fill_.Scalar", "relu_", "add_.Scalar", "zero_", "clamp_", "masked_fill_.Scalar", "div_.Tensor")  # fmt: skip
+WRITES = (
+    "add_.Tensor", "mul_.Scalar", "copy_", "fill_.Scalar", "relu_", "add_.Scalar", "zero_", "clamp_", "masked_fill_.Scalar",
+    "div_.Tensor",
+)  # fmt: skip
 
 _INTEGERS = (torch.int64, torch.int32)
 
@@ -149,7 +178,9 @@ class Sheet:
                 parts.append(self.draft.call("getitem", like, made, number))
         return parts
 
-    def fitting(self, x: Value, a: int, shape: Sequence[int] | None = None, dtype: torch.dtype = torch.float32) -> Value:
+    def fitting(
+        self, x: Value, a: int, shape: Sequence[int] | None = None, dtype: torch.dtype = torch.float32
+    ) -> Value:
         """A value of this shape: one that is there, a new input, or a new one that broadcasts to the shape of `x`."""
         wanted = tuple(self.shape(x) if shape is None else shape)
         fits = [v for v in self.values if self.shape(v) == wanted and self.dtype(v) == dtype]
@@ -246,7 +277,11 @@ def _over_dim(s: Sheet, x: Value, a: int, b: int, c: int) -> list[Value]:
     name, dim, keep = OVER_DIM[a % len(OVER_DIM)], _dim(s, x, b), bool(c % 2)
     if name == "kthvalue":
         return s.call(name, x, 1 + c // 2 % 2, dim, keep)
-    return s.call(name, x, dim, **({"keepdim": keep} if name == "prod.dim_int" else {})) if name == "prod.dim_int" else s.call(name, x, dim, keep)
+    return (
+        s.call(name, x, dim, **({"keepdim": keep} if name == "prod.dim_int" else {}))
+        if name == "prod.dim_int"
+        else s.call(name, x, dim, keep)
+    )
 
 
 def _over_all(s: Sheet, x: Value, a: int, b: int, c: int) -> list[Value]:
@@ -277,25 +312,36 @@ def _views(s: Sheet, x: Value, a: int, b: int, c: int) -> list[Value]:
     size, place = (shape[dim] if shape else 1), dim % max(1, len(shape))
     reshape = ("view", "reshape", "_unsafe_view")[c % 3]
     if name == "merge":
-        return s.call(reshape, x, [*shape[:place], -1 if c >= 128 else _product(shape[place : place + 2]), *shape[place + 2 :]])
+        return s.call(
+            reshape, x, [*shape[:place], -1 if c >= 128 else _product(shape[place : place + 2]), *shape[place + 2 :]]
+        )
     if name in ("divide", "unflatten"):
-        inner = next((n for n in ((2, 3, 4, 1)[c // 4 % 4 :] + (1,)) if size % n == 0), 1)
+        inner = next((n for n in (*(2, 3, 4, 1)[c // 4 % 4 :], 1) if size % n == 0), 1)
         parts = [inner, size // inner] if c // 16 % 2 else [size // inner, inner]
-        return s.call("unflatten.int", x, place, parts) if name == "unflatten" else s.call(reshape, x, [*shape[:place], *parts, *shape[place + 1 :]])
+        return (
+            s.call("unflatten.int", x, place, parts)
+            if name == "unflatten"
+            else s.call(reshape, x, [*shape[:place], *parts, *shape[place + 1 :]])
+        )
     if name == "flatten":
         return s.call(reshape, x, [-1])
     if name == "view_as_shape":
         whole = _product(shape)
-        first = next((n for n in ((3, 2, 5, 4)[c // 4 % 4 :] + (2, 1)) if whole % n == 0), 1)
+        first = next((n for n in (*(3, 2, 5, 4)[c // 4 % 4 :], 2, 1) if whole % n == 0), 1)
         return s.call(reshape, x, [first, -1] if c // 16 % 2 else [whole // first, first])
     simple: dict[str, tuple[Any, ...]] = {
-        "unsqueeze": (dim,), "squeeze.dim": (dim,), "squeeze": (), "transpose.int": (dim, _dim(s, x, c)), "select.int": (dim, c % max(1, size)),
+        "unsqueeze": (dim,), "squeeze.dim": (dim,), "squeeze": (), "transpose.int": (dim, _dim(s, x, c)),
+        "select.int": (dim, c % max(1, size)),
         "slice.Tensor": (dim, c % 3, size - c // 3 % 2, 1 + c // 6 % 2), "unbind.int": (dim,), "split.Tensor": (1 + c % 4, dim),
-        "repeat": ([1 + (c >> n) % 2 for n in range(len(shape))],), "roll": ([1 + c % 3], [dim]), "narrow": (dim, c % 2, max(0, size - 1)),
-        "t": (), "diagonal": (c % 2, 0, 1), "unfold": (dim, 1 + c % 3, 1 + c // 3 % 2), "constant_pad_nd": ([c % 3, c // 3 % 3], 1.5),
+        "repeat": ([1 + (c >> n) % 2 for n in range(len(shape))],), "roll": ([1 + c % 3], [dim]),
+        "narrow": (dim, c % 2, max(0, size - 1)),
+        "t": (), "diagonal": (c % 2, 0, 1), "unfold": (dim, 1 + c % 3, 1 + c // 3 % 2),
+        "constant_pad_nd": ([c % 3, c // 3 % 3], 1.5),
         "movedim.int": (dim, _dim(s, x, c)), "chunk": (1 + c % 4, dim), "tensor_split.sections": (1 + c % 4, dim),
-        "repeat_interleave.self_int": (2, dim), "tril": (c % 3 - 1,), "triu": (c % 3 - 1,), "split_with_sizes": ([c % (size + 1), size - c % (size + 1)], dim),
-        "rot90": (1 + c % 3, [0, 1]), "tile": ([1 + (c >> n) % 2 for n in range(len(shape))],), "squeeze.dims": (_dims(s, x, c),),
+        "repeat_interleave.self_int": (2, dim), "tril": (c % 3 - 1,), "triu": (c % 3 - 1,),
+        "split_with_sizes": ([c % (size + 1), size - c % (size + 1)], dim),
+        "rot90": (1 + c % 3, [0, 1]), "tile": ([1 + (c >> n) % 2 for n in range(len(shape))],),
+        "squeeze.dims": (_dims(s, x, c),),
         "diag_embed": (c % 2,), "trace": (), "pixel_shuffle": (2,),
     }  # fmt: skip
     if name == "permute":
@@ -324,7 +370,11 @@ def _indexing(s: Sheet, x: Value, a: int, b: int, c: int) -> list[Value]:
         index = s.input(form, 0, torch.int64, size)
         if name.startswith("scatter") and name != "scatter_add":  # which of equal places wins is open: each has its own
             index = (s.call("argsort", s.input(form), dim) or [index])[0]
-        more: tuple[Any, ...] = {"gather": (), "scatter.value": (3.0,), "scatter_reduce": (s.input(form, c), "amax")}.get(name, (s.fitting(x, c, form),))
+        more: tuple[Any, ...] = {
+            "gather": (),
+            "scatter.value": (3.0,),
+            "scatter_reduce": (s.input(form, c), "amax"),
+        }.get(name, (s.fitting(x, c, form),))
         return s.call("scatter_reduce.two" if name == "scatter_reduce" else name, x, dim, index, *more)
     if name == "index_select":
         return s.call(name, x, dim, line)
@@ -430,7 +480,18 @@ def _layers(s: Sheet, x: Value, a: int, b: int, c: int) -> list[Value]:
             x = s.input(shape, b)
         if name == "convolution":
             channels, step, pad = SIZES[c % 5], (1, 1, 3, 2)[c // 8 % 4], (0, 1)[c // 16 % 2]
-            return s.call(name, x, s.input([channels, shape[1], 3, 3 if c % 2 else 1], c), s.input([channels], b) if c // 4 % 2 else None, [1, step], [pad, pad if c % 2 else 0], [1, 1], False, [0, 0], 1)
+            return s.call(
+                name,
+                x,
+                s.input([channels, shape[1], 3, 3 if c % 2 else 1], c),
+                s.input([channels], b) if c // 4 % 2 else None,
+                [1, step],
+                [pad, pad if c % 2 else 0],
+                [1, 1],
+                False,
+                [0, 0],
+                1,
+            )
         if name == "native_group_norm":
             groups = 2 if shape[1] % 2 == 0 else 1
             return s.call(name, x, s.input([shape[1]], c), None, shape[0], shape[1], shape[2] * shape[3], groups, 1e-5)
@@ -451,7 +512,18 @@ def _layers(s: Sheet, x: Value, a: int, b: int, c: int) -> list[Value]:
     if name == "cosine_similarity":
         return s.call(name, x, s.fitting(x, b, shape), _dim(s, x, c))
     if name == "conv1d":
-        return s.call("convolution", s.input([2, 3, SIZES[b % len(SIZES)] + 2], b), s.input([4, 3, 3], c), None, [1], [c % 2], [1], False, [0], 1)
+        return s.call(
+            "convolution",
+            s.input([2, 3, SIZES[b % len(SIZES)] + 2], b),
+            s.input([4, 3, 3], c),
+            None,
+            [1],
+            [c % 2],
+            [1],
+            False,
+            [0],
+            1,
+        )
     if name == "glu":
         return s.call(name, x, _dim(s, x, c))
     return s.call("linalg_norm", x, None, [_dim(s, x, c)], True)
@@ -483,7 +555,14 @@ def _write(s: Sheet, x: Value, a: int, b: int, c: int) -> list[Value]:
     fresh = s.call("clone", x)
     if not fresh:
         return []
-    args: tuple[Any, ...] = {"mul_.Scalar": (2.0,), "fill_.Scalar": (3.0,), "relu_": (), "add_.Scalar": (1.5,), "zero_": (), "clamp_": (-0.5, 0.5)}.get(name, ())
+    args: tuple[Any, ...] = {
+        "mul_.Scalar": (2.0,),
+        "fill_.Scalar": (3.0,),
+        "relu_": (),
+        "add_.Scalar": (1.5,),
+        "zero_": (),
+        "clamp_": (-0.5, 0.5),
+    }.get(name, ())
     if name in ("add_.Tensor", "copy_", "div_.Tensor"):
         args = (s.fitting(x, b),)
     if name == "masked_fill_.Scalar":
@@ -494,7 +573,8 @@ def _write(s: Sheet, x: Value, a: int, b: int, c: int) -> list[Value]:
 Family = Callable[[Sheet, Value, int, int, int], list[Value]]
 
 FAMILIES: tuple[Family, ...] = (
-    _unary, _scalar, _binary, _ternary, _over_dims, _over_dim, _over_all, _along, _views, _views, _indexing, _products, _layers, _many, _cast,
+    _unary, _scalar, _binary, _ternary, _over_dims, _over_dim, _over_all, _along, _views, _views, _indexing, _products,
+    _layers, _many, _cast,
     _write, _over_dims, _views, _binary, _scalar,
 )  # fmt: skip
 

@@ -90,7 +90,25 @@ def decode_async_tp(mesh: Mesh, choices: bytes) -> Program:
     return _decoded(mesh, choices, "async-tp")
 
 
-def _decoded(mesh: Mesh, choices: bytes, theme: str | None) -> Program:
+def decode_traced(mesh: Mesh, choices: bytes) -> Program:
+    """Decode any bytes into an asynchronous program as a compiler has it: without writes, effects and order in metadata."""
+    return _decoded(mesh, choices, None, traced=True)
+
+
+#: What takes the place of records whose pieces write, where nothing may be written.
+_UNWRITTEN = {
+    "write": "matmul", "buffer": "collective", "blocking": "unshard", "exchange": "pair", "pipeline": "matmul",
+    "barrier": "compute", "swapped": "collective", "after": "inputs",
+}  # fmt: skip
+
+
+def _unwritten(record: Record) -> Record:
+    form = "coalesced" if record.form.startswith("coalesced") else "new"
+    use = {"write-operand": "pool", "update": "output"}.get(record.use, record.use)
+    return replace(record, kind=_UNWRITTEN.get(record.kind, record.kind), form=form, use=use)
+
+
+def _decoded(mesh: Mesh, choices: bytes, theme: str | None, traced: bool = False) -> Program:
     choices = choices.ljust(WIDTH, b"\0")
     setting = decode_setting(choices[:HEADER_WIDTH])
     if theme is not None:
@@ -99,7 +117,9 @@ def _decoded(mesh: Mesh, choices: bytes, theme: str | None) -> Program:
     start = HEADER_WIDTH + TIMING_WIDTH
     rows = [choices[start + i * RECORD_WIDTH :][:RECORD_WIDTH] for i in range(RECORDS)]
     records = [decode_record(setting.theme, row) for row in rows]
-    flow = opened(mesh, setting)
+    if traced:
+        records = list(map(_unwritten, records))
+    flow = opened(mesh, setting, traced)
     forced = [motif for motif in _LAYERS[setting.theme] for _ in range(setting.depth)]
     for number, record in enumerate(records):
         if len(flow.script) >= MOST_CALLS:
@@ -112,11 +132,11 @@ def _decoded(mesh: Mesh, choices: bytes, theme: str | None) -> Program:
     return priced(closed(flow), timing)
 
 
-def opened(mesh: Mesh, setting: Setting) -> Flow:
+def opened(mesh: Mesh, setting: Setting, pure: bool = False) -> Flow:
     """A program with one input."""
     roles = roles_of(mesh)
     tokens = setting.tokens * math.lcm(*(size for dim in mesh.dims for size in roles.sizes(dim.name)))
-    flow = Flow(Script(mesh), roles, setting, tokens)
+    flow = Flow(Script(mesh, pure), roles, setting, tokens)
     flow.main = new_input(flow, "x", (tokens, setting.hidden), setting.data)
     return flow
 
@@ -184,5 +204,5 @@ def _large(mesh: Mesh, calls: int, seed: int) -> Program:
 
 
 __all__ = [
-    "MOTIFS", "WIDTH", "decode_async_tp", "decode_data_parallel", "decode_functional", "large_functional_program",
+    "MOTIFS", "WIDTH", "decode_async_tp", "decode_data_parallel", "decode_functional", "decode_traced", "large_functional_program",
 ]  # fmt: skip

@@ -69,10 +69,12 @@ class Script:
         after: (number, number): the first call names the second in `meta["after"]`.
         makers: the inputs and calls, by number.
         types: what each of them is on each rank: a spec, several of them, or None.
+        pure: nothing may be written into, and nothing but the result of a call counts.
     """
 
-    def __init__(self, mesh: Mesh) -> None:
+    def __init__(self, mesh: Mesh, pure: bool = False) -> None:
         self.mesh = mesh
+        self.pure = pure
         self.flying: dict[int, Flight] = {}
         self.swaps: list[tuple[int, int, frozenset[int]]] = []
         self.after: list[tuple[int, int]] = []
@@ -112,6 +114,8 @@ class Script:
         """
         operands = list(values_in((args, kwargs)))
         target = resolve(op)
+        if self.pure and not _is_pure(target):
+            raise NoSite
         try:
             types = tuple(self._infer(rank, target, args, kwargs) for rank in range(self.mesh.world_size))
         except ShapeError:
@@ -183,12 +187,12 @@ class Script:
     def readable(self, value: Value) -> bool:
         """Whether nothing under way writes into the value."""
         own = storages(self.types[value.number][0])
-        return not any(own & flight.writes for flight in self.flying.values())
+        return not self.pure and not any(own & flight.writes for flight in self.flying.values())
 
     def writable(self, value: Value) -> bool:
         """Whether nothing under way reads the value or writes into it."""
         own = storages(self.types[value.number][0])
-        return not any(own & (flight.writes | flight.reads) for flight in self.flying.values())
+        return not self.pure and not any(own & (flight.writes | flight.reads) for flight in self.flying.values())
 
     def _first_storage(self) -> int:
         """Storages are numbered by what makes them, alike on all ranks."""
@@ -280,6 +284,14 @@ class Script:
         """What only some ranks read: it must live on the others too, or they would drop what makes it."""
         calls = [maker for maker in self.makers if isinstance(maker, Call) and maker.only is not None]
         return [Value(number) for number in dict.fromkeys(n for call in calls for n in call.reads)]
+
+
+def _is_pure(target: Any) -> bool:
+    """Whether a compiler has the op in graphs without writes."""
+    meaning = lookup(target)
+    if meaning.phase == "wait":
+        return True
+    return not meaning.effect and not (meaning.collective and meaning.phase is None) and not schema_of(target).is_mutable
 
 
 def storages(types: Any) -> set[int]:

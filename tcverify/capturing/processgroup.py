@@ -23,6 +23,7 @@ REASONS = {
     "allgather_coalesced_": "it is not called by torch.distributed any more",
     "check_for_nan": "it only checks values",
     "gather_": "no functional collective gathers on one rank",
+    "gather_into_tensor_": "no functional collective gathers on one rank",
     "monitored_barrier_": "it waits by the clock",
     "recv_any_source_": "whom it meets is up to the network",
     "reduce_": "no functional collective reduces on one rank",

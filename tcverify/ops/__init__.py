@@ -1,6 +1,7 @@
 """What ops mean: dialect tables by qualified name, collectives, shape inference. Nothing above knows dialects."""
 
 from tcverify.ops import (  # the modules register dialects
+    bucketing,
     dtensor,
     functional,
     host_ir,
@@ -55,6 +56,7 @@ __all__ = [
     "TensorSpec",
     "ValueSpec",
     "any_device",
+    "bucketing",
     "by_meaning",
     "complete",
     "current",

@@ -1,7 +1,8 @@
 """The `_c10d_functional` dialect, as PyTorch defines it: collectives that start and are waited for, on groups with names.
 
 Sources: torch/csrc/distributed/c10d/Functional.cpp and torch/distributed/_functional_collectives.py. A start returns at once, or
-has begun to write into an operand; `wait_tensor` returns its operand when all that was under way to its storage has arrived.
+has begun to write into an operand; `wait_tensor` returns its operand when all that was under way to its storage has arrived, and
+`wait_tensors` (torch 2.15) those of a list.
 The group of a call is named by its last positional argument.
 """
 
@@ -286,6 +287,10 @@ OPS = (
         schema="(Tensor(a!) input, int src, str group_name) -> Tensor(a!)",
     ),
     _op("wait_tensor", wait_tensor, _same, phase="wait", schema="(Tensor(a!) tensor) -> Tensor(a!)"),
+    _op(
+        "wait_tensors", _each(wait_tensor), _fakes(_same), phase="wait",
+        schema="(Tensor(a!)[] tensors) -> Tensor(a!)[]",
+    ),
     Op(
         "_c10d_functional::_wrap_tensor_autograd", _same, aliases=True, identity=True, fake=_same,
         schema="(Tensor(a) input) -> Tensor(a)",

@@ -137,6 +137,19 @@ def low_contention_all_gather(me: int, tensor: Tensor, group_name: Group) -> Ste
     return output
 
 
+def low_contention_all_gather_multicast(me: int, tensor: Tensor, group_name: Group) -> Steps:
+    """Concatenation along dim 0 in group order."""
+    members("_low_contention_all_gather_ce_multicast", me, group_name)
+    return (yield Request(called("all_gather", rows(tensor), group_name, dim=0), rows(tensor)))
+
+
+def low_contention_all_gather_multicast_out(me: int, tensor: Tensor, group_name: Group, out: Tensor) -> Steps:
+    """Concatenation along dim 0 in group order, into `out`."""
+    op = "_low_contention_all_gather_ce_multicast_out"
+    fits(op, out, gathered_shape(tensor, len(members(op, me, group_name))))
+    return out.copy_((yield Request(called("all_gather", rows(tensor), group_name, dim=0), rows(tensor))))
+
+
 def low_contention_reduce_scatter(me: int, tensor: Tensor, reduce_op: str, group_name: Group) -> Steps:
     """Sum or mean over the group, then the chunk along dim 0 at this rank's position; starts."""
     op = "_low_contention_reduce_scatter"
@@ -210,6 +223,11 @@ def _fake_copy_out(symm_buffer: Tensor, local_input: Tensor, reduce_op: str, gro
 
 def _fake_gather_out(input: Tensor, group: Group, out: Tensor) -> Tensor:
     fits("multimem_all_gather_out", out, gathered_shape(input, len(group.ranks)))
+    return out
+
+
+def _fake_multicast_out(tensor: Tensor, group: Group, out: Tensor) -> Tensor:
+    fits("_low_contention_all_gather_ce_multicast_out", out, gathered_shape(tensor, len(group.ranks)))
     return out
 
 
@@ -302,6 +320,13 @@ _MEANT = (
     _op("_low_contention_all_gather", low_contention_all_gather, _fake_gather, sized=True, phase="start"),
     _op("_low_contention_reduce_scatter", low_contention_reduce_scatter, _fake_scatter, sized=True, phase="start"),
     _op(
+        "_low_contention_all_gather_ce_multicast", low_contention_all_gather_multicast, _fake_gather, sized=True,
+    ),
+    _op(
+        "_low_contention_all_gather_ce_multicast_out", low_contention_all_gather_multicast_out, _fake_multicast_out,
+        sized=True, schema="(Tensor tensor, str group_name, Tensor(a!) out) -> Tensor(a!)",
+    ),
+    _op(
         "fused_all_gather_matmul", fused_all_gather_matmul, _fake_gather_matmul, sized=True, resources=("compute", "comm"),
     ),
     _op(
@@ -317,12 +342,15 @@ _SIGNAL = "it counts on the order of signals between kernels, which only a GPU h
 _COUNTED = "how many rows go where stands in tensors on the device: its shape depends on data"
 _TILES = "it reduces tiles of tensors in symmetric memory in place; no compiler pass emits it"
 
+_DIVIDED = "it exchanges parts along two dims between tensors in symmetric memory; no compiler pass emits it"
+
 #: Why the other ops have no meaning here.
 REASONS = {
     "fused_all_gather_scaled_matmul": _SCALED, "fused_scaled_matmul_reduce_scatter": _SCALED,
     "_rendezvous": _HANDLE, "_barrier": _HANDLE, "get_remote_tensors": _REMOTE,
     "nccl_put": _REMOTE, "nccl_get": _REMOTE, "nccl_put_signal": _SIGNAL, "nccl_wait_signal": _SIGNAL,
     "nccl_put_with_signal": _SIGNAL, "nccl_wait_for_signal": _SIGNAL, "nccl_reduce_scatter_offset": _TILES,
+    "nccl_get_out": _REMOTE, "nvshmem_get_out": _REMOTE, "memcpy_to_multicast_": _REMOTE, "nccl_all_to_all_nd": _DIVIDED,
     "nvshmem_put": _REMOTE, "nvshmem_get": _REMOTE, "nvshmem_broadcast": _REMOTE, "nvshmem_all_to_all": _REMOTE,
     "nvshmem_put_with_signal": _SIGNAL, "nvshmem_wait_for_signal": _SIGNAL,
     "memset32_": _SIGNAL, "stream_write_value32_": _SIGNAL, "_async_input_mm": _SIGNAL,

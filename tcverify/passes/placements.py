@@ -167,7 +167,9 @@ def propagate(
             if scattered is not None:
                 found._shards[node] = scattered
         elif lookup(node.target).phase == "wait":
-            operand = node.all_input_nodes[0]
+            operand, *others = node.all_input_nodes
+            if others:  # a list, of whose items nothing is known
+                continue
             found._equal[node] = found._equal.get(operand, 0)
             if operand in found._shards:
                 found._shards[node] = found._shards[operand]

@@ -189,7 +189,6 @@ def test_ranks_and_dims_that_a_mesh_lacks() -> None:
         "[0, 1,] shard(0)",
         "[0; 1] shard(0)",
         "[01] replicated",
-        "[" * 5000 + "]" * 5000 + " replicated",
         "[0] shard(٣)",
         None,
         7,
@@ -200,6 +199,12 @@ def test_what_is_no_layout(text: Any) -> None:
     with pytest.raises(ProgramError, match="is no layout") as raised:
         Layout.parse(text)
     assert "[0, 1] shard(0)" in str(raised.value.hint)
+    assert len(str(raised.value)) < 400
+
+
+def test_a_mesh_too_deep_to_be_read() -> None:
+    with pytest.raises(ProgramError, match=r"is no (layout|mesh)") as raised:  # Python 3.12 reads it, and finds no rank
+        Layout.parse("[" * 5000 + "]" * 5000 + " replicated")
     assert len(str(raised.value)) < 400
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed._symmetric_memory  # defines the ops
 from torch import fx
 
 from tcverify import verify
@@ -30,6 +31,11 @@ def program(build: Callable[[GraphBuilder], Any]) -> Program:
     made = spmd_program(TP, [X, Y, W, V], build)
     assert dumps(loads(dumps(made))) == dumps(made)
     return made
+
+
+def needs(op: str, version: str) -> pytest.MarkDecorator:
+    """Leave a test out where torch has no such op yet."""
+    return pytest.mark.skipif(not hasattr(torch.ops.symm_mem, op), reason=f"torch {version} has {op} first")
 
 
 def call(b: GraphBuilder, op: str, *args: Any, **kwargs: Any) -> fx.Node:
@@ -136,6 +142,7 @@ def test_gathers_and_scatters_go_by_position() -> None:
         close(share, total[2 * at : 2 * at + 2] / 3)
 
 
+@needs("multimem_one_shot_reduce_out", "2.11")
 def test_a_reduction_to_a_root_leaves_others_as_they_were() -> None:
     def build(b: GraphBuilder) -> Any:
         x = b.input("x")
@@ -235,6 +242,22 @@ def test_the_fused_form_of_a_program_is_verified_and_a_wrong_one_refuted() -> No
         return module
 
     assert verify(other_group, made).status == "refuted"
+
+
+@needs("_low_contention_all_gather_ce_multicast", "2.15")
+def test_a_gather_by_multicast_goes_by_position_and_blocks() -> None:
+    def build(b: GraphBuilder) -> Any:
+        x = b.input("x")
+        whole = call(b, "_low_contention_all_gather_ce_multicast", x, "tp")
+        given = call(b, "_low_contention_all_gather_ce_multicast_out", x, "tp", empty(b, 18, 3))
+        return b.call("aten::mul.Tensor", whole, 1.0), given
+
+    made = program(build)
+    for whole, given in outputs(made):
+        assert torch.equal(whole, torch.cat(operands(made)))
+        assert torch.equal(given, whole)
+    with pytest.raises(ShapeError, match="writes shape"):
+        program(lambda b: call(b, "_low_contention_all_gather_ce_multicast_out", b.input("x"), "tp", empty(b, 6, 3)))
 
 
 @pytest.mark.parametrize(

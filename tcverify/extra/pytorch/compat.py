@@ -1,19 +1,58 @@
-"""What PyTorch names differently from version to version, and keeps to itself."""
+"""Where private names of PyTorch differ between its versions, and what stands in for a GPU."""
 
 from __future__ import annotations
 
+import contextlib
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+from unittest import mock
+
 import torch
+
+
+def known(function: Callable[..., Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the options that a function of this torch takes."""
+    return {name: value for name, value in options.items() if name in inspect.signature(function).parameters}
+
+
+@contextlib.contextmanager
+def swapped(module: Any, **values: Any) -> Iterator[None]:
+    """Let a module have these attributes meanwhile; names that it does not have in this torch are left out."""
+    with contextlib.ExitStack() as stack:
+        for name, value in values.items():
+            if hasattr(module, name):
+                stack.enter_context(mock.patch.object(module, name, value))
+        yield
+
+
+@contextlib.contextmanager
+def device_known() -> Iterator[None]:
+    """Answer what estimates of run time ask the device: as an A100 would. The queries need a GPU, or triton."""
+    from torch._inductor import comm_analysis
+    from torch.utils import _runtime_estimation
+
+    with (
+        swapped(comm_analysis, get_gpu_type=lambda: comm_analysis.NVIDIA_GPU_TYPE.AMPERE),
+        swapped(
+            _runtime_estimation,
+            get_device_tflops=lambda *_, **__: 312.0,  # dense, in tensor cores
+            get_gpu_dram_gbps=lambda *_: 1555.0,
+            get_device_dram_gbps=lambda *_: 1555.0,
+        ),
+    ):
+        yield
 
 
 def forget_shardings() -> None:
     """Let DTensor forget what it has found out about ops: for another rank it may be something else."""
     from torch.distributed.tensor import DTensor
 
-    propagate = DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding  # type: ignore[attr-defined]
+    propagate = DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding
     propagate.cache.cache_clear()
     clear = getattr(torch._C, "_clear_DTensor_sharding_propagator_cache", None)  # since 2.10
     if clear is not None:
         clear()
 
 
-__all__ = ["forget_shardings"]
+__all__ = ["device_known", "forget_shardings", "known", "swapped"]

@@ -7,7 +7,6 @@ program reduces at once, over dims of its mesh, is a partial tensor of DTensor, 
 
 from __future__ import annotations
 
-import itertools
 import re
 import warnings
 from collections.abc import Mapping, Sequence
@@ -32,8 +31,8 @@ _WAIT = "_c10d_functional::wait_tensor"
 
 #: What DTensor says of what it does not do. All else that it raises is a finding.
 _DECLINED = re.compile(
-    r"not (yet )?(support|implement|registered|available)|unsupported|(does|do)(n't| not) (have|support)|no sharding strategy"
-    r"|can ?not|could not|must|only |required? |in-?place|requires|expected|need|failed to (find|propagate)",
+    r"no sharding strategy|does not have a sharding strategy|in-place operations|please redistribute|unsupported"
+    r"|not (yet |currently )?(supported|implemented)|(does not|doesn't) support",
     re.IGNORECASE,
 )
 #: Errors that say that DTensor, or torch, is asked for what it does not do, when their text says so.
@@ -81,7 +80,8 @@ def device_mesh(groups: Mapping[str, tuple[int, ...]], world_size: int, rank: in
         line = grid[tuple(slice(None) if n == number else i for n, i in enumerate(place))]
         if line.tolist() != list(group):
             raise Unsupported("the dims of the mesh are no row-major grid of all ranks")
-    made = [torch.distributed.distributed_c10d._resolve_process_group(name) for name in groups]  # type: ignore[attr-defined]
+    resolve: Any = torch.distributed.distributed_c10d._resolve_process_group  # type: ignore[attr-defined]
+    made = [resolve(name) for name in groups]
     found = DeviceMesh.from_group(made if len(made) > 1 else made[0], "cpu", mesh=grid, mesh_dim_names=tuple(groups))
     # DTensor keeps what it has found out for a mesh. What it finds may depend on the rank, of which a process has one.
     found._thread_id = rank
@@ -155,12 +155,16 @@ class _Run:
             if node.op == "placeholder":
                 pending[node] = next(rest), {}, self._options.get(node.name, "")
             elif node.op == "output":
-                return map_aggregate(node.args[0], lambda one: self._whole(known(one)) if isinstance(one, fx.Node) else one)
+                return map_aggregate(
+                    node.args[0], lambda one: self._whole(known(one)) if isinstance(one, fx.Node) else one
+                )
             elif (reduced := _reduces(node, pending)) is not None:
                 local, over, placed = pending[node.args[0]]
                 pending[node] = local, {**over, **reduced}, placed
             else:
-                args, kwargs = map_aggregate((node.args, node.kwargs), lambda one: known(one) if isinstance(one, fx.Node) else one)
+                args, kwargs = map_aggregate(
+                    (node.args, node.kwargs), lambda one: known(one) if isinstance(one, fx.Node) else one
+                )
                 values[node] = self._placed(pytree.tree_map(self._distributed, node.target(*args, **kwargs)), node.name)
         raise Unsupported("the graph has no output")
 
@@ -219,20 +223,49 @@ def _written(original: fx.Graph, traced: fx.GraphModule) -> fx.Graph:
     graph = fx.Graph()
     made: dict[fx.Node, fx.Node] = {}
     placeholders = [node for node in original.nodes if node.op == "placeholder"]
-    traced.graph.eliminate_dead_code()
+    live = _live(traced.graph)
     for node in traced.graph.nodes:
+        if node not in live:
+            continue
         if node.op == "placeholder":
             before = placeholders[len(made)]
             made[node] = graph.placeholder(str(before.target))
         elif node.op == "output":
             (returned,) = (one.args[0] for one in original.nodes if one.op == "output")
-            leaves = iter(node.args[0] if isinstance(node.args[0], (tuple, list)) else [node.args[0]])
-            graph.output(map_aggregate(returned, lambda one: made[next(leaves)] if isinstance(one, fx.Node) else one))
+            graph.output(_result(returned, [made[one] for one in pytree.tree_leaves(node.args[0])]))
         elif node.op == "get_attr":
             raise Unsupported(f"DTensor makes a constant of rank-dependent values ('{node.target}')")
         else:
             made[node] = graph.node_copy(node, lambda one: made[one])
     return graph
+
+
+def _result(form: Any, values: Sequence[fx.Node]) -> Any:
+    """A result of this form, that holds these nodes."""
+    rest = iter(values)
+    return map_aggregate(form, lambda one: next(rest) if isinstance(one, fx.Node) else one)
+
+
+def _live(graph: fx.Graph) -> set[fx.Node]:
+    """What a traced graph does: what its results need, its collectives, and what writes into either.
+
+    The rest is what DTensor tried out on the way, to see of what shape results are.
+    """
+    live: set[fx.Node] = {node for node in graph.nodes if node.op == "placeholder"}
+    behind: dict[fx.Node, set[fx.Node]] = {}  # node → what it depends on, itself included
+    writes = []
+    todo = []
+    for node in graph.nodes:
+        behind[node] = {node}.union(*(behind[one] for one in node.all_input_nodes))
+        name = qualified_name(node.target) if node.op == "call_function" else ""
+        if node.op == "output" or name.startswith(("_c10d_functional::", "_dtensor::")):
+            todo.append(node)
+        elif (schema := getattr(node.target, "_schema", None)) is not None and schema.is_mutable:
+            writes.append(node)
+    while todo:
+        live.update(*(behind[node] for node in todo))
+        todo = [node for node in writes if node not in live and not live.isdisjoint(behind[node])]
+    return live
 
 
 __all__ = ["DTensorProgram", "device_mesh", "read_placements"]

@@ -100,6 +100,8 @@ def subject(name: str) -> TorchSubject:
 
 
 _BUCKETING = "torch._inductor.fx_passes.bucketing"
+_FSDP = "torch._inductor.fx_passes.fsdp"
+_BUCKETS = "tcverify.extra.pytorch.bucketing"
 _MODES = ("default", "custom_ops", "custom_ops_multidtype", "coalesced")
 _CAPS = (2000.0, 0.0, 0.0001, 0.001)
 _FLAG = (False, True)
@@ -110,16 +112,76 @@ _OVERLAP_LISTS = (
     ("reorder_compute_for_overlap",),
     ("reorder_communication_preserving_peak_memory",),
     ("sink_waits_iterative",),
-    ("reorder_communication_preserving_peak_memory", "sink_waits_iterative", "reorder_communication_preserving_peak_memory"),
+    (
+        "reorder_communication_preserving_peak_memory",
+        "sink_waits_iterative",
+        "reorder_communication_preserving_peak_memory",
+    ),
     ("raise_comms", "sink_waits", "reorder_compute_for_overlap"),
     (),
 )
 
+_PASSES = "torch._inductor.fx_passes"
+_OVERLAP_DRAWS: Mapping[str, Sequence[Any]] = {
+    "collective_bucketing": (False, True),
+    "insert_overlap_deps": (False, True),
+    "estimates": ("place", "torch", "sizes", "costs"),
+    "compute_overlap_multipler": (1.0, 0.0, 0.5, 100.0, 1e6),
+    "max_in_flight_gb": (5, 0.0, 1e-7, 1e-6, 4e-6),
+    "max_compute_pre_fetch": (200, 0, 1, 2),
+    "max_coll_distance": (200, 1, 3),
+    "max_memory_increase_gb": (1.0, 0.0, 1e-6, None),
+    "max_memory_increase_ratio": (0.05, 0.0, 1.0, None),
+    "bucket_exposed_first": (None, True, False),
+    "enable_fusion_regions": (False, True),
+    "prioritize_bucketing_during_scheduling": (True, False),
+    "max_off_bucket_gb": (0.5, 0.0, 1e-7, None),
+    "bucket_mode": (None, *_MODES),
+    "pre_bucketing_fsdp_collectives": (True, False),
+    "bucket_only_internode_comms": (False, True),
+}
+
 _ALL = (
     TorchSubject(
-        "bucket_all_gather", "tcverify.extra.pytorch.bucketing:BucketAllGather",
+        "bucket_all_gather", f"{_BUCKETS}:BucketAllGather",
         "independent all_gathers of a group become one", f"{_BUCKETING}:bucket_all_gather",
-        draws={"mode": _MODES[:3], "cap_mb": _CAPS},
+        strategy="bucketing", draws={"mode": _MODES[:3], "cap_mb": _CAPS},
+    ),
+    TorchSubject(
+        "bucket_reduce_scatter", f"{_BUCKETS}:BucketReduceScatter",
+        "independent reduce_scatters of a group become one", f"{_BUCKETING}:bucket_reduce_scatter",
+        strategy="bucketing", draws={"mode": ("default", "custom_ops", "coalesced"), "cap_mb": _CAPS},
+    ),
+    TorchSubject(
+        "bucket_all_reduce", f"{_BUCKETS}:BucketAllReduce",
+        "independent all_reduces of a group become one", f"{_BUCKETING}:bucket_all_reduce", since="2.11",
+        strategy="bucketing", draws={"cap_mb": _CAPS},
+    ),
+    TorchSubject(
+        "bucket_collectives", f"{_BUCKETS}:BucketCollectives",
+        "reduce_scatters, all_reduces and all_gathers into buckets, as Inductor does it", f"{_BUCKETING}:bucket_all_gather",
+        strategy="bucketing", draws={"mode": _MODES[:3], "cap_mb": _CAPS, "fsdp": (False, True)},
+    ),
+    TorchSubject(
+        "bucket_fsdp_all_gather", f"{_BUCKETS}:BucketFsdpAllGather",
+        "all_gathers of parameters become one", f"{_FSDP}:bucket_fsdp_all_gather",
+        strategy="bucketing", draws={"mode": _MODES[:3], "cap_mb": _CAPS},
+    ),
+    TorchSubject(
+        "bucket_fsdp_reduce_scatter", f"{_BUCKETS}:BucketFsdpReduceScatter",
+        "reduce_scatters of gradients become one", f"{_FSDP}:bucket_fsdp_reduce_scatter",
+        strategy="bucketing", draws={"mode": ("default", "custom_ops", "coalesced"), "cap_mb": _CAPS},
+    ),
+    TorchSubject(
+        "pre_bucket_fsdp_collectives", f"{_BUCKETS}:PreBucketFsdp",
+        "collectives of groups that parameters are gathered over become one", f"{_FSDP}:pre_bucket_fsdp_collectives",
+        since="2.13", strategy="bucketing",
+        draws={"mode": ("unset", *_MODES), "cap_mb": _CAPS, "bucket_mode": ("unset", "custom_ops_multidtype")},
+    ),
+    TorchSubject(
+        "dedup_fsdp_reduce_scatter", f"{_BUCKETS}:DedupReduceScatter",
+        "sums of what was reduced and scattered become one reduce_scatter", f"{_FSDP}:dedup_fsdp_reduce_scatter",
+        since="2.13", strategy="bucketing",
     ),
     TorchSubject(
         "compile", "tcverify.extra.pytorch.compiling:Compile",
@@ -139,6 +201,32 @@ _ALL = (
         "dtensor", "tcverify.extra.pytorch.dtensor:DTensorProgram",
         "tensors are divided, and ops on them become what each rank runs", "torch.distributed.tensor._api:DTensor",
         strategy="dtensor",
+    ),
+    TorchSubject(
+        "schedule_overlap_bucketing", "tcverify.extra.pytorch.overlap:ScheduleOverlapBucketing",
+        "compute moves beside communication, and collectives into buckets",
+        f"{_PASSES}.overlap_scheduling:schedule_overlap_bucketing", since="2.11",
+        strategy="traced", draws=_OVERLAP_DRAWS,
+    ),
+    TorchSubject(
+        "manual_overlap_bucketing", "tcverify.extra.pytorch.overlap:ManualOverlapBucketing",
+        "collectives of a module become one, beside the compute of the next",
+        f"{_PASSES}.overlap_manual_scheduling:manual_overlap_bucketing", since="2.11", strategy="fsdp",
+        draws={
+            "modules": (2, 1, 3, 4), "plan": ("each", "pairs", "one"), "insert_overlap_deps": (False, True),
+            "bucket_mode": (None, *_MODES),
+        },
+    ),
+    TorchSubject(
+        "low_contention_collectives", "tcverify.extra.pytorch.substituting:LowContentionCollectives",
+        "all_gathers and reduce_scatters run on copy engines",
+        f"{_PASSES}.low_contention_collectives:replace_collectives_with_low_contention", since="2.13",
+        strategy="traced", draws={"groups": ("all", "first"), "min_bytes": (0, 64, 512), "skip_overlap_check": (True, False)},
+    ),
+    TorchSubject(
+        "decomp_comms", "tcverify.extra.pytorch.substituting:DecompComms",
+        "all_gathers that feed Gram matrices become all_reduces", f"{_PASSES}.decomp_comms:decomp_comms", since="2.13",
+        strategy="gram",
     ),
 )  # fmt: skip
 

@@ -1,0 +1,65 @@
+"""The tables of PyTorch's subjects and of what was found in them are as the code and the folders of findings say."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import json
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from tcverify.extra.pytorch import SUBJECTS
+from tcverify.extra.pytorch.findings import VERSIONS
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "pytorch.md"
+MARKS = "".join(f"<!-- table: {name} -->\n<!-- end -->\n" for name in ("subjects", "versions", "findings"))
+
+
+@pytest.fixture(scope="module")
+def generate() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("tcverify_docs_generate", ROOT / "docs" / "generate.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_tables_of_the_page_are_up_to_date(generate: ModuleType) -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    assert generate.pytorch(text) == text, "python docs/generate.py writes them anew"
+
+
+def test_a_row_says_what_exists_ran_and_was_found(
+    generate: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = dataclasses.replace(SUBJECTS["bucket_all_gather"], since="2.11")
+    monkeypatch.setattr(generate, "SUBJECTS", {one.name: one})
+    runs = [{"torch": version, "subject": one.name, "programs": 700} for version in (*VERSIONS[2:], VERSIONS[2])]
+    (tmp_path / "campaigns.ndjson").write_text("\n".join(map(json.dumps, runs)) + "\n")
+    folder = tmp_path / "dtypes-mixed"
+    folder.mkdir()
+    facts = {
+        "title": "dtypes | mixed", "subject": "torch:bucket_all_gather", "kind": "wrong-value", "cause": "torch/a.py:b",
+        "why": "So.", "contract": "Values stay.", "affects": ["2.13.0", "2.15.0"], "unaffected": ["2.11.0"],
+        "reported": "https://github.com/pytorch/pytorch/issues/1", "entry": "torch.compile",
+    }  # fmt: skip
+    (folder / "finding.toml").write_text("".join(f"{name} = {json.dumps(value)}\n" for name, value in facts.items()))
+    for name in ("script.py", "issue.md"):
+        (folder / name).write_text("")
+    page = generate.pytorch(MARKS, tmp_path)
+    assert "\n| `torch:bucket_all_gather` | – | yes | 1,400 programs, 1 found | 700 programs, 1 found |\n" in page
+    assert "\n| all | 0 found | 0 found | 1 found | 1 found |\n" in page
+    assert (
+        "| `dtypes-mixed`: dtypes \\| mixed | `wrong-value` | `a.py:b` | torch.compile |  | ○ | ● | ● |"
+        " [yes](https://github.com/pytorch/pytorch/issues/1) |"
+    ) in page
+    assert generate.pytorch(page, tmp_path) == page
+
+
+def test_a_page_without_marks_is_refused(generate: ModuleType, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no marks <!-- table: findings -->"):
+        generate.pytorch(MARKS.replace("findings", "finds"), tmp_path)
