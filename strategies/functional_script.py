@@ -291,7 +291,9 @@ def _is_pure(target: Any) -> bool:
     meaning = lookup(target)
     if meaning.phase == "wait":
         return True
-    return not meaning.effect and not (meaning.collective and meaning.phase is None) and not schema_of(target).is_mutable
+    return (
+        not meaning.effect and not (meaning.collective and meaning.phase is None) and not schema_of(target).is_mutable
+    )
 
 
 def storages(types: Any) -> set[int]:

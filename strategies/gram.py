@@ -122,7 +122,9 @@ def decode_gram(mesh: Mesh, choices: bytes) -> Program:
     names = [dim.name for dim in mesh.dims]
     dim = names[chosen["dim"] % len(names)]
     steps = [
-        (_KINDS[choices[at] % len(_KINDS)], choices[at + 1]) for at in range(len(_HEADER), WIDTH, 2) if choices[at] != 255
+        (_KINDS[choices[at] % len(_KINDS)], choices[at + 1])
+        for at in range(len(_HEADER), WIDTH, 2)
+        if choices[at] != 255
     ]
     depth = 2 + choices[len(_HEADER)] % 4
     steps = steps[:depth]

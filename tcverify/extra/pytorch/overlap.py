@@ -106,9 +106,7 @@ def _undisturbed(module: Any) -> Iterator[None]:
                 clear()
 
 
-def _estimate(
-    gm: fx.GraphModule, kind: str, is_product: Callable[[fx.Node], bool], differing: bool
-) -> Estimate | None:
+def _estimate(gm: fx.GraphModule, kind: str, is_product: Callable[[fx.Node], bool], differing: bool) -> Estimate | None:
     """What estimates times.
 
     Args:
