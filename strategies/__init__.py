@@ -14,6 +14,7 @@
 | gram | rows that are gathered for Gram matrices of them, and divided again, as optimizers do with divided gradients |
 | async-tp | functional programs that begin with products in chunks, each beside the collective of another |
 | bucketing | many small collectives of several kinds, groups and dtypes, in functional graphs |
+| effects | opaque sends, receives and barriers among collectives, which some ranks do in another order |
 | fsdp | layers whose parameters are gathered, used and freed, and gradients that are reduced and scattered |
 | sequence-functional | tensor-parallel layers on functional collectives, with norms as compilers capture them |
 | compiled | functional programs, as compilers hand them to their passes: copies into inputs at the end |
@@ -96,6 +97,7 @@ _ASYNCHRONOUS = {
     "fsdp": Decoder(fsdp.decode_fsdp, fsdp.WIDTH),
     "sequence-functional": Decoder(sequence_functional.decode_sequence_functional, sequence_functional.WIDTH),
     "compiled": Decoder(compiled.decode_compiled, compiled.WIDTH),
+    "effects": Decoder(functional.decode_effects, functional.WIDTH),
 }
 
 #: Programs whose tensors carry layouts.
@@ -225,6 +227,11 @@ def sequence_functional_programs(mesh: Mesh | None = None, world_size: int | Non
     return _programs("sequence-functional", mesh, world_size)
 
 
+def effects_programs(mesh: Mesh | None = None, world_size: int | None = None) -> st.SearchStrategy[Program]:
+    """Draw sends, receives and barriers among collectives. Arguments as of `transformer_programs`."""
+    return _programs("effects", mesh, world_size)
+
+
 def async_tp_programs(mesh: Mesh | None = None, world_size: int | None = None) -> st.SearchStrategy[Program]:
     """Draw products in chunks beside their collectives. Arguments as of `transformer_programs`."""
     return _programs("async-tp", mesh, world_size)
@@ -271,6 +278,7 @@ STRATEGIES: dict[str, Callable[..., st.SearchStrategy[Program]]] = {
     "gram": gram_programs,
     "data-parallel": data_parallel_programs,
     "async-tp": async_tp_programs,
+    "effects": effects_programs,
     "bucketing": bucketing_programs,
     "fsdp": fsdp_programs,
     "sequence-functional": sequence_functional_programs,
@@ -332,6 +340,7 @@ __all__ = [
     "data_parallel_programs",
     "decode",
     "dtensor_programs",
+    "effects_programs",
     "fsdp_programs",
     "functional_programs",
     "gram_programs",

@@ -54,6 +54,7 @@ MOTIFS: dict[str, Motif] = {
     "pipeline": opaque.pipeline,
     "barrier": opaque.barrier,
     "swapped": opaque.swapped,
+    "shares": opaque.shares,
     "after": motifs.after,
     "ragged": motifs.ragged,
     "integers": motifs.integers,
@@ -90,6 +91,11 @@ def decode_async_tp(mesh: Mesh, choices: bytes) -> Program:
     return _decoded(mesh, choices, "async-tp")
 
 
+def decode_effects(mesh: Mesh, choices: bytes) -> Program:
+    """Decode any bytes into a program of opaque communication, which some ranks do in another order, among collectives."""
+    return _decoded(mesh, choices, "opaque", effects=True)
+
+
 def decode_traced(mesh: Mesh, choices: bytes) -> Program:
     """Decode any bytes into an asynchronous program as a compiler has it: without writes, effects and order in metadata."""
     return _decoded(mesh, choices, None, traced=True)
@@ -108,7 +114,19 @@ def _unwritten(record: Record) -> Record:
     return replace(record, kind=_UNWRITTEN.get(record.kind, record.kind), form=form, use=use)
 
 
-def _decoded(mesh: Mesh, choices: bytes, theme: str | None, traced: bool = False) -> Program:
+#: What has an effect, and writes into nothing.
+_OPAQUE = frozenset({"exchange", "barrier", "swapped"})
+
+
+def _unwritten_but_opaque(record: Record) -> Record:
+    """A record as a compiler has it, of which effects are left; every other piece of plain compute becomes one."""
+    if record.kind in _OPAQUE:
+        return record
+    made = _unwritten(record)
+    return replace(made, kind=("shares", "exchange", "barrier")[made.a % 3]) if made.kind == "compute" else made
+
+
+def _decoded(mesh: Mesh, choices: bytes, theme: str | None, traced: bool = False, effects: bool = False) -> Program:
     choices = choices.ljust(WIDTH, b"\0")
     setting = decode_setting(choices[:HEADER_WIDTH])
     if theme is not None:
@@ -119,6 +137,8 @@ def _decoded(mesh: Mesh, choices: bytes, theme: str | None, traced: bool = False
     records = [decode_record(setting.theme, row) for row in rows]
     if traced:
         records = list(map(_unwritten, records))
+    if effects:
+        records = list(map(_unwritten_but_opaque, records))
     flow = opened(mesh, setting, traced)
     forced = [motif for motif in _LAYERS[setting.theme] for _ in range(setting.depth)]
     for number, record in enumerate(records):
@@ -204,5 +224,5 @@ def _large(mesh: Mesh, calls: int, seed: int) -> Program:
 
 
 __all__ = [
-    "MOTIFS", "WIDTH", "decode_async_tp", "decode_data_parallel", "decode_functional", "decode_traced", "large_functional_program",
+    "MOTIFS", "WIDTH", "decode_async_tp", "decode_data_parallel", "decode_effects", "decode_functional", "decode_traced", "large_functional_program",
 ]  # fmt: skip

@@ -89,6 +89,26 @@ def pipeline(flow: Flow, r: Record) -> None:
     flow.labels += ["pipeline", "rank-dependent"]
 
 
+def shares(flow: Flow, r: Record) -> None:
+    """Two collectives of one communicator, to which some ranks bring one value twice, and the others two values.
+
+    As where ranks that have run out of work bring zeros: what is the same computation there is another one elsewhere.
+    """
+    world = flow.script.mesh.world_size
+    if world < 2:
+        raise NoSite
+    value = operand(flow, r.a, lambda v: bool(flow.script.spec(v).shape))
+    flow.script.shape(value)
+    busy = some_ranks(world, r.how)
+    share = PerRank(f"share{r.how % 4}", lambda rank: 0.5 if rank in busy else 1.0)
+    parts = [flow.script.call("aten::mul.Tensor", value, part) for part in (1.0, share)]
+    kind = ("all_reduce", "all_gather")[r.how // 4 % 2]
+    for part in parts:
+        made = begin(flow, kind, [part], flow.dim(r.group), **({"reduce_op": "avg"} if kind == "all_reduce" else {}))
+        launch(flow, _direct(r), made, [part])
+    flow.labels += ["shares", "rank-dependent"]
+
+
 def swapped(flow: Flow, r: Record) -> None:
     """Two collectives on different communicators, started in another order on some ranks, and waited for behind both."""
     dims = flow.dims
@@ -106,4 +126,4 @@ def swapped(flow: Flow, r: Record) -> None:
     launch(flow, r, (a, b), [first, second])
 
 
-__all__ = ["Value", "barrier", "exchange", "pipeline", "some_ranks", "swapped"]
+__all__ = ["Value", "barrier", "exchange", "pipeline", "shares", "some_ranks", "swapped"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -105,6 +106,41 @@ def reordered_collectives(original: Program, rewritten: Program) -> Finding | No
     return None
 
 
+def changed_effects(original: Program, rewritten: Program) -> Finding | None:
+    """An op with an effect that a rank no longer runs, or runs more often, whatever is promised; on the lowest rank.
+
+    Sends and receives that start and are waited for are left out: one op can do what several did.
+    """
+    judged = set()
+    for rank in range(original.world_size):
+        old, new = original.ranks[rank], rewritten.ranks[rank]
+        key = (old.graph, new.graph, repr(sorted(old.constants.items())), repr(sorted(new.constants.items())))
+        if key in judged:
+            continue
+        judged.add(key)
+        before, after = (
+            [call for call in calls_of(program, rank)[1] if call.kind not in _STARTED]
+            for program in (original, rewritten)
+        )
+        had, has = (Counter((call.kind, call.group) for call in calls) for calls in (before, after))
+        for what in dict.fromkeys([*had, *has]):
+            if had[what] != has[what]:
+                kind, group = what
+                title = f"rank {rank} runs {kind} ({group}) {has[what]} times, and ran it {had[what]} times"
+                calls = [call for call in (after if has[what] else before) if (call.kind, call.group) == what]
+                lines = [f"{when}: {_listed(calls)}" for when, calls in (("before", before), ("after", after))]
+                return Finding("changed-effects", CHECK, title, "\n".join(lines), calls[-1].node, rank)
+    return None
+
+
+#: Ops with an effect that are waited for.
+_STARTED = frozenset({"isend", "irecv", "batch_p2p_ops"})
+
+
+def _listed(calls: list[Call]) -> str:
+    return ", ".join(f"{call.node} ({call.kind} {call.group})" for call in calls) or "none"
+
+
 def _compare(before: list[Call], after: list[Call], what: str, rank: int) -> Finding | None:
     same_nodes = {call.node for call in before} == {call.node for call in after}
     for number, (mine, theirs) in enumerate(zip(before, after, strict=False)):
@@ -147,4 +183,4 @@ def _finding(title: str, before: list[Call], after: list[Call], number: int, nod
     return Finding("reordered-collectives", CHECK, title, "\n".join(lines), node, rank, data)
 
 
-__all__ = ["Call", "calls_of", "reordered_collectives"]
+__all__ = ["Call", "calls_of", "changed_effects", "reordered_collectives"]

@@ -1,6 +1,6 @@
 """Order: asynchronous collectives are waited for, nothing comes close to them before, and what a pass promises of order holds.
 
-Races with what is under way refute any pass. The rest is promised: `Contract.order` (the nodes stay, and every dependency among
+Races with what is under way refute any pass, and so does an op with an effect that is gone or runs more often. The rest is promised: `Contract.order` (the nodes stay, and every dependency among
 them), `Contract.collective_order`. Edges that nodes declare (`meta["after"]`) hold whatever is promised.
 """
 
@@ -11,7 +11,7 @@ from itertools import pairwise
 
 from tcverify.checks.accesses import Accesses, distinct_pairs, traits_of
 from tcverify.checks.asynchrony import Asynchrony, Flight, Hazard, asynchrony_of
-from tcverify.checks.calls import reordered_collectives
+from tcverify.checks.calls import changed_effects, reordered_collectives
 from tcverify.checks.evidence import Evidence
 from tcverify.checks.permutation import broken_edge, changed_nodes
 from tcverify.program import Program
@@ -30,9 +30,12 @@ def check_order(evidence: Evidence) -> list[Finding | Doubt]:
         return []
     promises = evidence.contract.order or evidence.contract.collective_order
     traits = [traits_of(graph) for graph in rewritten.graphs]
-    if not promises and not any(graph.starts or graph.declares for graph in traits):
-        return []
     found: dict[str, Finding] = {}
+    effects = None if evidence.contract.collective_order else changed_effects(original, rewritten)
+    if effects is not None:
+        found[effects.kind] = effects
+    if not promises and not any(graph.starts or graph.declares for graph in traits):
+        return list(found.values())
     for rank, before, after in distinct_pairs(original, rewritten):
         for finding in _asynchrony(before, after, rank):
             found.setdefault(finding.kind, finding)

@@ -59,6 +59,7 @@ KINDS = {
     "changed-nodes": "the pass changes nodes, although it promises to move them only",
     "broken-order": "a node stands before one on which it depends",
     "reordered-collectives": "collectives of a communicator, or ops with an effect, come in another order",
+    "changed-effects": "an op with an effect is gone, or runs more often",
     "peak-memory": "peak memory is above what the pass promises",
     "use-after-free": "a node uses memory that has been freed",
     "double-free": "memory is freed twice",

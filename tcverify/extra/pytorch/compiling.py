@@ -14,7 +14,8 @@ from torch.utils import _pytree as pytree
 
 from tcverify.errors import Unsupported
 from tcverify.extra.pytorch.base import TorchPass
-from tcverify.extra.pytorch.functional import declare_effects, functional_copy
+from tcverify.extra.pytorch.effects import define_shapes, effects_as
+from tcverify.extra.pytorch.functional import functional_copy
 from tcverify.extra.pytorch.kernels import define_kernel, forget_kernels
 from tcverify.extra.pytorch.recording import recorded
 
@@ -29,7 +30,7 @@ class Compile(TorchPass):
     are recorded as the ops that their loops consist of.
 
     Options: as `torch._inductor.config` names them; and `compiled_ranks`, which ranks are compiled: their peers keep the
-    graph that they have.
+    graph that they have; and `effects`, how opaque communication is registered, see `effects_as`.
     """
 
     name = "torch:compile"
@@ -37,11 +38,11 @@ class Compile(TorchPass):
     def rewrite(self, gm: fx.GraphModule, options: Mapping[str, Any]) -> fx.GraphModule | None:
         if not is_compiled(options["compiled_ranks"], gm.meta["rank"]):
             return None
-        declare_effects()
+        define_shapes()
         module = functional_copy(gm)
-        settings = {name: value for name, value in options.items() if name != "compiled_ranks"}
+        settings = {name: value for name, value in options.items() if name not in ("compiled_ranks", "effects")}
         values = example_inputs(gm)
-        with inductor(settings):
+        with effects_as(options["effects"]), inductor(settings):
             compiled = compile_graph(module, values)
             result = next(node for node in gm.graph.nodes if node.op == "output").args[0]
             _, tree = pytree.tree_flatten(fx.node.map_aggregate(result, lambda x: x))

@@ -5,9 +5,6 @@ TorchDynamo writes `dist.all_reduce(x)` so: the functional collective, its wait,
 
 from __future__ import annotations
 
-import functools
-from typing import Any
-
 import torch
 from torch import fx
 
@@ -53,7 +50,7 @@ def _write_anew(graph: fx.Graph, node: fx.Node) -> None:
     namespace, _, base = name.removesuffix(".default").partition("::")
     if namespace == "aten" and base.startswith(("empty", "new_empty")):
         raise Unsupported(f"node '{node.name}' makes memory that nobody has written")
-    if schema is None or not schema.is_mutable or name in _WAITS or namespace == "aten":
+    if schema is None or not schema.is_mutable or name in _WAITS or namespace in ("aten", "p2p"):
         return
     plain = _FUNCTIONAL.get(base) if namespace == "_c10d_functional" else None
     if plain is None:
@@ -81,15 +78,4 @@ def _write_anew(graph: fx.Graph, node: fx.Node) -> None:
     graph.erase_node(node)
 
 
-@functools.cache
-def declare_effects() -> None:
-    """Say of the opaque communication of programs what PyTorch asks of ops whose order matters: that their effects are ordered."""
-    from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
-
-    torch.library.register_fake("p2p::barrier", lambda group_name: None)
-    for name in ("send", "recv", "barrier"):
-        register: Any = _register_effectful_op
-        register(getattr(torch.ops.p2p, name).default, _EffectType.ORDERED)
-
-
-__all__ = ["declare_effects", "functional_copy"]
+__all__ = ["functional_copy"]

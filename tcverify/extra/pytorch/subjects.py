@@ -142,6 +142,9 @@ _OVERLAP_DRAWS: Mapping[str, Sequence[Any]] = {
     "bucket_only_internode_comms": (False, True),
 }
 
+_PARTS = "tcverify.extra.pytorch.partitioning"
+_CUTS = (0.5, 0.25, 0.75)
+
 _ALL = (
     TorchSubject(
         "bucket_all_gather", f"{_BUCKETS}:BucketAllGather",
@@ -188,6 +191,7 @@ _ALL = (
         "compile", "tcverify.extra.pytorch.compiling:Compile",
         "the graph becomes what the code does that Inductor generates", "torch._inductor.compile_fx:compile_fx",
         draws={
+            "effects": ("ordered", "declared"),
             "compiled_ranks": ("all", "first", "even", "odd"),
             "reorder_for_compute_comm_overlap": _FLAG,
             "reorder_for_compute_comm_overlap_passes": _OVERLAP_LISTS,
@@ -271,6 +275,22 @@ _ALL = (
     TorchSubject(
         "reinplace_fsdp_all_gather", "tcverify.extra.pytorch.fsdp_graphs:ReinplaceFsdpAllGather",
         "FSDP gathers into its own buffer", "torch._inductor.comms:reinplace_fsdp_all_gather", until="2.11", strategy="fsdp",
+    ),
+    TorchSubject(
+        "fx_graph_cse", f"{_PARTS}:MergeEqual",
+        "equal calls become one, as in the default partitioner", "torch._functorch.compile_utils:fx_graph_cse",
+        strategy="effects",
+    ),
+    TorchSubject(
+        "default_partition", f"{_PARTS}:DefaultPartition",
+        "a graph becomes forward and backward, as backends on AOTAutograd have it",
+        "torch._functorch.partitioners:default_partition", strategy="effects", draws={"cut": _CUTS},
+    ),
+    TorchSubject(
+        "min_cut_partition", f"{_PARTS}:MinCutPartition",
+        "a graph becomes forward and backward, as Inductor has it",
+        "torch._functorch.partitioners:min_cut_rematerialization_partition",
+        strategy="effects", draws={"cut": _CUTS},
     ),
 )  # fmt: skip
 

@@ -1,0 +1,61 @@
+"""What PyTorch is told of the opaque communication of programs: how users register ops that do more than compute.
+
+An op of the `p2p` dialect that is "declared" stands in the registry of torch.fx: dead code elimination keeps it. One that is
+"ordered" has an effect in the sense of `torch._higher_order_ops.effects`: compilers thread a token through all of them, so that
+they keep their number and their order. Ops that write into an operand say so in their signature, and cannot be ordered.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from tcverify.ops import resolve
+
+#: Kinds of registration, as the option `effects` of subjects names them.
+KINDS = ("declared", "ordered")
+
+#: Of the dialect, those that write into no operand.
+_OPS = ("p2p::send", "p2p::recv", "p2p::barrier")
+
+
+@contextlib.contextmanager
+def effects_as(kind: str) -> Iterator[None]:
+    """Let PyTorch know the opaque ops of programs as one of `KINDS` meanwhile."""
+    targets = [resolve(name) for name in _OPS]
+    if kind != "ordered":
+        yield
+        return
+    with contextlib.ExitStack() as stack:
+        for target in targets:
+            stack.callback(_ordered(target))
+        yield
+
+
+def _ordered(target: Any) -> Any:
+    """Register an op as one with an ordered effect; return what takes that back."""
+    from torch._higher_order_ops import effects
+
+    made: Any = effects._register_effectful_op(target, effects._EffectType.ORDERED)
+    if made is not None:  # since 2.10: a handle
+        return made.destroy
+    forget: Any = effects._deregister_effectful_op  # type: ignore[attr-defined]
+    return lambda: forget(target)
+
+
+def define_shapes() -> None:
+    """Give the op that has no operand a shape for fake tensors, which compilers ask for."""
+    if not _DEFINED:
+        resolve("p2p::barrier")
+        library = torch.library.Library("p2p", "FRAGMENT")
+        torch.library.register_fake("p2p::barrier", lambda group_name: None, lib=library)
+        _DEFINED.append(library)
+
+
+#: Registrations that live as long as the process.
+_DEFINED: list[torch.library.Library] = []
+
+__all__ = ["KINDS", "define_shapes", "effects_as"]
