@@ -10,9 +10,10 @@ import pytest
 import torch
 from torch.distributed.tensor import placement_types
 
-from tcverify.application.loading import prepare
+from tcverify.application import InProcess, load_pass
 from tcverify.errors import Unsupported
 from tcverify.execution import Lockstep, ProcessGroupPool
+from tcverify.extra.pytorch import release
 from tcverify.extra.pytorch.dtensor import DTensorProgram, read_placements
 from tcverify.program import PARTIAL, VARYING, GraphBuilder, InputSpec, Mesh, MeshDim, Program, spmd_program
 from tcverify.verifier import Verdict, verify
@@ -89,7 +90,9 @@ def test_a_partial_tensor_stays_one_until_it_is_reduced() -> None:
         lambda b: b.call("aten::mul.Scalar", reduced(b, "sum", ("tp",)).args[0], 2.0),
     )
     names = [node.name for node in DTensorProgram()(made.graph_module(0)).graph.nodes if node.op == "call_function"]
-    assert names.index("mul") < names.index("all_reduce")
+    (product,) = (name for name in names if name.startswith("mul"))  # older versions count the one that they only type
+    # torch 2.9 reduces before it multiplies by a number
+    assert (names.index(product) < names.index("all_reduce")) == (release(torch.__version__) >= (2, 10))
 
 
 def test_shards_that_nobody_puts_together_refute(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,11 +151,12 @@ def test_placements_that_do_not_fit_are_declined(options: dict[str, str]) -> Non
 def test_what_dtensor_knows_of_one_rank_is_not_used_for_another() -> None:
     """Shards of 3 and 2 rows: a local size that rank 0 has found out would be wrong on rank 1."""
     given = program(LINE, {"x": (5, 4)}, lambda b: b.call("aten::view", b.input("x"), [5, 2, 2]), x="S0")
-    assert judged(given, deep=True).status == "passed"
+    assert judged(given).status == "passed"
 
 
 def test_the_subject_is_found_by_its_name() -> None:
-    subject = prepare("tcverify.extra.pytorch.dtensor:DTensorProgram")
+    subject = InProcess(load_pass("tcverify.extra.pytorch.dtensor:DTensorProgram"))
     given = program(LINE, {"x": (4,)}, lambda b: b.call("aten::relu", b.input("x")), x="S0")
     assert verify(subject, given).status == "passed"
-    assert torch.equal(Lockstep().run(given).ranks[0].outputs, Lockstep().run(given).ranks[1].outputs)
+    first, second = (result.outputs for result in Lockstep().run(given).ranks)
+    assert torch.equal(first[0], second[0])
