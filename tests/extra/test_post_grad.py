@@ -106,7 +106,7 @@ def test_products_swallow_collectives() -> None:
     assert not any(name.startswith("_c10d_functional") for name in found)
 
 
-@pytest.mark.parametrize("subject", ["remove_fsdp2_unsharded_param_graph_input_usage", "reinplace_fsdp_all_gather"])
+@pytest.mark.parametrize("subject", ["reinplace_fsdp_all_gather"])
 def test_fsdp_graphs(subject: str) -> None:
     if not SUBJECTS[subject].here:
         pytest.skip("this torch has no such pass: it was dropped behind 2.11")

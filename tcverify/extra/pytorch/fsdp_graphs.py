@@ -10,17 +10,6 @@ from torch import fx
 from tcverify.extra.pytorch.base import TorchPass
 
 
-class RemoveUnshardedParams(TorchPass):
-    """`remove_fsdp2_unsharded_param_graph_input_usage`."""
-
-    name = "torch:remove_fsdp2_unsharded_param_graph_input_usage"
-
-    def rewrite(self, gm: fx.GraphModule, options: Mapping[str, Any]) -> None:
-        from torch._inductor import comms
-
-        comms.remove_fsdp2_unsharded_param_graph_input_usage(gm.graph)  # type: ignore[attr-defined, unused-ignore]
-
-
 class ReinplaceFsdpAllGather(TorchPass):
     """`reinplace_fsdp_all_gather`."""
 
@@ -32,4 +21,4 @@ class ReinplaceFsdpAllGather(TorchPass):
         comms.reinplace_fsdp_all_gather(gm.graph)  # type: ignore[attr-defined, unused-ignore]
 
 
-__all__ = ["ReinplaceFsdpAllGather", "RemoveUnshardedParams"]
+__all__ = ["ReinplaceFsdpAllGather"]

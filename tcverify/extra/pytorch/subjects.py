@@ -268,11 +268,6 @@ _ALL = (
         strategy="compiled", draws={"reorder_for_compute_comm_overlap": _BOTH[::-1]},
     ),
     TorchSubject(
-        "remove_fsdp2_unsharded_param_graph_input_usage", "tcverify.extra.pytorch.fsdp_graphs:RemoveUnshardedParams",
-        "gathered parameters are used without their buffers",
-        "torch._inductor.comms:remove_fsdp2_unsharded_param_graph_input_usage", until="2.11", strategy="fsdp",
-    ),
-    TorchSubject(
         "reinplace_fsdp_all_gather", "tcverify.extra.pytorch.fsdp_graphs:ReinplaceFsdpAllGather",
         "FSDP gathers into its own buffer", "torch._inductor.comms:reinplace_fsdp_all_gather", until="2.11", strategy="fsdp",
     ),
