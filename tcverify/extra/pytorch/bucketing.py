@@ -28,7 +28,7 @@ class Bucketing(TorchPass):
     Options:
         mode: how a bucket is filled.
         cap_mb: how large it may be, in MiB.
-        bucket_mode: `torch._inductor.config.aten_distributed_optimizations.bucket_mode`, which passes read where they are not told.
+        bucket_mode: `torch._inductor.config.aten_distributed_optimizations.bucket_mode`, read where passes are not told.
     """
 
     def __init__(self, **options: Any) -> None:
