@@ -7,7 +7,6 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch._inductor import config
-from torch.utils import _runtime_estimation
 
 RANKS = 2
 SETTING = "aten_distributed_optimizations.enable_overlap_scheduling"
@@ -24,6 +23,8 @@ def main(rank, folder):
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=RANKS)
     x, w = torch.full((4, 4), rank + 1.0), torch.eye(4)
     expected = step(x, w)
+    from torch.utils import _runtime_estimation  # 2.9 has none
+
     # Speeds of a GPU, which estimates ask for: here is none.
     for name in ("get_device_tflops", "get_gpu_dram_gbps", "get_device_dram_gbps"):
         setattr(_runtime_estimation, name, lambda *_, **__: 1000.0)
