@@ -83,7 +83,7 @@ def _write_anew(graph: fx.Graph, node: fx.Node) -> None:
 
 @functools.cache
 def declare_effects() -> None:
-    """Say of the opaque communication of programs what PyTorch asks of ops whose order matters: that their effects are ordered."""
+    """Say of the opaque communication of programs what PyTorch asks of ops whose order matters: their effects are ordered."""
     from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
 
     torch.library.register_fake("p2p::barrier", lambda group_name: None)

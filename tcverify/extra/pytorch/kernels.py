@@ -114,10 +114,11 @@ _RENAMED: dict[str, Callable[..., Any]] = {
 
 #: Operations on elements that torch knows by the same name.
 _ELEMENTWISE = frozenset(
-    """abs exp exp2 expm1 sqrt relu minimum maximum cos sin lgamma erf cosh sinh acos acosh asin asinh atan2 atan atanh copysign erfc
-    erfinv hypot log10 log2 nextafter logical_and logical_not logical_or logical_xor bitwise_and bitwise_not bitwise_or bitwise_xor
-    bitwise_left_shift bitwise_right_shift rsqrt log1p tan tanh sigmoid signbit fmod log isinf isnan round floor sign trunc ceil neg
-    reciprocal eq ne lt gt le ge add sub mul pow square remainder where""".split()  # noqa: SIM905
+    """abs exp exp2 expm1 sqrt relu minimum maximum cos sin lgamma erf cosh sinh acos acosh asin asinh atan2 atan
+    atanh copysign erfc erfinv hypot log10 log2 nextafter logical_and logical_not logical_or logical_xor
+    bitwise_and bitwise_not bitwise_or bitwise_xor bitwise_left_shift bitwise_right_shift rsqrt log1p tan tanh
+    sigmoid signbit fmod log isinf isnan round floor sign trunc ceil neg reciprocal eq ne lt gt le ge add sub
+    mul pow square remainder where""".split()  # noqa: SIM905
 )
 
 _REDUCTIONS: dict[str, Callable[..., Tensor]] = {
@@ -134,9 +135,7 @@ def _handler(memory: _Memory, nest: Loops) -> Any:
     full = nest.sizes + nest.reduced
     rank, kept = len(full), len(nest.sizes)
     dims = list(range(kept, rank))
-    places: dict[sympy.Symbol, int] = dict(
-        zip(itertools.chain(*_symbols(nest)), range(rank), strict=True)
-    )
+    places: dict[sympy.Symbol, int] = dict(zip(itertools.chain(*_symbols(nest)), range(rank), strict=True))
     indirect: dict[sympy.Symbol, Tensor] = {}
     masks: list[Tensor] = []
 
@@ -174,7 +173,9 @@ def _handler(memory: _Memory, nest: Loops) -> Any:
         index = sympy.expand(index)
         if masks or not index.free_symbols <= set(places):
             return None
-        strides = [index.coeff(symbol) if size > 1 else sympy.Integer(0) for symbol, size in zip(places, full, strict=True)]
+        strides = [
+            index.coeff(symbol) if size > 1 else sympy.Integer(0) for symbol, size in zip(places, full, strict=True)
+        ]
         offset = index.subs(dict.fromkeys(places, 0))
         rest = index - offset - sum(s * symbol for s, symbol in zip(strides, places, strict=True))
         alone = {symbol: 0 for symbol, size in zip(places, full, strict=True) if size <= 1}
@@ -184,7 +185,9 @@ def _handler(memory: _Memory, nest: Loops) -> Any:
         return [int(s) for s in strides], int(offset)
 
     def flat(buffer: Tensor) -> Tensor:
-        count = 1 + sum((n - 1) * s for n, s in zip(buffer.shape, buffer.stride(), strict=True)) if buffer.numel() else 0
+        count = (
+            1 + sum((n - 1) * s for n, s in zip(buffer.shape, buffer.stride(), strict=True)) if buffer.numel() else 0
+        )
         return buffer.as_strided((count,), (1,), buffer.storage_offset())
 
     class Handler(DefaultHandler):  # type: ignore[misc, valid-type]
@@ -342,7 +345,9 @@ def define_kernel(scheduling: Any, src_code: str, nodes: Sequence[Any], kernel_a
         raise Unsupported("a kernel of Inductor is told sizes, which are numbers in programs")
     renamed = dict(V.graph.scheduler.mutation_real_name)
     number = next(_numbers)
-    _KERNELS[number] = Kernel(tuple(map(_loops, nodes)), positions, frozenset(shared), _local(nodes, positions), renamed)
+    _KERNELS[number] = Kernel(
+        tuple(map(_loops, nodes)), positions, frozenset(shared), _local(nodes, positions), renamed
+    )
     name = f"cpp_kernel_{wrapper.next_kernel_suffix()}"
     wrapper.define_kernel(name, f"__import__({__name__!r}, fromlist=['kernel']).kernel({number})", gpu=False)
     return name

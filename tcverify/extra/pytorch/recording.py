@@ -70,7 +70,7 @@ class Recorder(TorchDispatchMode):
             self._hold(value, self._allocated(value))
             if key in self._views:
                 return self._views[key]
-        root, first = self._roots[_storage(value)]
+        root, _ = self._roots[_storage(value)]
         node = self._call("aten::as_strided", root, list(value.shape), list(value.stride()), value.storage_offset())
         self._views[key] = node
         self._kept.append(value)

@@ -99,7 +99,11 @@ _OVERLAP_LISTS = (
     ("reorder_compute_for_overlap",),
     ("reorder_communication_preserving_peak_memory",),
     ("sink_waits_iterative",),
-    ("reorder_communication_preserving_peak_memory", "sink_waits_iterative", "reorder_communication_preserving_peak_memory"),
+    (
+        "reorder_communication_preserving_peak_memory",
+        "sink_waits_iterative",
+        "reorder_communication_preserving_peak_memory",
+    ),
     ("raise_comms", "sink_waits", "reorder_compute_for_overlap"),
     (),
 )
@@ -112,7 +116,7 @@ _ALL = (
     ),
     TorchSubject(
         "compile", "tcverify.extra.pytorch.compiling:Compile",
-        "the graph becomes what the code does that Inductor generates", f"torch._inductor.compile_fx:compile_fx",
+        "the graph becomes what the code does that Inductor generates", "torch._inductor.compile_fx:compile_fx",
         draws={
             "compiled_ranks": ("all", "first", "even", "odd"),
             "reorder_for_compute_comm_overlap": _FLAG,
