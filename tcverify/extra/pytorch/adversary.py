@@ -66,7 +66,7 @@ class Completion(TorchDispatchMode):
     """
 
     def __init__(self, when: When = "late") -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         if when not in ("early", "late", "apart"):
             raise UsageError(f"collectives cannot complete {when!r}", "use early, late or apart")
         self.when = when
@@ -75,7 +75,7 @@ class Completion(TorchDispatchMode):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        super().__exit__(kind, error, trace)
+        super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
         if kind is None:
             self._land(len(self._flights))
         self._flights.clear()

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import sympy
+import sympy  # type: ignore[import-untyped]
 import torch
 
 from tcverify.errors import Unsupported
@@ -190,7 +190,7 @@ def _handler(memory: _Memory, nest: Loops) -> Any:
         )
         return buffer.as_strided((count,), (1,), buffer.storage_offset())
 
-    class Handler(DefaultHandler):  # type: ignore[misc, valid-type]
+    class Handler(DefaultHandler):
         def _default(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             run = _RENAMED.get(name) or (getattr(torch, name) if name in _ELEMENTWISE else None)
             if run is None:
