@@ -64,7 +64,7 @@ def test_code_that_does_not_wait_is_refuted():
     """Planted: Inductor lowers waits to nothing."""
     from torch._inductor import ir
 
-    with mock.patch.object(ir._WaitKernel, "create_wait", lambda kernel, inp: None):
+    with mock.patch.object(ir._WaitKernel, "create_wait", return_value=None):
         verdict = verify(Compile(), _program())
     assert verdict.status == "refuted"
     assert {one.kind for one in verdict.findings} & {"missing-wait", "async-race", "wrong-value"}

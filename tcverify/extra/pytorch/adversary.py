@@ -1,7 +1,8 @@
 """Runs real code, compiled or not, with the moments at which asynchronous collectives read and write chosen by an adversary.
 
-Between its start and its wait, a functional collective may read its operand and write its result at any moment. Gloo and the threaded
-process group take few of these moments, and never the bad ones. Under this mode they are chosen, so that a race shows every time:
+Between its start and its wait, a functional collective may read its operand and write its result at any moment. Gloo and the
+threaded process group take few of these moments, and never the bad ones. Under this mode they are
+chosen, so that a race shows every time:
 
     with Completion("late"):
         result = compiled(x)
@@ -47,9 +48,9 @@ class _Flight:
 class Completion(TorchDispatchMode):
     """Chooses when `_c10d_functional` collectives read and write.
 
-    A collective that has not written yet leaves poison (NaN, or the largest number of an integer type) where it is going to write. A
-    wait for one carries out all that were issued before it, in order; so ranks meet in the order in which they issue. What nobody
-    waits for is carried out at the end of the block.
+    A collective that has not written yet leaves poison (NaN, or the largest number of an integer type) where it is going to
+    write. A wait for one carries out all that were issued before it, in order; so ranks meet in the order in which they issue.
+    What nobody waits for is carried out at the end of the block.
 
     Args:
         when: "early": a collective reads and writes when it is issued. "late": it reads and writes when it is waited for, so that
@@ -65,7 +66,7 @@ class Completion(TorchDispatchMode):
     """
 
     def __init__(self, when: When = "late") -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         if when not in ("early", "late", "apart"):
             raise UsageError(f"collectives cannot complete {when!r}", "use early, late or apart")
         self.when = when
@@ -74,7 +75,7 @@ class Completion(TorchDispatchMode):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        super().__exit__(kind, error, trace)
+        super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
         if kind is None:
             self._land(len(self._flights))
         self._flights.clear()
@@ -115,7 +116,7 @@ class Completion(TorchDispatchMode):
         self._flights.append(_Flight(perform, operands, results))
         if self.when == "early":
             self._land(len(self._flights))
-        elif self.when == "apart" or not (base.endswith("_") or "out" in kwargs and _overlap(given, results)):
+        elif self.when == "apart" or not (base.endswith("_") or ("out" in kwargs and _overlap(given, results))):
             for one in results:
                 _poison(one)
         return results if several else results[0]

@@ -60,7 +60,7 @@ def _write_anew(graph: fx.Graph, node: fx.Node) -> None:
     kwargs = dict(node.kwargs)
     with graph.inserting_before(node):
         out = kwargs.pop("out", None)
-        first = node.args[0]
+        first: Any = node.args[0]
         several = isinstance(first, (list, tuple))
         written = []
         for one in first if several else [first]:
