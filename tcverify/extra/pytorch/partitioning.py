@@ -126,6 +126,7 @@ def _joint(module: fx.GraphModule, share: float) -> _Joint:
     for node in graph.nodes:
         if node in tangents:
             node.target = f"tangents_{node.target}"
+            node._rename(node.target)  # parts of the partitioners go by the one, parts by the other
         elif node.op == "placeholder":
             node.target = f"primals_{node.target}"
         elif node in backward:
