@@ -104,7 +104,8 @@ def shares(flow: Flow, r: Record) -> None:
     parts = [flow.script.call("aten::mul.Tensor", value, part) for part in (1, share)]
     kind = ("all_reduce", "all_gather")[r.how // 4 % 2]
     for part in parts:
-        made = begin(flow, kind, [part], flow.dim(r.group), **({"reduce_op": "avg"} if kind == "all_reduce" else {}))
+        dim = flow.dim(r.group)
+        made = begin(flow, kind, [part], dim, reduce_op="avg") if kind == "all_reduce" else begin(flow, kind, [part], dim)
         launch(flow, _direct(r), made, [part])
     flow.labels += ["shares", "rank-dependent"]
 

@@ -188,7 +188,7 @@ _ALL = (
     ),
     TorchSubject(
         "compile", "tcverify.extra.pytorch.compiling:Compile",
-        "the graph becomes what the code does that Inductor generates", f"torch._inductor.compile_fx:compile_fx",
+        "the graph becomes what the code does that Inductor generates", "torch._inductor.compile_fx:compile_fx",
         draws={
             "effects": ("ordered", "declared"),
             "compiled_ranks": ("all", "first", "even", "odd"),
