@@ -17,6 +17,7 @@
 | effects | opaque sends, receives and barriers among collectives, which some ranks do in another order |
 | fsdp | layers whose parameters are gathered, used and freed, and gradients that are reduced and scattered |
 | sequence-functional | tensor-parallel layers on functional collectives, with norms as compilers capture them |
+| compiled | functional programs, as compilers hand them to their passes: copies into inputs at the end |
 | resharding | tensors that are brought from mesh to mesh, divided anew, reduced, and computed with in between |
 | dtensor | ops of all kinds on whole tensors, with placements for DTensor to divide them by |
 | mixed | all of these but dtensor, most with costs and stream settings; a third are structured, close to a fifth asynchronous |
@@ -39,6 +40,7 @@ from tcverify.program import Mesh, Program
 from tcverify.strategies import (
     aimed,
     bucketing,
+    compiled,
     experts,
     fsdp,
     functional,
@@ -94,6 +96,7 @@ _ASYNCHRONOUS = {
     "bucketing": Decoder(bucketing.decode_bucketing, bucketing.WIDTH),
     "fsdp": Decoder(fsdp.decode_fsdp, fsdp.WIDTH),
     "sequence-functional": Decoder(sequence_functional.decode_sequence_functional, sequence_functional.WIDTH),
+    "compiled": Decoder(compiled.decode_compiled, compiled.WIDTH),
     "effects": Decoder(functional.decode_effects, functional.WIDTH),
 }
 
@@ -239,6 +242,11 @@ def bucketing_programs(mesh: Mesh | None = None, world_size: int | None = None) 
     return _programs("bucketing", mesh, world_size)
 
 
+def compiled_programs(mesh: Mesh | None = None, world_size: int | None = None) -> st.SearchStrategy[Program]:
+    """Draw functional programs, as compilers hand them to passes. Arguments as of `transformer_programs`."""
+    return _programs("compiled", mesh, world_size)
+
+
 def resharding_programs(mesh: Mesh | None = None, world_size: int | None = None) -> st.SearchStrategy[Program]:
     """Draw programs whose tensors lie on meshes of their own.
 
@@ -274,6 +282,7 @@ STRATEGIES: dict[str, Callable[..., st.SearchStrategy[Program]]] = {
     "bucketing": bucketing_programs,
     "fsdp": fsdp_programs,
     "sequence-functional": sequence_functional_programs,
+    "compiled": compiled_programs,
     "resharding": resharding_programs,
     "dtensor": dtensor_programs,
 }
@@ -327,6 +336,7 @@ __all__ = [
     "all_meshes",
     "async_tp_programs",
     "bucketing_programs",
+    "compiled_programs",
     "data_parallel_programs",
     "decode",
     "dtensor_programs",

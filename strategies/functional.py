@@ -224,6 +224,6 @@ def _large(mesh: Mesh, calls: int, seed: int) -> Program:
 
 
 __all__ = [
-    "MOTIFS", "WIDTH", "decode_async_tp", "decode_data_parallel", "decode_effects", "decode_functional", "decode_traced",
-    "large_functional_program",
+    "MOTIFS", "WIDTH", "decode_async_tp", "decode_data_parallel", "decode_effects", "decode_functional",
+    "decode_traced", "large_functional_program",
 ]  # fmt: skip

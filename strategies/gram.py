@@ -1,7 +1,7 @@
 """Steps of optimizers that need whole matrices: gathered rows, Gram matrices of them, and back to the rows of this rank.
 
-So do Newton-Schulz iterations over gradients that FSDP has divided: all_gather → wait [→ trim the padding] → x := f(x, xᵀx) … → split →
-the part of this rank.
+So do Newton-Schulz iterations over gradients that FSDP has divided: all_gather → wait [→ trim the padding] → x := f(x, xᵀx) …
+→ split → the part of this rank.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ def pre_bucket_all_gather(ag_ins: Sequence[Tensor], group_size: int, *rest: Any)
 
     Args:
         ag_ins: what each rank contributes; cast where it has another dtype than the buffer.
-        rest: [the group's name until torch 2.12,] the dtype of the buffer, [since 2.10 a number for the dtype of each operand,] the
+        rest: [the group's name until torch 2.12,] the dtype of the buffer, [since 2.10 a number for each operand's dtype,] the
             position of this rank in its group, [groups of operands that are copied together].
 
     Returns:

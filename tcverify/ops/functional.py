@@ -16,7 +16,7 @@ import torch
 
 from tcverify.ops.collective import Collective, Group
 from tcverify.ops.reductions import REDUCTIONS
-from tcverify.ops.table import Await, Op, Request, Start, register_dialect
+from tcverify.ops.table import Await, Op, Request, Start, dialects, register_dialect
 
 Tensor = torch.Tensor
 Steps = Generator[Request | Start | Await, Any, Any]
@@ -311,9 +311,9 @@ _KEPT: list[torch.library.Library] = []
 def _define_missing() -> None:
     """Define what an older torch does not have yet, with shapes for fake tensors; the tables say what it does."""
     library = torch.library.Library("_c10d_functional", "FRAGMENT")
-    for op in OPS:
+    for op in dialects()["_c10d_functional"]:
         name = op.name.removeprefix("_c10d_functional::")
-        if op.schema and op.fake is not None and op.phase and not hasattr(torch.ops._c10d_functional, name):
+        if op.schema and op.fake is not None and not hasattr(torch.ops._c10d_functional, name):
             library.define(name + op.schema)
             library.impl(name, op.fake, "Meta")
     _KEPT.append(library)

@@ -92,7 +92,7 @@ def _fake_batch(
 OPS = (
     Op(
         "_c10d_functional::isend", isend, collective=True, fake=_fake_isend, resources=("comm",), group="group_name",
-        phase="start", effect=True,
+        phase="start", effect=True, schema="(Tensor tensor, int dst, int tag, str group_name) -> Tensor",
     ),
     Op(
         "_c10d_functional::irecv", irecv, collective=True, aliases=True, fake=_fake_irecv, resources=("comm",),

@@ -25,6 +25,11 @@ from pathlib import Path
 import pytest
 import yaml
 
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = sorted(str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md"))
@@ -75,7 +80,6 @@ def blocks(text: str) -> list[Block]:
 def read(block: Block) -> None:
     """Parse a block of data."""
     if block.language == "toml":
-        tomllib = pytest.importorskip("tomllib", reason="Python 3.10 has no tomllib")
         tomllib.loads(block.text)
     elif block.language == "ini":
         configparser.ConfigParser().read_string(block.text)

@@ -7,12 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch
 from torch.distributed.tensor import placement_types
 
-from tcverify.application.loading import prepare
 from tcverify.errors import Unsupported
-from tcverify.execution import Lockstep, ProcessGroupPool
+from tcverify.execution import ProcessGroupPool
+from tcverify.extra.pytorch import subject
 from tcverify.extra.pytorch.dtensor import DTensorProgram, read_placements
 from tcverify.program import PARTIAL, VARYING, GraphBuilder, InputSpec, Mesh, MeshDim, Program, spmd_program
 from tcverify.verifier import Verdict, verify
@@ -148,11 +147,11 @@ def test_placements_that_do_not_fit_are_declined(options: dict[str, str]) -> Non
 def test_what_dtensor_knows_of_one_rank_is_not_used_for_another() -> None:
     """Shards of 3 and 2 rows: a local size that rank 0 has found out would be wrong on rank 1."""
     given = program(LINE, {"x": (5, 4)}, lambda b: b.call("aten::view", b.input("x"), [5, 2, 2]), x="S0")
-    assert judged(given, deep=True).status == "passed"
+    verdict = judged(given)
+    assert verdict.status == "passed", verdict.doubts or verdict.findings
 
 
 def test_the_subject_is_found_by_its_name() -> None:
-    subject = prepare("tcverify.extra.pytorch.dtensor:DTensorProgram")
+    target = subject("torch:dtensor").target
     given = program(LINE, {"x": (4,)}, lambda b: b.call("aten::relu", b.input("x")), x="S0")
-    assert verify(subject, given).status == "passed"
-    assert torch.equal(Lockstep().run(given).ranks[0].outputs, Lockstep().run(given).ranks[1].outputs)
+    assert verify(target, given).status == "passed"

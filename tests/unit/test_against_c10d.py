@@ -104,6 +104,9 @@ def plain(run: Run) -> list[Any]:
 @pytest.mark.parametrize("case", CASES)
 def test_lockstep_computes_what_the_kernels_do(case: str) -> None:
     expected = [answer[case] for answer in oracle()]
+    missing = [one["missing"] for one in expected if isinstance(one, dict) and "missing" in one]
+    if missing:
+        pytest.skip(f"this torch has no kernel to compare with: {missing[0]}")
     single = case not in ("batch", "tagged")
     assert plain(Lockstep().run(made(case))) == [[one] if single else one for one in expected]
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-import pytest
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 has no tomllib")
 def test_every_package_is_shipped() -> None:
-    import tomllib
-
     listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
     there = {".".join(file.parent.relative_to(ROOT).parts) for file in (ROOT / "tcverify").rglob("__init__.py")}
     assert sorted(there | {"tcverify.strategies"}) == sorted(listed)

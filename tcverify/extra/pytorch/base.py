@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
@@ -46,7 +47,8 @@ class TorchPass:
     def __call__(self, gm: fx.GraphModule) -> fx.GraphModule | None:
         told = {name: value for name, value in gm.meta.get("options", {}).items() if name in self._defaults}
         options = {**self._defaults, **told, **self._fixed}
-        with groups_of(gm), _fake_mode_of(gm):
+        with warnings.catch_warnings(), groups_of(gm), _fake_mode_of(gm):
+            warnings.simplefilter("ignore")  # torch warns of its own code, on import and when it compiles
             return self.rewrite(gm, options)
 
     def rewrite(self, gm: fx.GraphModule, options: Mapping[str, Any]) -> fx.GraphModule | None:

@@ -1,4 +1,4 @@
-"""`torch.compile`'s way from a graph to what runs: AOTAutograd, Inductor's passes and lowering, its scheduler, its generated code."""
+"""`torch.compile`'s way from a graph to what runs: AOTAutograd, Inductor's passes, lowering, scheduler and generated code."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tcverify.errors import UsageError
-from tcverify.extra.pytorch.subjects import PREFIX, SUBJECTS
+from tcverify.extra.pytorch.subjects import PREFIX
 from tcverify.program import KINDS
 
 #: What PyTorch is verified in.
@@ -90,12 +90,16 @@ def read_finding(folder: Path) -> TorchFinding:
     """
     path = folder / FILE_NAME
     facts = _facts(path)
-    versions = {name: _versions(path, name, facts) for name in ("affects", "unaffected")}
-    texts = [one.name for one in fields(TorchFinding) if one.name not in ("folder", *versions)]
-    unknown = sorted(facts.keys() - {*texts, *versions})
+    known = [one.name for one in fields(TorchFinding) if one.name != "folder"]
+    unknown = sorted(facts.keys() - {*known})
     if unknown:
-        raise UsageError(f"{path} has an unknown key '{unknown[0]}'", f"its keys are {_listed([*texts, *versions])}")
-    found = TorchFinding(folder=folder, **{name: _text(path, name, facts) for name in texts}, **versions)
+        raise UsageError(f"{path} has an unknown key '{unknown[0]}'", f"its keys are {_listed(known)}")
+    found = TorchFinding(
+        folder,
+        affects=_versions(path, "affects", facts),
+        unaffected=_versions(path, "unaffected", facts),
+        **{name: _text(path, name, facts) for name in known if name not in ("affects", "unaffected")},
+    )
     _require_sense(found, path)
     return found
 
@@ -127,12 +131,10 @@ def _versions(path: Path, name: str, facts: dict[str, Any]) -> tuple[str, ...]:
 
 def _require_sense(found: TorchFinding, path: Path) -> None:
     """Raise unless the facts are possible, and the files there."""
-    name = found.subject.removeprefix(PREFIX)
     twice = sorted({*found.affects} & {*found.unaffected})
     reported = found.reported == "unreported" or found.reported.startswith("https://")
     for right, says, hint in (
-        (found.subject == PREFIX + name and name in SUBJECTS, f"there is no subject '{found.subject}'",
-         f"PyTorch's are {_listed(PREFIX + one for one in SUBJECTS)}"),
+        (found.subject.startswith(PREFIX), f"subject is '{found.subject}'", f"write {PREFIX} and its name"),
         (found.kind in KINDS, f"there is no kind '{found.kind}'", f"kinds are {_listed(KINDS)}"),
         (found.entry in ENTRIES, f"there is no entry '{found.entry}'", f"it is one of {_listed(ENTRIES)}"),
         (found.cause.startswith("torch/") and found.cause.count(":") == 1, f"cause is '{found.cause}'",

@@ -5,6 +5,8 @@ TorchDynamo writes `dist.all_reduce(x)` so: the functional collective, its wait,
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import fx
 
@@ -60,7 +62,7 @@ def _write_anew(graph: fx.Graph, node: fx.Node) -> None:
     kwargs = dict(node.kwargs)
     with graph.inserting_before(node):
         out = kwargs.pop("out", None)
-        first = node.args[0]
+        first: Any = node.args[0]
         several = isinstance(first, (list, tuple))
         written = []
         for one in first if several else [first]:

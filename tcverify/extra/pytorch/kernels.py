@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import sympy
+import sympy  # type: ignore[import-untyped]
 import torch
 
 from tcverify.errors import Unsupported
@@ -114,10 +114,11 @@ _RENAMED: dict[str, Callable[..., Any]] = {
 
 #: Operations on elements that torch knows by the same name.
 _ELEMENTWISE = frozenset(
-    """abs exp exp2 expm1 sqrt relu minimum maximum cos sin lgamma erf cosh sinh acos acosh asin asinh atan2 atan atanh copysign erfc
-    erfinv hypot log10 log2 nextafter logical_and logical_not logical_or logical_xor bitwise_and bitwise_not bitwise_or bitwise_xor
-    bitwise_left_shift bitwise_right_shift rsqrt log1p tan tanh sigmoid signbit fmod log isinf isnan round floor sign trunc ceil neg
-    reciprocal eq ne lt gt le ge add sub mul pow square remainder where""".split()  # noqa: SIM905
+    """abs exp exp2 expm1 sqrt relu minimum maximum cos sin lgamma erf cosh sinh acos acosh asin asinh atan2 atan
+    atanh copysign erfc erfinv hypot log10 log2 nextafter logical_and logical_not logical_or logical_xor
+    bitwise_and bitwise_not bitwise_or bitwise_xor bitwise_left_shift bitwise_right_shift rsqrt log1p tan tanh
+    sigmoid signbit fmod log isinf isnan round floor sign trunc ceil neg reciprocal eq ne lt gt le ge add sub
+    mul pow square remainder where""".split()  # noqa: SIM905
 )
 
 _REDUCTIONS: dict[str, Callable[..., Tensor]] = {
@@ -189,7 +190,7 @@ def _handler(memory: _Memory, nest: Loops) -> Any:
         )
         return buffer.as_strided((count,), (1,), buffer.storage_offset())
 
-    class Handler(DefaultHandler):  # type: ignore[misc, valid-type]
+    class Handler(DefaultHandler):
         def _default(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             run = _RENAMED.get(name) or (getattr(torch, name) if name in _ELEMENTWISE else None)
             if run is None:

@@ -50,7 +50,7 @@ class Recorder(TorchDispatchMode):
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.graph = fx.Graph()
         self._roots: dict[int, tuple[fx.Node, Tensor]] = {}  # by storage: what it was first seen as
         self._views: dict[tuple[Any, ...], fx.Node] = {}
@@ -70,7 +70,7 @@ class Recorder(TorchDispatchMode):
             self._hold(value, self._allocated(value))
             if key in self._views:
                 return self._views[key]
-        root, first = self._roots[_storage(value)]
+        root, _ = self._roots[_storage(value)]
         node = self._call("aten::as_strided", root, list(value.shape), list(value.stride()), value.storage_offset())
         self._views[key] = node
         self._kept.append(value)
@@ -103,9 +103,9 @@ class Recorder(TorchDispatchMode):
         name = qualified_name(func)
         if _is_view(func, name) or name.startswith("profiler::"):
             return func(*args, **kwargs)
-        inputs = pytree.tree_map_only(Tensor, self.node, (list(args), dict(kwargs)))
+        operands, named = pytree.tree_map_only(Tensor, self.node, (list(args), dict(kwargs)))
         result = _performed(func, name, args, kwargs)
-        self._write(func, name, *inputs, result)
+        self._write(func, name, operands, named, result)
         return result
 
     def _write(self, func: Any, name: str, args: list[Any], kwargs: dict[str, Any], result: Any) -> None:

@@ -102,6 +102,8 @@ def subject(name: str) -> TorchSubject:
 _BUCKETING = "torch._inductor.fx_passes.bucketing"
 _FSDP = "torch._inductor.fx_passes.fsdp"
 _BUCKETS = "tcverify.extra.pytorch.bucketing"
+_PASSES = "torch._inductor.fx_passes"
+_BOTH = (True, False)
 _MODES = ("default", "custom_ops", "custom_ops_multidtype", "coalesced")
 _CAPS = (2000.0, 0.0, 0.0001, 0.001)
 _FLAG = (False, True)
@@ -121,7 +123,6 @@ _OVERLAP_LISTS = (
     (),
 )
 
-_PASSES = "torch._inductor.fx_passes"
 _OVERLAP_DRAWS: Mapping[str, Sequence[Any]] = {
     "collective_bucketing": (False, True),
     "insert_overlap_deps": (False, True),
@@ -231,6 +232,44 @@ _ALL = (
         "decomp_comms", "tcverify.extra.pytorch.substituting:DecompComms",
         "all_gathers that feed Gram matrices become all_reduces", f"{_PASSES}.decomp_comms:decomp_comms", since="2.13",
         strategy="gram",
+    ),
+    TorchSubject(
+        "post_grad_passes", "tcverify.extra.pytorch.post_grad:PostGradPasses",
+        "what torch.compile runs on every graph behind autograd", f"{_PASSES}.post_grad:post_grad_passes", strategy="compiled",
+        draws={
+            "is_inference": _BOTH, "reorder_for_locality": _BOTH, "pattern_matcher": _BOTH,
+            "bucket": ("none", "all_gather", "reduce_scatter", "all_gather+reduce_scatter+all_reduce"),
+            "micro_pipeline": _BOTH[::-1], "fuse_ddp": _BOTH[::-1],
+        },
+    ),
+    TorchSubject(
+        "joint_graph_passes", "tcverify.extra.pytorch.post_grad:JointGraphPasses",
+        "what torch.compile runs on forward and backward together", f"{_PASSES}.joint_graph:joint_graph_passes",
+        strategy="compiled", draws={"joint_graph_constant_folding": _BOTH, "pattern_matcher": _BOTH},
+    ),
+    TorchSubject(
+        "reinplace", "tcverify.extra.pytorch.post_grad:Reinplace",
+        "ops write into what nobody reads any more", f"{_PASSES}.reinplace:reinplace_inplaceable_ops", strategy="compiled",
+    ),
+    TorchSubject(
+        "ddp_fusion", "tcverify.extra.pytorch.ddp_fusion:FuseDdp",
+        "all_reduces of gradients become few", f"{_PASSES}.ddp_fusion:fuse_ddp_communication", strategy="compiled",
+        draws={
+            "passes": (
+                "fuse_ddp_with_concat_op+schedule_comm_wait", "fuse_ddp_with_coalesced_op+schedule_comm_wait",
+                "fuse_ddp_with_concat_op", "fuse_ddp_with_coalesced_op", "schedule_comm_wait",
+            ),
+            "bucket_size_mb": (25, 0, 1),
+        },
+    ),
+    TorchSubject(
+        "micro_pipeline_tp", "tcverify.extra.pytorch.micro_pipeline:MicroPipelineTp",
+        "products beside collectives become fused ops", f"{_PASSES}.micro_pipeline_tp:micro_pipeline_tp_pass",
+        strategy="compiled", draws={"reorder_for_compute_comm_overlap": _BOTH[::-1]},
+    ),
+    TorchSubject(
+        "reinplace_fsdp_all_gather", "tcverify.extra.pytorch.fsdp_graphs:ReinplaceFsdpAllGather",
+        "FSDP gathers into its own buffer", "torch._inductor.comms:reinplace_fsdp_all_gather", until="2.11", strategy="fsdp",
     ),
     TorchSubject(
         "fx_graph_cse", f"{_PARTS}:MergeEqual",

@@ -1,0 +1,52 @@
+"""A coalesced all_reduce, compiled with enable_overlap_scheduling. Exit code 1: the compiler raises."""
+
+import sys
+import tempfile
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch._inductor import config
+
+RANKS = 2
+SETTING = "aten_distributed_optimizations.enable_overlap_scheduling"
+OP = torch.ops._c10d_functional
+
+
+def step(x, w):
+    grads = OP.all_reduce_coalesced([x, x + 1], "sum", "0")
+    return x @ w, *(OP.wait_tensor(grad) for grad in grads)
+
+
+def main(rank, folder):
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=RANKS)
+    x, w = torch.full((4, 4), rank + 1.0), torch.eye(4)
+    expected = step(x, w)
+    from torch.utils import _runtime_estimation  # 2.9 has none
+
+    # Speeds of a GPU, which estimates ask for: here is none.
+    for name in ("get_device_tflops", "get_gpu_dram_gbps", "get_device_dram_gbps"):
+        setattr(_runtime_estimation, name, lambda *_, **__: 1000.0)
+    told = {"custom_runtime_estimation": lambda node, size: 1.0, "compute_estimator": "analytical"}
+    told = {f"aten_distributed_optimizations.{name}": value for name, value in told.items()}
+    told = {name: value for name, value in told.items() if name in config.get_config_copy()}
+    options = {SETTING: True, **told, "fallback_by_default": True, "fx_graph_cache": False, "compile_threads": 1}
+    try:
+        with config.patch(options):
+            got = torch.compile(step, fullgraph=True, dynamic=False)(x, w)
+        good = all(torch.allclose(a, b) for a, b in zip(expected, got))
+        print(f"rank {rank}: expected equal results, got {good}", flush=True)
+    except Exception as error:
+        good = False
+        print(f"rank {rank}: expected compiled code, got {type(error).__name__}: {str(error)[:200]}", flush=True)
+    torch.save(good, f"{folder}/{rank}")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    if SETTING not in config.get_config_copy():
+        print("this torch has no overlap scheduling")
+        sys.exit(2)
+    with tempfile.TemporaryDirectory() as folder:
+        mp.start_processes(main, args=(folder,), nprocs=RANKS, start_method="fork")
+        sys.exit(0 if all(torch.load(f"{folder}/{rank}") for rank in range(RANKS)) else 1)
