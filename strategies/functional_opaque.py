@@ -105,7 +105,9 @@ def shares(flow: Flow, r: Record) -> None:
     kind = ("all_reduce", "all_gather")[r.how // 4 % 2]
     for part in parts:
         dim = flow.dim(r.group)
-        made = begin(flow, kind, [part], dim, reduce_op="avg") if kind == "all_reduce" else begin(flow, kind, [part], dim)
+        made = (
+            begin(flow, kind, [part], dim, reduce_op="avg") if kind == "all_reduce" else begin(flow, kind, [part], dim)
+        )
         launch(flow, _direct(r), made, [part])
     flow.labels += ["shares", "rank-dependent"]
 
