@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.fx.passes.shape_prop import _extract_tensor_metadata
 from torch.utils import _pytree as pytree
 
 from tcverify.errors import Unsupported
@@ -98,6 +99,8 @@ def _copied(gm: fx.GraphModule) -> fx.GraphModule:
     for node in module.graph.nodes:
         if node.name in values:
             node.meta["val"] = values[node.name]
+            if isinstance(node.meta["val"], torch.Tensor):  # torch 2.9 asks for it
+                node.meta["tensor_meta"] = _extract_tensor_metadata(node.meta["val"])
         elif node.op == "call_function":
             raise Unsupported(f"node '{node.name}' is not in the graph of the program, but made of a write")
     return module
