@@ -310,6 +310,8 @@ _KEPT: list[torch.library.Library] = []
 
 def _define_missing() -> None:
     """Define what an older torch does not have yet, with shapes for fake tensors; the tables say what it does."""
+    import torch.distributed._functional_collectives  # torch 2.15 defines ops there, and fails where they exist
+
     library = torch.library.Library("_c10d_functional", "FRAGMENT")
     for op in dialects()["_c10d_functional"]:
         name = op.name.removeprefix("_c10d_functional::")
