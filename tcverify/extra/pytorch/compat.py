@@ -57,7 +57,7 @@ def forget_shardings() -> None:
 
 @contextlib.contextmanager
 def shardings_untraced() -> Iterator[None]:
-    """Keep tracing away from how DTensor finds placements: rules by decomposition run ops, of attention so many that it takes minutes."""
+    """Keep tracing away from how DTensor finds placements: rules by decomposition run many ops, which are not of the program."""
     from torch.distributed.tensor import DTensor
     from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 
