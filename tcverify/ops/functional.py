@@ -8,6 +8,7 @@ The group of a call is named by its last positional argument.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -310,8 +311,9 @@ _KEPT: list[torch.library.Library] = []
 
 def _define_missing() -> None:
     """Define what an older torch does not have yet, with shapes for fake tensors; the tables say what it does."""
-    import torch.distributed._functional_collectives  # torch 2.15 defines ops there, and fails where they exist
-
+    if torch.distributed.is_available():
+        # Some ops are defined there, in Python: it can no longer be imported once another has defined one of them.
+        importlib.import_module("torch.distributed._functional_collectives")
     library = torch.library.Library("_c10d_functional", "FRAGMENT")
     for op in dialects()["_c10d_functional"]:
         name = op.name.removeprefix("_c10d_functional::")

@@ -72,6 +72,11 @@ class Completion(TorchDispatchMode):
         self.when = when
         self._flights: list[_Flight] = []
 
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Code that torch.compile makes runs under this mode; it would run eagerly instead under one that says no here."""
+        return True
+
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
