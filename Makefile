@@ -2,7 +2,7 @@
 #
 #   make verify                 the built-in passes on real gloo process groups; more options in VERIFY_OPTIONS
 #   make test                   the tests; more options in PYTEST_OPTIONS
-#   make gallery                the page of all known classes of defects: reports/gallery/index.html
+#   make gallery                pages of all known classes of defects, and of those found in PyTorch: reports/{gallery,pytorch}/index.html
 #   make docs                   the documentation as a site: site/index.html
 #   make lint                   ruff, mypy and import-linter
 #   TORCH=2.11.0 make test      with another torch, in a virtual environment of its own: a version or any pip requirement
@@ -37,7 +37,8 @@ test: $(VENV)/.test
 
 gallery: $(VENV)/.test
 	$(BIN)/tcverify show reports/gallery --format html > reports/gallery/index.html
-	@echo "written: reports/gallery/index.html"
+	$(BIN)/tcverify show reports/pytorch --format html > reports/pytorch/index.html
+	@echo "written: reports/gallery/index.html, reports/pytorch/index.html"
 
 docs: $(VENV)/.docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
