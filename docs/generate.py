@@ -373,3 +373,7 @@ def _findings(findings: tuple[TorchFinding, ...]) -> str:
 
 if __name__ == "__main__":
     PYTORCH.write_text(pytorch(PYTORCH.read_text(encoding="utf-8")), encoding="utf-8")
+    for one in read_findings(FOUND):
+        if one.counterexample is not None:
+            about = json.dumps(one.about, indent=1, ensure_ascii=False)
+            one.folder.joinpath("about.json").write_text(about + "\n", encoding="utf-8")

@@ -11,10 +11,11 @@ from types import ModuleType
 import pytest
 
 from tcverify.extra.pytorch import SUBJECTS
-from tcverify.extra.pytorch.findings import VERSIONS
+from tcverify.extra.pytorch.findings import VERSIONS, TorchFinding, read_findings
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "pytorch.md"
+FOUND = ROOT / "reports" / "pytorch"
 MARKS = "".join(f"<!-- table: {name} -->\n<!-- end -->\n" for name in ("subjects", "versions", "findings"))
 
 
@@ -63,3 +64,11 @@ def test_a_row_says_what_exists_ran_and_was_found(
 def test_a_page_without_marks_is_refused(generate: ModuleType, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no marks <!-- table: findings -->"):
         generate.pytorch(MARKS.replace("findings", "finds"), tmp_path)
+
+
+@pytest.mark.parametrize("one", read_findings(FOUND), ids=lambda one: one.folder.name)
+def test_the_gallery_says_of_a_finding_what_its_facts_say(one: TorchFinding) -> None:
+    path = one.folder / "about.json"
+    assert path.is_file() == (one.counterexample is not None)
+    if path.is_file():
+        assert json.loads(path.read_text(encoding="utf-8")) == one.about, "python docs/generate.py writes it anew"

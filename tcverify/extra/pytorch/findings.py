@@ -72,6 +72,12 @@ class TorchFinding:
             return (1,)
         return (0, 2) if version in self.unaffected else (0, 1, 2)
 
+    @property
+    def about(self) -> dict[str, Any]:
+        """What pages of several counterexamples say of it: the content of about.json."""
+        seen = [self.cause] if self.reported == "unreported" else [self.cause, self.reported]
+        return {"title": self.title, "class": self.subject, "what": " ".join(self.why.split()), "seen_in": seen}
+
 
 def read_findings(directory: Path) -> tuple[TorchFinding, ...]:
     """Read the folders of a directory, by name.
