@@ -25,10 +25,17 @@ LINE = Mesh.grid({"tp": 2})
 #: Seeds of drawn programs that Inductor compiles, and their numbers of ranks.
 DRAWN = {7: 3, 8: 2, 11: 3, 28: 2, 34: 2, 44: 2}
 
+#: How far apart results may be, relative to their size: one of the programs computes in bfloat16.
+ROUNDING = {28: 1e-2}
+
 #: What the interpreter calls each choice.
 TIMINGS: dict[When, str] = {"early": "issue", "late": "wait", "apart": "apart"}
 
 HOWS = ("threads", "gloo")
+
+
+#: The threaded process group scatters sums only.
+_REFUSED = "ReduceScatter does not support"
 
 
 def drawn(seed: int) -> Program:
@@ -77,15 +84,15 @@ def ran() -> dict[str, Any]:
     return found
 
 
-def same(actual: Any, expected: list[list[float]]) -> bool:
-    """Whether a rank gave these values, up to rounding in float32."""
+def same(actual: Any, expected: list[list[float]], rounding: float = 1e-4) -> bool:
+    """Whether a rank gave these values, up to rounding."""
     if not isinstance(actual, list) or len(actual) != len(expected):
         return False
     for one, other in zip(actual, expected, strict=True):
         if not isinstance(one, list) or len(one) != len(other):
             return False
         a, b = torch.tensor(one, dtype=torch.float64), torch.tensor(other, dtype=torch.float64)
-        if not torch.allclose(a, b, rtol=1e-4, atol=1e-5, equal_nan=True):
+        if not torch.allclose(a, b, rtol=rounding, atol=rounding / 10, equal_nan=True):
             return False
     return True
 
@@ -106,7 +113,16 @@ def test_the_record_in_lockstep_gives_what_compiled_code_gives(seed: int) -> Non
         expected = in_lockstep(pair.rewritten, timing)
         for how in HOWS:
             actual = ran()[f"drawn {seed} {how} {when}"]
-            assert [same(*both) for both in zip(actual, expected, strict=True)] == [True] * DRAWN[seed], (how, when)
+            if how == "threads" and _REFUSED in str(actual):
+                continue
+            right = [same(*both, ROUNDING.get(seed, 1e-4)) for both in zip(actual, expected, strict=True)]
+            assert right == [True] * DRAWN[seed], (how, when)
+
+
+def test_threads_refuse_few_drawn_programs() -> None:
+    """So that what is compared above is not nothing."""
+    compared = [seed for seed in DRAWN if _REFUSED not in str(ran()[f"drawn {seed} threads late"])]
+    assert len(compared) >= len(DRAWN) // 2
 
 
 @pytest.mark.parametrize("how", HOWS)
