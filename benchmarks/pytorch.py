@@ -1,13 +1,14 @@
 """Long campaigns on PyTorch's own passes: what they covered and what they found, for the torch that runs this.
 
     python benchmarks/pytorch.py run [--minutes M] [--log FILE] [--cases DIR] [SUBJECT]...
-    python benchmarks/pytorch.py table [LOG]...
+    python benchmarks/pytorch.py summary LOG...
+    python benchmarks/pytorch.py table LOG...
 
 `run` gives every subject that this torch has (default: all) its turn: a campaign of --slice seconds on 2, 3 or 4 ranks, with
 another seed each time, until the minutes are over. Findings are kept once per fingerprint, and known from then on. After each
 campaign some of its programs go through the pass again, in this process, while coverage.py watches the file of torch that
-defines it. A line of JSON per campaign says what was drawn, changed, reached and found, and what CPU time it took. `table`
-adds up such lines, a row per version and subject.
+defines it. A line of JSON per campaign says what was drawn, changed, reached and found, and what CPU time it took. `summary`
+adds up such lines per version and subject (reports/pytorch/campaigns.ndjson is made so), `table` prints what they come to.
 """
 
 from __future__ import annotations
@@ -194,42 +195,74 @@ def cpu_seconds_of(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-# ------------------------------------------------------------------------------------------------------------- table
+# ------------------------------------------------------------------------------------------------------------- adding up
 
 
-@main.command()
-@click.argument("logs", nargs=-1, type=click.Path(path_type=Path, exists=True))
-def table(logs: tuple[Path, ...]) -> None:
-    """Add up the lines of logs."""
+def added(logs: tuple[Path, ...]) -> list[dict[str, Any]]:
+    """Add up the lines of logs: one record per version and subject, in order."""
     rows: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
-    for log in logs or (Path("campaigns.ndjson"),):
+    for log in logs:
         for line in log.read_text().splitlines():
             record = json.loads(line)
             rows[record["torch"], record["subject"]].append(record)
-    print(
-        "| torch | subject | CPU | programs | changed | refuted | unsure | options | features | branches | distinct |"
-    )
+    order = sorted(rows, key=lambda row: ([*map(int, row[0].split("."))], row[1]))
+    return [total(version, name, rows[version, name]) for version, name in order]
+
+
+def total(version: str, name: str, records: list[dict[str, Any]]) -> dict[str, Any]:
+    """One record of several campaigns of a subject in one version; such records can be added up again."""
+    counts: dict[str, Counter[str]] = {key: Counter() for key in ("options", "features", "findings", "doubts")}
+    for record in records:
+        for key, counter in counts.items():
+            counter.update(record[key])
+    reached = [record["branches"]["reached"] for record in records]
+    known = [one for one in reached if isinstance(one, int)]
+    arcs = {tuple(arc) for one in reached if not isinstance(one, int) for arc in one}
+    new: Counter[str] = Counter()
+    for record in records:
+        new.update({kind: found if isinstance(found, int) else len(found) for kind, found in record["new"].items()})
+    return {
+        "torch": version,
+        "subject": name,
+        "campaigns": sum(record.get("campaigns", 1) for record in records),
+        "strategies": sorted({one for record in records for one in record.get("strategies", [record.get("strategy")])}),
+        **{key: sum(r[key] for r in records) for key in ("programs", "changed", "passed", "refuted", "inconclusive")},
+        **{key: dict(sorted(counter.items())) for key, counter in counts.items()},
+        "new": dict(sorted(new.items())),
+        "branches": {"reached": max([len(arcs), *known]), "all": max(record["branches"]["all"] for record in records)},
+        "cpu_s": round(sum(record["cpu_s"] for record in records), 1),
+    }
+
+
+_LOGS = click.argument("logs", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True, dir_okay=False))
+
+
+@main.command()
+@_LOGS
+def summary(logs: tuple[Path, ...]) -> None:
+    """Print a line of JSON per version and subject."""
+    for record in added(logs):
+        print(json.dumps(record))
+
+
+@main.command()
+@_LOGS
+def table(logs: tuple[Path, ...]) -> None:
+    """Print a table with a row per version and subject, and the CPU time per version."""
+    print("| torch | subject | CPU | programs | changed | refuted | unsure | options | features | branches | found |")
     print("|---|---|---|---|---|---|---|---|---|---|---|")
-    for (version, name), records in sorted(
-        rows.items(), key=lambda row: ([*map(int, row[0][0].split("."))], row[0][1])
-    ):
-        total: Counter[str] = Counter()
-        for record in records:
-            total.update({key: record[key] for key in ("programs", "changed", "refuted", "inconclusive")})
-        reached = {tuple(arc) for record in records for arc in record["branches"]["reached"]}
-        possible = max(record["branches"]["all"] for record in records)
-        distinct = sum(len(keys) for record in records for keys in record["new"].values())
+    hours: Counter[str] = Counter()
+    for record in added(logs):
+        hours[record["torch"]] += record["cpu_s"] / 3600
         cells = [
-            version, PREFIX + name, f"{sum(r['cpu_s'] for r in records) / 60:.1f} min", total["programs"],
-            f"{total['changed'] / max(1, total['programs']):.0%}", total["refuted"], total["inconclusive"],
-            len({key for record in records for key in record["options"]}),
-            len({key for record in records for key in record["features"]}),
-            f"{len(reached)} of {possible}", distinct,
+            record["torch"], PREFIX + record["subject"], f"{record['cpu_s'] / 60:.1f} min", record["programs"],
+            f"{record['changed'] / max(1, record['programs']):.0%}", record["refuted"], record["inconclusive"],
+            len(record["options"]), len(record["features"]),
+            f"{record['branches']['reached']} of {record['branches']['all']}", sum(record["new"].values()),
         ]  # fmt: skip
         print("| " + " | ".join(map(str, cells)) + " |")
-    for version in sorted({version for version, _ in rows}):
-        hours = sum(r["cpu_s"] for (one, _), records in rows.items() if one == version for r in records) / 3600
-        print(f"\ntorch {version}: {hours:.2f} CPU hours")
+    for version, spent in hours.items():
+        print(f"\ntorch {version}: {spent:.2f} CPU hours")
 
 
 if __name__ == "__main__":

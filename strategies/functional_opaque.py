@@ -100,11 +100,14 @@ def shares(flow: Flow, r: Record) -> None:
     value = operand(flow, r.a, lambda v: bool(flow.script.spec(v).shape))
     flow.script.shape(value)
     busy = some_ranks(world, r.how)
-    share = PerRank(f"share{r.how % 4}", lambda rank: 0.5 if rank in busy else 1.0)
-    parts = [flow.script.call("aten::mul.Tensor", value, part) for part in (1.0, share)]
+    share = PerRank(f"share{r.how % 4}", lambda rank: 2 if rank in busy else 1)
+    parts = [flow.script.call("aten::mul.Tensor", value, part) for part in (1, share)]
     kind = ("all_reduce", "all_gather")[r.how // 4 % 2]
     for part in parts:
-        made = begin(flow, kind, [part], flow.dim(r.group), **({"reduce_op": "avg"} if kind == "all_reduce" else {}))
+        dim = flow.dim(r.group)
+        made = (
+            begin(flow, kind, [part], dim, reduce_op="avg") if kind == "all_reduce" else begin(flow, kind, [part], dim)
+        )
         launch(flow, _direct(r), made, [part])
     flow.labels += ["shares", "rank-dependent"]
 

@@ -291,9 +291,9 @@ def _is_pure(target: Any) -> bool:
     meaning = lookup(target)
     if meaning.phase == "wait":
         return True
-    return (
-        not meaning.effect and not (meaning.collective and meaning.phase is None) and not schema_of(target).is_mutable
-    )
+    schema = schema_of(target)
+    blocks = meaning.collective and meaning.phase is None
+    return not (meaning.effect or blocks or schema is None or schema.is_mutable)
 
 
 def storages(types: Any) -> set[int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import traceback
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -165,6 +166,8 @@ def _apply_to_ranks(
             message = "it changed the graph it was given, although it returned a new one"
             _note(pair, Defect("input-mutated", rank, message))
         rewrites.update(rewrites_of(loaded.subject))
+        for defect in defects_said(loaded.subject):
+            _note(pair, replace(defect, rank=rank))
         if rank == 0:
             pair.statistics += decode_statistics(getattr(loaded.subject, "statistics", ()))
         results.append(result)
@@ -176,6 +179,12 @@ def rewrites_of(subject: Any) -> dict[str, int]:
     """What a pass says it has rewritten in its last call, by pattern."""
     counts = getattr(subject, "rewrites", None)
     return {str(k): v for k, v in counts.items() if isinstance(v, int)} if isinstance(counts, dict) else {}
+
+
+def defects_said(subject: Any) -> list[Defect]:
+    """What a pass says is wrong with its last call. It concerns forms of the graph that are not returned."""
+    said = getattr(subject, "defects", None)
+    return [one for one in said if isinstance(one, Defect)] if isinstance(said, list) else []
 
 
 def returned_module(returned: Any, module: fx.GraphModule, rank: int) -> fx.GraphModule | Defect:

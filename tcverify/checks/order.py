@@ -1,7 +1,8 @@
 """Order: asynchronous collectives are waited for, nothing comes close to them before, and what a pass promises of order holds.
 
-Races with what is under way refute any pass, and so does an op with an effect that is gone or runs more often. The rest is promised: `Contract.order` (the nodes stay, and every dependency among
-them), `Contract.collective_order`. Edges that nodes declare (`meta["after"]`) hold whatever is promised.
+Races with what is under way refute any pass, and so does an op with an effect that is gone or runs more often. The rest is
+promised: `Contract.order` (the nodes stay, and every dependency among them), `Contract.collective_order`. Edges that nodes
+declare (`meta["after"]`) hold whatever is promised.
 """
 
 from __future__ import annotations

@@ -10,6 +10,10 @@ _KINDS = {
     "lint": ("malformed-graph", "the rewritten graph is malformed"),
     "code": ("malformed-graph", "the rewritten graph cannot be compiled"),
     "signature": ("changed-signature", "the rewritten graph has another signature"),
+    "nodes": ("changed-nodes", "the pass returns other nodes than it was given"),
+    "dependency": ("broken-order", "a node stands before one on which it depends"),
+    "collective-order": ("reordered-collectives", "communication comes in another order"),
+    "peak-memory": ("peak-memory", "peak memory is above what the pass promises"),
 }
 
 

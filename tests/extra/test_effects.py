@@ -155,14 +155,22 @@ def test_a_graph_is_divided_and_joined_without_loss(made: Any) -> None:
     assert verdict.status == "passed", verdict.findings[:1] or verdict.doubts
 
 
-@pytest.mark.parametrize("made", [DefaultPartition, MinCutPartition])
-def test_a_barrier_of_the_forward_runs_again_in_the_backward(made: Any) -> None:
-    # torch/_functorch/partitioners.py:_extract_graph_with_inputs_outputs, in all versions
-    def synchronised(b: GraphBuilder) -> Any:
-        b.call("p2p::barrier", "dp")
-        return trained(b)
+def synchronised(b: GraphBuilder) -> Any:
+    """A forward that begins with a barrier, and behind it the gradient that comes back."""
+    x, g = b.input("x"), b.input("g")
+    b.call("p2p::barrier", "dp")
+    hidden = b.call("aten::sin", b.call("aten::neg", x))
+    out = b.call(C10D + "wait_tensor", b.call(C10D + "all_reduce", hidden, "sum", "dp"))
+    return out, b.call("aten::mul.Tensor", g, 2.0), b.call("aten::mul.Tensor", b.call("aten::cos", x), g)
 
-    assert "changed-effects" in kinds(made(), spmd_program(MESH, [X, G], synchronised))
+
+def test_a_barrier_of_the_forward_runs_again_in_the_backward() -> None:
+    # torch/_functorch/partitioners.py:_must_be_in_forward, in all versions
+    program = spmd_program(MESH, [X, G], synchronised)
+    verdict = verify(DefaultPartition(), program)
+    assert [finding.kind for finding in verdict.findings] == ["changed-effects"]
+    assert "runs barrier ('dp' [0, 1]) 2 times, and ran it 1 times" in verdict.findings[0].title
+    assert verify(MinCutPartition(), program).status == "passed"
 
 
 def test_what_has_no_backward_is_declined() -> None:

@@ -55,4 +55,21 @@ def forget_shardings() -> None:
         clear()
 
 
-__all__ = ["device_known", "forget_shardings", "known", "swapped"]
+@contextlib.contextmanager
+def shardings_untraced() -> Iterator[None]:
+    """Keep tracing away from how DTensor finds placements: rules by decomposition run many ops, which are not of the program."""
+    from torch.distributed.tensor import DTensor
+    from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
+
+    propagator = DTensor._op_dispatcher.sharding_propagator  # type: ignore[attr-defined]
+    find = propagator.propagate_op_sharding_non_cached
+
+    def propagate(schema: Any) -> Any:
+        with disable_proxy_modes_tracing():
+            return find(schema)
+
+    with mock.patch.object(propagator, "propagate_op_sharding_non_cached", propagate):
+        yield
+
+
+__all__ = ["device_known", "forget_shardings", "known", "shardings_untraced", "swapped"]

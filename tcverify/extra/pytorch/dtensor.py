@@ -22,7 +22,7 @@ from torch.utils import _pytree as pytree
 
 from tcverify.errors import Unsupported
 from tcverify.extra.pytorch.base import TorchPass
-from tcverify.extra.pytorch.compat import forget_shardings
+from tcverify.extra.pytorch.compat import forget_shardings, shardings_untraced
 from tcverify.extra.pytorch.groups import groups_of
 from tcverify.ops import new_fake_mode, qualified_name
 
@@ -121,7 +121,7 @@ def _traced(gm: fx.GraphModule, mesh: DeviceMesh, options: Mapping[str, str]) ->
         return _Run(mesh, options).run(gm.graph, given)
 
     try:
-        with torch.no_grad(), warnings.catch_warnings():
+        with torch.no_grad(), shardings_untraced(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return make_fx(run, tracing_mode="real", _allow_non_fake_inputs=True)(*values)
     except _CLEAR as error:

@@ -5,6 +5,8 @@ TorchDynamo writes `dist.all_reduce(x)` so: the functional collective, its wait,
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import fx
 

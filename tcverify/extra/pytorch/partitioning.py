@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.fx.passes.shape_prop import _extract_tensor_metadata
 from torch.utils import _pytree as pytree
 
 from tcverify.errors import Unsupported
@@ -98,6 +99,8 @@ def _copied(gm: fx.GraphModule) -> fx.GraphModule:
     for node in module.graph.nodes:
         if node.name in values:
             node.meta["val"] = values[node.name]
+            if isinstance(node.meta["val"], torch.Tensor):  # torch 2.9 asks for it
+                node.meta["tensor_meta"] = _extract_tensor_metadata(node.meta["val"])
         elif node.op == "call_function":
             raise Unsupported(f"node '{node.name}' is not in the graph of the program, but made of a write")
     return module
@@ -126,6 +129,7 @@ def _joint(module: fx.GraphModule, share: float) -> _Joint:
     for node in graph.nodes:
         if node in tangents:
             node.target = f"tangents_{node.target}"
+            node._rename(node.target)  # parts of the partitioners go by the one, parts by the other
         elif node.op == "placeholder":
             node.target = f"primals_{node.target}"
         elif node in backward:

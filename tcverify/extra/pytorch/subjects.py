@@ -142,6 +142,25 @@ _OVERLAP_DRAWS: Mapping[str, Sequence[Any]] = {
     "bucket_only_internode_comms": (False, True),
 }
 
+_COMMS = "torch._inductor.comms"
+_SCHEDULING = "tcverify.extra.pytorch.scheduling"
+_SCHEDULER_DRAWS: Mapping[str, Sequence[Any]] = {
+    "effects": ("ordered", "declared"),
+    "passes_before": (
+        (),
+        ("sink_waits",),
+        ("raise_comms",),
+        ("raise_comms", "sink_waits"),
+        ("reorder_compute_for_overlap",),
+        ("reorder_communication_preserving_peak_memory",),
+        ("sink_waits_iterative",),
+    ),
+    "reorder_for_peak_memory": (True, False),
+    "reorder_for_locality": (True, False),
+    "aggressive_fusion": _FLAG,
+}
+_BUDGETS = (0.2, 0.0, 1.0)
+
 _PARTS = "tcverify.extra.pytorch.partitioning"
 _CUTS = (0.5, 0.25, 0.75)
 
@@ -200,6 +219,41 @@ _ALL = (
             "inplace_buffers": (True, False),
             "reorder_for_locality": (True, False),
             "aggressive_fusion": _FLAG,
+        },
+    ),
+    TorchSubject(
+        "comms.sink_waits", f"{_SCHEDULING}:SinkWaits",
+        "waits come as late as they can in Inductor's schedule", f"{_COMMS}:sink_waits", draws=_SCHEDULER_DRAWS,
+    ),
+    TorchSubject(
+        "comms.raise_comms", f"{_SCHEDULING}:RaiseComms",
+        "collectives come as early as they can in Inductor's schedule", f"{_COMMS}:raise_comms", draws=_SCHEDULER_DRAWS,
+    ),
+    TorchSubject(
+        "comms.reorder_compute_for_overlap", f"{_SCHEDULING}:ReorderCompute",
+        "compute moves between collectives and their waits", f"{_COMMS}:reorder_compute_for_overlap",
+        draws=_SCHEDULER_DRAWS,
+    ),
+    TorchSubject(
+        "comms.reorder_communication_preserving_peak_memory", f"{_SCHEDULING}:PreservePeakMemory",
+        "collectives come earlier while memory allows it", f"{_COMMS}:reorder_communication_preserving_peak_memory",
+        draws={
+            **_SCHEDULER_DRAWS,
+            "comms.reorder_iterative_peak_memory_budget": _BUDGETS,
+            "comms.reorder_iterative_unsafe_collectives_reorder": (True, False),
+            "comms.reorder_iterative_use_runtime_estimations": _FLAG,
+            "comms.reorder_iterative_group_with_collectives": _FLAG,
+        },
+    ),
+    TorchSubject(
+        "comms.sink_waits_iterative", f"{_SCHEDULING}:SinkWaitsIterative",
+        "waits come later while memory allows it", f"{_COMMS}:sink_waits_iterative",
+        draws={
+            **_SCHEDULER_DRAWS,
+            "comms.sink_iterative_peak_memory_budget": _BUDGETS,
+            "comms.sink_waits_iterative_unsafe_collectives_reorder": (True, False),
+            "comms.sink_iterative_use_runtime_estimations": _FLAG,
+            "comms.sink_waits_iterative_swap_with_collectives": _FLAG,
         },
     ),
     TorchSubject(

@@ -1,0 +1,122 @@
+"""Reads the nodes of Inductor's scheduler as plain data: which storages they touch, and which of them communicate."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any
+
+from tcverify.extra.pytorch.schedules import Role, Schedule, Step, in_flight
+from tcverify.ops import qualified_name
+
+
+def names(snodes: Iterable[Any]) -> list[list[str]]:
+    """The names of nodes, those of one fused node together."""
+    return [[leaf.get_name() for leaf in snode.get_nodes()] for snode in snodes]
+
+
+def read_schedule(snodes: Sequence[Any], groups: Collection[str]) -> Schedule:
+    """The nodes of a scheduler.
+
+    Args:
+        groups: the names that process groups have.
+    """
+    from torch._inductor.virtualized import V
+
+    leaves = [[leaf for leaf in snode.get_nodes()] for snode in snodes]
+    storages = _Storages(leaf for unit in leaves for leaf in unit)
+    steps = iter(in_flight([_step(leaf, storages, groups) for unit in leaves for leaf in unit]))
+    units = tuple(tuple(next(steps) for _ in unit) for unit in leaves)
+    given = {storages.of(str(name)) for name in V.graph.graph_inputs}
+    sizes = {storage: size for storage, size in storages.sizes.items() if storage not in given}
+    kept = frozenset(storages.of(str(name)) for name in V.graph.get_output_names())
+    return Schedule(units, sizes, kept)
+
+
+class _Storages:
+    """Which storage each buffer lives in: views and what has been written into share one. Found by the names of buffers."""
+
+    def __init__(self, leaves: Iterable[Any]) -> None:
+        self._parent: dict[str, str] = {}
+        self.children: dict[str, list[str]] = {}  # the outputs of an op that has several, by the op's buffer
+        own: dict[str, int] = {}
+        for leaf in leaves:
+            for buffer in leaf.get_outputs():
+                name = buffer.get_name()
+                others = {*buffer.get_mutations(), *buffer.get_aliases()}
+                for other in others:
+                    self._join(name, other)
+                if not others and buffer.node.has_tensor_output():
+                    own[name] = _bytes(buffer.node)
+            parent = _parent_of(leaf)
+            if parent is not None:
+                self.children.setdefault(parent, []).extend(buffer.get_name() for buffer in leaf.get_outputs())
+        self.sizes: dict[str, int] = {}
+        for name, size in own.items():
+            storage = self.of(name)
+            self.sizes[storage] = max(self.sizes.get(storage, 0), size)
+
+    def of(self, name: str) -> str:
+        """The storage of a buffer, by the name of one of those in it."""
+        while self._parent.get(name, name) != name:
+            name = self._parent[name]
+        return name
+
+    def _join(self, one: str, other: str) -> None:
+        first, second = sorted((self.of(one), self.of(other)), key=lambda name: (len(name), name))
+        self._parent[second] = first
+
+
+def _bytes(node: Any) -> int:
+    layout = node.get_layout()
+    try:
+        return int(layout.storage_size()) * int(layout.dtype.itemsize)
+    except (TypeError, AttributeError):  # a size that is no number, or no tensor
+        return 0
+
+
+def _parent_of(leaf: Any) -> str | None:
+    """The buffer of the op of which a node picks one output."""
+    from torch._inductor import ir
+
+    node = leaf.node
+    return str(node.inputs[0].get_name()) if isinstance(node, ir.MultiOutput) else None
+
+
+def _step(leaf: Any, storages: _Storages, groups: Collection[str]) -> Step:
+    from torch._inductor.dependencies import WeakDep
+
+    reads = {dep.name for dep in leaf.read_writes.reads if not isinstance(dep, WeakDep)}
+    made = {buffer.get_name() for buffer in leaf.get_outputs()}
+    picks = _parent_of(leaf) is not None
+    writes = set() if picks else made | {dep.name for dep in leaf.read_writes.writes}
+    if picks:
+        reads |= made
+    for name in made:
+        writes.update(storages.children.get(name, ()))
+    role, op, group = _role(leaf.node, groups)
+    return Step(
+        leaf.get_name(), op, frozenset(map(storages.of, reads)), frozenset(map(storages.of, writes)), role, group
+    )
+
+
+def _role(node: Any, groups: Collection[str]) -> tuple[Role, str, str | None]:
+    """What a node is, what it calls, and the group that it names."""
+    from torch._inductor import ir
+
+    if node is None:
+        return "compute", "loops", None
+    target = getattr(node, "op_overload", None)
+    op = qualified_name(target) if target is not None else type(node).__name__
+    role: Role = "compute"
+    if isinstance(node, ir._WaitKernel):
+        role = "wait"
+    elif isinstance(node, ir._CollectiveKernel):
+        role = "collective"
+    elif op.startswith("p2p::"):
+        role = "opaque"
+    told = [*getattr(node, "constant_args", ()), *getattr(node, "kwargs", {}).values()] if role != "compute" else []
+    group = next((one for one in reversed(told) if isinstance(one, str) and one in groups), None)
+    return role, op, group
+
+
+__all__ = ["names", "read_schedule"]

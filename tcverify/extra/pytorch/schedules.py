@@ -1,0 +1,247 @@
+"""Judges what a pass makes of the order of Inductor's scheduler: plain data on the nodes before and after, and no code of torch.
+
+What two nodes may not swap is decided by the memory that they touch, and not by the dependencies that Inductor has written down:
+some of those stand for an order that is only wished for, and others are missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from tcverify.application.pair import Defect
+
+#: What a step is: "opaque" is communication, or another effect, of which the compiler knows nothing.
+Role = Literal["compute", "collective", "wait", "opaque"]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One node of the scheduler, as it stands in the list or inside of a fused node.
+
+    Attributes:
+        name: as Inductor names it.
+        op: what it calls, for people.
+        reads: storages; a wait reads what its collective reads, since that happens until then.
+        writes: storages, those that it makes among them.
+        role: see `Role`.
+        group: over which it communicates, where it says so.
+    """
+
+    name: str
+    op: str
+    reads: frozenset[str] = frozenset()
+    writes: frozenset[str] = frozenset()
+    role: Role = "compute"
+    group: str | None = None
+
+    @property
+    def communicates(self) -> bool:
+        """Whether it takes part in the order of communication."""
+        return self.role in ("collective", "opaque")
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """The nodes of the scheduler in order.
+
+    Attributes:
+        units: those that run as one are one unit, whose memory is all there at the same time.
+        sizes: bytes of each storage that the graph allocates.
+        kept: storages that are never freed: what is returned.
+    """
+
+    units: tuple[tuple[Step, ...], ...]
+    sizes: Mapping[str, int]
+    kept: frozenset[str] = frozenset()
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        """All nodes in order."""
+        return tuple(step for unit in self.units for step in unit)
+
+    def in_order_of(self, units: Sequence[Sequence[str]]) -> Schedule:
+        """The same nodes in another order, given by name."""
+        known = {step.name: step for step in self.steps}
+        return replace(self, units=tuple(tuple(known[name] for name in unit) for unit in units))
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """What a pass promises besides the meaning of the graph.
+
+    Attributes:
+        order: collectives keep the order that they have, across groups too.
+        budget: by which part of it peak memory may grow; None where nothing is promised.
+    """
+
+    order: bool = True
+    budget: float | None = None
+
+
+def in_flight(steps: Sequence[Step]) -> tuple[Step, ...]:
+    """Let each wait read what the collective reads for which it waits: the last one that writes its storage."""
+    made: list[Step] = []
+    for step in steps:
+        if step.role == "wait":
+            starts = (one for one in reversed(made) if one.role == "collective" and one.writes & step.writes)
+            start = next(starts, None)
+            if start is not None:
+                step = replace(step, reads=step.reads | start.reads)
+        made.append(step)
+    return tuple(made)
+
+
+def defects_of_call(before: Schedule, units: Sequence[Sequence[str]], promise: Promise) -> list[Defect]:
+    """What is wrong with the order that a pass has made, in names of nodes, of the nodes that it was given.
+
+    Each defect names one node; the rank is left to the caller.
+    """
+    lost = _lost([step.name for step in before.steps], [name for unit in units for name in unit])
+    if lost is not None:
+        return [Defect("nodes", 0, lost)]
+    after = before.in_order_of(units)
+    found = [dependency(before, after), communication(before, after, collectives=promise.order)]
+    if promise.budget is not None:
+        found.append(memory(before, after, promise.budget))
+    return [one for one in found if one is not None]
+
+
+def _lost(before: list[str], after: list[str]) -> str | None:
+    if sorted(before) == sorted(after):
+        return None
+    missing = [name for name in before if name not in after]
+    added = [name for name in after if name not in before]
+    twice = sorted({name for name in after if after.count(name) > 1})
+    said = [f"{what} {', '.join(names)}" for what, names in (("lost", missing), ("new", added), ("twice", twice)) if names]
+    return f"the pass returns other nodes than it was given: {'; '.join(said)}"
+
+
+def dependency(before: Schedule, after: Schedule) -> Defect | None:
+    """The first two nodes that touch one storage, one of them to write, and have swapped."""
+    for first, second in _swapped(before.steps, after.steps):
+        for what, shared in (
+            ("writes", first.writes & second.reads),
+            ("reads", first.reads & second.writes),
+            ("also writes", first.writes & second.writes),
+        ):
+            if shared:
+                message = (
+                    f"{second.name} ({second.op}) stands before {first.name} ({first.op}) now, which {what} "
+                    f"{', '.join(sorted(shared))}: the nodes stood the other way round before the pass"
+                )
+                return Defect("dependency", 0, message, second.name)
+    return None
+
+
+def communication(before: Schedule, after: Schedule, *, collectives: bool) -> Defect | None:
+    """The first two nodes that communicate and have swapped.
+
+    Args:
+        collectives: whether the order of two collectives counts; that of opaque communication always does.
+    """
+    for first, second in _swapped(before.steps, after.steps, communicating=True):
+        if collectives or "opaque" in (first.role, second.role):
+            message = (
+                f"{_described(second)} stands before {_described(first)} now: "
+                "they stood the other way round before the pass"
+            )
+            return Defect("collective-order", 0, message, second.name)
+    return None
+
+
+def _described(step: Step) -> str:
+    return f"{step.name} ({step.op}" + (f" on '{step.group}')" if step.group is not None else ")")
+
+
+def _swapped(
+    before: Sequence[Step], after: Sequence[Step], *, communicating: bool = False
+) -> Iterator[tuple[Step, Step]]:
+    place = {step.name: number for number, step in enumerate(after)}
+    looked = [step for step in before if step.communicates] if communicating else before
+    for number, second in enumerate(looked):
+        for first in looked[:number]:
+            if place[second.name] < place[first.name]:
+                yield first, second
+
+
+def memory(before: Schedule, after: Schedule, budget: float) -> Defect | None:
+    """Whether peak memory has grown by more than a part of what it was."""
+    was, now = peak(before), peak(after)
+    if now <= was * (1 + budget):
+        return None
+    message = f"peak memory is {now} bytes and was {was} before the pass, which may add {budget:.0%} of that"
+    return Defect("peak-memory", 0, message)
+
+
+def peak(schedule: Schedule) -> int:
+    """The most bytes that are allocated at one time.
+
+    A storage is allocated by the first unit that touches it, is freed behind the last one, and memory inside of fused nodes counts,
+    as Inductor counts it.
+    """
+    first: dict[str, int] = {}
+    last: dict[str, int] = {}
+    for number, unit in enumerate(schedule.units):
+        for storage in sorted(set().union(*(step.reads | step.writes for step in unit))):
+            first.setdefault(storage, number)
+            last[storage] = number
+    most = now = 0
+    for number in range(len(schedule.units)):
+        now += sum(size for storage, size in schedule.sizes.items() if first.get(storage) == number)
+        most = max(most, now)
+        now -= sum(
+            size
+            for storage, size in schedule.sizes.items()
+            if last.get(storage) == number and storage not in schedule.kept
+        )
+    return most
+
+
+def across_ranks(
+    given: Sequence[Schedule], made: Sequence[Schedule], groups: Sequence[Mapping[str, Collection[int]]]
+) -> Defect | None:
+    """The first rank on which the collectives of a group come in another order than on its peers, and did not before the pass.
+
+    Collectives are told by their number in the group before the pass.
+
+    Args:
+        given: before the pass, by rank.
+        made: after it, by rank.
+        groups: the members of each group, by rank and name.
+    """
+    for rank, named in enumerate(groups):
+        for name, members in named.items():
+            for peer in sorted(members):
+                if peer >= rank or name not in groups[peer] or set(groups[peer][name]) != set(members):
+                    continue
+                first, second = _moved(given[peer], made[peer], name), _moved(given[rank], made[rank], name)
+                if len(first) == len(second) and first != second:
+                    place = next(n for n, (a, b) in enumerate(zip(first, second, strict=True)) if a != b)
+                    said = (
+                        f"communication number {place + 1} on '{name}' was number {first[place] + 1} before the pass on "
+                        f"rank {peer}, and number {second[place] + 1} on rank {rank}"
+                    )
+                    return Defect("collective-order", rank, said)
+    return None
+
+
+def _moved(given: Schedule, made: Schedule, group: str) -> list[int]:
+    """The communication of a group in its new order, by what its number was."""
+    old = [step.name for step in given.steps if step.communicates and step.group == group]
+    return [old.index(step.name) for step in made.steps if step.communicates and step.group == group]
+
+
+__all__ = [
+    "Promise",
+    "Schedule",
+    "Step",
+    "across_ranks",
+    "communication",
+    "defects_of_call",
+    "dependency",
+    "in_flight",
+    "memory",
+    "peak",
+]
