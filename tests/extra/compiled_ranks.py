@@ -1,9 +1,9 @@
-"""Runs what Inductor made of programs on threads and on gloo, with the completion of collectives chosen, and prints what it gives.
+"""Runs what Inductor made of programs on threads and on gloo, with completion chosen, and prints what it gives.
 
-A process of its own, since modules are called on process groups of its own: it compiles the graphs of all ranks, in turn, with process
-groups that move nothing; runs them on the threaded process group; and forks ranks that run the same modules on gloo. It
-reads cases as JSON from its input, `[{"name": …, "program": …, "plant": …}, …]` (without a program: the function `layer`, on "ranks" ranks), and writes one line of JSON: by "case how when" the outputs of
-each rank, flat.
+A process of its own, since modules are called on process groups of its own. It compiles the graphs of all ranks, in turn, with
+groups that move nothing; forks ranks that run the modules on gloo; and runs the same modules on the threaded process group.
+It reads cases as JSON, `[{"name": …, "program": …, "plant": …}, …]` (without a program: the function `layer`, on "ranks" ranks),
+and writes one line of JSON: by "case how when" the outputs of each rank, flat.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What Inductor made, run on threads and on gloo under each completion of collectives, gives what its record gives in lockstep."""
+"""What Inductor made, run on threads and on gloo with completion chosen, gives what its record gives in lockstep."""
 
 from __future__ import annotations
 
