@@ -43,7 +43,7 @@ if __name__ == "__main__":
         sys.exit(2)
     with tempfile.TemporaryDirectory() as folder:
         ranks = mp.start_processes(main, args=(folder,), nprocs=RANKS, start_method="fork", join=False)
-        end, failed = time.time() + 45, "does not return within 45 s"
+        end, failed = time.time() + 35, "does not return within 35 s"
         try:
             while time.time() < end and not ranks.join(timeout=1):
                 pass

@@ -8,6 +8,7 @@ what it computes is an op of aten each, so that a mode sees it. Loads of a buffe
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -58,7 +59,7 @@ class Kernel:
 
         memory = _Memory(self, arguments)
         for nest in self.nests:
-            with V.set_ops_handler(_handler(memory, nest)):
+            with _RUNNING, V.set_ops_handler(_handler(memory, nest)):
                 nest.body(*_symbols(nest))
 
 
@@ -304,6 +305,9 @@ def _handler(memory: _Memory, nest: Loops) -> Any:
 
 
 # --------------------------------------------------------------------------------------------- kernels of generated code
+
+#: Held while loops run: Inductor keeps the place it is at in them. Ranks that are threads share them.
+_RUNNING = threading.Lock()
 
 #: Kernels that generated modules call, by number.
 _KERNELS: dict[int, Kernel] = {}
