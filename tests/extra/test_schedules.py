@@ -11,6 +11,7 @@ import pytest
 from torch._inductor import comms
 
 from tcverify import verify
+from tcverify.extra.pytorch.schedules import Promise, Schedule, Step, across_ranks, defects_of_call, in_flight, peak
 from tcverify.extra.pytorch.scheduling import (
     PreservePeakMemory,
     RaiseComms,
@@ -18,7 +19,6 @@ from tcverify.extra.pytorch.scheduling import (
     SinkWaits,
     SinkWaitsIterative,
 )
-from tcverify.extra.pytorch.schedules import Promise, Schedule, Step, across_ranks, defects_of_call, in_flight, peak
 from tcverify.extra.pytorch.subjects import release
 from tcverify.program import InputSpec, Mesh, Program, spmd_program
 
@@ -44,7 +44,11 @@ def judged(given: Schedule, order: str, promise: Promise | None = None) -> list[
 
 @pytest.mark.parametrize(
     ("first", "second"),
-    [(step("a", "", "s"), step("b", "s", "t")), (step("a", "s", "t"), step("b", "", "s")), (step("a", "", "s"), step("b", "", "s"))],
+    [
+        (step("a", "", "s"), step("b", "s", "t")),
+        (step("a", "s", "t"), step("b", "", "s")),
+        (step("a", "", "s"), step("b", "", "s")),
+    ],
     ids=["read after write", "write after read", "write after write"],
 )  # fmt: skip
 def test_nodes_that_share_a_storage_keep_their_order(first, second):

@@ -100,7 +100,7 @@ def _parent_of(leaf: Any) -> str | None:
     """The buffer of the op of which a node picks one output."""
     from torch._inductor import ir
 
-    node = leaf.node
+    node: Any = leaf.node
     return str(node.inputs[0].get_name()) if isinstance(node, ir.MultiOutput) else None
 
 
@@ -119,8 +119,9 @@ def _step(leaf: Any, storages: _Storages, groups: Collection[str]) -> Step:
     for name in made:
         writes.update(storages.children.get(name, ()))
     role, op, group = _role(leaf.node, groups)
-    touched = [frozenset().union(*map(storages.of, names)) for names in (reads, writes)]
-    return Step(leaf.get_name(), op, *touched, role, group)
+    nothing: frozenset[str] = frozenset()
+    read, written = (nothing.union(*map(storages.of, touched)) for touched in (reads, writes))
+    return Step(leaf.get_name(), op, read, written, role, group)
 
 
 def _role(node: Any, groups: Collection[str]) -> tuple[Role, str, str | None]:

@@ -116,7 +116,9 @@ def _lost(before: list[str], after: list[str]) -> str | None:
     missing = [name for name in before if name not in after]
     added = [name for name in after if name not in before]
     twice = sorted({name for name in after if after.count(name) > 1})
-    said = [f"{what} {', '.join(names)}" for what, names in (("lost", missing), ("new", added), ("twice", twice)) if names]
+    said = [
+        f"{what} {', '.join(names)}" for what, names in (("lost", missing), ("new", added), ("twice", twice)) if names
+    ]
     return f"the pass returns other nodes than it was given: {'; '.join(said)}"
 
 
