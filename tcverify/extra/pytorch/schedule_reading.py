@@ -100,8 +100,8 @@ def _parent_of(leaf: Any) -> str | None:
     """The buffer of the op of which a node picks one output."""
     from torch._inductor import ir
 
-    node: Any = leaf.node
-    return str(node.inputs[0].get_name()) if isinstance(node, ir.MultiOutput) else None
+    inputs: Any = leaf.node.inputs if isinstance(leaf.node, ir.MultiOutput) else None
+    return str(inputs[0].get_name()) if inputs is not None else None
 
 
 def _step(leaf: Any, storages: _Storages, groups: Collection[str]) -> Step:
