@@ -182,7 +182,7 @@ def memory(before: Schedule, after: Schedule, budget: float) -> Defect | None:
 def peak(schedule: Schedule) -> int:
     """The most bytes that are allocated at one time.
 
-    A storage is allocated by the first unit that touches it, is freed behind the last one, and memory inside of fused nodes counts,
+    A storage is allocated by the first unit that touches it and freed behind the last one. Memory inside of fused nodes counts,
     as Inductor counts it.
     """
     first: dict[str, int] = {}

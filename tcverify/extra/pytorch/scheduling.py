@@ -75,16 +75,20 @@ class CommsPass(TorchPass):
         failed: list[BaseException] = []
         define_shapes()
         module, values = functional_copy(gm), example_inputs(gm)
-        with effects_as(options["effects"]), inductor(self.settings(options)), comms_settings(options):
-            with self.watched(gm, seen, failed):
-                try:
-                    compile_graph(module, values)
-                except _Ordered:
-                    pass
-                except Exception as error:
-                    if failed:
-                        raise failed[0] from None
-                    raise Unsupported(f"Inductor does not come as far as its scheduler: {error!r:.200}") from error
+        with (
+            effects_as(options["effects"]),
+            inductor(self.settings(options)),
+            comms_settings(options),
+            self.watched(gm, seen, failed),
+        ):
+            try:
+                compile_graph(module, values)
+            except _Ordered:
+                pass
+            except Exception as error:
+                if failed:
+                    raise failed[0] from None
+                raise Unsupported(f"Inductor does not come as far as its scheduler: {error!r:.200}") from error
         return seen[-1] if seen else None
 
     def settings(self, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -119,7 +123,7 @@ class CommsPass(TorchPass):
             raise _Ordered
 
         with (
-            mock.patch.object(comms, "print", lambda *_: None, create=True),  # torch 2.9 says what it estimates
+            mock.patch.object(comms, "print", return_value=None, create=True),  # torch 2.9 says what it estimates
             mock.patch.object(comms, self.function, call),
             mock.patch.object(comms, "reorder_compute_and_comm_for_overlap", finish),
         ):
