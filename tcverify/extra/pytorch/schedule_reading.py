@@ -22,27 +22,43 @@ def read_schedule(snodes: Sequence[Any], groups: Collection[str]) -> Schedule:
     """
     from torch._inductor.virtualized import V
 
-    leaves = [[leaf for leaf in snode.get_nodes()] for snode in snodes]
+    leaves = [list(snode.get_nodes()) for snode in snodes]
     storages = _Storages(leaf for unit in leaves for leaf in unit)
     steps = iter(in_flight([_step(leaf, storages, groups) for unit in leaves for leaf in unit]))
     units = tuple(tuple(next(steps) for _ in unit) for unit in leaves)
-    given = {storages.of(str(name)) for name in V.graph.graph_inputs}
+    given = set().union(*(storages.of(str(name)) for name in V.graph.graph_inputs))
     sizes = {storage: size for storage, size in storages.sizes.items() if storage not in given}
-    kept = frozenset(storages.of(str(name)) for name in V.graph.get_output_names())
-    return Schedule(units, sizes, kept)
+    kept = frozenset().union(*(storages.of(str(name)) for name in V.graph.get_output_names()))
+    return Schedule(units, sizes, kept, storages.whole)
 
 
 class _Storages:
-    """Which storage each buffer lives in: views and what has been written into share one. Found by the names of buffers."""
+    """Which storages each buffer lives in: views and what has been written into share one. Found by the names of buffers.
+
+    What is concatenated without a copy is written piece by piece: each piece counts as a storage of its own, and the whole as
+    one more, which holds no bytes that are not in a piece.
+
+    Attributes:
+        children: the outputs of an op that has several, by the op's buffer.
+        sizes: bytes, of storages that are allocated.
+        whole: of which storage a piece is part.
+    """
 
     def __init__(self, leaves: Iterable[Any]) -> None:
+        from torch._inductor import ir
+
         self._parent: dict[str, str] = {}
-        self.children: dict[str, list[str]] = {}  # the outputs of an op that has several, by the op's buffer
+        self.children: dict[str, list[str]] = {}
+        self.whole: dict[str, str] = {}
         own: dict[str, int] = {}
+        pieces: dict[str, str] = {}
         for leaf in leaves:
             for buffer in leaf.get_outputs():
                 name = buffer.get_name()
                 others = {*buffer.get_mutations(), *buffer.get_aliases()}
+                if isinstance(getattr(buffer.node, "layout", None), ir.NonOwningLayout):
+                    pieces[name] = next(iter(buffer.get_aliases()))
+                    continue
                 for other in others:
                     self._join(name, other)
                 if not others and buffer.node.has_tensor_output():
@@ -52,17 +68,23 @@ class _Storages:
                 self.children.setdefault(parent, []).extend(buffer.get_name() for buffer in leaf.get_outputs())
         self.sizes: dict[str, int] = {}
         for name, size in own.items():
-            storage = self.of(name)
+            storage = self._root(name)
             self.sizes[storage] = max(self.sizes.get(storage, 0), size)
+        self.whole = {self._root(name): self._root(other) for name, other in pieces.items()}
 
-    def of(self, name: str) -> str:
-        """The storage of a buffer, by the name of one of those in it."""
+    def of(self, name: str) -> frozenset[str]:
+        """The storages of a buffer, by the name of one of those in it."""
+        root = self._root(name)
+        inside = (self.of(piece) for piece, whole in self.whole.items() if whole == root)
+        return frozenset({root}).union(*inside)
+
+    def _root(self, name: str) -> str:
         while self._parent.get(name, name) != name:
             name = self._parent[name]
         return name
 
     def _join(self, one: str, other: str) -> None:
-        first, second = sorted((self.of(one), self.of(other)), key=lambda name: (len(name), name))
+        first, second = sorted((self._root(one), self._root(other)), key=lambda name: (len(name), name))
         self._parent[second] = first
 
 
@@ -78,25 +100,28 @@ def _parent_of(leaf: Any) -> str | None:
     """The buffer of the op of which a node picks one output."""
     from torch._inductor import ir
 
-    node = leaf.node
-    return str(node.inputs[0].get_name()) if isinstance(node, ir.MultiOutput) else None
+    inputs: Any = leaf.node.inputs if isinstance(leaf.node, ir.MultiOutput) else None
+    return str(inputs[0].get_name()) if inputs is not None else None
 
 
 def _step(leaf: Any, storages: _Storages, groups: Collection[str]) -> Step:
+    from torch._inductor import ir
     from torch._inductor.dependencies import WeakDep
 
     reads = {dep.name for dep in leaf.read_writes.reads if not isinstance(dep, WeakDep)}
     made = {buffer.get_name() for buffer in leaf.get_outputs()}
     picks = _parent_of(leaf) is not None
-    writes = set() if picks else made | {dep.name for dep in leaf.read_writes.writes}
-    if picks:
+    # Picking an output, and calling pieces a whole, runs nothing.
+    idle = picks or isinstance(leaf.node, ir.NopKernel)
+    writes = set() if idle else made | {dep.name for dep in leaf.read_writes.writes}
+    if idle:
         reads |= made
     for name in made:
         writes.update(storages.children.get(name, ()))
     role, op, group = _role(leaf.node, groups)
-    return Step(
-        leaf.get_name(), op, frozenset(map(storages.of, reads)), frozenset(map(storages.of, writes)), role, group
-    )
+    nothing: frozenset[str] = frozenset()
+    read, written = (nothing.union(*map(storages.of, touched)) for touched in (reads, writes))
+    return Step(leaf.get_name(), op, read, written, role, group)
 
 
 def _role(node: Any, groups: Collection[str]) -> tuple[Role, str, str | None]:

@@ -7,7 +7,7 @@ some of those stand for an order that is only wished for, and others are missing
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from tcverify.application.pair import Defect
@@ -50,11 +50,13 @@ class Schedule:
         units: those that run as one are one unit, whose memory is all there at the same time.
         sizes: bytes of each storage that the graph allocates.
         kept: storages that are never freed: what is returned.
+        whole: of which storage a storage is a piece, and allocated with it.
     """
 
     units: tuple[tuple[Step, ...], ...]
     sizes: Mapping[str, int]
     kept: frozenset[str] = frozenset()
+    whole: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def steps(self) -> tuple[Step, ...]:
@@ -180,13 +182,14 @@ def memory(before: Schedule, after: Schedule, budget: float) -> Defect | None:
 def peak(schedule: Schedule) -> int:
     """The most bytes that are allocated at one time.
 
-    A storage is allocated by the first unit that touches it, is freed behind the last one, and memory inside of fused nodes counts,
+    A storage is allocated by the first unit that touches it and freed behind the last one. Memory inside of fused nodes counts,
     as Inductor counts it.
     """
     first: dict[str, int] = {}
     last: dict[str, int] = {}
     for number, unit in enumerate(schedule.units):
-        for storage in sorted(set().union(*(step.reads | step.writes for step in unit))):
+        touched = set().union(*(step.reads | step.writes for step in unit))
+        for storage in touched | {schedule.whole[piece] for piece in touched & schedule.whole.keys()}:
             first.setdefault(storage, number)
             last[storage] = number
     most = now = 0

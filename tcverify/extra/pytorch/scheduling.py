@@ -18,9 +18,8 @@ from tcverify.extra.pytorch.functional import functional_copy
 from tcverify.extra.pytorch.schedule_reading import names, read_schedule
 from tcverify.extra.pytorch.schedules import Promise, Schedule, across_ranks, defects_of_call
 
-#: Options that are no settings of torch._inductor.config; those with this prefix are settings of its config_comms.
+#: Options that are no settings of Inductor's.
 _OURS = ("effects", "passes_before")
-_COMMS = "comms."
 
 
 class _Ordered(BaseException):
@@ -76,21 +75,25 @@ class CommsPass(TorchPass):
         failed: list[BaseException] = []
         define_shapes()
         module, values = functional_copy(gm), example_inputs(gm)
-        with effects_as(options["effects"]), inductor(self.settings(options)), comms_settings(options):
-            with self.watched(gm, seen, failed):
-                try:
-                    compile_graph(module, values)
-                except _Ordered:
-                    pass
-                except Exception as error:
-                    if failed:
-                        raise failed[0] from None
-                    raise Unsupported(f"Inductor does not come as far as its scheduler: {error!r:.200}") from error
+        with (
+            effects_as(options["effects"]),
+            inductor(self.settings(options)),
+            comms_settings(options),
+            self.watched(gm, seen, failed),
+        ):
+            try:
+                compile_graph(module, values)
+            except _Ordered:
+                pass
+            except Exception as error:
+                if failed:
+                    raise failed[0] from None
+                raise Unsupported(f"Inductor does not come as far as its scheduler: {error!r:.200}") from error
         return seen[-1] if seen else None
 
     def settings(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """Settings of Inductor."""
-        told = {key: value for key, value in options.items() if key not in _OURS and not key.startswith(_COMMS)}
+        told = {key: value for key, value in options.items() if key not in _OURS}
         passes = [*options["passes_before"], self.function]
         return {**told, "reorder_for_compute_comm_overlap": True, "reorder_for_compute_comm_overlap_passes": passes}
 
@@ -120,6 +123,7 @@ class CommsPass(TorchPass):
             raise _Ordered
 
         with (
+            mock.patch.object(comms, "print", return_value=None, create=True),  # torch 2.9 says what it estimates
             mock.patch.object(comms, self.function, call),
             mock.patch.object(comms, "reorder_compute_and_comm_for_overlap", finish),
         ):
@@ -129,16 +133,9 @@ class CommsPass(TorchPass):
 @contextlib.contextmanager
 def comms_settings(options: Mapping[str, Any]) -> Iterator[None]:
     """Compile with the settings of `torch._inductor.config_comms` among the options; those it does not have are left out."""
-    try:
-        from torch._inductor import config_comms
-    except ImportError:  # pragma: no cover - all versions that are known have it
-        yield
-        return
-    told: dict[str, Any] = {
-        key.removeprefix(_COMMS): value
-        for key, value in options.items()
-        if key.startswith(_COMMS) and hasattr(config_comms, key.removeprefix(_COMMS))
-    }
+    from torch._inductor import config_comms
+
+    told = {name: value for name, value in options.items() if has_setting(name)}
     patch: Any = config_comms.patch  # type: ignore[attr-defined]
     with patch(told):
         yield
@@ -183,8 +180,8 @@ class _Iterative(CommsPass):
     budget: ClassVar[str]
 
     def promise(self, options: Mapping[str, Any]) -> Promise:
-        budget = options[_COMMS + self.budget] if has_setting(self.budget) else 0.0
-        keeps = not has_setting(self.unsafe) or not options[_COMMS + self.unsafe]
+        budget = options[self.budget] if has_setting(self.budget) else 0.0
+        keeps = not has_setting(self.unsafe) or not options[self.unsafe]
         return Promise(order=keeps, budget=budget)
 
 

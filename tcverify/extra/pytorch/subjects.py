@@ -239,10 +239,10 @@ _ALL = (
         "collectives come earlier while memory allows it", f"{_COMMS}:reorder_communication_preserving_peak_memory",
         draws={
             **_SCHEDULER_DRAWS,
-            "comms.reorder_iterative_peak_memory_budget": _BUDGETS,
-            "comms.reorder_iterative_unsafe_collectives_reorder": (True, False),
-            "comms.reorder_iterative_use_runtime_estimations": _FLAG,
-            "comms.reorder_iterative_group_with_collectives": _FLAG,
+            "reorder_iterative_peak_memory_budget": _BUDGETS,
+            "reorder_iterative_unsafe_collectives_reorder": (True, False),
+            "reorder_iterative_use_runtime_estimations": _FLAG,
+            "reorder_iterative_group_with_collectives": _FLAG,
         },
     ),
     TorchSubject(
@@ -250,10 +250,10 @@ _ALL = (
         "waits come later while memory allows it", f"{_COMMS}:sink_waits_iterative",
         draws={
             **_SCHEDULER_DRAWS,
-            "comms.sink_iterative_peak_memory_budget": _BUDGETS,
-            "comms.sink_waits_iterative_unsafe_collectives_reorder": (True, False),
-            "comms.sink_iterative_use_runtime_estimations": _FLAG,
-            "comms.sink_waits_iterative_swap_with_collectives": _FLAG,
+            "sink_iterative_peak_memory_budget": _BUDGETS,
+            "sink_waits_iterative_unsafe_collectives_reorder": (True, False),
+            "sink_iterative_use_runtime_estimations": _FLAG,
+            "sink_waits_iterative_swap_with_collectives": _FLAG,
         },
     ),
     TorchSubject(
