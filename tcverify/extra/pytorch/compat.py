@@ -61,7 +61,7 @@ def shardings_untraced() -> Iterator[None]:
     from torch.distributed.tensor import DTensor
     from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 
-    propagator = DTensor._op_dispatcher.sharding_propagator  # type: ignore[attr-defined]
+    propagator = DTensor._op_dispatcher.sharding_propagator
     find = propagator.propagate_op_sharding_non_cached
 
     def propagate(schema: Any) -> Any:
