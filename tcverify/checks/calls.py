@@ -24,11 +24,12 @@ _KINDS = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call: the node, its kind, and its group as text."""
+    """One call: the node, its kind, its group as text, and whether it blocks until the ranks that it names do their part."""
 
     node: str
     kind: str
     group: str
+    blocks: bool = False
 
 
 def calls_of(program: Program, rank: int) -> tuple[list[Call], list[Call]]:
@@ -39,7 +40,8 @@ def calls_of(program: Program, rank: int) -> tuple[list[Call], list[Call]]:
     for node, op in _calling(program.graphs[binding.graph]):
         given = _given(node, binding.constants)
         if op.effect:
-            effects.append(Call(node.name, op.name.split("::")[-1], _group(op, given, program, rank)))
+            blocks = op.phase is None and bool(op.resources) and (op.group is not None or "peer" in given)
+            effects.append(Call(node.name, op.name.split("::")[-1], _group(op, given, program, rank), blocks))
             continue
         kind = next((kind for kind in _KINDS if kind in op.name), op.name.split("::")[-1])
         first = next(iter(given.values()), None)
@@ -109,7 +111,8 @@ def reordered_collectives(original: Program, rewritten: Program) -> Finding | No
 def changed_effects(original: Program, rewritten: Program) -> Finding | None:
     """An op with an effect that a rank no longer runs, or runs more often, whatever is promised; on the lowest rank.
 
-    Sends and receives that start and are waited for are left out: one op can do what several did.
+    Sends and receives that start and are waited for are left out: one op can do what several did. So are ops on layouts and host
+    IR, which lowerings replace by others.
     """
     judged = set()
     for rank in range(original.world_size):
@@ -119,8 +122,7 @@ def changed_effects(original: Program, rewritten: Program) -> Finding | None:
             continue
         judged.add(key)
         before, after = (
-            [call for call in calls_of(program, rank)[1] if call.kind not in _STARTED]
-            for program in (original, rewritten)
+            [call for call in calls_of(program, rank)[1] if call.blocks] for program in (original, rewritten)
         )
         had, has = (Counter((call.kind, call.group) for call in calls) for calls in (before, after))
         for what in dict.fromkeys([*had, *has]):
@@ -131,10 +133,6 @@ def changed_effects(original: Program, rewritten: Program) -> Finding | None:
                 lines = [f"{when}: {_listed(calls)}" for when, calls in (("before", before), ("after", after))]
                 return Finding("changed-effects", CHECK, title, "\n".join(lines), calls[-1].node, rank)
     return None
-
-
-#: Ops with an effect that are waited for.
-_STARTED = frozenset({"isend", "irecv", "batch_p2p_ops"})
 
 
 def _listed(calls: list[Call]) -> str:

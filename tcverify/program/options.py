@@ -22,8 +22,8 @@ def check_options(options: Options) -> None:
     if len(options) > MAX_OPTIONS:
         raise ProgramError(f"a program has {len(options)} options; at most {MAX_OPTIONS} are read")
     for name, value in options.items():
-        if not isinstance(name, str) or not name.isidentifier():
-            raise ProgramError(f"{name!r:.60} cannot name an option", "use a Python identifier")
+        if not isinstance(name, str) or not all(map(str.isidentifier, name.split("."))):
+            raise ProgramError(f"{name!r:.60} cannot name an option", "use Python identifiers, with dots between them")
         _check(name, value)
 
 

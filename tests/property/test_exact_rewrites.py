@@ -88,7 +88,7 @@ SUBJECT = InProcess(prepare(take_apart, "", {}))
 @EACH
 def test_programs_taken_apart_pass_without_a_word(name: str) -> None:
     changed = 0
-    for program in sample(name, 6, seed=7):
+    for program in sample(name, 12, seed=7):
         verdict = verify(SUBJECT, program, domain="exact", checks=["equivalence"])
         assert (verdict.findings, verdict.doubts, verdict.notes) == ([], [], [])
         changed += verdict.changed
