@@ -88,7 +88,9 @@ SUBJECT = InProcess(prepare(take_apart, "", {}))
 @EACH
 def test_programs_taken_apart_pass_without_a_word(name: str) -> None:
     changed = 0
-    for program in sample(name, 12, seed=7):
+    for number, program in enumerate(sample(name, 80, seed=7)):
+        if number >= 6 and changed > 1:  # programs of collectives alone hold little to take apart
+            break
         verdict = verify(SUBJECT, program, domain="exact", checks=["equivalence"])
         assert (verdict.findings, verdict.doubts, verdict.notes) == ([], [], [])
         changed += verdict.changed
