@@ -30,10 +30,10 @@ from tcverify.campaign import (
     FindingFound,
     Plan,
     Progress,
+    in_flight,
     recover,
 )
 from tcverify.campaign import driver as campaign_driver
-from tcverify.campaign import in_flight
 from tcverify.campaign.in_flight import InFlight, read_in_flight
 from tcverify.counterexample import Counterexample, read_counterexample
 from tcverify.errors import ExecutorError, InternalError, Unsupported, UsageError
@@ -497,6 +497,7 @@ def test_a_program_that_cannot_be_written_down_whole_hides_no_later_one(
     monkeypatch.undo()
     notes.note(seeded(2), False)
     assert dumps(read_in_flight(notes.path).program) == dumps(seeded(2))
+    notes.clear()
 
 
 def test_what_a_living_run_has_in_flight_is_left_alone(run: Run, tmp_path: Path) -> None:
