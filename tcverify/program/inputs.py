@@ -124,7 +124,10 @@ class InputSpec:
             whole = self._given([len(dim.group(rank)) for dim in varying], coordinates, draw)
         else:
             whole = self._global(seed, coordinates, draw)
-        part = whole[tuple(slice(start, end) for start, end in self.bounds(mesh, rank))]
+        bounds = self.bounds(mesh, rank)
+        part = whole
+        if any(start or end != size for (start, end), size in zip(bounds, self.shape, strict=True)):
+            part = whole[tuple([slice(start, end) for start, end in bounds])]
         dtype = self.dtype if draw is None else torch.float64
         return part.to(dtype, memory_format=torch.contiguous_format, copy=True)
 
