@@ -68,6 +68,11 @@ class Schedule:
         known = {step.name: step for step in self.steps}
         return replace(self, units=tuple(tuple(known[name] for name in unit) for unit in units))
 
+    def only(self, names: Collection[str]) -> Schedule:
+        """These nodes of it, those that communicate, and what waits."""
+        units = (tuple(one for one in unit if one.name in names or one.role != "compute") for unit in self.units)
+        return replace(self, units=tuple(unit for unit in units if unit))
+
 
 @dataclass(frozen=True, slots=True)
 class Promise:
@@ -75,11 +80,20 @@ class Promise:
 
     Attributes:
         order: collectives keep the order that they have, across groups too.
+        opaque: opaque communication keeps its place: "everywhere", "among its own" or "nowhere".
         budget: by which part of it peak memory may grow; None where nothing is promised.
     """
 
     order: bool = True
+    opaque: Literal["everywhere", "among its own", "nowhere"] = "everywhere"
     budget: float | None = None
+
+    def keeps(self, first: Step, second: Step) -> bool:
+        """Whether two steps that communicate keep their order."""
+        opaque = (first.role == "opaque") + (second.role == "opaque")
+        if not opaque:
+            return self.order
+        return self.opaque == "everywhere" or (self.opaque == "among its own" and opaque == 2)
 
 
 def in_flight(steps: Sequence[Step]) -> tuple[Step, ...]:
@@ -104,7 +118,7 @@ def defects_of_call(before: Schedule, units: Sequence[Sequence[str]], promise: P
     if lost is not None:
         return [Defect("nodes", 0, lost)]
     after = before.in_order_of(units)
-    found = [dependency(before, after), communication(before, after, collectives=promise.order)]
+    found = [dependency(before, after), communication(before, after, promise)]
     if promise.budget is not None:
         found.append(memory(before, after, promise.budget))
     return [one for one in found if one is not None]
@@ -139,14 +153,10 @@ def dependency(before: Schedule, after: Schedule) -> Defect | None:
     return None
 
 
-def communication(before: Schedule, after: Schedule, *, collectives: bool) -> Defect | None:
-    """The first two nodes that communicate and have swapped.
-
-    Args:
-        collectives: whether the order of two collectives counts; that of opaque communication always does.
-    """
+def communication(before: Schedule, after: Schedule, promise: Promise) -> Defect | None:
+    """The first two nodes that communicate, were to keep their order, and have swapped."""
     for first, second in _swapped(before.steps, after.steps, communicating=True):
-        if collectives or "opaque" in (first.role, second.role):
+        if promise.keeps(first, second):
             message = (
                 f"{_described(second)} stands before {_described(first)} now: "
                 "they stood the other way round before the pass"

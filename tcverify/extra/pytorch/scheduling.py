@@ -22,7 +22,7 @@ from tcverify.extra.pytorch.schedules import Promise, Schedule, across_ranks, de
 _OURS = ("effects", "passes_before")
 
 
-class _Ordered(BaseException):
+class Ordered(BaseException):
     """Ends a compilation whose schedule has been seen. No handler of errors on the way is to see it."""
 
 
@@ -83,7 +83,7 @@ class CommsPass(TorchPass):
         ):
             try:
                 compile_graph(module, values)
-            except _Ordered:
+            except Ordered:
                 pass
             except Exception as error:
                 if failed:
@@ -104,8 +104,29 @@ class CommsPass(TorchPass):
         """Look at what the pass is given and what it returns, its last call at the end of the compilation."""
         from torch._inductor import comms
 
-        actual: Callable[..., Any] = getattr(comms, self.function)
         last: Callable[..., Any] = comms.reorder_compute_and_comm_for_overlap
+        call = self.judged(gm, seen, failed)
+
+        def finish(snodes: list[Any]) -> list[Any]:
+            # `call` is the last of the passes, and may be among the earlier ones.
+            last(snodes)
+            raise Ordered
+
+        with (
+            mock.patch.object(comms, "print", return_value=None, create=True),  # torch 2.9 says what it estimates
+            mock.patch.object(comms, self.function, call),
+            mock.patch.object(comms, "reorder_compute_and_comm_for_overlap", finish),
+        ):
+            yield
+
+
+    def judged(
+        self, gm: fx.GraphModule, seen: list[tuple[Schedule, list[list[str]]]], failed: list[BaseException]
+    ) -> Callable[[list[Any]], list[Any]]:
+        """The pass, which also says what it was given and what it returned, or how it failed."""
+        from torch._inductor import comms
+
+        actual: Callable[..., Any] = getattr(comms, self.function)
 
         def call(snodes: list[Any]) -> list[Any]:
             given = read_schedule(snodes, gm.meta["groups"])
@@ -117,17 +138,7 @@ class CommsPass(TorchPass):
             seen.append((given, names(made)))
             return made
 
-        def finish(snodes: list[Any]) -> list[Any]:
-            # `call` is the last of the passes, and may be among the earlier ones.
-            last(snodes)
-            raise _Ordered
-
-        with (
-            mock.patch.object(comms, "print", return_value=None, create=True),  # torch 2.9 says what it estimates
-            mock.patch.object(comms, self.function, call),
-            mock.patch.object(comms, "reorder_compute_and_comm_for_overlap", finish),
-        ):
-            yield
+        return call
 
 
 @contextlib.contextmanager
@@ -203,11 +214,52 @@ class SinkWaitsIterative(_Iterative):
     budget = "sink_iterative_peak_memory_budget"
 
 
+class SimpleOverlap(CommsPass):
+    """`simple_overlap`: collectives come earlier and waits later, neighbour by neighbour.
+
+    It runs by default, behind the passes that are listed, and promises that no collective passes another one and that peak
+    memory does not grow.
+    """
+
+    name = "torch:comms.simple_overlap"
+    function = "simple_overlap"
+
+    def promise(self, options: Mapping[str, Any]) -> Promise:
+        return Promise(budget=0.0)
+
+    def settings(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        told = {key: value for key, value in options.items() if key not in _OURS}
+        before = list(options["passes_before"])
+        return {
+            **told,
+            "reorder_for_compute_comm_overlap": bool(before),
+            "reorder_for_compute_comm_overlap_passes": before,
+            "aten_distributed_optimizations.enable_simple_overlap": True,
+        }
+
+    @contextlib.contextmanager
+    def watched(
+        self, gm: fx.GraphModule, seen: list[tuple[Schedule, list[list[str]]]], failed: list[BaseException]
+    ) -> Iterator[None]:
+        from torch._inductor import comms
+
+        call = self.judged(gm, seen, failed)
+
+        def finish(snodes: list[Any]) -> list[Any]:
+            call(snodes)
+            raise Ordered
+
+        with mock.patch.object(comms, self.function, finish):
+            yield
+
+
 __all__ = [
     "CommsPass",
+    "Ordered",
     "PreservePeakMemory",
     "RaiseComms",
     "ReorderCompute",
+    "SimpleOverlap",
     "SinkWaits",
     "SinkWaitsIterative",
     "comms_settings",
