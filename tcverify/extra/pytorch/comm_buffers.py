@@ -27,17 +27,18 @@ ONE_SHOT = "symm_mem::one_shot_all_reduce"
 class CommLowering(CommsPass):
     """`register_comm_lowerings`, with symmetric memory that is said to be there.
 
-    Judged is, of each rank, that the nodes keep the order that their memory asks for, that collectives keep the order of the
-    graph, one-shot ones included, and that no memory of that kind is returned: "Active references to persistent comm buffers
-    are not allowed outside of graphs" (torch/_inductor/graph.py). Of all ranks, that they make the same collectives
-    one-shot: a one-shot all_reduce waits for its peers in another way than NCCL does. Which kernels reuse such
-    memory in place is decided by generated code, and is not seen.
+    Judged is, of each rank, that the nodes keep the order that their memory asks for, and that no memory of that kind is
+    returned: "Active references to persistent comm buffers are not allowed outside of graphs" (torch/_inductor/graph.py). Of
+    all ranks, that they make the same collectives one-shot, which wait for their peers in another way than those of NCCL,
+    and that they order them alike; nothing ties one-shot ones to the order of the graph. Which kernels reuse
+    such memory in place is decided by generated code, and is not seen.
 
     Options: `one_shot_all_reduce_threshold_bytes`, up to which size all_reduces become one-shot, and settings of Inductor.
     """
 
     name = "torch:comm_lowering"
     function = "decide_global_ordering_of_comms"
+    compared = ("collective",)
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -45,10 +46,14 @@ class CommLowering(CommsPass):
         self._leaked: list[Defect] = []
 
     def promise(self, options: Mapping[str, Any]) -> Promise:
-        return Promise(opaque="nowhere")
+        return Promise(order=False, opaque="nowhere")
 
     def settings(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        told = {key: value for key, value in options.items() if key not in ("effects", "one_shot_all_reduce_threshold_bytes")}
+        told = {
+            key: value
+            for key, value in options.items()
+            if key not in ("effects", "one_shot_all_reduce_threshold_bytes")
+        }
         return {
             **told,
             "reorder_for_compute_comm_overlap": False,
@@ -74,9 +79,10 @@ class CommLowering(CommsPass):
 
     def _require_without(self, gm: fx.GraphModule, options: Mapping[str, Any], error: Unsupported) -> None:
         """Raise what ended a compilation if the same graph compiles with no all_reduce that is small enough."""
-        if options["one_shot_all_reduce_threshold_bytes"] >= 0 and error.__cause__ is not None:
-            if self.schedules(gm, {**options, "one_shot_all_reduce_threshold_bytes": -1}) is not None:
-                raise error.__cause__
+        if error.__cause__ is None:
+            return
+        if self.schedules(gm, {**options, "one_shot_all_reduce_threshold_bytes": -1}) is not None:
+            raise error.__cause__
 
     @contextlib.contextmanager
     def watched(

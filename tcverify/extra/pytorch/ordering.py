@@ -25,6 +25,7 @@ class DecideOrdering(CommsPass):
 
     name = "torch:comms.decide_global_ordering_of_comms"
     function = "decide_global_ordering_of_comms"
+    compared = ("collective",)
 
     def promise(self, options: Mapping[str, Any]) -> Promise:
         return Promise(opaque="among its own" if options["effects"] == "ordered" else "nowhere")

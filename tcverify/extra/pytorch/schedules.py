@@ -215,7 +215,10 @@ def peak(schedule: Schedule) -> int:
 
 
 def across_ranks(
-    given: Sequence[Schedule], made: Sequence[Schedule], groups: Sequence[Mapping[str, Collection[int]]]
+    given: Sequence[Schedule],
+    made: Sequence[Schedule],
+    groups: Sequence[Mapping[str, Collection[int]]],
+    roles: Collection[Role] = ("collective", "opaque"),
 ) -> Defect | None:
     """The first rank on which the collectives of a group come in another order than on its peers, and did not before the pass.
 
@@ -225,13 +228,14 @@ def across_ranks(
         given: before the pass, by rank.
         made: after it, by rank.
         groups: the members of each group, by rank and name.
+        roles: of what counts.
     """
     for rank, named in enumerate(groups):
         for name, members in named.items():
             for peer in sorted(members):
                 if peer >= rank or name not in groups[peer] or set(groups[peer][name]) != set(members):
                     continue
-                first, second = _moved(given[peer], made[peer], name), _moved(given[rank], made[rank], name)
+                first, second = (_moved(given[one], made[one], name, roles) for one in (peer, rank))
                 if len(first) == len(second) and first != second:
                     place = next(n for n, (a, b) in enumerate(zip(first, second, strict=True)) if a != b)
                     said = (
@@ -242,10 +246,12 @@ def across_ranks(
     return None
 
 
-def _moved(given: Schedule, made: Schedule, group: str) -> list[int]:
+def _moved(given: Schedule, made: Schedule, group: str, roles: Collection[Role]) -> list[int]:
     """The communication of a group in its new order, by what its number was."""
-    old = [step.name for step in given.steps if step.communicates and step.group == group]
-    return [old.index(step.name) for step in made.steps if step.communicates and step.group == group]
+    old, new = (
+        [step.name for step in one.steps if step.role in roles and step.group == group] for one in (given, made)
+    )
+    return [old.index(name) for name in new]
 
 
 __all__ = [

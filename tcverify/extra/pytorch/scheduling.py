@@ -16,7 +16,7 @@ from tcverify.extra.pytorch.compiling import compile_graph, example_inputs, indu
 from tcverify.extra.pytorch.effects import define_shapes, effects_as
 from tcverify.extra.pytorch.functional import functional_copy
 from tcverify.extra.pytorch.schedule_reading import names, read_schedule
-from tcverify.extra.pytorch.schedules import Promise, Schedule, across_ranks, defects_of_call
+from tcverify.extra.pytorch.schedules import Promise, Role, Schedule, across_ranks, defects_of_call
 
 #: Options that are no settings of Inductor's.
 _OURS = ("effects", "passes_before")
@@ -37,6 +37,8 @@ class CommsPass(TorchPass):
 
     #: In torch/_inductor/comms.py.
     function: ClassVar[str]
+    #: Whose order is compared across ranks.
+    compared: ClassVar[tuple[Role, ...]] = ("collective", "opaque")
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -65,7 +67,7 @@ class CommsPass(TorchPass):
         self._made.append(given.in_order_of(units))
         self._groups.append(gm.meta["groups"])
         if len(self._given) == gm.meta["world_size"] and not any(d.aspect == "collective-order" for d in self.defects):
-            found = across_ranks(self._given, self._made, self._groups)
+            found = across_ranks(self._given, self._made, self._groups, self.compared)
             self.defects += [found] if found is not None else []
         return None
 
@@ -118,7 +120,6 @@ class CommsPass(TorchPass):
             mock.patch.object(comms, "reorder_compute_and_comm_for_overlap", finish),
         ):
             yield
-
 
     def judged(
         self, gm: fx.GraphModule, seen: list[tuple[Schedule, list[list[str]]]], failed: list[BaseException]
