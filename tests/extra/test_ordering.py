@@ -18,6 +18,7 @@ from tcverify.extra.pytorch.fsdp_graphs import RemoveUnsharded, without_out
 from tcverify.extra.pytorch.ordering import DecideOrdering
 from tcverify.extra.pytorch.schedules import Promise, Step, across_ranks
 from tcverify.extra.pytorch.scheduling import SimpleOverlap
+from tcverify.extra.pytorch.subjects import release
 from tcverify.ops import RESIZE
 from tcverify.program import Contract, InputSpec, Mesh, Program, RankBinding, spmd_program
 from tests.extra.test_schedules import independent, judged, kinds, planted, program, schedule, step, swap
@@ -111,10 +112,15 @@ def reduced(b: Any, value: Any) -> Any:
     return b.call(C10D + "wait_tensor", b.call(C10D + "all_reduce", value, "sum", "tp"))
 
 
+#: torch 2.9 gives operands of collectives a fixed layout first, and such memory is not mapped there.
+mapping = pytest.mark.skipif(release(torch.__version__) < (2, 11), reason="torch 2.9 makes no all_reduce one-shot")
+
+
 def computed(b: Any) -> Any:
     return reduced(b, b.call("aten::relu", b.input("x")))
 
 
+@mapping
 def test_small_all_reduces_become_one_shot():
     subject = CommLowering()
     assert verify(subject, program(computed)).status == "passed"
@@ -124,6 +130,7 @@ def test_small_all_reduces_become_one_shot():
     assert large._chosen[-1] == {"tp": [False]}
 
 
+@mapping
 def test_mapped_memory_that_is_returned_is_found():
     """Found in torch, see reports/pytorch/comm-buffer-returned: the guard against it does not see it."""
 
@@ -134,6 +141,7 @@ def test_mapped_memory_that_is_returned_is_found():
     assert kinds(CommLowering(), program(returned)) == {"buffer-mismatch"}
 
 
+@mapping
 def test_ranks_that_choose_differently_are_found():
     """An input cannot be mapped, what is computed can."""
 
@@ -188,7 +196,7 @@ def test_parameters_are_used_as_they_were_gathered():
 def test_a_use_that_is_forgotten_is_found():
     """Found in torch, see reports/pytorch/unsharded-parameters-in-lists: what is in a list is not looked at."""
     one = unsharded(lambda b, first, second: b.call("aten::cat", [first, second]))
-    assert "wrong-value" in kinds(RemoveUnsharded(), one)
+    assert "use-after-free" in kinds(RemoveUnsharded(), one)
 
 
 def test_ops_that_write_into_new_memory_become_functional():

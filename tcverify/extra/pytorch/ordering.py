@@ -27,6 +27,10 @@ class DecideOrdering(CommsPass):
     function = "decide_global_ordering_of_comms"
     compared = ("collective",)
 
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._unchained: Defect | None = None
+
     def promise(self, options: Mapping[str, Any]) -> Promise:
         return Promise(opaque="among its own" if options["effects"] == "ordered" else "nowhere")
 
@@ -54,7 +58,7 @@ class DecideOrdering(CommsPass):
             except Exception as error:
                 failed.append(error)
                 raise
-            self.said = unchained(given, made)
+            self._unchained = unchained(given, made)
             seen.append((given, names(made)))
             return made
 
@@ -62,10 +66,10 @@ class DecideOrdering(CommsPass):
             yield
 
     def rewrite(self, gm: fx.GraphModule, options: Mapping[str, Any]) -> fx.GraphModule | None:
-        self.said: Defect | None = None
+        self._unchained = None
         super().rewrite(gm, options)
-        if self.said is not None and not self.defects:
-            self.defects = [self.said]
+        if self._unchained is not None and not self.defects:
+            self.defects = [self._unchained]
         return None
 
 
