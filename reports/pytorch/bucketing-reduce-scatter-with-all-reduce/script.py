@@ -19,12 +19,18 @@ def step(x, y):
     return OP.wait_tensor(shard), OP.wait_tensor(total)
 
 
+def gather(found, mine, *_, **__):
+    """What ranks estimate is the same here; torch's own all_gather_object needs NumPy."""
+    found[:] = [mine] * len(found)
+
+
 def main(rank, folder):
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=RANKS)
     from torch._inductor.fx_passes.overlap_scheduling import schedule_overlap_bucketing
     from torch.fx.experimental.proxy_tensor import make_fx
 
+    dist.all_gather_object = gather
     x, y = torch.arange(4.0) + rank, torch.ones(2)
     expected = step(x, y)
     module = make_fx(step, tracing_mode="fake")(x, y)
