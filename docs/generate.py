@@ -322,7 +322,12 @@ PYTORCH = ROOT / "docs" / "pytorch.md"
 def pytorch(text: str, found: Path = FOUND) -> str:
     """A page with the tables of PyTorch's subjects and of the findings in a directory put in between their marks."""
     findings = read_findings(found)
-    tables = {"subjects": _subjects(), "versions": _versions(findings, found), "findings": _findings(findings), "unshown": _unshown(findings)}
+    tables = {
+        "subjects": _subjects(),
+        "versions": _versions(findings, found),
+        "findings": _findings(findings),
+        "unshown": _unshown(findings),
+    }
     for name, made in tables.items():
         start, end = f"<!-- table: {name} -->\n", "<!-- end -->\n"
         before, mark, rest = text.partition(start)
@@ -362,7 +367,9 @@ def _versions(findings: tuple[TorchFinding, ...], found: Path) -> str:
 
 
 def _unshown(findings: tuple[TorchFinding, ...]) -> str:
-    return table(("finding", "why no subject shows it"), [(f"`{x.folder.name}`", cell(x.unshown)) for x in findings if x.unshown])
+    return table(
+        ("finding", "why no subject shows it"), [(f"`{x.folder.name}`", cell(x.unshown)) for x in findings if x.unshown]
+    )
 
 
 def _findings(findings: tuple[TorchFinding, ...]) -> str:
