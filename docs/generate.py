@@ -322,7 +322,12 @@ PYTORCH = ROOT / "docs" / "pytorch.md"
 def pytorch(text: str, found: Path = FOUND) -> str:
     """A page with the tables of PyTorch's subjects and of the findings in a directory put in between their marks."""
     findings = read_findings(found)
-    tables = {"subjects": _subjects(), "versions": _versions(findings, found), "findings": _findings(findings)}
+    tables = {
+        "subjects": _subjects(),
+        "versions": _versions(findings, found),
+        "findings": _findings(findings),
+        "unshown": _unshown(findings),
+    }
     for name, made in tables.items():
         start, end = f"<!-- table: {name} -->\n", "<!-- end -->\n"
         before, mark, rest = text.partition(start)
@@ -359,6 +364,12 @@ def _versions(findings: tuple[TorchFinding, ...], found: Path) -> str:
         rows.append((f"`{PREFIX}{one.name}`", *cells))
     total = [f"{sum(version in finding.affects for finding in findings)} found" for version in VERSIONS]
     return table(("subject", *(f"torch {version}" for version in VERSIONS)), [*rows, ("all", *total)])
+
+
+def _unshown(findings: tuple[TorchFinding, ...]) -> str:
+    return table(
+        ("finding", "why no subject shows it"), [(f"`{x.folder.name}`", cell(x.unshown)) for x in findings if x.unshown]
+    )
 
 
 def _findings(findings: tuple[TorchFinding, ...]) -> str:
