@@ -19,6 +19,7 @@ from tcverify.execution.executor import Comparison, Run
 from tcverify.execution.interpreter import Event, NodeError, RankResult, Watch, rank_inputs, run_rank
 from tcverify.execution.matching import Entry, Matcher
 from tcverify.execution.plan import check_supported, plans_of, rank_constants
+from tcverify.execution.stacked import STACKED_FROM, run_stacked
 from tcverify.ops import complete, mismatch
 from tcverify.program import Program
 
@@ -47,6 +48,11 @@ class Lockstep:
         Args:
             timing: when asynchronous collectives read and write: one of `TIMINGS`, or by rank and node.
         """
+        if not observe and program.world_size >= STACKED_FROM:
+            check_supported(plans_of(program, domain), domain)
+            stacked = run_stacked(program, domain)
+            if stacked is not None:
+                return stacked
         return _execute(program, observe, None, domain=domain, timing=timing, conservative=self.conservative)
 
     def compare(self, original: Program, rewritten: Program, domain: Domain = FLOAT64) -> Comparison:
