@@ -13,7 +13,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -222,6 +222,20 @@ def _compare_hash_order(pair: Pair, other: Pair) -> None:
         pair.defects.append(Defect("hash-order", 0, message))
 
 
+# ----------------------------------------------------------------------------------------------------------- messages
+
+
+def _message(said: Any, programs: Sequence[str] = ()) -> bytes:
+    """Write a message: what is said as one line of JSON, followed by one line for each program. JSON has no newlines in it."""
+    return "\n".join([json.dumps(said), *programs]).encode()
+
+
+def _parts(message: bytes) -> tuple[Any, list[bytes]]:
+    """What a message says, and the programs that come with it, unread. Raises ValueError for what is none."""
+    said, *programs = message.split(b"\n")
+    return json.loads(said), programs
+
+
 # -------------------------------------------------------------------------------------------------- the parent's side
 
 
@@ -244,10 +258,11 @@ class _Worker:
         if isinstance(reply, PassFailure):
             self.close()
             raise PassLoadError(f"importing '{target}' {reply.message}", reply.detail or None)
-        if "load_error" in reply:
+        said, _ = reply
+        if "load_error" in said:
             self.close()
-            raise PassLoadError(*reply["load_error"])
-        self.facts = PassFacts(**reply["facts"])
+            raise PassLoadError(*said["load_error"])
+        self.facts = PassFacts(**said["facts"])
 
     @property
     def pid(self) -> int:
@@ -263,7 +278,7 @@ class _Worker:
         """Send a program."""
         self._asked = True
         try:
-            self._connection.send_bytes(json.dumps({"program": text, "deep": deep}).encode())
+            self._connection.send_bytes(_message({"deep": deep}, [text]))
         except OSError as error:
             self._failure = self._explain(error)
         except BaseException:
@@ -277,14 +292,14 @@ class _Worker:
         if isinstance(reply, PassFailure):
             self.close()
             return Pair(program, failure=reply)
-        return _decode_pair(program, reply)
+        return _decode_pair(program, *reply)
 
-    def _receive(self, timeout: float) -> Any:
-        """Wait for a message; a worker that dies or is late is a `PassFailure`."""
+    def _receive(self, timeout: float) -> tuple[Any, list[bytes]] | PassFailure:
+        """Wait for a message and the texts that come with it; a worker that dies or is late is a `PassFailure`."""
         try:
             if not self._connection.poll(timeout):
                 return PassFailure("pass-timeout", f"did not come back within {timeout:g} s", None, self._stack())
-            return json.loads(self._connection.recv_bytes())
+            return _parts(self._connection.recv_bytes())
         except (EOFError, OSError, ValueError) as error:  # ValueError: the pass has written into the pipe
             return self._explain(error)
         except BaseException:
@@ -354,37 +369,52 @@ def _serve(connection: Connection, job_text: str) -> None:
         importlib.import_module(module)
     sys.path[:] = job["path"]
     os.chdir(job["directory"])  # the fork server still stands where its parent once was
-    send: Callable[[Any], None] = lambda reply: connection.send_bytes(json.dumps(reply).encode())  # noqa: E731
     try:
         load_extensions_of(job["extensions"])
         loaded = load_pass(job["target"], job["options"])
     except TcverifyError as error:
-        send({"load_error": [error.message, error.hint]})
+        connection.send_bytes(_message({"load_error": [error.message, error.hint]}))
         return
     gc.freeze()  # collections need not look at what torch has imported, again and again
     worker = os.getpid()
-    send({"facts": asdict(loaded.facts)})
+    connection.send_bytes(_message({"facts": asdict(loaded.facts)}))
     while True:
         try:
-            request = json.loads(connection.recv_bytes())
+            request, (text,) = _parts(connection.recv_bytes())
         except EOFError:
             return
         try:
-            program = decode(json.loads(request["program"]))
+            program = decode(json.loads(text))
         except ProgramError as error:  # what the pass imports has defined an op with another signature
-            send({"unread": error.message})
+            connection.send_bytes(_message({"unread": error.message}))
             continue
         pair = apply_pass(loaded, program, deep=request["deep"])
         if os.getpid() != worker:
             os._exit(0)  # the pass has forked: a second answer would be taken for that to the next question
-        send(_encode_pair(pair))
+        connection.send_bytes(_encode_pair(pair))
 
 
-def _encode_pair(pair: Pair) -> dict[str, Any]:
-    return {
+class _Programs:
+    """The texts of the programs of a message, each once."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, int] = {}
+
+    def number(self, program: Program | None) -> int | None:
+        """The number of a program's text among `texts`."""
+        return None if program is None else self._numbers.setdefault(dumps(program), len(self._numbers))
+
+    @property
+    def texts(self) -> list[str]:
+        return list(self._numbers)
+
+
+def _encode_pair(pair: Pair) -> bytes:
+    programs = _Programs()
+    said = {
         "untouched": pair.rewritten is pair.original,
-        "rewritten": dumps(pair.rewritten) if _travels(pair) and pair.rewritten is not None else None,
-        "again": dumps(pair.again) if pair.again is not None and pair.foreign is None else None,
+        "rewritten": programs.number(pair.rewritten) if _travels(pair) else None,
+        "again": programs.number(pair.again) if pair.foreign is None else None,
         "changed": pair.changed,
         "rewrites": pair.rewrites,
         "failure": asdict(pair.failure) if pair.failure is not None else None,
@@ -394,29 +424,35 @@ def _encode_pair(pair: Pair) -> dict[str, Any]:
         "judged": encode_comparison(pair.judged) if pair.judged is not None else None,
         "listing": pair.listing,
         "seconds": pair.seconds,
-        "stages": _encode_stages(pair),
+        "stages": _encode_stages(pair, programs),
         "statistics": [row.as_dict() for row in pair.statistics],
     }
+    return _message(said, programs.texts)
 
 
-def _encode_stages(pair: Pair) -> list[list[Any]]:
-    """Name and text of every stage; the text is None where there is no program, "" where it is that of the stage before."""
+def _encode_stages(pair: Pair, programs: _Programs) -> list[list[Any]]:
+    """Name and program of every stage, by number; None where there is none, -1 where it is that of the stage before."""
     rows: list[list[Any]] = []
     before: Program | None = pair.original
     for stage in pair.stages:
         same = stage.program is not None and stage.program is before
-        rows.append([stage.name, "" if same else dumps(stage.program) if stage.program is not None else None])
+        rows.append([stage.name, -1 if same else programs.number(stage.program)])
         before = stage.program
     return rows
 
 
-def _decode_stages(program: Program, rows: list[list[Any]]) -> list[Stage]:
+def _decode_stages(program: Program, rows: list[list[Any]], texts: list[bytes]) -> list[Stage]:
     stages: list[Stage] = []
     before: Program | None = program
-    for name, text in rows:
-        before = None if text is None else before if text == "" else decode(json.loads(text), f"what {name} left")
+    for name, number in rows:
+        if number is None or number >= 0:
+            before = _program_at(texts, number, f"what {name} left")
         stages.append(Stage(name, before))
     return stages
+
+
+def _program_at(texts: list[bytes], number: int | None, where: str) -> Program | None:
+    return None if number is None else decode(json.loads(texts[number]), where)
 
 
 def _travels(pair: Pair) -> bool:
@@ -424,19 +460,15 @@ def _travels(pair: Pair) -> bool:
     return pair.foreign is None and pair.rewritten is not pair.original
 
 
-def _decode_pair(program: Program, data: Any) -> Pair:
+def _decode_pair(program: Program, data: Any, texts: list[bytes]) -> Pair:
     if "unread" in data:
         return Pair(program, foreign=data["unread"])
     try:
-        rewritten = program if data["untouched"] else None
-        if data["rewritten"] is not None:
-            rewritten = decode(json.loads(data["rewritten"]), "the rewritten program")
+        rewritten = _program_at(texts, data["rewritten"], "the rewritten program")
         return Pair(
             program,
-            rewritten=rewritten,
-            again=None
-            if data["again"] is None
-            else decode(json.loads(data["again"]), "the program after a second application"),
+            rewritten=program if data["untouched"] else rewritten,
+            again=_program_at(texts, data["again"], "the program after a second application"),
             changed=data["changed"],
             rewrites=data["rewrites"],
             failure=PassFailure(**data["failure"]) if data["failure"] is not None else None,
@@ -446,7 +478,7 @@ def _decode_pair(program: Program, data: Any) -> Pair:
             judged=decode_comparison(data["judged"]) if data["judged"] is not None else None,
             listing=data["listing"],
             seconds=data["seconds"],
-            stages=_decode_stages(program, data["stages"]),
+            stages=_decode_stages(program, data["stages"], texts),
             statistics=decode_statistics(data["statistics"]),
         )
     except ProgramError as error:  # what the pass left can be written, but makes no program
@@ -454,5 +486,5 @@ def _decode_pair(program: Program, data: Any) -> Pair:
             why = f"{error.__cause__.message}, but in the pass's process: name the module that registers it with --extension"
             return Pair(program, foreign=why, listing=data["listing"])
         return Pair(program, defects=[Defect("lint", 0, error.message)], listing=data["listing"])
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, IndexError) as error:
         raise InternalError(f"the worker's reply cannot be read: {error!r}") from error
