@@ -14,17 +14,29 @@ from hypothesis.strategies import SearchStrategy
 from rich.console import Console
 
 from tcverify import arguments, doctor
-from tcverify.application import Guarded
+from tcverify.application import Guarded, Subject
 from tcverify.baseline import Baseline, add_to_baseline
-from tcverify.campaign import Campaign, CampaignFinished, Event, Plan, RunFinished, RunStarted, Subscriber, recover
+from tcverify.bisection import Terms, bisect
+from tcverify.campaign import (
+    Blamer,
+    Campaign,
+    CampaignFinished,
+    Event,
+    Plan,
+    RunFinished,
+    RunStarted,
+    Subscriber,
+    recover,
+)
 from tcverify.errors import InternalError, TcverifyError
 from tcverify.execution import AnySize, Executor, executors, start_executor
-from tcverify.program import Program
+from tcverify.program import Blame, Contract, Program
 from tcverify.report.choice import reports
 from tcverify.report.known import baseline_lines
 from tcverify.report.plain import count, plain
 from tcverify.report.script import ScriptReport
 from tcverify.report.terminal import TerminalReport, say
+from tcverify.verifier import Verdict
 
 PASSED, FAILED, UNUSABLE, INTERNAL, INTERRUPTED = 0, 1, 2, 3, 130
 
@@ -69,6 +81,7 @@ class Settings:
     write_baseline: Path | None = None
     deep: bool = False
     earlier: bool = True
+    bisect: bool = False
 
 
 def prepare(settings: Settings, console: Console) -> None:
@@ -123,6 +136,7 @@ def campaigns(settings: Settings, jobs: Sequence[Job], console: Console) -> int:
                             settings.seed, promised, settings.checks, domain=settings.domain,
                             shrink_time=settings.shrink_time, fail_fast=settings.fail_fast, baseline=settings.known,
                             collect=accepting, deep=settings.deep, earlier=settings.earlier,
+                            blame=_blamer(settings, promised) if settings.bisect else None,
                         )  # fmt: skip
                         stop = Campaign(subject, plan, executor, subscribers).run().stop
                         if stop in _LAST:
@@ -142,6 +156,15 @@ def campaigns(settings: Settings, jobs: Sequence[Job], console: Console) -> int:
         code = INTERRUPTED if stop == "interrupted" else failing
         end(code)
     return code
+
+
+def _blamer(settings: Settings, contract: Contract) -> Blamer:
+    """Names the rewrites that a finding comes from, as `--bisect` asks for."""
+
+    def blame(subject: Subject, verdict: Verdict, kind: str, deep: bool, confirm: Executor | None) -> Blame:
+        return bisect(subject, verdict, Terms(kind, contract, confirm, settings.checks, settings.domain, deep))
+
+    return blame
 
 
 def _of_any_size(name: str, executor_of: Callable[[int], Executor | None], first: int) -> AnySize | None:

@@ -22,7 +22,7 @@ from typing import Any, Protocol
 
 import torch
 
-from tcverify.application.applying import apply_pass
+from tcverify.application.applying import apply_counted, apply_pass
 from tcverify.application.loading import LoadedPass, importable_target, load_pass, pipeline, prepare
 from tcverify.application.pair import Defect, Pair, PassFacts, PassFailure, Stage
 from tcverify.application.stages import SEPARATOR
@@ -30,7 +30,7 @@ from tcverify.errors import InternalError, PassLoadError, ProgramError, Tcverify
 from tcverify.execution.processes import LAZY_MODULES, limit, start_process
 from tcverify.execution.records import decode_comparison, encode_comparison
 from tcverify.extensions import extensions_here, load_extensions_of
-from tcverify.program import Contract, Program, decode_statistics, dumps
+from tcverify.program import Allowed, Contract, Program, decode_statistics, dumps, read_asks
 from tcverify.program.codec import decode
 
 #: Most time that importing a pass may take, in seconds. Importing torch and friends on a busy machine is slow.
@@ -61,6 +61,10 @@ class Subject(Protocol):
         """
         ...
 
+    def apply_counted(self, program: Program, allowed: Allowed) -> Pair:
+        """Apply the pass and count its rewrites, of which it may make those that are `allowed`; see `Pair.asked`."""
+        ...
+
     def close(self) -> None:
         """Let go of processes."""
         ...
@@ -81,6 +85,9 @@ class InProcess:
 
     def start(self, program: Program, *, deep: bool = False) -> Callable[[], Pair]:
         return lambda: self.apply(program, deep=deep)
+
+    def apply_counted(self, program: Program, allowed: Allowed) -> Pair:
+        return apply_counted(self._loaded, program, allowed)
 
     def close(self) -> None:
         """Nothing to let go of."""
@@ -107,6 +114,10 @@ class Applied:
 
     def start(self, program: Program, *, deep: bool = False) -> Callable[[], Pair]:
         return lambda: self.apply(program, deep=deep)
+
+    def apply_counted(self, program: Program, allowed: Allowed) -> Pair:
+        """It runs no more, so that nothing is counted."""
+        return self.apply(program)
 
     def close(self) -> None:
         """Nothing to let go of."""
@@ -157,6 +168,12 @@ class Guarded:
             return pair
 
         return both
+
+    def apply_counted(self, program: Program, allowed: Allowed) -> Pair:
+        """See `Subject.apply_counted`. Raises `NotSerialisable` for a program that cannot be sent."""
+        worker = self._main()
+        worker.ask(dumps(program), False, {"allowed": allowed if allowed is None else [sorted(row) for row in allowed]})
+        return worker.answer(program, self.timeout)
 
     def _main(self) -> _Worker:
         if self._worker is None or not self._worker.free():
@@ -259,11 +276,11 @@ class _Worker:
             self.close()
         return self.alive
 
-    def ask(self, text: str, deep: bool) -> None:
-        """Send a program."""
+    def ask(self, text: str, deep: bool, count: Mapping[str, Any] | None = None) -> None:
+        """Send a program; `count` holds the rewrites that are allowed, where they are to be counted."""
         self._asked = True
         try:
-            self._connection.send_bytes(json.dumps({"program": text, "deep": deep}).encode())
+            self._connection.send_bytes(json.dumps({"program": text, "deep": deep, "count": count}).encode())
         except OSError as error:
             self._failure = self._explain(error)
         except BaseException:
@@ -374,7 +391,11 @@ def _serve(connection: Connection, job_text: str) -> None:
         except ProgramError as error:  # what the pass imports has defined an op with another signature
             send({"unread": error.message})
             continue
-        pair = apply_pass(loaded, program, deep=request["deep"])
+        if request["count"] is None:
+            pair = apply_pass(loaded, program, deep=request["deep"])
+        else:
+            rows = request["count"]["allowed"]
+            pair = apply_counted(loaded, program, None if rows is None else list(map(frozenset, read_asks(rows))))
         if os.getpid() != worker:
             os._exit(0)  # the pass has forked: a second answer would be taken for that to the next question
         send(_encode_pair(pair))
@@ -396,6 +417,7 @@ def _encode_pair(pair: Pair) -> dict[str, Any]:
         "seconds": pair.seconds,
         "stages": _encode_stages(pair),
         "statistics": [row.as_dict() for row in pair.statistics],
+        "asked": pair.asked,
     }
 
 
@@ -448,6 +470,7 @@ def _decode_pair(program: Program, data: Any) -> Pair:
             seconds=data["seconds"],
             stages=_decode_stages(program, data["stages"]),
             statistics=decode_statistics(data["statistics"]),
+            asked=read_asks(data["asked"]),
         )
     except ProgramError as error:  # what the pass left can be written, but makes no program
         if isinstance(error.__cause__, UnsupportedOp):

@@ -15,10 +15,11 @@ from tcverify.campaign.events import (
     Subscriber,
 )
 from tcverify.campaign.in_flight import recover
-from tcverify.campaign.plan import Plan
+from tcverify.campaign.plan import Blamer, Plan
 
 __all__ = [
     "SETTINGS",
+    "Blamer",
     "Campaign",
     "CampaignFinished",
     "CampaignStarted",

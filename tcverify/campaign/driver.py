@@ -6,7 +6,7 @@ import contextlib
 import gc
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import hypothesis
 from hypothesis import given, settings
@@ -379,10 +379,17 @@ class Campaign:
             deep=target.deep,
             pass_timeout=self.subject.timeout,
         )
-        self._target = None
         try:
-            write_counterexample(case, self.plan.report_dir)
+            write_counterexample(case, self.plan.report_dir)  # what follows may take long
+            if confirm and self.plan.blame is not None:
+                self._in_flight.note(case.program, target.deep)
+                with self._interrupts.open():
+                    blame = self.plan.blame(self.subject, verdict, target.kind, target.deep, self.confirm)
+                case = replace(case, blame=blame)
+                write_counterexample(case, self.plan.report_dir)
+            self._target = None
         except UsageError:
+            self._target = None
             self._tell(FindingFound(case))  # shown it is, before the run ends for want of a place to keep it
             raise
         self._ledger.add(case)

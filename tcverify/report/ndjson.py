@@ -31,7 +31,7 @@ from tcverify.campaign import (
 from tcverify.counterexample import FILE_NAME, Counterexample, environment
 from tcverify.diagnosis import diagnose
 from tcverify.fingerprint import fingerprint_of
-from tcverify.program import KINDS
+from tcverify.program import KINDS, Blame, encode_blame
 from tcverify.report.block import make_block
 
 SCHEMA = "tcverify-events"
@@ -168,6 +168,7 @@ class EventLog:
             },
             "fingerprint": None,
             "divergence": None,
+            "blame": _blame(case.blame),
             "graph": [],
             "reproduce": [],
         }
@@ -214,6 +215,10 @@ class EventLog:
                 line = line[os.write(descriptor, line) :]
         finally:
             os.close(descriptor)
+
+
+def _blame(blame: Blame | None) -> dict[str, Any] | None:
+    return None if blame is None else {"sentence": str(blame), **encode_blame(blame)}
 
 
 def statistics(counts: Statistics) -> dict[str, Any]:

@@ -236,6 +236,8 @@ def show(console: Console, case: Counterexample, path: Path | None) -> None:
         line(text)
     if block.divergence:
         line(f"first divergence: {block.divergence}")
+    if block.blame:
+        line(f"blame: {block.blame}", "bold")
     line()
     line(f"program: {block.program}")
     for text in block.inputs:
