@@ -188,6 +188,8 @@ def _options(command: click.Command) -> set[str]:
 @_BISECT
 @_EXTENSION
 @_REPORT_DIR
+@click.option("--coverage/--no-coverage", default=True, show_default=True,
+              help="Say which lines and conditions of the pass were never reached.")  # fmt: skip
 @click.option("--fail-on", default=None, help="Also fail on: inconclusive, vacuity.")
 @click.option("-x", "--fail-fast", is_flag=True, help="Stop at the first finding that is not known.")
 @_REPORT
@@ -214,6 +216,7 @@ def run(
     shrink_time: float,
     bisect: bool,
     report_dir: Path,
+    coverage: bool,
     fail_on: str | None,
     fail_fast: bool,
     report: str,
@@ -241,6 +244,7 @@ def run(
         pass_timeout=pass_timeout,
         shrink_time=shrink_time,
         bisect=bisect,
+        covered=[arguments.covered(name) for name in passes or DEFAULT] if coverage else None,
         report_dir=report_dir,
         reports=arguments.names(report, list(REPORTS), "report"),
         failing=arguments.names(fail_on, ["inconclusive", "vacuity"], "condition") if fail_on is not None else [],

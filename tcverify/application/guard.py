@@ -13,7 +13,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -25,6 +25,7 @@ import torch
 from tcverify.application.applying import apply_counted, apply_pass
 from tcverify.application.loading import LoadedPass, importable_target, load_pass, pipeline, prepare
 from tcverify.application.pair import Defect, Pair, PassFacts, PassFailure, Stage
+from tcverify.application.reaching import Point, Recorder, scope_of
 from tcverify.application.stages import SEPARATOR
 from tcverify.errors import InternalError, PassLoadError, ProgramError, TcverifyError, UnsupportedOp
 from tcverify.execution.processes import LAZY_MODULES, limit, start_process
@@ -130,20 +131,32 @@ class Guarded:
         target: "module:attribute" or "path/file.py:attribute".
         options: keyword options of the pass.
         timeout: seconds that one application (all ranks) may take.
+        covered: records what the pass reaches of its own code (see `Pair.reached`): of the files that define it, or of the
+            modules named here. None records nothing.
+
+    Attributes:
+        files: those that define the pass, where it is recorded what it reaches.
 
     Raises:
         PassLoadError: the pass cannot be loaded.
     """
 
     def __init__(
-        self, target: str, options: Mapping[str, Any] | None = None, *, timeout: float = DEFAULT_TIMEOUT
+        self,
+        target: str,
+        options: Mapping[str, Any] | None = None,
+        *,
+        timeout: float = DEFAULT_TIMEOUT,
+        covered: Sequence[str] | None = None,
     ) -> None:
         self.target = target
+        self.covered = covered
         self.options = dict(options or {})
         self.timeout = timeout
         self._worker: _Worker | None = None
         self._other_hash: _Worker | None = None
         self.facts = self._main().facts
+        self.files = self._main().files
         self.contract = Contract.of(self.facts.contract)
 
     def apply(self, program: Program, *, deep: bool = False) -> Pair:
@@ -177,7 +190,7 @@ class Guarded:
 
     def _main(self) -> _Worker:
         if self._worker is None or not self._worker.free():
-            self._worker = _Worker(self.target, self.options)
+            self._worker = _Worker(self.target, self.options, covered=self.covered)
         return self._worker
 
     def _second(self) -> _Worker:
@@ -245,13 +258,25 @@ def _compare_hash_order(pair: Pair, other: Pair) -> None:
 class _Worker:
     """One worker process and the pipe to it."""
 
-    def __init__(self, target: str, options: Mapping[str, Any], hash_seed: int | None = None) -> None:
+    def __init__(
+        self,
+        target: str,
+        options: Mapping[str, Any],
+        hash_seed: int | None = None,
+        covered: Sequence[str] | None = None,
+    ) -> None:
         descriptor, path = tempfile.mkstemp(prefix="tcverify-pass-", suffix=".log")
         self._log = open(descriptor, "rb")  # noqa: SIM115 - lives as long as the worker
         self._log_path = Path(path)
-        job = {"target": target, "options": dict(options), "path": [str(Path.cwd()), *sys.path], "log": path}
+        job: dict[str, Any] = {
+            "target": target,
+            "options": dict(options),
+            "path": [str(Path.cwd()), *sys.path],
+            "log": path,
+        }
         job["directory"] = str(Path.cwd())
         job["extensions"] = extensions_here()
+        job["covered"] = None if covered is None else list(covered)
         self._process, self._connection = start_process(_serve, (json.dumps(job),), hash_seed=hash_seed)
         limit(self._connection, MESSAGE_TIMEOUT)
         self.alive = True
@@ -265,6 +290,7 @@ class _Worker:
             self.close()
             raise PassLoadError(*reply["load_error"])
         self.facts = PassFacts(**reply["facts"])
+        self.files: tuple[str, ...] = tuple(reply["files"])
 
     @property
     def pid(self) -> int:
@@ -380,7 +406,10 @@ def _serve(connection: Connection, job_text: str) -> None:
         return
     gc.freeze()  # collections need not look at what torch has imported, again and again
     worker = os.getpid()
-    send({"facts": asdict(loaded.facts)})
+    recorder = None
+    if job["covered"] is not None:
+        recorder = Recorder(scope_of([one.subject for one in loaded.stages or (loaded,)], job["covered"]))
+    send({"facts": asdict(loaded.facts), "files": recorder.scope.files if recorder is not None else []})
     while True:
         try:
             request = json.loads(connection.recv_bytes())
@@ -391,11 +420,13 @@ def _serve(connection: Connection, job_text: str) -> None:
         except ProgramError as error:  # what the pass imports has defined an op with another signature
             send({"unread": error.message})
             continue
-        if request["count"] is None:
-            pair = apply_pass(loaded, program, deep=request["deep"])
-        else:
-            rows = request["count"]["allowed"]
-            pair = apply_counted(loaded, program, None if rows is None else list(map(frozenset, read_asks(rows))))
+        with recorder.watching() if recorder is not None else contextlib.nullcontext():
+            if request["count"] is None:
+                pair = apply_pass(loaded, program, deep=request["deep"])
+            else:
+                rows = request["count"]["allowed"]
+                pair = apply_counted(loaded, program, None if rows is None else list(map(frozenset, read_asks(rows))))
+        pair.reached = recorder.taken() if recorder is not None else []
         if os.getpid() != worker:
             os._exit(0)  # the pass has forked: a second answer would be taken for that to the next question
         send(_encode_pair(pair))
@@ -418,6 +449,7 @@ def _encode_pair(pair: Pair) -> dict[str, Any]:
         "stages": _encode_stages(pair),
         "statistics": [row.as_dict() for row in pair.statistics],
         "asked": pair.asked,
+        "reached": pair.reached,
     }
 
 
@@ -471,6 +503,7 @@ def _decode_pair(program: Program, data: Any) -> Pair:
             stages=_decode_stages(program, data["stages"]),
             statistics=decode_statistics(data["statistics"]),
             asked=read_asks(data["asked"]),
+            reached=[Point(*row) for row in data["reached"]],
         )
     except ProgramError as error:  # what the pass left can be written, but makes no program
         if isinstance(error.__cause__, UnsupportedOp):

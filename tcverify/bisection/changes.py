@@ -120,9 +120,8 @@ class _Rank:
                     join(operand, new)
         numbers: dict[fx.Node, int] = {}
         for row in self._rows:
-            for node in (row.after, row.before):
-                paired = None if node is None else self._partner_after.get(node, node)
-                if node is None or paired not in changed or node.op == "placeholder":
+            for node in filter(None, (row.after, row.before)):
+                if self._partner_after.get(node, node) not in changed or node.op == "placeholder":
                     continue
                 number = numbers.setdefault(find(node), len(numbers) + 1)
                 if number > len(self.names):
@@ -151,10 +150,9 @@ class _Rank:
         """The storage of the original that a storage of the rewritten graph is, by number, where values of both lie in it."""
         found: dict[int, int] = {}
         for new, old in self._partner_before.items():
-            theirs, ours = new.meta.get("val"), old.meta.get("val")
-            known = isinstance(theirs, TensorSpec) and isinstance(ours, TensorSpec)
-            if known and theirs.alias is not None and ours.alias is not None:
-                found.setdefault(theirs.alias, ours.alias)
+            theirs, ours = _storage(new), _storage(old)
+            if theirs is not None and ours is not None:
+                found.setdefault(theirs, ours)
         return found
 
     def hybrid(self, chosen: Set[int]) -> fx.Graph:
@@ -166,7 +164,7 @@ class _Rank:
                 node = row.after if taken else row.before
             else:
                 node = next(node for node in (row.before, row.after) if node is not None)
-                if (self._number[node] in chosen) is (node is row.before):
+                if (self._number.get(node, 0) in chosen) is (node is row.before):
                     continue
             reads[node] = self._read(node, chosen)
         standing = {self._partner_after.get(node, node): node for node in reads}
@@ -227,6 +225,11 @@ def _operands(node: fx.Node) -> list[fx.Node]:
     map_aggregate(node.args, note)
     map_aggregate(node.kwargs, note)
     return found
+
+
+def _storage(node: fx.Node) -> int | None:
+    spec = node.meta.get("val")
+    return spec.alias if isinstance(spec, TensorSpec) else None
 
 
 def _shape(node: fx.Node) -> str:

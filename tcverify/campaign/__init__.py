@@ -1,5 +1,6 @@
 """Runs many programs through the verifier, shrinks what fails and tells subscribers about it."""
 
+from tcverify.campaign.coverage import Coverage, FileReach
 from tcverify.campaign.drawing import SETTINGS
 from tcverify.campaign.driver import Campaign
 from tcverify.campaign.events import (
@@ -23,8 +24,10 @@ __all__ = [
     "Campaign",
     "CampaignFinished",
     "CampaignStarted",
+    "Coverage",
     "Crashed",
     "Event",
+    "FileReach",
     "FindingFound",
     "Plan",
     "Progress",

@@ -152,8 +152,9 @@ class Campaign:
         verdict, why = self._judge()
         known = tuple(sorted(((e, n) for e, n in self._ledger.seen.items() if n), key=lambda one: one[0].key))
         finished = CampaignFinished(
-            facts, plan.mesh, self.statistics, tuple(self.counterexamples), verdict, why, stop, plan.seed, known
-        )
+            facts, plan.mesh, self.statistics, tuple(self.counterexamples), verdict, why, stop, plan.seed, known,
+            plan.coverage.report() if plan.coverage is not None else (),
+        )  # fmt: skip
         self._tell(finished)
         return finished
 
@@ -317,6 +318,8 @@ class Campaign:
         """Count a program; return those of its findings that are known, by kind."""
         known = self._ledger.accepted(verdict)
         self.statistics.count(program, verdict, known)
+        if self.plan.coverage is not None:
+            self.plan.coverage.novel(program, verdict.pair)
         self._ledger.seen.update(known.values())
         self.statistics.elapsed = time.monotonic() - self._start
         self._tell(Progress(self.statistics, "verifying"))

@@ -11,6 +11,7 @@ from hypothesis.strategies import SearchStrategy
 
 from tcverify.application import Subject
 from tcverify.baseline import Baseline
+from tcverify.campaign.coverage import Coverage
 from tcverify.execution import Executor
 from tcverify.program import Blame, Contract, Program
 from tcverify.verifier import Verdict
@@ -38,6 +39,7 @@ class Plan:
         deep: apply the pass deeply (see `verify`) to every program, not to some.
         blame: names the rewrites that a finding comes from: called with the pass, the verdict and the kind, whether it takes a
             deep application, and what confirms. None: nobody asks.
+        coverage: gathers what the pass reaches of its code, for passes that are asked to record that; see `Guarded`.
         collect: keep one counterexample per fingerprint instead of one per kind, to write a baseline.
     """
 
@@ -58,3 +60,4 @@ class Plan:
     earlier: bool = True
     deep: bool = False
     blame: Blamer | None = None
+    coverage: Coverage | None = None

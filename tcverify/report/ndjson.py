@@ -134,10 +134,8 @@ class EventLog:
         ]
         outcome = {"verdict": event.verdict, "why": event.why, "stop": event.stop, "seed": event.seed}
         ids = [case.id for case in event.counterexamples]
-        counts = statistics(event.statistics)
-        self._write(
-            "campaign-finished", {**self._about, **outcome, "findings": ids, "known": known, "statistics": counts}
-        )
+        more = {"statistics": statistics(event.statistics), "reached": [asdict(one) for one in event.reached]}
+        self._write("campaign-finished", {**self._about, **outcome, "findings": ids, "known": known, **more})
         self._about = {}
 
     def _case(self, case: Counterexample) -> dict[str, Any]:
