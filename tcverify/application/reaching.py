@@ -184,6 +184,7 @@ class Recorder:
         for event in branches:
             monitoring.register_callback(tool, event, branch)
         monitoring.set_events(tool, events.PY_START)
+        monitoring.restart_events()  # places that an earlier recorder of this process has switched off
         return tool
 
     def _went(self, code: CodeType, offset: int, target: int) -> bool:

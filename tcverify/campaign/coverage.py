@@ -14,7 +14,8 @@ class FileReach:
     """What was reached of one file.
 
     Attributes:
-        lines, lines_reached: of functions; constructors run before anything is recorded. Of a file that does not define the pass itself, functions count once they are called.
+        lines, lines_reached: of functions. Of a file that does not define the pass itself, functions count once they are called;
+            so do constructors, which run before anything is recorded.
         outcomes, outcomes_reached: the two of each condition.
         unreached: first and last line of runs of code that never ran, in functions that did.
         always_true: lines of conditions that were never false.

@@ -118,7 +118,7 @@ def test_coverage_says_what_is_new_and_what_was_never_reached() -> None:
     assert report.always_true == (line("between"),)
     assert "never" in report.uncalled
     assert "count" not in report.uncalled
-    assert (line("minus") - 1, line("not flag") + 2) in report.unreached
+    assert (line("between") + 1, line("not flag") + 2) in report.unreached
     told = unreached_lines([report])
     assert any(f"false on line {line('between')}" in text for text in told)
     assert reach_line([report]).startswith("reached of tests/unit/reached_code.py: 2 of ")
