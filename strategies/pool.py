@@ -13,8 +13,11 @@ from hypothesis import strategies as st
 
 from tcverify.program import Program
 
-#: Of 256 programs so many are variations, once there is something to vary.
+#: Of 256 programs so many are variations, once drawing anew reaches nothing new any more.
 VARIED = 128
+
+#: So many programs without anything new, in a row, are what counts as that.
+PATIENCE = 32
 
 #: Bytes that say how a program varies.
 _CONTROL = 20
@@ -39,6 +42,7 @@ class Pool:
 
     def __init__(self) -> None:
         self._kept: list[bytes] = []
+        self._fruitless = 0
         self._choices: WeakKeyDictionary[Program, bytes] = WeakKeyDictionary()
 
     def __len__(self) -> int:
@@ -49,6 +53,7 @@ class Pool:
         choices = self._choices.get(program)
         if choices is not None:
             self._kept.append(choices)
+            self._fruitless = 0
 
     def steered(self, programs: st.SearchStrategy[Program]) -> st.SearchStrategy[Program]:
         """Draw as `programs` does, or variations of what was kept. Strategies that do not decode bytes stay as they are."""
@@ -57,15 +62,17 @@ class Pool:
             return programs
         width, decode = known
 
-        def vary(drawn: tuple[bytes, bytes]) -> Program:
+        def made(drawn: tuple[bytes, bytes]) -> Program:
             control, fresh = drawn
-            choices = self.varied(control, fresh) if self._kept and control[0] < VARIED else fresh
+            self._fruitless += 1
+            vary = bool(self._kept) and self._fruitless > PATIENCE and control[0] < VARIED
+            choices = self.varied(control, fresh) if vary else fresh
             program = decode(choices)
             self._choices[program] = choices
             return program
 
         control = st.binary(min_size=_CONTROL, max_size=_CONTROL)
-        return st.tuples(control, st.binary(min_size=width, max_size=width)).map(vary)
+        return st.tuples(control, st.binary(min_size=width, max_size=width)).map(made)
 
     def varied(self, control: bytes, fresh: bytes) -> bytes:
         """Vary one of those kept, mostly a late one: single bytes, or a stretch of new bytes or of another one's."""
