@@ -56,7 +56,6 @@ from tcverify.strategies.choices import WIDTH, decode_choices, weighted
 from tcverify.strategies.dtensor import dtensor_programs
 from tcverify.strategies.functional import large_functional_program
 from tcverify.strategies.meshes import WORLD_SIZES, all_meshes
-from tcverify.strategies.pool import decoded
 from tcverify.strategies.registered import Factory, made_strategy
 from tcverify.strategies.resharding import RESHARDING_WORLD_SIZES
 from tcverify.strategies.transformer import finish, write
@@ -145,14 +144,16 @@ def _programs(name: str, mesh: Mesh | None, world_size: int | None) -> st.Search
     if mesh is not None:
         fixed = mesh
         decode_on = partial(_decode_mixed, any_mesh=False) if name == "mixed" else decoder.decode
-        return decoded(decoder.width, lambda c: decode_on(fixed, c))
+        return st.binary(min_size=decoder.width, max_size=decoder.width).map(lambda c: decode_on(fixed, c))
     sizes = WORLD_SIZES if world_size is None else (world_size,)
     listed = [one for size in sizes for one in all_meshes(size)]
 
     def decode_with_mesh(choices: bytes) -> Program:
         return decoder.decode(listed[choices[0] % len(listed)], choices[1:])
 
-    return decoded(decoder.width + 1, decode_with_mesh)
+    # One draw of bytes, the mesh included. Among integers Hypothesis would mix constants that it finds in source files, and
+    # a seed would draw other programs whenever some module changes.
+    return st.binary(min_size=decoder.width + 1, max_size=decoder.width + 1).map(decode_with_mesh)
 
 
 def transformer_programs(mesh: Mesh | None = None, world_size: int | None = None) -> st.SearchStrategy[Program]:
@@ -260,7 +261,7 @@ def resharding_programs(mesh: Mesh | None = None, world_size: int | None = None)
     def decode_with_size(choices: bytes) -> Program:
         return resharding.plan_of(sizes[choices[0] % len(sizes)], choices[1:]).build()
 
-    return decoded(width + 1, decode_with_size)
+    return st.binary(min_size=width + 1, max_size=width + 1).map(decode_with_size)
 
 
 #: Strategies by the name that `--strategy` takes; each is called as `transformer_programs` is.

@@ -318,9 +318,8 @@ class Campaign:
         """Count a program; return those of its findings that are known, by kind."""
         known = self._ledger.accepted(verdict)
         self.statistics.count(program, verdict, known)
-        new = self.plan.coverage.novel(program, verdict.pair) if self.plan.coverage is not None else []
-        if new and self.plan.keep is not None:
-            self.plan.keep(program)
+        if self.plan.coverage is not None:
+            self.plan.coverage.novel(program, verdict.pair)
         self._ledger.seen.update(known.values())
         self.statistics.elapsed = time.monotonic() - self._start
         self._tell(Progress(self.statistics, "verifying"))

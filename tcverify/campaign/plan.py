@@ -40,7 +40,6 @@ class Plan:
         blame: names the rewrites that a finding comes from: called with the pass, the verdict and the kind, whether it takes a
             deep application, and what confirms. None: nobody asks.
         coverage: gathers what the pass reaches of its code, for passes that are asked to record that; see `Guarded`.
-        keep: is told of programs that reached something new, as `coverage` has it.
         collect: keep one counterexample per fingerprint instead of one per kind, to write a baseline.
     """
 
@@ -62,4 +61,3 @@ class Plan:
     deep: bool = False
     blame: Blamer | None = None
     coverage: Coverage | None = None
-    keep: Callable[[Program], None] | None = None
