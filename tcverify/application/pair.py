@@ -34,7 +34,7 @@ class Defect:
         aspect: "return" (not a graph module), "lint", "code", "signature"; or of purity: "input-mutated", "unrepeatable",
             "hash-order", "not-idempotent", "second-application"; or of what the pass does to a form of the graph that only it
             sees, where it says so itself in an attribute `defects`: "nodes" (lost, new or doubled), "dependency" (two that
-            depend on each other have swapped), "collective-order", "peak-memory".
+            depend on each other have swapped), "collective-order", "peak-memory", "comm-buffer".
     """
 
     aspect: str
