@@ -96,3 +96,27 @@ def by_replace_pattern(gm: fx.GraphModule) -> None:
         return ATEN.abs.default(x)  # type: ignore[no-any-return]
 
     fx.replace_pattern(gm, pattern, replacement)
+
+
+def by_inductor_pattern(gm: fx.GraphModule) -> None:
+    """Made of a pattern of Inductor; wrong everywhere."""
+    from torch._inductor.pattern_matcher import (
+        CallFunction,
+        KeywordArg,
+        Match,
+        PatternMatcherPass,
+        register_graph_pattern,
+    )
+
+    patterns = PatternMatcherPass()
+
+    def absolute(match: Match, x: fx.Node) -> None:
+        node = match.output_node()
+        with match.graph.inserting_before(node):
+            made = match.graph.call_function(ATEN.abs.default, (x,))
+        made.meta["val"] = node.meta["val"]
+        node.replace_all_uses_with(made)
+        match.erase_nodes()
+
+    register_graph_pattern(CallFunction(ATEN.neg.default, KeywordArg("x")), pass_dict=patterns)(absolute)
+    patterns.apply(gm.graph)

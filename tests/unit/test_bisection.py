@@ -86,6 +86,12 @@ def test_matches_of_replace_pattern_are_counted() -> None:
     assert (found.rewrites[0].pattern, found.total, found.others) == ("replace_pattern", 3, True)
 
 
+def test_matches_of_inductors_patterns_are_counted() -> None:
+    found = blame(rewriting_passes.by_inductor_pattern, negations(3))
+    assert found.asked
+    assert (found.rewrites[0].pattern, found.total, found.others) == ("absolute", 3, True)
+
+
 def test_nothing_is_blamed_for_a_finding_that_is_not_there() -> None:
     with Guarded(f"{HERE}:sound") as subject:
         verdict = verify(subject, negations(3))
