@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,17 +15,30 @@ from hypothesis.strategies import SearchStrategy
 from rich.console import Console
 
 from tcverify import arguments, doctor
-from tcverify.application import Guarded
+from tcverify.application import Guarded, Subject
 from tcverify.baseline import Baseline, add_to_baseline
-from tcverify.campaign import Campaign, CampaignFinished, Event, Plan, RunFinished, RunStarted, Subscriber, recover
+from tcverify.bisection import Terms, bisect
+from tcverify.campaign import (
+    Blamer,
+    Campaign,
+    CampaignFinished,
+    Coverage,
+    Event,
+    Plan,
+    RunFinished,
+    RunStarted,
+    Subscriber,
+    recover,
+)
 from tcverify.errors import InternalError, TcverifyError
 from tcverify.execution import AnySize, Executor, executors, start_executor
-from tcverify.program import Program
+from tcverify.program import Blame, Contract, Program
 from tcverify.report.choice import reports
 from tcverify.report.known import baseline_lines
 from tcverify.report.plain import count, plain
 from tcverify.report.script import ScriptReport
 from tcverify.report.terminal import TerminalReport, say
+from tcverify.verifier import Verdict
 
 PASSED, FAILED, UNUSABLE, INTERNAL, INTERRUPTED = 0, 1, 2, 3, 130
 
@@ -47,7 +61,12 @@ class Job:
 
 @dataclass(frozen=True)
 class Settings:
-    """How passes are verified and what becomes of it; names as the options of the command line have."""
+    """How passes are verified and what becomes of it; names as the options of the command line have.
+
+    Attributes:
+        covered: for each pass the modules whose code counts when it is recorded what it reaches, none for those that define it.
+            None: that is not recorded.
+    """
 
     targets: Sequence[str]
     pass_options: dict[str, str] = field(default_factory=dict)
@@ -69,6 +88,8 @@ class Settings:
     write_baseline: Path | None = None
     deep: bool = False
     earlier: bool = True
+    bisect: bool = False
+    covered: Sequence[Sequence[str]] | None = None
 
 
 def prepare(settings: Settings, console: Console) -> None:
@@ -109,20 +130,24 @@ def campaigns(settings: Settings, jobs: Sequence[Job], console: Console) -> int:
         end = stack.enter_context(_announced(subscribers, started))
         stack.callback(terminal.close)
         subjects = [
-            stack.enter_context(Guarded(target, settings.pass_options, timeout=settings.pass_timeout))
-            for target in settings.targets
+            stack.enter_context(Guarded(target, settings.pass_options, timeout=settings.pass_timeout, covered=covered))
+            for target, covered in zip(settings.targets, settings.covered or itertools.repeat(None), strict=False)
         ]
+        coverages = [Coverage(subject.files) if settings.covered is not None else None for subject in subjects]
         contracts = [subject.contract.with_options(settings.promises) for subject in subjects]
         try:
             for job in jobs:
                 with executors(settings.confirm) as executor_of:
                     executor = _of_any_size(settings.confirm, executor_of, job.world_size)
-                    for subject, promised, programs in zip(subjects, contracts, job.programs, strict=True):
+                    for subject, promised, programs, coverage in zip(
+                        subjects, contracts, job.programs, coverages, strict=True
+                    ):
                         plan = Plan(
                             programs, job.mesh, settings.report_dir, STATE_DIR, settings.max_examples, settings.max_time,
                             settings.seed, promised, settings.checks, domain=settings.domain,
                             shrink_time=settings.shrink_time, fail_fast=settings.fail_fast, baseline=settings.known,
                             collect=accepting, deep=settings.deep, earlier=settings.earlier,
+                            blame=_blamer(settings, promised) if settings.bisect else None, coverage=coverage,
                         )  # fmt: skip
                         stop = Campaign(subject, plan, executor, subscribers).run().stop
                         if stop in _LAST:
@@ -142,6 +167,15 @@ def campaigns(settings: Settings, jobs: Sequence[Job], console: Console) -> int:
         code = INTERRUPTED if stop == "interrupted" else failing
         end(code)
     return code
+
+
+def _blamer(settings: Settings, contract: Contract) -> Blamer:
+    """Names the rewrites that a finding comes from, as `--bisect` asks for."""
+
+    def blame(subject: Subject, verdict: Verdict, kind: str, deep: bool, confirm: Executor | None) -> Blame:
+        return bisect(subject, verdict, Terms(kind, contract, confirm, settings.checks, settings.domain, deep))
+
+    return blame
 
 
 def _of_any_size(name: str, executor_of: Callable[[int], Executor | None], first: int) -> AnySize | None:

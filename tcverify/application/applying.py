@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 import traceback
 from collections import Counter
-from dataclasses import replace
+from collections.abc import Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,13 +16,62 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from tcverify.application.loading import LoadedPass
+from tcverify.application.matchers import matchers_asking
 from tcverify.application.pair import Defect, Pair, PassFailure, Stage
 from tcverify.application.stages import refresh_metadata
 from tcverify.errors import TcverifyError, Unsupported, UnsupportedOp
 from tcverify.execution import Lockstep
 from tcverify.ops import define_ops, late_definition, qualified_name
-from tcverify.program import NotSerialisable, Program, decode_statistics, dumps
+from tcverify.program import Allowed, Ask, NotSerialisable, Program, counted, decode_statistics, dumps
 from tcverify.program.graph import KEPT_META, same_structure
+
+
+def apply_counted(loaded: LoadedPass, program: Program, allowed: Allowed) -> Pair:
+    """Apply a pass as `apply_pass` does, and count its rewrites.
+
+    Args:
+        allowed: the rewrites that it may make.
+    """
+    with _counting(allowed) as asked, matchers_asking():
+        pair = apply_pass(loaded, program)
+    pair.asked = asked[: program.world_size]
+    return pair
+
+
+@dataclass(slots=True)
+class _Counts:
+    """What is counted now: per rank, over all stages of a pipeline."""
+
+    allowed: Allowed
+    asked: list[list[Ask]]
+
+
+_COUNTS: ContextVar[_Counts | None] = ContextVar("what is counted", default=None)
+
+
+@contextlib.contextmanager
+def _counting(allowed: Allowed) -> Iterator[list[list[Ask]]]:
+    counts = _Counts(allowed, [])
+    token = _COUNTS.set(counts)
+    try:
+        yield counts.asked
+    finally:
+        _COUNTS.reset(token)
+
+
+def _call(loaded: LoadedPass, module: fx.GraphModule, rank: int) -> Any:
+    """Call the pass, and count its rewrites where that is asked for."""
+    counts = _COUNTS.get()
+    if counts is None:
+        return loaded.call(module)
+    while len(counts.asked) <= rank:
+        counts.asked.append([])
+    allowed = None if counts.allowed is None else counts.allowed[rank] if rank < len(counts.allowed) else frozenset()
+    with counted(allowed) as asked:
+        try:
+            return loaded.call(module)
+        finally:
+            counts.asked[rank] += asked
 
 
 def apply_pass(loaded: LoadedPass, program: Program, *, deep: bool = False) -> Pair:
@@ -147,7 +199,7 @@ def _apply_to_ranks(
     for rank, module in enumerate(modules):
         given = module.graph
         try:
-            returned = loaded.call(module)
+            returned = _call(loaded, module, rank)
         except Unsupported as error:
             pair.declined = error.message
             return None
@@ -416,4 +468,4 @@ def _excuse(scratch: Pair) -> str:
     return f": {scratch.defects[0].message}" if scratch.defects else ""
 
 
-__all__ = ["apply_pass", "defects_of", "describe_error", "returned_module", "rewrites_of", "signature"]
+__all__ = ["apply_counted", "apply_pass", "defects_of", "describe_error", "returned_module", "rewrites_of", "signature"]

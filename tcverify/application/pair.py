@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from tcverify.application.reaching import Point
 from tcverify.execution import Comparison
-from tcverify.program import CollectiveStatistics, Program
+from tcverify.program import Ask, CollectiveStatistics, Program
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +71,8 @@ class Pair:
         seconds: time that the pass took, all ranks together.
         stages: of a pipeline, those that ran; empty for a single pass.
         statistics: what the pass says of each collective of rank 0; of a pipeline, what its stages say, one after the other.
+        asked: where rewrites were counted, those that the pass asked for on each rank (see `tcverify.rewrite`), in order.
+        reached: places of the pass's code that it reached for the first time in its process, where that is recorded.
     """
 
     original: Program
@@ -86,6 +89,8 @@ class Pair:
     seconds: float = 0.0
     stages: list[Stage] = field(default_factory=list)
     statistics: tuple[CollectiveStatistics, ...] = ()
+    asked: list[list[Ask]] = field(default_factory=list)
+    reached: list[Point] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

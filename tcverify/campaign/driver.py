@@ -6,7 +6,7 @@ import contextlib
 import gc
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import hypothesis
 from hypothesis import given, settings
@@ -152,8 +152,9 @@ class Campaign:
         verdict, why = self._judge()
         known = tuple(sorted(((e, n) for e, n in self._ledger.seen.items() if n), key=lambda one: one[0].key))
         finished = CampaignFinished(
-            facts, plan.mesh, self.statistics, tuple(self.counterexamples), verdict, why, stop, plan.seed, known
-        )
+            facts, plan.mesh, self.statistics, tuple(self.counterexamples), verdict, why, stop, plan.seed, known,
+            plan.coverage.report() if plan.coverage is not None else (),
+        )  # fmt: skip
         self._tell(finished)
         return finished
 
@@ -317,6 +318,8 @@ class Campaign:
         """Count a program; return those of its findings that are known, by kind."""
         known = self._ledger.accepted(verdict)
         self.statistics.count(program, verdict, known)
+        if self.plan.coverage is not None:
+            self.plan.coverage.novel(program, verdict.pair)
         self._ledger.seen.update(known.values())
         self.statistics.elapsed = time.monotonic() - self._start
         self._tell(Progress(self.statistics, "verifying"))
@@ -379,10 +382,17 @@ class Campaign:
             deep=target.deep,
             pass_timeout=self.subject.timeout,
         )
-        self._target = None
         try:
-            write_counterexample(case, self.plan.report_dir)
+            write_counterexample(case, self.plan.report_dir)  # what follows may take long
+            if confirm and self.plan.blame is not None:
+                self._in_flight.note(case.program, target.deep)
+                with self._interrupts.open():
+                    blame = self.plan.blame(self.subject, verdict, target.kind, target.deep, self.confirm)
+                case = replace(case, blame=blame)
+                write_counterexample(case, self.plan.report_dir)
+            self._target = None
         except UsageError:
+            self._target = None
             self._tell(FindingFound(case))  # shown it is, before the run ends for want of a place to keep it
             raise
         self._ledger.add(case)
