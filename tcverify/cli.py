@@ -184,6 +184,8 @@ def _options(command: click.Command) -> set[str]:
               help="Seconds that one application of a pass may take.")  # fmt: skip
 @click.option("--shrink-time", type=click.FloatRange(0), default=30.0, show_default=True,
               help="Seconds to shrink a finding.")  # fmt: skip
+@click.option("--corpus", type=click.Path(path_type=Path), default=None, metavar="DIR",
+              help="Cases to try first; programs that show something new are added. Machines may share it.")  # fmt: skip
 @_EXTENSION
 @_REPORT_DIR
 @click.option("--fail-on", default=None, help="Also fail on: inconclusive, vacuity.")
@@ -210,6 +212,7 @@ def run(
     pass_option: tuple[str, ...],
     pass_timeout: float,
     shrink_time: float,
+    corpus: Path | None,
     report_dir: Path,
     fail_on: str | None,
     fail_fast: bool,
@@ -244,6 +247,7 @@ def run(
         known=arguments.known_findings(baseline, write_baseline),
         baseline=baseline,
         write_baseline=write_baseline,
+        corpus=corpus,
     )
     console = make_console()
     prepare(settings, console)

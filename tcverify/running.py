@@ -15,10 +15,20 @@ from rich.console import Console
 
 from tcverify import arguments, doctor
 from tcverify.application import Guarded
-from tcverify.baseline import Baseline, add_to_baseline
-from tcverify.campaign import Campaign, CampaignFinished, Event, Plan, RunFinished, RunStarted, Subscriber, recover
+from tcverify.baseline import Baseline, add_to_baseline, reference
+from tcverify.campaign import (
+    Campaign,
+    CampaignFinished,
+    Corpus,
+    Event,
+    Plan,
+    RunFinished,
+    RunStarted,
+    Subscriber,
+    recover,
+)
 from tcverify.errors import InternalError, TcverifyError
-from tcverify.execution import AnySize, Executor, executors, start_executor
+from tcverify.execution import executors, of_any_size
 from tcverify.program import Program
 from tcverify.report.choice import reports
 from tcverify.report.known import baseline_lines
@@ -69,6 +79,7 @@ class Settings:
     write_baseline: Path | None = None
     deep: bool = False
     earlier: bool = True
+    corpus: Path | None = None
 
 
 def prepare(settings: Settings, console: Console) -> None:
@@ -108,6 +119,7 @@ def campaigns(settings: Settings, jobs: Sequence[Job], console: Console) -> int:
         started = RunStarted(tuple(settings.targets), tuple(job.mesh for job in jobs), settings.seed)
         end = stack.enter_context(_announced(subscribers, started))
         stack.callback(terminal.close)
+        corpus = Corpus(settings.corpus, tell) if settings.corpus is not None else None
         subjects = [
             stack.enter_context(Guarded(target, settings.pass_options, timeout=settings.pass_timeout))
             for target in settings.targets
@@ -116,13 +128,15 @@ def campaigns(settings: Settings, jobs: Sequence[Job], console: Console) -> int:
         try:
             for job in jobs:
                 with executors(settings.confirm) as executor_of:
-                    executor = _of_any_size(settings.confirm, executor_of, job.world_size)
+                    executor = of_any_size(settings.confirm, executor_of, job.world_size)
                     for subject, promised, programs in zip(subjects, contracts, job.programs, strict=True):
+                        first = corpus.cases(reference(subject.facts), job.mesh) if corpus is not None else ()
                         plan = Plan(
                             programs, job.mesh, settings.report_dir, STATE_DIR, settings.max_examples, settings.max_time,
                             settings.seed, promised, settings.checks, domain=settings.domain,
                             shrink_time=settings.shrink_time, fail_fast=settings.fail_fast, baseline=settings.known,
                             collect=accepting, deep=settings.deep, earlier=settings.earlier,
+                            first=first, corpus=corpus,
                         )  # fmt: skip
                         stop = Campaign(subject, plan, executor, subscribers).run().stop
                         if stop in _LAST:
@@ -142,22 +156,6 @@ def campaigns(settings: Settings, jobs: Sequence[Job], console: Console) -> int:
         code = INTERRUPTED if stop == "interrupted" else failing
         end(code)
     return code
-
-
-def _of_any_size(name: str, executor_of: Callable[[int], Executor | None], first: int) -> AnySize | None:
-    """What confirms programs of a job, also those from which shrinking has taken ranks; started for the `first` size."""
-
-    def started(world_size: int) -> Executor:
-        executor = executor_of(world_size)
-        if executor is None:
-            raise InternalError(f"nothing confirms, but it is asked to, by '{name}'")
-        start_executor(executor)
-        return executor
-
-    if executor_of(first) is None:
-        return None
-    started(first)
-    return AnySize(name, started)
 
 
 @contextlib.contextmanager

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from hypothesis.strategies import SearchStrategy
 
-from tcverify.baseline import Baseline
+from tcverify.baseline import Baseline, Known
+from tcverify.campaign.corpus import Case, Corpus
 from tcverify.program import Contract, Program
 
 
@@ -21,7 +22,7 @@ class Plan:
         mesh: names the mesh for reports, e.g. "2 ranks".
         report_dir: where counterexamples are written, each as soon as it is found.
         state_dir: where the program in flight and earlier failures are kept.
-        max_examples, max_time: bounds, in programs and seconds; at least one is set.
+        max_examples, max_time: bounds, in programs beside `first` and in seconds; at least one is set.
         domain: the number domain that values are judged in: "float64", "native" or "exact"; see `verify`.
         shrink_time: seconds after which no new trial of shrinking one finding begins; a trial that hangs then still takes
             its time-out.
@@ -30,6 +31,9 @@ class Plan:
         earlier: try what failed in earlier runs first, and remember what fails in this one.
         deep: apply the pass deeply (see `verify`) to every program, not to some.
         collect: keep one counterexample per fingerprint instead of one per kind, to write a baseline.
+        told: findings of which there are counterexamples already: they count, but are not kept again.
+        first: cases that are tried before programs are drawn.
+        corpus: where programs that show something new are kept.
     """
 
     programs: SearchStrategy[Program]
@@ -48,3 +52,6 @@ class Plan:
     collect: bool = False
     earlier: bool = True
     deep: bool = False
+    told: Sequence[Known] = ()
+    first: Sequence[Case] = ()
+    corpus: Corpus | None = None

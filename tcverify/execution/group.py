@@ -216,7 +216,7 @@ def choose_core(core: int | None) -> int | None:
         return None
     usable = sorted(os.sched_getaffinity(0))
     if core is None:
-        worker = os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")
+        worker = os.environ.get("TCVERIFY_WORKER") or os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")
         return usable[(int(worker) if worker.isdigit() else 0) % len(usable)]
     if core not in usable:
         raise UsageError(f"core {core} is not one that this process may use", f"use one of {usable}")

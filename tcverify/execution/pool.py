@@ -57,8 +57,8 @@ class ProcessGroupPool:
         world_size: number of ranks; programs must have as many.
         device: "cpu" or "cuda". With "cuda", rank r computes on device r modulo the number of devices.
         timeout: seconds that one program, or one pair, may take on the group.
-        core: the CPU core that all gloo ranks share (they are slower when spread); None takes the number of the
-            pytest-xdist worker, or 0, modulo the cores that this process may use.
+        core: the CPU core that all gloo ranks share (they are slower when spread); None takes the number of this worker, of
+            a campaign or of pytest-xdist, or 0, modulo the cores that this process may use.
 
     Raises:
         UsageError: the arguments make no sense on this machine.
