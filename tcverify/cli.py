@@ -23,6 +23,7 @@ from tcverify.counterexample import (
     read_counterexample,
     write_atomically,
 )
+from tcverify.division import Drawing
 from tcverify.errors import InternalError, TcverifyError, UsageError
 from tcverify.execution import EXECUTORS, Executor, executors
 from tcverify.extensions import load_extension
@@ -51,8 +52,7 @@ from tcverify.running import (
     prepare,
     redrawn,
 )
-from tcverify.strategies import STRATEGIES, programs_of
-from tcverify.strategies.options import with_options
+from tcverify.strategies import STRATEGIES
 
 _REPORT_DIR = click.option(
     "--report-dir",
@@ -184,6 +184,8 @@ def _options(command: click.Command) -> set[str]:
               help="Seconds that one application of a pass may take.")  # fmt: skip
 @click.option("--shrink-time", type=click.FloatRange(0), default=30.0, show_default=True,
               help="Seconds to shrink a finding.")  # fmt: skip
+@click.option("--workers", type=click.IntRange(1, 1024), default=None,
+              help="Processes that share the programs. [default: 1]")  # fmt: skip
 @click.option("--corpus", type=click.Path(path_type=Path), default=None, metavar="DIR",
               help="Cases to try first; programs that show something new are added. Machines may share it.")  # fmt: skip
 @_EXTENSION
@@ -212,6 +214,7 @@ def run(
     pass_option: tuple[str, ...],
     pass_timeout: float,
     shrink_time: float,
+    workers: int | None,
     corpus: Path | None,
     report_dir: Path,
     fail_on: str | None,
@@ -248,18 +251,16 @@ def run(
         baseline=baseline,
         write_baseline=write_baseline,
         corpus=corpus,
+        workers=workers,
     )
     console = make_console()
     prepare(settings, console)
     options = [arguments.draws(name, settings.pass_options) for name in passes or DEFAULT]
-    jobs = [
-        Job(
-            name,
-            size,
-            [with_options(programs_of(one, fixed, size), told) for one, told in zip(drawn, options, strict=True)],
-        )
-        for name, fixed, size in meshes
-    ]
+    jobs = []
+    for name, fixed, size in meshes:
+        sizes = {dim.name: len(dim.groups[0]) for dim in fixed.dims} if fixed is not None else None
+        drawings = [Drawing(one, size, sizes, told) for one, told in zip(drawn, options, strict=True)]
+        jobs.append(Job(name, size, [drawing.programs() for drawing in drawings], drawings))
     raise SystemExit(campaigns(settings, jobs, console))
 
 

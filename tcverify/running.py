@@ -27,6 +27,8 @@ from tcverify.campaign import (
     Subscriber,
     recover,
 )
+from tcverify.division import Crew, DividedCampaign, Drawing, LocalCrew
+from tcverify.division.driver import recover as recover_workers
 from tcverify.errors import InternalError, TcverifyError
 from tcverify.execution import executors, of_any_size
 from tcverify.program import Program
@@ -48,11 +50,13 @@ class Job:
     Attributes:
         mesh: names the mesh, or what else the programs have in common, for reports.
         programs: draws programs, for each of the passes in their order.
+        drawings: the same as data, which workers need.
     """
 
     mesh: str
     world_size: int
     programs: Sequence[SearchStrategy[Program]]
+    drawings: Sequence[Drawing] = ()
 
 
 @dataclass(frozen=True)
@@ -80,6 +84,8 @@ class Settings:
     deep: bool = False
     earlier: bool = True
     corpus: Path | None = None
+    workers: int | None = None
+    ray: str | None = None
 
 
 def prepare(settings: Settings, console: Console) -> None:
@@ -95,6 +101,9 @@ def prepare(settings: Settings, console: Console) -> None:
     for path in recover(STATE_DIR, settings.report_dir):
         say(console, f"An earlier run died while it verified a program, which is kept as {path}", "yellow")
         say(console, f"  look at it with: tcverify show {path}, try it again with: tcverify replay {path}", "yellow")
+    for case in recover_workers(settings.report_dir):
+        say(console, f"An earlier run died before it told what a worker had found: case {case.id}", "yellow")
+        say(console, f"  look at it with: tcverify show {case.id}", "yellow")
 
 
 def campaigns(settings: Settings, jobs: Sequence[Job], console: Console) -> int:
@@ -119,6 +128,7 @@ def campaigns(settings: Settings, jobs: Sequence[Job], console: Console) -> int:
         started = RunStarted(tuple(settings.targets), tuple(job.mesh for job in jobs), settings.seed)
         end = stack.enter_context(_announced(subscribers, started))
         stack.callback(terminal.close)
+        crew = stack.enter_context(_crew(settings, tell))
         corpus = Corpus(settings.corpus, tell) if settings.corpus is not None else None
         subjects = [
             stack.enter_context(Guarded(target, settings.pass_options, timeout=settings.pass_timeout))
@@ -127,9 +137,11 @@ def campaigns(settings: Settings, jobs: Sequence[Job], console: Console) -> int:
         contracts = [subject.contract.with_options(settings.promises) for subject in subjects]
         try:
             for job in jobs:
-                with executors(settings.confirm) as executor_of:
+                with executors(settings.confirm if crew is None else "none") as executor_of:
                     executor = of_any_size(settings.confirm, executor_of, job.world_size)
-                    for subject, promised, programs in zip(subjects, contracts, job.programs, strict=True):
+                    for number, (subject, promised, programs) in enumerate(
+                        zip(subjects, contracts, job.programs, strict=True)
+                    ):
                         first = corpus.cases(reference(subject.facts), job.mesh) if corpus is not None else ()
                         plan = Plan(
                             programs, job.mesh, settings.report_dir, STATE_DIR, settings.max_examples, settings.max_time,
@@ -138,7 +150,14 @@ def campaigns(settings: Settings, jobs: Sequence[Job], console: Console) -> int:
                             collect=accepting, deep=settings.deep, earlier=settings.earlier,
                             first=first, corpus=corpus,
                         )  # fmt: skip
-                        stop = Campaign(subject, plan, executor, subscribers).run().stop
+                        if crew is None:
+                            finished = Campaign(subject, plan, executor, subscribers).run()
+                        else:
+                            drawing = job.drawings[number]
+                            finished = DividedCampaign(
+                                subject, plan, drawing, settings.confirm, crew, tell, subscribers
+                            ).run()
+                        stop = finished.stop
                         if stop in _LAST:
                             break
                 if stop in _LAST:
@@ -156,6 +175,16 @@ def campaigns(settings: Settings, jobs: Sequence[Job], console: Console) -> int:
         code = INTERRUPTED if stop == "interrupted" else failing
         end(code)
     return code
+
+
+@contextlib.contextmanager
+def _crew(settings: Settings, tell: Callable[[str], None]) -> Iterator[Crew | None]:
+    """The workers that share the campaigns; None where this process does all by itself."""
+    if settings.workers is None or settings.workers == 1:
+        yield None
+        return
+    with LocalCrew(settings.workers, tell) as crew:
+        yield crew
 
 
 @contextlib.contextmanager

@@ -31,7 +31,7 @@ class Statistics:
         notes: programs by what their verdicts say beside, e.g. that the exact domain stepped aside.
         labels: programs by what they contain.
         shrinking: programs judged to shrink findings.
-        seconds: time by phase.
+        seconds: time by phase; where workers share the campaign, of one of them on average.
     """
 
     programs: int = 0
