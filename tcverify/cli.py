@@ -28,6 +28,7 @@ from tcverify.errors import InternalError, TcverifyError, UsageError
 from tcverify.execution import EXECUTORS, Executor, executors
 from tcverify.extensions import load_extension
 from tcverify.extra.pytorch import PREFIX, SUBJECTS
+from tcverify.extra.ray import LOCAL
 from tcverify.passes import BUILTIN, DEFAULT, DESCRIPTIONS
 from tcverify.program import dumps
 from tcverify.replay import replay as replay_case
@@ -185,7 +186,9 @@ def _options(command: click.Command) -> set[str]:
 @click.option("--shrink-time", type=click.FloatRange(0), default=30.0, show_default=True,
               help="Seconds to shrink a finding.")  # fmt: skip
 @click.option("--workers", type=click.IntRange(1, 1024), default=None,
-              help="Processes that share the programs. [default: 1]")  # fmt: skip
+              help="Processes that share the programs. [default: 1; with --ray, as many as there are CPUs]")  # fmt: skip
+@click.option("--ray", is_flag=False, flag_value=LOCAL, default=None, metavar="[ADDRESS]",
+              help="Share the programs on a Ray cluster; local, or no address: one of this machine.")  # fmt: skip
 @click.option("--corpus", type=click.Path(path_type=Path), default=None, metavar="DIR",
               help="Cases to try first; programs that show something new are added. Machines may share it.")  # fmt: skip
 @_EXTENSION
@@ -215,6 +218,7 @@ def run(
     pass_timeout: float,
     shrink_time: float,
     workers: int | None,
+    ray: str | None,
     corpus: Path | None,
     report_dir: Path,
     fail_on: str | None,
@@ -252,6 +256,7 @@ def run(
         write_baseline=write_baseline,
         corpus=corpus,
         workers=workers,
+        ray=ray,
     )
     console = make_console()
     prepare(settings, console)

@@ -31,6 +31,7 @@ from tcverify.division import Crew, DividedCampaign, Drawing, LocalCrew
 from tcverify.division.driver import recover as recover_workers
 from tcverify.errors import InternalError, TcverifyError
 from tcverify.execution import executors, of_any_size
+from tcverify.extra.ray import ray_crew
 from tcverify.program import Program
 from tcverify.report.choice import reports
 from tcverify.report.known import baseline_lines
@@ -180,11 +181,14 @@ def campaigns(settings: Settings, jobs: Sequence[Job], console: Console) -> int:
 @contextlib.contextmanager
 def _crew(settings: Settings, tell: Callable[[str], None]) -> Iterator[Crew | None]:
     """The workers that share the campaigns; None where this process does all by itself."""
-    if settings.workers is None or settings.workers == 1:
+    if settings.ray is not None:
+        with ray_crew(settings.ray, settings.workers, tell) as crew:
+            yield crew
+    elif settings.workers is not None and settings.workers > 1:
+        with LocalCrew(settings.workers, tell) as crew:
+            yield crew
+    else:
         yield None
-        return
-    with LocalCrew(settings.workers, tell) as crew:
-        yield crew
 
 
 @contextlib.contextmanager

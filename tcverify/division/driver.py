@@ -164,7 +164,7 @@ class DividedCampaign:
         corpus = plan.corpus.directory.absolute() if plan.corpus is not None else None
         part = Slice(
             number, self.drawing, plan.mesh, subject.target, subject.options, subject.timeout, self.contract, self.confirm,
-            plan.checks, plan.domain, plan.shrink_time, programs, self._remaining(), _seed(plan.seed, number),
+            plan.checks, plan.domain, plan.shrink_time, programs, self._remaining(), _seed(plan.seed, number), str(Path.cwd()),
             str(self._place / str(number)), str(plan.state_dir.absolute()), None if corpus is None else str(corpus),
             plan.fail_fast, plan.collect, plan.deep, plan.earlier and number == 0, self._known, tuple(self._told.values()), first,
             extensions_here(),
@@ -174,7 +174,7 @@ class DividedCampaign:
 
     def _receive(self) -> Outcome | None:
         """Wait for an outcome and take it in; None where a slice is lost."""
-        with self._interrupts.open():
+        with self._interrupts.open() if not self._ending else contextlib.nullcontext():
             number, text = self.crew.next()
         part = self._under_way.pop(number)
         if text is None:

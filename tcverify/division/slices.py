@@ -54,6 +54,7 @@ class Slice:
         contract: what it promises.
         report_dir: a directory of this slice alone, absolute: what is found stands there before it is told.
         state_dir, corpus: directories that slices may share, absolute. A worker makes what is missing on its machine.
+        directory: the driver's current one, absolute; workers go there, if they have it, before they look for the pass.
         known: the baseline's findings; `told`: those of which there are counterexamples already.
         earlier: whether failures of earlier runs are tried, which lie in `state_dir`.
         extensions: those of the process that hands out the slices; see `extensions_here`.
@@ -75,6 +76,7 @@ class Slice:
     max_examples: int
     max_time: float | None
     seed: int
+    directory: str
     report_dir: str
     state_dir: str
     corpus: str | None = None
@@ -143,7 +145,7 @@ class Outcome:
             "stop": self.stop,
             "warnings": list(self.warnings),
             "crashed": list(self.crashed),
-            "error": None if error is None else [type(error).__name__, error.message, error.hint],
+            "error": None if error is None else encode_error(error),
         }
         return json.dumps(data)
 
@@ -159,7 +161,7 @@ class Outcome:
             data["stop"],
             data["warnings"],
             data["crashed"],
-            None if data["error"] is None else _error(*data["error"]),
+            None if data["error"] is None else decode_error(*data["error"]),
         )
 
 
@@ -176,8 +178,13 @@ def statistics_of(data: Mapping[str, Any]) -> Statistics:
     return counts
 
 
-def _error(name: str, message: str, hint: str | None) -> TcverifyError:
-    """The error of a worker, as an error of the same class here. It carries its hint along, also where its class makes one."""
+def encode_error(error: TcverifyError) -> list[str | None]:
+    """Write an error as JSON-able data."""
+    return [type(error).__name__, error.message, error.hint]
+
+
+def decode_error(name: str, message: str, hint: str | None) -> TcverifyError:
+    """Read what `encode_error` wrote: an error of the same class, with its hint, also where the class takes other arguments."""
     kind: type[TcverifyError] = getattr(errors, name, InternalError)
     error: TcverifyError = TcverifyError.__new__(kind)
     TcverifyError.__init__(error, message, hint)
@@ -187,7 +194,10 @@ def _error(name: str, message: str, hint: str | None) -> TcverifyError:
 class Crew(Protocol):
     """Workers that do slices, wherever they are. What is sent and answered is the text of `Slice` and `Outcome`."""
 
-    size: int  # workers; so many slices are under way at once
+    @property
+    def size(self) -> int:
+        """Workers: so many slices are to be under way at once."""
+        ...
 
     def submit(self, number: int, text: str) -> None:
         """Hand out a slice. There are never more than `size` under way."""
@@ -206,4 +216,4 @@ class Crew(Protocol):
         ...
 
 
-__all__ = ["Crew", "Drawing", "Outcome", "Slice", "asdict_of", "statistics_of"]
+__all__ = ["Crew", "Drawing", "Outcome", "Slice", "asdict_of", "decode_error", "encode_error", "statistics_of"]

@@ -37,7 +37,7 @@ class LocalCrew:
     """
 
     def __init__(self, size: int, tell: Callable[[str], None]) -> None:
-        self.size = size
+        self._size = size
         self._tell = tell
         self._workers: list[_Process | None] = [None] * size
         self._ending = False
@@ -49,6 +49,11 @@ class LocalCrew:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    @property
+    def size(self) -> int:
+        """See `Crew.size`."""
+        return self._size
 
     @property
     def pids(self) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -51,10 +52,14 @@ class Worker:
     ) -> None:
         self._open.close()
 
-    def work(self, text: str) -> str:
-        """Do a slice and return its outcome, whatever becomes of it. A KeyboardInterrupt ends it early."""
+    def work(self, text: str, *warnings: str) -> str:
+        """Do a slice and return its outcome, whatever becomes of it. A KeyboardInterrupt ends it early.
+
+        Args:
+            warnings: lines that the user is to be told with it.
+        """
         crashed: list[str] = []
-        self._warnings.clear()
+        self._warnings = list(warnings)
         campaign: Campaign | None = None
 
         def note(event: Event) -> None:
@@ -83,6 +88,8 @@ class Worker:
         return Outcome(statistics, facts, found, (), "failed", self._warnings, crashed, error).dumps()
 
     def _campaign(self, part: Slice, note: Callable[[Event], None]) -> Campaign:
+        with contextlib.suppress(OSError):  # this machine may not have it: then the pass is found by its name, or not
+            os.chdir(part.directory)
         load_extensions_of(part.extensions)
         state_dir = self._here(part.state_dir)
         set_hypothesis_home_dir(state_dir / "hypothesis")

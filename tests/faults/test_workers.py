@@ -35,7 +35,7 @@ def drops_reductions(gm):
 
 def nap(gm, times):
     naps = len([name for name in os.listdir() if name.startswith("nap")])
-    if naps < times and os.environ.get("TCVERIFY_WORKER"):
+    if naps < times:
         open(f"nap{naps}", "w").close()
         time.sleep(1000)
 

@@ -141,8 +141,8 @@ def test_a_slice_is_read_as_it_was_written() -> None:
     known = (known_entry(),)
     part = Slice(
         3, Drawing("structured", 4, {"dp": 2, "tp": 2}, {"cap": [1, "x", False]}), "dp=2,tp=2", "mine:Pass", {"a": "b"}, 7.0,
-        Contract(metadata=False), "gloo", ["equivalence"], "exact", 1.5, 50, None, 99, "/r", "/s", "/c", True, True, True, True,
-        known, known, (case,), {"references": ["m"], "path": []},
+        Contract(metadata=False), "gloo", ["equivalence"], "exact", 1.5, 50, None, 99, "/d", "/r", "/s", "/c",
+        True, True, True, True, known, known, (case,), {"references": ["m"], "path": []},
     )  # fmt: skip
     again = Slice.loads(part.dumps())
     assert again.dumps() == part.dumps()
