@@ -26,6 +26,7 @@ from tcverify.counterexample import (
 from tcverify.division import Drawing
 from tcverify.errors import InternalError, TcverifyError, UsageError
 from tcverify.execution import EXECUTORS, Executor, executors
+from tcverify.execution.keeper import keep
 from tcverify.extensions import load_extension
 from tcverify.extra.pytorch import PREFIX, SUBJECTS
 from tcverify.extra.ray import LOCAL
@@ -375,6 +376,23 @@ def check(
         [redrawn(loaded.program, draws)] * len(passes),
     )
     raise SystemExit(campaigns(settings, [job], console))
+
+
+# ------------------------------------------------------------------------------------------------------------- worker
+
+
+@main.command(context_settings={"ignore_unknown_options": True})
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="COMMAND...")
+def worker(command: tuple[str, ...]) -> None:
+    """Serve as a rank of the process groups of COMMAND, on as many machines as torchrun starts this on.
+
+    COMMAND is run, check or replay with its arguments: torchrun --nnodes 2 … -m tcverify worker run PASS. The process of rank 0
+    runs it, and its process groups are of the processes that torchrun has started.
+    """
+    verbs = ("run", "check", "replay")
+    if command[0] not in verbs:
+        raise UsageError(f"a worker cannot serve '{command[0]}'", f"it serves {', '.join(verbs)}")
+    raise SystemExit(keep(command))
 
 
 # ------------------------------------------------------------------------------------------------------- replay, show

@@ -176,16 +176,13 @@ def test_pools_that_are_actors_compute_what_pools_compute_and_come_back(place: P
             with pytest.raises(UsageError, match="cannot run on a pool of 2"):
                 remote.compare(large, large)
             ray.kill(remote._actor, no_restart=False)  # type: ignore[attr-defined]
-            try:
-                remote.compare(program, program)
-            except ExecutorError as error:
-                assert "died" in error.message
             wait_until(lambda: _works(remote, program))
     finally:
         ray.shutdown()
 
 
 def _works(remote: object, program: object) -> bool:
+    """Nothing but an ExecutorError comes of the death of the actor, and that not for long."""
     try:
         return not remote.compare(program, program).deltas[0].worst  # type: ignore[attr-defined]
     except ExecutorError:
