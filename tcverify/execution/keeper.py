@@ -9,7 +9,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import queue
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -20,16 +22,14 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-import torch.distributed as dist
-
 from tcverify.errors import TcverifyError, UsageError
 from tcverify.execution import worker
 from tcverify.execution.group import how_it_ended
 from tcverify.execution.processes import start_process
-from tcverify.execution.torchrun import VARIABLE, Channel, Place
+from tcverify.execution.torchrun import VARIABLE, Channel, Place, Store
 
-#: Seconds between two looks at whether the run has ended.
-TICK = 1.0
+#: Seconds that one wait takes at most. Whoever waits is told of the end, so it is as good as for ever.
+PATIENCE_SECONDS = 3600.0
 
 #: Seconds that the first keeper, beside which the store may be, waits for the others to have seen the end.
 PARTING_SECONDS = 30.0
@@ -54,36 +54,66 @@ def keep(command: Sequence[str], environment: Mapping[str, str] = os.environ) ->
     place = Place(host, port, f"tcverify/{environment.get('TORCHELASTIC_RUN_ID', '')}/{attempt}", size)
     has_agent = environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     store = place.connect(master=rank == 0 and not has_agent)
-    orders = Channel(store, f"keeper/{rank}")
+    if rank != 0:
+        return serve(place, rank, store, None)
+    given = [*command, "--confirm", "torchrun"] if "--confirm" not in command else list(command)
+    with subprocess.Popen(
+        [sys.executable, "-m", "tcverify", *given], env={**environment, VARIABLE: place.dumps()}
+    ) as beside:
+        return serve(place, rank, store, beside)
+
+
+def serve(place: Place, rank: int, store: Store, beside: subprocess.Popen[bytes] | None) -> int:
+    """Serve as a keeper until the run ends, which is when the command `beside` the first one does; return the exit code.
+
+    SIGTERM, by which torchrun ends its processes, interrupts the command, which then keeps what it has found.
+    """
+    events: queue.Queue[dict[str, Any]] = queue.Queue()  # so that signals, too, are attended to at once
+    threading.Thread(target=_receive, args=(Channel(place.connect(), f"keeper/{rank}"), events), daemon=True).start()
+    if beside is not None:
+        threading.Thread(target=_watch, args=(beside, store, place.world_size, events), daemon=True).start()
+        signal.signal(signal.SIGTERM, lambda number, frame: beside.send_signal(signal.SIGINT))
+        signal.signal(signal.SIGINT, lambda number, frame: beside.send_signal(signal.SIGINT))
     ranks: dict[int, _Rank] = {}
-    beside: subprocess.Popen[bytes] | None = None
-    code = 0
     try:
-        if rank == 0:
-            given = [*command, "--confirm", "torchrun"] if "--confirm" not in command else list(command)
-            beside = subprocess.Popen(
-                [sys.executable, "-m", "tcverify", *given], env={**environment, VARIABLE: place.dumps()}
-            )
-        while not store.check(["ended"]):
-            text = orders.get(TICK)
-            if text is not None:
-                _obey(json.loads(text), place, rank, ranks)
-            if beside is not None and beside.poll() is not None:
-                code = beside.returncode
-                store.set("ended", "")
-    except KeyboardInterrupt:
-        code = beside.wait() if beside is not None else 130  # Ctrl-C is for the command, too
-        store.set("ended", "")
-    except RuntimeError as error:  # of the store
-        print(f"tcverify worker: the store of torchrun is gone: {error}", file=sys.stderr)
-        return 1
+        while True:
+            order = events.get()
+            if "gone" in order:
+                print(f"tcverify worker: the store of torchrun is gone: {order['gone']}", file=sys.stderr)
+                return 1
+            if "exit" in order:
+                break
+            _obey(order, place, rank, ranks)
     finally:
         for one in ranks.values():
             one.end()
         if beside is not None and beside.poll() is None:
             beside.kill()
-    _part(store, rank, size)
-    return code
+    _part(store, rank, place.world_size)
+    return beside.wait() if beside is not None else 0
+
+
+def _receive(orders: Channel, events: queue.Queue[dict[str, Any]]) -> None:
+    """Pass on the orders for this keeper, the last of which is to exit."""
+    order: dict[str, Any] = {}
+    try:
+        while "exit" not in order:
+            text = orders.get(PATIENCE_SECONDS)
+            if text is not None:
+                order = json.loads(text)
+                events.put(order)
+    except RuntimeError as error:  # of the store
+        events.put({"gone": str(error)})
+
+
+def _watch(beside: subprocess.Popen[bytes], store: Store, world_size: int, events: queue.Queue[dict[str, Any]]) -> None:
+    """Have all keepers exit when the command has ended."""
+    beside.wait()
+    try:
+        for rank in range(world_size):
+            Channel(store, f"keeper/{rank}").put(b'{"exit": true}')
+    except RuntimeError as error:
+        events.put({"gone": str(error)})
 
 
 def _obey(order: Mapping[str, Any], place: Place, rank: int, ranks: dict[int, _Rank]) -> None:
@@ -98,7 +128,7 @@ def _obey(order: Mapping[str, Any], place: Place, rank: int, ranks: dict[int, _R
     ranks[number] = _Rank(place, number, rank, order)
 
 
-def _part(store: dist.Store, rank: int, size: int) -> None:
+def _part(store: Store, rank: int, size: int) -> None:
     """Say goodbye; the first keeper waits for all others, as far as they live."""
     with contextlib.suppress(RuntimeError):
         deadline = time.monotonic() + PARTING_SECONDS
@@ -118,7 +148,8 @@ class _Rank:
         rendezvous = place.host, place.port, f"{place.prefix}/group/{number}/ranks"
         arguments = rank, order["world_size"], order["device"], self._directory, None, order["extensions"], rendezvous
         self._process, self._connection = start_process(worker.main, arguments, name=f"rank{rank}")
-        told, said = (Channel(place.connect(), f"group/{number}/{name}") for name in (f"told/{rank}", "said"))
+        self._place, self._told = place, f"group/{number}/told/{rank}"
+        told, said = (Channel(place.connect(), name) for name in (self._told, f"group/{number}/said"))
         self._threads = [
             threading.Thread(target=self._tell, args=(told,), daemon=True),
             threading.Thread(target=self._listen, args=(said, self._process, self._connection), daemon=True),
@@ -129,6 +160,8 @@ class _Rank:
     def end(self) -> None:
         """Kill the rank and let go of everything."""
         self._ended.set()
+        with contextlib.suppress(RuntimeError, TcverifyError):
+            Channel(self._place.connect(), self._told).put(b"")  # wakes the thread
         self._process.kill()
         self._process.join(10)
         for thread in self._threads:
@@ -139,8 +172,8 @@ class _Rank:
     def _tell(self, told: Channel) -> None:
         with contextlib.suppress(OSError, RuntimeError, TcverifyError):
             while not self._ended.is_set():
-                message = told.get(TICK)
-                if message is not None:
+                message = told.get(PATIENCE_SECONDS)
+                if message:
                     self._connection.send_bytes(message)
 
     def _listen(self, said: Channel, process: BaseProcess, connection: Connection) -> None:

@@ -14,7 +14,7 @@ from collections import deque
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch.distributed as dist
 
@@ -23,8 +23,14 @@ from tcverify.execution.group import START_SECONDS, RankLost, name_ranks
 from tcverify.execution.messages import Reply, decode_reply
 from tcverify.extensions import extensions_here, loaded_extensions
 
+#: A store of torch.distributed, whose name is not exported for type checkers.
+Store: TypeAlias = Any
+
 #: The variable that tells a campaign where its keepers are.
 VARIABLE = "TCVERIFY_TORCHRUN"
+
+_TCP_STORE: Any = dist.TCPStore  # type: ignore[attr-defined]
+_PREFIX_STORE: Any = dist.PrefixStore  # type: ignore[attr-defined]
 
 #: Bytes of one entry of the store, which takes no more than 8 MiB.
 PIECE = 4 << 20
@@ -46,19 +52,18 @@ class Place:
     prefix: str
     world_size: int
 
-    def connect(self, *, master: bool = False) -> dist.Store:
+    def connect(self, *, master: bool = False) -> Store:
         """Return a connection of one's own: two threads that share one wait for each other.
 
         Raises:
             ExecutorError: nobody answers there.
         """
         try:
-            store = dist.TCPStore(
-                self.host, self.port, is_master=master, timeout=timedelta(seconds=STORE_SECONDS), wait_for_workers=False
-            )
+            patience = timedelta(seconds=STORE_SECONDS)
+            store = _TCP_STORE(self.host, self.port, is_master=master, timeout=patience, wait_for_workers=False)
         except Exception as error:  # whatever the transport raises
             raise ExecutorError(f"the store of torchrun at {self.host}:{self.port} does not answer: {error}") from error
-        return dist.PrefixStore(self.prefix, store)
+        return _PREFIX_STORE(self.prefix, store)
 
     def dumps(self) -> str:
         """Write it for `VARIABLE`."""
@@ -76,7 +81,7 @@ class Place:
 class Channel:
     """Messages in order, from any number of writers to one reader, as entries of a store that the reader removes."""
 
-    def __init__(self, store: dist.Store, name: str) -> None:
+    def __init__(self, store: Store, name: str) -> None:
         self._store = store
         self._name = name
         self._read = 0
@@ -87,7 +92,7 @@ class Channel:
         number = self._store.add(self._name, 1)
         key = f"{self._name}/{number}"
         for i, piece in enumerate(pieces):
-            self._store.set(f"{key}/{i}", piece)  # type: ignore[arg-type]  # bytes work
+            self._store.set(f"{key}/{i}", piece)
         self._store.set(key, str(len(pieces)))
 
     def get(self, seconds: float) -> bytes | None:
@@ -121,7 +126,7 @@ class StoreGroup:
         if world_size > place.world_size:
             raise ExecutorError(f"torchrun has started {place.world_size} processes, fewer than {world_size} ranks")
         self.extensions = loaded_extensions()
-        self.pids: list[int] = []
+        self.pids: list[int] = []  # on the machines of the ranks
         self._store = place.connect()
         self._world_size = world_size
         self._number = self._store.add("groups", 1)
@@ -143,6 +148,7 @@ class StoreGroup:
     def _wait_until_ready(self) -> None:
         deadline = time.monotonic() + START_SECONDS
         missing = set(range(self._world_size))
+        pids: dict[int, int] = {}
         while missing:
             self._listen(deadline)
             if self._waiting:
@@ -151,10 +157,12 @@ class StoreGroup:
                 if "failed" in answer:
                     raise ExecutorError(f"rank {rank} cannot join the process group: {answer['failed']}")
                 missing.discard(rank)
+                pids[rank] = answer["pid"]
             elif self._lost is not None:
                 raise ExecutorError(f"rank {self._lost.rank} {self._lost.how} while the process group was being set up")
             elif time.monotonic() >= deadline:
                 raise ExecutorError(f"{name_ranks(missing)} did not join the process group in {START_SECONDS:g} s")
+        self.pids = [pids[rank] for rank in sorted(pids)]
 
     def send(self, rank: int, message: bytes) -> None:
         """See `RankGroup.send`."""

@@ -67,7 +67,7 @@ def main(
     except Exception as error:  # noqa: BLE001 - whatever it is, the pool tells the user
         connection.send_bytes(json.dumps({"failed": f"{type(error).__name__}: {error}"}).encode())
         return
-    connection.send_bytes(b'{"ready":true}')
+    connection.send_bytes(json.dumps({"ready": True, "pid": os.getpid()}).encode())
     with torch.no_grad(), contextlib.suppress(EOFError, ConnectionError):
         _serve(rank, place, connection)
     shutil.rmtree(directory, ignore_errors=True)  # the parent is gone: what watches it may not get round to that
@@ -86,13 +86,14 @@ def _join(
             os.sched_setaffinity(0, {core})
     torch.set_num_threads(1)
     gc.freeze()  # collections need not look at what torch has imported, again and again
-    store: dist.Store
+    store: Any
     if rendezvous is None:
         os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = "lo"
         store = dist.FileStore(os.path.join(directory, "store"), world_size)  # type: ignore[attr-defined]
     else:  # the machines' owner says by which interface they reach each other
         host, port, prefix = rendezvous
-        store = dist.PrefixStore(prefix, dist.TCPStore(host, port, is_master=False, wait_for_workers=False))
+        meeting = dist.TCPStore(host, port, is_master=False, wait_for_workers=False)  # type: ignore[attr-defined]
+        store = dist.PrefixStore(prefix, meeting)  # type: ignore[attr-defined]
     place = torch.device("cpu")
     if device == "cuda":
         place = torch.device("cuda", rank % torch.cuda.device_count())

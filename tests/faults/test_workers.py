@@ -156,6 +156,7 @@ def test_an_interrupt_ends_all_workers_and_keeps_what_they_found(tmp_path: Path)
     wait_until(lambda: not session(process.pid))
 
 
+@pytest.mark.slow
 def test_workers_and_what_they_started_end_with_a_killed_driver(tmp_path: Path) -> None:
     """And what they had found is told by the next run."""
     (tmp_path / "mine.py").write_text(PASSES)
