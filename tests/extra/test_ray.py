@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -128,7 +129,7 @@ def test_a_worker_that_is_killed_costs_no_program(place: Path) -> None:
 
 
 @pytest.fixture
-def cluster() -> Iterator[object]:
+def cluster() -> Iterator[Any]:
     from ray.cluster_utils import Cluster
 
     made = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
@@ -137,23 +138,31 @@ def cluster() -> Iterator[object]:
     made.shutdown()
 
 
-def test_a_machine_may_leave_and_another_one_join(place: Path, cluster: object) -> None:
-    leaving = cluster.add_node(num_cpus=1)  # type: ignore[attr-defined]
+def test_a_machine_may_leave(place: Path, cluster: Any) -> None:
+    leaving = cluster.add_node(num_cpus=1)
     (place / "wanted").touch()
     told: list[str] = []
 
-    def change() -> None:
-        wait_until(lambda: len(nappers(place)) == 2)  # a slice on each machine
-        cluster.remove_node(leaving, allow_graceful=False)  # type: ignore[attr-defined]
-        cluster.add_node(num_cpus=1)  # type: ignore[attr-defined]
-        (place / "go").touch()
+    def leave() -> None:
+        try:
+            wait_until(lambda: len(nappers(place)) == 2)  # a slice on each machine
+            cluster.remove_node(leaving, allow_graceful=False)
+        finally:
+            (place / "go").touch()
 
-    changer = threading.Thread(target=change)
-    changer.start()
-    counts = run(place, "naps", cluster.address, told, 15).statistics  # type: ignore[attr-defined]
-    changer.join()
+    leaver = threading.Thread(target=leave)
+    leaver.start()
+    counts = run(place, "naps", cluster.address, told, 15).statistics
+    leaver.join()
     assert (counts.programs, counts.passed, counts.inconclusive) == (15, 15, 0)
     assert [line for line in told if "is done again" in line]
+
+
+def test_a_machine_may_join(place: Path, cluster: Any) -> None:
+    with ray_crew(cluster.address, None, pytest.fail) as crew:
+        assert crew.size == 1
+        cluster.add_node(num_cpus=1)
+        wait_until(lambda: crew.size == 2)
 
 
 def test_pools_that_are_actors_compute_what_pools_compute_and_come_back(place: Path) -> None:
@@ -175,16 +184,16 @@ def test_pools_that_are_actors_compute_what_pools_compute_and_come_back(place: P
                 assert [list(pair) for pair in one.digest] == [list(pair) for pair in other.digest]
             with pytest.raises(UsageError, match="cannot run on a pool of 2"):
                 remote.compare(large, large)
-            ray.kill(remote._actor, no_restart=False)  # type: ignore[attr-defined]
+            ray.kill(remote._actor, no_restart=False)
             wait_until(lambda: _works(remote, program))
     finally:
         ray.shutdown()
 
 
-def _works(remote: object, program: object) -> bool:
+def _works(remote: Any, program: object) -> bool:
     """Nothing but an ExecutorError comes of the death of the actor, and that not for long."""
     try:
-        return not remote.compare(program, program).deltas[0].worst  # type: ignore[attr-defined]
+        return not remote.compare(program, program).deltas[0].worst
     except ExecutorError:
         return False
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import socket
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any
@@ -16,6 +17,9 @@ from tcverify.division import Worker
 from tcverify.errors import UsageError
 from tcverify.extra.ray import LOCAL
 from tcverify.extra.ray.pools import ray_executors
+
+#: Seconds in which a cluster has to answer.
+CONNECT_SECONDS = 20.0
 
 #: Times that Ray does a task again whose worker died.
 RETRIES = 1
@@ -94,6 +98,9 @@ def _connect(address: str, size: int | None) -> None:
             cores = size if size is not None else len(os.sched_getaffinity(0))
             ray.init(address=LOCAL, num_cpus=cores, include_dashboard=False, _node_ip_address="127.0.0.1", **quiet)
         else:
+            host, _, port = address.rpartition(":")
+            if host and port.isdecimal() and "/" not in host:  # ray itself would look for it for minutes
+                socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
             ray.init(address=address, **quiet)
     except Exception as error:
         first = (str(error).strip().splitlines() or [""])[0]
