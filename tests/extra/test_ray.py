@@ -37,6 +37,7 @@ pytestmark = [
 ]
 
 PASSES = """\
+import glob
 import multiprocessing
 import os
 import time
@@ -53,6 +54,12 @@ def drops_reductions(gm):
     for node in [n for n in gm.graph.nodes if n.op == "call_function" and "all_reduce" in str(n.target)]:
         node.replace_all_uses_with(node.args[0])
         gm.graph.erase_node(node)
+
+
+def naps_when_it_has_found(gm):
+    if glob.glob("reports/.workers/*/*/*/counterexample.json"):
+        naps(gm)
+    drops_reductions(gm)
 
 
 def naps(gm):
@@ -209,6 +216,32 @@ def test_the_command_line(place: Path) -> None:
     )  # fmt: skip
     assert finished.returncode == 1, finished.stdout
     assert "refuted: 30 programs" in finished.stdout
+    assert list((place / "reports").glob("*/counterexample.json"))
+    assert not (place / "reports" / driver.WORKERS_DIR).exists()
+
+
+def test_an_interrupt_ends_the_slices_and_keeps_what_they_found(place: Path) -> None:
+    """One Ctrl-C, while both workers wait for a pass that would never end."""
+    (place / "wanted").touch()
+    process = subprocess.Popen(
+        [
+            sys.executable, "-m", "tcverify", "run", "mine.py:naps_when_it_has_found", "--world-size", "2", "--confirm", "none",
+            "--max-examples", "100", "--strategy", "structured", "--shrink-time", "1", "--seed", "1", "--pass-timeout", "2000",
+            "--workers", "2", "--ray", "local",
+        ],
+        text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
+        env={**os.environ, "NO_COLOR": "1", "COLUMNS": "80"},
+    )  # fmt: skip
+    try:
+        wait_until(lambda: nappers(place) or process.poll() is not None)
+        os.kill(process.pid, signal.SIGINT)
+        out, _ = process.communicate(timeout=PATIENCE)
+    finally:
+        process.kill()
+        (place / "go").touch()
+    assert process.returncode == 130, out
+    assert "interrupted" in out
+    assert "wrong-value" in out
     assert list((place / "reports").glob("*/counterexample.json"))
     assert not (place / "reports" / driver.WORKERS_DIR).exists()
 

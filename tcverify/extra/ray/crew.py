@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import socket
+import threading
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any
@@ -114,10 +116,31 @@ def work(text: str) -> str:
     """The task: does a slice and returns its outcome. What it needs for that stays in the process, for the next one."""
     if not _WORKERS:
         _WORKERS.append(Worker(ray_executors).__enter__())
+        _attend_to_cancellation()
     part = json.loads(text)
     begun = os.path.isdir(part["report_dir"])  # which a worker makes; told where machines share it
     again = [f"slice {part['number']} is done again: the worker that was at it died, or its machine left"]
     return _WORKERS[0].work(text, *(again if begun else ()))
+
+
+def _attend_to_cancellation() -> None:
+    """See to it that a cancelled task ends at once, also while it waits for a pass or a process group.
+
+    Ray cancels as if Ctrl-C were pressed, but without a signal: a process that waits in the system does not notice. So that
+    it does, a thread sends it one, of another kind, which nobody else heeds.
+    """
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    signal.signal(signal.SIGURG, lambda number, frame: None)
+    main = threading.main_thread().ident or 0
+
+    def watch() -> None:
+        while seen := os.read(reader, 64):
+            if signal.SIGINT in seen:
+                signal.pthread_kill(main, signal.SIGURG)
+
+    threading.Thread(target=watch, name="watches for cancellation", daemon=True).start()
 
 
 #: The worker of this process, once there is one.
