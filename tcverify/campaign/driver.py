@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis.errors import Unsatisfiable
 
 from tcverify.application import Subject
-from tcverify.baseline import Known
+from tcverify.baseline import Known, known_of, reference
+from tcverify.campaign.corpus import Case, coverage
 from tcverify.campaign.drawing import SETTINGS
 from tcverify.campaign.events import (
     CampaignFinished,
@@ -28,6 +29,7 @@ from tcverify.campaign.events import (
 from tcverify.campaign.failures import Failures
 from tcverify.campaign.in_flight import InFlight, keep
 from tcverify.campaign.interrupts import Interrupts
+from tcverify.campaign.judging import judge
 from tcverify.campaign.ledger import Ledger
 from tcverify.campaign.pipeline import Flight, Pipeline
 from tcverify.campaign.plan import Plan
@@ -36,6 +38,7 @@ from tcverify.campaign.shrinking import Target
 from tcverify.counterexample import Counterexample, make_counterexample, write_counterexample
 from tcverify.errors import PassLoadError, UsageError
 from tcverify.execution import Executor
+from tcverify.fingerprint import fingerprint_of
 from tcverify.program import Program, program_id
 from tcverify.verifier import Verdict, chosen_checks, verification, verify
 
@@ -111,8 +114,11 @@ class Campaign:
         self.statistics = Statistics()
         self.counterexamples: list[Counterexample] = []
         self._start = time.monotonic()
+        self._tried = 0  # of the plan's first cases
         entries = plan.baseline.of(subject.facts) if plan.baseline is not None else ()
         self._ledger = Ledger(entries, collect=plan.collect)
+        for entry in plan.told:
+            self._ledger.add(entry)
         self._failed: list[_Failed] = []  # waiting to be shrunk
         self._target: Target | None = None
         self._pipeline = Pipeline(self._advance, self._note)
@@ -134,7 +140,10 @@ class Campaign:
         earlier = len(self._failures) if plan.earlier else 0
         try:
             guarded = bool(facts.target)
-            self._tell(CampaignStarted(facts, plan.mesh, confirm, *bounds, plan.seed, guarded, earlier, plan.domain))
+            cases = len(plan.first)
+            self._tell(
+                CampaignStarted(facts, plan.mesh, confirm, *bounds, plan.seed, guarded, earlier, plan.domain, cases)
+            )
             with self._interrupts, _older_objects_frozen():
                 stop = self._rounds()
         except KeyboardInterrupt:
@@ -149,7 +158,7 @@ class Campaign:
         finally:
             self._in_flight.clear()
         self.statistics.elapsed = time.monotonic() - self._start
-        verdict, why = self._judge()
+        verdict, why = judge(self.statistics, len(self.counterexamples), self.contract)
         known = tuple(sorted(((e, n) for e, n in self._ledger.seen.items() if n), key=lambda one: one[0].key))
         finished = CampaignFinished(
             facts, plan.mesh, self.statistics, tuple(self.counterexamples), verdict, why, stop, plan.seed, known,
@@ -159,7 +168,7 @@ class Campaign:
         return finished
 
     def _rounds(self) -> str:
-        """Try earlier failures, then draw until the budget is spent; each finding of a new kind ends one round."""
+        """Try earlier failures and known cases, then draw until the budget is spent; a finding of a new kind ends a round."""
         for case in self._failures if self.plan.earlier else ():
             if self._spent() is not None:
                 break
@@ -172,13 +181,22 @@ class Campaign:
                 pass  # another domain than the one that showed it says nothing about it
             elif verdict.status != "refuted" and not any(d.reason == "executor-failed" for d in verdict.doubts):
                 self._failures.discard(case)
+        for known in self.plan.first:
+            if self._spent() == "time":
+                break
+            verdict = self._verify(known.program, self.confirm, known.deep)
+            self._tried += 1
+            counted = self._count(known.program, verdict)
+            failed = _Failed(known.program, known.deep, verdict, counted, shrunk=bool(known.kind))
+            if self._pursue(failed) and self.plan.fail_fast:
+                return "first finding"
         number = 0
         while True:
             self._interrupts.check()
             spent = self._spent()
             if spent is not None:
                 return spent
-            budget = BATCH if self.plan.max_examples is None else self.plan.max_examples - self.statistics.programs
+            budget = BATCH if self.plan.max_examples is None else self.plan.max_examples - self._drawn
             before = self.statistics.programs
             exhausted = False
             pipeline = self._pipeline = Pipeline(self._advance, self._note)
@@ -207,7 +225,7 @@ class Campaign:
         @hypothesis.seed(self.plan.seed * 10_007 + number)
         @settings(SETTINGS, max_examples=budget)
         @given(self.plan.programs)
-        def judge(program: Program) -> None:
+        def take(program: Program) -> None:
             try:
                 self._interrupts.check()
                 done = self._spent(len(pipeline)) is not None
@@ -222,7 +240,7 @@ class Campaign:
             if done or self._failed:
                 raise _Stop
 
-        judge()
+        take()
 
     def _pursue(self, failed: _Failed) -> bool:
         """Shrink the first finding that is news, and the next one while they turn out to be known; whether one was new."""
@@ -323,7 +341,16 @@ class Campaign:
         self._ledger.seen.update(known.values())
         self.statistics.elapsed = time.monotonic() - self._start
         self._tell(Progress(self.statistics, "verifying"))
+        fired = [pattern for pattern, times in verdict.pair.rewrites.items() if times]
+        if verdict.changed and verdict.status != "inconclusive":
+            self._remember(program, coverage(fired or ["changed"], program.labels))
         return known
+
+    def _remember(self, program: Program, reasons: Iterable[str], kind: str = "", *, deep: bool = False) -> None:
+        """Keep a program in the corpus if it shows something new."""
+        if self.plan.corpus is not None:
+            target = reference(self.subject.facts)
+            self.plan.corpus.add(Case(target, self.plan.mesh, program, tuple(reasons), kind, deep))
 
     def _count_findings(self, verdict: Verdict, known: Mapping[str, Known], times: int) -> None:
         """Count what is found on a program that is counted already, or (-1 `times`) take it back."""
@@ -395,33 +422,25 @@ class Campaign:
             self._target = None
             self._tell(FindingFound(case))  # shown it is, before the run ends for want of a place to keep it
             raise
-        self._ledger.add(case)
+        self._ledger.add(known_of(case))
         if self.plan.earlier:
             self._failures.add(case)
+        self._remember(case.program, [f"{target.kind}: {fingerprint_of(case)}"], target.kind, deep=case.deep)
         self.counterexamples.append(case)
         self._tell(FindingFound(case))
-
-    def _judge(self) -> tuple[str, str]:
-        counts = self.statistics
-        if self.counterexamples or counts.refuted:
-            return "refuted", ""
-        if counts.passed == 0:
-            known = [("with known findings", counts.known)] if counts.known else []
-            reason = (
-                ", ".join(f"{n} {r}" for r, n in [*counts.doubts.most_common(), *known]) or "no program was verified"
-            )
-            return "nothing tested", f"no program passed ({reason})"
-        if counts.changed == 0 and not self.contract.identity:
-            return "nothing tested", f"the pass changed none of {counts.programs} programs"
-        return "passed", ""
 
     def _spent(self, under_way: int = 0) -> str | None:
         """The bound that is reached, counting programs under way: "time", "examples" or None."""
         if self.plan.max_time is not None and time.monotonic() - self._start >= self.plan.max_time:
             return "time"
-        if self.plan.max_examples is not None and self.statistics.programs + under_way >= self.plan.max_examples:
+        if self.plan.max_examples is not None and self._drawn + under_way >= self.plan.max_examples:
             return "examples"
         return None
+
+    @property
+    def _drawn(self) -> int:
+        """Programs that the bound on programs counts."""
+        return self.statistics.programs - self._tried
 
     def _tell(self, event: Event) -> None:
         for subscriber in self.subscribers:

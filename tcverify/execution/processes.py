@@ -34,12 +34,14 @@ def start_process(
     *,
     name: str | None = None,
     hash_seed: int | None = None,
+    alone: bool = True,
 ) -> tuple[BaseProcess, Connection]:
     """Start `target(connection, *arguments)` in a new process that dies with this one.
 
     Args:
         target: a function of a module.
         hash_seed: PYTHONHASHSEED of the process; costs a new interpreter.
+        alone: whether it starts no processes of its own. One that does is to be ended by who starts it.
 
     Returns:
         The process and our end of the connection.
@@ -49,7 +51,7 @@ def start_process(
     )
     ours, theirs = context.Pipe()
     with interrupts_kept_off(), main_hidden(), _environment("PYTHONHASHSEED", hash_seed):
-        process = context.Process(target=_run, args=(target, theirs, *arguments), name=name, daemon=True)
+        process = context.Process(target=_run, args=(target, theirs, *arguments), name=name, daemon=alone)
         process.start()
     theirs.close()
     return process, ours

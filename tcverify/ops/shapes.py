@@ -56,14 +56,14 @@ def fake_tensor(
         base: the (meta) storage to view, for values that alias another; None makes a new one.
         device: the device it pretends to be on.
     """
-    meta = _meta_tensor(spec, base)
+    meta = _on_meta(spec, base)
     if isinstance(meta, FakeTensor):  # a mode of the caller's is active, as inside torch.compile: torch 2.9 wants none
         with unset_fake_temporarily():
-            meta = _meta_tensor(spec, base)
+            meta = _on_meta(spec, base)
     return FakeTensor(mode, meta, device)
 
 
-def _meta_tensor(spec: TensorSpec, base: torch.UntypedStorage | None) -> torch.Tensor:
+def _on_meta(spec: TensorSpec, base: torch.UntypedStorage | None) -> torch.Tensor:
     if base is None and not spec.offset:
         return torch.empty_strided(spec.shape, spec.stride, dtype=spec.dtype, device="meta")
     empty = torch.empty(0, dtype=spec.dtype, device="meta")
