@@ -289,7 +289,10 @@ class _Worker:
         pair = _decode_pair(program, reply)
         if reply["grown"] > GROWTH_LIMIT:
             self.close()
-            grown, programs = f"{reply['grown'] / (1 << 30):.1f} GiB", f"{self._answers} program{'s'[: self._answers > 1]}"
+            grown, programs = (
+                f"{reply['grown'] / (1 << 30):.1f} GiB",
+                f"{self._answers} program{'s'[: self._answers > 1]}",
+            )
             pair.outgrown = f"the pass's process had grown by {grown} after {programs} and was replaced by a new one"
         return pair
 

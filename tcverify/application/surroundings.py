@@ -181,10 +181,16 @@ def _unpatch(spaces: dict[str, dict[str, Any]], changed: Changed) -> None:
     for space, known in spaces.items():
         owner = _SPACES[space]
         now = vars(owner)
-        if all(map(is_, known.values(), now.values())) and len(now) >= len(known):  # new names stand behind the old ones
+        if all(map(is_, known.values(), now.values())) and len(now) >= len(
+            known
+        ):  # new names stand behind the old ones
             continue
         for name, value in known.items():
-            if now.get(name) is not value and f"{space}.{name}" not in _FOLLOWING and (callable(value) or type(value) in _WRAPPED):
+            if (
+                now.get(name) is not value
+                and f"{space}.{name}" not in _FOLLOWING
+                and (callable(value) or type(value) in _WRAPPED)
+            ):
                 changed.what.append(f"{space}.{name}")
                 setattr(owner, name, value)
 

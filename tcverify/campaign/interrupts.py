@@ -15,8 +15,8 @@ class Interrupts:
 
     A KeyboardInterrupt that Python raises in the callback of a weak reference is printed and forgotten; one that it raises in
     the middle of Hypothesis makes an error of another kind. So within `with` a SIGINT is noted; it is raised by `check`, and at
-    once within `open`. The second one is raised wherever it comes, until `hold`. In other threads than the main one, and where somebody
-    handles SIGINT already, nothing changes.
+    once within `open`. The second one is raised wherever it comes, until `hold`. In other threads than the main
+    one, and where somebody handles SIGINT already, nothing changes.
     """
 
     def __init__(self) -> None:

@@ -63,7 +63,9 @@ def start_process(
 def _run(target: Callable[..., None], *arguments: Any) -> None:
     # A group of its own, so that what it starts (the code of others runs there) can be ended with it.
     os.setpgid(0, 0)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))  # no file is left of a crash
+    resource.setrlimit(
+        resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1])
+    )  # no file is left of a crash
     die_with_parent(lambda: os.killpg(0, signal.SIGKILL), signal.SIGKILL)
     target(*arguments)
 
@@ -90,7 +92,9 @@ def die_with_parent(last: Callable[[], None] = lambda: None, wake: signal.Signal
     if parent is None:
         return
     sentinel = parent.sentinel
-    if os.getppid() != parent.pid:  # a fork server of one thread: the system tells its children when the thread has ended
+    if (
+        os.getppid() != parent.pid
+    ):  # a fork server of one thread: the system tells its children when the thread has ended
         with contextlib.suppress(OSError, AttributeError, TypeError):
             server = multiprocessing.forkserver._forkserver  # type: ignore[attr-defined]
             os.close(server._forkserver_alive_fd)  # else it waits for us, and never ends while we do not

@@ -1,4 +1,4 @@
-"""Passes that do what no pass should, beside their graph or in place of their work. Where there is no reduction they do nothing."""
+"""Passes that do what no pass should, beside their graph or in place of their work."""
 
 from __future__ import annotations
 

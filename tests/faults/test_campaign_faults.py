@@ -110,7 +110,11 @@ def test_of_several_findings_that_cannot_be_written_each_is_told(tmp_path: Path)
             raise KeyboardInterrupt
 
     one = campaign(
-        tmp_path, reports_differently, programs=transformer_programs(world_size=2), max_examples=30, subscribers=(listen,)
+        tmp_path,
+        reports_differently,
+        programs=transformer_programs(world_size=2),
+        max_examples=30,
+        subscribers=(listen,),
     )
     (tmp_path / "reports").write_text("a file, where a directory should be")
     with pytest.raises(UsageError, match="cannot be written"):
@@ -151,7 +155,9 @@ def test_a_disk_that_is_really_full(tmp_path: Path, ballast: int) -> None:
 # ---------------------------------------------------------------------------------------------------------- interrupted
 
 
-@pytest.mark.fault("Ctrl-C twice, and more often", "the first ends the run, which keeps what it has found; the rest are ignored")
+@pytest.mark.fault(
+    "Ctrl-C twice, and more often", "the first ends the run, which keeps what it has found; the rest are ignored"
+)
 def test_an_interrupt_while_what_was_found_is_kept_loses_nothing(tmp_path: Path) -> None:
     def listen(event: Event) -> None:
         if isinstance(event, Progress) and event.statistics.shrinking == 2:
@@ -217,13 +223,15 @@ print(campaign(Path("."), seed=int(sys.argv[1]), max_examples=200).run().verdict
 
 @pytest.mark.slow
 @pytest.mark.fault(
-    "two runs in one directory", "each keeps all that it finds; cases of the same name are the same, and never half-written"
+    "two runs in one directory",
+    "each keeps all that it finds; cases of the same name are the same, and never half-written",
 )
 def test_two_campaigns_in_one_directory(tmp_path: Path) -> None:
     commands = [[sys.executable, "-c", TWICE, str(seed)] for seed in (1, 2)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     running = [
-        subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True) for command in commands
+        subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True)
+        for command in commands
     ]
     assert [process.communicate(timeout=200)[0] for process in running] == ["refuted\n", "refuted\n"]
     assert kept(tmp_path) == ["pass-raised"]
@@ -236,7 +244,9 @@ def test_two_campaigns_in_one_directory(tmp_path: Path) -> None:
     "a case that is no longer readable is left out, and replaced when it is found again; a damaged baseline ends the run "
     "before it begins, and is not overwritten",
 )
-@pytest.mark.parametrize("damage", [b"", b"{", b"\xff\x00", b"null", b'{"format": "tcverify-counterexample", "version": 1}'])
+@pytest.mark.parametrize(
+    "damage", [b"", b"{", b"\xff\x00", b"null", b'{"format": "tcverify-counterexample", "version": 1}']
+)
 def test_damaged_files_of_earlier_runs(tmp_path: Path, damage: bytes) -> None:
     first = campaign(tmp_path).run()
     for path in [*tmp_path.rglob(FILE_NAME)]:
@@ -281,7 +291,17 @@ def test_a_clock_that_jumps_changes_nothing(tmp_path: Path, monkeypatch: pytest.
 @pytest.mark.slow
 def test_a_whole_run_on_gloo_that_is_killed_leaves_nothing(tmp_path: Path) -> None:
     """The command line, with ranks, workers and fork server, killed when it is verifying."""
-    command = [sys.executable, "-m", "tcverify", "run", "sequence_parallel", "--world-size", "2", "--max-examples", "100000"]
+    command = [
+        sys.executable,
+        "-m",
+        "tcverify",
+        "run",
+        "sequence_parallel",
+        "--world-size",
+        "2",
+        "--max-examples",
+        "100000",
+    ]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
     process = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.DEVNULL)
     with process:

@@ -16,13 +16,15 @@ import torch
 import torch.distributed as dist
 
 from tcverify import verify
-from tcverify.application import Guarded, guard
+from tcverify.application import Guarded, InProcess, guard
+from tcverify.application.loading import prepare
 from tcverify.application.surroundings import SETTINGS
 from tcverify.execution.processes import resident_bytes
 from tcverify.verifier import Verdict
 from tests.faults import passes
 from tests.faults.processes import ROOT, alive, wait_until
 from tests.unit.programs import reduce_then_norm
+
 
 @pytest.fixture
 def guarded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Guarded]]:
@@ -39,6 +41,11 @@ def guarded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
     for subject in subjects:
         subject.close()
     assert not list(tmp_path.glob("tcverify-*"))
+
+
+def here(pass_: Callable[..., None]) -> InProcess:
+    """A pass in this process, although it could be imported."""
+    return InProcess(prepare(pass_, "", {}))
 
 
 def judge(subject: Guarded) -> Verdict:
@@ -101,9 +108,7 @@ def test_a_pass_that_holds_the_interpreter_is_stopped(guarded: Callable[..., Gua
     "a pass that takes memory without bound",
     "its process may take half of the machine, and 16 GiB at most; then the allocation fails: `pass-raised`",
 )
-def test_a_pass_that_fills_memory_is_refuted(
-    guarded: Callable[..., Guarded], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pass_that_fills_memory_is_refuted(guarded: Callable[..., Guarded], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(guard, "MEMORY_LIMIT", 512 << 20)
     before = resident_bytes()
     (finding,) = judge(guarded("fills_memory")).findings
@@ -185,7 +190,7 @@ def test_what_a_pass_changes_beside_its_graph_is_named_and_put_back(name: str) -
     change = getattr(passes, name)
     relu, lint = torch.relu, torch.fx.Graph.lint
     before = {what: setting.read() for what, setting in SETTINGS.items()}
-    verdict = verify(lambda gm: change(gm), reduce_then_norm())
+    verdict = verify(here(change), reduce_then_norm())
     assert (verdict.status, kinds(verdict)) == ("refuted", ["impure-pass"])
     assert verdict.findings[0].title == "the pass leaves torch's global state changed"
     assert verdict.findings[0].detail.startswith(f"it changed {CHANGES[name]}")
@@ -196,7 +201,7 @@ def test_what_a_pass_changes_beside_its_graph_is_named_and_put_back(name: str) -
 @pytest.mark.parametrize("name", ["does_nothing", "draws_numbers", "sets_and_restores"])
 def test_what_a_pass_puts_back_itself_is_not_held_against_it(name: str) -> None:
     change = getattr(passes, name)
-    assert verify(lambda gm: change(gm), reduce_then_norm(), deep=True).status == "passed"
+    assert verify(here(change), reduce_then_norm(), deep=True).status == "passed"
 
 
 def test_in_a_process_of_its_own_too(guarded: Callable[..., Guarded]) -> None:
@@ -219,7 +224,7 @@ def test_of_a_pipeline_the_stage_is_named() -> None:
 def test_a_pass_that_closes_the_process_group_is_refuted() -> None:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
-        verdict = verify(lambda gm: passes.closes_the_group(gm), reduce_then_norm())
+        verdict = verify(here(passes.closes_the_group), reduce_then_norm())
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()

@@ -17,6 +17,8 @@ from typing import Any
 import pytest
 
 from tcverify import verify
+from tcverify.application import InProcess
+from tcverify.application.loading import prepare
 from tcverify.errors import ExecutorError
 from tcverify.execution import ProcessGroupPool, group
 from tcverify.program import VARYING, GraphBuilder, InputSpec, Mesh, Program, RankBinding, spmd_program
@@ -69,7 +71,10 @@ def stopped(pid: int) -> Iterator[None]:
 # --------------------------------------------------------------------------------------------------------------- death
 
 
-@pytest.mark.fault("a rank is killed (−9) in a collective", "noticed at once, by name; the program is inconclusive (`executor-failed`), new ranks run the next one")
+@pytest.mark.fault(
+    "a rank is killed (−9) in a collective",
+    "noticed at once, by name; the program is inconclusive (`executor-failed`), new ranks run the next one",
+)
 def test_a_rank_killed_in_the_middle_of_a_program_is_named(own_pool: ProcessGroupPool) -> None:
     own_pool.run(summing())
     victim = own_pool.pids[1]
@@ -187,11 +192,11 @@ def test_a_rank_out_of_memory_refutes_nothing(own_pool: ProcessGroupPool) -> Non
     (size,) = [int(pages) for pages in Path(f"/proc/{own_pool.pids[1]}/statm").read_text().split()[:1]]
     limit = size * resource.getpagesize() + (32 << 20)
     resource.prlimit(own_pool.pids[1], resource.RLIMIT_AS, (limit, limit))
-    verdict = verify(lambda gm: passes.does_nothing(gm), program, confirm=own_pool)
+    verdict = verify(InProcess(prepare(passes.does_nothing, "", {})), program, confirm=own_pool)
     assert (verdict.status, [doubt.reason for doubt in verdict.doubts]) == ("inconclusive", ["executor-failed"])
     assert "on rank 1, node 'full" in verdict.doubts[0].detail
     assert "out of memory" in verdict.doubts[0].detail
-    assert verify(lambda gm: passes.does_nothing(gm), program, confirm=own_pool).status == "passed"
+    assert verify(InProcess(prepare(passes.does_nothing, "", {})), program, confirm=own_pool).status == "passed"
 
 
 def test_a_rank_that_stops_before_a_large_request_is_a_time_out() -> None:
@@ -219,7 +224,10 @@ def test_a_rank_that_cannot_join_says_why(own_pool: ProcessGroupPool, monkeypatc
 # --------------------------------------------------------------------------------------------- programs that hang by raising
 
 
-@pytest.mark.fault("a kernel raises on one rank while the others wait for it", "seen as what the program does; the others are given half a second, then replaced")
+@pytest.mark.fault(
+    "a kernel raises on one rank while the others wait for it",
+    "seen as what the program does; the others are given half a second, then replaced",
+)
 def test_a_node_that_raises_on_one_rank_is_an_observation(own_pool: ProcessGroupPool) -> None:
     run = own_pool.run(raising_on([1]))
     assert not run.finished

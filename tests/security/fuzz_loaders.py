@@ -2,8 +2,8 @@
 
     python -m tests.security.fuzz_loaders program --seconds 600
 
-An input that breaks a promise of tests/security/inputs.py is written to a file, and its traceback is shown. What was found becomes
-a case of tests/security/test_mutated_files.py.
+An input that breaks a promise of tests/security/inputs.py is written to a file, and its traceback is shown. What was found
+becomes a test of what it broke.
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("reader", choices=("program", "counterexample", "baseline"))
     parser.add_argument("--seconds", type=int, default=600)
-    parser.add_argument("--findings", type=Path, default=Path("fuzz-findings"), help="where inputs go that break a promise")
+    parser.add_argument(
+        "--findings", type=Path, default=Path("fuzz-findings"), help="where inputs go that break a promise"
+    )
     options = parser.parse_args()
     options.findings.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="tcverify-fuzz-") as scratch:

@@ -10,7 +10,7 @@ from typing import Any
 
 from tcverify.baseline import read_baseline
 from tcverify.counterexample import decode_counterexample, encode_counterexample
-from tcverify.errors import ProgramError, UsageError
+from tcverify.errors import ProgramError, TcverifyError, UsageError
 from tcverify.program import dumps, loads
 from tcverify.program.codec import load_json
 from tcverify.report.html import to_html
@@ -25,13 +25,17 @@ WHERE = "given.json"
 ACTIVE = ("Cc", "Cf", "Cs", "Zl", "Zp")
 
 
+def _refused(error: TcverifyError, where: str) -> bool:
+    assert where in error.message, error.message
+    return False
+
+
 def program(text: bytes) -> bool:
     """A program is read exactly, or refused with an error that says where. Returns whether it was read."""
     try:
         found = loads(text, WHERE)
     except ProgramError as error:
-        assert WHERE in error.message, error.message
-        return False
+        return _refused(error, WHERE)
     written = dumps(found)
     assert dumps(loads(written)) == written
     return True
@@ -42,8 +46,7 @@ def counterexample(text: bytes) -> bool:
     try:
         found = decode_counterexample(load_json(text, WHERE), WHERE)
     except ProgramError as error:
-        assert WHERE in error.message, error.message
-        return False
+        return _refused(error, WHERE)
     data = encode_counterexample(found)
     again = decode_counterexample(json.loads(json.dumps(data, allow_nan=False)), WHERE)
     assert encode_counterexample(again) == data
@@ -62,8 +65,7 @@ def baseline(text: bytes, path: Path) -> bool:
     try:
         read_baseline(path)
     except UsageError as error:
-        assert str(path) in error.message, error.message
-        return False
+        return _refused(error, str(path))
     return True
 
 
@@ -74,7 +76,14 @@ def seeds(name: str) -> list[Any]:
         return cases
     if name == "program":
         return [case[part] for case in cases for part in ("program", "rewritten") if case[part] is not None]
-    known = {"pass": "mine:Pass", "kind": "wrong-value", "fingerprint": "neg", "title": "t", "case": "3f9c2a1b", "reason": ""}
+    known = {
+        "pass": "mine:Pass",
+        "kind": "wrong-value",
+        "fingerprint": "neg",
+        "title": "t",
+        "case": "3f9c2a1b",
+        "reason": "",
+    }
     return [{"format": "tcverify-baseline", "version": 1, "known": [known, {**known, "kind": "race"}]}]
 
 

@@ -1,6 +1,7 @@
 """Files that are nearly right: real ones with something in them replaced, moved, doubled or taken away.
 
-Bytes that are changed at random are no JSON, and stay in the parser. What is changed here stays JSON, and comes deep into readers.
+Bytes that are changed at random are no JSON, and stay in the parser. What is changed here stays JSON, and comes deep into
+readers.
 """
 
 from __future__ import annotations
