@@ -32,9 +32,9 @@ class Defect:
     Attributes:
         aspect: "return" (not a graph module), "lint", "code", "signature"; or of purity: "input-mutated", "unrepeatable",
             "hash-order", "not-idempotent", "second-application", "surroundings" (it changed torch's
-            global state); or of what the pass does to a form of the graph that only it
-            sees, where it says so itself in an attribute `defects`: "nodes" (lost, new or doubled), "dependency" (two that
-            depend on each other have swapped), "collective-order", "peak-memory".
+            global state); or of what the pass does to a form of the graph that only it sees, where it says so itself in an
+            attribute `defects`: "nodes" (lost, new or doubled), "dependency" (two that depend on each other
+            have swapped), "collective-order", "peak-memory", "comm-buffer".
         stage: of a pipeline, the pass that it is about, where that is known.
     """
 

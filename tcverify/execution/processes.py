@@ -96,7 +96,7 @@ def die_with_parent(last: Callable[[], None] = lambda: None, wake: signal.Signal
         os.getppid() != parent.pid
     ):  # a fork server of one thread: the system tells its children when the thread has ended
         with contextlib.suppress(OSError, AttributeError, TypeError):
-            server = multiprocessing.forkserver._forkserver  # type: ignore[attr-defined]
+            server: Any = multiprocessing.forkserver._forkserver
             os.close(server._forkserver_alive_fd)  # else it waits for us, and never ends while we do not
             server._forkserver_alive_fd = None
         with contextlib.suppress(OSError, AttributeError):

@@ -1,4 +1,4 @@
-"""What torch's own kernels compute on real gloo groups: run as a script, it prints the outputs of every rank as JSON.
+"""What torch's own kernels compute on real gloo groups: run as a script, it writes the outputs of every rank as JSON.
 
 Groups are in the order of ranks, as torch makes them.
 """
@@ -11,6 +11,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -79,7 +80,7 @@ def _serve(rank: int, directory: str, results: Any) -> None:
         try:
             found[name] = _plain(call())
         except RuntimeError as error:
-            found[name] = {"error": str(error)}
+            found[name] = {"missing" if "supported" in str(error) else "error": str(error)}
         except AttributeError as error:  # an op that this torch does not have yet
             found[name] = {"missing": str(error)}
     results.put((rank, found))
@@ -95,4 +96,5 @@ if __name__ == "__main__":
         answers = dict(queue.get(timeout=100) for _ in processes)
         for process in processes:
             process.join(20)
-    json.dump([answers[rank] for rank in range(WORLD)], sys.stdout)
+    # A file: gloo of some versions writes to stdout itself.
+    Path(sys.argv[1]).write_text(json.dumps([answers[rank] for rank in range(WORLD)]), encoding="utf-8")

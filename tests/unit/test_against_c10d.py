@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -30,12 +31,14 @@ X = InputSpec(
 @cache
 def oracle() -> list[dict[str, Any]]:
     root = Path(__file__).parents[2]
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "tests.unit.c10d_oracle"], cwd=root, capture_output=True, text=True,
-        timeout=200, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-2000:]
-    found: list[dict[str, Any]] = json.loads(done.stdout)
+    with tempfile.TemporaryDirectory() as directory:
+        answers = Path(directory, "answers.json")
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore", "-m", "tests.unit.c10d_oracle", str(answers)], cwd=root,
+            capture_output=True, text=True, timeout=200, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr[-2000:]
+        found: list[dict[str, Any]] = json.loads(answers.read_text(encoding="utf-8"))
     return found
 
 

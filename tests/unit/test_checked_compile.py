@@ -61,7 +61,8 @@ class Broken(Mlp):
 
 
 def parallel(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    return parallelize_module(model, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
+    # No source rank: a fake process group sends nothing, and shards that come from another rank stay unwritten.
+    return parallelize_module(model, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()}, src_data_rank=None)
 
 
 class Spy:
