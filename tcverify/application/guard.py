@@ -15,7 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
@@ -28,7 +28,7 @@ from tcverify.application.pair import Defect, Pair, PassFacts, PassFailure, Stag
 from tcverify.application.reaching import Point, Recorder, scope_of
 from tcverify.application.stages import SEPARATOR
 from tcverify.errors import InternalError, PassLoadError, ProgramError, TcverifyError, UnsupportedOp
-from tcverify.execution.processes import LAZY_MODULES, limit, start_process
+from tcverify.execution.processes import LAZY_MODULES, end_process, limit, limit_memory, resident_bytes, start_process
 from tcverify.execution.records import decode_comparison, encode_comparison
 from tcverify.extensions import extensions_here, load_extensions_of
 from tcverify.program import Allowed, Contract, Program, decode_statistics, dumps, read_asks
@@ -39,6 +39,12 @@ LOAD_TIMEOUT = 120.0
 
 #: Seconds that one application of a pass may take, unless told otherwise.
 DEFAULT_TIMEOUT = 20.0
+
+#: Bytes of memory by which the process of a pass may grow; beyond, its allocations fail. At most half of what the machine has.
+MEMORY_LIMIT = min(16 << 30, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2)
+
+#: Bytes by which it may have grown when it has answered; it is replaced else, since what passes keep adds up over a night.
+GROWTH_LIMIT = 1 << 30
 
 #: Seconds that a message may be on its way. A worker that is stopped takes nothing, and may leave half an answer.
 MESSAGE_TIMEOUT = 20.0
@@ -291,10 +297,12 @@ class _Worker:
         job["directory"] = str(Path.cwd())
         job["extensions"] = extensions_here()
         job["covered"] = None if covered is None else list(covered)
+        job["memory"] = MEMORY_LIMIT
         self._process, self._connection = start_process(_serve, (json.dumps(job),), hash_seed=hash_seed)
         limit(self._connection, MESSAGE_TIMEOUT)
         self.alive = True
         self._asked = False
+        self._answers = 0
         self._failure: PassFailure | None = None  # when the question did not arrive
         reply = self._receive(LOAD_TIMEOUT)
         if isinstance(reply, PassFailure):
@@ -335,13 +343,27 @@ class _Worker:
         if isinstance(reply, PassFailure):
             self.close()
             return Pair(program, failure=reply)
-        return _decode_pair(program, *reply)
+        self._answers += 1
+        said, texts = reply
+        pair = _decode_pair(program, said, texts)
+        if said["grown"] > GROWTH_LIMIT:
+            self.close()
+            grown, programs = (
+                f"{said['grown'] / (1 << 30):.1f} GiB",
+                f"{self._answers} program{'s'[: self._answers > 1]}",
+            )
+            pair.outgrown = f"the pass's process had grown by {grown} after {programs} and was replaced by a new one"
+        return pair
 
     def _receive(self, timeout: float) -> tuple[Any, list[bytes]] | PassFailure:
         """Wait for a message and the texts that come with it; a worker that dies or is late is a `PassFailure`."""
         try:
-            if not self._connection.poll(timeout):
+            # What the pass has forked holds the pipe open, too: the pipe alone does not tell that the process has died.
+            ready = wait([self._connection, self._process.sentinel], timeout)
+            if not ready:
                 return PassFailure("pass-timeout", f"did not come back within {timeout:g} s", None, self._stack())
+            if not self._connection.poll(0):
+                raise EOFError
             return _parts(self._connection.recv_bytes())
         except (EOFError, OSError, ValueError) as error:  # ValueError: the pass has written into the pipe
             return self._explain(error)
@@ -386,9 +408,7 @@ class _Worker:
     def close(self) -> None:
         """Kill the process and wait for its end."""
         self.alive = False
-        if self._process.is_alive():
-            self._process.kill()
-        self._process.join()
+        end_process(self._process)
         self._connection.close()
         self._log.close()
         self._log_path.unlink(missing_ok=True)
@@ -420,6 +440,8 @@ def _serve(connection: Connection, job_text: str) -> None:
         return
     gc.freeze()  # collections need not look at what torch has imported, again and again
     worker = os.getpid()
+    limit_memory(job["memory"])
+    resident = resident_bytes()
     recorder = None
     if job["covered"] is not None:
         recorder = Recorder(scope_of([one.subject for one in loaded.stages or (loaded,)], job["covered"]))
@@ -433,7 +455,7 @@ def _serve(connection: Connection, job_text: str) -> None:
         try:
             program = decode(json.loads(text))
         except ProgramError as error:  # what the pass imports has defined an op with another signature
-            connection.send_bytes(_message({"unread": error.message}))
+            connection.send_bytes(_message({"unread": error.message, "grown": 0}))
             continue
         with recorder.watching() if recorder is not None else contextlib.nullcontext():
             if request["count"] is None:
@@ -444,7 +466,7 @@ def _serve(connection: Connection, job_text: str) -> None:
         pair.reached = recorder.taken() if recorder is not None else []
         if os.getpid() != worker:
             os._exit(0)  # the pass has forked: a second answer would be taken for that to the next question
-        connection.send_bytes(_encode_pair(pair))
+        connection.send_bytes(_encode_pair(pair, resident_bytes() - resident))
 
 
 class _Programs:
@@ -462,9 +484,10 @@ class _Programs:
         return list(self._numbers)
 
 
-def _encode_pair(pair: Pair) -> bytes:
+def _encode_pair(pair: Pair, grown: int) -> bytes:
     programs = _Programs()
     said = {
+        "grown": grown,
         "untouched": pair.rewritten is pair.original,
         "rewritten": programs.number(pair.rewritten) if _travels(pair) else None,
         "again": programs.number(pair.again) if pair.foreign is None else None,

@@ -121,6 +121,7 @@ class Campaign:
             self._ledger.add(entry)
         self._failed: list[_Failed] = []  # waiting to be shrunk
         self._target: Target | None = None
+        self._draft: Counterexample | None = None  # of the target, as it was before it was shrunk
         self._pipeline = Pipeline(self._advance, self._note)
         self._interrupts = Interrupts()
         self._in_flight = InFlight(plan.state_dir, subject, self.contract)
@@ -145,12 +146,8 @@ class Campaign:
                 CampaignStarted(facts, plan.mesh, confirm, *bounds, plan.seed, guarded, earlier, plan.domain, cases)
             )
             with self._interrupts, _older_objects_frozen():
-                stop = self._rounds()
-        except KeyboardInterrupt:
-            self._keep_found()
-            stop = "interrupted"
+                stop = self._until_interrupted()
         except BaseException as error:
-            self._keep_found()
             ours = isinstance(error, Exception) and not isinstance(error, (UsageError, PassLoadError))
             if ours and self._in_flight.path.is_file():
                 self._tell(Crashed(keep(self._in_flight.path, plan.report_dir)))
@@ -167,13 +164,29 @@ class Campaign:
         self._tell(finished)
         return finished
 
+    def _until_interrupted(self) -> str:
+        """Run the rounds, and keep what they have found however they end."""
+        try:
+            return self._rounds()
+        except KeyboardInterrupt:
+            self._interrupts.hold()
+            unwritten = self._keep_found()
+            if unwritten is not None:
+                raise unwritten from None
+            return "interrupted"
+        except BaseException:
+            self._interrupts.hold()
+            self._keep_found()
+            raise
+
     def _rounds(self) -> str:
         """Try earlier failures and known cases, then draw until the budget is spent; a finding of a new kind ends a round."""
         for case in self._failures if self.plan.earlier else ():
             if self._spent() is not None:
                 break
             verdict = self._verify(case.program, self.confirm, case.deep)
-            failed = _Failed(case.program, case.deep, verdict, self._count(case.program, verdict), shrunk=True)
+            shrunk = not case.shrink_cut or case.program.size < case.size_drawn
+            failed = _Failed(case.program, case.deep, verdict, self._count(case.program, verdict), shrunk)
             if self._pursue(failed):
                 if self.plan.fail_fast:
                     return "first finding"
@@ -253,6 +266,7 @@ class Campaign:
             if target is None:
                 break
             if not failed.shrunk or self._ledger.by_fingerprint(target.kind):
+                self._keep_draft(target)
                 self._shrink(target)
             entry = self._ledger.shrunk(target.best, target.kind)
             if entry is None:
@@ -260,6 +274,7 @@ class Campaign:
                 new = True
             else:
                 self._target = None
+                self._forget_draft()
                 known[target.kind] = entry
                 self._ledger.settle(failed.verdict, target.kind, entry)
         accepted = self._ledger.of_baseline({**self._ledger.accepted(failed.verdict), **known})
@@ -358,12 +373,20 @@ class Campaign:
         for entry in known.values():
             self._ledger.seen[entry] += times
 
-    def _keep_found(self) -> None:
-        """Record what is found so far as it is, now that the run ends.
+    def _keep_found(self) -> UsageError | None:
+        """Record what is found so far as it is, now that the run ends. Returns why some of it could not be written, if so.
 
         Unconfirmed: the executor and the pass's process may be in the middle of a conversation.
         """
-        self._keep_best(confirm=False)
+        unwritten: list[UsageError] = []
+
+        def keep_best() -> None:
+            try:
+                self._keep_best(confirm=False)
+            except UsageError as error:  # it has been told, and so are the others
+                unwritten.append(error)
+
+        keep_best()
         for flight in self._pipeline.under_way:
             if flight.verdict is not None:  # judged, but not yet taken out
                 known = self._ledger.accepted(flight.verdict)
@@ -374,7 +397,8 @@ class Campaign:
             new = self._ledger.news(failed.verdict)
             if new is not None:
                 self._target = Target(new.kind, failed.deep, failed.program.size, failed.verdict, cut=True)
-                self._keep_best(confirm=False)
+                keep_best()
+        return unwritten[0] if unwritten else None
 
     def _keep_best(self, *, confirm: bool = True) -> None:
         """Record the counterexample of the current target, confirmed on the process group where that makes sense."""
@@ -384,6 +408,7 @@ class Campaign:
         verdict = target.best
         if target.cut and self._ledger.shrunk(verdict, target.kind) is not None:
             self._target = None  # the run ends here, and what is found so far looks like something known
+            self._forget_draft()
             return
         if confirm and self.confirm is not None and target.kind in ("wrong-value", "wrong-alias", "rewritten-raises"):
             self._in_flight.note(verdict.pair.original, target.deep)
@@ -399,16 +424,7 @@ class Campaign:
             )
             if any(f.kind == target.kind for f in again.findings):
                 verdict = again
-        case = make_counterexample(
-            verdict,
-            target.kind,
-            self.subject.facts,
-            self.contract,
-            size_drawn=target.size_drawn,
-            shrink_cut=target.cut,
-            deep=target.deep,
-            pass_timeout=self.subject.timeout,
-        )
+        case = self._case(target, verdict)
         try:
             write_counterexample(case, self.plan.report_dir)  # what follows may take long
             if confirm and self.plan.blame is not None:
@@ -425,9 +441,34 @@ class Campaign:
         self._ledger.add(known_of(case))
         if self.plan.earlier:
             self._failures.add(case)
+            self._forget_draft(case)
         self._remember(case.program, [f"{target.kind}: {fingerprint_of(case)}"], target.kind, deep=case.deep)
         self.counterexamples.append(case)
         self._tell(FindingFound(case))
+
+    def _case(self, target: Target, verdict: Verdict) -> Counterexample:
+        return make_counterexample(
+            verdict,
+            target.kind,
+            self.subject.facts,
+            self.contract,
+            size_drawn=target.size_drawn,
+            shrink_cut=target.cut,
+            deep=target.deep,
+            pass_timeout=self.subject.timeout,
+        )
+
+    def _keep_draft(self, target: Target) -> None:
+        """Note a finding before it is shrunk, which takes its time: if this process is killed, the next run begins with it."""
+        if self.plan.earlier:
+            self._draft = replace(self._case(target, target.best), shrink_cut=True)
+            self._failures.add(self._draft)
+
+    def _forget_draft(self, kept: Counterexample | None = None) -> None:
+        """Remove the note: the finding is kept, or is a known one."""
+        if self._draft is not None and (kept is None or kept.id != self._draft.id):
+            self._failures.discard(self._draft)
+        self._draft = None
 
     def _spent(self, under_way: int = 0) -> str | None:
         """The bound that is reached, counting programs under way: "time", "examples" or None."""

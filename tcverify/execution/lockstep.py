@@ -234,10 +234,10 @@ class _Drive:
             self._wait(rank, [self.entries.pop(id(one)) for one in event.under_way])
             return True
         collective = event.collective
-        stranger = next((r for r in collective.communicator if not 0 <= r < len(self.generators)), None)
-        if stranger is not None:
+        strangers = [r for r in collective.communicator if not (isinstance(r, int) and 0 <= r < len(self.generators))]
+        if strangers:
             self.generators[rank].close()
-            problem = f"ValueError: it names rank {stranger}, which the mesh does not have"
+            problem = f"ValueError: it names rank {strangers[0]!r}, which the mesh does not have"
             self.run.ranks[rank].error = NodeError(node, problem)
             return True
         under_way = event if isinstance(event, UnderWay) else None
