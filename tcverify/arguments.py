@@ -22,7 +22,7 @@ from tcverify.program import Mesh, Placement
 from tcverify.strategies import DEFAULT_STRATEGY, STRATEGIES, register_strategy
 
 #: Options that name a file or a directory, as their parameters are called.
-_PATHS = ("report_dir", "baseline", "write_baseline")
+_PATHS = ("report_dir", "baseline", "write_baseline", "corpus")
 
 
 def configuration(path: Path, known: Iterable[str] | None = None) -> dict[str, Any]:
@@ -209,6 +209,15 @@ def strategies(given: str | None, passes: Sequence[str]) -> list[str]:
         stages = split_stages(name, lambda piece: piece in BUILTIN or ":" in piece)
         suited.append(next((known[stage] for stage in stages if stage in known), DEFAULT_STRATEGY))
     return suited
+
+
+def covered(name: str) -> list[str]:
+    """Return the modules whose code counts as that of a pass, or of a pipeline; none: the files that define it.
+
+    PyTorch's own passes are called by classes of ours, which are not what is verified.
+    """
+    stages = split_stages(name, lambda piece: piece in BUILTIN or ":" in piece)
+    return [subject(stage).source.partition(":")[0] for stage in stages if stage.startswith(PREFIX)]
 
 
 def draws(name: str, fixed: Collection[str]) -> dict[str, Sequence[Any]]:

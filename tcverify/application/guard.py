@@ -15,22 +15,23 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
 
 import torch
 
-from tcverify.application.applying import apply_pass
+from tcverify.application.applying import apply_counted, apply_pass
 from tcverify.application.loading import LoadedPass, importable_target, load_pass, pipeline, prepare
 from tcverify.application.pair import Defect, Pair, PassFacts, PassFailure, Stage
+from tcverify.application.reaching import Point, Recorder, scope_of
 from tcverify.application.stages import SEPARATOR
 from tcverify.errors import InternalError, PassLoadError, ProgramError, TcverifyError, UnsupportedOp
-from tcverify.execution.processes import LAZY_MODULES, limit, start_process
+from tcverify.execution.processes import LAZY_MODULES, end_process, limit, limit_memory, resident_bytes, start_process
 from tcverify.execution.records import decode_comparison, encode_comparison
 from tcverify.extensions import extensions_here, load_extensions_of
-from tcverify.program import Contract, Program, decode_statistics, dumps
+from tcverify.program import Allowed, Contract, Program, decode_statistics, dumps, read_asks
 from tcverify.program.codec import decode
 
 #: Most time that importing a pass may take, in seconds. Importing torch and friends on a busy machine is slow.
@@ -38,6 +39,12 @@ LOAD_TIMEOUT = 120.0
 
 #: Seconds that one application of a pass may take, unless told otherwise.
 DEFAULT_TIMEOUT = 20.0
+
+#: Bytes of memory by which the process of a pass may grow; beyond, its allocations fail. At most half of what the machine has.
+MEMORY_LIMIT = min(16 << 30, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2)
+
+#: Bytes by which it may have grown when it has answered; it is replaced else, since what passes keep adds up over a night.
+GROWTH_LIMIT = 1 << 30
 
 #: Seconds that a message may be on its way. A worker that is stopped takes nothing, and may leave half an answer.
 MESSAGE_TIMEOUT = 20.0
@@ -61,6 +68,10 @@ class Subject(Protocol):
         """
         ...
 
+    def apply_counted(self, program: Program, allowed: Allowed) -> Pair:
+        """Apply the pass and count its rewrites, of which it may make those that are `allowed`; see `Pair.asked`."""
+        ...
+
     def close(self) -> None:
         """Let go of processes."""
         ...
@@ -81,6 +92,9 @@ class InProcess:
 
     def start(self, program: Program, *, deep: bool = False) -> Callable[[], Pair]:
         return lambda: self.apply(program, deep=deep)
+
+    def apply_counted(self, program: Program, allowed: Allowed) -> Pair:
+        return apply_counted(self._loaded, program, allowed)
 
     def close(self) -> None:
         """Nothing to let go of."""
@@ -108,6 +122,10 @@ class Applied:
     def start(self, program: Program, *, deep: bool = False) -> Callable[[], Pair]:
         return lambda: self.apply(program, deep=deep)
 
+    def apply_counted(self, program: Program, allowed: Allowed) -> Pair:
+        """It runs no more, so that nothing is counted."""
+        return self.apply(program)
+
     def close(self) -> None:
         """Nothing to let go of."""
 
@@ -119,20 +137,32 @@ class Guarded:
         target: "module:attribute" or "path/file.py:attribute".
         options: keyword options of the pass.
         timeout: seconds that one application (all ranks) may take.
+        covered: records what the pass reaches of its own code (see `Pair.reached`): of the files that define it, or of the
+            modules named here. None records nothing.
+
+    Attributes:
+        files: those that define the pass, where it is recorded what it reaches.
 
     Raises:
         PassLoadError: the pass cannot be loaded.
     """
 
     def __init__(
-        self, target: str, options: Mapping[str, Any] | None = None, *, timeout: float = DEFAULT_TIMEOUT
+        self,
+        target: str,
+        options: Mapping[str, Any] | None = None,
+        *,
+        timeout: float = DEFAULT_TIMEOUT,
+        covered: Sequence[str] | None = None,
     ) -> None:
         self.target = target
+        self.covered = covered
         self.options = dict(options or {})
         self.timeout = timeout
         self._worker: _Worker | None = None
         self._other_hash: _Worker | None = None
         self.facts = self._main().facts
+        self.files = self._main().files
         self.contract = Contract.of(self.facts.contract)
 
     def apply(self, program: Program, *, deep: bool = False) -> Pair:
@@ -158,9 +188,15 @@ class Guarded:
 
         return both
 
+    def apply_counted(self, program: Program, allowed: Allowed) -> Pair:
+        """See `Subject.apply_counted`. Raises `NotSerialisable` for a program that cannot be sent."""
+        worker = self._main()
+        worker.ask(dumps(program), False, {"allowed": allowed if allowed is None else [sorted(row) for row in allowed]})
+        return worker.answer(program, self.timeout)
+
     def _main(self) -> _Worker:
         if self._worker is None or not self._worker.free():
-            self._worker = _Worker(self.target, self.options)
+            self._worker = _Worker(self.target, self.options, covered=self.covered)
         return self._worker
 
     def _second(self) -> _Worker:
@@ -242,17 +278,31 @@ def _parts(message: bytes) -> tuple[Any, list[bytes]]:
 class _Worker:
     """One worker process and the pipe to it."""
 
-    def __init__(self, target: str, options: Mapping[str, Any], hash_seed: int | None = None) -> None:
+    def __init__(
+        self,
+        target: str,
+        options: Mapping[str, Any],
+        hash_seed: int | None = None,
+        covered: Sequence[str] | None = None,
+    ) -> None:
         descriptor, path = tempfile.mkstemp(prefix="tcverify-pass-", suffix=".log")
         self._log = open(descriptor, "rb")  # noqa: SIM115 - lives as long as the worker
         self._log_path = Path(path)
-        job = {"target": target, "options": dict(options), "path": [str(Path.cwd()), *sys.path], "log": path}
+        job: dict[str, Any] = {
+            "target": target,
+            "options": dict(options),
+            "path": [str(Path.cwd()), *sys.path],
+            "log": path,
+        }
         job["directory"] = str(Path.cwd())
         job["extensions"] = extensions_here()
+        job["covered"] = None if covered is None else list(covered)
+        job["memory"] = MEMORY_LIMIT
         self._process, self._connection = start_process(_serve, (json.dumps(job),), hash_seed=hash_seed)
         limit(self._connection, MESSAGE_TIMEOUT)
         self.alive = True
         self._asked = False
+        self._answers = 0
         self._failure: PassFailure | None = None  # when the question did not arrive
         reply = self._receive(LOAD_TIMEOUT)
         if isinstance(reply, PassFailure):
@@ -263,6 +313,7 @@ class _Worker:
             self.close()
             raise PassLoadError(*said["load_error"])
         self.facts = PassFacts(**said["facts"])
+        self.files: tuple[str, ...] = tuple(said["files"])
 
     @property
     def pid(self) -> int:
@@ -274,11 +325,11 @@ class _Worker:
             self.close()
         return self.alive
 
-    def ask(self, text: str, deep: bool) -> None:
-        """Send a program."""
+    def ask(self, text: str, deep: bool, count: Mapping[str, Any] | None = None) -> None:
+        """Send a program; `count` holds the rewrites that are allowed, where they are to be counted."""
         self._asked = True
         try:
-            self._connection.send_bytes(_message({"deep": deep}, [text]))
+            self._connection.send_bytes(_message({"deep": deep, "count": count}, [text]))
         except OSError as error:
             self._failure = self._explain(error)
         except BaseException:
@@ -292,13 +343,27 @@ class _Worker:
         if isinstance(reply, PassFailure):
             self.close()
             return Pair(program, failure=reply)
-        return _decode_pair(program, *reply)
+        self._answers += 1
+        said, texts = reply
+        pair = _decode_pair(program, said, texts)
+        if said["grown"] > GROWTH_LIMIT:
+            self.close()
+            grown, programs = (
+                f"{said['grown'] / (1 << 30):.1f} GiB",
+                f"{self._answers} program{'s'[: self._answers > 1]}",
+            )
+            pair.outgrown = f"the pass's process had grown by {grown} after {programs} and was replaced by a new one"
+        return pair
 
     def _receive(self, timeout: float) -> tuple[Any, list[bytes]] | PassFailure:
         """Wait for a message and the texts that come with it; a worker that dies or is late is a `PassFailure`."""
         try:
-            if not self._connection.poll(timeout):
+            # What the pass has forked holds the pipe open, too: the pipe alone does not tell that the process has died.
+            ready = wait([self._connection, self._process.sentinel], timeout)
+            if not ready:
                 return PassFailure("pass-timeout", f"did not come back within {timeout:g} s", None, self._stack())
+            if not self._connection.poll(0):
+                raise EOFError
             return _parts(self._connection.recv_bytes())
         except (EOFError, OSError, ValueError) as error:  # ValueError: the pass has written into the pipe
             return self._explain(error)
@@ -343,9 +408,7 @@ class _Worker:
     def close(self) -> None:
         """Kill the process and wait for its end."""
         self.alive = False
-        if self._process.is_alive():
-            self._process.kill()
-        self._process.join()
+        end_process(self._process)
         self._connection.close()
         self._log.close()
         self._log_path.unlink(missing_ok=True)
@@ -377,7 +440,13 @@ def _serve(connection: Connection, job_text: str) -> None:
         return
     gc.freeze()  # collections need not look at what torch has imported, again and again
     worker = os.getpid()
-    connection.send_bytes(_message({"facts": asdict(loaded.facts)}))
+    limit_memory(job["memory"])
+    resident = resident_bytes()
+    recorder = None
+    if job["covered"] is not None:
+        recorder = Recorder(scope_of([one.subject for one in loaded.stages or (loaded,)], job["covered"]))
+    files = recorder.scope.files if recorder is not None else []
+    connection.send_bytes(_message({"facts": asdict(loaded.facts), "files": files}))
     while True:
         try:
             request, (text,) = _parts(connection.recv_bytes())
@@ -386,12 +455,18 @@ def _serve(connection: Connection, job_text: str) -> None:
         try:
             program = decode(json.loads(text))
         except ProgramError as error:  # what the pass imports has defined an op with another signature
-            connection.send_bytes(_message({"unread": error.message}))
+            connection.send_bytes(_message({"unread": error.message, "grown": 0}))
             continue
-        pair = apply_pass(loaded, program, deep=request["deep"])
+        with recorder.watching() if recorder is not None else contextlib.nullcontext():
+            if request["count"] is None:
+                pair = apply_pass(loaded, program, deep=request["deep"])
+            else:
+                rows = request["count"]["allowed"]
+                pair = apply_counted(loaded, program, None if rows is None else list(map(frozenset, read_asks(rows))))
+        pair.reached = recorder.taken() if recorder is not None else []
         if os.getpid() != worker:
             os._exit(0)  # the pass has forked: a second answer would be taken for that to the next question
-        connection.send_bytes(_encode_pair(pair))
+        connection.send_bytes(_encode_pair(pair, resident_bytes() - resident))
 
 
 class _Programs:
@@ -409,9 +484,10 @@ class _Programs:
         return list(self._numbers)
 
 
-def _encode_pair(pair: Pair) -> bytes:
+def _encode_pair(pair: Pair, grown: int) -> bytes:
     programs = _Programs()
     said = {
+        "grown": grown,
         "untouched": pair.rewritten is pair.original,
         "rewritten": programs.number(pair.rewritten) if _travels(pair) else None,
         "again": programs.number(pair.again) if pair.foreign is None else None,
@@ -426,6 +502,8 @@ def _encode_pair(pair: Pair) -> bytes:
         "seconds": pair.seconds,
         "stages": _encode_stages(pair, programs),
         "statistics": [row.as_dict() for row in pair.statistics],
+        "asked": pair.asked,
+        "reached": pair.reached,
     }
     return _message(said, programs.texts)
 
@@ -480,6 +558,8 @@ def _decode_pair(program: Program, data: Any, texts: list[bytes]) -> Pair:
             seconds=data["seconds"],
             stages=_decode_stages(program, data["stages"], texts),
             statistics=decode_statistics(data["statistics"]),
+            asked=read_asks(data["asked"]),
+            reached=[Point(*row) for row in data["reached"]],
         )
     except ProgramError as error:  # what the pass left can be written, but makes no program
         if isinstance(error.__cause__, UnsupportedOp):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TypeAlias
 
 from tcverify.application import PassFacts
 from tcverify.baseline import Known
+from tcverify.campaign.coverage import FileReach
 from tcverify.counterexample import Counterexample
 from tcverify.program import Program
 from tcverify.verifier import Verdict
@@ -31,7 +32,7 @@ class Statistics:
         notes: programs by what their verdicts say beside, e.g. that the exact domain stepped aside.
         labels: programs by what they contain.
         shrinking: programs judged to shrink findings.
-        seconds: time by phase.
+        seconds: time by phase; where workers share the campaign, of one of them on average.
     """
 
     programs: int = 0
@@ -52,6 +53,17 @@ class Statistics:
     labels: Counter[str] = field(default_factory=Counter)
     seconds: Counter[str] = field(default_factory=Counter)
     elapsed: float = 0.0
+
+    def add(self, other: Statistics) -> None:
+        """Add what was counted elsewhere, but for the time that it took."""
+        for one in fields(self):
+            mine, theirs = getattr(self, one.name), getattr(other, one.name)
+            if isinstance(mine, Counter):
+                mine.update(theirs)
+            elif isinstance(mine, dict):
+                mine.update({name: text for name, text in theirs.items() if name not in mine})
+            elif one.name != "elapsed":
+                setattr(self, one.name, mine + theirs)
 
     def count(self, program: Program, verdict: Verdict, known: Collection[str] = ()) -> None:
         """Add one program.
@@ -120,6 +132,7 @@ class CampaignStarted:
         guarded: whether the pass runs in a process of its own.
         earlier: failures of earlier runs, which are tried first.
         domain: the number domain that values are judged in.
+        cases: of a corpus, which are tried next.
     """
 
     facts: PassFacts
@@ -131,6 +144,7 @@ class CampaignStarted:
     guarded: bool
     earlier: int = 0
     domain: str = "float64"
+    cases: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +176,7 @@ class CampaignFinished:
         why: for a campaign that tested nothing, the reason.
         stop: why it ended: "examples", "time", "exhausted", "first finding" or "interrupted".
         known: findings of the baseline that were seen, and how many programs showed each.
+        reached: what this campaign and those before it have reached of the pass's code, where that is recorded.
     """
 
     facts: PassFacts
@@ -173,6 +188,7 @@ class CampaignFinished:
     stop: str
     seed: int
     known: tuple[tuple[Known, int], ...] = ()
+    reached: tuple[FileReach, ...] = ()
 
 
 Event: TypeAlias = RunStarted | CampaignStarted | Progress | FindingFound | Crashed | CampaignFinished | RunFinished

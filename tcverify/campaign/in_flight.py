@@ -108,7 +108,8 @@ class InFlight:
     def clear(self) -> None:
         """Remove the file: the program has been judged."""
         self._close()
-        self.path.unlink(missing_ok=True)
+        for path in (self.path, self.path.with_suffix(".new")):  # the latter where the disk was full
+            path.unlink(missing_ok=True)
 
 
 def recover(state_dir: Path, report_dir: Path) -> list[Path]:

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.utils import _pytree as pytree
 
 from tcverify.errors import UnsupportedOp
@@ -56,12 +56,18 @@ def fake_tensor(
         base: the (meta) storage to view, for values that alias another; None makes a new one.
         device: the device it pretends to be on.
     """
-    if base is None and not spec.offset:
-        meta = torch.empty_strided(spec.shape, spec.stride, dtype=spec.dtype, device="meta")
-    else:
-        meta = torch.empty(0, dtype=spec.dtype, device="meta")
-        meta = meta.set_(meta.untyped_storage() if base is None else base, spec.offset, spec.shape, spec.stride)
+    meta = _on_meta(spec, base)
+    if isinstance(meta, FakeTensor):  # a mode of the caller's is active, as inside torch.compile: torch 2.9 wants none
+        with unset_fake_temporarily():
+            meta = _on_meta(spec, base)
     return FakeTensor(mode, meta, device)
+
+
+def _on_meta(spec: TensorSpec, base: torch.UntypedStorage | None) -> torch.Tensor:
+    if base is None and not spec.offset:
+        return torch.empty_strided(spec.shape, spec.stride, dtype=spec.dtype, device="meta")
+    empty = torch.empty(0, dtype=spec.dtype, device="meta")
+    return empty.set_(empty.untyped_storage() if base is None else base, spec.offset, spec.shape, spec.stride)
 
 
 def infer(
