@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import resource
 import signal
@@ -23,6 +22,7 @@ from tcverify.application import Guarded, InProcess
 from tcverify.application.loading import prepare
 from tcverify.baseline import read_baseline
 from tcverify.campaign import Campaign, CampaignFinished, Event, FindingFound, Plan, Progress
+from tcverify.campaign.in_flight import read_in_flight
 from tcverify.counterexample import FILE_NAME, read_counterexample
 from tcverify.errors import UsageError
 from tcverify.program import Program
@@ -312,4 +312,4 @@ def test_a_whole_run_on_gloo_that_is_killed_leaves_nothing(tmp_path: Path) -> No
     wait_until(lambda: not any(alive(pid) for pid in started))
     wait_until(lambda: not list(tmp_path.glob("tcverify-*")))
     (left,) = tmp_path.glob(".tcverify/in-flight-*.json")
-    assert json.loads(left.read_text())["finding"]["kind"] == "run-died"
+    assert read_in_flight(left).finding.kind == "run-died"
