@@ -22,7 +22,7 @@ from tcverify.program import Mesh, Placement
 from tcverify.strategies import DEFAULT_STRATEGY, STRATEGIES, register_strategy
 
 #: Options that name a file or a directory, as their parameters are called.
-_PATHS = ("report_dir", "baseline", "write_baseline")
+_PATHS = ("report_dir", "baseline", "write_baseline", "corpus")
 
 
 def configuration(path: Path, known: Iterable[str] | None = None) -> dict[str, Any]:

@@ -23,10 +23,13 @@ from tcverify.counterexample import (
     read_counterexample,
     write_atomically,
 )
+from tcverify.division import Drawing
 from tcverify.errors import InternalError, TcverifyError, UsageError
 from tcverify.execution import EXECUTORS, Executor, executors
+from tcverify.execution.keeper import keep
 from tcverify.extensions import load_extension
 from tcverify.extra.pytorch import PREFIX, SUBJECTS
+from tcverify.extra.ray import LOCAL
 from tcverify.passes import BUILTIN, DEFAULT, DESCRIPTIONS
 from tcverify.program import dumps
 from tcverify.replay import replay as replay_case
@@ -51,8 +54,7 @@ from tcverify.running import (
     prepare,
     redrawn,
 )
-from tcverify.strategies import STRATEGIES, programs_of
-from tcverify.strategies.options import with_options
+from tcverify.strategies import STRATEGIES
 
 _REPORT_DIR = click.option(
     "--report-dir",
@@ -186,6 +188,12 @@ def _options(command: click.Command) -> set[str]:
 @click.option("--shrink-time", type=click.FloatRange(0), default=30.0, show_default=True,
               help="Seconds to shrink a finding.")  # fmt: skip
 @_BISECT
+@click.option("--workers", type=click.IntRange(1, 1024), default=None,
+              help="Processes that share the programs. [default: 1; with --ray, as many as there are CPUs]")  # fmt: skip
+@click.option("--ray", is_flag=False, flag_value=LOCAL, default=None, metavar="[ADDRESS]",
+              help="Share the programs on a Ray cluster; local, or no address: one of this machine.")  # fmt: skip
+@click.option("--corpus", type=click.Path(path_type=Path), default=None, metavar="DIR",
+              help="Cases to try first; programs that show something new are added. Machines may share it.")  # fmt: skip
 @_EXTENSION
 @_REPORT_DIR
 @click.option("--coverage/--no-coverage", default=True, show_default=True,
@@ -215,6 +223,9 @@ def run(
     pass_timeout: float,
     shrink_time: float,
     bisect: bool,
+    workers: int | None,
+    ray: str | None,
+    corpus: Path | None,
     report_dir: Path,
     coverage: bool,
     fail_on: str | None,
@@ -252,18 +263,18 @@ def run(
         known=arguments.known_findings(baseline, write_baseline),
         baseline=baseline,
         write_baseline=write_baseline,
+        corpus=corpus,
+        workers=workers,
+        ray=ray,
     )
     console = make_console()
     prepare(settings, console)
     options = [arguments.draws(name, settings.pass_options) for name in passes or DEFAULT]
-    jobs = [
-        Job(
-            name,
-            size,
-            [with_options(programs_of(one, fixed, size), told) for one, told in zip(drawn, options, strict=True)],
-        )
-        for name, fixed, size in meshes
-    ]
+    jobs = []
+    for name, fixed, size in meshes:
+        sizes = {dim.name: len(dim.groups[0]) for dim in fixed.dims} if fixed is not None else None
+        drawings = [Drawing(one, size, sizes, told) for one, told in zip(drawn, options, strict=True)]
+        jobs.append(Job(name, size, [drawing.programs() for drawing in drawings], drawings))
     raise SystemExit(campaigns(settings, jobs, console))
 
 
@@ -376,6 +387,23 @@ def check(
         [redrawn(loaded.program, draws)] * len(passes),
     )
     raise SystemExit(campaigns(settings, [job], console))
+
+
+# ------------------------------------------------------------------------------------------------------------- worker
+
+
+@main.command(context_settings={"ignore_unknown_options": True})
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="COMMAND...")
+def worker(command: tuple[str, ...]) -> None:
+    """Serve as a rank of the process groups of COMMAND, on as many machines as torchrun starts this on.
+
+    COMMAND is run, check or replay with its arguments: torchrun --nnodes 2 … -m tcverify worker run PASS. The process of rank 0
+    runs it, and its process groups are of the processes that torchrun has started.
+    """
+    verbs = ("run", "check", "replay")
+    if command[0] not in verbs:
+        raise UsageError(f"a worker cannot serve '{command[0]}'", f"it serves {', '.join(verbs)}")
+    raise SystemExit(keep(command))
 
 
 # ------------------------------------------------------------------------------------------------------- replay, show

@@ -16,12 +16,13 @@ from rich.console import Console
 
 from tcverify import arguments, doctor
 from tcverify.application import Guarded, Subject
-from tcverify.baseline import Baseline, add_to_baseline
+from tcverify.baseline import Baseline, add_to_baseline, reference
 from tcverify.bisection import Terms, bisect
 from tcverify.campaign import (
     Blamer,
     Campaign,
     CampaignFinished,
+    Corpus,
     Coverage,
     Event,
     Plan,
@@ -30,8 +31,11 @@ from tcverify.campaign import (
     Subscriber,
     recover,
 )
-from tcverify.errors import InternalError, TcverifyError
-from tcverify.execution import AnySize, Executor, executors, start_executor
+from tcverify.division import Crew, DividedCampaign, Drawing, LocalCrew
+from tcverify.division.driver import recover as recover_workers
+from tcverify.errors import InternalError, TcverifyError, UsageError
+from tcverify.execution import Executor, executors, of_any_size
+from tcverify.extra.ray import ray_crew
 from tcverify.program import Blame, Contract, Program
 from tcverify.report.choice import reports
 from tcverify.report.known import baseline_lines
@@ -52,11 +56,13 @@ class Job:
     Attributes:
         mesh: names the mesh, or what else the programs have in common, for reports.
         programs: draws programs, for each of the passes in their order.
+        drawings: the same as data, which workers need.
     """
 
     mesh: str
     world_size: int
     programs: Sequence[SearchStrategy[Program]]
+    drawings: Sequence[Drawing] = ()
 
 
 @dataclass(frozen=True)
@@ -90,6 +96,9 @@ class Settings:
     earlier: bool = True
     bisect: bool = False
     covered: Sequence[Sequence[str]] | None = None
+    corpus: Path | None = None
+    workers: int | None = None
+    ray: str | None = None
 
 
 def prepare(settings: Settings, console: Console) -> None:
@@ -105,6 +114,9 @@ def prepare(settings: Settings, console: Console) -> None:
     for path in recover(STATE_DIR, settings.report_dir):
         say(console, f"An earlier run died while it verified a program, which is kept as {path}", "yellow")
         say(console, f"  look at it with: tcverify show {path}, try it again with: tcverify replay {path}", "yellow")
+    for case in recover_workers(settings.report_dir):
+        say(console, f"An earlier run died before it told what a worker had found: case {case.id}", "yellow")
+        say(console, f"  look at it with: tcverify show {case.id}", "yellow")
 
 
 def campaigns(settings: Settings, jobs: Sequence[Job], console: Console) -> int:
@@ -129,27 +141,39 @@ def campaigns(settings: Settings, jobs: Sequence[Job], console: Console) -> int:
         started = RunStarted(tuple(settings.targets), tuple(job.mesh for job in jobs), settings.seed)
         end = stack.enter_context(_announced(subscribers, started))
         stack.callback(terminal.close)
+        crew = stack.enter_context(_crew(settings, tell))
+        corpus = Corpus(settings.corpus, tell) if settings.corpus is not None else None
+        scopes = settings.covered if crew is None else None  # workers do not tell what they reach
         subjects = [
             stack.enter_context(Guarded(target, settings.pass_options, timeout=settings.pass_timeout, covered=covered))
-            for target, covered in zip(settings.targets, settings.covered or itertools.repeat(None), strict=False)
+            for target, covered in zip(settings.targets, scopes or itertools.repeat(None), strict=False)
         ]
-        coverages = [Coverage(subject.files) if settings.covered is not None else None for subject in subjects]
+        coverages = [Coverage(subject.files) if scopes is not None else None for subject in subjects]
         contracts = [subject.contract.with_options(settings.promises) for subject in subjects]
         try:
             for job in jobs:
-                with executors(settings.confirm) as executor_of:
-                    executor = _of_any_size(settings.confirm, executor_of, job.world_size)
-                    for subject, promised, programs, coverage in zip(
-                        subjects, contracts, job.programs, coverages, strict=True
+                with executors(settings.confirm if crew is None else "none") as executor_of:
+                    executor = of_any_size(settings.confirm, executor_of, job.world_size)
+                    for number, (subject, promised, programs, coverage) in enumerate(
+                        zip(subjects, contracts, job.programs, coverages, strict=True)
                     ):
+                        first = corpus.cases(reference(subject.facts), job.mesh) if corpus is not None else ()
                         plan = Plan(
                             programs, job.mesh, settings.report_dir, STATE_DIR, settings.max_examples, settings.max_time,
                             settings.seed, promised, settings.checks, domain=settings.domain,
                             shrink_time=settings.shrink_time, fail_fast=settings.fail_fast, baseline=settings.known,
                             collect=accepting, deep=settings.deep, earlier=settings.earlier,
                             blame=_blamer(settings, promised) if settings.bisect else None, coverage=coverage,
+                            first=first, corpus=corpus,
                         )  # fmt: skip
-                        stop = Campaign(subject, plan, executor, subscribers).run().stop
+                        if crew is None:
+                            finished = Campaign(subject, plan, executor, subscribers).run()
+                        else:
+                            drawing = job.drawings[number]
+                            finished = DividedCampaign(
+                                subject, plan, drawing, settings.confirm, crew, tell, subscribers
+                            ).run()
+                        stop = finished.stop
                         if stop in _LAST:
                             break
                 if stop in _LAST:
@@ -178,20 +202,23 @@ def _blamer(settings: Settings, contract: Contract) -> Blamer:
     return blame
 
 
-def _of_any_size(name: str, executor_of: Callable[[int], Executor | None], first: int) -> AnySize | None:
-    """What confirms programs of a job, also those from which shrinking has taken ranks; started for the `first` size."""
+@contextlib.contextmanager
+def _crew(settings: Settings, tell: Callable[[str], None]) -> Iterator[Crew | None]:
+    """The workers that share the campaigns; None where this process does all by itself.
 
-    def started(world_size: int) -> Executor:
-        executor = executor_of(world_size)
-        if executor is None:
-            raise InternalError(f"nothing confirms, but it is asked to, by '{name}'")
-        start_executor(executor)
-        return executor
-
-    if executor_of(first) is None:
-        return None
-    started(first)
-    return AnySize(name, started)
+    Raises:
+        UsageError: workers are asked for what they do not do.
+    """
+    if settings.bisect and (settings.ray is not None or (settings.workers or 1) > 1):
+        raise UsageError("workers do not bisect", "leave --bisect to `tcverify replay ID --bisect`")
+    if settings.ray is not None:
+        with ray_crew(settings.ray, settings.workers, tell) as crew:
+            yield crew
+    elif settings.workers is not None and settings.workers > 1:
+        with LocalCrew(settings.workers, tell) as crew:
+            yield crew
+    else:
+        yield None
 
 
 @contextlib.contextmanager

@@ -19,6 +19,7 @@ from tcverify.application.loading import LoadedPass
 from tcverify.application.matchers import matchers_asking
 from tcverify.application.pair import Defect, Pair, PassFailure, Stage
 from tcverify.application.stages import refresh_metadata
+from tcverify.application.surroundings import watched
 from tcverify.errors import TcverifyError, Unsupported, UnsupportedOp
 from tcverify.execution import Lockstep
 from tcverify.ops import define_ops, late_definition, qualified_name
@@ -143,7 +144,7 @@ def _apply_stages(loaded: LoadedPass, modules: list[fx.GraphModule], pair: Pair)
     for number, stage in enumerate(loaded.stages):
         name, last = stage.facts.name, number == len(loaded.stages) - 1
         metadata = [_metadata(module.graph) for module in modules] if stage.contract.metadata and not last else None
-        results = _apply_to_ranks(stage, modules, pair, base)
+        results = _apply_to_ranks(stage, modules, pair, base, name)
         if results is None or last:
             pair.stages.append(Stage(name))
             return results
@@ -187,13 +188,24 @@ def _between(
 
 
 def _apply_to_ranks(
-    loaded: LoadedPass, modules: list[fx.GraphModule], pair: Pair, base: Program | None
+    loaded: LoadedPass, modules: list[fx.GraphModule], pair: Pair, base: Program | None, stage: str | None = None
 ) -> list[fx.GraphModule] | None:
-    """Apply the pass to each rank's module; None when it failed or declined.
+    """Apply the pass to each rank's module; None when it failed or declined. What it changed beside them is put back.
 
     Args:
         base: the program that `modules` are the graphs of, where it is known.
+        stage: the name of the pass, in a pipeline.
     """
+    with watched() as changed:
+        results = _results(loaded, modules, pair, base, stage)
+    if changed.what:
+        _note(pair, Defect("surroundings", 0, f"it {changed}", stage=stage))
+    return results
+
+
+def _results(
+    loaded: LoadedPass, modules: list[fx.GraphModule], pair: Pair, base: Program | None, stage: str | None
+) -> list[fx.GraphModule] | None:
     results = []
     rewrites: Counter[str] = Counter(pair.rewrites)
     for rank, module in enumerate(modules):
@@ -216,10 +228,10 @@ def _apply_to_ranks(
         in_place = result is module or result.graph is given
         if not in_place and base is not None and not _is_original(base, rank, given):
             message = "it changed the graph it was given, although it returned a new one"
-            _note(pair, Defect("input-mutated", rank, message))
+            _note(pair, Defect("input-mutated", rank, message, stage=stage))
         rewrites.update(rewrites_of(loaded.subject))
         for defect in defects_said(loaded.subject):
-            _note(pair, replace(defect, rank=rank))
+            _note(pair, replace(defect, rank=rank, stage=stage))
         if rank == 0:
             pair.statistics += decode_statistics(getattr(loaded.subject, "statistics", ()))
         results.append(result)

@@ -32,15 +32,18 @@ class Defect:
 
     Attributes:
         aspect: "return" (not a graph module), "lint", "code", "signature"; or of purity: "input-mutated", "unrepeatable",
-            "hash-order", "not-idempotent", "second-application"; or of what the pass does to a form of the graph that only it
-            sees, where it says so itself in an attribute `defects`: "nodes" (lost, new or doubled), "dependency" (two that
-            depend on each other have swapped), "collective-order", "peak-memory", "comm-buffer".
+            "hash-order", "not-idempotent", "second-application", "surroundings" (it changed torch's
+            global state); or of what the pass does to a form of the graph that only it sees, where it says so itself in an
+            attribute `defects`: "nodes" (lost, new or doubled), "dependency" (two that depend on each other
+            have swapped), "collective-order", "peak-memory", "comm-buffer".
+        stage: of a pipeline, the pass that it is about, where that is known.
     """
 
     aspect: str
     rank: int
     message: str
     node: str | None = None
+    stage: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +76,7 @@ class Pair:
         statistics: what the pass says of each collective of rank 0; of a pipeline, what its stages say, one after the other.
         asked: where rewrites were counted, those that the pass asked for on each rank (see `tcverify.rewrite`), in order.
         reached: places of the pass's code that it reached for the first time in its process, where that is recorded.
+        outgrown: says that the pass's process took too much memory and was replaced.
     """
 
     original: Program
@@ -91,6 +95,7 @@ class Pair:
     statistics: tuple[CollectiveStatistics, ...] = ()
     asked: list[list[Ask]] = field(default_factory=list)
     reached: list[Point] = field(default_factory=list)
+    outgrown: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

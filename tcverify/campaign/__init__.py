@@ -1,5 +1,6 @@
 """Runs many programs through the verifier, shrinks what fails and tells subscribers about it."""
 
+from tcverify.campaign.corpus import Case, Corpus
 from tcverify.campaign.coverage import Coverage, FileReach
 from tcverify.campaign.drawing import SETTINGS
 from tcverify.campaign.driver import Campaign
@@ -24,6 +25,8 @@ __all__ = [
     "Campaign",
     "CampaignFinished",
     "CampaignStarted",
+    "Case",
+    "Corpus",
     "Coverage",
     "Crashed",
     "Event",

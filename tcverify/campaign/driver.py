@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis.errors import Unsatisfiable
 
 from tcverify.application import Subject
-from tcverify.baseline import Known
+from tcverify.baseline import Known, known_of, reference
+from tcverify.campaign.corpus import Case, coverage
 from tcverify.campaign.drawing import SETTINGS
 from tcverify.campaign.events import (
     CampaignFinished,
@@ -28,6 +29,7 @@ from tcverify.campaign.events import (
 from tcverify.campaign.failures import Failures
 from tcverify.campaign.in_flight import InFlight, keep
 from tcverify.campaign.interrupts import Interrupts
+from tcverify.campaign.judging import judge
 from tcverify.campaign.ledger import Ledger
 from tcverify.campaign.pipeline import Flight, Pipeline
 from tcverify.campaign.plan import Plan
@@ -36,6 +38,7 @@ from tcverify.campaign.shrinking import Target
 from tcverify.counterexample import Counterexample, make_counterexample, write_counterexample
 from tcverify.errors import PassLoadError, UsageError
 from tcverify.execution import Executor
+from tcverify.fingerprint import fingerprint_of
 from tcverify.program import Program, program_id
 from tcverify.verifier import Verdict, chosen_checks, verification, verify
 
@@ -111,10 +114,14 @@ class Campaign:
         self.statistics = Statistics()
         self.counterexamples: list[Counterexample] = []
         self._start = time.monotonic()
+        self._tried = 0  # of the plan's first cases
         entries = plan.baseline.of(subject.facts) if plan.baseline is not None else ()
         self._ledger = Ledger(entries, collect=plan.collect)
+        for entry in plan.told:
+            self._ledger.add(entry)
         self._failed: list[_Failed] = []  # waiting to be shrunk
         self._target: Target | None = None
+        self._draft: Counterexample | None = None  # of the target, as it was before it was shrunk
         self._pipeline = Pipeline(self._advance, self._note)
         self._interrupts = Interrupts()
         self._in_flight = InFlight(plan.state_dir, subject, self.contract)
@@ -134,14 +141,13 @@ class Campaign:
         earlier = len(self._failures) if plan.earlier else 0
         try:
             guarded = bool(facts.target)
-            self._tell(CampaignStarted(facts, plan.mesh, confirm, *bounds, plan.seed, guarded, earlier, plan.domain))
+            cases = len(plan.first)
+            self._tell(
+                CampaignStarted(facts, plan.mesh, confirm, *bounds, plan.seed, guarded, earlier, plan.domain, cases)
+            )
             with self._interrupts, _older_objects_frozen():
-                stop = self._rounds()
-        except KeyboardInterrupt:
-            self._keep_found()
-            stop = "interrupted"
+                stop = self._until_interrupted()
         except BaseException as error:
-            self._keep_found()
             ours = isinstance(error, Exception) and not isinstance(error, (UsageError, PassLoadError))
             if ours and self._in_flight.path.is_file():
                 self._tell(Crashed(keep(self._in_flight.path, plan.report_dir)))
@@ -149,7 +155,7 @@ class Campaign:
         finally:
             self._in_flight.clear()
         self.statistics.elapsed = time.monotonic() - self._start
-        verdict, why = self._judge()
+        verdict, why = judge(self.statistics, len(self.counterexamples), self.contract)
         known = tuple(sorted(((e, n) for e, n in self._ledger.seen.items() if n), key=lambda one: one[0].key))
         finished = CampaignFinished(
             facts, plan.mesh, self.statistics, tuple(self.counterexamples), verdict, why, stop, plan.seed, known,
@@ -158,13 +164,29 @@ class Campaign:
         self._tell(finished)
         return finished
 
+    def _until_interrupted(self) -> str:
+        """Run the rounds, and keep what they have found however they end."""
+        try:
+            return self._rounds()
+        except KeyboardInterrupt:
+            self._interrupts.hold()
+            unwritten = self._keep_found()
+            if unwritten is not None:
+                raise unwritten from None
+            return "interrupted"
+        except BaseException:
+            self._interrupts.hold()
+            self._keep_found()
+            raise
+
     def _rounds(self) -> str:
-        """Try earlier failures, then draw until the budget is spent; each finding of a new kind ends one round."""
+        """Try earlier failures and known cases, then draw until the budget is spent; a finding of a new kind ends a round."""
         for case in self._failures if self.plan.earlier else ():
             if self._spent() is not None:
                 break
             verdict = self._verify(case.program, self.confirm, case.deep)
-            failed = _Failed(case.program, case.deep, verdict, self._count(case.program, verdict), shrunk=True)
+            shrunk = not case.shrink_cut or case.program.size < case.size_drawn
+            failed = _Failed(case.program, case.deep, verdict, self._count(case.program, verdict), shrunk)
             if self._pursue(failed):
                 if self.plan.fail_fast:
                     return "first finding"
@@ -172,13 +194,22 @@ class Campaign:
                 pass  # another domain than the one that showed it says nothing about it
             elif verdict.status != "refuted" and not any(d.reason == "executor-failed" for d in verdict.doubts):
                 self._failures.discard(case)
+        for known in self.plan.first:
+            if self._spent() == "time":
+                break
+            verdict = self._verify(known.program, self.confirm, known.deep)
+            self._tried += 1
+            counted = self._count(known.program, verdict)
+            failed = _Failed(known.program, known.deep, verdict, counted, shrunk=bool(known.kind))
+            if self._pursue(failed) and self.plan.fail_fast:
+                return "first finding"
         number = 0
         while True:
             self._interrupts.check()
             spent = self._spent()
             if spent is not None:
                 return spent
-            budget = BATCH if self.plan.max_examples is None else self.plan.max_examples - self.statistics.programs
+            budget = BATCH if self.plan.max_examples is None else self.plan.max_examples - self._drawn
             before = self.statistics.programs
             exhausted = False
             pipeline = self._pipeline = Pipeline(self._advance, self._note)
@@ -207,7 +238,7 @@ class Campaign:
         @hypothesis.seed(self.plan.seed * 10_007 + number)
         @settings(SETTINGS, max_examples=budget)
         @given(self.plan.programs)
-        def judge(program: Program) -> None:
+        def take(program: Program) -> None:
             try:
                 self._interrupts.check()
                 done = self._spent(len(pipeline)) is not None
@@ -222,7 +253,7 @@ class Campaign:
             if done or self._failed:
                 raise _Stop
 
-        judge()
+        take()
 
     def _pursue(self, failed: _Failed) -> bool:
         """Shrink the first finding that is news, and the next one while they turn out to be known; whether one was new."""
@@ -235,6 +266,7 @@ class Campaign:
             if target is None:
                 break
             if not failed.shrunk or self._ledger.by_fingerprint(target.kind):
+                self._keep_draft(target)
                 self._shrink(target)
             entry = self._ledger.shrunk(target.best, target.kind)
             if entry is None:
@@ -242,6 +274,7 @@ class Campaign:
                 new = True
             else:
                 self._target = None
+                self._forget_draft()
                 known[target.kind] = entry
                 self._ledger.settle(failed.verdict, target.kind, entry)
         accepted = self._ledger.of_baseline({**self._ledger.accepted(failed.verdict), **known})
@@ -323,7 +356,16 @@ class Campaign:
         self._ledger.seen.update(known.values())
         self.statistics.elapsed = time.monotonic() - self._start
         self._tell(Progress(self.statistics, "verifying"))
+        fired = [pattern for pattern, times in verdict.pair.rewrites.items() if times]
+        if verdict.changed and verdict.status != "inconclusive":
+            self._remember(program, coverage(fired or ["changed"], program.labels))
         return known
+
+    def _remember(self, program: Program, reasons: Iterable[str], kind: str = "", *, deep: bool = False) -> None:
+        """Keep a program in the corpus if it shows something new."""
+        if self.plan.corpus is not None:
+            target = reference(self.subject.facts)
+            self.plan.corpus.add(Case(target, self.plan.mesh, program, tuple(reasons), kind, deep))
 
     def _count_findings(self, verdict: Verdict, known: Mapping[str, Known], times: int) -> None:
         """Count what is found on a program that is counted already, or (-1 `times`) take it back."""
@@ -331,12 +373,20 @@ class Campaign:
         for entry in known.values():
             self._ledger.seen[entry] += times
 
-    def _keep_found(self) -> None:
-        """Record what is found so far as it is, now that the run ends.
+    def _keep_found(self) -> UsageError | None:
+        """Record what is found so far as it is, now that the run ends. Returns why some of it could not be written, if so.
 
         Unconfirmed: the executor and the pass's process may be in the middle of a conversation.
         """
-        self._keep_best(confirm=False)
+        unwritten: list[UsageError] = []
+
+        def keep_best() -> None:
+            try:
+                self._keep_best(confirm=False)
+            except UsageError as error:  # it has been told, and so are the others
+                unwritten.append(error)
+
+        keep_best()
         for flight in self._pipeline.under_way:
             if flight.verdict is not None:  # judged, but not yet taken out
                 known = self._ledger.accepted(flight.verdict)
@@ -347,7 +397,8 @@ class Campaign:
             new = self._ledger.news(failed.verdict)
             if new is not None:
                 self._target = Target(new.kind, failed.deep, failed.program.size, failed.verdict, cut=True)
-                self._keep_best(confirm=False)
+                keep_best()
+        return unwritten[0] if unwritten else None
 
     def _keep_best(self, *, confirm: bool = True) -> None:
         """Record the counterexample of the current target, confirmed on the process group where that makes sense."""
@@ -357,6 +408,7 @@ class Campaign:
         verdict = target.best
         if target.cut and self._ledger.shrunk(verdict, target.kind) is not None:
             self._target = None  # the run ends here, and what is found so far looks like something known
+            self._forget_draft()
             return
         if confirm and self.confirm is not None and target.kind in ("wrong-value", "wrong-alias", "rewritten-raises"):
             self._in_flight.note(verdict.pair.original, target.deep)
@@ -372,16 +424,7 @@ class Campaign:
             )
             if any(f.kind == target.kind for f in again.findings):
                 verdict = again
-        case = make_counterexample(
-            verdict,
-            target.kind,
-            self.subject.facts,
-            self.contract,
-            size_drawn=target.size_drawn,
-            shrink_cut=target.cut,
-            deep=target.deep,
-            pass_timeout=self.subject.timeout,
-        )
+        case = self._case(target, verdict)
         try:
             write_counterexample(case, self.plan.report_dir)  # what follows may take long
             if confirm and self.plan.blame is not None:
@@ -395,33 +438,50 @@ class Campaign:
             self._target = None
             self._tell(FindingFound(case))  # shown it is, before the run ends for want of a place to keep it
             raise
-        self._ledger.add(case)
+        self._ledger.add(known_of(case))
         if self.plan.earlier:
             self._failures.add(case)
+            self._forget_draft(case)
+        self._remember(case.program, [f"{target.kind}: {fingerprint_of(case)}"], target.kind, deep=case.deep)
         self.counterexamples.append(case)
         self._tell(FindingFound(case))
 
-    def _judge(self) -> tuple[str, str]:
-        counts = self.statistics
-        if self.counterexamples or counts.refuted:
-            return "refuted", ""
-        if counts.passed == 0:
-            known = [("with known findings", counts.known)] if counts.known else []
-            reason = (
-                ", ".join(f"{n} {r}" for r, n in [*counts.doubts.most_common(), *known]) or "no program was verified"
-            )
-            return "nothing tested", f"no program passed ({reason})"
-        if counts.changed == 0 and not self.contract.identity:
-            return "nothing tested", f"the pass changed none of {counts.programs} programs"
-        return "passed", ""
+    def _case(self, target: Target, verdict: Verdict) -> Counterexample:
+        return make_counterexample(
+            verdict,
+            target.kind,
+            self.subject.facts,
+            self.contract,
+            size_drawn=target.size_drawn,
+            shrink_cut=target.cut,
+            deep=target.deep,
+            pass_timeout=self.subject.timeout,
+        )
+
+    def _keep_draft(self, target: Target) -> None:
+        """Note a finding before it is shrunk, which takes its time: if this process is killed, the next run begins with it."""
+        if self.plan.earlier:
+            self._draft = replace(self._case(target, target.best), shrink_cut=True)
+            self._failures.add(self._draft)
+
+    def _forget_draft(self, kept: Counterexample | None = None) -> None:
+        """Remove the note: the finding is kept, or is a known one."""
+        if self._draft is not None and (kept is None or kept.id != self._draft.id):
+            self._failures.discard(self._draft)
+        self._draft = None
 
     def _spent(self, under_way: int = 0) -> str | None:
         """The bound that is reached, counting programs under way: "time", "examples" or None."""
         if self.plan.max_time is not None and time.monotonic() - self._start >= self.plan.max_time:
             return "time"
-        if self.plan.max_examples is not None and self.statistics.programs + under_way >= self.plan.max_examples:
+        if self.plan.max_examples is not None and self._drawn + under_way >= self.plan.max_examples:
             return "examples"
         return None
+
+    @property
+    def _drawn(self) -> int:
+        """Programs that the bound on programs counts."""
+        return self.statistics.programs - self._tried
 
     def _tell(self, event: Event) -> None:
         for subscriber in self.subscribers:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TypeAlias
 
@@ -32,7 +32,7 @@ class Statistics:
         notes: programs by what their verdicts say beside, e.g. that the exact domain stepped aside.
         labels: programs by what they contain.
         shrinking: programs judged to shrink findings.
-        seconds: time by phase.
+        seconds: time by phase; where workers share the campaign, of one of them on average.
     """
 
     programs: int = 0
@@ -53,6 +53,17 @@ class Statistics:
     labels: Counter[str] = field(default_factory=Counter)
     seconds: Counter[str] = field(default_factory=Counter)
     elapsed: float = 0.0
+
+    def add(self, other: Statistics) -> None:
+        """Add what was counted elsewhere, but for the time that it took."""
+        for one in fields(self):
+            mine, theirs = getattr(self, one.name), getattr(other, one.name)
+            if isinstance(mine, Counter):
+                mine.update(theirs)
+            elif isinstance(mine, dict):
+                mine.update({name: text for name, text in theirs.items() if name not in mine})
+            elif one.name != "elapsed":
+                setattr(self, one.name, mine + theirs)
 
     def count(self, program: Program, verdict: Verdict, known: Collection[str] = ()) -> None:
         """Add one program.
@@ -121,6 +132,7 @@ class CampaignStarted:
         guarded: whether the pass runs in a process of its own.
         earlier: failures of earlier runs, which are tried first.
         domain: the number domain that values are judged in.
+        cases: of a corpus, which are tried next.
     """
 
     facts: PassFacts
@@ -132,6 +144,7 @@ class CampaignStarted:
     guarded: bool
     earlier: int = 0
     domain: str = "float64"
+    cases: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 
-from tcverify.baseline import Known, known_of
-from tcverify.counterexample import Counterexample
+from tcverify.baseline import Known
 from tcverify.fingerprint import fingerprint
 from tcverify.program import Finding
 from tcverify.verifier import Verdict
@@ -65,13 +64,12 @@ class Ledger:
         finding = next(f for f in drawn.findings if f.kind == kind)
         self._settled.setdefault(self._key(drawn, finding), []).append(entry)
 
-    def add(self, case: Counterexample) -> None:
-        """A counterexample is kept: the next one like it is not news."""
+    def add(self, entry: Known) -> None:
+        """A counterexample of this finding is kept: the next one like it is not news."""
         if self.collect:
-            entry = known_of(case)
             self._known[entry.kind, entry.fingerprint] = entry
         else:
-            self._closed.add(case.finding.kind)
+            self._closed.add(entry.kind)
 
     def by_fingerprint(self, kind: str) -> bool:
         """Whether findings of a kind are told apart by their fingerprints."""

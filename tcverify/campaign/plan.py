@@ -10,7 +10,8 @@ from typing import TypeAlias
 from hypothesis.strategies import SearchStrategy
 
 from tcverify.application import Subject
-from tcverify.baseline import Baseline
+from tcverify.baseline import Baseline, Known
+from tcverify.campaign.corpus import Case, Corpus
 from tcverify.campaign.coverage import Coverage
 from tcverify.execution import Executor
 from tcverify.program import Blame, Contract, Program
@@ -29,7 +30,7 @@ class Plan:
         mesh: names the mesh for reports, e.g. "2 ranks".
         report_dir: where counterexamples are written, each as soon as it is found.
         state_dir: where the program in flight and earlier failures are kept.
-        max_examples, max_time: bounds, in programs and seconds; at least one is set.
+        max_examples, max_time: bounds, in programs beside `first` and in seconds; at least one is set.
         domain: the number domain that values are judged in: "float64", "native" or "exact"; see `verify`.
         shrink_time: seconds after which no new trial of shrinking one finding begins; a trial that hangs then still takes
             its time-out.
@@ -41,6 +42,9 @@ class Plan:
             deep application, and what confirms. None: nobody asks.
         coverage: gathers what the pass reaches of its code, for passes that are asked to record that; see `Guarded`.
         collect: keep one counterexample per fingerprint instead of one per kind, to write a baseline.
+        told: findings of which there are counterexamples already: they count, but are not kept again.
+        first: cases that are tried before programs are drawn.
+        corpus: where programs that show something new are kept.
     """
 
     programs: SearchStrategy[Program]
@@ -61,3 +65,6 @@ class Plan:
     deep: bool = False
     blame: Blamer | None = None
     coverage: Coverage | None = None
+    told: Sequence[Known] = ()
+    first: Sequence[Case] = ()
+    corpus: Corpus | None = None

@@ -1,6 +1,6 @@
 """Runs programs: one interpreter, driven in lockstep or by real process groups."""
 
-from tcverify.execution.any_size import MAX_RANKS, AnySize
+from tcverify.execution.any_size import MAX_RANKS, AnySize, of_any_size
 from tcverify.execution.arena import ArenaRun, Clobber, has_buffers, run_in_arena
 from tcverify.execution.asynchrony import Timing
 from tcverify.execution.compare import Delta, compare_ranks, digest, pooled
@@ -60,6 +60,7 @@ __all__ = [
     "has_buffers",
     "is_asynchronous",
     "make_executor",
+    "of_any_size",
     "play",
     "play_extremes",
     "pooled",

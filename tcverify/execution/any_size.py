@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tcverify.arithmetic import FLOAT64, Domain
-from tcverify.errors import ExecutorError
+from tcverify.errors import ExecutorError, InternalError
 from tcverify.execution.executor import Comparison, Executor, Run
+from tcverify.execution.registered import start_executor
 from tcverify.program import Program
 
 #: Most ranks that one machine is asked for.
@@ -44,4 +45,25 @@ class AnySize:
         return self._executor_of(program.world_size)
 
 
-__all__ = ["AnySize"]
+def of_any_size(name: str, executor_of: Callable[[int], Executor | None], first: int) -> AnySize | None:
+    """Return what confirms programs of any size, those from which shrinking has taken ranks among them; None where nothing does.
+
+    Args:
+        executor_of: as `executors` yields it.
+        first: the number of ranks for which it is started now.
+    """
+
+    def started(world_size: int) -> Executor:
+        executor = executor_of(world_size)
+        if executor is None:
+            raise InternalError(f"nothing confirms, but it is asked to, by '{name}'")
+        start_executor(executor)
+        return executor
+
+    if executor_of(first) is None:
+        return None
+    started(first)
+    return AnySize(name, started)
+
+
+__all__ = ["AnySize", "of_any_size"]

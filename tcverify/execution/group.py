@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -39,6 +39,33 @@ class RankLost(Exception):
         super().__init__(f"rank {rank} {how}")
         self.rank = rank
         self.how = how
+
+
+class Group(Protocol):
+    """The living ranks of one group, wherever they are. See `RankGroup`."""
+
+    extensions: tuple[str, ...]
+
+    @property
+    def pids(self) -> list[int]:
+        """The process ids of the ranks that run on this machine, in rank order."""
+        ...
+
+    def send(self, rank: int, message: bytes) -> None:
+        """Send a message to a rank."""
+        ...
+
+    def receive(self, deadline: float) -> tuple[int, Reply] | None:
+        """Return the next reply and its rank."""
+        ...
+
+    def lost(self, seconds: float) -> RankLost | None:
+        """Return a rank that ends within so many seconds from now."""
+        ...
+
+    def kill(self) -> None:
+        """End all ranks."""
+        ...
 
 
 @dataclass(slots=True)
@@ -169,24 +196,29 @@ class RankGroup:
         self._kill()
 
     def _how(self, rank: int) -> str:
-        process = self._ranks[rank].process
-        process.join(5)
-        code = process.exitcode
-        if code is None:
-            return "closed its connection"
-        how = f"died of {_signal_name(-code)}" if code < 0 else f"exited with code {code}"
-        if code != -signal.SIGKILL and (output := self._output(rank)):
-            how += f" (its last words: {output})"
-        return how
+        return how_it_ended(self._ranks[rank].process, os.path.join(self.directory, f"rank{rank}.log"))
 
-    def _output(self, rank: int) -> str:
-        try:
-            with open(os.path.join(self.directory, f"rank{rank}.log"), errors="replace") as log:
-                lines = [line.strip() for line in log if line.strip()]
-        except OSError:
-            return ""
-        fatal = next((i for i, line in enumerate(lines) if line.startswith("Fatal Python error")), len(lines))
-        return " | ".join(lines[fatal : fatal + 8] or lines[-8:])[:1000]
+
+def how_it_ended(process: BaseProcess, log: str) -> str:
+    """What became of a rank's process: "died of SIGKILL", or its exit code and its last words, as its log has them."""
+    process.join(5)
+    code = process.exitcode
+    if code is None:
+        return "closed its connection"
+    how = f"died of {_signal_name(-code)}" if code < 0 else f"exited with code {code}"
+    if code != -signal.SIGKILL and (output := _last_words(log)):
+        how += f" (its last words: {output})"
+    return how
+
+
+def _last_words(log: str) -> str:
+    try:
+        with open(log, errors="replace") as file:
+            lines = [line.strip() for line in file if line.strip()]
+    except OSError:
+        return ""
+    fatal = next((i for i, line in enumerate(lines) if line.startswith("Fatal Python error")), len(lines))
+    return " | ".join(lines[fatal : fatal + 8] or lines[-8:])[:1000]
 
 
 def _end(ranks: list[_Rank], directory: str, owner: int) -> None:
@@ -216,7 +248,7 @@ def choose_core(core: int | None) -> int | None:
         return None
     usable = sorted(os.sched_getaffinity(0))
     if core is None:
-        worker = os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")
+        worker = os.environ.get("TCVERIFY_WORKER") or os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")
         return usable[(int(worker) if worker.isdigit() else 0) % len(usable)]
     if core not in usable:
         raise UsageError(f"core {core} is not one that this process may use", f"use one of {usable}")

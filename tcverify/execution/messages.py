@@ -129,7 +129,7 @@ def encode_reply(reply: Reply, *, values: bool) -> list[bytes]:
     data: dict[str, Any] = {
         "id": reply.number,
         "results": [encode_result(result, store if values else None) for result in reply.results],
-        "deltas": [_encode_delta(delta) for delta in reply.deltas],
+        "deltas": [encode_delta(delta) for delta in reply.deltas],
     }
     if isinstance(reply.refusal, UnsupportedOp):
         data["refusal"] = {"op": reply.refusal.op, "reason": reply.refusal.reason}
@@ -164,7 +164,7 @@ def decode_reply(rank: int, data: dict[str, Any], blob: bytes) -> Reply:
     return Reply(
         number=data["id"],
         results=[decode_result(rank, result, storages) for result in data["results"]],
-        deltas=[_decode_delta(delta) for delta in data["deltas"]],
+        deltas=[decode_delta(delta) for delta in data["deltas"]],
         refusal=error,
         failure=data.get("failure"),
         left=data.get("left", False),
@@ -230,12 +230,14 @@ def decode_collective(data: list[Any]) -> Collective:
     )  # fmt: skip
 
 
-def _encode_delta(delta: Delta) -> dict[str, Any]:
+def encode_delta(delta: Delta) -> dict[str, Any]:
+    """Write a difference as JSON-able data."""
     dtype = None if delta.dtype is None else _dtype_name(delta.dtype)
     return {f.name: getattr(delta, f.name) for f in dataclasses.fields(delta)} | {"dtype": dtype}
 
 
-def _decode_delta(data: dict[str, Any]) -> Delta:
+def decode_delta(data: dict[str, Any]) -> Delta:
+    """Read what `encode_delta` wrote."""
     dtype = None if data["dtype"] is None else getattr(torch, data["dtype"])
     return Delta(**{**data, "worst": tuple(data["worst"]), "dtype": dtype})
 

@@ -10,7 +10,7 @@ from types import TracebackType
 from tcverify.arithmetic import FLOAT64, Domain
 from tcverify.errors import ExecutorError, TcverifyError, UsageError
 from tcverify.execution.executor import Comparison, Run
-from tcverify.execution.group import RankGroup, RankLost, choose_core, name_ranks
+from tcverify.execution.group import Group, RankGroup, RankLost, choose_core, name_ranks
 from tcverify.execution.interpreter import RankResult
 from tcverify.execution.messages import Reply, encode_go, encode_request
 from tcverify.execution.plan import check_supported, plans_of
@@ -57,14 +57,23 @@ class ProcessGroupPool:
         world_size: number of ranks; programs must have as many.
         device: "cpu" or "cuda". With "cuda", rank r computes on device r modulo the number of devices.
         timeout: seconds that one program, or one pair, may take on the group.
-        core: the CPU core that all gloo ranks share (they are slower when spread); None takes the number of the
-            pytest-xdist worker, or 0, modulo the cores that this process may use.
+        core: the CPU core that all gloo ranks share (they are slower when spread); None takes the number of this worker, of
+            a campaign or of pytest-xdist, or 0, modulo the cores that this process may use.
+        start_group: starts the ranks: on this machine, or as torchrun has spread them (`StoreGroup`).
 
     Raises:
         UsageError: the arguments make no sense on this machine.
     """
 
-    def __init__(self, world_size: int, *, device: str = "cpu", timeout: float = 60.0, core: int | None = None) -> None:
+    def __init__(
+        self,
+        world_size: int,
+        *,
+        device: str = "cpu",
+        timeout: float = 60.0,
+        core: int | None = None,
+        start_group: Callable[[int, str, int | None, float], Group] = RankGroup,
+    ) -> None:
         if world_size < 1:
             raise UsageError(f"a process group of {world_size} ranks cannot be")
         if device not in ("cpu", "cuda"):
@@ -76,7 +85,8 @@ class ProcessGroupPool:
         self.timeout = timeout
         self._device = device
         self._core = choose_core(core) if device == "cpu" else None
-        self._group: RankGroup | None = None
+        self._start_group = start_group
+        self._group: Group | None = None
         self._number = 0
         self._tickets: list[Ticket] = []  # not done yet, in the order in which the ranks serve them
         self._since = 0.0  # when the first of them became the first
@@ -111,7 +121,7 @@ class ProcessGroupPool:
             ExecutorError: they cannot be started: no such backend, no device, no memory.
         """
         if self._group is None:
-            self._group = RankGroup(self.world_size, self._device, self._core, self.timeout)
+            self._group = self._start_group(self.world_size, self._device, self._core, self.timeout)
 
     def run(self, program: Program, *, observe: bool = False, domain: Domain = FLOAT64) -> Run:
         """Run a program; outputs and observed values come back exactly. See `Executor.run`.
@@ -206,7 +216,7 @@ class ProcessGroupPool:
             if not self._tell(ticket.request, range(self.world_size)):
                 break
 
-    def _outdated(self, group: RankGroup) -> bool:
+    def _outdated(self, group: Group) -> bool:
         """Whether new ranks are needed: one has died, or they lack an extension."""
         return group.extensions != loaded_extensions() or group.lost(0) is not None
 

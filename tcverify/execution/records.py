@@ -1,14 +1,19 @@
-"""Comparisons as JSON-able data, for rewritten programs that only the process that made them can run."""
+"""Comparisons as JSON-able data: of rewritten programs that only the process that made them can run, or of pools elsewhere."""
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
-from tcverify.execution.compare import Delta
 from tcverify.execution.executor import Comparison, Hang, Run, Wait
 from tcverify.execution.interpreter import Call
-from tcverify.execution.messages import decode_collective, decode_result, encode_collective, encode_result
+from tcverify.execution.messages import (
+    decode_collective,
+    decode_delta,
+    decode_result,
+    encode_collective,
+    encode_delta,
+    encode_result,
+)
 
 
 def encode_comparison(comparison: Comparison) -> dict[str, Any]:
@@ -17,18 +22,23 @@ def encode_comparison(comparison: Comparison) -> dict[str, Any]:
         "executor": comparison.executor,
         "original": _encode_run(comparison.original),
         "rewritten": _encode_run(comparison.rewritten),
-        "deltas": [dataclasses.asdict(delta) for delta in comparison.deltas],
+        "deltas": [encode_delta(delta) for delta in comparison.deltas],
+        "reference": _encode_run(comparison.reference) if comparison.reference is not None else None,
     }
 
 
 def decode_comparison(data: dict[str, Any]) -> Comparison:
     """Read what `encode_comparison` wrote."""
-    deltas = [Delta(**{**delta, "worst": tuple(delta["worst"])}) for delta in data["deltas"]]
-    return Comparison(data["executor"], _decode_run(data["original"]), _decode_run(data["rewritten"]), deltas)
+    deltas = [decode_delta(delta) for delta in data["deltas"]]
+    reference = _decode_run(data["reference"]) if data["reference"] is not None else None
+    return Comparison(
+        data["executor"], _decode_run(data["original"]), _decode_run(data["rewritten"]), deltas, reference
+    )
 
 
 def _encode_run(run: Run) -> dict[str, Any]:
-    data: dict[str, Any] = {"executor": run.executor, "ranks": [encode_result(r, None) for r in run.ranks]}
+    ranks = [encode_result(result, None) for result in run.ranks]
+    data: dict[str, Any] = {"executor": run.executor, "domain": run.domain, "ranks": ranks}
     if run.hang is not None:
         waits = [[w.rank, w.call.node, encode_collective(w.call.collective), w.ordinal] for w in run.hang.waits]
         data["hang"] = [waits, run.hang.cycle, run.hang.finished]
@@ -39,7 +49,8 @@ def _encode_run(run: Run) -> dict[str, Any]:
 
 
 def _decode_run(data: dict[str, Any]) -> Run:
-    run = Run(data["executor"], [decode_result(rank, result, []) for rank, result in enumerate(data["ranks"])])
+    ranks = [decode_result(rank, result, []) for rank, result in enumerate(data["ranks"])]
+    run = Run(data["executor"], ranks, domain=data["domain"])
     if "hang" in data:
         waits, cycle, finished = data["hang"]
         run.hang = Hang(tuple(Wait(r, Call(n, decode_collective(c)), o) for r, n, c, o in waits), cycle, finished)

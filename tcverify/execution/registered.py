@@ -9,12 +9,17 @@ from functools import partial
 from tcverify.errors import UsageError
 from tcverify.execution.executor import Executor
 from tcverify.execution.pool import ProcessGroupPool
+from tcverify.execution.torchrun import StoreGroup
 from tcverify.extensions import require_new
 
 #: What makes an executor for a number of ranks.
 Maker = Callable[[int], Executor]
 
-_OURS: dict[str, Maker] = {"gloo": ProcessGroupPool, "nccl": partial(ProcessGroupPool, device="cuda")}
+_OURS: dict[str, Maker] = {
+    "gloo": ProcessGroupPool,
+    "nccl": partial(ProcessGroupPool, device="cuda"),
+    "torchrun": partial(ProcessGroupPool, start_group=StoreGroup),
+}
 
 #: Makers of executors by name.
 EXECUTORS: dict[str, Maker] = dict(_OURS)

@@ -10,6 +10,7 @@ import faulthandler
 import gc
 import json
 import os
+import re
 import shutil
 import signal
 from collections import deque
@@ -43,6 +44,7 @@ def main(
     directory: str,
     core: int | None,
     extensions: Mapping[str, Any],
+    rendezvous: tuple[str, int, str] | None = None,
 ) -> None:
     """Join the process group, say so, and serve.
 
@@ -52,6 +54,7 @@ def main(
         directory: private to the group: the rendezvous file and the ranks' logs.
         core: the CPU core to run on; None leaves it to the system.
         extensions: those of the process that owns the pool; see `extensions_here`.
+        rendezvous: host, port and prefix of the store where ranks of several machines meet; None: a file in the directory.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business
     die_with_parent(lambda: shutil.rmtree(directory, ignore_errors=True))
@@ -61,18 +64,20 @@ def main(
     faulthandler.enable(file=2)
     try:
         load_extensions_of(extensions)
-        place = _join(rank, world_size, device, directory, core)
+        place = _join(rank, world_size, device, directory, core, rendezvous)
     except Exception as error:  # noqa: BLE001 - whatever it is, the pool tells the user
         connection.send_bytes(json.dumps({"failed": f"{type(error).__name__}: {error}"}).encode())
         return
-    connection.send_bytes(b'{"ready":true}')
+    connection.send_bytes(json.dumps({"ready": True, "pid": os.getpid()}).encode())
     with torch.no_grad(), contextlib.suppress(EOFError, ConnectionError):
         _serve(rank, place, connection)
     shutil.rmtree(directory, ignore_errors=True)  # the parent is gone: what watches it may not get round to that
     os._exit(0)  # at once: tearing the group down would wait for ranks that are gone
 
 
-def _join(rank: int, world_size: int, device: str, directory: str, core: int | None) -> torch.device:
+def _join(
+    rank: int, world_size: int, device: str, directory: str, core: int | None, rendezvous: tuple[str, int, str] | None
+) -> torch.device:
     # Before gloo makes its threads, which inherit both. Under SCHED_BATCH a woken rank does not preempt the one that woke
     # it: with all ranks on one core, an all_reduce of four takes a tenth of the time.
     with contextlib.suppress(OSError, AttributeError):
@@ -82,8 +87,14 @@ def _join(rank: int, world_size: int, device: str, directory: str, core: int | N
             os.sched_setaffinity(0, {core})
     torch.set_num_threads(1)
     gc.freeze()  # collections need not look at what torch has imported, again and again
-    os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = "lo"
-    store = dist.FileStore(os.path.join(directory, "store"), world_size)  # type: ignore[attr-defined]
+    store: Any
+    if rendezvous is None:
+        os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = "lo"
+        store = dist.FileStore(os.path.join(directory, "store"), world_size)  # type: ignore[attr-defined]
+    else:  # the machines' owner says by which interface they reach each other
+        host, port, prefix = rendezvous
+        meeting = dist.TCPStore(host, port, is_master=False, wait_for_workers=False)  # type: ignore[attr-defined]
+        store = dist.PrefixStore(prefix, meeting)  # type: ignore[attr-defined]
     place = torch.device("cpu")
     if device == "cuda":
         place = torch.device("cuda", rank % torch.cuda.device_count())
@@ -97,7 +108,11 @@ def _join(rank: int, world_size: int, device: str, directory: str, core: int | N
 
 
 class _CollectiveFailed(Exception):
-    """torch.distributed raised: nothing can be said about the program, and the group is dead."""
+    """torch.distributed raised, or there is no memory left: nothing can be said about the program, and the group is dead."""
+
+
+#: What torch and Python say when they get no memory: not the program's fault, which has run in lockstep by then.
+_OUT_OF_MEMORY = re.compile(r"^MemoryError|^OutOfMemoryError|can't allocate memory|not enough memory")
 
 
 def _serve(rank: int, place: torch.device, connection: Connection) -> None:
@@ -123,6 +138,8 @@ def _answer(rank: int, place: torch.device, request: dict[str, Any]) -> Reply:
     try:
         for job in decode_jobs(request["jobs"]):
             result = reply.results[-1] if job is None else _run(job, rank, place, request["observe"], under_way)
+            if result.error is not None and _OUT_OF_MEMORY.search(result.error.message):
+                raise _CollectiveFailed(f"node '{result.error.node}' is out of memory: {result.error.message}")
             reply.results.append(result)
             if result.error is not None:
                 reply.left = bool(under_way)

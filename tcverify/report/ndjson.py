@@ -105,6 +105,7 @@ class EventLog:
             "domain": event.domain,
             "guarded": event.guarded,
             "earlier_failures": event.earlier,
+            "corpus_cases": event.cases,
         }
         self._write("campaign-started", {**self._about, **facts, **bounds, **more})
 

@@ -107,7 +107,8 @@ class TerminalReport:
         bound = count(event.max_examples, "program") if event.max_examples is not None else f"{event.max_time:g} s"
         tiers = "lockstep" if event.confirm == "none" else f"lockstep, then {event.confirm}"
         earlier = f", {count(event.earlier, 'earlier failure')} first" if event.earlier else ""
-        line = f"{plain(event.facts.name)} on {event.mesh}: {bound}, {tiers}, seed {event.seed}{earlier}"
+        cases = f", {count(event.cases, 'case')} of the corpus first" if event.cases else ""
+        line = f"{plain(event.facts.name)} on {event.mesh}: {bound}, {tiers}, seed {event.seed}{earlier}{cases}"
         say(self.console, line, "bold")
         if not event.guarded:
             say(self.console, "  the pass runs in this process: if it hangs or dies, so does the run", "yellow")

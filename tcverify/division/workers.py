@@ -1,0 +1,160 @@
+"""Workers on this machine: processes that do slices, and that are started again when they die."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from types import FrameType, TracebackType
+
+from tcverify.campaign import Statistics
+from tcverify.division.slices import Outcome
+from tcverify.division.working import Worker
+from tcverify.execution.processes import start_process
+
+#: Times that a slice is begun: a worker may die for reasons that have nothing to do with it, but hardly twice.
+ATTEMPTS = 2
+
+
+@dataclass(eq=False)
+class _Process:
+    """A worker. `slice` is what it does: number, text, and how often it has been begun."""
+
+    process: BaseProcess
+    connection: Connection
+    slice: tuple[int, str, int] | None = None
+
+
+class LocalCrew:
+    """So many workers on this machine. They start when they are needed.
+
+    Args:
+        tell: is told in one line when a worker has died.
+    """
+
+    def __init__(self, size: int, tell: Callable[[str], None]) -> None:
+        self._size = size
+        self._tell = tell
+        self._workers: list[_Process | None] = [None] * size
+        self._ending = False
+
+    def __enter__(self) -> LocalCrew:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def size(self) -> int:
+        """See `Crew.size`."""
+        return self._size
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of the workers that run."""
+        return [one.process.pid or 0 for one in self._workers if one is not None]
+
+    def submit(self, number: int, text: str) -> None:
+        """See `Crew.submit`."""
+        self._ending = False
+        self._begin(number, text, 1)
+
+    def next(self) -> tuple[int, str | None]:
+        """See `Crew.next`."""
+        while True:
+            busy = {one.connection: one for one in self._workers if one is not None and one.slice is not None}
+            for connection in wait(list(busy)):
+                worker = busy[connection]  # type: ignore[index]  # only connections are waited for
+                number, text, attempt = worker.slice or (0, "", 0)
+                try:
+                    answer = worker.connection.recv_bytes().decode()
+                except (EOFError, OSError):
+                    how = self._bury(worker)
+                    again = attempt < ATTEMPTS and not self._ending
+                    what = "what it was doing is done again" if again else "what it was doing is given up"
+                    self._tell(f"a worker {how}; {what}")
+                    if not again:
+                        return number, None
+                    self._begin(number, text, attempt + 1)
+                    continue
+                worker.slice = None
+                return number, answer
+
+    def interrupt(self) -> None:
+        """See `Crew.interrupt`."""
+        self._ending = True
+        for one in self._workers:
+            if one is not None and one.slice is not None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(one.process.pid or 0, signal.SIGUSR1)
+
+    def close(self) -> None:
+        """Kill the workers. What they have started ends with them."""
+        for one in self._workers:
+            if one is not None:
+                self._bury(one)
+
+    def _begin(self, number: int, text: str, attempt: int) -> None:
+        place = next(i for i, one in enumerate(self._workers) if one is None or one.slice is None)
+        for _ in range(ATTEMPTS):
+            worker = self._workers[place]
+            if worker is None:
+                process, connection = start_process(serve, (place,), name=f"worker{place}", alone=False)
+                worker = self._workers[place] = _Process(process, connection)
+            worker.slice = number, text, attempt
+            try:
+                worker.connection.send_bytes(text.encode())
+            except OSError:  # it died while it had nothing to do
+                self._bury(worker)
+            else:
+                return
+
+    def _bury(self, worker: _Process) -> str:
+        """End a worker, which may have ended already; return what became of it."""
+        worker.process.join(0.2)
+        code = worker.process.exitcode
+        worker.process.kill()
+        worker.process.join(10)
+        worker.connection.close()
+        self._workers[self._workers.index(worker)] = None
+        if code is None:
+            return "closed its connection"
+        return f"died of {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+
+
+def serve(connection: Connection, place: int) -> None:
+    """What runs in a worker: does slices until the driver is gone.
+
+    Args:
+        place: of the worker in its crew; the ranks of its process groups run on a core of their own, as far as there are enough.
+    """
+    os.environ["TCVERIFY_WORKER"] = str(place)
+    signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # blocked: Ctrl-C is the driver's business, which sends SIGUSR1
+    busy = interrupted = False
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        nonlocal interrupted
+        interrupted = True
+        handler = signal.getsignal(signal.SIGINT)
+        if busy and callable(handler):
+            handler(signal.SIGINT, frame)
+
+    signal.signal(signal.SIGUSR1, interrupt)
+    with Worker() as worker, contextlib.suppress(EOFError, OSError):
+        while True:
+            text = connection.recv_bytes().decode()
+            busy = True
+            answer = worker.work(text) if not interrupted else Outcome(Statistics(), stop="interrupted").dumps()
+            busy = False
+            connection.send_bytes(answer.encode())
+
+
+__all__ = ["ATTEMPTS", "LocalCrew", "serve"]

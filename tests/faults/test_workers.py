@@ -1,0 +1,176 @@
+"""What becomes of a campaign when its workers die, or are told to end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tcverify.application import Guarded
+from tcverify.campaign import CampaignFinished, Plan
+from tcverify.division import DividedCampaign, Drawing, LocalCrew
+
+ROOT = Path(__file__).parents[2]
+PATIENCE = 200.0
+
+#: A pass that drops the reductions, and takes a nap where there is none to take any more: it says so by a file.
+PASSES = """\
+import os
+import time
+
+
+def drops_reductions(gm):
+    found = [n for n in gm.graph.nodes if n.op == "call_function" and "all_reduce" in str(n.target)]
+    for node in found:
+        node.replace_all_uses_with(node.args[0])
+        gm.graph.erase_node(node)
+
+
+def nap(gm, times):
+    naps = len([name for name in os.listdir() if name.startswith("nap")])
+    if naps < times:
+        open(f"nap{naps}", "w").close()
+        time.sleep(1000)
+
+
+def naps_once(gm):
+    nap(gm, 1)
+
+
+def naps_twice(gm):
+    nap(gm, 2)
+
+
+def naps_when_it_has_found(gm):
+    import glob
+
+    if glob.glob("reports/.workers/*/*/*/counterexample.json"):
+        nap(gm, 1)
+    drops_reductions(gm)
+"""
+
+
+def wait_until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.02)
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def run(place: Path, crew: LocalCrew, told: list[str], name: str) -> CampaignFinished:
+    drawing = Drawing("structured", 2)
+    plan = Plan(
+        drawing.programs(), "2 ranks", place / "reports", place / "state", max_examples=6, seed=1, earlier=False
+    )  # fmt: skip
+    with Guarded(f"{place / 'mine.py'}:{name}", timeout=2000.0) as subject:
+        return DividedCampaign(subject, plan, drawing, "none", crew, told.append).run()
+
+
+def test_a_worker_that_is_killed_costs_no_program_and_one_that_dies_again_its_slice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(PASSES)
+    told: list[str] = []
+    killed: list[int] = []
+
+    def kill(naps: list[str]) -> None:
+        for nap in naps:
+            wait_until((tmp_path / nap).exists)
+            killed.extend(crew.pids)
+            os.kill(crew.pids[0], signal.SIGKILL)
+
+    with LocalCrew(1, told.append) as crew:
+        killer = threading.Thread(target=kill, args=(["nap0"],))
+        killer.start()
+        once = run(tmp_path, crew, told, "naps_once")
+        killer.join()
+        (tmp_path / "nap0").unlink()
+        killer = threading.Thread(target=kill, args=(["nap0", "nap1"],))
+        killer.start()
+        twice = run(tmp_path, crew, told, "naps_twice")
+        killer.join()
+    assert (once.statistics.programs, once.statistics.passed, once.statistics.inconclusive) == (6, 6, 0)
+    assert (twice.verdict, twice.statistics.doubts) == ("nothing tested", {"worker-died": 6})
+    assert [line.rpartition("; ")[2] for line in told] == [
+        "what it was doing is done again", "what it was doing is done again", "what it was doing is given up"
+    ]  # fmt: skip
+    assert all("died of SIGKILL" in line for line in told)
+    assert not any(map(alive, killed))
+    assert crew.pids == []
+
+
+def start(place: Path, *arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "tcverify", "run", *arguments], cwd=place, text=True, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, start_new_session=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "NO_COLOR": "1", "COLUMNS": "80"},
+    )  # fmt: skip
+
+
+def session(leader: int) -> list[int]:
+    """The living processes of a session."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdecimal() and os.getsid(int(entry.name)) == leader and alive(int(entry.name)):
+                found.append(int(entry.name))
+        except OSError:
+            pass
+    return found
+
+
+def test_an_interrupt_ends_all_workers_and_keeps_what_they_found(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(PASSES)
+    options = ["--world-size", "2", "--confirm", "none", "--strategy", "structured", "--seed", "1", "--workers", "2"]
+    process = start(
+        tmp_path, "mine.py:naps_when_it_has_found", *options, "--pass-timeout", "2000", "--shrink-time", "1",
+        "--max-examples", "100", "--report", "ndjson",
+    )  # fmt: skip
+    try:
+        wait_until(lambda: (tmp_path / "nap0").exists() or process.poll() is not None)
+        os.killpg(process.pid, signal.SIGINT)
+        out, _ = process.communicate(timeout=PATIENCE)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == 130, out
+    assert "Traceback" not in out
+    assert "interrupted" in out
+    assert list((tmp_path / "reports").glob("*/counterexample.json"))
+    assert not (tmp_path / "reports" / ".workers").exists()
+    wait_until(lambda: not session(process.pid))
+
+
+@pytest.mark.slow
+def test_workers_and_what_they_started_end_with_a_killed_driver(tmp_path: Path) -> None:
+    """And what they had found is told by the next run."""
+    (tmp_path / "mine.py").write_text(PASSES)
+    options = ["--world-size", "2", "--confirm", "none", "--strategy", "structured", "--seed", "1", "--workers", "2"]
+    process = start(
+        tmp_path, "mine.py:naps_when_it_has_found", *options, "--pass-timeout", "2000", "--shrink-time", "1",
+        "--max-examples", "100",
+    )  # fmt: skip
+    wait_until(lambda: (tmp_path / "nap0").exists() or process.poll() is not None)
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate(timeout=PATIENCE)
+    wait_until(lambda: not session(process.pid))
+    again = start(tmp_path, "identity", "--world-size", "2", "--confirm", "none", "--max-examples", "1")
+    out, _ = again.communicate(timeout=PATIENCE)
+    assert again.returncode == 0, out
+    assert "An earlier run died before it told what a worker had found" in out
+    assert list((tmp_path / "reports").glob("*/counterexample.json"))

@@ -1,0 +1,335 @@
+"""Campaigns in slices: what is handed out, and what becomes of the answers. Real workers are in tests/faults/test_workers.py."""
+
+from __future__ import annotations
+
+import socket
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import strategies as st
+
+from tcverify.application import Guarded
+from tcverify.baseline import Baseline, Known, known_of
+from tcverify.campaign import (
+    CampaignFinished,
+    CampaignStarted,
+    Case,
+    Corpus,
+    Event,
+    FindingFound,
+    Plan,
+    Progress,
+    Statistics,
+)
+from tcverify.counterexample import read_counterexample, write_counterexample
+from tcverify.division import RANGE, DividedCampaign, Drawing, Outcome, Slice, Worker
+from tcverify.division.driver import LOST_LIMIT, WORKERS_DIR, recover
+from tcverify.errors import ExecutorError, PassLoadError, UnsupportedOp, UsageError
+from tcverify.program import Contract, Mesh, Program, dumps
+from tcverify.strategies import STRATEGIES, register_strategy
+from tests.unit.programs import reduce_then_norm
+
+PASSES = """\
+def does_nothing(gm):
+    pass
+
+
+def drops_reductions(gm):
+    for node in [n for n in gm.graph.nodes if n.op == "call_function" and "all_reduce" in str(n.target)]:
+        node.replace_all_uses_with(node.args[0])
+        gm.graph.erase_node(node)
+"""
+TWO = Drawing("small", 2)
+
+
+def small(mesh: Mesh | None = None, world_size: int | None = None) -> st.SearchStrategy[Program]:
+    """A reduction and a norm, with other values each time."""
+    return st.integers(0, 9999).map(lambda seed: replace(reduce_then_norm(), seed=seed, labels=(f"seed {seed}",)))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _strategy() -> Iterator[None]:
+    register_strategy("small", small)
+    yield
+    del STRATEGIES["small"]
+
+
+class Here:
+    """A crew that works in this process, one slice at a time; `dies` says which attempts at slices end it."""
+
+    def __init__(self, size: int = 1, dies: Callable[[int], bool] = lambda number: False) -> None:
+        self.size = size
+        self.given: list[Slice] = []
+        self.most = 0
+        self._waiting: list[tuple[int, str]] = []
+        self._dies = dies
+        self._worker = Worker()
+
+    def submit(self, number: int, text: str) -> None:
+        self._waiting.append((number, text))
+        self.given.append(Slice.loads(text))
+        self.most = max(self.most, len(self._waiting))
+
+    def next(self) -> tuple[int, str | None]:
+        number, text = self._waiting.pop()
+        return number, None if self._dies(number) else self._worker.work(text)
+
+    def interrupt(self) -> None:
+        """What waits is done at once here."""
+
+    def close(self) -> None:
+        self._worker.__exit__(None, None, None)
+
+
+@pytest.fixture(scope="module")
+def passes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("passes") / "mine.py"
+    path.write_text(PASSES)
+    return path
+
+
+@pytest.fixture(scope="module")
+def subject(passes: Path) -> Iterator[Callable[[str], Guarded]]:
+    made: dict[str, Guarded] = {}
+
+    def get(name: str) -> Guarded:
+        if name not in made:
+            made[name] = Guarded(f"{passes}:{name}" if ":" not in name else name)
+        return made[name]
+
+    yield get
+    for one in made.values():
+        one.close()
+
+
+@pytest.fixture
+def run(tmp_path: Path, subject: Callable[[str], Guarded]) -> Iterator[Callable[..., CampaignFinished]]:
+    crews: list[Here] = []
+
+    def go(
+        name: str,
+        crew: Here | None = None,
+        told: list[str] | None = None,
+        events: list[Event] | None = None,
+        **plan: Any,
+    ) -> CampaignFinished:
+        crews.append(crew or Here())
+        options: dict[str, Any] = {"max_examples": 20, "seed": 1, "shrink_time": 0.5, "earlier": False, **plan}
+        plan_ = Plan(TWO.programs(), "2 ranks", tmp_path / "reports", tmp_path / "state", **options)
+        campaign = DividedCampaign(
+            subject(name), plan_, TWO, "none", crews[-1], (told if told is not None else []).append,
+            [(events if events is not None else []).append],
+        )  # fmt: skip
+        return campaign.run()
+
+    yield go
+    for crew in crews:
+        crew.close()
+
+
+Run = Callable[..., CampaignFinished]
+
+# ---------------------------------------------------------------------------------------------------------- messages
+
+
+def test_a_slice_is_read_as_it_was_written() -> None:
+    case = Case("mine:Pass", "2 ranks", reduce_then_norm(), ("a",), "wrong-value", deep=True)
+    known = (known_entry(),)
+    part = Slice(
+        3, Drawing("structured", 4, {"dp": 2, "tp": 2}, {"cap": [1, "x", False]}), "dp=2,tp=2", "mine:Pass", {"a": "b"}, 7.0,
+        Contract(metadata=False), "gloo", ["equivalence"], "exact", 1.5, 50, None, 99, "/d", "/r", "/s", "/c",
+        True, True, True, True, known, known, (case,), {"references": ["m"], "path": []},
+    )  # fmt: skip
+    again = Slice.loads(part.dumps())
+    assert again.dumps() == part.dumps()
+    assert replace(again, first=()) == replace(part, first=(), known=list(known), told=list(known))
+    assert dumps(again.first[0].program) == dumps(case.program)
+    assert again.programs == 51
+    again.drawing.programs().validate()
+
+
+def known_entry() -> Known:
+    return Known("mine:Pass", "wrong-value", "norm is #", "title", "abc", "reason")
+
+
+@pytest.mark.parametrize("error", [UsageError("no", "do"), PassLoadError("what"), UnsupportedOp("aten::x", "why")])
+def test_errors_of_workers_are_errors_here(error: Any) -> None:
+    counts = Statistics(programs=3, fired=Counter(p=2), doubt_details={"a": "b"})
+    outcome = Outcome.loads(Outcome(counts, stop="failed", crashed=["x"], error=error).dumps())
+    assert type(outcome.error) is type(error)
+    assert (outcome.error.message, outcome.error.hint) == (error.message, error.hint)
+    assert outcome.statistics == counts
+    assert (outcome.stop, outcome.crashed) == ("failed", ["x"])
+
+
+def test_statistics_add_up() -> None:
+    mine = Statistics(programs=1, fired=Counter(p=1), doubt_details={"a": "first"}, elapsed=5.0)
+    mine.add(Statistics(programs=2, fired=Counter(p=1, q=1), doubt_details={"a": "x", "b": "y"}, elapsed=7.0))
+    assert (mine.programs, mine.fired, mine.elapsed) == (3, {"p": 2, "q": 1}, 5.0)
+    assert mine.doubt_details == {"a": "first", "b": "y"}
+
+
+# ------------------------------------------------------------------------------------------------------------ merging
+
+
+def test_the_workers_draw_as_many_programs_as_are_asked_for(run: Run) -> None:
+    crew, events = Here(size=3), list[Event]()
+    finished = run("tcverify.passes:Identity", crew, events=events, max_examples=RANGE + 5)
+    counts = finished.statistics
+    assert (finished.verdict, finished.stop) == ("passed", "examples")
+    assert counts.programs == counts.passed == counts.ran["lockstep"] == RANGE + 5
+    assert [part.max_examples for part in crew.given] == [RANGE, 5]
+    assert crew.most == 2
+    assert isinstance(events[0], CampaignStarted)
+    assert isinstance(events[-1], CampaignFinished)
+    assert sum(isinstance(event, Progress) for event in events) == 2
+
+
+def test_what_a_seed_draws_does_not_depend_on_the_number_of_workers(run: Run) -> None:
+    few, many = Here(size=1), Here(size=3)
+    first = run("tcverify.passes:Identity", few, max_examples=RANGE + 5).statistics
+    second = run("tcverify.passes:Identity", many, max_examples=RANGE + 5).statistics
+    assert first.labels == second.labels
+    assert sorted(p.seed for p in few.given) == sorted(p.seed for p in many.given)
+    assert len({p.seed for p in few.given}) == 2
+
+
+def test_a_finding_of_several_slices_is_told_once(run: Run, tmp_path: Path) -> None:
+    events: list[Event] = []
+    finished = run("drops_reductions", Here(size=2), events=events, max_examples=RANGE + 20)
+    told = [event.counterexample for event in events if isinstance(event, FindingFound)]
+    keys = [known_of(case).key for case in told]
+    assert finished.verdict == "refuted"
+    assert len(keys) == len(set(keys)) > 0
+    assert tuple(told) == finished.counterexamples
+    for case in told:
+        assert read_counterexample(tmp_path / "reports" / case.id / "counterexample.json").id == case.id
+    assert not (tmp_path / "reports" / WORKERS_DIR).exists()
+
+
+def test_what_is_told_is_not_looked_for_again(run: Run) -> None:
+    crew = Here(size=1)
+    run("drops_reductions", crew, max_examples=RANGE + 10)
+    assert not crew.given[0].told
+    assert {entry.kind for entry in crew.given[1].told} >= {"wrong-value"}
+
+
+def test_known_findings_do_not_refute(run: Run) -> None:
+    found = run("drops_reductions").counterexamples
+    baseline = Baseline().with_cases(found)
+    finished = run("drops_reductions", baseline=baseline, max_examples=15)
+    assert finished.statistics.known > 0
+    assert {entry for entry, _ in finished.known} <= set(baseline.known)
+    assert not {known_of(case).key for case in finished.counterexamples} & {entry.key for entry in baseline.known}
+
+
+def test_the_first_finding_ends_it(run: Run) -> None:
+    crew = Here(size=2)
+    finished = run("drops_reductions", crew, fail_fast=True, max_examples=10 * RANGE)
+    assert (finished.stop, finished.verdict) == ("first finding", "refuted")
+    assert len(crew.given) == 2
+
+
+def test_time_ends_it(run: Run) -> None:
+    assert run("tcverify.passes:Identity", max_examples=None, max_time=1e-9).stop == "time"
+
+
+def test_cases_are_tried_first_and_beside_the_programs(run: Run, tmp_path: Path) -> None:
+    corpus = Corpus(tmp_path / "corpus", pytest.fail)
+    program = reduce_then_norm()
+    first = [Case("mine:Pass", "2 ranks", replace(program, seed=seed), ("a",)) for seed in range(3)]
+    crew = Here()
+    finished = run("tcverify.passes:SequenceParallel", crew, first=first, corpus=corpus, max_examples=2)
+    assert finished.statistics.programs == finished.statistics.passed == 5
+    assert [(part.max_examples, len(part.first)) for part in crew.given] == [(0, 3), (2, 0)]
+    assert corpus.cases("tcverify.passes:SequenceParallel", "2 ranks")
+
+
+# ------------------------------------------------------------------------------------------------------- what goes wrong
+
+
+def test_a_lost_slice_is_inconclusive(run: Run) -> None:
+    finished = run("tcverify.passes:Identity", Here(size=2, dies=lambda number: number == 0), max_examples=RANGE + 5)
+    counts = finished.statistics
+    assert (counts.programs, counts.passed, counts.inconclusive) == (RANGE + 5, 5, RANGE)
+    assert counts.doubts == {"worker-died": RANGE}
+
+
+def test_nothing_is_passed_where_all_slices_are_lost(run: Run) -> None:
+    finished = run("tcverify.passes:Identity", Here(dies=lambda number: True))
+    assert finished.verdict == "nothing tested"
+    assert finished.why == "no program passed (20 worker-died)"
+
+
+def test_a_run_that_only_loses_slices_ends(run: Run) -> None:
+    crew = Here(dies=lambda number: True)
+    with pytest.raises(ExecutorError, match="slices in a row"):
+        run("tcverify.passes:Identity", crew, max_examples=None, max_time=600.0)
+    assert len(crew.given) == LOST_LIMIT
+
+
+def test_what_a_lost_slice_had_found_is_kept(run: Run, tmp_path: Path) -> None:
+    """The worker finds something, which is on disk, and dies before it answers."""
+    (case, *_) = run("drops_reductions").counterexamples
+    crew = Here(dies=lambda number: True)
+    plain_submit = crew.submit
+
+    def submit(number: int, text: str) -> None:
+        plain_submit(number, text)
+        write_counterexample(case, Path(crew.given[-1].report_dir))
+
+    crew.submit = submit  # type: ignore[method-assign]
+    finished = run("drops_reductions", crew)
+    assert (finished.verdict, [one.id for one in finished.counterexamples]) == ("refuted", [case.id])
+
+
+def test_an_error_of_a_worker_ends_the_run_and_keeps_what_was_found(run: Run, tmp_path: Path) -> None:
+    (case, *_) = run("drops_reductions").counterexamples
+    crew, events = Here(size=2), list[Event]()
+    outcomes = [Outcome(Statistics(), stop="failed", error=PassLoadError("gone")), Outcome(Statistics(), found=[case])]
+    crew.next = lambda: (crew._waiting.pop()[0], outcomes.pop(0).dumps())  # type: ignore[method-assign]
+    with pytest.raises(PassLoadError, match="gone"):
+        run("drops_reductions", crew, events=events, max_examples=2 * RANGE)
+    assert [event.counterexample.id for event in events if isinstance(event, FindingFound)] == [case.id]
+
+
+def test_a_pass_that_a_worker_cannot_load_is_an_error_of_the_run(run: Run, subject: Callable[[str], Guarded]) -> None:
+    crew = Here()
+    plain_submit = crew.submit
+    crew.submit = lambda number, text: plain_submit(number, text.replace("mine.py", "other.py"))  # type: ignore[method-assign]
+    with pytest.raises(PassLoadError, match=r"other\.py"):
+        run("does_nothing", crew)
+
+
+def test_a_finding_that_cannot_be_kept_stays_where_the_worker_put_it(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "reports").mkdir()
+    events: list[Event] = []
+    crew = Here()
+    plain_next = crew.next
+
+    def closed() -> tuple[int, str | None]:
+        answer = plain_next()
+        for one in Outcome.loads(answer[1] or "").found:
+            (tmp_path / "reports" / one.id).write_text("")  # for root, too: no directory can be made there
+        return answer
+
+    crew.next = closed  # type: ignore[method-assign]
+    with pytest.raises(UsageError, match="cannot be written"):
+        run("drops_reductions", crew, events=events)
+    assert any(isinstance(event, FindingFound) for event in events)
+    assert list((tmp_path / "reports" / WORKERS_DIR).rglob("counterexample.json"))
+
+
+def test_what_nobody_told_is_found_by_the_next_run(run: Run, tmp_path: Path) -> None:
+    (case, *_) = run("drops_reductions").counterexamples
+    left = tmp_path / "other" / WORKERS_DIR
+    write_counterexample(case, left / f"{socket.gethostname()}-{2**22 + 1}" / "0")
+    write_counterexample(case, left / f"{socket.gethostname()}-1" / "0")  # init lives
+    assert [one.id for one in recover(tmp_path / "other")] == [case.id]
+    assert (tmp_path / "other" / case.id / "counterexample.json").is_file()
+    assert [path.name for path in left.iterdir()] == [f"{socket.gethostname()}-1"]
+    assert recover(tmp_path / "other") == []
