@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from tcverify.application.reaching import EVERY, FIRST
 from tcverify.campaign import CampaignFinished, CampaignStarted, Crashed, Event, FindingFound, Progress
 from tcverify.counterexample import FILE_NAME, Counterexample
 from tcverify.report.block import make_block
@@ -205,6 +206,12 @@ class TerminalReport:
         latest = {repr(event.facts): event for event in self.finished if event.reached}  # a later campaign knows more
         for event in latest.values() if len(latest) <= MAX_REACHED else ():
             say(self.console, reach_line(event.reached))
+            run = [one.statistics for one in self.finished if one.facts == event.facts]
+            if not hasattr(sys, "monitoring") and sum(one.programs + one.shrinking for one in run) > FIRST:
+                say(
+                    self.console,
+                    f"  as seen in the first {FIRST} programs and one in {EVERY} of the others, which are traced",
+                )
             never = unreached_lines(event.reached)
             for line in never[:MAX_UNREACHED]:
                 say(self.console, f"  never reached: {line}")
