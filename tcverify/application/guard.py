@@ -238,7 +238,12 @@ class _Worker:
         descriptor, path = tempfile.mkstemp(prefix="tcverify-pass-", suffix=".log")
         self._log = open(descriptor, "rb")  # noqa: SIM115 - lives as long as the worker
         self._log_path = Path(path)
-        job: dict[str, Any] = {"target": target, "options": dict(options), "path": [str(Path.cwd()), *sys.path], "log": path}
+        job: dict[str, Any] = {
+            "target": target,
+            "options": dict(options),
+            "path": [str(Path.cwd()), *sys.path],
+            "log": path,
+        }
         job["directory"] = str(Path.cwd())
         job["extensions"] = extensions_here()
         job["memory"] = MEMORY_LIMIT
