@@ -123,35 +123,6 @@ def test_of_several_findings_that_cannot_be_written_each_is_told(tmp_path: Path)
     assert len(set(told)) == len(told)
 
 
-TINY_DISK = """
-mount -t tmpfs -o size=64k tmpfs {place} || exit 77
-cd {place}
-dd if=/dev/zero of=ballast bs=1k count={ballast} 2>/dev/null
-exec {python} -m tcverify run {root}/tests/faults/test_campaign_faults.py:raises --world-size 2 --confirm none --max-examples 6
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("ballast", [56, 36, 12])
-def test_a_disk_that_is_really_full(tmp_path: Path, ballast: int) -> None:
-    """A file system of 64 KiB that fills up before, or at, the first, second or third file of the run."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    commands = TINY_DISK.format(place=place, ballast=ballast, python=sys.executable, root=ROOT)
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path), "COLUMNS": "200"}
-    process = subprocess.run(
-        ["unshare", "--map-root-user", "--mount", "sh", "-c", commands],
-        env=environment, capture_output=True, text=True, timeout=280, check=False,
-    )  # fmt: skip
-    if process.returncode == 77 or "unshare" in process.stderr:
-        pytest.skip(f"this machine mounts no file system in a namespace: {process.stderr.strip()[:200]}")
-    assert process.returncode in (1, 2), process.stderr
-    assert "Traceback" not in process.stderr + process.stdout
-    assert "internal error" not in process.stderr
-    assert "pass-raised" in process.stdout or "cannot be written" in process.stderr
-    assert not list(tmp_path.glob("tcverify-*"))
-
-
 # ---------------------------------------------------------------------------------------------------------- interrupted
 
 

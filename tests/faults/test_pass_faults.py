@@ -142,6 +142,7 @@ subject.apply(reduce_then_norm())
 """
 
 
+@pytest.mark.slow
 @pytest.mark.fault(
     "the run is killed (−9) while a pass holds the interpreter", "the pass's process is killed by the system"
 )

@@ -153,6 +153,7 @@ def test_a_rank_that_stops_is_a_time_out_that_names_the_program() -> None:
         assert pool.run(summing()).finished
 
 
+@pytest.mark.slow
 @pytest.mark.fault("the run is killed (−9) while a rank is stopped", "the system wakes the rank, which ends")
 def test_a_stopped_rank_ends_with_its_parent(tmp_path: Path) -> None:
     with script(tmp_path, "wait") as process:
