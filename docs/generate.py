@@ -1,11 +1,12 @@
 """Writes the reference pages of the site from the code, when mkdocs builds it: nothing in them is written by hand.
 
-mkdocs calls `on_files`; `pages()` gives the same pages to whoever asks. The tables of docs/pytorch.md stand in the page itself:
-`python docs/generate.py` writes them anew, and a test compares them.
+mkdocs calls `on_files`; `pages()` gives the same pages to whoever asks. The tables of docs/pytorch.md and docs/reliability.md
+stand in the pages themselves: `python docs/generate.py` writes them anew, and tests compare them.
 """
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import inspect
 import json
@@ -13,7 +14,7 @@ import re
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 import torch
@@ -315,14 +316,24 @@ def _sentence(text: str) -> str:
 ROOT = Path(__file__).parents[1]
 FOUND = ROOT / "reports" / "pytorch"
 
-#: The page that has tables in itself.
+#: A page that has tables in itself.
 PYTORCH = ROOT / "docs" / "pytorch.md"
 
 
 def pytorch(text: str, found: Path = FOUND) -> str:
     """A page with the tables of PyTorch's subjects and of the findings in a directory put in between their marks."""
     findings = read_findings(found)
-    tables = {"subjects": _subjects(), "versions": _versions(findings, found), "findings": _findings(findings)}
+    tables = {
+        "subjects": _subjects(),
+        "versions": _versions(findings, found),
+        "findings": _findings(findings),
+        "unshown": _unshown(findings),
+    }
+    return _filled(text, tables)
+
+
+def _filled(text: str, tables: dict[str, str]) -> str:
+    """A page with tables put in between their marks."""
     for name, made in tables.items():
         start, end = f"<!-- table: {name} -->\n", "<!-- end -->\n"
         before, mark, rest = text.partition(start)
@@ -361,6 +372,12 @@ def _versions(findings: tuple[TorchFinding, ...], found: Path) -> str:
     return table(("subject", *(f"torch {version}" for version in VERSIONS)), [*rows, ("all", *total)])
 
 
+def _unshown(findings: tuple[TorchFinding, ...]) -> str:
+    return table(
+        ("finding", "why no subject shows it"), [(f"`{x.folder.name}`", cell(x.unshown)) for x in findings if x.unshown]
+    )
+
+
 def _findings(findings: tuple[TorchFinding, ...]) -> str:
     rows = []
     for one in findings:
@@ -371,7 +388,53 @@ def _findings(findings: tuple[TorchFinding, ...]) -> str:
     return table(("finding", "kind", "cause, in torch/", "entry", *VERSIONS, "reported"), rows)
 
 
+# ------------------------------------------------------------------------------------------------------- reliability
+
+FAULT_TESTS = ROOT / "tests" / "faults"
+RELIABILITY = ROOT / "docs" / "reliability.md"
+
+
+class Fault(NamedTuple):
+    """A fault that a test causes.
+
+    Attributes:
+        what, becomes: as the mark of the test says.
+        test: "file.py::name".
+        slow: whether it is left out of `make test`.
+    """
+
+    what: str
+    becomes: str
+    test: str
+    slow: bool
+
+
+def faults(directory: Path = FAULT_TESTS) -> list[Fault]:
+    """Return what tests with the mark `fault` show, in the order of the files."""
+    found = []
+    for path in sorted(directory.glob("test_*.py")):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if not isinstance(node, ast.FunctionDef):
+                continue
+            marks = [ast.unparse(one.func if isinstance(one, ast.Call) else one) for one in node.decorator_list]
+            for one in node.decorator_list:
+                if isinstance(one, ast.Call) and ast.unparse(one.func) == "pytest.mark.fault":
+                    what, becomes = map(ast.literal_eval, one.args)
+                    found.append(Fault(what, becomes, f"{path.name}::{node.name}", "pytest.mark.slow" in marks))
+    return found
+
+
+def reliability(text: str) -> str:
+    """The page of faults, with the table of tests put in."""
+    rows = [
+        (cell(one.what), cell(one.becomes), f"`{one.test}`" + (" (`tox -e faults`)" if one.slow else ""))
+        for one in faults()
+    ]
+    return _filled(text, {"faults": table(("fault", "what becomes of it", "shown by, in tests/faults/"), rows)})
+
+
 if __name__ == "__main__":
+    RELIABILITY.write_text(reliability(RELIABILITY.read_text(encoding="utf-8")), encoding="utf-8")
     PYTORCH.write_text(pytorch(PYTORCH.read_text(encoding="utf-8")), encoding="utf-8")
     for one in read_findings(FOUND):
         if one.counterexample is not None:

@@ -215,6 +215,8 @@ def _scalar(s: Sheet, x: Value, a: int, b: int, c: int) -> list[Value]:
         number = number or 2.0
     if name == "pow.Tensor_Scalar":
         number = (2.0, 3.0, 1.0, 0.0, 4.0)[b % 5]
+    if name in ("add.Scalar", "sub.Scalar", "mul.Scalar", "div.Scalar") and c % 3:
+        name = name.replace("Scalar", "Tensor")  # what Python's operators call with a number
     if name == "threshold":
         return s.call(name, floating(s, x), number, -3.0)
     return s.call(name, x, number)

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
         Recipe,
         dumps,
         loads,
+        rewrite,
         shard,
         spmd_program,
     )
@@ -86,6 +87,7 @@ __all__ = [
     "register_check",
     "register_dialect",
     "register_executor",
+    "rewrite",
     "shard",
     "spmd_program",
     "verify",

@@ -211,6 +211,15 @@ def strategies(given: str | None, passes: Sequence[str]) -> list[str]:
     return suited
 
 
+def covered(name: str) -> list[str]:
+    """Return the modules whose code counts as that of a pass, or of a pipeline; none: the files that define it.
+
+    PyTorch's own passes are called by classes of ours, which are not what is verified.
+    """
+    stages = split_stages(name, lambda piece: piece in BUILTIN or ":" in piece)
+    return [subject(stage).source.partition(":")[0] for stage in stages if stage.startswith(PREFIX)]
+
+
 def draws(name: str, fixed: Collection[str]) -> dict[str, Sequence[Any]]:
     """Return the values from which options of a pass, or of the stages of a pipeline, are drawn with each program.
 

@@ -97,6 +97,7 @@ _CONTRACT = click.option(
     "--contract", multiple=True, metavar="K=V", help="What the pass promises, e.g. idempotent=true."
 )
 _PASS_OPTION = click.option("--pass-option", multiple=True, metavar="K=V", help="Option of the passes' constructors.")
+_BISECT = click.option("--bisect", is_flag=True, help="Name the rewrites of the pass that a finding comes from.")
 _REPORT = click.option(
     "--report",
     default="html",
@@ -186,6 +187,7 @@ def _options(command: click.Command) -> set[str]:
               help="Seconds that one application of a pass may take.")  # fmt: skip
 @click.option("--shrink-time", type=click.FloatRange(0), default=30.0, show_default=True,
               help="Seconds to shrink a finding.")  # fmt: skip
+@_BISECT
 @click.option("--workers", type=click.IntRange(1, 1024), default=None,
               help="Processes that share the programs. [default: 1; with --ray, as many as there are CPUs]")  # fmt: skip
 @click.option("--ray", is_flag=False, flag_value=LOCAL, default=None, metavar="[ADDRESS]",
@@ -194,6 +196,8 @@ def _options(command: click.Command) -> set[str]:
               help="Cases to try first; programs that show something new are added. Machines may share it.")  # fmt: skip
 @_EXTENSION
 @_REPORT_DIR
+@click.option("--coverage/--no-coverage", default=True, show_default=True,
+              help="Say which lines and conditions of the pass were never reached.")  # fmt: skip
 @click.option("--fail-on", default=None, help="Also fail on: inconclusive, vacuity.")
 @click.option("-x", "--fail-fast", is_flag=True, help="Stop at the first finding that is not known.")
 @_REPORT
@@ -218,10 +222,12 @@ def run(
     pass_option: tuple[str, ...],
     pass_timeout: float,
     shrink_time: float,
+    bisect: bool,
     workers: int | None,
     ray: str | None,
     corpus: Path | None,
     report_dir: Path,
+    coverage: bool,
     fail_on: str | None,
     fail_fast: bool,
     report: str,
@@ -248,6 +254,8 @@ def run(
         checks=arguments.checks(checks),
         pass_timeout=pass_timeout,
         shrink_time=shrink_time,
+        bisect=bisect,
+        covered=[arguments.covered(name) for name in passes or DEFAULT] if coverage else None,
         report_dir=report_dir,
         reports=arguments.names(report, list(REPORTS), "report"),
         failing=arguments.names(fail_on, ["inconclusive", "vacuity"], "condition") if fail_on is not None else [],
@@ -301,6 +309,7 @@ def run(
               help="Seconds that one application of a pass may take.")  # fmt: skip
 @click.option("--shrink-time", type=click.FloatRange(0), default=120.0, show_default=True,
               help="Seconds to shrink a finding.")  # fmt: skip
+@_BISECT
 @_EXTENSION
 @_REPORT_DIR
 @click.option("--fail-on", default="inconclusive", show_default=True, help="Also fail on: inconclusive, vacuity.")
@@ -328,6 +337,7 @@ def check(
     pass_option: tuple[str, ...],
     pass_timeout: float,
     shrink_time: float,
+    bisect: bool,
     report_dir: Path,
     fail_on: str,
     report: str,
@@ -356,6 +366,7 @@ def check(
         checks=arguments.checks(checks),
         pass_timeout=pass_timeout,
         shrink_time=shrink_time,
+        bisect=bisect,
         report_dir=report_dir,
         reports=arguments.names(report, list(REPORTS), "report"),
         failing=arguments.names(fail_on, ["inconclusive", "vacuity"], "condition"),
@@ -401,9 +412,10 @@ def worker(command: tuple[str, ...]) -> None:
 @main.command()
 @click.argument("cases", nargs=-1, metavar="[ID|FILE|DIR]...")
 @_CONFIRM
+@_BISECT
 @_EXTENSION
 @_REPORT_DIR
-def replay(cases: tuple[str, ...], confirm: str, report_dir: Path) -> None:
+def replay(cases: tuple[str, ...], confirm: str, bisect: bool, report_dir: Path) -> None:
     """Verify counterexamples again (default: all that are kept).
 
     Prints + FIXED, x FAILED or ! ERROR per case, and what is found of a single one. Imports the passes that the files name.
@@ -415,7 +427,7 @@ def replay(cases: tuple[str, ...], confirm: str, report_dir: Path) -> None:
     states = []
     with executors(confirm) as executor_of:
         for path in paths:
-            states.append(_replay_one(path, executor_of, alone=len(paths) == 1))
+            states.append(_replay_one(path, executor_of, alone=len(paths) == 1, blame=bisect))
     if len(paths) > 1:
         say(console, ", ".join(f"{states.count(state)} {state}" for state in _MARKS))
     raise SystemExit(FAILED if "failed" in states else UNUSABLE if "error" in states else PASSED)
@@ -424,7 +436,7 @@ def replay(cases: tuple[str, ...], confirm: str, report_dir: Path) -> None:
 _MARKS = {"fixed": ("+ FIXED ", "green"), "failed": ("x FAILED", "red"), "error": ("! ERROR ", "yellow")}
 
 
-def _replay_one(path: Path, executor_of: Callable[[int], Executor | None], *, alone: bool) -> str:
+def _replay_one(path: Path, executor_of: Callable[[int], Executor | None], *, alone: bool, blame: bool) -> str:
     console = make_console()
 
     def tell(state: str, what: str, message: str) -> None:
@@ -436,7 +448,7 @@ def _replay_one(path: Path, executor_of: Callable[[int], Executor | None], *, al
 
     try:
         case = read_counterexample(path)
-        outcome = replay_case(case, executor_of(case.program.world_size))
+        outcome = replay_case(case, executor_of(case.program.world_size), blame=blame)
     except TcverifyError as error:
         tell("error", "not replayed", str(error))
         return "error"

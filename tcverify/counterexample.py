@@ -19,7 +19,17 @@ from tcverify.application import PassFacts
 from tcverify.arithmetic import DOMAINS
 from tcverify.errors import ProgramError, UsageError
 from tcverify.execution import Delta
-from tcverify.program import CollectiveStatistics, Contract, Finding, Program, decode_statistics, dumps
+from tcverify.program import (
+    Blame,
+    CollectiveStatistics,
+    Contract,
+    Finding,
+    Program,
+    decode_blame,
+    decode_statistics,
+    dumps,
+    encode_blame,
+)
 from tcverify.program.codec import MAX_BYTES, decode, encode, load_json
 from tcverify.verifier import Verdict
 
@@ -63,6 +73,7 @@ class Counterexample:
         notes: (reason, sentence), what else the verdict says.
         environment: versions of what it was found with.
         statistics: what the pass says of each collective of rank 0.
+        blame: which of the pass's rewrites are to blame, where that was searched for.
     """
 
     id: str
@@ -83,6 +94,7 @@ class Counterexample:
     notes: tuple[tuple[str, str], ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     statistics: tuple[CollectiveStatistics, ...] = ()
+    blame: Blame | None = None
 
     @property
     def replayable(self) -> bool:
@@ -186,6 +198,7 @@ def encode_counterexample(case: Counterexample) -> dict[str, Any]:
         "program": encode(case.program),
         "rewritten": encode(case.rewritten) if case.rewritten is not None else None,
         **({"statistics": [row.as_dict() for row in case.statistics]} if case.statistics else {}),
+        **({"blame": encode_blame(case.blame)} if case.blame is not None else {}),
     }
 
 
@@ -282,6 +295,7 @@ def decode_counterexample(data: Any, where: str) -> Counterexample:
             notes=tuple((_typed(reason, str), _typed(detail, str)) for reason, detail in data.get("notes", [])),
             environment={_typed(k, str): _typed(v, str) for k, v in data["environment"].items()},
             statistics=decode_statistics(data.get("statistics", [])),
+            blame=decode_blame(data["blame"]) if data.get("blame") is not None else None,
         )
     except KeyError as error:
         raise ProgramError(f"{where}: malformed counterexample: it lacks {error}") from None

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import click
 import torch
 
 from tcverify.application import Guarded, PassFacts
+from tcverify.bisection import Terms, bisect
 from tcverify.counterexample import Counterexample, make_counterexample
 from tcverify.errors import TcverifyError
 from tcverify.execution import Executor, ProcessGroupPool
@@ -36,11 +37,12 @@ class Replay:
     source_changed: bool = False
 
 
-def replay(case: Counterexample, confirm: Executor | None) -> Replay:
+def replay(case: Counterexample, confirm: Executor | None, *, blame: bool = False) -> Replay:
     """Verify a counterexample's program again, with the same pass, contract, time-out and depth.
 
     Args:
         confirm: runs programs that lockstep does not refute, and confirms those that it refutes by value.
+        blame: whether to search for the rewrites that it comes from.
     """
     if not case.replayable:
         return Replay("error", "the pass was a closure or an instance, which another process cannot find")
@@ -51,10 +53,15 @@ def replay(case: Counterexample, confirm: Executor | None) -> Replay:
                 subject, case.program, contract=case.contract, confirm=confirm,
                 domain=case.domain, deep=case.deep, always_confirm=True,
             )  # fmt: skip
+            changed = bool(case.facts.source) and facts.source != case.facts.source
+            outcome = _judge(case, verdict, facts, changed)
+            if blame and outcome.case is not None:
+                terms = Terms(outcome.case.finding.kind, case.contract, confirm, domain=case.domain, deep=case.deep)
+                named = replace(outcome.case, blame=bisect(subject, verdict, terms))
+                outcome = replace(outcome, case=named, message=f"{outcome.message}\nblame: {named.blame}")
     except TcverifyError as error:
         return Replay("error", str(error))
-    changed = bool(case.facts.source) and facts.source != case.facts.source
-    return _judge(case, verdict, facts, changed)
+    return outcome
 
 
 def _judge(case: Counterexample, verdict: Verdict, facts: PassFacts, changed: bool) -> Replay:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,12 +15,15 @@ from hypothesis.strategies import SearchStrategy
 from rich.console import Console
 
 from tcverify import arguments, doctor
-from tcverify.application import Guarded
+from tcverify.application import Guarded, Subject
 from tcverify.baseline import Baseline, add_to_baseline, reference
+from tcverify.bisection import Terms, bisect
 from tcverify.campaign import (
+    Blamer,
     Campaign,
     CampaignFinished,
     Corpus,
+    Coverage,
     Event,
     Plan,
     RunFinished,
@@ -29,15 +33,16 @@ from tcverify.campaign import (
 )
 from tcverify.division import Crew, DividedCampaign, Drawing, LocalCrew
 from tcverify.division.driver import recover as recover_workers
-from tcverify.errors import InternalError, TcverifyError
-from tcverify.execution import executors, of_any_size
+from tcverify.errors import InternalError, TcverifyError, UsageError
+from tcverify.execution import Executor, executors, of_any_size
 from tcverify.extra.ray import ray_crew
-from tcverify.program import Program
+from tcverify.program import Blame, Contract, Program
 from tcverify.report.choice import reports
 from tcverify.report.known import baseline_lines
 from tcverify.report.plain import count, plain
 from tcverify.report.script import ScriptReport
 from tcverify.report.terminal import TerminalReport, say
+from tcverify.verifier import Verdict
 
 PASSED, FAILED, UNUSABLE, INTERNAL, INTERRUPTED = 0, 1, 2, 3, 130
 
@@ -62,7 +67,12 @@ class Job:
 
 @dataclass(frozen=True)
 class Settings:
-    """How passes are verified and what becomes of it; names as the options of the command line have."""
+    """How passes are verified and what becomes of it; names as the options of the command line have.
+
+    Attributes:
+        covered: for each pass the modules whose code counts when it is recorded what it reaches, none for those that define it.
+            None: that is not recorded.
+    """
 
     targets: Sequence[str]
     pass_options: dict[str, str] = field(default_factory=dict)
@@ -84,6 +94,8 @@ class Settings:
     write_baseline: Path | None = None
     deep: bool = False
     earlier: bool = True
+    bisect: bool = False
+    covered: Sequence[Sequence[str]] | None = None
     corpus: Path | None = None
     workers: int | None = None
     ray: str | None = None
@@ -131,17 +143,19 @@ def campaigns(settings: Settings, jobs: Sequence[Job], console: Console) -> int:
         stack.callback(terminal.close)
         crew = stack.enter_context(_crew(settings, tell))
         corpus = Corpus(settings.corpus, tell) if settings.corpus is not None else None
+        scopes = settings.covered if crew is None else None  # workers do not tell what they reach
         subjects = [
-            stack.enter_context(Guarded(target, settings.pass_options, timeout=settings.pass_timeout))
-            for target in settings.targets
+            stack.enter_context(Guarded(target, settings.pass_options, timeout=settings.pass_timeout, covered=covered))
+            for target, covered in zip(settings.targets, scopes or itertools.repeat(None), strict=False)
         ]
+        coverages = [Coverage(subject.files) if scopes is not None else None for subject in subjects]
         contracts = [subject.contract.with_options(settings.promises) for subject in subjects]
         try:
             for job in jobs:
                 with executors(settings.confirm if crew is None else "none") as executor_of:
                     executor = of_any_size(settings.confirm, executor_of, job.world_size)
-                    for number, (subject, promised, programs) in enumerate(
-                        zip(subjects, contracts, job.programs, strict=True)
+                    for number, (subject, promised, programs, coverage) in enumerate(
+                        zip(subjects, contracts, job.programs, coverages, strict=True)
                     ):
                         first = corpus.cases(reference(subject.facts), job.mesh) if corpus is not None else ()
                         plan = Plan(
@@ -149,6 +163,7 @@ def campaigns(settings: Settings, jobs: Sequence[Job], console: Console) -> int:
                             settings.seed, promised, settings.checks, domain=settings.domain,
                             shrink_time=settings.shrink_time, fail_fast=settings.fail_fast, baseline=settings.known,
                             collect=accepting, deep=settings.deep, earlier=settings.earlier,
+                            blame=_blamer(settings, promised) if settings.bisect else None, coverage=coverage,
                             first=first, corpus=corpus,
                         )  # fmt: skip
                         if crew is None:
@@ -178,9 +193,24 @@ def campaigns(settings: Settings, jobs: Sequence[Job], console: Console) -> int:
     return code
 
 
+def _blamer(settings: Settings, contract: Contract) -> Blamer:
+    """Names the rewrites that a finding comes from, as `--bisect` asks for."""
+
+    def blame(subject: Subject, verdict: Verdict, kind: str, deep: bool, confirm: Executor | None) -> Blame:
+        return bisect(subject, verdict, Terms(kind, contract, confirm, settings.checks, settings.domain, deep))
+
+    return blame
+
+
 @contextlib.contextmanager
 def _crew(settings: Settings, tell: Callable[[str], None]) -> Iterator[Crew | None]:
-    """The workers that share the campaigns; None where this process does all by itself."""
+    """The workers that share the campaigns; None where this process does all by itself.
+
+    Raises:
+        UsageError: workers are asked for what they do not do.
+    """
+    if settings.bisect and (settings.ray is not None or (settings.workers or 1) > 1):
+        raise UsageError("workers do not bisect", "leave --bisect to `tcverify replay ID --bisect`")
     if settings.ray is not None:
         with ray_crew(settings.ray, settings.workers, tell) as crew:
             yield crew

@@ -201,7 +201,7 @@ def verification(
         probe=cache(lambda: lockstep.probe(program, baseline)),
         noise=cache(lambda: rounding_noise(program, baseline)),
     )
-    doubts: list[Doubt] = []
+    doubts: list[Doubt] = [Doubt("pass-memory", pair.outgrown)] if pair.outgrown is not None else []
     notes: list[Note] = []
     try:
         if pair.judged is not None:
@@ -324,7 +324,7 @@ def _named(pair: Pair, findings: list[Finding], culprits: Mapping[str, str] = Ma
         return findings
     named = []
     for finding in findings:
-        stage = culprits.get(finding.kind, pair.stages[-1].name)
+        stage = finding.data.get("stage") or culprits.get(finding.kind, pair.stages[-1].name)
         title = f"{finding.title} (stage {stage})"
         named.append(replace(finding, title=title, data={**finding.data, "stage": stage}))
     return named

@@ -4,6 +4,8 @@ from tcverify.application.applying import apply_pass
 from tcverify.application.guard import Applied, Guarded, InProcess, Subject, subject_of
 from tcverify.application.loading import LoadedPass, load_pass
 from tcverify.application.pair import Defect, Pair, PassFacts, PassFailure, Stage
+from tcverify.application.reachable import source_of
+from tcverify.application.reaching import Point
 
 __all__ = [
     "Applied",
@@ -14,9 +16,11 @@ __all__ = [
     "Pair",
     "PassFacts",
     "PassFailure",
+    "Point",
     "Stage",
     "Subject",
     "apply_pass",
     "load_pass",
+    "source_of",
     "subject_of",
 ]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 import traceback
 from collections import Counter
-from dataclasses import replace
+from collections.abc import Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,13 +16,63 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from tcverify.application.loading import LoadedPass
+from tcverify.application.matchers import matchers_asking
 from tcverify.application.pair import Defect, Pair, PassFailure, Stage
 from tcverify.application.stages import refresh_metadata
+from tcverify.application.surroundings import watched
 from tcverify.errors import TcverifyError, Unsupported, UnsupportedOp
 from tcverify.execution import Lockstep
 from tcverify.ops import define_ops, late_definition, qualified_name
-from tcverify.program import NotSerialisable, Program, decode_statistics, dumps
+from tcverify.program import Allowed, Ask, NotSerialisable, Program, counted, decode_statistics, dumps
 from tcverify.program.graph import KEPT_META, same_structure
+
+
+def apply_counted(loaded: LoadedPass, program: Program, allowed: Allowed) -> Pair:
+    """Apply a pass as `apply_pass` does, and count its rewrites.
+
+    Args:
+        allowed: the rewrites that it may make.
+    """
+    with _counting(allowed) as asked, matchers_asking():
+        pair = apply_pass(loaded, program)
+    pair.asked = asked[: program.world_size]
+    return pair
+
+
+@dataclass(slots=True)
+class _Counts:
+    """What is counted now: per rank, over all stages of a pipeline."""
+
+    allowed: Allowed
+    asked: list[list[Ask]]
+
+
+_COUNTS: ContextVar[_Counts | None] = ContextVar("what is counted", default=None)
+
+
+@contextlib.contextmanager
+def _counting(allowed: Allowed) -> Iterator[list[list[Ask]]]:
+    counts = _Counts(allowed, [])
+    token = _COUNTS.set(counts)
+    try:
+        yield counts.asked
+    finally:
+        _COUNTS.reset(token)
+
+
+def _call(loaded: LoadedPass, module: fx.GraphModule, rank: int) -> Any:
+    """Call the pass, and count its rewrites where that is asked for."""
+    counts = _COUNTS.get()
+    if counts is None:
+        return loaded.call(module)
+    while len(counts.asked) <= rank:
+        counts.asked.append([])
+    allowed = None if counts.allowed is None else counts.allowed[rank] if rank < len(counts.allowed) else frozenset()
+    with counted(allowed) as asked:
+        try:
+            return loaded.call(module)
+        finally:
+            counts.asked[rank] += asked
 
 
 def apply_pass(loaded: LoadedPass, program: Program, *, deep: bool = False) -> Pair:
@@ -91,7 +144,7 @@ def _apply_stages(loaded: LoadedPass, modules: list[fx.GraphModule], pair: Pair)
     for number, stage in enumerate(loaded.stages):
         name, last = stage.facts.name, number == len(loaded.stages) - 1
         metadata = [_metadata(module.graph) for module in modules] if stage.contract.metadata and not last else None
-        results = _apply_to_ranks(stage, modules, pair, base)
+        results = _apply_to_ranks(stage, modules, pair, base, name)
         if results is None or last:
             pair.stages.append(Stage(name))
             return results
@@ -135,19 +188,30 @@ def _between(
 
 
 def _apply_to_ranks(
-    loaded: LoadedPass, modules: list[fx.GraphModule], pair: Pair, base: Program | None
+    loaded: LoadedPass, modules: list[fx.GraphModule], pair: Pair, base: Program | None, stage: str | None = None
 ) -> list[fx.GraphModule] | None:
-    """Apply the pass to each rank's module; None when it failed or declined.
+    """Apply the pass to each rank's module; None when it failed or declined. What it changed beside them is put back.
 
     Args:
         base: the program that `modules` are the graphs of, where it is known.
+        stage: the name of the pass, in a pipeline.
     """
+    with watched() as changed:
+        results = _results(loaded, modules, pair, base, stage)
+    if changed.what:
+        _note(pair, Defect("surroundings", 0, f"it {changed}", stage=stage))
+    return results
+
+
+def _results(
+    loaded: LoadedPass, modules: list[fx.GraphModule], pair: Pair, base: Program | None, stage: str | None
+) -> list[fx.GraphModule] | None:
     results = []
     rewrites: Counter[str] = Counter(pair.rewrites)
     for rank, module in enumerate(modules):
         given = module.graph
         try:
-            returned = loaded.call(module)
+            returned = _call(loaded, module, rank)
         except Unsupported as error:
             pair.declined = error.message
             return None
@@ -164,10 +228,10 @@ def _apply_to_ranks(
         in_place = result is module or result.graph is given
         if not in_place and base is not None and not _is_original(base, rank, given):
             message = "it changed the graph it was given, although it returned a new one"
-            _note(pair, Defect("input-mutated", rank, message))
+            _note(pair, Defect("input-mutated", rank, message, stage=stage))
         rewrites.update(rewrites_of(loaded.subject))
         for defect in defects_said(loaded.subject):
-            _note(pair, replace(defect, rank=rank))
+            _note(pair, replace(defect, rank=rank, stage=stage))
         if rank == 0:
             pair.statistics += decode_statistics(getattr(loaded.subject, "statistics", ()))
         results.append(result)
@@ -416,4 +480,4 @@ def _excuse(scratch: Pair) -> str:
     return f": {scratch.defects[0].message}" if scratch.defects else ""
 
 
-__all__ = ["apply_pass", "defects_of", "describe_error", "returned_module", "rewrites_of", "signature"]
+__all__ = ["apply_counted", "apply_pass", "defects_of", "describe_error", "returned_module", "rewrites_of", "signature"]

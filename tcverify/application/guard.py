@@ -13,24 +13,25 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
 
 import torch
 
-from tcverify.application.applying import apply_pass
+from tcverify.application.applying import apply_counted, apply_pass
 from tcverify.application.loading import LoadedPass, importable_target, load_pass, pipeline, prepare
 from tcverify.application.pair import Defect, Pair, PassFacts, PassFailure, Stage
+from tcverify.application.reaching import Point, Recorder, scope_of
 from tcverify.application.stages import SEPARATOR
 from tcverify.errors import InternalError, PassLoadError, ProgramError, TcverifyError, UnsupportedOp
-from tcverify.execution.processes import LAZY_MODULES, limit, start_process
+from tcverify.execution.processes import LAZY_MODULES, end_process, limit, limit_memory, resident_bytes, start_process
 from tcverify.execution.records import decode_comparison, encode_comparison
 from tcverify.extensions import extensions_here, load_extensions_of
-from tcverify.program import Contract, Program, decode_statistics, dumps
+from tcverify.program import Allowed, Contract, Program, decode_statistics, dumps, read_asks
 from tcverify.program.codec import decode
 
 #: Most time that importing a pass may take, in seconds. Importing torch and friends on a busy machine is slow.
@@ -38,6 +39,12 @@ LOAD_TIMEOUT = 120.0
 
 #: Seconds that one application of a pass may take, unless told otherwise.
 DEFAULT_TIMEOUT = 20.0
+
+#: Bytes of memory by which the process of a pass may grow; beyond, its allocations fail. At most half of what the machine has.
+MEMORY_LIMIT = min(16 << 30, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2)
+
+#: Bytes by which it may have grown when it has answered; it is replaced else, since what passes keep adds up over a night.
+GROWTH_LIMIT = 1 << 30
 
 #: Seconds that a message may be on its way. A worker that is stopped takes nothing, and may leave half an answer.
 MESSAGE_TIMEOUT = 20.0
@@ -61,6 +68,10 @@ class Subject(Protocol):
         """
         ...
 
+    def apply_counted(self, program: Program, allowed: Allowed) -> Pair:
+        """Apply the pass and count its rewrites, of which it may make those that are `allowed`; see `Pair.asked`."""
+        ...
+
     def close(self) -> None:
         """Let go of processes."""
         ...
@@ -81,6 +92,9 @@ class InProcess:
 
     def start(self, program: Program, *, deep: bool = False) -> Callable[[], Pair]:
         return lambda: self.apply(program, deep=deep)
+
+    def apply_counted(self, program: Program, allowed: Allowed) -> Pair:
+        return apply_counted(self._loaded, program, allowed)
 
     def close(self) -> None:
         """Nothing to let go of."""
@@ -108,6 +122,10 @@ class Applied:
     def start(self, program: Program, *, deep: bool = False) -> Callable[[], Pair]:
         return lambda: self.apply(program, deep=deep)
 
+    def apply_counted(self, program: Program, allowed: Allowed) -> Pair:
+        """It runs no more, so that nothing is counted."""
+        return self.apply(program)
+
     def close(self) -> None:
         """Nothing to let go of."""
 
@@ -119,20 +137,32 @@ class Guarded:
         target: "module:attribute" or "path/file.py:attribute".
         options: keyword options of the pass.
         timeout: seconds that one application (all ranks) may take.
+        covered: records what the pass reaches of its own code (see `Pair.reached`): of the files that define it, or of the
+            modules named here. None records nothing.
+
+    Attributes:
+        files: those that define the pass, where it is recorded what it reaches.
 
     Raises:
         PassLoadError: the pass cannot be loaded.
     """
 
     def __init__(
-        self, target: str, options: Mapping[str, Any] | None = None, *, timeout: float = DEFAULT_TIMEOUT
+        self,
+        target: str,
+        options: Mapping[str, Any] | None = None,
+        *,
+        timeout: float = DEFAULT_TIMEOUT,
+        covered: Sequence[str] | None = None,
     ) -> None:
         self.target = target
+        self.covered = covered
         self.options = dict(options or {})
         self.timeout = timeout
         self._worker: _Worker | None = None
         self._other_hash: _Worker | None = None
         self.facts = self._main().facts
+        self.files = self._main().files
         self.contract = Contract.of(self.facts.contract)
 
     def apply(self, program: Program, *, deep: bool = False) -> Pair:
@@ -158,9 +188,15 @@ class Guarded:
 
         return both
 
+    def apply_counted(self, program: Program, allowed: Allowed) -> Pair:
+        """See `Subject.apply_counted`. Raises `NotSerialisable` for a program that cannot be sent."""
+        worker = self._main()
+        worker.ask(dumps(program), False, {"allowed": allowed if allowed is None else [sorted(row) for row in allowed]})
+        return worker.answer(program, self.timeout)
+
     def _main(self) -> _Worker:
         if self._worker is None or not self._worker.free():
-            self._worker = _Worker(self.target, self.options)
+            self._worker = _Worker(self.target, self.options, covered=self.covered)
         return self._worker
 
     def _second(self) -> _Worker:
@@ -222,32 +258,62 @@ def _compare_hash_order(pair: Pair, other: Pair) -> None:
         pair.defects.append(Defect("hash-order", 0, message))
 
 
+# ----------------------------------------------------------------------------------------------------------- messages
+
+
+def _message(said: Any, programs: Sequence[str] = ()) -> bytes:
+    """Write a message: what is said as one line of JSON, followed by one line for each program. JSON has no newlines in it."""
+    return "\n".join([json.dumps(said), *programs]).encode()
+
+
+def _parts(message: bytes) -> tuple[Any, list[bytes]]:
+    """What a message says, and the programs that come with it, unread. Raises ValueError for what is none."""
+    said, *programs = message.split(b"\n")
+    return json.loads(said), programs
+
+
 # -------------------------------------------------------------------------------------------------- the parent's side
 
 
 class _Worker:
     """One worker process and the pipe to it."""
 
-    def __init__(self, target: str, options: Mapping[str, Any], hash_seed: int | None = None) -> None:
+    def __init__(
+        self,
+        target: str,
+        options: Mapping[str, Any],
+        hash_seed: int | None = None,
+        covered: Sequence[str] | None = None,
+    ) -> None:
         descriptor, path = tempfile.mkstemp(prefix="tcverify-pass-", suffix=".log")
         self._log = open(descriptor, "rb")  # noqa: SIM115 - lives as long as the worker
         self._log_path = Path(path)
-        job = {"target": target, "options": dict(options), "path": [str(Path.cwd()), *sys.path], "log": path}
+        job: dict[str, Any] = {
+            "target": target,
+            "options": dict(options),
+            "path": [str(Path.cwd()), *sys.path],
+            "log": path,
+        }
         job["directory"] = str(Path.cwd())
         job["extensions"] = extensions_here()
+        job["covered"] = None if covered is None else list(covered)
+        job["memory"] = MEMORY_LIMIT
         self._process, self._connection = start_process(_serve, (json.dumps(job),), hash_seed=hash_seed)
         limit(self._connection, MESSAGE_TIMEOUT)
         self.alive = True
         self._asked = False
+        self._answers = 0
         self._failure: PassFailure | None = None  # when the question did not arrive
         reply = self._receive(LOAD_TIMEOUT)
         if isinstance(reply, PassFailure):
             self.close()
             raise PassLoadError(f"importing '{target}' {reply.message}", reply.detail or None)
-        if "load_error" in reply:
+        said, _ = reply
+        if "load_error" in said:
             self.close()
-            raise PassLoadError(*reply["load_error"])
-        self.facts = PassFacts(**reply["facts"])
+            raise PassLoadError(*said["load_error"])
+        self.facts = PassFacts(**said["facts"])
+        self.files: tuple[str, ...] = tuple(said["files"])
 
     @property
     def pid(self) -> int:
@@ -259,11 +325,11 @@ class _Worker:
             self.close()
         return self.alive
 
-    def ask(self, text: str, deep: bool) -> None:
-        """Send a program."""
+    def ask(self, text: str, deep: bool, count: Mapping[str, Any] | None = None) -> None:
+        """Send a program; `count` holds the rewrites that are allowed, where they are to be counted."""
         self._asked = True
         try:
-            self._connection.send_bytes(json.dumps({"program": text, "deep": deep}).encode())
+            self._connection.send_bytes(_message({"deep": deep, "count": count}, [text]))
         except OSError as error:
             self._failure = self._explain(error)
         except BaseException:
@@ -277,14 +343,28 @@ class _Worker:
         if isinstance(reply, PassFailure):
             self.close()
             return Pair(program, failure=reply)
-        return _decode_pair(program, reply)
+        self._answers += 1
+        said, texts = reply
+        pair = _decode_pair(program, said, texts)
+        if said["grown"] > GROWTH_LIMIT:
+            self.close()
+            grown, programs = (
+                f"{said['grown'] / (1 << 30):.1f} GiB",
+                f"{self._answers} program{'s'[: self._answers > 1]}",
+            )
+            pair.outgrown = f"the pass's process had grown by {grown} after {programs} and was replaced by a new one"
+        return pair
 
-    def _receive(self, timeout: float) -> Any:
-        """Wait for a message; a worker that dies or is late is a `PassFailure`."""
+    def _receive(self, timeout: float) -> tuple[Any, list[bytes]] | PassFailure:
+        """Wait for a message and the texts that come with it; a worker that dies or is late is a `PassFailure`."""
         try:
-            if not self._connection.poll(timeout):
+            # What the pass has forked holds the pipe open, too: the pipe alone does not tell that the process has died.
+            ready = wait([self._connection, self._process.sentinel], timeout)
+            if not ready:
                 return PassFailure("pass-timeout", f"did not come back within {timeout:g} s", None, self._stack())
-            return json.loads(self._connection.recv_bytes())
+            if not self._connection.poll(0):
+                raise EOFError
+            return _parts(self._connection.recv_bytes())
         except (EOFError, OSError, ValueError) as error:  # ValueError: the pass has written into the pipe
             return self._explain(error)
         except BaseException:
@@ -328,9 +408,7 @@ class _Worker:
     def close(self) -> None:
         """Kill the process and wait for its end."""
         self.alive = False
-        if self._process.is_alive():
-            self._process.kill()
-        self._process.join()
+        end_process(self._process)
         self._connection.close()
         self._log.close()
         self._log_path.unlink(missing_ok=True)
@@ -354,37 +432,65 @@ def _serve(connection: Connection, job_text: str) -> None:
         importlib.import_module(module)
     sys.path[:] = job["path"]
     os.chdir(job["directory"])  # the fork server still stands where its parent once was
-    send: Callable[[Any], None] = lambda reply: connection.send_bytes(json.dumps(reply).encode())  # noqa: E731
     try:
         load_extensions_of(job["extensions"])
         loaded = load_pass(job["target"], job["options"])
     except TcverifyError as error:
-        send({"load_error": [error.message, error.hint]})
+        connection.send_bytes(_message({"load_error": [error.message, error.hint]}))
         return
     gc.freeze()  # collections need not look at what torch has imported, again and again
     worker = os.getpid()
-    send({"facts": asdict(loaded.facts)})
+    limit_memory(job["memory"])
+    resident = resident_bytes()
+    recorder = None
+    if job["covered"] is not None:
+        recorder = Recorder(scope_of([one.subject for one in loaded.stages or (loaded,)], job["covered"]))
+    files = recorder.scope.files if recorder is not None else []
+    connection.send_bytes(_message({"facts": asdict(loaded.facts), "files": files}))
     while True:
         try:
-            request = json.loads(connection.recv_bytes())
+            request, (text,) = _parts(connection.recv_bytes())
         except EOFError:
             return
         try:
-            program = decode(json.loads(request["program"]))
+            program = decode(json.loads(text))
         except ProgramError as error:  # what the pass imports has defined an op with another signature
-            send({"unread": error.message})
+            connection.send_bytes(_message({"unread": error.message, "grown": 0}))
             continue
-        pair = apply_pass(loaded, program, deep=request["deep"])
+        with recorder.watching() if recorder is not None else contextlib.nullcontext():
+            if request["count"] is None:
+                pair = apply_pass(loaded, program, deep=request["deep"])
+            else:
+                rows = request["count"]["allowed"]
+                pair = apply_counted(loaded, program, None if rows is None else list(map(frozenset, read_asks(rows))))
+        pair.reached = recorder.taken() if recorder is not None else []
         if os.getpid() != worker:
             os._exit(0)  # the pass has forked: a second answer would be taken for that to the next question
-        send(_encode_pair(pair))
+        connection.send_bytes(_encode_pair(pair, resident_bytes() - resident))
 
 
-def _encode_pair(pair: Pair) -> dict[str, Any]:
-    return {
+class _Programs:
+    """The texts of the programs of a message, each once."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, int] = {}
+
+    def number(self, program: Program | None) -> int | None:
+        """The number of a program's text among `texts`."""
+        return None if program is None else self._numbers.setdefault(dumps(program), len(self._numbers))
+
+    @property
+    def texts(self) -> list[str]:
+        return list(self._numbers)
+
+
+def _encode_pair(pair: Pair, grown: int) -> bytes:
+    programs = _Programs()
+    said = {
+        "grown": grown,
         "untouched": pair.rewritten is pair.original,
-        "rewritten": dumps(pair.rewritten) if _travels(pair) and pair.rewritten is not None else None,
-        "again": dumps(pair.again) if pair.again is not None and pair.foreign is None else None,
+        "rewritten": programs.number(pair.rewritten) if _travels(pair) else None,
+        "again": programs.number(pair.again) if pair.foreign is None else None,
         "changed": pair.changed,
         "rewrites": pair.rewrites,
         "failure": asdict(pair.failure) if pair.failure is not None else None,
@@ -394,29 +500,37 @@ def _encode_pair(pair: Pair) -> dict[str, Any]:
         "judged": encode_comparison(pair.judged) if pair.judged is not None else None,
         "listing": pair.listing,
         "seconds": pair.seconds,
-        "stages": _encode_stages(pair),
+        "stages": _encode_stages(pair, programs),
         "statistics": [row.as_dict() for row in pair.statistics],
+        "asked": pair.asked,
+        "reached": pair.reached,
     }
+    return _message(said, programs.texts)
 
 
-def _encode_stages(pair: Pair) -> list[list[Any]]:
-    """Name and text of every stage; the text is None where there is no program, "" where it is that of the stage before."""
+def _encode_stages(pair: Pair, programs: _Programs) -> list[list[Any]]:
+    """Name and program of every stage, by number; None where there is none, -1 where it is that of the stage before."""
     rows: list[list[Any]] = []
     before: Program | None = pair.original
     for stage in pair.stages:
         same = stage.program is not None and stage.program is before
-        rows.append([stage.name, "" if same else dumps(stage.program) if stage.program is not None else None])
+        rows.append([stage.name, -1 if same else programs.number(stage.program)])
         before = stage.program
     return rows
 
 
-def _decode_stages(program: Program, rows: list[list[Any]]) -> list[Stage]:
+def _decode_stages(program: Program, rows: list[list[Any]], texts: list[bytes]) -> list[Stage]:
     stages: list[Stage] = []
     before: Program | None = program
-    for name, text in rows:
-        before = None if text is None else before if text == "" else decode(json.loads(text), f"what {name} left")
+    for name, number in rows:
+        if number is None or number >= 0:
+            before = _program_at(texts, number, f"what {name} left")
         stages.append(Stage(name, before))
     return stages
+
+
+def _program_at(texts: list[bytes], number: int | None, where: str) -> Program | None:
+    return None if number is None else decode(json.loads(texts[number]), where)
 
 
 def _travels(pair: Pair) -> bool:
@@ -424,19 +538,15 @@ def _travels(pair: Pair) -> bool:
     return pair.foreign is None and pair.rewritten is not pair.original
 
 
-def _decode_pair(program: Program, data: Any) -> Pair:
+def _decode_pair(program: Program, data: Any, texts: list[bytes]) -> Pair:
     if "unread" in data:
         return Pair(program, foreign=data["unread"])
     try:
-        rewritten = program if data["untouched"] else None
-        if data["rewritten"] is not None:
-            rewritten = decode(json.loads(data["rewritten"]), "the rewritten program")
+        rewritten = _program_at(texts, data["rewritten"], "the rewritten program")
         return Pair(
             program,
-            rewritten=rewritten,
-            again=None
-            if data["again"] is None
-            else decode(json.loads(data["again"]), "the program after a second application"),
+            rewritten=program if data["untouched"] else rewritten,
+            again=_program_at(texts, data["again"], "the program after a second application"),
             changed=data["changed"],
             rewrites=data["rewrites"],
             failure=PassFailure(**data["failure"]) if data["failure"] is not None else None,
@@ -446,13 +556,15 @@ def _decode_pair(program: Program, data: Any) -> Pair:
             judged=decode_comparison(data["judged"]) if data["judged"] is not None else None,
             listing=data["listing"],
             seconds=data["seconds"],
-            stages=_decode_stages(program, data["stages"]),
+            stages=_decode_stages(program, data["stages"], texts),
             statistics=decode_statistics(data["statistics"]),
+            asked=read_asks(data["asked"]),
+            reached=[Point(*row) for row in data["reached"]],
         )
     except ProgramError as error:  # what the pass left can be written, but makes no program
         if isinstance(error.__cause__, UnsupportedOp):
             why = f"{error.__cause__.message}, but in the pass's process: name the module that registers it with --extension"
             return Pair(program, foreign=why, listing=data["listing"])
         return Pair(program, defects=[Defect("lint", 0, error.message)], listing=data["listing"])
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, IndexError) as error:
         raise InternalError(f"the worker's reply cannot be read: {error!r}") from error

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from tcverify.application.reaching import Point
 from tcverify.execution import Comparison
-from tcverify.program import CollectiveStatistics, Program
+from tcverify.program import Ask, CollectiveStatistics, Program
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,15 +32,18 @@ class Defect:
 
     Attributes:
         aspect: "return" (not a graph module), "lint", "code", "signature"; or of purity: "input-mutated", "unrepeatable",
-            "hash-order", "not-idempotent", "second-application"; or of what the pass does to a form of the graph that only it
-            sees, where it says so itself in an attribute `defects`: "nodes" (lost, new or doubled), "dependency" (two that
-            depend on each other have swapped), "collective-order", "peak-memory".
+            "hash-order", "not-idempotent", "second-application", "surroundings" (it changed torch's
+            global state); or of what the pass does to a form of the graph that only it sees, where it says so itself in an
+            attribute `defects`: "nodes" (lost, new or doubled), "dependency" (two that depend on each other
+            have swapped), "collective-order", "peak-memory", "comm-buffer".
+        stage: of a pipeline, the pass that it is about, where that is known.
     """
 
     aspect: str
     rank: int
     message: str
     node: str | None = None
+    stage: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +74,9 @@ class Pair:
         seconds: time that the pass took, all ranks together.
         stages: of a pipeline, those that ran; empty for a single pass.
         statistics: what the pass says of each collective of rank 0; of a pipeline, what its stages say, one after the other.
+        asked: where rewrites were counted, those that the pass asked for on each rank (see `tcverify.rewrite`), in order.
+        reached: places of the pass's code that it reached for the first time in its process, where that is recorded.
+        outgrown: says that the pass's process took too much memory and was replaced.
     """
 
     original: Program
@@ -86,6 +93,9 @@ class Pair:
     seconds: float = 0.0
     stages: list[Stage] = field(default_factory=list)
     statistics: tuple[CollectiveStatistics, ...] = ()
+    asked: list[list[Ask]] = field(default_factory=list)
+    reached: list[Point] = field(default_factory=list)
+    outgrown: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

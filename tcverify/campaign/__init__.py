@@ -1,6 +1,7 @@
 """Runs many programs through the verifier, shrinks what fails and tells subscribers about it."""
 
 from tcverify.campaign.corpus import Case, Corpus
+from tcverify.campaign.coverage import Coverage, FileReach
 from tcverify.campaign.drawing import SETTINGS
 from tcverify.campaign.driver import Campaign
 from tcverify.campaign.events import (
@@ -16,17 +17,20 @@ from tcverify.campaign.events import (
     Subscriber,
 )
 from tcverify.campaign.in_flight import recover
-from tcverify.campaign.plan import Plan
+from tcverify.campaign.plan import Blamer, Plan
 
 __all__ = [
     "SETTINGS",
+    "Blamer",
     "Campaign",
     "CampaignFinished",
     "CampaignStarted",
     "Case",
     "Corpus",
+    "Coverage",
     "Crashed",
     "Event",
+    "FileReach",
     "FindingFound",
     "Plan",
     "Progress",

@@ -6,7 +6,7 @@ import contextlib
 import gc
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import hypothesis
 from hypothesis import given, settings
@@ -121,6 +121,7 @@ class Campaign:
             self._ledger.add(entry)
         self._failed: list[_Failed] = []  # waiting to be shrunk
         self._target: Target | None = None
+        self._draft: Counterexample | None = None  # of the target, as it was before it was shrunk
         self._pipeline = Pipeline(self._advance, self._note)
         self._interrupts = Interrupts()
         self._in_flight = InFlight(plan.state_dir, subject, self.contract)
@@ -145,12 +146,8 @@ class Campaign:
                 CampaignStarted(facts, plan.mesh, confirm, *bounds, plan.seed, guarded, earlier, plan.domain, cases)
             )
             with self._interrupts, _older_objects_frozen():
-                stop = self._rounds()
-        except KeyboardInterrupt:
-            self._keep_found()
-            stop = "interrupted"
+                stop = self._until_interrupted()
         except BaseException as error:
-            self._keep_found()
             ours = isinstance(error, Exception) and not isinstance(error, (UsageError, PassLoadError))
             if ours and self._in_flight.path.is_file():
                 self._tell(Crashed(keep(self._in_flight.path, plan.report_dir)))
@@ -161,10 +158,26 @@ class Campaign:
         verdict, why = judge(self.statistics, len(self.counterexamples), self.contract)
         known = tuple(sorted(((e, n) for e, n in self._ledger.seen.items() if n), key=lambda one: one[0].key))
         finished = CampaignFinished(
-            facts, plan.mesh, self.statistics, tuple(self.counterexamples), verdict, why, stop, plan.seed, known
-        )
+            facts, plan.mesh, self.statistics, tuple(self.counterexamples), verdict, why, stop, plan.seed, known,
+            plan.coverage.report() if plan.coverage is not None else (),
+        )  # fmt: skip
         self._tell(finished)
         return finished
+
+    def _until_interrupted(self) -> str:
+        """Run the rounds, and keep what they have found however they end."""
+        try:
+            return self._rounds()
+        except KeyboardInterrupt:
+            self._interrupts.hold()
+            unwritten = self._keep_found()
+            if unwritten is not None:
+                raise unwritten from None
+            return "interrupted"
+        except BaseException:
+            self._interrupts.hold()
+            self._keep_found()
+            raise
 
     def _rounds(self) -> str:
         """Try earlier failures and known cases, then draw until the budget is spent; a finding of a new kind ends a round."""
@@ -172,7 +185,8 @@ class Campaign:
             if self._spent() is not None:
                 break
             verdict = self._verify(case.program, self.confirm, case.deep)
-            failed = _Failed(case.program, case.deep, verdict, self._count(case.program, verdict), shrunk=True)
+            shrunk = not case.shrink_cut or case.program.size < case.size_drawn
+            failed = _Failed(case.program, case.deep, verdict, self._count(case.program, verdict), shrunk)
             if self._pursue(failed):
                 if self.plan.fail_fast:
                     return "first finding"
@@ -252,6 +266,7 @@ class Campaign:
             if target is None:
                 break
             if not failed.shrunk or self._ledger.by_fingerprint(target.kind):
+                self._keep_draft(target)
                 self._shrink(target)
             entry = self._ledger.shrunk(target.best, target.kind)
             if entry is None:
@@ -259,6 +274,7 @@ class Campaign:
                 new = True
             else:
                 self._target = None
+                self._forget_draft()
                 known[target.kind] = entry
                 self._ledger.settle(failed.verdict, target.kind, entry)
         accepted = self._ledger.of_baseline({**self._ledger.accepted(failed.verdict), **known})
@@ -335,6 +351,8 @@ class Campaign:
         """Count a program; return those of its findings that are known, by kind."""
         known = self._ledger.accepted(verdict)
         self.statistics.count(program, verdict, known)
+        if self.plan.coverage is not None:
+            self.plan.coverage.novel(program, verdict.pair)
         self._ledger.seen.update(known.values())
         self.statistics.elapsed = time.monotonic() - self._start
         self._tell(Progress(self.statistics, "verifying"))
@@ -355,12 +373,20 @@ class Campaign:
         for entry in known.values():
             self._ledger.seen[entry] += times
 
-    def _keep_found(self) -> None:
-        """Record what is found so far as it is, now that the run ends.
+    def _keep_found(self) -> UsageError | None:
+        """Record what is found so far as it is, now that the run ends. Returns why some of it could not be written, if so.
 
         Unconfirmed: the executor and the pass's process may be in the middle of a conversation.
         """
-        self._keep_best(confirm=False)
+        unwritten: list[UsageError] = []
+
+        def keep_best() -> None:
+            try:
+                self._keep_best(confirm=False)
+            except UsageError as error:  # it has been told, and so are the others
+                unwritten.append(error)
+
+        keep_best()
         for flight in self._pipeline.under_way:
             if flight.verdict is not None:  # judged, but not yet taken out
                 known = self._ledger.accepted(flight.verdict)
@@ -371,7 +397,8 @@ class Campaign:
             new = self._ledger.news(failed.verdict)
             if new is not None:
                 self._target = Target(new.kind, failed.deep, failed.program.size, failed.verdict, cut=True)
-                self._keep_best(confirm=False)
+                keep_best()
+        return unwritten[0] if unwritten else None
 
     def _keep_best(self, *, confirm: bool = True) -> None:
         """Record the counterexample of the current target, confirmed on the process group where that makes sense."""
@@ -381,6 +408,7 @@ class Campaign:
         verdict = target.best
         if target.cut and self._ledger.shrunk(verdict, target.kind) is not None:
             self._target = None  # the run ends here, and what is found so far looks like something known
+            self._forget_draft()
             return
         if confirm and self.confirm is not None and target.kind in ("wrong-value", "wrong-alias", "rewritten-raises"):
             self._in_flight.note(verdict.pair.original, target.deep)
@@ -396,7 +424,30 @@ class Campaign:
             )
             if any(f.kind == target.kind for f in again.findings):
                 verdict = again
-        case = make_counterexample(
+        case = self._case(target, verdict)
+        try:
+            write_counterexample(case, self.plan.report_dir)  # what follows may take long
+            if confirm and self.plan.blame is not None:
+                self._in_flight.note(case.program, target.deep)
+                with self._interrupts.open():
+                    blame = self.plan.blame(self.subject, verdict, target.kind, target.deep, self.confirm)
+                case = replace(case, blame=blame)
+                write_counterexample(case, self.plan.report_dir)
+            self._target = None
+        except UsageError:
+            self._target = None
+            self._tell(FindingFound(case))  # shown it is, before the run ends for want of a place to keep it
+            raise
+        self._ledger.add(known_of(case))
+        if self.plan.earlier:
+            self._failures.add(case)
+            self._forget_draft(case)
+        self._remember(case.program, [f"{target.kind}: {fingerprint_of(case)}"], target.kind, deep=case.deep)
+        self.counterexamples.append(case)
+        self._tell(FindingFound(case))
+
+    def _case(self, target: Target, verdict: Verdict) -> Counterexample:
+        return make_counterexample(
             verdict,
             target.kind,
             self.subject.facts,
@@ -406,18 +457,18 @@ class Campaign:
             deep=target.deep,
             pass_timeout=self.subject.timeout,
         )
-        self._target = None
-        try:
-            write_counterexample(case, self.plan.report_dir)
-        except UsageError:
-            self._tell(FindingFound(case))  # shown it is, before the run ends for want of a place to keep it
-            raise
-        self._ledger.add(known_of(case))
+
+    def _keep_draft(self, target: Target) -> None:
+        """Note a finding before it is shrunk, which takes its time: if this process is killed, the next run begins with it."""
         if self.plan.earlier:
-            self._failures.add(case)
-        self._remember(case.program, [f"{target.kind}: {fingerprint_of(case)}"], target.kind, deep=case.deep)
-        self.counterexamples.append(case)
-        self._tell(FindingFound(case))
+            self._draft = replace(self._case(target, target.best), shrink_cut=True)
+            self._failures.add(self._draft)
+
+    def _forget_draft(self, kept: Counterexample | None = None) -> None:
+        """Remove the note: the finding is kept, or is a known one."""
+        if self._draft is not None and (kept is None or kept.id != self._draft.id):
+            self._failures.discard(self._draft)
+        self._draft = None
 
     def _spent(self, under_way: int = 0) -> str | None:
         """The bound that is reached, counting programs under way: "time", "examples" or None."""

@@ -10,6 +10,7 @@ from typing import TypeAlias
 
 from tcverify.application import PassFacts
 from tcverify.baseline import Known
+from tcverify.campaign.coverage import FileReach
 from tcverify.counterexample import Counterexample
 from tcverify.program import Program
 from tcverify.verifier import Verdict
@@ -175,6 +176,7 @@ class CampaignFinished:
         why: for a campaign that tested nothing, the reason.
         stop: why it ended: "examples", "time", "exhausted", "first finding" or "interrupted".
         known: findings of the baseline that were seen, and how many programs showed each.
+        reached: what this campaign and those before it have reached of the pass's code, where that is recorded.
     """
 
     facts: PassFacts
@@ -186,6 +188,7 @@ class CampaignFinished:
     stop: str
     seed: int
     known: tuple[tuple[Known, int], ...] = ()
+    reached: tuple[FileReach, ...] = ()
 
 
 Event: TypeAlias = RunStarted | CampaignStarted | Progress | FindingFound | Crashed | CampaignFinished | RunFinished

@@ -15,13 +15,14 @@ class Interrupts:
 
     A KeyboardInterrupt that Python raises in the callback of a weak reference is printed and forgotten; one that it raises in
     the middle of Hypothesis makes an error of another kind. So within `with` a SIGINT is noted; it is raised by `check`, and at
-    once within `open`. The second one is raised wherever it comes. In other threads than the main one, and where somebody
-    handles SIGINT already, nothing changes.
+    once within `open`. The second one is raised wherever it comes, until `hold`. In other threads than the main
+    one, and where somebody handles SIGINT already, nothing changes.
     """
 
     def __init__(self) -> None:
         self._seen = False
         self._open = False
+        self._held = False
         self._before: Any = None
 
     def __enter__(self) -> Interrupts:
@@ -36,8 +37,12 @@ class Interrupts:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         again, self._seen = self._seen, True
-        if self._open or again:
+        if (self._open or again) and not self._held:
             raise KeyboardInterrupt
+
+    def hold(self) -> None:
+        """Raise nothing any more: the run ends already, and what it has found is being written."""
+        self._held = True
 
     def check(self) -> None:
         """Raise KeyboardInterrupt if one has been noted."""

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 from hypothesis.strategies import SearchStrategy
 
+from tcverify.application import Subject
 from tcverify.baseline import Baseline, Known
 from tcverify.campaign.corpus import Case, Corpus
-from tcverify.program import Contract, Program
+from tcverify.campaign.coverage import Coverage
+from tcverify.execution import Executor
+from tcverify.program import Blame, Contract, Program
+from tcverify.verifier import Verdict
+
+#: See `Plan.blame`.
+Blamer: TypeAlias = Callable[[Subject, Verdict, str, bool, Executor | None], Blame]
 
 
 @dataclass(frozen=True)
@@ -30,6 +38,9 @@ class Plan:
         baseline: known findings, which are counted apart. None: there is none, and one counterexample per kind is kept.
         earlier: try what failed in earlier runs first, and remember what fails in this one.
         deep: apply the pass deeply (see `verify`) to every program, not to some.
+        blame: names the rewrites that a finding comes from: called with the pass, the verdict and the kind, whether it takes a
+            deep application, and what confirms. None: nobody asks.
+        coverage: gathers what the pass reaches of its code, for passes that are asked to record that; see `Guarded`.
         collect: keep one counterexample per fingerprint instead of one per kind, to write a baseline.
         told: findings of which there are counterexamples already: they count, but are not kept again.
         first: cases that are tried before programs are drawn.
@@ -52,6 +63,8 @@ class Plan:
     collect: bool = False
     earlier: bool = True
     deep: bool = False
+    blame: Blamer | None = None
+    coverage: Coverage | None = None
     told: Sequence[Known] = ()
     first: Sequence[Case] = ()
     corpus: Corpus | None = None

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 from torch import fx
@@ -28,7 +28,7 @@ from tcverify.capturing.plain import plain
 from tcverify.capturing.record import Captured
 from tcverify.capturing.transport import decode_captured, encode_captured
 from tcverify.errors import PassLoadError, ProgramError, TcverifyError, UnsupportedOp
-from tcverify.execution.processes import LAZY_MODULES, start_process
+from tcverify.execution.processes import LAZY_MODULES, end_process, start_process
 from tcverify.extensions import extensions_here, load_extensions_of
 from tcverify.importing import find
 from tcverify.program import NotSerialisable, Program, dumps, loads
@@ -66,30 +66,29 @@ def capture_all(sources: Sequence[Source], timeout: float = DEFAULT_TIMEOUT) -> 
                 found.append(_answer(source, process, connection, log, timeout))
         finally:
             for _, process, connection, log in running:
-                process.kill()
-                process.join()
+                end_process(process)
                 connection.close()
-                log.unlink(missing_ok=True)
+                log.close()
+                Path(log.name).unlink(missing_ok=True)
     return found
 
 
-def _start(source: Source) -> tuple[Any, Connection, Path]:
-    descriptor, log = tempfile.mkstemp(prefix="tcverify-capture-", suffix=".log")
-    os.close(descriptor)
+def _start(source: Source) -> tuple[Any, Connection, IO[bytes]]:
+    # The other process writes to it, and removes its name: nothing is left behind if this one is killed.
+    log = tempfile.NamedTemporaryFile(prefix="tcverify-capture-", suffix=".log", delete=False)  # noqa: SIM115
     job = {
         **asdict(source),
         "extensions": extensions_here(),
         "path": [str(Path.cwd()), *sys.path],
         "directory": str(Path.cwd()),
-        "log": log,
+        "log": log.name,
     }
-    job["extensions"] = extensions_here()
     process, connection = start_process(_serve, (json.dumps(job),))
-    return process, connection, Path(log)
+    return process, connection, log
 
 
 def _answer(
-    source: Source, process: Any, connection: Connection, log: Path, timeout: float
+    source: Source, process: Any, connection: Connection, log: IO[bytes], timeout: float
 ) -> Program | list[Captured]:
     where = source.text if source.world_size is None else f"{source.text} on rank {source.rank}"
     try:
@@ -98,7 +97,7 @@ def _answer(
         reply = json.loads(connection.recv_bytes())
     except (EOFError, OSError):
         process.join(5)
-        tail = "\n".join(log.read_text(errors="replace").splitlines()[-12:])
+        tail = "\n".join(log.read().decode(errors="replace").splitlines()[-12:])
         raise ProgramError(f"{where} took its process down (exit code {process.exitcode})", tail or None) from None
     if "error" in reply:
         message, hint = reply["error"]
@@ -120,6 +119,7 @@ _EXTEND = "an op gets a meaning with tcverify.register_dialect, in a module name
 def _serve(connection: Connection, job_text: str) -> None:
     job = json.loads(job_text)
     log = os.open(job["log"], os.O_WRONLY | os.O_APPEND)
+    os.unlink(job["log"])  # both sides have it open: nothing is left behind, however they end
     os.dup2(log, 1)
     os.dup2(log, 2)
     faulthandler.enable(file=2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tcverify.application import Defect
 from tcverify.checks.equivalence import differences
 from tcverify.checks.evidence import Evidence
 from tcverify.program.finding import Doubt, Finding
@@ -12,13 +13,18 @@ _TITLES = {
     "hash-order": "the pass depends on the order of string hashes",
     "not-idempotent": "the pass is not idempotent, although it promises to be",
     "second-application": "the pass cannot be applied to its own result",
+    "surroundings": "the pass leaves torch's global state changed",
 }
+
+
+def _data(defect: Defect) -> dict[str, str]:
+    return {"aspect": defect.aspect} | ({"stage": defect.stage} if defect.stage is not None else {})
 
 
 def check_purity(evidence: Evidence) -> list[Finding | Doubt]:
     """Report impure behaviour seen while the pass was applied, and a second application that breaks the program."""
     findings: list[Finding | Doubt] = [
-        Finding("impure-pass", "purity", _TITLES[d.aspect], d.message, d.node, d.rank, {"aspect": d.aspect})
+        Finding("impure-pass", "purity", _TITLES[d.aspect], d.message, d.node, d.rank, _data(d))
         for d in evidence.pair.defects
         if d.aspect in _TITLES
     ]

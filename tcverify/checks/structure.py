@@ -14,6 +14,7 @@ _KINDS = {
     "dependency": ("broken-order", "a node stands before one on which it depends"),
     "collective-order": ("reordered-collectives", "communication comes in another order"),
     "peak-memory": ("peak-memory", "peak memory is above what the pass promises"),
+    "comm-buffer": ("buffer-mismatch", "a communication buffer leaves the graph, or differs between ranks"),
 }
 
 

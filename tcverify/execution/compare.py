@@ -67,7 +67,7 @@ def compare_ranks(original: RankResult, rewritten: RankResult) -> list[Delta]:
     if original.mutates or rewritten.mutates:
         for name, expected, actual in zip(original.input_names, original.inputs, rewritten.inputs, strict=True):
             deltas.append(_compare(rank, f"input '{name}' after the run", expected, actual))
-    before, after = _partition(original), _partition(rewritten)
+    before, after = storage_partition(original), storage_partition(rewritten)
     if before != after:
         i = next(i for i, (a, b) in enumerate(zip(before, after, strict=True)) if a != b)
         problem = (
@@ -127,7 +127,7 @@ def _leaves(result: RankResult) -> dict[str, Any]:
     return found | {f"input '{name}' after the run": value for name, value in named}
 
 
-def _partition(result: RankResult) -> list[int]:
+def storage_partition(result: RankResult) -> list[int]:
     """For each output, the first output with the same storage."""
     first: dict[Any, int] = {}
     return [

@@ -33,7 +33,7 @@ from tcverify.execution.issue import is_lowered, issue
 from tcverify.execution.messages import Reply, decode_reply, encode_reply
 from tcverify.execution.observations import Observation
 from tcverify.execution.plan import first_line, plans_of
-from tcverify.execution.processes import start_process
+from tcverify.execution.processes import end_process, start_process
 from tcverify.execution.queued import QueuedDevice
 from tcverify.extensions import extensions_here, load_extensions_of
 from tcverify.ops import Collective
@@ -165,8 +165,7 @@ def run_ranks(
                     results[rank] = _receive(connection, rank, where)
         finally:
             for process, connection in started:
-                process.kill()
-                process.join()
+                end_process(process)
                 connection.close()
     return [results[rank] for rank in range(world_size)]
 

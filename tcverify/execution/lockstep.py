@@ -19,6 +19,7 @@ from tcverify.execution.executor import Comparison, Run
 from tcverify.execution.interpreter import Event, NodeError, RankResult, Watch, rank_inputs, run_rank
 from tcverify.execution.matching import Entry, Matcher
 from tcverify.execution.plan import check_supported, plans_of, rank_constants
+from tcverify.execution.stacked import STACKED_FROM, run_stacked
 from tcverify.ops import complete, mismatch
 from tcverify.program import Program
 
@@ -47,6 +48,11 @@ class Lockstep:
         Args:
             timing: when asynchronous collectives read and write: one of `TIMINGS`, or by rank and node.
         """
+        if not observe and program.world_size >= STACKED_FROM:
+            check_supported(plans_of(program, domain), domain)
+            stacked = run_stacked(program, domain)
+            if stacked is not None:
+                return stacked
         return _execute(program, observe, None, domain=domain, timing=timing, conservative=self.conservative)
 
     def compare(self, original: Program, rewritten: Program, domain: Domain = FLOAT64) -> Comparison:
@@ -228,10 +234,10 @@ class _Drive:
             self._wait(rank, [self.entries.pop(id(one)) for one in event.under_way])
             return True
         collective = event.collective
-        stranger = next((r for r in collective.communicator if not 0 <= r < len(self.generators)), None)
-        if stranger is not None:
+        strangers = [r for r in collective.communicator if not (isinstance(r, int) and 0 <= r < len(self.generators))]
+        if strangers:
             self.generators[rank].close()
-            problem = f"ValueError: it names rank {stranger}, which the mesh does not have"
+            problem = f"ValueError: it names rank {strangers[0]!r}, which the mesh does not have"
             self.run.ranks[rank].error = NodeError(node, problem)
             return True
         under_way = event if isinstance(event, UnderWay) else None

@@ -307,11 +307,13 @@ def decode_plan(data: list[Any], domain: Domain = FLOAT64) -> Plan:
     slots = {number: Slot(number) for number in range(len(placeholders) + len(steps))}
     reader = ValueReader("the message")
     plan = Plan(placeholders, [], reader.value(result, slots, "the output"), mutates, [])
+    ops: dict[str, Op] = {}
     for name, op_name, args, kwargs, positions, nested, carry, dead in steps:
-        op = lookup(resolve(op_name))
+        op = ops.get(op_name) or ops.setdefault(op_name, lookup(resolve(op_name)))
         if op.run is None:
             plan.unsupported.append(_unsupported(op, name))
-        args = [reader.value(value, slots, name) for value in args]
-        kwargs = {key: reader.value(value, slots, name) for key, value in kwargs.items()}
+        # None stands for a slot, which is filled in anew for each call: most arguments are
+        args = [value if value is None else reader.value(value, slots, name) for value in args]
+        kwargs = {key: reader.value(value, slots, name) for key, value in kwargs.items()} if kwargs else kwargs
         plan.steps.append(Step(name, op, args, kwargs, positions, nested, carry, dead, native=not domain.carries))
     return plan

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import multiprocessing
+import multiprocessing.forkserver
 import os
+import resource
 import signal
 import socket
 import struct
@@ -16,6 +19,8 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.process import BaseProcess
 from typing import Any
+
+_PR_SET_PDEATHSIG = 1  # of prctl
 
 #: What torch imports when graphs and fake tensors are first used (2 s): better before the clock of a pass runs.
 LAZY_MODULES = ("torch._dynamo", "torch.fx.experimental.symbolic_shapes")
@@ -58,20 +63,46 @@ def start_process(
 
 
 def _run(target: Callable[..., None], *arguments: Any) -> None:
-    die_with_parent()
+    # A group of its own, so that what it starts (the code of others runs there) can be ended with it.
+    os.setpgid(0, 0)
+    resource.setrlimit(
+        resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1])
+    )  # no file is left of a crash
+    die_with_parent(lambda: os.killpg(0, signal.SIGKILL), signal.SIGKILL)
     target(*arguments)
 
 
-def die_with_parent(last: Callable[[], None] = lambda: None) -> None:
+def end_process(process: BaseProcess) -> None:
+    """Kill a process that `start_process` has started, and all that it has started, and wait for its end."""
+    if process.pid is not None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # it has ended, or not come to have its group
+            os.killpg(process.pid, signal.SIGKILL)
+    if process.is_alive():
+        process.kill()
+    process.join()
+
+
+def die_with_parent(last: Callable[[], None] = lambda: None, wake: signal.Signals = signal.SIGCONT) -> None:
     """End this process when its parent has ended, whatever this process is doing.
 
     Args:
         last: what remains to be done then, since nobody else is left to do it.
+        wake: what the system sends when the fork server has ended, which happens some time after the parent has: SIGCONT reaches
+            a process that is stopped; SIGKILL also one whose threads all wait for a call that never returns.
     """
     parent = multiprocessing.parent_process()
     if parent is None:
         return
     sentinel = parent.sentinel
+    if (
+        os.getppid() != parent.pid
+    ):  # a fork server of one thread: the system tells its children when the thread has ended
+        with contextlib.suppress(OSError, AttributeError, TypeError):
+            server: Any = multiprocessing.forkserver._forkserver
+            os.close(server._forkserver_alive_fd)  # else it waits for us, and never ends while we do not
+            server._forkserver_alive_fd = None
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(wake))
 
     def watch() -> None:
         wait([sentinel])
@@ -101,6 +132,29 @@ def limit(connection: Connection, seconds: float) -> None:
     with socket.socket(fileno=os.dup(connection.fileno())) as end:
         end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, interval)
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, interval)
+
+
+def limit_memory(more: int) -> None:
+    """Let this process take so many bytes more than it has; allocations beyond fail."""
+    limits = resource.getrlimit(resource.RLIMIT_DATA)
+    wanted = _memory("VmData") + more
+    if limits[0] == resource.RLIM_INFINITY or wanted < limits[0]:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_DATA, (wanted, limits[1]))
+
+
+def resident_bytes() -> int:
+    """Return how much memory this process has, as far as it does not share it with files."""
+    return _memory("RssAnon")
+
+
+def _memory(field: str) -> int:
+    """A line of /proc/self/status, in bytes; 0 where there is none."""
+    with contextlib.suppress(OSError), open("/proc/self/status") as status:
+        for line in status:
+            if line.startswith(f"{field}:"):
+                return int(line.split()[1]) << 10
+    return 0
 
 
 @contextlib.contextmanager

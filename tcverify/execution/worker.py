@@ -10,6 +10,7 @@ import faulthandler
 import gc
 import json
 import os
+import re
 import shutil
 import signal
 from collections import deque
@@ -107,7 +108,11 @@ def _join(
 
 
 class _CollectiveFailed(Exception):
-    """torch.distributed raised: nothing can be said about the program, and the group is dead."""
+    """torch.distributed raised, or there is no memory left: nothing can be said about the program, and the group is dead."""
+
+
+#: What torch and Python say when they get no memory: not the program's fault, which has run in lockstep by then.
+_OUT_OF_MEMORY = re.compile(r"^MemoryError|^OutOfMemoryError|can't allocate memory|not enough memory")
 
 
 def _serve(rank: int, place: torch.device, connection: Connection) -> None:
@@ -133,6 +138,8 @@ def _answer(rank: int, place: torch.device, request: dict[str, Any]) -> Reply:
     try:
         for job in decode_jobs(request["jobs"]):
             result = reply.results[-1] if job is None else _run(job, rank, place, request["observe"], under_way)
+            if result.error is not None and _OUT_OF_MEMORY.search(result.error.message):
+                raise _CollectiveFailed(f"node '{result.error.node}' is out of memory: {result.error.message}")
             reply.results.append(result)
             if result.error is not None:
                 reply.left = bool(under_way)

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.utils import _pytree as pytree
 
 from tcverify.errors import UnsupportedOp
@@ -56,12 +56,18 @@ def fake_tensor(
         base: the (meta) storage to view, for values that alias another; None makes a new one.
         device: the device it pretends to be on.
     """
-    if base is None and not spec.offset:
-        meta = torch.empty_strided(spec.shape, spec.stride, dtype=spec.dtype, device="meta")
-    else:
-        meta = torch.empty(0, dtype=spec.dtype, device="meta")
-        meta = meta.set_(meta.untyped_storage() if base is None else base, spec.offset, spec.shape, spec.stride)
+    meta = _on_meta(spec, base)
+    if isinstance(meta, FakeTensor):  # a mode of the caller's is active, as inside torch.compile: torch 2.9 wants none
+        with unset_fake_temporarily():
+            meta = _on_meta(spec, base)
     return FakeTensor(mode, meta, device)
+
+
+def _on_meta(spec: TensorSpec, base: torch.UntypedStorage | None) -> torch.Tensor:
+    if base is None and not spec.offset:
+        return torch.empty_strided(spec.shape, spec.stride, dtype=spec.dtype, device="meta")
+    empty = torch.empty(0, dtype=spec.dtype, device="meta")
+    return empty.set_(empty.untyped_storage() if base is None else base, spec.offset, spec.shape, spec.stride)
 
 
 def infer(
@@ -182,46 +188,49 @@ def _propagate(op: Op, target: Any, args: Sequence[Any], kwargs: dict[str, Any],
     Args:
         numbers: alias → number; results carry these numbers, and new ones behind them for storages of their own.
     """
-    flat, tree = pytree.tree_flatten((tuple(args), kwargs))
+    flat = _leaves((args, kwargs), [])
     specs = [leaf for leaf in flat if isinstance(leaf, TensorSpec)]
     elements = sum(_extent(spec) for spec in specs)
     grown = elements * math.prod(abs(v) for v in flat if type(v) is int and v)  # by repeat, expand, pad, …
     if specs and elements <= _FEW_ELEMENTS and grown <= _MANY_ELEMENTS:
         tensors: Callable[..., torch.Tensor] = _meta_tensor if op.collective else _real_tensor
         try:
-            return _described(op, target, flat, tree, numbers, tensors, contextlib.nullcontext())
+            return _described(op, target, args, kwargs, numbers, tensors, contextlib.nullcontext())
         except ShapeError as error:
             if not any(word in str(error).lower() for word in _OF_VALUES):
                 raise  # meta tensors forgive what kernels do not: operands of a product in different dtypes, for one
             try:
-                return _described(op, target, flat, tree, numbers, _meta_tensor, contextlib.nullcontext())
+                return _described(op, target, args, kwargs, numbers, _meta_tensor, contextlib.nullcontext())
             except (ShapeError, UnsupportedOp):
                 raise error from None
     mode = new_fake_mode()
-    return _described(op, target, flat, tree, numbers, lambda spec, base: fake_tensor(spec, mode, base), mode)
+    return _described(op, target, args, kwargs, numbers, lambda spec, base: fake_tensor(spec, mode, base), mode)
 
 
 def _described(
     op: Op,
     target: Any,
-    flat: Sequence[Any],
-    tree: pytree.TreeSpec,
+    given: Sequence[Any],
+    named: dict[str, Any],
     numbers: dict[int, int],
     make: Callable[[TensorSpec, torch.UntypedStorage | None], torch.Tensor],
     mode: contextlib.AbstractContextManager[Any],
 ) -> Any:
     storages: dict[int, torch.UntypedStorage] = {}
     known: dict[int, int] = {}  # address of a storage -> its number; the tensors stay alive in `filled`
-    filled: list[Any] = []
-    for leaf in flat:
-        if isinstance(leaf, TensorSpec):
-            made = make(leaf, storages.get(leaf.alias) if leaf.alias is not None else None)
-            if leaf.alias is not None:
-                storages.setdefault(leaf.alias, made.untyped_storage())
-                known[made.untyped_storage()._cdata] = numbers[leaf.alias]
-            leaf = made
-        filled.append(any_device(leaf))
-    args, kwargs = pytree.tree_unflatten(filled, tree)
+    filled: list[torch.Tensor] = []
+
+    def fill(leaf: Any) -> Any:
+        if not isinstance(leaf, TensorSpec):
+            return any_device(leaf)
+        made = make(leaf, storages.get(leaf.alias) if leaf.alias is not None else None)
+        if leaf.alias is not None:
+            storages.setdefault(leaf.alias, made.untyped_storage())
+            known[made.untyped_storage()._cdata] = numbers[leaf.alias]
+        filled.append(made)
+        return made
+
+    args, kwargs = [_replaced(fill, a) for a in given], {k: _replaced(fill, v) for k, v in named.items()}
     try:
         with _torch_silent(), mode, torch.no_grad():
             result = (op.fake or target)(*args, **kwargs)
@@ -242,6 +251,30 @@ def _described(
         return TensorSpec(spec.shape, spec.stride, spec.dtype, spec.offset, alias)
 
     return describe(result) if isinstance(result, torch.Tensor) else pytree.tree_map(describe, result)
+
+
+def _leaves(value: Any, found: list[Any]) -> list[Any]:
+    """Add what nested lists, tuples and dicts hold to `found`, and return it. torch's pytrees do so at five times the cost."""
+    if isinstance(value, (list, tuple)):
+        for v in value:
+            _leaves(v, found)
+    elif isinstance(value, dict):
+        for v in value.values():
+            _leaves(v, found)
+    else:
+        found.append(value)
+    return found
+
+
+def _replaced(function: Callable[[Any], Any], value: Any) -> Any:
+    """Apply `function` to what nested lists, tuples and dicts hold."""
+    if isinstance(value, list):
+        return [_replaced(function, v) for v in value]
+    if isinstance(value, tuple):
+        return tuple([_replaced(function, v) for v in value])
+    if isinstance(value, dict):
+        return {k: _replaced(function, v) for k, v in value.items()}
+    return function(value)
 
 
 def _real_tensor(spec: TensorSpec, base: torch.UntypedStorage | None) -> torch.Tensor:

@@ -1,5 +1,6 @@
 """What is verified: programs, their mesh, placements, inputs and files; and the data that verdicts are made of."""
 
+from tcverify.program.blame import Blame, Rewrite, decode_blame, encode_blame
 from tcverify.program.build import GraphBuilder, spmd_program
 from tcverify.program.codec import dumps, loads, program_id
 from tcverify.program.contract import Contract
@@ -12,6 +13,7 @@ from tcverify.program.placed import Placed, PlacedBuilder
 from tcverify.program.placed_plan import PlacedInput, PlacedPlan, PlacedStep, Use
 from tcverify.program.placement import PARTIAL, REPLICATED, VARYING, Placement, shard
 from tcverify.program.program import Program
+from tcverify.program.rewriting import Allowed, Ask, counted, read_asks, rewrite
 from tcverify.program.statistics import CollectiveStatistics, decode_statistics
 from tcverify.program.streams import StreamSettings
 from tcverify.program.values import NotSerialisable
@@ -21,6 +23,9 @@ __all__ = [
     "PARTIAL",
     "REPLICATED",
     "VARYING",
+    "Allowed",
+    "Ask",
+    "Blame",
     "CollectiveStatistics",
     "Contract",
     "Doubt",
@@ -42,14 +47,20 @@ __all__ = [
     "RankBinding",
     "RankConstant",
     "Recipe",
+    "Rewrite",
     "Said",
     "StreamSettings",
     "Use",
     "compute_nodes",
+    "counted",
+    "decode_blame",
     "decode_statistics",
     "dumps",
+    "encode_blame",
     "loads",
     "program_id",
+    "read_asks",
+    "rewrite",
     "shard",
     "spmd_program",
 ]

@@ -10,6 +10,7 @@ import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 
@@ -124,7 +125,10 @@ class InputSpec:
             whole = self._given([len(dim.group(rank)) for dim in varying], coordinates, draw)
         else:
             whole = self._global(seed, coordinates, draw)
-        part = whole[tuple(slice(start, end) for start, end in self.bounds(mesh, rank))]
+        bounds = self.bounds(mesh, rank)
+        part = whole
+        if any(start or end != size for (start, end), size in zip(bounds, self.shape, strict=True)):
+            part = whole[tuple([slice(start, end) for start, end in bounds])]
         dtype = self.dtype if draw is None else torch.float64
         return part.to(dtype, memory_format=torch.contiguous_format, copy=True)
 
@@ -257,12 +261,24 @@ def _keep(seed: int, wanted: Sequence[tuple[str, tuple[int, ...]]], made: Sequen
 _MASK_33 = (1 << 31) - 1  # what is left of a 64-bit value after a logical shift by 33
 
 
+def _multiples(count: int) -> torch.Tensor:
+    """The first multiples of the golden ratio's 64 bits. Never write into it."""
+    if count > _KEPT_ELEMENTS:
+        return torch.arange(1, count + 1, dtype=torch.int64) * -7046029254386353131
+    return _all_multiples()[:count]
+
+
+@cache
+def _all_multiples() -> torch.Tensor:
+    return torch.arange(1, _KEPT_ELEMENTS + 1, dtype=torch.int64) * -7046029254386353131
+
+
 def _hashed(seed: int, wanted: Sequence[tuple[str, tuple[int, ...]]]) -> list[torch.Tensor]:
     """For each label and shape, the finaliser of murmur3 over a counter, keyed by seed and label."""
     counters = []
     for label, shape in wanted:
         key = int.from_bytes(hashlib.blake2b(f"{seed} {label}".encode(), digest_size=8).digest(), "little", signed=True)
-        counters.append(torch.arange(1, math.prod(shape) + 1, dtype=torch.int64) * -7046029254386353131 + key)
+        counters.append(_multiples(math.prod(shape)) + key)
     x = torch.cat(counters)
     x ^= (x >> 33) & _MASK_33
     x *= -49064778989728563

@@ -28,8 +28,33 @@ class Row:
     after: fx.Node | None
 
 
+@dataclass(frozen=True, slots=True)
+class Correspondence:
+    """Which nodes of two graphs correspond.
+
+    Attributes:
+        before, after: the nodes of both graphs, in their order.
+        partners: for each node after, the place of its partner before; None where it has none.
+        equal: for each node after, whether it has a partner that makes the same call and has a value of the same shape.
+    """
+
+    before: list[fx.Node]
+    after: list[fx.Node]
+    partners: list[int | None]
+    equal: list[bool]
+
+    def rows(self) -> list[Row]:
+        """Both graphs as one sequence, in which the nodes of each keep their order."""
+        return _merge(self.before, self.after, self.partners, self.equal)
+
+
 def align(before: Program, after: Program, rank: int, other: int | None = None) -> list[Row]:
-    """Merge both graphs of a rank into one sequence, in which the nodes of each keep their order.
+    """Merge both graphs of a rank into one sequence, in which the nodes of each keep their order; see `correspondence`."""
+    return correspondence(before, after, rank, other).rows()
+
+
+def correspondence(before: Program, after: Program, rank: int, other: int | None = None) -> Correspondence:
+    """Find which nodes of both graphs of a rank correspond.
 
     Names need not be kept: nodes correspond when they make the same call on corresponding operands, else when they share
     name and op. Cost is n log n in the number of nodes.
@@ -72,7 +97,7 @@ def align(before: Program, after: Program, rank: int, other: int | None = None) 
         names[node] = f"%{partner}" if partner is not None else f"+{len(names)}"
         partners.append(partner)
         equal.append(partner is not None and texts[partner] == text and _value(old[partner]) == _value(node))
-    return _merge(old, new, partners, equal)
+    return Correspondence(old, new, partners, equal)
 
 
 def _call(node: fx.Node, constants: Mapping[str, Any], name: Callable[[fx.Node], str], whole: bool) -> str:

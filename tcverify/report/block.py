@@ -37,6 +37,7 @@ class Block:
         times: one line about the streams of a rewritten graph and its times, where it has both, and one about what the
             program says of time, where the rewritten graph has streams.
         divergence: the first value that the original does not explain, and how it relates to the original's; or "".
+        blame: which of the pass's rewrites is to blame, where that was searched for; or "".
         literal: whether the detail is a traceback or a log, whose lines are better left as they are.
         program: one line about mesh, size, seed and options.
         inputs: one line per input.
@@ -57,6 +58,7 @@ class Block:
     detail: list[str]
     times: list[str]
     divergence: str
+    blame: str
     literal: bool
     program: str
     inputs: list[str]
@@ -101,6 +103,7 @@ def make_block(case: Counterexample, path: Path | None, diagnosis: Diagnosis | N
         detail=[] if plain(finding.detail) in title else _shorten(plain_lines(finding.detail), MAX_DETAIL_LINES),
         times=_times(case, rank),
         divergence=plain(str(diagnosis.first)) if diagnosis.first is not None else "",
+        blame=plain(str(case.blame)) if case.blame is not None else "",
         literal=finding.check == "application",
         program=f"{program.mesh}; {count(program.size, 'node')}{shrunk}; seed {program.seed}{_told(program)}",
         inputs=[plain(text) for text in input_lines(program)],

@@ -25,6 +25,7 @@ from tcverify.campaign import CampaignFinished, CampaignStarted, Crashed, Event,
 from tcverify.counterexample import FILE_NAME, Counterexample, write_atomically
 from tcverify.report.known import known_line
 from tcverify.report.plain import count, one_line, plain
+from tcverify.report.reach import reach_line, unreached_lines
 from tcverify.report.text import to_text
 
 JUNIT_NAME = "junit.xml"
@@ -120,6 +121,9 @@ class JunitReport:
             names = ("programs", "changed", "passed", "refuted", "inconclusive", "known")
             facts |= {f"tcverify.{name}": getattr(counts, name) for name in names}
             facts |= {"tcverify.verdict": finished.verdict, "tcverify.stop": finished.stop}
+            never = unreached_lines(finished.reached)
+            facts |= {"tcverify.reached": reach_line(finished.reached)} if finished.reached else {}
+            facts |= {"tcverify.never-reached": "; ".join(never)} if never else {}
         name = f"{plain(started.facts.name)} on {started.mesh}"
         problem = suite.problem if finished is None else ""
         texts = self._output(suite), problem

@@ -28,6 +28,8 @@ def to_markdown(case: Counterexample, path: Path | None) -> str:
         parts[-1:] = ["", f"{_sentence(KINDS[kind])}", ""]
     if block.divergence:
         parts += [f"**First divergence:** {_code(block.divergence)}", ""]
+    if block.blame:
+        parts += [f"**Blame:** {_code(block.blame)}", ""]
     if block.detail:
         parts += [*_folded("", f"Detail, {count(len(block.detail), 'line')}", block.detail), ""]
     parts += [*_table(_facts(case, block)), ""]

@@ -31,7 +31,7 @@ from tcverify.campaign import (
 from tcverify.counterexample import FILE_NAME, Counterexample, environment
 from tcverify.diagnosis import diagnose
 from tcverify.fingerprint import fingerprint_of
-from tcverify.program import KINDS
+from tcverify.program import KINDS, Blame, encode_blame
 from tcverify.report.block import make_block
 
 SCHEMA = "tcverify-events"
@@ -135,10 +135,8 @@ class EventLog:
         ]
         outcome = {"verdict": event.verdict, "why": event.why, "stop": event.stop, "seed": event.seed}
         ids = [case.id for case in event.counterexamples]
-        counts = statistics(event.statistics)
-        self._write(
-            "campaign-finished", {**self._about, **outcome, "findings": ids, "known": known, "statistics": counts}
-        )
+        more = {"statistics": statistics(event.statistics), "reached": [asdict(one) for one in event.reached]}
+        self._write("campaign-finished", {**self._about, **outcome, "findings": ids, "known": known, **more})
         self._about = {}
 
     def _case(self, case: Counterexample) -> dict[str, Any]:
@@ -169,6 +167,7 @@ class EventLog:
             },
             "fingerprint": None,
             "divergence": None,
+            "blame": _blame(case.blame),
             "graph": [],
             "reproduce": [],
         }
@@ -215,6 +214,10 @@ class EventLog:
                 line = line[os.write(descriptor, line) :]
         finally:
             os.close(descriptor)
+
+
+def _blame(blame: Blame | None) -> dict[str, Any] | None:
+    return None if blame is None else {"sentence": str(blame), **encode_blame(blame)}
 
 
 def statistics(counts: Statistics) -> dict[str, Any]:

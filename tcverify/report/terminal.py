@@ -18,6 +18,7 @@ from tcverify.report.block import make_block
 from tcverify.report.known import known_line
 from tcverify.report.listing import columns
 from tcverify.report.plain import count, plain, wrap
+from tcverify.report.reach import reach_line, unreached_lines
 
 _MARK_STYLES = {"-": "red", "+": "green", " ": ""}
 _VERDICT_STYLES = {"passed": "bold green", "refuted": "bold red", "nothing tested": "bold yellow"}
@@ -28,6 +29,12 @@ _STOPS = {
     "first finding": "stopped at the first finding",
     "interrupted": "interrupted",
 }
+
+#: Passes of a run for which it is told what of their code was never reached.
+MAX_REACHED = 3
+
+#: Lines on what was never reached of one pass.
+MAX_UNREACHED = 10
 
 #: Columns of the line above a counterexample, where the output is not broken into lines of a width.
 _RULE = 80
@@ -183,6 +190,7 @@ class TerminalReport:
             self.console.print(Text(header, style="bold"), soft_wrap=True)
             for line, event in zip(lines, self.finished, strict=True):
                 self.console.print(Text(line, style=_VERDICT_STYLES[event.verdict]), soft_wrap=True)
+        self._reach()
         total: Counter[str] = Counter()
         for event in self.finished:
             total.update(event.statistics.seconds)
@@ -191,6 +199,20 @@ class TerminalReport:
             parts = [f"{name} {_share(seconds, elapsed)}" for name, seconds in total.most_common()]
             rest = _share(elapsed - sum(total.values()), elapsed)
             say(self.console, f"time: {', '.join(parts)}, the rest {rest}")
+
+    def _reach(self) -> None:
+        """Print what was never reached of the passes' code, unless they are many."""
+        latest = {repr(event.facts): event for event in self.finished if event.reached}  # a later campaign knows more
+        for event in latest.values() if len(latest) <= MAX_REACHED else ():
+            say(self.console, reach_line(event.reached))
+            never = unreached_lines(event.reached)
+            for line in never[:MAX_UNREACHED]:
+                say(self.console, f"  never reached: {line}")
+            if len(never) > MAX_UNREACHED:
+                say(
+                    self.console,
+                    f"  never reached: {len(never) - MAX_UNREACHED} lines more, with --report ndjson or junit",
+                )
 
 
 def _row(event: CampaignFinished) -> tuple[str, ...]:
@@ -237,6 +259,8 @@ def show(console: Console, case: Counterexample, path: Path | None) -> None:
         line(text)
     if block.divergence:
         line(f"first divergence: {block.divergence}")
+    if block.blame:
+        line(f"blame: {block.blame}", "bold")
     line()
     line(f"program: {block.program}")
     for text in block.inputs:

@@ -19,7 +19,19 @@ MUTANT = "tests.mutants.sequence_parallel:FirstChunkForAll"
 @pytest.fixture(scope="module")
 def refuted(place: Path) -> Outcome:
     """A mutant, refuted on one program in lockstep and on gloo."""
-    return run_here("run", MUTANT, "--strategy", "one", "--world-size", "2", "--seed", "1", "--report-dir", "refuted")
+    return run_here(
+        "run",
+        MUTANT,
+        "--no-coverage",
+        "--strategy",
+        "one",
+        "--world-size",
+        "2",
+        "--seed",
+        "1",
+        "--report-dir",
+        "refuted",
+    )
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +49,9 @@ def _altered(place: Path, case: str, name: str, **facts: str) -> str:
 
 
 def test_run_passed(place: Path, snapshot: Snapshot) -> None:
-    passed = run_here("run", "sequence_parallel", "identity", "--strategy", "one", "--world-size", "2", "--seed", "1")
+    passed = run_here(
+        "run", "sequence_parallel", "identity", "--no-coverage", "--strategy", "one", "--world-size", "2", "--seed", "1"
+    )
     assert passed.code == 0
     snapshot("run_passed", normalise(passed.out))
 
@@ -70,6 +84,7 @@ def test_run_refuted_pipeline(place: Path, snapshot: Snapshot) -> None:
     outcome = run_here(
         "run",
         pipeline,
+        "--no-coverage",
         "--strategy",
         "one",
         "--world-size",
@@ -187,7 +202,19 @@ def test_help(verb: str, snapshot: Snapshot) -> None:
 
 
 def test_a_whole_run_passes_on_gloo(tmp_path: Path, snapshot: Snapshot) -> None:
-    command = ["-m", "tcverify", "run", "identity", "--max-examples", "4", "--world-size", "2", "--seed", "1"]
+    command = [
+        "-m",
+        "tcverify",
+        "run",
+        "identity",
+        "--no-coverage",
+        "--max-examples",
+        "4",
+        "--world-size",
+        "2",
+        "--seed",
+        "1",
+    ]
     outcome = run_apart(*command, cwd=tmp_path)
     assert (outcome.code, outcome.err) == (0, "")
     snapshot("run_identity", normalise(outcome.out))

@@ -71,7 +71,7 @@ def inductor(rank: int) -> dict[str, Any]:
         try:
             with config.patch(**{hook: Then(pass_)}, force_disable_caches=True), torch.no_grad():
                 torch.compile(model(), dynamic=name == "sound")(torch.ones(4, 8))
-        except torch._inductor.exc.InductorError as error:
+        except (torch._inductor.exc.InductorError, torch._dynamo.exc.BackendCompilerFailed) as error:  # torch 2.9
             found[name] = {**summary(pass_), "raised": str(error)}
     return found
 

@@ -17,6 +17,7 @@ from tcverify.application.applying import apply_pass
 from tcverify.application.loading import load_pass
 from tcverify.execution import Lockstep
 from tcverify.extra.pytorch.adversary import When
+from tcverify.extra.pytorch.subjects import release
 from tcverify.program import GraphBuilder, InputSpec, Mesh, Program, dumps, spmd_program
 from tcverify.strategies.compiled import WIDTH, decode_compiled
 
@@ -163,6 +164,13 @@ def of_layer(rank: int) -> list[list[float]]:
     return [[max(a, 0.0) + 1 for one in inputs for a in one] + total]
 
 
+#: Elsewhere a compiled function takes no notice of a mode that asks for that.
+compiled_under_modes = pytest.mark.skipif(
+    release(torch.__version__) < (2, 11), reason="TorchDynamo of torch 2.9 compiles anew under a dispatch mode"
+)
+
+
+@compiled_under_modes
 @pytest.mark.parametrize("how", HOWS)
 def test_a_compiled_function_gives_the_same_at_any_time(how: str) -> None:
     for when in ("plain", *TIMINGS):
@@ -170,6 +178,7 @@ def test_a_compiled_function_gives_the_same_at_any_time(how: str) -> None:
         assert [same(actual[rank], of_layer(rank)) for rank in (0, 1)] == [True, True], (when, actual)
 
 
+@compiled_under_modes
 @pytest.mark.parametrize("how", HOWS)
 def test_a_compiled_function_without_waits_shows(how: str) -> None:
     """So that it is compiled code that runs under the mode: run eagerly, the function waits."""

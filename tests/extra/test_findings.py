@@ -120,9 +120,9 @@ FACTS = {
 
 
 def written(folder: Path, script: str = "", **facts: object) -> Path:
-    """Write a folder; facts that are None are left out."""
+    """Write a folder without a counterexample; facts that are None are left out."""
     folder.mkdir()
-    both = {**FACTS, **facts}
+    both = {**FACTS, "unshown": "No program has it.", **facts}
     lines = [f"{name} = {json.dumps(value)}" for name, value in both.items() if value is not None]
     (folder / "finding.toml").write_text("\n".join(lines) + "\n")
     (folder / "script.py").write_text(script)
@@ -162,6 +162,8 @@ def test_a_folder_that_is_complete_is_read(tmp_path: Path) -> None:
         ({"cause": "bucketing.py"}, "cause is 'bucketing.py'"),
         ({"reported": "maybe"}, "reported is 'maybe'"),
         ({"severity": "high"}, "unknown key 'severity'"),
+        ({"unshown": None}, "neither a counterexample.json beside it nor 'unshown'"),
+        ({"unshown": ""}, "unshown is ''"),
     ],
 )  # fmt: skip
 def test_facts_that_cannot_be_are_refused(facts: dict[str, object], says: str, tmp_path: Path) -> None:
@@ -177,6 +179,17 @@ def test_files_that_are_missing_are_named(file: str, says: str, tmp_path: Path) 
     (folder / file).unlink()
     with pytest.raises(UsageError, match=says):
         read_finding(folder)
+
+
+def test_a_counterexample_is_there_or_it_is_said_why_not(tmp_path: Path) -> None:
+    folder = written(tmp_path / "one", unshown=None)
+    (folder / "counterexample.json").write_text("{}")
+    assert read_finding(folder).unshown == ""
+    other = written(tmp_path / "two")
+    assert read_finding(other).unshown == "No program has it."
+    (other / "counterexample.json").write_text("{}")
+    with pytest.raises(UsageError, match="'unshown' stands beside a counterexample"):
+        read_finding(other)
 
 
 def test_a_script_that_ends_otherwise_is_noticed(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -15,12 +16,16 @@ from typing import Any
 
 import pytest
 
+from tcverify import verify
+from tcverify.application import InProcess
+from tcverify.application.loading import prepare
 from tcverify.errors import ExecutorError
 from tcverify.execution import ProcessGroupPool, group
 from tcverify.program import VARYING, GraphBuilder, InputSpec, Mesh, Program, RankBinding, spmd_program
+from tests.faults import passes
+from tests.faults.processes import PATIENCE, alive, descendants, wait_until
 
 X = InputSpec("x", (4, 4), placements=(("tp", VARYING),))
-PATIENCE = 60.0
 
 
 def summing(world_size: int = 2, layers: int = 1) -> Program:
@@ -45,21 +50,6 @@ def raising_on(ranks: Sequence[int], world_size: int = 2) -> Program:
     return replace(program, ranks=tuple(RankBinding(0, c) for c in constants))
 
 
-def wait_until(condition: Any) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.01)
-
-
-def alive(pid: int) -> bool:
-    """Whether a process exists and is not a zombie."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
-
-
 @pytest.fixture
 def own_pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ProcessGroupPool]:
     """A pool that a test may break, with `tmp_path` as the temp dir."""
@@ -81,6 +71,10 @@ def stopped(pid: int) -> Iterator[None]:
 # --------------------------------------------------------------------------------------------------------------- death
 
 
+@pytest.mark.fault(
+    "a rank is killed (−9) in a collective",
+    "noticed at once, by name; the program is inconclusive (`executor-failed`), new ranks run the next one",
+)
 def test_a_rank_killed_in_the_middle_of_a_program_is_named(own_pool: ProcessGroupPool) -> None:
     own_pool.run(summing())
     victim = own_pool.pids[1]
@@ -147,6 +141,7 @@ def test_a_crash_brings_the_last_words_of_the_rank(own_pool: ProcessGroupPool) -
 # ------------------------------------------------------------------------------------------------------------ the clock
 
 
+@pytest.mark.fault("a rank stops (−STOP)", "`executor-failed` after the time-out of the pool; all ranks are replaced")
 def test_a_rank_that_stops_is_a_time_out_that_names_the_program() -> None:
     with ProcessGroupPool(2, timeout=1) as pool:
         pool.run(summing())
@@ -156,6 +151,52 @@ def test_a_rank_that_stops_is_a_time_out_that_names_the_program() -> None:
         ):
             pool.run(summing())
         assert pool.run(summing()).finished
+
+
+@pytest.mark.fault("the run is killed (−9) while a rank is stopped", "the system wakes the rank, which ends")
+def test_a_stopped_rank_ends_with_its_parent(tmp_path: Path) -> None:
+    with script(tmp_path, "wait") as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        ranks = [int(pid) for pid in process.stdout.readline().split()[:2]]
+        os.kill(ranks[0], signal.SIGSTOP)
+        process.send_signal(signal.SIGKILL)
+        process.wait(PATIENCE)
+        wait_until(lambda: not any(alive(pid) for pid in ranks))
+    wait_until(lambda: list(tmp_path.glob("tcverify-*")) == [])
+
+
+@pytest.mark.fault("a rank is slow", "nothing, within the time-out of the pool")
+def test_a_slow_rank_is_waited_for(own_pool: ProcessGroupPool) -> None:
+    own_pool.run(summing())
+    ranks = own_pool.pids
+    ticket = own_pool.submit(summing(layers=200), summing(layers=200))
+    for _ in range(5):
+        with stopped(ranks[1]):
+            time.sleep(0.1)
+    assert own_pool.result(ticket).rewritten.finished
+    assert own_pool.pids == ranks
+
+
+@pytest.mark.fault(
+    "a rank is out of memory",
+    "`executor-failed`, which names rank and node, and not a finding: the program has run in lockstep; all ranks are replaced",
+)
+def test_a_rank_out_of_memory_refutes_nothing(own_pool: ProcessGroupPool) -> None:
+    def build(b: GraphBuilder) -> Any:
+        total = b.call("tensor_cast::all_reduce", b.input("x"), b.rank, b.group("tp"))
+        return total, b.call("aten::sum.default", b.call("aten::full.default", [1 << 24], 0.0))
+
+    program = spmd_program(Mesh.grid({"tp": 2}), [X], build)
+    own_pool.run(summing())
+    (size,) = [int(pages) for pages in Path(f"/proc/{own_pool.pids[1]}/statm").read_text().split()[:1]]
+    limit = size * resource.getpagesize() + (32 << 20)
+    resource.prlimit(own_pool.pids[1], resource.RLIMIT_AS, (limit, limit))
+    verdict = verify(InProcess(prepare(passes.does_nothing, "", {})), program, confirm=own_pool)
+    assert (verdict.status, [doubt.reason for doubt in verdict.doubts]) == ("inconclusive", ["executor-failed"])
+    assert "on rank 1, node 'full" in verdict.doubts[0].detail
+    assert "out of memory" in verdict.doubts[0].detail
+    assert verify(InProcess(prepare(passes.does_nothing, "", {})), program, confirm=own_pool).status == "passed"
 
 
 def test_a_rank_that_stops_before_a_large_request_is_a_time_out() -> None:
@@ -183,6 +224,10 @@ def test_a_rank_that_cannot_join_says_why(own_pool: ProcessGroupPool, monkeypatc
 # --------------------------------------------------------------------------------------------- programs that hang by raising
 
 
+@pytest.mark.fault(
+    "a kernel raises on one rank while the others wait for it",
+    "seen as what the program does; the others are given half a second, then replaced",
+)
 def test_a_node_that_raises_on_one_rank_is_an_observation(own_pool: ProcessGroupPool) -> None:
     run = own_pool.run(raising_on([1]))
     assert not run.finished
@@ -277,15 +322,18 @@ def test_a_script_without_main_guard_runs_once(tmp_path: Path) -> None:
     assert list(tmp_path.glob("tcverify-*")) == []
 
 
+@pytest.mark.fault("the run is killed (−9)", "ranks, workers and the fork server end, their files go")
 def test_ranks_and_their_files_vanish_with_a_killed_parent(tmp_path: Path) -> None:
     with script(tmp_path, "wait") as process:
         assert process.stdout is not None
         process.stdout.readline()
         ranks = [int(pid) for pid in process.stdout.readline().split()[:2]]
         assert all(alive(pid) for pid in ranks)
+        started = descendants(process.pid)
+        assert started > set(ranks)  # the fork server, and what tracks resources
         process.send_signal(signal.SIGKILL)
         process.wait(PATIENCE)
-        wait_until(lambda: not any(alive(pid) for pid in ranks))
+        wait_until(lambda: not any(alive(pid) for pid in started))
     wait_until(lambda: list(tmp_path.glob("tcverify-*")) == [])
 
 
@@ -298,6 +346,7 @@ def test_ranks_ignore_an_interrupt(own_pool: ProcessGroupPool) -> None:
     assert own_pool.pids == ranks
 
 
+@pytest.mark.fault("Ctrl-C while ranks work", "they do not see it; what was found is kept")
 def test_an_interrupted_wait_leaves_a_pool_that_works(own_pool: ProcessGroupPool) -> None:
     own_pool.run(summing())
     with stopped(own_pool.pids[0]):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import resource
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -28,9 +30,11 @@ from tcverify.campaign import (
     FindingFound,
     Plan,
     Progress,
+    in_flight,
     recover,
 )
 from tcverify.campaign import driver as campaign_driver
+from tcverify.campaign.in_flight import InFlight, read_in_flight
 from tcverify.counterexample import Counterexample, read_counterexample
 from tcverify.errors import ExecutorError, InternalError, Unsupported, UsageError
 from tcverify.execution import ProcessGroupPool
@@ -412,7 +416,7 @@ def test_the_program_in_flight_is_on_disk_while_a_pass_runs(run: Run, tmp_path: 
 
     class Looks(InProcess):
         def apply(self, program: Program, *, deep: bool = False) -> Any:
-            case = read_counterexample(tmp_path / "state" / f"in-flight-{os.getpid()}.json")
+            case = read_in_flight(tmp_path / "state" / f"in-flight-{os.getpid()}.json")
             seen.append(dumps(case.program) == dumps(program) and case.deep == deep)
             return super().apply(program, deep=deep)
 
@@ -449,6 +453,51 @@ def test_what_a_dead_run_left_is_kept_as_a_counterexample(run: Run, tmp_path: Pa
     assert case.finding.kind == "run-died"
     assert not path.exists()
     assert recover(tmp_path / "state", tmp_path / "reports") == []
+
+
+def seeded(seed: int) -> Program:
+    return replace(reduce_then_norm(), seed=seed)
+
+
+def test_the_last_whole_line_is_the_program_in_flight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    programs = [seeded(number) for number in range(4)]
+    notes = InFlight(tmp_path, InProcess(prepare(raises, "", {})), Contract())
+    for program in programs[:3]:
+        notes.note(program, False)
+    assert dumps(read_in_flight(notes.path).program) == dumps(programs[2])
+    with notes.path.open("ab") as file:  # the run dies while it writes the next one
+        file.write(b'{"format": "tcv')
+    assert dumps(read_in_flight(notes.path).program) == dumps(programs[2])
+    monkeypatch.setattr(in_flight, "MOST_BYTES", 0)
+    notes.note(programs[3], True)
+    assert len(notes.path.read_bytes().splitlines()) == 1  # begun anew
+    assert read_in_flight(notes.path).deep
+    assert dumps(read_in_flight(notes.path).program) == dumps(programs[3])
+    notes.clear()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_program_that_cannot_be_written_down_whole_hides_no_later_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notes = InFlight(tmp_path, InProcess(prepare(raises, "", {})), Contract())
+    notes.note(seeded(0), False)
+    limit = notes.path.stat().st_size + 100
+    monkeypatch.setattr(in_flight, "dumps", lambda program: "x" * (1 << 20))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
+    try:
+        with pytest.raises(UsageError, match="is the disk full"):
+            notes.note(seeded(1), False)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert dumps(read_in_flight(notes.path).program) == dumps(seeded(0))
+    monkeypatch.undo()
+    notes.note(seeded(2), False)
+    assert dumps(read_in_flight(notes.path).program) == dumps(seeded(2))
+    notes.clear()
 
 
 def test_what_a_living_run_has_in_flight_is_left_alone(run: Run, tmp_path: Path) -> None:

@@ -308,6 +308,16 @@ def test_a_group_that_names_a_rank_outside_the_mesh_raises_there() -> None:
     assert "rank 7, which the mesh does not have" in finding.title
 
 
+@pytest.mark.parametrize("stranger", ["1", 1.5, None, [1]])
+def test_a_group_that_names_what_is_no_rank_raises_there(stranger: object) -> None:
+    def misname(gm: fx.GraphModule) -> None:
+        reduced = node(gm, "all_reduce")
+        reduced.args = (*reduced.args[:2], [0, stranger])  # type: ignore[list-item]
+
+    (finding,) = verify(misname, reduce_then_norm()).findings
+    assert finding.kind in ("rewritten-raises", "malformed-graph")
+
+
 def test_a_program_that_no_file_holds_is_inconclusive_for_a_guarded_pass() -> None:
     program = reduce_then_norm()
     graphs = [program.graph(rank) for rank in range(2)]

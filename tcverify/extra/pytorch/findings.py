@@ -1,7 +1,7 @@
 """Defects of PyTorch that were found: a folder each, below reports/pytorch.
 
 A folder holds `finding.toml` (the facts), `script.py` (shows the defect without tcverify), `issue.md` (a text to be filed) and,
-where a subject shows it, `counterexample.json`.
+where a subject shows it, `counterexample.json`. Where none does, the facts say why.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ class TorchFinding:
         unaffected: versions in which the script did not.
         reported: the address of a public report, or "unreported".
         entry: how a user comes to it; one of `ENTRIES`.
+        unshown: why no subject shows it; empty where one does, and there is a counterexample.
     """
 
     folder: Path
@@ -54,6 +55,7 @@ class TorchFinding:
     unaffected: tuple[str, ...]
     reported: str
     entry: str
+    unshown: str = ""
 
     @property
     def script(self) -> Path:
@@ -104,7 +106,8 @@ def read_finding(folder: Path) -> TorchFinding:
         folder,
         affects=_versions(path, "affects", facts),
         unaffected=_versions(path, "unaffected", facts),
-        **{name: _text(path, name, facts) for name in known if name not in ("affects", "unaffected")},
+        unshown=_text(path, "unshown", facts) if "unshown" in facts else "",
+        **{name: _text(path, name, facts) for name in known if name not in ("affects", "unaffected", "unshown")},
     )
     _require_sense(found, path)
     return found
@@ -149,6 +152,9 @@ def _require_sense(found: TorchFinding, path: Path) -> None:
         (not twice, f"{_listed(twice)} cannot be affected and unaffected", "measure again"),
         (reported, f"reported is '{found.reported}'", "give the address of a public report, or say unreported"),
         (found.script.is_file(), "there is no script.py beside it", "every defect is shown without tcverify"),
+        (found.counterexample or found.unshown, "there is neither a counterexample.json beside it nor 'unshown'",
+         "keep what a subject shows, or say in 'unshown' why none does"),
+        (not (found.counterexample and found.unshown), "'unshown' stands beside a counterexample.json", "remove one"),
         ((found.folder / "issue.md").is_file(), "there is no issue.md beside it", "write what is to be filed"),
     ):  # fmt: skip
         if not right:

@@ -135,7 +135,7 @@ def _role(node: Any, groups: Collection[str]) -> tuple[Role, str, str | None]:
     role: Role = "compute"
     if isinstance(node, ir._WaitKernel):
         role = "wait"
-    elif isinstance(node, ir._CollectiveKernel):
+    elif isinstance(node, ir._CollectiveKernel) or op.startswith("symm_mem::"):
         role = "collective"
     elif op.startswith("p2p::"):
         role = "opaque"

@@ -68,6 +68,11 @@ class Schedule:
         known = {step.name: step for step in self.steps}
         return replace(self, units=tuple(tuple(known[name] for name in unit) for unit in units))
 
+    def only(self, names: Collection[str]) -> Schedule:
+        """These nodes of it, those that communicate, and what waits."""
+        units = (tuple(one for one in unit if one.name in names or one.role != "compute") for unit in self.units)
+        return replace(self, units=tuple(unit for unit in units if unit))
+
 
 @dataclass(frozen=True, slots=True)
 class Promise:
@@ -75,11 +80,20 @@ class Promise:
 
     Attributes:
         order: collectives keep the order that they have, across groups too.
+        opaque: opaque communication keeps its place: "everywhere", "among its own" or "nowhere".
         budget: by which part of it peak memory may grow; None where nothing is promised.
     """
 
     order: bool = True
+    opaque: Literal["everywhere", "among its own", "nowhere"] = "everywhere"
     budget: float | None = None
+
+    def keeps(self, first: Step, second: Step) -> bool:
+        """Whether two steps that communicate keep their order."""
+        opaque = (first.role == "opaque") + (second.role == "opaque")
+        if not opaque:
+            return self.order
+        return self.opaque == "everywhere" or (self.opaque == "among its own" and opaque == 2)
 
 
 def in_flight(steps: Sequence[Step]) -> tuple[Step, ...]:
@@ -104,7 +118,7 @@ def defects_of_call(before: Schedule, units: Sequence[Sequence[str]], promise: P
     if lost is not None:
         return [Defect("nodes", 0, lost)]
     after = before.in_order_of(units)
-    found = [dependency(before, after), communication(before, after, collectives=promise.order)]
+    found = [dependency(before, after), communication(before, after, promise)]
     if promise.budget is not None:
         found.append(memory(before, after, promise.budget))
     return [one for one in found if one is not None]
@@ -139,14 +153,10 @@ def dependency(before: Schedule, after: Schedule) -> Defect | None:
     return None
 
 
-def communication(before: Schedule, after: Schedule, *, collectives: bool) -> Defect | None:
-    """The first two nodes that communicate and have swapped.
-
-    Args:
-        collectives: whether the order of two collectives counts; that of opaque communication always does.
-    """
+def communication(before: Schedule, after: Schedule, promise: Promise) -> Defect | None:
+    """The first two nodes that communicate, were to keep their order, and have swapped."""
     for first, second in _swapped(before.steps, after.steps, communicating=True):
-        if collectives or "opaque" in (first.role, second.role):
+        if promise.keeps(first, second):
             message = (
                 f"{_described(second)} stands before {_described(first)} now: "
                 "they stood the other way round before the pass"
@@ -205,7 +215,10 @@ def peak(schedule: Schedule) -> int:
 
 
 def across_ranks(
-    given: Sequence[Schedule], made: Sequence[Schedule], groups: Sequence[Mapping[str, Collection[int]]]
+    given: Sequence[Schedule],
+    made: Sequence[Schedule],
+    groups: Sequence[Mapping[str, Collection[int]]],
+    roles: Collection[Role] = ("collective", "opaque"),
 ) -> Defect | None:
     """The first rank on which the collectives of a group come in another order than on its peers, and did not before the pass.
 
@@ -215,13 +228,14 @@ def across_ranks(
         given: before the pass, by rank.
         made: after it, by rank.
         groups: the members of each group, by rank and name.
+        roles: of what counts.
     """
     for rank, named in enumerate(groups):
         for name, members in named.items():
             for peer in sorted(members):
                 if peer >= rank or name not in groups[peer] or set(groups[peer][name]) != set(members):
                     continue
-                first, second = _moved(given[peer], made[peer], name), _moved(given[rank], made[rank], name)
+                first, second = (_moved(given[one], made[one], name, roles) for one in (peer, rank))
                 if len(first) == len(second) and first != second:
                     place = next(n for n, (a, b) in enumerate(zip(first, second, strict=True)) if a != b)
                     said = (
@@ -232,10 +246,12 @@ def across_ranks(
     return None
 
 
-def _moved(given: Schedule, made: Schedule, group: str) -> list[int]:
+def _moved(given: Schedule, made: Schedule, group: str, roles: Collection[Role]) -> list[int]:
     """The communication of a group in its new order, by what its number was."""
-    old = [step.name for step in given.steps if step.communicates and step.group == group]
-    return [old.index(step.name) for step in made.steps if step.communicates and step.group == group]
+    old, new = (
+        [step.name for step in one.steps if step.role in roles and step.group == group] for one in (given, made)
+    )
+    return [old.index(name) for name in new]
 
 
 __all__ = [

@@ -16,13 +16,13 @@ from tcverify.extra.pytorch.compiling import compile_graph, example_inputs, indu
 from tcverify.extra.pytorch.effects import define_shapes, effects_as
 from tcverify.extra.pytorch.functional import functional_copy
 from tcverify.extra.pytorch.schedule_reading import names, read_schedule
-from tcverify.extra.pytorch.schedules import Promise, Schedule, across_ranks, defects_of_call
+from tcverify.extra.pytorch.schedules import Promise, Role, Schedule, across_ranks, defects_of_call
 
 #: Options that are no settings of Inductor's.
 _OURS = ("effects", "passes_before")
 
 
-class _Ordered(BaseException):
+class Ordered(BaseException):
     """Ends a compilation whose schedule has been seen. No handler of errors on the way is to see it."""
 
 
@@ -37,6 +37,8 @@ class CommsPass(TorchPass):
 
     #: In torch/_inductor/comms.py.
     function: ClassVar[str]
+    #: Whose order is compared across ranks.
+    compared: ClassVar[tuple[Role, ...]] = ("collective", "opaque")
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -65,7 +67,7 @@ class CommsPass(TorchPass):
         self._made.append(given.in_order_of(units))
         self._groups.append(gm.meta["groups"])
         if len(self._given) == gm.meta["world_size"] and not any(d.aspect == "collective-order" for d in self.defects):
-            found = across_ranks(self._given, self._made, self._groups)
+            found = across_ranks(self._given, self._made, self._groups, self.compared)
             self.defects += [found] if found is not None else []
         return None
 
@@ -83,7 +85,7 @@ class CommsPass(TorchPass):
         ):
             try:
                 compile_graph(module, values)
-            except _Ordered:
+            except Ordered:
                 pass
             except Exception as error:
                 if failed:
@@ -104,8 +106,28 @@ class CommsPass(TorchPass):
         """Look at what the pass is given and what it returns, its last call at the end of the compilation."""
         from torch._inductor import comms
 
-        actual: Callable[..., Any] = getattr(comms, self.function)
         last: Callable[..., Any] = comms.reorder_compute_and_comm_for_overlap
+        call = self.judged(gm, seen, failed)
+
+        def finish(snodes: list[Any]) -> list[Any]:
+            # `call` is the last of the passes, and may be among the earlier ones.
+            last(snodes)
+            raise Ordered
+
+        with (
+            mock.patch.object(comms, "print", return_value=None, create=True),  # torch 2.9 says what it estimates
+            mock.patch.object(comms, self.function, call),
+            mock.patch.object(comms, "reorder_compute_and_comm_for_overlap", finish),
+        ):
+            yield
+
+    def judged(
+        self, gm: fx.GraphModule, seen: list[tuple[Schedule, list[list[str]]]], failed: list[BaseException]
+    ) -> Callable[[list[Any]], list[Any]]:
+        """The pass, which also says what it was given and what it returned, or how it failed."""
+        from torch._inductor import comms
+
+        actual: Callable[..., Any] = getattr(comms, self.function)
 
         def call(snodes: list[Any]) -> list[Any]:
             given = read_schedule(snodes, gm.meta["groups"])
@@ -117,17 +139,7 @@ class CommsPass(TorchPass):
             seen.append((given, names(made)))
             return made
 
-        def finish(snodes: list[Any]) -> list[Any]:
-            # `call` is the last of the passes, and may be among the earlier ones.
-            last(snodes)
-            raise _Ordered
-
-        with (
-            mock.patch.object(comms, "print", return_value=None, create=True),  # torch 2.9 says what it estimates
-            mock.patch.object(comms, self.function, call),
-            mock.patch.object(comms, "reorder_compute_and_comm_for_overlap", finish),
-        ):
-            yield
+        return call
 
 
 @contextlib.contextmanager
@@ -203,11 +215,52 @@ class SinkWaitsIterative(_Iterative):
     budget = "sink_iterative_peak_memory_budget"
 
 
+class SimpleOverlap(CommsPass):
+    """`simple_overlap`: collectives come earlier and waits later, neighbour by neighbour.
+
+    It runs by default, behind the passes that are listed, and promises that no collective passes another one and that peak
+    memory does not grow.
+    """
+
+    name = "torch:comms.simple_overlap"
+    function = "simple_overlap"
+
+    def promise(self, options: Mapping[str, Any]) -> Promise:
+        return Promise(budget=0.0)
+
+    def settings(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        told = {key: value for key, value in options.items() if key not in _OURS}
+        before = list(options["passes_before"])
+        return {
+            **told,
+            "reorder_for_compute_comm_overlap": bool(before),
+            "reorder_for_compute_comm_overlap_passes": before,
+            "aten_distributed_optimizations.enable_simple_overlap": True,
+        }
+
+    @contextlib.contextmanager
+    def watched(
+        self, gm: fx.GraphModule, seen: list[tuple[Schedule, list[list[str]]]], failed: list[BaseException]
+    ) -> Iterator[None]:
+        from torch._inductor import comms
+
+        call = self.judged(gm, seen, failed)
+
+        def finish(snodes: list[Any]) -> list[Any]:
+            call(snodes)
+            raise Ordered
+
+        with mock.patch.object(comms, self.function, finish):
+            yield
+
+
 __all__ = [
     "CommsPass",
+    "Ordered",
     "PreservePeakMemory",
     "RaiseComms",
     "ReorderCompute",
+    "SimpleOverlap",
     "SinkWaits",
     "SinkWaitsIterative",
     "comms_settings",

@@ -159,6 +159,7 @@ _SCHEDULER_DRAWS: Mapping[str, Sequence[Any]] = {
     "reorder_for_locality": (True, False),
     "aggressive_fusion": _FLAG,
 }
+_FINAL_DRAWS = {name: values for name, values in _SCHEDULER_DRAWS.items() if name != "passes_before"}
 _BUDGETS = (0.2, 0.0, 1.0)
 
 _PARTS = "tcverify.extra.pytorch.partitioning"
@@ -257,6 +258,22 @@ _ALL = (
         },
     ),
     TorchSubject(
+        "comms.simple_overlap", f"{_SCHEDULING}:SimpleOverlap",
+        "collectives come earlier and waits later, neighbour by neighbour", f"{_COMMS}:simple_overlap", since="2.15",
+        draws=_SCHEDULER_DRAWS,
+    ),
+    TorchSubject(
+        "comms.decide_global_ordering_of_comms", "tcverify.extra.pytorch.ordering:DecideOrdering",
+        "collectives keep the graph's order in Inductor's scheduler", f"{_COMMS}:decide_global_ordering_of_comms",
+        draws={**_FINAL_DRAWS, "passes": ((), *_OVERLAP_LISTS[:4])},
+    ),
+    TorchSubject(
+        "comm_lowering", "tcverify.extra.pytorch.comm_buffers:CommLowering",
+        "small all_reduces read memory that all ranks map: lowering and order, as code for it needs CUDA",
+        "torch._inductor.comm_lowering:register_comm_lowerings",
+        draws={**_FINAL_DRAWS, "one_shot_all_reduce_threshold_bytes": (131072, 0, 64)},
+    ),
+    TorchSubject(
         "dtensor", "tcverify.extra.pytorch.dtensor:DTensorProgram",
         "tensors are divided, and ops on them become what each rank runs", "torch.distributed.tensor._api:DTensor",
         strategy="dtensor",
@@ -324,6 +341,11 @@ _ALL = (
     TorchSubject(
         "reinplace_fsdp_all_gather", "tcverify.extra.pytorch.fsdp_graphs:ReinplaceFsdpAllGather",
         "FSDP gathers into its own buffer", "torch._inductor.comms:reinplace_fsdp_all_gather", until="2.11", strategy="fsdp",
+    ),
+    TorchSubject(
+        "remove_fsdp2_unsharded_param_graph_input_usage", "tcverify.extra.pytorch.fsdp_graphs:RemoveUnsharded",
+        "parameters in full are used as they were gathered, and not by way of a graph input",
+        f"{_COMMS}:remove_fsdp2_unsharded_param_graph_input_usage", until="2.11", strategy="fsdp",
     ),
     TorchSubject(
         "fx_graph_cse", f"{_PARTS}:MergeEqual",

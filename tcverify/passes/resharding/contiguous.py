@@ -16,7 +16,7 @@ from tcverify.passes.editing import arguments, known_spec
 from tcverify.passes.resharding.decisions import InnerResharding, plan
 from tcverify.passes.resharding.layouts import resharding_of, stream_axis_of
 from tcverify.passes.resharding.writing import HostWriter
-from tcverify.program import Contract
+from tcverify.program import Contract, rewrite
 
 
 class MakeReshardingContiguous(Pass):
@@ -41,6 +41,8 @@ class MakeReshardingContiguous(Pass):
         asked = [(node, made) for node in graph.nodes if (made := resharding_of(node)) is not None]
         inner = [(node, made, axis) for node, made in asked if (axis := _inner_axis(node, made)) is not None]
         for node, made, axis in inner:
+            if not rewrite("set" if made.dim is None else "reduce", node):
+                continue
             with writer.before(node):
                 node.replace_all_uses_with(_with_axis_outermost(writer, node, made, axis))
             displaced += node.all_input_nodes

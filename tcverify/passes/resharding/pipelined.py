@@ -14,7 +14,7 @@ from tcverify.passes.resharding.pipelined_patterns import GatherMatmul, patterns
 from tcverify.passes.resharding.pipelined_scatter import SCATTER_FORMS, Scattering, multiply_then_scatter
 from tcverify.passes.resharding.pipelined_steps import Streams
 from tcverify.passes.resharding.writing import HostWriter
-from tcverify.program import Contract
+from tcverify.program import Contract, rewrite
 
 
 class PipelinedMatmul(Pass):
@@ -67,6 +67,9 @@ class PipelinedMatmul(Pass):
         """Write the pipelined form of every pattern. See `Pass.rewrite`."""
         writer = HostWriter(graph)
         for found in patterns(graph):
+            gathers = isinstance(found, GatherMatmul)
+            if not rewrite("allgather-matmul" if gathers else "matmul-reduce-scatter", found.matmul):
+                continue
             if isinstance(found, GatherMatmul):
                 with writer.before(found.before):
                     whole, product = gather_then_multiply(writer, found, self.form, self.streams, self.gathering)

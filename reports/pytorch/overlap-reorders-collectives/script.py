@@ -1,0 +1,51 @@
+"""Two all_reduces. On rank 0 the second needs the first; on rank 1 it does not, and comes first once it is compiled."""
+
+import os
+import sys
+import tempfile
+import time
+
+import torch
+import torch._inductor.config as config
+import torch.distributed as dist
+import torch.distributed._functional_collectives as fc
+import torch.multiprocessing as mp
+from torch._inductor import comms
+
+PASS = "reorder_communication_preserving_peak_memory"
+
+
+def step(a: torch.Tensor, b: torch.Tensor, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
+    first = fc.all_reduce(a, "sum", dist.group.WORLD)
+    if rank == 0:
+        b = b + first
+    second = fc.all_reduce(b, "sum", dist.group.WORLD)
+    return first, second
+
+
+def main(rank: int, store: str) -> None:
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+    a, b = torch.full((4,), 1.0), torch.full((4,), 100.0)
+    settings = {
+        "reorder_for_compute_comm_overlap": True,
+        "reorder_for_compute_comm_overlap_passes": [PASS],
+        "fx_graph_cache": False,
+        "compile_threads": 1,
+    }
+    expected = [float(one[0]) for one in step(a, b, rank)]
+    with config.patch(settings):
+        got = [float(one[0]) for one in torch.compile(step)(a, b, rank)]
+    print(f"torch {torch.__version__}, rank {rank}: expected {expected}, got {got}", flush=True)
+    dist.barrier()
+    os._exit(int(expected != got))
+
+
+if __name__ == "__main__":
+    if not hasattr(comms, PASS):
+        sys.exit(2)
+    with tempfile.TemporaryDirectory() as folder:
+        ranks = mp.start_processes(main, args=(f"{folder}/store",), nprocs=2, start_method="spawn", join=False)
+        for process in ranks.processes:
+            process.join()
+        sys.exit(max(process.exitcode for process in ranks.processes))

@@ -1,0 +1,134 @@
+"""What can be reached in a source file: the lines of its functions, and the two ways out of each condition.
+
+Read from the source and its compiled form; nothing is executed. Code at the level of modules and classes runs at import and
+does not count, neither do docstrings. Conditions are those of `if`, `elif` and `while`, where condition and body stand on
+different lines.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import CodeType
+
+#: Flag of code objects that are functions, `inspect.CO_OPTIMIZED`: not modules and class bodies.
+_OPTIMIZED = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """The condition of an `if`, `elif` or `while`.
+
+    Attributes:
+        line: where the statement begins.
+        test: first and last line of the condition.
+        body: first and last line of what runs when it is true.
+    """
+
+    line: int
+    test: tuple[int, int]
+    body: tuple[int, int]
+
+    def outcome(self, line: int) -> bool | None:
+        """What going on to a line says about the condition; None while it is still being evaluated."""
+        if self.test[0] <= line <= self.test[1]:
+            return None
+        return self.body[0] <= line <= self.body[1]
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """A function, without those defined in it; lambdas and comprehensions belong to it.
+
+    Attributes:
+        name: qualified within the file.
+        lines: that hold code.
+        conditions: the lines of its conditions.
+    """
+
+    name: str
+    lines: frozenset[int]
+    conditions: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What can be reached in a file; nothing where it cannot be read.
+
+    Attributes:
+        conditions: by each line that a condition stands on, the one that begins last.
+    """
+
+    functions: tuple[Function, ...]
+    conditions: dict[int, Condition]
+
+
+@cache
+def source_of(file: str) -> Source:
+    """Read a file. One that is no source file that this Python reads has nothing to reach."""
+    try:
+        text = Path(file).read_text(encoding="utf-8")
+        tree = ast.parse(text)
+        code = compile(text, file, "exec", dont_inherit=True)
+    except (OSError, ValueError, SyntaxError):
+        return Source((), {})
+    conditions: dict[int, Condition] = {}
+    for node in sorted(filter(None, map(_condition, ast.walk(tree))), key=lambda one: one.line):
+        conditions.update(dict.fromkeys(range(node.test[0], node.test[1] + 1), node))
+    bodies = {
+        line: (node.name, _first_line(node), node.end_lineno or node.lineno)
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+        for line in (node.lineno, *(one.lineno for one in node.decorator_list))
+    }
+    own = {condition.line for condition in conditions.values()}
+    functions = []
+    for name, found, first, last in _functions(code, "", bodies):
+        lines = frozenset(line for line in found if first <= line <= last)
+        functions.append(Function(name, lines, lines & own))
+    return Source(tuple(functions), conditions)
+
+
+def _condition(node: ast.AST) -> Condition | None:
+    if not isinstance(node, (ast.If, ast.While)) or isinstance(node.test, ast.Constant):
+        return None
+    test = node.test.lineno, node.test.end_lineno or node.test.lineno
+    body = node.body[0].lineno, node.body[-1].end_lineno or node.body[-1].lineno
+    return Condition(node.lineno, test, body) if body[0] > test[1] else None
+
+
+def _first_line(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """The line of a function's first statement that is no docstring."""
+    documented = ast.get_docstring(node, clean=False) is not None
+    return node.body[1].lineno if documented and len(node.body) > 1 else node.body[0].lineno
+
+
+def _functions(
+    code: CodeType, inside: str, bodies: dict[int, tuple[str, int, int]]
+) -> Iterator[tuple[str, set[int], int, int]]:
+    """Qualified name, lines with code, first and last line of every function in a code object."""
+    for inner in code.co_consts:
+        if not isinstance(inner, CodeType):
+            continue
+        name, first, last = bodies.get(inner.co_firstlineno, ("", 0, 0))
+        if inner.co_flags & _OPTIMIZED and name == inner.co_name:
+            yield f"{inside}{name}", _lines(inner), first, last
+            yield from _functions(inner, f"{inside}{name}.", bodies)
+        else:
+            scope = "" if inner.co_name.startswith("<") else f"{inner.co_name}."
+            yield from _functions(inner, f"{inside}{scope}", bodies)
+
+
+def _lines(code: CodeType) -> set[int]:
+    """The lines of a function, with those of its lambdas and comprehensions."""
+    found = {line for _, _, line in code.co_lines() if line}
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType) and inner.co_name.startswith("<"):
+            found |= _lines(inner)
+    return found
+
+
+__all__ = ["Condition", "Function", "Source", "source_of"]

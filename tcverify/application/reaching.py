@@ -1,0 +1,255 @@
+"""Which lines of a pass's own code run, and which way its conditions go: recorded where the pass runs, while it runs.
+
+By `sys.monitoring` from Python 3.12 on: every place reports once and is then switched off, so that a pass that has been through
+all of its code runs at full speed. Before that by `sys.settrace`, which costs all frames something: there the first programs
+are watched, later ones from time to time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dis
+import inspect
+import os
+import sys
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
+from pathlib import Path
+from types import CodeType, FrameType, ModuleType
+from typing import Any, NamedTuple
+
+from tcverify.application.reachable import source_of
+
+#: `sys.monitoring`, where this Python has it.
+_MONITORING: Any = getattr(sys, "monitoring", None)
+
+#: Calls of a pass that are all watched where watching costs time, and of those that follow one in so many.
+FIRST, EVERY = 64, 32
+
+
+class Point(NamedTuple):
+    """A place in the pass's code that was reached.
+
+    Attributes:
+        outcome: of the condition on this line: 1 where it was true, 0 where it was false; -1: the line ran.
+    """
+
+    file: str
+    line: int
+    outcome: int = -1
+
+
+class Scope:
+    """The files that belong to a pass: those that define it, and those beside them in their packages.
+
+    Attributes:
+        files: that define it.
+    """
+
+    def __init__(self, files: Iterable[str], packages: Iterable[str] = ()) -> None:
+        self.files = tuple(dict.fromkeys(map(os.path.realpath, files)))
+        self._packages = tuple(f"{os.path.realpath(package)}{os.sep}" for package in packages)
+        self._known: dict[str, str | None] = {}
+
+    def of(self, file: str) -> str | None:
+        """The real path of a file that belongs to the pass, None for any other."""
+        if file not in self._known:
+            real = os.path.realpath(file)
+            ours = real in self.files or real.startswith(self._packages)
+            self._known[file] = real if ours and source_of(real).functions else None
+        return self._known[file]
+
+
+def scope_of(subjects: Iterable[Any], covered: Iterable[str]) -> Scope:
+    """Return the scope of passes, as they are loaded.
+
+    Args:
+        covered: names of modules that are to count in place of those that define the passes.
+    """
+    named = [_file(sys.modules.get(name)) or _path_of(name) for name in covered]
+    if named:
+        return Scope(file for file in named if file)
+    files: list[str] = []
+    packages: list[str] = []
+    for subject in subjects:
+        plain = getattr(subject, "func", subject)
+        owner = plain if inspect.isroutine(plain) else type(plain)
+        kinds = [owner] if inspect.isroutine(owner) else [k for k in owner.__mro__ if k.__module__ != "builtins"]
+        for number, kind in enumerate(kinds):
+            module = sys.modules.get(kind.__module__)
+            file = _file(module)
+            if module is None or file is None:
+                continue
+            if number == 0:
+                files.append(file)
+            package = module.__package__ or ""
+            if package and package.split(".")[0] not in (*sys.stdlib_module_names, "torch"):
+                packages.append(str(Path(file).parent))
+    return Scope(files, packages)
+
+
+def _file(module: ModuleType | None) -> str | None:
+    file = getattr(module, "__file__", None)
+    return file if isinstance(file, str) and file.endswith(".py") else None
+
+
+def _path_of(name: str) -> str | None:
+    """The file of a module of a package that is imported, without importing the module."""
+    top, *rest = name.split(".")
+    root = _file(sys.modules.get(top))
+    if root is None:
+        return None
+    path = Path(root).parent.joinpath(*rest)
+    found = (one for one in (path.with_suffix(".py"), path / "__init__.py") if one.is_file())
+    return next(map(str, found), None)
+
+
+class Recorder:
+    """Records what is reached for the first time since it was made.
+
+    Args:
+        monitored: whether by `sys.monitoring`; by default where there is one.
+    """
+
+    def __init__(self, scope: Scope, *, monitored: bool | None = None) -> None:
+        self.scope = scope
+        self._seen: set[Point] = set()
+        self._new: list[Point] = []
+        self._calls = 0
+        self._tool: int | None = None
+        if monitored if monitored is not None else _MONITORING is not None:
+            self._tool = self._monitor()
+
+    def taken(self) -> list[Point]:
+        """What was reached for the first time since this was last asked."""
+        new, self._new = self._new, []
+        return new
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """Watch inside the block, where monitoring does not do so anyway."""
+        self._calls += 1
+        if self._tool is not None or (self._calls > FIRST and self._calls % EVERY) or sys.gettrace() is not None:
+            yield
+            return
+        sys.settrace(self._enter)
+        try:
+            yield
+        finally:
+            sys.settrace(None)
+
+    def close(self) -> None:
+        """Watch no more."""
+        if self._tool is not None:
+            _MONITORING.set_events(self._tool, 0)
+            _MONITORING.free_tool_id(self._tool)
+            self._tool = None
+
+    def _reach(self, point: Point) -> None:
+        if point not in self._seen:
+            self._seen.add(point)
+            self._new.append(point)
+
+    # ------------------------------------------------------------------------------------------------ sys.monitoring
+
+    def _monitor(self) -> int | None:
+        """Watch every function of the scope from its first call on; None where others hold all the places for tools."""
+        monitoring: Any = _MONITORING
+        tool = next((number for number in (4, 3, 2) if monitoring.get_tool(number) is None), None)
+        if tool is None:
+            return None
+        events = monitoring.events
+        branches = [getattr(events, name) for name in ("BRANCH_LEFT", "BRANCH_RIGHT") if hasattr(events, name)]
+        branches = branches or [events.BRANCH]
+        watched = events.LINE
+        for one in branches:
+            watched |= one
+
+        def start(code: CodeType, _: int) -> Any:
+            if self.scope.of(code.co_filename) is not None and code.co_flags & inspect.CO_OPTIMIZED:
+                monitoring.set_local_events(tool, code, watched)
+            return monitoring.DISABLE
+
+        def line(code: CodeType, number: int) -> Any:
+            self._reach(Point(self.scope.of(code.co_filename) or "", number))
+            return monitoring.DISABLE
+
+        def branch(code: CodeType, offset: int, target: int) -> Any:
+            return monitoring.DISABLE if self._went(code, offset, target) else None
+
+        monitoring.use_tool_id(tool, "tcverify")
+        monitoring.register_callback(tool, events.PY_START, start)
+        monitoring.register_callback(tool, events.LINE, line)
+        for event in branches:
+            monitoring.register_callback(tool, event, branch)
+        monitoring.set_events(tool, events.PY_START)
+        monitoring.restart_events()  # places that an earlier recorder of this process has switched off
+        return tool
+
+    def _went(self, code: CodeType, offset: int, target: int) -> bool:
+        """Note the way that a jump went; whether both ways are known, or do not matter."""
+        file = self.scope.of(code.co_filename) or ""
+        layout = _layout(code)
+        condition = source_of(file).conditions.get(layout.line(offset))
+        if condition is None:
+            return True
+        line = layout.line(target)
+        outcome = condition.outcome(line) if line else False
+        if outcome is None and layout.leaves(target):
+            outcome = False  # a jump back or a return is filed under the line of the condition
+        if outcome is not None:
+            self._reach(Point(file, condition.line, int(outcome)))
+        both = {Point(file, condition.line, 0), Point(file, condition.line, 1)}
+        return both <= self._seen
+
+    # -------------------------------------------------------------------------------------------------- sys.settrace
+
+    def _enter(self, frame: FrameType, event: str, _: Any) -> Callable[..., Any] | None:
+        """Trace the frames of the pass's functions."""
+        code = frame.f_code
+        file = self.scope.of(code.co_filename)
+        if file is None or not code.co_flags & inspect.CO_OPTIMIZED:
+            return None
+        conditions = source_of(file).conditions
+        last = 0
+
+        def trace(frame: FrameType, event: str, _: Any) -> Callable[..., Any]:
+            nonlocal last
+            if event == "line":
+                self._reach(Point(file, frame.f_lineno))
+            if event in ("line", "return"):
+                condition = conditions.get(last)
+                outcome = None if condition is None else event == "line" and condition.outcome(frame.f_lineno)
+                if condition is not None and outcome is not None:
+                    self._reach(Point(file, condition.line, int(outcome)))
+            last = frame.f_lineno if event == "line" else 0
+            return trace
+
+        return trace
+
+
+class _Layout:
+    """Where the instructions of a code object stand."""
+
+    def __init__(self, code: CodeType) -> None:
+        spans = [(start, line or 0) for start, _, line in code.co_lines()]
+        self._starts, self._lines = [start for start, _ in spans], [line for _, line in spans]
+        self._ops = {one.offset: one.opname for one in dis.get_instructions(code)}
+
+    def line(self, offset: int) -> int:
+        """The line of an instruction, 0 where it has none."""
+        place = bisect_right(self._starts, offset) - 1
+        return self._lines[place] if place >= 0 else 0
+
+    def leaves(self, offset: int) -> bool:
+        """Whether an instruction leaves where it stands."""
+        return self._ops.get(offset, "").startswith(("RETURN", "JUMP"))
+
+
+@lru_cache(maxsize=4096)
+def _layout(code: CodeType) -> _Layout:
+    return _Layout(code)
+
+
+__all__ = ["Point", "Recorder", "Scope", "scope_of"]

@@ -1,0 +1,198 @@
+"""What a pass may change beside its graph: torch's global state, the seeds of random numbers, and torch itself.
+
+A compiler runs passes in the process that trains or serves. A pass that leaves another default dtype behind changes programs that
+it has never seen; here it would change how the next one is judged. So all of this is put back after a pass, and named.
+
+What another thread changes meanwhile is taken for the pass's. What a module changes when it is imported is not looked at.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from operator import is_
+from types import MappingProxyType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import fx
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One piece of global state.
+
+    Attributes:
+        read: returns it, to be compared with `same`.
+        write: puts it back; None where that is impossible.
+        shown: whether its values say something to people.
+    """
+
+    read: Callable[[], Any]
+    write: Callable[[Any], None] | None
+    same: Callable[[Any, Any], bool] = lambda a, b: bool(a == b)
+    shown: bool = True
+
+
+def _group() -> Any:
+    return dist.group.WORLD if dist.is_available() and dist.is_initialized() else None
+
+
+def _default_device() -> torch.device | None:
+    """The device that was set; None where none was, which is not the same as the CPU: that device is a mode."""
+    context = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
+    return None if context is None else context.device
+
+
+def _function_modes(wanted: list[Any]) -> None:
+    while len(_get_current_function_mode_stack()) > len(wanted):
+        torch._C._pop_torch_function_stack()
+
+
+def _dispatch_modes(wanted: list[Any]) -> None:
+    while (modes := _get_current_dispatch_mode_stack()) and len(modes) > len(wanted):
+        modes[-1].__exit__(None, None, None)
+
+
+def _identical(a: list[Any], b: list[Any]) -> bool:
+    return len(a) == len(b) and all(x is y for x, y in zip(a, b, strict=True))
+
+
+#: Times that a generator of random numbers may come to the end of its 624 words while a pass draws from it.
+_ROUNDS = 100
+
+
+def _drawn_on(before: Any, now: Any) -> bool:
+    """Whether drawing numbers has led from one state of Python's generator to the other. A new seed does not.
+
+    To draw is no crime (modules do that when they are made), and stays: put back, a pass that does would seem to repeat itself.
+    """
+    words = now[1][:-1]
+    if before[1][:-1] == words:
+        return True
+    generator = random.Random()
+    generator.setstate(before)
+    for _ in range(_ROUNDS):
+        generator.getrandbits(32 * 624)
+        if generator.getstate()[1][:-1] == words:
+            return True
+    return False
+
+
+#: Torch's global state, by what it is called, in the order in which it is put back: under a mode, what follows reads otherwise.
+SETTINGS: Mapping[str, Setting] = MappingProxyType(
+    {
+        "modes of dispatch": Setting(_get_current_dispatch_mode_stack, _dispatch_modes, _identical, shown=False),
+        "the default device": Setting(_default_device, torch.set_default_device),
+        "modes of functions": Setting(_get_current_function_mode_stack, _function_modes, _identical, shown=False),
+        "inference mode": Setting(torch.is_inference_mode_enabled, None),
+        "grad mode": Setting(torch.is_grad_enabled, torch._C._set_grad_enabled),
+        "the default dtype": Setting(torch.get_default_dtype, torch.set_default_dtype),
+        "autocast on the CPU": Setting(
+            lambda: torch.is_autocast_enabled("cpu"), lambda on: torch.set_autocast_enabled("cpu", on)
+        ),
+        "the number of threads": Setting(torch.get_num_threads, torch.set_num_threads),
+        "the mode of deterministic algorithms": Setting(
+            torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode
+        ),
+        "anomaly detection": Setting(torch.is_anomaly_enabled, torch.set_anomaly_enabled),
+        "the seed of torch's random numbers": Setting(
+            lambda: (torch.initial_seed(), torch.get_rng_state()),
+            lambda known: torch.set_rng_state(known[1]),
+            lambda a, b: bool(a[0] == b[0]),
+            shown=False,
+        ),
+        "the seed of Python's random numbers": Setting(random.getstate, random.setstate, _drawn_on, shown=False),
+        "the process group": Setting(_group, None, lambda a, b: a is b, shown=False),
+    }
+)
+
+#: Where passes find torch's functions and classes. New names may come, as torch imports its parts when they are first used.
+_SPACES: Mapping[str, Any] = MappingProxyType(
+    {
+        "torch": torch,
+        "torch.Tensor": torch.Tensor,
+        "torch.nn.Module": torch.nn.Module,
+        "torch.nn.functional": torch.nn.functional,
+        "torch.distributed": dist,
+        "torch.fx": fx,
+        "torch.fx.Graph": fx.Graph,
+        "torch.fx.GraphModule": fx.GraphModule,
+        "torch.fx.Node": fx.Node,
+    }
+)
+
+
+#: What torch changes itself, with a setting.
+_FOLLOWING = ("torch.Storage",)  # the default dtype
+
+#: What stands for a function in a class, without being callable.
+_WRAPPED = (property, classmethod, staticmethod)
+
+
+@dataclass(slots=True)
+class Changed:
+    """What has changed while it was watched.
+
+    Attributes:
+        what: says it, one phrase each.
+        left: those that could not be put back.
+    """
+
+    what: list[str]
+    left: list[str]
+
+    def __str__(self) -> str:
+        rest = f"; could not be put back: {', '.join(self.left)}" if self.left else ""
+        return f"changed {', '.join(self.what)}{rest}"
+
+
+@contextlib.contextmanager
+def watched() -> Iterator[Changed]:
+    """Watch torch's global state; at the end put back what is different, and say so in what this yields."""
+    changed = Changed([], [])
+    before = {name: setting.read() for name, setting in SETTINGS.items()}
+    spaces = {name: dict(vars(owner)) for name, owner in _SPACES.items()}
+    try:
+        yield changed
+    finally:
+        _unpatch(spaces, changed)
+        for name, setting in SETTINGS.items():
+            now = setting.read()
+            if setting.same(before[name], now):
+                continue
+            changed.what.append(f"{name} from {before[name]} to {now}" if setting.shown else name)
+            try:
+                if setting.write is not None:
+                    setting.write(before[name])
+                if setting.write is None or not setting.same(before[name], setting.read()):
+                    changed.left.append(name)
+            except Exception:  # noqa: BLE001 - what a pass has left of torch may be broken in any way
+                changed.left.append(name)
+
+
+def _unpatch(spaces: dict[str, dict[str, Any]], changed: Changed) -> None:
+    """Put torch's own functions and classes back where others stand in their place. `spaces` holds all names as they were."""
+    for space, known in spaces.items():
+        owner = _SPACES[space]
+        now = vars(owner)
+        if all(map(is_, known.values(), now.values())) and len(now) >= len(
+            known
+        ):  # new names stand behind the old ones
+            continue
+        for name, value in known.items():
+            if (
+                now.get(name) is not value
+                and f"{space}.{name}" not in _FOLLOWING
+                and (callable(value) or type(value) in _WRAPPED)
+            ):
+                changed.what.append(f"{space}.{name}")
+                setattr(owner, name, value)
+
+
+__all__ = ["SETTINGS", "Changed", "Setting", "watched"]

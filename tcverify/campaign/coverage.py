@@ -1,0 +1,109 @@
+"""What the programs of a pass have reached: lines and conditions of its code, patterns, and what was in programs that fired."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tcverify.application import Pair, Point, source_of
+from tcverify.program import Program
+
+
+@dataclass(frozen=True, slots=True)
+class FileReach:
+    """What was reached of one file.
+
+    Attributes:
+        lines, lines_reached: of functions. Of a file that does not define the pass itself, functions count once they are called;
+            so do constructors, which run before anything is recorded.
+        outcomes, outcomes_reached: the two of each condition.
+        unreached: first and last line of runs of code that never ran, in functions that did.
+        always_true: lines of conditions that were never false.
+        uncalled: functions that were never called.
+    """
+
+    file: str
+    lines: int
+    lines_reached: int
+    outcomes: int
+    outcomes_reached: int
+    unreached: tuple[tuple[int, int], ...] = ()
+    always_true: tuple[int, ...] = ()
+    uncalled: tuple[str, ...] = ()
+
+
+class Coverage:
+    """Gathers what the programs of a pass reach, on all meshes.
+
+    Args:
+        files: that define the pass.
+    """
+
+    def __init__(self, files: Sequence[str]) -> None:
+        self._files = tuple(files)
+        self._points: set[Point] = set()
+        self._features: set[tuple[str, str]] = set()
+
+    def novel(self, program: Program, pair: Pair) -> list[str]:
+        """Take note of a program and of what the pass did with it; return what of that is new, as phrases.
+
+        New are places in the pass's code, patterns that fire, and what a program is labelled with when a pattern fires.
+        """
+        points = [point for point in pair.reached if point not in self._points]
+        self._points.update(points)
+        fired = [pattern for pattern, times in pair.rewrites.items() if times] or (["a change"] if pair.changed else [])
+        features = [(name, label) for name in fired for label in ("", *program.labels)]
+        new = [feature for feature in dict.fromkeys(features) if feature not in self._features]
+        self._features.update(new)
+        return [_phrase(point) for point in points] + [f"{name} with {label}" if label else name for name, label in new]
+
+    def report(self) -> tuple[FileReach, ...]:
+        """What was reached so far, file by file, those that define the pass first."""
+        by_file: dict[str, set[Point]] = {file: set() for file in self._files}
+        for point in sorted(self._points):
+            by_file.setdefault(point.file, set()).add(point)
+        found = (_reach(file, points, whole=file in self._files) for file, points in by_file.items())
+        return tuple(one for one in found if one.lines)
+
+
+def _phrase(point: Point) -> str:
+    how = {0: " is false", 1: " is true"}.get(point.outcome, "")
+    return f"{point.file}:{point.line}{how}"
+
+
+def _reach(file: str, points: set[Point], *, whole: bool) -> FileReach:
+    ran = {point.line for point in points if point.outcome < 0}
+    went = {(point.line, point.outcome) for point in points if point.outcome >= 0}
+    functions = source_of(file).functions
+    called = [one for one in functions if one.lines & ran]
+    counted = [one for one in functions if one in called or (whole and one.lines and not one.name.endswith("__init__"))]
+    conditions = {line for one in counted for line in one.conditions}
+    lines = {line for one in counted for line in one.lines}
+    return FileReach(
+        file,
+        len(lines),
+        len(lines & ran),
+        2 * len(conditions),
+        len([one for one in went if one[0] in conditions]),
+        tuple(run for one in called for run in _runs(sorted(one.lines), ran)),
+        tuple(sorted(line for line in conditions if (line, 1) in went and (line, 0) not in went)),
+        tuple(one.name for one in counted if not one.lines & ran),
+    )
+
+
+def _runs(lines: list[int], ran: set[int]) -> list[tuple[int, int]]:
+    """Lines that did not run as first and last of those that follow one another, whatever blank lines are between them."""
+    runs: list[tuple[int, int]] = []
+    before = False
+    for line in lines:
+        if line in ran:
+            before = False
+        elif before:
+            runs[-1] = (runs[-1][0], line)
+        else:
+            runs.append((line, line))
+            before = True
+    return runs
+
+
+__all__ = ["Coverage", "FileReach"]

@@ -1,0 +1,296 @@
+"""Many ranks at once: where all ranks run one graph, their tensors are stacked, and an op runs once for all of them.
+
+What is equal on all ranks (replicated inputs, and what is computed from them alone) is kept once. Collectives, and ops that
+are told something else on every rank, run rank by rank on the slices. One rank also runs alone, given what the collectives
+gave it: it says how values share storage, and that its slices are what it computes by itself.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import torch
+from torch.fx.node import map_aggregate
+from torch.utils import _pytree as pytree
+
+from tcverify.arithmetic import Domain
+from tcverify.execution.compare import compare_ranks, storage_partition
+from tcverify.execution.executor import Run
+from tcverify.execution.interpreter import Call, RankResult, arguments, rank_inputs, run_rank
+from tcverify.execution.plan import Plan, Step, known_constant, plans_of, rank_constants
+from tcverify.ops import Await, Collective, Request, Start, complete, mismatch
+from tcverify.program import InputSpec, Mesh, Program
+from tcverify.program.graph import RankConstant, Slot
+from tcverify.program.inputs import Sources
+
+#: From so many ranks on it pays (benchmarks/scale.py).
+STACKED_FROM = 16
+
+#: Most elements of one value of all ranks: 512 MiB of float64.
+_MOST_ELEMENTS = 1 << 26
+
+#: What rounding may make of another order of the same sums, relative to the largest magnitude.
+_ROUNDING = 1e-9
+
+
+class _NotStackable(Exception):
+    """The ranks do not go the same way, or not by the same shapes: they have to run one by one."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Stacked:
+    """One tensor per rank: [ranks, *shape of each]."""
+
+    tensor: torch.Tensor
+
+
+def run_stacked(program: Program, domain: Domain) -> Run | None:
+    """Run a program with its ranks stacked; its plans are supported in the domain.
+
+    Returns:
+        The run, finished on all ranks; None where the ranks have to run one by one, which also says what goes wrong.
+    """
+    plans = plans_of(program, domain)
+    plan = plans[0]
+    if len(plans) > 1 or not domain.carries or plan.mutates or plan.asynchronous:
+        return None
+    try:
+        ranks = _Ranks(program, plan, domain)
+        with torch.no_grad(), domain.running(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of ops that vmap runs slice by slice itself
+            results = ranks.run()
+            first = ranks.alone()
+        results[0] = _checked(first, results[0], 0.0 if domain.kind == "exact" else _ROUNDING)
+    except Exception:  # noqa: BLE001 - whatever it is, the ranks one by one will say it, with its rank
+        return None
+    return Run("lockstep", results, domain=domain.name)
+
+
+class _Ranks:
+    """All ranks of a program of one graph, on their way through it together."""
+
+    def __init__(self, program: Program, plan: Plan, domain: Domain) -> None:
+        self.program, self.plan, self.domain = program, plan, domain
+        self.size = program.world_size
+        self.calls: list[list[Call]] = [[] for _ in range(self.size)]
+        self.answers: list[torch.Tensor] = []  # of the collectives of the first rank
+        self.constants = [rank_constants(program.mesh, r, b.constants) for r, b in enumerate(program.ranks)]
+        first = self.constants[0]
+        # Made before the domain runs: it means what programs compute.
+        self.inputs = self._inputs()
+        self.inputs_alone = rank_inputs(plan, 0, program.sources, domain)
+        self.different = {name for one in self.constants for name in one if one[name] != first.get(name)}
+
+    def run(self) -> list[RankResult]:
+        """Run the graph; return every rank's result."""
+        values: list[Any] = list(self.inputs)
+        for step in self.plan.steps:
+            if step.op.collective or any(name in self.different for name in _constants_of(step)):
+                values.append(self._one_by_one(step, values))
+            else:
+                values.append(self._together(step, values))
+            for slot in step.dead:
+                values[slot] = None
+        flat, tree = pytree.tree_flatten(map_aggregate(self.plan.result, _filler(values, self.constants[0])))
+        if any(isinstance(leaf, RankConstant) for leaf in pytree.tree_leaves(self.plan.result)):
+            raise _NotStackable
+        outputs, kept = _slices(flat, self.size), _slices(self.inputs, self.size)
+        return [
+            RankResult(r, outputs[r], str(tree), kept[r], self.plan.placeholders, calls=self.calls[r])
+            for r in range(self.size)
+        ]
+
+    def alone(self) -> RankResult:
+        """Run the first rank by itself, given what the collectives gave it, and return what it computes."""
+        steps = run_rank(self.plan, 0, self.constants[0], self.inputs_alone, domain=self.domain)
+        answers = iter(self.answers)
+        answer: torch.Tensor | None = None
+        while True:
+            try:
+                steps.send(answer)
+            except StopIteration as stop:
+                result: RankResult = stop.value
+                return result
+            answer = next(answers)
+
+    def _inputs(self) -> list[Any]:
+        specs = self.program.sources.chosen(self.plan.placeholders, 0)
+        parts: dict[tuple[str, ...], list[Any]] = {}
+        inputs = []
+        for spec in specs:
+            names = tuple(name for name, placement in spec.placements if placement.kind != "replicated")
+            if names not in parts:
+                parts[names] = [_part(names, self.program.mesh, rank) for rank in range(self.size)]
+            inputs.append(_input(spec, self.program.sources, parts[names], self.domain))
+        return inputs
+
+    def _together(self, step: Step, values: list[Any]) -> Any:
+        """Call an op once for all ranks."""
+        args, kwargs = arguments(step, values, _filler(values, self.constants[0]))
+        leaves, tree = pytree.tree_flatten((args, kwargs))
+        places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, _Stacked)]
+        if not places:
+            return self._carried(step, step.run(*args, **kwargs))
+
+        def call(*tensors: torch.Tensor) -> Any:
+            given = list(leaves)
+            for place, tensor in zip(places, tensors, strict=True):
+                given[place] = tensor
+            rank_args, rank_kwargs = pytree.tree_unflatten(given, tree)
+            return self._carried(step, step.run(*rank_args, **rank_kwargs))
+
+        try:
+            found = torch.vmap(call)(*(leaves[place].tensor for place in places))
+        except Exception:  # noqa: BLE001 - a kernel that looks at values, or one that raises on some rank
+            return self._one_by_one(step, values)
+        return pytree.tree_map_only(torch.Tensor, self._stacked, found)
+
+    def _one_by_one(self, step: Step, values: Sequence[Any]) -> Any:
+        """Call an op on every rank's slices; let collectives meet."""
+        slots = _slots_of(step)
+        leaves, tree = pytree.tree_flatten([values[slot] for slot in slots])
+        plain = not any(isinstance(values[slot], (tuple, list, dict)) for slot in slots)
+        found: list[Any] = []
+        for rank, one in enumerate(_slices(leaves, self.size)):
+            given = dict(zip(slots, one if plain else pytree.tree_unflatten(one, tree), strict=True))
+            args, kwargs = arguments(step, given, _filler(given, self.constants[rank]))  # type: ignore[arg-type]
+            found.append(step.run(rank, *args, **kwargs) if step.op.collective else step.run(*args, **kwargs))
+        if step.op.collective:
+            found = self._met(step, found)
+        return self._restacked([self._carried(step, one) for one in found])
+
+    def _met(self, step: Step, generators: Sequence[Any]) -> list[Any]:
+        """Drive every rank's side of a collective to its end; return what each of them returns."""
+        answers: list[Any] = [None] * self.size
+        while True:
+            requests: list[Request] = []
+            ended: list[Any] = []
+            for rank, generator in enumerate(generators):
+                try:
+                    asked = generator.send(answers[rank])
+                except StopIteration as stop:
+                    ended.append(stop.value)
+                    continue
+                if isinstance(asked, (Await, Start)):
+                    raise _NotStackable
+                self.calls[rank].append(Call(step.name, asked.collective))
+                requests.append(asked)
+            if ended:
+                if requests:
+                    raise _NotStackable
+                return ended
+            answers = self._complete(requests)
+            self.answers.append(answers[0])
+
+    def _complete(self, requests: Sequence[Request]) -> list[torch.Tensor]:
+        """What every rank is answered. All ranks ask at once; those of a communicator meet if all its members name it."""
+        answers: list[Any] = [None] * self.size
+        for rank, request in enumerate(requests):
+            members = request.collective.communicator
+            if answers[rank] is not None:
+                continue
+            if rank not in members or not all(0 <= m < self.size and answers[m] is None for m in members):
+                raise _NotStackable
+            calls: list[Collective] = [requests[m].collective for m in members]
+            if any(call.channel != request.collective.channel for call in calls) or mismatch(calls) is not None:
+                raise _NotStackable
+            for member, answer in zip(members, complete(calls, [requests[m].tensor for m in members]), strict=True):
+                answers[member] = answer
+        return answers
+
+    def _carried(self, step: Step, value: Any) -> Any:
+        if not step.carry:
+            return value
+        return self.domain.constant(value) if step.constant else self.domain.carry(value)
+
+    def _restacked(self, found: Sequence[Any]) -> Any:
+        """Every rank's value as one; they have to nest alike, and to have the same shapes."""
+        if all(isinstance(one, torch.Tensor) for one in found):
+            return self._column(found)
+        flat = [pytree.tree_flatten(one) for one in found]
+        tree = flat[0][1]
+        if any(other != tree for _, other in flat):
+            raise _NotStackable
+        columns = zip(*(leaves for leaves, _ in flat), strict=True)
+        return pytree.tree_unflatten([self._column(column) for column in columns], tree)
+
+    def _column(self, column: Sequence[Any]) -> Any:
+        """One leaf of every rank's value."""
+        first = column[0]
+        if isinstance(first, torch.Tensor):
+            if any(one.shape != first.shape or one.dtype != first.dtype for one in column):
+                raise _NotStackable
+            return self._stacked(torch.stack(list(column)))
+        if all(type(one) is type(first) and one == first for one in column):
+            return first
+        raise _NotStackable
+
+    def _stacked(self, tensor: torch.Tensor) -> _Stacked:
+        if tensor.numel() > _MOST_ELEMENTS:
+            raise _NotStackable
+        return _Stacked(tensor)
+
+
+def _checked(alone: RankResult, stacked: RankResult, tolerance: float) -> RankResult:
+    """Return what a rank has computed alone, if that is what stands in its slices."""
+    if alone.error is not None or storage_partition(alone) != storage_partition(stacked):
+        raise _NotStackable
+    for delta in compare_ranks(alone, stacked):
+        if delta.problem or delta.overflow or delta.difference > tolerance * delta.scale:
+            raise _NotStackable
+    return alone
+
+
+def _input(spec: InputSpec, sources: Sources, parts: Sequence[Any], domain: Domain) -> Any:
+    """An input on all ranks: made once for those of the same part; kept once where that is all of them."""
+    first = {part: rank for rank, part in reversed(list(enumerate(parts)))}
+    made = {p: domain.carry(spec.values(sources.mesh, rank, sources.seed, domain)) for p, rank in first.items()}
+    if len(made) == 1:
+        return made[parts[0]]
+    shapes = {value.shape for value in made.values()}
+    if len(shapes) > 1 or len(parts) * prod(shapes.pop()) > _MOST_ELEMENTS:
+        raise _NotStackable
+    numbers = {part: number for number, part in enumerate(made)}
+    return _Stacked(torch.stack(list(made.values()))[torch.tensor([numbers[part] for part in parts])])
+
+
+def _part(dims: Sequence[str], mesh: Mesh, rank: int) -> tuple[Any, ...]:
+    """Where a rank stands in mesh dims: what the values of inputs that are placed over these depend on."""
+    return tuple((dim.position(rank), len(dim.group(rank))) for dim in map(mesh.dim, dims))
+
+
+def _filler(values: Any, constants: dict[str, Any]) -> Callable[[Any], Any]:
+    def fill(leaf: Any) -> Any:
+        if isinstance(leaf, Slot):
+            return values[leaf.index]
+        return known_constant(leaf, constants) if isinstance(leaf, RankConstant) else leaf
+
+    return fill
+
+
+def _slots_of(step: Step) -> list[int]:
+    found = {leaf.index for leaf in _templates(step) if isinstance(leaf, Slot)}
+    return sorted(found | {slot for _, slot in step.slots})
+
+
+def _constants_of(step: Step) -> list[str]:
+    return [leaf.name for leaf in _templates(step) if isinstance(leaf, RankConstant)] if step.nested else []
+
+
+def _templates(step: Step) -> list[Any]:
+    found: list[Any] = []
+    map_aggregate((step.args, step.kwargs), found.append)
+    return found
+
+
+def _slices(leaves: Sequence[Any], ranks: int) -> list[list[Any]]:
+    """Per rank, its part of each of some values."""
+    columns = [leaf.tensor.unbind(0) if isinstance(leaf, _Stacked) else (leaf,) * ranks for leaf in leaves]
+    return [[column[rank] for column in columns] for rank in range(ranks)]
+
+
+__all__ = ["STACKED_FROM", "run_stacked"]

@@ -1,0 +1,91 @@
+"""Blame: which of the rewrites that a pass made is the one that is wrong. Data only."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Rewrite:
+    """One rewrite among those that a pass made.
+
+    Attributes:
+        number: its place among them, from 1.
+        pattern: what the pass calls it, or "" where the pass does not say.
+        node: where it begins, by the name of a node, or "".
+        nodes: what it changes: names of nodes, as far as known.
+    """
+
+    number: int
+    pattern: str = ""
+    node: str = ""
+    nodes: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        where = f"node '{self.node}'" if self.node else ""
+        return f"{self.pattern} at {where}" if self.pattern and where else self.pattern or f"at {where or 'no node'}"
+
+
+@dataclass(frozen=True, slots=True)
+class Blame:
+    """The rewrites that show a finding where none of them can be left out.
+
+    Attributes:
+        rewrites: those to blame; empty where they cannot be told.
+        total: how many the pass made.
+        asked: whether the pass itself said what a rewrite is; else they are the connected changes of the graph.
+        others: whether the finding shows without them too, so that others are wrong as well.
+        trials: how many selections of rewrites were verified.
+        why: why nothing is blamed, or what is not certain; or "".
+    """
+
+    rewrites: tuple[Rewrite, ...] = ()
+    total: int = 0
+    asked: bool = True
+    others: bool = False
+    trials: int = 0
+    why: str = ""
+
+    def __str__(self) -> str:
+        what = "rewrite" if self.asked else "change"
+        if not self.rewrites:
+            return f"no single {what} ({self.why})"
+        if len(self.rewrites) == 1:
+            one = self.rewrites[0]
+            text = f"{what} {one.number} of {self.total}, {one}"
+        else:
+            numbers = [str(one.number) for one in self.rewrites]
+            listed = f"{', '.join(numbers[:-1])} and {numbers[-1]}"
+            text = f"{what}s {listed} of {self.total} together, {', '.join(map(str, self.rewrites))}"
+        text += "; others show it too" if self.others else ""
+        return f"{text} ({self.why})" if self.why else text
+
+
+def encode_blame(blame: Blame) -> dict[str, Any]:
+    """Write as JSON-able data."""
+    return {**asdict(blame), "rewrites": [{**asdict(one), "nodes": list(one.nodes)} for one in blame.rewrites]}
+
+
+def decode_blame(data: Any) -> Blame:
+    """Read from JSON-able data. Raises `TypeError`, `KeyError` or `ValueError` where it is no such thing."""
+    rewrites = tuple(
+        Rewrite(
+            _of(int, one["number"]), _of(str, one["pattern"]), _of(str, one["node"]),
+            tuple(_of(str, node) for node in _of(list, one["nodes"])),
+        )
+        for one in _of(list, data["rewrites"])
+    )  # fmt: skip
+    return Blame(
+        rewrites, _of(int, data["total"]), _of(bool, data["asked"]), _of(bool, data["others"]),
+        _of(int, data["trials"]), _of(str, data["why"]),
+    )  # fmt: skip
+
+
+def _of(kind: type, value: Any) -> Any:
+    if type(value) is not kind:
+        raise TypeError(f"{repr(value)[:60]} is not of type {kind.__name__}")
+    return value
+
+
+__all__ = ["Blame", "Rewrite", "decode_blame", "encode_blame"]

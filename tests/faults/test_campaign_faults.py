@@ -1,0 +1,315 @@
+"""What a run has found outlives whatever happens to the run."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import strategies as st
+from torch import fx
+
+from tcverify.application import Guarded, InProcess
+from tcverify.application.loading import prepare
+from tcverify.baseline import read_baseline
+from tcverify.campaign import Campaign, CampaignFinished, Event, FindingFound, Plan, Progress
+from tcverify.counterexample import FILE_NAME, read_counterexample
+from tcverify.errors import UsageError
+from tcverify.program import Program
+from tcverify.strategies import transformer_programs
+from tests.faults.processes import ROOT, alive, descendants, wait_until
+from tests.unit.programs import reduce_then_norm
+
+
+def raises(gm: fx.GraphModule) -> None:
+    if any("all_reduce" in str(node.target) for node in gm.graph.nodes):
+        raise ValueError("no idea")
+
+
+def reports_differently(gm: fx.GraphModule) -> Any:
+    """Fails in two ways, by the number of nodes."""
+    if len(gm.graph.nodes) % 2:
+        raise ValueError("odd")
+    return 42
+
+
+def campaign(
+    tmp_path: Path,
+    pass_: Any = raises,
+    *,
+    programs: st.SearchStrategy[Program] | None = None,
+    subscribers: tuple[Callable[[Event], None], ...] = (),
+    **options: Any,
+) -> Campaign:
+    subject = pass_ if isinstance(pass_, Guarded) else InProcess(prepare(pass_, "", {}))
+    plan = Plan(
+        st.just(reduce_then_norm()) if programs is None else programs, "2 ranks", tmp_path / "reports", tmp_path / "state",
+        **{"max_examples": 5, "shrink_time": 2.0, **options},
+    )  # fmt: skip
+    return Campaign(subject, plan, None, subscribers)
+
+
+def kept(tmp_path: Path) -> list[str]:
+    """The kinds of the counterexamples that are on disk, each readable."""
+    found = [read_counterexample(path) for path in (tmp_path / "reports").glob(f"*/{FILE_NAME}")]
+    return sorted(case.finding.kind for case in found)
+
+
+# ------------------------------------------------------------------------------------------------------------ full disks
+
+
+@contextmanager
+def files_limited_to(size: int) -> Iterator[None]:
+    """No file grows beyond so many bytes: writes fail half-way, as on a disk that is full."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+
+
+@pytest.mark.fault(
+    "the disk is full while a run writes what it has found",
+    "the finding is shown whole before the run ends with code 2 and names the file; nothing half-written is left",
+)
+def test_what_cannot_be_written_is_told(tmp_path: Path) -> None:
+    told: list[str] = []
+
+    def listen(event: Event) -> None:
+        if isinstance(event, FindingFound):
+            told.append(event.counterexample.finding.kind)
+
+    # What is being verified takes 2.5 kB, its counterexample 3.2 kB.
+    with files_limited_to(2900), pytest.raises(UsageError, match="cannot be written"):
+        campaign(tmp_path, subscribers=(listen,)).run()
+    assert told == ["pass-raised"]
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+def test_of_several_findings_that_cannot_be_written_each_is_told(tmp_path: Path) -> None:
+    """An interrupt comes while findings of several kinds wait to be shrunk."""
+    told: list[str] = []
+
+    def listen(event: Event) -> None:
+        if isinstance(event, FindingFound):
+            told.append(event.counterexample.finding.kind)
+        if isinstance(event, Progress) and event.phase.startswith("shrinking"):
+            raise KeyboardInterrupt
+
+    one = campaign(
+        tmp_path,
+        reports_differently,
+        programs=transformer_programs(world_size=2),
+        max_examples=30,
+        subscribers=(listen,),
+    )
+    (tmp_path / "reports").write_text("a file, where a directory should be")
+    with pytest.raises(UsageError, match="cannot be written"):
+        one.run()
+    assert told
+    assert len(set(told)) == len(told)
+
+
+TINY_DISK = """
+mount -t tmpfs -o size=64k tmpfs {place} || exit 77
+cd {place}
+dd if=/dev/zero of=ballast bs=1k count={ballast} 2>/dev/null
+exec {python} -m tcverify run {root}/tests/faults/test_campaign_faults.py:raises --world-size 2 --confirm none --max-examples 6
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ballast", [56, 36, 12])
+def test_a_disk_that_is_really_full(tmp_path: Path, ballast: int) -> None:
+    """A file system of 64 KiB that fills up before, or at, the first, second or third file of the run."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    commands = TINY_DISK.format(place=place, ballast=ballast, python=sys.executable, root=ROOT)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path), "COLUMNS": "200"}
+    process = subprocess.run(
+        ["unshare", "--map-root-user", "--mount", "sh", "-c", commands],
+        env=environment, capture_output=True, text=True, timeout=280, check=False,
+    )  # fmt: skip
+    if process.returncode == 77 or "unshare" in process.stderr:
+        pytest.skip(f"this machine mounts no file system in a namespace: {process.stderr.strip()[:200]}")
+    assert process.returncode in (1, 2), process.stderr
+    assert "Traceback" not in process.stderr + process.stdout
+    assert "internal error" not in process.stderr
+    assert "pass-raised" in process.stdout or "cannot be written" in process.stderr
+    assert not list(tmp_path.glob("tcverify-*"))
+
+
+# ---------------------------------------------------------------------------------------------------------- interrupted
+
+
+@pytest.mark.fault(
+    "Ctrl-C twice, and more often", "the first ends the run, which keeps what it has found; the rest are ignored"
+)
+def test_an_interrupt_while_what_was_found_is_kept_loses_nothing(tmp_path: Path) -> None:
+    def listen(event: Event) -> None:
+        if isinstance(event, Progress) and event.statistics.shrinking == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGINT)
+        if isinstance(event, FindingFound):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.01)  # the interpreter looks for signals
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        finished = campaign(tmp_path, programs=transformer_programs(world_size=2), subscribers=(listen,)).run()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert (finished.stop, finished.verdict) == ("interrupted", "refuted")
+    assert kept(tmp_path) == ["pass-raised"]
+    assert not list((tmp_path / "state").glob("in-flight*"))
+
+
+DIES_WHILE_SHRINKING = """
+import os, signal
+from pathlib import Path
+from tcverify.campaign import Progress
+from tests.faults.test_campaign_faults import campaign, raises
+from tcverify.strategies import transformer_programs
+
+def listen(event):
+    if isinstance(event, Progress) and event.phase.startswith("shrinking"):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+campaign(Path("."), programs=transformer_programs(world_size=2), subscribers=(listen,)).run()
+"""
+
+
+@pytest.mark.fault(
+    "the run is killed (−9) while it shrinks a finding",
+    "the next run on the same pass begins with the program that showed it, and shrinks it; the program that was being "
+    "tried is kept as `crashed-….json`",
+)
+def test_a_finding_that_was_being_shrunk_is_found_again(tmp_path: Path) -> None:
+    process = subprocess.run(
+        [sys.executable, "-c", DIES_WHILE_SHRINKING],
+        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, timeout=200, check=False,
+    )  # fmt: skip
+    assert process.returncode == -signal.SIGKILL, process.stderr.decode()
+    assert kept(tmp_path) == []
+    again = campaign(tmp_path, programs=st.nothing(), max_examples=3, shrink_time=20.0)
+    finished = again.run()
+    (case,) = finished.counterexamples
+    assert case.program.size < case.size_drawn  # shrunk by the second run
+    assert len(list(tmp_path.glob(f"state/failures/*/*/{FILE_NAME}"))) == 1  # as it was drawn, it is no longer needed
+
+
+# ------------------------------------------------------------------------------------------- several runs, damaged files
+
+TWICE = """
+import sys
+from pathlib import Path
+from tests.faults.test_campaign_faults import campaign
+print(campaign(Path("."), seed=int(sys.argv[1]), max_examples=200).run().verdict)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.fault(
+    "two runs in one directory",
+    "each keeps all that it finds; cases of the same name are the same, and never half-written",
+)
+def test_two_campaigns_in_one_directory(tmp_path: Path) -> None:
+    commands = [[sys.executable, "-c", TWICE, str(seed)] for seed in (1, 2)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    running = [
+        subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True)
+        for command in commands
+    ]
+    assert [process.communicate(timeout=200)[0] for process in running] == ["refuted\n", "refuted\n"]
+    assert kept(tmp_path) == ["pass-raised"]
+    assert [path for path in tmp_path.rglob(".*")] == []
+    assert not list((tmp_path / "state").glob("in-flight*"))
+
+
+@pytest.mark.fault(
+    "counterexamples, baselines and state of earlier runs that are damaged",
+    "a case that is no longer readable is left out, and replaced when it is found again; a damaged baseline ends the run "
+    "before it begins, and is not overwritten",
+)
+@pytest.mark.parametrize(
+    "damage", [b"", b"{", b"\xff\x00", b"null", b'{"format": "tcverify-counterexample", "version": 1}']
+)
+def test_damaged_files_of_earlier_runs(tmp_path: Path, damage: bytes) -> None:
+    first = campaign(tmp_path).run()
+    for path in [*tmp_path.rglob(FILE_NAME)]:
+        path.write_bytes(damage)
+    again = campaign(tmp_path).run()
+    assert [case.id for case in again.counterexamples] == [case.id for case in first.counterexamples]
+    assert kept(tmp_path) == ["pass-raised"]
+    baseline = tmp_path / "known.json"
+    baseline.write_bytes(damage)
+    with pytest.raises(UsageError, match=r"known\.json, line 1"):
+        read_baseline(baseline)
+
+
+# ------------------------------------------------------------------------------------------------------------- the clock
+
+
+@pytest.mark.fault("the clock of the machine jumps", "nothing: every limit is on the monotonic clock")
+@pytest.mark.parametrize("jump", [-1e9, 1e9])
+def test_a_clock_that_jumps_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jump: float) -> None:
+    real = time.time
+    calls: list[int] = []
+
+    def jumping() -> float:
+        calls.append(1)
+        return real() + jump * len(calls)
+
+    class Jumping(datetime):
+        @classmethod
+        def now(cls, tz: Any = None) -> Any:
+            return datetime.fromtimestamp(max(0.0, min(4e9, jumping())), tz)
+
+    monkeypatch.setattr(time, "time", jumping)
+    monkeypatch.setattr("tcverify.report.ndjson.datetime", Jumping)
+    finished: CampaignFinished = campaign(tmp_path, max_examples=None, max_time=100.0).run()
+    assert (finished.stop, finished.verdict) == ("exhausted", "refuted")
+    assert 0 <= finished.statistics.elapsed < 100
+
+
+# --------------------------------------------------------------------------------------------------------- a whole run
+
+
+@pytest.mark.slow
+def test_a_whole_run_on_gloo_that_is_killed_leaves_nothing(tmp_path: Path) -> None:
+    """The command line, with ranks, workers and fork server, killed when it is verifying."""
+    command = [
+        sys.executable,
+        "-m",
+        "tcverify",
+        "run",
+        "sequence_parallel",
+        "--world-size",
+        "2",
+        "--max-examples",
+        "100000",
+    ]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
+    process = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.DEVNULL)
+    with process:
+        wait_until(lambda: bool(list(tmp_path.glob(".tcverify/in-flight-*.json"))), 200)
+        started = descendants(process.pid)
+        assert len(started) >= 4  # two ranks, a worker, the fork server
+        process.kill()
+    wait_until(lambda: not any(alive(pid) for pid in started))
+    wait_until(lambda: not list(tmp_path.glob("tcverify-*")))
+    (left,) = tmp_path.glob(".tcverify/in-flight-*.json")
+    assert json.loads(left.read_text())["finding"]["kind"] == "run-died"

@@ -1,0 +1,152 @@
+"""What is reached of a pass's code: by `sys.monitoring` where there is one, and by `sys.settrace`, with the same result."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from tcverify import Guarded
+from tcverify.application import Pair, Point, source_of
+from tcverify.application.reaching import EVERY, FIRST, Recorder, Scope
+from tcverify.campaign import Coverage
+from tcverify.report.reach import reach_line, unreached_lines
+from tests.unit import reached_code, rewriting_passes
+from tests.unit.reached_code import line
+from tests.unit.rewriting_passes import negations
+
+FILE = reached_code.__file__
+WAYS = [pytest.param(False, id="settrace")]
+if hasattr(sys, "monitoring"):
+    WAYS.append(pytest.param(True, id="monitoring"))
+
+
+@pytest.fixture(params=WAYS)
+def recorder(request: pytest.FixtureRequest) -> Iterator[Recorder]:
+    before = sys.gettrace()  # coverage.py's own
+    sys.settrace(None)
+    with contextlib.closing(Recorder(Scope([FILE]), monitored=request.param)) as made:
+        yield made
+    sys.settrace(before)
+
+
+def run() -> None:
+    reached_code.count([1, 4, 2], False)
+    reached_code.count([1], True)
+    reached_code.end(1)
+    reached_code.end(0)
+    reached_code.loop([0])
+    reached_code.Holder().method()
+    with contextlib.suppress(ZeroDivisionError):
+        reached_code.raises(0)
+
+
+def outcomes(points: list[Point]) -> set[tuple[int, int]]:
+    return {(point.line, point.outcome) for point in points if point.outcome >= 0}
+
+
+def test_lines_and_outcomes_of_conditions(recorder: Recorder) -> None:
+    with recorder.watching():
+        run()
+    found = recorder.taken()
+    assert {point.file for point in found} == {FILE}
+    assert outcomes(found) == {
+        (line("between"), 0), (line("between"), 1), (line("hundred"), 0), (line("while"), 0), (line("several"), 0),
+        (line("not flag"), 0), (line("not flag"), 1), (line("end"), 0), (line("end"), 1), (line("loop"), 0),
+    }  # fmt: skip
+    lines = {point.line for point in found if point.outcome < 0}
+    assert {line("first"), line("two"), line("number"), line("division")} <= lines
+    assert not {line("minus"), line("down"), line("early"), line("printed"), line("never")} & lines
+
+
+def test_only_what_is_new_is_told(recorder: Recorder) -> None:
+    with recorder.watching():
+        run()
+    assert recorder.taken()
+    with recorder.watching():
+        run()
+        reached_code.loop([1])
+    new, again = recorder.taken(), recorder.taken()
+    assert again == []
+    assert set(new) == {Point(FILE, line("loop"), 1), Point(FILE, line("printed"))}
+
+
+def test_other_files_do_not_count(recorder: Recorder) -> None:
+    with recorder.watching():
+        source_of(FILE)
+        Scope([FILE]).of(FILE)
+    assert recorder.taken() == []
+
+
+def test_where_watching_costs_time_later_programs_are_watched_now_and_then() -> None:
+    before = sys.gettrace()
+    sys.settrace(None)
+    try:
+        recorder = Recorder(Scope([FILE]), monitored=False)
+        watched = []
+        for _ in range(FIRST + 2 * EVERY):
+            with recorder.watching():
+                watched.append(sys.gettrace() is not None)
+    finally:
+        sys.settrace(before)
+    assert watched[:FIRST] == [True] * FIRST
+    assert sum(watched[FIRST:]) == 2
+
+
+def test_what_can_be_reached_of_a_file() -> None:
+    functions = {one.name: one for one in source_of(FILE).functions}
+    assert {"count", "end", "loop", "never", "Holder.method", "line"} <= set(functions)
+    assert functions["never"].lines == {line("never")}
+    assert line("several") in functions["count"].conditions
+    assert source_of("/nowhere.py").functions == ()
+
+
+def test_coverage_says_what_is_new_and_what_was_never_reached() -> None:
+    program = negations(1)
+    coverage = Coverage([FILE])
+    first = [Point(FILE, line("first")), Point(FILE, line("between")), Point(FILE, line("between"), 1)]
+    new = coverage.novel(program, Pair(program, rewrites={"P1": 2, "P2": 0}, reached=first))
+    assert new == [
+        *(f"{FILE}:{line(text)}" for text in ("first", "between")),
+        f"{FILE}:{line('between')} is true",
+        "P1",
+    ]
+    assert coverage.novel(program, Pair(program, rewrites={"P1": 1}, reached=first)) == []
+    (report,) = coverage.report()
+    assert (report.lines_reached, report.outcomes_reached) == (2, 1)
+    assert report.always_true == (line("between"),)
+    assert "never" in report.uncalled
+    assert "count" not in report.uncalled
+    assert (line("between") + 1, line("not flag") + 2) in report.unreached
+    told = unreached_lines([report])
+    assert any(f"false on line {line('between')}" in text for text in told)
+    assert reach_line([report]).startswith("reached of tests/unit/reached_code.py: 2 of ")
+
+
+def test_what_a_pass_reaches_in_its_process() -> None:
+    with Guarded(f"{rewriting_passes.__name__}:raising", covered=()) as subject:
+        coverage = Coverage(subject.files)
+        pair = subject.apply(negations(1))
+        assert coverage.novel(negations(1), pair)
+        assert subject.apply(negations(1)).reached == []
+        (before,) = [one for one in coverage.report() if one.file == rewriting_passes.__file__]
+        assert coverage.novel(negations(2), subject.apply(negations(2)))
+        (after,) = [one for one in coverage.report() if one.file == rewriting_passes.__file__]
+    assert after.lines_reached == before.lines_reached + 1
+    assert after.outcomes_reached == before.outcomes_reached + 1
+    assert after.unreached == ()
+    assert "sound" in after.uncalled
+
+
+def test_a_pass_whose_code_is_not_asked_for_is_not_watched() -> None:
+    with Guarded(f"{rewriting_passes.__name__}:sound") as subject:
+        assert subject.files == ()
+        assert subject.apply(negations(2)).reached == []
+
+
+def test_modules_can_be_named_in_place_of_those_that_define_the_pass() -> None:
+    with Guarded(f"{rewriting_passes.__name__}:sound", covered=["tests.unit.reached_code"]) as subject:
+        assert subject.files == (FILE,)
+        assert subject.apply(negations(2)).reached == []

@@ -1,0 +1,166 @@
+"""Ranks that are stacked compute what each computes alone; those that cannot be stacked run one by one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, seed, settings
+
+from tcverify import verify
+from tcverify.arithmetic import FLOAT64, NATIVE, Domain, Exact
+from tcverify.campaign.drawing import SETTINGS
+from tcverify.execution import Lockstep, Run
+from tcverify.execution.compare import compare_ranks, storage_partition
+from tcverify.execution.lockstep import _execute
+from tcverify.execution.stacked import run_stacked
+from tcverify.passes import SequenceParallel
+from tcverify.program import (
+    PARTIAL,
+    REPLICATED,
+    VARYING,
+    GraphBuilder,
+    InputSpec,
+    Mesh,
+    Placement,
+    Program,
+    spmd_program,
+)
+from tcverify.program import shard as sharded
+from tcverify.strategies import programs_of
+from tests.mutants.sequence_parallel import FirstChunkForAll
+
+MESH = Mesh.grid({"dp": 2, "tp": 8})
+
+
+def one_by_one(program: Program, domain: Domain = FLOAT64) -> Run:
+    return _execute(program, False, None, domain=domain)
+
+
+def made(
+    build: Callable[[GraphBuilder], Any], placement: Placement = VARYING, shape: tuple[int, ...] = (8, 4)
+) -> Program:
+    return spmd_program(MESH, [InputSpec("x", shape, torch.float64, (("tp", placement),))], build)
+
+
+def same(plain: Run, stacked: Run, *, exactly: bool) -> None:
+    for expected, actual in zip(plain.ranks, stacked.ranks, strict=True):
+        assert (actual.structure, actual.input_names) == (expected.structure, expected.input_names)
+        assert actual.calls == expected.calls
+        assert storage_partition(actual) == storage_partition(expected)
+        for delta in compare_ranks(expected, actual):
+            assert delta.problem is None
+            assert delta.difference <= (0 if exactly else 1e-12 * delta.scale)
+        for mine, theirs in zip(actual.inputs, expected.inputs, strict=True):
+            assert torch.equal(mine, theirs)
+
+
+@pytest.mark.parametrize("domain", [FLOAT64, Exact(0)], ids=lambda domain: domain.name)
+@pytest.mark.parametrize("strategy", ["mixed", "moe", "wild", "functional"])
+def test_drawn_programs_compute_the_same(strategy: str, domain: Domain) -> None:
+    seen: Counter[bool] = Counter()
+
+    @seed(5)
+    @settings(SETTINGS, max_examples=8)
+    @given(programs_of(strategy, mesh=MESH))
+    def compare(program: Program) -> None:
+        plain, stacked = one_by_one(program, domain), run_stacked(program, domain)
+        seen[stacked is not None] += 1
+        if stacked is not None:
+            same(plain, stacked, exactly=domain.kind == "exact")
+
+    compare()
+    assert strategy == "functional" or seen[True] >= 4  # functional programs start collectives, which are not stacked
+
+
+def test_an_op_that_ranks_call_with_other_constants_runs_rank_by_rank() -> None:
+    """Between others that run at once."""
+
+    def build(b: GraphBuilder) -> Any:
+        x = b.call("aten::relu", b.input("x"))
+        scaled = b.call("aten::mul.Tensor", x, b.constant("scale", float))
+        return b.call("aten::neg", scaled)
+
+    program = made(build)
+    stacked = run_stacked(program, FLOAT64)
+    assert stacked is not None
+    same(one_by_one(program), stacked, exactly=True)
+
+
+def test_what_no_rank_tells_from_others_is_computed_once() -> None:
+    def build(b: GraphBuilder) -> Any:
+        return b.call("aten::neg", b.input("x"))
+
+    stacked = run_stacked(made(build, REPLICATED), FLOAT64)
+    assert stacked is not None
+    assert len({result.outputs[0].data_ptr() for result in stacked.ranks[1:]}) == 1
+
+
+def test_slices_and_sums_of_groups() -> None:
+    def build(b: GraphBuilder) -> Any:
+        x = b.input("x")
+        total = b.call("tensor_cast::all_reduce", x, b.rank, b.group("tp"))
+        return x, b.call("aten::view", x, [4, 8]), total
+
+    program = made(build, PARTIAL)
+    stacked = run_stacked(program, FLOAT64)
+    assert stacked is not None
+    same(one_by_one(program), stacked, exactly=False)
+
+
+@pytest.mark.parametrize(
+    ("why", "build", "placement", "shape"),
+    [
+        ("shards of two sizes", lambda b: b.call("aten::neg", b.input("x")), sharded(0), (9, 4)),
+        ("it writes", lambda b: b.call("aten::add_.Tensor", b.input("x"), 1.0), VARYING, (8, 4)),
+    ],
+)
+def test_what_cannot_be_stacked_runs_rank_by_rank(
+    why: str, build: Callable[[GraphBuilder], Any], placement: Placement, shape: tuple[int, ...]
+) -> None:
+    program = made(build, placement, shape)
+    assert run_stacked(program, FLOAT64) is None, why
+    run = Lockstep().run(program)
+    assert run.finished
+    same(one_by_one(program), run, exactly=True)
+
+
+def test_other_domains_and_asynchronous_collectives_are_left_alone() -> None:
+    def asynchronous(b: GraphBuilder) -> Any:
+        start = b.call("_c10d_functional::all_reduce", b.input("x"), "sum", "tp")
+        return b.call("_c10d_functional::wait_tensor", start)
+
+    assert run_stacked(made(asynchronous), FLOAT64) is None
+    assert run_stacked(made(lambda b: b.call("aten::neg", b.input("x"))), NATIVE) is None
+
+
+def test_ranks_that_wait_for_each_other_are_told_by_name() -> None:
+    """Half of the ranks name another group than their peers do."""
+
+    def build(b: GraphBuilder) -> Any:
+        group = b.constant("g", lambda rank: list(range(16)) if rank < 8 else list(range(8, 16)))
+        return b.call("tensor_cast::all_reduce", b.input("x"), b.rank, group)
+
+    program = made(build)
+    assert run_stacked(program, FLOAT64) is None
+    run = Lockstep().run(program)
+    assert run.hang is not None
+    assert run.why == one_by_one(program).why
+
+
+def test_a_defect_is_found_on_stacked_ranks() -> None:
+    found: Counter[str] = Counter()
+
+    @seed(11)
+    @settings(SETTINGS, max_examples=4)
+    @given(programs_of("structured", mesh=MESH))
+    def hunt(program: Program) -> None:
+        if run_stacked(program, FLOAT64) is not None:
+            found.update(finding.kind for finding in verify(FirstChunkForAll(), program).findings)
+            assert verify(SequenceParallel(), program).status == "passed"
+
+    hunt()
+    assert found["wrong-value"]
