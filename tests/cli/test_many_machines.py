@@ -78,6 +78,6 @@ def test_what_workers_cannot_do_is_said(place: Path) -> None:
     says(
         run_here("run", "identity", *ONE, "--workers", "2", "--bisect"),
         2,
-        "does not go with --workers",
+        "workers do not bisect",
         "replay ID --bisect",
     )
