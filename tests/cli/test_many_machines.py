@@ -72,3 +72,12 @@ def test_a_worker_serves_what_has_process_groups(place: Path, monkeypatch: pytes
     says(run_here("worker", "run", "identity"), 2, "torchrun has not started this", "tcverify worker run")
     outcome = run_here("run", "identity", *ONE[:4], "--confirm", "torchrun", "--max-examples", "1")
     says(outcome, 2, "there is no torchrun here")
+
+
+def test_what_workers_cannot_do_is_said(place: Path) -> None:
+    says(
+        run_here("run", "identity", *ONE, "--workers", "2", "--bisect"),
+        2,
+        "workers do not bisect",
+        "replay ID --bisect",
+    )
