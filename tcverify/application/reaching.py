@@ -25,7 +25,7 @@ from tcverify.application.reachable import source_of
 _MONITORING: Any = getattr(sys, "monitoring", None)
 
 #: Calls of a pass that are all watched where watching costs time, and of those that follow one in so many.
-FIRST, EVERY = 16, 32
+FIRST, EVERY = 24, 32
 
 
 class Point(NamedTuple):
