@@ -34,6 +34,9 @@ from tcverify.extensions import extensions_here, load_extensions_of
 from tcverify.program import Allowed, Contract, Program, decode_statistics, dumps, read_asks
 from tcverify.program.codec import decode
 
+#: Most time that a worker is given to say where its pass hangs. One that blocks signals never does.
+STACK_SECONDS = 2.0
+
 #: Most time that importing a pass may take, in seconds. Importing torch and friends on a busy machine is slow.
 LOAD_TIMEOUT = 120.0
 
@@ -391,9 +394,13 @@ class _Worker:
         if self._process.pid is not None:
             with contextlib.suppress(OSError):
                 os.kill(self._process.pid, signal.SIGUSR1)
-        time.sleep(0.2)
-        self._log.seek(start)
-        dump = self._log.read().decode(errors="replace")
+        dump, deadline = "", time.monotonic() + STACK_SECONDS
+        while True:
+            time.sleep(0.1)
+            self._log.seek(start)
+            before, dump = dump, self._log.read().decode(errors="replace")
+            if (dump and dump == before) or time.monotonic() > deadline:
+                break
         _, found, frames = dump.rpartition("(most recent call first):\n")
         ours = str(Path(__file__).parent) + os.sep  # what called the pass says nothing about it
         of_pass = list(itertools.takewhile(lambda frame: ours not in frame, frames.splitlines()))
