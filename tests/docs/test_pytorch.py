@@ -16,7 +16,7 @@ from tcverify.extra.pytorch.findings import VERSIONS, TorchFinding, read_finding
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "pytorch.md"
 FOUND = ROOT / "reports" / "pytorch"
-MARKS = "".join(f"<!-- table: {name} -->\n<!-- end -->\n" for name in ("subjects", "versions", "findings"))
+MARKS = "".join(f"<!-- table: {name} -->\n<!-- end -->\n" for name in ("subjects", "versions", "findings", "unshown"))
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +47,7 @@ def test_a_row_says_what_exists_ran_and_was_found(
         "title": "dtypes | mixed", "subject": "torch:bucket_all_gather", "kind": "wrong-value", "cause": "torch/a.py:b",
         "why": "So.", "contract": "Values stay.", "affects": ["2.13.0", "2.15.0"], "unaffected": ["2.11.0"],
         "reported": "https://github.com/pytorch/pytorch/issues/1", "entry": "torch.compile",
+        "unshown": "No strategy draws it.",
     }  # fmt: skip
     (folder / "finding.toml").write_text("".join(f"{name} = {json.dumps(value)}\n" for name, value in facts.items()))
     for name in ("script.py", "issue.md"):
@@ -58,6 +59,7 @@ def test_a_row_says_what_exists_ran_and_was_found(
         "| `dtypes-mixed`: dtypes \\| mixed | `wrong-value` | `a.py:b` | torch.compile |  | ○ | ● | ● |"
         " [yes](https://github.com/pytorch/pytorch/issues/1) |"
     ) in page
+    assert "| `dtypes-mixed` | No strategy draws it. |" in page
     assert generate.pytorch(page, tmp_path) == page
 
 
