@@ -37,7 +37,10 @@ ALLOWED = {
         "tcverify/application/reachable.py",
         "compile",
     ): "the source of the pass's own module is parsed for its lines, and not run",
-    ("tcverify/execution/keeper.py", "subprocess"): "tcverify itself, started by its keeper with the user's arguments, no shell",
+    (
+        "tcverify/execution/keeper.py",
+        "subprocess",
+    ): "tcverify itself, started by its keeper with the user's arguments, no shell",
     ("tcverify/execution/processes.py", "ctypes"): "prctl of the C library, with constants",
     ("tcverify/execution/processes.py", "ctypes.CDLL"): "the same",
     ("tcverify/execution/messages.py", "ctypes"): "the bytes of a storage of ours are read",
