@@ -1,11 +1,11 @@
 """What lockstep and the checks cost as programs grow: per rank, from 2 to 1,024 ranks, and per node, up to 10,000.
 
-    python benchmarks/scale.py [--markdown] [--programs N] [--ranks N]... [--layers N]...
+    python benchmarks/scale.py [--markdown] [--plot FILE] [--programs N] [--ranks N]... [--layers N]...
 
 Ranks: drawn transformer programs on a mesh of data × tensor parallelism run in lockstep, rank by rank and with the ranks of one
 graph stacked, in turns. Only programs that can be stacked count; how many that are is said. Nodes: models of repeated layers, as
 large as captured ones, go through sequence_parallel and all checks. CPU time of this process throughout; the most memory is what
-the process has taken by the end of a row, so that it cannot fall.
+the process has taken by the end of a row, so that it cannot fall. A plot needs matplotlib: pip install -e '.[benchmarks]'.
 """
 
 from __future__ import annotations
@@ -117,16 +117,50 @@ def show(heads: Sequence[str], rows: Sequence[Sequence[str]], *, markdown: bool)
         print("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)))
 
 
+def plot(ranks: Sequence[Sequence[str]], nodes: Sequence[Sequence[str]], file: Path) -> None:
+    """Draw both tables, on logarithmic axes."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    from matplotlib import pyplot
+
+    pyplot.rcParams.update({"svg.hashsalt": "tcverify", "svg.fonttype": "none", "font.family": "sans-serif"})
+
+    def numbers(rows: Sequence[Sequence[str]], column: int) -> list[float]:
+        return [float(row[column].replace(",", "")) for row in rows]
+
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
+    left.plot(numbers(ranks, 0), numbers(ranks, 2), "o-", label="rank by rank")
+    left.plot(numbers(ranks, 0), numbers(ranks, 3), "s-", label="ranks stacked")
+    left.set(xscale="log", yscale="log", xlabel="ranks", ylabel="ms of CPU time per program", title="lockstep")
+    left.set_xticks(numbers(ranks, 0), [row[0] for row in ranks])
+    left.minorticks_off()
+    left.legend(frameon=False)
+    sizes, seconds = numbers(nodes, 0), numbers(nodes, 1)
+    right.plot(sizes, seconds, "o-", label="measured")
+    right.plot(sizes, [seconds[0] * size / sizes[0] for size in sizes], ":", color="gray", label="linear in the nodes")
+    right.set(xscale="log", yscale="log", xlabel="nodes", ylabel="s of CPU time", title="pass, lockstep and all checks")
+    right.set_xticks(sizes, [row[0] for row in nodes])
+    right.minorticks_off()
+    right.legend(frameon=False)
+    figure.savefig(file, metadata={"Date": None}, transparent=False)
+
+
 @click.command()
 @click.option("--programs", type=click.IntRange(1), default=6, show_default=True, help="Drawn per number of ranks.")
 @click.option("--ranks", type=click.IntRange(2), multiple=True, default=(2, 8, 16, 64, 256, 1024), show_default=True)
 @click.option("--layers", type=click.IntRange(1), multiple=True, default=(8, 80, 800), show_default=True)
 @click.option("--markdown", is_flag=True, help="As tables for docs/performance.md.")
-def main(programs: int, ranks: tuple[int, ...], layers: tuple[int, ...], markdown: bool) -> None:
+@click.option("--plot", "file", type=click.Path(path_type=Path), help="Where to draw both, e.g. docs/scale.svg.")
+def main(programs: int, ranks: tuple[int, ...], layers: tuple[int, ...], markdown: bool, file: Path | None) -> None:
     torch.set_num_threads(1)
-    show(RANKS, by_ranks(ranks, programs), markdown=markdown)
+    with_ranks = by_ranks(ranks, programs)
+    show(RANKS, with_ranks, markdown=markdown)
     print()
-    show(NODES, by_nodes(layers), markdown=markdown)
+    with_nodes = by_nodes(layers)
+    show(NODES, with_nodes, markdown=markdown)
+    if file is not None:
+        plot(with_ranks, with_nodes, file)
 
 
 if __name__ == "__main__":

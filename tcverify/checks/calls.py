@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,17 +50,20 @@ def calls_of(program: Program, rank: int) -> tuple[list[Call], list[Call]]:
     return collectives, effects
 
 
-def _calling(graph: fx.Graph) -> list[tuple[fx.Node, Op]]:
-    """The nodes that communicate or have an effect, with their ops. Remembered: graphs of programs do not change."""
+def _calling(graph: fx.Graph) -> Iterator[tuple[fx.Node, Op]]:
+    """The nodes that communicate or have an effect, with their ops. Which they are is remembered: graphs of programs do not change."""
     found = _CALLING.get(graph)
     if found is None:
-        ops = [(node, lookup(node.target)) for node in graph.nodes if node.op == "call_function"]
-        found = [(node, op) for node, op in ops if (op.collective or op.effect) and op.phase != "wait"]
+        ops = [(i, lookup(node.target)) for i, node in enumerate(graph.nodes) if node.op == "call_function"]
+        found = {i: op for i, op in ops if (op.collective or op.effect) and op.phase != "wait"}
         _CALLING[graph] = found
-    return found
+    for position, node in enumerate(graph.nodes if found else ()):
+        if position in found:
+            yield node, found[position]
 
 
-_CALLING: weakref.WeakKeyDictionary[fx.Graph, list[tuple[fx.Node, Op]]] = weakref.WeakKeyDictionary()
+#: By position in the graph. Nodes would keep the graph, and so the entry, for ever.
+_CALLING: weakref.WeakKeyDictionary[fx.Graph, dict[int, Op]] = weakref.WeakKeyDictionary()
 
 
 def _given(node: fx.Node, constants: Mapping[str, Any]) -> dict[str, Any]:
