@@ -158,6 +158,12 @@ def test_what_dtensor_knows_of_one_rank_is_not_used_for_another() -> None:
     assert verdict.status == "passed", verdict.doubts or verdict.findings
 
 
+def test_the_subject_can_be_applied_to_what_it_has_made() -> None:
+    given = program(LINE, {"x": ()}, lambda b: b.call("aten::relu", b.input("x")))
+    verdict = judged(given, deep=True)
+    assert verdict.status == "passed", verdict.findings
+
+
 def test_the_subject_is_found_by_its_name() -> None:
     target = subject("torch:dtensor").target
     given = program(LINE, {"x": (4,)}, lambda b: b.call("aten::relu", b.input("x")), x="S0")

@@ -230,6 +230,7 @@ def _written(original: fx.Graph, traced: fx.GraphModule) -> fx.Graph:
         if node.op == "placeholder":
             before = placeholders[len(made)]
             made[node] = graph.placeholder(str(before.target))
+            made[node].meta.update(before.meta)
         elif node.op == "output":
             (returned,) = (one.args[0] for one in original.nodes if one.op == "output")
             graph.output(_result(returned, [made[one] for one in pytree.tree_leaves(node.args[0])]))
