@@ -5,7 +5,8 @@
     python benchmarks/pytorch.py table LOG...
 
 `run` gives every subject that this torch has (default: all) its turn: a campaign of --slice seconds on 2, 3 or 4 ranks, with
-another seed each time, until the minutes are over. Findings are kept once per fingerprint, and known from then on. After each
+another seed each time, until the minutes are over. Next is who has had the fewest campaigns in the log, so that a run which
+goes on with it reaches them all. Findings are kept once per fingerprint, and known from then on. After each
 campaign some of its programs go through the pass again, in this process, while coverage.py watches the file of torch that
 defines it. A line of JSON per campaign says what was drawn, changed, reached and found, and what CPU time it took. `summary`
 adds up such lines per version and subject (reports/pytorch/campaigns.ndjson is made so), `table` prints what they come to.
@@ -38,6 +39,8 @@ from tcverify.program import Program
 from tcverify.strategies import STRATEGIES, WORLD_SIZES, programs_of
 from tcverify.strategies.options import with_options
 
+VERSION = torch.__version__.split("+")[0]
+
 #: Programs of a campaign that are applied again to see what they reach.
 WATCHED = 25
 
@@ -61,19 +64,24 @@ def run(names: tuple[str, ...], minutes: float, seconds: float, seed: int, log: 
     """Run campaigns for so many minutes."""
     torch.set_num_threads(1)
     chosen = [subject(name) for name in names] or [one for one in SUBJECTS.values() if one.here]
+    had = campaigns_in(log)
     stop = time.monotonic() + 60 * minutes
-    turn = seed
     while time.monotonic() < stop:
-        for one in chosen:
-            if time.monotonic() > stop:
-                break
-            record = campaign(one, turn, seconds, cases)
-            with log.open("a") as lines:
-                lines.write(json.dumps(record) + "\n")
-            found = {kind: len(keys) for kind, keys in record["new"].items()}
-            counts = f"{record['programs']} programs, {record['changed']} changed, {record['refuted']} refuted"
-            print(f"{one.name} seed {turn} ({record['strategy']}): {counts}, new {found}", flush=True)
-        turn += 1
+        one = min(chosen, key=lambda one: had[one.name])
+        turn = seed + had[one.name]
+        had[one.name] += 1
+        record = campaign(one, turn, seconds, cases)
+        with log.open("a") as lines:
+            lines.write(json.dumps(record) + "\n")
+        found = {kind: len(keys) for kind, keys in record["new"].items()}
+        counts = f"{record['programs']} programs, {record['changed']} changed, {record['refuted']} refuted"
+        print(f"{one.name} seed {turn} ({record['strategy']}): {counts}, new {found}", flush=True)
+
+
+def campaigns_in(log: Path) -> Counter[str]:
+    """How many campaigns a log has of each subject in this version of torch."""
+    lines = log.read_text().splitlines() if log.is_file() else []
+    return Counter(one["subject"] for one in map(json.loads, lines) if one["torch"] == VERSION)
 
 
 def campaign(one: TorchSubject, seed: int, seconds: float, cases: Path) -> dict[str, Any]:
@@ -94,7 +102,7 @@ def campaign(one: TorchSubject, seed: int, seconds: float, cases: Path) -> dict[
     reached = branches(one, watched)
     counts = finished.statistics
     return {
-        "torch": torch.__version__.split("+")[0],
+        "torch": VERSION,
         "python": "{}.{}".format(*sys.version_info),
         "subject": one.name,
         "strategy": strategy,
