@@ -47,6 +47,7 @@ def run(node, x):
     with (
         mock.patch.object(symmetric_memory, "_get_backend_stream", lambda *_: stream),
         mock.patch.object(torch.accelerator, "current_stream", lambda *_: stream),
+        mock.patch.object(torch.cuda, "current_stream", lambda *_: stream),
         mock.patch.object(torch._C._distributed_c10d, "_register_work", lambda *_: None),
     ):
         for form, memory in (("symm_mem_input", Memory(x)), ("workspace", Memory(torch.empty_like(x)))):
