@@ -41,6 +41,9 @@ from tcverify.strategies.options import with_options
 
 VERSION = torch.__version__.split("+")[0]
 
+#: What an application may take. Campaigns share a machine with others, and a pass that is slow there hangs nowhere.
+SECONDS = 60.0
+
 #: Programs of a campaign that are applied again to see what they reach.
 WATCHED = 25
 
@@ -142,7 +145,7 @@ def verified(
     path = cases / f"{one.name}.json"
     known = read_baseline(path) if path.is_file() else Baseline()
     programs = with_options(programs_of(strategy, None, size), one.draws).map(note)
-    with Guarded(one.target, timeout=20.0) as guarded, tempfile.TemporaryDirectory() as state:
+    with Guarded(one.target, timeout=SECONDS) as guarded, tempfile.TemporaryDirectory() as state:
         plan = Plan(
             programs, f"{size} ranks", cases, Path(state), None, seconds, seed,
             shrink_time=15.0, baseline=known, collect=True, earlier=False,

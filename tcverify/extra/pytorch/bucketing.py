@@ -31,11 +31,6 @@ class Bucketing(TorchPass):
         bucket_mode: `torch._inductor.config.aten_distributed_optimizations.bucket_mode`, read where passes are not told.
     """
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        # Importing Inductor takes seconds, which are none of the time that the first application may take.
-        from torch._inductor.fx_passes import bucketing, fsdp  # noqa: F401
-
     def rewrite(self, gm: fx.GraphModule, options: Mapping[str, Any]) -> None:
         from torch._inductor.pattern_matcher import stable_topological_sort
 
