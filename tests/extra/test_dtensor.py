@@ -125,6 +125,16 @@ def test_what_dtensor_says_that_it_does_not_do_is_declined() -> None:
     assert "sharding strategy" in str(verdict.doubts[0])
 
 
+def test_programs_that_communicate_themselves_are_declined() -> None:
+    def together(b: GraphBuilder) -> Any:
+        started = b.call("_c10d_functional::all_reduce_coalesced", [b.input("x")], "sum", "tp")
+        return b.call("_c10d_functional::wait_tensor", b.getitem(started, 0))
+
+    verdict = judged(program(LINE, {"x": (4, 4)}, together))
+    assert verdict.doubts[0].reason == "declined"
+    assert "communicates" in str(verdict.doubts[0])
+
+
 @pytest.mark.parametrize(
     "mesh",
     [

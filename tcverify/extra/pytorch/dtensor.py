@@ -24,7 +24,7 @@ from tcverify.errors import Unsupported
 from tcverify.extra.pytorch.base import TorchPass
 from tcverify.extra.pytorch.compat import forget_shardings, shardings_untraced
 from tcverify.extra.pytorch.groups import groups_of
-from tcverify.ops import new_fake_mode, qualified_name
+from tcverify.ops import lookup, new_fake_mode, qualified_name
 
 _ALL_REDUCE = "_c10d_functional::all_reduce"
 _WAIT = "_c10d_functional::wait_tensor"
@@ -161,6 +161,8 @@ class _Run:
             elif (reduced := _reduces(node, pending)) is not None:
                 local, over, placed = pending[node.args[0]]
                 pending[node] = local, {**over, **reduced}, placed
+            elif communicates(node):
+                raise Unsupported(f"node '{node.name}' communicates, which programs of whole tensors leave to DTensor")
             else:
                 args, kwargs = map_aggregate(
                     (node.args, node.kwargs), lambda one: known(one) if isinstance(one, fx.Node) else one
@@ -208,6 +210,12 @@ class _Run:
     @staticmethod
     def _whole(value: Any) -> Any:
         return value.full_tensor() if isinstance(value, DTensor) else value
+
+
+def communicates(node: fx.Node) -> bool:
+    """Whether ranks meet in a node, or wait for that."""
+    op = lookup(node.target)
+    return op.collective or op.phase is not None or op.effect
 
 
 def _reduces(node: fx.Node, pending: Mapping[fx.Node, Any]) -> dict[str, str] | None:
