@@ -48,7 +48,10 @@ SECONDS = 60.0
 WATCHED = 25
 
 #: Strategies that every subject gets now and then beside its own: what nobody aimed at it may show what nobody thought of.
-OTHERS = ("functional", "fsdp", "data-parallel", "sequence-functional", "async-tp")
+OTHERS = ("traced", "functional", "compiled", "fsdp", "data-parallel", "sequence-functional", "async-tp")
+
+#: Strategies of subjects that no other programs suit: they would decline nearly all.
+ALONE = frozenset({"dtensor"})
 
 
 @click.group()
@@ -90,7 +93,7 @@ def campaigns_in(log: Path) -> Counter[str]:
 def campaign(one: TorchSubject, seed: int, seconds: float, cases: Path) -> dict[str, Any]:
     """Verify one subject for so many seconds, and return what it came to."""
     size = WORLD_SIZES[seed % len(WORLD_SIZES)]
-    strategy = one.strategy if seed % 4 else next_of(OTHERS, seed // 4, one.strategy)
+    strategy = one.strategy if seed % 4 or one.strategy in ALONE else next_of(OTHERS, seed // 4, one.strategy)
     options: Counter[str] = Counter()
     watched: list[Program] = []
 
