@@ -5,7 +5,8 @@
     python benchmarks/pytorch.py table LOG...
 
 `run` gives every subject that this torch has (default: all) its turn: a campaign of --slice seconds on 2, 3 or 4 ranks, with
-another seed each time, until the minutes are over. Findings are kept once per fingerprint, and known from then on. After each
+another seed each time, until the minutes are over. Next is who has had the fewest campaigns in the log, so that a run which
+goes on with it reaches them all. Findings are kept once per fingerprint, and known from then on. After each
 campaign some of its programs go through the pass again, in this process, while coverage.py watches the file of torch that
 defines it. A line of JSON per campaign says what was drawn, changed, reached and found, and what CPU time it took. `summary`
 adds up such lines per version and subject (reports/pytorch/campaigns.ndjson is made so), `table` prints what they come to.
@@ -38,11 +39,19 @@ from tcverify.program import Program
 from tcverify.strategies import STRATEGIES, WORLD_SIZES, programs_of
 from tcverify.strategies.options import with_options
 
+VERSION = torch.__version__.split("+")[0]
+
+#: What an application may take. Campaigns share a machine with others, and a pass that is slow there hangs nowhere.
+SECONDS = 60.0
+
 #: Programs of a campaign that are applied again to see what they reach.
 WATCHED = 25
 
 #: Strategies that every subject gets now and then beside its own: what nobody aimed at it may show what nobody thought of.
-OTHERS = ("functional", "fsdp", "data-parallel", "sequence-functional", "async-tp")
+OTHERS = ("traced", "functional", "compiled", "fsdp", "data-parallel", "sequence-functional", "async-tp")
+
+#: Strategies of subjects that no other programs suit: they would decline nearly all.
+ALONE = frozenset({"dtensor"})
 
 
 @click.group()
@@ -61,25 +70,30 @@ def run(names: tuple[str, ...], minutes: float, seconds: float, seed: int, log: 
     """Run campaigns for so many minutes."""
     torch.set_num_threads(1)
     chosen = [subject(name) for name in names] or [one for one in SUBJECTS.values() if one.here]
+    had = campaigns_in(log)
     stop = time.monotonic() + 60 * minutes
-    turn = seed
     while time.monotonic() < stop:
-        for one in chosen:
-            if time.monotonic() > stop:
-                break
-            record = campaign(one, turn, seconds, cases)
-            with log.open("a") as lines:
-                lines.write(json.dumps(record) + "\n")
-            found = {kind: len(keys) for kind, keys in record["new"].items()}
-            counts = f"{record['programs']} programs, {record['changed']} changed, {record['refuted']} refuted"
-            print(f"{one.name} seed {turn} ({record['strategy']}): {counts}, new {found}", flush=True)
-        turn += 1
+        one = min(chosen, key=lambda one: had[one.name])
+        turn = seed + had[one.name]
+        had[one.name] += 1
+        record = campaign(one, turn, seconds, cases)
+        with log.open("a") as lines:
+            lines.write(json.dumps(record) + "\n")
+        found = {kind: len(keys) for kind, keys in record["new"].items()}
+        counts = f"{record['programs']} programs, {record['changed']} changed, {record['refuted']} refuted"
+        print(f"{one.name} seed {turn} ({record['strategy']}): {counts}, new {found}", flush=True)
+
+
+def campaigns_in(log: Path) -> Counter[str]:
+    """How many campaigns a log has of each subject in this version of torch."""
+    lines = log.read_text().splitlines() if log.is_file() else []
+    return Counter(one["subject"] for one in map(json.loads, lines) if one["torch"] == VERSION)
 
 
 def campaign(one: TorchSubject, seed: int, seconds: float, cases: Path) -> dict[str, Any]:
     """Verify one subject for so many seconds, and return what it came to."""
     size = WORLD_SIZES[seed % len(WORLD_SIZES)]
-    strategy = one.strategy if seed % 4 else next_of(OTHERS, seed // 4, one.strategy)
+    strategy = one.strategy if seed % 4 or one.strategy in ALONE else next_of(OTHERS, seed // 4, one.strategy)
     options: Counter[str] = Counter()
     watched: list[Program] = []
 
@@ -94,7 +108,7 @@ def campaign(one: TorchSubject, seed: int, seconds: float, cases: Path) -> dict[
     reached = branches(one, watched)
     counts = finished.statistics
     return {
-        "torch": torch.__version__.split("+")[0],
+        "torch": VERSION,
         "python": "{}.{}".format(*sys.version_info),
         "subject": one.name,
         "strategy": strategy,
@@ -134,7 +148,7 @@ def verified(
     path = cases / f"{one.name}.json"
     known = read_baseline(path) if path.is_file() else Baseline()
     programs = with_options(programs_of(strategy, None, size), one.draws).map(note)
-    with Guarded(one.target, timeout=20.0) as guarded, tempfile.TemporaryDirectory() as state:
+    with Guarded(one.target, timeout=SECONDS) as guarded, tempfile.TemporaryDirectory() as state:
         plan = Plan(
             programs, f"{size} ranks", cases, Path(state), None, seconds, seed,
             shrink_time=15.0, baseline=known, collect=True, earlier=False,

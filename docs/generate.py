@@ -326,6 +326,8 @@ def pytorch(text: str, found: Path = FOUND) -> str:
     tables = {
         "subjects": _subjects(),
         "versions": _versions(findings, found),
+        "campaigns": _campaigns(found),
+        "covered": _covered(found),
         "findings": _findings(findings),
         "unshown": _unshown(findings),
     }
@@ -355,9 +357,7 @@ def _subjects() -> str:
 def _versions(findings: tuple[TorchFinding, ...], found: Path) -> str:
     """A row per subject, a column per version: whether it is there, how many programs ran, how many causes show."""
     ran: Counter[tuple[str, str]] = Counter()
-    log = found / "campaigns.ndjson"
-    for line in log.read_text(encoding="utf-8").splitlines() if log.is_file() else ():
-        record = json.loads(line)
+    for record in campaigns(found):
         ran[record["torch"], record["subject"]] += record["programs"]
     rows = []
     for one in SUBJECTS.values():
@@ -370,6 +370,47 @@ def _versions(findings: tuple[TorchFinding, ...], found: Path) -> str:
         rows.append((f"`{PREFIX}{one.name}`", *cells))
     total = [f"{sum(version in finding.affects for finding in findings)} found" for version in VERSIONS]
     return table(("subject", *(f"torch {version}" for version in VERSIONS)), [*rows, ("all", *total)])
+
+
+def campaigns(found: Path) -> list[dict[str, Any]]:
+    """What campaigns came to, a record per version and subject: what `benchmarks/pytorch.py summary` has printed."""
+    log = found / "campaigns.ndjson"
+    return [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()] if log.is_file() else []
+
+
+def _campaigns(found: Path) -> str:
+    """A row per version: how much ran."""
+    rows = []
+    for version in VERSIONS:
+        ran = [record for record in campaigns(found) if record["torch"] == version]
+        if ran:
+            hours = sum(record["cpu_s"] for record in ran) / 3600
+            counts = (
+                sum(one[key] for one in ran) for key in ("campaigns", "programs", "changed", "refuted", "inconclusive")
+            )
+            rows.append((version, f"{hours:.1f}", *(f"{count:,}" for count in counts)))
+    head = ("torch", "CPU hours", "campaigns", "programs", "changed by the pass", "refuted", "inconclusive")
+    return table(head, rows)
+
+
+def _covered(found: Path) -> str:
+    """A row per subject that ran: what its campaigns drew and reached, by version."""
+    ran = {(record["torch"], record["subject"]): record for record in campaigns(found)}
+    rows = []
+    for one in SUBJECTS.values():
+        drawn = sum(map(len, one.draws.values()))
+        cells = []
+        for version in VERSIONS:
+            record = ran.get((version, one.name))
+            if record is None:
+                cells.append("")
+                continue
+            reached = record["branches"]
+            values = f"{len(record['options'])} of {drawn}, " if drawn else ""
+            cells.append(f"{values}{len(record['features'])}, {reached['reached']} of {reached['all']}")
+        if any(cells):
+            rows.append((f"`{PREFIX}{one.name}`", *cells))
+    return table(("subject", *(f"torch {version}" for version in VERSIONS)), rows)
 
 
 def _unshown(findings: tuple[TorchFinding, ...]) -> str:

@@ -16,7 +16,8 @@ from tcverify.extra.pytorch.findings import VERSIONS, TorchFinding, read_finding
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "pytorch.md"
 FOUND = ROOT / "reports" / "pytorch"
-MARKS = "".join(f"<!-- table: {name} -->\n<!-- end -->\n" for name in ("subjects", "versions", "findings", "unshown"))
+TABLES = ("subjects", "versions", "campaigns", "covered", "findings", "unshown")
+MARKS = "".join(f"<!-- table: {name} -->\n<!-- end -->\n" for name in TABLES)
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +40,13 @@ def test_a_row_says_what_exists_ran_and_was_found(
 ) -> None:
     one = dataclasses.replace(SUBJECTS["bucket_all_gather"], since="2.11")
     monkeypatch.setattr(generate, "SUBJECTS", {one.name: one})
-    runs = [{"torch": version, "subject": one.name, "programs": 700} for version in (*VERSIONS[2:], VERSIONS[2])]
+    counts = {"campaigns": 2, "programs": 1400, "changed": 90, "refuted": 1, "inconclusive": 0, "cpu_s": 5400.0}
+    seen = {
+        "options": {"mode=default": 1400},
+        "features": {"bucketing": 1400, "any": 2},
+        "branches": {"reached": 5, "all": 9},
+    }
+    runs = [{"torch": version, "subject": one.name, **counts, **seen} for version in VERSIONS[2:]]
     (tmp_path / "campaigns.ndjson").write_text("\n".join(map(json.dumps, runs)) + "\n")
     folder = tmp_path / "dtypes-mixed"
     folder.mkdir()
@@ -53,7 +60,9 @@ def test_a_row_says_what_exists_ran_and_was_found(
     for name in ("script.py", "issue.md"):
         (folder / name).write_text("")
     page = generate.pytorch(MARKS, tmp_path)
-    assert "\n| `torch:bucket_all_gather` | – | yes | 1,400 programs, 1 found | 700 programs, 1 found |\n" in page
+    assert "\n| `torch:bucket_all_gather` | – | yes | 1,400 programs, 1 found | 1,400 programs, 1 found |\n" in page
+    assert "\n| 2.15.0 | 1.5 | 2 | 1,400 | 90 | 1 | 0 |\n" in page
+    assert "\n| `torch:bucket_all_gather` |  |  | 1 of 7, 2, 5 of 9 | 1 of 7, 2, 5 of 9 |\n" in page
     assert "\n| all | 0 found | 0 found | 1 found | 1 found |\n" in page
     assert (
         "| `dtypes-mixed`: dtypes \\| mixed | `wrong-value` | `a.py:b` | torch.compile |  | ○ | ● | ● |"

@@ -125,6 +125,16 @@ def test_what_dtensor_says_that_it_does_not_do_is_declined() -> None:
     assert "sharding strategy" in str(verdict.doubts[0])
 
 
+def test_programs_that_communicate_themselves_are_declined() -> None:
+    def together(b: GraphBuilder) -> Any:
+        started = b.call("_c10d_functional::all_reduce_coalesced", [b.input("x")], "sum", "tp")
+        return b.call("_c10d_functional::wait_tensor", b.getitem(started, 0))
+
+    verdict = judged(program(LINE, {"x": (4, 4)}, together))
+    assert verdict.doubts[0].reason == "declined"
+    assert "communicates" in str(verdict.doubts[0])
+
+
 @pytest.mark.parametrize(
     "mesh",
     [
@@ -156,6 +166,12 @@ def test_what_dtensor_knows_of_one_rank_is_not_used_for_another() -> None:
     given = program(LINE, {"x": (5, 4)}, lambda b: b.call("aten::view", b.input("x"), [5, 2, 2]), x="S0")
     verdict = judged(given)
     assert verdict.status == "passed", verdict.doubts or verdict.findings
+
+
+def test_the_subject_can_be_applied_to_what_it_has_made() -> None:
+    given = program(LINE, {"x": ()}, lambda b: b.call("aten::relu", b.input("x")))
+    verdict = judged(given, deep=True)
+    assert verdict.status == "passed", verdict.findings
 
 
 def test_the_subject_is_found_by_its_name() -> None:

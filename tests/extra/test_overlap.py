@@ -89,6 +89,32 @@ def test_modules_are_bucketed_and_the_result_is_the_same(plan: str) -> None:
     assert verdict.status == "passed", [finding.kind for finding in verdict.findings]
 
 
+def waited_twice(b: GraphBuilder) -> Any:
+    x = b.input("x")
+    started = [b.call("_c10d_functional::all_reduce", x, op, "dp") for op in ("sum", "max")]
+    waits = [b.call("_c10d_functional::wait_tensor", one) for one in (*started, started[0])]
+    return b.call("aten::mm", waits[0], waits[1]), waits[2]
+
+
+def written(b: GraphBuilder) -> Any:
+    x = b.input("x")
+    before = b.call("aten::abs", x)
+    b.call("aten::add_.Tensor", x, x)
+    return b.call("_c10d_functional::wait_tensor", b.call("_c10d_functional::all_reduce", before, "sum", "dp"))
+
+
+@needs("schedule_overlap_bucketing")
+@pytest.mark.parametrize("subject", [ScheduleOverlapBucketing, ManualOverlapBucketing])
+def test_graphs_come_as_post_grad_passes_leaves_them(subject: Any) -> None:
+    from torch._inductor.fx_passes import bucketing
+
+    inputs = [InputSpec("x", (2, 2), placements=(("dp", VARYING),))]
+    assert verify(subject(), spmd_program(MESH, inputs, written)).status == "inconclusive"
+    if hasattr(bucketing, "deduplicate_wait_tensors"):
+        verdict = verify(subject(), spmd_program(MESH, inputs, waited_twice))
+        assert verdict.status == "passed", [finding.kind for finding in verdict.findings]
+
+
 def test_plans_name_every_module_once() -> None:
     assert plan_of(["a", "b", "c"], "each") == ["a", "b", "c"]
     assert plan_of(["a", "b", "c"], "pairs") == [["a", "b"], ["c"]]

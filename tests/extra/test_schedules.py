@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -31,7 +32,8 @@ def step(name: str, reads: str = "", writes: str = "", role: Any = "compute", gr
 
 
 def schedule(*steps: Step, sizes: dict[str, int] | None = None, kept: str = "") -> Schedule:
-    return Schedule(tuple((one,) for one in steps), sizes or {}, frozenset(kept.split()))
+    placed = [replace(one, place=place) for place, one in enumerate(steps)]
+    return Schedule(tuple((one,) for one in placed), sizes or {}, frozenset(kept.split()))
 
 
 def judged(given: Schedule, order: str, promise: Promise | None = None) -> list[str]:
@@ -97,6 +99,17 @@ def test_ranks_that_order_collectives_differently_are_found():
     assert (found.aspect, found.rank) == ("collective-order", 1)
     assert across_ranks([given, given], [turned, turned], groups) is None
     assert across_ranks([given, given], [given, turned], [{"tp": (0,)}, {"tp": (1,)}]) is None
+
+
+def test_nodes_may_return_to_the_order_of_the_graph():
+    read, write = step("a", "s", "t"), step("b", "", "s")
+    assert judged(schedule(read, write).in_order_of([["b"], ["a"]]), "a b") == []
+    graph = schedule(step("a", "x", "y", "collective", "tp"), step("b", "z", "w", "collective", "tp"))
+    turned = graph.in_order_of([["b"], ["a"]])  # by a pass before this one
+    assert judged(turned, "a b") == []
+    groups = [{"tp": (0, 1)}, {"tp": (0, 1)}]
+    assert across_ranks([turned, graph], [graph, graph], groups) is None
+    assert across_ranks([turned, turned], [turned, graph], groups) is not None
 
 
 def test_peak_memory_is_that_of_lifetimes():

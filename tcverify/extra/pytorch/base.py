@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
@@ -41,19 +42,29 @@ class TorchPass:
                 f"torch {torch.__version__} has no {facts.source}",
                 f"'{self.name}' can be verified with {facts.versions}",
             )
+        with _quiet():
+            # Importing Inductor takes seconds, which are none of the time that the first application may take.
+            importlib.import_module(facts.source.partition(":")[0])
         self._defaults = {name: values[0] for name, values in facts.draws.items()}
         self._fixed = {name: _read(name, value, facts.draws) for name, value in options.items()}
 
     def __call__(self, gm: fx.GraphModule) -> fx.GraphModule | None:
         told = {name: value for name, value in gm.meta.get("options", {}).items() if name in self._defaults}
         options = {**self._defaults, **told, **self._fixed}
-        with warnings.catch_warnings(), groups_of(gm), _fake_mode_of(gm):
-            warnings.simplefilter("ignore")  # torch warns of its own code, on import and when it compiles
+        with _quiet(), groups_of(gm), _fake_mode_of(gm):
             return self.rewrite(gm, options)
 
     def rewrite(self, gm: fx.GraphModule, options: Mapping[str, Any]) -> fx.GraphModule | None:
         """Call the pass."""
         raise NotImplementedError
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the warnings that torch gives of its own code, on import and when it compiles."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 def _read(name: str, value: Any, draws: Mapping[str, Any]) -> Any:

@@ -31,17 +31,12 @@ class Bucketing(TorchPass):
         bucket_mode: `torch._inductor.config.aten_distributed_optimizations.bucket_mode`, read where passes are not told.
     """
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        # Importing Inductor takes seconds, which are none of the time that the first application may take.
-        from torch._inductor.fx_passes import bucketing, fsdp  # noqa: F401
-
     def rewrite(self, gm: fx.GraphModule, options: Mapping[str, Any]) -> None:
         from torch._inductor.pattern_matcher import stable_topological_sort
 
         require_functional(gm.graph)
         before = set(gm.graph.nodes)
-        _without_second_waits(gm.graph)
+        without_second_waits(gm.graph)
         with _bucket_mode(options.get("bucket_mode", UNSET)):
             self.bucket(gm, options)
         stable_topological_sort(gm.graph)
@@ -197,7 +192,8 @@ def _last(node: fx.Node) -> bool:
     return True
 
 
-def _without_second_waits(graph: fx.Graph) -> None:
+def without_second_waits(graph: fx.Graph) -> None:
+    """Wait once for a value, as `post_grad_passes` does before it calls passes on collectives, where this torch does."""
     from torch._inductor.fx_passes import bucketing
 
     remove = getattr(bucketing, "deduplicate_wait_tensors", None)  # since torch 2.15, of which post_grad does so
@@ -235,5 +231,5 @@ def _cap(options: Mapping[str, Any]) -> Callable[[int], float]:
 __all__ = [
     "BucketAllGather", "BucketAllReduce", "BucketCollectives", "BucketFsdpAllGather", "BucketFsdpReduceScatter",
     "BucketReduceScatter", "Bucketing", "DedupReduceScatter", "PreBucketFsdp", "require_functional", "separate_outputs",
-    "without_views_of_own_dtype",
+    "without_second_waits", "without_views_of_own_dtype",
 ]  # fmt: skip

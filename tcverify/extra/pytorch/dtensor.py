@@ -24,7 +24,7 @@ from tcverify.errors import Unsupported
 from tcverify.extra.pytorch.base import TorchPass
 from tcverify.extra.pytorch.compat import forget_shardings, shardings_untraced
 from tcverify.extra.pytorch.groups import groups_of
-from tcverify.ops import new_fake_mode, qualified_name
+from tcverify.ops import lookup, new_fake_mode, qualified_name
 
 _ALL_REDUCE = "_c10d_functional::all_reduce"
 _WAIT = "_c10d_functional::wait_tensor"
@@ -161,6 +161,8 @@ class _Run:
             elif (reduced := _reduces(node, pending)) is not None:
                 local, over, placed = pending[node.args[0]]
                 pending[node] = local, {**over, **reduced}, placed
+            elif communicates(node):
+                raise Unsupported(f"node '{node.name}' communicates, which programs of whole tensors leave to DTensor")
             else:
                 args, kwargs = map_aggregate(
                     (node.args, node.kwargs), lambda one: known(one) if isinstance(one, fx.Node) else one
@@ -210,6 +212,12 @@ class _Run:
         return value.full_tensor() if isinstance(value, DTensor) else value
 
 
+def communicates(node: fx.Node) -> bool:
+    """Whether ranks meet in a node, or wait for that."""
+    op = lookup(node.target)
+    return op.collective or op.phase is not None or op.effect
+
+
 def _reduces(node: fx.Node, pending: Mapping[fx.Node, Any]) -> dict[str, str] | None:
     """Over which mesh dim, and how, a node reduces an input; {} for its wait, None for other nodes."""
     name = qualified_name(node.target)
@@ -230,6 +238,7 @@ def _written(original: fx.Graph, traced: fx.GraphModule) -> fx.Graph:
         if node.op == "placeholder":
             before = placeholders[len(made)]
             made[node] = graph.placeholder(str(before.target))
+            made[node].meta.update(before.meta)
         elif node.op == "output":
             (returned,) = (one.args[0] for one in original.nodes if one.op == "output")
             graph.output(_result(returned, [made[one] for one in pytree.tree_leaves(node.args[0])]))

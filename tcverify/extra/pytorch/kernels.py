@@ -76,7 +76,6 @@ class _Memory:
     kernel: Kernel
     arguments: Sequence[Any]
     made: dict[str, Tensor] = field(default_factory=dict)
-    stored: dict[tuple[str, Any], Tensor] = field(default_factory=dict)
 
     def buffer(self, name: str) -> tuple[Tensor, bool]:
         """The memory of a buffer, and whether the kernel may have written it meanwhile."""
@@ -139,6 +138,8 @@ def _handler(memory: _Memory, nest: Loops) -> Any:
     places: dict[sympy.Symbol, int] = dict(zip(itertools.chain(*_symbols(nest)), range(rank), strict=True))
     indirect: dict[sympy.Symbol, Tensor] = {}
     masks: list[Tensor] = []
+    # What this nest has stored, by buffer and index: in another nest the same symbols count other loops.
+    stored: dict[tuple[str, Any], Tensor] = {}
 
     def counted(expr: sympy.Expr) -> Tensor:
         """An expression of indices, for every element."""
@@ -203,8 +204,8 @@ def _handler(memory: _Memory, nest: Loops) -> Any:
 
         def load(self, name: str, index: sympy.Expr) -> Any:
             key = (memory.kernel.renamed.get(name, name), index)
-            if key in memory.stored:
-                return memory.stored[key]
+            if key in stored:
+                return stored[key]
             buffer, written = memory.buffer(name)
             if not buffer.numel():
                 return torch.zeros((), dtype=buffer.dtype)
@@ -232,7 +233,7 @@ def _handler(memory: _Memory, nest: Loops) -> Any:
             if mode is None and where is not None:
                 strides, offset = where
                 buffer.as_strided(shape, strides, buffer.storage_offset() + offset).copy_(value)
-                memory.stored[memory.kernel.renamed.get(name, name), index] = value
+                stored[memory.kernel.renamed.get(name, name), index] = value
                 return
             if mode not in (None, "atomic_add"):
                 raise Unsupported(f"a kernel of Inductor stores by {mode}, which is not known here")

@@ -1,4 +1,7 @@
-"""`torch._inductor.fx_passes.overlap_scheduling` and `overlap_manual_scheduling`: compute beside communication."""
+"""`torch._inductor.fx_passes.overlap_scheduling` and `overlap_manual_scheduling`: compute beside communication.
+
+They are called as `post_grad_passes` calls them: on functional graphs, without second waits where this torch removes those first.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ import torch.distributed as dist
 from torch import fx
 
 from tcverify.extra.pytorch.base import TorchPass
+from tcverify.extra.pytorch.bucketing import require_functional, without_second_waits
 from tcverify.extra.pytorch.compat import device_known, known, swapped
 from tcverify.extra.pytorch.control import plain_order
 
@@ -33,6 +37,8 @@ class ScheduleOverlapBucketing(TorchPass):
     def rewrite(self, gm: fx.GraphModule, options: Mapping[str, Any]) -> None:
         from torch._inductor.fx_passes import overlap_scheduling as module
 
+        require_functional(gm.graph)
+        without_second_waits(gm.graph)
         pass_ = module.schedule_overlap_bucketing
         told = {name: value for name, value in options.items() if name != "estimates"}
         analytic = known(pass_, {"compute_estimator": "analytical"})
@@ -60,6 +66,8 @@ class ManualOverlapBucketing(TorchPass):
         from torch._inductor.fx_passes import overlap_manual_scheduling as manual
         from torch._inductor.fx_passes import overlap_scheduling as module
 
+        require_functional(gm.graph)
+        without_second_waits(gm.graph)
         pass_ = manual.manual_overlap_bucketing
         modules = [f"m{number}" for number in range(options["modules"])]
         calls = [node for node in gm.graph.nodes if node.op == "call_function"]

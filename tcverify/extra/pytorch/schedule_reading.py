@@ -121,7 +121,8 @@ def _step(leaf: Any, storages: _Storages, groups: Collection[str]) -> Step:
     role, op, group = _role(leaf.node, groups)
     nothing: frozenset[str] = frozenset()
     read, written = (nothing.union(*map(storages.of, touched)) for touched in (reads, writes))
-    return Step(leaf.get_name(), op, read, written, role, group)
+    called: str = leaf.get_name()
+    return Step(called, op, read, written, role, group, int(called.rpartition("op")[2]))
 
 
 def _role(node: Any, groups: Collection[str]) -> tuple[Role, str, str | None]:

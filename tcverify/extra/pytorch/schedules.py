@@ -27,6 +27,7 @@ class Step:
         writes: storages, those that it makes among them.
         role: see `Role`.
         group: over which it communicates, where it says so.
+        place: its number in the order of the graph.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Step:
     writes: frozenset[str] = frozenset()
     role: Role = "compute"
     group: str | None = None
+    place: int = 0
 
     @property
     def communicates(self) -> bool:
@@ -172,11 +174,15 @@ def _described(step: Step) -> str:
 def _swapped(
     before: Sequence[Step], after: Sequence[Step], *, communicating: bool = False
 ) -> Iterator[tuple[Step, Step]]:
+    """Pairs of steps of which the second stands before the first now.
+
+    What an earlier pass had swapped may return to the order of the graph, in which every node stands behind what it depends on.
+    """
     place = {step.name: number for number, step in enumerate(after)}
     looked = [step for step in before if step.communicates] if communicating else before
     for number, second in enumerate(looked):
         for first in looked[:number]:
-            if place[second.name] < place[first.name]:
+            if place[second.name] < place[first.name] and first.place <= second.place:
                 yield first, second
 
 
@@ -222,7 +228,7 @@ def across_ranks(
 ) -> Defect | None:
     """The first rank on which the collectives of a group come in another order than on its peers, and did not before the pass.
 
-    Collectives are told by their number in the group before the pass.
+    Collectives are told by their number in the group, in the order of the graph.
 
     Args:
         given: before the pass, by rank.
@@ -235,23 +241,23 @@ def across_ranks(
             for peer in sorted(members):
                 if peer >= rank or name not in groups[peer] or set(groups[peer][name]) != set(members):
                     continue
-                first, second = (_moved(given[one], made[one], name, roles) for one in (peer, rank))
-                if len(first) == len(second) and first != second:
+                first, second = (_numbers(made[one], name, roles) for one in (peer, rank))
+                agreed = _numbers(given[peer], name, roles) == _numbers(given[rank], name, roles)
+                if agreed and first != second:
                     place = next(n for n, (a, b) in enumerate(zip(first, second, strict=True)) if a != b)
                     said = (
-                        f"communication number {place + 1} on '{name}' was number {first[place] + 1} before the pass on "
+                        f"communication number {place + 1} on '{name}' is number {first[place] + 1} of the graph on "
                         f"rank {peer}, and number {second[place] + 1} on rank {rank}"
                     )
                     return Defect("collective-order", rank, said)
     return None
 
 
-def _moved(given: Schedule, made: Schedule, group: str, roles: Collection[Role]) -> list[int]:
-    """The communication of a group in its new order, by what its number was."""
-    old, new = (
-        [step.name for step in one.steps if step.role in roles and step.group == group] for one in (given, made)
-    )
-    return [old.index(name) for name in new]
+def _numbers(schedule: Schedule, group: str, roles: Collection[Role]) -> list[int]:
+    """The communication of a group in the order of a schedule, by what its number is in the graph."""
+    found = [step for step in schedule.steps if step.role in roles and step.group == group]
+    order = sorted(found, key=lambda step: step.place)
+    return [order.index(step) for step in found]
 
 
 __all__ = [

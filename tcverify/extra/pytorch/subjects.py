@@ -287,7 +287,7 @@ _ALL = (
     TorchSubject(
         "manual_overlap_bucketing", "tcverify.extra.pytorch.overlap:ManualOverlapBucketing",
         "collectives of a module become one, beside the compute of the next",
-        f"{_PASSES}.overlap_manual_scheduling:manual_overlap_bucketing", since="2.11", strategy="fsdp",
+        f"{_PASSES}.overlap_manual_scheduling:manual_overlap_bucketing", since="2.11", strategy="bucketing",
         draws={
             "modules": (2, 1, 3, 4), "plan": ("each", "pairs", "one"), "insert_overlap_deps": (False, True),
             "bucket_mode": (None, *_MODES),
