@@ -11,7 +11,6 @@ import json
 import os
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -28,6 +27,7 @@ from tcverify.application.pair import Defect, Pair, PassFacts, PassFailure, Stag
 from tcverify.application.reaching import Point, Recorder, scope_of
 from tcverify.application.stages import SEPARATOR
 from tcverify.errors import InternalError, PassLoadError, ProgramError, TcverifyError, UnsupportedOp
+from tcverify.execution import scratch
 from tcverify.execution.processes import LAZY_MODULES, end_process, limit, limit_memory, resident_bytes, start_process
 from tcverify.execution.records import decode_comparison, encode_comparison
 from tcverify.extensions import extensions_here, load_extensions_of
@@ -288,8 +288,7 @@ class _Worker:
         hash_seed: int | None = None,
         covered: Sequence[str] | None = None,
     ) -> None:
-        descriptor, path = tempfile.mkstemp(prefix="tcverify-pass-", suffix=".log")
-        self._log = open(descriptor, "rb")  # noqa: SIM115 - lives as long as the worker
+        self._log, path = scratch.new_log("pass")
         self._log_path = Path(path)
         job: dict[str, Any] = {
             "target": target,
