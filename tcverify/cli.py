@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sys
@@ -106,6 +107,15 @@ _REPORT = click.option(
 )
 
 
+#: What the system says when a file cannot take more.
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def _silence() -> None:
+    """Keep the interpreter from complaining at its exit that standard output takes nothing, as we have done already."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 class _Group(click.Group):
     """Turns errors into one message and an exit code."""
 
@@ -119,8 +129,7 @@ class _Group(click.Group):
             click.echo("interrupted", err=True)
             context.exit(INTERRUPTED)
         except BrokenPipeError:
-            # Whoever read our output has left (`tcverify run | head`); keep the interpreter from complaining again at exit.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            _silence()  # whoever read our output has left (`tcverify run | head`)
             context.exit(FAILED)
         except TcverifyError as error:
             if debug:
@@ -130,6 +139,10 @@ class _Group(click.Group):
         except Exception as error:  # noqa: BLE001 - the last resort: no traceback without --debug
             if debug:
                 traceback.print_exc()
+            if isinstance(error, OSError) and error.errno in _NO_ROOM:
+                where = f"{error.filename}: " if error.filename else ""
+                click.echo(error_text(UsageError(f"{where}{error.strerror}", "make room and run again")), err=True)
+                context.exit(UNUSABLE)
             click.echo(error_text(InternalError(f"{type(error).__name__}: {error}")), err=True)
             click.echo("  run again with `tcverify --debug …` for the traceback", err=True)
             context.exit(INTERNAL)

@@ -6,7 +6,6 @@ without one. Whatever the user's code does there ends with the process.
 
 from __future__ import annotations
 
-import faulthandler
 import importlib
 import inspect
 import json
@@ -28,7 +27,7 @@ from tcverify.capturing.record import Captured
 from tcverify.capturing.transport import decode_captured, encode_captured
 from tcverify.errors import PassLoadError, ProgramError, TcverifyError, UnsupportedOp
 from tcverify.execution import scratch
-from tcverify.execution.processes import LAZY_MODULES, end_process, start_process
+from tcverify.execution.processes import LAZY_MODULES, end_process, log_to, start_process
 from tcverify.extensions import extensions_here, load_extensions_of
 from tcverify.importing import find
 from tcverify.program import NotSerialisable, Program, dumps, loads
@@ -116,11 +115,7 @@ _EXTEND = "an op gets a meaning with tcverify.register_dialect, in a module name
 
 def _serve(connection: Connection, job_text: str) -> None:
     job = json.loads(job_text)
-    log = os.open(job["log"], os.O_WRONLY | os.O_APPEND)
-    os.unlink(job["log"])  # both sides have it open: nothing is left behind, however they end
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    faulthandler.enable(file=2)
+    log_to(job["log"])
     torch.set_num_threads(1)
     sys.path[:] = job["path"]
     os.chdir(job["directory"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import faulthandler
 import multiprocessing
 import multiprocessing.forkserver
 import os
@@ -15,6 +16,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from functools import cache
+from io import BufferedWriter, FileIO, TextIOWrapper
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext, SpawnContext
@@ -95,6 +97,33 @@ def _run(target: Callable[..., None], place: str, *arguments: Any) -> None:
     )  # no file is left of a crash
     die_with_parent(lambda: os.killpg(0, signal.SIGKILL), signal.SIGKILL)
     target(*arguments)
+
+
+class _Said(FileIO):
+    """A file that takes everything: where the disk is full, what is said is lost, and whoever says it goes on."""
+
+    def write(self, data: Any) -> int:
+        with contextlib.suppress(OSError):
+            return super().write(data) or 0
+        return len(memoryview(data).cast("B"))
+
+
+def log_to(path: str, *, nameless: bool = True) -> None:
+    """Write what this process says (standard output and error, and where it crashes) to a file from now on.
+
+    Args:
+        nameless: remove its name: who started this process has it open, and nothing is left, however both end.
+    """
+    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    if nameless:
+        os.unlink(path)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+    for name, number in (("stdout", 1), ("stderr", 2)):
+        file = BufferedWriter(_Said(number, "w", closefd=False))
+        setattr(sys, name, TextIOWrapper(file, errors="backslashreplace", line_buffering=True))
+    faulthandler.enable(file=2)
 
 
 def end_process(process: BaseProcess) -> None:

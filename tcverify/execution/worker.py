@@ -6,7 +6,6 @@ A fork server imports this module before it forks the ranks: importing it must s
 from __future__ import annotations
 
 import contextlib
-import faulthandler
 import gc
 import json
 import os
@@ -27,7 +26,7 @@ from tcverify.execution.compare import compare_native, compare_ranks
 from tcverify.execution.interpreter import RankResult, rank_inputs, run_rank
 from tcverify.execution.messages import Job, Reply, decode_jobs, encode_reply
 from tcverify.execution.plan import Plan, check_supported, group_name, rank_constants
-from tcverify.execution.processes import die_with_parent
+from tcverify.execution.processes import die_with_parent, log_to
 from tcverify.execution.scratch import move_in
 from tcverify.extensions import load_extensions_of
 from tcverify.ops.distributed import Finish, begin, join_group, perform
@@ -59,10 +58,7 @@ def main(
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business
     die_with_parent()
     move_in(directory)
-    log = os.open(os.path.join(directory, f"rank{rank}.log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    faulthandler.enable(file=2)
+    log_to(os.path.join(directory, f"rank{rank}.log"), nameless=False)
     try:
         load_extensions_of(extensions)
         place = _join(rank, world_size, device, directory, core, rendezvous)
