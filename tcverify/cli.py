@@ -18,6 +18,7 @@ from tcverify import __version__, arguments, doctor, template
 from tcverify.arithmetic import DOMAINS
 from tcverify.capturing import RankRule, Told, load
 from tcverify.checks import CHECKS
+from tcverify.configuration import configuration
 from tcverify.counterexample import (
     encode_counterexample,
     find_counterexamples,
@@ -164,7 +165,7 @@ def main(context: click.Context, debug: bool) -> None:
     if context.invoked_subcommand in verbs:
         # one table serves both verbs: each takes the options that it has
         known = {verb: _options(command) for verb, command in verbs.items()}
-        said = arguments.configuration(Path("pyproject.toml"), sorted(known["run"] | known["check"]))
+        said = configuration(Path("pyproject.toml"), sorted(known["run"] | known["check"]))
         own = known[context.invoked_subcommand]
         context.default_map = {context.invoked_subcommand: {name: v for name, v in said.items() if name in own}}
 

@@ -110,17 +110,32 @@ def remove_left(root: str) -> None:
                 remove_unused(str(path))
 
 
-def remove_unused(path: str) -> None:
-    """Remove a directory that `directory` has made, unless its owner lives."""
+def remove_unused(path: str, patience: float = 0.0) -> None:
+    """Remove a directory that `directory` has made, unless its owner lives.
+
+    Args:
+        patience: seconds to wait for an owner that is about to end: a process lets go of one file after the other.
+    """
+    deadline = time.monotonic() + patience
     with contextlib.suppress(OSError):  # it is gone
         lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         try:
-            fcntl.flock(
-                lock, fcntl.LOCK_EX | fcntl.LOCK_NB
-            )  # raises also where files cannot be locked, so that nobody can tell
+            while not _held(lock):
+                if time.monotonic() >= deadline:
+                    return
+                time.sleep(0.05)
             _remove(path)
         finally:
             os.close(lock)
+
+
+def _held(lock: int) -> bool:
+    """Hold a directory; whether nobody else does. Raises OSError where files cannot be locked, so that nobody can tell."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def variables() -> dict[str, str]:
@@ -161,9 +176,13 @@ def place_of(path: str, process: int) -> str:
 
 
 def move_in(path: str) -> None:
-    """Keep temporary files of this process in a directory from now on. Where it cannot be made nothing changes."""
+    """Keep temporary files of this process in a directory from now on. Where it cannot be made nothing changes.
+
+    What it lies in is not made again: it may have been removed, because its owner has been killed.
+    """
     with contextlib.suppress(OSError):
-        os.makedirs(path, mode=0o700, exist_ok=True)
+        os.mkdir(path, mode=0o700)
+    if os.path.isdir(path):
         os.environ["TMPDIR"] = tempfile.tempdir = path
 
 
@@ -189,21 +208,18 @@ def _make(root: str, process: int) -> _Own:
         path = tempfile.mkdtemp(prefix=PREFIX, dir=root)
         with contextlib.suppress(FileNotFoundError):
             lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-            if _hold(lock) and os.path.isdir(path):
+            if _ours(lock) and os.path.isdir(path):
                 Finalize(None, _remove, args=(path,), exitpriority=_LAST)
                 return _Own(path, process, lock)
             os.close(lock)  # somebody has taken it for one that was left, in the moment before it was locked
 
 
-def _hold(lock: int) -> bool:
-    """Whether a directory is ours; so it is where files cannot be locked, and where nobody therefore removes it."""
+def _ours(lock: int) -> bool:
+    """Whether a new directory is ours: as well where files cannot be locked, and nobody removes it therefore."""
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
+        return _held(lock)
     except OSError:
-        pass
-    return True
+        return True
 
 
 def _remove(path: str) -> None:
