@@ -22,7 +22,7 @@ from tcverify.errors import ExecutorError
 from tcverify.execution import ProcessGroupPool, group, scratch
 from tcverify.program import VARYING, GraphBuilder, InputSpec, Mesh, Program, RankBinding, spmd_program
 from tests.faults import passes
-from tests.faults.processes import PATIENCE, alive, descendants, left, wait_until
+from tests.faults.processes import PATIENCE, ROOT, alive, descendants, left, wait_until
 
 X = InputSpec("x", (4, 4), placements=(("tp", VARYING),))
 
@@ -303,7 +303,7 @@ def script(place: Path, argument: str) -> Iterator[subprocess.Popen[str]]:
     path.write_text(SCRIPT)
     process = subprocess.Popen(
         [sys.executable, str(path), argument],
-        env={**os.environ, "TMPDIR": str(place)},
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(place)},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
