@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import difflib
-import sys
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from tcverify.application.loading import importable_target
 from tcverify.application.stages import SEPARATOR, split_stages
 from tcverify.baseline import Baseline, Known, read_baseline
 from tcverify.checks import CHECKS, register_check
+from tcverify.configuration import section, suggest
 from tcverify.counterexample import write_atomically
 from tcverify.errors import ProgramError, UsageError
 from tcverify.execution import MAX_RANKS
@@ -21,52 +21,6 @@ from tcverify.passes import BUILTIN, SUITED
 from tcverify.program import Mesh, Placement
 from tcverify.strategies import DEFAULT_STRATEGY, STRATEGIES, register_strategy
 
-#: Options that name a file or a directory, as their parameters are called.
-_PATHS = ("report_dir", "baseline", "write_baseline", "corpus")
-
-
-def configuration(path: Path, known: Iterable[str] | None = None) -> dict[str, Any]:
-    """Read defaults of options from [tool.tcverify] of a pyproject.toml.
-
-    Args:
-        known: names of the options, with underscores; None takes any.
-
-    Raises:
-        UsageError: it cannot be read or names something else.
-    """
-    section = _section(path)
-    options = {}
-    for key, value in section.items():
-        name = key.replace("-", "_")
-        if name == "extension":
-            continue  # see `configured_extensions`
-        if known is not None and name not in known:
-            raise UsageError(
-                f"[tool.tcverify] in {path} has an unknown key '{key}'",
-                suggest(key, [n.replace("_", "-") for n in known], "keys"),
-            )
-        options[name] = _default(key, value, path)
-    return options
-
-
-def _section(path: Path) -> dict[str, Any]:
-    """Return [tool.tcverify] of a pyproject.toml; empty where there is none."""
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib
-    if not path.is_file():
-        return {}
-    try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise UsageError(f"{path} cannot be read: {error}") from None
-    section = table.get("tool", {})
-    section = section.get("tcverify", {}) if isinstance(section, dict) else section
-    if not isinstance(section, dict):
-        raise UsageError(f"[tool.tcverify] in {path} is not a table", "write [tool.tcverify] and a line per option")
-    return section
-
 
 def configured_extensions(path: Path) -> None:
     """Load the extensions that [tool.tcverify] of a pyproject.toml names; files are seen from where that lies.
@@ -74,33 +28,12 @@ def configured_extensions(path: Path) -> None:
     Raises:
         UsageError: it cannot be read, or an extension cannot be imported.
     """
-    given = _section(path).get("extension", [])
+    given = section(path).get("extension", [])
     listed = [given] if isinstance(given, str) else given
     if not isinstance(listed, list) or not all(isinstance(one, str) for one in listed):
         raise UsageError(f"[tool.tcverify] in {path}: extension is not a list", 'write extension = ["mycompiler.ops"]')
     for reference in listed:
         load_extension(str(path.parent / reference) if reference.endswith(".py") else reference)
-
-
-def _default(key: str, value: Any, path: Path) -> Any:
-    """The value of one option: lists and tables stand for what the command line writes with commas and =."""
-    if key in ("contract", "pass-option", "pass_option"):
-        if not isinstance(value, dict):
-            raise UsageError(f"[tool.tcverify] in {path}: {key} is not a table", f"write {key} = {{ name = value }}")
-        return [f"{k}={str(v).lower() if isinstance(v, bool) else v}" for k, v in value.items()]
-    if key.replace("-", "_") in _PATHS and not (isinstance(value, str) and value):
-        raise UsageError(f"[tool.tcverify] in {path}: {key} is not a path", f'write {key} = "path"')
-    if isinstance(value, list):
-        return ",".join(map(str, value))
-    if isinstance(value, dict):
-        return ",".join(f"{k}={v}" for k, v in value.items())
-    return value
-
-
-def suggest(name: str, known: Sequence[str], what: str) -> str:
-    """Return a hint that names the nearest of the known names, or all."""
-    near = difflib.get_close_matches(name, known, n=1)
-    return f"did you mean '{near[0]}'?" if near else f"{what} are {', '.join(sorted(known))}"
 
 
 def pairs(values: Sequence[str], option: str) -> dict[str, str]:

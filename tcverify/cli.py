@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sys
@@ -17,6 +18,7 @@ from tcverify import __version__, arguments, doctor, template
 from tcverify.arithmetic import DOMAINS
 from tcverify.capturing import RankRule, Told, load
 from tcverify.checks import CHECKS
+from tcverify.configuration import configuration
 from tcverify.counterexample import (
     encode_counterexample,
     find_counterexamples,
@@ -106,6 +108,15 @@ _REPORT = click.option(
 )
 
 
+#: What the system says when a file cannot take more.
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def _silence() -> None:
+    """Keep the interpreter from complaining at its exit that standard output takes nothing, as we have done already."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 class _Group(click.Group):
     """Turns errors into one message and an exit code."""
 
@@ -119,8 +130,7 @@ class _Group(click.Group):
             click.echo("interrupted", err=True)
             context.exit(INTERRUPTED)
         except BrokenPipeError:
-            # Whoever read our output has left (`tcverify run | head`); keep the interpreter from complaining again at exit.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            _silence()  # whoever read our output has left (`tcverify run | head`)
             context.exit(FAILED)
         except TcverifyError as error:
             if debug:
@@ -130,6 +140,10 @@ class _Group(click.Group):
         except Exception as error:  # noqa: BLE001 - the last resort: no traceback without --debug
             if debug:
                 traceback.print_exc()
+            if isinstance(error, OSError) and error.errno in _NO_ROOM:
+                where = f"{error.filename}: " if error.filename else ""
+                click.echo(error_text(UsageError(f"{where}{error.strerror}", "make room and run again")), err=True)
+                context.exit(UNUSABLE)
             click.echo(error_text(InternalError(f"{type(error).__name__}: {error}")), err=True)
             click.echo("  run again with `tcverify --debug …` for the traceback", err=True)
             context.exit(INTERNAL)
@@ -151,7 +165,7 @@ def main(context: click.Context, debug: bool) -> None:
     if context.invoked_subcommand in verbs:
         # one table serves both verbs: each takes the options that it has
         known = {verb: _options(command) for verb, command in verbs.items()}
-        said = arguments.configuration(Path("pyproject.toml"), sorted(known["run"] | known["check"]))
+        said = configuration(Path("pyproject.toml"), sorted(known["run"] | known["check"]))
         own = known[context.invoked_subcommand]
         context.default_map = {context.invoked_subcommand: {name: v for name, v in said.items() if name in own}}
 

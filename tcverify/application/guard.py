@@ -11,7 +11,6 @@ import json
 import os
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -28,7 +27,16 @@ from tcverify.application.pair import Defect, Pair, PassFacts, PassFailure, Stag
 from tcverify.application.reaching import Point, Recorder, scope_of
 from tcverify.application.stages import SEPARATOR
 from tcverify.errors import InternalError, PassLoadError, ProgramError, TcverifyError, UnsupportedOp
-from tcverify.execution.processes import LAZY_MODULES, end_process, limit, limit_memory, resident_bytes, start_process
+from tcverify.execution import scratch
+from tcverify.execution.processes import (
+    LAZY_MODULES,
+    end_process,
+    limit,
+    limit_memory,
+    log_to,
+    resident_bytes,
+    start_process,
+)
 from tcverify.execution.records import decode_comparison, encode_comparison
 from tcverify.extensions import extensions_here, load_extensions_of
 from tcverify.program import Allowed, Contract, Program, decode_statistics, dumps, read_asks
@@ -288,8 +296,7 @@ class _Worker:
         hash_seed: int | None = None,
         covered: Sequence[str] | None = None,
     ) -> None:
-        descriptor, path = tempfile.mkstemp(prefix="tcverify-pass-", suffix=".log")
-        self._log = open(descriptor, "rb")  # noqa: SIM115 - lives as long as the worker
+        self._log, path = scratch.new_log("pass")
         self._log_path = Path(path)
         job: dict[str, Any] = {
             "target": target,
@@ -427,11 +434,7 @@ class _Worker:
 def _serve(connection: Connection, job_text: str) -> None:
     """Main function of the worker process: load the pass, then apply it to every program that comes."""
     job = json.loads(job_text)
-    log = os.open(job["log"], os.O_WRONLY | os.O_APPEND)
-    os.unlink(job["log"])  # both sides have it open: nothing is left behind, however they end
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    faulthandler.enable(file=2)
+    log_to(job["log"])
     faulthandler.register(signal.SIGUSR1, file=2)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)  # the tensors are small: more threads only wait for each other

@@ -6,19 +6,17 @@ without one. Whatever the user's code does there ends with the process.
 
 from __future__ import annotations
 
-import faulthandler
 import importlib
 import inspect
 import json
 import os
 import sys
-import tempfile
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import IO, Any
+from typing import Any, BinaryIO
 
 import torch
 from torch import fx
@@ -28,7 +26,8 @@ from tcverify.capturing.plain import plain
 from tcverify.capturing.record import Captured
 from tcverify.capturing.transport import decode_captured, encode_captured
 from tcverify.errors import PassLoadError, ProgramError, TcverifyError, UnsupportedOp
-from tcverify.execution.processes import LAZY_MODULES, end_process, start_process
+from tcverify.execution import scratch
+from tcverify.execution.processes import LAZY_MODULES, end_process, log_to, start_process
 from tcverify.extensions import extensions_here, load_extensions_of
 from tcverify.importing import find
 from tcverify.program import NotSerialisable, Program, dumps, loads
@@ -69,26 +68,24 @@ def capture_all(sources: Sequence[Source], timeout: float = DEFAULT_TIMEOUT) -> 
                 end_process(process)
                 connection.close()
                 log.close()
-                Path(log.name).unlink(missing_ok=True)
     return found
 
 
-def _start(source: Source) -> tuple[Any, Connection, IO[bytes]]:
-    # The other process writes to it, and removes its name: nothing is left behind if this one is killed.
-    log = tempfile.NamedTemporaryFile(prefix="tcverify-capture-", suffix=".log", delete=False)  # noqa: SIM115
+def _start(source: Source) -> tuple[Any, Connection, BinaryIO]:
+    log, path = scratch.new_log("capture")
     job = {
         **asdict(source),
         "extensions": extensions_here(),
         "path": [str(Path.cwd()), *sys.path],
         "directory": str(Path.cwd()),
-        "log": log.name,
+        "log": path,
     }
     process, connection = start_process(_serve, (json.dumps(job),))
     return process, connection, log
 
 
 def _answer(
-    source: Source, process: Any, connection: Connection, log: IO[bytes], timeout: float
+    source: Source, process: Any, connection: Connection, log: BinaryIO, timeout: float
 ) -> Program | list[Captured]:
     where = source.text if source.world_size is None else f"{source.text} on rank {source.rank}"
     try:
@@ -118,11 +115,7 @@ _EXTEND = "an op gets a meaning with tcverify.register_dialect, in a module name
 
 def _serve(connection: Connection, job_text: str) -> None:
     job = json.loads(job_text)
-    log = os.open(job["log"], os.O_WRONLY | os.O_APPEND)
-    os.unlink(job["log"])  # both sides have it open: nothing is left behind, however they end
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    faulthandler.enable(file=2)
+    log_to(job["log"])
     torch.set_num_threads(1)
     sys.path[:] = job["path"]
     os.chdir(job["directory"])

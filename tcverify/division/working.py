@@ -19,6 +19,7 @@ from tcverify.campaign import Campaign, Corpus, Crashed, Event, Plan, Statistics
 from tcverify.division.slices import Outcome, Slice
 from tcverify.errors import InternalError, TcverifyError, UsageError
 from tcverify.execution import Executor, executors, of_any_size
+from tcverify.execution.scratch import lasting
 from tcverify.extensions import load_extensions_of
 from tcverify.program import Program
 
@@ -110,7 +111,7 @@ class Worker:
                 with tempfile.TemporaryFile(dir=path):
                     pass
             except OSError:
-                path = Path(tempfile.mkdtemp(prefix="tcverify-worker-"))
+                path = Path(tempfile.mkdtemp(prefix="tcverify-worker-", dir=lasting()))
                 self._warnings.append(f"a worker cannot write to {directory}; what it finds is kept in {path} there")
             self._elsewhere[directory] = path
         return self._elsewhere[directory]

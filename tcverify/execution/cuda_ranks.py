@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import tempfile
+import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
@@ -24,6 +24,7 @@ import torch
 import torch.distributed as dist
 
 from tcverify.errors import ExecutorError
+from tcverify.execution import scratch
 from tcverify.execution.compare import compare_ranks
 from tcverify.execution.cuda_streams import CudaDevice, Device, play_orders
 from tcverify.execution.executor import Run
@@ -145,28 +146,29 @@ def run_ranks(
     backend = backend_of(world_size) if device == "cuda" else "gloo"
     where = f"{backend} on {device} streams"
     results: dict[int, list[RankResult]] = {}
-    with tempfile.TemporaryDirectory(prefix="tcverify-") as directory:
-        started = []
-        try:
-            for rank in range(world_size):
-                task = (text, boundary, inputs, tuple(orders), extensions_here())
-                arguments = (rank, world_size, device, backend, directory, *task)
-                started.append(start_process(serve_rank, arguments, name=f"cuda-rank{rank}"))
-            deadline = time.monotonic() + timeout
-            waiting = {connection: rank for rank, (_, connection) in enumerate(started)}
-            while waiting:
-                ready = wait(list(waiting), max(0.0, deadline - time.monotonic()))
-                if not ready:
-                    silent = f"ranks {sorted(waiting.values())} had not answered after {timeout:g} s"
-                    raise ExecutorError(f"{where}: {silent}")
-                for connection in ready:
-                    assert isinstance(connection, Connection)
-                    rank = waiting.pop(connection)
-                    results[rank] = _receive(connection, rank, where)
-        finally:
-            for process, connection in started:
-                end_process(process)
-                connection.close()
+    directory = scratch.new_directory("group")
+    started = []
+    try:
+        for rank in range(world_size):
+            task = (text, boundary, inputs, tuple(orders), extensions_here())
+            arguments = (rank, world_size, device, backend, directory, *task)
+            started.append(start_process(serve_rank, arguments, name=f"cuda-rank{rank}"))
+        deadline = time.monotonic() + timeout
+        waiting = {connection: rank for rank, (_, connection) in enumerate(started)}
+        while waiting:
+            ready = wait(list(waiting), max(0.0, deadline - time.monotonic()))
+            if not ready:
+                silent = f"ranks {sorted(waiting.values())} had not answered after {timeout:g} s"
+                raise ExecutorError(f"{where}: {silent}")
+            for connection in ready:
+                assert isinstance(connection, Connection)
+                rank = waiting.pop(connection)
+                results[rank] = _receive(connection, rank, where)
+    finally:
+        for process, connection in started:
+            end_process(process)
+            connection.close()
+        shutil.rmtree(directory, ignore_errors=True)
     return [results[rank] for rank in range(world_size)]
 
 

@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import signal
-import tempfile
 import time
 import weakref
 from collections.abc import Iterable
@@ -19,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from tcverify.errors import ExecutorError, UsageError
-from tcverify.execution import worker
+from tcverify.execution import scratch, worker
 from tcverify.execution.messages import Reply, decode_reply
 from tcverify.execution.processes import forkserver, interrupts_kept_off, limit, main_hidden
 from tcverify.extensions import extensions_here, loaded_extensions
@@ -82,11 +81,12 @@ class RankGroup:
 
     Raises:
         ExecutorError: the group cannot be started.
+        UsageError: there is no room for its files.
     """
 
     def __init__(self, world_size: int, device: str, core: int | None, timeout: float) -> None:
         _check_backend(device)
-        self.directory = tempfile.mkdtemp(prefix="tcverify-")
+        self.directory = scratch.new_directory("group")
         self.extensions = loaded_extensions()
         self._ranks: list[_Rank] = []
         # Also when the owner forgets the group, and at interpreter exit.

@@ -14,7 +14,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -23,9 +22,9 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from tcverify.errors import TcverifyError, UsageError
-from tcverify.execution import worker
+from tcverify.execution import scratch, worker
 from tcverify.execution.group import how_it_ended
-from tcverify.execution.processes import start_process
+from tcverify.execution.processes import end_process, start_process
 from tcverify.execution.torchrun import VARIABLE, Channel, Place, Store
 
 #: Seconds that one wait takes at most. Whoever waits is told of the end, so it is as good as for ever.
@@ -144,7 +143,7 @@ class _Rank:
     def __init__(self, place: Place, number: int, rank: int, order: Mapping[str, Any]) -> None:
         self._rank = rank
         self._ended = threading.Event()
-        self._directory = tempfile.mkdtemp(prefix="tcverify-")
+        self._directory = scratch.new_directory("rank")
         rendezvous = place.host, place.port, f"{place.prefix}/group/{number}/ranks"
         arguments = rank, order["world_size"], order["device"], self._directory, None, order["extensions"], rendezvous
         self._process, self._connection = start_process(worker.main, arguments, name=f"rank{rank}")
@@ -162,8 +161,7 @@ class _Rank:
         self._ended.set()
         with contextlib.suppress(RuntimeError, TcverifyError):
             Channel(self._place.connect(), self._told).put(b"")  # wakes the thread
-        self._process.kill()
-        self._process.join(10)
+        end_process(self._process)
         for thread in self._threads:
             thread.join(10)
         self._connection.close()

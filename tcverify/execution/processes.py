@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import faulthandler
 import multiprocessing
 import multiprocessing.forkserver
 import os
@@ -14,11 +15,15 @@ import struct
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from functools import cache
+from io import BufferedWriter, FileIO, TextIOWrapper
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.process import BaseProcess
 from typing import Any
+
+from tcverify.execution import scratch
 
 _PR_SET_PDEATHSIG = 1  # of prctl
 
@@ -27,10 +32,22 @@ LAZY_MODULES = ("torch._dynamo", "torch.fx.experimental.symbolic_shapes")
 
 
 def forkserver() -> ForkServerContext:
-    """Return the context that forks processes from a server which has torch and tcverify imported: 30 ms a process."""
+    """Return the context that forks processes from a server which has torch and tcverify imported: 30 ms a process.
+
+    Raises:
+        UsageError: there is no room for temporary files.
+    """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tcverify.verifier", *LAZY_MODULES])
+    context.set_forkserver_preload(["tcverify.execution.server", "tcverify.verifier", *LAZY_MODULES])
+    _start_server(os.getpid())
     return context
+
+
+@cache
+def _start_server(process: int) -> None:
+    """Start the fork server of a process, this one. multiprocessing would do it later, and somewhere else."""
+    with interrupts_kept_off(), main_hidden(), scratch.serving():
+        multiprocessing.forkserver.ensure_running()
 
 
 def start_process(
@@ -50,19 +67,29 @@ def start_process(
 
     Returns:
         The process and our end of the connection.
+
+    Raises:
+        UsageError: there is no room for temporary files.
     """
-    context: ForkServerContext | SpawnContext = (
-        forkserver() if hash_seed is None else multiprocessing.get_context("spawn")
-    )
+    context: ForkServerContext | SpawnContext
+    if hash_seed is None:
+        context, changes = forkserver(), {}
+    else:
+        context, changes = (
+            multiprocessing.get_context("spawn"),
+            {**scratch.variables(), "PYTHONHASHSEED": str(hash_seed)},
+        )
+    place = scratch.directory()
     ours, theirs = context.Pipe()
-    with interrupts_kept_off(), main_hidden(), _environment("PYTHONHASHSEED", hash_seed):
-        process = context.Process(target=_run, args=(target, theirs, *arguments), name=name, daemon=alone)
+    with interrupts_kept_off(), main_hidden(), scratch.environment(changes):
+        process = context.Process(target=_run, args=(target, place, theirs, *arguments), name=name, daemon=alone)
         process.start()
     theirs.close()
     return process, ours
 
 
-def _run(target: Callable[..., None], *arguments: Any) -> None:
+def _run(target: Callable[..., None], place: str, *arguments: Any) -> None:
+    scratch.move_in(scratch.place_of(place, os.getpid()))
     # A group of its own, so that what it starts (the code of others runs there) can be ended with it.
     os.setpgid(0, 0)
     resource.setrlimit(
@@ -72,14 +99,42 @@ def _run(target: Callable[..., None], *arguments: Any) -> None:
     target(*arguments)
 
 
+class _Said(FileIO):
+    """A file that takes everything: where the disk is full, what is said is lost, and whoever says it goes on."""
+
+    def write(self, data: Any) -> int:
+        with contextlib.suppress(OSError):
+            return super().write(data) or 0
+        return len(memoryview(data).cast("B"))
+
+
+def log_to(path: str, *, nameless: bool = True) -> None:
+    """Write what this process says (standard output and error, and where it crashes) to a file from now on.
+
+    Args:
+        nameless: remove its name: who started this process has it open, and nothing is left, however both end.
+    """
+    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    if nameless:
+        os.unlink(path)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+    for name, number in (("stdout", 1), ("stderr", 2)):
+        file = BufferedWriter(_Said(number, "w", closefd=False))
+        setattr(sys, name, TextIOWrapper(file, errors="backslashreplace", line_buffering=True))
+    faulthandler.enable(file=2)
+
+
 def end_process(process: BaseProcess) -> None:
-    """Kill a process that `start_process` has started, and all that it has started, and wait for its end."""
+    """Kill a process that `start_process` has started, and all that it has started, wait for its end, and remove its files."""
     if process.pid is not None:
         with contextlib.suppress(ProcessLookupError, PermissionError):  # it has ended, or not come to have its group
             os.killpg(process.pid, signal.SIGKILL)
-    if process.is_alive():
-        process.kill()
-    process.join()
+        if process.is_alive():
+            process.kill()
+        process.join()
+        scratch.clear(process.pid)
 
 
 def die_with_parent(last: Callable[[], None] = lambda: None, wake: signal.Signals = signal.SIGCONT) -> None:
@@ -173,19 +228,3 @@ def main_hidden() -> Iterator[None]:
     finally:
         main.__dict__.pop("__spec__", None)
         main.__dict__.update(hidden)
-
-
-@contextlib.contextmanager
-def _environment(name: str, value: int | None) -> Iterator[None]:
-    if value is None:
-        yield
-        return
-    before = os.environ.get(name)
-    os.environ[name] = str(value)
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before

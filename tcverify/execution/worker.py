@@ -6,12 +6,10 @@ A fork server imports this module before it forks the ranks: importing it must s
 from __future__ import annotations
 
 import contextlib
-import faulthandler
 import gc
 import json
 import os
 import re
-import shutil
 import signal
 from collections import deque
 from collections.abc import Mapping
@@ -28,7 +26,8 @@ from tcverify.execution.compare import compare_native, compare_ranks
 from tcverify.execution.interpreter import RankResult, rank_inputs, run_rank
 from tcverify.execution.messages import Job, Reply, decode_jobs, encode_reply
 from tcverify.execution.plan import Plan, check_supported, group_name, rank_constants
-from tcverify.execution.processes import die_with_parent
+from tcverify.execution.processes import die_with_parent, log_to
+from tcverify.execution.scratch import move_in
 from tcverify.extensions import load_extensions_of
 from tcverify.ops.distributed import Finish, begin, join_group, perform
 
@@ -57,11 +56,9 @@ def main(
         rendezvous: host, port and prefix of the store where ranks of several machines meet; None: a file in the directory.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business
-    die_with_parent(lambda: shutil.rmtree(directory, ignore_errors=True))
-    log = os.open(os.path.join(directory, f"rank{rank}.log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    faulthandler.enable(file=2)
+    die_with_parent()
+    move_in(directory)
+    log_to(os.path.join(directory, f"rank{rank}.log"), nameless=False)
     try:
         load_extensions_of(extensions)
         place = _join(rank, world_size, device, directory, core, rendezvous)
@@ -71,7 +68,6 @@ def main(
     connection.send_bytes(json.dumps({"ready": True, "pid": os.getpid()}).encode())
     with torch.no_grad(), contextlib.suppress(EOFError, ConnectionError):
         _serve(rank, place, connection)
-    shutil.rmtree(directory, ignore_errors=True)  # the parent is gone: what watches it may not get round to that
     os._exit(0)  # at once: tearing the group down would wait for ranks that are gone
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import os
 import shutil
-import time
 from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -18,7 +18,15 @@ import pytest
 from tcverify.errors import TcverifyError
 from tcverify.pytest_plugin.decorator import ATTRIBUTE, verifies
 from tcverify.pytest_plugin.failures import Failure, NothingTested, NotVerified, Refuted
-from tcverify.pytest_plugin.options import FRESH_PATH, FRESH_PATH_KEY, Options, add_options, read_options, state_dir
+from tcverify.pytest_plugin.options import (
+    FRESH_PATH,
+    FRESH_PATH_KEY,
+    Options,
+    add_options,
+    read_options,
+    report_dir,
+    state_dir,
+)
 from tcverify.pytest_plugin.summary import ATTRIBUTE as REPORT_ATTRIBUTE
 from tcverify.pytest_plugin.summary import Item, write_summary
 from tcverify.report.plain import error_text
@@ -35,7 +43,7 @@ _OPTIONS = pytest.StashKey[Options]()
 _SESSION = pytest.StashKey["Session"]()
 _ITEM = pytest.StashKey[Item]()
 _INTERRUPTED = pytest.StashKey[list[Item]]()
-_STARTED = pytest.StashKey[float]()
+_EARLIER = pytest.StashKey[dict[str, tuple[int, int]]]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -49,7 +57,6 @@ def pytest_configure(config: pytest.Config) -> None:
     # pytest sets aside the filter that `import tcverify` makes.
     config.addinivalue_line("filterwarnings", "ignore:Failed to initialize NumPy:UserWarning")
     config.stash[_INTERRUPTED] = []
-    config.stash[_STARTED] = time.time()
     if config.getoption("cacheclear", False) and not hasattr(config, "workerinput"):
         for failures in state_dir(config).glob("*/failures"):
             shutil.rmtree(failures, ignore_errors=True)
@@ -147,8 +154,11 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
-    """Tell a worker of pytest-xdist where other processes look for modules."""
+    """Tell a worker of pytest-xdist where others look for modules; note which cases there are before any of them runs."""
     node.workerinput[FRESH_PATH_KEY] = list(FRESH_PATH)
+    if _EARLIER not in node.config.stash:
+        with contextlib.suppress(TcverifyError):  # as the collection will say
+            node.config.stash[_EARLIER] = dict(_kept(node.config))
 
 
 def pytest_terminal_summary(
@@ -185,13 +195,19 @@ def _recovered(config: pytest.Config) -> Iterator[str]:
 
 def _found_by_workers(config: pytest.Config, known: set[str]) -> Iterator[str]:
     """What workers of pytest-xdist wrote down before an interrupt: they cannot tell any more."""
-    if state_dir(config).is_dir():
-        from tcverify.counterexample import FILE_NAME
+    if _EARLIER in config.stash:
+        for path, version in _kept(config):
+            case = os.path.basename(os.path.dirname(path))
+            if case not in known and config.stash[_EARLIER].get(path) != version:
+                yield f"{case} was found before the interrupt and is kept as {path}"
 
-        directory = _options(config).report_dir
-        for path in sorted(directory.glob(f"*/{FILE_NAME}")):
-            if path.parent.name not in known and path.stat().st_mtime >= config.stash[_STARTED]:
-                yield f"{path.parent.name} was found before the interrupt and is kept as {path}"
+
+def _kept(config: pytest.Config) -> Iterator[tuple[str, tuple[int, int]]]:
+    """The files of counterexamples that there are, each with what changes when it is written again, whatever the clock says."""
+    for path in sorted(report_dir(config).glob("*/counterexample.json")):
+        with contextlib.suppress(OSError):
+            found = path.stat()
+            yield str(path), (found.st_ino, found.st_mtime_ns)
 
 
 __all__ = ["Failure", "NotVerified", "NothingTested", "Refuted", "verifies"]

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tcverify.configuration import configuration
+
 CONFIRM = ("gloo", "nccl", "none")  # and those that extensions register
 PROFILES = ("dev", "ci", "nightly")
 DOMAINS = ("float64", "native", "exact")  # not imported: pytest starts this before torch
@@ -91,13 +93,27 @@ def state_dir(config: pytest.Config) -> Path:
     return config.rootpath / STATE_DIR
 
 
+def report_dir(config: pytest.Config) -> Path:
+    """Return where counterexamples are written, absolute.
+
+    Raises:
+        UsageError: pyproject.toml cannot be read.
+    """
+    given = config.getoption("tcverify_report_dir")
+    if given:
+        return Path(os.path.abspath(config.invocation_params.dir / given))
+    table = configuration(config.rootpath / "pyproject.toml")
+    default = config.getini("tcverify_report_dir") or str(table.get("report_dir", "reports"))
+    return Path(os.path.abspath(config.rootpath / default))
+
+
 def read_options(config: pytest.Config) -> Options:
     """Return the options of this run. Imports torch, and the extensions that [tool.tcverify] names.
 
     Raises:
         UsageError: an option, an ini file or [tool.tcverify] asks for what does not exist.
     """
-    from tcverify.arguments import configuration, configured_extensions, names
+    from tcverify.arguments import configured_extensions, names
     from tcverify.execution import EXECUTORS
 
     configured_extensions(config.rootpath / "pyproject.toml")
@@ -108,16 +124,13 @@ def read_options(config: pytest.Config) -> Options:
         return names(str(text), known, name)[0]
 
     start = config.invocation_params.dir
-    given = config.getoption("tcverify_report_dir")
-    default = config.getini("tcverify_report_dir") or str(table.get("report_dir", "reports"))
-    report_dir = start / given if given else config.rootpath / default
-    report_dir = Path(os.path.abspath(report_dir))
+    place = report_dir(config)
     return Options(
         confirm=chosen("confirm", (*EXECUTORS, "none"), "gloo"),
         domain=chosen("domain", DOMAINS, "float64"),
         profile=chosen("profile", PROFILES, "dev"),
-        report_dir=report_dir,
-        shown_dir=_as_seen_from(start, report_dir, config.rootpath),
+        report_dir=place,
+        shown_dir=_as_seen_from(start, place, config.rootpath),
         state_dir=state_dir(config),
         start_dir=start,
         fresh_path=tuple(getattr(config, "workerinput", {}).get(FRESH_PATH_KEY, FRESH_PATH)),

@@ -8,7 +8,7 @@ from typing import Any
 
 from hypothesis.strategies import SearchStrategy
 
-from tcverify.arguments import suggest
+from tcverify.configuration import suggest
 from tcverify.errors import ProgramError, UsageError
 from tcverify.execution import MAX_RANKS
 from tcverify.program import Mesh, Program

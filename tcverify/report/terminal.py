@@ -7,6 +7,7 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.live import Live
@@ -15,6 +16,7 @@ from rich.text import Text
 from tcverify.application.reaching import EVERY, FIRST
 from tcverify.campaign import CampaignFinished, CampaignStarted, Crashed, Event, FindingFound, Progress
 from tcverify.counterexample import FILE_NAME, Counterexample
+from tcverify.errors import UsageError
 from tcverify.report.block import make_block
 from tcverify.report.known import known_line
 from tcverify.report.listing import columns
@@ -42,11 +44,26 @@ _RULE = 80
 
 
 class _Console(Console):
-    """A console that leaves it to its callers what becomes of a run whose output nobody reads; rich's own would exit."""
+    """A console that leaves it to its callers what becomes of a run whose output nobody reads; rich's own would exit.
+
+    Raises:
+        BrokenPipeError: nobody reads it.
+        UsageError: it cannot be written.
+    """
 
     def on_broken_pipe(self) -> None:
         self.quiet = True
         raise BrokenPipeError
+
+    def print(self, *args: Any, **options: Any) -> None:
+        """See `rich.console.Console.print`."""
+        try:
+            super().print(*args, **options)
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            self.quiet = True
+            raise UsageError(f"the output cannot be written: {error.strerror or error}", "is the disk full?") from None
 
 
 def make_console() -> Console:

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from tcverify import cli, template
-from tcverify.arguments import configuration
+from tcverify.configuration import configuration
 from tcverify.pytest_plugin.options import PROFILES
 from tcverify.running import STATE_DIR
 from tests.cli.conftest import environment, run_apart, run_here, says

@@ -137,3 +137,9 @@ def sets_and_restores(gm: fx.GraphModule) -> None:
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(3)
         torch.rand(3)
+
+
+def says_much(gm: fx.GraphModule) -> None:
+    """Writes more to standard output and error than a buffer holds."""
+    for stream in (sys.stdout, sys.stderr):
+        print("x" * 100_000, file=stream, flush=True)

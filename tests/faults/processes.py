@@ -40,3 +40,8 @@ def descendants(pid: int) -> set[int]:
         found |= new
         waiting += new
     return found
+
+
+def left(place: Path) -> list[Path]:
+    """What of ours lies in the place for temporary files: what torch keeps there for the next runs does not count."""
+    return [path for path in place.iterdir() if path.name.startswith(("tcverify", "pymp-"))]

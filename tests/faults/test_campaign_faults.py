@@ -27,7 +27,7 @@ from tcverify.counterexample import FILE_NAME, read_counterexample
 from tcverify.errors import UsageError
 from tcverify.program import Program
 from tcverify.strategies import transformer_programs
-from tests.faults.processes import ROOT, alive, descendants, wait_until
+from tests.faults.processes import ROOT, alive, descendants, left, wait_until
 from tests.unit.programs import reduce_then_norm
 
 
@@ -260,7 +260,7 @@ def test_a_clock_that_jumps_changes_nothing(tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.slow
-def test_a_whole_run_on_gloo_that_is_killed_leaves_nothing(tmp_path: Path) -> None:
+def test_a_whole_run_on_gloo_that_is_killed_leaves_nothing(tmp_path: Path, place: Path) -> None:
     """The command line, with ranks, workers and fork server, killed when it is verifying."""
     command = [
         sys.executable,
@@ -273,14 +273,15 @@ def test_a_whole_run_on_gloo_that_is_killed_leaves_nothing(tmp_path: Path) -> No
         "--max-examples",
         "100000",
     ]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(place)}
     process = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.DEVNULL)
     with process:
         wait_until(lambda: bool(list(tmp_path.glob(".tcverify/in-flight-*.json"))), 200)
         started = descendants(process.pid)
+        assert left(place)
         assert len(started) >= 4  # two ranks, a worker, the fork server
         process.kill()
     wait_until(lambda: not any(alive(pid) for pid in started))
-    wait_until(lambda: not list(tmp_path.glob("tcverify-*")))
-    (left,) = tmp_path.glob(".tcverify/in-flight-*.json")
-    assert read_in_flight(left).finding.kind == "run-died"
+    wait_until(lambda: left(place) == [])
+    (note,) = tmp_path.glob(".tcverify/in-flight-*.json")
+    assert read_in_flight(note).finding.kind == "run-died"

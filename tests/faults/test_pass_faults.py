@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,10 +18,11 @@ from tcverify import verify
 from tcverify.application import Guarded, InProcess, guard
 from tcverify.application.loading import prepare
 from tcverify.application.surroundings import SETTINGS
+from tcverify.execution import scratch
 from tcverify.execution.processes import resident_bytes
 from tcverify.verifier import Verdict
 from tests.faults import passes
-from tests.faults.processes import ROOT, alive, wait_until
+from tests.faults.processes import ROOT, alive, left, wait_until
 from tests.unit.programs import reduce_then_norm
 
 
@@ -30,7 +30,7 @@ from tests.unit.programs import reduce_then_norm
 def guarded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Guarded]]:
     """A pass of `passes` in a process of its own, whose current directory is `tmp_path`."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    before = set(Path(scratch.directory()).iterdir())
     subjects: list[Guarded] = []
 
     def make(name: str, timeout: float = 20.0) -> Guarded:
@@ -40,7 +40,7 @@ def guarded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
     yield make
     for subject in subjects:
         subject.close()
-    assert not list(tmp_path.glob("tcverify-*"))
+    assert {path for path in Path(scratch.directory()).iterdir() if not path.name.startswith("pymp-")} <= before
 
 
 def here(pass_: Callable[..., None]) -> InProcess:
@@ -146,11 +146,11 @@ subject.apply(reduce_then_norm())
 @pytest.mark.fault(
     "the run is killed (−9) while a pass holds the interpreter", "the pass's process is killed by the system"
 )
-def test_a_pass_that_holds_the_interpreter_dies_with_the_run(tmp_path: Path) -> None:
+def test_a_pass_that_holds_the_interpreter_dies_with_the_run(tmp_path: Path, place: Path) -> None:
     process = subprocess.Popen(
         [sys.executable, "-c", PARENT.format(name="holds_the_interpreter")],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)},
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(place)},
         stdout=subprocess.PIPE,
         text=True,
     )
@@ -158,9 +158,10 @@ def test_a_pass_that_holds_the_interpreter_dies_with_the_run(tmp_path: Path) -> 
         assert process.stdout is not None
         worker = int(process.stdout.readline())
         wait_until((tmp_path / "running").exists)
+        assert left(place)
         process.kill()
     wait_until(lambda: not alive(worker))
-    assert not list(tmp_path.glob("tcverify-*"))
+    wait_until(lambda: left(place) == [])
 
 
 # ---------------------------------------------------------------------------------------------------- torch's global state

@@ -12,7 +12,6 @@ import argparse
 import json
 import random
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -44,31 +43,30 @@ def main() -> None:
         "--findings", type=Path, default=Path("fuzz-findings"), help="where inputs go that break a promise"
     )
     options = parser.parse_args()
-    options.findings.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="tcverify-fuzz-") as scratch:
-        corpus = Path(scratch, "corpus")
-        corpus.mkdir()
-        for number, seed in enumerate(seeds(options.reader)):
-            (corpus / f"{number}.json").write_text(json.dumps(seed))
-        read = readers(Path(scratch, "given.json"))[options.reader]
-        counts = {True: 0, False: 0}
+    # Not temporary: atheris ends the process at once. What it has learnt is the beginning of the next run.
+    corpus = options.findings / f"corpus-{options.reader}"
+    corpus.mkdir(parents=True, exist_ok=True)
+    for number, seed in enumerate(seeds(options.reader)):
+        (corpus / f"{number}.json").write_text(json.dumps(seed))
+    read = readers(options.findings / "given.json")[options.reader]
+    counts = {True: 0, False: 0}
 
-        def one(data: bytes) -> None:
-            counts[read(data)] += 1
-            if sum(counts.values()) % 10_000 == 0:
-                print(f"{counts[True]} read, {counts[False]} refused", flush=True)
+    def one(data: bytes) -> None:
+        counts[read(data)] += 1
+        if sum(counts.values()) % 10_000 == 0:
+            print(f"{counts[True]} read, {counts[False]} refused", flush=True)
 
-        arguments: list[Any] = [
-            sys.argv[0],
-            f"-max_total_time={options.seconds}",
-            f"-artifact_prefix={options.findings}/{options.reader}-",
-            "-max_len=200000",
-            "-rss_limit_mb=4096",
-            "-timeout=60",
-            str(corpus),
-        ]
-        atheris.Setup(arguments, one, custom_mutator=mutate)
-        atheris.Fuzz()
+    arguments: list[Any] = [
+        sys.argv[0],
+        f"-max_total_time={options.seconds}",
+        f"-artifact_prefix={options.findings}/{options.reader}-",
+        "-max_len=200000",
+        "-rss_limit_mb=4096",
+        "-timeout=60",
+        str(corpus),
+    ]
+    atheris.Setup(arguments, one, custom_mutator=mutate)
+    atheris.Fuzz()
 
 
 if __name__ == "__main__":

@@ -58,7 +58,6 @@ WALL_CLOCK = frozenset(
 TIMESTAMPS = {
     ("tcverify/report/ndjson.py", "datetime.now"): "the time of an event, for people",
     ("tcverify/report/junit.py", "datetime.now"): "the timestamp of a suite, for people",
-    ("tcverify/pytest_plugin/__init__.py", "time.time"): "to compare with the times of files, which are of that clock",
 }
 
 
