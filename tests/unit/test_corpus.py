@@ -16,7 +16,7 @@ from tcverify.application import InProcess
 from tcverify.application.loading import prepare
 from tcverify.campaign import Campaign, CampaignFinished, Case, Corpus, Plan
 from tcverify.campaign import corpus as corpus_module
-from tcverify.campaign.corpus import NAMED, coverage
+from tcverify.campaign.corpus import NAMED, reasons_of
 from tcverify.errors import UsageError
 from tcverify.passes import SequenceParallel
 from tcverify.program import dumps
@@ -171,10 +171,10 @@ def test_a_case_that_cannot_be_written_is_told_once(tmp_path: Path) -> None:
     assert "the run goes on" in line
 
 
-def test_coverage_is_patterns_by_features() -> None:
-    assert coverage(["p", "p"], ["b", "a"]) == ["p × a", "p × b"]
-    assert coverage(["p"], []) == ["p × any program"]
-    assert coverage([], ["a"]) == []
+def test_reasons_are_patterns_by_features() -> None:
+    assert reasons_of(["p", "p"], ["b", "a"]) == ["p × a", "p × b"]
+    assert reasons_of(["p"], []) == ["p × any program"]
+    assert reasons_of([], ["a"]) == []
 
 
 # ----------------------------------------------------------------------------------------------------------- campaigns

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from tcverify import Guarded
-from tcverify.application import Pair, Point, source_of
+from tcverify.application import Point, source_of
 from tcverify.application.reaching import EVERY, FIRST, Recorder, Scope
 from tcverify.campaign import Coverage
 from tcverify.report.reach import reach_line, unreached_lines
@@ -103,17 +103,11 @@ def test_what_can_be_reached_of_a_file() -> None:
     assert source_of("/nowhere.py").functions == ()
 
 
-def test_coverage_says_what_is_new_and_what_was_never_reached() -> None:
-    program = negations(1)
+def test_coverage_says_what_was_never_reached() -> None:
     coverage = Coverage([FILE])
     first = [Point(FILE, line("first")), Point(FILE, line("between")), Point(FILE, line("between"), 1)]
-    new = coverage.novel(program, Pair(program, rewrites={"P1": 2, "P2": 0}, reached=first))
-    assert new == [
-        *(f"{FILE}:{line(text)}" for text in ("first", "between")),
-        f"{FILE}:{line('between')} is true",
-        "P1",
-    ]
-    assert coverage.novel(program, Pair(program, rewrites={"P1": 1}, reached=first)) == []
+    coverage.add(first[:2])
+    coverage.add(first)
     (report,) = coverage.report()
     assert (report.lines_reached, report.outcomes_reached) == (2, 1)
     assert report.always_true == (line("between"),)
@@ -128,11 +122,10 @@ def test_coverage_says_what_is_new_and_what_was_never_reached() -> None:
 def test_what_a_pass_reaches_in_its_process() -> None:
     with Guarded(f"{rewriting_passes.__name__}:raising", covered=()) as subject:
         coverage = Coverage(subject.files)
-        pair = subject.apply(negations(1))
-        assert coverage.novel(negations(1), pair)
+        coverage.add(subject.apply(negations(1)).reached)
         assert subject.apply(negations(1)).reached == []
         (before,) = [one for one in coverage.report() if one.file == rewriting_passes.__file__]
-        assert coverage.novel(negations(2), subject.apply(negations(2)))
+        coverage.add(subject.apply(negations(2)).reached)
         (after,) = [one for one in coverage.report() if one.file == rewriting_passes.__file__]
     assert after.lines_reached == before.lines_reached + 1
     assert after.outcomes_reached == before.outcomes_reached + 1
