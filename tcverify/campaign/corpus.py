@@ -179,6 +179,8 @@ def _load(path: Path) -> tuple[dict[str, Any], int]:
     if not _NAME.fullmatch(path.name):
         raise ProgramError(f"{path.name} is not a case")
     try:
+        if path.exists() and not path.is_file():  # to read a pipe takes for ever
+            raise ProgramError(f"{path.name} is not a file")
         if path.stat().st_size > MAX_BYTES:
             raise ProgramError(f"{path.name} is larger than {MAX_BYTES} bytes")
         content = path.read_bytes()

@@ -15,6 +15,7 @@ from hypothesis.configuration import set_hypothesis_home_dir
 from hypothesis.strategies import SearchStrategy
 
 from tcverify.application import Guarded
+from tcverify.application.guard import LOAD_TIMEOUT
 from tcverify.baseline import Baseline
 from tcverify.campaign import Campaign, Corpus, Coverage, Crashed, Event, Plan, Statistics
 from tcverify.division.slices import Outcome, Slice
@@ -53,17 +54,20 @@ class Worker:
     ) -> None:
         self._open.close()
 
-    def work(self, text: str, *warnings: str) -> str:
+    def work(self, text: str, *warnings: str, beat: Callable[[float], None] = lambda patience: None) -> str:
         """Do a slice and return its outcome, whatever becomes of it. A KeyboardInterrupt ends it early.
 
         Args:
             warnings: lines that the user is to be told with it.
+            beat: is told with each program that it goes on, and how many seconds it may take until it is told again.
         """
         crashed: list[str] = []
         self._warnings = list(warnings)
         campaign: Campaign | None = None
 
         def note(event: Event) -> None:
+            if campaign is not None:
+                beat(silence_of(campaign.subject.timeout, campaign.confirm))
             if isinstance(event, Crashed):
                 crashed.append(str(event.path))
 
@@ -157,10 +161,21 @@ class Worker:
             self._warnings.append(line)
 
 
+def silence_of(pass_timeout: float, confirm: Executor | None) -> float:
+    """Return the most seconds that a sound campaign may need from one program, or trial of shrinking, to the next.
+
+    A verification has as long as its pass (five time-outs when it is applied deeply, in two processes that may have to be
+    started), and its executor, for two pairs. Two more verifications may lie between programs that are told, when a finding
+    is to be kept; and as much again is for all that has no limit, on a machine that is busy.
+    """
+    executor = getattr(confirm, "timeout", 0.0) if confirm is not None else 0.0
+    return 2 * 3 * (5 * pass_timeout + 2 * LOAD_TIMEOUT + 2 * executor)
+
+
 def _reached(campaign: Campaign) -> dict[str, Any]:
     """What a campaign has reached of its pass, as fields of an `Outcome`."""
     coverage = campaign.plan.coverage
     return {} if coverage is None else {"files": coverage.files, "reached": coverage.points}
 
 
-__all__ = ["Executors", "Worker"]
+__all__ = ["Executors", "Worker", "silence_of"]

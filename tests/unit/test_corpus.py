@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -90,9 +91,19 @@ def damaged(path: Path, how: str) -> None:
     elif how == "unreadable link":
         path.unlink()
         path.symlink_to(path.parent / "nowhere")
+    elif how == "renamed":
+        path.rename(path.with_name(f"{'0' * 32}.json"))
+    elif how == "a pipe":
+        path.unlink()
+        os.mkfifo(path)
+    elif how == "a link to itself":
+        path.unlink()
+        path.symlink_to(path)
 
 
-@pytest.mark.parametrize("how", ["truncated", "flipped", "empty", "a directory", "unreadable link"])
+@pytest.mark.parametrize(
+    "how", ["truncated", "flipped", "empty", "a directory", "unreadable link", "renamed", "a pipe", "a link to itself"]
+)
 def test_a_damaged_case_is_named_and_left_out(tmp_path: Path, how: str) -> None:
     corpus = Corpus(tmp_path, silent)
     corpus.add(case(1))
@@ -103,7 +114,7 @@ def test_a_damaged_case_is_named_and_left_out(tmp_path: Path, how: str) -> None:
     found = Corpus(tmp_path, told.append).cases(TARGET, MESH)
     assert [one.reasons for one in found] == [("reason 2",)]
     (line,) = told
-    assert path.name in line
+    assert ("0" * 32 if how == "renamed" else path.name) in line
     assert "left out" in line
 
 

@@ -29,6 +29,7 @@ from tcverify.campaign import (
 from tcverify.counterexample import read_counterexample, write_counterexample
 from tcverify.division import RANGE, DividedCampaign, Drawing, Outcome, Slice, Worker, driver
 from tcverify.division.driver import LOST_LIMIT, WORKERS_DIR, recover
+from tcverify.division.working import silence_of
 from tcverify.errors import ExecutorError, PassLoadError, UnsupportedOp, UsageError
 from tcverify.program import Contract, Mesh, Program, dumps
 from tcverify.report.reach import unreached_lines
@@ -168,8 +169,8 @@ def run(tmp_path: Path, subject: Callable[[str], Guarded]) -> Iterator[Callable[
         options: dict[str, Any] = {"max_examples": 20, "seed": 1, "shrink_time": 0.5, "earlier": False, **plan}
         plan_ = Plan(TWO.programs(), "2 ranks", tmp_path / "reports", tmp_path / "state", **options)
         campaign = DividedCampaign(
-            of if isinstance(of, Guarded) else subject(of), plan_, TWO, "none", crews[-1], (told if told is not None else []).append,
-            [(events if events is not None else []).append],
+            of if isinstance(of, Guarded) else subject(of), plan_, TWO, "none", crews[-1],
+            (told if told is not None else []).append, [(events if events is not None else []).append],
         )  # fmt: skip
         return campaign.run()
 
@@ -331,6 +332,29 @@ def test_nothing_is_missing_of_a_pass_that_is_reached_as_a_whole(run: Run, tmp_p
     (reached,) = finished.reached
     assert (reached.lines_reached, reached.outcomes_reached) == (reached.lines, 2)
     assert unreached_lines(finished.reached) == []
+
+
+def test_a_campaign_may_be_silent_for_as_long_as_its_limits_let_it() -> None:
+    class Patient:
+        timeout = 600.0
+
+    executor: Any = Patient()
+    assert silence_of(20.0, None) > 3 * 5 * 20.0
+    assert silence_of(100.0, None) - silence_of(20.0, None) > 3 * 5 * 80.0
+    assert silence_of(20.0, executor) - silence_of(20.0, None) > 3 * 600.0
+
+
+def test_a_worker_says_with_each_program_for_how_long_silence_is_normal(tmp_path: Path) -> None:
+    beats: list[float] = []
+    part = Slice(
+        0, TWO, "2 ranks", "tcverify.passes:Identity", {}, 20.0, Contract(), "none", None, "float64", 1.0, 5, None, 1,
+        str(Path.cwd()), str(tmp_path / "reports"), str(tmp_path / "state"),
+    )  # fmt: skip
+    with Worker() as worker:
+        outcome = Outcome.loads(worker.work(part.dumps(), beat=beats.append))
+    assert outcome.statistics.programs == 5
+    assert len(beats) >= 5
+    assert set(beats) == {silence_of(20.0, None)}
 
 
 def test_files_of_a_pass_that_lie_elsewhere_on_a_worker_are_taken_for_those_here() -> None:
