@@ -10,7 +10,7 @@ import pytest
 
 from tcverify import Guarded
 from tcverify.application import Point, source_of
-from tcverify.application.reaching import EVERY, FIRST, Recorder, Scope
+from tcverify.application.reaching import Recorder, Scope
 from tcverify.campaign import Coverage
 from tcverify.report.reach import reach_line, unreached_lines
 from tests.unit import reached_code, rewriting_passes
@@ -80,19 +80,22 @@ def test_other_files_do_not_count(recorder: Recorder) -> None:
     assert recorder.taken() == []
 
 
-def test_where_watching_costs_time_later_programs_are_watched_now_and_then() -> None:
+def test_where_watching_costs_time_ever_fewer_programs_are_watched() -> None:
     before = sys.gettrace()
     sys.settrace(None)
+    watched = []
     try:
         recorder = Recorder(Scope([FILE]), monitored=False)
-        watched = []
-        for _ in range(FIRST + 2 * EVERY):
+        for number in range(1, 65):
             with recorder.watching():
-                watched.append(sys.gettrace() is not None)
+                if sys.gettrace() is not None:
+                    watched.append(number)
+                if number in (4, 5, 20):  # nobody looks at 20
+                    reached_code.end(number - 4)
+            recorder.taken()
     finally:
         sys.settrace(before)
-    assert watched[:FIRST] == [True] * FIRST
-    assert sum(watched[FIRST:]) == 2
+    assert watched == [1, 2, 4, 5, 6, 8, 16, 32, 64]
 
 
 def test_what_can_be_reached_of_a_file() -> None:
@@ -123,7 +126,10 @@ def test_what_a_pass_reaches_in_its_process() -> None:
     with Guarded(f"{rewriting_passes.__name__}:raising", covered=()) as subject:
         coverage = Coverage(subject.files)
         coverage.add(subject.apply(negations(1)).reached)
-        assert subject.apply(negations(1)).reached == []
+        assert [subject.apply(negations(1)).reached for _ in range(2)] == [
+            [],
+            [],
+        ]  # the 4th program is watched anywhere
         (before,) = [one for one in coverage.report() if one.file == rewriting_passes.__file__]
         coverage.add(subject.apply(negations(2)).reached)
         (after,) = [one for one in coverage.report() if one.file == rewriting_passes.__file__]
