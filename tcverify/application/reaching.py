@@ -1,8 +1,8 @@
 """Which lines of a pass's own code run, and which way its conditions go: recorded where the pass runs, while it runs.
 
 By `sys.monitoring` from Python 3.12 on: every place reports once and is then switched off, so that a pass that has been through
-all of its code runs at full speed. Before that by `sys.settrace`, which costs all frames something: there some programs are watched,
-ever fewer of them; see `Recorder.taken`.
+all of its code runs at full speed. Before that by `sys.settrace`, which costs all frames something: there some programs are
+watched, ever fewer of them; see `Recorder.taken`.
 """
 
 from __future__ import annotations
