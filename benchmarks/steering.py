@@ -38,7 +38,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # tests/ is no 
 
 from tcverify.application import Guarded, InProcess, load_pass
 from tcverify.application.reaching import Recorder, scope_of
-from tcverify.campaign import SETTINGS, Coverage
+from tcverify.campaign import SETTINGS
+from tcverify.campaign.corpus import reasons_of
 from tcverify.program import Program
 from tcverify.strategies import DECODERS, STRATEGIES, all_meshes
 
@@ -120,7 +121,6 @@ def reached(target: str, strategy: str, way: str, seed: int, bound: int) -> dict
     pool = Pool()
     phases = (Phase.generate, Phase.target) if way == "target" else SETTINGS.phases
     with closing(Recorder(scope_of([loaded.subject], []))) as recorder:
-        coverage = Coverage(recorder.scope.files)
         number = 0
 
         @hypothesis.seed(seed)
@@ -130,10 +130,10 @@ def reached(target: str, strategy: str, way: str, seed: int, bound: int) -> dict
             nonlocal number
             number += 1
             pair = InProcess(loaded).apply(program)
-            pair.reached = recorder.taken()
-            new = coverage.novel(program, pair)
-            for reason in new:
-                found.setdefault(reason, number)
+            fired = [name for name, times in pair.rewrites.items() if times] or ["changed"] * pair.changed
+            reasons = [f"{point.file}:{point.line} {point.outcome}" for point in recorder.taken()]
+            new = [one for one in (*reasons, *reasons_of(fired, program.labels)) if one not in found]
+            found.update(dict.fromkeys(new, number))
             if new:
                 pool.kept.append(pool.last)
                 pool.fruitless = 0

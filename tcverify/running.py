@@ -143,12 +143,11 @@ def campaigns(settings: Settings, jobs: Sequence[Job], console: Console) -> int:
         stack.callback(terminal.close)
         crew = stack.enter_context(_crew(settings, tell))
         corpus = Corpus(settings.corpus, tell) if settings.corpus is not None else None
-        scopes = settings.covered if crew is None else None  # workers do not tell what they reach
         subjects = [
             stack.enter_context(Guarded(target, settings.pass_options, timeout=settings.pass_timeout, covered=covered))
-            for target, covered in zip(settings.targets, scopes or itertools.repeat(None), strict=False)
+            for target, covered in zip(settings.targets, settings.covered or itertools.repeat(None), strict=False)
         ]
-        coverages = [Coverage(subject.files) if scopes is not None else None for subject in subjects]
+        coverages = [Coverage(subject.files) if settings.covered is not None else None for subject in subjects]
         contracts = [subject.contract.with_options(settings.promises) for subject in subjects]
         try:
             for job in jobs:

@@ -13,13 +13,14 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
 
 import torch
+from torch import fx
 
 from tcverify.application.applying import apply_counted, apply_pass
 from tcverify.application.loading import LoadedPass, importable_target, load_pass, pipeline, prepare
@@ -455,6 +456,8 @@ def _serve(connection: Connection, job_text: str) -> None:
     recorder = None
     if job["covered"] is not None:
         recorder = Recorder(scope_of([one.subject for one in loaded.stages or (loaded,)], job["covered"]))
+        if recorder.traces:
+            loaded = _watched(loaded, recorder)
     files = recorder.scope.files if recorder is not None else []
     connection.send_bytes(_message({"facts": asdict(loaded.facts), "files": files}))
     while True:
@@ -467,16 +470,25 @@ def _serve(connection: Connection, job_text: str) -> None:
         except ProgramError as error:  # what the pass imports has defined an op with another signature
             connection.send_bytes(_message({"unread": error.message, "grown": 0}))
             continue
-        with recorder.watching() if recorder is not None else contextlib.nullcontext():
-            if request["count"] is None:
-                pair = apply_pass(loaded, program, deep=request["deep"])
-            else:
-                rows = request["count"]["allowed"]
-                pair = apply_counted(loaded, program, None if rows is None else list(map(frozenset, read_asks(rows))))
+        if request["count"] is None:
+            pair = apply_pass(loaded, program, deep=request["deep"])
+        else:
+            rows = request["count"]["allowed"]
+            pair = apply_counted(loaded, program, None if rows is None else list(map(frozenset, read_asks(rows))))
         pair.reached = recorder.taken() if recorder is not None else []
         if os.getpid() != worker:
             os._exit(0)  # the pass has forked: a second answer would be taken for that to the next question
         connection.send_bytes(_encode_pair(pair, resident_bytes() - resident))
+
+
+def _watched(loaded: LoadedPass, recorder: Recorder) -> LoadedPass:
+    """A pass, and its stages, that are watched while they are called, and not while their results are judged."""
+
+    def call(module: fx.GraphModule) -> Any:
+        with recorder.watching():
+            return loaded.call(module)
+
+    return replace(loaded, call=call, stages=tuple(_watched(stage, recorder) for stage in loaded.stages))
 
 
 class _Programs:

@@ -60,10 +60,12 @@ class Source:
 
     Attributes:
         conditions: by each line that a condition stands on, the one that begins last.
+        true: by each line, the lines of the conditions in whose bodies it stands: they were true where it runs.
     """
 
     functions: tuple[Function, ...]
     conditions: dict[int, Condition]
+    true: dict[int, tuple[int, ...]]
 
 
 @cache
@@ -74,10 +76,13 @@ def source_of(file: str) -> Source:
         tree = ast.parse(text)
         code = compile(text, file, "exec", dont_inherit=True)
     except (OSError, ValueError, SyntaxError):
-        return Source((), {})
+        return Source((), {}, {})
     conditions: dict[int, Condition] = {}
+    true: dict[int, tuple[int, ...]] = {}
     for node in sorted(filter(None, map(_condition, ast.walk(tree))), key=lambda one: one.line):
         conditions.update(dict.fromkeys(range(node.test[0], node.test[1] + 1), node))
+        for line in range(node.body[0], node.body[1] + 1):
+            true[line] = (*true.get(line, ()), node.line)
     bodies = {
         line: (node.name, _first_line(node), node.end_lineno or node.lineno)
         for node in ast.walk(tree)
@@ -89,7 +94,7 @@ def source_of(file: str) -> Source:
     for name, found, first, last in _functions(code, "", bodies):
         lines = frozenset(line for line in found if first <= line <= last)
         functions.append(Function(name, lines, lines & own))
-    return Source(tuple(functions), conditions)
+    return Source(tuple(functions), conditions, true)
 
 
 def _condition(node: ast.AST) -> Condition | None:

@@ -1,8 +1,8 @@
 """Which lines of a pass's own code run, and which way its conditions go: recorded where the pass runs, while it runs.
 
 By `sys.monitoring` from Python 3.12 on: every place reports once and is then switched off, so that a pass that has been through
-all of its code runs at full speed. Before that by `sys.settrace`, which costs all frames something: there the first programs
-are watched, later ones from time to time.
+all of its code runs at full speed. Before that by `sys.settrace`, which costs all frames something: there some programs are
+watched, ever fewer of them; see `Recorder.taken`.
 """
 
 from __future__ import annotations
@@ -23,9 +23,6 @@ from tcverify.application.reachable import source_of
 
 #: `sys.monitoring`, where this Python has it.
 _MONITORING: Any = getattr(sys, "monitoring", None)
-
-#: Calls of a pass that are all watched where watching costs time, and of those that follow one in so many.
-FIRST, EVERY = 24, 32
 
 
 class Point(NamedTuple):
@@ -116,21 +113,36 @@ class Recorder:
         self.scope = scope
         self._seen: set[Point] = set()
         self._new: list[Point] = []
-        self._calls = 0
+        self._programs = 1
+        self._traced = True
+        self._codes: dict[int, CodeType] = {}  # that are watched: their ids are those of no others
+        self._digested: set[tuple[int, int, int]] = set()
+        self._steps: dict[str, set[tuple[int, int]]] = {}
+        self._missing: dict[int, tuple[set[Point], int]] = {}
         self._tool: int | None = None
         if monitored if monitored is not None else _MONITORING is not None:
             self._tool = self._monitor()
 
     def taken(self) -> list[Point]:
-        """What was reached for the first time since this was last asked."""
+        """What a program has reached for the first time; called after each.
+
+        Where watching costs time, the 1st, 2nd, 4th, 8th, … program is watched, and each that follows one that was watched and
+        reached something new. So the cost is bounded by what there is to reach, and seeds tell the same again.
+        """
         new, self._new = self._new, []
+        self._programs += 1
+        self._traced = (self._traced and bool(new)) or self._programs & (self._programs - 1) == 0
         return new
+
+    @property
+    def traces(self) -> bool:
+        """Whether it has to be told where to watch."""
+        return self._tool is None
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
         """Watch inside the block, where monitoring does not do so anyway."""
-        self._calls += 1
-        if self._tool is not None or (self._calls > FIRST and self._calls % EVERY) or sys.gettrace() is not None:
+        if self._tool is not None or not self._traced or sys.gettrace() is not None:
             yield
             return
         sys.settrace(self._enter)
@@ -151,6 +163,12 @@ class Recorder:
             self._seen.add(point)
             self._new.append(point)
 
+    def _ran(self, file: str, line: int) -> None:
+        """Note that a line runs, and with it that the conditions were true in whose bodies it stands."""
+        self._reach(Point(file, line))
+        for condition in source_of(file).true.get(line, ()):
+            self._reach(Point(file, condition, 1))
+
     # ------------------------------------------------------------------------------------------------ sys.monitoring
 
     def _monitor(self) -> int | None:
@@ -161,6 +179,7 @@ class Recorder:
             return None
         events = monitoring.events
         branches = [getattr(events, name) for name in ("BRANCH_LEFT", "BRANCH_RIGHT") if hasattr(events, name)]
+        directed = bool(branches)  # a place reports each way that a jump goes apart
         branches = branches or [events.BRANCH]
         watched = events.LINE
         for one in branches:
@@ -168,15 +187,18 @@ class Recorder:
 
         def start(code: CodeType, _: int) -> Any:
             if self.scope.of(code.co_filename) is not None and code.co_flags & inspect.CO_OPTIMIZED:
+                self._codes[id(code)] = code
                 monitoring.set_local_events(tool, code, watched)
             return monitoring.DISABLE
 
         def line(code: CodeType, number: int) -> Any:
-            self._reach(Point(self.scope.of(code.co_filename) or "", number))
+            self._ran(self.scope.of(code.co_filename) or "", number)
             return monitoring.DISABLE
 
         def branch(code: CodeType, offset: int, target: int) -> Any:
-            return monitoring.DISABLE if self._went(code, offset, target) else None
+            if (id(code), offset, target) in self._digested:
+                return None
+            return monitoring.DISABLE if self._went(code, offset, target) or directed else None
 
         monitoring.use_tool_id(tool, "tcverify")
         monitoring.register_callback(tool, events.PY_START, start)
@@ -188,7 +210,7 @@ class Recorder:
         return tool
 
     def _went(self, code: CodeType, offset: int, target: int) -> bool:
-        """Note the way that a jump went; whether both ways are known, or do not matter."""
+        """Note the way that a jump went; whether no other way matters: that a condition is true its body tells."""
         file = self.scope.of(code.co_filename) or ""
         layout = _layout(code)
         condition = source_of(file).conditions.get(layout.line(offset))
@@ -200,33 +222,60 @@ class Recorder:
             outcome = False  # a jump back or a return is filed under the line of the condition
         if outcome is not None:
             self._reach(Point(file, condition.line, int(outcome)))
-        both = {Point(file, condition.line, 0), Point(file, condition.line, 1)}
-        return both <= self._seen
+        if Point(file, condition.line, 0) in self._seen:
+            return True
+        self._digested.add((id(code), offset, target))
+        return False
 
     # -------------------------------------------------------------------------------------------------- sys.settrace
 
     def _enter(self, frame: FrameType, event: str, _: Any) -> Callable[..., Any] | None:
-        """Trace the frames of the pass's functions."""
+        """Trace the frames of those of the pass's functions of which something is yet to be reached."""
         code = frame.f_code
         file = self.scope.of(code.co_filename)
-        if file is None or not code.co_flags & inspect.CO_OPTIMIZED:
+        if file is None or not code.co_flags & inspect.CO_OPTIMIZED or not self._left(code, file):
             return None
-        conditions = source_of(file).conditions
+        steps = self._steps.setdefault(file, set())
         last = 0
 
         def trace(frame: FrameType, event: str, _: Any) -> Callable[..., Any]:
             nonlocal last
-            if event == "line":
-                self._reach(Point(file, frame.f_lineno))
-            if event in ("line", "return"):
-                condition = conditions.get(last)
-                outcome = None if condition is None else event == "line" and condition.outcome(frame.f_lineno)
-                if condition is not None and outcome is not None:
-                    self._reach(Point(file, condition.line, int(outcome)))
-            last = frame.f_lineno if event == "line" else 0
+            if event == "exception":  # says nothing of a condition that was being evaluated
+                last = 0
+                return trace
+            line = frame.f_lineno if event == "line" else 0
+            if (last, line) not in steps:
+                steps.add((last, line))
+                self._went_on(file, last, line)
+            last = line
             return trace
 
         return trace
+
+    def _left(self, code: CodeType, file: str) -> set[Point]:
+        """What is yet to be reached of a function."""
+        missing, known = self._missing.get(id(code), (None, 0))
+        if missing is None:
+            self._codes[id(code)] = code
+            source = source_of(file)
+            counted = {line for one in source.functions for line in one.lines}
+            lines = {line for _, _, line in code.co_lines() if line} & counted
+            conditions = {source.conditions[line].line for line in lines if line in source.conditions}
+            missing = {Point(file, line) for line in lines}
+            missing |= {Point(file, line, outcome) for line in conditions for outcome in (0, 1)}
+        if known != len(self._seen):
+            missing = {point for point in missing if point not in self._seen}
+            self._missing[id(code)] = missing, len(self._seen)
+        return missing
+
+    def _went_on(self, file: str, last: int, line: int) -> None:
+        """Note that a function went on from one line to another, to none where it returned."""
+        if line:
+            self._ran(file, line)
+        condition = source_of(file).conditions.get(last)
+        outcome = None if condition is None else bool(line) and condition.outcome(line)
+        if condition is not None and outcome is not None:
+            self._reach(Point(file, condition.line, int(outcome)))
 
 
 class _Layout:

@@ -153,8 +153,8 @@ class Corpus:
             self._warn(f"the corpus {self.directory}: more files like these are left out, too")
 
 
-def coverage(patterns: Iterable[str], labels: Iterable[str]) -> list[str]:
-    """Return what a program reaches, as reasons to keep it: each pattern that fired × each feature of the program."""
+def reasons_of(patterns: Iterable[str], labels: Iterable[str]) -> list[str]:
+    """Return the reasons to keep a program: each pattern that fired × each feature of the program."""
     features = sorted(set(labels))
     return [f"{pattern} × {label}" for pattern in sorted(set(patterns)) for label in features or ["any program"]]
 
@@ -179,6 +179,8 @@ def _load(path: Path) -> tuple[dict[str, Any], int]:
     if not _NAME.fullmatch(path.name):
         raise ProgramError(f"{path.name} is not a case")
     try:
+        if path.exists() and not path.is_file():  # to read a pipe takes for ever
+            raise ProgramError(f"{path.name} is not a file")
         if path.stat().st_size > MAX_BYTES:
             raise ProgramError(f"{path.name} is larger than {MAX_BYTES} bytes")
         content = path.read_bytes()
@@ -206,4 +208,4 @@ def decode_case(data: dict[str, Any], where: str) -> Case:
     return Case(data["pass"], data["mesh"], program, tuple(data["reasons"]), data["kind"], data["deep"])
 
 
-__all__ = ["Case", "Corpus", "coverage", "decode_case", "encode_case"]
+__all__ = ["Case", "Corpus", "decode_case", "encode_case", "reasons_of"]

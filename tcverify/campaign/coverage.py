@@ -1,12 +1,11 @@
-"""What the programs of a pass have reached: lines and conditions of its code, patterns, and what was in programs that fired."""
+"""What the programs of a pass have reached of its code: lines, and outcomes of conditions."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from tcverify.application import Pair, Point, source_of
-from tcverify.program import Program
+from tcverify.application import Point, source_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,42 +32,27 @@ class FileReach:
 
 
 class Coverage:
-    """Gathers what the programs of a pass reach, on all meshes.
+    """Gathers what the programs of a pass reach of its code, on all meshes and by all workers.
 
     Args:
         files: that define the pass.
     """
 
     def __init__(self, files: Sequence[str]) -> None:
-        self._files = tuple(files)
-        self._points: set[Point] = set()
-        self._features: set[tuple[str, str]] = set()
+        self.files = tuple(files)
+        self.points: set[Point] = set()
 
-    def novel(self, program: Program, pair: Pair) -> list[str]:
-        """Take note of a program and of what the pass did with it; return what of that is new, as phrases.
-
-        New are places in the pass's code, patterns that fire, and what a program is labelled with when a pattern fires.
-        """
-        points = [point for point in pair.reached if point not in self._points]
-        self._points.update(points)
-        fired = [pattern for pattern, times in pair.rewrites.items() if times] or (["a change"] if pair.changed else [])
-        features = [(name, label) for name in fired for label in ("", *program.labels)]
-        new = [feature for feature in dict.fromkeys(features) if feature not in self._features]
-        self._features.update(new)
-        return [_phrase(point) for point in points] + [f"{name} with {label}" if label else name for name, label in new]
+    def add(self, points: Iterable[Point]) -> None:
+        """Take note of places that were reached."""
+        self.points.update(points)
 
     def report(self) -> tuple[FileReach, ...]:
         """What was reached so far, file by file, those that define the pass first."""
-        by_file: dict[str, set[Point]] = {file: set() for file in self._files}
-        for point in sorted(self._points):
+        by_file: dict[str, set[Point]] = {file: set() for file in self.files}
+        for point in sorted(self.points):
             by_file.setdefault(point.file, set()).add(point)
-        found = (_reach(file, points, whole=file in self._files) for file, points in by_file.items())
+        found = (_reach(file, points, whole=file in self.files) for file, points in by_file.items())
         return tuple(one for one in found if one.lines)
-
-
-def _phrase(point: Point) -> str:
-    how = {0: " is false", 1: " is true"}.get(point.outcome, "")
-    return f"{point.file}:{point.line}{how}"
 
 
 def _reach(file: str, points: set[Point], *, whole: bool) -> FileReach:

@@ -14,7 +14,7 @@ from hypothesis.errors import Unsatisfiable
 
 from tcverify.application import Subject
 from tcverify.baseline import Known, known_of, reference
-from tcverify.campaign.corpus import Case, coverage
+from tcverify.campaign.corpus import Case, reasons_of
 from tcverify.campaign.drawing import SETTINGS
 from tcverify.campaign.events import (
     CampaignFinished,
@@ -322,6 +322,7 @@ class Campaign:
         for flight in flights:
             if flight.verdict is None:
                 continue
+            self._cover(flight.verdict)
             known = self._count(flight.program, flight.verdict)
             if self._ledger.news(flight.verdict) is not None:
                 self._failed.append(_Failed(flight.program, flight.deep, flight.verdict, known))
@@ -342,23 +343,28 @@ class Campaign:
     def _verify(self, program: Program, confirm: Executor | None, deep: bool) -> Verdict:
         self._in_flight.note(program, deep)
         with self._interrupts.open():
-            return verify(
+            verdict = verify(
                 self.subject, program, contract=self.contract, confirm=confirm, checks=self.plan.checks,
                 domain=self.plan.domain, deep=deep,
             )  # fmt: skip
+        self._cover(verdict)
+        return verdict
+
+    def _cover(self, verdict: Verdict) -> None:
+        """Note what a program has reached: a place is told once, also where that is while a finding is shrunk."""
+        if self.plan.coverage is not None:
+            self.plan.coverage.add(verdict.pair.reached)
 
     def _count(self, program: Program, verdict: Verdict) -> dict[str, Known]:
         """Count a program; return those of its findings that are known, by kind."""
         known = self._ledger.accepted(verdict)
         self.statistics.count(program, verdict, known)
-        if self.plan.coverage is not None:
-            self.plan.coverage.novel(program, verdict.pair)
         self._ledger.seen.update(known.values())
         self.statistics.elapsed = time.monotonic() - self._start
         self._tell(Progress(self.statistics, "verifying"))
         fired = [pattern for pattern, times in verdict.pair.rewrites.items() if times]
         if verdict.changed and verdict.status != "inconclusive":
-            self._remember(program, coverage(fired or ["changed"], program.labels))
+            self._remember(program, reasons_of(fired or ["changed"], program.labels))
         return known
 
     def _remember(self, program: Program, reasons: Iterable[str], kind: str = "", *, deep: bool = False) -> None:
@@ -389,6 +395,7 @@ class Campaign:
         keep_best()
         for flight in self._pipeline.under_way:
             if flight.verdict is not None:  # judged, but not yet taken out
+                self._cover(flight.verdict)
                 known = self._ledger.accepted(flight.verdict)
                 self.statistics.count(flight.program, flight.verdict, known)
                 self._ledger.seen.update(known.values())
@@ -422,6 +429,7 @@ class Campaign:
                 deep=target.deep,
                 always_confirm=True,
             )
+            self._cover(again)
             if any(f.kind == target.kind for f in again.findings):
                 verdict = again
         case = self._case(target, verdict)

@@ -51,7 +51,7 @@ def calls_of(program: Program, rank: int) -> tuple[list[Call], list[Call]]:
 
 
 def _calling(graph: fx.Graph) -> Iterator[tuple[fx.Node, Op]]:
-    """The nodes that communicate or have an effect, with their ops. Which they are is remembered: graphs of programs do not change."""
+    """The nodes that communicate or have an effect, with their ops. Where they stand is remembered: programs do not change."""
     found = _CALLING.get(graph)
     if found is None:
         ops = [(i, lookup(node.target)) for i, node in enumerate(graph.nodes) if node.op == "call_function"]

@@ -118,8 +118,9 @@ class DividedCampaign:
         verdict, why = judge(self.statistics, len(self.counterexamples), self.contract)
         known = tuple(sorted(((e, n) for e, n in self._seen.items() if n), key=lambda one: one[0].key))
         finished = CampaignFinished(
-            facts, plan.mesh, self.statistics, tuple(self.counterexamples), verdict, why, stop, plan.seed, known
-        )
+            facts, plan.mesh, self.statistics, tuple(self.counterexamples), verdict, why, stop, plan.seed, known,
+            plan.coverage.report() if plan.coverage is not None else (),
+        )  # fmt: skip
         self._tell(finished)
         return finished
 
@@ -167,7 +168,7 @@ class DividedCampaign:
             plan.checks, plan.domain, plan.shrink_time, programs, self._remaining(), _seed(plan.seed, number), str(Path.cwd()),
             str(self._place / str(number)), str(plan.state_dir.absolute()), None if corpus is None else str(corpus),
             plan.fail_fast, plan.collect, plan.deep, plan.earlier and number == 0, self._known, tuple(self._told.values()), first,
-            extensions_here(),
+            extensions_here(), subject.covered if plan.coverage is not None else None,
         )  # fmt: skip
         self._under_way[number] = part
         self.crew.submit(number, part.dumps())
@@ -188,6 +189,8 @@ class DividedCampaign:
                 self._say(line)
         self.statistics.add(outcome.statistics)
         self._seen.update(dict(outcome.known))
+        if self.plan.coverage is not None:
+            self.plan.coverage.add(outcome.reached_of(self.plan.coverage.files))
         ids = {case.id for case in outcome.found}
         self._find([*outcome.found, *(case for case in self._left_by(part) if case.id not in ids)])
         for path in outcome.crashed:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Protocol
 
 from hypothesis.strategies import SearchStrategy
 
 from tcverify import errors
-from tcverify.application import PassFacts
+from tcverify.application import PassFacts, Point
 from tcverify.baseline import Known
 from tcverify.campaign import Case, Statistics
 from tcverify.campaign.corpus import decode_case, encode_case
@@ -58,6 +58,7 @@ class Slice:
         known: the baseline's findings; `told`: those of which there are counterexamples already.
         earlier: whether failures of earlier runs are tried, which lie in `state_dir`.
         extensions: those of the process that hands out the slices; see `extensions_here`.
+        covered: whether it is recorded what the pass reaches of its code, and of which modules; see `Guarded`.
 
     The others are as in `Plan`.
     """
@@ -88,6 +89,7 @@ class Slice:
     told: Sequence[Known] = ()
     first: Sequence[Case] = ()
     extensions: Mapping[str, Any] = field(default_factory=dict)
+    covered: Sequence[str] | None = None
 
     @property
     def programs(self) -> int:
@@ -123,6 +125,8 @@ class Outcome:
         stop: why it ended, as of `CampaignFinished`; "failed" with an `error`.
         warnings: what the user is to be told, in lines.
         crashed: files of programs on which tcverify itself failed.
+        files: that define the pass, as they are called where the worker is; empty where nothing is recorded.
+        reached: places of the pass's code that the worker has reached for the first time.
     """
 
     statistics: Statistics
@@ -133,6 +137,13 @@ class Outcome:
     warnings: Sequence[str] = ()
     crashed: Sequence[str] = ()
     error: TcverifyError | None = None
+    files: Sequence[str] = ()
+    reached: Collection[Point] = ()
+
+    def reached_of(self, files: Sequence[str]) -> Iterator[Point]:
+        """What was reached, with the names that the files of the pass have elsewhere."""
+        names = dict(zip(self.files, files, strict=False))
+        return (point._replace(file=names.get(point.file, point.file)) for point in self.reached)
 
     def dumps(self) -> str:
         """Write it as one line of JSON."""
@@ -146,6 +157,8 @@ class Outcome:
             "warnings": list(self.warnings),
             "crashed": list(self.crashed),
             "error": None if error is None else encode_error(error),
+            "files": list(self.files),
+            "reached": sorted(self.reached),
         }
         return json.dumps(data)
 
@@ -162,6 +175,8 @@ class Outcome:
             data["warnings"],
             data["crashed"],
             None if data["error"] is None else decode_error(*data["error"]),
+            data["files"],
+            [Point(*row) for row in data["reached"]],
         )
 
 

@@ -8,14 +8,16 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import torch
 from hypothesis.configuration import set_hypothesis_home_dir
 from hypothesis.strategies import SearchStrategy
 
 from tcverify.application import Guarded
+from tcverify.application.guard import LOAD_TIMEOUT
 from tcverify.baseline import Baseline
-from tcverify.campaign import Campaign, Corpus, Crashed, Event, Plan, Statistics
+from tcverify.campaign import Campaign, Corpus, Coverage, Crashed, Event, Plan, Statistics
 from tcverify.division.slices import Outcome, Slice
 from tcverify.errors import InternalError, TcverifyError, UsageError
 from tcverify.execution import Executor, executors, of_any_size
@@ -53,17 +55,20 @@ class Worker:
     ) -> None:
         self._open.close()
 
-    def work(self, text: str, *warnings: str) -> str:
+    def work(self, text: str, *warnings: str, beat: Callable[[float], None] = lambda patience: None) -> str:
         """Do a slice and return its outcome, whatever becomes of it. A KeyboardInterrupt ends it early.
 
         Args:
             warnings: lines that the user is to be told with it.
+            beat: is told with each program that it goes on, and how many seconds it may take until it is told again.
         """
         crashed: list[str] = []
         self._warnings = list(warnings)
         campaign: Campaign | None = None
 
         def note(event: Event) -> None:
+            if campaign is not None:
+                beat(silence_of(campaign.subject.timeout, campaign.confirm))
             if isinstance(event, Crashed):
                 crashed.append(str(event.path))
 
@@ -77,8 +82,9 @@ class Worker:
         except Exception as error:  # noqa: BLE001 - the driver tells it, as a run without workers does
             return self._failed(campaign, crashed, InternalError(f"{type(error).__name__}: {error}"))
         outcome = Outcome(
-            finished.statistics, finished.facts, finished.counterexamples, finished.known, finished.stop, self._warnings
-        )
+            finished.statistics, finished.facts, finished.counterexamples, finished.known, finished.stop, self._warnings,
+            **_reached(campaign),
+        )  # fmt: skip
         return outcome.dumps()
 
     def _failed(self, campaign: Campaign | None, crashed: list[str], error: TcverifyError) -> str:
@@ -86,7 +92,8 @@ class Worker:
         statistics = campaign.statistics if campaign is not None else Statistics()
         found = campaign.counterexamples if campaign is not None else []
         facts = campaign.subject.facts if campaign is not None else None
-        return Outcome(statistics, facts, found, (), "failed", self._warnings, crashed, error).dumps()
+        reached = _reached(campaign) if campaign is not None else {}
+        return Outcome(statistics, facts, found, (), "failed", self._warnings, crashed, error, **reached).dumps()
 
     def _campaign(self, part: Slice, note: Callable[[Event], None]) -> Campaign:
         with contextlib.suppress(OSError):  # this machine may not have it: then the pass is found by its name, or not
@@ -94,13 +101,15 @@ class Worker:
         load_extensions_of(part.extensions)
         state_dir = self._here(part.state_dir)
         set_hypothesis_home_dir(state_dir / "hypothesis")
+        subject = self._subject(part)
         plan = Plan(
             self._programs(part), part.mesh, self._here(part.report_dir), state_dir, part.max_examples, part.max_time, part.seed,
             part.contract, part.checks, domain=part.domain, shrink_time=part.shrink_time, fail_fast=part.fail_fast,
             baseline=Baseline(tuple(part.known)) if part.known else None, collect=part.collect, deep=part.deep,
             earlier=part.earlier, told=part.told, first=part.first, corpus=self._corpus(part.corpus),
+            coverage=Coverage(subject.files) if part.covered is not None else None,
         )  # fmt: skip
-        return Campaign(self._subject(part), plan, self._executor(part), [note])
+        return Campaign(subject, plan, self._executor(part), [note])
 
     def _here(self, directory: str) -> Path:
         """A directory that the driver names, made if it is missing; another one where this machine cannot have it."""
@@ -123,9 +132,9 @@ class Worker:
         return self._strategies[key]
 
     def _subject(self, part: Slice) -> Guarded:
-        key = repr((part.target, part.pass_options, part.pass_timeout))
+        key = repr((part.target, part.pass_options, part.pass_timeout, part.covered))
         if key not in self._subjects:
-            subject = Guarded(part.target, part.pass_options, timeout=part.pass_timeout)
+            subject = Guarded(part.target, part.pass_options, timeout=part.pass_timeout, covered=part.covered)
             self._subjects[key] = self._open.enter_context(subject)
         return self._subjects[key]
 
@@ -153,4 +162,21 @@ class Worker:
             self._warnings.append(line)
 
 
-__all__ = ["Executors", "Worker"]
+def silence_of(pass_timeout: float, confirm: Executor | None) -> float:
+    """Return the most seconds that a sound campaign may need from one program, or trial of shrinking, to the next.
+
+    A verification has as long as its pass (five time-outs when it is applied deeply, in two processes that may have to be
+    started), and its executor, for two pairs. Two more verifications may lie between programs that are told, when a finding
+    is to be kept; and as much again is for all that has no limit, on a machine that is busy.
+    """
+    executor = getattr(confirm, "timeout", 0.0) if confirm is not None else 0.0
+    return 2 * 3 * (5 * pass_timeout + 2 * LOAD_TIMEOUT + 2 * executor)
+
+
+def _reached(campaign: Campaign) -> dict[str, Any]:
+    """What a campaign has reached of its pass, as fields of an `Outcome`."""
+    coverage = campaign.plan.coverage
+    return {} if coverage is None else {"files": coverage.files, "reached": coverage.points}
+
+
+__all__ = ["Executors", "Worker", "silence_of"]

@@ -19,10 +19,12 @@ class AnySize:
 
     Args:
         executor_of: gives the executor for a number of ranks, started.
+        timeout: seconds that a program may take on one of them, as far as they tell.
     """
 
-    def __init__(self, name: str, executor_of: Callable[[int], Executor]) -> None:
+    def __init__(self, name: str, executor_of: Callable[[int], Executor], timeout: float = 0.0) -> None:
         self.name = name
+        self.timeout = timeout
         self._executor_of = executor_of
 
     def run(self, program: Program, *, observe: bool = False, domain: Domain = FLOAT64) -> Run:
@@ -62,8 +64,7 @@ def of_any_size(name: str, executor_of: Callable[[int], Executor | None], first:
 
     if executor_of(first) is None:
         return None
-    started(first)
-    return AnySize(name, started)
+    return AnySize(name, started, getattr(started(first), "timeout", 0.0))
 
 
 __all__ = ["AnySize", "of_any_size"]

@@ -13,7 +13,6 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from tcverify.application.reaching import EVERY, FIRST
 from tcverify.campaign import CampaignFinished, CampaignStarted, Crashed, Event, FindingFound, Progress
 from tcverify.counterexample import FILE_NAME, Counterexample
 from tcverify.errors import UsageError
@@ -224,10 +223,10 @@ class TerminalReport:
         for event in latest.values() if len(latest) <= MAX_REACHED else ():
             say(self.console, reach_line(event.reached))
             run = [one.statistics for one in self.finished if one.facts == event.facts]
-            if not hasattr(sys, "monitoring") and sum(one.programs + one.shrinking for one in run) > FIRST:
+            if not hasattr(sys, "monitoring") and sum(one.programs + one.shrinking for one in run) > 2:
                 say(
                     self.console,
-                    f"  as seen in the first {FIRST} programs and one in {EVERY} of the others, which are traced",
+                    "  as seen in programs 1, 2, 4, 8, … and those after one that reached something new, which are traced",
                 )
             never = unreached_lines(event.reached)
             for line in never[:MAX_UNREACHED]:

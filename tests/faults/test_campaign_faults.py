@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import resource
 import signal
@@ -20,8 +21,8 @@ from torch import fx
 
 from tcverify.application import Guarded, InProcess
 from tcverify.application.loading import prepare
-from tcverify.baseline import read_baseline
-from tcverify.campaign import Campaign, CampaignFinished, Event, FindingFound, Plan, Progress
+from tcverify.baseline import read_baseline, reference
+from tcverify.campaign import Campaign, CampaignFinished, Corpus, Event, FindingFound, Plan, Progress
 from tcverify.campaign.in_flight import read_in_flight
 from tcverify.counterexample import FILE_NAME, read_counterexample
 from tcverify.errors import UsageError
@@ -229,6 +230,40 @@ def test_damaged_files_of_earlier_runs(tmp_path: Path, damage: bytes) -> None:
     baseline.write_bytes(damage)
     with pytest.raises(UsageError, match=r"known\.json, line 1"):
         read_baseline(baseline)
+
+
+@pytest.mark.fault(
+    "a corpus with files that are damaged, of a newer tcverify, or no cases at all",
+    "each is named and left out; the others are tried, and what was found is found again",
+)
+def test_a_corpus_that_is_damaged_in_all_ways(tmp_path: Path) -> None:
+    told: list[str] = []
+    corpus = Corpus(tmp_path / "corpus", told.append)
+    found = campaign(tmp_path, corpus=corpus, earlier=False).run().counterexamples
+    (path,) = [path for path in corpus.directory.iterdir() if b'"pass-raised"' in path.read_bytes()]
+    text = path.read_bytes()
+    newer = text.replace(b'"version":1', b'"version":2', 1).replace(b'"kind"', b'"later":[],"kind"', 1)
+    bad = [
+        (text[: len(text) // 2], None), (newer, hashlib.sha256(newer).hexdigest()[:32]), (text, "0" * 32), (b"", "1" * 32),
+        (b"notes", "notes"),
+    ]  # fmt: skip
+    names = []
+    for number, (content, name) in enumerate(bad):
+        names.append(f"{name or f'{number + 2}' * 32}.json")
+        (corpus.directory / names[-1]).write_bytes(content)
+    names += ["a" * 32 + ".json", "b" * 32 + ".json"]
+    (corpus.directory / names[-2]).mkdir()
+    os.mkfifo(corpus.directory / names[-1])
+    before = sorted(corpus.directory.iterdir())
+    again = Corpus(tmp_path / "corpus", told.append)
+    first = again.cases(reference(campaign(tmp_path).subject.facts), "2 ranks")
+    assert len(told) == len(names)
+    assert all(any(name in line and "left out" in line for line in told) for name in names)
+    finished = campaign(tmp_path, corpus=again, first=first, earlier=False, max_examples=0).run()
+    assert [case.id for case in finished.counterexamples] == [case.id for case in found]
+    assert finished.verdict == "refuted"
+    assert sorted(corpus.directory.iterdir()) == before  # nobody changes or removes them
+    assert len(told) == len(names)
 
 
 # ------------------------------------------------------------------------------------------------------------- the clock

@@ -16,6 +16,7 @@ import pytest
 from tcverify.application import Guarded
 from tcverify.campaign import CampaignFinished, Plan
 from tcverify.division import DividedCampaign, Drawing, LocalCrew
+from tcverify.division.working import silence_of
 
 ROOT = Path(__file__).parents[2]
 PATIENCE = 200.0
@@ -80,6 +81,11 @@ def run(place: Path, crew: LocalCrew, told: list[str], name: str) -> CampaignFin
         return DividedCampaign(subject, plan, drawing, "none", crew, told.append).run()
 
 
+@pytest.mark.fault(
+    "a worker of `--workers` is killed (−9)",
+    "another one does its slice again; if that one dies, too, the slice is inconclusive (`worker-died`); "
+    "what it had found is told",
+)
 def test_a_worker_that_is_killed_costs_no_program_and_one_that_dies_again_its_slice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -112,6 +118,55 @@ def test_a_worker_that_is_killed_costs_no_program_and_one_that_dies_again_its_sl
     assert all("died of SIGKILL" in line for line in told)
     assert not any(map(alive, killed))
     assert crew.pids == []
+
+
+@pytest.mark.fault(
+    "a worker of `--workers` stops (−STOP)",
+    "it is killed when it has said nothing for longer than the limits of its pass, its executor and its messages add up to; "
+    "another one does its slice again; if that one stops, too, the slice is inconclusive (`worker-died`)",
+)
+def test_a_worker_that_stops_is_killed_and_its_slice_done_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(PASSES)
+    told: list[str] = []
+    stopped: list[int] = []
+
+    def stop(naps: list[str]) -> None:
+        for nap in naps:
+            wait_until((tmp_path / nap).exists)
+            (worker,) = (one for one in crew._workers if one is not None)
+            stopped.append(worker.process.pid or 0)
+            os.kill(stopped[-1], signal.SIGSTOP)
+            patience.append(worker.patience)
+
+            def given_up(worker: object = worker) -> bool:
+                worker.patience = 1.0  # type: ignore[attr-defined]  # what it said itself would take half an hour
+                return worker not in crew._workers
+
+            wait_until(given_up)
+
+    patience: list[float] = []
+    with LocalCrew(1, told.append) as crew:
+        stopper = threading.Thread(target=stop, args=(["nap0", "nap1"],))
+        stopper.start()
+        finished = run(tmp_path, crew, told, "naps_twice")
+        stopper.join()
+        (tmp_path / "nap1").unlink()
+        stopper = threading.Thread(target=stop, args=(["nap1"],))
+        stopper.start()
+        again = run(tmp_path, crew, told, "naps_twice")
+        stopper.join()
+    assert (finished.verdict, finished.statistics.doubts) == ("nothing tested", {"worker-died": 6})
+    assert (again.statistics.programs, again.statistics.passed) == (6, 6)
+    assert [line.rpartition("; ")[2] for line in told] == [
+        "what it was doing is done again", "what it was doing is given up", "what it was doing is done again"
+    ]  # fmt: skip
+    assert all("had said nothing for 1 s and was killed" in line for line in told)
+    assert patience[0] == silence_of(2000.0, None)
+    assert len(set(stopped)) == 3
+    assert not any(map(alive, stopped))
 
 
 def start(place: Path, *arguments: str) -> subprocess.Popen[str]:

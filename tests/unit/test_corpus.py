@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,7 +17,7 @@ from tcverify.application import InProcess
 from tcverify.application.loading import prepare
 from tcverify.campaign import Campaign, CampaignFinished, Case, Corpus, Plan
 from tcverify.campaign import corpus as corpus_module
-from tcverify.campaign.corpus import NAMED, coverage
+from tcverify.campaign.corpus import NAMED, reasons_of
 from tcverify.errors import UsageError
 from tcverify.passes import SequenceParallel
 from tcverify.program import dumps
@@ -90,9 +91,19 @@ def damaged(path: Path, how: str) -> None:
     elif how == "unreadable link":
         path.unlink()
         path.symlink_to(path.parent / "nowhere")
+    elif how == "renamed":
+        path.rename(path.with_name(f"{'0' * 32}.json"))
+    elif how == "a pipe":
+        path.unlink()
+        os.mkfifo(path)
+    elif how == "a link to itself":
+        path.unlink()
+        path.symlink_to(path)
 
 
-@pytest.mark.parametrize("how", ["truncated", "flipped", "empty", "a directory", "unreadable link"])
+@pytest.mark.parametrize(
+    "how", ["truncated", "flipped", "empty", "a directory", "unreadable link", "renamed", "a pipe", "a link to itself"]
+)
 def test_a_damaged_case_is_named_and_left_out(tmp_path: Path, how: str) -> None:
     corpus = Corpus(tmp_path, silent)
     corpus.add(case(1))
@@ -103,7 +114,7 @@ def test_a_damaged_case_is_named_and_left_out(tmp_path: Path, how: str) -> None:
     found = Corpus(tmp_path, told.append).cases(TARGET, MESH)
     assert [one.reasons for one in found] == [("reason 2",)]
     (line,) = told
-    assert path.name in line
+    assert ("0" * 32 if how == "renamed" else path.name) in line
     assert "left out" in line
 
 
@@ -171,10 +182,10 @@ def test_a_case_that_cannot_be_written_is_told_once(tmp_path: Path) -> None:
     assert "the run goes on" in line
 
 
-def test_coverage_is_patterns_by_features() -> None:
-    assert coverage(["p", "p"], ["b", "a"]) == ["p × a", "p × b"]
-    assert coverage(["p"], []) == ["p × any program"]
-    assert coverage([], ["a"]) == []
+def test_reasons_are_patterns_by_features() -> None:
+    assert reasons_of(["p", "p"], ["b", "a"]) == ["p × a", "p × b"]
+    assert reasons_of(["p"], []) == ["p × any program"]
+    assert reasons_of([], ["a"]) == []
 
 
 # ----------------------------------------------------------------------------------------------------------- campaigns

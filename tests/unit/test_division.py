@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 from hypothesis import strategies as st
 
-from tcverify.application import Guarded
+from tcverify.application import Guarded, Point
 from tcverify.baseline import Baseline, Known, known_of
 from tcverify.campaign import (
     CampaignFinished,
     CampaignStarted,
     Case,
     Corpus,
+    Coverage,
     Event,
     FindingFound,
     Plan,
@@ -26,10 +27,12 @@ from tcverify.campaign import (
     Statistics,
 )
 from tcverify.counterexample import read_counterexample, write_counterexample
-from tcverify.division import RANGE, DividedCampaign, Drawing, Outcome, Slice, Worker
+from tcverify.division import RANGE, DividedCampaign, Drawing, Outcome, Slice, Worker, driver
 from tcverify.division.driver import LOST_LIMIT, WORKERS_DIR, recover
+from tcverify.division.working import silence_of
 from tcverify.errors import ExecutorError, PassLoadError, UnsupportedOp, UsageError
 from tcverify.program import Contract, Mesh, Program, dumps
+from tcverify.report.reach import unreached_lines
 from tcverify.strategies import STRATEGIES, register_strategy
 from tests.unit.programs import reduce_then_norm
 
@@ -42,6 +45,51 @@ def drops_reductions(gm):
     for node in [n for n in gm.graph.nodes if n.op == "call_function" and "all_reduce" in str(n.target)]:
         node.replace_all_uses_with(node.args[0])
         gm.graph.erase_node(node)
+"""
+
+#: A pass of which one process reaches one part and all others another, and one that is reached as a whole.
+PARTS = """\
+import os
+
+
+def parts(gm):
+    if mine("first"):
+        one()
+    else:
+        other()
+    if not gm.graph.nodes:
+        never()
+
+
+def mine(name, held=[]):
+    try:
+        os.close(os.open(name, os.O_CREAT | os.O_EXCL))
+        held.append(name)
+    except FileExistsError:
+        pass
+    return name in held
+
+
+def one():
+    return 1
+
+
+def other():
+    return 2
+
+
+def never():
+    return 3
+"""
+WHOLE = """\
+def whole(gm):
+    for node in gm.graph.nodes:
+        if node.op == "output":
+            done()
+
+
+def done():
+    pass
 """
 TWO = Drawing("small", 2)
 
@@ -111,7 +159,7 @@ def run(tmp_path: Path, subject: Callable[[str], Guarded]) -> Iterator[Callable[
     crews: list[Here] = []
 
     def go(
-        name: str,
+        of: str | Guarded,
         crew: Here | None = None,
         told: list[str] | None = None,
         events: list[Event] | None = None,
@@ -121,8 +169,8 @@ def run(tmp_path: Path, subject: Callable[[str], Guarded]) -> Iterator[Callable[
         options: dict[str, Any] = {"max_examples": 20, "seed": 1, "shrink_time": 0.5, "earlier": False, **plan}
         plan_ = Plan(TWO.programs(), "2 ranks", tmp_path / "reports", tmp_path / "state", **options)
         campaign = DividedCampaign(
-            subject(name), plan_, TWO, "none", crews[-1], (told if told is not None else []).append,
-            [(events if events is not None else []).append],
+            of if isinstance(of, Guarded) else subject(of), plan_, TWO, "none", crews[-1],
+            (told if told is not None else []).append, [(events if events is not None else []).append],
         )  # fmt: skip
         return campaign.run()
 
@@ -247,6 +295,74 @@ def test_cases_are_tried_first_and_beside_the_programs(run: Run, tmp_path: Path)
     assert finished.statistics.programs == finished.statistics.passed == 5
     assert [(part.max_examples, len(part.first)) for part in crew.given] == [(0, 3), (2, 0)]
     assert corpus.cases("tcverify.passes:SequenceParallel", "2 ranks")
+
+
+class InTurn(Here):
+    """A crew of two workers, who get the slices by turns."""
+
+    def __init__(self) -> None:
+        super().__init__(2)
+        self._workers = [self._worker, Worker()]
+
+    def next(self) -> tuple[int, str | None]:
+        number, text = self._waiting.pop(0)
+        return number, self._workers[number % 2].work(text)
+
+    def close(self) -> None:
+        for one in self._workers:
+            one.__exit__(None, None, None)
+
+
+def test_what_workers_reach_is_put_together(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(driver, "RANGE", 2)
+    (tmp_path / "mine.py").write_text(PARTS)
+    with Guarded(f"{tmp_path / 'mine.py'}:parts", covered=()) as subject:
+        finished = run(subject, InTurn(), max_examples=8, coverage=Coverage(subject.files))
+    (reached,) = finished.reached
+    assert reached.uncalled == ("never",)
+    assert (reached.unreached, reached.always_true) == (((10, 10),), ())
+    assert unreached_lines(finished.reached) == ["mine.py line 10", "mine.py: a call of never"]
+
+
+def test_nothing_is_missing_of_a_pass_that_is_reached_as_a_whole(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(WHOLE)
+    with Guarded(f"{tmp_path / 'mine.py'}:whole", covered=()) as subject:
+        finished = run(subject, InTurn(), max_examples=2, coverage=Coverage(subject.files))
+    (reached,) = finished.reached
+    assert (reached.lines_reached, reached.outcomes_reached) == (reached.lines, 2)
+    assert unreached_lines(finished.reached) == []
+
+
+def test_a_campaign_may_be_silent_for_as_long_as_its_limits_let_it() -> None:
+    class Patient:
+        timeout = 600.0
+
+    executor: Any = Patient()
+    assert silence_of(20.0, None) > 3 * 5 * 20.0
+    assert silence_of(100.0, None) - silence_of(20.0, None) > 3 * 5 * 80.0
+    assert silence_of(20.0, executor) - silence_of(20.0, None) > 3 * 600.0
+
+
+def test_a_worker_says_with_each_program_for_how_long_silence_is_normal(tmp_path: Path) -> None:
+    beats: list[float] = []
+    part = Slice(
+        0, TWO, "2 ranks", "tcverify.passes:Identity", {}, 20.0, Contract(), "none", None, "float64", 1.0, 5, None, 1,
+        str(Path.cwd()), str(tmp_path / "reports"), str(tmp_path / "state"),
+    )  # fmt: skip
+    with Worker() as worker:
+        outcome = Outcome.loads(worker.work(part.dumps(), beat=beats.append))
+    assert outcome.statistics.programs == 5
+    assert len(beats) >= 5
+    assert set(beats) == {silence_of(20.0, None)}
+
+
+def test_files_of_a_pass_that_lie_elsewhere_on_a_worker_are_taken_for_those_here() -> None:
+    outcome = Outcome(
+        Statistics(), files=["/there/a.py"], reached={Point("/there/a.py", 3), Point("/there/b.py", 1, 0)}
+    )
+    again = Outcome.loads(outcome.dumps())
+    assert set(again.reached_of(["/here/a.py"])) == {Point("/here/a.py", 3), Point("/there/b.py", 1, 0)}
 
 
 # ------------------------------------------------------------------------------------------------------- what goes wrong

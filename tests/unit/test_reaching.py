@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import pytest
 
 from tcverify import Guarded
-from tcverify.application import Pair, Point, source_of
-from tcverify.application.reaching import EVERY, FIRST, Recorder, Scope
+from tcverify.application import Point, source_of
+from tcverify.application.reaching import Recorder, Scope
 from tcverify.campaign import Coverage
 from tcverify.report.reach import reach_line, unreached_lines
 from tests.unit import reached_code, rewriting_passes
@@ -80,19 +80,22 @@ def test_other_files_do_not_count(recorder: Recorder) -> None:
     assert recorder.taken() == []
 
 
-def test_where_watching_costs_time_later_programs_are_watched_now_and_then() -> None:
+def test_where_watching_costs_time_ever_fewer_programs_are_watched() -> None:
     before = sys.gettrace()
     sys.settrace(None)
+    watched = []
     try:
         recorder = Recorder(Scope([FILE]), monitored=False)
-        watched = []
-        for _ in range(FIRST + 2 * EVERY):
+        for number in range(1, 65):
             with recorder.watching():
-                watched.append(sys.gettrace() is not None)
+                if sys.gettrace() is not None:
+                    watched.append(number)
+                if number in (4, 5, 20):  # nobody looks at 20
+                    reached_code.end(number - 4)
+            recorder.taken()
     finally:
         sys.settrace(before)
-    assert watched[:FIRST] == [True] * FIRST
-    assert sum(watched[FIRST:]) == 2
+    assert watched == [1, 2, 4, 5, 6, 8, 16, 32, 64]
 
 
 def test_what_can_be_reached_of_a_file() -> None:
@@ -103,17 +106,11 @@ def test_what_can_be_reached_of_a_file() -> None:
     assert source_of("/nowhere.py").functions == ()
 
 
-def test_coverage_says_what_is_new_and_what_was_never_reached() -> None:
-    program = negations(1)
+def test_coverage_says_what_was_never_reached() -> None:
     coverage = Coverage([FILE])
     first = [Point(FILE, line("first")), Point(FILE, line("between")), Point(FILE, line("between"), 1)]
-    new = coverage.novel(program, Pair(program, rewrites={"P1": 2, "P2": 0}, reached=first))
-    assert new == [
-        *(f"{FILE}:{line(text)}" for text in ("first", "between")),
-        f"{FILE}:{line('between')} is true",
-        "P1",
-    ]
-    assert coverage.novel(program, Pair(program, rewrites={"P1": 1}, reached=first)) == []
+    coverage.add(first[:2])
+    coverage.add(first)
     (report,) = coverage.report()
     assert (report.lines_reached, report.outcomes_reached) == (2, 1)
     assert report.always_true == (line("between"),)
@@ -128,11 +125,13 @@ def test_coverage_says_what_is_new_and_what_was_never_reached() -> None:
 def test_what_a_pass_reaches_in_its_process() -> None:
     with Guarded(f"{rewriting_passes.__name__}:raising", covered=()) as subject:
         coverage = Coverage(subject.files)
-        pair = subject.apply(negations(1))
-        assert coverage.novel(negations(1), pair)
-        assert subject.apply(negations(1)).reached == []
+        coverage.add(subject.apply(negations(1)).reached)
+        assert [subject.apply(negations(1)).reached for _ in range(2)] == [
+            [],
+            [],
+        ]  # the 4th program is watched anywhere
         (before,) = [one for one in coverage.report() if one.file == rewriting_passes.__file__]
-        assert coverage.novel(negations(2), subject.apply(negations(2)))
+        coverage.add(subject.apply(negations(2)).reached)
         (after,) = [one for one in coverage.report() if one.file == rewriting_passes.__file__]
     assert after.lines_reached == before.lines_reached + 1
     assert after.outcomes_reached == before.outcomes_reached + 1
