@@ -16,7 +16,7 @@ from tcverify.application.guard import LOAD_TIMEOUT, MESSAGE_TIMEOUT
 from tcverify.campaign import Statistics
 from tcverify.division.slices import Outcome
 from tcverify.division.working import Worker
-from tcverify.execution.processes import limit, start_process
+from tcverify.execution.processes import end_process, limit, start_process
 
 #: Times that a slice is begun: a worker may die for reasons that have nothing to do with it, but hardly twice.
 ATTEMPTS = 2
@@ -162,8 +162,7 @@ class LocalCrew:
         """End a worker, which may have ended already; return what became of it."""
         worker.process.join(0.2)
         code = worker.process.exitcode
-        worker.process.kill()
-        worker.process.join(10)
+        end_process(worker.process)
         worker.connection.close()
         self._workers[self._workers.index(worker)] = None
         if code is None:
