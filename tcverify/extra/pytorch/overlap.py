@@ -104,6 +104,7 @@ def _undisturbed(module: Any) -> Iterator[None]:
     with (
         device_known(),
         swapped(module, get_cached_node_time=lambda _: None, set_cached_node_time=lambda *_, **__: None),
+        swapped(module, estimate_runtime_analytical=lambda _: 0.0),  # 2.11 asks a GPU for these, and only logs them
         swapped(dist, all_gather_object=ask),
     ):
         try:
