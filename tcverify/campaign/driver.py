@@ -49,8 +49,8 @@ DEEP_EVERY = 16
 DEEP_CHECKS = ("purity", "structure")
 
 
-#: Programs that one round draws at most where only time bounds the campaign.
-BATCH = 100_000
+#: Programs that one round draws at most: Hypothesis remembers all that it has drawn, to draw nothing twice.
+BATCH = 10_000
 
 
 class _Stop(BaseException):
@@ -209,7 +209,7 @@ class Campaign:
             spent = self._spent()
             if spent is not None:
                 return spent
-            budget = BATCH if self.plan.max_examples is None else self.plan.max_examples - self._drawn
+            budget = BATCH if self.plan.max_examples is None else min(BATCH, self.plan.max_examples - self._drawn)
             before = self.statistics.programs
             exhausted = False
             pipeline = self._pipeline = Pipeline(self._advance, self._note)

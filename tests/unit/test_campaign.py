@@ -269,6 +269,15 @@ def test_time_ends_it(run: Run) -> None:
     assert finished.statistics.programs > 0
 
 
+def test_rounds_draw_all_that_was_asked_for(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[str] = []
+    programs = transformer_programs(world_size=2).map(lambda one: drawn.append(program_id(one)) or one)
+    monkeypatch.setattr(campaign_driver, "BATCH", 5)
+    finished = run(Identity, programs=programs, max_examples=12)
+    assert (finished.stop, finished.statistics.programs) == ("examples", 12)
+    assert len(set(drawn)) >= 10, "each round has a seed of its own, and begins with the simplest program"
+
+
 def test_a_strategy_that_has_no_more_ends_it(run: Run) -> None:
     finished = run(Identity, programs=st.just(reduce_then_norm()))
     assert (finished.stop, finished.statistics.programs) == ("exhausted", 1)
