@@ -166,6 +166,7 @@ def normalise(text: str, *directories: Path) -> str:
         (r"torch \d\S*, python \d\S*", "torch X, python X"),
         (r"[\d.e+]+ times the\s+probe", "1e9 times the probe"),
         (r"(?m)^ *[~^]+ *\n", ""),
+        (r"(?m)^ *as seen in programs 1, 2, 4(.*\n)+? *.*traced\n", ""),  # before Python 3.12
         (r"(?m)^((?:tcverify|torch|python|hypothesis|platform|cores|nccl|streams)  +)\S.*$", r"\1…"),
     ):
         text = re.sub(pattern, replacement, text)

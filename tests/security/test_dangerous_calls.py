@@ -41,6 +41,10 @@ ALLOWED = {
         "tcverify/execution/keeper.py",
         "subprocess",
     ): "tcverify itself, started by its keeper with the user's arguments, no shell",
+    (
+        "tcverify/extra/pytorch/base.py",
+        "importlib.import_module",
+    ): "the module of torch that a subject of the table names",
     ("tcverify/execution/processes.py", "ctypes"): "prctl of the C library, with constants",
     ("tcverify/execution/processes.py", "ctypes.CDLL"): "the same",
     ("tcverify/execution/messages.py", "ctypes"): "the bytes of a storage of ours are read",
