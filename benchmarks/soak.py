@@ -3,10 +3,10 @@
     python benchmarks/soak.py [--programs N] [--confirm none|gloo] [--rows N] [--markdown] [PASS]
 
 Starts `tcverify run` on 2 ranks as a user would, and follows the events that it writes. A row per --rows-th part of the
-programs: how much memory the run's own process, the pass's and the ranks hold (PSS: shared pages are divided among those that
-share them), how many processes, threads and files there are. What is left in memory, as processes or in the temporary
-directory after its end is said in the last lines; the exit code is 1 if the run was not "passed", if anything was left, or if
-the last quarter of the rows holds more than 10 % over the second.
+programs but the last: how much memory the run's own process, the pass's and the ranks hold (PSS: shared pages are divided among
+those that share them), how many processes, threads and files there are. What is left after its end, as processes or in the
+temporary directory, is said in the last lines; the exit code is 1 if the run was not "passed", if anything was left, or if the
+last quarter of the rows holds more than 10 % over the second.
 
 Needs psutil: pip install -e '.[benchmarks]'.
 """
@@ -113,7 +113,7 @@ def watch(command: list[str], directory: Path, programs: int, rows: int, markdow
         for seen, verdict in verified(directory / "reports" / "events.ndjson"):
             if run.poll() is not None:
                 return found, verdict, run.returncode
-            if seen >= step * (len(found) + 1):
+            if seen >= step * (len(found) + 1) and not verdict:  # at the end, ranks and pass are gone already
                 found.append(held(run, seen, start))
                 found[-1].show(markdown)
     raise AssertionError("events never end")
