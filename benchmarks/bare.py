@@ -22,7 +22,7 @@ from tcverify.program import Program
 
 def rank_main(connection: Any, rank: int, world_size: int, directory: str, core: int | None) -> None:
     """A rank that does nothing but collectives."""
-    worker._join(rank, world_size, "cpu", directory, core)
+    worker._join(rank, world_size, "cpu", directory, core, None)
     calls = [decode_collective(data) for data in json.loads(connection.recv_bytes())]
     ready: dict[Any, torch.Tensor] = {}
     for call in calls:
