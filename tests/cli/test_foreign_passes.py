@@ -57,7 +57,8 @@ def ran(place: Path) -> Callable[[str], Ran]:
     def run(name: str) -> Ran:
         if name not in known:
             outcome = run_here(
-                "run", f"mine.py:{name}", "--world-size", "2", "--confirm", "none", "--seed", "3",
+                "run", f"mine.py:{name}", "--strategy", "mixed", "--world-size", "2", "--confirm", "none",
+                "--seed", "3",
                 "--max-examples", str(PROGRAMS.get(name, 12)), "--pass-timeout", "1",
                 "--shrink-time", "2" if name == "hangs" else "30",
                 "--report-dir", f"reports-{name}", "--contract", "metadata=false",
@@ -151,7 +152,18 @@ def test_a_file_outside_is_found_by_its_path(place: Path, tmp_path: Path, monkey
 
 
 def test_earlier_failures_come_first_in_the_next_run(place: Path) -> None:
-    run = ["run", "mine.py:raises", "--world-size", "2", "--confirm", "none", "--report-dir", "twice"]
+    run = [
+        "run",
+        "mine.py:raises",
+        "--strategy",
+        "mixed",
+        "--world-size",
+        "2",
+        "--confirm",
+        "none",
+        "--report-dir",
+        "twice",
+    ]
     run_here(*run, "--max-examples", "5", "--seed", "1")
     again = run_here(*run, "--max-examples", "1", "--seed", "2")
     assert "seed 2, 1 earlier failure first\n" in again.out
