@@ -216,7 +216,7 @@ def _suited(
                 found = suited(subject, STATE_DIR, jobs[0].mesh, drawing.world_size, mesh)
             drawings[number] = replace(drawing, strategy=found.strategy)
             if found.strategy != DEFAULT_STRATEGY:
-                tell(f"{subject.facts.name} has most to do with --strategy {found.strategy}")
+                tell(f"programs of {', '.join(found.strategy.split(','))}, where {subject.facts.name} changes most")
             first[number] = found.first
     return [
         replace(job, drawings=[replace(a, strategy=b.strategy) for a, b in zip(job.drawings, drawings, strict=True)])
