@@ -8,13 +8,13 @@ be hidden by nobody, and does not count. "worse" counts ranks that are exposed f
 
 from __future__ import annotations
 
-import argparse
 import random
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -64,16 +64,15 @@ def blocking_s(program: Program, rank: int) -> float:
     return total
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--programs", type=int, default=300)
-    parser.add_argument("--ranks", type=int, default=4)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--strategy", default="functional")
-    options = parser.parse_args()
+@click.command()
+@click.option("--programs", type=click.IntRange(1), default=300, show_default=True)
+@click.option("--ranks", type=click.IntRange(2), default=4, show_default=True)
+@click.option("--seed", type=click.IntRange(0), default=1, show_default=True)
+@click.option("--strategy", type=click.Choice(list(DECODERS)), default="functional", show_default=True)
+def main(programs: int, ranks: int, seed: int, strategy: str) -> None:
     torch.set_num_threads(1)
-    programs = list(drawn(options.strategy, options.ranks, options.programs, options.seed))
-    print(f"{len(programs)} programs of strategy {options.strategy} on {options.ranks} ranks")
+    sample = list(drawn(strategy, ranks, programs, seed))
+    print(f"{len(sample)} programs of strategy {strategy} on {ranks} ranks")
     print(
         f"{'pass':<46}{'mode':<16}{'changed':>8}{'exposed':>9}{'improved':>9}{'worse':>6}"
         f"{'gain 10 %':>10}{'25 %':>6}{'50 %':>6}{'75 %':>6}{'90 %':>6}{'peak':>7}{'ms':>7}"
@@ -85,13 +84,13 @@ def main() -> None:
         changed = worse = 0
         gains: list[float] = []
         peak = spent = 0.0
-        for program in programs:
+        for program in sample:
             started = time.perf_counter()
             pair = subject.apply(program)
             spent += time.perf_counter() - started
             changed += pair.changed
             assert pair.rewritten is not None, pair.failure
-            for rank in range(options.ranks):
+            for rank in range(ranks):
                 before, after = replay(program, rank).exposed_s, replay(pair.rewritten, rank).exposed_s
                 highest = [peak_of(accesses_of(each, rank)).nbytes for each in (pair.rewritten, program)]
                 peak = max(peak, highest[0] / max(highest[1], 1))
@@ -105,8 +104,8 @@ def main() -> None:
         shown = [f"{gains[int(q * (len(gains) - 1))]:>6.0%}" if gains else "-" for q in (0.1, 0.25, 0.5, 0.75, 0.9)]
         improved = sum(gain > 1e-9 for gain in gains)
         print(
-            f"{name:<46}{mode:<16}{changed / len(programs):>8.0%}{len(gains):>9}{improved / max(len(gains), 1):>9.0%}"
-            f"{worse:>6}{shown[0]:>10}{''.join(shown[1:])}{peak:>7.2f}{1e3 * spent / len(programs):>7.1f}",
+            f"{name:<46}{mode:<16}{changed / len(sample):>8.0%}{len(gains):>9}{improved / max(len(gains), 1):>9.0%}"
+            f"{worse:>6}{shown[0]:>10}{''.join(shown[1:])}{peak:>7.2f}{1e3 * spent / len(sample):>7.1f}",
             flush=True,
         )
 

@@ -14,9 +14,13 @@ import contextlib
 import os
 import platform
 import statistics
+import sys
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # tests/ is no package that is installed
 
 import click
 import torch

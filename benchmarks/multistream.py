@@ -9,7 +9,6 @@ Compare rows of one run only: machines differ.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 import tracemalloc
@@ -17,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import click
 import torch
 from torch import fx
 
@@ -79,10 +79,9 @@ def timed(run: Callable[[], Any]) -> tuple[Any, float]:
     return result, 1e3 * (time.perf_counter() - before)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--largest", type=int, default=SIZES[-1])
-    options = parser.parse_args()
+@click.command()
+@click.option("--largest", type=click.IntRange(SIZES[0]), default=SIZES[-1], show_default=True, help="Nodes.")
+def main(largest: int) -> None:
     torch.set_num_threads(1)
     subject = InProcess(load_pass("tcverify.passes:Multistream"))
     print(
@@ -91,7 +90,7 @@ def main() -> None:
     )
     for name, shape in (("chain", chain), ("branching", branching)):
         for nodes in SIZES:
-            if nodes > options.largest:
+            if nodes > largest:
                 continue
             program = built(shape, nodes)
             work = program.size

@@ -7,13 +7,13 @@ of the programs lowered; "replay = plan" counts the lowered ranks whose replay g
 
 from __future__ import annotations
 
-import argparse
 import random
 import statistics
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import torch
 from torch import fx
 
@@ -62,11 +62,10 @@ def has_potential(gm: fx.GraphModule) -> bool:
     return max(ends, default=0.0) <= POTENTIAL * sum(op.cost_s for op in parts.work)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--programs", type=int, default=300)
-    parser.add_argument("--seed", type=int, default=1)
-    options = parser.parse_args()
+@click.command()
+@click.option("--programs", type=click.IntRange(1), default=300, show_default=True)
+@click.option("--seed", type=click.IntRange(0), default=1, show_default=True)
+def main(programs: int, seed: int) -> None:
     torch.set_num_threads(1)
     passes = {
         "multistream": InProcess(load_pass("tcverify.passes:Multistream")),
@@ -83,7 +82,7 @@ def main() -> None:
             for name, subject in passes.items():
                 lowered = potential = both = exact = ranks = 0
                 gains: list[float] = []
-                for program in drawn(strategy, world_size, options.programs, options.seed):
+                for program in drawn(strategy, world_size, programs, seed):
                     able = any(has_potential(gm) for gm in program.graph_modules())
                     pair = subject.apply(program)
                     done = pair.rewrites.get("lowered", 0) > 0
@@ -102,7 +101,7 @@ def main() -> None:
                 share = f"{both / potential:.0%}" if potential else "-"
                 median = f"{statistics.median(gains):.2f}" if gains else "-"
                 print(
-                    f"{name:<31}{strategy:<10}{world_size:>5}{options.programs:>9}{potential:>10}{lowered:>8}"
+                    f"{name:<31}{strategy:<10}{world_size:>5}{programs:>9}{potential:>10}{lowered:>8}"
                     f"{share:>13}{median:>12}{max(gains, default=1.0):>6.2f}{f'{exact} of {ranks}':>15}",
                     flush=True,
                 )

@@ -9,7 +9,6 @@ largest sizes: 2 is linear. Times are of CPU, the least of three. Compare rows o
 
 from __future__ import annotations
 
-import argparse
 import gc
 import sys
 import time
@@ -18,6 +17,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import click
 import torch
 from torch import fx
 
@@ -80,15 +80,14 @@ def timed(run: Callable[[fx.GraphModule], Any], program: Program) -> float:
     return 1e3 * min(taken)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--largest", type=int, default=SIZES[-1])
-    parser.add_argument("--passes", default="", help="names, separated by commas; all unless given")
-    options = parser.parse_args()
+@click.command()
+@click.option("--largest", type=click.IntRange(SIZES[0]), default=SIZES[-1], show_default=True, help="Nodes.")
+@click.option("--passes", default="", help="Names, separated by commas; all unless given.")
+def main(largest: int, passes: str) -> None:
     torch.set_num_threads(1)
-    sizes = [size for size in SIZES if size <= options.largest]
+    sizes = [size for size in SIZES if size <= largest]
     every = {**OVERLAP_PASSES, ReorderForComputeCommOverlap.name: ReorderForComputeCommOverlap}
-    chosen = [name for name in every if not options.passes or name in options.passes.split(",")]
+    chosen = [name for name in every if not passes or name in passes.split(",")]
     runs: dict[str, Callable[[fx.GraphModule], Any]] = {"(dependencies)": lambda gm: comm_graph(gm.graph)}
     runs.update((name, lambda gm, make=every[name]: make()(gm)) for name in chosen)
     print(f"{'graph':<10}{'pass, ms':<46}" + "".join(f"{size:>9}" for size in sizes) + f"{'growth':>9}")

@@ -1,25 +1,28 @@
-"""What resharding lowers, and whether all of it verifies: `python benchmarks/resharding.py [--gloo]`.
+"""What resharding lowers, and whether all of it verifies: `python benchmarks/resharding.py [--gloo] [--every N] [--largest N]`.
 
 1. Rows: every transition between all pairs of the listed meshes, of one tensor, by dim 0, dim 1 or replicated, with and without a
    reduction, on 6 ranks in lockstep; with `--gloo` those that 4 ranks can run, on processes as well.
 2. Pipelines: S = 1 … 8 chunks, 1 … 4 streams, every form of both directions, in lockstep and in adverse orders of the streams.
-3. Growth: seconds to lower a chain of set, local op, set, … as it grows.
+3. Growth: seconds to lower a chain of set, local op, set, … as it grows, up to --largest steps.
+
+With --every, each N-th program of the first two.
 
 Prints counts of verdicts; what is declined, by reason. A refuted program ends it with exit code 1.
 """
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+import click
 from rich.console import Console
 from rich.table import Table
 
@@ -35,6 +38,7 @@ from tests.unit.pipelined_programs import gathered, scattered
 #: Of the design: those that every row is tried between, and those of its pipeline of stages.
 MESHES = [(0,), (1,), (0, 1, 2, 3), (0, 2, 3), (1, 0, 2), (1, 0)]
 STAGES = [(5,), (2, 4), (0, 1, 4), (1, 3), (2,), (4, 5)]
+SIZES = (500, 1000, 2000, 4000)
 REDUCTIONS = ("sum", "max", "avg", "product", "min")
 
 
@@ -128,12 +132,12 @@ def pipelines() -> Iterator[tuple[str, object, Program]]:
             yield f"scatter, {form}", make(reduce_form=form, number_of_streams=streams), scattered(3, (1, 0, 2), chunks)
 
 
-def growth(console: Console) -> None:
+def growth(console: Console, largest: int) -> None:
     """Seconds to lower chains of growing length, all ranks."""
     table = Table(title="growth: chain of set and relu between two meshes of 2 ranks")
     for column in ("nodes before", "nodes after", "seconds", "µs per node after"):
         table.add_column(column, justify="right")
-    for steps in (500, 1000, 2000, 4000):
+    for steps in (steps for steps in SIZES if steps <= largest):
         b = PlacedBuilder(4)
         x = b.input("x", (4, 4), "[0, 1] shard(0)")
         for step in range(steps):
@@ -148,20 +152,34 @@ def growth(console: Console) -> None:
     console.print(table)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--gloo", action="store_true", help="confirm programs of 2 to 4 ranks on processes")
-    chosen = parser.parse_args()
+@click.command()
+@click.option("--gloo", is_flag=True, help="Confirm programs of 2 to 4 ranks on processes.")
+@click.option("--every", type=click.IntRange(1), default=1, show_default=True)
+@click.option("--largest", type=click.IntRange(SIZES[0]), default=SIZES[-1], show_default=True)
+def main(gloo: bool, every: int, largest: int) -> None:
     console = Console(width=110)
-    pools = {size: ProcessGroupPool(size) for size in (2, 3, 4)} if chosen.gloo else {}
+    pools = {size: ProcessGroupPool(size) for size in (2, 3, 4)} if gloo else {}
     try:
         lower = BUILTIN["resharding"]()
-        sound = check(console, "every row between the meshes", ((row, lower, p) for row, p in rows()), pools)
-        sound = check(console, "pipelines: S = 1 … 8, 1 … 4 streams, mesh [1, 0, 2]", pipelines(), pools) and sound
+        sound = check(
+            console,
+            "every row between the meshes",
+            ((row, lower, p) for row, p in islice(rows(), None, None, every)),
+            pools,
+        )
+        sound = (
+            check(
+                console,
+                "pipelines: S = 1 … 8, 1 … 4 streams, mesh [1, 0, 2]",
+                islice(pipelines(), None, None, every),
+                pools,
+            )
+            and sound
+        )
     finally:
         for pool in pools.values():
             pool.close()
-    growth(console)
+    growth(console, largest)
     sys.exit(0 if sound else 1)
 
 

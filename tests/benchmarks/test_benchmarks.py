@@ -1,0 +1,78 @@
+"""Every benchmark runs to its end at a small size and prints its rows: with both sides, and what they are called. Its times are
+nobody's business here."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+BENCHMARKS = sorted(path.stem for path in (ROOT / "benchmarks").glob("*.py"))
+
+#: What another one imports.
+PARTS = {"bare"}
+
+#: Options that make a benchmark small, and regular expressions of what it has to print.
+SMALL: dict[str, tuple[str, tuple[str, ...]]] = {
+    "diagnosis": ("--programs 3 --shrink-time 1 --tampered 3", (r"(?m)^all +(\d+) of \1 named", "0 said to diverge")),
+    "domains": ("--programs 1 --sound 1", ("first program +float64 +native +exact", r"(?m)^ResidualNotSliced +#0 +#0 +#0")),
+    "dtensor": ("", (r"\| transition \| DTensor \| here \|", r"\| P → R \| all_reduce \| all_reduce \|")),
+    "exact": ("--programs 1", (r"(?m)^matmul +[\d.]+ ms +[\d.]+ ms", r"(?m)^structured +1 ")),
+    "exposed": ("--programs 3", ("3 programs of strategy functional on 4 ranks", r"(?m)^sink_waits ")),
+    "first_finding": ("--seeds 1 --programs 5 ResidualNotSliced", (r"ResidualNotSliced +\d +[\d.]+ +> 5 +> [\d.]+ +\d+%",)),
+    "gallery": ("", (r"(?m)^residual-added-twice +wrong-value +3 nodes +yes",)),
+    "limit": (
+        "--programs 6 --rounds 1 --world-size 2",
+        ("the bare collectives .* 100% on the clock", "pairs, all in flight", "campaign: ", "lockstep", "threaded process group"),
+    ),
+    "minimise": ("--nodes 50 --limit 2", ("moves alone +cut down first", "transformer, raises, 4 ranks +pass-raised")),
+    "multistream": ("--largest 100", (r"(?m)^chain +100 ", r"(?m)^branching +")),
+    "mutants": ("--programs 2 --seeds 1", ("mutant +structured +mixed +wild", r"(?m)^ResidualNotSliced ")),
+    "native": ("--programs 1", ("false alarms: 0 / ", r"found in (\d+) of \1")),
+    "overlap": ("--programs 2", (r"(?m)^multistream +overlap +2 +2 ",)),
+    "pytorch": ("run --minutes 0.1 --slice 5", (r"seed 0 .*: \d+ programs, \d+ changed",)),
+    "reordering": ("--largest 500 --passes sink_waits", (r"(?m)^chain +sink_waits +", r"(?m)^backward +\(dependencies\)")),
+    "resharding": ("--every 200 --largest 500", ("every row between the meshes", "gather, collective", "growth: chain")),
+    "scale": ("--programs 1 --ranks 2 --layers 1 --markdown", (r"\| 2 \| 1 of 1 \|", r"(?m)^\| 15 \| ")),
+    "soak": ("--programs 100 --rows 4", ("verdict passed, exit code 0; left behind: nothing",)),
+    "steering": (
+        "--programs 10 --seeds 1 --ways none tcverify.passes:SequenceParallel=mixed",
+        (r"without [\d.]+ ms, recording [\d.]+ ms",),
+    ),
+    "throughput": (
+        "--programs 10 --world-size 2 --spawned 1",
+        (r"campaign, lockstep and gloo +[\d.]+ programs/s", r"pairs, torch.multiprocessing.spawn +[\d.]+ programs/s"),
+    ),
+}  # fmt: skip
+
+#: Benchmarks that need the extra "benchmarks".
+EXTRA = {"soak": "psutil", "scale": "matplotlib"}
+
+
+def test_each_is_known_here() -> None:
+    assert {*SMALL, *PARTS} == set(BENCHMARKS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SMALL)
+def test_it_runs_to_its_end(name: str, tmp_path: Path) -> None:
+    if name in EXTRA:
+        pytest.importorskip(EXTRA[name], reason=f"{EXTRA[name]} is missing: pip install -e '.[benchmarks]'")
+    options, expected = SMALL[name]
+    ran = subprocess.run(
+        [sys.executable, str(ROOT / "benchmarks" / f"{name}.py"), *options.split()], cwd=tmp_path, text=True,
+        env={**os.environ, "COLUMNS": "200"}, capture_output=True, timeout=600, check=False,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    for pattern in expected:
+        assert re.search(pattern, ran.stdout), f"no {pattern!r} in\n{ran.stdout}"
+
+
+@pytest.mark.parametrize("name", sorted(set(BENCHMARKS) - PARTS))
+def test_it_says_how_it_is_called(name: str) -> None:
+    assert f"python benchmarks/{name}.py" in (ROOT / "benchmarks" / f"{name}.py").read_text().partition('\n"""')[0]
