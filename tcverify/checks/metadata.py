@@ -167,7 +167,7 @@ class _Records:
                 continue
             first, owner = self._meaning.setdefault(said, (real, name))
             if first != real:
-                return f"shares its storage with that of '{owner}', which the node does not alias"
+                return f"shares its storage with that of '{owner}', which the node does not alias: give it a tensor of its own, such as torch.empty_like(…)"
         return None
 
 
