@@ -11,7 +11,7 @@
 | functional | programs whose collectives start and are waited for later, with opaque communication and writes around them |
 | data-parallel | functional programs that begin with layers, their gradients and the reductions of those |
 | traced | functional programs as compilers have them behind AOTAutograd: nothing is written into, nothing is opaque |
-| alike | two collectives alike but for one thing, parts of what was gathered, rows added to sums: for passes that merge or share |
+| alike | collectives alike but for one thing, parts of what was gathered, rows added to sums: for passes that merge or share |
 | gram | rows that are gathered for Gram matrices of them, and divided again, as optimizers do with divided gradients |
 | async-tp | functional programs that begin with products in chunks, each beside the collective of another |
 | bucketing | many small collectives of several kinds, groups and dtypes, in functional graphs |
@@ -112,7 +112,9 @@ _BLOCKING = weighted(("structured", 8), ("near-miss", 4), ("aimed", 2), ("wild",
 _SHARES = (
     _BLOCKING * 9
     + weighted(("structured", 5), ("near-miss", 2), ("moe", 12))
-    + weighted(("resharding", 16), ("overlap", 3), ("functional", 29), ("alike", 4), ("sequence-functional", 6), ("fsdp", 8))
+    + weighted(
+        ("resharding", 16), ("overlap", 3), ("functional", 29), ("alike", 4), ("sequence-functional", 6), ("fsdp", 8)
+    )
 )
 
 

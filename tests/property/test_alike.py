@@ -56,7 +56,7 @@ def merge(gm: fx.GraphModule, *, same_group: bool = True, sums_only: bool = True
         if len(set(starts)) != 2 or any(one.target is not C10D.all_reduce.default for one in starts) or node.kwargs:
             continue
         one, two = starts
-        if same_group and one.args[2] != two.args[2] or sums_only and {one.args[1], two.args[1]} != {"sum"}:
+        if (same_group and one.args[2] != two.args[2]) or (sums_only and {one.args[1], two.args[1]} != {"sum"}):
             continue
         between = list(graph.nodes)
         between = between[min(map(between.index, starts)) : between.index(node)]
