@@ -29,8 +29,8 @@ near misses and aimed programs labelled missing-metadata or stale-metadata.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from functools import partial
 
 from hypothesis import strategies as st
@@ -144,12 +144,45 @@ DECODERS: dict[str, Decoder] = {
 }
 
 
+_SEPARATOR = ","
+
+
+def together(names: Iterable[str]) -> str:
+    """The name of what draws from several strategies, from each an equal share; `programs_of` takes it.
+
+    Raises:
+        UsageError: one of several is none of `DECODERS`.
+    """
+    several = list(dict.fromkeys(names))
+    alone = [name for name in several if name not in DECODERS]
+    if len(several) > 1 and alone:
+        raise UsageError(f"strategy '{alone[0]}' cannot be drawn from together with others", "name it alone")
+    return _SEPARATOR.join(several)
+
+
+def _decoder(name: str, *, any_mesh: bool) -> Decoder:
+    """The decoder of a strategy, or of several: the first byte picks one of them.
+
+    Args:
+        any_mesh: as of `_decode_mixed`.
+    """
+    parts = name.split(_SEPARATOR)
+    if len(parts) == 1:
+        decoder = DECODERS[name]
+        return replace(decoder, decode=partial(_decode_mixed, any_mesh=any_mesh)) if name == "mixed" else decoder
+    decoders = [_decoder(part, any_mesh=any_mesh) for part in parts if any_mesh or part not in _PLACED]
+
+    def decode_one(mesh: Mesh, choices: bytes) -> Program:
+        return decoders[choices[0] % len(decoders)].decode(mesh, choices[1:])
+
+    return Decoder(decode_one, 1 + max(decoder.width for decoder in decoders))
+
+
 def _programs(name: str, mesh: Mesh | None, world_size: int | None) -> st.SearchStrategy[Program]:
-    decoder = DECODERS[name]
+    decoder = _decoder(name, any_mesh=mesh is None)
     if mesh is not None:
         fixed = mesh
-        decode_on = partial(_decode_mixed, any_mesh=False) if name == "mixed" else decoder.decode
-        return st.binary(min_size=decoder.width, max_size=decoder.width).map(lambda c: decode_on(fixed, c))
+        return st.binary(min_size=decoder.width, max_size=decoder.width).map(lambda c: decoder.decode(fixed, c))
     sizes = WORLD_SIZES if world_size is None else (world_size,)
     listed = [one for size in sizes for one in all_meshes(size)]
 
@@ -328,12 +361,21 @@ def register_strategy(name: str, programs: Factory) -> None:
 
 
 def programs_of(name: str, mesh: Mesh | None = None, world_size: int | None = None) -> st.SearchStrategy[Program]:
-    """Return the strategy of this name for a mesh or a number of ranks. Raises as `made_strategy` does."""
+    """Return the strategy of this name for a mesh or a number of ranks.
+
+    Args:
+        name: also one that `together` has made.
+
+    Raises:
+        As `made_strategy` does.
+    """
+    if _SEPARATOR in name:
+        return _programs(name, mesh, world_size)
     factory = STRATEGIES[name]
     return factory(mesh=mesh, world_size=world_size) if name in _OURS else made_strategy(factory, mesh, world_size)
 
 
-#: The one that is drawn from unless another is asked for.
+#: The one that is drawn from where no other is known to suit a pass.
 DEFAULT_STRATEGY = "mixed"
 
 __all__ = [
@@ -365,6 +407,7 @@ __all__ = [
     "register_strategy",
     "resharding_programs",
     "sequence_functional_programs",
+    "together",
     "traced_programs",
     "transformer_programs",
     "wild_programs",

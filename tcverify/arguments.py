@@ -19,7 +19,7 @@ from tcverify.extensions import load_extension
 from tcverify.extra.pytorch import PREFIX, SUBJECTS, subject
 from tcverify.passes import BUILTIN, SUITED
 from tcverify.program import Mesh, Placement
-from tcverify.strategies import DEFAULT_STRATEGY, STRATEGIES, register_strategy
+from tcverify.strategies import DEFAULT_STRATEGY, STRATEGIES, register_strategy, together
 
 
 def configured_extensions(path: Path) -> None:
@@ -120,27 +120,25 @@ def target(name: str) -> str:
     )
 
 
-def strategies(given: str | None, passes: Sequence[str]) -> list[str]:
-    """Return the strategy for each pass, named as on the command line: the given one, else what suits the pass.
+def strategies(given: str | None, passes: Sequence[str]) -> list[str | None]:
+    """Return the strategy for each pass, named as on the command line: the given one, or several, else what suits the pass.
 
-    A reference module:attribute is registered under the attribute's name.
+    A reference module:attribute is registered under the attribute's name. None: what suits the pass is to be found out.
 
     Raises:
-        UsageError: there is no such strategy.
+        UsageError: there is no such strategy, or several cannot be drawn from.
     """
     if given is not None:
         name, programs = _referenced(given, "strategy")
         if programs is not None:
             register_strategy(name, programs)
-        chosen = names(name, list(STRATEGIES), "strategy")
-        if len(chosen) > 1:
-            raise UsageError(f"--strategy {given} names {len(chosen)} strategies", "name one; 'mixed' draws from all")
-        return chosen * len(passes)
+        return [together(names(name, list(STRATEGIES), "strategy"))] * len(passes)
     known = SUITED | {PREFIX + one.name: one.strategy for one in SUBJECTS.values()}
-    suited = []
+    suited: list[str | None] = []
     for name in passes:
         stages = split_stages(name, lambda piece: piece in BUILTIN or ":" in piece)
-        suited.append(next((known[stage] for stage in stages if stage in known), DEFAULT_STRATEGY))
+        ours = DEFAULT_STRATEGY if any(stage in BUILTIN for stage in stages) else None
+        suited.append(next((known[stage] for stage in stages if stage in known), ours))
     return suited
 
 

@@ -187,7 +187,7 @@ def _options(command: click.Command) -> set[str]:
     "--strategy",
     default=None,
     show_default="what suits the pass",
-    help=f"What programs are drawn: {', '.join(STRATEGIES)}.",
+    help=f"What programs are drawn, from one or several of {', '.join(STRATEGIES)}.",
 )
 @_CONFIRM
 @_DOMAIN
@@ -288,7 +288,7 @@ def run(
     for name, fixed, size in meshes:
         sizes = {dim.name: len(dim.groups[0]) for dim in fixed.dims} if fixed is not None else None
         drawings = [Drawing(one, size, sizes, told) for one, told in zip(drawn, options, strict=True)]
-        jobs.append(Job(name, size, [drawing.programs() for drawing in drawings], drawings))
+        jobs.append(Job(name, size, drawings=drawings))
     raise SystemExit(campaigns(settings, jobs, console))
 
 
@@ -398,7 +398,7 @@ def check(
     job = Job(
         f"{name}, {loaded.program.world_size} ranks",
         loaded.program.world_size,
-        [redrawn(loaded.program, draws)] * len(passes),
+        programs=[redrawn(loaded.program, draws)] * len(passes),
     )
     raise SystemExit(campaigns(settings, [job], console))
 

@@ -22,6 +22,7 @@ from tcverify.campaign import (
     Blamer,
     Campaign,
     CampaignFinished,
+    Case,
     Corpus,
     Coverage,
     Event,
@@ -36,12 +37,14 @@ from tcverify.division.driver import recover as recover_workers
 from tcverify.errors import InternalError, TcverifyError, UsageError
 from tcverify.execution import Executor, executors, of_any_size
 from tcverify.extra.ray import ray_crew
-from tcverify.program import Blame, Contract, Program
+from tcverify.program import Blame, Contract, Mesh, Program
 from tcverify.report.choice import reports
 from tcverify.report.known import baseline_lines
 from tcverify.report.plain import count, plain
 from tcverify.report.script import ScriptReport
 from tcverify.report.terminal import TerminalReport, say
+from tcverify.strategies import DEFAULT_STRATEGY
+from tcverify.suiting import suited
 from tcverify.verifier import Verdict
 
 PASSED, FAILED, UNUSABLE, INTERNAL, INTERRUPTED = 0, 1, 2, 3, 130
@@ -55,14 +58,14 @@ class Job:
 
     Attributes:
         mesh: names the mesh, or what else the programs have in common, for reports.
-        programs: draws programs, for each of the passes in their order.
-        drawings: the same as data, which workers need.
+        drawings: which programs are drawn, for each of the passes in their order.
+        programs: what draws them, where no drawing can say it.
     """
 
     mesh: str
     world_size: int
-    programs: Sequence[SearchStrategy[Program]]
     drawings: Sequence[Drawing] = ()
+    programs: Sequence[SearchStrategy[Program]] = ()
 
 
 @dataclass(frozen=True)
@@ -150,13 +153,15 @@ def campaigns(settings: Settings, jobs: Sequence[Job], console: Console) -> int:
         coverages = [Coverage(subject.files) if settings.covered is not None else None for subject in subjects]
         contracts = [subject.contract.with_options(settings.promises) for subject in subjects]
         try:
+            jobs, tried = _suited(jobs, settings, tell)
             for job in jobs:
                 with executors(settings.confirm if crew is None else "none") as executor_of:
                     executor = of_any_size(settings.confirm, executor_of, job.world_size)
                     for number, (subject, promised, programs, coverage) in enumerate(
-                        zip(subjects, contracts, job.programs, coverages, strict=True)
+                        zip(subjects, contracts, _programs(job), coverages, strict=True)
                     ):
-                        first = corpus.cases(reference(subject.facts), job.mesh) if corpus is not None else ()
+                        kept = corpus.cases(reference(subject.facts), job.mesh) if corpus is not None else ()
+                        first = [*(tried[number] if job is jobs[0] else ()), *kept]
                         plan = Plan(
                             programs, job.mesh, settings.report_dir, STATE_DIR, settings.max_examples, settings.max_time,
                             settings.seed, promised, settings.checks, domain=settings.domain,
@@ -190,6 +195,37 @@ def campaigns(settings: Settings, jobs: Sequence[Job], console: Console) -> int:
         code = INTERRUPTED if stop == "interrupted" else failing
         end(code)
     return code
+
+
+def _suited(
+    jobs: Sequence[Job], settings: Settings, tell: Callable[[str], None]
+) -> tuple[list[Job], list[tuple[Case, ...]]]:
+    """Find strategies for the passes that have none yet.
+
+    Each pass is tried on programs like those of the first job, in a process of its own: what it reaches there does not count.
+
+    Returns:
+        The jobs with strategies; and for each pass what is to be verified first of the first job.
+    """
+    drawings = list(jobs[0].drawings)
+    first: list[tuple[Case, ...]] = [()] * len(settings.targets)
+    for number, drawing in enumerate(drawings):
+        if drawing.strategy is None:
+            mesh = Mesh.grid(drawing.mesh) if drawing.mesh is not None else None
+            with Guarded(settings.targets[number], settings.pass_options, timeout=settings.pass_timeout) as subject:
+                found = suited(subject, STATE_DIR, jobs[0].mesh, drawing.world_size, mesh)
+            drawings[number] = replace(drawing, strategy=found.strategy)
+            if found.strategy != DEFAULT_STRATEGY:
+                tell(f"programs of {', '.join(found.strategy.split(','))}, where {subject.facts.name} changes most")
+            first[number] = found.first
+    return [
+        replace(job, drawings=[replace(a, strategy=b.strategy) for a, b in zip(job.drawings, drawings, strict=True)])
+        for job in jobs
+    ], first
+
+
+def _programs(job: Job) -> Sequence[SearchStrategy[Program]]:
+    return job.programs or [drawing.programs() for drawing in job.drawings]
 
 
 def _blamer(settings: Settings, contract: Contract) -> Blamer:

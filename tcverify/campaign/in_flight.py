@@ -84,12 +84,12 @@ class InFlight:
             else:
                 self._write(self._file, line)
         except OSError as error:
-            self._close()  # what stands there may end in half a line: the next program begins a new file
+            self.close()  # what stands there may end in half a line: the next program begins a new file
             raise UsageError(f"{self.path} cannot be written: {error.strerror}", "is the disk full?") from None
 
     def _begin(self, line: bytes) -> None:
         """Put a file with this line alone in the place of what is there."""
-        self._close()
+        self.close()
         scratch = self.path.with_suffix(".new")
         self._file, self._bytes = scratch.open("wb", buffering=0), 0
         self._write(self._file, line)
@@ -100,14 +100,15 @@ class InFlight:
         while line:  # a disk that is nearly full takes a part of it
             line = line[file.write(line) :]
 
-    def _close(self) -> None:
+    def close(self) -> None:
+        """Leave the file as it is: the program in it has not been judged."""
         if self._file is not None:
             self._file.close()
             self._file = None
 
     def clear(self) -> None:
         """Remove the file: the program has been judged."""
-        self._close()
+        self.close()
         for path in (self.path, self.path.with_suffix(".new")):  # the latter where the disk was full
             path.unlink(missing_ok=True)
 

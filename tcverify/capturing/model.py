@@ -5,11 +5,10 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.utils import _pytree as pytree
 
 from tcverify.capturing.groups import label_of
@@ -17,6 +16,9 @@ from tcverify.capturing.plain import InputFacts, plain
 from tcverify.capturing.record import Captured, GroupFacts
 from tcverify.errors import ProgramError
 from tcverify.program import PARTIAL, REPLICATED, VARYING, Placement, shard
+
+if TYPE_CHECKING:  # half a second, which every command would pay
+    from torch.distributed.tensor import DTensor
 
 
 def capture(
@@ -89,6 +91,8 @@ def facts_of(value: Any, role: str, groups: dict[str, GroupFacts]) -> InputFacts
     Args:
         groups: the groups of DTensors' meshes are added.
     """
+    from torch.distributed.tensor import DTensor
+
     if not isinstance(value, torch.Tensor):
         return InputFacts(role)
     if not isinstance(value, DTensor):
@@ -118,6 +122,8 @@ def placed_over(value: DTensor, groups: dict[str, GroupFacts]) -> tuple[tuple[st
 
 
 def _placement(placement: Any, ndim: int) -> Placement:
+    from torch.distributed.tensor import Partial, Replicate, Shard
+
     if isinstance(placement, Replicate):
         return REPLICATED
     if isinstance(placement, Shard):

@@ -27,18 +27,20 @@ class Drawing:
     """Which programs are drawn.
 
     Attributes:
-        strategy: by the name that `--strategy` takes.
+        strategy: by the name that `--strategy` takes. None: what suits the pass, which has to be found out first.
         mesh: sizes of the dims of the one mesh of all programs; None draws meshes of `world_size` ranks.
         options: values of the pass's options that are drawn with each program; see `with_options`.
     """
 
-    strategy: str
+    strategy: str | None
     world_size: int
     mesh: Mapping[str, int] | None = None
     options: Mapping[str, Sequence[Any]] = field(default_factory=dict)
 
     def programs(self) -> SearchStrategy[Program]:
         """Return what draws them."""
+        if self.strategy is None:
+            raise InternalError("programs are drawn before it is known by which strategy")
         mesh = Mesh.grid(self.mesh) if self.mesh is not None else None
         return with_options(programs_of(self.strategy, mesh, self.world_size), self.options)
 

@@ -38,7 +38,7 @@ def forkserver() -> ForkServerContext:
         UsageError: there is no room for temporary files.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tcverify.execution.server", "tcverify.verifier", *LAZY_MODULES])
+    context.set_forkserver_preload(["tcverify.execution.server"])
     _start_server(os.getpid())
     return context
 

@@ -35,6 +35,7 @@ from tcverify.report.plain import count, error_text, plain
 from tcverify.report.script import ScriptReport
 from tcverify.report.terminal import show
 from tcverify.report.trace import TraceReport
+from tcverify.strategies import programs_of
 
 
 def run_case(case: Case, nodeid: str, options: Options, session: Session) -> tuple[Outcome, Item]:
@@ -58,8 +59,9 @@ def run_case(case: Case, nodeid: str, options: Options, session: Session) -> tup
             require_writable(options.report_dir, "choose another place with --tcverify-report-dir")
             subject = session.subject(case)
             state_dir = options.state_dir / _directory_name(nodeid)
+            suits = session.suited(case, state_dir)
             plan = Plan(
-                case.world.programs,
+                case.world.programs if suits is None else programs_of(suits.strategy, case.world.mesh, case.world.size),
                 case.world.name,
                 options.report_dir,
                 state_dir,
@@ -69,6 +71,7 @@ def run_case(case: Case, nodeid: str, options: Options, session: Session) -> tup
                 checks=case.checks,
                 domain=case.domain,
                 shrink_time=case.shrink_time,
+                first=() if suits is None else suits.first,
             )
             earlier = {known.id for known in Failures(state_dir, subject.facts, plan.mesh)}
             page, trace = HtmlReport(options.report_dir, notes.append), TraceReport(options.report_dir, notes.append)

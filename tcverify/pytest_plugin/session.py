@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from collections import OrderedDict
 from functools import partial
+from pathlib import Path
 
 from tcverify.application import Guarded, InProcess, Subject
 from tcverify.application.loading import prepare
 from tcverify.errors import PassLoadError
 from tcverify.execution import AnySize, Executor, close_executor, make_executor, start_executor
 from tcverify.pytest_plugin.cases import Case
+from tcverify.suiting import Suited, suited
 
 #: Passes whose processes are kept for the items to come; each has one or two.
 KEPT_PASSES = 8
@@ -22,6 +24,7 @@ class Session:
     def __init__(self) -> None:
         self._pools: dict[tuple[str, int], Executor] = {}
         self._subjects: OrderedDict[str, Subject] = OrderedDict()
+        self._suited: dict[str, Suited] = {}
 
     def executor(self, case: Case) -> Executor | None:
         """Return what confirms a case, or None.
@@ -49,8 +52,7 @@ class Session:
         Raises:
             PassLoadError: it cannot be loaded.
         """
-        name = ", ".join(case.reference.targets) or str(id(case.reference.subject))
-        key = json.dumps([name, case.pass_options, case.pass_timeout])
+        key = _key(case)
         if key not in self._subjects:
             self._subjects[key] = _open(case)
             if len(self._subjects) > KEPT_PASSES:
@@ -58,6 +60,21 @@ class Session:
                 oldest.close()
         self._subjects.move_to_end(key)
         return self._subjects[key]
+
+    def suited(self, case: Case, state_dir: Path) -> Suited | None:
+        """Say what suits the pass of a case on its world; None where that is not asked for.
+
+        Raises:
+            PassLoadError: the pass cannot be loaded.
+            UsageError: nothing can be written into `state_dir`.
+        """
+        world = case.world
+        if not world.suited or world.size is None:
+            return None
+        key = json.dumps([_key(case), world.label])
+        if key not in self._suited:
+            self._suited[key] = suited(self.subject(case), state_dir, world.name, world.size, world.mesh)
+        return self._suited[key]
 
     def close(self) -> None:
         """End all processes."""
@@ -67,6 +84,12 @@ class Session:
             close_executor(pool)
         self._subjects.clear()
         self._pools.clear()
+
+
+def _key(case: Case) -> str:
+    """Says which pass a case has, with which options."""
+    name = ", ".join(case.reference.targets) or str(id(case.reference.subject))
+    return json.dumps([name, case.pass_options, case.pass_timeout])
 
 
 def _open(case: Case) -> Subject:

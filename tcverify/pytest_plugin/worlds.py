@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from hypothesis.strategies import SearchStrategy
@@ -13,7 +14,7 @@ from tcverify.errors import ProgramError, UsageError
 from tcverify.execution import MAX_RANKS
 from tcverify.program import Mesh, Program
 from tcverify.pytest_plugin.decorator import Verification
-from tcverify.strategies import DEFAULT_STRATEGY, STRATEGIES, WORLD_SIZES
+from tcverify.strategies import DEFAULT_STRATEGY, STRATEGIES, WORLD_SIZES, programs_of, together
 from tcverify.strategies.registered import made_strategy, require_program
 
 #: Programs of other sizes that a strategy may draw before one of the size that is asked for.
@@ -29,6 +30,8 @@ class World:
         name: what people call it.
         size: number of ranks; None for the strategy's own.
         programs: draws the programs.
+        mesh: the one of all programs; None where they have several.
+        suited: whether other programs take their place, if some suit the pass better: none are asked for.
         thrown_away: whether programs of other sizes are drawn and thrown away.
     """
 
@@ -36,6 +39,8 @@ class World:
     name: str
     size: int | None
     programs: SearchStrategy[Program]
+    mesh: Mesh | None = None
+    suited: bool = False
     thrown_away: bool = False
 
 
@@ -46,10 +51,12 @@ def make_worlds(asked: Verification) -> list[World]:
         raise UsageError("meshes and world_sizes exclude each other", "a mesh says how many ranks there are")
     if isinstance(programs, SearchStrategy):
         return _worlds_of_strategy(programs, asked)
+    none = programs is None
     if programs is None:
         programs = DEFAULT_STRATEGY
     if isinstance(programs, str):
-        factory: Callable[..., Any] = STRATEGIES[known_value(programs, tuple(STRATEGIES), "programs")]
+        names = [known_value(name.strip(), tuple(STRATEGIES), "programs") for name in programs.split(",")]
+        factory: Callable[..., Any] = partial(programs_of, together(names))
     elif callable(programs):
         factory = programs
     else:
@@ -60,10 +67,13 @@ def make_worlds(asked: Verification) -> list[World]:
     if asked.meshes is not None:
         meshes = [_mesh(mesh) for mesh in listed(asked.meshes, "meshes", '[{"tp": 2}]')]
         return [
-            World(_mesh_label(mesh), _mesh_name(mesh), mesh.world_size, made_strategy(factory, mesh, None))
+            World(_mesh_label(mesh), _mesh_name(mesh), mesh.world_size, made_strategy(factory, mesh, None), mesh, none)
             for mesh in meshes
         ]
-    return [World(f"{size}ranks", f"{size} ranks", size, made_strategy(factory, None, size)) for size in _sizes(asked)]
+    return [
+        World(f"{size}ranks", f"{size} ranks", size, made_strategy(factory, None, size), suited=none)
+        for size in _sizes(asked)
+    ]
 
 
 def _worlds_of_strategy(programs: SearchStrategy[Program], asked: Verification) -> list[World]:

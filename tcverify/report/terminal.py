@@ -125,7 +125,7 @@ class TerminalReport:
         bound = count(event.max_examples, "program") if event.max_examples is not None else f"{event.max_time:g} s"
         tiers = "lockstep" if event.confirm == "none" else f"lockstep, then {event.confirm}"
         earlier = f", {count(event.earlier, 'earlier failure')} first" if event.earlier else ""
-        cases = f", {count(event.cases, 'case')} of the corpus first" if event.cases else ""
+        cases = f", {count(event.cases, 'case')} first" if event.cases else ""
         line = f"{plain(event.facts.name)} on {event.mesh}: {bound}, {tiers}, seed {event.seed}{earlier}{cases}"
         say(self.console, line, "bold")
         if not event.guarded:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,9 @@ KINDS = {
     "exits": "pass-died",
     "is_killed": "pass-died",
 }
+
+#: Options of runs whose strategies are found, or named.
+ONE_SIZE = ["--world-size", "2", "--confirm", "none", "--seed", "3", "--max-examples", "100"]
 
 #: Few for the one that costs its time-out each time.
 PROGRAMS = {"hangs": 4}
@@ -57,7 +61,8 @@ def ran(place: Path) -> Callable[[str], Ran]:
     def run(name: str) -> Ran:
         if name not in known:
             outcome = run_here(
-                "run", f"mine.py:{name}", "--world-size", "2", "--confirm", "none", "--seed", "3",
+                "run", f"mine.py:{name}", "--strategy", "mixed", "--world-size", "2", "--confirm", "none",
+                "--seed", "3",
                 "--max-examples", str(PROGRAMS.get(name, 12)), "--pass-timeout", "1",
                 "--shrink-time", "2" if name == "hangs" else "30",
                 "--report-dir", f"reports-{name}", "--contract", "metadata=false",
@@ -151,8 +156,64 @@ def test_a_file_outside_is_found_by_its_path(place: Path, tmp_path: Path, monkey
 
 
 def test_earlier_failures_come_first_in_the_next_run(place: Path) -> None:
-    run = ["run", "mine.py:raises", "--world-size", "2", "--confirm", "none", "--report-dir", "twice"]
+    run = [
+        "run",
+        "mine.py:raises",
+        "--strategy",
+        "mixed",
+        "--world-size",
+        "2",
+        "--confirm",
+        "none",
+        "--report-dir",
+        "twice",
+    ]
     run_here(*run, "--max-examples", "5", "--seed", "1")
     again = run_here(*run, "--max-examples", "1", "--seed", "2")
     assert "seed 2, 1 earlier failure first\n" in again.out
     assert "refuted: 1 program (" in again.out
+
+
+# ------------------------------------------------------------------------------------- programs that nobody has asked for
+
+SINKS = """
+import torch
+
+
+def sink_waits(gm):
+    \"\"\"Moves waits down to what reads them, past whatever writes into operands.\"\"\"
+    place = {node: number for number, node in enumerate(gm.graph.nodes)}
+    for node in list(gm.graph.nodes):
+        readers = sorted(node.users, key=place.__getitem__)
+        if node.target is torch.ops._c10d_functional.wait_tensor.default and readers[:1] and readers[0].op != "output":
+            readers[0].prepend(node)
+    gm.recompile()
+"""
+
+
+def test_a_pass_on_asynchronous_collectives_gets_programs_that_have_them(place: Path) -> None:
+    (place / "sinks.py").write_text(SINKS)
+    outcome = run_here("run", "-x", "sinks.py:sink_waits", *ONE_SIZE, "--checks", "order", "--report-dir", "sunk")
+    assert outcome.code == 1
+    out = " ".join(outcome.out.split())
+    assert re.match(
+        r"programs of mixed, functional, [a-z, -]*, where sink_waits changes most sink_waits on 2 ranks", out
+    )
+    assert "may still read it" in out
+
+
+def test_what_a_pass_is_tried_on_and_hangs_on_is_verified_first(place: Path) -> None:
+    limits = ["--pass-timeout", "1", "--shrink-time", "0"]
+    outcome = run_here("run", "-x", "mine.py:hangs", *ONE_SIZE, *limits, "--report-dir", "slow")
+    assert "1 case first" in " ".join(outcome.out.split())
+    assert "pass-timeout: " in outcome.out
+
+
+def test_several_strategies_are_named(place: Path) -> None:
+    strategies = ["--strategy", "wild, moe,functional"]
+    assert (
+        run_here("run", "mine.py:does_nothing", *strategies, *ONE_SIZE, "--report-dir", "none").code == 1
+    )  # it changed nothing
+    refused = run_here("run", "mine.py:does_nothing", "--strategy", "wild,dtensor", *ONE_SIZE)
+    assert refused.code == 2
+    assert "'dtensor' cannot be drawn from together with others" in refused.err

@@ -43,7 +43,7 @@ def test_a_corpus_brings_findings_back_and_damage_in_it_is_named(place: Path, tm
     for name in (paths[0].name, "notes.txt"):
         assert f"{name} is " in last.out
     assert "left out" in last.out
-    assert "of the corpus first" not in last.out
+    assert "cases first" not in last.out
 
 
 def test_a_corpus_of_cases_that_pass_is_no_reason_to_pass(place: Path, tmp_path: Path) -> None:

@@ -70,6 +70,11 @@ def test_importing_tcverify_alone_costs_nothing() -> None:
     assert prints("import sys, tcverify; print('torch' in sys.modules)") == "False"
 
 
+def test_the_command_line_imports_nothing_that_takes_long_and_is_rarely_used() -> None:
+    late = "{'sympy', 'torch._dynamo', 'torch._inductor', 'torch.distributed.tensor', 'ray'}"
+    assert prints(f"import sys, tcverify.cli; print(*{late} & set(sys.modules))") == ""
+
+
 def test_public_names_are_found_and_listed() -> None:
     code = (
         "import tcverify; print(*(n for n in dir(tcverify) if not n.startswith('_') and getattr(tcverify, n) is None))"

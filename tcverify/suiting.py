@@ -1,0 +1,83 @@
+"""Finds out which programs give a pass something to do, by trying it on a few of each strategy."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tcverify.application import Subject
+from tcverify.baseline import reference
+from tcverify.campaign import Case
+from tcverify.campaign.in_flight import InFlight
+from tcverify.program import Mesh
+from tcverify.strategies import DECODERS, DEFAULT_STRATEGY, all_meshes, together
+
+#: Programs per strategy that a pass is tried on at first, and in all where it changes none of those.
+FIRST, ALL = 4, 16
+
+#: Strategies on which a pass does something at least this share as often as on the best one are drawn from.
+SHARE = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Suited:
+    """What to verify a pass on of which nothing is known.
+
+    Attributes:
+        strategy: as `programs_of` takes it: `DEFAULT_STRATEGY`, and those on which the pass has something to do most often.
+        first: to be verified before any is drawn: a program on which the pass raised, hung or died, if there was one.
+    """
+
+    strategy: str
+    first: tuple[Case, ...] = ()
+
+
+def suited(subject: Subject, state_dir: Path, name: str, world_size: int, mesh: Mesh | None = None) -> Suited:
+    """Try a pass on programs, the same ones each time, and say what suits it. A pass that hangs or dies on one ends that.
+
+    Args:
+        state_dir: where the program is written down that the pass is tried on, for when the run dies of it.
+        name: of the mesh, or of what else the programs have in common, as reports call it.
+        mesh: of the programs; None tries several of `world_size` ranks.
+
+    Raises:
+        UsageError: nothing can be written into `state_dir`.
+    """
+    in_flight = InFlight(state_dir, subject, subject.contract)
+    try:
+        found = _tried(subject, in_flight, name, [mesh] if mesh is not None else all_meshes(world_size))
+    except KeyboardInterrupt:
+        in_flight.clear()
+        raise
+    except BaseException:
+        in_flight.close()
+        raise
+    in_flight.clear()
+    return found
+
+
+def _tried(subject: Subject, in_flight: InFlight, name: str, meshes: Sequence[Mesh]) -> Suited:
+    tried = [strategy for strategy in DECODERS if strategy != DEFAULT_STRATEGY]
+    choices = {strategy: random.Random(strategy) for strategy in tried}
+    did = dict.fromkeys(tried, 0)
+    failed: tuple[Case, ...] = ()
+    for number in range(ALL):
+        for strategy in tried:
+            decoder = DECODERS[strategy]
+            program = decoder.decode(meshes[number % len(meshes)], choices[strategy].randbytes(decoder.width))
+            in_flight.note(program, deep=False)
+            pair = subject.apply(program)
+            if pair.failure is not None:
+                failed = failed or (Case(reference(subject.facts), name, program, (pair.failure.kind,)),)
+                if pair.failure.kind != "pass-raised":
+                    return Suited(DEFAULT_STRATEGY, failed)
+            did[strategy] += pair.changed or pair.failure is not None
+        most = max(did.values())
+        if most and number + 1 >= FIRST:
+            return Suited(together([DEFAULT_STRATEGY, *(s for s in tried if did[s] >= SHARE * most)]), failed)
+    return Suited(DEFAULT_STRATEGY, failed)
+
+
+__all__ = ["Suited", "suited"]
