@@ -24,7 +24,7 @@ from tcverify.report.reach import reach_line, unreached_lines
 
 _MARK_STYLES = {"-": "red", "+": "green", " ": ""}
 #: What helps where a pass finds nothing to change.
-_ELSEWHERE = "try other programs (--strategy), or graphs that you have (tcverify check)"
+_ELSEWHERE = "programs of your own: --strategy file.py:name, or graphs: tcverify check"
 _VERDICT_STYLES = {"passed": "bold green", "refuted": "bold red", "nothing tested": "bold yellow"}
 _STOPS = {
     "examples": "all programs drawn",
