@@ -110,13 +110,16 @@ def broken_edge(before: Accesses, after: Accesses, rank: int, *, whole: bool, st
 _Broken = tuple[int, str, str, str, str, str]
 
 
+_DECLARED = "declared by meta['after']: an order that no operand shows, which passes that move nodes have to keep"
+
+
 def _declared(of: Accesses, place: Mapping[str, int] | None = None) -> Iterator[_Broken]:
     place = {step.name: index for index, step in enumerate(of.steps)} if place is None else place
     for step in of.steps:
         for name in step.after:
             if name in place and place[name] > place[step.name]:
                 title = f"'{step.name}' stands before '{name}', although it declares to come after it"
-                yield place[step.name], title, "declared by meta['after']", name, step.name, "declared"
+                yield place[step.name], title, _DECLARED, name, step.name, "declared"
 
 
 # ------------------------------------------------------------------------------------------------------------- storage
