@@ -36,10 +36,19 @@ def find(target: str, what: str = "pass") -> tuple[Any, ModuleType]:
     subject: Any = module
     for part in attribute.split("."):
         if not hasattr(subject, part):
-            near = difflib.get_close_matches(part, [n for n in vars(subject) if not n.startswith("_")], n=1)
-            raise PassLoadError(f"{module_name} has no '{part}'", f"did you mean '{near[0]}'?" if near else None)
+            raise PassLoadError(f"{module_name} has no '{part}'", _others(subject, part))
         subject = getattr(subject, part)
     return subject, module
+
+
+def _others(holder: Any, name: str) -> str | None:
+    """What an attribute that is not there may have been meant to be: one with a similar name, or what its holder defines."""
+    near = difflib.get_close_matches(name, [n for n in vars(holder) if not n.startswith("_")], n=1)
+    if near:
+        return f"did you mean '{near[0]}'?"
+    module = holder.__name__ if isinstance(holder, ModuleType) else holder.__module__
+    own = [n for n, v in vars(holder).items() if callable(v) and getattr(v, "__module__", "") == module and n[0] != "_"]
+    return f"it defines {', '.join(own[:8])}{', …' if len(own) > 8 else ''}" if own else None
 
 
 def import_named(name: str) -> ModuleType:
@@ -114,7 +123,10 @@ def _import_file(path: Path) -> ModuleType:
 
 
 def last_frame(error: BaseException) -> str:
-    """Return type, text and innermost place of an error, in one line."""
+    """Return type, text and innermost place of an error, in one line; of a syntax error, the line that cannot be read."""
+    if isinstance(error, SyntaxError) and error.filename:
+        line = f": {error.text.strip()}" if error.text and error.text.strip() else ""
+        return f"{type(error).__name__}: {error.msg} ({error.filename}:{error.lineno}{line})"
     frames = traceback.extract_tb(error.__traceback__)
     at = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
     return f"{type(error).__name__}: {error}{at}"

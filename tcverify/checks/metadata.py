@@ -17,6 +17,7 @@ from tcverify.program.finding import Doubt, Finding
 from tcverify.program.graph import map_structure
 
 _HINT = "if a later step propagates metadata anew, say so with --contract metadata=false"
+_OWN = "give the node a tensor of its own, such as torch.empty_like(…) of what it has"
 
 
 def check_metadata(evidence: Evidence) -> list[Finding | Doubt]:
@@ -39,11 +40,13 @@ def check_metadata(evidence: Evidence) -> list[Finding | Doubt]:
     for rank, node, problem in wrong:
         if node not in before and not (unannotated and problem == _MISSING):
             title = f"meta['val'] of '{node}' {problem}"
-            return [Finding("stale-metadata", "metadata", title, _HINT, node, rank)]
+            hint = f"{_OWN}\n{_HINT}" if problem.startswith(_SHARES) else _HINT
+            return [Finding("stale-metadata", "metadata", title, hint, node, rank)]
     return [] if changed is None else [changed]
 
 
 _MISSING = "is missing"
+_SHARES = "shares its storage"
 
 
 def _changed_boundary(original: Program, rewritten: Program) -> Finding | None:
@@ -167,7 +170,7 @@ class _Records:
                 continue
             first, owner = self._meaning.setdefault(said, (real, name))
             if first != real:
-                return f"shares its storage with that of '{owner}', which the node does not alias"
+                return f"{_SHARES} with that of '{owner}', which the node does not alias"
         return None
 
 

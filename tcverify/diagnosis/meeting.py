@@ -49,7 +49,7 @@ def _calls(of: Versions) -> dict[int, str | None]:
 def _changed(of: Versions, rank: int) -> bool:
     """Whether the pass has changed a rank's graph."""
     before, after = (p.graphs[p.ranks[rank].graph] for p in (of.program, of.rewritten))
-    return not same_structure(before, after)
+    return not same_structure(before, after, constants=of.program.ranks[rank].constants)
 
 
 def _has(of: Versions, rank: int, name: str, *, rewritten: bool) -> bool:

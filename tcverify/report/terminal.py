@@ -23,6 +23,8 @@ from tcverify.report.plain import count, plain, wrap
 from tcverify.report.reach import reach_line, unreached_lines
 
 _MARK_STYLES = {"-": "red", "+": "green", " ": ""}
+#: What helps where a pass finds nothing to change.
+_ELSEWHERE = "programs of your own: --strategy file.py:name, or graphs: tcverify check"
 _VERDICT_STYLES = {"passed": "bold green", "refuted": "bold red", "nothing tested": "bold yellow"}
 _STOPS = {
     "examples": "all programs drawn",
@@ -176,6 +178,8 @@ class TerminalReport:
         say(self.console, f"  {event.verdict}: {count(counts.programs, 'program')} ({verdicts})", style)
         if event.why:
             say(self.console, f"  {plain(event.why)}", style)
+        if event.verdict == "nothing tested" and counts.passed:
+            say(self.console, f"  {_ELSEWHERE}", style)
         for line in lines:
             say(self.console, f"  {line}")
         for reason, number in counts.doubts.most_common():

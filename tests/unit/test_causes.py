@@ -147,6 +147,20 @@ def test_the_cause_of_an_edit_is_told(mistake: str) -> None:
     assert_told(told(before, edited(before, edit)), text)
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_where_one_rank_leaves_a_collective_out_the_graph_that_has_changed_is_shown(rank: int) -> None:
+    def leave_out(gm: fx.GraphModule) -> None:
+        (reduced,) = gm.graph.find_nodes(op="call_function", target=resolve("tensor_cast::all_reduce"))
+        if reduced.args[1] == rank:
+            reduced.replace_all_uses_with(reduced.args[0])
+            gm.graph.erase_node(reduced)
+
+    verdict = verify(leave_out, program(block))
+    assert verdict.pair.rewritten is not None
+    found = diagnose(verdict.pair.original, verdict.pair.rewritten, verdict.findings[0])
+    assert found.rank == rank
+
+
 def assert_told(sentence: str, pattern: str) -> None:
     assert re.search(pattern, sentence), sentence
 

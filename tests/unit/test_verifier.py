@@ -244,6 +244,7 @@ def test_metadata_sees_missing_and_wrong_values_and_mistaken_sharing() -> None:
         assert finding.kind == "stale-metadata"
         assert finding.node == "neg"
         assert words in finding.title
+        assert ("torch.empty_like" in finding.detail) is (pass_ is share)
         assert kinds(pass_, contract=Contract(metadata=False)) == []
 
 

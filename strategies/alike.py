@@ -1,0 +1,195 @@
+"""Small asynchronous programs for passes that merge, share, cancel or divide collectives.
+
+Two collectives that are alike but for one thing, of which something is made together; gathered rows of which a rank's part is
+taken; sums to which something is added row by row. A pass on such patterns has to ask whether group, reduction, operand and
+factor are the same, whether an operand was written into in between, and which part is this rank's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tcverify.program import Mesh, Program
+from tcverify.strategies.choices import weighted
+from tcverify.strategies.draft import PerRank
+from tcverify.strategies.functional import closed, opened, priced
+from tcverify.strategies.functional_choices import Setting
+from tcverify.strategies.functional_collectives import REDUCE_OPS, WAIT, begin
+from tcverify.strategies.functional_flow import ADD, MUL, Flow, bounded, new_input, normed, unary, written
+from tcverify.strategies.functional_script import Value
+from tcverify.strategies.sites import NoSite
+from tcverify.strategies.timing import WIDTH as TIMING_WIDTH
+from tcverify.strategies.timing import decode_timing
+
+_BYTE = tuple(range(256))
+
+_HEADER: dict[str, tuple[Any, ...]] = {
+    "hidden": weighted((2, 3), (4, 3), (3, 1)),
+    "tokens": weighted((1, 4), (2, 3)),
+    "dtype": weighted(("f32", 5), ("bf16", 1)),
+    "data": weighted(("varying", 4), ("partial", 3), ("shard", 1), ("replicated", 2)),
+    "seed": _BYTE,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """One pattern; see `_PIECE` for the values.
+
+    Attributes:
+        kind: "twins", "part" of what was gathered, or a "sum" to which rows are added.
+        collective: of twins.
+        but: in what the second twin differs from the first.
+        order: which is waited for first, or "one" if the first is waited for before the second starts.
+        together: what twins are put together by.
+        part: which rows of what was gathered are taken.
+        other: how what is added to a sum lies on the ranks.
+        how: a byte that picks the reduction and what follows.
+        group: a byte that picks the mesh dim.
+    """
+
+    kind: str
+    collective: str
+    but: str
+    order: str
+    together: str
+    part: str
+    other: str
+    how: int
+    group: int
+
+
+_PIECE: dict[str, tuple[Any, ...]] = {
+    "kind": weighted(("twins", 5), ("part", 2), ("sum", 2)),
+    "collective": weighted(("all_reduce", 3), ("all_gather", 3), ("reduce_scatter", 1)),
+    "but": weighted(
+        ("operand", 5), ("nothing", 4), ("write", 3), ("group", 4), ("reduction", 2), ("operand and group", 1),
+        ("operand and reduction", 1), ("user", 1),
+    ),
+    "order": weighted(("first", 2), ("second", 1), ("one", 2)),
+    "together": weighted(("add", 6), ("apart", 3), ("alpha", 1), ("sub", 1), ("mul", 1), ("cat", 1)),
+    "part": weighted(("own", 6), ("next", 1), ("first", 1), ("by rank", 1), ("more", 1)),
+    "other": weighted(("replicated", 4), ("varying", 1), ("reduced", 2), ("itself", 1)),
+    "how": _BYTE,
+    "group": _BYTE,
+}  # fmt: skip
+
+_PIECES = 3
+#: Bytes of a whole program.
+WIDTH = len(_HEADER) + TIMING_WIDTH + _PIECES * len(_PIECE)
+
+
+def decode_alike(mesh: Mesh, choices: bytes) -> Program:
+    """Decode any bytes into a program of one to three such patterns, with costs. What does not fit is left out."""
+    choices = choices.ljust(WIDTH, b"\0")
+    hidden, tokens, dtype, data, seed = _picked(_HEADER, choices)
+    flow = opened(mesh, Setting("alike", 1, hidden, tokens, dtype, False, data, 6, seed))
+    rest = choices[len(_HEADER) + TIMING_WIDTH :]
+    for number in range(_PIECES):
+        piece = _Piece(*_picked(_PIECE, rest[number * len(_PIECE) :]))
+        _attempt(flow, piece)
+    return priced(closed(flow), decode_timing(choices[len(_HEADER) : len(_HEADER) + TIMING_WIDTH]))
+
+
+def _picked(tables: dict[str, tuple[Any, ...]], choices: bytes) -> list[Any]:
+    return [table[byte % len(table)] for table, byte in zip(tables.values(), choices, strict=False)]
+
+
+def _attempt(flow: Flow, piece: _Piece) -> None:
+    write = {"twins": _twins, "part": _part, "sum": _sum}[piece.kind]
+    # The record that pieces of other strategies are drawn as says nothing here.
+    flow.attempt(lambda inner, _: write(inner, piece), None)  # type: ignore[arg-type]
+
+
+def _input(flow: Flow, kind: str, dim: str) -> Value:
+    return new_input(flow, "x", (flow.tokens, flow.setting.hidden), kind, dim)
+
+
+def _twins(flow: Flow, piece: _Piece) -> None:
+    """Two collectives, alike but for one thing, and what is made of both."""
+    script, call, but = flow.script, flow.script.call, piece.but
+    dim = flow.dim(piece.group)
+    others = [name for name in flow.dims if name != dim]
+    if "group" in but and not others:
+        raise NoSite
+    operand = _input(flow, flow.setting.data, dim)
+    second_operand = _input(flow, flow.setting.data, dim) if "operand" in but else operand
+    second_dim = others[piece.how % len(others)] if "group" in but else dim
+    op = REDUCE_OPS[piece.how % len(REDUCE_OPS)]
+    second_op = ("max", "sum", "avg")[piece.how // 8 % 3] if "reduction" in but else op
+    (one,) = begin(flow, piece.collective, [operand], dim, reduce_op=op)
+    alone = piece.order == "one" or but == "write"
+    first = call(WAIT, one) if alone else None
+    if but == "write":
+        written(flow, operand, piece.how // 8)
+    (two,) = begin(flow, piece.collective, [second_operand], second_dim, reduce_op=second_op)
+    if first is None and piece.order == "second":
+        second, first = call(WAIT, two), call(WAIT, one)
+    else:
+        first = first if first is not None else call(WAIT, one)
+        second = call(WAIT, two)
+    flow.labels += ["twins", f"twins but {but}"]
+    if but == "user":
+        flow.outputs.append(first)
+    together = piece.together
+    if together == "apart" or not script.same_type(first, second):
+        flow.outputs += [unary(flow, first, piece.how // 8), second]
+    elif together == "cat":
+        flow.outputs.append(bounded(flow, call("aten::cat", [first, second], 0)))
+    elif together == "alpha":
+        flow.outputs.append(bounded(flow, call(ADD, first, second, alpha=2, rms=first.rms + 2 * second.rms)))
+    else:
+        name = {"add": ADD, "sub": "aten::sub.Tensor", "mul": MUL}[together]
+        rms = first.rms * second.rms if together == "mul" else first.rms + second.rms
+        flow.outputs.append(bounded(flow, call(name, first, second, rms=rms)))
+
+
+def _part(flow: Flow, piece: _Piece) -> None:
+    """Gathered rows of which a part is taken: this rank's, or another."""
+    dim = flow.dim(piece.group)
+    operand = _input(flow, flow.setting.data, dim)
+    rows = flow.script.shape(operand)[0]
+    (started,) = begin(flow, "all_gather", [operand], dim)
+    whole = flow.script.call(WAIT, started)
+    mesh = flow.script.mesh.dim(dim)
+
+    def start(rank: int) -> int:
+        size, position = len(mesh.group(rank)), mesh.position(rank)
+        place = {"next": (position + 1) % size, "first": 0, "by rank": rank % size}.get(piece.part, position)
+        return place * rows
+
+    def end(rank: int) -> int:
+        last = len(mesh.group(rank)) * rows
+        return min(start(rank) + (rows + 1 if piece.part == "more" and start(rank) + rows < last else rows), last)
+
+    if piece.part == "more" and len(set(map(end, range(flow.script.mesh.world_size)))) == 1:
+        raise NoSite
+    name = f"{dim}_{piece.part.replace(' ', '_')}_{len(flow.script)}"
+    starts, ends = PerRank(f"{name}_start", start), PerRank(f"{name}_end", end)
+    taken = flow.script.call("aten::slice.Tensor", whole, 0, starts, ends)
+    flow.labels.append(f"part: {piece.part}")
+    flow.outputs.append(unary(flow, taken, piece.how))
+    if piece.how % 3 == 0:
+        flow.outputs.append(whole)
+
+
+def _sum(flow: Flow, piece: _Piece) -> None:
+    """A sum over the ranks to which rows are added, and often a norm of that."""
+    call, dim = flow.script.call, flow.dim(piece.group)
+    operand = _input(flow, "partial", dim)
+    (started,) = begin(flow, "all_reduce", [operand], dim, reduce_op=REDUCE_OPS[piece.how % len(REDUCE_OPS)])
+    total = call(WAIT, started)
+    if piece.other == "reduced":
+        (again,) = begin(flow, "all_reduce", [_input(flow, "varying", dim)], dim, reduce_op="sum")
+        other = call(WAIT, again)
+    else:
+        other = operand if piece.other == "itself" else _input(flow, piece.other, dim)
+    flow.labels.append(f"sum and {piece.other}")
+    made = bounded(flow, call(ADD, total, other, rms=total.rms + other.rms))
+    flow.outputs.append(normed(flow, made, piece.how // 8) if piece.how // 8 % 2 else made)
+    if piece.how // 16 % 4 == 3:
+        flow.outputs.append(total)
+
+
+__all__ = ["WIDTH", "decode_alike"]
