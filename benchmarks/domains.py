@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 import click
 import torch
@@ -115,7 +116,8 @@ def main(names: tuple[str, ...], programs: int, each: int, workers: int) -> None
 
     start = time.monotonic()
     mutants = {**catalogue.MUTANTS, **foreign_catalogue.MUTANTS}
-    sound = {pass_.name: pass_ for pass_ in (SequenceParallel, Multistream, Identity, *foreign_catalogue.SOUND)}
+    passes: list[Any] = [SequenceParallel, Multistream, Identity, *foreign_catalogue.SOUND]
+    sound = {pass_.name: pass_ for pass_ in passes}
     chosen = [name for name in (*mutants, *sound) if not names or name in names]
     context = get_context("spawn")
     with ProcessPoolExecutor(workers, mp_context=context) as pool:

@@ -24,6 +24,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import click
@@ -35,6 +36,7 @@ from throughput import PASS, campaign, cpu_seconds, pairs
 from tcverify.application import Guarded
 from tcverify.arithmetic import FLOAT64
 from tcverify.execution import Lockstep, ProcessGroupPool, RankResult
+from tcverify.execution.asynchrony import Join
 from tcverify.execution.group import choose_core
 from tcverify.execution.interpreter import arguments, rank_inputs, run_rank
 from tcverify.execution.plan import Plan, known_constant, plans_of, rank_constants
@@ -197,8 +199,7 @@ def run_local_tensors(program: Program, mode: Any, make: Callable[[dict[int, Any
         values.append(value)
         for slot in step.dead:
             values[slot] = None
-    outputs: list[Any] = []
-    torch.fx.node.map_aggregate(plan.result, lambda leaf: outputs.append(fill(leaf, 0)) or leaf)
+    outputs = [fill(leaf, 0) for leaf in _leaves(plan.result)]
     return [[value._local_tensors[rank] for value in outputs] for rank in range(size)]
 
 
@@ -210,7 +211,12 @@ def _differs(step: Any, constants: list[dict[str, Any]]) -> bool:
 
 def _leaves(value: Any) -> list[Any]:
     found: list[Any] = []
-    torch.fx.node.map_aggregate(value, lambda leaf: found.append(leaf) or leaf)
+
+    def look(leaf: Any) -> Any:
+        found.append(leaf)
+        return leaf
+
+    torch.fx.node.map_aggregate(value, look)
     return found
 
 
@@ -243,8 +249,8 @@ def run_on_threads(programs: Sequence[Program]) -> list[list[RankResult]]:
     plans = [plans_of(program) for program in programs]
     groups, distributed._GROUPS = distributed._GROUPS, _PerThread()
     threaded._install_threaded_pg()
-    torch._C._distributed_c10d._set_thread_isolation_mode(True)
-    store = dist.HashStore()
+    torch._C._distributed_c10d._set_thread_isolation_mode(True)  # type: ignore[attr-defined]
+    store = dist.HashStore()  # type: ignore[attr-defined]
 
     def rank_main(rank: int) -> None:
         try:
@@ -263,7 +269,7 @@ def run_on_threads(programs: Sequence[Program]) -> list[list[RankResult]]:
             thread.join()
     finally:
         threaded.ProcessLocalGroup.reset()
-        torch._C._distributed_c10d._set_thread_isolation_mode(False)
+        torch._C._distributed_c10d._set_thread_isolation_mode(False)  # type: ignore[attr-defined]
         threaded._uninstall_threaded_pg()
         distributed._GROUPS = groups
     if errors:
@@ -282,7 +288,9 @@ def _threaded_rank(program: Program, plans: list[Plan], rank: int) -> RankResult
             try:
                 _, request = steps.send(answer)
             except StopIteration as stop:
-                return stop.value
+                result: RankResult = stop.value
+                return result
+            assert not isinstance(request, Join), "the programs drawn here have no asynchronous collectives"
             answer = perform(request.collective, request.tensor)
 
 
@@ -361,9 +369,9 @@ def main(programs: int, rounds: int, world_size: tuple[int, ...], markdown: bool
         for size in world_size:
             drawn = [pair for pair in pairs(subject, size, programs) if pair[0] is not pair[1]]
             tables = [
-                lambda size=size, drawn=drawn: against_collectives(subject, size, drawn, True, rounds),
-                lambda size=size, drawn=drawn: against_collectives(subject, size, drawn, False, rounds),
-                lambda size=size, drawn=drawn: against_torch(size, drawn, rounds),
+                partial(against_collectives, subject, size, drawn, True, rounds),
+                partial(against_collectives, subject, size, drawn, False, rounds),
+                partial(against_torch, size, drawn, rounds),
             ]
             for table in tables:
                 print("\n".join(table().lines(markdown)), flush=True)

@@ -15,7 +15,6 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -32,6 +31,7 @@ from tcverify.application import Guarded
 from tcverify.campaign import Campaign, CampaignFinished, Plan
 from tcverify.campaign.drawing import SETTINGS
 from tcverify.execution import Lockstep, ProcessGroupPool, RankResult, compare_ranks
+from tcverify.execution.asynchrony import Join
 from tcverify.execution.interpreter import rank_inputs, run_rank
 from tcverify.execution.plan import plans_of
 from tcverify.ops.distributed import perform
@@ -104,15 +104,17 @@ def pairs(subject: Guarded, world_size: int, programs: int) -> list[tuple[Progra
 def phases(finished: CampaignFinished) -> str:
     """Where the time of a campaign went, as seen by the process that runs it: for other processes it waits."""
     counts = finished.statistics
-    spent: Counter[str] = Counter(counts.seconds)
+    spent: dict[str, float] = dict(counts.seconds)
     spent["drawing and the rest"] = counts.elapsed - sum(spent.values())
-    return ", ".join(f"{name} {1e3 * s / counts.programs:.1f} ms" for name, s in spent.most_common())
+    return ", ".join(
+        f"{name} {1e3 * s / counts.programs:.1f} ms" for name, s in sorted(spent.items(), key=lambda phase: -phase[1])
+    )
 
 
 def spawned(rank: int, world_size: int, store: str, texts: tuple[str, str]) -> None:
     """What a rank does that is started for one pair alone."""
     torch.set_num_threads(1)
-    rendezvous = dist.FileStore(store, world_size)
+    rendezvous = dist.FileStore(store, world_size)  # type: ignore[attr-defined]
     dist.init_process_group("gloo", store=rendezvous, rank=rank, world_size=world_size, timeout=timedelta(seconds=60))
     results = [_run(loads(text), rank) for text in texts]
     if any(delta.problem for delta in compare_ranks(*results)):
@@ -132,7 +134,9 @@ def _run(program: Program, rank: int) -> RankResult:
             try:
                 _, request = steps.send(answer)
             except StopIteration as stop:
-                return stop.value
+                result: RankResult = stop.value
+                return result
+            assert not isinstance(request, Join), "the programs drawn here have no asynchronous collectives"
             answer = perform(request.collective, request.tensor)
 
 
@@ -141,7 +145,8 @@ def spawn_for_each(world_size: int, drawn: Sequence[tuple[Program, Program]]) ->
     for original, rewritten in drawn:
         with tempfile.TemporaryDirectory() as scratch:
             texts = dumps(original), dumps(rewritten)
-            mp.spawn(spawned, (world_size, str(Path(scratch) / "store"), texts), world_size)
+            arguments = world_size, str(Path(scratch) / "store"), texts
+            mp.spawn(spawned, arguments, world_size)  # type: ignore[attr-defined, no-untyped-call]
     return Row("pairs, torch.multiprocessing.spawn", len(drawn), time.perf_counter() - start, 0.0)
 
 
