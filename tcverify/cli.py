@@ -432,7 +432,8 @@ def worker(command: tuple[str, ...]) -> None:
 def replay(cases: tuple[str, ...], confirm: str, bisect: bool, report_dir: Path) -> None:
     """Verify counterexamples again (default: all that are kept).
 
-    Prints + FIXED, x FAILED or ! ERROR per case, and what is found of a single one. Imports the passes that the files name.
+    Prints + FIXED, x FAILED or ! ERROR per case; of a single one what is found, and what the pass prints. Imports the
+    passes that the files name.
     Exits with 1 when one still fails, else with 2 when one cannot be replayed.
     """
     paths = [path for case in cases or (str(report_dir),) for path in find_counterexamples(case, report_dir)]
@@ -469,6 +470,10 @@ def _replay_one(path: Path, executor_of: Callable[[int], Executor | None], *, al
     tell(outcome.state, f"{case.id} {plain(case.facts.name)}", outcome.message)
     if outcome.source_changed:
         say(console, "  the source of the pass has changed since the case was found")
+    if outcome.printed and alone:
+        say(console, "  what the pass has printed, on all ranks:")
+        for line in plain_lines(outcome.printed):
+            say(console, f"    {line}")
     if outcome.case is not None and alone:
         say(console)
         show(console, outcome.case, None)

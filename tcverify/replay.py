@@ -29,12 +29,14 @@ class Replay:
         message: one line for people.
         case: the counterexample as it shows now, when it failed.
         source_changed: whether the pass's source is not what it was.
+        printed: the last lines that the pass has printed.
     """
 
     state: str
     message: str
     case: Counterexample | None = None
     source_changed: bool = False
+    printed: str = ""
 
 
 def replay(case: Counterexample, confirm: Executor | None, *, blame: bool = False) -> Replay:
@@ -54,7 +56,7 @@ def replay(case: Counterexample, confirm: Executor | None, *, blame: bool = Fals
                 domain=case.domain, deep=case.deep, always_confirm=True,
             )  # fmt: skip
             changed = bool(case.facts.source) and facts.source != case.facts.source
-            outcome = _judge(case, verdict, facts, changed)
+            outcome = replace(_judge(case, verdict, facts, changed), printed=subject.printed)
             if blame and outcome.case is not None:
                 terms = Terms(outcome.case.finding.kind, case.contract, confirm, domain=case.domain, deep=case.deep)
                 named = replace(outcome.case, blame=bisect(subject, verdict, terms))

@@ -221,6 +221,11 @@ class Guarded:
         """Process ids of the workers."""
         return [w.pid for w in (self._worker, self._other_hash) if w is not None and w.alive]
 
+    @property
+    def printed(self) -> str:
+        """The last lines that the pass has printed, 20 at most; empty once its process has ended."""
+        return self._worker.tail() if self._worker is not None and self._worker.alive else ""
+
     def close(self) -> None:
         """End the worker processes."""
         for worker in (self._worker, self._other_hash):
@@ -387,7 +392,7 @@ class _Worker:
         if isinstance(error, BlockingIOError):  # it stopped in mid-message
             return PassFailure("pass-timeout", "stopped without finishing its answer", None, self._stack())
         self._process.join(5)
-        return PassFailure("pass-died", f"took its process down ({self._exit()})", None, self._tail())
+        return PassFailure("pass-died", f"took its process down ({self._exit()})", None, self.tail())
 
     def _exit(self) -> str:
         code = self._process.exitcode
@@ -414,8 +419,8 @@ class _Worker:
         of_pass = list(itertools.takewhile(lambda frame: ours not in frame, frames.splitlines()))
         return "most recent call first:\n" + "\n".join(of_pass[:12]) if found else dump
 
-    def _tail(self) -> str:
-        """The last lines that the worker wrote to its standard error."""
+    def tail(self) -> str:
+        """The last lines that the worker wrote to its standard output and error."""
         self._log.seek(0, os.SEEK_END)
         self._log.seek(max(0, self._log.tell() - 4000))
         return "\n".join(self._log.read().decode(errors="replace").splitlines()[-20:])

@@ -209,6 +209,19 @@ def test_what_a_pass_is_tried_on_and_hangs_on_is_verified_first(place: Path) -> 
     assert "pass-timeout: " in outcome.out
 
 
+def test_replay_shows_what_the_pass_prints(place: Path) -> None:
+    (place / "loud.py").write_text(SINKS)
+    run_here("run", "-x", "loud.py:sink_waits", *ONE_SIZE, "--checks", "order", "--report-dir", "loud")
+    (case,) = (path.parent.name for path in (place / "loud").glob("*/counterexample.json"))
+    replayed = ["replay", case, "--report-dir", "loud", "--confirm", "none"]
+    assert "has printed" not in run_here(*replayed).out
+    (place / "loud.py").write_text(
+        SINKS.replace("    place = {", "    print('\x1b[31mhere:', len(gm.graph.nodes), 'nodes')\n    place = {")
+    )
+    out = run_here(*replayed).out
+    assert re.search(r"what the pass has printed, on all ranks:\n    [^\x1b]*here: \d+ nodes\n", out)
+
+
 def test_several_strategies_are_named(place: Path) -> None:
     strategies = ["--strategy", "wild, moe,functional"]
     assert (
