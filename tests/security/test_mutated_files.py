@@ -76,7 +76,11 @@ def test_an_id_is_no_path(name: str) -> None:
         decode_counterexample(data, "given.json")
 
 
-def test_what_is_looked_up_is_no_path_outside(tmp_path: Path) -> None:
+def test_what_is_looked_up_is_no_path_outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "some" / "where").mkdir(parents=True)
+    monkeypatch.chdir(
+        tmp_path / "some" / "where"
+    )  # what lies around the current directory is the user's, and may be meant
     case = decode_counterexample(SEEDS["counterexample"][0], "given.json")
     path = write_counterexample(case, tmp_path / "reports")
     assert find_counterexamples(case.id[:4], tmp_path / "reports") == [path]
