@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import platform
 from dataclasses import replace
 from io import FileIO
 from pathlib import Path
@@ -39,14 +40,14 @@ class InFlight:
     It is the last whole line. Earlier ones hold programs that have been verified.
 
     Args:
-        state_dir: where the file stands, under a name with this process's id; made when missing.
+        state_dir: where the file stands, under a name with this machine's name and this process's id; made when missing.
 
     Raises:
         UsageError: it cannot be written there.
     """
 
     def __init__(self, state_dir: Path, subject: Subject, contract: Contract) -> None:
-        self.path = state_dir / f"{_PREFIX}{os.getpid()}.json"
+        self.path = state_dir / f"{_PREFIX}{_machine()}-{os.getpid()}.json"
         self._subject = subject
         self._contract = contract
         self._heads: dict[bool, str] = {}
@@ -116,7 +117,8 @@ class InFlight:
 def recover(state_dir: Path, report_dir: Path) -> list[Path]:
     """Keep the programs that were in flight when earlier runs died: move them to `report_dir/crashed-<id>.json`.
 
-    Files of runs that are still alive stay where they are.
+    Files of runs that are still alive stay where they are, and so do those of other machines that share the directory: whether
+    these runs are alive is for them to see.
 
     Returns:
         The new files. `tcverify show` and `tcverify replay` take them.
@@ -131,7 +133,7 @@ def recover(state_dir: Path, report_dir: Path) -> list[Path]:
 def keep(path: Path, report_dir: Path) -> Path:
     """Move one file of `InFlight` to `report_dir/crashed-<id>.json` and return where it is now.
 
-    A file that cannot be read (a foreign hand) is kept as it is, under its process's id.
+    A file that cannot be read (a foreign hand) is kept as it is, under its own name.
     """
     try:
         case = read_in_flight(path)
@@ -160,9 +162,16 @@ def read_in_flight(path: Path) -> Counterexample:
     return decode_counterexample(load_json(whole[-1] if whole else b"", str(path)), str(path))
 
 
+def _machine() -> str:
+    """What this machine is called in names of files."""
+    return "".join(c for c in platform.node() if c.isascii() and c.isalnum())[:40] or "here"
+
+
 def _alive(path: Path) -> bool:
-    """Whether the process that wrote a file lives. This process has not written any when it looks."""
-    number = path.stem.removeprefix(_PREFIX)
+    """Whether the process that wrote a file may live. This process has not written any when it looks."""
+    machine, _, number = path.stem.removeprefix(_PREFIX).rpartition("-")
+    if machine not in (_machine(), ""):
+        return True
     if not number.isdecimal() or int(number) == os.getpid():
         return False
     try:

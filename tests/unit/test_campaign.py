@@ -425,7 +425,8 @@ def test_the_program_in_flight_is_on_disk_while_a_pass_runs(run: Run, tmp_path: 
 
     class Looks(InProcess):
         def apply(self, program: Program, *, deep: bool = False) -> Any:
-            case = read_in_flight(tmp_path / "state" / f"in-flight-{os.getpid()}.json")
+            (noted,) = (tmp_path / "state").glob(f"in-flight-*-{os.getpid()}.json")
+            case = read_in_flight(noted)
             seen.append(dumps(case.program) == dumps(program) and case.deep == deep)
             return super().apply(program, deep=deep)
 
@@ -444,12 +445,15 @@ def _dead_pid() -> int:
 def _left_over(run: Run, tmp_path: Path, pid: int) -> Path:
     """Make the file that a run leaves behind which died while it verified."""
     texts: list[str] = []
+    notes: list[Path] = []
 
     def copy(gm: fx.GraphModule) -> None:
-        texts.append((tmp_path / "state" / f"in-flight-{os.getpid()}.json").read_text())
+        (noted,) = (tmp_path / "state").glob(f"in-flight-*-{os.getpid()}.json")
+        notes.append(noted)
+        texts.append(noted.read_text())
 
     run(copy, max_examples=1)
-    path = tmp_path / "state" / f"in-flight-{pid}.json"
+    path = notes[0].with_name(notes[0].name.replace(f"-{os.getpid()}.", f"-{pid}."))
     path.write_text(texts[0])
     return path
 
@@ -462,6 +466,13 @@ def test_what_a_dead_run_left_is_kept_as_a_counterexample(run: Run, tmp_path: Pa
     assert case.finding.kind == "run-died"
     assert not path.exists()
     assert recover(tmp_path / "state", tmp_path / "reports") == []
+
+
+def test_what_a_run_of_another_machine_has_left_is_for_that_machine(run: Run, tmp_path: Path) -> None:
+    path = _left_over(run, tmp_path, _dead_pid())
+    moved = path.rename(path.with_name(path.name.replace("in-flight-", "in-flight-x")))
+    assert recover(tmp_path / "state", tmp_path / "reports") == []
+    assert moved.exists()
 
 
 def seeded(seed: int) -> Program:
@@ -516,11 +527,10 @@ def test_what_a_living_run_has_in_flight_is_left_alone(run: Run, tmp_path: Path)
 
 
 def test_a_truncated_file_in_flight_is_kept_as_it_is(run: Run, tmp_path: Path) -> None:
-    pid = _dead_pid()
-    path = _left_over(run, tmp_path, pid)
+    path = _left_over(run, tmp_path, _dead_pid())
     path.write_text(path.read_text()[:50])
     (kept,) = recover(tmp_path / "state", tmp_path / "reports")
-    assert kept.name == f"crashed-{pid}.json"
+    assert kept.name == path.name.replace("in-flight-", "crashed-")
     assert len(kept.read_text()) == 50
 
 
