@@ -74,7 +74,7 @@ def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
 
 def command_line() -> str:
     """The page of the command line, from click."""
-    root = click.Context(cli.main, info_name="tcverify")
+    root = click.Context(cli.main, info_name="tcverify", **cli.main.context_settings)
     assert isinstance(cli.main, click.Group)
     parts = [
         "# Command line\n",
