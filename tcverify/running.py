@@ -59,7 +59,7 @@ class Job:
     Attributes:
         mesh: names the mesh, or what else the programs have in common, for reports.
         drawings: which programs are drawn, for each of the passes in their order.
-        programs: what draws them, where no drawing can say it.
+        programs: what draws them; made of the drawings where there are some.
     """
 
     mesh: str
@@ -158,7 +158,7 @@ def campaigns(settings: Settings, jobs: Sequence[Job], console: Console) -> int:
                 with executors(settings.confirm if crew is None else "none") as executor_of:
                     executor = of_any_size(settings.confirm, executor_of, job.world_size)
                     for number, (subject, promised, programs, coverage) in enumerate(
-                        zip(subjects, contracts, _programs(job), coverages, strict=True)
+                        zip(subjects, contracts, job.programs, coverages, strict=True)
                     ):
                         kept = corpus.cases(reference(subject.facts), job.mesh) if corpus is not None else ()
                         first = [*(tried[number] if job is jobs[0] else ()), *kept]
@@ -200,7 +200,7 @@ def campaigns(settings: Settings, jobs: Sequence[Job], console: Console) -> int:
 def _suited(
     jobs: Sequence[Job], settings: Settings, tell: Callable[[str], None]
 ) -> tuple[list[Job], list[tuple[Case, ...]]]:
-    """Find strategies for the passes that have none yet.
+    """Find strategies for the passes that have none yet, and make all strategies, so that what cannot be drawn is refused now.
 
     Each pass is tried on programs like those of the first job, in a process of its own: what it reaches there does not count.
 
@@ -213,19 +213,19 @@ def _suited(
         if drawing.strategy is None:
             mesh = Mesh.grid(drawing.mesh) if drawing.mesh is not None else None
             with Guarded(settings.targets[number], settings.pass_options, timeout=settings.pass_timeout) as subject:
-                found = suited(subject, STATE_DIR, jobs[0].mesh, drawing.world_size, mesh)
+                found = suited(
+                    subject, STATE_DIR, jobs[0].mesh, drawing.world_size, mesh,
+                    max_examples=settings.max_examples, max_time=settings.max_time,
+                )  # fmt: skip
             drawings[number] = replace(drawing, strategy=found.strategy)
-            if found.strategy != DEFAULT_STRATEGY:
-                tell(f"programs of {', '.join(found.strategy.split(','))}, where {subject.facts.name} changes most")
+            if found.names != (DEFAULT_STRATEGY,):
+                tell(f"programs of {', '.join(found.names)}, where {subject.facts.name} changes most")
             first[number] = found.first
-    return [
-        replace(job, drawings=[replace(a, strategy=b.strategy) for a, b in zip(job.drawings, drawings, strict=True)])
-        for job in jobs
-    ], first
-
-
-def _programs(job: Job) -> Sequence[SearchStrategy[Program]]:
-    return job.programs or [drawing.programs() for drawing in job.drawings]
+    made = []
+    for job in jobs:
+        own = [replace(a, strategy=b.strategy) for a, b in zip(job.drawings, drawings, strict=True)]
+        made.append(replace(job, drawings=own, programs=job.programs or [one.programs() for one in own]))
+    return made, first
 
 
 def _blamer(settings: Settings, contract: Contract) -> Blamer:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import random
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,28 +29,47 @@ class Suited:
     """What to verify a pass on of which nothing is known.
 
     Attributes:
-        strategy: as `programs_of` takes it: `DEFAULT_STRATEGY`, and those on which the pass has something to do most often.
+        names: of strategies: `DEFAULT_STRATEGY`, and those on which the pass has something to do most often.
         first: to be verified before any is drawn: a program on which the pass raised, hung or died, if there was one.
     """
 
-    strategy: str
+    names: tuple[str, ...] = (DEFAULT_STRATEGY,)
     first: tuple[Case, ...] = ()
 
+    @property
+    def strategy(self) -> str:
+        """All of them as one, as `programs_of` takes it."""
+        return together(self.names)
 
-def suited(subject: Subject, state_dir: Path, name: str, world_size: int, mesh: Mesh | None = None) -> Suited:
+
+def suited(
+    subject: Subject,
+    state_dir: Path,
+    name: str,
+    world_size: int,
+    mesh: Mesh | None = None,
+    *,
+    max_examples: int | None = None,
+    max_time: float | None = None,
+) -> Suited:
     """Try a pass on programs, the same ones each time, and say what suits it. A pass that hangs or dies on one ends that.
 
     Args:
         state_dir: where the program is written down that the pass is tried on, for when the run dies of it.
         name: of the mesh, or of what else the programs have in common, as reports call it.
         mesh: of the programs; None tries several of `world_size` ranks.
+        max_examples, max_time: bounds of what comes after, in programs and in seconds: trying takes no more programs, but one
+            of each strategy at least, and a tenth of the time.
 
     Raises:
         UsageError: nothing can be written into `state_dir`.
     """
     in_flight = InFlight(state_dir, subject, subject.contract)
+    rounds = ALL if max_examples is None else min(ALL, max(1, max_examples // (len(DECODERS) - 1)))
+    until = math.inf if max_time is None else time.monotonic() + max_time / 10
+    meshes = [mesh] if mesh is not None else all_meshes(world_size)
     try:
-        found = _tried(subject, in_flight, name, [mesh] if mesh is not None else all_meshes(world_size))
+        found = _tried(subject, in_flight, name, meshes, rounds, until)
     except KeyboardInterrupt:
         in_flight.clear()
         raise
@@ -58,26 +80,27 @@ def suited(subject: Subject, state_dir: Path, name: str, world_size: int, mesh: 
     return found
 
 
-def _tried(subject: Subject, in_flight: InFlight, name: str, meshes: Sequence[Mesh]) -> Suited:
+def _tried(
+    subject: Subject, in_flight: InFlight, name: str, meshes: Sequence[Mesh], rounds: int, until: float
+) -> Suited:
     tried = [strategy for strategy in DECODERS if strategy != DEFAULT_STRATEGY]
     choices = {strategy: random.Random(strategy) for strategy in tried}
     did = dict.fromkeys(tried, 0)
     failed: tuple[Case, ...] = ()
-    for number in range(ALL):
-        for strategy in tried:
-            decoder = DECODERS[strategy]
-            program = decoder.decode(meshes[number % len(meshes)], choices[strategy].randbytes(decoder.width))
-            in_flight.note(program, deep=False)
-            pair = subject.apply(program)
-            if pair.failure is not None:
-                failed = failed or (Case(reference(subject.facts), name, program, (pair.failure.kind,)),)
-                if pair.failure.kind != "pass-raised":
-                    return Suited(DEFAULT_STRATEGY, failed)
-            did[strategy] += pair.changed or pair.failure is not None
-        most = max(did.values())
-        if most and number + 1 >= FIRST:
-            return Suited(together([DEFAULT_STRATEGY, *(s for s in tried if did[s] >= SHARE * most)]), failed)
-    return Suited(DEFAULT_STRATEGY, failed)
+    for number, strategy in itertools.product(range(rounds), tried):
+        if time.monotonic() > until or (strategy == tried[0] and number >= FIRST and any(did.values())):
+            break
+        decoder = DECODERS[strategy]
+        program = decoder.decode(meshes[number % len(meshes)], choices[strategy].randbytes(decoder.width))
+        in_flight.note(program, deep=False)
+        pair = subject.apply(program)
+        if pair.failure is not None:
+            failed = failed or (Case(reference(subject.facts), name, program, (pair.failure.kind,)),)
+            if pair.failure.kind != "pass-raised":
+                return Suited(first=failed)
+        did[strategy] += pair.changed or pair.failure is not None
+    most = max(did.values())
+    return Suited((DEFAULT_STRATEGY, *(one for one in tried if most and did[one] >= SHARE * most)), failed)
 
 
 __all__ = ["Suited", "suited"]

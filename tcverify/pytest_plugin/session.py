@@ -71,9 +71,11 @@ class Session:
         world = case.world
         if not world.suited or world.size is None:
             return None
-        key = json.dumps([_key(case), world.label])
+        key = json.dumps([_key(case), world.label, case.max_examples])
         if key not in self._suited:
-            self._suited[key] = suited(self.subject(case), state_dir, world.name, world.size, world.mesh)
+            self._suited[key] = suited(
+                self.subject(case), state_dir, world.name, world.size, world.mesh, max_examples=case.max_examples
+            )
         return self._suited[key]
 
     def close(self) -> None:

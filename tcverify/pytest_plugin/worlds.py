@@ -51,7 +51,7 @@ def make_worlds(asked: Verification) -> list[World]:
         raise UsageError("meshes and world_sizes exclude each other", "a mesh says how many ranks there are")
     if isinstance(programs, SearchStrategy):
         return _worlds_of_strategy(programs, asked)
-    none = programs is None
+    unasked = programs is None
     if programs is None:
         programs = DEFAULT_STRATEGY
     if isinstance(programs, str):
@@ -67,11 +67,13 @@ def make_worlds(asked: Verification) -> list[World]:
     if asked.meshes is not None:
         meshes = [_mesh(mesh) for mesh in listed(asked.meshes, "meshes", '[{"tp": 2}]')]
         return [
-            World(_mesh_label(mesh), _mesh_name(mesh), mesh.world_size, made_strategy(factory, mesh, None), mesh, none)
+            World(
+                _mesh_label(mesh), _mesh_name(mesh), mesh.world_size, made_strategy(factory, mesh, None), mesh, unasked
+            )
             for mesh in meshes
         ]
     return [
-        World(f"{size}ranks", f"{size} ranks", size, made_strategy(factory, None, size), suited=none)
+        World(f"{size}ranks", f"{size} ranks", size, made_strategy(factory, None, size), suited=unasked)
         for size in _sizes(asked)
     ]
 

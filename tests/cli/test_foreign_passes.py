@@ -230,3 +230,11 @@ def test_several_strategies_are_named(place: Path) -> None:
     refused = run_here("run", "mine.py:does_nothing", "--strategy", "wild,dtensor", *ONE_SIZE)
     assert refused.code == 2
     assert "'dtensor' cannot be drawn from together with others" in refused.err
+
+
+@pytest.mark.parametrize("name", ["identity", "mine.py:does_nothing"])
+def test_what_cannot_be_drawn_is_refused_before_anything_runs(place: Path, name: str) -> None:
+    refused = run_here("run", name, "--world-size", "2,8", "--confirm", "none", "--max-examples", "1")
+    assert refused.code == 2
+    assert "no meshes are listed for world size 8" in refused.err
+    assert "on 2 ranks" not in refused.out

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -83,8 +85,24 @@ def test_a_pass_that_never_fires_is_tried_longer_and_gets_the_default(
     assert ALL > FIRST
     monkeypatch.setattr("tcverify.suiting.ALL", FIRST + 1)
     subject = Counting(lambda graph: None)
-    assert found(subject, tmp_path) == Suited("mixed")
+    assert found(subject, tmp_path) == Suited()
     assert subject.programs == (FIRST + 1) * OTHERS
+
+
+def test_trying_takes_no_more_programs_than_what_comes_after(tmp_path: Path) -> None:
+    for bound, programs in ((1, OTHERS), (2 * OTHERS + 1, 2 * OTHERS), (1000, FIRST * OTHERS)):
+        subject = Counting(renames("_c10d_functional.wait_tensor"))
+        made = suited(InProcess(prepare(subject, "", {})), tmp_path, "2 ranks", 2, max_examples=bound)
+        assert subject.programs == programs
+        assert "functional" in made.names
+
+
+def test_trying_takes_a_tenth_of_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = itertools.count()
+    monkeypatch.setattr("tcverify.suiting.time", SimpleNamespace(monotonic=lambda: next(seconds)))
+    subject = Counting(lambda graph: None)
+    assert suited(InProcess(prepare(subject, "", {})), tmp_path, "2 ranks", 2, max_time=70) == Suited()
+    assert subject.programs == 7
 
 
 def test_what_it_raises_on_is_verified_first(tmp_path: Path) -> None:
