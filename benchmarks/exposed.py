@@ -8,14 +8,13 @@ be hidden by nobody, and does not count. "worse" counts ranks that are exposed f
 
 from __future__ import annotations
 
-import random
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import click
 import torch
+from overlap import drawn
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -26,7 +25,7 @@ from tcverify.checks.replay import replay
 from tcverify.ops import lookup
 from tcverify.passes import BUILTIN
 from tcverify.program import Program
-from tcverify.strategies import DECODERS, all_meshes
+from tcverify.strategies import DECODERS
 
 #: (name of the pass, options, what they are called)
 RUNS: tuple[tuple[str, dict[str, str], str], ...] = (
@@ -43,14 +42,6 @@ RUNS: tuple[tuple[str, dict[str, str], str], ...] = (
     ("reorder_compute_for_overlap", {}, ""),
 )
 BOTH = "sink_waits_iterative,reorder_communication_preserving_peak_memory,sink_waits_iterative"
-
-
-def drawn(strategy: str, world_size: int, count: int, seed: int) -> Iterator[Program]:
-    generator = random.Random(seed)
-    meshes = all_meshes(world_size)
-    decoder = DECODERS[strategy]
-    for _ in range(count):
-        yield decoder.decode(generator.choice(meshes), generator.randbytes(decoder.width))
 
 
 def blocking_s(program: Program, rank: int) -> float:

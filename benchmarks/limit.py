@@ -31,15 +31,14 @@ import click
 import torch
 import torch.distributed as dist
 from bare import Bare
-from throughput import PASS, campaign, cpu_seconds, pairs
+from throughput import PASS, campaign, cpu_seconds, pairs, run_on_group
 
 from tcverify.application import Guarded
 from tcverify.arithmetic import FLOAT64
 from tcverify.execution import Lockstep, ProcessGroupPool, RankResult
-from tcverify.execution.asynchrony import Join
 from tcverify.execution.group import choose_core
-from tcverify.execution.interpreter import arguments, rank_inputs, run_rank
-from tcverify.execution.plan import Plan, known_constant, plans_of, rank_constants
+from tcverify.execution.interpreter import arguments, rank_inputs
+from tcverify.execution.plan import known_constant, plans_of, rank_constants
 from tcverify.ops import distributed
 from tcverify.ops.distributed import perform
 from tcverify.program import Program
@@ -256,7 +255,7 @@ def run_on_threads(programs: Sequence[Program]) -> list[list[RankResult]]:
         try:
             dist.init_process_group("threaded", rank=rank, world_size=size, store=store)
             for program, plan in zip(programs, plans, strict=True):
-                results[rank].append(_threaded_rank(program, plan, rank))
+                results[rank].append(run_on_group(program, plan, rank))
         except BaseException as error:  # noqa: BLE001 - told by the main thread
             errors.append(error)
             threaded.ProcessLocalGroup.exception_handle(error)
@@ -275,23 +274,6 @@ def run_on_threads(programs: Sequence[Program]) -> list[list[RankResult]]:
     if errors:
         raise errors[0]
     return results
-
-
-def _threaded_rank(program: Program, plans: list[Plan], rank: int) -> RankResult:
-    binding = program.ranks[rank]
-    plan = plans[binding.graph]
-    constants = rank_constants(program.mesh, rank, binding.constants)
-    answer: Any = None
-    with torch.no_grad():
-        steps = run_rank(plan, rank, constants, rank_inputs(plan, rank, program.sources))
-        while True:
-            try:
-                _, request = steps.send(answer)
-            except StopIteration as stop:
-                result: RankResult = stop.value
-                return result
-            assert not isinstance(request, Join), "the programs drawn here have no asynchronous collectives"
-            answer = perform(request.collective, request.tensor)
 
 
 def _agree(program: Program, outputs: list[list[Any]]) -> bool:

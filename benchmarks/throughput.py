@@ -33,7 +33,8 @@ from tcverify.campaign.drawing import SETTINGS
 from tcverify.execution import Lockstep, ProcessGroupPool, RankResult, compare_ranks
 from tcverify.execution.asynchrony import Join
 from tcverify.execution.interpreter import rank_inputs, run_rank
-from tcverify.execution.plan import plans_of
+from tcverify.execution.plan import Plan as RankPlan
+from tcverify.execution.plan import plans_of, rank_constants
 from tcverify.ops.distributed import perform
 from tcverify.program import Program, dumps, loads
 from tcverify.strategies import transformer_programs
@@ -116,7 +117,8 @@ def spawned(rank: int, world_size: int, store: str, texts: tuple[str, str]) -> N
     torch.set_num_threads(1)
     rendezvous = dist.FileStore(store, world_size)  # type: ignore[attr-defined]
     dist.init_process_group("gloo", store=rendezvous, rank=rank, world_size=world_size, timeout=timedelta(seconds=60))
-    results = [_run(loads(text), rank) for text in texts]
+    programs = [loads(text) for text in texts]
+    results = [run_on_group(program, plans_of(program), rank) for program in programs]
     if any(delta.problem for delta in compare_ranks(*results)):
         raise RuntimeError("the rewritten program computes something else")
     dist.barrier()
@@ -124,12 +126,14 @@ def spawned(rank: int, world_size: int, store: str, texts: tuple[str, str]) -> N
     os._exit(0)  # now and then gloo's threads outlive the group and abort the interpreter's own end
 
 
-def _run(program: Program, rank: int) -> RankResult:
+def run_on_group(program: Program, plans: Sequence[RankPlan], rank: int) -> RankResult:
+    """Run a rank of a program on torch.distributed's process group, whichever that is."""
     binding = program.ranks[rank]
-    plan = plans_of(program)[binding.graph]
+    plan = plans[binding.graph]
+    constants = rank_constants(program.mesh, rank, binding.constants)
     answer: Any = None
     with torch.no_grad():
-        steps = run_rank(plan, rank, binding.constants, rank_inputs(plan, rank, program.sources))
+        steps = run_rank(plan, rank, constants, rank_inputs(plan, rank, program.sources))
         while True:
             try:
                 _, request = steps.send(answer)
