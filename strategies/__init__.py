@@ -21,7 +21,7 @@
 | compiled | functional programs, as compilers hand them to their passes: copies into inputs at the end |
 | resharding | tensors that are brought from mesh to mesh, divided anew, reduced, and computed with in between |
 | dtensor | ops of all kinds on whole tensors, with placements for DTensor to divide them by |
-| mixed | all of these but dtensor, most with costs and stream settings; a third are structured, close to a fifth asynchronous |
+| mixed | most of these, with costs and stream settings; a third are structured, close to a fifth asynchronous |
 
 Every drawn program is well-typed: it runs in lockstep on every rank, and its outputs are finite. Its metadata is right, but for
 near misses and aimed programs labelled missing-metadata or stale-metadata.
