@@ -258,6 +258,8 @@ def test_the_command_line_runs_a_pass_of_the_library(
 def test_the_command_line_names_the_op_whose_signature_differs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("mine.py").write_text(OTHER)
-    outcome = run_here("run", "mine.py:nothing", "--world-size", "2", "--max-examples", "4", "--confirm", "none")
+    outcome = run_here(
+        "run", "mine.py:nothing", "--world-size", "2", "--seed", "3", "--max-examples", "12", "--confirm", "none"
+    )
     assert (outcome.code, outcome.err) == (1, "")
     assert "tensor_cast::all_reduce(Tensor x, str group_name)" in " ".join(outcome.out.split())
