@@ -12,11 +12,11 @@ from tcverify.application.stages import SEPARATOR, split_stages
 from tcverify.baseline import Baseline, Known, read_baseline
 from tcverify.checks import CHECKS, register_check
 from tcverify.configuration import section, suggest
-from tcverify.counterexample import write_atomically
 from tcverify.errors import ProgramError, UsageError
 from tcverify.execution import MAX_RANKS
 from tcverify.extensions import load_extension
 from tcverify.extra.pytorch import PREFIX, SUBJECTS, subject
+from tcverify.files import write_atomically
 from tcverify.passes import BUILTIN, SUITED
 from tcverify.program import Mesh, Placement
 from tcverify.strategies import DEFAULT_STRATEGY, STRATEGIES, register_strategy, together

@@ -22,8 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from tcverify.application import PassFacts
-from tcverify.counterexample import Counterexample, write_atomically
+from tcverify.counterexample import Counterexample
 from tcverify.errors import UsageError
+from tcverify.files import write_atomically
 from tcverify.fingerprint import fingerprint_of
 
 FORMAT = "tcverify-baseline"

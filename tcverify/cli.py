@@ -23,7 +23,6 @@ from tcverify.counterexample import (
     encode_counterexample,
     find_counterexamples,
     read_counterexample,
-    write_atomically,
 )
 from tcverify.division import Drawing
 from tcverify.errors import InternalError, TcverifyError, UsageError
@@ -32,6 +31,7 @@ from tcverify.execution.keeper import keep
 from tcverify.extensions import load_extension
 from tcverify.extra.pytorch import PREFIX, SUBJECTS
 from tcverify.extra.ray import LOCAL
+from tcverify.files import write_atomically
 from tcverify.passes import BUILTIN, DEFAULT, DESCRIPTIONS
 from tcverify.program import dumps
 from tcverify.replay import replay as replay_case

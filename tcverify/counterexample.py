@@ -5,9 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 import platform
-import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -19,6 +17,7 @@ from tcverify.application import PassFacts
 from tcverify.arithmetic import DOMAINS
 from tcverify.errors import ProgramError, UsageError
 from tcverify.execution import Delta
+from tcverify.files import write_atomically
 from tcverify.program import (
     Blame,
     CollectiveStatistics,
@@ -218,32 +217,6 @@ def write_counterexample(case: Counterexample, directory: Path) -> Path:
     return target
 
 
-def write_atomically(path: Path, text: str, hint: str = "choose another place with --report-dir") -> None:
-    """Write a file so that it is there whole or not at all.
-
-    Args:
-        hint: what to do when it cannot be written.
-
-    Raises:
-        UsageError: it cannot be written.
-    """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(descriptor, "w") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            os.chmod(name, 0o644)
-            os.replace(name, path)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
-    except OSError as error:
-        raise UsageError(f"{path} cannot be written: {error.strerror or error}", hint) from None
-
-
 def read_counterexample(path: Path) -> Counterexample:
     """Read a counterexample.
 
@@ -406,6 +379,5 @@ __all__ = [
     "find_counterexamples",
     "make_counterexample",
     "read_counterexample",
-    "write_atomically",
     "write_counterexample",
 ]

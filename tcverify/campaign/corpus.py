@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tcverify.counterexample import write_atomically
 from tcverify.errors import ProgramError, TcverifyError, UsageError
 from tcverify.execution import MAX_RANKS
+from tcverify.files import remove_unfinished, write_atomically
 from tcverify.program import Program, dumps
 from tcverify.program.codec import MAX_BYTES, decode, load_json
 
@@ -85,6 +85,7 @@ class Corpus:
             list(directory.iterdir())
         except OSError as error:
             raise UsageError(f"the corpus {directory} cannot be used: {error.strerror or error}", _HINT) from None
+        remove_unfinished(directory)
         self.refresh()
 
     def refresh(self) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import platform
 from dataclasses import replace
 from io import FileIO
 from pathlib import Path
@@ -17,9 +16,9 @@ from tcverify.counterexample import (
     decode_counterexample,
     encode_counterexample,
     environment,
-    write_atomically,
 )
 from tcverify.errors import ProgramError, TcverifyError, UsageError
+from tcverify.files import is_alive, remove_unfinished, write_atomically, writer
 from tcverify.program import Contract, Finding, Program, dumps
 from tcverify.program.codec import load_json
 
@@ -47,7 +46,7 @@ class InFlight:
     """
 
     def __init__(self, state_dir: Path, subject: Subject, contract: Contract) -> None:
-        self.path = state_dir / f"{_PREFIX}{_machine()}-{os.getpid()}.json"
+        self.path = state_dir / f"{_PREFIX}{writer()}.json"
         self._subject = subject
         self._contract = contract
         self._heads: dict[bool, str] = {}
@@ -118,7 +117,7 @@ def recover(state_dir: Path, report_dir: Path) -> list[Path]:
     """Keep the programs that were in flight when earlier runs died: move them to `report_dir/crashed-<id>.json`.
 
     Files of runs that are still alive stay where they are, and so do those of other machines that share the directory: whether
-    these runs are alive is for them to see.
+    these runs are alive is for them to see. What dead runs left unfinished of counterexamples is removed.
 
     Returns:
         The new files. `tcverify show` and `tcverify replay` take them.
@@ -127,6 +126,8 @@ def recover(state_dir: Path, report_dir: Path) -> list[Path]:
         for scratch in state_dir.glob(f"{_PREFIX}*.new"):
             if not _alive(scratch):
                 scratch.unlink(missing_ok=True)
+        for directory in (report_dir, *report_dir.iterdir()):
+            remove_unfinished(directory)
     return [keep(path, report_dir) for path in sorted(state_dir.glob(f"{_PREFIX}*.json")) if not _alive(path)]
 
 
@@ -162,25 +163,10 @@ def read_in_flight(path: Path) -> Counterexample:
     return decode_counterexample(load_json(whole[-1] if whole else b"", str(path)), str(path))
 
 
-def _machine() -> str:
-    """What this machine is called in names of files."""
-    return "".join(c for c in platform.node() if c.isascii() and c.isalnum())[:40] or "here"
-
-
 def _alive(path: Path) -> bool:
     """Whether the process that wrote a file may live. This process has not written any when it looks."""
-    machine, _, number = path.stem.removeprefix(_PREFIX).rpartition("-")
-    if machine not in (_machine(), ""):
-        return True
-    if not number.isdecimal() or int(number) == os.getpid():
-        return False
-    try:
-        os.kill(int(number), 0)
-    except (ProcessLookupError, OverflowError):
-        return False
-    except PermissionError:
-        return True
-    return True
+    name = path.stem.removeprefix(_PREFIX)
+    return name != writer() and is_alive(name)
 
 
 __all__ = ["InFlight", "keep", "read_in_flight", "recover"]

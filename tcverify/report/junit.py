@@ -22,7 +22,8 @@ from xml.etree import ElementTree
 
 from tcverify.baseline import reference
 from tcverify.campaign import CampaignFinished, CampaignStarted, Crashed, Event, FindingFound, Progress, RunFinished
-from tcverify.counterexample import FILE_NAME, Counterexample, write_atomically
+from tcverify.counterexample import FILE_NAME, Counterexample
+from tcverify.files import write_atomically
 from tcverify.report.known import known_line
 from tcverify.report.plain import count, one_line, plain
 from tcverify.report.reach import reach_line, unreached_lines

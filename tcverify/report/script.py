@@ -6,8 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tcverify.campaign import Event, FindingFound
-from tcverify.counterexample import Counterexample, write_atomically
+from tcverify.counterexample import Counterexample
 from tcverify.extensions import loaded_extensions
+from tcverify.files import write_atomically
 from tcverify.program import Contract, dumps
 from tcverify.report.listing import graph_lines
 from tcverify.report.plain import one_line

@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from tcverify.campaign import Event, FindingFound
-from tcverify.counterexample import Counterexample, write_atomically
+from tcverify.counterexample import Counterexample
 from tcverify.errors import UsageError
+from tcverify.files import write_atomically
 from tcverify.program.streams import MAIN_STREAM
 from tcverify.report.plain import one_line, plain
 from tcverify.report.timetable import Timetable, marked_ops, time_facts, timed_ranks, timetables

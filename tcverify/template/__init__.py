@@ -11,8 +11,8 @@ from pathlib import Path
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from tcverify.arguments import target
-from tcverify.counterexample import write_atomically
 from tcverify.errors import UsageError
+from tcverify.files import write_atomically
 
 #: The pass that is written where none is named, and its reference.
 EXAMPLE_FILE = "example_pass.py"

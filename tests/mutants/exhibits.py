@@ -22,8 +22,9 @@ from torch import fx
 from tcverify.application import InProcess, Pair
 from tcverify.application.loading import load_pass
 from tcverify.campaign.reduction import reduce
-from tcverify.counterexample import Counterexample, encode_counterexample, make_counterexample, write_atomically
+from tcverify.counterexample import Counterexample, encode_counterexample, make_counterexample
 from tcverify.diagnosis import diagnose
+from tcverify.files import write_atomically
 from tcverify.program import Finding, Program
 from tcverify.report.script import to_script
 from tcverify.strategies import DECODERS, all_meshes

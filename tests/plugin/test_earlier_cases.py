@@ -10,7 +10,8 @@ import pytest
 from _pytest.config import _prepareconfig
 
 from tcverify import pytest_plugin
-from tcverify.counterexample import FILE_NAME, write_atomically
+from tcverify.counterexample import FILE_NAME
+from tcverify.files import write_atomically
 
 
 def write(place: Path, case: str, year: int, text: str = "{}") -> None:

@@ -22,7 +22,6 @@ from tcverify.counterexample import (
     find_counterexamples,
     make_counterexample,
     read_counterexample,
-    write_atomically,
     write_counterexample,
 )
 from tcverify.errors import ProgramError, UsageError
@@ -179,27 +178,6 @@ def test_every_missing_key_is_named() -> None:
 
 
 # -------------------------------------------------------------------------------------------------------------- files
-
-
-def test_a_file_is_there_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "file"
-    write_atomically(path, "before")
-
-    def fails(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("os.fsync", fails)
-    with pytest.raises(UsageError, match="No space left on device"):
-        write_atomically(path, "after")
-    assert [p.name for p in tmp_path.iterdir()] == ["file"]
-    assert path.read_text() == "before"
-
-
-def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(UsageError, match="file/x cannot be written") as caught:
-        write_atomically(tmp_path / "file" / "x", "")
-    assert caught.value.hint == "choose another place with --report-dir"
 
 
 def test_a_large_file_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
