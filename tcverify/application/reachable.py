@@ -101,7 +101,9 @@ def _condition(node: ast.AST) -> Condition | None:
     if not isinstance(node, (ast.If, ast.While)) or isinstance(node.test, ast.Constant):
         return None
     test = node.test.lineno, node.test.end_lineno or node.test.lineno
-    body = node.body[0].lineno, node.body[-1].end_lineno or node.body[-1].lineno
+    first, last = node.body[0], node.body[-1]
+    decorators = getattr(first, "decorator_list", [])  # stand above the line that a definition is filed under
+    body = min(one.lineno for one in (first, *decorators)), last.end_lineno or last.lineno
     return Condition(node.lineno, test, body) if body[0] > test[1] else None
 
 

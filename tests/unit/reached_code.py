@@ -42,6 +42,18 @@ def loop(values: list[int]) -> None:
             print(end="")  # printed
 
 
+def defines(value: int) -> object:
+    """A condition before a definition with a decorator."""
+    if value:  # defines
+
+        @staticmethod
+        def defined() -> None:
+            pass
+
+        return defined
+    return None
+
+
 def raises(value: int) -> int:
     """A condition that raises is neither true nor false."""
     if 1 // value:  # division

@@ -38,6 +38,7 @@ def run() -> None:
     reached_code.end(1)
     reached_code.end(0)
     reached_code.loop([0])
+    reached_code.defines(1)
     reached_code.Holder().method()
     with contextlib.suppress(ZeroDivisionError):
         reached_code.raises(0)
@@ -55,6 +56,7 @@ def test_lines_and_outcomes_of_conditions(recorder: Recorder) -> None:
     assert outcomes(found) == {
         (line("between"), 0), (line("between"), 1), (line("hundred"), 0), (line("while"), 0), (line("several"), 0),
         (line("not flag"), 0), (line("not flag"), 1), (line("end"), 0), (line("end"), 1), (line("loop"), 0),
+        (line("defines"), 1),
     }  # fmt: skip
     lines = {point.line for point in found if point.outcome < 0}
     assert {line("first"), line("two"), line("number"), line("division")} <= lines
