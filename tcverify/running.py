@@ -168,7 +168,7 @@ def campaigns(settings: Settings, jobs: Sequence[Job], console: Console) -> int:
                             shrink_time=settings.shrink_time, fail_fast=settings.fail_fast, baseline=settings.known,
                             collect=accepting, deep=settings.deep, earlier=settings.earlier,
                             blame=_blamer(settings, promised) if settings.bisect else None, coverage=coverage,
-                            first=first, corpus=corpus,
+                            first=first, corpus=corpus, strategy=job.drawings[number].strategy if job.drawings else None,
                         )  # fmt: skip
                         if crew is None:
                             finished = Campaign(subject, plan, executor, subscribers).run()

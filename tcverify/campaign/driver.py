@@ -143,7 +143,9 @@ class Campaign:
             guarded = bool(facts.target)
             cases = len(plan.first)
             self._tell(
-                CampaignStarted(facts, plan.mesh, confirm, *bounds, plan.seed, guarded, earlier, plan.domain, cases)
+                CampaignStarted(
+                    facts, plan.mesh, confirm, *bounds, plan.seed, guarded, earlier, plan.domain, cases, plan.strategy
+                )
             )
             with self._interrupts, _older_objects_frozen():
                 stop = self._until_interrupted()
@@ -293,10 +295,13 @@ class Campaign:
             self._tell(Progress(self.statistics, f"shrinking {target.kind}"))
             return target.record(verdict)
 
-        deadline = time.monotonic() + self.plan.shrink_time
+        start = time.monotonic()
         target.cut = True  # until it has come to its end
         suspects = suspects_of(target.best, target.kind)
-        target.cut = reduce(target.best.pair.original, shows, deadline, suspects).cut
+        try:
+            target.cut = reduce(target.best.pair.original, shows, start + self.plan.shrink_time, suspects).cut
+        finally:
+            self.statistics.seconds.update({"shrinking": time.monotonic() - start})
 
     def _flight(self, program: Program) -> Flight:
         deep = self.plan.deep or int(program_id(program), 16) % DEEP_EVERY == 0

@@ -133,6 +133,7 @@ class CampaignStarted:
         earlier: failures of earlier runs, which are tried first.
         domain: the number domain that values are judged in.
         cases: of a corpus, which are tried next.
+        strategy: what programs are drawn from, where that has a name.
     """
 
     facts: PassFacts
@@ -145,6 +146,7 @@ class CampaignStarted:
     earlier: int = 0
     domain: str = "float64"
     cases: int = 0
+    strategy: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,6 +45,7 @@ class Plan:
         told: findings of which there are counterexamples already: they count, but are not kept again.
         first: cases that are tried before programs are drawn.
         corpus: where programs that show something new are kept.
+        strategy: what `programs` is called in records; None: programs that come from elsewhere.
     """
 
     programs: SearchStrategy[Program]
@@ -68,3 +69,4 @@ class Plan:
     told: Sequence[Known] = ()
     first: Sequence[Case] = ()
     corpus: Corpus | None = None
+    strategy: str | None = None

@@ -94,7 +94,7 @@ class DividedCampaign:
         self._tell(
             CampaignStarted(
                 facts, plan.mesh, self.confirm, plan.max_examples, plan.max_time, plan.seed, True, earlier, plan.domain,
-                len(plan.first),
+                len(plan.first), plan.strategy,
             )
         )  # fmt: skip
         try:

@@ -106,6 +106,7 @@ class EventLog:
             "guarded": event.guarded,
             "earlier_failures": event.earlier,
             "corpus_cases": event.cases,
+            "strategy": event.strategy,
         }
         self._write("campaign-started", {**self._about, **facts, **bounds, **more})
 

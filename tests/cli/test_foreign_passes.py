@@ -193,13 +193,17 @@ def sink_waits(gm):
 
 def test_a_pass_on_asynchronous_collectives_gets_programs_that_have_them(place: Path) -> None:
     (place / "sinks.py").write_text(SINKS)
-    outcome = run_here("run", "-x", "sinks.py:sink_waits", *ONE_SIZE, "--checks", "order", "--report-dir", "sunk")
+    more = ["--checks", "order", "--report-dir", "sunk", "--report", "ndjson"]
+    outcome = run_here("run", "-x", "sinks.py:sink_waits", *ONE_SIZE, *more)
     assert outcome.code == 1
     out = " ".join(outcome.out.split())
     assert re.match(
         r"programs of mixed, functional, [a-z, -]*, where sink_waits changes most sink_waits on 2 ranks", out
     )
     assert "may still read it" in out
+    events = map(json.loads, (place / "sunk" / "events.ndjson").read_text().splitlines())
+    (strategy,) = (event["strategy"] for event in events if event["event"] == "campaign-started")
+    assert f"programs of {strategy.replace(',', ', ')}, where" in out
 
 
 def test_what_a_pass_is_tried_on_and_hangs_on_is_verified_first(place: Path) -> None:

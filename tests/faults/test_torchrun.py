@@ -111,7 +111,8 @@ def test_two_launchers_run_one_campaign(tmp_path: Path) -> None:
                 "--master-addr", "127.0.0.1", "--master-port", str(port), "--local-addr", "127.0.0.1",
                 "-m", "tcverify", "worker", *command,
             ],
-            cwd=tmp_path / str(node), env={**ENVIRONMENT, "TMPDIR": str(tmp_path)}, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            cwd=tmp_path / str(node), env={**ENVIRONMENT, "TMPDIR": str(tmp_path)}, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )  # fmt: skip
 
     launchers = [launch(0), launch(1)]

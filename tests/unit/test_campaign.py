@@ -164,6 +164,7 @@ def test_trials_of_shrinking_are_counted_apart(run: Run) -> None:
     assert counts.programs == 20
     assert counts.shrinking > 0
     assert counts.programs == counts.passed + counts.refuted
+    assert 0 < counts.seconds["shrinking"] < counts.elapsed
 
 
 # ------------------------------------------------------------------------------------------------------------ findings
