@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 
 from tcverify.diagnosis.blame import displaced
 from tcverify.diagnosis.communications import of_host
+from tcverify.diagnosis.meeting import crossed
 from tcverify.diagnosis.misread import in_another_order, too_late
 from tcverify.diagnosis.versions import Versions, storage_root, written_operands
 from tcverify.ops import DEALLOCATE, RESIZE, Collective, lookup
@@ -62,6 +63,7 @@ def cause(
         _item(of, node),
         _own_arguments(of, node, operands),
         in_another_order(of, node),
+        crossed(of, node),
         _together(of, node),
         _loses(of, node, relation),
         _displaced(of, node, relation),

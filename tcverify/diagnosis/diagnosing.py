@@ -76,6 +76,14 @@ def diagnose(program: Program, rewritten: Program | None, finding: Finding) -> D
         found = _first(there, finding)
         if found is not None:
             of, first = there, found
+    # The cause is to be seen where the pass has changed something.
+    elsewhere = first is not None and first.relation.kind != "unmet" and not of.changed(of.rank)
+    for other in filter(of.changed, range(program.world_size) if elsewhere else ()):
+        there = _related(program, before, rewritten, after, other, measure)
+        found = _first(there, finding)
+        if found is not None:
+            of, first = there, found
+            break
     return Diagnosis(of.rank, before, after, "", of.relations, first)
 
 

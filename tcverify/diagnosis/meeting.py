@@ -1,11 +1,13 @@
-"""Ranks that do not meet: which call of a collective others lack, or make in another order."""
+"""Ranks that do not meet: which call of a collective others lack, or make in another order; calls that meet another one."""
 
 from __future__ import annotations
+
+from torch import fx
 
 from tcverify.diagnosis.divergence import Divergence
 from tcverify.diagnosis.posts import of_posts
 from tcverify.diagnosis.versions import Versions
-from tcverify.program.graph import same_structure
+from tcverify.execution import Run
 from tcverify.relations import Relation
 
 
@@ -20,7 +22,7 @@ def disagreement(of: Versions) -> Divergence | None:
                 if node is not None and other != rank and not _has(of, other, node, rewritten=True):
                     known = _has(of, other, node, rewritten=False)
                     if known is original:
-                        shown = other if _changed(of, other) and not _changed(of, rank) else rank
+                        shown = other if of.changed(other) and not of.changed(rank) else rank
                         return _unmet(rank, node, other, calls[other], known, shown)
     for rank, node in calls.items():
         for other, instead in calls.items():
@@ -28,6 +30,29 @@ def disagreement(of: Versions) -> Divergence | None:
                 text = f"what rank {rank} calls next, where rank {other} calls '{instead}' first"
                 return Divergence(node, Relation("unmet", None, text, None, (rank,)), None, (), rank=rank)
     return None
+
+
+def crossed(of: Versions, node: fx.Node) -> str:
+    """Another call of a member than the one that a node's call meets in the original; "" where it meets the same ones."""
+    met, meets = _partners(of.before, of.rank, node.name), _partners(of.after, of.rank, node.name)
+    for rank in sorted(met.keys() & meets.keys()):
+        if met[rank] != meets[rank] and _has(of, rank, meets[rank], rewritten=False):
+            return f"it meets rank {rank}'s '{meets[rank]}', where the original's meets rank {rank}'s '{met[rank]}'"
+    return ""
+
+
+def _partners(run: Run, rank: int, name: str) -> dict[int, str]:
+    """The nodes whose calls the first call of a node meets, by rank: calls on one channel meet in the order of issue."""
+    call = next((call for call in run.ranks[rank].calls if call.node == name), None)
+    if call is None:
+        return {}
+
+    def issued(member: int) -> list[str]:
+        return [one.node for one in run.ranks[member].calls if one.collective.channel == call.collective.channel]
+
+    number = issued(rank).index(name)
+    others = {other: issued(other) for other in call.collective.communicator if other != rank}
+    return {other: names[number] for other, names in others.items() if number < len(names)}
 
 
 def _calls(of: Versions) -> dict[int, str | None]:
@@ -42,14 +67,8 @@ def _calls(of: Versions) -> dict[int, str | None]:
         found = {wait.rank: wait.call.node for wait in of.after.hang.waits}
         if of.after.hang.finished is not None:
             found[of.after.hang.finished] = None
-    changed = [rank for rank in found if _changed(of, rank)]
+    changed = [rank for rank in found if of.changed(rank)]
     return {rank: found[rank] for rank in [*changed, *(r for r in found if r not in changed)]}
-
-
-def _changed(of: Versions, rank: int) -> bool:
-    """Whether the pass has changed a rank's graph."""
-    before, after = (p.graphs[p.ranks[rank].graph] for p in (of.program, of.rewritten))
-    return not same_structure(before, after, constants=of.program.ranks[rank].constants)
 
 
 def _has(of: Versions, rank: int, name: str, *, rewritten: bool) -> bool:

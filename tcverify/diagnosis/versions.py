@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 from tcverify.execution import Run
 from tcverify.ops import Collective
 from tcverify.program import Program, RankConstant
-from tcverify.program.graph import constant_value
+from tcverify.program.graph import constant_value, same_structure
 from tcverify.relations import Measure, Relation, relation_between
 from tcverify.relations.originals import stands_for
 from tcverify.relations.storages import allocates, is_host_ir, storage_root, writers, written_operands
@@ -45,6 +45,11 @@ class Versions:
     @cached_property
     def new(self) -> fx.Graph:
         return self.rewritten.graphs[self.rewritten.ranks[self.rank].graph]
+
+    def changed(self, rank: int) -> bool:
+        """Whether the pass has changed a rank's graph."""
+        before, after = (program.graphs[program.ranks[rank].graph] for program in (self.program, self.rewritten))
+        return not same_structure(before, after, constants=self.program.ranks[rank].constants)
 
     @cached_property
     def old_nodes(self) -> dict[str, fx.Node]:

@@ -161,6 +161,29 @@ def test_where_one_rank_leaves_a_collective_out_the_graph_that_has_changed_is_sh
     assert found.rank == rank
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_where_one_rank_makes_alike_collectives_in_another_order_both_meetings_are_told(rank: int) -> None:
+    """The graph of the other rank is unchanged and has the wrong value as well: it would show nothing."""
+
+    def two(b: GraphBuilder, given: dict[str, fx.Node]) -> object:
+        first = b.call("tensor_cast::all_reduce", given["addend"], b.rank, b.group("tp"))
+        second = b.call("tensor_cast::all_reduce", given["own"], b.rank, b.group("tp"))
+        return first, second
+
+    def swap(gm: fx.GraphModule) -> None:
+        first, second = gm.graph.find_nodes(op="call_function", target=resolve("tensor_cast::all_reduce"))
+        if first.args[1] == rank:
+            first.prepend(second)
+
+    verdict = verify(swap, program(two))
+    assert verdict.pair.rewritten is not None
+    assert verdict.findings[0].kind == "wrong-value"
+    found = diagnose(verdict.pair.original, verdict.pair.rewritten, verdict.findings[0])
+    assert found.rank == rank
+    other = f"rank {1 - rank}'s"
+    assert f"it meets {other} 'all_reduce_1', where the original's meets {other} 'all_reduce'" in str(found.first)
+
+
 def assert_told(sentence: str, pattern: str) -> None:
     assert re.search(pattern, sentence), sentence
 
