@@ -9,6 +9,7 @@ from tcverify.checks.arena import arena_findings
 from tcverify.checks.evidence import Evidence
 from tcverify.checks.exact import agrees, exact_differences
 from tcverify.checks.native import native_differences
+from tcverify.checks.precision import coarser
 from tcverify.execution import Comparison, Delta
 from tcverify.program.finding import Doubt, Finding, Note, Said
 
@@ -52,6 +53,10 @@ def check_equivalence(evidence: Evidence) -> list[Said]:
         found += arena_findings(evidence)
     if any(isinstance(one, Finding) for one in found):
         return found
+    pair = evidence.pair
+    if pair.changed and pair.rewritten is not None and all(c.domain != "native" for c in evidence.runs):
+        note = coarser(pair.original, pair.rewritten)
+        found += [note] if note is not None else []
     if evidence.aside:
         return [*found, Note("exact-aside", evidence.aside)]
     if exact and all(c.rewritten.finished and agrees(c) for c in exact):

@@ -87,9 +87,10 @@ class Note:
 
     Attributes:
         reason: "exact-aside" (the exact domain cannot model the program or its rewrite, so that floating point decided),
-            "exact-decided" (float64 is too ill-conditioned to judge, and the exact domain agrees) or "literal-changed" (a
-            literal is a few ulps away from what the original's literals give) or "native-aside" (the rewritten graph could not
-            run in its own dtypes).
+            "exact-decided" (float64 is too ill-conditioned to judge, and the exact domain agrees), "literal-changed" (a
+            literal is a few ulps away from what the original's literals give), "native-aside" (the rewritten graph could not
+            run in its own dtypes) or "coarser-dtype" (the pass rounds values to a dtype coarser than those of the original,
+            which only the native domain judges).
         detail: one sentence.
     """
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import torch
+
 from tcverify.program import (
     PARTIAL,
     GraphBuilder,
@@ -17,7 +21,7 @@ X = InputSpec("x", (4, 8), placements=(("tp", PARTIAL),))
 GAIN = InputSpec("gain", (8,), recipe=Recipe("norm_weight"))
 
 
-def reduce_then_norm(mesh: Mesh = TP2) -> Program:
+def reduce_then_norm(mesh: Mesh = TP2, dtype: torch.dtype = torch.float32) -> Program:
     """all_reduce → rms_norm; returns both."""
 
     def build(b: GraphBuilder) -> object:
@@ -25,4 +29,4 @@ def reduce_then_norm(mesh: Mesh = TP2) -> Program:
         reduced = b.call("tensor_cast::all_reduce", x, b.rank, b.group("tp"))
         return reduced, b.call("tensor_cast::rms_norm", reduced, gain, 1e-6)
 
-    return spmd_program(mesh, [X, GAIN], build, seed=1)
+    return spmd_program(mesh, [replace(spec, dtype=dtype) for spec in (X, GAIN)], build, seed=1)

@@ -153,6 +153,48 @@ def adds_one(gm: fx.GraphModule) -> None:
     norm.args = (more, *norm.args[1:])
 
 
+def reduces_in_bfloat16(gm: fx.GraphModule) -> None:
+    """Half the traffic, and an eighth of the digits."""
+    (reduced,) = gm.graph.find_nodes(op="call_function", target=torch.ops.tensor_cast.all_reduce.default)
+    operand, cast = reduced.args[0], torch.ops.aten.to.dtype
+    with gm.graph.inserting_before(reduced):
+        low = gm.graph.call_function(cast, (operand, torch.bfloat16))
+    low.meta["val"] = operand.meta["val"].to(torch.bfloat16)
+    with gm.graph.inserting_after(reduced):
+        high = gm.graph.call_function(cast, (reduced, operand.meta["val"].dtype))
+    high.meta["val"] = reduced.meta["val"]
+    reduced.replace_all_uses_with(high, delete_user_cb=lambda user: user is not high)
+    reduced.update_arg(0, low)
+    reduced.meta["val"] = low.meta["val"].clone()
+
+
+@pytest.mark.parametrize("domain", ["float64", "exact"])
+def test_precision_that_a_pass_gives_up_is_noted_where_it_does_not_show(domain: str) -> None:
+    verdict = verify(reduces_in_bfloat16, reduce_then_norm(), domain=domain)
+    assert (verdict.status, [note.reason for note in verdict.notes]) == ("passed", ["coarser-dtype"])
+    assert "rounds values to bfloat16, where the original has float32" in verdict.notes[0].detail
+
+
+def test_precision_that_a_pass_gives_up_is_judged_in_the_native_domain() -> None:
+    verdict = verify(reduces_in_bfloat16, reduce_then_norm(), domain="native")
+    assert ([finding.kind for finding in verdict.findings], verdict.notes) == (["wrong-value"], [])
+
+
+def copies(gm: fx.GraphModule) -> None:
+    """Sound, and in the dtypes of the program."""
+    norm = next(node for node in gm.graph.nodes if node.name == "rms_norm")
+    with gm.graph.inserting_before(norm):
+        copy = gm.graph.call_function(torch.ops.aten.clone.default, (norm.args[0],))
+    copy.meta["val"] = norm.args[0].meta["val"].clone()
+    norm.update_arg(0, copy)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_nothing_is_noted_where_a_pass_keeps_to_the_dtypes_of_the_program(dtype: torch.dtype) -> None:
+    verdict = verify(copies, reduce_then_norm(dtype=dtype))
+    assert (verdict.status, verdict.changed, verdict.notes) == ("passed", True, [])
+
+
 def reduces_on_rank_0_alone(gm: fx.GraphModule) -> None:
     """The other rank's graph is left as it is, so it waits for ever."""
     for node in list(gm.graph.nodes):
