@@ -1,8 +1,9 @@
 """Small asynchronous programs for passes that merge, share, cancel or divide collectives.
 
-Two collectives that are alike but for one thing, of which something is made together; gathered rows of which a rank's part is
-taken; sums to which something is added row by row. A pass on such patterns has to ask whether group, reduction, operand and
-factor are the same, whether an operand was written into in between, and which part is this rank's.
+Two collectives that are alike but for one thing, of which something is made together; a collective of what another one has
+made; gathered or reduced rows of which a rank's part is taken; sums to which something is added row by row. A pass on such
+patterns has to ask whether group, reduction, operand and factor are the same, whether an operand was written into in between,
+who else reads it, and which part is this rank's.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from tcverify.strategies.choices import weighted
 from tcverify.strategies.draft import PerRank
 from tcverify.strategies.functional import closed, opened, priced
 from tcverify.strategies.functional_choices import Setting
-from tcverify.strategies.functional_collectives import REDUCE_OPS, WAIT, begin
+from tcverify.strategies.functional_collectives import WAIT, begin
 from tcverify.strategies.functional_flow import ADD, MUL, Flow, bounded, new_input, normed, unary, written
 from tcverify.strategies.functional_script import Value
 from tcverify.strategies.sites import NoSite
@@ -38,12 +39,13 @@ class _Piece:
     """One pattern; see `_PIECE` for the values.
 
     Attributes:
-        kind: "twins", "part" of what was gathered, or a "sum" to which rows are added.
-        collective: of twins.
-        but: in what the second twin differs from the first.
+        kind: "twins", a "part" of what was gathered or reduced, a "sum" to which rows are added, or a "chain" of two.
+        collective: of twins; of what a part is taken, if it is all_gather, else all_reduce.
+        but: in what the second of twins, or of a chain, differs from the first.
         order: which is waited for first, or "one" if the first is waited for before the second starts.
         together: what twins are put together by.
-        part: which rows of what was gathered are taken.
+        part: which part of what was gathered or reduced is taken.
+        chain: the two collectives of a chain.
         other: how what is added to a sum lies on the ranks.
         how: a byte that picks the reduction and what follows.
         group: a byte that picks the mesh dim.
@@ -55,25 +57,33 @@ class _Piece:
     order: str
     together: str
     part: str
+    chain: tuple[str, str]
     other: str
     how: int
     group: int
 
 
 _PIECE: dict[str, tuple[Any, ...]] = {
-    "kind": weighted(("twins", 5), ("part", 2), ("sum", 2)),
-    "collective": weighted(("all_reduce", 3), ("all_gather", 3), ("reduce_scatter", 1)),
+    "kind": weighted(("twins", 7), ("part", 3), ("sum", 2), ("chain", 3)),
+    "collective": weighted(("all_reduce", 4), ("all_gather", 3), ("reduce_scatter", 1)),
     "but": weighted(
-        ("operand", 5), ("nothing", 4), ("write", 3), ("group", 4), ("reduction", 2), ("operand and group", 1),
+        ("operand", 5), ("nothing", 4), ("write", 3), ("group", 5), ("reduction", 2), ("operand and group", 4),
         ("operand and reduction", 1), ("user", 1),
     ),
     "order": weighted(("first", 2), ("second", 1), ("one", 2)),
     "together": weighted(("add", 6), ("apart", 3), ("alpha", 1), ("sub", 1), ("mul", 1), ("cat", 1)),
     "part": weighted(("own", 6), ("next", 1), ("first", 1), ("by rank", 1), ("more", 1)),
+    "chain": weighted(
+        (("reduce_scatter", "all_gather"), 4), (("all_gather", "reduce_scatter"), 2), (("all_reduce", "all_reduce"), 2),
+        (("all_reduce", "reduce_scatter"), 1), (("all_reduce", "all_gather"), 1), (("all_gather", "all_reduce"), 1),
+    ),
     "other": weighted(("replicated", 4), ("varying", 1), ("reduced", 2), ("itself", 1)),
     "how": _BYTE,
     "group": _BYTE,
 }  # fmt: skip
+
+#: Most such passes are for sums.
+_OPS = ("sum", "sum", "avg", "sum", "sum", "max", "sum", "min")
 
 _PIECES = 3
 #: Bytes of a whole program.
@@ -97,7 +107,7 @@ def _picked(tables: dict[str, tuple[Any, ...]], choices: bytes) -> list[Any]:
 
 
 def _attempt(flow: Flow, piece: _Piece) -> None:
-    write = {"twins": _twins, "part": _part, "sum": _sum}[piece.kind]
+    write = {"twins": _twins, "part": _part, "sum": _sum, "chain": _chain}[piece.kind]
     # The record that pieces of other strategies are drawn as says nothing here.
     flow.attempt(lambda inner, _: write(inner, piece), None)  # type: ignore[arg-type]
 
@@ -116,7 +126,7 @@ def _twins(flow: Flow, piece: _Piece) -> None:
     operand = _input(flow, flow.setting.data, dim)
     second_operand = _input(flow, flow.setting.data, dim) if "operand" in but else operand
     second_dim = others[piece.how % len(others)] if "group" in but else dim
-    op = REDUCE_OPS[piece.how % len(REDUCE_OPS)]
+    op = _OPS[piece.how % len(_OPS)]
     second_op = ("max", "sum", "avg")[piece.how // 8 % 3] if "reduction" in but else op
     (one,) = begin(flow, piece.collective, [operand], dim, reduce_op=op)
     alone = piece.order == "one" or but == "write"
@@ -146,39 +156,63 @@ def _twins(flow: Flow, piece: _Piece) -> None:
 
 
 def _part(flow: Flow, piece: _Piece) -> None:
-    """Gathered rows of which a part is taken: this rank's, or another."""
+    """Rows or columns of what was gathered or reduced, of which a part is taken: this rank's, or another."""
     dim = flow.dim(piece.group)
     operand = _input(flow, flow.setting.data, dim)
-    rows = flow.script.shape(operand)[0]
-    (started,) = begin(flow, "all_gather", [operand], dim)
+    kind = "all_gather" if piece.collective == "all_gather" else "all_reduce"
+    (started,) = begin(flow, kind, [operand], dim, reduce_op=_OPS[piece.how % len(_OPS)])
     whole = flow.script.call(WAIT, started)
-    mesh = flow.script.mesh.dim(dim)
+    mesh, along = flow.script.mesh.dim(dim), int(piece.how // 16 % 4 == 3)
+    ranks = range(flow.script.mesh.world_size)
+    sizes = [flow.script.spec(whole, rank).shape[along] for rank in ranks]
+    if any(size % len(mesh.group(rank)) for rank, size in zip(ranks, sizes, strict=True)):
+        raise NoSite
 
     def start(rank: int) -> int:
-        size, position = len(mesh.group(rank)), mesh.position(rank)
-        place = {"next": (position + 1) % size, "first": 0, "by rank": rank % size}.get(piece.part, position)
-        return place * rows
+        parts, position = len(mesh.group(rank)), mesh.position(rank)
+        place = {"next": (position + 1) % parts, "first": 0, "by rank": rank % parts}.get(piece.part, position)
+        return place * (sizes[rank] // parts)
 
     def end(rank: int) -> int:
-        last = len(mesh.group(rank)) * rows
-        return min(start(rank) + (rows + 1 if piece.part == "more" and start(rank) + rows < last else rows), last)
+        size = sizes[rank] // len(mesh.group(rank))
+        more = piece.part == "more" and start(rank) + size < sizes[rank]
+        return start(rank) + size + int(more)
 
-    if piece.part == "more" and len(set(map(end, range(flow.script.mesh.world_size)))) == 1:
+    if piece.part == "more" and len(set(map(end, ranks))) == 1:
         raise NoSite
     name = f"{dim}_{piece.part.replace(' ', '_')}_{len(flow.script)}"
     starts, ends = PerRank(f"{name}_start", start), PerRank(f"{name}_end", end)
-    taken = flow.script.call("aten::slice.Tensor", whole, 0, starts, ends)
-    flow.labels.append(f"part: {piece.part}")
+    taken = flow.script.call("aten::slice.Tensor", whole, along, starts, ends)
+    flow.labels += [f"part: {piece.part}", f"part of {kind}"]
     flow.outputs.append(unary(flow, taken, piece.how))
     if piece.how % 3 == 0:
         flow.outputs.append(whole)
+
+
+def _chain(flow: Flow, piece: _Piece) -> None:
+    """A collective of what another one has made: often there is one that does what both do, or nothing is left to do."""
+    dim, how = flow.dim(piece.group), piece.how
+    others = [name for name in flow.dims if name != dim]
+    if "group" in piece.but and not others:
+        raise NoSite
+    second_dim = others[how % len(others)] if "group" in piece.but else dim
+    op = _OPS[how % len(_OPS)]
+    second_op = ("max", "sum", "avg")[how // 8 % 3] if "reduction" in piece.but else op
+    leads, follows = piece.chain
+    (one,) = begin(flow, leads, [_input(flow, flow.setting.data, dim)], dim, reduce_op=op)
+    first = flow.script.call(WAIT, one)
+    (two,) = begin(flow, follows, [bounded(flow, first)], second_dim, reduce_op=second_op)
+    flow.labels.append(f"{follows} of {leads}")
+    flow.outputs.append(bounded(flow, flow.script.call(WAIT, two)))
+    if piece.but == "user":
+        flow.outputs.append(first)
 
 
 def _sum(flow: Flow, piece: _Piece) -> None:
     """A sum over the ranks to which rows are added, and often a norm of that."""
     call, dim = flow.script.call, flow.dim(piece.group)
     operand = _input(flow, "partial", dim)
-    (started,) = begin(flow, "all_reduce", [operand], dim, reduce_op=REDUCE_OPS[piece.how % len(REDUCE_OPS)])
+    (started,) = begin(flow, "all_reduce", [operand], dim, reduce_op=_OPS[piece.how % len(_OPS)])
     total = call(WAIT, started)
     if piece.other == "reduced":
         (again,) = begin(flow, "all_reduce", [_input(flow, "varying", dim)], dim, reduce_op="sum")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -34,7 +35,15 @@ def test_every_program_runs_and_each_kind_is_drawn() -> None:
         verdict = verify(nothing, program)
         assert verdict.status == "passed", (program.labels, verdict.doubts)
     labels = Counter(label for program in programs for label in program.labels)
-    for label in ("twins but write", "twins but group", "twins but reduction", "twins but nothing", "part: own"):
+    for label in (
+        "twins but write",
+        "twins but group",
+        "twins but reduction",
+        "twins but nothing",
+        "part: own",
+        "part of all_reduce",
+        "all_gather of reduce_scatter",
+    ):
         assert labels[label], label
 
 
@@ -94,14 +103,80 @@ def share(gm: fx.GraphModule, *, writes_count: bool = True, groups_count: bool =
     gm.recompile()
 
 
-def verdicts(count: int, function: Any, **options: bool) -> list[Verdict]:
+def scatter(gm: fx.GraphModule, *, own_part: bool = True, rows_only: bool = True) -> None:
+    """This rank's rows of an all_reduce ⇒ reduce_scatter. A rank cannot see that others take theirs as well."""
+    graph = gm.graph
+    for part in graph.find_nodes(op="call_function", target=torch.ops.aten.slice.Tensor):
+        wait, dim, start, end = part.args
+        start_node = wait.args[0] if getattr(wait, "target", None) is C10D.wait_tensor.default else None
+        if getattr(start_node, "target", None) is not C10D.all_reduce.default:
+            continue
+        operand, op, name = start_node.args
+        members = gm.meta["groups"][name]
+        rows = part.meta["val"].shape[0]
+        mine = members.index(gm.meta["rank"]) * rows
+        if (rows_only and dim != 0) or (own_part and (start, end) != (mine, mine + rows)) or len(members) == 1:
+            continue
+        if operand.meta["val"].shape[dim] != part.meta["val"].shape[dim] * len(members):
+            continue
+        between = list(graph.nodes)
+        if any("_." in str(o.target) for o in between[between.index(start_node) : between.index(part)]):
+            continue
+        with graph.inserting_before(part):
+            made = graph.call_function(C10D.reduce_scatter_tensor.default, (operand, op, len(members), name))
+            waited = graph.call_function(C10D.wait_tensor.default, (made,))
+        for node in (made, waited):
+            node.meta["val"] = torch.empty_like(part.meta["val"])
+        part.replace_all_uses_with(waited)
+        graph.erase_node(part)
+        if not wait.users:
+            graph.erase_node(wait)
+            graph.erase_node(start_node)
+    gm.recompile()
+
+
+def join(gm: fx.GraphModule, *, same_group: bool = True, readers_count: bool = True) -> None:
+    """all_gather(reduce_scatter(x)) ⇒ all_reduce(x)"""
+    graph = gm.graph
+    for gather in graph.find_nodes(op="call_function", target=C10D.all_gather_into_tensor.default):
+        wait = gather.args[0]
+        scatter = wait.args[0] if getattr(wait, "target", None) is C10D.wait_tensor.default else None
+        if getattr(scatter, "target", None) is not C10D.reduce_scatter_tensor.default:
+            continue
+        operand, op, _, name = scatter.args
+        if (same_group and gather.args[2] != name) or (readers_count and len(wait.users) > 1):
+            continue
+        with graph.inserting_before(gather):
+            made = graph.call_function(C10D.all_reduce.default, (operand, op, name))
+        made.meta["val"] = torch.empty_like(gather.meta["val"])
+        gather.replace_all_uses_with(made)
+        graph.erase_node(gather)
+        if not wait.users:
+            graph.erase_node(wait)
+            graph.erase_node(scatter)
+    gm.recompile()
+
+
+def verdicts(count: int, function: Any, fits: Callable[[Program], bool], **options: bool) -> list[Verdict]:
     subject = InProcess(prepare(lambda gm: function(gm, **options), "", {}))
-    return [verify(subject, program) for program in sample(count, seed=2)]
+    return [verify(subject, program) for program in sample(count, seed=2) if fits(program)]
 
 
-@pytest.mark.parametrize(("function", "least"), [(merge, 8), (share, 4)])
-def test_sound_passes_fire_and_are_not_refuted(function: Any, least: int) -> None:
-    found = verdicts(80, function)
+def anything(program: Program) -> bool:
+    return True
+
+
+def own_parts(program: Program) -> bool:
+    """Whether every part that is taken is the rank's own."""
+    return not any(label.startswith("part: ") and label != "part: own" for label in program.labels)
+
+
+@pytest.mark.parametrize(
+    ("function", "fits", "least"),
+    [(merge, anything, 8), (share, anything, 4), (scatter, own_parts, 3), (join, anything, 4)],
+)
+def test_sound_passes_fire_and_are_not_refuted(function: Any, fits: Callable[[Program], bool], least: int) -> None:
+    found = verdicts(100, function, fits)
     for verdict in found:
         assert verdict.status == "passed", [finding.title for finding in verdict.findings]
     assert sum(verdict.changed for verdict in found) >= least
@@ -109,8 +184,24 @@ def test_sound_passes_fire_and_are_not_refuted(function: Any, least: int) -> Non
 
 @pytest.mark.parametrize(
     ("function", "option"),
-    [(merge, "same_group"), (merge, "sums_only"), (share, "writes_count"), (share, "groups_count")],
+    [
+        (merge, "same_group"),
+        (merge, "sums_only"),
+        (share, "writes_count"),
+        (share, "groups_count"),
+        (scatter, "own_part"),
+        (scatter, "rows_only"),
+        (join, "same_group"),
+    ],
 )
 def test_passes_that_forget_to_ask_are_refuted(function: Any, option: str) -> None:
-    kinds = {finding.kind for verdict in verdicts(120, function, **{option: False}) for finding in verdict.findings}
+    kinds = {
+        finding.kind for verdict in verdicts(160, function, anything, **{option: False}) for finding in verdict.findings
+    }
     assert kinds & {"wrong-value", "wrong-shape"}, kinds
+
+
+def test_what_each_rank_decides_by_its_own_numbers_is_refuted() -> None:
+    """Where all ranks take the first part, that is the own one on the first rank alone."""
+    kinds = {finding.kind for verdict in verdicts(100, scatter, anything) for finding in verdict.findings}
+    assert "collective-mismatch" in kinds
