@@ -14,7 +14,7 @@ from tcverify.diagnosis.blame import displaced
 from tcverify.diagnosis.communications import of_host
 from tcverify.diagnosis.meeting import crossed
 from tcverify.diagnosis.misread import in_another_order, too_late
-from tcverify.diagnosis.versions import Versions, storage_root, written_operands
+from tcverify.diagnosis.versions import Versions, output_node, storage_root, written_operands
 from tcverify.ops import DEALLOCATE, RESIZE, Collective, lookup
 from tcverify.relations import Relation, relation_between
 from tcverify.relations.storages import is_buffer
@@ -28,7 +28,7 @@ MAX_CHARACTERS = 40
 #: Relations that say by themselves what is wrong.
 OWN = frozenset({"wrong-shard", "permuted", "other-rank", "addends", "dtype"})
 
-#: What would make an output whole again.
+#: What would make an output whole again that is a part of what it should be.
 NEEDED = {"shard": "nothing gathers it", "partial": "nothing adds it up"}
 
 
@@ -57,7 +57,14 @@ def cause(
     if raises and (why := freed(of, node)):
         return why
     if output is not None:
-        return NEEDED.get(relation.kind) or _item(of, node) or _own_arguments(of, node, operands) or _together(of, node)
+        returned = output_node(of.old, output)
+        meant = returned is not None and returned.name == relation.original
+        return (
+            (NEEDED.get(relation.kind) if meant else "")
+            or _item(of, node)
+            or _own_arguments(of, node, operands)
+            or _together(of, node)
+        )
     for reason in (
         of_host(of, node)[1],
         _item(of, node),

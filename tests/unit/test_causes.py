@@ -200,6 +200,23 @@ def test_the_wrong_slice_is_to_blame_and_not_what_is_computed_from_it() -> None:
     assert_told(told(before, after), "'slice_1' is shard 0 of the original's 'residual' along dim 0 on rank 1")
 
 
+def test_a_shard_that_is_returned_lacks_a_gather_only_in_place_of_its_whole() -> None:
+    def whole(b: GraphBuilder, given: dict[str, fx.Node]) -> object:
+        return b.call("tensor_cast::all_reduce", given["addend"], b.rank, b.group("tp"))
+
+    def first_rows(b: GraphBuilder, given: dict[str, fx.Node]) -> object:
+        return b.call("aten::slice.Tensor", whole(b, given), 0, 0, 2)
+
+    def own_rows(b: GraphBuilder, given: dict[str, fx.Node]) -> object:
+        return b.call("tensor_cast::reduce_scatter", given["addend"], 0, b.rank, b.group("tp"))
+
+    shard = Finding("wrong-value", "equivalence", "", "", None, 1, {"label": "output 0"})
+    assert str(diagnose(program(whole), program(own_rows), shard).first).endswith(": nothing gathers it")
+    assert str(diagnose(program(first_rows), program(own_rows), shard).first).endswith(
+        ", where the original returns 'slice_1'"
+    )
+
+
 def test_a_gather_in_another_order_tells_both_groups() -> None:
     before, after = program(block), program(lambda b, given: local(b, given, lambda rank: 2 * rank, order="ep"))
     assert_told(
