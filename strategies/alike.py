@@ -1,9 +1,9 @@
-"""Small asynchronous programs for passes that merge, share, cancel or divide collectives.
+"""Small asynchronous programs for passes that merge, share, cancel, divide or drop collectives.
 
 Two collectives that are alike but for one thing, of which something is made together; a collective of what another one has
-made; gathered or reduced rows of which a rank's part is taken; sums to which something is added row by row. A pass on such
-patterns has to ask whether group, reduction, operand and factor are the same, whether an operand was written into in between,
-who else reads it, and which part is this rank's.
+made; gathered or reduced rows of which a rank's part is taken; sums to which something is added row by row; dead code, which
+no other strategy draws. A pass on such patterns has to ask whether group, reduction, operand and factor are the same, whether an
+operand was written into in between, who else reads it, which part is this rank's, and what has an effect that nobody reads.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ class _Piece:
     """One pattern; see `_PIECE` for the values.
 
     Attributes:
-        kind: "twins", a "part" of what was gathered or reduced, a "sum" to which rows are added, or a "chain" of two.
+        kind: "twins", a "part" of what was gathered or reduced, a "sum" to which rows are added, a "chain"
+            of two, or "dead" code.
         collective: of twins; of what a part is taken, if it is all_gather, else all_reduce.
         but: in what the second of twins, or of a chain, differs from the first.
         order: which is waited for first, or "one" if the first is waited for before the second starts.
@@ -64,7 +65,7 @@ class _Piece:
 
 
 _PIECE: dict[str, tuple[Any, ...]] = {
-    "kind": weighted(("twins", 7), ("part", 3), ("sum", 2), ("chain", 3)),
+    "kind": weighted(("twins", 7), ("part", 3), ("sum", 2), ("chain", 3), ("dead", 2)),
     "collective": weighted(("all_reduce", 4), ("all_gather", 3), ("reduce_scatter", 1)),
     "but": weighted(
         ("operand", 5), ("nothing", 4), ("write", 3), ("group", 5), ("reduction", 2), ("operand and group", 4),
@@ -107,7 +108,7 @@ def _picked(tables: dict[str, tuple[Any, ...]], choices: bytes) -> list[Any]:
 
 
 def _attempt(flow: Flow, piece: _Piece) -> None:
-    write = {"twins": _twins, "part": _part, "sum": _sum, "chain": _chain}[piece.kind]
+    write = {"twins": _twins, "part": _part, "sum": _sum, "chain": _chain, "dead": _dead}[piece.kind]
     # The record that pieces of other strategies are drawn as says nothing here.
     flow.attempt(lambda inner, _: write(inner, piece), None)  # type: ignore[arg-type]
 
@@ -206,6 +207,25 @@ def _chain(flow: Flow, piece: _Piece) -> None:
     flow.outputs.append(bounded(flow, flow.script.call(WAIT, two)))
     if piece.but == "user":
         flow.outputs.append(first)
+
+
+def _dead(flow: Flow, piece: _Piece) -> None:
+    """What nobody reads: compute, a collective, and a collective or a write that changes an input all the same."""
+    call, dim = flow.script.call, flow.dim(piece.group)
+    operand = _input(flow, flow.setting.data, dim)
+    form = ("compute", "collective", "in-place", "write")[piece.how % 4]
+    flow.labels.append(f"dead {form}")
+    if form == "compute":
+        last = unary(flow, unary(flow, operand, piece.how // 4), piece.how // 8)
+    elif form == "collective":
+        (started,) = begin(flow, piece.collective, [operand], dim, reduce_op=_OPS[piece.how // 4 % len(_OPS)])
+        last = call(WAIT, started)
+    elif form == "in-place":
+        last = call(WAIT, call("_c10d_functional::all_reduce_", operand, "sum", dim))
+    else:
+        written(flow, operand, piece.how // 4)
+        last = unary(flow, operand, piece.how // 8)
+    flow.script.dead.add(last.number)
 
 
 def _sum(flow: Flow, piece: _Piece) -> None:

@@ -97,7 +97,7 @@ def _graph(
         else:
             kwargs = dict(map_aggregate(maker.kwargs, fill))
             nodes[number] = builder.call(maker.op, *map_aggregate(maker.args, fill), **kwargs)
-    graph = builder.finish(tuple(nodes[value.number] for value in result))
+    graph = builder.finish(tuple(nodes[value.number] for value in result), {nodes[number] for number in script.dead})
     if script.swaps or any(isinstance(maker, Call) and maker.only is not None for maker in script.makers):
         made = {nodes[n]: names[n] for n in order if n in names}
         graph, copies = _renamed(graph, made)

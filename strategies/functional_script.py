@@ -67,6 +67,7 @@ class Script:
         flying: the collectives that have been started and not been waited for, by number.
         swaps: pairs of calls that change places on some ranks.
         after: (number, number): the first call names the second in `meta["after"]`.
+        dead: calls that stay although nobody reads them.
         makers: the inputs and calls, by number.
         types: what each of them is on each rank: a spec, several of them, or None.
         pure: nothing may be written into, and nothing but the result of a call counts.
@@ -78,6 +79,7 @@ class Script:
         self.flying: dict[int, Flight] = {}
         self.swaps: list[tuple[int, int, frozenset[int]]] = []
         self.after: list[tuple[int, int]] = []
+        self.dead: set[int] = set()
         self.makers: list[InputSpec | Call] = []
         self.types: list[tuple[Any, ...]] = []
         self._names: set[str] = set()
@@ -155,6 +157,7 @@ class Script:
         self.flying = flying
         self.swaps = [swap for swap in self.swaps if max(swap[:2]) < length]
         self.after = [pair for pair in self.after if max(pair) < length]
+        self.dead = {number for number in self.dead if number < length}
 
     # ------------------------------------------------------------------------------------------------------- typing
 
@@ -268,12 +271,12 @@ class Script:
     # ------------------------------------------------------------------------------------------------------ reading
 
     def unread(self) -> list[Value]:
-        """What no call that all ranks run reads, inputs left out, the newest first. Writes are no results."""
+        """What no call that all ranks run reads, inputs and dead code left out, the newest first. Writes are no results."""
         read = {n for maker in self.makers if isinstance(maker, Call) and maker.only is None for n in maker.reads}
         found = []
         for number, maker in enumerate(self.makers):
             tensor = all(isinstance(spec, TensorSpec) for spec in self.types[number])
-            if isinstance(maker, Call) and tensor and number not in read:
+            if isinstance(maker, Call) and tensor and number not in read | self.dead:
                 target = None if maker.op == "getitem" else resolve(maker.op)
                 schema = None if target is None else schema_of(target)
                 if schema is None or not schema.is_mutable or maker.op.endswith("wait_tensor"):

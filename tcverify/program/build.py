@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from torch import fx
@@ -95,10 +95,10 @@ class GraphBuilder:
         self._aliases += 1
         return self._aliases - 1
 
-    def finish(self, result: Any) -> fx.Graph:
-        """Add the output node and return the graph."""
+    def finish(self, result: Any, keep: Collection[fx.Node] = ()) -> fx.Graph:
+        """Add the output node and return the graph, without dead code but for the nodes to `keep`."""
         self._graph.output(result)
-        self._graph.eliminate_dead_code(is_impure_node=_has_effect)
+        self._graph.eliminate_dead_code(is_impure_node=lambda node: node in keep or _has_effect(node))
         return self._graph
 
     def bindings(self, rank: int) -> dict[str, Any]:

@@ -157,6 +157,18 @@ def join(gm: fx.GraphModule, *, same_group: bool = True, readers_count: bool = T
     gm.recompile()
 
 
+def drop(gm: fx.GraphModule, *, effects_count: bool = True, waits_count: bool = True) -> None:
+    """Dead code, and collectives with it: all ranks drop the same ones."""
+    for node in reversed(gm.graph.nodes):
+        if node.op != "call_function" or node.users:
+            continue
+        writes = "_." in str(node.target) and "c10d" not in str(node.target)
+        in_place = node.target is C10D.wait_tensor.default and node.args[0].target is C10D.all_reduce_.default
+        if not ((effects_count and writes) or (waits_count and in_place) or node.target is C10D.all_reduce_.default):
+            gm.graph.erase_node(node)
+    gm.recompile()
+
+
 def verdicts(count: int, function: Any, fits: Callable[[Program], bool], **options: bool) -> list[Verdict]:
     subject = InProcess(prepare(lambda gm: function(gm, **options), "", {}))
     return [verify(subject, program) for program in sample(count, seed=2) if fits(program)]
@@ -173,7 +185,7 @@ def own_parts(program: Program) -> bool:
 
 @pytest.mark.parametrize(
     ("function", "fits", "least"),
-    [(merge, anything, 8), (share, anything, 4), (scatter, own_parts, 3), (join, anything, 4)],
+    [(merge, anything, 8), (share, anything, 4), (scatter, own_parts, 3), (join, anything, 4), (drop, anything, 20)],
 )
 def test_sound_passes_fire_and_are_not_refuted(function: Any, fits: Callable[[Program], bool], least: int) -> None:
     found = verdicts(100, function, fits)
@@ -192,13 +204,15 @@ def test_sound_passes_fire_and_are_not_refuted(function: Any, fits: Callable[[Pr
         (scatter, "own_part"),
         (scatter, "rows_only"),
         (join, "same_group"),
+        (drop, "effects_count"),
+        (drop, "waits_count"),
     ],
 )
 def test_passes_that_forget_to_ask_are_refuted(function: Any, option: str) -> None:
     kinds = {
         finding.kind for verdict in verdicts(160, function, anything, **{option: False}) for finding in verdict.findings
     }
-    assert kinds & {"wrong-value", "wrong-shape"}, kinds
+    assert kinds & {"wrong-value", "wrong-shape", "missing-wait"}, kinds
 
 
 def test_what_each_rank_decides_by_its_own_numbers_is_refuted() -> None:
