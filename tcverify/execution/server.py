@@ -25,4 +25,5 @@ if _directory is not None:
     for _module in ("tcverify.verifier", *LAZY_MODULES):
         importlib.import_module(_module)
     gc.freeze()  # nor do the processes look at it, who would write into the pages that they share
+    atexit.register(gc.unfreeze)  # what is never looked at libraries call leaked, on the terminal
     gc.enable()
