@@ -11,7 +11,7 @@
 | functional | programs whose collectives start and are waited for later, with opaque communication and writes around them |
 | data-parallel | functional programs that begin with layers, their gradients and the reductions of those |
 | traced | functional programs as compilers have them behind AOTAutograd: nothing is written into, nothing is opaque |
-| alike | collectives alike but for one thing, parts of what was gathered, rows added to sums: for passes that merge or share |
+| peephole | small patterns that could be less: collectives alike but for one thing, in chains, divided; views, dead code |
 | gram | rows that are gathered for Gram matrices of them, and divided again, as optimizers do with divided gradients |
 | async-tp | functional programs that begin with products in chunks, each beside the collective of another |
 | bucketing | many small collectives of several kinds, groups and dtypes, in functional graphs |
@@ -40,7 +40,6 @@ from tcverify.extensions import require_new
 from tcverify.program import Mesh, Program
 from tcverify.strategies import (
     aimed,
-    alike,
     bucketing,
     compiled,
     experts,
@@ -49,6 +48,7 @@ from tcverify.strategies import (
     gram,
     near_miss,
     overlap,
+    peephole,
     resharding,
     sequence_functional,
     timing,
@@ -92,7 +92,7 @@ _PARTS = {
 _ASYNCHRONOUS = {
     "functional": Decoder(functional.decode_functional, functional.WIDTH),
     "traced": Decoder(functional.decode_traced, functional.WIDTH),
-    "alike": Decoder(alike.decode_alike, alike.WIDTH),
+    "peephole": Decoder(peephole.decode_peephole, peephole.WIDTH),
     "gram": Decoder(gram.decode_gram, gram.WIDTH),
     "data-parallel": Decoder(functional.decode_data_parallel, functional.WIDTH),
     "async-tp": Decoder(functional.decode_async_tp, functional.WIDTH),
@@ -113,7 +113,7 @@ _SHARES = (
     _BLOCKING * 9
     + weighted(("structured", 5), ("near-miss", 2), ("moe", 12))
     + weighted(
-        ("resharding", 16), ("overlap", 3), ("functional", 29), ("alike", 4), ("sequence-functional", 6), ("fsdp", 8)
+        ("resharding", 16), ("overlap", 3), ("functional", 29), ("peephole", 4), ("sequence-functional", 6), ("fsdp", 8)
     )
 )
 
@@ -254,9 +254,9 @@ def gram_programs(mesh: Mesh | None = None, world_size: int | None = None) -> st
     return _programs("gram", mesh, world_size)
 
 
-def alike_programs(mesh: Mesh | None = None, world_size: int | None = None) -> st.SearchStrategy[Program]:
-    """Draw collectives that are alike but for one thing. Arguments as of `transformer_programs`."""
-    return _programs("alike", mesh, world_size)
+def peephole_programs(mesh: Mesh | None = None, world_size: int | None = None) -> st.SearchStrategy[Program]:
+    """Draw the patterns that peephole passes look for. Arguments as of `transformer_programs`."""
+    return _programs("peephole", mesh, world_size)
 
 
 def data_parallel_programs(mesh: Mesh | None = None, world_size: int | None = None) -> st.SearchStrategy[Program]:
@@ -318,7 +318,7 @@ STRATEGIES: dict[str, Callable[..., st.SearchStrategy[Program]]] = {
     "overlap": overlap_programs,
     "functional": functional_programs,
     "traced": traced_programs,
-    "alike": alike_programs,
+    "peephole": peephole_programs,
     "gram": gram_programs,
     "data-parallel": data_parallel_programs,
     "async-tp": async_tp_programs,
@@ -386,7 +386,6 @@ __all__ = [
     "WORLD_SIZES",
     "Decoder",
     "aimed_programs",
-    "alike_programs",
     "all_meshes",
     "async_tp_programs",
     "bucketing_programs",
@@ -403,6 +402,7 @@ __all__ = [
     "moe_programs",
     "near_miss_programs",
     "overlap_programs",
+    "peephole_programs",
     "programs_of",
     "register_strategy",
     "resharding_programs",

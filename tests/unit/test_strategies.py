@@ -284,7 +284,7 @@ def test_layers_are_counted_by_what_is_alive() -> None:
 def test_strategies_by_name() -> None:
     blocking = ["structured", "near-miss", "aimed", "moe", "wild", "overlap"]
     asynchronous = ["functional", "sequence-functional", "data-parallel", "async-tp", "fsdp"]
-    behind_autograd = ["traced", "alike", "gram", "bucketing", "compiled", "effects"]
+    behind_autograd = ["traced", "peephole", "gram", "bucketing", "compiled", "effects"]
     assert set(STRATEGIES) == {"mixed", *blocking, *asynchronous, *behind_autograd, "resharding", "dtensor"}
     assert STRATEGIES["structured"] is transformer_programs
 

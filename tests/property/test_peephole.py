@@ -1,4 +1,4 @@
-"""Programs of collectives that are alike but for one thing: legal whatever the bytes, and they tell sound merges from others."""
+"""Patterns for peephole passes: legal whatever the bytes, and they tell sound passes from those that forget to ask."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tcverify.application import InProcess
 from tcverify.application.loading import prepare
 from tcverify.program import Program
 from tcverify.strategies import DECODERS, all_meshes
-from tcverify.strategies.alike import WIDTH
+from tcverify.strategies.peephole import WIDTH
 from tcverify.verifier import Verdict, verify
 
 C10D = torch.ops._c10d_functional
@@ -25,7 +25,7 @@ ADD = torch.ops.aten.add.Tensor
 def sample(count: int, seed: int) -> list[Program]:
     generator = random.Random(seed)
     meshes = [mesh for size in (2, 4) for mesh in all_meshes(size)]
-    return [DECODERS["alike"].decode(generator.choice(meshes), generator.randbytes(WIDTH)) for _ in range(count)]
+    return [DECODERS["peephole"].decode(generator.choice(meshes), generator.randbytes(WIDTH)) for _ in range(count)]
 
 
 def test_every_program_runs_and_each_kind_is_drawn() -> None:
@@ -49,7 +49,7 @@ def test_every_program_runs_and_each_kind_is_drawn() -> None:
 
 def test_the_smallest_program_has_two_collectives() -> None:
     for mesh in all_meshes(2):
-        program = DECODERS["alike"].decode(mesh, b"")
+        program = DECODERS["peephole"].decode(mesh, b"")
         assert sum(node.target is C10D.all_reduce.default for node in program.graph(0).nodes) >= 2
 
 
@@ -169,6 +169,47 @@ def drop(gm: fx.GraphModule, *, effects_count: bool = True, waits_count: bool = 
     gm.recompile()
 
 
+def average(gm: fx.GraphModule, *, group_counts: bool = True, readers_count: bool = True) -> None:
+    """all_reduce(x, sum) / size of the group ⇒ all_reduce(x, avg)"""
+    graph = gm.graph
+    world = max(rank for ranks in gm.meta["groups"].values() for rank in ranks) + 1
+    for node in graph.find_nodes(op="call_function", target=torch.ops.aten.div.Tensor):
+        wait, by = node.args
+        start = wait.args[0] if getattr(wait, "target", None) is C10D.wait_tensor.default else None
+        if getattr(start, "target", None) is not C10D.all_reduce.default or start.args[1] != "sum":
+            continue
+        size = len(gm.meta["groups"][start.args[2]]) if group_counts else world
+        if by == size and not (readers_count and len(wait.users) > 1):
+            start.args = (start.args[0], "avg", start.args[2])
+            node.replace_all_uses_with(wait)
+            graph.erase_node(node)
+    gm.recompile()
+
+
+def reinplace(
+    gm: fx.GraphModule, *, views_count: bool = True, inputs_count: bool = True, flight_counts: bool = True
+) -> None:
+    """add ⇒ add_ where nobody reads the operand again, nor what shares its memory; a collective reads until it is waited for."""
+    graph, order = gm.graph, {node: number for number, node in enumerate(gm.graph.nodes)}
+    tensors = [node for node in graph.nodes if isinstance(node.meta.get("val"), torch.Tensor)]
+    memory = {node: node.meta["val"].untyped_storage()._cdata for node in tensors}
+    for node in graph.find_nodes(op="call_function", target=ADD):
+        operand, other = node.args
+        ours, made = operand.meta["val"], node.meta["val"]
+        if node.kwargs or operand is other or (ours.shape, ours.dtype) != (made.shape, made.dtype):
+            continue
+        sharing = {one for one in tensors if memory[one] == memory[operand]} if views_count else {operand}
+        readers = {user for one in sharing for user in one.users}
+        if flight_counts:
+            readers |= {user for reader in readers for user in reader.users if user.target is C10D.wait_tensor.default}
+        given = any(one.op == "placeholder" for one in sharing)
+        if (inputs_count and given) or any(order[reader] > order[node] for reader in readers):
+            continue
+        node.target = torch.ops.aten.add_.Tensor
+        node.meta["val"] = ours
+    gm.recompile()
+
+
 def verdicts(count: int, function: Any, fits: Callable[[Program], bool], **options: bool) -> list[Verdict]:
     subject = InProcess(prepare(lambda gm: function(gm, **options), "", {}))
     return [verify(subject, program) for program in sample(count, seed=2) if fits(program)]
@@ -185,7 +226,15 @@ def own_parts(program: Program) -> bool:
 
 @pytest.mark.parametrize(
     ("function", "fits", "least"),
-    [(merge, anything, 8), (share, anything, 4), (scatter, own_parts, 3), (join, anything, 4), (drop, anything, 20)],
+    [
+        (merge, anything, 8),
+        (share, anything, 4),
+        (scatter, own_parts, 3),
+        (join, anything, 4),
+        (drop, anything, 12),
+        (average, anything, 4),
+        (reinplace, anything, 20),
+    ],
 )
 def test_sound_passes_fire_and_are_not_refuted(function: Any, fits: Callable[[Program], bool], least: int) -> None:
     found = verdicts(100, function, fits)
@@ -204,15 +253,20 @@ def test_sound_passes_fire_and_are_not_refuted(function: Any, fits: Callable[[Pr
         (scatter, "own_part"),
         (scatter, "rows_only"),
         (join, "same_group"),
+        (average, "group_counts"),
+        (average, "readers_count"),
+        (reinplace, "views_count"),
+        (reinplace, "inputs_count"),
+        (reinplace, "flight_counts"),
         (drop, "effects_count"),
         (drop, "waits_count"),
     ],
 )
 def test_passes_that_forget_to_ask_are_refuted(function: Any, option: str) -> None:
     kinds = {
-        finding.kind for verdict in verdicts(160, function, anything, **{option: False}) for finding in verdict.findings
+        finding.kind for verdict in verdicts(240, function, anything, **{option: False}) for finding in verdict.findings
     }
-    assert kinds & {"wrong-value", "wrong-shape", "missing-wait"}, kinds
+    assert kinds & {"wrong-value", "wrong-shape", "wrong-alias", "wrong-mutation", "missing-wait", "async-race"}, kinds
 
 
 def test_what_each_rank_decides_by_its_own_numbers_is_refuted() -> None:

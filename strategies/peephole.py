@@ -1,9 +1,10 @@
-"""Small asynchronous programs for passes that merge, share, cancel, divide or drop collectives.
+"""Small asynchronous programs for passes that merge, share, cancel, divide, reinplace or drop.
 
 Two collectives that are alike but for one thing, of which something is made together; a collective of what another one has
-made; gathered or reduced rows of which a rank's part is taken; sums to which something is added row by row; dead code, which
-no other strategy draws. A pass on such patterns has to ask whether group, reduction, operand and factor are the same, whether an
-operand was written into in between, who else reads it, which part is this rank's, and what has an effect that nobody reads.
+made; gathered or reduced rows of which a rank's part is taken; sums that are divided, or to which something is added row by
+row; views whose base is read elsewhere; dead code, which no other strategy draws. A pass on such patterns has to ask whether
+group, reduction, operand and factor are the same, whether an operand was written into in between, who else reads it or what it
+is a view of, which part is this rank's, and what has an effect that nobody reads.
 """
 
 from __future__ import annotations
@@ -17,11 +18,24 @@ from tcverify.strategies.draft import PerRank
 from tcverify.strategies.functional import closed, opened, priced
 from tcverify.strategies.functional_choices import Setting
 from tcverify.strategies.functional_collectives import WAIT, begin
-from tcverify.strategies.functional_flow import ADD, MUL, Flow, bounded, new_input, normed, unary, written
+from tcverify.strategies.functional_flow import (
+    ADD,
+    MUL,
+    Flow,
+    bounded,
+    group_size,
+    new_input,
+    normed,
+    per_rank,
+    unary,
+    written,
+)
 from tcverify.strategies.functional_script import Value
 from tcverify.strategies.sites import NoSite
 from tcverify.strategies.timing import WIDTH as TIMING_WIDTH
 from tcverify.strategies.timing import decode_timing
+
+DIV = "aten::div.Tensor"
 
 _BYTE = tuple(range(256))
 
@@ -40,13 +54,14 @@ class _Piece:
 
     Attributes:
         kind: "twins", a "part" of what was gathered or reduced, a "sum" to which rows are added, a "chain"
-            of two, or "dead" code.
+            of two, a reduction that is "scaled", what is "viewed", or "dead" code.
         collective: of twins; of what a part is taken, if it is all_gather, else all_reduce.
         but: in what the second of twins, or of a chain, differs from the first.
         order: which is waited for first, or "one" if the first is waited for before the second starts.
         together: what twins are put together by.
         part: which part of what was gathered or reduced is taken.
         chain: the two collectives of a chain.
+        by: what a reduction is divided by: the size of its group, of the world, or another number.
         other: how what is added to a sum lies on the ranks.
         how: a byte that picks the reduction and what follows.
         group: a byte that picks the mesh dim.
@@ -59,13 +74,14 @@ class _Piece:
     together: str
     part: str
     chain: tuple[str, str]
+    by: str
     other: str
     how: int
     group: int
 
 
 _PIECE: dict[str, tuple[Any, ...]] = {
-    "kind": weighted(("twins", 7), ("part", 3), ("sum", 2), ("chain", 3), ("dead", 2)),
+    "kind": weighted(("twins", 9), ("part", 3), ("sum", 2), ("chain", 3), ("scaled", 2), ("viewed", 2), ("dead", 2)),
     "collective": weighted(("all_reduce", 4), ("all_gather", 3), ("reduce_scatter", 1)),
     "but": weighted(
         ("operand", 5), ("nothing", 4), ("write", 3), ("group", 5), ("reduction", 2), ("operand and group", 4),
@@ -78,6 +94,7 @@ _PIECE: dict[str, tuple[Any, ...]] = {
         (("reduce_scatter", "all_gather"), 4), (("all_gather", "reduce_scatter"), 2), (("all_reduce", "all_reduce"), 2),
         (("all_reduce", "reduce_scatter"), 1), (("all_reduce", "all_gather"), 1), (("all_gather", "all_reduce"), 1),
     ),
+    "by": weighted(("group", 5), ("world", 4), ("other", 1)),
     "other": weighted(("replicated", 4), ("varying", 1), ("reduced", 2), ("itself", 1)),
     "how": _BYTE,
     "group": _BYTE,
@@ -91,11 +108,11 @@ _PIECES = 3
 WIDTH = len(_HEADER) + TIMING_WIDTH + _PIECES * len(_PIECE)
 
 
-def decode_alike(mesh: Mesh, choices: bytes) -> Program:
+def decode_peephole(mesh: Mesh, choices: bytes) -> Program:
     """Decode any bytes into a program of one to three such patterns, with costs. What does not fit is left out."""
     choices = choices.ljust(WIDTH, b"\0")
     hidden, tokens, dtype, data, seed = _picked(_HEADER, choices)
-    flow = opened(mesh, Setting("alike", 1, hidden, tokens, dtype, False, data, 6, seed))
+    flow = opened(mesh, Setting("peephole", 1, hidden, tokens, dtype, False, data, 6, seed))
     rest = choices[len(_HEADER) + TIMING_WIDTH :]
     for number in range(_PIECES):
         piece = _Piece(*_picked(_PIECE, rest[number * len(_PIECE) :]))
@@ -108,7 +125,7 @@ def _picked(tables: dict[str, tuple[Any, ...]], choices: bytes) -> list[Any]:
 
 
 def _attempt(flow: Flow, piece: _Piece) -> None:
-    write = {"twins": _twins, "part": _part, "sum": _sum, "chain": _chain, "dead": _dead}[piece.kind]
+    write = _WRITERS[piece.kind]
     # The record that pieces of other strategies are drawn as says nothing here.
     flow.attempt(lambda inner, _: write(inner, piece), None)  # type: ignore[arg-type]
 
@@ -209,6 +226,62 @@ def _chain(flow: Flow, piece: _Piece) -> None:
         flow.outputs.append(first)
 
 
+def _scaled(flow: Flow, piece: _Piece) -> None:
+    """What was reduced, or will be, divided by a number: often that is the mean, which a reduction can make by itself."""
+    call, dim, how = flow.script.call, flow.dim(piece.group), piece.how
+    other = ("sum", "avg", "max")[how // 8 % 3] if "reduction" in piece.but else "sum"
+    operand = _input(flow, flow.setting.data, dim)
+    by = {"group": group_size(flow, dim), "world": flow.script.mesh.world_size}.get(piece.by, 3)
+    form = ("after", "after", "before", "factor")[how % 4]
+    kind = "reduce_scatter" if piece.collective == "reduce_scatter" else "all_reduce"
+    reads = call(DIV, operand, by) if form == "before" else operand
+    (started,) = begin(flow, kind, [reads], dim, reduce_op=other)
+    made = total = call(WAIT, started)
+    if form == "after":
+        made = call(DIV, total, by)
+    elif form == "factor":
+        made = call(
+            MUL,
+            total,
+            per_rank(flow, f"{dim}_factor", lambda rank: 1.0 / (by.of(rank) if isinstance(by, PerRank) else by)),
+        )
+    flow.labels += [f"scaled {form}", f"divided by {piece.by}"]
+    flow.outputs.append(bounded(flow, made))
+    if piece.but == "user":
+        flow.outputs.append(bounded(flow, total))
+
+
+def _viewed(flow: Flow, piece: _Piece) -> None:
+    """Something is made of a view, or of what a collective reads; what it is a view of is mostly read later."""
+    call, dim, how = flow.script.call, flow.dim(piece.group), piece.how
+    base = _input(flow, flow.setting.data, dim)
+    base = unary(flow, base, how) if how % 4 else base
+    rows, columns = flow.script.shape(base)
+    view, *arguments = (
+        ("aten::view", [-1]),
+        ("aten::view", [columns, rows]),
+        ("aten::slice.Tensor", 0, 0, 1),
+        ("aten::select.int", 1, 0),
+        ("aten::t",),
+        ("aten::slice.Tensor", 1, 1, columns),
+    )[how // 4 % 6]
+    under_way = piece.order == "second"
+    started = begin(flow, piece.collective, [base], dim, reduce_op="sum") if under_way else ()
+    source = call(view, base, *arguments) if piece.but != "nothing" else base
+    added = call(ADD, source, _like(flow, source, dim), rms=source.rms + 0.6)
+    flow.labels.append("viewed, and under way" if under_way else "viewed")
+    flow.outputs += [added, *(call(WAIT, one) for one in started)]
+    if piece.but == "user":
+        flow.outputs.append(unary(flow, source, how // 8))
+    if not under_way and how < 176:
+        flow.outputs.append(unary(flow, base, how // 8))
+
+
+def _like(flow: Flow, value: Value, dim: str) -> Value:
+    spec = flow.script.spec(value)
+    return new_input(flow, "y", flow.script.shape(value), "varying", dim, spec.dtype)
+
+
 def _dead(flow: Flow, piece: _Piece) -> None:
     """What nobody reads: compute, a collective, and a collective or a write that changes an input all the same."""
     call, dim = flow.script.call, flow.dim(piece.group)
@@ -246,4 +319,8 @@ def _sum(flow: Flow, piece: _Piece) -> None:
         flow.outputs.append(total)
 
 
-__all__ = ["WIDTH", "decode_alike"]
+_WRITERS = {
+    "twins": _twins, "part": _part, "sum": _sum, "chain": _chain, "scaled": _scaled, "viewed": _viewed, "dead": _dead,
+}  # fmt: skip
+
+__all__ = ["WIDTH", "decode_peephole"]
