@@ -26,7 +26,6 @@ from tcverify.strategies.functional_flow import (
     group_size,
     new_input,
     normed,
-    per_rank,
     unary,
     written,
 )
@@ -237,14 +236,10 @@ def _scaled(flow: Flow, piece: _Piece) -> None:
     reads = call(DIV, operand, by) if form == "before" else operand
     (started,) = begin(flow, kind, [reads], dim, reduce_op=other)
     made = total = call(WAIT, started)
-    if form == "after":
+    if form == "factor" and not isinstance(by, PerRank):  # rank constants are integers
+        made = call(MUL, total, 1.0 / by)
+    elif form != "before":
         made = call(DIV, total, by)
-    elif form == "factor":
-        made = call(
-            MUL,
-            total,
-            per_rank(flow, f"{dim}_factor", lambda rank: 1.0 / (by.of(rank) if isinstance(by, PerRank) else by)),
-        )
     flow.labels += [f"scaled {form}", f"divided by {piece.by}"]
     flow.outputs.append(bounded(flow, made))
     if piece.but == "user":
