@@ -228,13 +228,13 @@ def _chain(flow: Flow, piece: _Piece) -> None:
 def _scaled(flow: Flow, piece: _Piece) -> None:
     """What was reduced, or will be, divided by a number: often that is the mean, which a reduction can make by itself."""
     call, dim, how = flow.script.call, flow.dim(piece.group), piece.how
-    other = ("sum", "avg", "max")[how // 8 % 3] if "reduction" in piece.but else "sum"
+    op = ("sum", "avg", "max")[how // 8 % 3] if "reduction" in piece.but else "sum"
     operand = _input(flow, flow.setting.data, dim)
     by = {"group": group_size(flow, dim), "world": flow.script.mesh.world_size}.get(piece.by, 3)
     form = ("after", "after", "before", "factor")[how % 4]
     kind = "reduce_scatter" if piece.collective == "reduce_scatter" else "all_reduce"
     reads = call(DIV, operand, by) if form == "before" else operand
-    (started,) = begin(flow, kind, [reads], dim, reduce_op=other)
+    (started,) = begin(flow, kind, [reads], dim, reduce_op=op)
     made = total = call(WAIT, started)
     if form == "factor" and not isinstance(by, PerRank):  # rank constants are integers
         made = call(MUL, total, 1.0 / by)
