@@ -15,10 +15,11 @@ from hypothesis.strategies import SearchStrategy
 from rich.console import Console
 
 from tcverify import arguments, doctor
-from tcverify.application import Guarded, Subject
+from tcverify.application import Guarded, Subject, start_ahead
 from tcverify.baseline import Baseline, add_to_baseline, reference
 from tcverify.bisection import Terms, bisect
 from tcverify.campaign import (
+    DEEP_EVERY,
     Blamer,
     Campaign,
     CampaignFinished,
@@ -145,6 +146,8 @@ def campaigns(settings: Settings, jobs: Sequence[Job], console: Console) -> int:
         end = stack.enter_context(_announced(subscribers, started))
         stack.callback(terminal.close)
         crew = stack.enter_context(_crew(settings, tell))
+        if crew is None and (settings.max_examples is None or settings.max_examples >= DEEP_EVERY):
+            start_ahead()
         corpus = Corpus(settings.corpus, tell) if settings.corpus is not None else None
         subjects = [
             stack.enter_context(Guarded(target, settings.pass_options, timeout=settings.pass_timeout, covered=covered))

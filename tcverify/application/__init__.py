@@ -1,7 +1,7 @@
 """Loads passes and applies them to every rank's graph, guarded against their hanging, raising and dying."""
 
 from tcverify.application.applying import apply_pass
-from tcverify.application.guard import Applied, Guarded, InProcess, Subject, subject_of
+from tcverify.application.guard import Applied, Guarded, InProcess, Subject, start_ahead, subject_of
 from tcverify.application.loading import LoadedPass, load_pass
 from tcverify.application.pair import Defect, Pair, PassFacts, PassFailure, Stage
 from tcverify.application.reachable import source_of
@@ -22,5 +22,6 @@ __all__ = [
     "apply_pass",
     "load_pass",
     "source_of",
+    "start_ahead",
     "subject_of",
 ]

@@ -37,6 +37,7 @@ from tcverify.execution.processes import (
     log_to,
     resident_bytes,
     start_process,
+    start_server,
 )
 from tcverify.execution.records import decode_comparison, encode_comparison
 from tcverify.extensions import extensions_here, load_extensions_of
@@ -45,6 +46,9 @@ from tcverify.program.codec import decode
 
 #: Most time that a worker is given to say where its pass hangs. One that blocks signals never does.
 STACK_SECONDS = 2.0
+
+#: PYTHONHASHSEED of the second worker: what differs there depends on the order in which strings are hashed.
+_OTHER_HASH_SEED = 1
 
 #: Most time that importing a pass may take, in seconds. Importing torch and friends on a busy machine is slow.
 LOAD_TIMEOUT = 120.0
@@ -213,7 +217,7 @@ class Guarded:
 
     def _second(self) -> _Worker:
         if self._other_hash is None or not self._other_hash.free():
-            self._other_hash = _Worker(self.target, self.options, hash_seed=1)
+            self._other_hash = _Worker(self.target, self.options, hash_seed=_OTHER_HASH_SEED)
         return self._other_hash
 
     @property
@@ -240,6 +244,12 @@ class Guarded:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def start_ahead() -> None:
+    """Let both kinds of workers that a campaign on a `Guarded` needs start sooner: what they are forked from imports for 2 s."""
+    start_server()
+    start_server(_OTHER_HASH_SEED)
 
 
 def subject_of(pass_: Any, options: Mapping[str, Any] | None = None, *, timeout: float = DEFAULT_TIMEOUT) -> Subject:

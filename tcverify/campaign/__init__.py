@@ -3,7 +3,7 @@
 from tcverify.campaign.corpus import Case, Corpus
 from tcverify.campaign.coverage import Coverage, FileReach
 from tcverify.campaign.drawing import SETTINGS
-from tcverify.campaign.driver import Campaign
+from tcverify.campaign.driver import DEEP_EVERY, Campaign
 from tcverify.campaign.events import (
     CampaignFinished,
     CampaignStarted,
@@ -20,6 +20,7 @@ from tcverify.campaign.in_flight import recover
 from tcverify.campaign.plan import Blamer, Plan
 
 __all__ = [
+    "DEEP_EVERY",
     "SETTINGS",
     "Blamer",
     "Campaign",

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+
 from hypothesis import HealthCheck, Phase, Verbosity, settings
+from hypothesis.internal.conjecture import providers
 
 SETTINGS = settings(
     phases=(Phase.generate,),  # `reduce` shrinks: choices that are minimal do not make minimal programs
@@ -15,3 +18,13 @@ SETTINGS = settings(
     derandomize=False,
     backend="hypothesis",
 )
+
+
+def keep_constants_out() -> None:
+    """Keep Hypothesis from parsing the modules of tcverify, for constants to draw: 1.5 s of every run, for none that fits.
+
+    Only where tcverify lies outside site-packages. Modules of strategies of the user's own are looked through as ever.
+    """
+    seen = getattr(providers, "_seen_modules", None)  # none of the public API: without it the time is spent
+    if isinstance(seen, set):
+        seen.update(id(module) for name, module in list(sys.modules.items()) if name.partition(".")[0] == "tcverify")

@@ -15,7 +15,7 @@ from hypothesis.errors import Unsatisfiable
 from tcverify.application import Subject
 from tcverify.baseline import Known, known_of, reference
 from tcverify.campaign.corpus import Case, reasons_of
-from tcverify.campaign.drawing import SETTINGS
+from tcverify.campaign.drawing import SETTINGS, keep_constants_out
 from tcverify.campaign.events import (
     CampaignFinished,
     CampaignStarted,
@@ -255,6 +255,7 @@ class Campaign:
             if done or self._failed:
                 raise _Stop
 
+        keep_constants_out()
         take()
 
     def _pursue(self, failed: _Failed) -> bool:

@@ -19,7 +19,7 @@ from functools import cache
 from io import BufferedWriter, FileIO, TextIOWrapper
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
-from multiprocessing.context import ForkServerContext, SpawnContext
+from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from typing import Any
 
@@ -38,16 +38,55 @@ def forkserver() -> ForkServerContext:
         UsageError: there is no room for temporary files.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tcverify.execution.server"])
-    _start_server(os.getpid())
+    start_server()
     return context
 
 
+def start_server(hash_seed: int | None = None) -> None:
+    """Start a fork server of this process, unless it runs: it is ready some 2 s later, and meanwhile costs nothing here.
+
+    Args:
+        hash_seed: PYTHONHASHSEED of what it forks, which a forked process cannot change.
+
+    Raises:
+        UsageError: there is no room for temporary files.
+    """
+    _server(os.getpid(), hash_seed).ensure_running()
+
+
 @cache
-def _start_server(process: int) -> None:
-    """Start the fork server of a process, this one. multiprocessing would do it later, and somewhere else."""
-    with interrupts_kept_off(), main_hidden(), scratch.serving():
-        multiprocessing.forkserver.ensure_running()
+def _server(process: int, hash_seed: int | None) -> _ForkServer:
+    """The fork server of a process, this one, whose children have this PYTHONHASHSEED."""
+    return _ForkServer(hash_seed)
+
+
+class _ForkServer:
+    """One of the fork servers of this process, of which multiprocessing knows a single one.
+
+    Args:
+        hash_seed: None: the one that multiprocessing knows.
+    """
+
+    def __init__(self, hash_seed: int | None) -> None:
+        known = multiprocessing.forkserver._forkserver
+        self._server: Any = known if hash_seed is None else multiprocessing.forkserver.ForkServer()
+        self._changes = {} if hash_seed is None else {"PYTHONHASHSEED": str(hash_seed)}
+        self._server.set_forkserver_preload(["tcverify.execution.server"])
+
+    def ensure_running(self) -> None:
+        """Start it if it has not been, or has died. multiprocessing would do it later, and somewhere else."""
+        with interrupts_kept_off(), main_hidden(), scratch.serving(), scratch.environment(self._changes):
+            self._server.ensure_running()
+
+    @contextlib.contextmanager
+    def asked(self) -> Iterator[None]:
+        """Processes of the context that are started inside are forked by this one."""
+        usual = multiprocessing.forkserver.connect_to_new_process
+        multiprocessing.forkserver.connect_to_new_process = self._server.connect_to_new_process
+        try:
+            yield
+        finally:
+            multiprocessing.forkserver.connect_to_new_process = usual
 
 
 def start_process(
@@ -62,7 +101,7 @@ def start_process(
 
     Args:
         target: a function of a module.
-        hash_seed: PYTHONHASHSEED of the process; costs a new interpreter.
+        hash_seed: PYTHONHASHSEED of the process; costs a fork server of its own.
         alone: whether it starts no processes of its own. One that does is to be ended by who starts it.
 
     Returns:
@@ -71,17 +110,11 @@ def start_process(
     Raises:
         UsageError: there is no room for temporary files.
     """
-    context: ForkServerContext | SpawnContext
-    if hash_seed is None:
-        context, changes = forkserver(), {}
-    else:
-        context, changes = (
-            multiprocessing.get_context("spawn"),
-            {**scratch.variables(), "PYTHONHASHSEED": str(hash_seed)},
-        )
+    context, server = multiprocessing.get_context("forkserver"), _server(os.getpid(), hash_seed)
+    server.ensure_running()
     place = scratch.directory()
     ours, theirs = context.Pipe()
-    with interrupts_kept_off(), main_hidden(), scratch.environment(changes):
+    with interrupts_kept_off(), main_hidden(), server.asked():
         process = context.Process(target=_run, args=(target, place, theirs, *arguments), name=name, daemon=alone)
         process.start()
     theirs.close()
