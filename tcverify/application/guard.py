@@ -24,10 +24,11 @@ from torch import fx
 
 from tcverify.application.applying import apply_counted, apply_pass
 from tcverify.application.loading import LoadedPass, importable_target, load_pass, pipeline, prepare
-from tcverify.application.pair import Defect, Pair, PassFacts, PassFailure, Stage
-from tcverify.application.reaching import Point, Recorder, scope_of
+from tcverify.application.messages import decode_pair, encode_pair, message_of, parts_of
+from tcverify.application.pair import Defect, Pair, PassFacts, PassFailure
+from tcverify.application.reaching import Recorder, scope_of
 from tcverify.application.stages import SEPARATOR
-from tcverify.errors import InternalError, PassLoadError, ProgramError, TcverifyError, UnsupportedOp
+from tcverify.errors import InternalError, PassLoadError, ProgramError, TcverifyError
 from tcverify.execution import scratch
 from tcverify.execution.processes import (
     LAZY_MODULES,
@@ -39,9 +40,8 @@ from tcverify.execution.processes import (
     start_process,
     start_server,
 )
-from tcverify.execution.records import decode_comparison, encode_comparison
 from tcverify.extensions import extensions_here, load_extensions_of
-from tcverify.program import Allowed, Contract, Program, decode_statistics, dumps, read_asks
+from tcverify.program import Allowed, Contract, Program, dumps, read_asks
 from tcverify.program.codec import decode
 
 #: Most time that a worker is given to say where its pass hangs. One that blocks signals never does.
@@ -285,20 +285,6 @@ def _compare_hash_order(pair: Pair, other: Pair) -> None:
         pair.defects.append(Defect("hash-order", 0, message))
 
 
-# ----------------------------------------------------------------------------------------------------------- messages
-
-
-def _message(said: Any, programs: Sequence[str] = ()) -> bytes:
-    """Write a message: what is said as one line of JSON, followed by one line for each program. JSON has no newlines in it."""
-    return "\n".join([json.dumps(said), *programs]).encode()
-
-
-def _parts(message: bytes) -> tuple[Any, list[bytes]]:
-    """What a message says, and the programs that come with it, unread. Raises ValueError for what is none."""
-    said, *programs = message.split(b"\n")
-    return json.loads(said), programs
-
-
 # -------------------------------------------------------------------------------------------------- the parent's side
 
 
@@ -355,7 +341,7 @@ class _Worker:
         """Send a program; `count` holds the rewrites that are allowed, where they are to be counted."""
         self._asked = True
         try:
-            self._connection.send_bytes(_message({"deep": deep, "count": count}, [text]))
+            self._connection.send_bytes(message_of({"deep": deep, "count": count}, [text]))
         except OSError as error:
             self._failure = self._explain(error)
         except BaseException:
@@ -371,7 +357,7 @@ class _Worker:
             return Pair(program, failure=reply)
         self._answers += 1
         said, texts = reply
-        pair = _decode_pair(program, said, texts)
+        pair = decode_pair(program, said, texts)
         if said["grown"] > GROWTH_LIMIT:
             self.close()
             grown, programs = (
@@ -390,7 +376,7 @@ class _Worker:
                 return PassFailure("pass-timeout", f"did not come back within {timeout:g} s", None, self._stack())
             if not self._connection.poll(0):
                 raise EOFError
-            return _parts(self._connection.recv_bytes())
+            return parts_of(self._connection.recv_bytes())
         except (EOFError, OSError, ValueError) as error:  # ValueError: the pass has written into the pipe
             return self._explain(error)
         except BaseException:
@@ -462,7 +448,7 @@ def _serve(connection: Connection, job_text: str) -> None:
         load_extensions_of(job["extensions"])
         loaded = load_pass(job["target"], job["options"])
     except TcverifyError as error:
-        connection.send_bytes(_message({"load_error": [error.message, error.hint]}))
+        connection.send_bytes(message_of({"load_error": [error.message, error.hint]}))
         return
     gc.freeze()  # collections need not look at what torch has imported, again and again
     worker = os.getpid()
@@ -474,16 +460,16 @@ def _serve(connection: Connection, job_text: str) -> None:
         if recorder.traces:
             loaded = _watched(loaded, recorder)
     files = recorder.scope.files if recorder is not None else []
-    connection.send_bytes(_message({"facts": asdict(loaded.facts), "files": files}))
+    connection.send_bytes(message_of({"facts": asdict(loaded.facts), "files": files}))
     while True:
         try:
-            request, (text,) = _parts(connection.recv_bytes())
+            request, (text,) = parts_of(connection.recv_bytes())
         except EOFError:
             return
         try:
             program = decode(json.loads(text))
         except ProgramError as error:  # what the pass imports has defined an op with another signature
-            connection.send_bytes(_message({"unread": error.message, "grown": 0}))
+            connection.send_bytes(message_of({"unread": error.message, "grown": 0}))
             continue
         if request["count"] is None:
             pair = apply_pass(loaded, program, deep=request["deep"])
@@ -493,7 +479,7 @@ def _serve(connection: Connection, job_text: str) -> None:
         pair.reached = recorder.taken() if recorder is not None else []
         if os.getpid() != worker:
             os._exit(0)  # the pass has forked: a second answer would be taken for that to the next question
-        connection.send_bytes(_encode_pair(pair, resident_bytes() - resident))
+        connection.send_bytes(encode_pair(pair, resident_bytes() - resident))
 
 
 def _watched(loaded: LoadedPass, recorder: Recorder) -> LoadedPass:
@@ -504,104 +490,3 @@ def _watched(loaded: LoadedPass, recorder: Recorder) -> LoadedPass:
             return loaded.call(module)
 
     return replace(loaded, call=call, stages=tuple(_watched(stage, recorder) for stage in loaded.stages))
-
-
-class _Programs:
-    """The texts of the programs of a message, each once."""
-
-    def __init__(self) -> None:
-        self._numbers: dict[str, int] = {}
-
-    def number(self, program: Program | None) -> int | None:
-        """The number of a program's text among `texts`."""
-        return None if program is None else self._numbers.setdefault(dumps(program), len(self._numbers))
-
-    @property
-    def texts(self) -> list[str]:
-        return list(self._numbers)
-
-
-def _encode_pair(pair: Pair, grown: int) -> bytes:
-    programs = _Programs()
-    said = {
-        "grown": grown,
-        "untouched": pair.rewritten is pair.original,
-        "rewritten": programs.number(pair.rewritten) if _travels(pair) else None,
-        "again": programs.number(pair.again) if pair.foreign is None else None,
-        "changed": pair.changed,
-        "rewrites": pair.rewrites,
-        "failure": asdict(pair.failure) if pair.failure is not None else None,
-        "defects": [asdict(d) for d in pair.defects],
-        "declined": pair.declined,
-        "foreign": pair.foreign,
-        "judged": encode_comparison(pair.judged) if pair.judged is not None else None,
-        "listing": pair.listing,
-        "seconds": pair.seconds,
-        "stages": _encode_stages(pair, programs),
-        "statistics": [row.as_dict() for row in pair.statistics],
-        "asked": pair.asked,
-        "reached": pair.reached,
-    }
-    return _message(said, programs.texts)
-
-
-def _encode_stages(pair: Pair, programs: _Programs) -> list[list[Any]]:
-    """Name and program of every stage, by number; None where there is none, -1 where it is that of the stage before."""
-    rows: list[list[Any]] = []
-    before: Program | None = pair.original
-    for stage in pair.stages:
-        same = stage.program is not None and stage.program is before
-        rows.append([stage.name, -1 if same else programs.number(stage.program)])
-        before = stage.program
-    return rows
-
-
-def _decode_stages(program: Program, rows: list[list[Any]], texts: list[bytes]) -> list[Stage]:
-    stages: list[Stage] = []
-    before: Program | None = program
-    for name, number in rows:
-        if number is None or number >= 0:
-            before = _program_at(texts, number, f"what {name} left")
-        stages.append(Stage(name, before))
-    return stages
-
-
-def _program_at(texts: list[bytes], number: int | None, where: str) -> Program | None:
-    return None if number is None else decode(json.loads(texts[number]), where)
-
-
-def _travels(pair: Pair) -> bool:
-    """Whether the rewritten program has to be sent: not when it cannot be, or when the other side has it already."""
-    return pair.foreign is None and pair.rewritten is not pair.original
-
-
-def _decode_pair(program: Program, data: Any, texts: list[bytes]) -> Pair:
-    if "unread" in data:
-        return Pair(program, foreign=data["unread"])
-    try:
-        rewritten = _program_at(texts, data["rewritten"], "the rewritten program")
-        return Pair(
-            program,
-            rewritten=program if data["untouched"] else rewritten,
-            again=_program_at(texts, data["again"], "the program after a second application"),
-            changed=data["changed"],
-            rewrites=data["rewrites"],
-            failure=PassFailure(**data["failure"]) if data["failure"] is not None else None,
-            defects=[Defect(**d) for d in data["defects"]],
-            declined=data["declined"],
-            foreign=data["foreign"],
-            judged=decode_comparison(data["judged"]) if data["judged"] is not None else None,
-            listing=data["listing"],
-            seconds=data["seconds"],
-            stages=_decode_stages(program, data["stages"], texts),
-            statistics=decode_statistics(data["statistics"]),
-            asked=read_asks(data["asked"]),
-            reached=[Point(*row) for row in data["reached"]],
-        )
-    except ProgramError as error:  # what the pass left can be written, but makes no program
-        if isinstance(error.__cause__, UnsupportedOp):
-            why = f"{error.__cause__.message}, but in the pass's process: name the module that registers it with --extension"
-            return Pair(program, foreign=why, listing=data["listing"])
-        return Pair(program, defects=[Defect("lint", 0, error.message)], listing=data["listing"])
-    except (KeyError, TypeError, IndexError) as error:
-        raise InternalError(f"the worker's reply cannot be read: {error!r}") from error
