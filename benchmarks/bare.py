@@ -15,8 +15,8 @@ import torch
 
 from tcverify.execution import Lockstep, worker
 from tcverify.execution.messages import decode_collective, encode_collective
-from tcverify.execution.processes import forkserver, main_hidden
 from tcverify.ops.distributed import perform
+from tcverify.processes import forkserver, main_hidden
 from tcverify.program import Program
 
 

@@ -146,13 +146,13 @@ def campaigns(settings: Settings, jobs: Sequence[Job], console: Console) -> int:
         end = stack.enter_context(_announced(subscribers, started))
         stack.callback(terminal.close)
         crew = stack.enter_context(_crew(settings, tell))
-        if crew is None and (settings.max_examples is None or settings.max_examples >= DEEP_EVERY):
-            start_ahead()
         corpus = Corpus(settings.corpus, tell) if settings.corpus is not None else None
         subjects = [
             stack.enter_context(Guarded(target, settings.pass_options, timeout=settings.pass_timeout, covered=covered))
             for target, covered in zip(settings.targets, settings.covered or itertools.repeat(None), strict=False)
         ]
+        if crew is None and (settings.max_examples is None or settings.max_examples >= DEEP_EVERY):
+            start_ahead()  # now that the first workers have what they need, on machines of few cores
         coverages = [Coverage(subject.files) if settings.covered is not None else None for subject in subjects]
         contracts = [subject.contract.with_options(settings.promises) for subject in subjects]
         try:

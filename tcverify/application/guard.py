@@ -29,18 +29,18 @@ from tcverify.application.pair import Defect, Pair, PassFacts, PassFailure
 from tcverify.application.reaching import Recorder, scope_of
 from tcverify.application.stages import SEPARATOR
 from tcverify.errors import InternalError, PassLoadError, ProgramError, TcverifyError
-from tcverify.execution import scratch
-from tcverify.execution.processes import (
+from tcverify.extensions import extensions_here, load_extensions_of
+from tcverify.processes import (
     LAZY_MODULES,
     end_process,
     limit,
     limit_memory,
     log_to,
     resident_bytes,
+    scratch,
     start_process,
     start_server,
 )
-from tcverify.extensions import extensions_here, load_extensions_of
 from tcverify.program import Allowed, Contract, Program, dumps, read_asks
 from tcverify.program.codec import decode
 
@@ -247,8 +247,7 @@ class Guarded:
 
 
 def start_ahead() -> None:
-    """Let both kinds of workers that a campaign on a `Guarded` needs start sooner: what they are forked from imports for 2 s."""
-    start_server()
+    """Let the second workers of deep applications start sooner: what they are forked from imports for 3 s first."""
     start_server(_OTHER_HASH_SEED)
 
 

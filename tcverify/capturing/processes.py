@@ -26,10 +26,9 @@ from tcverify.capturing.plain import plain
 from tcverify.capturing.record import Captured
 from tcverify.capturing.transport import decode_captured, encode_captured
 from tcverify.errors import PassLoadError, ProgramError, TcverifyError, UnsupportedOp
-from tcverify.execution import scratch
-from tcverify.execution.processes import LAZY_MODULES, end_process, log_to, start_process
 from tcverify.extensions import extensions_here, load_extensions_of
 from tcverify.importing import find
+from tcverify.processes import LAZY_MODULES, end_process, log_to, scratch, start_process
 from tcverify.program import NotSerialisable, Program, dumps, loads
 
 #: Seconds that capturing may take.

@@ -16,7 +16,7 @@ from tcverify.application.guard import LOAD_TIMEOUT, MESSAGE_TIMEOUT
 from tcverify.campaign import Statistics
 from tcverify.division.slices import Outcome
 from tcverify.division.working import Worker
-from tcverify.execution.processes import end_process, limit, start_process
+from tcverify.processes import end_process, limit, start_process
 
 #: Times that a slice is begun: a worker may die for reasons that have nothing to do with it, but hardly twice.
 ATTEMPTS = 2

@@ -21,8 +21,8 @@ from tcverify.campaign import Campaign, Corpus, Coverage, Crashed, Event, Plan, 
 from tcverify.division.slices import Outcome, Slice
 from tcverify.errors import InternalError, TcverifyError, UsageError
 from tcverify.execution import Executor, executors, of_any_size
-from tcverify.execution.scratch import lasting
 from tcverify.extensions import load_extensions_of
+from tcverify.processes.scratch import lasting
 from tcverify.program import Program
 
 #: Makes what gives executors: see `executors`.

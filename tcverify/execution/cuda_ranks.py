@@ -24,7 +24,6 @@ import torch
 import torch.distributed as dist
 
 from tcverify.errors import ExecutorError
-from tcverify.execution import scratch
 from tcverify.execution.compare import compare_ranks
 from tcverify.execution.cuda_streams import CudaDevice, Device, play_orders
 from tcverify.execution.executor import Run
@@ -34,11 +33,11 @@ from tcverify.execution.issue import is_lowered, issue
 from tcverify.execution.messages import Reply, decode_reply, encode_reply
 from tcverify.execution.observations import Observation
 from tcverify.execution.plan import first_line, plans_of
-from tcverify.execution.processes import end_process, start_process
 from tcverify.execution.queued import QueuedDevice
 from tcverify.extensions import extensions_here, load_extensions_of
 from tcverify.ops import Collective
 from tcverify.ops.distributed import perform
+from tcverify.processes import end_process, scratch, start_process
 from tcverify.program import Contract, NotSerialisable, Program
 from tcverify.program.codec import dumps, loads
 from tcverify.program.streams import MAIN_STREAM

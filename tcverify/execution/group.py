@@ -18,10 +18,10 @@ import torch
 import torch.distributed as dist
 
 from tcverify.errors import ExecutorError, UsageError
-from tcverify.execution import scratch, worker
+from tcverify.execution import worker
 from tcverify.execution.messages import Reply, decode_reply
-from tcverify.execution.processes import forkserver, interrupts_kept_off, limit, main_hidden
 from tcverify.extensions import extensions_here, loaded_extensions
+from tcverify.processes import forkserver, interrupts_kept_off, limit, main_hidden, scratch
 
 #: Seconds until every rank has joined. The first group of a process waits for a new interpreter that imports torch.
 START_SECONDS = 120.0

@@ -22,10 +22,10 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from tcverify.errors import TcverifyError, UsageError
-from tcverify.execution import scratch, worker
+from tcverify.execution import worker
 from tcverify.execution.group import how_it_ended
-from tcverify.execution.processes import end_process, start_process
 from tcverify.execution.torchrun import VARIABLE, Channel, Place, Store
+from tcverify.processes import end_process, scratch, start_process
 
 #: Seconds that one wait takes at most. Whoever waits is told of the end, so it is as good as for ever.
 PATIENCE_SECONDS = 3600.0

@@ -26,10 +26,10 @@ from tcverify.execution.compare import compare_native, compare_ranks
 from tcverify.execution.interpreter import RankResult, rank_inputs, run_rank
 from tcverify.execution.messages import Job, Reply, decode_jobs, encode_reply
 from tcverify.execution.plan import Plan, check_supported, group_name, rank_constants
-from tcverify.execution.processes import die_with_parent, log_to
-from tcverify.execution.scratch import move_in
 from tcverify.extensions import load_extensions_of
 from tcverify.ops.distributed import Finish, begin, join_group, perform
+from tcverify.processes import die_with_parent, log_to
+from tcverify.processes.scratch import move_in
 
 #: torch.distributed's own clock is put out of the way: the pool's is the only one, and it names program and ranks.
 _NEVER = timedelta(days=1)

@@ -21,7 +21,7 @@ from tcverify.application.loading import prepare
 from tcverify.campaign import Campaign, Corpus, Event, FindingFound, Plan
 from tcverify.counterexample import read_counterexample
 from tcverify.errors import TcverifyError
-from tcverify.execution import scratch
+from tcverify.processes import scratch
 from tcverify.report.choice import REPORTS, reports
 from tcverify.report.script import ScriptReport
 from tcverify.strategies import transformer_programs

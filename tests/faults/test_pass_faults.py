@@ -18,8 +18,7 @@ from tcverify import verify
 from tcverify.application import Guarded, InProcess, guard
 from tcverify.application.loading import prepare
 from tcverify.application.surroundings import SETTINGS
-from tcverify.execution import scratch
-from tcverify.execution.processes import resident_bytes
+from tcverify.processes import resident_bytes, scratch
 from tcverify.verifier import Verdict
 from tests.faults import passes
 from tests.faults.processes import ROOT, alive, left, wait_until

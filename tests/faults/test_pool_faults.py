@@ -19,7 +19,8 @@ from tcverify import verify
 from tcverify.application import InProcess
 from tcverify.application.loading import prepare
 from tcverify.errors import ExecutorError
-from tcverify.execution import ProcessGroupPool, group, scratch
+from tcverify.execution import ProcessGroupPool, group
+from tcverify.processes import scratch
 from tcverify.program import VARYING, GraphBuilder, InputSpec, Mesh, Program, RankBinding, spmd_program
 from tests.faults import passes
 from tests.faults.processes import PATIENCE, ROOT, alive, descendants, left, wait_until

@@ -28,7 +28,7 @@ ALLOWED = {
     ("tcverify/importing.py", "exec_module"): "the same",
     ("tcverify/application/guard.py", "importlib.import_module"): "a constant list of torch's modules",
     ("tcverify/capturing/processes.py", "importlib.import_module"): "a constant list of torch's modules",
-    ("tcverify/execution/server.py", "importlib.import_module"): "a constant list of modules of ours and of torch",
+    ("tcverify/processes/server.py", "importlib.import_module"): "a constant list of modules of ours and of torch",
     ("tcverify/ops/functional.py", "importlib.import_module"): "a constant: a module of torch that registers ops",
     (
         "tcverify/application/applying.py",
@@ -46,8 +46,8 @@ ALLOWED = {
         "tcverify/extra/pytorch/base.py",
         "importlib.import_module",
     ): "the module of torch that a subject of the table names",
-    ("tcverify/execution/processes.py", "ctypes"): "prctl of the C library, with constants",
-    ("tcverify/execution/processes.py", "ctypes.CDLL"): "the same",
+    ("tcverify/processes/starting.py", "ctypes"): "prctl of the C library, with constants",
+    ("tcverify/processes/starting.py", "ctypes.CDLL"): "the same",
     ("tcverify/execution/messages.py", "ctypes"): "the bytes of a storage of ours are read",
     ("tcverify/execution/arena.py", "ctypes"): "the bytes of a storage of ours are written",
     (

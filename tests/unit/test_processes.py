@@ -8,7 +8,7 @@ from multiprocessing.connection import Connection
 
 import pytest
 
-from tcverify.execution.processes import end_process, start_process, start_server
+from tcverify.processes import end_process, start_process, start_server
 
 
 def hashes(connection: Connection) -> None:

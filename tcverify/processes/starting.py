@@ -23,7 +23,7 @@ from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from tcverify.execution import scratch
+from tcverify.processes import scratch
 
 _PR_SET_PDEATHSIG = 1  # of prctl
 
@@ -71,7 +71,7 @@ class _ForkServer:
         known = multiprocessing.forkserver._forkserver
         self._server: Any = known if hash_seed is None else multiprocessing.forkserver.ForkServer()
         self._changes = {} if hash_seed is None else {"PYTHONHASHSEED": str(hash_seed)}
-        self._server.set_forkserver_preload(["tcverify.execution.server"])
+        self._server.set_forkserver_preload(["tcverify.processes.server"])
 
     def ensure_running(self) -> None:
         """Start it if it has not been, or has died. multiprocessing would do it later, and somewhere else."""

@@ -12,8 +12,8 @@ import gc
 import importlib
 import os
 
-from tcverify.execution.processes import LAZY_MODULES
-from tcverify.execution.scratch import VARIABLE, remove_unused
+from tcverify.processes import LAZY_MODULES
+from tcverify.processes.scratch import VARIABLE, remove_unused
 
 #: Seconds that an owner may take to end. One that has forked may leave a copy of itself, which keeps the directory.
 PATIENCE_SECONDS = 10.0
