@@ -8,6 +8,7 @@ import sys
 
 os.environ["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] = "1"
 os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
+os.environ["TENSORIFY_PYTHON_SCALARS"] = "0"  # torch 2.9.1 loses the barrier there, before Inductor sees it
 
 import torch
 from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
