@@ -16,7 +16,7 @@ import torch
 from tcverify.execution import Lockstep, worker
 from tcverify.execution.messages import decode_collective, encode_collective
 from tcverify.ops.distributed import perform
-from tcverify.processes import forkserver, main_hidden
+from tcverify.processes import end_process, start_process
 from tcverify.program import Program
 
 
@@ -42,16 +42,8 @@ class Bare:
     def __init__(self, drawn: Sequence[tuple[Program, Program]], world_size: int, core: int | None) -> None:
         self._pairs = len(drawn)
         self._directory = tempfile.TemporaryDirectory()
-        context = forkserver()
-        self._ranks = []
-        with main_hidden():
-            for rank in range(world_size):
-                ours, theirs = context.Pipe()
-                process = context.Process(
-                    target=rank_main, args=(theirs, rank, world_size, self._directory.name, core), daemon=True
-                )
-                process.start()
-                self._ranks.append((process, ours))
+        arguments = world_size, self._directory.name, core
+        self._ranks = [start_process(rank_main, (rank, *arguments)) for rank in range(world_size)]
         runs = [run for pair in drawn for run in map(Lockstep().run, pair)]
         for rank, (_, connection) in enumerate(self._ranks):
             calls = [encode_collective(call.collective) for run in runs for call in run.ranks[rank].calls]
@@ -76,6 +68,5 @@ class Bare:
 
     def close(self) -> None:
         for process, _ in self._ranks:
-            process.kill()
-            process.join()
+            end_process(process)
         self._directory.cleanup()

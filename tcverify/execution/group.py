@@ -21,7 +21,7 @@ from tcverify.errors import ExecutorError, UsageError
 from tcverify.execution import worker
 from tcverify.execution.messages import Reply, decode_reply
 from tcverify.extensions import extensions_here, loaded_extensions
-from tcverify.processes import forkserver, interrupts_kept_off, limit, main_hidden, scratch
+from tcverify.processes import end_process, limit, scratch, start_process
 
 #: Seconds until every rank has joined. The first group of a process waits for a new interpreter that imports torch.
 START_SECONDS = 120.0
@@ -92,16 +92,10 @@ class RankGroup:
         # Also when the owner forgets the group, and at interpreter exit.
         self._kill = weakref.finalize(self, _end, self._ranks, self.directory, os.getpid())
         try:
-            context = forkserver()
-            with interrupts_kept_off(), main_hidden():
-                for rank in range(world_size):
-                    ours, theirs = context.Pipe()
-                    limit(ours, timeout)
-                    arguments = (theirs, rank, world_size, device, self.directory, core, extensions_here())
-                    process = context.Process(target=worker.main, args=arguments, name=f"rank{rank}", daemon=True)
-                    process.start()
-                    theirs.close()
-                    self._ranks.append(_Rank(process, ours))
+            for rank in range(world_size):
+                arguments = rank, world_size, device, self.directory, core, extensions_here()
+                self._ranks.append(_Rank(*start_process(worker.main, arguments, name=f"rank{rank}")))
+                limit(self._ranks[-1].connection, timeout)
             self._wait_until_ready()
         except BaseException as error:
             self.kill()
@@ -225,10 +219,7 @@ def _end(ranks: list[_Rank], directory: str, owner: int) -> None:
     if os.getpid() != owner:  # a forked copy of the owner must not take the group down with it
         return
     for one in ranks:
-        if one.process.is_alive():
-            one.process.kill()
-    for one in ranks:
-        one.process.join(10)
+        end_process(one.process)
         one.connection.close()
     shutil.rmtree(directory, ignore_errors=True)
 

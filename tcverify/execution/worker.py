@@ -28,8 +28,7 @@ from tcverify.execution.messages import Job, Reply, decode_jobs, encode_reply
 from tcverify.execution.plan import Plan, check_supported, group_name, rank_constants
 from tcverify.extensions import load_extensions_of
 from tcverify.ops.distributed import Finish, begin, join_group, perform
-from tcverify.processes import die_with_parent, log_to
-from tcverify.processes.scratch import move_in
+from tcverify.processes import log_to
 
 #: torch.distributed's own clock is put out of the way: the pool's is the only one, and it names program and ranks.
 _NEVER = timedelta(days=1)
@@ -56,8 +55,6 @@ def main(
         rendezvous: host, port and prefix of the store where ranks of several machines meet; None: a file in the directory.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business
-    die_with_parent()
-    move_in(directory)
     log_to(os.path.join(directory, f"rank{rank}.log"), nameless=False)
     try:
         load_extensions_of(extensions)

@@ -2,14 +2,10 @@
 
 from tcverify.processes.starting import (
     LAZY_MODULES,
-    die_with_parent,
     end_process,
-    forkserver,
-    interrupts_kept_off,
     limit,
     limit_memory,
     log_to,
-    main_hidden,
     resident_bytes,
     start_process,
     start_server,
@@ -17,14 +13,10 @@ from tcverify.processes.starting import (
 
 __all__ = [
     "LAZY_MODULES",
-    "die_with_parent",
     "end_process",
-    "forkserver",
-    "interrupts_kept_off",
     "limit",
     "limit_memory",
     "log_to",
-    "main_hidden",
     "resident_bytes",
     "start_process",
     "start_server",

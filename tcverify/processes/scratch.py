@@ -188,8 +188,8 @@ def move_in(path: str) -> None:
 
 def clear(process: int) -> None:
     """Remove what a process that has ended, and that this one had started, has left in its place."""
-    with contextlib.suppress(UsageError):
-        shutil.rmtree(place_of(directory(), process), ignore_errors=True)
+    with contextlib.suppress(UsageError):  # not `directory`: it may have been removed, and nothing else be left to do
+        shutil.rmtree(place_of(_of(os.getpid()).path, process), ignore_errors=True)
 
 
 def lasting() -> str:

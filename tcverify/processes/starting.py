@@ -19,7 +19,6 @@ from functools import cache
 from io import BufferedWriter, FileIO, TextIOWrapper
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
-from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from typing import Any
 
@@ -31,19 +30,8 @@ _PR_SET_PDEATHSIG = 1  # of prctl
 LAZY_MODULES = ("torch._dynamo", "torch.fx.experimental.symbolic_shapes")
 
 
-def forkserver() -> ForkServerContext:
-    """Return the context that forks processes from a server which has torch and tcverify imported: 30 ms a process.
-
-    Raises:
-        UsageError: there is no room for temporary files.
-    """
-    context = multiprocessing.get_context("forkserver")
-    start_server()
-    return context
-
-
 def start_server(hash_seed: int | None = None) -> None:
-    """Start a fork server of this process, unless it runs: it is ready some 2 s later, and meanwhile costs nothing here.
+    """Start a fork server of this process, unless it runs. It imports torch and tcverify for 2 s; then it forks in 30 ms.
 
     Args:
         hash_seed: PYTHONHASHSEED of what it forks, which a forked process cannot change.
@@ -61,15 +49,14 @@ def _server(process: int, hash_seed: int | None) -> _ForkServer:
 
 
 class _ForkServer:
-    """One of the fork servers of this process, of which multiprocessing knows a single one.
+    """A fork server beside the one that multiprocessing knows, which is the user's: what that imports is none of our business.
 
     Args:
-        hash_seed: None: the one that multiprocessing knows.
+        hash_seed: None: that of this process, or none.
     """
 
     def __init__(self, hash_seed: int | None) -> None:
-        known = multiprocessing.forkserver._forkserver
-        self._server: Any = known if hash_seed is None else multiprocessing.forkserver.ForkServer()
+        self._server: Any = multiprocessing.forkserver.ForkServer()
         self._changes = {} if hash_seed is None else {"PYTHONHASHSEED": str(hash_seed)}
         self._server.set_forkserver_preload(["tcverify.processes.server"])
 
@@ -128,7 +115,7 @@ def _run(target: Callable[..., None], place: str, *arguments: Any) -> None:
     resource.setrlimit(
         resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1])
     )  # no file is left of a crash
-    die_with_parent(lambda: os.killpg(0, signal.SIGKILL), signal.SIGKILL)
+    _die_with_parent()
     target(*arguments)
 
 
@@ -170,34 +157,26 @@ def end_process(process: BaseProcess) -> None:
         scratch.clear(process.pid)
 
 
-def die_with_parent(last: Callable[[], None] = lambda: None, wake: signal.Signals = signal.SIGCONT) -> None:
-    """End this process when its parent has ended, whatever this process is doing.
+def _die_with_parent() -> None:
+    """Kill this process and its group when its parent has ended, whatever they are doing.
 
-    Args:
-        last: what remains to be done then, since nobody else is left to do it.
-        wake: what the system sends when the fork server has ended, which happens some time after the parent has: SIGCONT reaches
-            a process that is stopped; SIGKILL also one whose threads all wait for a call that never returns.
+    A thread sees to it at once. Where it cannot, since the process is stopped or a call holds the interpreter, the system does
+    when the fork server has ended, which is some time after the parent has.
     """
     parent = multiprocessing.parent_process()
-    if parent is None:
-        return
-    sentinel = parent.sentinel
-    if (
-        os.getppid() != parent.pid
-    ):  # a fork server of one thread: the system tells its children when the thread has ended
-        with contextlib.suppress(OSError, AttributeError, TypeError):
-            server: Any = multiprocessing.forkserver._forkserver
-            os.close(server._forkserver_alive_fd)  # else it waits for us, and never ends while we do not
-            server._forkserver_alive_fd = None
-        with contextlib.suppress(OSError, AttributeError):
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(wake))
+    assert parent is not None
+    with contextlib.suppress(OSError, AttributeError, TypeError):
+        server: Any = multiprocessing.forkserver._forkserver
+        os.close(server._forkserver_alive_fd)  # else the server waits for us, and never ends while we do not
+        server._forkserver_alive_fd = None
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
 
-    def watch() -> None:
+    def watch(sentinel: int) -> None:
         wait([sentinel])
-        last()
-        os._exit(1)
+        os.killpg(0, signal.SIGKILL)
 
-    threading.Thread(target=watch, name="watches the parent", daemon=True).start()
+    threading.Thread(target=watch, args=(parent.sentinel,), name="watches the parent", daemon=True).start()
 
 
 @contextlib.contextmanager

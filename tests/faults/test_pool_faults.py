@@ -153,7 +153,7 @@ def test_a_rank_that_stops_is_a_time_out_that_names_the_program() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.fault("the run is killed (−9) while a rank is stopped", "the system wakes the rank, which ends")
+@pytest.mark.fault("the run is killed (−9) while a rank is stopped", "the system kills the rank")
 def test_a_stopped_rank_ends_with_its_parent(place: Path) -> None:
     with script(place, "wait") as process:
         assert process.stdout is not None

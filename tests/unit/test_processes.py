@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 from multiprocessing.connection import Connection
+from pathlib import Path
 
 import pytest
 
@@ -49,3 +53,38 @@ def test_what_is_started_ahead_is_what_forks() -> None:
     start_server(8)
     start_server(8)
     assert ask(8)[1] == ask(8)[1]
+
+
+def test_a_forked_copy_of_this_process_has_servers_of_its_own() -> None:
+    """Test runners fork, for one. What forks for their parent is no child of theirs, and not theirs to ask."""
+    script = """
+import os
+from tests.unit.test_processes import ask
+
+said, server = ask(None)
+copy = os.fork()
+if not copy:
+    again, other = ask(None)
+    os._exit(server == other)
+_, status = os.waitpid(copy, 0)
+assert status == 0, status
+assert ask(None)[1] == server
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+def test_the_server_that_multiprocessing_knows_is_the_users() -> None:
+    ask(None)
+    look = "import os, sys; os._exit('torch' in sys.modules)"
+    process = multiprocessing.get_context("forkserver").Process(target=exec, args=(look,))
+    process.start()
+    process.join()
+    assert process.exitcode == 0
