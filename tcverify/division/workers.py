@@ -59,6 +59,7 @@ class LocalCrew:
         self._size = size
         self._tell = tell
         self._workers: list[_Process | None] = [None] * size
+        self._refused: list[int] = []  # slices that no worker lives long enough to take
         self._ending = False
 
     def __enter__(self) -> LocalCrew:
@@ -87,6 +88,8 @@ class LocalCrew:
     def next(self) -> tuple[int, str | None]:
         """See `Crew.next`."""
         while True:
+            if self._refused:
+                return self._refused.pop(), None
             busy = {one.connection: one for one in self._workers if one is not None and one.slice is not None}
             before = time.monotonic()
             ready = wait(list(busy), STEP)
@@ -154,9 +157,11 @@ class LocalCrew:
             try:
                 worker.connection.send_bytes(text.encode())
             except OSError:  # it died while it had nothing to do
-                self._bury(worker)
+                how = self._bury(worker)
             else:
                 return
+        self._tell(f"a worker {how} before it took anything; what it was to do is given up")
+        self._refused.append(number)
 
     def _bury(self, worker: _Process) -> str:
         """End a worker, which may have ended already; return what became of it."""

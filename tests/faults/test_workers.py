@@ -9,13 +9,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
 
 from tcverify.application import Guarded
 from tcverify.campaign import CampaignFinished, Plan
-from tcverify.division import DividedCampaign, Drawing, LocalCrew
+from tcverify.division import DividedCampaign, Drawing, LocalCrew, workers
 from tcverify.division.working import silence_of
 
 ROOT = Path(__file__).parents[2]
@@ -118,6 +119,29 @@ def test_a_worker_that_is_killed_costs_no_program_and_one_that_dies_again_its_sl
     assert all("died of SIGKILL" in line for line in told)
     assert not any(map(alive, killed))
     assert crew.pids == []
+
+
+def ends_at_once(connection: Connection, place: int) -> None:
+    os._exit(3)
+
+
+@pytest.mark.fault(
+    "workers of `--workers` die as soon as they are started, as where there is no memory for them",
+    "two are started for each slice, which is inconclusive then (`worker-died`); the run ends",
+)
+def test_workers_that_die_before_they_take_anything_cost_their_slices(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(PASSES)
+    monkeypatch.setattr(workers, "serve", ends_at_once)
+    monkeypatch.setattr(workers, "limit", lambda connection, seconds: connection.poll(PATIENCE))  # until it has ended
+    told: list[str] = []
+    with LocalCrew(2, told.append) as crew:
+        lost = run(tmp_path, crew, told, "naps_once")
+        assert crew.pids == []
+    assert (lost.verdict, lost.statistics.doubts) == ("nothing tested", {"worker-died": 6})
+    assert set(told) == {"a worker exited with code 3 before it took anything; what it was to do is given up"}
 
 
 @pytest.mark.fault(
