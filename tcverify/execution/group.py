@@ -81,7 +81,7 @@ class RankGroup:
 
     Raises:
         ExecutorError: the group cannot be started.
-        UsageError: there is no room for its files.
+        UsageError: there is no room for its files, or the system starts no process.
     """
 
     def __init__(self, world_size: int, device: str, core: int | None, timeout: float) -> None:

@@ -22,6 +22,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
+from tcverify.errors import UsageError
 from tcverify.processes import scratch
 
 _PR_SET_PDEATHSIG = 1  # of prctl
@@ -37,7 +38,7 @@ def start_server(hash_seed: int | None = None) -> None:
         hash_seed: PYTHONHASHSEED of what it forks, which a forked process cannot change.
 
     Raises:
-        UsageError: there is no room for temporary files.
+        UsageError: there is no room for temporary files, or the system starts no process.
     """
     _server(os.getpid(), hash_seed).ensure_running()
 
@@ -62,7 +63,13 @@ class _ForkServer:
 
     def ensure_running(self) -> None:
         """Start it if it has not been, or has died. multiprocessing would do it later, and somewhere else."""
-        with interrupts_kept_off(), main_hidden(), scratch.serving(), scratch.environment(self._changes):
+        with (
+            _could_start(),
+            interrupts_kept_off(),
+            main_hidden(),
+            scratch.serving(),
+            scratch.environment(self._changes),
+        ):
             self._server.ensure_running()
 
     @contextlib.contextmanager
@@ -95,17 +102,27 @@ def start_process(
         The process and our end of the connection.
 
     Raises:
-        UsageError: there is no room for temporary files.
+        UsageError: there is no room for temporary files, or the system starts no process.
     """
     context, server = multiprocessing.get_context("forkserver"), _server(os.getpid(), hash_seed)
     server.ensure_running()
     place = scratch.directory()
-    ours, theirs = context.Pipe()
-    with interrupts_kept_off(), main_hidden(), server.asked():
-        process = context.Process(target=_run, args=(target, place, theirs, *arguments), name=name, daemon=alone)
-        process.start()
-    theirs.close()
+    with _could_start(), interrupts_kept_off(), main_hidden(), server.asked():
+        ours, theirs = context.Pipe()
+        with theirs:
+            process = context.Process(target=_run, args=(target, place, theirs, *arguments), name=name, daemon=alone)
+            process.start()
     return process, ours
+
+
+@contextlib.contextmanager
+def _could_start() -> Iterator[None]:
+    try:
+        yield
+    except (OSError, EOFError) as error:
+        why = "what it is forked from has ended" if isinstance(error, EOFError) else error
+        hint = "see that there is memory, and room for processes and open files (ulimit -a)"
+        raise UsageError(f"a process cannot be started: {why}", hint) from None
 
 
 def _run(target: Callable[..., None], place: str, *arguments: Any) -> None:

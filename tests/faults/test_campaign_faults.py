@@ -320,3 +320,19 @@ def test_a_whole_run_on_gloo_that_is_killed_leaves_nothing(tmp_path: Path, place
     wait_until(lambda: left(place) == [])
     (note,) = tmp_path.glob(".tcverify/in-flight-*.json")
     assert read_in_flight(note).finding.kind == "run-died"
+
+
+@pytest.mark.fault(
+    "the system starts no more processes, or kills what they are forked from", "the run ends with code 2 and says so"
+)
+@pytest.mark.parametrize("options", [[], ["--workers", "2"]])
+def test_a_run_that_gets_no_processes_says_so(tmp_path: Path, options: list[str]) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os\nif b'forkserver' in open('/proc/self/cmdline', 'rb').read():\n    os._exit(9)\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-m", "tcverify", "run", "identity", "--strategy", "structured", *options], cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"}, capture_output=True, text=True, timeout=200, check=False,
+    )  # fmt: skip
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr.startswith("Error: a process cannot be started: what it is forked from has ended\n  hint: ")
