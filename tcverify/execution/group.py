@@ -81,7 +81,7 @@ class RankGroup:
 
     Raises:
         ExecutorError: the group cannot be started.
-        UsageError: there is no room for its files, or the system starts no process.
+        UsageError: there is no room for its directory.
     """
 
     def __init__(self, world_size: int, device: str, core: int | None, timeout: float) -> None:
@@ -97,10 +97,14 @@ class RankGroup:
                 self._ranks.append(_Rank(*start_process(worker.main, arguments, name=f"rank{rank}")))
                 limit(self._ranks[-1].connection, timeout)
             self._wait_until_ready()
-        except BaseException as error:
+        except (OSError, EOFError) as error:
             self.kill()
-            if isinstance(error, (OSError, EOFError)):
-                raise ExecutorError(f"the processes of the group cannot be started: {error}") from error
+            raise ExecutorError(f"the processes of the group cannot be started: {error}") from error
+        except UsageError as error:  # of this moment, perhaps: the next program asks again
+            self.kill()
+            raise ExecutorError(f"the processes of the group cannot be started: {error.message}", error.hint) from None
+        except BaseException:
+            self.kill()
             raise
 
     def _wait_until_ready(self) -> None:

@@ -322,17 +322,37 @@ def test_a_whole_run_on_gloo_that_is_killed_leaves_nothing(tmp_path: Path, place
     assert read_in_flight(note).finding.kind == "run-died"
 
 
+RANKS = """
+from tcverify.errors import ExecutorError
+from tcverify.execution import ProcessGroupPool
+from tests.unit.programs import reduce_then_norm
+
+with ProcessGroupPool(2) as pool:
+    try:
+        pool.run(reduce_then_norm())
+    except ExecutorError as error:
+        print(error.message)
+"""
+
+
 @pytest.mark.fault(
-    "the system starts no more processes, or kills what they are forked from", "the run ends with code 2 and says so"
+    "the system starts no more processes, or kills what they are forked from",
+    "ranks: `executor-failed`, and new ones when it does again; passes and workers: the run ends with code 2 and says so",
 )
-@pytest.mark.parametrize("options", [[], ["--workers", "2"]])
-def test_a_run_that_gets_no_processes_says_so(tmp_path: Path, options: list[str]) -> None:
+def test_where_no_process_starts_this_is_said(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(
         "import os\nif b'forkserver' in open('/proc/self/cmdline', 'rb').read():\n    os._exit(9)\n"
     )
-    ended = subprocess.run(
-        [sys.executable, "-m", "tcverify", "run", "identity", "--strategy", "structured", *options], cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"}, capture_output=True, text=True, timeout=200, check=False,
-    )  # fmt: skip
-    assert (ended.returncode, ended.stdout) == (2, "")
-    assert ended.stderr.startswith("Error: a process cannot be started: what it is forked from has ended\n  hint: ")
+
+    def ended(*arguments: str) -> tuple[int, str, str]:
+        done = subprocess.run(
+            [sys.executable, *arguments], cwd=tmp_path, env={**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"},
+            capture_output=True, text=True, timeout=200, check=False,
+        )  # fmt: skip
+        return done.returncode, done.stdout, done.stderr.partition("\n")[0]
+
+    why = "a process cannot be started: what it is forked from has ended"
+    run = ["-m", "tcverify", "run", "identity", "--strategy", "structured"]
+    assert ended(*run) == (2, "", f"Error: {why}")
+    assert ended(*run, "--workers", "2") == (2, "", f"Error: {why}")
+    assert ended("-c", RANKS) == (0, f"the processes of the group cannot be started: {why}\n", "")
