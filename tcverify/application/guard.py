@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import asdict, replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -49,6 +49,9 @@ STACK_SECONDS = 2.0
 
 #: PYTHONHASHSEED of the second worker: what differs there depends on the order in which strings are hashed.
 _OTHER_HASH_SEED = 1
+
+#: Of the time that an application may take: one that takes less may be done again, traced, within that time.
+_BRIEF = 0.1
 
 #: Most time that importing a pass may take, in seconds. Importing torch and friends on a busy machine is slow.
 LOAD_TIMEOUT = 120.0
@@ -212,12 +215,12 @@ class Guarded:
 
     def _main(self) -> _Worker:
         if self._worker is None or not self._worker.free():
-            self._worker = _Worker(self.target, self.options, covered=self.covered)
+            self._worker = _Worker(self.target, self.options, self.timeout, covered=self.covered)
         return self._worker
 
     def _second(self) -> _Worker:
         if self._other_hash is None or not self._other_hash.free():
-            self._other_hash = _Worker(self.target, self.options, hash_seed=_OTHER_HASH_SEED)
+            self._other_hash = _Worker(self.target, self.options, self.timeout, hash_seed=_OTHER_HASH_SEED)
         return self._other_hash
 
     @property
@@ -294,6 +297,7 @@ class _Worker:
         self,
         target: str,
         options: Mapping[str, Any],
+        timeout: float,
         hash_seed: int | None = None,
         covered: Sequence[str] | None = None,
     ) -> None:
@@ -309,6 +313,7 @@ class _Worker:
         job["extensions"] = extensions_here()
         job["covered"] = None if covered is None else list(covered)
         job["memory"] = MEMORY_LIMIT
+        job["brief"] = timeout * _BRIEF
         self._process, self._connection = start_process(_serve, (json.dumps(job),), hash_seed=hash_seed)
         limit(self._connection, MESSAGE_TIMEOUT)
         self.alive = True
@@ -471,7 +476,10 @@ def _serve(connection: Connection, job_text: str) -> None:
             connection.send_bytes(message_of({"unread": error.message, "grown": 0}))
             continue
         if request["count"] is None:
+            start = time.monotonic()
             pair = apply_pass(loaded, program, deep=request["deep"])
+            if recorder is not None and time.monotonic() - start < job["brief"] and recorder.misses(_outcome(pair)):
+                apply_pass(loaded, program)
         else:
             rows = request["count"]["allowed"]
             pair = apply_counted(loaded, program, None if rows is None else list(map(frozenset, read_asks(rows))))
@@ -479,6 +487,13 @@ def _serve(connection: Connection, job_text: str) -> None:
         if os.getpid() != worker:
             os._exit(0)  # the pass has forked: a second answer would be taken for that to the next question
         connection.send_bytes(encode_pair(pair, resident_bytes() - resident))
+
+
+def _outcome(pair: Pair) -> Hashable:
+    """What a pass has done to a program, as far as other code of it may have done that."""
+    aspects = frozenset(defect.aspect for defect in pair.defects)
+    failure = pair.failure.kind if pair.failure is not None else None
+    return pair.changed, pair.declined is not None, failure, aspects, frozenset(pair.rewrites)
 
 
 def _watched(loaded: LoadedPass, recorder: Recorder) -> LoadedPass:

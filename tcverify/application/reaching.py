@@ -13,7 +13,7 @@ import inspect
 import os
 import sys
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from functools import lru_cache
 from pathlib import Path
 from types import CodeType, FrameType, ModuleType
@@ -115,6 +115,7 @@ class Recorder:
         self._new: list[Point] = []
         self._programs = 1
         self._traced = True
+        self._outcomes: set[Hashable] = set()  # of programs that were watched
         self._codes: dict[int, CodeType] = {}  # that are watched: their ids are those of no others
         self._digested: set[tuple[int, int, int]] = set()
         self._steps: dict[str, set[tuple[int, int]]] = {}
@@ -126,13 +127,25 @@ class Recorder:
     def taken(self) -> list[Point]:
         """What a program has reached for the first time; called after each.
 
-        Where watching costs time, the 1st, 2nd, 4th, 8th, … program is watched, and each that follows one that was watched and
-        reached something new. So the cost is bounded by what there is to reach, and seeds tell the same again.
+        Where watching costs time, the 1st, 2nd, 4th, 8th, … program is watched, each that follows one that was watched and
+        reached something new, and those that `misses` names. So the cost is bounded by what there is to reach, and seeds tell the
+        same again.
         """
         new, self._new = self._new, []
         self._programs += 1
         self._traced = (self._traced and bool(new)) or self._programs & (self._programs - 1) == 0
         return new
+
+    def misses(self, outcome: Hashable) -> bool:
+        """Whether the pass has done to a program what it did to none that was watched: it is to be applied again, now watched.
+
+        Without that, lines would be told as never reached that everybody can see at work.
+        """
+        missed = self._tool is None and not self._traced and outcome not in self._outcomes
+        self._traced = self._traced or missed
+        if self._traced:
+            self._outcomes.add(outcome)
+        return missed
 
     @property
     def traces(self) -> bool:

@@ -170,8 +170,8 @@ class TerminalReport:
             f"{plain(name)}: {count(n, 'rewrite')} in {count(counts.fired[name], 'program')}"
             for name, n in sorted(counts.rewrites.items())
         ]
-        rate = counts.programs / counts.elapsed if counts.elapsed else 0.0
-        lines.append(f"{counts.elapsed:.1f} s, {rate:.0f} programs/s; {_STOPS[event.stop]}")
+        rate = round(counts.programs / counts.elapsed) if counts.elapsed else 0
+        lines.append(f"{counts.elapsed:.1f} s, {count(rate, 'program')}/s; {_STOPS[event.stop]}")
         if event.counterexamples:
             say(self.console)
         style = _VERDICT_STYLES[event.verdict]
@@ -230,7 +230,7 @@ class TerminalReport:
             if not hasattr(sys, "monitoring") and sum(one.programs + one.shrinking for one in run) > 2:
                 say(
                     self.console,
-                    "  as seen in programs 1, 2, 4, 8, … and those after one that reached something new, which are traced",
+                    "  as seen in programs 1, 2, 4, 8, … and those that promise something new, which are traced",
                 )
             never = unreached_lines(event.reached)
             for line in never[:MAX_UNREACHED]:

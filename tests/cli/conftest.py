@@ -161,7 +161,7 @@ def normalise(text: str, *directories: Path) -> str:
         text = text.replace(str(directory), "DIR")
     for pattern, replacement in (
         (r"(?<=[ /])[0-9a-f]{8}(?=[/ .\n])", "00000000"),
-        (r"\d+\.\d s, \d+ programs/s", "1.0 s, 10 programs/s"),
+        (r"\d+\.\d s, \d+ programs?/s", "1.0 s, 10 programs/s"),
         (r"(?m)^time: .*(\n    .*)*", "time: …"),
         (r"torch \d\S*, python \d\S*", "torch X, python X"),
         (r"[\d.e+]+ times the\s+probe", "1e9 times the probe"),

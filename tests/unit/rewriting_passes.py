@@ -120,3 +120,9 @@ def by_inductor_pattern(gm: fx.GraphModule) -> None:
 
     register_graph_pattern(CallFunction(ATEN.neg.default, KeywordArg("x")), pass_dict=patterns)(absolute)
     patterns.apply(gm.graph)
+
+
+def rarely(gm: fx.GraphModule) -> None:
+    """Rewrites where there are three."""
+    if sum(node.target is ATEN.neg.default for node in gm.graph.nodes) == 3:
+        _rewrite(gm, (), asking=False)  # rarely reached

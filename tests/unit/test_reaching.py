@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import sys
 from collections.abc import Iterator
 
@@ -98,6 +99,33 @@ def test_where_watching_costs_time_ever_fewer_programs_are_watched() -> None:
     finally:
         sys.settrace(before)
     assert watched == [1, 2, 4, 5, 6, 8, 16, 32, 64]
+
+
+def test_what_was_done_to_no_program_that_was_watched_is_watched_the_first_time() -> None:
+    before = sys.gettrace()
+    sys.settrace(None)
+    missed = []
+    try:
+        recorder = Recorder(Scope([FILE]), monitored=False)
+        for number in range(1, 20):
+            with recorder.watching():
+                pass
+            if recorder.misses(number in (3, 4, 7, 14)):
+                missed.append(number)
+                with recorder.watching():
+                    assert sys.gettrace() is not None
+            recorder.taken()
+    finally:
+        sys.settrace(before)
+    assert missed == [3]
+
+
+def test_what_changes_a_program_is_reached_whenever_that_is() -> None:
+    place = inspect.getsourcelines(rewriting_passes.rarely)[1] + 3
+    with Guarded(f"{rewriting_passes.__name__}:rarely", covered=()) as subject:
+        pairs = [subject.apply(negations(number)) for number in (1, 1, 1, 1, 3)]  # before 3.12 the 5th is not watched
+    assert [pair.changed for pair in pairs] == [False, False, False, False, True]
+    assert Point(rewriting_passes.__file__, place) in pairs[-1].reached
 
 
 def test_what_can_be_reached_of_a_file() -> None:
