@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from tcverify.application import Guarded
 from tcverify.campaign import CampaignFinished, Plan
 from tcverify.division import DividedCampaign, Drawing, LocalCrew, workers
 from tcverify.division.working import silence_of
+from tests import warm
 
 ROOT = Path(__file__).parents[2]
 PATIENCE = 200.0
@@ -193,12 +193,9 @@ def test_a_worker_that_stops_is_killed_and_its_slice_done_again(
     assert not any(map(alive, stopped))
 
 
-def start(place: Path, *arguments: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "tcverify", "run", *arguments], cwd=place, text=True, stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT, start_new_session=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "NO_COLOR": "1", "COLUMNS": "80"},
-    )  # fmt: skip
+def start(place: Path, *arguments: str) -> warm.Started:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "NO_COLOR": "1", "COLUMNS": "80"}
+    return warm.start("-m", "tcverify", "run", *arguments, cwd=place, env=environment, stderr=subprocess.STDOUT)
 
 
 def session(leader: int) -> list[int]:
