@@ -67,6 +67,9 @@ def serve(address: str, owner: socket.socket) -> dict[str, Any]:
                 request, files = _read(connection)
                 pid = os.fork()
                 if pid == 0:
+                    selector.close()
+                    for one in (owner, listener, connection, *running.values()):
+                        one.close()  # here: when they are collected, others have their numbers
                     _leave(files)
                     return request
                 for file in files:
