@@ -15,7 +15,6 @@ import selectors
 import signal
 import socket
 import sys
-import threading
 import types
 from collections.abc import Mapping, Sequence
 from multiprocessing import resource_tracker
@@ -166,13 +165,18 @@ _HASH_SEED = os.environ.get("PYTHONHASHSEED")
 
 
 def _copied(path: bytes, arguments: Sequence[Any], files: Sequence[int]) -> int:
-    """Where multiprocessing would start an interpreter as a fork server, fork this process: it has imported the same."""
-    code = str(arguments[-1])
-    if "forkserver" not in code or os.environ.get("PYTHONHASHSEED") != _HASH_SEED or threading.active_count() > 1:
+    """Where multiprocessing would start an interpreter, fork this process: it has imported the same.
+
+    Not where that is to hash otherwise, nor where this process has threads, whose locks a copy would find locked.
+    """
+    code, *rest = map(str, arguments[arguments.index("-c") + 1 :])
+    starts = code.startswith(("from multiprocessing.forkserver ", "from multiprocessing.spawn "))
+    if not starts or os.environ.get("PYTHONHASHSEED") != _HASH_SEED or len(os.listdir("/proc/self/task")) > 1:
         return _spawned(path, arguments, files)
     pid = os.fork()
     if pid:
         return pid
+    ended = 1
     try:
         atexit._clear()
         low = 3
@@ -181,11 +185,15 @@ def _copied(path: bytes, arguments: Sequence[Any], files: Sequence[int]) -> int:
             low = file + 1
         os.closerange(low, 1 << 16)
         resource_tracker._resource_tracker.__init__()  # type: ignore[misc]  # the files of this one are closed
-        sys.argv = ["-c"]
+        sys.argv = ["-c", *rest]
         exec(code, {"__name__": "__main__"})  # noqa: S102 - multiprocessing's own line
-        atexit._run_exitfuncs()
+        ended = 0
+    except SystemExit as error:
+        ended = error.code if isinstance(error.code, int) else 0
     finally:
-        os._exit(0)
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        os._exit(ended)
 
 
 def main(address: str, owner: str) -> None:
