@@ -115,6 +115,7 @@ def finish(process: Started, seconds: float = 240) -> tuple[int, str, str]:
         out, err = process.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
         raise
     assert process.returncode is not None
     return process.returncode, out or "", err or ""

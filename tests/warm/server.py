@@ -8,6 +8,7 @@ import contextlib
 import gc
 import importlib
 import json
+import multiprocessing.process
 import multiprocessing.util
 import os
 import runpy
@@ -15,6 +16,8 @@ import selectors
 import signal
 import socket
 import sys
+import threading
+import traceback
 import types
 from collections.abc import Mapping, Sequence
 from multiprocessing import resource_tracker
@@ -144,6 +147,7 @@ def execute(request: Mapping[str, Any], path: Sequence[str]) -> None:
     os.environ.clear()
     os.environ.update(request["env"])
     os.chdir(request["cwd"])
+    multiprocessing.process.ORIGINAL_DIR = os.getcwd()  # what it was when multiprocessing was imported
     multiprocessing.util.spawnv_passfds = _copied
     first, *rest = request["arguments"]
     beside = {"-c": "", "-m": os.getcwd()}.get(first, str(Path(first).resolve().parent))
@@ -167,11 +171,13 @@ _HASH_SEED = os.environ.get("PYTHONHASHSEED")
 def _copied(path: bytes, arguments: Sequence[Any], files: Sequence[int]) -> int:
     """Where multiprocessing would start an interpreter, fork this process: it has imported the same.
 
-    Not where that is to hash otherwise, nor where this process has threads, whose locks a copy would find locked.
+    Not where that is to hash otherwise, nor where this process has threads, whose locks a copy would find locked; one that
+    waits for the parent's end holds none.
     """
     code, *rest = map(str, arguments[arguments.index("-c") + 1 :])
     starts = code.startswith(("from multiprocessing.forkserver ", "from multiprocessing.spawn "))
-    if not starts or os.environ.get("PYTHONHASHSEED") != _HASH_SEED or len(os.listdir("/proc/self/task")) > 1:
+    idle = 1 + sum(thread.name == "watches the parent" for thread in threading.enumerate())
+    if not starts or os.environ.get("PYTHONHASHSEED") != _HASH_SEED or len(os.listdir("/proc/self/task")) > idle:
         return _spawned(path, arguments, files)
     pid = os.fork()
     if pid:
@@ -190,6 +196,8 @@ def _copied(path: bytes, arguments: Sequence[Any], files: Sequence[int]) -> int:
         ended = 0
     except SystemExit as error:
         ended = error.code if isinstance(error.code, int) else 0
+    except BaseException:  # noqa: BLE001 - the interpreter would tell it, too
+        traceback.print_exc()
     finally:
         atexit._run_exitfuncs()
         sys.stdout.flush()
