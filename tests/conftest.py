@@ -1,12 +1,17 @@
 """Fixtures for all tests."""
 
+import os
 import signal
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
 import pytest
 
 from tcverify.execution import ProcessGroupPool
+
+#: When the time for tests is over, by the monotonic clock, as `tests.quick` says.
+UNTIL = "TCVERIFY_TESTS_UNTIL"
 
 
 @pytest.fixture(scope="session")
@@ -21,6 +26,11 @@ def pool() -> Iterator[Callable[[int], ProcessGroupPool]]:
             return pools[world_size]
 
         yield get
+
+
+def pytest_runtest_setup() -> None:
+    if time.monotonic() > float(os.environ.get(UNTIL, "inf")):
+        pytest.skip("the time is over; `make test` runs it")
 
 
 def pytest_configure() -> None:
