@@ -55,7 +55,8 @@ for arguments, variables in json.loads(sys.argv[1]):
     for name in variables:
         del os.environ[name]
     from tcverify.processes import starting
-    told.append([code, out.buffer.getvalue().decode(), sorted(sys.modules), starting._server.cache_info().currsize, gc.isenabled()])
+    servers = starting._server.cache_info().currsize
+    told.append([code, out.buffer.getvalue().decode(), sorted(sys.modules), servers, gc.isenabled()])
 print(json.dumps(told))
 """
 
