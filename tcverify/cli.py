@@ -101,9 +101,14 @@ def _executor(context: click.Context, parameter: click.Parameter, value: str) ->
 
 
 def _load(context: click.Context, parameter: click.Parameter, references: tuple[str, ...]) -> None:
+    """Load the extensions that the configuration names, and these. Completions do without: they are to come at once."""
+    if context.resilient_parsing:
+        return
+    configured = Path("pyproject.toml")
+    if context.info_name in _START_PROCESSES and (references or "extension" in section(configured)):
+        _begin_server()  # most extensions import torch
+    arguments.configured_extensions(configured)
     for reference in references:
-        if context.info_name in _START_PROCESSES and not context.resilient_parsing:
-            _begin_server()  # most extensions import torch
         load_extension(reference)
 
 
@@ -188,10 +193,6 @@ def main(context: click.Context, debug: bool) -> None:
 
     Exit codes: 0 passed, 1 refuted or nothing tested, 2 unusable input, 3 internal error, 130 interrupted.
     """
-    if context.invoked_subcommand in ("run", "check", "replay", "show"):
-        if context.invoked_subcommand in _START_PROCESSES and "extension" in section(Path("pyproject.toml")):
-            _begin_server()  # most extensions import torch
-        arguments.configured_extensions(Path("pyproject.toml"))
     verbs = {"run": run, "check": check}
     if context.invoked_subcommand in verbs:
         # one table serves both verbs: each takes the options that it has
@@ -437,9 +438,8 @@ def worker(command: tuple[str, ...]) -> None:
     COMMAND is run, check or replay with its arguments: torchrun --nnodes 2 … -m tcverify worker run PASS. The process of rank 0
     runs it, and its process groups are of the processes that torchrun has started.
     """
-    verbs = ("run", "check", "replay")
-    if command[0] not in verbs:
-        raise UsageError(f"a worker cannot serve '{command[0]}'", f"it serves {', '.join(verbs)}")
+    if command[0] not in _START_PROCESSES:
+        raise UsageError(f"a worker cannot serve '{command[0]}'", f"it serves {', '.join(_START_PROCESSES)}")
     with _importing():
         from tcverify.execution.keeper import keep
     raise SystemExit(keep(command))

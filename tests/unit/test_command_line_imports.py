@@ -185,6 +185,18 @@ def test_what_takes_long_is_imported_when_it_is_needed(tmp_path: Path) -> None:
     assert found.collecting  # garbage, which is put off for imports
 
 
+def test_help_and_completions_load_no_extensions(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text('[tool.tcverify]\nextension = ["mine.py"]\n')
+    (tmp_path / "mine.py").write_text("raise ValueError('loaded')\n")
+    asked = [(["run", "--help"], {}), completion("run", "sequence_p"), (["run", "--strategy", "mixd"], {})]
+    shown, completed, loaded = after(*asked, cwd=tmp_path)
+    assert (shown.code, completed.code) == (0, 0)
+    assert completed.text == "plain,sequence_parallel\n"
+    assert completed.servers == 0
+    assert "ValueError: loaded" in loaded.text  # it may register what is named
+    assert loaded.code == 2
+
+
 # ------------------------------------------------------------------------------------------------------- registries
 
 
