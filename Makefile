@@ -2,6 +2,7 @@
 #
 #   make verify                 the built-in passes on real gloo process groups; more options in VERIFY_OPTIONS
 #   make test                   the tests; more options in PYTEST_OPTIONS
+#   make quick                  those that what has changed since the last commit reaches, nearest first, for a minute
 #   make gallery                pages of all known classes of defects, and of those found in PyTorch: reports/{gallery,pytorch}/index.html
 #   make docs                   the documentation as a site: site/index.html
 #   make lint                   ruff, mypy and import-linter
@@ -20,10 +21,12 @@ endif
 TORCH ?= 2.13.0
 
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
+# Bytecode is kept: without it each of the many processes of the tests compiles what it imports.
+unexport PYTHONDONTWRITEBYTECODE
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help verify test gallery docs lint clean
+.PHONY: help verify test quick gallery docs lint clean
 .DELETE_ON_ERROR:
 
 help:
@@ -34,6 +37,9 @@ verify: $(VENV)/.test
 
 test: $(VENV)/.test
 	$(BIN)/python -m pytest $(PYTEST_OPTIONS)
+
+quick: $(VENV)/.test
+	$(BIN)/python -m tests.quick $(QUICK_OPTIONS)
 
 gallery: $(VENV)/.test
 	$(BIN)/tcverify show reports/gallery --format html > reports/gallery/index.html

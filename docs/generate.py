@@ -468,7 +468,7 @@ def faults(directory: Path = FAULT_TESTS) -> list[Fault]:
 def reliability(text: str) -> str:
     """The page of faults, with the table of tests put in."""
     rows = [
-        (cell(one.what), cell(one.becomes), f"`{one.test}`" + (" (`tox -e faults`)" if one.slow else ""))
+        (cell(one.what), cell(one.becomes), f"`{one.test}`" + (" (`tox -e nightly-faults`)" if one.slow else ""))
         for one in faults()
     ]
     return _filled(text, {"faults": table(("fault", "what becomes of it", "shown by, in tests/faults/"), rows)})

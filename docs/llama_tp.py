@@ -121,7 +121,9 @@ def main(arguments: argparse.Namespace) -> int:
     passes.update((name, getattr(llama_passes, name)) for name in DEFECTS)
     chosen = passes if arguments.defect == "all" else [arguments.defect]
     try:
-        return max(run(passes[name], arguments.report_dir) for name in chosen)
+        code = max(run(passes[name], arguments.report_dir) for name in chosen)
+        dist.barrier()  # rank 0 holds the store, by which the others may still be talking
+        return code
     finally:
         dist.destroy_process_group()
 

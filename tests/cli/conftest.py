@@ -7,9 +7,6 @@ from __future__ import annotations
 
 import os
 import re
-import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +17,7 @@ from hypothesis import strategies as st
 
 from tcverify import cli, running
 from tcverify.program import PARTIAL, GraphBuilder, InputSpec, Mesh, Program, Recipe, spmd_program
+from tests import warm
 
 ROOT = Path(__file__).parents[2]
 SNAPSHOTS = Path(__file__).parent / "snapshots"
@@ -127,27 +125,14 @@ def environment() -> dict[str, str]:
     return {**kept, "COLUMNS": "80", "NO_COLOR": "1", "PYTHONPATH": str(ROOT)}
 
 
-def start(*command: str, cwd: Path, stdout: int = subprocess.PIPE) -> subprocess.Popen[str]:
+def start(*command: str, cwd: Path, stdout: int | None = None) -> warm.Started:
     """Start a command in a process group of its own."""
-    return subprocess.Popen(
-        [sys.executable, *command],
-        cwd=cwd,
-        env=environment(),
-        stdout=stdout,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    return warm.start(*command, cwd=cwd, env=environment(), stdout=stdout)
 
 
-def finish(process: subprocess.Popen[str], seconds: float = 120) -> Outcome:
+def finish(process: warm.Started) -> Outcome:
     """Wait for a command to end."""
-    try:
-        out, err = process.communicate(timeout=seconds)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        raise
-    return Outcome(process.returncode, out or "", err)
+    return Outcome(*warm.finish(process))
 
 
 def run_apart(*command: str, cwd: Path) -> Outcome:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +15,8 @@ import torch.distributed as dist
 
 from tcverify import verbs
 from tcverify.program.codec import MAX_BYTES
-from tests.cli.conftest import FOREIGN, finish, only_case, pin, run_here, says, start
+from tests import warm
+from tests.cli.conftest import FOREIGN, environment, finish, only_case, pin, run_here, says, start
 
 SYNTAX_ERROR = "def broken(:\n"
 
@@ -286,7 +286,7 @@ def _alive(pids: set[int]) -> set[int]:
     return {pid for pid in pids if runs(pid)}
 
 
-def _wait_for(condition: Any, process: subprocess.Popen[str]) -> None:
+def _wait_for(condition: Any, process: warm.Started) -> None:
     deadline = time.monotonic() + 90
     while not condition():
         assert process.poll() is None, process.communicate()
@@ -351,7 +351,7 @@ def test_ctrl_c_at_the_start(tmp_path: Path) -> None:
 
 def test_ctrl_c_while_the_command_is_imported(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("open('begun', 'w').close()\nimport time\ntime.sleep(60)\n")
-    process = start("-m", "tcverify", "doctor", cwd=tmp_path)
+    process = warm.interpreter("-m", "tcverify", "doctor", cwd=tmp_path, env=environment())
     _wait_for((tmp_path / "begun").exists, process)
     os.killpg(process.pid, signal.SIGINT)
     outcome = finish(process)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.cli.conftest import run_apart
 
 ROOT = Path(__file__).parents[2]
 
@@ -29,17 +28,9 @@ def test_the_examples_of_the_readme_are_real(name: str, options: str, tmp_path: 
     (tmp_path / "docs" / f"{name}.py").write_text(source)
     command = f"run -x docs/{name}.py:{name} --world-size 2 {options}"
     assert f"tcverify {command}" in readme
-    finished = subprocess.run(
-        [sys.executable, "-m", "tcverify", *command.split()],
-        cwd=tmp_path,
-        env={**os.environ, "COLUMNS": "80", "NO_COLOR": "1"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert finished.returncode == 1, finished.stderr
-    shown = [line for line in _block(finished.stdout, name) if not line.startswith("found by")]  # names versions
+    finished = run_apart("-m", "tcverify", *command.split(), cwd=tmp_path)
+    assert finished.code == 1, finished.err
+    shown = [line for line in _block(finished.out, name) if not line.startswith("found by")]  # names versions
     written = [line for line in _block(readme, name) if not line.startswith("found by")]
     assert shown == written
 

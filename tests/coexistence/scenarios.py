@@ -164,5 +164,8 @@ def play(scenario: str) -> None:
 
 
 if __name__ == "__main__":
+    import torch._dynamo
+    import torch.fx.experimental.symbolic_shapes  # what of torch every scenario imports, once
+
     for argument in sys.argv[1:]:
         play(argument)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests import warm
 
 ROOT = Path(__file__).parents[2]
 
@@ -23,12 +23,9 @@ def run(directory: Path, *names: str) -> list[dict[str, Any]]:
         "PYTHONWARNINGS": "ignore",
         "TORCHINDUCTOR_CACHE_DIR": str(directory / "cache"),
     }
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.compile.jobs", *names],
-        cwd=directory, env=environment, capture_output=True, text=True, timeout=570, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
-    found: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
+    code, out, err = warm.run("-m", "tests.compile.jobs", *names, cwd=directory, env=environment, seconds=570)
+    assert code == 0, err[-3000:]
+    found: list[dict[str, Any]] = json.loads(out.splitlines()[-1])
     return found
 
 

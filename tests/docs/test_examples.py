@@ -25,6 +25,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests import warm
+
 if sys.version_info >= (3, 11):
     import tomllib
 else:
@@ -121,14 +123,8 @@ def require_printed(expected: list[str], out: str, where: str) -> None:
 def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory of the commands that pages use, which run this very tcverify."""
     directory = tmp_path_factory.mktemp("bin")
-    for name, module in (
-        ("tcverify", "tcverify"),
-        ("pytest", "pytest -p tcverify.pytest_plugin -p no:cacheprovider"),
-        ("python", ""),
-    ):
-        start = f"-m {module}" if module else ""
-        (directory / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" {start} "$@"\n')
-        (directory / name).chmod(0o755)
+    pytest_here = ("-m", "pytest", "-p", "tcverify.pytest_plugin", "-p", "no:cacheprovider")
+    warm.executables(directory, {"tcverify": ("-m", "tcverify"), "pytest": pytest_here, "python": ()})
     return directory
 
 

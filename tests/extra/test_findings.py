@@ -25,20 +25,9 @@ TORCH = torch.__version__.partition("+")[0]
 
 FOLDERS = sorted(path.name for path in FINDINGS.iterdir() if path.is_dir()) if FINDINGS.is_dir() else []
 
-#: Whose scripts compile C++ or start many ranks, for 15 s and more: `tox -e findings-torch213` runs them too. What a script
-#: does depends on torch alone.
-LONG = {
-    "ddp-fusion-mixes-gradients",
-    "decomp-comms-ranks-diverge",
-    "dtensor-attention-search-explodes",
-    "overlap-reorders-collectives",
-    "reinplaced-result-overwritten",
-    "side-effect-dropped-in-scheduler",
-    "sink-waits-key-error",
-    "snapshot-of-input-removed",
-    "wait-alias-unknown",
-    "wait-sinks-past-mutation",
-}
+#: Whose scripts every run of the tests starts. What a script does depends on torch alone, so that all of them run where that is
+#: another one: `tox -e findings-torch213`.
+CHOSEN = {"bucketing-cat-promotes-integers", "dtensor-topk-cache", "unsharded-parameters-in-lists"}
 
 #: A script has to end within a minute; importing torch takes longer where many tests run at once.
 SECONDS = 120
@@ -96,8 +85,8 @@ def require_replays(finding: TorchFinding, version: str) -> None:
         assert not shows, f"torch {version} shows it: {again.message}"
 
 
-def test_long_scripts_are_there() -> None:
-    assert set(FOLDERS) >= LONG
+def test_chosen_scripts_are_there() -> None:
+    assert set(FOLDERS) >= CHOSEN
 
 
 @pytest.mark.parametrize("name", FOLDERS)
@@ -114,7 +103,7 @@ def test_the_facts_are_complete(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow) if name in LONG else name for name in FOLDERS]
+    "name", [name if name in CHOSEN else pytest.param(name, marks=pytest.mark.slow) for name in FOLDERS]
 )
 def test_the_script_ends_as_is_said(name: str, tmp_path: Path) -> None:
     finding = read_finding(FINDINGS / name)

@@ -19,6 +19,7 @@ from tcverify.strategies import programs_of
 from tcverify.strategies.options import with_options
 from tcverify.verifier import verify
 from tests.cli.conftest import run_apart
+from tests.sizes import by_night
 
 SUBJECT = TorchSubject("new", "no:matter", "", "torch.fx:GraphModule", since="2.11", until="2.13")
 
@@ -52,7 +53,8 @@ def test_it_can_be_verified(name: str) -> None:
     @settings(max_examples=6, database=None, derandomize=True, deadline=None, phases=[Phase.generate])
     @given(with_options(programs_of(one.strategy, None, 2), one.draws))
     def judge(program: Program) -> None:
-        found[verify(subject, program).status] += 1
+        if found["passed"] + found["refuted"] < by_night(6, 2):
+            found[verify(subject, program).status] += 1
 
     judge()
     assert found["passed"] + found["refuted"] > 0, found

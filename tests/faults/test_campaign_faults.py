@@ -28,6 +28,7 @@ from tcverify.counterexample import FILE_NAME, read_counterexample
 from tcverify.errors import UsageError
 from tcverify.program import Program
 from tcverify.strategies import transformer_programs
+from tests import warm
 from tests.faults.processes import ROOT, alive, descendants, left, wait_until
 from tests.unit.programs import reduce_then_norm
 
@@ -170,11 +171,8 @@ campaign(Path("."), programs=transformer_programs(world_size=2), subscribers=(li
     "tried is kept as `crashed-….json`",
 )
 def test_a_finding_that_was_being_shrunk_is_found_again(tmp_path: Path) -> None:
-    process = subprocess.run(
-        [sys.executable, "-c", DIES_WHILE_SHRINKING],
-        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, timeout=200, check=False,
-    )  # fmt: skip
-    assert process.returncode == -signal.SIGKILL, process.stderr.decode()
+    code, _, err = warm.run("-c", DIES_WHILE_SHRINKING, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    assert code == -signal.SIGKILL, err
     assert kept(tmp_path) == []
     again = campaign(tmp_path, programs=st.nothing(), max_examples=3, shrink_time=20.0)
     finished = again.run()
@@ -199,13 +197,9 @@ print(campaign(Path("."), seed=int(sys.argv[1]), max_examples=200).run().verdict
     "each keeps all that it finds; cases of the same name are the same, and never half-written",
 )
 def test_two_campaigns_in_one_directory(tmp_path: Path) -> None:
-    commands = [[sys.executable, "-c", TWICE, str(seed)] for seed in (1, 2)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    running = [
-        subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True)
-        for command in commands
-    ]
-    assert [process.communicate(timeout=200)[0] for process in running] == ["refuted\n", "refuted\n"]
+    running = [warm.start("-c", TWICE, str(seed), cwd=tmp_path, env=environment) for seed in (1, 2)]
+    assert [warm.finish(process)[1] for process in running] == ["refuted\n", "refuted\n"]
     assert kept(tmp_path) == ["pass-raised"]
     assert [path for path in tmp_path.rglob(".*")] == []
     assert not list((tmp_path / "state").glob("in-flight*"))

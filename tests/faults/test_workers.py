@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from tcverify.application import Guarded
 from tcverify.campaign import CampaignFinished, Plan
 from tcverify.division import DividedCampaign, Drawing, LocalCrew, workers
 from tcverify.division.working import silence_of
+from tests import warm
 
 ROOT = Path(__file__).parents[2]
 PATIENCE = 200.0
@@ -82,40 +82,43 @@ def run(place: Path, crew: LocalCrew, told: list[str], name: str) -> CampaignFin
         return DividedCampaign(subject, plan, drawing, "none", crew, told.append).run()
 
 
+def require_done_again(finished: CampaignFinished, told: list[str], lost: int) -> None:
+    """Assert that a slice was done again, and given up when that worker was lost too."""
+    ends = ["what it was doing is done again", "what it was doing is given up"]
+    assert [line.rpartition("; ")[2] for line in told] == ends[:lost]
+    counts = finished.statistics
+    if lost == 1:
+        assert (counts.programs, counts.passed, counts.inconclusive) == (6, 6, 0)
+    else:
+        assert (finished.verdict, counts.doubts) == ("nothing tested", {"worker-died": 6})
+
+
 @pytest.mark.fault(
     "a worker of `--workers` is killed (−9)",
     "another one does its slice again; if that one dies, too, the slice is inconclusive (`worker-died`); "
     "what it had found is told",
 )
+@pytest.mark.parametrize("naps", [["nap0"], pytest.param(["nap0", "nap1"], marks=pytest.mark.slow)], ids=len)
 def test_a_worker_that_is_killed_costs_no_program_and_one_that_dies_again_its_slice(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    naps: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(PASSES)
     told: list[str] = []
     killed: list[int] = []
 
-    def kill(naps: list[str]) -> None:
+    def kill() -> None:
         for nap in naps:
             wait_until((tmp_path / nap).exists)
             killed.extend(crew.pids)
             os.kill(crew.pids[0], signal.SIGKILL)
 
     with LocalCrew(1, told.append) as crew:
-        killer = threading.Thread(target=kill, args=(["nap0"],))
+        killer = threading.Thread(target=kill)
         killer.start()
-        once = run(tmp_path, crew, told, "naps_once")
+        finished = run(tmp_path, crew, told, ("naps_once", "naps_twice")[len(naps) - 1])
         killer.join()
-        (tmp_path / "nap0").unlink()
-        killer = threading.Thread(target=kill, args=(["nap0", "nap1"],))
-        killer.start()
-        twice = run(tmp_path, crew, told, "naps_twice")
-        killer.join()
-    assert (once.statistics.programs, once.statistics.passed, once.statistics.inconclusive) == (6, 6, 0)
-    assert (twice.verdict, twice.statistics.doubts) == ("nothing tested", {"worker-died": 6})
-    assert [line.rpartition("; ")[2] for line in told] == [
-        "what it was doing is done again", "what it was doing is done again", "what it was doing is given up"
-    ]  # fmt: skip
+    require_done_again(finished, told, len(naps))
     assert all("died of SIGKILL" in line for line in told)
     assert not any(map(alive, killed))
     assert crew.pids == []
@@ -149,15 +152,16 @@ def test_workers_that_die_before_they_take_anything_cost_their_slices(
     "it is killed when it has said nothing for longer than the limits of its pass, its executor and its messages add up to; "
     "another one does its slice again; if that one stops, too, the slice is inconclusive (`worker-died`)",
 )
+@pytest.mark.parametrize("naps", [["nap1"], pytest.param(["nap0", "nap1"], marks=pytest.mark.slow)], ids=len)
 def test_a_worker_that_stops_is_killed_and_its_slice_done_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    naps: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(PASSES)
     told: list[str] = []
     stopped: list[int] = []
 
-    def stop(naps: list[str]) -> None:
+    def stop() -> None:
         for nap in naps:
             wait_until((tmp_path / nap).exists)
             (worker,) = (one for one in crew._workers if one is not None)
@@ -173,32 +177,22 @@ def test_a_worker_that_stops_is_killed_and_its_slice_done_again(
 
     patience: list[float] = []
     with LocalCrew(1, told.append) as crew:
-        stopper = threading.Thread(target=stop, args=(["nap0", "nap1"],))
+        if "nap0" not in naps:
+            (tmp_path / "nap0").write_text("")  # has been taken
+        stopper = threading.Thread(target=stop)
         stopper.start()
         finished = run(tmp_path, crew, told, "naps_twice")
         stopper.join()
-        (tmp_path / "nap1").unlink()
-        stopper = threading.Thread(target=stop, args=(["nap1"],))
-        stopper.start()
-        again = run(tmp_path, crew, told, "naps_twice")
-        stopper.join()
-    assert (finished.verdict, finished.statistics.doubts) == ("nothing tested", {"worker-died": 6})
-    assert (again.statistics.programs, again.statistics.passed) == (6, 6)
-    assert [line.rpartition("; ")[2] for line in told] == [
-        "what it was doing is done again", "what it was doing is given up", "what it was doing is done again"
-    ]  # fmt: skip
+    require_done_again(finished, told, len(naps))
     assert all("had said nothing for 1 s and was killed" in line for line in told)
     assert patience[0] == silence_of(2000.0, None)
-    assert len(set(stopped)) == 3
+    assert len(set(stopped)) == len(naps)
     assert not any(map(alive, stopped))
 
 
-def start(place: Path, *arguments: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "tcverify", "run", *arguments], cwd=place, text=True, stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT, start_new_session=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "NO_COLOR": "1", "COLUMNS": "80"},
-    )  # fmt: skip
+def start(place: Path, *arguments: str) -> warm.Started:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "NO_COLOR": "1", "COLUMNS": "80"}
+    return warm.start("-m", "tcverify", "run", *arguments, cwd=place, env=environment, stderr=subprocess.STDOUT)
 
 
 def session(leader: int) -> list[int]:

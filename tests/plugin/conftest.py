@@ -5,9 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import signal
 import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import entry_points
@@ -16,11 +14,13 @@ from typing import TypeAlias
 
 import pytest
 
+from tests import warm
+
 ROOT = Path(__file__).parents[2]
 
 #: The plugin is named only where installing tcverify has not made pytest load it by itself.
 _LOADED = any(point.value == "tcverify.pytest_plugin" for point in entry_points(group="pytest11"))
-COMMAND = [sys.executable, "-m", "pytest", *([] if _LOADED else ["-p", "tcverify.pytest_plugin"])]
+COMMAND = ["-m", "pytest", *([] if _LOADED else ["-p", "tcverify.pytest_plugin"])]
 
 
 @dataclass(frozen=True)
@@ -47,26 +47,13 @@ def environment() -> dict[str, str]:
     return {**kept, "COLUMNS": "80", "NO_COLOR": "1", "PYTHONPATH": str(ROOT)}
 
 
-def start(directory: Path, *arguments: str, **variables: str) -> subprocess.Popen[str]:
+def start(directory: Path, *arguments: str, **variables: str) -> warm.Started:
     """Start pytest in a directory, in a process group of its own."""
-    return subprocess.Popen(
-        [*COMMAND, *arguments],
-        cwd=directory,
-        env={**environment(), **variables},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
+    return warm.start(*COMMAND, *arguments, cwd=directory, env={**environment(), **variables}, stderr=subprocess.STDOUT)
 
 
-def finish(process: subprocess.Popen[str]) -> Ran:
-    try:
-        out, _ = process.communicate(timeout=240)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        raise
-    return Ran(process.returncode, out)
+def finish(process: warm.Started) -> Ran:
+    return Ran(*warm.finish(process)[:2])
 
 
 def run(directory: Path, *arguments: str, **variables: str) -> Ran:

@@ -12,7 +12,8 @@ import pytest
 
 from tcverify.counterexample import read_counterexample
 from tcverify.pytest_plugin.running import item_seed
-from tests.plugin.conftest import ROOT, Once, Ran, finish, run, start, write
+from tests import warm
+from tests.plugin.conftest import COMMAND, ROOT, Once, Ran, environment, finish, run, start, write
 
 # ---------------------------------------------------------------------------------------------------------- no cost
 
@@ -27,7 +28,8 @@ def test_nothing_is_imported(request):
 
 def test_who_does_not_use_the_plugin_does_not_import_torch(tmp_path: Path) -> None:
     write(tmp_path, {"test_it.py": UNUSED})
-    ran = run(tmp_path, "-p", "no:hypothesispytest", "--tcverify-confirm", "none")
+    command = (*COMMAND, "-p", "no:hypothesispytest", "--tcverify-confirm", "none")
+    ran = finish(warm.interpreter(*command, cwd=tmp_path, env=environment()))
     assert ran.code == 0, ran.out
     assert "tcverify =" not in ran.out
 
