@@ -39,10 +39,9 @@ _START_PROCESSES = ("run", "check", "replay")
 
 
 def _begin_server() -> None:
-    """Start what processes are forked from, unless torch is imported already: it imports what this process imports, beside it."""
-    if "torch" not in sys.modules:
-        with contextlib.suppress(UsageError):  # the verb tells, if it comes to start a process
-            start_server()
+    """Start what processes are forked from, unless it runs: it imports what this process imports, one beside the other."""
+    with contextlib.suppress(UsageError):  # the verb tells, if it comes to start a process
+        start_server()
 
 
 @contextlib.contextmanager
