@@ -29,12 +29,15 @@ near misses and aimed programs labelled missing-metadata or stale-metadata.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
 from hypothesis import strategies as st
 
+from tcverify.catalogue import strategies as named
+from tcverify.catalogue.registry import Registry
+from tcverify.catalogue.strategies import DEFAULT_STRATEGY, SEPARATOR, together
 from tcverify.errors import UsageError
 from tcverify.extensions import require_new
 from tcverify.program import Mesh, Program
@@ -144,29 +147,13 @@ DECODERS: dict[str, Decoder] = {
 }
 
 
-_SEPARATOR = ","
-
-
-def together(names: Iterable[str]) -> str:
-    """The name of what draws from several strategies, from each an equal share; `programs_of` takes it.
-
-    Raises:
-        UsageError: one of several is none of `DECODERS`.
-    """
-    several = list(dict.fromkeys(names))
-    alone = [name for name in several if name not in DECODERS]
-    if len(several) > 1 and alone:
-        raise UsageError(f"strategy '{alone[0]}' cannot be drawn from together with others", "name it alone")
-    return _SEPARATOR.join(several)
-
-
 def _decoder(name: str, *, any_mesh: bool) -> Decoder:
     """The decoder of a strategy, or of several: the first byte picks one of them.
 
     Args:
         any_mesh: as of `_decode_mixed`.
     """
-    parts = name.split(_SEPARATOR)
+    parts = name.split(SEPARATOR)
     if len(parts) == 1:
         decoder = DECODERS[name]
         return replace(decoder, decode=partial(_decode_mixed, any_mesh=any_mesh)) if name == "mixed" else decoder
@@ -308,30 +295,7 @@ def resharding_programs(mesh: Mesh | None = None, world_size: int | None = None)
 
 
 #: Strategies by the name that `--strategy` takes; each is called as `transformer_programs` is.
-STRATEGIES: dict[str, Callable[..., st.SearchStrategy[Program]]] = {
-    "mixed": mixed_programs,
-    "structured": transformer_programs,
-    "near-miss": near_miss_programs,
-    "aimed": aimed_programs,
-    "moe": moe_programs,
-    "wild": wild_programs,
-    "overlap": overlap_programs,
-    "functional": functional_programs,
-    "traced": traced_programs,
-    "peephole": peephole_programs,
-    "gram": gram_programs,
-    "data-parallel": data_parallel_programs,
-    "async-tp": async_tp_programs,
-    "effects": effects_programs,
-    "bucketing": bucketing_programs,
-    "fsdp": fsdp_programs,
-    "sequence-functional": sequence_functional_programs,
-    "compiled": compiled_programs,
-    "resharding": resharding_programs,
-    "dtensor": dtensor_programs,
-}
-
-_OURS = tuple(STRATEGIES)
+STRATEGIES: Registry[Callable[..., st.SearchStrategy[Program]]] = named.STRATEGIES
 
 
 def register_strategy(name: str, programs: Factory) -> None:
@@ -353,7 +317,7 @@ def register_strategy(name: str, programs: Factory) -> None:
         ...     return st.integers(0, 99).map(lambda seed: spmd_program(mesh, [x], reduce, seed=seed))
         >>> register_strategy("sums", sums)
     """
-    require_new("strategy", name, _OURS)
+    require_new("strategy", name, STRATEGIES.references)
     if not callable(programs):
         what = f"strategy '{name}' is a {type(programs).__name__}, which cannot be called"
         raise UsageError(what, "give the function that makes the strategy, without parentheses")
@@ -369,14 +333,13 @@ def programs_of(name: str, mesh: Mesh | None = None, world_size: int | None = No
     Raises:
         As `made_strategy` does.
     """
-    if _SEPARATOR in name:
+    if SEPARATOR in name:
         return _programs(name, mesh, world_size)
     factory = STRATEGIES[name]
-    return factory(mesh=mesh, world_size=world_size) if name in _OURS else made_strategy(factory, mesh, world_size)
+    if name not in STRATEGIES.references:
+        return made_strategy(factory, mesh, world_size)
+    return factory(mesh=mesh, world_size=world_size)
 
-
-#: The one that is drawn from where no other is known to suit a pass.
-DEFAULT_STRATEGY = "mixed"
 
 __all__ = [
     "DECODERS",

@@ -1,4 +1,7 @@
-"""Reads what the command line and the configuration say: passes, meshes, times, names."""
+"""Reads what the command line and the configuration say: passes, meshes, times, names.
+
+Nothing of torch is imported for that but where a module of the user's is named that is to be loaded.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +10,17 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-from tcverify.application.loading import importable_target
-from tcverify.application.stages import SEPARATOR, split_stages
 from tcverify.baseline import Baseline, Known, read_baseline
-from tcverify.checks import CHECKS, register_check
+from tcverify.catalogue.checks import CHECKS
+from tcverify.catalogue.executors import MAX_RANKS
+from tcverify.catalogue.passes import BUILTIN, SUITED
+from tcverify.catalogue.strategies import DEFAULT_STRATEGY, STRATEGIES, together
 from tcverify.configuration import section, suggest
-from tcverify.errors import ProgramError, UsageError
-from tcverify.execution import MAX_RANKS
+from tcverify.errors import UsageError
 from tcverify.extensions import load_extension
 from tcverify.extra.pytorch import PREFIX, SUBJECTS, subject
 from tcverify.files import write_atomically
-from tcverify.passes import BUILTIN, SUITED
-from tcverify.program import Mesh, Placement
-from tcverify.strategies import DEFAULT_STRATEGY, STRATEGIES, register_strategy, together
+from tcverify.stages import SEPARATOR, split_stages
 
 
 def configured_extensions(path: Path) -> None:
@@ -75,6 +76,8 @@ def checks(text: str | None) -> list[str] | None:
     for piece in text.split(","):
         name, check = _referenced(piece.strip(), "check")
         if check is not None:
+            from tcverify.checks import register_check
+
             register_check(name, check)
         chosen.append(name)
     return names(",".join(chosen), list(CHECKS), "check")
@@ -108,7 +111,7 @@ def target(name: str) -> str:
     if name.startswith(PREFIX):
         return subject(name).target
     if name in BUILTIN:
-        return importable_target(BUILTIN[name]) or name
+        return BUILTIN.references[name]
     if ":" in name:
         return name
     if name.endswith(".py") or Path(name).exists():
@@ -131,9 +134,11 @@ def strategies(given: str | None, passes: Sequence[str]) -> list[str | None]:
     if given is not None:
         name, programs = _referenced(given, "strategy")
         if programs is not None:
+            from tcverify.strategies import register_strategy
+
             register_strategy(name, programs)
         return [together(names(name, list(STRATEGIES), "strategy"))] * len(passes)
-    known = SUITED | {PREFIX + one.name: one.strategy for one in SUBJECTS.values()}
+    known = {**SUITED, **{PREFIX + one.name: one.strategy for one in SUBJECTS.values()}}
     suited: list[str | None] = []
     for name in passes:
         stages = split_stages(name, lambda piece: piece in BUILTIN or ":" in piece)
@@ -165,11 +170,11 @@ def draws(name: str, fixed: Collection[str]) -> dict[str, Sequence[Any]]:
     return found
 
 
-def meshes(world_size: str | None, mesh: str | None) -> list[tuple[str, Mesh | None, int]]:
+def meshes(world_size: str | None, mesh: str | None) -> list[tuple[str, dict[str, int] | None, int]]:
     """Read --world-size and --mesh.
 
     Returns:
-        Name, mesh (None for drawn ones) and world size of each campaign.
+        Name, sizes of the dims of the mesh (None for drawn ones) and world size of each campaign.
 
     Raises:
         UsageError: they make no sense.
@@ -182,9 +187,8 @@ def meshes(world_size: str | None, mesh: str | None) -> list[tuple[str, Mesh | N
         for size in sizes.values():
             total *= size
         _require_ranks(total)
-        fixed = Mesh.grid(sizes)
-        return [(mesh, fixed, fixed.world_size)]
-    found: dict[int, tuple[str, Mesh | None, int]] = {}
+        return [(mesh, sizes, total)]
+    found: dict[int, tuple[str, dict[str, int] | None, int]] = {}
     for text in (world_size if world_size is not None else "2,3,4").split(","):
         size = _number(text.strip(), "--world-size")
         _require_ranks(size)
@@ -192,8 +196,8 @@ def meshes(world_size: str | None, mesh: str | None) -> list[tuple[str, Mesh | N
     return list(found.values())
 
 
-def one_mesh(world_size: str | None, mesh: str | None) -> tuple[Mesh | None, int | None]:
-    """Read --world-size and --mesh for one program: the mesh, or the number of ranks, or neither. Raises UsageError."""
+def one_mesh(world_size: str | None, mesh: str | None) -> tuple[dict[str, int] | None, int | None]:
+    """Read --world-size and --mesh for one program: sizes of the dims of the mesh, and the number of ranks. Raises UsageError."""
     if world_size is None and mesh is None:
         return None, None
     found = meshes(world_size, mesh)
@@ -216,22 +220,6 @@ def groups(values: Sequence[str]) -> dict[str, str | list[tuple[int, ...]]]:
             found[name] = [tuple(map(int, ranks)) for ranks in lists]
         else:
             raise UsageError(f"--group {name}={text} names neither a mesh dim nor ranks", "write 3=tp, or 3=0,1;2,3")
-    return found
-
-
-def placements(values: Sequence[str]) -> dict[str, dict[str, Placement]]:
-    """Read --placement INPUT=DIM:PLACEMENT, several of one input separated by commas. Raises UsageError."""
-    found: dict[str, dict[str, Placement]] = {}
-    for name, text in pairs(values, "--placement").items():
-        for part in text.split(","):
-            dim, separator, placement = part.strip().partition(":")
-            try:
-                if not separator:
-                    raise ProgramError(f"'{part}' does not say over which mesh dim")
-                found.setdefault(name, {})[dim] = Placement.parse(placement.strip())
-            except ProgramError as error:
-                hint = error.hint or "write INPUT=DIM:PLACEMENT, e.g. x=dp:shard(0)"
-                raise UsageError(f"--placement {name}={text}: {error.message}", hint) from None
     return found
 
 

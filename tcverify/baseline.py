@@ -10,6 +10,8 @@
 
 Pass, kind and fingerprint say which findings an entry stands for (see `fingerprint`). Title and case are those that it was
 written for. The reason is for people: summaries show it, and nothing but people changes it.
+
+Reading one imports no torch: what is wrong with it is said at once.
 """
 
 from __future__ import annotations
@@ -19,13 +21,14 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tcverify.application import PassFacts
-from tcverify.counterexample import Counterexample
 from tcverify.errors import UsageError
 from tcverify.files import write_atomically
-from tcverify.fingerprint import fingerprint_of
+
+if TYPE_CHECKING:
+    from tcverify.application import PassFacts
+    from tcverify.counterexample import Counterexample
 
 FORMAT = "tcverify-baseline"
 VERSION = 1
@@ -87,6 +90,8 @@ def reference(facts: PassFacts) -> str:
 
 def known_of(case: Counterexample) -> Known:
     """Return the entry that stands for the finding of a case."""
+    from tcverify.fingerprint import fingerprint_of  # which takes torch; who has a case has it
+
     finding = case.finding
     return Known(reference(case.facts), finding.kind, fingerprint_of(case), finding.title, case.id)
 

@@ -1,62 +1,86 @@
-"""The command line: run, check, replay, show, init, passes, doctor."""
+"""The command line: run, check, replay, show, init, passes, doctor, worker.
+
+What can be said without torch is said without it: versions, help, completions, what is wrong with options. Whatever takes
+seconds to import, `tcverify.verbs` first of all, is imported by the verbs that need it, once their arguments are found right.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import errno
-import json
+import gc
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import click
-import torch
+from click.shell_completion import CompletionItem
 
-from tcverify import __version__, arguments, doctor, template
-from tcverify.arithmetic import DOMAINS
-from tcverify.capturing import RankRule, Told, load
-from tcverify.checks import CHECKS
-from tcverify.configuration import configuration
-from tcverify.counterexample import (
-    encode_counterexample,
-    find_counterexamples,
-    read_counterexample,
-)
-from tcverify.division import Drawing
+from tcverify import __version__, arguments
+from tcverify.catalogue.checks import CHECKS
+from tcverify.catalogue.choices import CONDITIONS, DOMAINS, REPORTS
+from tcverify.catalogue.executors import EXECUTORS
+from tcverify.catalogue.passes import BUILTIN, DEFAULT, DESCRIPTIONS
+from tcverify.catalogue.strategies import STRATEGIES
+from tcverify.configuration import configuration, section
 from tcverify.errors import InternalError, TcverifyError, UsageError
-from tcverify.execution import EXECUTORS, Executor, executors
-from tcverify.execution.keeper import keep
 from tcverify.extensions import load_extension
-from tcverify.extra.pytorch import PREFIX, SUBJECTS
+from tcverify.extra.pytorch import PREFIX, SUBJECTS, installed_version
 from tcverify.extra.ray import LOCAL
-from tcverify.files import write_atomically
-from tcverify.passes import BUILTIN, DEFAULT, DESCRIPTIONS
-from tcverify.program import dumps
-from tcverify.replay import replay as replay_case
-from tcverify.report.choice import REPORTS
-from tcverify.report.html import to_gallery, to_html
-from tcverify.report.markdown import to_markdown
-from tcverify.report.plain import error_text, plain, plain_lines
-from tcverify.report.terminal import make_console, say, show
-from tcverify.report.text import WIDTH, to_text
-from tcverify.report.trace import to_trace
-from tcverify.running import (
-    FAILED,
-    INTERNAL,
-    INTERRUPTED,
-    PASSED,
-    UNUSABLE,
-    Job,
-    Settings,
-    campaigns,
-    described,
-    new_seed,
-    prepare,
-    redrawn,
-)
-from tcverify.strategies import STRATEGIES
+from tcverify.processes import start_server
+from tcverify.report.plain import error_text, plain
+from tcverify.settings import FAILED, INTERNAL, INTERRUPTED, UNUSABLE, Settings, new_seed
+
+#: Verbs that apply passes or start ranks, which takes processes.
+_START_PROCESSES = ("run", "check", "replay")
+
+
+def _begin_server() -> None:
+    """Start what processes are forked from, unless it runs: it imports what this process imports, one beside the other."""
+    with contextlib.suppress(UsageError):  # the verb tells, if it comes to start a process
+        start_server()
+
+
+@contextlib.contextmanager
+def _importing(*, processes: bool = False) -> Iterator[None]:
+    """Stands around the import of what does the work of a verb, which takes seconds.
+
+    Args:
+        processes: whether the verb starts some.
+
+    Raises:
+        UsageError: torch cannot be imported.
+    """
+    if processes:
+        _begin_server()
+    try:
+        import torch
+    except (ImportError, OSError) as error:
+        raise UsageError(f"torch cannot be imported: {error}", "see what `python -c 'import torch'` says") from error
+    torch.set_num_threads(1)  # the tensors are small: more threads only wait for each other
+    yield
+    if not gc.isenabled():  # `tcverify.__main__` has put it off
+        gc.freeze()
+        gc.enable()
+
+
+def _completing(
+    known: Callable[[], Iterable[str]], separator: str = ","
+) -> Callable[[click.Context, click.Parameter, str], list[CompletionItem]]:
+    """What completes names in a shell, the last one where there are several; where none fits, it is left to the shell."""
+
+    def complete(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        before, between, last = incomplete.rpartition(separator)
+        fitting = [CompletionItem(f"{before}{between}{name}") for name in known() if name.startswith(last)]
+        return fitting or [CompletionItem(incomplete, type="file")]
+
+    return complete
+
+
+_complete_passes = _completing(lambda: (*BUILTIN, *(PREFIX + name for name in SUBJECTS)), "+")
 
 _REPORT_DIR = click.option(
     "--report-dir",
@@ -76,6 +100,13 @@ def _executor(context: click.Context, parameter: click.Parameter, value: str) ->
 
 
 def _load(context: click.Context, parameter: click.Parameter, references: tuple[str, ...]) -> None:
+    """Load the extensions that the configuration names, and these. Completions do without: they are to come at once."""
+    if context.resilient_parsing:
+        return
+    configured = Path("pyproject.toml")
+    if context.info_name in _START_PROCESSES and (references or "extension" in section(configured)):
+        _begin_server()  # most extensions import torch
+    arguments.configured_extensions(configured)
     for reference in references:
         load_extension(reference)
 
@@ -91,10 +122,12 @@ _EXTENSION = click.option(
 )
 
 _CONFIRM = click.option("--confirm", metavar="[gloo|nccl|none]", callback=_executor, default="gloo", show_default=True,
+              shell_complete=_completing(lambda: (*EXECUTORS, "none")),
               help="Process group that runs what lockstep does not refute.")  # fmt: skip
 _DOMAIN = click.option("--domain", type=click.Choice(DOMAINS), default="float64", show_default=True,
               help="Also judge values exactly (in a prime field), or in the programs' native dtypes.")  # fmt: skip
-_CHECKS = click.option("--checks", default=None, help=f"Checks to apply, of {', '.join(CHECKS)}. [default: all]")
+_CHECKS = click.option("--checks", default=None, shell_complete=_completing(lambda: CHECKS),
+              help=f"Checks to apply, of {', '.join(CHECKS)}. [default: all]")  # fmt: skip
 _CONTRACT = click.option(
     "--contract", multiple=True, metavar="K=V", help="What the pass promises, e.g. idempotent=true."
 )
@@ -104,6 +137,7 @@ _REPORT = click.option(
     "--report",
     default="html",
     show_default=True,
+    shell_complete=_completing(lambda: REPORTS),
     help=f"What is written beside counterexamples, of {', '.join(REPORTS)}.",
 )
 
@@ -158,9 +192,6 @@ def main(context: click.Context, debug: bool) -> None:
 
     Exit codes: 0 passed, 1 refuted or nothing tested, 2 unusable input, 3 internal error, 130 interrupted.
     """
-    torch.set_num_threads(1)  # the tensors are small: more threads only wait for each other
-    if context.invoked_subcommand in ("run", "check", "replay", "show"):
-        arguments.configured_extensions(Path("pyproject.toml"))
     verbs = {"run": run, "check": check}
     if context.invoked_subcommand in verbs:
         # one table serves both verbs: each takes the options that it has
@@ -180,13 +211,14 @@ def _options(command: click.Command) -> set[str]:
 
 
 @main.command()
-@click.argument("passes", nargs=-1, metavar="[PASS]...")
+@click.argument("passes", nargs=-1, metavar="[PASS]...", shell_complete=_complete_passes)
 @click.option("--world-size", default=None, help="Numbers of ranks, e.g. 2,4. [default: 2,3,4]")
 @click.option("--mesh", default=None, help="One mesh for all programs, e.g. dp=2,tp=2, instead of drawn ones.")
 @click.option(
     "--strategy",
     default=None,
     show_default="what suits the pass",
+    shell_complete=_completing(lambda: STRATEGIES),
     help=f"What programs are drawn, from one or several of {', '.join(STRATEGIES)}.",
 )
 @_CONFIRM
@@ -253,6 +285,8 @@ def run(
     PASS is a built-in name, module:attribute, or path/to/file.py:attribute; FIRST+SECOND is a pipeline of such. The default is
     every built-in pass, and some of them one after the other.
     """
+    if any(":" in (named or "") for named in (strategy, checks)):
+        _begin_server()  # they are modules of the user's, most of which import torch
     meshes = arguments.meshes(world_size, mesh)
     drawn = arguments.strategies(strategy, passes or DEFAULT)
     limit_s = arguments.seconds(max_time) if max_time is not None else None
@@ -271,8 +305,8 @@ def run(
         bisect=bisect,
         covered=[arguments.covered(name) for name in passes or DEFAULT] if coverage else None,
         report_dir=report_dir,
-        reports=arguments.names(report, list(REPORTS), "report"),
-        failing=arguments.names(fail_on, ["inconclusive", "vacuity"], "condition") if fail_on is not None else [],
+        reports=arguments.names(report, tuple(REPORTS), "report"),
+        failing=arguments.names(fail_on, CONDITIONS, "condition") if fail_on is not None else [],
         fail_fast=fail_fast,
         known=arguments.known_findings(baseline, write_baseline),
         baseline=baseline,
@@ -281,15 +315,10 @@ def run(
         workers=workers,
         ray=ray,
     )
-    console = make_console()
-    prepare(settings, console)
     options = [arguments.draws(name, settings.pass_options) for name in passes or DEFAULT]
-    jobs = []
-    for name, fixed, size in meshes:
-        sizes = {dim.name: len(dim.groups[0]) for dim in fixed.dims} if fixed is not None else None
-        drawings = [Drawing(one, size, sizes, told) for one, told in zip(drawn, options, strict=True)]
-        jobs.append(Job(name, size, drawings=drawings))
-    raise SystemExit(campaigns(settings, jobs, console))
+    with _importing(processes=True):
+        from tcverify import verbs
+    raise SystemExit(verbs.run(settings, meshes, drawn, options))
 
 
 # -------------------------------------------------------------------------------------------------------------- check
@@ -297,7 +326,8 @@ def run(
 
 @main.command()
 @click.argument("sources", nargs=-1, required=True, metavar="PROGRAM...")
-@click.option("--pass", "passes", multiple=True, required=True, metavar="PASS", help="The pass; repeatable.")
+@click.option("--pass", "passes", multiple=True, required=True, metavar="PASS", shell_complete=_complete_passes,
+              help="The pass; repeatable.")  # fmt: skip
 @click.option("--world-size", default=None, help="Number of ranks.")
 @click.option("--mesh", default=None, help="The mesh, e.g. dp=2,tp=2.")
 @click.option("--group", multiple=True, metavar="NAME=DIM|RANKS",
@@ -364,11 +394,11 @@ def check(
     ExportedProgram, or what tcverify.capture gives. The function is called once per rank, each time in a process that
     believes to be that rank of a job. Several PROGRAMs are the graphs of the ranks in their order.
     """
-    known_mesh, size = arguments.one_mesh(world_size, mesh)
-    told = Told(
-        known_mesh, size, arguments.groups(group), arguments.placements(placement),
-        [RankRule.parse(text) for text in rank_constant], rank, spmd, seed, capture_timeout,
-    )  # fmt: skip
+    if ":" in (checks or ""):
+        _begin_server()  # it is a module of the user's, most of which import torch
+    sizes, size = arguments.one_mesh(world_size, mesh)
+    groups = arguments.groups(group)
+    placements = arguments.pairs(placement, "--placement")
     settings = Settings(
         targets=[arguments.target(name) for name in passes],
         pass_options=arguments.pairs(pass_option, "--pass-option"),
@@ -382,25 +412,18 @@ def check(
         shrink_time=shrink_time,
         bisect=bisect,
         report_dir=report_dir,
-        reports=arguments.names(report, list(REPORTS), "report"),
-        failing=arguments.names(fail_on, ["inconclusive", "vacuity"], "condition"),
+        reports=arguments.names(report, tuple(REPORTS), "report"),
+        failing=arguments.names(fail_on, CONDITIONS, "condition"),
         deep=True,
         earlier=False,  # they would be other programs
     )
-    console = make_console()
-    prepare(settings, console)
-    loaded = load(sources, told)
-    for line in (*described(loaded.program), *loaded.notes):
-        say(console, plain(line))
-    if save is not None:
-        write_atomically(save, dumps(loaded.program) + "\n", "choose another place with --save")
-    name = sources[0] if len(sources) == 1 else f"{sources[0]} and {len(sources) - 1} more"
-    job = Job(
-        f"{name}, {loaded.program.world_size} ranks",
-        loaded.program.world_size,
-        programs=[redrawn(loaded.program, draws)] * len(passes),
-    )
-    raise SystemExit(campaigns(settings, [job], console))
+    with _importing(processes=True):
+        from tcverify import verbs
+    told = verbs.told(
+        sizes, size, groups, placements, rank_constant,
+        rank=rank, spmd=spmd, seed=seed, timeout=capture_timeout,
+    )  # fmt: skip
+    raise SystemExit(verbs.check(settings, sources, told, save))
 
 
 # ------------------------------------------------------------------------------------------------------------- worker
@@ -414,9 +437,10 @@ def worker(command: tuple[str, ...]) -> None:
     COMMAND is run, check or replay with its arguments: torchrun --nnodes 2 … -m tcverify worker run PASS. The process of rank 0
     runs it, and its process groups are of the processes that torchrun has started.
     """
-    verbs = ("run", "check", "replay")
-    if command[0] not in verbs:
-        raise UsageError(f"a worker cannot serve '{command[0]}'", f"it serves {', '.join(verbs)}")
+    if command[0] not in _START_PROCESSES:
+        raise UsageError(f"a worker cannot serve '{command[0]}'", f"it serves {', '.join(_START_PROCESSES)}")
+    with _importing():
+        from tcverify.execution.keeper import keep
     raise SystemExit(keep(command))
 
 
@@ -436,48 +460,9 @@ def replay(cases: tuple[str, ...], confirm: str, bisect: bool, report_dir: Path)
     passes that the files name.
     Exits with 1 when one still fails, else with 2 when one cannot be replayed.
     """
-    paths = [path for case in cases or (str(report_dir),) for path in find_counterexamples(case, report_dir)]
-    doctor.require_backend(confirm)
-    console = make_console()
-    states = []
-    with executors(confirm) as executor_of:
-        for path in paths:
-            states.append(_replay_one(path, executor_of, alone=len(paths) == 1, blame=bisect))
-    if len(paths) > 1:
-        say(console, ", ".join(f"{states.count(state)} {state}" for state in _MARKS))
-    raise SystemExit(FAILED if "failed" in states else UNUSABLE if "error" in states else PASSED)
-
-
-_MARKS = {"fixed": ("+ FIXED ", "green"), "failed": ("x FAILED", "red"), "error": ("! ERROR ", "yellow")}
-
-
-def _replay_one(path: Path, executor_of: Callable[[int], Executor | None], *, alone: bool, blame: bool) -> str:
-    console = make_console()
-
-    def tell(state: str, what: str, message: str) -> None:
-        mark, style = _MARKS[state]
-        first, *rest = plain_lines(message) or [""]
-        say(console, f"{mark} {what}: {first}", style)
-        for line in rest:
-            say(console, f"  {line}")
-
-    try:
-        case = read_counterexample(path)
-        outcome = replay_case(case, executor_of(case.program.world_size), blame=blame)
-    except TcverifyError as error:
-        tell("error", "not replayed", str(error))
-        return "error"
-    tell(outcome.state, f"{case.id} {plain(case.facts.name)}", outcome.message)
-    if outcome.source_changed:
-        say(console, "  the source of the pass has changed since the case was found")
-    if outcome.printed and alone:
-        say(console, "  what the pass has printed, on all ranks:")
-        for line in plain_lines(outcome.printed):
-            say(console, f"    {line}")
-    if outcome.case is not None and alone:
-        say(console)
-        show(console, outcome.case, None)
-    return outcome.state
+    with _importing(processes=True):
+        from tcverify import verbs
+    raise SystemExit(verbs.replay(cases, confirm, report_dir, blame=bisect))
 
 
 @main.command(name="show")
@@ -491,40 +476,9 @@ def show_cases(cases: tuple[str, ...], form: str, report_dir: Path) -> None:
 
     Text is coloured and as wide as the terminal; where there is none, it is plain and 80 columns wide, or as COLUMNS says.
     """
-    paths = [path for case in cases for path in find_counterexamples(case, report_dir)]
-    if form == "trace" and len(paths) > 1:
-        raise UsageError(f"these are {len(paths)} counterexamples, a trace shows one", "give the file or the ID of one")
-    if form == "html" and len(paths) > 1:
-        click.echo(to_gallery(paths, Path(cases[0]) if len(cases) == 1 else Path()))
-        return
-    console = make_console()
-    damaged = False
-    for number, path in enumerate(paths):
-        try:
-            found = read_counterexample(path)
-        except TcverifyError as error:
-            if len(paths) == 1:
-                raise
-            click.echo(error_text(error), err=True)  # the others are shown all the same
-            damaged = True
-            continue
-        if form == "json":
-            click.echo(json.dumps(encode_counterexample(found), indent=1))
-        elif form == "md":
-            click.echo(f"\n---\n\n{to_markdown(found, path)}" if number else to_markdown(found, path))
-        elif form == "html":
-            click.echo(to_html(found, path))
-        elif form == "trace":
-            click.echo(to_trace(found), nl=False)
-        else:
-            if number:
-                click.echo()
-            if console.is_terminal:
-                show(console, found, path)
-            else:
-                click.echo(to_text(found, path, console.width if "COLUMNS" in os.environ else WIDTH))
-    if damaged:
-        raise SystemExit(UNUSABLE)
+    with _importing():
+        from tcverify import verbs
+    raise SystemExit(verbs.show_cases(cases, form, report_dir))
 
 
 # ------------------------------------------------------------------------------------------------------------- init
@@ -547,6 +501,9 @@ def init(directory: Path, passes: tuple[str, ...], force: bool, keep: bool, dry_
         raise UsageError(
             "--force and --keep exclude each other", "one overwrites what is there, the other leaves it alone"
         )
+    from tcverify import template
+    from tcverify.report.console import make_console, say
+
     planned = template.plan(directory, passes)
     console = make_console()
     for line in template.told(planned) if dry_run else template.done(planned, planned.write(force=force, keep=keep)):
@@ -559,12 +516,14 @@ def init(directory: Path, passes: tuple[str, ...], force: bool, keep: bool, dry_
 @main.command()
 def passes() -> None:
     """List the built-in passes, and those of PyTorch that this torch has."""
+    from tcverify.report.console import make_console, say
+
     console = make_console()
     for name in BUILTIN:
         say(console, name, "bold")
         say(console, f"    {DESCRIPTIONS[name]}")
     say(console)
-    say(console, f"PyTorch's own, of torch {torch.__version__}:")
+    say(console, f"PyTorch's own, of torch {installed_version()}:")
     for one in SUBJECTS.values():
         say(console, PREFIX + one.name, "bold" if one.here else "dim")
         say(console, f"    {one.what}" if one.here else f"    not in this torch; {one.versions}")
@@ -576,13 +535,9 @@ def passes() -> None:
 @main.command(name="doctor")
 def diagnose() -> None:
     """Say what this machine can run, with one real collective."""
-    console = make_console()
-    for name, value in doctor.facts().items():
-        say(console, f"{name:<12}{value}")
-    doctor.require_backend("gloo")
-    problem = doctor.try_collective()
-    say(console, f"{'all_reduce':<12}{problem or 'works on 2 gloo ranks'}")
-    raise SystemExit(FAILED if problem else PASSED)
+    with _importing():
+        from tcverify import verbs
+    raise SystemExit(verbs.diagnose())
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Finds what the user names by reference: passes, and functions that give programs."""
+"""Finds what the user names by reference: passes, and functions that give programs. Importing it imports no torch."""
 
 from __future__ import annotations
 
@@ -12,10 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import torch
-
 from tcverify.errors import PassLoadError, UnsupportedOp
-from tcverify.ops import resolve
 
 
 def find(target: str, what: str = "pass") -> tuple[Any, ModuleType]:
@@ -90,8 +87,11 @@ def _names_undefined_op(error: AttributeError) -> bool:
 
     Not before: a pass that names such ops may come with a library that defines them, which goes first.
     """
-    if not isinstance(error.obj, torch._ops._OpNamespace):
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(error.obj, torch._ops._OpNamespace):
         return False
+    from tcverify.ops import resolve  # which takes torch; what is imported by name may do without
+
     try:
         resolve(f"{error.obj.name}::{error.name}")
     except UnsupportedOp:

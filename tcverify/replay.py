@@ -15,8 +15,9 @@ from tcverify.counterexample import Counterexample, make_counterexample
 from tcverify.errors import TcverifyError
 from tcverify.execution import Executor, ProcessGroupPool
 from tcverify.program import Contract, Program
+from tcverify.report.console import make_console, say
 from tcverify.report.plain import error_text, plain
-from tcverify.report.terminal import make_console, say, show
+from tcverify.report.terminal import show
 from tcverify.verifier import Verdict, verify
 
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hypothesis import strategies as st
@@ -16,7 +15,7 @@ from rich.console import Console
 
 from tcverify import arguments, doctor
 from tcverify.application import Guarded, Subject, start_ahead
-from tcverify.baseline import Baseline, add_to_baseline, reference
+from tcverify.baseline import add_to_baseline, reference
 from tcverify.bisection import Terms, bisect
 from tcverify.campaign import (
     DEEP_EVERY,
@@ -40,15 +39,15 @@ from tcverify.execution import Executor, executors, of_any_size
 from tcverify.extra.ray import ray_crew
 from tcverify.program import Blame, Contract, Mesh, Program
 from tcverify.report.choice import reports
+from tcverify.report.console import say
 from tcverify.report.known import baseline_lines
 from tcverify.report.plain import count, plain
 from tcverify.report.script import ScriptReport
-from tcverify.report.terminal import TerminalReport, say
+from tcverify.report.terminal import TerminalReport
+from tcverify.settings import FAILED, INTERNAL, INTERRUPTED, PASSED, UNUSABLE, Settings
 from tcverify.strategies import DEFAULT_STRATEGY
 from tcverify.suiting import suited
 from tcverify.verifier import Verdict
-
-PASSED, FAILED, UNUSABLE, INTERNAL, INTERRUPTED = 0, 1, 2, 3, 130
 
 STATE_DIR = Path(".tcverify")
 
@@ -67,42 +66,6 @@ class Job:
     world_size: int
     drawings: Sequence[Drawing] = ()
     programs: Sequence[SearchStrategy[Program]] = ()
-
-
-@dataclass(frozen=True)
-class Settings:
-    """How passes are verified and what becomes of it; names as the options of the command line have.
-
-    Attributes:
-        covered: for each pass the modules whose code counts when it is recorded what it reaches, none for those that define it.
-            None: that is not recorded.
-    """
-
-    targets: Sequence[str]
-    pass_options: dict[str, str] = field(default_factory=dict)
-    promises: dict[str, str] = field(default_factory=dict)
-    confirm: str = "gloo"
-    domain: str = "float64"
-    max_examples: int | None = None
-    max_time: float | None = None
-    seed: int = 0
-    checks: Sequence[str] | None = None
-    pass_timeout: float = 20.0
-    shrink_time: float = 30.0
-    report_dir: Path = Path("reports")
-    reports: Sequence[str] = ()
-    failing: Sequence[str] = ()
-    fail_fast: bool = False
-    known: Baseline | None = None
-    baseline: Path | None = None
-    write_baseline: Path | None = None
-    deep: bool = False
-    earlier: bool = True
-    bisect: bool = False
-    covered: Sequence[Sequence[str]] | None = None
-    corpus: Path | None = None
-    workers: int | None = None
-    ray: str | None = None
 
 
 def prepare(settings: Settings, console: Console) -> None:
@@ -319,23 +282,4 @@ def described(program: Program) -> list[str]:
     return lines
 
 
-def new_seed() -> int:
-    """A seed that nobody asked for."""
-    return int.from_bytes(os.urandom(4), "little")
-
-
-__all__ = [
-    "FAILED",
-    "INTERNAL",
-    "INTERRUPTED",
-    "PASSED",
-    "STATE_DIR",
-    "UNUSABLE",
-    "Job",
-    "Settings",
-    "campaigns",
-    "described",
-    "new_seed",
-    "prepare",
-    "redrawn",
-]
+__all__ = ["STATE_DIR", "Job", "campaigns", "described", "prepare", "redrawn"]

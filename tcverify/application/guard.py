@@ -27,7 +27,6 @@ from tcverify.application.loading import LoadedPass, importable_target, load_pas
 from tcverify.application.messages import decode_pair, encode_pair, message_of, parts_of
 from tcverify.application.pair import Defect, Pair, PassFacts, PassFailure
 from tcverify.application.reaching import Recorder, scope_of
-from tcverify.application.stages import SEPARATOR
 from tcverify.errors import InternalError, PassLoadError, ProgramError, TcverifyError
 from tcverify.extensions import extensions_here, load_extensions_of
 from tcverify.processes import (
@@ -43,6 +42,7 @@ from tcverify.processes import (
 )
 from tcverify.program import Allowed, Contract, Program, dumps, read_asks
 from tcverify.program.codec import decode
+from tcverify.stages import SEPARATOR
 
 #: Most time that a worker is given to say where its pass hangs. One that blocks signals never does.
 STACK_SECONDS = 2.0

@@ -15,10 +15,10 @@ from typing import Any
 from torch import fx
 
 from tcverify.application.pair import PassFacts
-from tcverify.application.stages import SEPARATOR, stage_options, stage_targets
 from tcverify.errors import PassLoadError, TcverifyError
 from tcverify.importing import find
 from tcverify.program import Contract
+from tcverify.stages import SEPARATOR, stage_options, stage_targets
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,7 @@ from tcverify.arithmetic.field import canonical, residue
 from tcverify.arithmetic.float64 import FLOAT64, Float64
 from tcverify.arithmetic.native import NATIVE, Native
 from tcverify.arithmetic.unwritten import poison_, spoil_, unwritten
-
-#: Names by which users choose a domain.
-DOMAINS = ("float64", "native", "exact")
+from tcverify.catalogue.choices import DOMAINS
 
 
 def domain_of(name: str) -> Domain:

@@ -4,18 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from tcverify.checks.collectives import check_collectives
-from tcverify.checks.equivalence import check_equivalence
+from tcverify.catalogue import checks as named
+from tcverify.catalogue.registry import Registry
 from tcverify.checks.evidence import Evidence
-from tcverify.checks.happens_before import check_happens_before
-from tcverify.checks.host_program import check_host_program
-from tcverify.checks.interleavings import check_interleavings
-from tcverify.checks.memory import check_memory
-from tcverify.checks.metadata import check_metadata
-from tcverify.checks.order import check_order
-from tcverify.checks.purity import check_purity
-from tcverify.checks.schedule import check_schedule
-from tcverify.checks.structure import check_structure
 from tcverify.errors import UsageError
 from tcverify.extensions import require_new
 from tcverify.importing import last_frame
@@ -24,20 +15,8 @@ from tcverify.program.finding import KINDS, Doubt, Finding, Note, Said
 Check = Callable[[Evidence], Sequence[Said]]
 
 #: All checks by name, in the order in which they run.
-CHECKS: dict[str, Check] = {
-    "structure": check_structure,
-    "metadata": check_metadata,
-    "collectives": check_collectives,
-    "happens-before": check_happens_before,
-    "host-program": check_host_program,
-    "order": check_order,
-    "memory": check_memory,
-    "interleavings": check_interleavings,
-    "schedule": check_schedule,
-    "equivalence": check_equivalence,
-    "purity": check_purity,
-}
-
+CHECKS: Registry[Check] = named.CHECKS
+CHECKS.load()  # processes that are forked from one that verifies have them all
 
 #: Names of the checks that come from elsewhere: what goes wrong in them is no error of tcverify.
 _OWN: set[str] = set()

@@ -1,6 +1,7 @@
 """Runs programs: one interpreter, driven in lockstep or by real process groups."""
 
-from tcverify.execution.any_size import MAX_RANKS, AnySize, of_any_size
+from tcverify.catalogue.executors import MAX_RANKS
+from tcverify.execution.any_size import AnySize, of_any_size
 from tcverify.execution.arena import ArenaRun, Clobber, has_buffers, run_in_arena
 from tcverify.execution.asynchrony import Timing
 from tcverify.execution.compare import Delta, compare_ranks, digest, pooled

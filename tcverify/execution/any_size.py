@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tcverify.arithmetic import FLOAT64, Domain
+from tcverify.catalogue.executors import MAX_RANKS
 from tcverify.errors import ExecutorError, InternalError
 from tcverify.execution.executor import Comparison, Executor, Run
 from tcverify.execution.registered import start_executor
 from tcverify.program import Program
-
-#: Most ranks that one machine is asked for.
-MAX_RANKS = 64
 
 
 class AnySize:

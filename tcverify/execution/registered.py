@@ -6,6 +6,8 @@ import contextlib
 from collections.abc import Callable, Iterator
 from functools import partial
 
+from tcverify.catalogue import executors as named
+from tcverify.catalogue.registry import Registry
 from tcverify.errors import UsageError
 from tcverify.execution.executor import Executor
 from tcverify.execution.pool import ProcessGroupPool
@@ -15,14 +17,12 @@ from tcverify.extensions import require_new
 #: What makes an executor for a number of ranks.
 Maker = Callable[[int], Executor]
 
-_OURS: dict[str, Maker] = {
-    "gloo": ProcessGroupPool,
-    "nccl": partial(ProcessGroupPool, device="cuda"),
-    "torchrun": partial(ProcessGroupPool, start_group=StoreGroup),
-}
-
 #: Makers of executors by name.
-EXECUTORS: dict[str, Maker] = dict(_OURS)
+EXECUTORS: Registry[Maker] = named.EXECUTORS
+
+over_gloo = ProcessGroupPool
+over_nccl = partial(ProcessGroupPool, device="cuda")
+over_torchrun = partial(ProcessGroupPool, start_group=StoreGroup)
 
 _PROTOCOL = "an executor has a name and the methods run, compare and start_comparison: see tcverify.Executor"
 
@@ -41,7 +41,7 @@ def register_executor(name: str, make: Maker) -> None:
     Example:
         >>> register_executor("patient", lambda world_size: ProcessGroupPool(world_size, timeout=600))
     """
-    require_new("executor", name, [*_OURS, "none"])
+    require_new("executor", name, [*EXECUTORS.references, "none"])
     if not callable(make):
         raise UsageError(f"executor '{name}' is a {type(make).__name__}, which cannot be called", "give what makes one")
     EXECUTORS[name] = make

@@ -7,13 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from tcverify.catalogue.choices import DOMAINS
 from tcverify.checks import CHECKS
 from tcverify.doctor import require_backend
 from tcverify.errors import UsageError
 from tcverify.execution import EXECUTORS
 from tcverify.program import Contract
 from tcverify.pytest_plugin.decorator import Verification
-from tcverify.pytest_plugin.options import DOMAINS, Options
+from tcverify.pytest_plugin.options import Options
 from tcverify.pytest_plugin.profiles import PROFILES
 from tcverify.pytest_plugin.references import Reference, reference_to
 from tcverify.pytest_plugin.worlds import World, known_value, listed, make_worlds

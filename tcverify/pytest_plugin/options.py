@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from tcverify.catalogue.choices import DOMAINS
 from tcverify.configuration import configuration
 
 CONFIRM = ("gloo", "nccl", "none")  # and those that extensions register
 PROFILES = ("dev", "ci", "nightly")
-DOMAINS = ("float64", "native", "exact")  # not imported: pytest starts this before torch
 
 #: Where earlier failures and programs in flight are kept, from the root directory: a directory per item.
 STATE_DIR = Path(".tcverify", "items")

@@ -6,17 +6,11 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 
 from tcverify.campaign import Subscriber
+from tcverify.catalogue.choices import REPORTS
 from tcverify.report.html import HtmlReport
 from tcverify.report.junit import JunitReport
 from tcverify.report.ndjson import EventLog
 from tcverify.report.trace import TraceReport
-
-#: What each report is, by the name that `--report` takes.
-REPORTS = {
-    "html": "report.html and, for streams, trace.json beside every counterexample",
-    "junit": "junit.xml for continuous integration",
-    "ndjson": "events.ndjson, what happens as it happens",
-}
 
 
 def reports(

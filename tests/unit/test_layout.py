@@ -84,12 +84,12 @@ def test_importing_tcverify_alone_costs_nothing() -> None:
 
 def test_what_starts_processes_imports_no_torch() -> None:
     # the command line starts what they are forked from before it imports torch itself
-    assert prints("import sys, tcverify.__main__; print('torch' in sys.modules)") == "False"
+    assert prints("import sys, tcverify.processes; print('torch' in sys.modules)") == "False"
 
 
-def test_the_command_line_imports_nothing_that_takes_long_and_is_rarely_used() -> None:
+def test_verbs_import_nothing_that_takes_long_and_is_rarely_used() -> None:
     late = "{'sympy', 'torch._dynamo', 'torch._inductor', 'torch.distributed.tensor', 'ray'}"
-    assert prints(f"import sys, tcverify.cli; print(*{late} & set(sys.modules))") == ""
+    assert prints(f"import sys, tcverify.verbs; print(*{late} & set(sys.modules))") == ""
 
 
 def test_public_names_are_found_and_listed() -> None:

@@ -19,11 +19,12 @@ from tcverify.errors import UsageError
 from tcverify.program import Finding, GraphBuilder, Program, loads, spmd_program
 from tcverify.report import block as blocks
 from tcverify.report.block import make_block
+from tcverify.report.console import make_console
 from tcverify.report.listing import columns, difference
 from tcverify.report.markdown import to_markdown
 from tcverify.report.plain import count, error_text, plain, wrap
 from tcverify.report.script import to_script
-from tcverify.report.terminal import make_console, show
+from tcverify.report.terminal import show
 from tcverify.report.text import to_text
 from tests.unit.programs import TP2, X, reduce_then_norm
 from tests.unit.test_counterexample import some_case

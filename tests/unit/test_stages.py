@@ -11,10 +11,10 @@ from torch import fx
 from tcverify import Contract, verify
 from tcverify.application import Guarded, InProcess, subject_of
 from tcverify.application.loading import load_pass
-from tcverify.application.stages import stage_options, stage_targets
 from tcverify.errors import PassLoadError, UsageError
 from tcverify.passes import Identity, SequenceParallel
 from tcverify.program import PARTIAL, GraphBuilder, InputSpec, Mesh, Program, Recipe, spmd_program
+from tcverify.stages import stage_options, stage_targets
 from tests.mutants.sequence_parallel import ResidualNotSliced
 from tests.unit.programs import reduce_then_norm
 

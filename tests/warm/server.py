@@ -31,6 +31,9 @@ ROOT = Path(__file__).parents[2]
 #: What commands import.
 MODULES = (
     "tcverify.cli",
+    "tcverify.verbs",
+    "tcverify.passes",
+    "tcverify.template",
     "tcverify.pytest_plugin.running",
     "hypothesis",
     "pytest",

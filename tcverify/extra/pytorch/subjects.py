@@ -1,16 +1,19 @@
-"""What of PyTorch can be verified by name, and in which of its versions that exists. Data; importing it imports no pass."""
+"""What of PyTorch can be verified by name, and in which of its versions that exists. Data; importing it imports no torch.
+
+What the installed torch has is read from its sources: importing it takes a second, and Inductor several.
+"""
 
 from __future__ import annotations
 
-import ast
 import functools
+import importlib
+import importlib.util
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
-
-import torch
 
 from tcverify.errors import UsageError
 
@@ -64,21 +67,31 @@ def release(version: str) -> tuple[int, int]:
     return int(major), int(minor)
 
 
+#: A function, a class or a variable of a module, at the beginning of its line.
+_DEFINITION = re.compile(r"^(?:def|class) +(\w+)|^(\w+) *=(?!=)", re.MULTILINE)
+
+
+def installed_version() -> str:
+    """Return the version of the torch that is installed, as `torch.__version__` says it."""
+    found = re.search(r"^__version__ = '([^']+)'", _source("torch.version"), re.MULTILINE)
+    return found[1] if found is not None else str(importlib.import_module("torch").__version__)
+
+
 @functools.cache
 def _defined(module: str) -> frozenset[str]:
-    """The names that a module defines, read from its source: importing Inductor takes seconds."""
+    """The names that a module of torch defines at its top: what starts a line, as all sources there are formatted."""
+    return frozenset(name for pair in _DEFINITION.findall(_source(module)) for name in pair if name)
+
+
+def _source(module: str) -> str:
+    """The text of a module of torch; empty where there is none."""
+    torch = importlib.util.find_spec("torch")
+    if torch is None or torch.origin is None:
+        return ""
     # The parents of `module` are packages of torch, which find_spec would import.
-    path = Path(torch.__file__).parent.joinpath(*module.split(".")[1:])
+    path = Path(torch.origin).parent.joinpath(*module.split(".")[1:])
     source = next((one for one in (path.with_suffix(".py"), path / "__init__.py") if one.is_file()), None)
-    if source is None:
-        return frozenset()
-    found: set[str] = set()
-    for statement in ast.parse(source.read_text(encoding="utf-8")).body:
-        if isinstance(statement, (ast.FunctionDef, ast.ClassDef)):
-            found.add(statement.name)
-        elif isinstance(statement, ast.Assign):
-            found.update(target.id for target in statement.targets if isinstance(target, ast.Name))
-    return frozenset(found)
+    return "" if source is None else source.read_text(encoding="utf-8")
 
 
 def subject(name: str) -> TorchSubject:
@@ -94,7 +107,7 @@ def subject(name: str) -> TorchSubject:
         )
     if not found.here:
         raise UsageError(
-            f"torch {torch.__version__} has no {found.source}", f"'{name}' can be verified with {found.versions}"
+            f"torch {installed_version()} has no {found.source}", f"'{name}' can be verified with {found.versions}"
         )
     return found
 
@@ -368,4 +381,4 @@ _ALL = (
 #: What can be verified, by name without the prefix.
 SUBJECTS: dict[str, TorchSubject] = {one.name: one for one in _ALL}
 
-__all__ = ["PREFIX", "SUBJECTS", "TorchSubject", "release", "subject"]
+__all__ = ["PREFIX", "SUBJECTS", "TorchSubject", "installed_version", "release", "subject"]

@@ -1,6 +1,6 @@
 """Campaigns on Ray: slices are tasks, process groups are actors; scheduling, retries and membership are Ray's.
 
-Importing this module does not import ray.
+Importing this module imports neither ray nor torch.
 """
 
 from __future__ import annotations
@@ -8,9 +8,12 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
-from tcverify.division import Crew
 from tcverify.errors import UsageError
+
+if TYPE_CHECKING:
+    from tcverify.division import Crew
 
 #: The address that stands for a cluster of this machine alone, which ends with the run.
 LOCAL = "local"

@@ -1,5 +1,6 @@
 """Passes that move nodes so that communication runs while something computes, and what they share."""
 
+from tcverify.catalogue.passes import OVERLAP_PASSES
 from tcverify.passes.overlap.configured import ReorderForComputeCommOverlap
 from tcverify.passes.overlap.fsdp_order import EnforceCommOrderingForFsdp
 from tcverify.passes.overlap.fsdp_params import RemoveFsdp2UnshardedParamGraphInputUsage
@@ -16,7 +17,6 @@ from tcverify.passes.overlap.graph import (
 from tcverify.passes.overlap.iterative import IterativePass
 from tcverify.passes.overlap.iterative_raising import ReorderCommunicationPreservingPeakMemory
 from tcverify.passes.overlap.iterative_sinking import SinkWaitsIterative
-from tcverify.passes.overlap.registry import OVERLAP_PASSES
 from tcverify.passes.overlap.reordering import (
     DecideGlobalOrderingOfComms,
     OverlapPass,

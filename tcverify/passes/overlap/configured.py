@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 
 from torch import fx
 
+from tcverify.catalogue.passes import OVERLAP_PASSES
 from tcverify.errors import UsageError
 from tcverify.passes.base import Pass
-from tcverify.passes.overlap import registry
 from tcverify.program import CollectiveStatistics, Contract
 
 #: A pass of the list: a known name, or anything that takes a graph module and returns it, another one, or nothing.
@@ -76,10 +76,9 @@ class ReorderForComputeCommOverlap(Pass):
 
     def _stage(self, item: Any) -> Callable[[fx.GraphModule], Any]:
         if isinstance(item, str):
-            known = registry.OVERLAP_PASSES
-            if item in known and item != self.name:
-                return known[item]()
-            names = ", ".join(name for name in known if name != self.name)
+            if item in OVERLAP_PASSES:
+                return OVERLAP_PASSES[item]()  # type: ignore[no-any-return]
+            names = ", ".join(OVERLAP_PASSES)
             raise UsageError(f"option passes of pass '{self.name}' names no pass '{item}'", f"known are {names}")
         if isinstance(item, type) and issubclass(item, Pass):
             return item()

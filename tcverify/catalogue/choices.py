@@ -1,0 +1,18 @@
+"""Options that take one of a few words."""
+
+from __future__ import annotations
+
+#: Names by which users choose a number domain.
+DOMAINS = ("float64", "native", "exact")
+
+#: What each report is, by the name that `--report` takes.
+REPORTS = {
+    "html": "report.html and, for streams, trace.json beside every counterexample",
+    "junit": "junit.xml for continuous integration",
+    "ndjson": "events.ndjson, what happens as it happens",
+}
+
+#: What else can fail a run, by the name that `--fail-on` takes.
+CONDITIONS = ("inconclusive", "vacuity")
+
+__all__ = ["CONDITIONS", "DOMAINS", "REPORTS"]

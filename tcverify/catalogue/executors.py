@@ -1,0 +1,22 @@
+"""The executors by name, and what they are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tcverify.catalogue.registry import Registry
+
+#: Makers of executors by the name that `--confirm` takes.
+EXECUTORS: Registry[Callable[[int], Any]] = Registry(
+    {
+        "gloo": "tcverify.execution.registered:over_gloo",
+        "nccl": "tcverify.execution.registered:over_nccl",
+        "torchrun": "tcverify.execution.registered:over_torchrun",
+    }
+)
+
+#: Most ranks that one machine is asked for.
+MAX_RANKS = 64
+
+__all__ = ["EXECUTORS", "MAX_RANKS"]

@@ -1,0 +1,57 @@
+"""What a run is asked for, and how it ends. Data."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tcverify.baseline import Baseline
+
+#: Exit codes.
+PASSED, FAILED, UNUSABLE, INTERNAL, INTERRUPTED = 0, 1, 2, 3, 130
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How passes are verified and what becomes of it; names as the options of the command line have.
+
+    Attributes:
+        covered: for each pass the modules whose code counts when it is recorded what it reaches, none for those that define it.
+            None: that is not recorded.
+    """
+
+    targets: Sequence[str]
+    pass_options: dict[str, str] = field(default_factory=dict)
+    promises: dict[str, str] = field(default_factory=dict)
+    confirm: str = "gloo"
+    domain: str = "float64"
+    max_examples: int | None = None
+    max_time: float | None = None
+    seed: int = 0
+    checks: Sequence[str] | None = None
+    pass_timeout: float = 20.0
+    shrink_time: float = 30.0
+    report_dir: Path = Path("reports")
+    reports: Sequence[str] = ()
+    failing: Sequence[str] = ()
+    fail_fast: bool = False
+    known: Baseline | None = None
+    baseline: Path | None = None
+    write_baseline: Path | None = None
+    deep: bool = False
+    earlier: bool = True
+    bisect: bool = False
+    covered: Sequence[Sequence[str]] | None = None
+    corpus: Path | None = None
+    workers: int | None = None
+    ray: str | None = None
+
+
+def new_seed() -> int:
+    """A seed that nobody asked for."""
+    return int.from_bytes(os.urandom(4), "little")
+
+
+__all__ = ["FAILED", "INTERNAL", "INTERRUPTED", "PASSED", "UNUSABLE", "Settings", "new_seed"]
