@@ -27,6 +27,9 @@ SOURCES = ("tcverify", "strategies", "tests", "benchmarks", "docs")
 #: Tests that reach everything, and so stand last.
 EVERYTHING = ("tests/cli", "tests/docs", "tests/faults", "tests/plugin")
 
+#: Modules that start processes: tests that import one reach everything, too.
+STARTING = frozenset({"subprocess", "tests.warm"})
+
 #: An import of a module that is run only since it lies in the same package as what is needed, or is the package's own.
 ASIDE = 10
 
@@ -149,8 +152,14 @@ class Graph:
     def nearest(self, changed: Collection[Path | str]) -> list[Path]:
         """See the function of this name."""
         far = self._distances(changed)
-        reached = [path for path in self.tests if path in far]
-        return sorted(reached, key=lambda path: (far[path], self._breadth(path), path))
+        stems = {self._relative(path).with_suffix("").parts[-2:] for path in changed}
+
+        def order(path: Path) -> tuple[object, ...]:
+            distance = far[path]
+            aside = 0 if not distance else 1 if distance < ASIDE else 2
+            return aside, not _called_after(path, stems), distance, path.parts[1] != "unit", self._breadth(path), path
+
+        return sorted((path for path in self.tests if path in far), key=order)
 
     def _distances(self, changed: Collection[Path | str]) -> dict[Path, int]:
         """By test file, how far it is from the nearest file that has changed, of those that reach one."""
@@ -162,9 +171,12 @@ class Graph:
                 found[path] = min(1, found.get(path, 1))
             elif any(one.parts[0] == "docs" for one in paths) and path.is_relative_to("tests/docs"):
                 found[path] = min(LAST, found.get(path, LAST))
-            elif self._reaches_everything(path) and any(one.parts[0] in ("tcverify", "strategies") for one in paths):
-                own = found.get(path, LAST)
-                found[path] = own and LAST + own  # 0: it has changed itself
+            elif any(one.parts[0] in ("tcverify", "strategies") for one in paths):
+                if any(path.is_relative_to(one) for one in EVERYTHING):
+                    own = found.get(path, LAST)
+                    found[path] = own and LAST + own  # 0: it has changed itself
+                elif self._modules[self._names[path]].processes:
+                    found.setdefault(path, LAST)
         return found
 
     def _relative(self, path: Path | str) -> Path:
@@ -189,9 +201,6 @@ class Graph:
     def _mentions(self, test: Path, changed: list[Path]) -> bool:
         said = self._modules[self._names[test]].said
         return any(path.suffix != ".py" and (path.name in said or str(path) in said) for path in changed)
-
-    def _reaches_everything(self, test: Path) -> bool:
-        return self._modules[self._names[test]].processes or any(test.is_relative_to(one) for one in EVERYTHING)
 
     def _back_from(self, start: set[str]) -> dict[str, int]:
         """The distances of all modules that import some of these, directly or not."""
@@ -223,6 +232,12 @@ class Graph:
         return len(seen)
 
 
+def _called_after(test: Path, changed: Collection[tuple[str, ...]]) -> bool:
+    """Whether a test file bears the name of a module, given as its package and its name, or that of its package."""
+    name = test.stem.removeprefix("test_")
+    return any(f"_{module}_" in f"_{name}_" or package == [name] for *package, module in changed)
+
+
 @cache
 def graph(root: Path = ROOT) -> Graph:
     """The imports of a project, parsed once per process."""
@@ -237,9 +252,10 @@ def nearest(changed: Collection[Path | str], root: Path = ROOT) -> list[Path]:
         root: the project's directory.
 
     Returns:
-        Paths relative to `root`, those that are equally near by how few modules they import. A changed test file is the nearest
-        of all. For data in a package or beside tests (templates, snapshots) its modules and these tests count as changed; a
-        document is reached by tests that name it, and by those of the documentation.
+        Paths relative to `root`. A changed test file is the nearest of all. Of those that import the change, those that are
+        called after it come first, then the distance counts, then unit tests come first, then those that import few modules.
+        For data in a package or beside tests (templates, snapshots) its modules and these tests count as changed; a document
+        is reached by tests that name it, and by those of the documentation.
 
     Raises:
         ValueError: a file is not in the project.
@@ -272,7 +288,10 @@ def _read(path: Path, name: str) -> _Module:
             found.attributes.add((_words(node.value), node.attr))
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and len(node.value) < 200:
             found.said.add(node.value)
-    found.processes = any(one.split(".")[0] == "subprocess" for one in found.imports) or "pytester" in found.said
+    sources = (
+        found.imports | {source for source, _ in found.names} | {f"{source}.{name}" for source, name in found.names}
+    )
+    found.processes = not sources.isdisjoint(STARTING)
     found.defines = {one for statement in tree.body for one in _defined(statement)}
     return found
 

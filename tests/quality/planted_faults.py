@@ -136,7 +136,9 @@ def run_tests(project: Path, tests: Sequence[str], seconds: float, *, stop: bool
     ]
     command += ["-x"] if stop else []
     command += [f"--timeout={TEST_LIMIT}", *tests]
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "COV_"))}
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "COV_", "TCVERIFY_"))
+    }
     environment.pop("PYTHONDONTWRITEBYTECODE", None)  # bytecode is kept: what has not changed is compiled once
     environment |= {
         "PYTHONPATH": str(project),
