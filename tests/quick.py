@@ -37,7 +37,9 @@ def changed(since: str, root: Path = ROOT) -> list[Path]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--since", default="HEAD", metavar="REV", help="what counts as changed; default: what is not committed")
+    parser.add_argument(
+        "--since", default="HEAD", metavar="REV", help="what counts as changed; default: what is not committed"
+    )
     parser.add_argument("--files", type=int, default=30, help="how many files of tests at most; default: %(default)s")
     parser.add_argument("--seconds", type=float, default=55.0, help="after which no test begins; default: %(default)s")
     known, options = parser.parse_known_args()
@@ -48,7 +50,9 @@ def main() -> int:
         return 0
     files = reached[: known.files]
     which = "which run" if len(files) == len(reached) else f"of which the {len(files)} nearest run"
-    print(f"{len(paths)} files differ from {known.since}; {len(reached)} files of tests reach them, {which}", flush=True)
+    print(
+        f"{len(paths)} files differ from {known.since}; {len(reached)} files of tests reach them, {which}", flush=True
+    )
     # load, not worksteal: the nearest first
     command = [sys.executable, "-m", "pytest", "-n", "auto", "--dist", "load", "-q", *options, *map(str, files)]
     environment = {**os.environ, UNTIL: str(time.monotonic() + known.seconds)}

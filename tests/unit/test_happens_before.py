@@ -12,7 +12,7 @@ from torch import fx
 from tcverify import Contract, verify
 from tcverify.application import Pair
 from tcverify.checks import CHECKS, Evidence
-from tcverify.program import Mesh
+from tcverify.program import Mesh, MeshDim
 from tcverify.program.finding import Doubt
 from tests.unit.lowered import Build, Lowering, findings, judge, kinds, program
 from tests.unit.programs import reduce_then_norm
@@ -413,6 +413,15 @@ def test_collectives_of_one_communicator_are_ordered(run: bool) -> None:
 @pytest.mark.parametrize("run", [False, True])
 def test_collectives_of_two_communicators_need_no_order(run: bool) -> None:
     assert kinds(lambda b: collectives(b, waits=False, dims=("tp", "dp")), mesh=GRID, run=run) == []
+
+
+@pytest.mark.parametrize("run", [False, True])
+def test_communicators_are_looked_at_on_every_rank_of_a_graph(run: bool) -> None:
+    # the groups of rank 0 differ, those of rank 2 are one
+    mesh = Mesh(4, (MeshDim("dp", ((0,), (1,), (2, 3))), MeshDim("tp", ((0, 1), (2, 3)))))
+    (found,) = findings(lambda b: collectives(b, waits=False, dims=("tp", "dp")), mesh=mesh, run=run)
+    assert (found.kind, found.rank) == ("unordered-collectives", 2)
+    assert "both are collectives of group [2, 3]" in found.title
 
 
 @pytest.mark.parametrize("run", [False, True])

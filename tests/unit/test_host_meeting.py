@@ -14,16 +14,17 @@ from tcverify.passes.resharding.writing import HostWriter
 from tcverify.program import PlacedBuilder, Program
 
 
-def exchanging() -> Program:
-    b = PlacedBuilder(2)
-    x = b.input("x", (4, 4), "[0, 1] shard(0)")
-    return b.build(b.set(x, "[0, 1] replicated"), b.set(b.call("aten::relu", x), "[0, 1] replicated"))
+def exchanging(ranks: int = 2) -> Program:
+    b = PlacedBuilder(ranks)
+    mesh = str([*range(ranks)])
+    x = b.input("x", (2 * ranks, 4), f"{mesh} shard(0)")
+    return b.build(b.set(x, f"{mesh} replicated"), b.set(b.call("aten::relu", x), f"{mesh} replicated"))
 
 
 Post = Callable[[HostWriter, int, int, fx.Node, fx.Node], None]
 
 
-def lowered(post: Post) -> Verdict:
+def lowered(post: Post, ranks: int = 2) -> Verdict:
     """What verification says of a pass that puts `post(writer, rank, which, operand, out)` in the place of each `set`."""
 
     def lower(gm: fx.GraphModule) -> fx.GraphModule:
@@ -31,14 +32,14 @@ def lowered(post: Post) -> Verdict:
         sets = [node for node in gm.graph.nodes if "multidevice" in str(node.target)]
         for which, node in enumerate(sets):
             with writer.before(node):
-                out = writer.allocate((4, 4), torch.float32)
+                out = writer.allocate((2 * ranks, 4), torch.float32)
                 post(writer, gm.meta["rank"], which, node.args[0], out)
             node.replace_all_uses_with(out)
             gm.graph.erase_node(node)
         gm.recompile()
         return gm
 
-    return verify(lower, exchanging(), contract=Contract(inputs="stream0"))
+    return verify(lower, exchanging(ranks), contract=Contract(inputs="stream0"))
 
 
 def gather(w: HostWriter, rank: int, which: int, x: fx.Node, out: fx.Node) -> None:
@@ -151,6 +152,20 @@ def test_streams_go_on_where_a_host_that_blocks_would_not() -> None:
 def test_streams_that_wait_for_each_other_are_a_deadlock() -> None:
     (finding,) = lowered(crossing(behind=True)).findings
     assert (finding.kind, finding.title) == ("deadlock", "deadlock among ranks 0, 1")
+
+
+def test_a_communication_is_over_when_all_of_the_team_have_begun_it() -> None:
+    """Rank 2 waits for a message that rank 0 sends behind what all three gather."""
+
+    def post(w: HostWriter, rank: int, which: int, x: fx.Node, out: fx.Node) -> None:
+        if rank == 2:
+            w.communicate("recv", half(w, out, 0), 0)
+        w.communicate("all_gather", x, 0, [0, 1, 2], out=out)
+        if rank == 0:
+            w.communicate("send", x, 2)
+
+    (finding,) = lowered(post, ranks=3).findings
+    assert finding.kind == "deadlock"
 
 
 @pytest.mark.parametrize("apart", [False, True])
