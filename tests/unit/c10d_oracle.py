@@ -87,7 +87,7 @@ def _serve(rank: int, directory: str, results: Any) -> None:
 
 
 if __name__ == "__main__":
-    context = mp.get_context("spawn")
+    context = mp.get_context("fork")
     queue = context.Queue()
     with tempfile.TemporaryDirectory() as directory:
         processes = [context.Process(target=_serve, args=(rank, directory, queue)) for rank in range(WORLD)]

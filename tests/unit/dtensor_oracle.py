@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import tempfile
 from collections import Counter
@@ -21,6 +20,7 @@ from typing import Any
 import torch
 
 from tcverify.program import Placed, PlacedBuilder, Program, Recipe
+from tests import warm
 from tests.unit.naive_layouts import spread, whole_input
 
 ROOT = Path(__file__).parents[2]
@@ -104,13 +104,10 @@ def run_dtensor(transitions: list[Transition]) -> list[Outcome]:
     with tempfile.TemporaryDirectory() as directory:
         jobs = Path(directory, "jobs.json")
         jobs.write_text(json.dumps([asdict(t) for t in transitions]))
-        command = [sys.executable, "-W", "ignore", "-m", "tests.unit.dtensor_oracle", str(jobs), directory]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
-        done = subprocess.run(
-            command, check=False, capture_output=True, text=True, timeout=120, cwd=ROOT, env=environment
-        )
-        if done.returncode:
-            raise RuntimeError(f"DTensor's ranks failed: {done.stderr[-2000:]}")
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
+        code, _, errors = warm.run("-m", "tests.unit.dtensor_oracle", str(jobs), directory, cwd=ROOT, env=environment)
+        if code:
+            raise RuntimeError(f"DTensor's ranks failed: {errors[-2000:]}")
         by_rank = [torch.load(Path(directory, f"{rank}.pt")) for rank in range(WORLD)]
     outcomes = []
     for i in range(len(transitions)):

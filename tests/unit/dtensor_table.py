@@ -73,6 +73,18 @@ def lower(program: Program) -> Pair:
     return pair
 
 
+@cache
+def lowered(transition: Transition) -> Pair:
+    """The program of a transition, lowered."""
+    return lower(transition.program())
+
+
+@cache
+def meant(transition: Transition) -> dict[int, torch.Tensor]:
+    """What each rank holds in the end, by what `set` and `reduce` mean."""
+    return outputs(transition.program())
+
+
 def outputs(program: Program) -> dict[int, torch.Tensor]:
     """What each rank holds in the end, in lockstep."""
     run = Lockstep().run(program)
@@ -107,13 +119,12 @@ def _counted(found: Counter[str] | dict[str, int]) -> str:
 def here(transition: Transition) -> tuple[str, dict[int, torch.Tensor] | None]:
     """What the project makes of a transition: communications or why there are none, and what ranks hold."""
     try:
-        program = transition.program()
+        pair = lowered(transition)
     except ProgramError as error:
         return f"refused: {_short(error.message)}", None
-    pair = lower(program)
     if pair.declined is not None:
-        return f"declined: {_short(pair.declined)}", outputs(program)
-    made = pair.rewritten or program
+        return f"declined: {_short(pair.declined)}", meant(transition)
+    made = pair.rewritten or pair.original
     return communications(made), outputs(made)
 
 

@@ -9,6 +9,7 @@ from torch import fx
 
 from tcverify.ops import lookup
 from tcverify.passes.resharding.host_program import HostProgram
+from tests.sizes import by_night
 
 Edit = Callable[[fx.Graph, int], None]
 
@@ -113,7 +114,7 @@ def long_way(graph: fx.Graph, rank: int) -> None:
     for node in calls(graph, "host_ir::all_reduce"):
         value = node.args[0]
         with graph.inserting_before(node):
-            for number in range(2000):
+            for number in range(by_night(2000, 1200)):
                 op = torch.ops.aten.clone.default if number else torch.ops.aten.neg.default
                 made = graph.call_function(op, (value,))
                 made.meta["val"] = value.meta["val"]  # type: ignore[union-attr]

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+import os
 import tempfile
 from collections.abc import Callable
 from functools import cache
@@ -17,6 +16,7 @@ from torch import fx
 
 from tcverify.execution import Lockstep, ProcessGroupPool, Run
 from tcverify.program import VARYING, InputSpec, Mesh, Program, Recipe
+from tests import warm
 from tests.unit.async_programs import Functional, program
 from tests.unit.c10d_oracle import WORLD, operand, sizes
 
@@ -33,11 +33,9 @@ def oracle() -> list[dict[str, Any]]:
     root = Path(__file__).parents[2]
     with tempfile.TemporaryDirectory() as directory:
         answers = Path(directory, "answers.json")
-        done = subprocess.run(
-            [sys.executable, "-W", "ignore", "-m", "tests.unit.c10d_oracle", str(answers)], cwd=root,
-            capture_output=True, text=True, timeout=200, check=False,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr[-2000:]
+        environment = {**os.environ, "PYTHONPATH": str(root), "PYTHONWARNINGS": "ignore"}
+        code, _, errors = warm.run("-m", "tests.unit.c10d_oracle", str(answers), cwd=root, env=environment)
+        assert code == 0, errors[-2000:]
         found: list[dict[str, Any]] = json.loads(answers.read_text(encoding="utf-8"))
     return found
 

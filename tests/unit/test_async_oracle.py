@@ -13,6 +13,7 @@ from tcverify.checks.asynchrony import asynchrony_of
 from tcverify.program import Contract
 from tcverify.strategies.functional import WIDTH, decode_functional
 from tcverify.verifier import verify
+from tests.sizes import by_night
 from tests.unit.async_oracle import Move, moves_of, program_of, races
 from tests.unit.async_programs import DP2, DP2_TP2
 
@@ -30,7 +31,7 @@ def test_the_oracle_knows_a_race_from_none() -> None:
 
 
 @given(st.binary(min_size=12, max_size=24))
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=by_night(400, 100), deadline=None)
 def test_the_check_sees_a_race_exactly_where_moments_matter(data: bytes) -> None:
     moves = moves_of(data)
     assert seen(moves) == races(moves), moves

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tcverify.checks.replay import COMMUNICATION, Stall, replay
+from tests.sizes import by_night
 from tests.unit.async_programs import Functional, judge, kinds, moved, program
 
 US = 1e-6
@@ -97,7 +98,7 @@ def test_without_a_cost_there_are_no_times() -> None:
 
 
 def test_exposed_time_is_the_makespan_without_compute() -> None:
-    for seed in range(200):
+    for seed in range(by_night(200, 50)):
         chance = random.Random(seed)
 
         def build(b: Functional, chance: random.Random = chance) -> Any:

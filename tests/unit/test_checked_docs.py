@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
+
+from tests import warm
 
 ROOT = Path(__file__).parents[2]
 
@@ -18,9 +18,6 @@ def test_the_code_of_the_page_runs(tmp_path: Path) -> None:
     script = tmp_path / "page.py"
     script.write_text("\n".join([*blocks, 'print("the end", backend.report())']))
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
-    done = subprocess.run(
-        [sys.executable, str(script)],
-        cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=200, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert "the end forget_sum: refuted; 1 graph, 1 changed, 1 refuted" in done.stdout
+    code, said, errors = warm.run(str(script), cwd=tmp_path, env=environment)
+    assert code == 0, errors[-3000:]
+    assert "the end forget_sum: refuted; 1 graph, 1 changed, 1 refuted" in said

@@ -1,14 +1,15 @@
 """Comparing what two programs computed."""
 
 import math
-import subprocess
-import sys
+import os
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from tcverify.execution import Delta, RankResult, compare_ranks, digest
+from tests import warm
 
 INF, NAN = math.inf, math.nan
 
@@ -191,9 +192,10 @@ def test_a_digest_is_equal_in_another_process() -> None:
         "import torch; from tcverify.execution import digest\n"
         "print(digest([torch.arange(6.0, dtype=torch.float64), torch.tensor([True, False])]))"
     )
-    ran = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True)
+    ended, said, errors = warm.run("-c", code, cwd=Path.cwd(), env=os.environ)
+    assert ended == 0, errors
     here = digest([torch.arange(6.0, dtype=torch.float64), torch.tensor([True, False])])
-    assert ran.stdout.strip() == str(here)
+    assert said.strip() == str(here)
 
 
 def test_a_digest_sums_magnitudes() -> None:

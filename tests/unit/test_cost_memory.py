@@ -13,6 +13,7 @@ from torch import fx
 from tcverify.cost import lifetimes, memory_profile
 from tcverify.ops import TensorSpec
 from tcverify.program import GraphBuilder, InputSpec, Mesh, Program, spmd_program
+from tests.sizes import by_night
 
 ONE = Mesh.grid({"tp": 1})
 
@@ -229,13 +230,14 @@ def test_liveness_equals_its_recomputation(seed: int) -> None:
 
 
 def test_a_long_chain_is_linear_work() -> None:
+    pairs = by_night(3_000, 1_000)
     graph = fx.Graph()
     x = graph.placeholder("x")
-    for number in range(3_000):
+    for number in range(pairs):
         x.meta["val"] = (TensorSpec((64,), (1,), torch.float32, 0, number),)
         item = graph.call_function(operator.getitem, (x, 0))
         item.meta["val"] = x.meta["val"][0]
         x = graph.call_function(torch.ops.aten.neg.default, (item,))
-    x.meta["val"] = TensorSpec((64,), (1,), torch.float32, 0, 3_000)
+    x.meta["val"] = TensorSpec((64,), (1,), torch.float32, 0, pairs)
     graph.output(x)
     assert memory_profile(graph).peak_bytes == 3 * 256

@@ -26,7 +26,8 @@ from tests.unit.dtensor_table import (
     VERSION,
     ascending,
     checked_in,
-    lower,
+    lowered,
+    meant,
     outputs,
     run_all,
     same,
@@ -50,7 +51,7 @@ def test_set_and_reduce_mean_what_dtensor_computes(dtensor: Outcomes, mesh: str)
     for source, target in SINGLE if mesh in ASCENDING else PAIRS:
         t = Transition(mesh, source, target)
         assert dtensor[t].error is None, t
-        assert same(outputs(t.program()), dtensor[t].results), t
+        assert same(meant(t), dtensor[t].results), t
 
 
 @pytest.mark.parametrize("mesh", PERMUTED + SQUARES + TURNED)
@@ -63,21 +64,21 @@ def test_positions_count_on_meshes_of_any_order(dtensor: Outcomes, mesh: str) ->
     relabel = dict(zip(ranks(plain), ranks(mesh), strict=True))
     for source, target in PAIRS if mesh.startswith("[[") else SINGLE:
         expected = dtensor[Transition(plain, source, target)].results
-        found = outputs(Transition(mesh, source, target).program())
+        found = meant(Transition(mesh, source, target))
         assert same(found, {relabel[rank]: result for rank, result in expected.items()}), (source, target)
 
 
 @pytest.mark.parametrize("mesh", ASCENDING + SQUARES)
 def test_what_is_lowered_computes_what_dtensor_computes(dtensor: Outcomes, mesh: str) -> None:
-    lowered = 0
+    count = 0
     for source, target in SINGLE if mesh in ASCENDING else PAIRS:
         t = Transition(mesh, source, target)
-        pair = lower(t.program())
+        pair = lowered(t)
         if pair.declined is None:
-            lowered += 1
+            count += 1
             assert pair.rewritten is not None
             assert same(outputs(pair.rewritten), dtensor[t].results), t
-    assert lowered >= (12 if mesh in ASCENDING else 43)
+    assert count >= (12 if mesh in ASCENDING else 43)
 
 
 def test_what_is_lowered_computes_it_on_processes_too(
@@ -86,7 +87,7 @@ def test_what_is_lowered_computes_it_on_processes_too(
     for mesh in ("[0, 2, 3]", "[[0, 2], [1, 3]]"):
         for source, target in SINGLE if mesh in ASCENDING else PAIRS[::3]:
             t = Transition(mesh, source, target)
-            for made in (t.program(), lower(t.program()).rewritten):
+            for made in (t.program(), lowered(t).rewritten):
                 if made is None:
                     continue
                 run = pool(4).run(made)

@@ -1,8 +1,8 @@
 """Input values: a pure function of seed, input and index; shards of one global tensor."""
 
 import math
-import subprocess
-import sys
+import os
+from pathlib import Path
 
 import pytest
 import torch
@@ -24,6 +24,7 @@ from tcverify.program import (
 )
 from tcverify.program import inputs as inputs_module
 from tcverify.program.inputs import RECIPES, prepare
+from tests import warm
 
 DRAWN = [kind for kind in RECIPES if kind != "given"]
 GRID = Mesh.grid({"dp": 2, "tp": 2})
@@ -58,8 +59,9 @@ def test_values_are_equal_in_another_process() -> None:
         "import torch; from tcverify.program import InputSpec, Mesh\n"
         "print(InputSpec('x', (2, 3), torch.float64).values(Mesh.grid({'one': 1}), 0, 7).flatten().tolist())"
     )
-    ran = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True)
-    assert ran.stdout.strip() == str(STORED)
+    ended, said, errors = warm.run("-c", code, cwd=Path.cwd(), env=os.environ)
+    assert ended == 0, errors
+    assert said.strip() == str(STORED)
 
 
 @pytest.mark.parametrize("kind", DRAWN)

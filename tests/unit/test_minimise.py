@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import cache
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from torch import fx
 
 from tcverify.application import InProcess, Pair
 from tcverify.application.loading import prepare
-from tcverify.campaign.reduction import cutting, reduce, suspects_of, units
+from tcverify.campaign.reduction import Reduction, cutting, reduce, suspects_of, units
 from tcverify.campaign.reduction import search as search_module
 from tcverify.campaign.reduction import values as values_module
 from tcverify.campaign.reduction.cutting import kept
@@ -44,6 +45,7 @@ from tcverify.program import (
 )
 from tcverify.verifier import Verdict, verify
 from tests.mutants.foreign import SunkBelowConstant
+from tests.sizes import NIGHT, by_night
 from tests.unit import large_programs as large
 from tests.unit.large_cases import CASES, Case
 from tests.unit.predicates import named
@@ -51,15 +53,30 @@ from tests.unit.predicates import named
 TP2, TP4 = Mesh.grid({"tp": 2}), Mesh.grid({"tp": 4})
 
 
-def judged(case: Case, program: Program) -> tuple[Verdict, Callable[[Program], bool]]:
-    """What the pass of a case is refuted by on a program, and whether it shows on another."""
+def judging(case: Case) -> Callable[[Program], Verdict]:
+    """Verifies the pass of a case on a program."""
     subject = InProcess(prepare(case.defect, "", {}))
-    verdict = verify(subject, program, contract=case.contract)
+    return lambda program: verify(subject, program, contract=case.contract)
 
-    def shows(trial: Program) -> bool:
-        return any(f.kind == case.kind for f in verify(subject, trial, contract=case.contract).findings)
 
-    return verdict, shows
+def showing(case: Case) -> Callable[[Program], bool]:
+    """Whether the finding of a case shows on a program."""
+    judge = judging(case)
+    return lambda trial: any(f.kind == case.kind for f in judge(trial).findings)
+
+
+@cache
+def refuted(case: Case, nodes: int) -> tuple[Program, Verdict]:
+    """The program of a case, and by what the pass is refuted on it."""
+    program = case.make(nodes)
+    return program, judging(case)(program)
+
+
+@cache
+def reduced(case: Case, nodes: int) -> Reduction:
+    """What the program of a case comes down to."""
+    program, verdict = refuted(case, nodes)
+    return reduce(program, showing(case), None, suspects_of(verdict, case.kind))
 
 
 def has_tanh(program: Program) -> bool:
@@ -78,22 +95,21 @@ UNGUIDED = ("decomposed, one place", "pipeline, one place", "uneven, one place",
 
 @pytest.mark.parametrize("case", CASES, ids=IDS)
 def test_a_large_failing_program_comes_down_to_its_cause(case: Case) -> None:
-    program = case.make(200)
-    verdict, shows = judged(case, program)
+    program, verdict = refuted(case, 200)
     assert case.kind in {finding.kind for finding in verdict.findings}
     assert program.size > cutting.LARGE
 
-    found = reduce(program, shows, None, suspects_of(verdict, case.kind))
+    found = reduced(case, 200)
 
-    assert shows(found.program)
+    assert showing(case)(found.program)
     assert found.program.size <= case.most
     assert not found.cut
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.name in UNGUIDED], ids=lambda case: case.name)
 def test_so_it_does_without_suspects(case: Case) -> None:
-    program = case.make(400)
-    _, shows = judged(case, program)
+    program, shows = case.make(by_night(400, 200)), showing(case)
+    assert program.size > cutting.LARGE
 
     found = reduce(program, shows)
 
@@ -104,8 +120,7 @@ def test_so_it_does_without_suspects(case: Case) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=IDS)
 def test_two_thousand_nodes_take_less_than_two_minutes(case: Case) -> None:
-    program = case.make(2000)
-    verdict, shows = judged(case, program)
+    (program, verdict), shows = refuted(case, 2000), showing(case)
 
     begun = time.monotonic()
     found = reduce(program, shows, begun + 120.0, suspects_of(verdict, case.kind))
@@ -118,8 +133,7 @@ def test_two_thousand_nodes_take_less_than_two_minutes(case: Case) -> None:
 
 def test_suspects_change_the_number_of_trials_and_not_what_is_left() -> None:
     case = CASES[0]
-    program = case.make(600)
-    verdict, shows = judged(case, program)
+    (program, verdict), shows = refuted(case, by_night(600, 200)), showing(case)
 
     guided = reduce(program, shows, None, suspects_of(verdict, case.kind))
     misled = reduce(program, shows, None, ["rms_norm", "no_node_of_this_name"])
@@ -130,11 +144,9 @@ def test_suspects_change_the_number_of_trials_and_not_what_is_left() -> None:
 
 def test_the_same_program_is_left_every_time() -> None:
     case = next(case for case in CASES if case.name == "streams, one place")
-    program = case.make(200)
-    verdict, shows = judged(case, program)
-    suspects = suspects_of(verdict, case.kind)
+    program, verdict = refuted(case, 200)
 
-    first, second = reduce(program, shows, None, suspects), reduce(program, shows, None, suspects)
+    first, second = reduced(case, 200), reduce(program, showing(case), None, suspects_of(verdict, case.kind))
 
     assert program_id(first.program) == program_id(second.program)
     assert first.trials == second.trials
@@ -143,11 +155,12 @@ def test_the_same_program_is_left_every_time() -> None:
 # ----------------------------------------------------------------------------------------- nothing to find, or no time
 
 
-@pytest.mark.parametrize("make", [large.tensor_parallel, large.uneven_readers])
-def test_a_program_that_shows_nothing_stays_as_it_is(make: Callable[[int], Program]) -> None:
-    program = make(40)
+@pytest.mark.parametrize(("make", "layers"), [(large.tensor_parallel, 14), (large.uneven_readers, 28)])
+def test_a_program_that_shows_nothing_stays_as_it_is(make: Callable[[int], Program], layers: int) -> None:
+    program = make(by_night(40, layers))
+    assert program.size > cutting.LARGE
 
-    found = reduce(program, lambda _: False, time.monotonic() + 2.0)
+    found = reduce(program, lambda _: False, time.monotonic() + (2.0 if NIGHT else 0.5))
 
     assert found.program is program
 
@@ -197,9 +210,9 @@ def test_after_the_deadline_nothing_is_asked() -> None:
 # ---------------------------------------------------------------------------------------------------- cuts are programs
 
 
-def random_cuts(facts: Facts, values: Values, count: int, seed: int) -> list[Program]:
+def random_cuts(facts: Facts, values: Values, count: int, seed: int) -> Iterator[Program]:
     """Programs of some of the units of another."""
-    generator, found = random.Random(seed), []
+    generator = random.Random(seed)
     every = units_of(facts, values.run)
     for _ in range(count):
         share = generator.choice([0.05, 0.3, 0.8])
@@ -210,8 +223,7 @@ def random_cuts(facts: Facts, values: Values, count: int, seed: int) -> list[Pro
         fitted = fit(facts, edit)
         assert fitted is not None
         assert untidy(fitted) <= untidy(facts)
-        found.append(program_of(fitted.sketch))
-    return found
+        yield program_of(fitted.sketch)
 
 
 LARGE: dict[str, Callable[[], Program]] = {
@@ -230,7 +242,7 @@ def test_any_units_of_a_program_make_one_that_runs(name: str) -> None:
     program = LARGE[name]()
     facts, values = facts_of(sketch_of(program)), Values(program)
 
-    for made in random_cuts(facts, values, 20, seed=7):
+    for made in random_cuts(facts, values, by_night(20, 7), seed=7):
         run = Lockstep().run(made)
         assert run.finished, run.why
 
@@ -241,9 +253,7 @@ def test_without_what_meets_cuts_would_hang(name: str, monkeypatch: pytest.Monke
     program = LARGE[name]()
     facts, values = facts_of(sketch_of(program)), Values(program)
 
-    runs = [Lockstep().run(made) for made in random_cuts(facts, values, 20, seed=7)]
-
-    assert any(not run.finished for run in runs)
+    assert any(not Lockstep().run(made).finished for made in random_cuts(facts, values, 20, seed=7))
 
 
 def test_what_starts_and_its_wait_are_one_unit() -> None:
