@@ -17,6 +17,7 @@ from tcverify.passes import Identity, SequenceParallel
 from tcverify.program import Program, dumps, loads
 from tcverify.strategies import DECODERS, STRATEGIES, WORLD_SIZES, all_meshes
 from tcverify.verifier import verify
+from tests.sizes import by_night
 
 #: "mixed" draws from the others.
 EACH = pytest.mark.parametrize("name", [name for name in DECODERS if name != "mixed"])
@@ -39,7 +40,7 @@ def sample(name: str, count: int, seed: int, world_sizes: tuple[int, ...] = WORL
 
 @EACH
 def test_programs_run_and_their_metadata_says_what_they_compute(name: str) -> None:
-    for program in sample(name, 60, seed=1):
+    for program in sample(name, by_night(60, 16), seed=1):
         run = Lockstep().run(program, observe=True)
         assert run.finished, run.hang or run.mismatch or run.error
         for result, binding in zip(run.ranks, program.ranks, strict=True):
@@ -59,7 +60,8 @@ def test_programs_run_and_their_metadata_says_what_they_compute(name: str) -> No
 
 @EACH
 def test_files_round_trip_and_equal_bytes_give_equal_programs(name: str) -> None:
-    for first, second in zip(sample(name, 40, seed=2), sample(name, 40, seed=2), strict=True):
+    count = by_night(40, 10)
+    for first, second in zip(sample(name, count, seed=2), sample(name, count, seed=2), strict=True):
         text = dumps(first)
         assert dumps(second) == text
         assert dumps(loads(text)) == text
@@ -75,7 +77,7 @@ def test_any_bytes_decode_on_any_mesh(name: str, choices: bytes) -> None:
 @EACH
 def test_the_identity_is_never_refuted_nor_in_doubt(name: str) -> None:
     subject = InProcess(prepare(Identity, "", {}))
-    verdicts = [verify(subject, program) for program in sample(name, 60, seed=4)]
+    verdicts = [verify(subject, program) for program in sample(name, by_night(60, 16), seed=4)]
     assert [v.findings or v.doubts for v in verdicts if v.status != "passed"] == []
 
 
@@ -124,7 +126,7 @@ def test_each_pattern_fires_in_a_fifth_of_a_small_sample(world_size: int) -> Non
 
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
 def test_experts_and_attention_are_kept_on_local_tokens_often_enough(world_size: int) -> None:
-    found = shares("moe", world_size, 120, InProcess(prepare(SequenceParallel, "", {})))
+    found = shares("moe", world_size, by_night(120, 60), InProcess(prepare(SequenceParallel, "", {})))
     assert min(found[pattern] for pattern in STRUCTURED) >= 0.15, found
     assert found["P4"] >= 0.15, found
     assert found["P5"] >= 0.02, found

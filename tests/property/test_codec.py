@@ -15,8 +15,11 @@ from tcverify.errors import ProgramError
 from tcverify.program import Program, dumps, loads
 from tcverify.strategies import WORLD_SIZES, all_meshes, decode
 from tcverify.strategies.choices import WIDTH
+from tests.sizes import by_night
 
-EXAMPLES = settings(max_examples=400, database=None, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+EXAMPLES = settings(
+    max_examples=by_night(400, 100), database=None, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 
 #: What a value is replaced by: other types, edges of ranges, the file's own vocabulary in the wrong place.
 _STRANGE: tuple[Any, ...] = (

@@ -14,6 +14,7 @@ from tcverify import verify
 from tcverify.application import InProcess
 from tcverify.application.loading import prepare
 from tests.property.test_all_strategies import EACH, sample
+from tests.sizes import by_night
 
 aten = torch.ops.aten
 Parts = Callable[..., Any]
@@ -89,7 +90,7 @@ SUBJECT = InProcess(prepare(take_apart, "", {}))
 def test_programs_taken_apart_pass_without_a_word(name: str) -> None:
     changed = 0
     for number, program in enumerate(sample(name, 80, seed=7)):
-        if number >= 6 and changed > 1:  # programs of collectives alone hold little to take apart
+        if number >= by_night(6, 3) and changed > 1:  # programs of collectives alone hold little to take apart
             break
         verdict = verify(SUBJECT, program, domain="exact", checks=["equivalence"])
         assert (verdict.findings, verdict.doubts, verdict.notes) == ([], [], [])
@@ -108,7 +109,7 @@ def test_a_silu_taken_apart_wrongly_is_refuted(monkeypatch: pytest.MonkeyPatch) 
     for name, parts in (("silu", wrong), ("swiglu", lambda gate, up: aten.mul.Tensor(up, wrong(gate)))):
         monkeypatch.setitem(PARTS, f"tensor_cast::{name}", parts)
     verdicts = []
-    for program in sample("structured", 12, seed=2):
+    for program in sample("structured", by_night(12, 6), seed=2):
         called.clear()
         verdict = verify(SUBJECT, program, domain="exact", checks=["equivalence"])
         verdicts += [(verdict.status, verdict.findings[0].data.get("domain"))] if called else []

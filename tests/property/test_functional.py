@@ -16,6 +16,7 @@ from tcverify.execution.asynchrony import TIMINGS
 from tcverify.program import Program
 from tcverify.strategies import DECODERS, WORLD_SIZES, all_meshes, functional_programs
 from tests.property.hazards import HAZARDS, found_in
+from tests.sizes import by_night
 
 ASYNCHRONOUS = ("functional", "data-parallel", "async-tp")
 
@@ -32,7 +33,7 @@ def outputs(run: Run) -> list[torch.Tensor]:
     return pytree.tree_leaves([result.outputs for result in run.ranks])
 
 
-@settings(max_examples=60, database=None, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=by_night(60, 25), database=None, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(functional_programs())
 def test_programs_compute_the_same_whenever_collectives_read_and_write(program: Program) -> None:
     first, *others = [outputs(Lockstep().run(program, timing=timing)) for timing in TIMINGS]

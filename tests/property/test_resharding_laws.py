@@ -24,6 +24,7 @@ from tcverify.passes import BUILTIN, disabled
 from tcverify.program import Mesh, Placed, PlacedBuilder, Program, Recipe
 from tcverify.strategies import resharding_programs
 from tcverify.strategies.resharding import WIDTH, decode_resharding
+from tests.sizes import by_night
 
 ROOT = Path(__file__).parents[2]
 WORLD = 6
@@ -32,7 +33,9 @@ INTEGERS = Recipe("integers", 100.0)  # sums are exact, in whatever order
 LOWERING = "convert_op_to_communication"
 Build = Callable[[PlacedBuilder, Placed], Placed]
 
-few = settings(max_examples=25, database=None, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+few = settings(
+    max_examples=by_night(25, 12), database=None, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 
 
 @st.composite
@@ -206,7 +209,7 @@ def independent_of_streams(made: Program, target: str = "resharding") -> bool:
 
 
 def test_results_do_not_depend_on_the_number_of_streams() -> None:
-    for made in drawn(12, seed=1):
+    for made in drawn(by_night(12, 4), seed=1):
         assert independent_of_streams(made)
 
 

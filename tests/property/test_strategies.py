@@ -21,9 +21,14 @@ from tcverify.ops import TensorSpec, qualified_name
 from tcverify.program import Program, RankConstant, dumps, loads
 from tcverify.strategies import WORLD_SIZES, all_meshes, decode, transformer_programs
 from tcverify.strategies.choices import WIDTH
+from tests.sizes import by_night
 
 EXAMPLES = settings(
-    max_examples=100, database=None, deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=False
+    max_examples=by_night(100, 40),
+    database=None,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    print_blob=False,
 )
 SIZES = pytest.mark.parametrize("world_size", WORLD_SIZES)
 
@@ -155,7 +160,7 @@ def _has_reduce_norm(program: Program) -> bool:
 
 
 def test_at_least_four_in_ten_programs_show_the_reduce_norm_pattern() -> None:
-    found = [_has_reduce_norm(program) for program in sample(400)]
+    found = [_has_reduce_norm(program) for program in sample(by_night(400, 150))]
     assert sum(found) >= 0.4 * len(found), f"{sum(found)} of {len(found)}"
 
 
@@ -187,7 +192,7 @@ def _has_normed_twins(program: Program) -> bool:
 def test_three_in_a_hundred_programs_show_what_few_defects_need(
     shows: Callable[[Program], bool], world_size: int
 ) -> None:
-    found = [shows(program) for program in sample(400, seed=5, world_sizes=(world_size,))]
+    found = [shows(program) for program in sample(by_night(400, 200), seed=5, world_sizes=(world_size,))]
     assert sum(found) >= 0.03 * len(found), f"{sum(found)} of {len(found)}"
 
 
@@ -221,7 +226,7 @@ def label_counts() -> Counter[str]:
 
 def test_attention_logits_stay_within_eight() -> None:
     largest = 0.0
-    for program in sample(150, seed=3):
+    for program in sample(by_night(150, 50), seed=3):
         run = Lockstep().run(program, observe=True)
         for result, binding in zip(run.ranks, program.ranks, strict=True):
             values = result.values
@@ -238,7 +243,7 @@ def test_attention_logits_stay_within_eight() -> None:
 def test_norms_read_rows_of_ordinary_size() -> None:
     """rms of at least 0.1 in all but a few rows, degenerate programs aside."""
     small = rows = 0
-    for program in sample(150, seed=4):
+    for program in sample(by_night(150, 50), seed=4):
         if "degenerate" in program.labels:
             continue
         result, binding = Lockstep().run(program, observe=True).ranks[0], program.ranks[0]
