@@ -27,7 +27,10 @@ def changed(since: str, root: Path = ROOT) -> list[Path]:
         SystemExit: git knows no such revision, or no repository here.
     """
     found: list[str] = []
-    for command in (["diff", "--name-only", "--no-renames", "-z", since, "--"], ["ls-files", "--others", "--exclude-standard", "-z"]):
+    for command in (
+        ["diff", "--name-only", "--no-renames", "-z", since, "--"],
+        ["ls-files", "--others", "--exclude-standard", "-z"],
+    ):
         said = subprocess.run(["git", *command], cwd=root, capture_output=True, text=True, check=False)
         if said.returncode:
             raise SystemExit(f"git {command[0]}: {said.stderr.strip()}")

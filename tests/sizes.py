@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+from typing import TypeVar
+
+T = TypeVar("T")
 
 NIGHT = os.environ.get("TCVERIFY_TESTS") == "night"
 
 
-def by_night(full: int, otherwise: int) -> int:
+def by_night(full: T, otherwise: T) -> T:
     """Return `full` at night: how many examples, or nodes; `otherwise` in every other run."""
     return full if NIGHT else otherwise

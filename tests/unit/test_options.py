@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from torch import fx
 
+from tcverify.application import InProcess
 from tcverify.application.loading import prepare
 from tcverify.campaign.reduction import reduce
 from tcverify.counterexample import make_counterexample
@@ -21,6 +22,7 @@ from tcverify.report.text import to_text
 from tcverify.strategies import DECODERS, functional_programs
 from tcverify.strategies.options import with_options
 from tcverify.verifier import verify
+from tests.sizes import by_night
 
 TOLD = {"mode": "fast", "cap": 0.5, "deep": True, "sizes": (1, 2), "nothing": None}
 
@@ -84,16 +86,17 @@ def test_malformed_options_in_files_are_refused(options: object) -> None:
 
 def test_the_one_that_matters_is_kept_and_the_others_are_dropped() -> None:
     told = program(**TOLD)
-    assert verify(double_when_told, told).status == "refuted"
-    assert verify(double_when_told, program(cap=0.5)).status != "refuted"
-    reduced = reduce(told, lambda one: verify(double_when_told, one).status == "refuted").program
+    subject = InProcess(prepare(double_when_told, "", {}))
+    assert verify(subject, told).status == "refuted"
+    assert verify(subject, replace(told, options={"cap": 0.5})).status != "refuted"
+    reduced = reduce(told, lambda one: verify(subject, one).status == "refuted").program
     assert reduced.options == {"mode": "fast"}
 
 
 def test_all_values_are_drawn_and_defaults_stay_unsaid() -> None:
     seen: Counter[object] = Counter()
 
-    @settings(max_examples=60, database=None, derandomize=True)
+    @settings(max_examples=by_night(60, 30), database=None, derandomize=True)
     @given(with_options(functional_programs(world_size=2), {"mode": ("plain", "fast", "slow"), "cap": (1.0, 2.0)}))
     def draw(drawn: Program) -> None:
         seen.update([drawn.options.get("mode", "plain"), drawn.options.get("cap", 1.0)])

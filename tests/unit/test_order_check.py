@@ -9,6 +9,7 @@ from torch import fx
 
 from tcverify.program import Program
 from tcverify.program.finding import KINDS, Finding
+from tests.sizes import by_night
 from tests.unit.async_programs import DP2_TP2, Functional, calls, edited, judge, kinds, moved, program, reordered
 
 PROMISED = {"order": True, "collective_order": True}
@@ -380,20 +381,22 @@ def test_ops_with_an_effect_keep_their_order() -> None:
 
 
 def test_long_graphs_are_checked_whole() -> None:
+    count = by_night(2500, 700)
+
     def build(b: Functional) -> Any:
         x = b.x
-        for _ in range(2500):
+        for _ in range(count):
             started = b.start(x)
             product = b.mm(x)
             x = b.add(b.wait(started), product)
         return x
 
     original = program(build)
-    assert len(calls(original)) == 10_000
-    sound = moved(original, "mm_2499", before="all_reduce_2499")
+    assert len(calls(original)) == 4 * count
+    sound = moved(original, f"mm_{count - 1}", before=f"all_reduce_{count - 1}")
     assert kinds("order", original, sound, **PROMISED) == []
     assert kinds("memory", original, sound, memory_budget=0.0) == []
-    late = edited(sound, lambda graph, nodes: nodes["add_2499"].update_arg(0, nodes["all_reduce_2499"]))
+    late = edited(sound, lambda graph, nodes: nodes[f"add_{count - 1}"].update_arg(0, nodes[f"all_reduce_{count - 1}"]))
     assert [f.node for f in judge("order", original, late)] == []  # the wait is there, and nobody needs its value
-    late = moved(late, "wait_tensor_2499", before="output")
-    assert [(f.kind, f.node) for f in judge("order", original, late)] == [("async-race", "add_2499")]
+    late = moved(late, f"wait_tensor_{count - 1}", before="output")
+    assert [(f.kind, f.node) for f in judge("order", original, late)] == [("async-race", f"add_{count - 1}")]

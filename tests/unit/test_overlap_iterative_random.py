@@ -20,6 +20,7 @@ from tcverify.passes.overlap import (
 from tcverify.program import Program
 from tcverify.strategies.functional import decode_functional, large_functional_program
 from tcverify.verifier import verify
+from tests.sizes import by_night
 from tests.unit.overlap_orders import plain_levels, plain_makespan
 from tests.unit.overlap_programs import GRID, TP2, US, drawn, names
 
@@ -92,12 +93,13 @@ class _Records:
 def test_functional_programs_keep_their_meaning_and_most_are_moved(kind: type[IterativePass]) -> None:
     rng = random.Random(3)
     moved = 0
-    for number in range(24):
+    count = by_night(24, 9)
+    for number in range(count):
         program = decode_functional(GRID if number % 2 else TP2, rng.randbytes(500))
         verdict = verify(kind(check_memory=True, memory_budget=0.1 * (number % 3)), program)
         assert verdict.status == "passed", verdict.findings or verdict.doubts
         moved += verdict.changed
-    assert moved >= 16
+    assert moved >= 2 / 3 * count
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -112,13 +114,13 @@ def test_large_graphs_take_seconds(kind: type[IterativePass], timed: bool) -> No
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_chain_of_10_000_nodes_is_no_problem(kind: type[IterativePass]) -> None:
+def test_a_long_chain_is_no_problem(kind: type[IterativePass]) -> None:
     def build(b: Any) -> Any:
         value, done = b["y"], b.wait(b.start(b["x"], cost=1000))
-        for _ in range(5000):
+        for _ in range(by_night(5000, 1500)):
             value = b.relu(value, cost=1)
         other = b["w"]
-        for _ in range(5000):
+        for _ in range(by_night(5000, 1500)):
             other = b.relu(other, cost=1)
         return value, done, other, b.wait(b.start(b["y"], cost=4000))
 

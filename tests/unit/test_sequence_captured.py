@@ -23,6 +23,9 @@ SCATTER, GATHER, REDUCE, WAIT = (
 )
 
 
+SLOW = pytest.mark.slow
+
+
 @cache
 def captured(model: str, mesh: Mesh = TP2) -> Program:
     """The program of all ranks. Over dp, where there is one, the ids vary."""
@@ -49,7 +52,10 @@ def assert_all_move(program: Program) -> None:
         assert (counted[SCATTER], counted[GATHER], counted[REDUCE], counted[WAIT]) == (4, 4, 0, 8)
 
 
-@pytest.mark.parametrize("model", ["module_norm", "taken_apart", "bf16", "bf16_weight_last", "over_batch"])
+@pytest.mark.parametrize(
+    "model",
+    ["module_norm", "bf16_weight_last", *(pytest.param(m, marks=SLOW) for m in ("taken_apart", "bf16", "over_batch"))],
+)
 def test_every_sum_of_a_captured_model_moves(model: str) -> None:
     program = captured(model)
     assert_all_move(program)
@@ -57,7 +63,7 @@ def test_every_sum_of_a_captured_model_moves(model: str) -> None:
     assert (verdict.status, verdict.changed) == ("passed", True), verdict.doubts
 
 
-@pytest.mark.parametrize("model", ["module_norm", "bf16_weight_last"])
+@pytest.mark.parametrize("model", ["module_norm", pytest.param("bf16_weight_last", marks=SLOW)])
 def test_on_a_process_group(model: str) -> None:
     with ProcessGroupPool(2) as pool:
         verdict = verify(SequenceParallel, captured(model), confirm=pool, deep=True)
@@ -65,6 +71,7 @@ def test_on_a_process_group(model: str) -> None:
     assert len(verdict.executors) == 2
 
 
+@SLOW
 def test_two_of_data_parallelism_with_ids_of_their_own() -> None:
     program = captured("grid", GRID)
     assert_all_move(program)

@@ -13,6 +13,7 @@ from tcverify.program import (
     MeshDim,
     compute_nodes,
 )
+from tests.sizes import by_night
 from tests.unit.sequence_programs import (
     ALL_MESHES,
     GRID,
@@ -210,20 +211,20 @@ def test_groups_of_two_mesh_dims_are_not_mixed() -> None:
 def test_a_long_chain_of_norms_is_rewritten_without_recursion() -> None:
     def build(b: Builder) -> Any:
         value = b["x"]
-        for _ in range(600):
+        for _ in range(by_night(600, 300)):
             value = b.rms_norm(b.all_reduce(value))
-        for _ in range(3000):
+        for _ in range(by_night(3000, 1500)):
             value = b.call("aten::relu", value)
         return value
 
     _, fired = apply(program(build), SequenceParallel())
-    assert fired == 1200
+    assert fired == by_night(1200, 600)
 
 
 def test_a_long_chain_of_views_is_rewritten_without_recursion() -> None:
     def build(b: Builder) -> Any:
         value = b.all_reduce(b["x"])
-        for i in range(4000):
+        for i in range(by_night(4000, 1500)):
             value = b.view(value, *((1, 12, 8) if i % 2 == 0 else (12, 8)))
         return b.rms_norm(value)
 

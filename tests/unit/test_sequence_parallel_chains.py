@@ -9,6 +9,7 @@ import torch
 
 from tcverify.passes import SequenceParallel
 from tcverify.program import Mesh, MeshDim
+from tests.sizes import by_night
 from tests.unit.sequence_programs import (
     ALL_MESHES,
     GRID,
@@ -213,12 +214,12 @@ def test_a_long_chain_of_sums_is_linear_and_without_recursion(norms: bool) -> No
 
     def build(b: Builder) -> Any:
         value = b["r"]
-        for _ in range(1500):
+        for _ in range(by_night(1500, 500)):
             value = b.end(b.add(b.all_reduce(b["x"]), value))
         return b.rms_norm(value) if norms else value
 
     _, fired = apply(program(build), SequenceParallel())
-    assert fired == (3000 if norms else 0)
+    assert fired == (by_night(3000, 1000) if norms else 0)
 
 
 def test_taking_back_goes_up_and_down_the_graph() -> None:
@@ -226,7 +227,7 @@ def test_taking_back_goes_up_and_down_the_graph() -> None:
 
     def build(b: Builder) -> Any:
         returned, total = [], b.add(b.all_reduce(b["x"]), b["r"])
-        for _ in range(400):
+        for _ in range(by_night(400, 150)):
             marked = b.end(total)
             total = b.add(b.all_reduce(b["y"]), marked)
             returned.append(b.add_rms_norm(b.begin(b.all_reduce(b["x"])), marked))

@@ -16,9 +16,9 @@ from tests.unit.lowered import judge, program
 from tests.unit.stream_oracle import opinion, random_graph
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2, 3))])
 def test_it_agrees_with_a_comparison_of_all_pairs(seed: int) -> None:
-    """2,400 random graphs: sound ones, and ones with a race, a mismatch or a conflict."""
+    """600 random graphs per seed: sound ones, and ones with a race, a mismatch or a conflict."""
     rng = random.Random(seed)
     seen: Counter[str] = Counter()
     for _ in range(600):
