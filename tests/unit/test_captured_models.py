@@ -40,7 +40,7 @@ QUICK = [
         "capture",
         {"_c10d_functional::all_reduce", "aten::_scaled_dot_product_flash_attention_for_cpu"},
     ),
-    ("vocabulary_parallel", "joint", {"aten::index_put", "aten::embedding_dense_backward"}),
+    ("expert_parallel", "joint", {"_c10d_functional::all_to_all_single"}),
     pytest.param(
         "fully_sharded",
         "make_fx",
@@ -70,7 +70,7 @@ SLOW = [
     ("gathered_parameters", "joint", {"_c10d_functional::reduce_scatter_tensor"}),
     ("gathered_parameters", "make_fx", {"_c10d_functional::all_gather_into_tensor"}),
     ("data_parallel", "make_fx", {"aten::embedding_dense_backward", "_c10d_functional::all_reduce"}),
-    ("expert_parallel", "joint", {"_c10d_functional::all_to_all_single"}),
+    ("vocabulary_parallel", "joint", {"aten::index_put", "aten::embedding_dense_backward"}),
     ("expert_parallel", "export", {"_c10d_functional::all_to_all_single"}),
 ]
 
