@@ -27,12 +27,14 @@ from tcverify.capturing import Captured, capture, program_of
 from tcverify.capturing.processes import Source, capture_all
 from tcverify.ops import qualified_name
 from tcverify.program import VARYING, Program
+from tests.sizes import by_night
 
 #: The mesh of every capture: two dims of two ranks.
 MESH = {"dp": 2, "tp": 2}
 WORLD = 4
 VOCABULARY = 12
 BATCH, LENGTH = 2, 4
+LAYERS = by_night(2, 1)
 
 # --------------------------------------------------------------------------------------------------------------- modules
 
@@ -78,9 +80,9 @@ class Block(nn.Module):
 
 
 class Llama(nn.Module):
-    """Two blocks between an embedding and a projection to the vocabulary."""
+    """Blocks between an embedding and a projection to the vocabulary."""
 
-    def __init__(self, width: int = 8, head: int = 2, inner: int = 16, layers: int = 2) -> None:
+    def __init__(self, width: int = 8, head: int = 2, inner: int = 16, layers: int = LAYERS) -> None:
         super().__init__()
         self.embedding = nn.Embedding(VOCABULARY, width)
         self.layers = nn.ModuleList(Block(width, head, inner) for _ in range(layers))

@@ -112,12 +112,11 @@ def test_lockstep_computes_what_the_kernels_do(case: str) -> None:
     assert plain(Lockstep().run(made(case))) == [[one] if single else one for one in expected]
 
 
-def test_so_do_process_groups() -> None:
-    with ProcessGroupPool(WORLD, timeout=60) as pool:
-        for case in CASES:
-            comparison = pool.compare(made(case), made(case))
-            assert comparison.original.finished, (case, comparison.original.why)
-            assert not [delta for delta in comparison.deltas if delta.problem or delta.difference], case
+def test_so_do_process_groups(pool: Callable[[int], ProcessGroupPool]) -> None:
+    for case in CASES:
+        comparison = pool(WORLD).compare(made(case), made(case))
+        assert comparison.original.finished, (case, comparison.original.why)
+        assert not [delta for delta in comparison.deltas if delta.problem or delta.difference], case
 
 
 def test_averages_of_integers_raise_there_and_here() -> None:

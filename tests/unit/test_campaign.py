@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +43,7 @@ from tcverify.execution import ProcessGroupPool
 from tcverify.passes import Identity, SequenceParallel
 from tcverify.program import Contract, Program, dumps, program_id
 from tcverify.strategies import transformer_programs
+from tests.sizes import by_night
 from tests.unit.programs import reduce_then_norm
 
 STRUCTURED = transformer_programs(world_size=2)
@@ -56,29 +59,50 @@ def _subject(pass_: Any, **contract: bool) -> Subject:
     return subject
 
 
-@pytest.fixture
-def run(tmp_path: Path) -> Callable[..., CampaignFinished]:
-    """Runs a pass in this process and in lockstep: `run(pass, max_examples=…)`; other names are those of `Plan`."""
-
-    def go(
-        pass_: Any,
-        *,
-        contract: Contract | None = None,
-        confirm: ProcessGroupPool | None = None,
-        subscribers: Sequence[Callable[[Event], None]] = (),
-        **plan: Any,
-    ) -> CampaignFinished:
-        options = {"programs": STRUCTURED, "max_examples": 20, "seed": 1, "shrink_time": 2.0, **plan}
-        where = {"report_dir": tmp_path / "reports", "state_dir": tmp_path / "state"}
-        subject = pass_ if isinstance(pass_, InProcess) else _subject(pass_)
-        return Campaign(
-            subject, Plan(mesh="2 ranks", contract=contract, **where, **options), confirm, subscribers
-        ).run()
-
-    return go
+def go(
+    place: Path,
+    pass_: Any,
+    *,
+    contract: Contract | None = None,
+    confirm: ProcessGroupPool | None = None,
+    subscribers: Sequence[Callable[[Event], None]] = (),
+    **plan: Any,
+) -> CampaignFinished:
+    options = {"programs": STRUCTURED, "max_examples": 20, "seed": 1, "shrink_time": 2.0, **plan}
+    where = {"report_dir": place / "reports", "state_dir": place / "state"}
+    subject = pass_ if isinstance(pass_, InProcess) else _subject(pass_)
+    return Campaign(subject, Plan(mesh="2 ranks", contract=contract, **where, **options), confirm, subscribers).run()
 
 
 Run = Callable[..., CampaignFinished]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    """Runs a pass in this process and in lockstep: `run(pass, max_examples=…)`; other names are those of `Plan`."""
+    return partial(go, tmp_path)
+
+
+@dataclass(frozen=True)
+class Raised:
+    """What a campaign has found whose pass raises, what it told, and where it has left it."""
+
+    finished: CampaignFinished
+    events: list[Event]
+    place: Path
+
+    def left(self, place: Path) -> Path:
+        """Copy it to another place; return the one failure there."""
+        shutil.copytree(self.place, place, dirs_exist_ok=True)
+        (failure,) = place.glob("state/failures/*/*/counterexample.json")
+        return failure
+
+
+@pytest.fixture(scope="module")
+def raised(tmp_path_factory: pytest.TempPathFactory) -> Raised:
+    """One campaign, at which many tests look."""
+    place, events = tmp_path_factory.mktemp("raised"), list[Event]()
+    return Raised(go(place, raises, subscribers=[events.append]), events, place)
 
 
 # ------------------------------------------------------------------------------------------------------------- passes
@@ -128,10 +152,11 @@ def test_a_pass_that_changes_nothing_has_not_been_tested(run: Run) -> None:
 
 
 def test_counts_are_those_of_the_programs(run: Run) -> None:
-    counts = run(SequenceParallel, max_examples=40).statistics
-    assert counts.programs == counts.passed == 40
+    number = by_night(40, 20)
+    counts = run(SequenceParallel, max_examples=number).statistics
+    assert counts.programs == counts.passed == number
     assert counts.refuted == counts.inconclusive == 0
-    assert counts.ran == {"lockstep": 40}
+    assert counts.ran == {"lockstep": number}
     assert counts.changed >= max(counts.fired.values()) > 0
     assert all(counts.rewrites[pattern] >= 2 * fired for pattern, fired in counts.fired.items())
 
@@ -159,8 +184,8 @@ def test_inconclusive_is_not_passed(run: Run) -> None:
     assert finished.why == "no program passed (20 declined)"
 
 
-def test_trials_of_shrinking_are_counted_apart(run: Run) -> None:
-    counts = run(raises).statistics
+def test_trials_of_shrinking_are_counted_apart(raised: Raised) -> None:
+    counts = raised.finished.statistics
     assert counts.programs == 20
     assert counts.shrinking > 0
     assert counts.programs == counts.passed + counts.refuted
@@ -171,7 +196,7 @@ def test_trials_of_shrinking_are_counted_apart(run: Run) -> None:
 
 
 def test_one_counterexample_per_kind(run: Run) -> None:
-    finished = run(Fails, max_examples=40, contract=Contract(metadata=False))
+    finished = run(Fails, max_examples=40, shrink_time=0.3, contract=Contract(metadata=False))
     kinds = [case.finding.kind for case in finished.counterexamples]
     assert len(kinds) == len(set(kinds)) >= 3
     assert {"pass-raised", "malformed-graph"} < set(kinds)
@@ -179,8 +204,8 @@ def test_one_counterexample_per_kind(run: Run) -> None:
     assert finished.statistics.programs == 40
 
 
-def test_counterexamples_are_shrunk(run: Run) -> None:
-    (case,) = run(raises).counterexamples
+def test_counterexamples_are_shrunk(raised: Raised) -> None:
+    (case,) = raised.finished.counterexamples
     assert case.program.size == 1 < case.size_drawn
     assert not case.shrink_cut
 
@@ -241,9 +266,8 @@ def test_fail_fast_stops_at_the_first_finding(run: Run) -> None:
     assert len(finished.counterexamples) == 1
 
 
-def test_events_come_in_order(run: Run) -> None:
-    events: list[Event] = []
-    run(raises, subscribers=[events.append])
+def test_events_come_in_order(raised: Raised) -> None:
+    events = raised.events
     assert isinstance(events[0], CampaignStarted)
     assert isinstance(events[-1], CampaignFinished)
     assert {type(event) for event in events[1:-1]} == {Progress, FindingFound}
@@ -372,8 +396,9 @@ def test_the_same_seed_draws_the_same_programs(tmp_path: Path) -> None:
     assert _programs_of(tmp_path, "three", 6) != first
 
 
-def test_earlier_failures_are_tried_first(run: Run) -> None:
-    (case,) = run(raises, seed=1).counterexamples
+def test_earlier_failures_are_tried_first(run: Run, raised: Raised, tmp_path: Path) -> None:
+    raised.left(tmp_path)
+    (case,) = raised.finished.counterexamples
     starts: list[int] = []
 
     def note(event: Event) -> None:
@@ -385,35 +410,30 @@ def test_earlier_failures_are_tried_first(run: Run) -> None:
     assert [c.id for c in again.counterexamples] == [case.id]
 
 
-def test_failures_that_are_gone_are_forgotten(run: Run, tmp_path: Path) -> None:
-    subject = _subject(raises)
-    run(subject)
-    (failure,) = tmp_path.glob("state/failures/*/*/counterexample.json")
+def test_failures_that_are_gone_are_forgotten(run: Run, raised: Raised, tmp_path: Path) -> None:
+    failure = raised.left(tmp_path)
     mended = _subject(lambda gm: None)
-    mended.facts = subject.facts
+    mended.facts = _subject(raises).facts
     run(mended)
     assert not failure.exists()
 
 
-def test_failures_that_could_not_be_judged_are_not_forgotten(run: Run, tmp_path: Path) -> None:
+def test_failures_that_could_not_be_judged_are_not_forgotten(run: Run, raised: Raised, tmp_path: Path) -> None:
     class Broken:
         name = "gloo"
 
         def start_comparison(self, original: Program, rewritten: Program, domain: Domain) -> Any:
             raise ExecutorError("no group today")
 
-    subject = _subject(raises)
-    run(subject)
-    (failure,) = tmp_path.glob("state/failures/*/*/counterexample.json")
+    failure = raised.left(tmp_path)
     mended = _subject(lambda gm: None)
-    mended.facts = subject.facts
+    mended.facts = _subject(raises).facts
     run(mended, confirm=Broken(), max_examples=1)
     assert failure.exists()
 
 
-def test_a_damaged_failure_is_dropped(run: Run, tmp_path: Path) -> None:
-    run(raises)
-    (failure,) = tmp_path.glob("state/failures/*/*/counterexample.json")
+def test_a_damaged_failure_is_dropped(run: Run, raised: Raised, tmp_path: Path) -> None:
+    failure = raised.left(tmp_path)
     failure.write_text("{")
     assert run(raises, seed=2).statistics.programs == 20
 

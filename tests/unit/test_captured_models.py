@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 
 import pytest
@@ -39,7 +40,7 @@ QUICK = [
         "capture",
         {"_c10d_functional::all_reduce", "aten::_scaled_dot_product_flash_attention_for_cpu"},
     ),
-    ("vocabulary_parallel", "joint", {"aten::index_put", "aten::embedding_dense_backward"}),
+    ("expert_parallel", "joint", {"_c10d_functional::all_to_all_single"}),
     pytest.param(
         "fully_sharded",
         "make_fx",
@@ -69,7 +70,7 @@ SLOW = [
     ("gathered_parameters", "joint", {"_c10d_functional::reduce_scatter_tensor"}),
     ("gathered_parameters", "make_fx", {"_c10d_functional::all_gather_into_tensor"}),
     ("data_parallel", "make_fx", {"aten::embedding_dense_backward", "_c10d_functional::all_reduce"}),
-    ("expert_parallel", "joint", {"_c10d_functional::all_to_all_single"}),
+    ("vocabulary_parallel", "joint", {"aten::index_put", "aten::embedding_dense_backward"}),
     ("expert_parallel", "export", {"_c10d_functional::all_to_all_single"}),
 ]
 
@@ -103,7 +104,10 @@ def made(model: str, way: str) -> Program:
     return captured(model, way)
 
 
-def check(model: str, way: str, ops: set[str]) -> None:
+Pools = Callable[[int], ProcessGroupPool]
+
+
+def check(model: str, way: str, ops: set[str], group: ProcessGroupPool) -> None:
     program = made(model, way)
     assert ops <= ops_of(program)
     targets = {n.target for graph in program.graphs for n in graph.nodes if n.op == "call_function"}
@@ -113,25 +117,24 @@ def check(model: str, way: str, ops: set[str]) -> None:
     assert run.finished, run.why
     for result in run.ranks:
         assert all(bool(v.isfinite().all()) for v in result.outputs if isinstance(v, torch.Tensor))
-    with ProcessGroupPool(WORLD, timeout=100) as pool:
-        for domain in ("float64", "native", "exact"):
-            for sound in (Identity(), swapped):
-                verdict = verify(sound, program, domain=domain, confirm=pool)
-                assert (verdict.status, verdict.doubts, verdict.notes) == ("passed", [], []), (domain, verdict.findings)
-                assert verdict.executors == ["lockstep", "gloo"]
+    for domain in ("float64", "native", "exact"):
+        for sound in (Identity(), swapped):
+            verdict = verify(sound, program, domain=domain, confirm=group)
+            assert (verdict.status, verdict.doubts, verdict.notes) == ("passed", [], []), (domain, verdict.findings)
+            assert verdict.executors == ["lockstep", "gloo"]
     planted = verify(without_a_collective, program)
     assert not planted.changed or planted.status == "refuted"
 
 
 @pytest.mark.parametrize(("model", "way", "ops"), QUICK)
-def test_a_captured_model_is_verified(model: str, way: str, ops: set[str]) -> None:
-    check(model, way, ops)
+def test_a_captured_model_is_verified(model: str, way: str, ops: set[str], pool: Pools) -> None:
+    check(model, way, ops, pool(WORLD))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("model", "way", "ops"), SLOW)
-def test_every_captured_model_is_verified(model: str, way: str, ops: set[str]) -> None:
-    check(model, way, ops)
+def test_every_captured_model_is_verified(model: str, way: str, ops: set[str], pool: Pools) -> None:
+    check(model, way, ops, pool(WORLD))
 
 
 def test_a_missing_collective_of_a_captured_model_is_refuted() -> None:
@@ -172,7 +175,7 @@ def eager(name: str) -> Program:
 
 
 @needs_fake_kernels
-def test_collectives_of_process_groups_mean_what_torch_says() -> None:
+def test_collectives_of_process_groups_mean_what_torch_says(pool: Pools) -> None:
     program = eager("everything")
     assert not [op for op in ops_of(program) if op.startswith("c10d::")]
     run = Lockstep().run(program)
@@ -195,8 +198,7 @@ def test_collectives_of_process_groups_mean_what_torch_says() -> None:
         assert torch.equal(exchanged, torch.cat([x[mine] for x in xs]))
         assert torch.equal(torch.cat(pieces), exchanged)
         assert torch.equal(came, xs[0] if rank == 1 else torch.zeros_like(came))
-    with ProcessGroupPool(3, timeout=60) as pool:
-        verdict = verify(Identity(), program, confirm=pool)
+    verdict = verify(Identity(), program, confirm=pool(3))
     assert (verdict.status, verdict.executors) == ("passed", ["lockstep", "gloo"])
 
 

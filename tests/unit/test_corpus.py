@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -214,8 +215,19 @@ def run(pass_: Any, place: Path, **plan: Any) -> tuple[CampaignFinished, Corpus]
     return Campaign(subject, plan_, None).run(), corpus
 
 
-def test_a_finding_is_found_again_from_the_corpus_alone(tmp_path: Path) -> None:
-    first, corpus = run(drops_reductions, tmp_path)
+@pytest.fixture(scope="module")
+def dropping(tmp_path_factory: pytest.TempPathFactory) -> tuple[CampaignFinished, Path]:
+    """A campaign whose pass drops reductions, and where it has left its corpus."""
+    place = tmp_path_factory.mktemp("dropping")
+    return run(drops_reductions, place)[0], place
+
+
+def test_a_finding_is_found_again_from_the_corpus_alone(
+    dropping: tuple[CampaignFinished, Path], tmp_path: Path
+) -> None:
+    first, place = dropping
+    shutil.copytree(place, tmp_path, dirs_exist_ok=True)
+    corpus = Corpus(tmp_path / "corpus", silent)
     assert first.verdict == "refuted"
     kinds = {one.kind for one in corpus.cases(TARGET, MESH)} - {""}
     assert kinds == {found.finding.kind for found in first.counterexamples}
@@ -238,8 +250,8 @@ def test_a_pass_that_changes_nothing_leaves_nothing(tmp_path: Path) -> None:
     assert (finished.verdict, corpus.cases(TARGET, MESH)) == ("nothing tested", [])
 
 
-def test_a_damaged_corpus_is_no_reason_to_pass(tmp_path: Path) -> None:
-    run(drops_reductions, tmp_path)
+def test_a_damaged_corpus_is_no_reason_to_pass(dropping: tuple[CampaignFinished, Path], tmp_path: Path) -> None:
+    shutil.copytree(dropping[1], tmp_path, dirs_exist_ok=True)
     for path in (tmp_path / "corpus").iterdir():
         damaged(path, "flipped")
     told: list[str] = []

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import pytest
@@ -389,12 +390,12 @@ def _long(layers: int) -> fx.GraphModule:
 # ----------------------------------------------------------------------------------------------------- drawn programs
 
 
-def drawn(count: int, seed: int) -> Iterator[Program]:
+@cache
+def drawn(count: int, seed: int) -> tuple[Program, ...]:
     generator = random.Random(seed)
     meshes = [mesh for size in WORLD_SIZES for mesh in all_meshes(size)]
     decoder = DECODERS["fsdp"]
-    for _ in range(count):
-        yield decoder.decode(generator.choice(meshes), generator.randbytes(decoder.width))
+    return tuple(decoder.decode(generator.choice(meshes), generator.randbytes(decoder.width)) for _ in range(count))
 
 
 @pytest.mark.parametrize("kind", PASSES)

@@ -65,15 +65,16 @@ def test_no_choices_return_an_input() -> None:
 def test_every_way_of_a_kind_runs(kind: str, mesh: Mesh) -> None:
     reached = 0
     theme = next(theme for theme, table in KINDS.items() if kind in table)
+    before = [{"kind": "compute"}] * 4
+    without = dumps(drawn(*before, mesh=mesh, theme=theme))
     uses, forms = sorted(set(RECORD["use"])), sorted(set(RECORD["form"]))
     for how in range(0, 64, 3):
         record = {
             "kind": kind, "how": how, "a": how * 5 % 256, "b": how * 7 % 256, "group": how, "use": uses[how % len(uses)],
             "form": forms[how % len(forms)], "delay": (0, 1, -1)[how % 3],
         }  # fmt: skip
-        before = [{"kind": "compute"}] * 4
         program = drawn(*before, record, record, mesh=mesh, theme=theme)
-        reached += dumps(program) != dumps(drawn(*before, mesh=mesh, theme=theme))
+        reached += dumps(program) != without
         run = Lockstep().run(program)
         assert run.finished, run.why
     assert reached >= (0 if kind == "swapped" and mesh is UNEVEN else 5)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ MESH = "[2, 0, 1]"
 Pools = Callable[[int], ProcessGroupPool]
 
 
+@cache
 def everything(chunks: int = 3) -> Program:
     """A pipelined matmul, a gather of an inner dim, a loop with a reduction to other ranks: something for every stage."""
     b = PlacedBuilder(3)
@@ -36,6 +38,7 @@ def everything(chunks: int = 3) -> Program:
     return b.build(b.call("aten::relu", product), b.call("aten::exp", total), double)
 
 
+@cache
 def one_chunk() -> Program:
     """Such that each stage can do without those before it: what is gathered is the outermost dim."""
     return everything(1)
@@ -45,11 +48,12 @@ def ops(gm: fx.GraphModule) -> set[str]:
     return {op_name(node) for node in gm.graph.nodes if node.op == "call_function"}
 
 
-def lowered(program: Program, **options: Any) -> Program:
-    modules = program.graph_modules()
+@cache
+def lowered(program: Callable[[], Program], **options: Any) -> Program:
+    modules = program().graph_modules()
     for gm in modules:
         HostProgram(**options)(gm)
-    return program.with_graphs([gm.graph for gm in modules])
+    return program().with_graphs([gm.graph for gm in modules])
 
 
 # -------------------------------------------------------------------------------------------------- what comes out of it
@@ -60,7 +64,7 @@ def test_a_program_with_something_for_every_stage_is_lowered(streams: int) -> No
     program = everything()
     verdict = verify(HostProgram(number_of_streams=streams), program, deep=streams == 2)
     assert verdict.status == "passed", [finding.title for finding in verdict.findings]
-    found = explore(lowered(program, number_of_streams=streams), inputs="stream0")
+    found = explore(lowered(everything, number_of_streams=streams), inputs="stream0")
     assert found is not None
     assert not found.observations
 
@@ -69,7 +73,7 @@ def test_a_program_with_something_for_every_stage_is_lowered(streams: int) -> No
 def test_the_form_of_pipelines_is_passed_on(form: str, reduce_form: str) -> None:
     verdict = verify(HostProgram(form=form, reduce_form=reduce_form), everything())
     assert verdict.status == "passed", [finding.title for finding in verdict.findings]
-    assert ops(lowered(everything(), form=form).graph_module(0)) != ops(lowered(everything()).graph_module(0))
+    assert ops(lowered(everything, form=form).graph_module(0)) != ops(lowered(everything).graph_module(0))
 
 
 def test_gloo_computes_what_lockstep_computes(pool: Pools) -> None:
@@ -89,11 +93,11 @@ def test_it_does_what_its_stages_do_one_after_the_other() -> None:
     gm = everything().graph_module(1)
     for name in STAGES:
         BUILTIN[name]()(gm)
-    assert gm.code == lowered(everything()).graph_module(1).code
+    assert gm.code == lowered(everything).graph_module(1).code
 
 
 def test_afterwards_no_resharding_and_no_stream_axis_is_left() -> None:
-    for gm in lowered(everything()).graph_modules():
+    for gm in lowered(everything).graph_modules():
         assert not any("stream_axis" in node.meta or "multidevice" in op_name(node) for node in gm.graph.nodes)
 
 

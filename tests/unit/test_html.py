@@ -366,7 +366,6 @@ def _calls(number: int) -> int:
         nonlocal calls
         calls += event in ("call", "c_call")
 
-    to_html(found, None)
     sys.setprofile(count)
     try:
         to_html(found, None)
@@ -376,6 +375,7 @@ def _calls(number: int) -> int:
 
 
 def test_work_is_linear_in_nodes() -> None:
+    to_html(case("wrong-value"), None)  # what is made once is made now
     assert _calls(60) < 2.2 * _calls(30)
 
 
