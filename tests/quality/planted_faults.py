@@ -274,7 +274,8 @@ def chosen(faults: Sequence[Fault], only: Sequence[str], sample: int | None, see
     unknown = set(only) - {fault.name for fault in faults}
     if unknown:
         raise SystemExit(f"no fault is named {', '.join(sorted(unknown))}")
-    found = [fault for fault in faults if not only or fault.name in only]
+    by_name = {fault.name: fault for fault in faults}
+    found = [by_name[name] for name in dict.fromkeys(only)] or list(faults)
     if sample is None or sample >= len(found):
         return found
     picked = set(random.Random(seed).sample([fault.name for fault in found], sample))

@@ -13,6 +13,7 @@ from torch import fx
 
 from tcverify.application import Guarded, InProcess, Pair, subject_of
 from tcverify.application.loading import importable_target, load_pass, prepare
+from tcverify.application.surroundings import watched
 from tcverify.errors import PassLoadError, Unsupported
 from tcverify.passes import Identity
 from tcverify.program import InputSpec, Mesh, dumps, spmd_program
@@ -294,8 +295,8 @@ def test_importable_classes_run_guarded() -> None:
         subject.close()
 
 
-def _apply_here(call: Callable[[fx.GraphModule], object]) -> Pair:
-    return InProcess(prepare(call, "", {})).apply(reduce_then_norm())
+def _apply_here(call: Callable[[fx.GraphModule], object], *, deep: bool = False) -> Pair:
+    return InProcess(prepare(call, "", {})).apply(reduce_then_norm(), deep=deep)
 
 
 def test_use_before_definition_is_a_lint_defect() -> None:
@@ -316,6 +317,41 @@ def test_a_node_of_another_graph_is_a_lint_defect() -> None:
         node.args = (other, *node.args[1:])
 
     assert [d.aspect for d in _apply_here(steal).defects] == ["lint"]
+
+
+def test_a_node_behind_the_output_is_a_lint_defect() -> None:
+    def forget_where(gm: fx.GraphModule) -> None:
+        gm.graph.call_function(torch.ops.aten.neg.default, (next(iter(gm.graph.nodes)),))
+
+    (defect,) = _apply_here(forget_where).defects
+    assert (defect.aspect, defect.message) == (
+        "lint",
+        "node 'neg_default' stands behind the output, where nothing runs",
+    )
+
+
+@pytest.mark.parametrize("error", [Unsupported("been here"), ValueError("been here")])
+def test_a_pass_that_fails_on_its_own_result_breaks_it_unless_it_declines(error: Exception) -> None:
+    def once(gm: fx.GraphModule) -> None:
+        reduced = next(n for n in gm.graph.nodes if n.name == "all_reduce")
+        if any(n.name == "mul_tensor" for n in gm.graph.nodes):
+            raise error
+        with gm.graph.inserting_after(reduced):
+            twice = gm.graph.call_function(torch.ops.aten.mul.Tensor, (reduced, 1.0))
+        twice.meta["val"] = reduced.meta["val"].clone()
+        reduced.replace_all_uses_with(twice, delete_user_cb=lambda user: user is not twice)
+
+    found = [(d.aspect, d.message) for d in _apply_here(once, deep=True).defects]
+    failed = [("second-application", "applied to its own result, it fails: ValueError: been here")]
+    assert found == ([] if isinstance(error, Unsupported) else failed)
+
+
+def test_global_state_that_a_pass_changes_is_told_and_put_back() -> None:
+    before = torch.get_default_dtype()
+    with watched() as changed:
+        torch.set_default_dtype(torch.float64)
+    assert torch.get_default_dtype() is before
+    assert str(changed) == "changed the default dtype from torch.float32 to torch.float64"
 
 
 def test_a_dropped_output_changes_the_signature() -> None:

@@ -64,6 +64,7 @@ def test_a_root_that_ranks_disagree_on() -> None:
     assert (finding.kind, finding.title) == (
         "collective-mismatch", "ranks disagree: in broadcast, rank 0 has root 0 while rank 1 has root 1"
     )  # fmt: skip
+    assert (finding.node, finding.rank) == ("broadcast", 0)
     assert "rank 1: broadcast: broadcast(float64[4, 4], root 1) of group [0, 1]" in finding.detail
 
 

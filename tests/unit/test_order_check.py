@@ -114,6 +114,17 @@ def test_a_race_of_the_original_is_not_the_fault_of_the_pass() -> None:
     assert kinds("order", racy, moved(racy, "mm", before="all_reduce")) == []
 
 
+def test_another_race_between_the_nodes_that_raced_before_is() -> None:
+    def build(b: Functional, *, result: bool) -> Any:
+        copy = b.relu(b.x)
+        started = b.start(copy)
+        b.add_(started if result else copy, b.y)
+        return b.wait(started)
+
+    finding = found(program(lambda b: build(b, result=False)), program(lambda b: build(b, result=True)))
+    assert (finding.node, finding.data["racing"]) == ("add_", "completion")
+
+
 def test_waits_that_are_shared_or_repeated_are_sound() -> None:
     def build(b: Functional) -> Any:
         started = b.start(b.x)
