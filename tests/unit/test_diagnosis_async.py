@@ -105,6 +105,17 @@ def test_a_read_of_freed_memory_says_who_freed_it(sizes: tuple[int, ...], by: st
     assert sentence == f"'mm_1' raises: it reads 'relu', which 'resize_storage_bytes__{by}' has freed"
 
 
+def test_what_raises_is_not_to_blame_for_what_it_is_given() -> None:
+    made = program(lambda b: b.mm(b.relu(b.x)))
+
+    def summed(graph: fx.Graph, nodes: dict[str, fx.Node]) -> None:
+        nodes["relu"].target = torch.ops.aten.sum.default
+
+    sentence = said(made, edited(made, summed), Finding("rewritten-raises", "equivalence", "", "", None, 0))
+    assert sentence.startswith("'relu' ")
+    assert sentence.endswith(": it calls sum, where the original's 'relu' calls relu")
+
+
 def test_ops_without_results_need_no_metadata() -> None:
     made = program(lambda b: b.relu(b.mm(b.x)))
 
