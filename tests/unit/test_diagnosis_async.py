@@ -85,7 +85,8 @@ def test_another_group_is_named_before_what_it_does_to_values() -> None:
     assert "its 'group_name' is 'dp', where the original's is 'tp'" in said(made, other, wrong("output 0"))
 
 
-def test_a_read_of_freed_memory_says_who_freed_it() -> None:
+@pytest.mark.parametrize(("sizes", "by"), [((0,), "default"), ((64, 0), "default_1")])
+def test_a_read_of_freed_memory_says_who_freed_it(sizes: tuple[int, ...], by: str) -> None:
     def twice(b: Functional) -> fx.Node:
         made = b.relu(b.x)
         return b.add(b.mm(made), b.mm(made))
@@ -94,13 +95,25 @@ def test_a_read_of_freed_memory_says_who_freed_it() -> None:
 
     def free(graph: fx.Graph, nodes: dict[str, fx.Node]) -> None:
         with graph.inserting_before(nodes["mm_1"]):
-            graph.call_function(torch.ops.inductor.resize_storage_bytes_.default, (nodes["relu"], 0))
+            for size in sizes:
+                graph.call_function(torch.ops.inductor.resize_storage_bytes_.default, (nodes["relu"], size))
 
     freed = edited(made, free)
     run = Lockstep().run(freed)
     assert run.error is not None
     sentence = said(made, freed, Finding("rewritten-raises", "equivalence", "", "", None, 0))
-    assert sentence == "'mm_1' raises: it reads 'relu', which 'resize_storage_bytes__default' has freed"
+    assert sentence == f"'mm_1' raises: it reads 'relu', which 'resize_storage_bytes__{by}' has freed"
+
+
+def test_what_raises_is_not_to_blame_for_what_it_is_given() -> None:
+    made = program(lambda b: b.mm(b.relu(b.x)))
+
+    def summed(graph: fx.Graph, nodes: dict[str, fx.Node]) -> None:
+        nodes["relu"].target = torch.ops.aten.sum.default
+
+    sentence = said(made, edited(made, summed), Finding("rewritten-raises", "equivalence", "", "", None, 0))
+    assert sentence.startswith("'relu' ")
+    assert sentence.endswith(": it calls sum, where the original's 'relu' calls relu")
 
 
 def test_ops_without_results_need_no_metadata() -> None:

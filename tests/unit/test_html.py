@@ -283,8 +283,8 @@ def test_everything_else_that_is_known_is_there(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path", GALLERY, ids=lambda path: path.parent.name)
 def test_the_gallery_has_pages(path: Path) -> None:
-    text = Reader(to_html(read_counterexample(path), path)).text
-    assert read_counterexample(path).finding.title in text
+    found = read_counterexample(path)
+    assert found.finding.title in Reader(to_html(found, path)).text
 
 
 def test_the_page_of_a_file_is_the_page_of_the_case(tmp_path: Path) -> None:

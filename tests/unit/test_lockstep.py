@@ -10,6 +10,8 @@ from torch import fx
 
 from tcverify.errors import UnsupportedOp
 from tcverify.execution import Lockstep, Run
+from tcverify.execution.interpreter import Watch
+from tcverify.execution.lockstep import run_watched
 from tcverify.program import (
     PARTIAL,
     VARYING,
@@ -306,6 +308,32 @@ def test_a_discrete_result_that_flips_is_an_infinite_change() -> None:
     program = spmd_program(PAIR, [X], build)
     executor = Lockstep()
     assert executor.probe(program, executor.run(program)) == {"output 0": math.inf}
+
+
+def test_the_change_is_the_largest_of_all_reruns() -> None:
+    def build(b: GraphBuilder) -> fx.Node:
+        return b.call("aten::exp", b.call("aten::mul.Scalar", b.input("x"), 3.0))
+
+    program = spmd_program(PAIR, [X], build)
+    baseline = Lockstep().run(program)
+    changes = [Lockstep().probe(program, baseline, reruns=number)["output 0"] for number in range(1, 9)]
+    assert changes == sorted(changes)
+    assert 0 < changes[0] < changes[-1]
+
+
+def test_what_watches_may_write_into_the_inputs() -> None:
+    program = spmd_program(PAIR, [X], lambda b: b.call("aten::exp", b.input("x")))
+    seen: list[torch.Tensor] = []
+
+    def watcher(rank: int, inputs: list[torch.Tensor]) -> Watch:
+        seen.append(inputs[0].clone())
+        inputs[0].zero_()
+        return lambda step, args, kwargs, value: value
+
+    for _ in range(2):
+        run_watched(program, watcher)
+    assert [bool(values.any()) for values in seen] == [True] * 4
+    assert torch.equal(seen[0], seen[2])
 
 
 # ------------------------------------------------------------------------------------------- mutation, observation
