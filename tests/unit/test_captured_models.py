@@ -7,7 +7,6 @@ from functools import cache
 
 import pytest
 import torch
-from torch import fx
 from torch.torch_version import TorchVersion
 
 from tcverify import verify
@@ -20,6 +19,7 @@ from tcverify.passes.identity import Identity
 from tcverify.program import VARYING, Program, dumps, loads
 from tests.unit import captured_models, eager_programs
 from tests.unit.captured_models import WORLD, captured, ops_of
+from tests.unit.captured_passes import swapped, without_a_collective
 
 #: make_fx on fake tensors asks for the shapes of what c10d's own ops return.
 needs_fake_kernels = pytest.mark.skipif(
@@ -73,30 +73,6 @@ SLOW = [
     ("vocabulary_parallel", "joint", {"aten::index_put", "aten::embedding_dense_backward"}),
     ("expert_parallel", "export", {"_c10d_functional::all_to_all_single"}),
 ]
-
-
-def swapped(module: fx.GraphModule) -> fx.GraphModule:
-    """The operands of every addition of equal layouts, the other way round."""
-    for node in module.graph.find_nodes(op="call_function", target=torch.ops.aten.add.Tensor):
-        layouts = [(v.shape, v.stride()) for v in (a.meta["val"] for a in node.args if isinstance(a, fx.Node))]
-        if len(layouts) == 2 and layouts[0] == layouts[1]:
-            node.args = (node.args[1], node.args[0])
-    module.recompile()
-    return module
-
-
-def without_a_collective(module: fx.GraphModule) -> fx.GraphModule:
-    """The last wait is given what the collective was given, in place of its result; where shapes allow it."""
-    for wait in reversed(
-        module.graph.find_nodes(op="call_function", target=torch.ops._c10d_functional.wait_tensor.default)
-    ):
-        start = wait.args[0]
-        operand = start.args[0]
-        if operand.meta["val"].shape == wait.meta["val"].shape and module.meta["rank"] == 0 and wait.users:
-            wait.replace_all_uses_with(operand)
-            break
-    module.recompile()
-    return module
 
 
 @cache

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -25,41 +24,19 @@ from tcverify.execution import Comparison, Executor, Lockstep, ProcessGroupPool
 from tcverify.program import Contract, GraphBuilder, InputSpec, Note, Program, spmd_program
 from tcverify.replay import replay
 from tcverify.strategies import transformer_programs
+from tests.unit import domain_passes
+from tests.unit.domain_passes import (
+    adds_one,
+    adds_zero_over_zero,
+    copies,
+    copies_to_bfloat16,
+    last_digit_of_eps,
+    raises,
+    reduces_in_bfloat16,
+    reduces_on_rank_0_alone,
+    touched,
+)
 from tests.unit.programs import TP2, X, reduce_then_norm
-
-
-def last_digit_of_eps(gm: fx.GraphModule) -> None:
-    """What no floating-point comparison sees: the effect is 1e-21 of an output."""
-    for node in gm.graph.nodes:
-        if node.target is torch.ops.tensor_cast.rms_norm.default:
-            node.args = (*node.args[:2], math.nextafter(node.args[2], 1.0))
-
-
-def reduces_in_bfloat16(gm: fx.GraphModule) -> None:
-    """What float64 does not see: a cast is the identity there."""
-    aten = torch.ops.aten
-    for node in list(gm.graph.nodes):
-        if node.target is not torch.ops.tensor_cast.all_reduce.default:
-            continue
-        x = node.args[0]
-        with gm.graph.inserting_before(node):
-            small = gm.graph.call_function(aten._to_copy.default, (x,), {"dtype": torch.bfloat16})
-        small.meta["val"] = x.meta["val"].to(torch.bfloat16)
-        dtype, node.meta["val"] = node.meta["val"].dtype, small.meta["val"].clone()
-        node.args = (small, *node.args[1:])
-        with gm.graph.inserting_after(node):
-            back = gm.graph.call_function(aten._to_copy.default, (node,), {"dtype": dtype})
-        back.meta["val"] = x.meta["val"].clone()
-        node.replace_all_uses_with(back, delete_user_cb=lambda user, back=back: user is not back)
-
-
-def touched(gm: fx.GraphModule) -> None:
-    """A change that means nothing: one more copy."""
-    value = next(node for node in gm.graph.nodes if node.name == "all_reduce")
-    with gm.graph.inserting_after(value):
-        copy = gm.graph.call_function(torch.ops.aten.clone.default, (value,))
-    copy.meta["val"] = value.meta["val"].clone()
-    value.replace_all_uses_with(copy, delete_user_cb=lambda user: user is not copy)
 
 
 class Watched:
@@ -102,7 +79,7 @@ def test_a_sum_in_bfloat16_shows_in_the_native_domain_alone(domain: str, status:
 
 
 @pytest.mark.parametrize(
-    ("pass_", "domain"), [(last_digit_of_eps, "exact"), (reduces_in_bfloat16, "native")], ids=["exact", "native"]
+    ("pass_", "domain"), [(last_digit_of_eps, "exact"), (copies_to_bfloat16, "native")], ids=["exact", "native"]
 )
 def test_the_process_group_confirms_in_the_domain(
     pass_: Callable[[fx.GraphModule], None], domain: str, pool: Callable[[int], ProcessGroupPool]
@@ -122,50 +99,11 @@ def test_what_the_exact_domain_cannot_judge_is_confirmed_in_float64() -> None:
     assert confirming_domain(Evidence(native.pair, Contract(), native.runs), [], []) is NATIVE
 
 
-def adds_zero_over_zero(gm: fx.GraphModule) -> None:
-    """NaN in floating point. In the field 0 / 0 is 0."""
-    aten = torch.ops.aten
-    value = next(node for node in gm.graph.nodes if node.name == "all_reduce")
-    readers = list(value.users)
-    with gm.graph.inserting_before(value.next):
-        nothing = gm.graph.call_function(aten.sub.Tensor, (value, value))
-        undefined = gm.graph.call_function(aten.div.Tensor, (nothing, nothing))
-        total = gm.graph.call_function(aten.add.Tensor, (value, undefined))
-    for node in (nothing, undefined, total):
-        node.meta["val"] = value.meta["val"].clone()
-    for reader in readers:
-        reader.replace_input_with(value, total)
-
-
 @pytest.mark.parametrize("domain", ["native", "exact"])
 def test_what_float64_refutes_is_confirmed_in_float64(domain: str, pool: Callable[[int], ProcessGroupPool]) -> None:
     verdict = verify(adds_zero_over_zero, reduce_then_norm(), domain=domain, confirm=pool(2), always_confirm=True)
     assert [finding.kind for finding in verdict.findings] == ["wrong-value"]
     assert [run.domain for run in verdict.runs if run.executor == "gloo"] == ["float64"]
-
-
-def adds_one(gm: fx.GraphModule) -> None:
-    """What every domain sees."""
-    norm = next(node for node in gm.graph.nodes if node.name == "rms_norm")
-    with gm.graph.inserting_before(norm):
-        more = gm.graph.call_function(torch.ops.aten.add.Tensor, (norm.args[0], 1.0))
-    more.meta["val"] = norm.args[0].meta["val"].clone()
-    norm.args = (more, *norm.args[1:])
-
-
-def reduces_in_bfloat16(gm: fx.GraphModule) -> None:
-    """Half the traffic, and an eighth of the digits."""
-    (reduced,) = gm.graph.find_nodes(op="call_function", target=torch.ops.tensor_cast.all_reduce.default)
-    operand, cast = reduced.args[0], torch.ops.aten.to.dtype
-    with gm.graph.inserting_before(reduced):
-        low = gm.graph.call_function(cast, (operand, torch.bfloat16))
-    low.meta["val"] = operand.meta["val"].to(torch.bfloat16)
-    with gm.graph.inserting_after(reduced):
-        high = gm.graph.call_function(cast, (reduced, operand.meta["val"].dtype))
-    high.meta["val"] = reduced.meta["val"]
-    reduced.replace_all_uses_with(high, delete_user_cb=lambda user: user is not high)
-    reduced.update_arg(0, low)
-    reduced.meta["val"] = low.meta["val"].clone()
 
 
 @pytest.mark.parametrize("domain", ["float64", "exact"])
@@ -180,31 +118,10 @@ def test_precision_that_a_pass_gives_up_is_judged_in_the_native_domain() -> None
     assert ([finding.kind for finding in verdict.findings], verdict.notes) == (["wrong-value"], [])
 
 
-def copies(gm: fx.GraphModule) -> None:
-    """Sound, and in the dtypes of the program."""
-    norm = next(node for node in gm.graph.nodes if node.name == "rms_norm")
-    with gm.graph.inserting_before(norm):
-        copy = gm.graph.call_function(torch.ops.aten.clone.default, (norm.args[0],))
-    copy.meta["val"] = norm.args[0].meta["val"].clone()
-    norm.update_arg(0, copy)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_nothing_is_noted_where_a_pass_keeps_to_the_dtypes_of_the_program(dtype: torch.dtype) -> None:
     verdict = verify(copies, reduce_then_norm(dtype=dtype))
     assert (verdict.status, verdict.changed, verdict.notes) == ("passed", True, [])
-
-
-def reduces_on_rank_0_alone(gm: fx.GraphModule) -> None:
-    """The other rank's graph is left as it is, so it waits for ever."""
-    for node in list(gm.graph.nodes):
-        if node.target is torch.ops.tensor_cast.all_reduce.default and node.args[1] == 1:
-            node.replace_all_uses_with(node.args[0])
-            gm.graph.erase_node(node)
-
-
-def raises(gm: fx.GraphModule) -> None:
-    raise ValueError("no")
 
 
 @pytest.mark.parametrize("pass_", [reduces_on_rank_0_alone, raises])
@@ -289,7 +206,7 @@ def test_the_values_of_a_case_are_those_that_its_finding_tells_of(pass_: Callabl
 
 def test_a_case_is_not_called_fixed_where_its_domain_steps_aside() -> None:
     verdict = verify(last_digit_of_eps, reduce_then_norm(), domain="exact")
-    facts = replace(InProcess(prepare(touched, "", {})).facts, target=f"{__name__}:touched")
+    facts = replace(InProcess(prepare(touched, "", {})).facts, target=f"{domain_passes.__name__}:touched")
     case = make_counterexample(verdict, "wrong-value", facts, Contract())
     again = replay(replace(case, program=norm_of_order_three()), None)
     assert again.state == "error"
