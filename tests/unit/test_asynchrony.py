@@ -293,13 +293,13 @@ def test_starts_do_not_block() -> None:
     for timing in ("issue", "wait", "apart"):
         for found in outputs(LOCKSTEP.run(p, timing=timing)):
             torch.testing.assert_close(found[0], total)
-    hang = Lockstep(conservative=True).run(p).hang
-    assert hang is not None
-    assert hang.cycle
-    assert (
-        str(hang)
-        == "rank 0 waits in all_reduce #1 of group 'tp' [0, 1]; rank 1 waits in all_reduce #1 of group 'dp' [0, 1]"
-    )
+        hang = Lockstep(conservative=True).run(p, timing=timing).hang
+        assert hang is not None
+        assert hang.cycle
+        assert (
+            str(hang)
+            == "rank 0 waits in all_reduce #1 of group 'tp' [0, 1]; rank 1 waits in all_reduce #1 of group 'dp' [0, 1]"
+        )
 
 
 def test_waits_in_the_wrong_order_hang() -> None:
