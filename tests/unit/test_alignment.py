@@ -6,7 +6,9 @@ import itertools
 import random
 
 import pytest
+import torch
 
+from tcverify.ops import TensorSpec
 from tcverify.program import Program
 from tcverify.report.alignment import align
 from tcverify.report.listing import difference, longest_increasing
@@ -56,6 +58,16 @@ def test_a_node_at_another_place_has_moved() -> None:
     assert found.rewritten is not None
     rows = align(found.program, found.rewritten, 0)
     assert [str(row.before or row.after) for row in rows if row.mark == "moved"] == ["all_reduce_1", "all_reduce_1"]
+
+
+def test_a_value_of_another_shape_has_changed() -> None:
+    program = blocks(1)
+    graphs = [program.graph(rank) for rank in range(program.world_size)]
+    for graph in graphs:
+        reduced = next(node for node in graph.nodes if node.name == "all_reduce")
+        reduced.meta["val"] = TensorSpec.contiguous((2, 8), torch.float32)
+    found = marks(program, program.with_graphs(graphs))
+    assert [mark for mark in found if not mark.startswith("same")] == ["changed all_reduce all_reduce"]
 
 
 def test_both_graphs_keep_their_order() -> None:

@@ -346,6 +346,18 @@ def test_a_pass_that_fails_on_its_own_result_breaks_it_unless_it_declines(error:
     assert found == ([] if isinstance(error, Unsupported) else failed)
 
 
+def test_metadata_alone_make_a_rewritten_program_too() -> None:
+    def annotate(gm: fx.GraphModule) -> None:
+        reduced = next(n for n in gm.graph.nodes if n.name == "all_reduce")
+        reduced.meta["val"] = reduced.meta["val"].new_empty((1, 1))
+
+    pair = _apply_here(annotate)
+    assert not pair.changed
+    assert pair.rewritten is not None
+    assert pair.rewritten is not pair.original
+    assert _apply_here(lambda gm: None).rewritten is not None
+
+
 def test_global_state_that_a_pass_changes_is_told_and_put_back() -> None:
     before = torch.get_default_dtype()
     with watched() as changed:

@@ -36,6 +36,7 @@ from tcverify.campaign import (
     recover,
 )
 from tcverify.campaign import driver as campaign_driver
+from tcverify.campaign.failures import Failures
 from tcverify.campaign.in_flight import InFlight, read_in_flight
 from tcverify.counterexample import Counterexample, read_counterexample
 from tcverify.errors import ExecutorError, InternalError, Unsupported, UsageError
@@ -408,6 +409,15 @@ def test_earlier_failures_are_tried_first(run: Run, raised: Raised, tmp_path: Pa
     again = run(raises, seed=2, max_examples=1, subscribers=[note])
     assert starts == [1]
     assert [c.id for c in again.counterexamples] == [case.id]
+
+
+def test_failures_that_are_no_news_are_not_forgotten(run: Run, raised: Raised, tmp_path: Path) -> None:
+    failure = raised.left(tmp_path)
+    (case,) = raised.finished.counterexamples
+    other = replace(case, program=replace(case.program, seed=case.program.seed + 1))
+    Failures(tmp_path / "state", _subject(raises).facts, "2 ranks").add(other)
+    assert len(run(raises, max_examples=1).counterexamples) == 1
+    assert len(list(failure.parents[1].iterdir())) == 2
 
 
 def test_failures_that_are_gone_are_forgotten(run: Run, raised: Raised, tmp_path: Path) -> None:

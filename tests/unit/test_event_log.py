@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from copy import deepcopy
 from dataclasses import fields, replace
 from pathlib import Path
@@ -174,6 +175,15 @@ def test_whatever_a_pass_says_is_one_line_of_json(tmp_path: Path, rewritten: boo
     assert line["title"] == case.finding.title
     assert line["values"][0]["expected"] == "nan"
     assert "NaN" not in (tmp_path / EVENTS_NAME).read_text()
+
+
+@pytest.mark.parametrize("number", [math.inf, -math.inf])
+def test_infinite_numbers_are_written_as_text(tmp_path: Path, number: float) -> None:
+    case = nasty_case()
+    values = (replace(case.values[0], expected=number), *case.values[1:])
+    EventLog(tmp_path, pytest.fail)(FindingFound(replace(case, values=values)))
+    (line,) = read(tmp_path)
+    assert line["values"][0]["expected"] == repr(number)
 
 
 def test_a_finding_that_cannot_be_explained_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

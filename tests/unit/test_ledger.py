@@ -1,0 +1,22 @@
+"""What is news in a campaign."""
+
+from __future__ import annotations
+
+import pytest
+
+from tcverify.application import Pair
+from tcverify.campaign.ledger import Ledger
+from tcverify.program.finding import Finding
+from tcverify.verifier import Verdict
+from tests.unit.programs import reduce_then_norm
+
+WRONG = Finding("wrong-value", "equivalence", "output 0 is wrong on rank 0")
+STALE = Finding("stale-metadata", "metadata", "meta['val'] of 'mm' is missing")
+
+
+@pytest.mark.parametrize("findings", [[WRONG, STALE], [STALE, WRONG]])
+def test_what_goes_wrong_is_news_before_what_is_noted_wrongly(findings: list[Finding]) -> None:
+    verdict = Verdict("refuted", findings, [], Pair(reduce_then_norm()))
+    assert Ledger().news(verdict) is WRONG
+    assert Ledger().news(verdict, tried=["wrong-value"]) is STALE
+    assert Ledger().news(verdict, tried=["wrong-value", "stale-metadata"]) is None
