@@ -110,7 +110,14 @@ def test_the_script_ends_as_is_said(name: str, tmp_path: Path) -> None:
     require_as_said(finding, TORCH, *ends_with(finding.script, tmp_path))
 
 
-@pytest.mark.parametrize("name", [name for name in FOLDERS if (FINDINGS / name / "counterexample.json").is_file()])
+#: Findings with a counterexample.
+SHOWN = [name for name in FOLDERS if (FINDINGS / name / "counterexample.json").is_file()]
+
+
+@pytest.mark.parametrize(
+    "name",  # half of them, in every run
+    [pytest.param(name, marks=[] if i % 2 == 0 else pytest.mark.slow) for i, name in enumerate(SHOWN)],
+)
 def test_the_counterexample_replays_where_it_should(name: str) -> None:
     require_replays(read_finding(FINDINGS / name), TORCH)
 

@@ -6,7 +6,8 @@
 
 The faults are mistakes that an engineer could make: see `fault_list`. One that no test shows is a missing test. Test files run
 nearest first (`nearest`), so that most faults are found in seconds; every test that shows one is run once more without any fault,
-since a test that fails there shows nothing. Exits with 1 where a fault survives or cannot be judged.
+since a test that fails there shows nothing. Exits with 1 where a fault survives or cannot be judged; one whose time is over does
+neither, and is told.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ LEFT_OUT = ("tests/quality/test_planted_faults.py",)
 #: Seconds that a single test may take, where the project allows more.
 TEST_LIMIT = 120
 
-KILLED, SURVIVED, UNJUDGED = "killed", "SURVIVED", "NOT JUDGED"
+KILLED, SURVIVED, UNJUDGED, OVERDUE = "killed", "SURVIVED", "NOT JUDGED", "NOT DONE"
 
 _FAILED = re.compile(r"^(?P<what>FAILED|ERROR) (?P<test>tests/\S+?\.py(?P<item>::.*?)?)(?: - .*)?$", re.MULTILINE)
 
@@ -54,7 +55,7 @@ class Outcome:
     """What became of a fault.
 
     Attributes:
-        result: `KILLED`, `SURVIVED` or `UNJUDGED`.
+        result: `KILLED`, `SURVIVED`, `UNJUDGED`, or `OVERDUE` where the time was over before all tests had run.
         test: that failed.
         files: how many test files were run, and `reached` how many can reach the fault.
         seconds: how long that took.
@@ -71,7 +72,7 @@ class Outcome:
 
     def __str__(self) -> str:
         said = f"by {self.test}" if self.result == KILLED else self.problem
-        if self.result == SURVIVED:
+        if self.result in (SURVIVED, OVERDUE):
             said = f"{self.files} of {self.reached} test files{', ' if said else ''}{said}"
         return f"{self.result:8} {self.seconds:6.1f} s  {self.fault.area}: {self.fault.name}  {said}"
 
@@ -201,7 +202,7 @@ def judge(project: Path, fault: Fault, limit: float = LIMIT) -> Outcome:
                 code, said = run_tests(project, [*map(str, chunk)], limit - (time.monotonic() - began))
                 if code is None:
                     left = f"and then {limit:.0f} s were over"
-                    return outcome(SURVIVED, files=done, reached=len(tests), problem=left)
+                    return outcome(OVERDUE, files=done, reached=len(tests), problem=left)
                 failed = _FAILED.search(said)
                 if failed is not None and failed["item"]:
                     return outcome(KILLED, test=failed["test"], files=done + len(chunk), reached=len(tests))
@@ -307,7 +308,7 @@ def main() -> int:
         f"{killed} of {len(outcomes)} planted faults are found by a test; {time.monotonic() - began:.0f} s, "
         f"{used.ru_utime + used.ru_stime:.0f} s of CPU time"
     )
-    return 0 if killed == len(outcomes) else 1
+    return 0 if all(one.result in (KILLED, OVERDUE) for one in outcomes) else 1
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import pytest
 
 from tests.quality.fault_list import DoesNotApply, Fault, read_faults
 from tests.quality.nearest import ROOT
-from tests.quality.planted_faults import KILLED, SURVIVED, UNJUDGED, as_markdown, chosen, judge_all
+from tests.quality.planted_faults import KILLED, OVERDUE, SURVIVED, UNJUDGED, as_markdown, chosen, judge_all
 
 FAULTS = read_faults()
 
@@ -119,7 +119,7 @@ def test_a_test_that_fails_without_any_fault_shows_nothing(project: Path) -> Non
 
 def test_time_ends_what_would_never_end(project: Path) -> None:
     (found,) = judge_all([fault("for-ever", "found += one", "while True: pass")], root=project, limit=3)
-    assert found.result == SURVIVED
+    assert found.result == OVERDUE
     assert "3 s were over" in found.problem
 
 
