@@ -7,8 +7,11 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
 import pytest
+import torch
 
 from tcverify.execution import ProcessGroupPool
+
+torch.set_num_threads(1)  # as the command line does: the tensors are small, and more threads only wait for each other
 
 #: When the time for tests is over, by the monotonic clock, as `tests.quick` says.
 UNTIL = "TCVERIFY_TESTS_UNTIL"
