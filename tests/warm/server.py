@@ -178,7 +178,9 @@ def _copied(path: bytes, arguments: Sequence[Any], files: Sequence[int]) -> int:
     waits for the parent's end holds none.
     """
     code, *rest = map(str, arguments[arguments.index("-c") + 1 :])
-    starts = code.startswith(("from multiprocessing.forkserver ", "from multiprocessing.spawn "))
+    starts = code.startswith("from multiprocessing.forkserver ") or (
+        code.startswith("from multiprocessing.spawn ") and sys.version_info < (3, 12)  # later ones wait for ever
+    )
     idle = 1 + sum(thread.name == "watches the parent" for thread in threading.enumerate())
     if not starts or os.environ.get("PYTHONHASHSEED") != _HASH_SEED or len(os.listdir("/proc/self/task")) > idle:
         return _spawned(path, arguments, files)
@@ -217,6 +219,7 @@ def main(address: str, owner: str) -> None:
     gc.freeze()
     gc.enable()
     request = serve(address, socket.socket(fileno=int(owner)))
+    atexit.register(gc.unfreeze)  # what is never looked at libraries call leaked, when the interpreter ends
     execute(request, path)
 
 
