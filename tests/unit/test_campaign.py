@@ -416,7 +416,7 @@ def test_failures_that_are_no_news_are_not_forgotten(run: Run, raised: Raised, t
     (case,) = raised.finished.counterexamples
     other = replace(case, program=replace(case.program, seed=case.program.seed + 1))
     Failures(tmp_path / "state", _subject(raises).facts, "2 ranks").add(other)
-    assert len(run(raises, max_examples=1).counterexamples) == 1
+    assert len(run(raises, max_examples=3).counterexamples) == 1
     assert len(list(failure.parents[1].iterdir())) == 2
 
 

@@ -35,6 +35,12 @@ def test_reduce_scatter_gives_rows_by_position() -> None:
     assert values("reduce_scatter", dim=0, reduce_op="sum") == [[[11.0, 22.0]], [[33.0, 44.0]]]
 
 
+def test_permute_brings_everyone_what_another_sends_there() -> None:
+    made = call("permute", (4, 2, 7), shape=(1,), targets=(1, 2, 0))
+    contributions = [torch.tensor([float(position)]) for position in range(3)]
+    assert [result.item() for result in complete([made] * 3, contributions)] == [2.0, 0.0, 1.0]
+
+
 def test_reduce_scatter_gives_columns_by_position() -> None:
     assert values("reduce_scatter", dim=1, reduce_op="sum") == [[[11.0], [33.0]], [[22.0], [44.0]]]
 

@@ -355,3 +355,14 @@ def early_wait_of_big(b: Builder) -> Any:
     done = b.wait(b.start(b.relu(b["x"]), cost=12))
     big = b.call("aten::cat", [b["y"]] * 6, cost=10)
     return done, b.call("aten::sum", big, cost=10)
+
+
+def test_a_wait_takes_no_wait_for_another_collective_along() -> None:
+    def build(b: Builder) -> Any:
+        first = b.wait(b.start(b["x"], cost=40))
+        second = b.wait(b.start(first, cost=40))
+        return second, b.mm(b["y"], cost=10), b.mm(b["w"], cost=10)
+
+    pass_ = SinkWaitsIterative(memory_budget=1)
+    applied(pass_, build)
+    assert row(pass_, "wait_tensor").limit == "data dependency of wait_tensor_1"

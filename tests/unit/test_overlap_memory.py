@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tcverify.errors import InternalError
 from tcverify.passes.overlap import comm_graph
-from tcverify.passes.overlap.memory import Memory, footprint
+from tcverify.passes.overlap.memory import Footprint, Memory, footprint
 from tests.unit.overlap_orders import legal_order, plain_levels
 from tests.unit.overlap_programs import Builder, drawn, program
 
@@ -139,3 +139,14 @@ def test_a_last_use_that_stays_with_its_old_owner_is_noticed() -> None:
     order[candidate], order[other] = order[other], order[candidate]
     with pytest.raises(InternalError, match="incremental memory"):
         memory.verify(order)
+
+
+def test_what_has_changed_hands_lives_until_the_other_node() -> None:
+    # 1 and 2 read what 0 makes; 2, which frees it, goes before 1
+    memory = Memory(Footprint(0, (16, 20, 8), (0, 0, 0), ((0,), (0, 1), (0, 2)), (16, 20, 8), ()), [0, 1, 2])
+    handovers = memory.before(2, {0: 1, 1: 1})
+    assert handovers == [(0, 2, 1)]
+    assert memory.peak(16, [2, 1], handovers) == 16 + 20
+    memory.apply(handovers)
+    memory.verify([0, 2, 1])
+    assert memory.levels([0, 2, 1]) == [16, 24, 36]

@@ -8,10 +8,14 @@ import pytest
 import torch
 
 from tcverify.arithmetic.field import P, canonical
+from tcverify.execution import Call, RankResult, Run
+from tcverify.ops import REDUCTIONS, Collective
+from tcverify.program import InputSpec, Mesh, spmd_program
 from tcverify.relations import EXPLAINED, Measure
-from tcverify.relations.grouping import Grouping
+from tcverify.relations.grouping import Grouping, groupings
 from tcverify.relations.layouts import Setting, layout
 from tcverify.relations.relation import BRIEF, Relation
+from tcverify.relations.steps import neutral_of
 from tcverify.relations.tensors import same
 from tcverify.relations.twists import twist
 
@@ -218,3 +222,31 @@ def test_narrow_dtypes_differ_by_units_of_their_own() -> None:
     assert same(narrow * 1.01, narrow)
     assert not same(narrow * 1.2, narrow)
     assert not same(narrow * 1.01, narrow, Measure(1e-9, 1.0))
+
+
+def test_rows_are_chunks_in_another_order_only_where_whole_chunks_are() -> None:
+    swapped, mixed = (related(everywhere(X[order]), WHOLE) for order in ([2, 3, 0, 1], [2, 3, 0, 0]))
+    assert "with its chunks along dim 0 in order [1, 0] on rank 0" in swapped.text
+    assert mixed.text.endswith("with its rows along dim 0 in order [2, 3, 0, 0] on rank 0")
+
+
+def test_ranks_beside_the_groups_that_are_called_stand_alone() -> None:
+    program = spmd_program(Mesh.grid({"tp": 4}), [InputSpec("x", (4,))], lambda b: b.input("x"))
+    run = Run("lockstep", [RankResult(rank) for rank in range(4)])
+    run.ranks[2].calls.append(Call("sum", Collective("all_reduce", (2, 1), (4,), torch.float32, reduce_op="sum")))
+    mesh, called = groupings(program, run)
+    assert (mesh.where, called.where) == ("over tp [0, 1, 2, 3]", "over [2, 1]")
+    assert called.groups == {0: (0,), 1: (2, 1), 2: (2, 1), 3: (3,)}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64])
+@pytest.mark.parametrize("reduce_op", ["sum", "product", "min", "max"])
+def test_what_is_neutral_changes_no_value(reduce_op: str, dtype: torch.dtype) -> None:
+    values = torch.tensor([-3, 0, 7]).to(dtype)
+    neutral = neutral_of(reduce_op, dtype)
+    assert neutral is not None
+    assert torch.equal(REDUCTIONS[reduce_op](values, torch.full_like(values, neutral)), values)
+
+
+def test_booleans_have_no_smallest_number() -> None:
+    assert neutral_of("max", torch.bool) is None

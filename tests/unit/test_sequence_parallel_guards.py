@@ -105,6 +105,10 @@ LEFT_ALONE: dict[str, tuple[Build, tuple[int, ...], Mesh]] = {
         lambda b: b.call("rms_norm", b.view(b.all_reduce(b["x"]), 24, 4), b.call("aten::slice.Tensor", b["w"], 0, 0, 4), 1e-6),
         (12, 8), TP2,
     ),
+    "a view whose tokens the norm takes as one": (
+        lambda b: b.call("rms_norm", b.view(b.all_reduce(b["x"]), 96), b.call("aten::repeat", b["w"], [12]), 1e-6),
+        (12, 8), TP2,
+    ),
     "a transpose before the norm": (
         lambda b: b.rms_norm(b.call("aten::transpose.int", b.all_reduce(b["x"]), 0, 1)), (8, 8), TP2,
     ),

@@ -28,6 +28,12 @@ def inferred(op: str, *args: Any, **kwargs: Any) -> Any:
     return infer(resolve(op), args, kwargs, counter())
 
 
+def test_what_is_remembered_of_an_op_goes_by_keyword_arguments_too() -> None:
+    for keepdim in (True, False, True):
+        found = inferred("aten::sum.dim_IntList", spec(2, 3), [1], keepdim=keepdim)
+        assert found.shape == ((2, 1) if keepdim else (2,))
+
+
 # --------------------------------------------------------------------------------------- equal to torch's own fakes
 
 TRANSPOSED = TensorSpec((4, 6), (1, 4), F32)

@@ -49,6 +49,11 @@ def test_a_rank_in_the_middle_may_be_the_one_that_differs() -> None:
     assert [r.constants for r in ranks] == [{"c0": 4}, {"c0": 5}, {"c0": 4}]
 
 
+def test_the_last_rank_may_be_the_one_that_differs() -> None:
+    _, ranks = share([graph(4), graph(4), graph(5)], nothing(3))
+    assert [r.constants for r in ranks] == [{"c0": 4}, {"c0": 4}, {"c0": 5}]
+
+
 def test_a_list_that_differs_becomes_a_rank_constant() -> None:
     shared, ranks = share([graph([0, 2]), graph([1, 3])], nothing(2))
     assert constants_of(shared[0]) == [RankConstant("c0")]
