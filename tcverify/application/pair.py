@@ -95,6 +95,7 @@ class Pair:
     statistics: tuple[CollectiveStatistics, ...] = ()
     asked: list[list[Ask]] = field(default_factory=list)
     reached: list[Point] = field(default_factory=list)
+    looked: dict[tuple[str, int], tuple[str, ...]] = field(default_factory=dict)
     outgrown: str | None = None
 
 

@@ -19,6 +19,8 @@ from pathlib import Path
 from types import CodeType, FrameType, ModuleType
 from typing import Any, NamedTuple
 
+from torch import fx
+
 from tcverify.application.reachable import source_of
 
 #: `sys.monitoring`, where this Python has it.
@@ -120,6 +122,7 @@ class Recorder:
         self._digested: set[tuple[int, int, int]] = set()
         self._steps: dict[str, set[tuple[int, int]]] = {}
         self._missing: dict[int, tuple[set[Point], int]] = {}
+        self._looked: dict[tuple[str, int], dict[str, None]] | None = None
         self._tool: int | None = None
         if monitored if monitored is not None else _MONITORING is not None:
             self._tool = self._monitor()
@@ -146,6 +149,35 @@ class Recorder:
         if self._traced:
             self._outcomes.add(outcome)
         return missed
+
+    def ask(self, points: Iterable[Point], *, look: bool = False) -> None:
+        """Report these places again if the next program reaches them, and watch it in any case.
+
+        Args:
+            look: note which nodes each condition is about; see `looked`.
+        """
+        self._looked = {} if look else None
+        again = self._seen.intersection(points)
+        self._traced = True
+        if again:
+            self._seen -= again
+            self._steps.clear()
+            self._missing.clear()
+            self._digested.clear()
+            if self._tool is not None:
+                _MONITORING.restart_events()
+
+    def looked(self) -> dict[tuple[str, int], tuple[str, ...]]:
+        """The nodes that were at hand where a condition was evaluated, in variables of its function, by file and line."""
+        return {where: tuple(names) for where, names in (self._looked or {}).items()}
+
+    def _look(self, file: str, line: int, frame: FrameType) -> None:
+        """Note the nodes in the variables of a function that is about to evaluate a condition."""
+        condition = source_of(file).conditions.get(line)
+        if self._looked is None or condition is None or condition.line != line:
+            return
+        names = self._looked.setdefault((file, line), {})
+        names.update((value.name, None) for value in frame.f_locals.values() if isinstance(value, fx.Node))
 
     @property
     def traces(self) -> bool:
@@ -205,8 +237,12 @@ class Recorder:
             return monitoring.DISABLE
 
         def line(code: CodeType, number: int) -> Any:
-            self._ran(self.scope.of(code.co_filename) or "", number)
-            return monitoring.DISABLE
+            file = self.scope.of(code.co_filename) or ""
+            self._ran(file, number)
+            if self._looked is None:
+                return monitoring.DISABLE
+            self._look(file, number, sys._getframe(1))
+            return None
 
         def branch(code: CodeType, offset: int, target: int) -> Any:
             if (id(code), offset, target) in self._digested:
@@ -257,6 +293,8 @@ class Recorder:
                 last = 0
                 return trace
             line = frame.f_lineno if event == "line" else 0
+            if self._looked is not None and line:
+                self._look(file, line, frame)
             if (last, line) not in steps:
                 steps.add((last, line))
                 self._went_on(file, last, line)

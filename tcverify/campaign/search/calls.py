@@ -1,0 +1,187 @@
+"""How ops are called: patterns of calls that were seen in programs, to be made anew with other operands."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.fx.node import map_aggregate
+
+from tcverify.campaign.reduction.facts import Facts
+from tcverify.campaign.reduction.shapes import refitted
+from tcverify.campaign.reduction.sketch import Ref, Step
+from tcverify.campaign.search.editor import Editor, operands
+from tcverify.ops import TensorSpec, qualified_name
+from tcverify.program import RankConstant
+
+Type = tuple[tuple[int, ...], torch.dtype]
+
+#: Patterns of one op that are kept.
+MOST = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Hole:
+    """Stands in the arguments of a pattern for an operand, by its number."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class CallPattern:
+    """A call as it was seen once.
+
+    Attributes:
+        args, kwargs: with a `Hole` for every operand.
+        types: shape and dtype of the operands.
+        result: what it made: a spec or a tuple of them.
+        constants: the rank constants in it, with their values on each rank.
+    """
+
+    target: Any
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    types: tuple[Type, ...]
+    result: Any
+    constants: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return qualified_name(self.target)
+
+    def types_for(self, hole: int, given: Type) -> list[Type]:
+        """The types of all operands where one of them is of a given type: dims that were equal stay equal."""
+        (old, old_dtype), (new, new_dtype) = self.types[hole], given
+        sizes = dict(zip(reversed(old), reversed(new), strict=False))
+        found: list[Type] = []
+        for number, (shape, dtype) in enumerate(self.types):
+            kept = new_dtype if dtype == old_dtype else dtype
+            if number == hole or shape == old:
+                found.append((new, kept))
+                continue
+            made = []
+            for back, size in enumerate(reversed(shape), 1):
+                aligned = back <= len(old) and back <= len(new) and old[-back] == size
+                made.append(new[-back] if aligned else sizes.get(size, size))
+            found.append((tuple(reversed(made)), kept))
+        return found
+
+    def types_making(self, index: int, given: Type) -> list[Type] | None:
+        """Types of operands for which (one of) the result is of a given type, as far as sizes tell; None where they do not."""
+        result = self.result[index] if isinstance(self.result, (tuple, list)) else self.result
+        if not isinstance(result, TensorSpec):
+            return None
+        if any(shape == result.shape for shape, _ in self.types):
+            hole = next(number for number, (shape, _) in enumerate(self.types) if shape == result.shape)
+            return self.types_for(hole, given)
+        if len(result.shape) != len(given[0]):
+            return None
+        sizes = dict(zip(reversed(result.shape), reversed(given[0]), strict=True))
+        types: list[Type] = []
+        for shape, dtype in self.types:
+            made = []
+            for back, size in enumerate(reversed(shape), 1):
+                place = result.shape[-back] if back <= len(result.shape) else 0
+                now = given[0][-back] if place else 0
+                if place and len(shape) == len(result.shape) and size * now % place == 0:
+                    made.append(size * now // place)
+                else:
+                    made.append(sizes.get(size, size))
+            types.append((tuple(reversed(made)), given[1] if dtype == result.dtype else dtype))
+        return types
+
+    def add(self, editor: Editor, refs: list[Ref], first: Type, behind: str | None = None) -> Ref:
+        """Add the call to an edit.
+
+        Args:
+            first: type of its first operand.
+        """
+        names = {name: editor.constant(name, values) for name, values in self.constants.items()}
+
+        def leaf(value: Any) -> Any:
+            if isinstance(value, Hole):
+                return refs[value.number]
+            return names[value.name] if isinstance(value, RankConstant) else value
+
+        args, kwargs = map_aggregate((self.args, self.kwargs), leaf)
+        step = Step("", "call_function", self.target, tuple(args), dict(kwargs))
+        if self.types and self.types[0][0] != first[0]:
+            step = refitted(step, self.types[0][0], self.result, first[0], "first")
+        return editor.call(self.target, step.args, step.kwargs, behind)
+
+
+def patterns_of(facts: Facts) -> Iterator[CallPattern]:
+    """The calls of a program, as patterns; those whose operands are not all tensors of one type on all ranks are left out."""
+    ranks = facts.sketch.ranks
+    for number, graph in enumerate(facts.sketch.graphs):
+        real = facts.typings[number].real
+        for step in graph:
+            if step.op != "call_function" or step.selects:
+                continue
+            specs = [real.get(name) for name in operands(step)]
+            if not specs or not all(isinstance(spec, TensorSpec) for spec in specs):
+                continue
+            holes = iter(range(len(specs)))
+            names: dict[str, tuple[Any, ...]] = {}
+            complete = True
+
+            def leaf(value: Any) -> Any:
+                nonlocal complete
+                if isinstance(value, Ref):
+                    return Hole(next(holes))
+                if isinstance(value, RankConstant):
+                    values = tuple(binding.constants.get(value.name) for binding in ranks)
+                    complete = complete and None not in values
+                    names[value.name] = values
+                return value
+
+            args, kwargs = map_aggregate((step.args, step.kwargs), leaf)
+            if complete:
+                types = tuple((spec.shape, spec.dtype) for spec in specs)
+                yield CallPattern(step.target, tuple(args), dict(kwargs), types, real.get(step.name), names)
+
+
+class Calls:
+    """The patterns of calls that programs have shown, those of the ops that a pass names first."""
+
+    def __init__(self, named: Iterable[str] = ()) -> None:
+        self._named = set(named)
+        self._patterns: dict[str, dict[Any, CallPattern]] = {}
+
+    def learn(self, facts: Facts) -> None:
+        """Take note of the calls of a program."""
+        for pattern in patterns_of(facts):
+            known = self._patterns.setdefault(pattern.name, {})
+            if len(known) < MOST:
+                known.setdefault(_outline(pattern), pattern)
+
+    def named(self) -> list[CallPattern]:
+        """Patterns of the ops that the pass names."""
+        return [one for name, known in sorted(self._patterns.items()) if name in self._named for one in known.values()]
+
+    def others(self) -> list[CallPattern]:
+        """Patterns of all other ops."""
+        return [
+            one for name, known in sorted(self._patterns.items()) if name not in self._named for one in known.values()
+        ]
+
+
+def _outline(pattern: CallPattern) -> Any:
+    """Equal for patterns that differ in sizes, numbers of dims and floats alone."""
+    first = pattern.types[0][0]
+    shapes = tuple("same" if shape == first else _beside(shape, first) for shape, _ in pattern.types)
+
+    def leaf(value: Any) -> Any:
+        return "size" if type(value) is int and value > 1 else "float" if isinstance(value, float) else value
+
+    return str((shapes, map_aggregate((pattern.args, dict(pattern.kwargs)), leaf)))
+
+
+def _beside(shape: tuple[int, ...], first: tuple[int, ...]) -> tuple[Any, ...]:
+    """The dims of an operand, each as the dim of the first operand that has its size, counted from the end."""
+    return tuple(next((back for back, n in enumerate(reversed(first)) if n == size), "size") for size in shape)
+
+
+__all__ = ["CallPattern", "Calls", "Hole", "Type", "patterns_of"]

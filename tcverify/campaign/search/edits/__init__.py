@@ -1,0 +1,44 @@
+"""Typed edits: every program that is one small change away from a program, by families."""
+
+from tcverify.campaign.search.edits.added import other_op, produced, put_on_edge, read_again
+from tcverify.campaign.search.edits.forms import (
+    other_dtypes,
+    other_groups,
+    other_numbers,
+    other_placements,
+    other_shapes,
+)
+from tcverify.campaign.search.edits.site import Edit, Family, Site
+from tcverify.campaign.search.edits.values import (
+    moved,
+    other_operand,
+    other_result,
+    repeated,
+    returned,
+    returned_less,
+    swapped,
+    written,
+)
+
+#: Families of edits by what they do.
+FAMILIES: dict[str, Family] = {
+    "return a value": returned,
+    "return less": returned_less,
+    "read a value": read_again,
+    "take another operand": other_operand,
+    "swap operands": swapped,
+    "put a call on an edge": put_on_edge,
+    "make a value": produced,
+    "replace an op": other_op,
+    "repeat a step": repeated,
+    "select another result": other_result,
+    "write in place": written,
+    "move a step": moved,
+    "change a number": other_numbers,
+    "change a group": other_groups,
+    "change a shape": other_shapes,
+    "change a placement": other_placements,
+    "change a dtype": other_dtypes,
+}
+
+__all__ = ["FAMILIES", "Edit", "Family", "Site"]

@@ -1,0 +1,174 @@
+"""Edits of what a program is made of: numbers, groups, shapes, placements, dtypes."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch.fx.node import map_aggregate
+
+from tcverify.campaign.reduction.sketch import Ref, Sketch, Step
+from tcverify.campaign.search.edits.site import Edit, Site
+from tcverify.program import PARTIAL, VARYING, InputSpec, Placement, RankConstant
+
+#: Numbers of the pass that are tried in place of one.
+MANY = 8
+
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def _leaves(step: Step) -> list[Any]:
+    found: list[Any] = []
+
+    def look(value: Any) -> Any:
+        found.append(value)
+        return value
+
+    map_aggregate((step.args, step.kwargs), look)
+    return found
+
+
+def _with_leaf(site: Site, step: Step, place: int, new: Any) -> Sketch:
+    numbers = itertools.count()
+    args, kwargs = map_aggregate((step.args, step.kwargs), lambda v: new if next(numbers) == place else v)
+    editor = site.editor()
+    editor.change(replace(step, args=tuple(args), kwargs=dict(kwargs)))
+    return editor.sketch()
+
+
+def other_numbers(site: Site) -> Iterator[Edit]:
+    """Other constants: integers near the one there is, and those that the pass names; other floats, dtypes and flags."""
+    for step in site.steps:
+        for place, value in enumerate(_leaves(step)):
+            if not isinstance(value, (Ref, RankConstant)):
+                options = (new for new in dict.fromkeys(_instead(site, value)) if new is not value and new != value)
+                yield from (Edit(partial(_with_leaf, site, step, place, new), (step.name,), new) for new in options)
+
+
+def _instead(site: Site, value: Any) -> Sequence[Any]:
+    if isinstance(value, bool):
+        return [not value]
+    if isinstance(value, int):
+        return [value - 1, value + 1, -1, 0, 2 * value, *site.integers[:MANY]]
+    if isinstance(value, float):
+        return [2 * value, 0.0, 1.0, 0.5, *site.floats[:MANY]]
+    return FLOATS if isinstance(value, torch.dtype) and value.is_floating_point else ()
+
+
+def other_groups(site: Site) -> Iterator[Edit]:
+    """Let a step take another group of ranks, or the same ones in another order."""
+    mesh, ranks = site.facts.sketch.mesh, range(site.facts.sketch.mesh.world_size)
+    known = {f"{dim.name}_group": [list(dim.group(rank)) for rank in ranks] for dim in mesh.dims}
+    known["alone"], known["all"] = [[rank] for rank in ranks], [list(ranks) for _ in ranks]
+    for step in site.steps:
+        for place, value in enumerate(_leaves(step)):
+            if not isinstance(value, RankConstant):
+                continue
+            groups = [binding.constants.get(value.name) for binding in site.facts.sketch.ranks]
+            if not all(isinstance(group, (list, tuple)) for group in groups):
+                continue
+            now = [list(group) for group in groups if group is not None]
+            turned = {f"{value.name}_turned": [group[::-1] for group in now]}
+            for name, others in {**known, **turned}.items():
+                if others != now:
+                    yield Edit(partial(_with_group, site, step, place, name, others), (step.name,))
+
+
+def _with_group(site: Site, step: Step, place: int, name: str, groups: list[list[int]]) -> Sketch:
+    numbers = itertools.count()
+    editor = site.editor()
+    new = editor.constant(name, groups)
+    args, kwargs = map_aggregate((step.args, step.kwargs), lambda v: new if next(numbers) == place else v)
+    editor.change(replace(step, args=tuple(args), kwargs=dict(kwargs)))
+    return editor.sketch()
+
+
+def _with_input(site: Site, place: int, spec: InputSpec) -> Sketch:
+    inputs = site.facts.sketch.inputs
+    return replace(site.facts.sketch, inputs=(*inputs[:place], spec, *inputs[place + 1 :]))
+
+
+def other_shapes(site: Site) -> Iterator[Edit]:
+    """Other shapes: of one input, that broadcast or have more dims; of a size wherever it stands; with a dim more or less."""
+    inputs = site.facts.sketch.inputs
+    widest = max((spec.shape for spec in inputs), key=len, default=())
+    for place, spec in enumerate(inputs):
+        shape = spec.shape
+        options = [(1, *shape), shape[1:], (*shape, 1)]
+        options += [(*shape[:i], 1, *shape[i + 1 :]) for i in range(len(shape))]
+        lead = widest[: len(widest) - len(shape)]
+        options += [(*lead[-i:], *shape) for i in range(1, len(lead) + 1)]
+        placements = tuple((dim, p) for dim, p in spec.placements if p.kind != "shard")
+        for option in dict.fromkeys(options):
+            if option != shape:
+                yield Edit(partial(_with_input, site, place, replace(spec, shape=option, placements=placements)), (spec.name,))
+    for size in sorted({n for spec in inputs for n in spec.shape}):
+        for new in dict.fromkeys((1, 2, 3, 4, 2 * size, size + 1)):
+            if new != size:
+                yield Edit(partial(_with_size, site, size, new), ())
+    for count in sorted({len(spec.shape) for spec in inputs} - {0, 1}):
+        yield from (Edit(partial(_with_dims, site, count, axis), ()) for axis in (None, *range(count - 1)))
+
+
+def _with_size(site: Site, size: int, new: int) -> Sketch:
+    inputs = site.facts.sketch.inputs
+    made = (replace(spec, shape=tuple(new if n == size else n for n in spec.shape)) for spec in inputs)
+    return replace(site.facts.sketch, inputs=tuple(made))
+
+
+def _with_dims(site: Site, count: int, axis: int | None) -> Sketch:
+    """Take a dim away from all inputs of so many dims, or (None) put one of size 1 before theirs."""
+
+    def changed(spec: InputSpec) -> InputSpec:
+        if len(spec.shape) != count:
+            return spec
+        if axis is None:
+            return replace(spec, shape=(1, *spec.shape), placements=_shifted(spec.placements, 0, 1))
+        rest = tuple((dim, p) for dim, p in spec.placements if p.kind != "shard" or p.dim != axis)
+        shape = (*spec.shape[:axis], *spec.shape[axis + 1 :])
+        return replace(spec, shape=shape, placements=_shifted(rest, axis, -1))
+
+    return replace(site.facts.sketch, inputs=tuple(map(changed, site.facts.sketch.inputs)))
+
+
+def _shifted(
+    placements: tuple[tuple[str, Placement], ...], axis: int, by: int
+) -> tuple[tuple[str, Placement], ...]:
+    return tuple(
+        (dim, replace(p, dim=p.dim + by) if p.kind == "shard" and p.dim is not None and p.dim >= axis else p)
+        for dim, p in placements
+    )
+
+
+def other_placements(site: Site) -> Iterator[Edit]:
+    """Let an input differ between ranks, or be equal on them."""
+    for place, spec in enumerate(site.facts.sketch.inputs):
+        for dim in site.facts.sketch.mesh.dims:
+            now = dict(spec.placements).get(dim.name)
+            rest = tuple((name, p) for name, p in spec.placements if name != dim.name)
+            if now is not None and now.kind == "shard":
+                continue
+            options = [rest] if now is not None else []
+            options += [(*rest, (dim.name, kind)) for kind in (VARYING, PARTIAL) if kind != now]
+            yield from (Edit(partial(_with_input, site, place, replace(spec, placements=option)), (spec.name,)) for option in options)
+
+
+def other_dtypes(site: Site) -> Iterator[Edit]:
+    """Other dtypes: of all inputs, and of one."""
+    inputs = site.facts.sketch.inputs
+    for dtype in FLOATS:
+        made = tuple(replace(spec, dtype=dtype) if spec.dtype.is_floating_point else spec for spec in inputs)
+        if made != inputs:
+            yield Edit(partial(replace, site.facts.sketch, inputs=made), ())
+    for place, spec in enumerate(inputs):
+        if spec.dtype.is_floating_point:
+            yield from (
+                Edit(partial(_with_input, site, place, replace(spec, dtype=dtype)), (spec.name,)) for dtype in FLOATS if dtype != spec.dtype
+            )
+
+
+__all__ = ["other_dtypes", "other_groups", "other_numbers", "other_placements", "other_shapes"]

@@ -1,0 +1,182 @@
+"""Edits of who reads what: values returned, read once more, taken in place of others; steps repeated, moved, done in place."""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+
+import torch
+
+from tcverify.campaign.reduction.sketch import Ref, Sketch, Step, refs, result_of
+from tcverify.campaign.search.edits.site import Edit, Site
+from tcverify.campaign.search.editor import operands, with_operand
+
+#: Values that are tried as one operand.
+MANY = 8
+
+
+def returned(site: Site) -> Iterator[Edit]:
+    """Return any value besides, tuples whole."""
+    result = {name for graph in site.facts.sketch.graphs for name in refs(result_of(graph))}
+    yield from (Edit(partial(_return, site, name), (name,)) for name in reversed(site.values) if name not in result)
+
+
+def _return(site: Site, name: str) -> Sketch:
+    editor = site.editor()
+    editor.returns(Ref(name))
+    return editor.sketch()
+
+
+def returned_less(site: Site) -> Iterator[Edit]:
+    """Return one value less."""
+    names = list(dict.fromkeys(name for graph in site.facts.sketch.graphs for name in refs(result_of(graph))))
+    if len(names) > 1:
+        yield from (Edit(partial(_return_less, site, name), (name,)) for name in names)
+
+
+def _return_less(site: Site, name: str) -> Sketch | None:
+    graphs = []
+    for graph in site.facts.sketch.graphs:
+        result = result_of(graph)
+        if not isinstance(result, tuple):
+            return None
+        kept = tuple(value for value in result if value != Ref(name))
+        graphs.append((*graph[:-1], replace(graph[-1], args=(kept,))))
+    return replace(site.facts.sketch, graphs=tuple(graphs))
+
+
+def other_operand(site: Site) -> Iterator[Edit]:
+    """Let a step read another value of the same type, or a new input."""
+    for step in site.steps:
+        for slot, name in enumerate(operands(step)):
+            given = site.type(name)
+            if given is None:
+                continue
+            others = (other for other in site.like(given, step.name, MANY) if other != name)
+            yield from (Edit(partial(_rewire, site, step.name, slot, other), (step.name, name)) for other in others)
+            if not site.is_input(name) or len(site.edges[name]) > 1:
+                yield Edit(partial(_rewire, site, step.name, slot, None), (step.name, name))
+
+
+def _rewire(site: Site, reader: str, slot: int, other: str | None) -> Sketch:
+    editor = site.editor()
+    name = operands(site.all_steps[reader])[slot]
+    given = site.type(name)
+    editor.rewire(reader, slot, Ref(other) if other is not None or given is None else editor.input(*given))
+    return editor.sketch()
+
+
+def swapped(site: Site) -> Iterator[Edit]:
+    """Swap two operands of a step."""
+    for step in site.steps:
+        names = operands(step)
+        for a, b in itertools.combinations(range(len(names)), 2):
+            if names[a] != names[b]:
+                yield Edit(partial(_swap, site, step, (a, names[b]), (b, names[a])), (step.name, names[a], names[b]))
+
+
+def _swap(site: Site, step: Step, *slots: tuple[int, str]) -> Sketch:
+    editor = site.editor()
+    for slot, name in slots:
+        editor.rewire(step.name, slot, Ref(name))
+    return editor.sketch()
+
+
+def repeated(site: Site) -> Iterator[Edit]:
+    """Do a step twice: beside each other, for the result or for one of its readers, or one after the other."""
+    for step in site.steps:
+        if site.type(step.name) is not None:
+            yield Edit(partial(_repeat, site, step, None), (step.name,))
+        readers = dict.fromkeys(reader for reader, _ in site.edges.get(step.name, []))
+        yield from (Edit(partial(_repeat, site, step, reader), (step.name, reader)) for reader in readers)
+        for slot, name in enumerate(operands(step)):
+            if site.type(name) is not None and site.type(name) == site.type(step.name):
+                yield Edit(partial(_repeat_behind, site, step, slot), (step.name,))
+
+
+def _repeat(site: Site, step: Step, reader: str | None) -> Sketch:
+    editor = site.editor()
+    again = editor.call(step.target, step.args, step.kwargs, step.name)
+    if reader is None:
+        editor.returns(again)
+    for place, slot in site.edges.get(step.name, []):
+        if place == reader:
+            editor.rewire(reader, slot, again)
+    return editor.sketch()
+
+
+def _repeat_behind(site: Site, step: Step, slot: int) -> Sketch:
+    editor = site.editor()
+    behind = with_operand(step, slot, Ref(step.name))
+    again = editor.call(step.target, behind.args, behind.kwargs, step.name)
+    editor.redirect(step.name, again)
+    return editor.sketch()
+
+
+def other_result(site: Site) -> Iterator[Edit]:
+    """Select another one of several results; select one where all are read."""
+    for step in site.all_steps.values():
+        if step.selects and len(step.args) > 1 and type(step.args[1]) is int:
+            yield from (Edit(partial(_select, site, step, index), (step.name,)) for index in range(3) if index != step.args[1])
+        real = [typing.real.get(step.name) for typing in site.facts.typings if step.name in typing.real]
+        if not real or not isinstance(real[0], tuple):
+            continue
+        for (reader, slot), index in itertools.product(site.edges.get(step.name, []), range(len(real[0]))):
+            if not site.all_steps[reader].selects:
+                yield Edit(partial(_select_on_edge, site, step.name, reader, slot, index), (step.name, reader))
+
+
+def _select(site: Site, step: Step, index: int) -> Sketch:
+    editor = site.editor()
+    editor.change(replace(step, args=(step.args[0], index)))
+    return editor.sketch()
+
+
+def _select_on_edge(site: Site, name: str, reader: str, slot: int, index: int) -> Sketch:
+    editor = site.editor()
+    editor.rewire(reader, slot, editor.call(operator.getitem, (Ref(name), index), {}, name))
+    return editor.sketch()
+
+
+def written(site: Site) -> Iterator[Edit]:
+    """Write into a value, at once or at the end."""
+    for name, at_once in itertools.product(reversed(site.values), (True, False)):
+        if site.type(name) is not None:
+            yield Edit(partial(_write, site, name, at_once), (name,))
+
+
+def _write(site: Site, name: str, at_once: bool) -> Sketch:
+    editor = site.editor()
+    if at_once:
+        editor.returns(editor.call(torch.ops.aten.add_.Tensor, (Ref(name), 1), {}, name))
+    else:
+        editor.returns(editor.call(torch.ops.aten.mul_.Tensor, (Ref(name), 2), {}))
+    return editor.sketch()
+
+
+def moved(site: Site) -> Iterator[Edit]:
+    """Let a step run as late as it can, or as early."""
+    yield from (Edit(partial(_move, site, step, late), (step.name,)) for step, late in itertools.product(site.steps, (True, False)))
+
+
+def _move(site: Site, step: Step, late: bool) -> Sketch:
+    graphs = []
+    for graph in site.facts.sketch.graphs:
+        own = next((one for one in graph if one.name == step.name), None)
+        rest = [one for one in graph if one.name != step.name]
+        if own is None:
+            graphs.append(graph)
+            continue
+        if late:
+            at = next(i for i, one in enumerate(rest) if step.name in one.reads or one.op == "output")
+        else:
+            needed = [i for i, one in enumerate(rest) if one.name in own.reads or one.op == "placeholder"]
+            at = max(needed, default=-1) + 1
+        graphs.append((*rest[:at], own, *rest[at:]))
+    return replace(site.facts.sketch, graphs=tuple(graphs))
+
+
+__all__ = ["moved", "other_operand", "other_result", "repeated", "returned", "returned_less", "swapped", "written"]
