@@ -32,6 +32,7 @@ from tcverify.campaign import (
     Subscriber,
     recover,
 )
+from tcverify.campaign.search import Search
 from tcverify.division import Crew, DividedCampaign, Drawing, LocalCrew
 from tcverify.division.driver import recover as recover_workers
 from tcverify.errors import InternalError, TcverifyError, UsageError
@@ -135,6 +136,7 @@ def campaigns(settings: Settings, jobs: Sequence[Job], console: Console) -> int:
                             collect=accepting, deep=settings.deep, earlier=settings.earlier,
                             blame=_blamer(settings, promised) if settings.bisect else None, coverage=coverage,
                             first=first, corpus=corpus, strategy=job.drawings[number].strategy if job.drawings else None,
+                            search=Search(subject, settings.seed) if job.drawings and coverage is not None else None,
                         )  # fmt: skip
                         if crew is None:
                             finished = Campaign(subject, plan, executor, subscribers).run()

@@ -6,6 +6,8 @@ from tcverify.application.loading import LoadedPass, load_pass
 from tcverify.application.pair import Defect, Pair, PassFacts, PassFailure, Stage
 from tcverify.application.reachable import source_of
 from tcverify.application.reaching import Point
+from tcverify.application.vocabulary import Vocabulary
+from tcverify.application.watched import Watch
 
 __all__ = [
     "Applied",
@@ -19,6 +21,8 @@ __all__ = [
     "Point",
     "Stage",
     "Subject",
+    "Vocabulary",
+    "Watch",
     "apply_pass",
     "load_pass",
     "source_of",

@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -20,13 +20,14 @@ from types import TracebackType
 from typing import Any, Protocol
 
 import torch
-from torch import fx
 
 from tcverify.application.applying import apply_counted, apply_pass
 from tcverify.application.loading import LoadedPass, importable_target, load_pass, pipeline, prepare
 from tcverify.application.messages import decode_pair, encode_pair, message_of, parts_of
 from tcverify.application.pair import Defect, Pair, PassFacts, PassFailure
-from tcverify.application.reaching import Recorder, scope_of
+from tcverify.application.reaching import Point
+from tcverify.application.vocabulary import Vocabulary
+from tcverify.application.watched import Watch, WatchedPass
 from tcverify.errors import InternalError, PassLoadError, ProgramError, TcverifyError
 from tcverify.extensions import extensions_here, load_extensions_of
 from tcverify.processes import (
@@ -80,11 +81,18 @@ class Subject(Protocol):
         """Apply the pass to every rank's graph; see `apply_pass`."""
         ...
 
-    def start(self, program: Program, *, deep: bool = False) -> Callable[[], Pair]:
+    def start(self, program: Program, *, deep: bool = False, watch: Watch | None = None) -> Callable[[], Pair]:
         """Start to apply the pass; call the result to wait for the end. Where the pass runs in this process it does so then.
 
         One program at a time: starting another one, or applying the pass, gives up the one whose end nobody waited for.
+
+        Args:
+            watch: what it is watched for; counts where it is recorded at all what the pass reaches.
         """
+        ...
+
+    def vocabulary(self) -> Vocabulary:
+        """What the pass names; nothing where it is not recorded what it reaches."""
         ...
 
     def apply_counted(self, program: Program, allowed: Allowed) -> Pair:
@@ -103,14 +111,25 @@ class InProcess:
 
     def __init__(self, loaded: LoadedPass) -> None:
         self._loaded = loaded
+        self._watched: WatchedPass | None = None
         self.facts = loaded.facts
         self.contract = loaded.contract
 
     def apply(self, program: Program, *, deep: bool = False) -> Pair:
         return apply_pass(self._loaded, program, deep=deep)
 
-    def start(self, program: Program, *, deep: bool = False) -> Callable[[], Pair]:
-        return lambda: self.apply(program, deep=deep)
+    def start(self, program: Program, *, deep: bool = False, watch: Watch | None = None) -> Callable[[], Pair]:
+        if watch is None:
+            return lambda: self.apply(program, deep=deep)
+        return lambda: self._watching().apply(program, deep=deep, watch=watch)
+
+    def vocabulary(self) -> Vocabulary:
+        return self._watching().vocabulary
+
+    def _watching(self) -> WatchedPass:
+        if self._watched is None:
+            self._watched = WatchedPass(self._loaded)
+        return self._watched
 
     def apply_counted(self, program: Program, allowed: Allowed) -> Pair:
         return apply_counted(self._loaded, program, allowed)
@@ -138,8 +157,11 @@ class Applied:
             raise InternalError("a pass that has run already is asked to run on another program")
         return self._pair
 
-    def start(self, program: Program, *, deep: bool = False) -> Callable[[], Pair]:
+    def start(self, program: Program, *, deep: bool = False, watch: Watch | None = None) -> Callable[[], Pair]:
         return lambda: self.apply(program, deep=deep)
+
+    def vocabulary(self) -> Vocabulary:
+        return Vocabulary()
 
     def apply_counted(self, program: Program, allowed: Allowed) -> Pair:
         """It runs no more, so that nothing is counted."""
@@ -188,11 +210,11 @@ class Guarded:
         """Apply the pass in the worker. A deep application also runs in a second worker that hashes strings differently."""
         return self.start(program, deep=deep)()
 
-    def start(self, program: Program, *, deep: bool = False) -> Callable[[], Pair]:
+    def start(self, program: Program, *, deep: bool = False, watch: Watch | None = None) -> Callable[[], Pair]:
         """See `Subject.start`. Raises `NotSerialisable` for a program that cannot be sent."""
         text = dumps(program)
         worker = self._main()
-        worker.ask(text, deep)
+        worker.ask(text, deep, watch=watch)
         if not deep:
             return lambda: worker.answer(program, self.timeout)
         other = self._second()
@@ -206,6 +228,10 @@ class Guarded:
             return pair
 
         return both
+
+    def vocabulary(self) -> Vocabulary:
+        """See `Subject.vocabulary`."""
+        return self._main().vocabulary() if self.covered is not None else Vocabulary()
 
     def apply_counted(self, program: Program, allowed: Allowed) -> Pair:
         """See `Subject.apply_counted`. Raises `NotSerialisable` for a program that cannot be sent."""
@@ -341,11 +367,14 @@ class _Worker:
             self.close()
         return self.alive
 
-    def ask(self, text: str, deep: bool, count: Mapping[str, Any] | None = None) -> None:
+    def ask(
+        self, text: str, deep: bool, count: Mapping[str, Any] | None = None, watch: Watch | None = None
+    ) -> None:
         """Send a program; `count` holds the rewrites that are allowed, where they are to be counted."""
         self._asked = True
+        said = {"deep": deep, "count": count, "watch": None if watch is None else [sorted(watch.points), watch.look]}
         try:
-            self._connection.send_bytes(message_of({"deep": deep, "count": count}, [text]))
+            self._connection.send_bytes(message_of(said, [text]))
         except OSError as error:
             self._failure = self._explain(error)
         except BaseException:
@@ -370,6 +399,17 @@ class _Worker:
             )
             pair.outgrown = f"the pass's process had grown by {grown} after {programs} and was replaced by a new one"
         return pair
+
+    def vocabulary(self) -> Vocabulary:
+        """What the pass names; nothing where its process fails to say so."""
+        self._connection.send_bytes(message_of({"vocabulary": True}))
+        reply = self._receive(LOAD_TIMEOUT)
+        if isinstance(reply, PassFailure):
+            self.close()
+            return Vocabulary()
+        said, _ = reply
+        conditions = {(file, line): tuple(names) for file, line, names in said.pop("conditions")}
+        return Vocabulary(**{kind: tuple(names) for kind, names in said.items()}, conditions=conditions)
 
     def _receive(self, timeout: float) -> tuple[Any, list[bytes]] | PassFailure:
         """Wait for a message and the texts that come with it; a worker that dies or is late is a `PassFailure`."""
@@ -458,49 +498,35 @@ def _serve(connection: Connection, job_text: str) -> None:
     worker = os.getpid()
     limit_memory(job["memory"])
     resident = resident_bytes()
-    recorder = None
-    if job["covered"] is not None:
-        recorder = Recorder(scope_of([one.subject for one in loaded.stages or (loaded,)], job["covered"]))
-        if recorder.traces:
-            loaded = _watched(loaded, recorder)
-    files = recorder.scope.files if recorder is not None else []
+    watched = WatchedPass(loaded, job["covered"], job["brief"]) if job["covered"] is not None else None
+    files = watched.files if watched is not None else []
     connection.send_bytes(message_of({"facts": asdict(loaded.facts), "files": files}))
     while True:
         try:
-            request, (text,) = parts_of(connection.recv_bytes())
+            request, texts = parts_of(connection.recv_bytes())
         except EOFError:
             return
+        if "vocabulary" in request:
+            names = watched.vocabulary if watched is not None else Vocabulary()
+            conditions = [[*where, list(named)] for where, named in names.conditions.items()]
+            connection.send_bytes(message_of({**asdict(replace(names, conditions={})), "conditions": conditions}))
+            continue
         try:
-            program = decode(json.loads(text))
+            program = decode(json.loads(texts[0]))
         except ProgramError as error:  # what the pass imports has defined an op with another signature
             connection.send_bytes(message_of({"unread": error.message, "grown": 0}))
             continue
-        if request["count"] is None:
-            start = time.monotonic()
+        if request["count"] is None and watched is not None:
+            pair = watched.apply(program, deep=request["deep"], watch=_watch_of(request["watch"]))
+        elif request["count"] is None:
             pair = apply_pass(loaded, program, deep=request["deep"])
-            if recorder is not None and time.monotonic() - start < job["brief"] and recorder.misses(_outcome(pair)):
-                apply_pass(loaded, program)
         else:
             rows = request["count"]["allowed"]
             pair = apply_counted(loaded, program, None if rows is None else list(map(frozenset, read_asks(rows))))
-        pair.reached = recorder.taken() if recorder is not None else []
         if os.getpid() != worker:
             os._exit(0)  # the pass has forked: a second answer would be taken for that to the next question
         connection.send_bytes(encode_pair(pair, resident_bytes() - resident))
 
 
-def _outcome(pair: Pair) -> Hashable:
-    """What a pass has done to a program, as far as other code of it may have done that."""
-    aspects = frozenset(defect.aspect for defect in pair.defects)
-    failure = pair.failure.kind if pair.failure is not None else None
-    return pair.changed, pair.declined is not None, failure, aspects, frozenset(pair.rewrites)
-
-
-def _watched(loaded: LoadedPass, recorder: Recorder) -> LoadedPass:
-    """A pass, and its stages, that are watched while they are called, and not while their results are judged."""
-
-    def call(module: fx.GraphModule) -> Any:
-        with recorder.watching():
-            return loaded.call(module)
-
-    return replace(loaded, call=call, stages=tuple(_watched(stage, recorder) for stage in loaded.stages))
+def _watch_of(said: Any) -> Watch | None:
+    return None if said is None else Watch(frozenset(Point(*row) for row in said[0]), said[1])

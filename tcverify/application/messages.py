@@ -66,6 +66,7 @@ def encode_pair(pair: Pair, grown: int) -> bytes:
         "statistics": [row.as_dict() for row in pair.statistics],
         "asked": pair.asked,
         "reached": pair.reached,
+        "looked": [[*where, list(names)] for where, names in pair.looked.items()],
     }
     return message_of(said, programs.texts)
 
@@ -132,6 +133,7 @@ def decode_pair(program: Program, data: Any, texts: list[bytes]) -> Pair:
             statistics=decode_statistics(data["statistics"]),
             asked=read_asks(data["asked"]),
             reached=[Point(*row) for row in data["reached"]],
+            looked={(file, line): tuple(names) for file, line, names in data["looked"]},
         )
     except ProgramError as error:  # what the pass left can be written, but makes no program
         if isinstance(error.__cause__, UnsupportedOp):

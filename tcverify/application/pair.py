@@ -76,6 +76,8 @@ class Pair:
         statistics: what the pass says of each collective of rank 0; of a pipeline, what its stages say, one after the other.
         asked: where rewrites were counted, those that the pass asked for on each rank (see `tcverify.rewrite`), in order.
         reached: places of the pass's code that it reached for the first time in its process, where that is recorded.
+        looked: the nodes that each condition of the pass was about, by file and line, where that is asked for: those in the
+            variables of the function when the condition was evaluated.
         outgrown: says that the pass's process took too much memory and was replaced.
     """
 

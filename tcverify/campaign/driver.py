@@ -12,7 +12,7 @@ import hypothesis
 from hypothesis import given, settings
 from hypothesis.errors import Unsatisfiable
 
-from tcverify.application import Subject
+from tcverify.application import Subject, Watch
 from tcverify.baseline import Known, known_of, reference
 from tcverify.campaign.corpus import Case, reasons_of
 from tcverify.campaign.drawing import SETTINGS, keep_constants_out
@@ -34,6 +34,7 @@ from tcverify.campaign.ledger import Ledger
 from tcverify.campaign.pipeline import Flight, Pipeline
 from tcverify.campaign.plan import Plan
 from tcverify.campaign.reduction import reduce, suspects_of
+from tcverify.campaign.search import Search
 from tcverify.campaign.shrinking import Target
 from tcverify.counterexample import Counterexample, make_counterexample, write_counterexample
 from tcverify.errors import PassLoadError, UsageError
@@ -127,6 +128,7 @@ class Campaign:
         self._in_flight = InFlight(plan.state_dir, subject, self.contract)
         self._checks = chosen_checks(plan.checks)
         self._failures = Failures(plan.state_dir, subject.facts, plan.mesh)
+        self._search = plan.search
 
     def run(self) -> CampaignFinished:
         """Run to the end and return the summary. A KeyboardInterrupt ends the campaign early; what was found is kept.
@@ -212,12 +214,10 @@ class Campaign:
             if spent is not None:
                 return spent
             budget = BATCH if self.plan.max_examples is None else min(BATCH, self.plan.max_examples - self._drawn)
-            before = self.statistics.programs
             exhausted = False
             pipeline = self._pipeline = Pipeline(self._advance, self._note)
             try:
-                self._round(number, budget, pipeline)
-                exhausted = self.statistics.programs + len(pipeline) - before < budget
+                exhausted = self._round(number, budget, pipeline) < budget
             except _Stop:
                 pass
             except _Broken as broken:
@@ -234,20 +234,26 @@ class Campaign:
                 return "exhausted"
             number += 1
 
-    def _round(self, number: int, budget: int, pipeline: Pipeline) -> None:
-        """Draw programs and verify them, until one fails in a new way."""
+    def _round(self, number: int, budget: int, pipeline: Pipeline) -> int:
+        """Draw programs and verify them, and what the search makes of them, until one fails in a new way.
+
+        Returns:
+            How many were drawn.
+        """
+        drawn = 0
 
         @hypothesis.seed(self.plan.seed * 10_007 + number)
         @settings(SETTINGS, max_examples=budget)
         @given(self.plan.programs)
         def take(program: Program) -> None:
+            nonlocal drawn
             try:
-                self._interrupts.check()
-                done = self._spent(len(pipeline)) is not None
-                if not done:
-                    self._take(pipeline.answer())
-                if not (done or self._failed):
-                    self._take(pipeline.feed(self._flight(program)))
+                done = not self._try(program, pipeline)
+                drawn += not done
+                for made in self._search.turn() if self._search is not None and not done else ():
+                    done = not self._try(made, pipeline)
+                    if done:
+                        break
             except KeyboardInterrupt:
                 raise
             except BaseException as error:
@@ -257,6 +263,20 @@ class Campaign:
 
         keep_constants_out()
         take()
+        return drawn
+
+    def _try(self, program: Program, pipeline: Pipeline) -> bool:
+        """Send a program on its way; whether the campaign is to go on with others."""
+        self._interrupts.check()
+        if self._spent(len(pipeline)) is not None:
+            return False
+        self._take(pipeline.answer())
+        if self._search is not None:  # the pass's process has nothing else to do now
+            with self._interrupts.open():
+                self._search.learn()
+        if not self._failed:
+            self._take(pipeline.feed(self._flight(program)))
+        return not self._failed
 
     def _pursue(self, failed: _Failed) -> bool:
         """Shrink the first finding that is news, and the next one while they turn out to be known; whether one was new."""
@@ -305,10 +325,12 @@ class Campaign:
             self.statistics.seconds.update({"shrinking": time.monotonic() - start})
 
     def _flight(self, program: Program) -> Flight:
-        deep = self.plan.deep or int(program_id(program), 16) % DEEP_EVERY == 0
+        some = int(program_id(program), 16) % DEEP_EVERY == 0
+        deep = self.plan.deep or some
+        made = self._search is not None and self._search.made(program)
         steps = verification(
-            self.subject, program, contract=self.contract, confirm=self.confirm, checks=self._checks,
-            domain=self.plan.domain, deep=deep,
+            self.subject, program, contract=self.contract, confirm=self.confirm if some or not made else None,
+            checks=self._checks, domain=self.plan.domain, deep=deep, watch=Watch() if made else None,
         )  # fmt: skip
         return Flight(program, deep, steps)
 
@@ -329,6 +351,8 @@ class Campaign:
             if flight.verdict is None:
                 continue
             self._cover(flight.verdict)
+            if self._search is not None:
+                self._search.note(flight.program, flight.verdict.pair)
             known = self._count(flight.program, flight.verdict)
             if self._ledger.news(flight.verdict) is not None:
                 self._failed.append(_Failed(flight.program, flight.deep, flight.verdict, known))

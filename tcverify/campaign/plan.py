@@ -13,6 +13,7 @@ from tcverify.application import Subject
 from tcverify.baseline import Baseline, Known
 from tcverify.campaign.corpus import Case, Corpus
 from tcverify.campaign.coverage import Coverage
+from tcverify.campaign.search import Search
 from tcverify.execution import Executor
 from tcverify.program import Blame, Contract, Program
 from tcverify.verifier import Verdict
@@ -45,6 +46,7 @@ class Plan:
         told: findings of which there are counterexamples already: they count, but are not kept again.
         first: cases that are tried before programs are drawn.
         corpus: where programs that show something new are kept.
+        search: makes programs of what the pass did with earlier ones. None: all are drawn.
         strategy: what `programs` is called in records; None: programs that come from elsewhere.
     """
 
@@ -69,4 +71,5 @@ class Plan:
     told: Sequence[Known] = ()
     first: Sequence[Case] = ()
     corpus: Corpus | None = None
+    search: Search | None = None
     strategy: str | None = None

@@ -1,0 +1,90 @@
+"""A pass that is watched while it runs: which lines of its code it reaches, and which nodes its conditions are about."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from torch import fx
+
+from tcverify.application.applying import apply_pass
+from tcverify.application.loading import LoadedPass
+from tcverify.application.pair import Pair
+from tcverify.application.reaching import Point, Recorder, scope_of
+from tcverify.application.vocabulary import Vocabulary, vocabulary_of
+from tcverify.program import Program
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """What an application of a pass is to be watched for.
+
+    Attributes:
+        points: places that are reported if they are reached, though other programs have reached them before.
+        look: whether the nodes that conditions are about are reported; see `Pair.looked`.
+    """
+
+    points: frozenset[Point] = frozenset()
+    look: bool = False
+
+
+class WatchedPass:
+    """A loaded pass of which it is recorded what it reaches of its code.
+
+    Args:
+        covered: names of the modules whose code counts; none for those that define the pass.
+        brief: seconds below which an application that was not watched may be repeated, now watched.
+
+    Attributes:
+        files: those that define the pass.
+    """
+
+    def __init__(self, loaded: LoadedPass, covered: Sequence[str] = (), brief: float = 0.0) -> None:
+        self._scope = scope_of([one.subject for one in loaded.stages or (loaded,)], covered)
+        self._recorder = Recorder(self._scope)
+        self._loaded = self._watched(loaded) if self._recorder.traces else loaded
+        self._brief = brief
+        self.files = self._scope.files
+
+    @cached_property
+    def vocabulary(self) -> Vocabulary:
+        """What the pass names."""
+        return vocabulary_of(self._scope)
+
+    def apply(self, program: Program, *, deep: bool = False, watch: Watch | None = None) -> Pair:
+        """Apply the pass as `apply_pass` does, and say what it has reached for the first time, or is watched for.
+
+        Args:
+            watch: None watches some programs, where watching costs time; see `Recorder.taken`.
+        """
+        recorder = self._recorder
+        if watch is not None:
+            recorder.ask(watch.points, look=watch.look)
+        start = time.monotonic()
+        pair = apply_pass(self._loaded, program, deep=deep)
+        if watch is None and time.monotonic() - start < self._brief and recorder.misses(_outcome(pair)):
+            apply_pass(self._loaded, program)
+        pair.reached, pair.looked = recorder.taken(), recorder.looked()
+        return pair
+
+    def _watched(self, loaded: LoadedPass) -> LoadedPass:
+        """The pass, and its stages, watched while they are called, and not while their results are judged."""
+
+        def call(module: fx.GraphModule) -> Any:
+            with self._recorder.watching():
+                return loaded.call(module)
+
+        return replace(loaded, call=call, stages=tuple(map(self._watched, loaded.stages)))
+
+
+def _outcome(pair: Pair) -> Hashable:
+    """What a pass has done to a program, as far as other code of it may have done that."""
+    aspects = frozenset(defect.aspect for defect in pair.defects)
+    failure = pair.failure.kind if pair.failure is not None else None
+    return pair.changed, pair.declined is not None, failure, aspects, frozenset(pair.rewrites)
+
+
+__all__ = ["Watch", "WatchedPass"]

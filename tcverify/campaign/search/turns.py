@@ -1,0 +1,81 @@
+"""Search: whose turn it is, that of programs that are drawn or of those that are made from what was learnt."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from tcverify.application import Pair, Point, Subject, Watch
+from tcverify.campaign.search.explorer import Explorer
+from tcverify.campaign.search.kernels import Kernel
+from tcverify.program import NotSerialisable, Program, program_id
+
+#: Programs that are drawn before any is made of what they show.
+FIRST = 30
+
+#: Programs that are made for each one that is drawn after that.
+SHARE = 6
+
+
+class Search:
+    """Learns what a pass does from the programs of a campaign, and makes programs of that.
+
+    Args:
+        subject: the pass; it is applied when something is learnt, so it must have answered all that it was asked by then.
+    """
+
+    def __init__(self, subject: Subject, seed: int) -> None:
+        self._subject = subject
+        self._seed = seed
+        self._explorer: Explorer | None = None
+        self._shown: list[tuple[Program, Pair]] = []
+        self._drawn = 0
+        self._made: set[str] = set()
+
+    @property
+    def kernels(self) -> list[Kernel]:
+        return [] if self._explorer is None else self._explorer.kernels
+
+    def made(self, program: Program) -> bool:
+        """Whether a program comes from here."""
+        return program_id(program) in self._made
+
+    def note(self, program: Program, pair: Pair) -> None:
+        """Take note of what the pass did with a program, to learn from it later."""
+        if not any(program.modules) and not _has_layouts(program):
+            self._shown.append((program, pair))
+
+    def learn(self) -> list[Kernel]:
+        """Learn from what was noted; returns the kernels that are new."""
+        found: list[Kernel] = []
+        while self._shown:
+            found += self._explore().learn(*self._shown.pop(0))
+        return found
+
+    def turn(self) -> Iterator[Program]:
+        """The programs that are to be tried before the next one is drawn."""
+        self._drawn += 1
+        for _ in range(SHARE if self._drawn >= FIRST else 0):
+            program = self._explore().next()
+            if program is None:
+                return
+            self._made.add(program_id(program))
+            yield program
+
+    def _explore(self) -> Explorer:
+        if self._explorer is None:
+            self._explorer = Explorer(self._apply, self._subject.vocabulary(), self._seed)
+        return self._explorer
+
+    def _apply(self, program: Program, points: Iterable[Point], look: bool) -> Pair:
+        try:
+            return self._subject.start(program, watch=Watch(frozenset(points), look))()
+        except NotSerialisable:
+            return Pair(program)
+
+
+def _has_layouts(program: Program) -> bool:
+    """Whether its tensors carry layouts: such programs are made of plans, which edits of graphs would contradict."""
+    return any("layout" in node.meta for graph in program.graphs for node in graph.nodes)
+
+
+__all__ = ["FIRST", "SHARE", "Search"]
