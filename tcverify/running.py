@@ -133,7 +133,7 @@ def campaigns(settings: Settings, jobs: Sequence[Job], console: Console) -> int:
                             programs, job.mesh, settings.report_dir, STATE_DIR, settings.max_examples, settings.max_time,
                             settings.seed, promised, settings.checks, domain=settings.domain,
                             shrink_time=settings.shrink_time, fail_fast=settings.fail_fast, baseline=settings.known,
-                            collect=accepting, deep=settings.deep, earlier=settings.earlier,
+                            collect=accepting or not settings.fail_fast, deep=settings.deep, earlier=settings.earlier,
                             blame=_blamer(settings, promised) if settings.bisect else None, coverage=coverage,
                             first=first, corpus=corpus, strategy=job.drawings[number].strategy if job.drawings else None,
                             search=Search(subject, settings.seed) if job.drawings and coverage is not None else None,

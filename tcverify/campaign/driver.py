@@ -250,7 +250,7 @@ class Campaign:
             try:
                 done = not self._try(program, pipeline)
                 drawn += not done
-                for made in self._search.turn() if self._search is not None and not done else ():
+                for made in self._search.turn(self._ledger.masked) if self._search is not None and not done else ():
                     done = not self._try(made, pipeline)
                     if done:
                         break
@@ -353,6 +353,8 @@ class Campaign:
             self._cover(flight.verdict)
             if self._search is not None:
                 self._search.note(flight.program, flight.verdict.pair)
+            if flight.verdict and flight.verdict.changed:
+                self._ledger.passed(flight.program)
             known = self._count(flight.program, flight.verdict)
             if self._ledger.news(flight.verdict) is not None:
                 self._failed.append(_Failed(flight.program, flight.deep, flight.verdict, known))
@@ -476,7 +478,7 @@ class Campaign:
             self._target = None
             self._tell(FindingFound(case))  # shown it is, before the run ends for want of a place to keep it
             raise
-        self._ledger.add(known_of(case))
+        self._ledger.add(known_of(case), case.program)
         if self.plan.earlier:
             self._failures.add(case)
             self._forget_draft(case)

@@ -3,27 +3,49 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass
 from collections.abc import Collection, Iterable, Mapping
 
 from tcverify.baseline import Known
+from tcverify.campaign.patterns import Pattern
 from tcverify.fingerprint import fingerprint
-from tcverify.program import Finding
+from tcverify.program import Finding, Program
 from tcverify.verifier import Verdict
 
 #: Programs with the same fingerprint that are shrunk and turn out to be known, before the next one is taken to be known as well.
 #: A program as drawn may show two defects of one kind, and another fingerprint than when it is shrunk: one trial says little.
 TRIALS = 2
 
+#: Counterexamples with one fingerprint that are kept where their programs have nothing in common.
+MOST_ALIKE = 4
+
+#: Kinds that say that something is noted wrongly, not that anything goes wrong.
+NOTED = frozenset({"stale-metadata"})
+
+
+@dataclass(slots=True)
+class _Cause:
+    """A cause that is known by a counterexample.
+
+    Attributes:
+        holds: whether no program that passed contains the pattern: else the pattern does not tell the cause.
+    """
+
+    pattern: Pattern
+    entry: Known
+    holds: bool = True
+
 
 class Ledger:
     """The findings of one pass on one mesh.
 
-    Without known findings of a kind, one counterexample closes the kind: what shows it later is not news. Where there are known
-    ones, or where all are to be collected, findings of that kind are told apart by their fingerprints.
+    Where all are to be collected, a program shows a known cause if it contains the program of a counterexample of that kind, unless
+    programs that pass contain that, too; or if its finding has a fingerprint that shrinks to known ones. Where not, one
+    counterexample closes the kind, unless findings of the kind stand in the baseline: then they are told apart by fingerprints.
 
     Args:
         accepted: the baseline's entries for the pass.
-        collect: whether a counterexample makes only its fingerprint known, not its kind.
+        collect: whether a counterexample makes only its cause known, not its kind.
     """
 
     def __init__(self, accepted: Iterable[Known] = (), *, collect: bool = False) -> None:
@@ -33,6 +55,9 @@ class Ledger:
         self._known = {(entry.kind, entry.fingerprint): entry for entry in self._accepted}
         self._closed: set[str] = set()
         self._settled: dict[tuple[str, str], list[Known]] = {}
+        self._causes: dict[str, list[_Cause]] = {}
+        self._alike: Counter[tuple[str, str]] = Counter()
+        self._pattern: tuple[Program, Pattern] | None = None
         self._last: tuple[Verdict, dict[str, str]] | None = None
 
     def news(self, verdict: Verdict, tried: Collection[str] = ()) -> Finding | None:
@@ -42,8 +67,33 @@ class Ledger:
             tried: kinds that have turned out to be known.
         """
         news = [f for f in verdict.findings if f.kind not in self._closed and f.kind not in tried]
+        news = [f for f in news if self.cause(verdict.pair.original, f.kind) is None]
         news = [f for f in news if self._settled_as(verdict, f) is None]
-        return min(news, key=lambda f: f.kind == "stale-metadata", default=None)
+        return min(news, key=lambda f: f.kind in NOTED, default=None)
+
+    def cause(self, program: Program, kind: str) -> Known | None:
+        """The known cause of a finding of a kind that a program contains."""
+        causes = [cause for cause in self._causes.get(kind, ()) if cause.holds]
+        if not causes:
+            return None
+        pattern = self._pattern_of(program)
+        return next((cause.entry for cause in causes if cause.pattern.within(pattern)), None)
+
+    def masked(self, program: Program) -> bool:
+        """Whether a program contains the cause of something that goes wrong."""
+        return any(self.cause(program, kind) is not None for kind in self._causes if kind not in NOTED)
+
+    def passed(self, program: Program) -> None:
+        """Take note of a program that the pass changed and that passed: what it contains is the cause of nothing."""
+        for causes in self._causes.values():
+            for cause in causes:
+                if cause.holds and cause.pattern.within(self._pattern_of(program)):
+                    cause.holds = False
+
+    def _pattern_of(self, program: Program) -> Pattern:
+        if self._pattern is None or self._pattern[0] is not program:
+            self._pattern = program, Pattern(program)
+        return self._pattern[1]
 
     def accepted(self, verdict: Verdict) -> dict[str, Known]:
         """The entries of the baseline that the findings of a program as drawn are, by kind, as far as that is made sure of."""
@@ -57,17 +107,26 @@ class Ledger:
     def shrunk(self, verdict: Verdict, kind: str) -> Known | None:
         """The known finding that a finding on a shrunk program is."""
         finding = next(f for f in verdict.findings if f.kind == kind)
-        return self._known.get(self._key(verdict, finding)) if self.by_fingerprint(kind) else None
+        if not self.by_fingerprint(kind):
+            return None
+        key = self._key(verdict, finding)
+        known = self._known.get(key)
+        if known is None or known in self._accepted or kind in NOTED or self._alike[key] >= MOST_ALIKE:
+            return known
+        return self.cause(verdict.pair.original, kind)
 
     def settle(self, drawn: Verdict, kind: str, entry: Known) -> None:
         """Remember that a program as drawn showed a known finding of this kind when it was shrunk."""
         finding = next(f for f in drawn.findings if f.kind == kind)
         self._settled.setdefault(self._key(drawn, finding), []).append(entry)
 
-    def add(self, entry: Known) -> None:
+    def add(self, entry: Known, program: Program | None = None) -> None:
         """A counterexample of this finding is kept: the next one like it is not news."""
         if self.collect:
             self._known[entry.kind, entry.fingerprint] = entry
+            self._alike[entry.kind, entry.fingerprint] += 1
+            if program is not None and (pattern := Pattern(program)):
+                self._causes.setdefault(entry.kind, []).append(_Cause(pattern, entry))
         else:
             self._closed.add(entry.kind)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from tcverify.application import Pair, Point, Subject, Watch
 from tcverify.campaign.search.explorer import Explorer
@@ -14,6 +14,9 @@ FIRST = 30
 
 #: Programs that are made for each one that is drawn after that.
 SHARE = 6
+
+#: Of programs that contain a cause which is known, one in so many is tried.
+MASKED = 10
 
 
 class Search:
@@ -51,13 +54,21 @@ class Search:
             found += self._explore().learn(*self._shown.pop(0))
         return found
 
-    def turn(self) -> Iterator[Program]:
-        """The programs that are to be tried before the next one is drawn."""
+    def turn(self, masked: Callable[[Program], bool]) -> Iterator[Program]:
+        """The programs that are to be tried before the next one is drawn.
+
+        Args:
+            masked: whether a program contains a cause that is known; of these one in `MASKED` is tried.
+        """
         self._drawn += 1
-        for _ in range(SHARE if self._drawn >= FIRST else 0):
+        tried = 0
+        while tried < (SHARE if self._drawn >= FIRST else 0):
             program = self._explore().next()
             if program is None:
                 return
+            if masked(program) and int(program_id(program), 16) % MASKED:
+                continue
+            tried += 1
             self._made.add(program_id(program))
             yield program
 
