@@ -244,6 +244,9 @@ def _options(command: click.Command) -> set[str]:
 @_REPORT_DIR
 @click.option("--coverage/--no-coverage", default=True, show_default=True,
               help="Say which lines and conditions of the pass were never reached.")  # fmt: skip
+@click.option("--search/--draw", default=True, show_default=True,
+              help="Also try programs one edit away from those that showed something new of the pass.")  # fmt: skip
+@click.option("--kernels", is_flag=True, help="Show the smallest programs that make the pass do what it does.")
 @click.option("--fail-on", default=None, help="Also fail on: inconclusive, vacuity.")
 @click.option("-x", "--fail-fast", is_flag=True, help="Stop at the first finding that is not known.")
 @_REPORT
@@ -274,6 +277,8 @@ def run(
     corpus: Path | None,
     report_dir: Path,
     coverage: bool,
+    search: bool,
+    kernels: bool,
     fail_on: str | None,
     fail_fast: bool,
     report: str,
@@ -304,6 +309,8 @@ def run(
         shrink_time=shrink_time,
         bisect=bisect,
         covered=[arguments.covered(name) for name in passes or DEFAULT] if coverage else None,
+        search=search,
+        kernels=kernels,
         report_dir=report_dir,
         reports=arguments.names(report, tuple(REPORTS), "report"),
         failing=arguments.names(fail_on, CONDITIONS, "condition") if fail_on is not None else [],

@@ -93,7 +93,7 @@ def campaigns(settings: Settings, jobs: Sequence[Job], console: Console) -> int:
     Raises:
         TcverifyError, or whatever else goes wrong in tcverify itself.
     """
-    terminal = TerminalReport(console, settings.report_dir)
+    terminal = TerminalReport(console, settings.report_dir, kernels=settings.kernels)
 
     def tell(line: str) -> None:
         say(console, plain(line))
@@ -111,9 +111,10 @@ def campaigns(settings: Settings, jobs: Sequence[Job], console: Console) -> int:
         stack.callback(terminal.close)
         crew = stack.enter_context(_crew(settings, tell))
         corpus = Corpus(settings.corpus, tell) if settings.corpus is not None else None
+        unasked = () if settings.search else None
         subjects = [
             stack.enter_context(Guarded(target, settings.pass_options, timeout=settings.pass_timeout, covered=covered))
-            for target, covered in zip(settings.targets, settings.covered or itertools.repeat(None), strict=False)
+            for target, covered in zip(settings.targets, settings.covered or itertools.repeat(unasked), strict=False)
         ]
         if crew is None and (settings.max_examples is None or settings.max_examples >= DEEP_EVERY):
             start_ahead()  # now that the first workers have what they need, on machines of few cores
@@ -136,7 +137,7 @@ def campaigns(settings: Settings, jobs: Sequence[Job], console: Console) -> int:
                             collect=accepting or not settings.fail_fast, deep=settings.deep, earlier=settings.earlier,
                             blame=_blamer(settings, promised) if settings.bisect else None, coverage=coverage,
                             first=first, corpus=corpus, strategy=job.drawings[number].strategy if job.drawings else None,
-                            search=Search(subject, settings.seed) if job.drawings and coverage is not None else None,
+                            search=Search(subject, settings.seed) if settings.search and job.drawings else None,
                         )  # fmt: skip
                         if crew is None:
                             finished = Campaign(subject, plan, executor, subscribers).run()

@@ -20,6 +20,8 @@ class Settings:
     Attributes:
         covered: for each pass the modules whose code counts when it is recorded what it reaches, none for those that define it.
             None: that is not recorded.
+        search: whether programs are made of what the pass did with earlier ones.
+        kernels: whether the smallest programs are shown that make the pass do what it does.
     """
 
     targets: Sequence[str]
@@ -44,6 +46,8 @@ class Settings:
     earlier: bool = True
     bisect: bool = False
     covered: Sequence[Sequence[str]] | None = None
+    search: bool = False
+    kernels: bool = False
     corpus: Path | None = None
     workers: int | None = None
     ray: str | None = None

@@ -164,6 +164,7 @@ class Campaign:
         finished = CampaignFinished(
             facts, plan.mesh, self.statistics, tuple(self.counterexamples), verdict, why, stop, plan.seed, known,
             plan.coverage.report() if plan.coverage is not None else (),
+            self._search.summary() if self._search is not None and stop != "interrupted" else None,
         )  # fmt: skip
         self._tell(finished)
         return finished

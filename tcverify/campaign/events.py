@@ -11,6 +11,7 @@ from typing import TypeAlias
 from tcverify.application import PassFacts
 from tcverify.baseline import Known
 from tcverify.campaign.coverage import FileReach
+from tcverify.campaign.search import Searched
 from tcverify.counterexample import Counterexample
 from tcverify.program import Program
 from tcverify.verifier import Verdict
@@ -179,6 +180,7 @@ class CampaignFinished:
         stop: why it ended: "examples", "time", "exhausted", "first finding" or "interrupted".
         known: findings of the baseline that were seen, and how many programs showed each.
         reached: what this campaign and those before it have reached of the pass's code, where that is recorded.
+        searched: what the search came to, where there was one.
     """
 
     facts: PassFacts
@@ -191,6 +193,7 @@ class CampaignFinished:
     seed: int
     known: tuple[tuple[Known, int], ...] = ()
     reached: tuple[FileReach, ...] = ()
+    searched: Searched | None = None
 
 
 Event: TypeAlias = RunStarted | CampaignStarted | Progress | FindingFound | Crashed | CampaignFinished | RunFinished

@@ -1,4 +1,4 @@
-"""What was never reached of a pass's code, in lines for people."""
+"""What was reached of a pass's code, what never was, and the kernels that showed it, in lines for people."""
 
 from __future__ import annotations
 
@@ -7,10 +7,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tcverify.campaign import FileReach
-from tcverify.report.plain import plain
+from tcverify.campaign.search import Searched
+from tcverify.report.listing import graph_lines
+from tcverify.report.plain import count, plain
 
 #: Entries that are shown of each kind; events.ndjson holds all.
 MAX_ENTRIES = 20
+
+#: Places that are named of what a kernel is the first to reach.
+MOST_PLACES = 4
 
 
 def reach_line(files: Sequence[FileReach]) -> str:
@@ -20,6 +25,26 @@ def reach_line(files: Sequence[FileReach]) -> str:
     name = _name(files[0].file)
     where = name if len(files) == 1 else f"{name} and {len(files) - 1} more"
     return plain(f"reached of {where}: {ran} of {lines} lines, {went} of {outcomes} outcomes of conditions")
+
+
+def searched_line(searched: Searched) -> str:
+    """What a search came to, in a sentence."""
+    return (
+        f"searched: {count(len(searched.kernels), 'kernel')}, {count(searched.behaviours, 'behaviour')}; "
+        f"{searched.tried:,} of {searched.edits:,} edits of kernels tried"
+    )
+
+
+def kernel_lines(searched: Searched) -> list[str]:
+    """The kernels, each as the graph of rank 0 with what the pass does with it; those that the pass changes first."""
+    lines: list[str] = []
+    for kernel in sorted(searched.kernels, key=lambda one: (not one.changed, one.program.size)):
+        rewrite = ", ".join(f"{'+' if n > 0 else '-'}{op.split('::')[-1]}" for op, n in kernel.rewrite)
+        lines += ["", f"kernel: {rewrite or ('changed' if kernel.changed else 'left as it is')}"]
+        where = ", ".join(f"{Path(point.file).name}:{point.line}" for point in kernel.reached[:MOST_PLACES])
+        lines += [f"  first to reach {where}"] if where else []
+        lines += [f"    {plain(text)}" for _, text in graph_lines(kernel.program, 0)]
+    return lines
 
 
 def unreached_lines(files: Sequence[FileReach]) -> list[str]:
@@ -50,4 +75,4 @@ def _name(file: str) -> str:
     return os.path.relpath(file, top)
 
 
-__all__ = ["reach_line", "unreached_lines"]
+__all__ = ["kernel_lines", "reach_line", "searched_line", "unreached_lines"]

@@ -18,7 +18,7 @@ from tcverify.report.console import say
 from tcverify.report.known import known_line
 from tcverify.report.listing import columns
 from tcverify.report.plain import count, plain
-from tcverify.report.reach import reach_line, unreached_lines
+from tcverify.report.reach import kernel_lines, reach_line, searched_line, unreached_lines
 
 _MARK_STYLES = {"-": "red", "+": "green", " ": ""}
 #: What helps where a pass finds nothing to change.
@@ -49,8 +49,9 @@ class TerminalReport:
         report_dir: where counterexamples are written, for the commands that it shows.
     """
 
-    def __init__(self, console: Console, report_dir: Path) -> None:
+    def __init__(self, console: Console, report_dir: Path, *, kernels: bool = False) -> None:
         self.console = console
+        self._kernels = kernels
         self.report_dir = report_dir
         self.finished: list[CampaignFinished] = []
         self._live: Live | None = None
@@ -153,6 +154,10 @@ class TerminalReport:
         cases: dict[str, list[str]] = {}
         for case in event.counterexamples:
             cases.setdefault(case.finding.kind, []).append(case.id)
+        if event.searched is not None:
+            say(self.console, f"  {searched_line(event.searched)}")
+            for line in kernel_lines(event.searched) if self._kernels else ():
+                say(self.console, f"  {line}")
         for kind, number in counts.findings.most_common():
             ids = cases.get(kind, [])
             which = f", case{'s' if len(ids) > 1 else ''} {', '.join(ids)}" if ids else ""

@@ -57,6 +57,12 @@ MOVES: tuple[Callable[[Search], None], ...] = (
 )
 
 
+#: Those of them that make a program smaller, and leave its mesh.
+STRUCTURE = tuple(
+    move for move in MOVES if move not in (shrink_mesh, drop_declared_order, simplify_timing, simplify, bypass_rescheduled)
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Reduction:
     """What a reduction came to.
@@ -77,6 +83,7 @@ def reduce(
     shows: Callable[[Program], bool],
     deadline: float | None = None,
     suspects: Sequence[str] = (),
+    moves: Sequence[Callable[[Search], None]] = MOVES,
 ) -> Reduction:
     """Make a program smaller as long as `shows` holds, until no move makes it smaller.
 
@@ -91,6 +98,7 @@ def reduce(
         deadline: on the monotonic clock; `shows` is not asked after it.
         suspects: names of nodes of the program near which `shows` finds what it looks for, the likeliest first (see
             `suspects_of`); they save trials where the program is large.
+        moves: what is tried.
     """
     placed = reduce_placed(program, shows, deadline)
     if placed is not None:
@@ -101,11 +109,11 @@ def reduce(
         before = None
         while before is not search.program:
             before = search.program
-            for move in MOVES:
+            for move in moves:
                 move(search)
     except OutOfTime:
         return Reduction(search.program, True, search.trials)
     return Reduction(search.program, False, search.trials)
 
 
-__all__ = ["Reduction", "reduce"]
+__all__ = ["STRUCTURE", "Reduction", "reduce"]

@@ -8,6 +8,7 @@ condition of which one outcome was never seen.
 
 from tcverify.campaign.search.explorer import Explorer
 from tcverify.campaign.search.kernels import Kernel
+from tcverify.campaign.search.summary import KernelFound, Searched
 from tcverify.campaign.search.turns import Search
 
-__all__ = ["Explorer", "Kernel", "Search"]
+__all__ = ["Explorer", "Kernel", "KernelFound", "Search", "Searched"]

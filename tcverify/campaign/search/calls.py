@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,12 +14,16 @@ from tcverify.campaign.reduction.shapes import refitted
 from tcverify.campaign.reduction.sketch import Ref, Step
 from tcverify.campaign.search.editor import Editor, operands
 from tcverify.ops import TensorSpec, qualified_name
-from tcverify.program import RankConstant
+from tcverify.program import Mesh, RankConstant
 
 Type = tuple[tuple[int, ...], torch.dtype]
 
 #: Patterns of one op that are kept.
 MOST = 4
+
+
+class Misfit(Exception):
+    """An edit comes to nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +34,38 @@ class Hole:
 
 
 @dataclass(frozen=True, slots=True)
+class Role:
+    """What a rank constant is, so that it can be made on another mesh.
+
+    Attributes:
+        kind: "rank", its number; "group" or "position", its group of a mesh dim, or its position there; else "given".
+        dim: number of the mesh dim.
+        values: of one that is given, on each rank.
+    """
+
+    kind: str
+    dim: int = 0
+    values: tuple[Any, ...] = ()
+
+    def on(self, mesh: Mesh) -> list[Any] | None:
+        """Its value on each rank of a mesh; None where that cannot be told."""
+        ranks = range(mesh.world_size)
+        dim = mesh.dims[min(self.dim, len(mesh.dims) - 1)]
+        if self.kind == "given":
+            return [*self.values] if len(self.values) == len(ranks) else None
+        if self.kind == "rank":
+            return [*ranks]
+        return [[*dim.group(rank)] if self.kind == "group" else dim.position(rank) for rank in ranks]
+
+
+def role_of(values: Sequence[Any], mesh: Mesh) -> Role:
+    """The role of a constant with a value on each rank."""
+    plain = [list(value) if isinstance(value, (list, tuple)) else value for value in values]
+    roles = [Role("rank"), *(Role(kind, number) for number in range(len(mesh.dims)) for kind in ("group", "position"))]
+    return next((role for role in roles if role.on(mesh) == plain), Role("given", values=tuple(values)))
+
+
+@dataclass(frozen=True, slots=True)
 class CallPattern:
     """A call as it was seen once.
 
@@ -37,7 +73,7 @@ class CallPattern:
         args, kwargs: with a `Hole` for every operand.
         types: shape and dtype of the operands.
         result: what it made: a spec or a tuple of them.
-        constants: the rank constants in it, with their values on each rank.
+        constants: the roles of the rank constants in it, by name.
     """
 
     target: Any
@@ -45,7 +81,7 @@ class CallPattern:
     kwargs: Mapping[str, Any]
     types: tuple[Type, ...]
     result: Any
-    constants: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    constants: Mapping[str, Role] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -97,8 +133,16 @@ class CallPattern:
 
         Args:
             first: type of its first operand.
+
+        Raises:
+            Misfit: it has a rank constant that the program's mesh does not have.
         """
-        names = {name: editor.constant(name, values) for name, values in self.constants.items()}
+        names: dict[str, RankConstant] = {}
+        for name, role in self.constants.items():
+            values = role.on(editor.facts.sketch.mesh)
+            if values is None:
+                raise Misfit
+            names[name] = editor.constant(name, values)
 
         def leaf(value: Any) -> Any:
             if isinstance(value, Hole):
@@ -124,7 +168,7 @@ def patterns_of(facts: Facts) -> Iterator[CallPattern]:
             if not specs or not all(isinstance(spec, TensorSpec) for spec in specs):
                 continue
             holes = iter(range(len(specs)))
-            names: dict[str, tuple[Any, ...]] = {}
+            names: dict[str, Role] = {}
             complete = True
 
             def leaf(value: Any) -> Any:
@@ -132,9 +176,9 @@ def patterns_of(facts: Facts) -> Iterator[CallPattern]:
                 if isinstance(value, Ref):
                     return Hole(next(holes))
                 if isinstance(value, RankConstant):
-                    values = tuple(binding.constants.get(value.name) for binding in ranks)
+                    values = [binding.constants.get(value.name) for binding in ranks]
                     complete = complete and None not in values
-                    names[value.name] = values
+                    names[value.name] = role_of(values, facts.sketch.mesh)
                 return value
 
             args, kwargs = map_aggregate((step.args, step.kwargs), leaf)
@@ -184,4 +228,4 @@ def _beside(shape: tuple[int, ...], first: tuple[int, ...]) -> tuple[Any, ...]:
     return tuple(next((back for back, n in enumerate(reversed(first)) if n == size), "size") for size in shape)
 
 
-__all__ = ["CallPattern", "Calls", "Hole", "Type", "patterns_of"]
+__all__ = ["CallPattern", "Calls", "Hole", "Misfit", "Role", "Type", "patterns_of"]

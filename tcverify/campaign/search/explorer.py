@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -14,14 +14,11 @@ from tcverify.campaign.reduction.facts import Facts
 from tcverify.campaign.reduction.fit import facts_of, fit
 from tcverify.campaign.reduction.flights import untidy
 from tcverify.campaign.reduction.sketch import Sketch, program_of, sketch_of
-from tcverify.campaign.search.calls import Calls
+from tcverify.campaign.search.calls import Calls, Misfit
 from tcverify.campaign.search.edits import FAMILIES, Edit, Site
 from tcverify.campaign.search.kernels import Apply, Kernel, Rewrite, kernels_of, rewrite_of
 from tcverify.errors import TcverifyError
 from tcverify.program import Program, program_id
-
-#: Programs around a kernel that the pass changes are tried this many times as often.
-CHANGED = 4
 
 #: Of the edits of a kernel, how many of those come first that bring in what a condition names of which one outcome was never seen.
 GOALS = 0.5
@@ -104,6 +101,11 @@ class Explorer:
         except TcverifyError:
             pass
 
+    def mask(self, masked: Callable[[Program], bool]) -> None:
+        """Try few programs around kernels that contain a cause which is known."""
+        for kernel in self.kernels:
+            kernel.masked = masked(kernel.program)
+
     def next(self) -> Program | None:
         """The next program to be tried; None where nothing is left."""
         while True:
@@ -115,7 +117,10 @@ class Explorer:
             if chosen is None:
                 continue
             family, edit = chosen
-            sketch = edit.make()
+            try:
+                sketch = edit.make()
+            except Misfit:
+                continue
             program = None if sketch is None else self._made(kernel.facts, sketch)
             if program is None:
                 continue
@@ -126,9 +131,23 @@ class Explorer:
                 self._families[identity] = family
                 return program
 
+    @property
+    def behaviours(self) -> int:
+        """Places that were reached, and rewrites that were seen."""
+        return len(self.points) + len(self._rewrites) - 1
+
+    def edits_around(self) -> tuple[int, int]:
+        """How many edits of kernels were tried, and how many there are."""
+        for kernel in self.kernels:
+            if kernel not in self._edits:
+                self._edits[kernel] = self._listed(kernel)
+        left = sum(len(edits) for kernel in self.kernels for edits in self._edits[kernel].families.values())
+        tried = sum(kernel.trials for kernel in self.kernels)
+        return tried, tried + left
+
     def _next_kernel(self) -> Kernel | None:
         left = [kernel for kernel in self.kernels if kernel not in self._edits or any(self._edits[kernel].families.values())]
-        return min(left, key=lambda k: k.trials / (len(k.reached) * (CHANGED if k.changed else 1)), default=None)
+        return min(left, key=lambda k: k.trials / k.weight, default=None)
 
     def _next_edit(self, kernel: Kernel) -> tuple[str, Edit] | None:
         edits = self._edits.get(kernel)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from tcverify.application import Pair, Point
-from tcverify.campaign.reduction import reduce
+from tcverify.campaign.reduction import STRUCTURE, reduce
 from tcverify.campaign.reduction.facts import Facts
 from tcverify.campaign.reduction.fit import facts_of
 from tcverify.campaign.reduction.sketch import sketch_of
@@ -23,6 +23,10 @@ Apply: TypeAlias = Callable[[Program, Iterable[Point], bool], Pair]
 Rewrite: TypeAlias = tuple[tuple[str, int], ...]
 
 MANY = 2
+
+#: Programs around a kernel that the pass changes are tried this many times as often; and one in so many of those that contain a
+#: cause which is known.
+CHANGED, MASKED = 4, 10
 
 
 def rewrite_of(pair: Pair) -> Rewrite:
@@ -48,6 +52,7 @@ class Kernel:
         changed: whether the pass changes it.
         looked: the nodes that each condition of the pass was about, by file and line.
         trials: programs that were tried around it.
+        masked: whether it contains a cause that is known.
     """
 
     program: Program
@@ -58,6 +63,12 @@ class Kernel:
     looked: Mapping[tuple[str, int], tuple[str, ...]]
     facts: Facts = field(init=False)
     trials: int = 0
+    masked: bool = False
+
+    @property
+    def weight(self) -> float:
+        """How many programs around it are tried, in proportion: the more of the pass it reaches the more."""
+        return len(self.reached) * (CHANGED if self.changed else 1) / (MASKED if self.masked else 1)
 
     def __post_init__(self) -> None:
         self.facts = facts_of(sketch_of(self.program))
@@ -82,18 +93,18 @@ def kernels_of(
         return Kernel(small, first, reached, rewrite_of(pair), pair.changed, pair.looked)
 
     if rewrite:
-        yield kernel(reduce(program, lambda p: rewrite_of(apply(p, (), False)) == rewrite).program)
+        yield kernel(reduce(program, lambda p: rewrite_of(apply(p, (), False)) == rewrite, moves=STRUCTURE).program)
     while left:
         goal, before = left[-1], len(left)
 
         def reaches(p: Program, goal: Point = goal) -> bool:
             return goal in apply(p, (goal,), False).reached
 
-        found = kernel(reduce(program, reaches).program)
+        found = kernel(reduce(program, reaches, moves=STRUCTURE).program)
         if len(left) == before:
             left.remove(goal)  # it takes more than the program to reach it
         else:
             yield found
 
 
-__all__ = ["Apply", "Kernel", "Rewrite", "kernels_of", "rewrite_of"]
+__all__ = ["MASKED", "Apply", "Kernel", "Rewrite", "kernels_of", "rewrite_of"]

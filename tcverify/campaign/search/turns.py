@@ -6,17 +6,15 @@ from collections.abc import Callable, Iterable, Iterator
 
 from tcverify.application import Pair, Point, Subject, Watch
 from tcverify.campaign.search.explorer import Explorer
-from tcverify.campaign.search.kernels import Kernel
+from tcverify.campaign.search.kernels import MASKED, Kernel
+from tcverify.campaign.search.summary import KernelFound, Searched
 from tcverify.program import NotSerialisable, Program, program_id
 
 #: Programs that are drawn before any is made of what they show.
 FIRST = 30
 
 #: Programs that are made for each one that is drawn after that.
-SHARE = 6
-
-#: Of programs that contain a cause which is known, one in so many is tried.
-MASKED = 10
+SHARE = 15
 
 
 class Search:
@@ -61,9 +59,12 @@ class Search:
             masked: whether a program contains a cause that is known; of these one in `MASKED` is tried.
         """
         self._drawn += 1
+        if self._explorer is None:  # it is made when something is learnt: now the pass may be at work
+            return
+        self._explorer.mask(masked)
         tried = 0
         while tried < (SHARE if self._drawn >= FIRST else 0):
-            program = self._explore().next()
+            program = self._explorer.next()
             if program is None:
                 return
             if masked(program) and int(program_id(program), 16) % MASKED:
@@ -71,6 +72,14 @@ class Search:
             tried += 1
             self._made.add(program_id(program))
             yield program
+
+    def summary(self) -> Searched:
+        """What it came to so far."""
+        explorer = self._explore()
+        kernels = (
+            KernelFound(one.program, tuple(sorted(one.new)), one.rewrite, one.changed) for one in explorer.kernels
+        )
+        return Searched(tuple(kernels), explorer.behaviours, *explorer.edits_around())
 
     def _explore(self) -> Explorer:
         if self._explorer is None:

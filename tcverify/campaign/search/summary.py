@@ -1,0 +1,43 @@
+"""What a search came to. Data only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tcverify.application import Point
+from tcverify.campaign.search.kernels import Rewrite
+from tcverify.program import Program
+
+
+@dataclass(frozen=True, slots=True)
+class KernelFound:
+    """The smallest program that shows a behaviour.
+
+    Attributes:
+        reached: places of the pass that it was the first to reach.
+        rewrite: ops that the pass removes (negative) and adds.
+        changed: whether the pass changes it.
+    """
+
+    program: Program
+    reached: tuple[Point, ...]
+    rewrite: Rewrite
+    changed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Searched:
+    """What a search came to.
+
+    Attributes:
+        behaviours: places of the pass that were reached, and rewrites that were seen.
+        tried: edits of kernels that were tried, of `edits` that there are.
+    """
+
+    kernels: tuple[KernelFound, ...]
+    behaviours: int
+    tried: int
+    edits: int
+
+
+__all__ = ["KernelFound", "Searched"]
