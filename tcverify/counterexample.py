@@ -52,6 +52,25 @@ class RankValue:
 
 
 @dataclass(frozen=True)
+class MadeBy:
+    """A line of the pass that edited a node that a finding is about.
+
+    Attributes:
+        what: "creates", "erases", "rewires" or "moves".
+        file: as seen from the current directory, or from its package on.
+    """
+
+    node: str
+    what: str
+    file: str
+    line: int
+    function: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line} in {self.function} ({self.what} '{self.node}')"
+
+
+@dataclass(frozen=True)
 class Counterexample:
     """A refuted program.
 
@@ -73,6 +92,7 @@ class Counterexample:
         environment: versions of what it was found with.
         statistics: what the pass says of each collective of rank 0.
         blame: which of the pass's rewrites are to blame, where that was searched for.
+        made_by: the lines of the pass that edited the nodes that the finding is about, where they are known.
     """
 
     id: str
@@ -94,6 +114,7 @@ class Counterexample:
     environment: Mapping[str, str] = field(default_factory=dict)
     statistics: tuple[CollectiveStatistics, ...] = ()
     blame: Blame | None = None
+    made_by: tuple[MadeBy, ...] = ()
 
     @property
     def replayable(self) -> bool:
@@ -198,6 +219,7 @@ def encode_counterexample(case: Counterexample) -> dict[str, Any]:
         "rewritten": encode(case.rewritten) if case.rewritten is not None else None,
         **({"statistics": [row.as_dict() for row in case.statistics]} if case.statistics else {}),
         **({"blame": encode_blame(case.blame)} if case.blame is not None else {}),
+        **({"made_by": [asdict(line) for line in case.made_by]} if case.made_by else {}),
     }
 
 
@@ -269,11 +291,18 @@ def decode_counterexample(data: Any, where: str) -> Counterexample:
             environment={_typed(k, str): _typed(v, str) for k, v in data["environment"].items()},
             statistics=decode_statistics(data.get("statistics", [])),
             blame=decode_blame(data["blame"]) if data.get("blame") is not None else None,
+            made_by=tuple(map(_made_by, data.get("made_by", []))),
         )
     except KeyError as error:
         raise ProgramError(f"{where}: malformed counterexample: it lacks {error}") from None
     except (TypeError, ValueError, AttributeError, OverflowError) as error:
         raise ProgramError(f"{where}: malformed counterexample: {error}") from None
+
+
+def _made_by(data: Any) -> MadeBy:
+    texts = (_typed(data[key], str) for key in ("node", "what", "file", "function"))
+    node, what, file, function = texts
+    return MadeBy(node, what, file, _typed(data["line"], int), function)
 
 
 def _typed(value: Any, kind: type) -> Any:

@@ -76,4 +76,15 @@ def _machine() -> str:
     return "".join(c for c in platform.node() if c.isascii() and c.isalnum())[:40] or "here"
 
 
-__all__ = ["is_alive", "remove_unfinished", "write_atomically", "writer"]
+def source_name(file: str) -> str:
+    """A file as it is called from here, where it lies below; else from its package on."""
+    path = Path(file)
+    if path.is_relative_to(Path.cwd()):
+        return os.path.relpath(file)
+    top = path.parent
+    while (top / "__init__.py").is_file() and top != top.parent:
+        top = top.parent
+    return os.path.relpath(file, top)
+
+
+__all__ = ["is_alive", "remove_unfinished", "source_name", "write_atomically", "writer"]

@@ -1,6 +1,7 @@
 """Loads passes and applies them to every rank's graph, guarded against their hanging, raising and dying."""
 
 from tcverify.application.applying import apply_pass
+from tcverify.application.editing import EditPlace
 from tcverify.application.guard import Applied, Guarded, InProcess, Subject, start_ahead, subject_of
 from tcverify.application.loading import LoadedPass, load_pass
 from tcverify.application.pair import Defect, Pair, PassFacts, PassFailure, Stage
@@ -12,6 +13,7 @@ from tcverify.application.watched import Watch
 __all__ = [
     "Applied",
     "Defect",
+    "EditPlace",
     "Guarded",
     "InProcess",
     "LoadedPass",

@@ -372,7 +372,7 @@ class _Worker:
     ) -> None:
         """Send a program; `count` holds the rewrites that are allowed, where they are to be counted."""
         self._asked = True
-        said = {"deep": deep, "count": count, "watch": None if watch is None else [sorted(watch.points), watch.look]}
+        said = {"deep": deep, "count": count, "watch": None if watch is None else [sorted(watch.points), watch.look, watch.edits]}
         try:
             self._connection.send_bytes(message_of(said, [text]))
         except OSError as error:
@@ -529,4 +529,4 @@ def _serve(connection: Connection, job_text: str) -> None:
 
 
 def _watch_of(said: Any) -> Watch | None:
-    return None if said is None else Watch(frozenset(Point(*row) for row in said[0]), said[1])
+    return None if said is None else Watch(frozenset(Point(*row) for row in said[0]), *said[1:])

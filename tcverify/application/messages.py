@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from tcverify.application.editing import EditPlace
 from tcverify.application.pair import Defect, Pair, PassFailure, Stage
 from tcverify.application.reaching import Point
 from tcverify.errors import InternalError, ProgramError, UnsupportedOp
@@ -66,6 +67,7 @@ def encode_pair(pair: Pair, grown: int) -> bytes:
         "statistics": [row.as_dict() for row in pair.statistics],
         "asked": pair.asked,
         "reached": pair.reached,
+        "edited": [{name: list(places) for name, places in rank.items()} for rank in pair.edited],
         "looked": [[*where, list(names)] for where, names in pair.looked.items()],
     }
     return message_of(said, programs.texts)
@@ -133,6 +135,10 @@ def decode_pair(program: Program, data: Any, texts: list[bytes]) -> Pair:
             statistics=decode_statistics(data["statistics"]),
             asked=read_asks(data["asked"]),
             reached=[Point(*row) for row in data["reached"]],
+            edited=[
+                {name: tuple(EditPlace(*place) for place in places) for name, places in rank.items()}
+                for rank in data["edited"]
+            ],
             looked={(file, line): tuple(names) for file, line, names in data["looked"]},
         )
     except ProgramError as error:  # what the pass left can be written, but makes no program

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from tcverify.application.editing import EditPlace
 from tcverify.application.reaching import Point
 from tcverify.execution import Comparison
 from tcverify.program import Ask, CollectiveStatistics, Program
@@ -78,6 +79,7 @@ class Pair:
         reached: places of the pass's code that it reached for the first time in its process, where that is recorded.
         looked: the nodes that each condition of the pass was about, by file and line, where that is asked for: those in the
             variables of the function when the condition was evaluated.
+        edited: by rank, the lines of the pass that edited each node, by its name, where that is asked for.
         outgrown: says that the pass's process took too much memory and was replaced.
     """
 
@@ -98,6 +100,7 @@ class Pair:
     asked: list[list[Ask]] = field(default_factory=list)
     reached: list[Point] = field(default_factory=list)
     looked: dict[tuple[str, int], tuple[str, ...]] = field(default_factory=dict)
+    edited: list[dict[str, tuple[EditPlace, ...]]] = field(default_factory=list)
     outgrown: str | None = None
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from torch import fx
 
 from tcverify.application.applying import apply_pass
+from tcverify.application.editing import EditPlace, EditRecorder
 from tcverify.application.loading import LoadedPass
 from tcverify.application.pair import Pair
 from tcverify.application.reaching import Point, Recorder, scope_of
@@ -25,10 +26,12 @@ class Watch:
     Attributes:
         points: places that are reported if they are reached, though other programs have reached them before.
         look: whether the nodes that conditions are about are reported; see `Pair.looked`.
+        edits: whether the lines that edited each node are reported; see `Pair.edited`.
     """
 
     points: frozenset[Point] = frozenset()
     look: bool = False
+    edits: bool = False
 
 
 class WatchedPass:
@@ -45,6 +48,7 @@ class WatchedPass:
     def __init__(self, loaded: LoadedPass, covered: Sequence[str] = (), brief: float = 0.0) -> None:
         self._scope = scope_of([one.subject for one in loaded.stages or (loaded,)], covered)
         self._recorder = Recorder(self._scope)
+        self._plain = loaded
         self._loaded = self._watched(loaded) if self._recorder.traces else loaded
         self._brief = brief
         self.files = self._scope.files
@@ -60,6 +64,8 @@ class WatchedPass:
         Args:
             watch: None watches some programs, where watching costs time; see `Recorder.taken`.
         """
+        if watch is not None and watch.edits:
+            return self._edits_of(program, deep)
         recorder = self._recorder
         if watch is not None:
             recorder.ask(watch.points, look=watch.look)
@@ -68,6 +74,21 @@ class WatchedPass:
         if watch is None and time.monotonic() - start < self._brief and recorder.misses(_outcome(pair)):
             apply_pass(self._loaded, program)
         pair.reached, pair.looked = recorder.taken(), recorder.looked()
+        return pair
+
+    def _edits_of(self, program: Program, deep: bool) -> Pair:
+        """Apply the pass and record, rank by rank, which lines edit which nodes."""
+        recorder = EditRecorder(self._scope)
+        edited: list[dict[str, tuple[EditPlace, ...]]] = []
+
+        def call(module: fx.GraphModule) -> Any:
+            with recorder.watching():
+                returned = self._plain.call(module)
+            edited.append(recorder.taken())
+            return returned
+
+        pair = apply_pass(replace(self._plain, call=call, stages=()), program, deep=deep)
+        pair.edited = edited[: program.world_size]
         return pair
 
     def _watched(self, loaded: LoadedPass) -> LoadedPass:

@@ -31,6 +31,7 @@ from tcverify.campaign.in_flight import InFlight, keep
 from tcverify.campaign.interrupts import Interrupts
 from tcverify.campaign.judging import judge
 from tcverify.campaign.ledger import Ledger
+from tcverify.campaign.made_by import made_by
 from tcverify.campaign.pipeline import Flight, Pipeline
 from tcverify.campaign.plan import Plan
 from tcverify.campaign.reduction import reduce, suspects_of
@@ -466,6 +467,9 @@ class Campaign:
             if any(f.kind == target.kind for f in again.findings):
                 verdict = again
         case = self._case(target, verdict)
+        if confirm:
+            with self._interrupts.open():
+                case = replace(case, made_by=made_by(self.subject, case))
         try:
             write_counterexample(case, self.plan.report_dir)  # what follows may take long
             if confirm and self.plan.blame is not None:

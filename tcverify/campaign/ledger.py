@@ -22,6 +22,9 @@ MOST_ALIKE = 4
 #: Kinds that say that something is noted wrongly, not that anything goes wrong.
 NOTED = frozenset({"stale-metadata"})
 
+#: Kinds of which causes may share a fingerprint, for it says little more than that values differ.
+OF_VALUES = frozenset({"wrong-value", "rewritten-raises"})
+
 
 @dataclass(slots=True)
 class _Cause:
@@ -111,7 +114,7 @@ class Ledger:
             return None
         key = self._key(verdict, finding)
         known = self._known.get(key)
-        if known is None or known in self._accepted or kind in NOTED or self._alike[key] >= MOST_ALIKE:
+        if known is None or known in self._accepted or kind not in OF_VALUES or self._alike[key] >= MOST_ALIKE:
             return known
         return self.cause(verdict.pair.original, kind)
 
@@ -125,8 +128,8 @@ class Ledger:
         if self.collect:
             self._known[entry.kind, entry.fingerprint] = entry
             self._alike[entry.kind, entry.fingerprint] += 1
-            if program is not None and (pattern := Pattern(program)):
-                self._causes.setdefault(entry.kind, []).append(_Cause(pattern, entry))
+            if program is not None:
+                self._causes.setdefault(entry.kind, []).append(_Cause(Pattern(program), entry))
         else:
             self._closed.add(entry.kind)
 

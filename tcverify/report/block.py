@@ -24,6 +24,9 @@ CONTEXT = 3
 #: Entries of lists that are shown: values, further findings.
 MAX_ENTRIES = 16
 
+#: Lines of the pass that are named.
+MAX_LINES = 3
+
 
 @dataclass(frozen=True, slots=True)
 class Block:
@@ -37,6 +40,7 @@ class Block:
         times: one line about the streams of a rewritten graph and its times, where it has both, and one about what the
             program says of time, where the rewritten graph has streams.
         divergence: the first value that the original does not explain, and how it relates to the original's; or "".
+        made_by: the lines of the pass that made the rewrite, where they are known; or "".
         blame: which of the pass's rewrites is to blame, where that was searched for; or "".
         literal: whether the detail is a traceback or a log, whose lines are better left as they are.
         program: one line about mesh, size, seed and options.
@@ -58,6 +62,7 @@ class Block:
     detail: list[str]
     times: list[str]
     divergence: str
+    made_by: str
     blame: str
     literal: bool
     program: str
@@ -103,6 +108,7 @@ def make_block(case: Counterexample, path: Path | None, diagnosis: Diagnosis | N
         detail=[] if plain(finding.detail) in title else _shorten(plain_lines(finding.detail), MAX_DETAIL_LINES),
         times=_times(case, rank),
         divergence=plain(str(diagnosis.first)) if diagnosis.first is not None else "",
+        made_by=plain("; ".join(map(str, case.made_by[:MAX_LINES]))),
         blame=plain(str(case.blame)) if case.blame is not None else "",
         literal=finding.check == "application",
         program=f"{program.mesh}; {count(program.size, 'node')}{shrunk}; seed {program.seed}{_told(program)}",

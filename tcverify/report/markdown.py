@@ -28,6 +28,8 @@ def to_markdown(case: Counterexample, path: Path | None) -> str:
         parts[-1:] = ["", f"{_sentence(KINDS[kind])}", ""]
     if block.divergence:
         parts += [f"**First divergence:** {_code(block.divergence)}", ""]
+    if block.made_by:
+        parts += [f"**Made by:** {_code(block.made_by)}", ""]
     if block.blame:
         parts += [f"**Blame:** {_code(block.blame)}", ""]
     if block.detail:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from tcverify.campaign import FileReach
 from tcverify.campaign.search import Searched
+from tcverify.files import source_name
 from tcverify.report.listing import graph_lines
 from tcverify.report.plain import count, plain
 
@@ -22,7 +22,7 @@ def reach_line(files: Sequence[FileReach]) -> str:
     """How much was reached of the files, those that define the pass first."""
     lines, outcomes = sum(one.lines for one in files), sum(one.outcomes for one in files)
     ran, went = sum(one.lines_reached for one in files), sum(one.outcomes_reached for one in files)
-    name = _name(files[0].file)
+    name = source_name(files[0].file)
     where = name if len(files) == 1 else f"{name} and {len(files) - 1} more"
     return plain(f"reached of {where}: {ran} of {lines} lines, {went} of {outcomes} outcomes of conditions")
 
@@ -51,7 +51,7 @@ def unreached_lines(files: Sequence[FileReach]) -> list[str]:
     """What was never reached: a line per file and kind, none where everything was."""
     found: list[str] = []
     for one in files:
-        name = _name(one.file)
+        name = source_name(one.file)
         runs = [str(first) if first == last else f"{first}-{last}" for first, last in one.unreached]
         found += [f"{name} line {_listed(runs)}"] * bool(runs)
         found += [f"{name}: false on line {_listed([str(line) for line in one.always_true])}"] * bool(one.always_true)
@@ -62,17 +62,6 @@ def unreached_lines(files: Sequence[FileReach]) -> list[str]:
 def _listed(entries: Sequence[str]) -> str:
     more = len(entries) - MAX_ENTRIES
     return ", ".join(entries[:MAX_ENTRIES]) + (f", and {more} more" if more > 0 else "")
-
-
-def _name(file: str) -> str:
-    """A file as it is called from here, where it lies below; else from its package on."""
-    path = Path(file)
-    if path.is_relative_to(Path.cwd()):
-        return os.path.relpath(file)
-    top = path.parent
-    while (top / "__init__.py").is_file() and top != top.parent:
-        top = top.parent
-    return os.path.relpath(file, top)
 
 
 __all__ = ["kernel_lines", "reach_line", "searched_line", "unreached_lines"]

@@ -52,6 +52,7 @@ class TerminalReport:
     def __init__(self, console: Console, report_dir: Path, *, kernels: bool = False) -> None:
         self.console = console
         self._kernels = kernels
+        self._rows: dict[tuple[object, ...], str] = {}
         self.report_dir = report_dir
         self.finished: list[CampaignFinished] = []
         self._live: Live | None = None
@@ -64,9 +65,7 @@ class TerminalReport:
         elif isinstance(event, Progress):
             self._progress(event)
         elif isinstance(event, FindingFound):
-            case = event.counterexample
-            say(self.console)
-            show(self.console, case, self.report_dir / case.id / FILE_NAME)
+            self._found(event.counterexample)
         elif isinstance(event, Crashed):
             self.close()
             say(self.console, f"  tcverify failed on a program, which is kept as {event.path}", "yellow")
@@ -74,6 +73,20 @@ class TerminalReport:
             self.close()
             self.finished.append(event)
             self._end(event)
+
+    def _found(self, case: Counterexample) -> None:
+        """Show a counterexample: whole, unless one of its kind was shown that the same lines of the pass have made."""
+        lines = frozenset((one.file, one.line) for one in case.made_by)
+        row = (repr(case.facts), case.finding.kind, lines) if lines else (case.id,)
+        before = self._rows.setdefault(row, case.id)
+        say(self.console)
+        if before == case.id:
+            show(self.console, case, self.report_dir / case.id / FILE_NAME)
+            return
+        block = make_block(case, None)
+        size = count(case.program.size, "node")
+        say(self.console, f"{block.name}  case {case.id}, made by the same lines as {before} ({size})", "bold red")
+        say(self.console, f"  {block.divergence or block.title}")
 
     def close(self) -> None:
         """End the progress line."""
@@ -251,6 +264,8 @@ def show(console: Console, case: Counterexample, path: Path | None) -> None:
         line(text)
     if block.divergence:
         line(f"first divergence: {block.divergence}")
+    if block.made_by:
+        line(f"made by {block.made_by}")
     if block.blame:
         line(f"blame: {block.blame}", "bold")
     line()
