@@ -167,7 +167,7 @@ class TerminalReport:
         cases: dict[str, list[str]] = {}
         for case in event.counterexamples:
             cases.setdefault(case.finding.kind, []).append(case.id)
-        if event.searched is not None:
+        if event.searched is not None and event.searched.kernels:
             say(self.console, f"  {searched_line(event.searched)}")
             for line in kernel_lines(event.searched) if self._kernels else ():
                 say(self.console, f"  {line}")

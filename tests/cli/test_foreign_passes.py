@@ -35,7 +35,7 @@ PROGRAMS = {"hangs": 4}
 
 @dataclass(frozen=True)
 class Ran:
-    """A run of one pass, and its counterexample of the expected kind. There may be others: of dropping a reduction, too."""
+    """A run of one pass, and its smallest counterexample of the expected kind. There may be others: of dropping a reduction, too."""
 
     reports: Path
     code: int
@@ -45,8 +45,8 @@ class Ran:
     @property
     def case(self) -> dict[str, Any]:
         cases = [json.loads(path.read_text()) for path in self.reports.glob("*/counterexample.json")]
-        (found,) = [case for case in cases if case["finding"]["kind"] == self.kind]
-        return dict(found)
+        found = [case for case in cases if case["finding"]["kind"] == self.kind]
+        return dict(min(found, key=lambda case: (len(json.dumps(case["program"])), case["id"])))
 
     @property
     def id(self) -> str:
