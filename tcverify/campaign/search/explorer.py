@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -14,7 +13,7 @@ from tcverify.campaign.reduction.facts import Facts
 from tcverify.campaign.reduction.fit import facts_of, fit
 from tcverify.campaign.reduction.flights import untidy
 from tcverify.campaign.reduction.sketch import Sketch, program_of, sketch_of
-from tcverify.campaign.search.calls import Calls, Misfit
+from tcverify.campaign.search.calls import CallPattern, Calls, Misfit
 from tcverify.campaign.search.edits import FAMILIES, Edit, Site
 from tcverify.campaign.search.kernels import Apply, Kernel, Rewrite, kernels_of, rewrite_of
 from tcverify.errors import TcverifyError
@@ -22,6 +21,12 @@ from tcverify.program import Program, program_id
 
 #: Of the edits of a kernel, how many of those come first that bring in what a condition names of which one outcome was never seen.
 GOALS = 0.5
+
+#: Applications that may be spent on reductions: at first, and for each program that was tried.
+TRIALS, TRIALS_PER_PROGRAM = 300, 2
+
+#: Where the pass names fewer patterns of calls than this, others are taken as well.
+FEW_PATTERNS = 24
 
 
 @dataclass
@@ -45,8 +50,6 @@ class Explorer:
 
     def __init__(self, apply: Apply, vocabulary: Vocabulary, seed: int = 0) -> None:
         self.kernels: list[Kernel] = []
-        self.trials: Counter[str] = Counter()
-        self.gains: Counter[str] = Counter()
         self.points: dict[Point, None] = {}
         self._apply = apply
         self._vocabulary = vocabulary
@@ -56,43 +59,48 @@ class Explorer:
         self._known: set[str] = set()
         self._edits: dict[Kernel, _Edits] = {}
         self._families: dict[str, str] = {}  # of programs that were made and not yet learnt from
+        self._waiting: list[Iterator[Kernel]] = []
+        self._programs = self._trials = 0
 
-    def learn(self, program: Program, pair: Pair) -> list[Kernel]:
-        """Take note of what the pass did with a program; returns the kernels that are new."""
+    def learn(self, program: Program, pair: Pair) -> None:
+        """Take note of what the pass did with a program. What is new of it is reduced when `digest` is called."""
+        self._programs += 1
         identity = program_id(program)
         family = self._families.pop(identity, None)
-        new = [point for point in pair.reached if point not in self.points]
         rewrite = rewrite_of(pair)
         if family is None:
             self._see(program)
-        if pair.failure is not None or (not new and rewrite in self._rewrites):
-            return []
-        self.points.update(dict.fromkeys(new))
-        pending = [(program, new, rewrite if rewrite not in self._rewrites else None)]
-        self._rewrites.add(rewrite)
-        found: list[Kernel] = []
+        if pair.failure is None:
+            self._await(program, pair, rewrite if rewrite not in self._rewrites else None)
+            self._rewrites.add(rewrite)
 
-        def trial(program: Program, points: Iterable[Point], look: bool) -> Pair:
-            asked = frozenset(points)
-            pair = self._apply(program, asked, look)
-            more = [point for point in pair.reached if point not in self.points]
-            if more:  # a smaller program may reach what the larger one has not
-                self.points.update(dict.fromkeys(more))
-                pending.append((program, more, None))
-            return pair
+    def _await(self, program: Program, pair: Pair, rewrite: Rewrite | None) -> None:
+        """Let what a program was the first to show be reduced."""
+        new = [point for point in pair.reached if point not in self.points]
+        if new or rewrite is not None:
+            self.points.update(dict.fromkeys(new))
+            self._waiting.append(kernels_of(program, new, rewrite, self._trial, self.points))
 
-        while pending:
-            for kernel in kernels_of(*pending.pop(0), trial, self.points):
-                self._rewrites.add(kernel.rewrite)
-                known = program_id(kernel.program)
-                if known not in self._known:
-                    self._known.add(known)
-                    self.kernels.append(kernel)
-                    found.append(kernel)
-                    self._calls.learn(kernel.facts)
-        if found and family is not None:
-            self.gains[family] += 1
-        return found
+    def _trial(self, program: Program, points: Iterable[Point], look: bool) -> Pair:
+        """Apply the pass for a reduction. A smaller program may reach what the larger one has not."""
+        self._trials += 1
+        pair = self._apply(program, frozenset(points), look)
+        self._await(program, pair, None)
+        return pair
+
+    def digest(self) -> None:
+        """Reduce what is new to kernels, as long as that has not taken too many applications for the programs there were."""
+        while self._waiting and self._trials < TRIALS + TRIALS_PER_PROGRAM * self._programs:
+            kernel = next(self._waiting[0], None)
+            if kernel is None:
+                self._waiting.pop(0)
+                continue
+            self._rewrites.add(kernel.rewrite)
+            known = program_id(kernel.program)
+            if known not in self._known:
+                self._known.add(known)
+                self.kernels.append(kernel)
+                self._calls.learn(kernel.facts)
 
     def _see(self, program: Program) -> None:
         """Take note of how a program that was drawn calls ops."""
@@ -127,7 +135,6 @@ class Explorer:
             identity = program_id(program)
             if identity not in self._known:
                 self._known.add(identity)
-                self.trials[family] += 1
                 self._families[identity] = family
                 return program
 
@@ -168,11 +175,22 @@ class Explorer:
 
     def _listed(self, kernel: Kernel) -> _Edits:
         vocabulary = self._vocabulary
-        site = Site(kernel.facts, self._calls.named(), vocabulary.integers, vocabulary.floats)
+        site = Site(kernel.facts, self._patterns(), vocabulary.integers, vocabulary.floats)
         families = {name: list(family(site)) for name, family in FAMILIES.items()}
         for left in families.values():
             self._random.shuffle(left)
         return _Edits(families)
+
+    def _patterns(self) -> list[CallPattern]:
+        """How ops are called in edits: those that the pass names; where these are few, also those of kernels, and some others."""
+        named = self._calls.named()
+        if len(named) >= FEW_PATTERNS:
+            return named
+        inside = {step.target for kernel in self.kernels for graph in kernel.facts.sketch.graphs for step in graph}
+        others = self._calls.others()
+        self._random.shuffle(others)
+        others.sort(key=lambda pattern: pattern.target not in inside)
+        return [*named, *others[: FEW_PATTERNS - len(named)]]
 
     def _aim(self, kernel: Kernel, edits: _Edits) -> None:
         """Let edits come first that may turn a condition of which one outcome was never seen: near the nodes that it is about,

@@ -45,12 +45,12 @@ class Search:
         if not any(program.modules) and not _has_layouts(program):
             self._shown.append((program, pair))
 
-    def learn(self) -> list[Kernel]:
-        """Learn from what was noted; returns the kernels that are new."""
-        found: list[Kernel] = []
+    def learn(self) -> None:
+        """Learn from what was noted."""
         while self._shown:
-            found += self._explore().learn(*self._shown.pop(0))
-        return found
+            self._explore().learn(*self._shown.pop(0))
+        if self._explorer is not None:
+            self._explorer.digest()
 
     def turn(self, masked: Callable[[Program], bool]) -> Iterator[Program]:
         """The programs that are to be tried before the next one is drawn.
