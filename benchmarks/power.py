@@ -62,24 +62,27 @@ def hunt(target: str, sound: str, seconds: float, seed: int, world_sizes: list[i
     for size in world_sizes:
         limit = seconds / len(world_sizes)
         with Guarded(target, covered=() if search else None) as subject, tempfile.TemporaryDirectory() as folder:
-            start, aside, count = time.process_time(), 0.0, 0
+            start, aside, count, over = time.process_time(), 0.0, 0, False
 
             def spent(subject: Guarded = subject, start: float = start) -> float:
                 return time.process_time() - start - aside + sum(map(_cpu, subject.pids))
 
             def note(event: Event, spent=spent) -> None:  # type: ignore[no-untyped-def]
-                nonlocal aside, count
+                nonlocal aside, count, over
+                if over:  # it keeps what it has found so far
+                    return
                 if isinstance(event, Progress):
                     count = event.statistics.programs
-                    if spent() > limit:
-                        raise KeyboardInterrupt
+                    over = spent() > limit
                 elif isinstance(event, FindingFound):
                     at, begin = spent(), time.process_time()
                     own = is_own(event.counterexample.program, target, sound)
                     aside += time.process_time() - begin
                     if own:
                         found.seconds, found.programs = before + at, programs + count
-                        raise KeyboardInterrupt
+                        over = True
+                if over:
+                    raise KeyboardInterrupt
 
             plan = Plan(
                 programs_of("mixed", None, size), f"{size} ranks", Path(folder), Path(folder), None, 100 * seconds, seed,

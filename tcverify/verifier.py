@@ -154,6 +154,7 @@ def verification(
     deep: bool = False,
     always_confirm: bool = False,
     watch: Watch | None = None,
+    lean: bool = False,
 ) -> Steps:
     """Verify as `verify` does, in steps, so that several programs can be under way at once.
 
@@ -164,8 +165,8 @@ def verification(
     5. The confirming executor has answered.
 
     Args:
-        watch: what the pass is watched for. Such programs are many, and are close to one another: one that the pass leaves as it
-            is does not run.
+        watch: what the pass is watched for.
+        lean: whether a program that the pass leaves as it is passes without being run.
     """
     clock = _Clock()
     lockstep = Lockstep(contract.collectives == "conservative")
@@ -180,7 +181,7 @@ def verification(
 
     clock.resume()
     pair: Pair | None = None
-    if watch is not None and portable:
+    if lean and portable:
         pair = answer()
         clock.lap("apply")
         if pair.rewritten is program and not pair.defects:

@@ -332,7 +332,8 @@ class Campaign:
         made = self._search is not None and self._search.made(program)
         steps = verification(
             self.subject, program, contract=self.contract, confirm=self.confirm if some or not made else None,
-            checks=self._checks, domain=self.plan.domain, deep=deep, watch=Watch() if made else None,
+            checks=self._checks, domain=self.plan.domain, deep=deep, lean=made,
+            watch=Watch() if self._search is not None else None,
         )  # fmt: skip
         return Flight(program, deep, steps)
 

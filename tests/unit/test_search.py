@@ -1,47 +1,122 @@
-"""The search of the reducer: what is smaller, and in which chunks it is tried."""
+"""The search: kernels, what is tried around them, and what a campaign finds with it that drawing alone does not."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
-from torch import fx
+from hypothesis import strategies as st
 
-from tcverify.campaign.reduction.search import Search, weight
-from tcverify.campaign.reduction.sketch import sketch_of
-from tests.unit.lowered import Build, Lowering, program
+from tcverify.application import InProcess, Pair
+from tcverify.application.loading import prepare
+from tcverify.campaign import Campaign, CampaignFinished, Plan
+from tcverify.campaign.search import Explorer, Search
+from tcverify.program import PARTIAL, InputSpec, Mesh, Program, dumps, spmd_program
+from tcverify.report.reach import kernel_lines, searched_line
+from tests.unit import searched_passes
+from tests.unit.searched_passes import cancels_negations, cancels_negations_for_all
+
+SEEDS = (0, 1, 2)
+
+#: The passes leave no metadata at what they add.
+CHECKS = ["equivalence", "structure", "collectives"]
 
 
-def chain(length: int) -> Build:
-    def build(b: Lowering) -> fx.Node:
-        value = b.x
-        for _ in range(length):
-            value = b.relu(value)
+def chain(seed: int) -> Program:
+    """Sums of a reduction: nothing in them is negated."""
+    mesh = Mesh.grid({"tp": 2})
+    inputs = [InputSpec("x", (2, 4), placements=(("tp", PARTIAL),)), InputSpec("y", (2, 4))]
+
+    def build(b: Any) -> Any:
+        x, y = b.input("x"), b.input("y")
+        value = b.call("tensor_cast::all_reduce", x, b.rank, b.group("tp"))
+        for _ in range(1 + seed % 3):
+            value = b.call("aten::add.Tensor", value, y)
         return value
 
-    return build
+    return spmd_program(mesh, inputs, build, seed=seed)
 
 
-def test_a_program_weighs_what_its_largest_rank_does_before_what_all_do() -> None:
-    weights = [weight(sketch_of(program(chain(one), chain(other))))[:2] for one, other in ((3, 1), (1, 3), (2, 2))]
-    assert weights == [(3, 4), (3, 4), (2, 4)]
+def run(place: Path, pass_: Any, *, search: bool = True, seed: int = 0, **plan: Any) -> tuple[CampaignFinished, Search]:
+    subject = InProcess(prepare(pass_, "", {}))
+    searching = Search(subject, seed)
+    options = {"programs": st.integers(0, 10_000).map(chain), "max_examples": 600, "seed": seed, "earlier": False, **plan}
+    made = Plan(
+        mesh="2 ranks", report_dir=place, state_dir=place, search=searching if search else None, shrink_time=5.0, **options
+    )
+    return Campaign(subject, made, None).run(), searching
 
 
-@pytest.mark.parametrize("needed", [(), (3,), (0, 5), (6,)])
-def test_chunks_leave_what_is_needed_and_nothing_else(needed: Sequence[int]) -> None:
-    left = set(range(7))
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_defect_behind_conditions_that_no_program_reaches_is_found(tmp_path: Path, seed: int):
+    """Programs have to be negated, twice, and the first negation read once more."""
+    finished, _ = run(tmp_path, cancels_negations_for_all, seed=seed, fail_fast=True, checks=CHECKS)
+    (found,) = finished.counterexamples
+    assert found.finding.kind == "wrong-value"
+    assert found.program.size <= 3
+    assert run(tmp_path, cancels_negations_for_all, seed=seed, search=False)[0].verdict != "refuted"
 
-    class Removing(Search):
-        def __init__(self) -> None:
-            pass
 
-        def attempt(self, *edits: Any, prefer: str = "first") -> bool:
-            (chunk,) = edits
-            if not set(chunk).isdisjoint(needed):
-                return False
-            left.difference_update(chunk)
-            return True
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_sound_pass_passes(tmp_path: Path, seed: int):
+    finished, search = run(tmp_path, cancels_negations, seed=seed, checks=CHECKS)
+    assert finished.verdict == "passed"
+    assert finished.statistics.changed > 10
+    assert any(kernel.changed for kernel in search.kernels)
 
-    assert Removing().in_chunks(range(7), lambda chunk: chunk)  # type: ignore[arg-type, return-value]
-    assert left == set(needed)
+
+def test_a_seed_repeats_a_search(tmp_path: Path):
+    first, one = run(tmp_path, cancels_negations_for_all, max_examples=300)
+    second, other = run(tmp_path, cancels_negations_for_all, max_examples=300)
+    assert [case.id for case in first.counterexamples] == [case.id for case in second.counterexamples]
+    assert [dumps(kernel.program) for kernel in one.kernels] == [dumps(kernel.program) for kernel in other.kernels]
+
+
+def test_findings_name_the_line_that_made_them(tmp_path: Path):
+    finished, _ = run(tmp_path, cancels_negations_for_all, checks=["equivalence"])
+    found = next(case for case in finished.counterexamples if case.finding.kind == "wrong-value")
+    texts = Path(searched_passes.__file__).read_text().splitlines()
+    line = next(number for number, text in enumerate(texts, 1) if text.endswith("# the line to blame"))
+    assert line in {one.line for one in found.made_by}
+    assert {one.function for one in found.made_by} == {"cancels_negations_for_all"}
+
+
+def test_kernels_are_the_smallest_programs_that_show_what_a_pass_does(tmp_path: Path):
+    finished, search = run(tmp_path, cancels_negations)
+    changed = [kernel for kernel in search.kernels if kernel.changed]
+    assert min(kernel.program.size for kernel in changed) == 2  # two negations
+    assert finished.searched is not None
+    lines = "\n".join(kernel_lines(finished.searched))
+    assert "kernel: -neg" in lines
+    assert "neg(neg" in lines
+    assert searched_line(finished.searched).startswith(f"searched: {len(search.kernels)} kernels")
+    assert finished.searched.tried <= finished.searched.edits
+
+
+def test_a_pass_that_does_nothing_has_one_kernel_and_ends(tmp_path: Path):
+    finished, search = run(tmp_path, lambda gm: None, max_examples=100)
+    assert len(search.kernels) <= 2
+    assert finished.verdict == "nothing tested"
+
+
+def test_known_causes_do_not_eat_the_run(tmp_path: Path):
+    """Most of what is tried once a defect is known does not contain it."""
+    finished, _ = run(tmp_path, cancels_negations_for_all, max_examples=1_000, collect=True)
+    counts = finished.statistics
+    assert counts.refuted > 0
+    assert counts.passed > 3 * counts.refuted
+
+
+def test_a_pass_that_fails_leaves_no_kernel():
+    def apply(program: Program, points: Any, look: bool) -> Pair:
+        raise AssertionError("nothing is to be reduced")
+
+    subject = InProcess(prepare(cancels_negations, "", {}))
+    explorer = Explorer(apply, subject.vocabulary())
+    pair = subject.apply(chain(0))
+    pair.failure = "raised"  # type: ignore[assignment]
+    explorer.learn(chain(0), pair)
+    explorer.digest()
+    assert explorer.kernels == []
+    assert explorer.next() is None

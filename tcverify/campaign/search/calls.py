@@ -193,13 +193,26 @@ class Calls:
     def __init__(self, named: Iterable[str] = ()) -> None:
         self._named = set(named)
         self._patterns: dict[str, dict[Any, CallPattern]] = {}
+        self._guessed: set[str] = set()
 
     def learn(self, facts: Facts) -> None:
-        """Take note of the calls of a program."""
+        """Take note of the calls of a program. What programs show takes the place of what was guessed."""
         for pattern in patterns_of(facts):
-            known = self._patterns.setdefault(pattern.name, {})
-            if len(known) < MOST:
-                known.setdefault(_outline(pattern), pattern)
+            if pattern.name in self._guessed:
+                self._guessed.discard(pattern.name)
+                del self._patterns[pattern.name]
+            self._keep(pattern)
+
+    def guess(self, patterns: Iterable[CallPattern]) -> None:
+        """Take patterns that no program has shown."""
+        for pattern in patterns:
+            self._guessed.add(pattern.name)
+            self._keep(pattern)
+
+    def _keep(self, pattern: CallPattern) -> None:
+        known = self._patterns.setdefault(pattern.name, {})
+        if len(known) < MOST:
+            known.setdefault(_outline(pattern), pattern)
 
     def named(self) -> list[CallPattern]:
         """Patterns of the ops that the pass names."""

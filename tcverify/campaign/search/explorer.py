@@ -16,6 +16,7 @@ from tcverify.campaign.reduction.sketch import Sketch, program_of, sketch_of
 from tcverify.campaign.search.calls import CallPattern, Calls, Misfit
 from tcverify.campaign.search.edits import FAMILIES, Edit, Site
 from tcverify.campaign.search.kernels import Apply, Kernel, Rewrite, kernels_of, rewrite_of
+from tcverify.campaign.search.synthesis import synthesised
 from tcverify.errors import TcverifyError
 from tcverify.program import Program, program_id
 
@@ -55,8 +56,11 @@ class Explorer:
         self._vocabulary = vocabulary
         self._random = random.Random(seed)
         self._calls = Calls(vocabulary.ops)
+        for name in vocabulary.ops:
+            self._calls.guess(synthesised(name))
         self._rewrites: set[Rewrite] = {()}
-        self._known: set[str] = set()
+        self._known: set[str] = set()  # programs that were made, or are kernels
+        self._small: set[str] = set()  # kernels
         self._edits: dict[Kernel, _Edits] = {}
         self._families: dict[str, str] = {}  # of programs that were made and not yet learnt from
         self._waiting: list[Iterator[Kernel]] = []
@@ -96,9 +100,10 @@ class Explorer:
                 self._waiting.pop(0)
                 continue
             self._rewrites.add(kernel.rewrite)
-            known = program_id(kernel.program)
-            if known not in self._known:
-                self._known.add(known)
+            identity = program_id(kernel.program)
+            if identity not in self._small:
+                self._small.add(identity)
+                self._known.add(identity)
                 self.kernels.append(kernel)
                 self._calls.learn(kernel.facts)
 

@@ -1,0 +1,76 @@
+"""Passes for the tests of the search: what they do wrong takes several conditions, of which no strategy knows."""
+
+from __future__ import annotations
+
+import operator
+
+import torch
+from torch import fx
+
+from tcverify.ops import define_ops
+
+define_ops()
+
+NEG = torch.ops.aten.neg.default
+CLONE = torch.ops.aten.clone.default
+ADD = torch.ops.aten.add.Tensor
+ALL_REDUCE = torch.ops.tensor_cast.all_reduce.default
+VIEWS = {torch.ops.aten.view.default, torch.ops.aten.reshape.default}
+LIMIT = 3
+SCALE = 0.25
+
+
+def calls(gm: fx.GraphModule, target: object) -> list[fx.Node]:
+    return [node for node in gm.graph.nodes if node.op == "call_function" and node.target is target]
+
+
+def cancels_negations(gm: fx.GraphModule) -> None:
+    """Copies what is negated twice."""
+    for node in calls(gm, NEG):
+        inner = node.args[0]
+        if inner.target is not NEG:
+            continue
+        with gm.graph.inserting_before(inner):
+            copy = gm.graph.call_function(CLONE, (inner.args[0],))
+        node.replace_all_uses_with(copy)
+        gm.graph.erase_node(node)
+
+
+def cancels_negations_for_all(gm: fx.GraphModule) -> None:
+    """Copies what is negated twice, also for those who read the first negation."""
+    for node in calls(gm, NEG):
+        inner = node.args[0]
+        if inner.target is not NEG:
+            continue
+        with gm.graph.inserting_before(inner):
+            copy = gm.graph.call_function(CLONE, (inner.args[0],))
+        for user in list(inner.users):
+            user.replace_input_with(inner, copy)  # the line to blame
+        node.replace_all_uses_with(copy)
+        gm.graph.erase_node(node)
+
+
+def views_named(node: fx.Node) -> bool:
+    namespace = torch.ops.aten
+    if node.target in VIEWS and len(node.args) < LIMIT:
+        return node.meta.get("seen") is None
+    return node.target in (operator.getitem, namespace.clone.default) or str(node.target) == "aten::tanh"
+
+
+def inserts_and_moves(gm: fx.GraphModule) -> None:
+    """Edits graphs in every way there is."""
+    (reduced,) = calls(gm, ALL_REDUCE)
+    with gm.graph.inserting_after(reduced):
+        made = gm.graph.call_function(NEG, (reduced,))  # creates
+    (add,) = calls(gm, ADD)
+    add.args = (made, add.args[1])  # assigns
+    add.update_arg(1, made)  # updates
+    made.prepend(add)  # moves
+    add.append(made)
+    add.append(made)
+    made.prepend(reduced)
+    reduced.append(made)
+    made.append(add)
+    with gm.graph.inserting_before(made):
+        gone = gm.graph.call_function(NEG, (reduced,))
+    gm.graph.erase_node(gone)  # erases

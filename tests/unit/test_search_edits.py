@@ -1,0 +1,138 @@
+"""Programs that are one edit away from a program."""
+
+from __future__ import annotations
+
+import pytest
+
+from tcverify.campaign.reduction.facts import Facts
+from tcverify.campaign.reduction.fit import facts_of, fit
+from tcverify.campaign.reduction.sketch import program_of, sketch_of
+from tcverify.campaign.search.calls import Calls, Misfit, role_of
+from tcverify.campaign.search.edits import FAMILIES, Site
+from tcverify.campaign.search.synthesis import synthesised
+from tcverify.execution import Lockstep
+from tcverify.program import PARTIAL, InputSpec, Mesh, Program, dumps, spmd_program
+
+OPS = ("aten::neg", "aten::add.Tensor", "tensor_cast::reduce_scatter", "tensor_cast::add_rms_norm2", "aten::view")
+
+
+def reduce_norm(mesh: Mesh | None = None) -> Program:
+    """all_reduce, and a norm with a residual, whose first result alone is returned."""
+    mesh = mesh or Mesh.grid({"tp": 2})
+    dim = mesh.dims[0].name
+    inputs = [InputSpec("x", (2, 4), placements=((dim, PARTIAL),)), InputSpec("y", (2, 4)), InputSpec("w", (4,))]
+
+    def build(b):
+        x, y, w = b.input("x"), b.input("y"), b.input("w")
+        reduced = b.call("tensor_cast::all_reduce", x, b.rank, b.group(dim))
+        both = b.call("tensor_cast::add_rms_norm2", reduced, y, w, 1e-6)
+        return b.call("python::getitem", both, 0)
+
+    return spmd_program(mesh, inputs, build)
+
+
+def calls() -> Calls:
+    made = Calls(OPS)
+    for name in OPS:
+        made.guess(synthesised(name))
+    return made
+
+
+def site_of(program: Program) -> Site:
+    return Site(facts_of(sketch_of(program)), calls().named(), integers=(0, 1, 3), floats=(0.25,))
+
+
+def made(site: Site, family: str) -> list[Program]:
+    """The legal programs of a family of edits."""
+    found = []
+    for edit in FAMILIES[family](site):
+        try:
+            sketch = edit.make()
+        except Misfit:
+            continue
+        facts = fit(site.facts, sketch) if sketch is not None else None
+        if isinstance(facts, Facts):
+            found.append(program_of(facts.sketch))
+    return found
+
+
+def texts(programs: list[Program]) -> list[str]:
+    return [str(program.graphs[0]) for program in programs]
+
+
+@pytest.fixture(scope="module")
+def site() -> Site:
+    return site_of(reduce_norm())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_makes_programs_that_run(site: Site, family: str):
+    programs = made(site, family)
+    assert programs or family in ("return less", "change a group")
+    ran = [Lockstep().run(program).finished for program in programs[::5]]
+    assert sum(ran) >= 0.6 * len(ran)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_edits_are_the_same_each_time(site: Site, family: str):
+    again = site_of(reduce_norm())
+    assert [dumps(one) for one in made(site, family)] == [dumps(one) for one in made(again, family)]
+
+
+def test_a_tuple_is_returned_whole(site: Site):
+    assert any("return (getitem, add_rms_norm2)" in text for text in texts(made(site, "return a value")))
+
+
+def test_an_input_is_made_by_a_call_of_a_larger_one(site: Site):
+    shapes = [
+        {spec.shape for spec in program.inputs}
+        for program in made(site, "make a value")
+        if "reduce_scatter" in str(program.graphs[0])
+    ]
+    assert any((4, 4) in found for found in shapes)
+
+
+def test_a_call_stands_between_a_value_and_its_reader(site: Site):
+    assert any("add_rms_norm2.default](args = (%view_1, %y" in text for text in texts(made(site, "put a call on an edge")))
+
+
+def test_an_operand_is_another_value_of_its_type(site: Site):
+    assert any("(args = (%all_reduce, %all_reduce, %w" in t.replace("](args", "](args").replace("default](", "(") for t in texts(made(site, "take another operand")))
+
+
+def test_operands_are_swapped(site: Site):
+    assert any("(%y, %all_reduce, %w" in text for text in texts(made(site, "swap operands")))
+
+
+def test_another_result_is_selected(site: Site):
+    assert any("%add_rms_norm2, 1)" in text for text in texts(made(site, "select another result")))
+
+
+def test_one_input_broadcasts(site: Site):
+    assert any(spec.name == "y" and spec.shape == (1, 4) for p in made(site, "change a shape") for spec in p.inputs)
+
+
+def test_a_call_is_made_on_another_mesh():
+    mesh = Mesh.grid({"dp": 2, "tp": 2})
+    program = reduce_norm(mesh)
+    found = [text for text in texts(made(site_of(program), "read a value")) if "reduce_scatter" in text]
+    assert found
+    ranks = next(p for p in made(site_of(program), "read a value") if "reduce_scatter" in str(p.graphs[0])).ranks
+    assert [binding.constants for binding in ranks] != [ranks[0].constants] * 4
+
+
+def test_roles_of_rank_constants():
+    mesh = Mesh.grid({"dp": 2, "tp": 2})
+    assert role_of([0, 1, 2, 3], mesh).kind == "rank"
+    assert role_of([[0, 1], [0, 1], [2, 3], [2, 3]], mesh).on(Mesh.grid({"tp": 3})) == [[0, 1, 2]] * 3
+    given = role_of([7, 7, 8, 8], mesh)
+    assert (given.kind, given.on(mesh), given.on(Mesh.grid({"tp": 2}))) == ("given", [7, 7, 8, 8], None)
+
+
+def test_ops_that_no_program_has_shown_are_called_as_their_signatures_say():
+    (neg,) = synthesised("aten::neg")
+    assert neg.types == (((2, 4), neg.types[0][1]),)
+    (mm,) = synthesised("aten::mm")
+    assert [shape for shape, _ in mm.types] == [(2, 4), (4, 4)]
+    assert {pattern.args[1] for pattern in synthesised("tensor_cast::reduce_scatter")} == {0, 1}
+    assert synthesised("nobody::knows") == []
