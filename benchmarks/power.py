@@ -58,42 +58,53 @@ def hunt(target: str, sound: str, seconds: float, seed: int, world_sizes: list[i
     """Verify a pass until its own defect is found, or the time is over."""
     found = Sought()
     before = 0.0
-    programs = 0
     for size in world_sizes:
-        limit = seconds / len(world_sizes)
         with Guarded(target, covered=() if search else None) as subject, tempfile.TemporaryDirectory() as folder:
-            start, aside, count, over = time.process_time(), 0.0, 0, False
-
-            def spent(subject: Guarded = subject, start: float = start) -> float:
-                return time.process_time() - start - aside + sum(map(_cpu, subject.pids))
-
-            def note(event: Event, spent=spent) -> None:  # type: ignore[no-untyped-def]
-                nonlocal aside, count, over
-                if over:  # it keeps what it has found so far
-                    return
-                if isinstance(event, Progress):
-                    count = event.statistics.programs
-                    over = spent() > limit
-                elif isinstance(event, FindingFound):
-                    at, begin = spent(), time.process_time()
-                    own = is_own(event.counterexample.program, target, sound)
-                    aside += time.process_time() - begin
-                    if own:
-                        found.seconds, found.programs = before + at, programs + count
-                        over = True
-                if over:
-                    raise KeyboardInterrupt
-
+            watch = _Watch(subject, target, sound, seconds / len(world_sizes))
             plan = Plan(
                 programs_of("mixed", None, size), f"{size} ranks", Path(folder), Path(folder), None, 100 * seconds, seed,
                 earlier=False, collect=True, search=Search(subject, seed) if search else None,
             )  # fmt: skip
-            Campaign(subject, plan, None, [note]).run()
-            before, programs = before + spent(), programs + count
-        found.tried = programs
+            Campaign(subject, plan, None, [watch]).run()
+            if watch.found is not None:
+                found.seconds, found.programs = before + watch.found, found.tried + watch.programs
+            before, found.tried = before + watch.spent(), found.tried + watch.programs
         if found.seconds is not None:
             break
     return found
+
+
+class _Watch:
+    """Ends a campaign when the subject's own defect is found, or its CPU time is over.
+
+    Attributes:
+        found: CPU seconds until then.
+        programs: so far.
+    """
+
+    def __init__(self, subject: Guarded, target: str, sound: str, limit: float) -> None:
+        self.found: float | None = None
+        self.programs = 0
+        self._subject, self._target, self._sound, self._limit = subject, target, sound, limit
+        self._start, self._aside, self._over = time.process_time(), 0.0, False
+
+    def spent(self) -> float:
+        return time.process_time() - self._start - self._aside + sum(map(_cpu, self._subject.pids))
+
+    def __call__(self, event: Event) -> None:
+        if self._over:  # the campaign keeps what it has found so far
+            return
+        if isinstance(event, Progress):
+            self.programs = event.statistics.programs
+            self._over = self.spent() > self._limit
+        elif isinstance(event, FindingFound):
+            at, begin = self.spent(), time.process_time()
+            own = is_own(event.counterexample.program, self._target, self._sound)
+            self._aside += time.process_time() - begin
+            if own:
+                self.found, self._over = at, True
+        if self._over:
+            raise KeyboardInterrupt
 
 
 def _cpu(pid: int) -> float:
@@ -127,7 +138,14 @@ def _loaded(target: str) -> InProcess:
 @click.option("--side", type=click.Choice(["both", "search", "draw"]), default="both")
 @click.option("--markdown", is_flag=True)
 def main(
-    module: str, sound: str, seconds: float, seeds: int, world_size: str, only: tuple[str, ...], side: str, markdown: bool
+    module: str,
+    sound: str,
+    seconds: float,
+    seeds: int,
+    world_size: str,
+    only: tuple[str, ...],
+    side: str,
+    markdown: bool,
 ) -> None:
     """See the module."""
     torch.set_num_threads(1)
@@ -150,11 +168,11 @@ def main(
     header = ("defect", *sides)
     if markdown:
         print("| " + " | ".join(header) + " |\n|---|" + "--:|" * len(sides))
-        for row in rows:
-            print("| " + " | ".join(row) + " |")
+        for cells in rows:
+            print("| " + " | ".join(cells) + " |")
     else:
-        for row in [header, *rows]:
-            print("  ".join(cell.ljust(28) for cell in row).rstrip())
+        for cells in [header, *rows]:
+            print("  ".join(cell.ljust(28) for cell in cells).rstrip())
     print(", ".join(f"{which}: {n} of {seeds * len(subjects)}" for which, n in totals.items()))
 
 

@@ -33,6 +33,7 @@ from tcverify.campaign import (
     recover,
 )
 from tcverify.campaign.search import Search
+from tcverify.catalogue.strategies import searchable
 from tcverify.division import Crew, DividedCampaign, Drawing, LocalCrew
 from tcverify.division.driver import recover as recover_workers
 from tcverify.errors import InternalError, TcverifyError, UsageError
@@ -137,7 +138,7 @@ def campaigns(settings: Settings, jobs: Sequence[Job], console: Console) -> int:
                             collect=accepting or not settings.fail_fast, deep=settings.deep, earlier=settings.earlier,
                             blame=_blamer(settings, promised) if settings.bisect else None, coverage=coverage,
                             first=first, corpus=corpus, strategy=job.drawings[number].strategy if job.drawings else None,
-                            search=Search(subject, settings.seed) if settings.search and job.drawings else None,
+                            search=_search(subject, settings, job, number),
                         )  # fmt: skip
                         if crew is None:
                             finished = Campaign(subject, plan, executor, subscribers).run()
@@ -195,6 +196,13 @@ def _suited(
         own = [replace(a, strategy=b.strategy) for a, b in zip(job.drawings, drawings, strict=True)]
         made.append(replace(job, drawings=own, programs=job.programs or [one.programs() for one in own]))
     return made, first
+
+
+def _search(subject: Subject, settings: Settings, job: Job, number: int) -> Search | None:
+    """What makes programs for the pass of this number of what it did with others, where that is asked for."""
+    if not settings.search or not job.drawings or not searchable(job.drawings[number].strategy):
+        return None
+    return Search(subject, settings.seed, settings.max_examples)
 
 
 def _blamer(settings: Settings, contract: Contract) -> Blamer:

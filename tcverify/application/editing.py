@@ -58,7 +58,9 @@ class EditRecorder:
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
         """Record inside the block."""
-        before = [(fx.Graph, name, fx.Graph.__dict__[name]) for name in ("create_node", "erase_node")]
+        before: list[tuple[type, str, Any]] = [
+            (fx.Graph, name, fx.Graph.__dict__[name]) for name in ("create_node", "erase_node")
+        ]
         names = [*_OWN, "prepend", "append", "replace_all_uses_with", "args", "kwargs"]
         before += [(fx.Node, name, fx.Node.__dict__[name]) for name in names if name in fx.Node.__dict__]
         for owner, name, method in before:
@@ -106,7 +108,9 @@ class EditRecorder:
         if frame is None:
             return
         code = frame.f_code
-        place = EditPlace(what, self._scope.of(code.co_filename) or "", frame.f_lineno, getattr(code, "co_qualname", code.co_name))
+        place = EditPlace(
+            what, self._scope.of(code.co_filename) or "", frame.f_lineno, getattr(code, "co_qualname", code.co_name)
+        )
         for node in nodes:
             if isinstance(node, fx.Node):
                 self._found.setdefault(node, {})[place] = None

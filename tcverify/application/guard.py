@@ -367,12 +367,14 @@ class _Worker:
             self.close()
         return self.alive
 
-    def ask(
-        self, text: str, deep: bool, count: Mapping[str, Any] | None = None, watch: Watch | None = None
-    ) -> None:
+    def ask(self, text: str, deep: bool, count: Mapping[str, Any] | None = None, watch: Watch | None = None) -> None:
         """Send a program; `count` holds the rewrites that are allowed, where they are to be counted."""
         self._asked = True
-        said = {"deep": deep, "count": count, "watch": None if watch is None else [sorted(watch.points), watch.look, watch.edits]}
+        said = {
+            "deep": deep,
+            "count": count,
+            "watch": None if watch is None else [sorted(watch.points), watch.look, watch.edits],
+        }
         try:
             self._connection.send_bytes(message_of(said, [text]))
         except OSError as error:

@@ -1,4 +1,4 @@
-"""What a pass names: ops, numbers, dtypes and keys of metadata in the source of its modules. Read, and looked up; nothing is called."""
+"""What a pass names: ops, numbers, dtypes and keys of metadata in the source of its modules. It is read; nothing is called."""
 
 from __future__ import annotations
 
@@ -47,7 +47,8 @@ def vocabulary_of(scope: Scope) -> Vocabulary:
     found = _Reader()
     for module in _modules(scope):
         found.read(module)
-    return Vocabulary(*(tuple(list(names)[:MOST_NAMES]) for names in found.kinds), found.conditions)
+    ops, integers, floats, dtypes, keys = (tuple(list(names)[:MOST_NAMES]) for names in found.kinds)
+    return Vocabulary(ops, integers, floats, dtypes, keys, found.conditions)
 
 
 def _modules(scope: Scope) -> list[types.ModuleType]:
@@ -66,8 +67,12 @@ def _modules(scope: Scope) -> list[types.ModuleType]:
             continue
         found[module.__name__] = module
         for value in list(vars(module).values()):
-            owner = value if isinstance(value, types.ModuleType) else sys.modules.get(getattr(value, "__module__", None) or "")
-            if owner in by_file.values():
+            owner = (
+                value
+                if isinstance(value, types.ModuleType)
+                else sys.modules.get(getattr(value, "__module__", None) or "")
+            )
+            if owner is not None and owner in by_file.values():
                 pending.append(owner)
     return list(found.values())
 
@@ -124,7 +129,7 @@ class _Reader:
 
 def _named(node: ast.AST, names: dict[str, Any]) -> Iterator[str | float]:
     """The ops and numbers that a part of a condition names."""
-    if isinstance(node, ast.Constant) and type(node.value) in (int, float):
+    if isinstance(node, ast.Constant) and isinstance(node.value, (int, float)) and not isinstance(node.value, bool):
         yield node.value
     elif isinstance(node, ast.Name):
         yield from _ops_in(names.get(node.id))

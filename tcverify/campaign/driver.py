@@ -35,7 +35,6 @@ from tcverify.campaign.made_by import made_by
 from tcverify.campaign.pipeline import Flight, Pipeline
 from tcverify.campaign.plan import Plan
 from tcverify.campaign.reduction import reduce, suspects_of
-from tcverify.campaign.search import Search
 from tcverify.campaign.shrinking import Target
 from tcverify.counterexample import Counterexample, make_counterexample, write_counterexample
 from tcverify.errors import PassLoadError, UsageError

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
 
 from tcverify.baseline import Known
 from tcverify.campaign.patterns import Pattern
@@ -42,8 +42,8 @@ class _Cause:
 class Ledger:
     """The findings of one pass on one mesh.
 
-    Where all are to be collected, a program shows a known cause if it contains the program of a counterexample of that kind, unless
-    programs that pass contain that, too; or if its finding has a fingerprint that shrinks to known ones. Where not, one
+    Where all are to be collected, a program shows a known cause if it contains the program of a counterexample of that kind,
+    unless programs that pass contain that, too; or if its finding has a fingerprint that shrinks to known ones. Where not, one
     counterexample closes the kind, unless findings of the kind stand in the baseline: then they are told apart by fingerprints.
 
     Args:
@@ -127,7 +127,7 @@ class Ledger:
         """A counterexample of this finding is kept: the next one like it is not news."""
         if self.collect:
             self._known[entry.kind, entry.fingerprint] = entry
-            self._alike[entry.kind, entry.fingerprint] += 1
+            self._alike[entry.kind, entry.fingerprint] += 1 if program is not None else MOST_ALIKE
             if program is not None:
                 self._causes.setdefault(entry.kind, []).append(_Cause(Pattern(program), entry))
         else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 from tcverify.application import Subject, Watch
 from tcverify.counterexample import Counterexample, MadeBy
 from tcverify.diagnosis import diagnose

@@ -57,4 +57,10 @@ def together(names: Iterable[str]) -> str:
     return SEPARATOR.join(several)
 
 
-__all__ = ["ALONE", "DEFAULT_STRATEGY", "SEPARATOR", "STRATEGIES", "together"]
+def searchable(name: str | None) -> bool:
+    """Whether programs may be edited that a strategy draws, or several: those of users may rest on what an edit breaks."""
+    parts = [] if name is None else name.split(SEPARATOR)
+    return bool(parts) and all(part in STRATEGIES.references and part not in ALONE for part in parts)
+
+
+__all__ = ["ALONE", "DEFAULT_STRATEGY", "SEPARATOR", "STRATEGIES", "searchable", "together"]

@@ -168,7 +168,8 @@ class DividedCampaign:
             plan.checks, plan.domain, plan.shrink_time, programs, self._remaining(), _seed(plan.seed, number), str(Path.cwd()),
             str(self._place / str(number)), str(plan.state_dir.absolute()), None if corpus is None else str(corpus),
             plan.fail_fast, plan.collect, plan.deep, plan.earlier and number == 0, self._known, tuple(self._told.values()), first,
-            extensions_here(), subject.covered if plan.coverage is not None else None,
+            extensions_here(), subject.covered if plan.coverage is not None or plan.search is not None else None,
+            plan.search is not None,
         )  # fmt: skip
         self._under_way[number] = part
         self.crew.submit(number, part.dumps())

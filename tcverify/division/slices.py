@@ -60,6 +60,7 @@ class Slice:
         known: the baseline's findings; `told`: those of which there are counterexamples already.
         earlier: whether failures of earlier runs are tried, which lie in `state_dir`.
         extensions: those of the process that hands out the slices; see `extensions_here`.
+        search: whether programs are made of what the pass did with earlier ones of the slice.
         covered: whether it is recorded what the pass reaches of its code, and of which modules; see `Guarded`.
 
     The others are as in `Plan`.
@@ -92,6 +93,7 @@ class Slice:
     first: Sequence[Case] = ()
     extensions: Mapping[str, Any] = field(default_factory=dict)
     covered: Sequence[str] | None = None
+    search: bool = False
 
     @property
     def programs(self) -> int:

@@ -19,6 +19,7 @@ from tcverify.application import InProcess, Subject
 from tcverify.arguments import require_writable
 from tcverify.campaign import Campaign, Crashed, Event, Plan, Subscriber
 from tcverify.campaign.failures import Failures
+from tcverify.campaign.search import Search
 from tcverify.counterexample import FILE_NAME, Counterexample
 from tcverify.errors import InternalError, TcverifyError
 from tcverify.program import Contract
@@ -60,18 +61,21 @@ def run_case(case: Case, nodeid: str, options: Options, session: Session) -> tup
             subject = session.subject(case)
             state_dir = options.state_dir / _directory_name(nodeid)
             suits = session.suited(case, state_dir)
+            seed = item_seed(nodeid, options.seed)
             plan = Plan(
                 case.world.programs if suits is None else programs_of(suits.strategy, case.world.mesh, case.world.size),
                 case.world.name,
                 options.report_dir,
                 state_dir,
                 case.max_examples,
-                seed=item_seed(nodeid, options.seed),
+                seed=seed,
                 contract=_contract(case, subject),
                 checks=case.checks,
                 domain=case.domain,
                 shrink_time=case.shrink_time,
                 first=() if suits is None else suits.first,
+                collect=True,
+                search=Search(subject, seed, case.max_examples) if case.world.searched else None,
             )
             earlier = {known.id for known in Failures(state_dir, subject.facts, plan.mesh)}
             page, trace = HtmlReport(options.report_dir, notes.append), TraceReport(options.report_dir, notes.append)

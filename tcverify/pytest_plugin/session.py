@@ -100,7 +100,7 @@ def _open(case: Case) -> Subject:
     *first, last = case.reference.targets
     for target in first:
         try:
-            return Guarded(target, case.pass_options, timeout=case.pass_timeout)
+            return Guarded(target, case.pass_options, timeout=case.pass_timeout, covered=())
         except PassLoadError:
             continue  # e.g. a file that imports what stands beside it, and is a part of a package
-    return Guarded(last, case.pass_options, timeout=case.pass_timeout)
+    return Guarded(last, case.pass_options, timeout=case.pass_timeout, covered=())

@@ -9,6 +9,7 @@ from typing import Any
 
 from hypothesis.strategies import SearchStrategy
 
+from tcverify.catalogue.strategies import searchable
 from tcverify.configuration import suggest
 from tcverify.errors import ProgramError, UsageError
 from tcverify.execution import MAX_RANKS
@@ -33,6 +34,7 @@ class World:
         mesh: the one of all programs; None where they have several.
         suited: whether other programs take their place, if some suit the pass better: none are asked for.
         thrown_away: whether programs of other sizes are drawn and thrown away.
+        searched: whether programs may be made of those that are drawn.
     """
 
     label: str
@@ -42,6 +44,7 @@ class World:
     mesh: Mesh | None = None
     suited: bool = False
     thrown_away: bool = False
+    searched: bool = False
 
 
 def make_worlds(asked: Verification) -> list[World]:
@@ -51,12 +54,13 @@ def make_worlds(asked: Verification) -> list[World]:
         raise UsageError("meshes and world_sizes exclude each other", "a mesh says how many ranks there are")
     if isinstance(programs, SearchStrategy):
         return _worlds_of_strategy(programs, asked)
-    unasked = programs is None
+    unasked, searched = programs is None, False
     if programs is None:
         programs = DEFAULT_STRATEGY
     if isinstance(programs, str):
         names = [known_value(name.strip(), tuple(STRATEGIES), "programs") for name in programs.split(",")]
         factory: Callable[..., Any] = partial(programs_of, together(names))
+        searched = searchable(together(names))
     elif callable(programs):
         factory = programs
     else:
@@ -68,12 +72,20 @@ def make_worlds(asked: Verification) -> list[World]:
         meshes = [_mesh(mesh) for mesh in listed(asked.meshes, "meshes", '[{"tp": 2}]')]
         return [
             World(
-                _mesh_label(mesh), _mesh_name(mesh), mesh.world_size, made_strategy(factory, mesh, None), mesh, unasked
+                _mesh_label(mesh),
+                _mesh_name(mesh),
+                mesh.world_size,
+                made_strategy(factory, mesh, None),
+                mesh,
+                unasked,
+                searched=searched,
             )
             for mesh in meshes
         ]
     return [
-        World(f"{size}ranks", f"{size} ranks", size, made_strategy(factory, None, size), suited=unasked)
+        World(
+            f"{size}ranks", f"{size} ranks", size, made_strategy(factory, None, size), suited=unasked, searched=searched
+        )
         for size in _sizes(asked)
     ]
 

@@ -35,7 +35,7 @@ PROGRAMS = {"hangs": 4}
 
 @dataclass(frozen=True)
 class Ran:
-    """A run of one pass, and its smallest counterexample of the expected kind. There may be others: of dropping a reduction, too."""
+    """A run of one pass, and its smallest counterexample of the expected kind. There may be others."""
 
     reports: Path
     code: int

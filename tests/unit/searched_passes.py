@@ -25,10 +25,10 @@ def calls(gm: fx.GraphModule, target: object) -> list[fx.Node]:
 
 
 def cancels_negations(gm: fx.GraphModule) -> None:
-    """Copies what is negated twice."""
+    """Copies what is negated twice, where nobody else reads the first negation, or writes into it."""
     for node in calls(gm, NEG):
         inner = node.args[0]
-        if inner.target is not NEG:
+        if inner.target is not NEG or len(inner.users) > 1:
             continue
         with gm.graph.inserting_before(inner):
             copy = gm.graph.call_function(CLONE, (inner.args[0],))

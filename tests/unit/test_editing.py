@@ -41,7 +41,7 @@ def test_every_kind_of_edit_is_recorded(program):
     with recorder.watching():
         searched_passes.inserts_and_moves(module)
     found = recorder.taken()
-    assert [(one.what, one.line) for one in found["neg_default"]][0] == ("creates", line("creates"))
+    assert next((one.what, one.line) for one in found["neg_default"]) == ("creates", line("creates"))
     edits = {(one.what, one.line) for one in found["add"]}
     assert {("rewires", line("assigns")), ("rewires", line("updates")), ("moves", line("moves"))} <= edits
     assert ("erases", line("erases")) in {(one.what, one.line) for places in found.values() for one in places}
@@ -57,11 +57,18 @@ def test_edits_of_others_are_filed_under_the_line_of_the_pass_that_led_to_them_o
     assert recorder.taken() == {}
 
 
+def _raise_inside(recorder: EditRecorder) -> None:
+    before = fx.Graph.create_node
+    with recorder.watching():
+        assert fx.Graph.create_node is not before
+        raise ValueError("out")
+
+
 def test_graphs_are_as_they_were_afterwards(program):
     before = fx.Graph.create_node, fx.Graph.erase_node, fx.Node.args, fx.Node.replace_all_uses_with, fx.Node.prepend
-    with pytest.raises(ValueError, match="out"), EditRecorder(Scope([FILE])).watching():
-        assert fx.Graph.create_node is not before[0]
-        raise ValueError("out")
+    recorder = EditRecorder(Scope([FILE]))
+    with pytest.raises(ValueError, match="out"):
+        _raise_inside(recorder)
     after = fx.Graph.create_node, fx.Graph.erase_node, fx.Node.args, fx.Node.replace_all_uses_with, fx.Node.prepend
     assert after == before
 

@@ -93,11 +93,16 @@ def test_an_input_is_made_by_a_call_of_a_larger_one(site: Site):
 
 
 def test_a_call_stands_between_a_value_and_its_reader(site: Site):
-    assert any("add_rms_norm2.default](args = (%view_1, %y" in text for text in texts(made(site, "put a call on an edge")))
+    assert any(
+        "add_rms_norm2.default](args = (%view_1, %y" in text for text in texts(made(site, "put a call on an edge"))
+    )
 
 
 def test_an_operand_is_another_value_of_its_type(site: Site):
-    assert any("(args = (%all_reduce, %all_reduce, %w" in t.replace("](args", "](args").replace("default](", "(") for t in texts(made(site, "take another operand")))
+    assert any(
+        "(args = (%all_reduce, %all_reduce, %w" in t.replace("](args", "](args").replace("default](", "(")
+        for t in texts(made(site, "take another operand"))
+    )
 
 
 def test_operands_are_swapped(site: Site):

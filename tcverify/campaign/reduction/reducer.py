@@ -59,7 +59,9 @@ MOVES: tuple[Callable[[Search], None], ...] = (
 
 #: Those of them that make a program smaller, and leave its mesh.
 STRUCTURE = tuple(
-    move for move in MOVES if move not in (shrink_mesh, drop_declared_order, simplify_timing, simplify, bypass_rescheduled)
+    move
+    for move in MOVES
+    if move not in (shrink_mesh, drop_declared_order, simplify_timing, simplify, bypass_rescheduled)
 )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -157,34 +158,34 @@ class CallPattern:
 
 
 def patterns_of(facts: Facts) -> Iterator[CallPattern]:
-    """The calls of a program, as patterns; those whose operands are not all tensors of one type on all ranks are left out."""
-    ranks = facts.sketch.ranks
+    """The calls of a program, as patterns; those whose operands are not all tensors, or that ranks know less of, are left out."""
     for number, graph in enumerate(facts.sketch.graphs):
-        real = facts.typings[number].real
         for step in graph:
-            if step.op != "call_function" or step.selects:
-                continue
-            specs = [real.get(name) for name in operands(step)]
-            if not specs or not all(isinstance(spec, TensorSpec) for spec in specs):
-                continue
-            holes = iter(range(len(specs)))
-            names: dict[str, Role] = {}
-            complete = True
+            if step.op == "call_function" and not step.selects:
+                pattern = _pattern(facts, number, step)
+                if pattern is not None:
+                    yield pattern
 
-            def leaf(value: Any) -> Any:
-                nonlocal complete
-                if isinstance(value, Ref):
-                    return Hole(next(holes))
-                if isinstance(value, RankConstant):
-                    values = [binding.constants.get(value.name) for binding in ranks]
-                    complete = complete and None not in values
-                    names[value.name] = role_of(values, facts.sketch.mesh)
-                return value
 
-            args, kwargs = map_aggregate((step.args, step.kwargs), leaf)
-            if complete:
-                types = tuple((spec.shape, spec.dtype) for spec in specs)
-                yield CallPattern(step.target, tuple(args), dict(kwargs), types, real.get(step.name), names)
+def _pattern(facts: Facts, graph: int, step: Step) -> CallPattern | None:
+    real = facts.typings[graph].real
+    specs = [spec for name in operands(step) if isinstance(spec := real.get(name), TensorSpec)]
+    if not specs or len(specs) < len(operands(step)):
+        return None
+    holes = itertools.count()
+    constants: dict[str, list[Any]] = {}
+
+    def leaf(value: Any) -> Any:
+        if isinstance(value, RankConstant):
+            constants[value.name] = [binding.constants.get(value.name) for binding in facts.sketch.ranks]
+        return Hole(next(holes)) if isinstance(value, Ref) else value
+
+    args, kwargs = map_aggregate((step.args, step.kwargs), leaf)
+    if any(value is None for values in constants.values() for value in values):
+        return None
+    types = tuple((spec.shape, spec.dtype) for spec in specs)
+    roles = {name: role_of(values, facts.sketch.mesh) for name, values in constants.items()}
+    return CallPattern(step.target, tuple(args), dict(kwargs), types, real.get(step.name), roles)
 
 
 class Calls:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Callable, Iterable, Iterator
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from tcverify.application import Pair, Point
@@ -20,7 +20,7 @@ from tcverify.campaign.search.synthesis import synthesised
 from tcverify.errors import TcverifyError
 from tcverify.program import Program, program_id
 
-#: Of the edits of a kernel, how many of those come first that bring in what a condition names of which one outcome was never seen.
+#: How many of the edits that are tried are such as may turn a condition of which one outcome was never seen, while there are any.
 GOALS = 0.5
 
 #: Applications that may be spent on reductions: at first, and for each program that was tried.
@@ -109,10 +109,8 @@ class Explorer:
 
     def _see(self, program: Program) -> None:
         """Take note of how a program that was drawn calls ops."""
-        try:
+        with contextlib.suppress(TcverifyError):
             self._calls.learn(facts_of(sketch_of(program)))
-        except TcverifyError:
-            pass
 
     def mask(self, masked: Callable[[Program], bool]) -> None:
         """Try few programs around kernels that contain a cause which is known."""
@@ -158,7 +156,9 @@ class Explorer:
         return tried, tried + left
 
     def _next_kernel(self) -> Kernel | None:
-        left = [kernel for kernel in self.kernels if kernel not in self._edits or any(self._edits[kernel].families.values())]
+        left = [
+            kernel for kernel in self.kernels if kernel not in self._edits or any(self._edits[kernel].families.values())
+        ]
         return min(left, key=lambda k: k.trials / k.weight, default=None)
 
     def _next_edit(self, kernel: Kernel) -> tuple[str, Edit] | None:
@@ -201,13 +201,17 @@ class Explorer:
         """Let edits come first that may turn a condition of which one outcome was never seen: near the nodes that it is about,
         and of those first the ones that bring in an op that it names."""
         goals = frozenset(
-            (p.file, p.line) for p in kernel.new if p.outcome >= 0 and p._replace(outcome=1 - p.outcome) not in self.points
+            (p.file, p.line)
+            for p in kernel.new
+            if p.outcome >= 0 and p._replace(outcome=1 - p.outcome) not in self.points
         )
         if goals == edits.wanted:
             return
         edits.wanted = goals
         edits.goals, edits.near = [], []
-        about = [(set(kernel.looked.get(goal, ())), self._vocabulary.conditions.get(goal, ())) for goal in sorted(goals)]
+        about = [
+            (set(kernel.looked.get(goal, ())), self._vocabulary.conditions.get(goal, ())) for goal in sorted(goals)
+        ]
         for family, left in edits.families.items():
             for edit in left:
                 if any(edit.about in ops and (not names or names.intersection(edit.at)) for names, ops in about):

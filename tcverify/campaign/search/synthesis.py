@@ -77,7 +77,9 @@ def _pattern(target: Any, schema: Any, choice: int, shapes: tuple[tuple[int, ...
         return None
     if not isinstance(result, (TensorSpec, tuple, list)):
         return None
-    constants = {name: role for name, role in ((_RANK.name, Role("rank")), (_GROUP.name, Role("group"))) if _names(args, name)}
+    constants = {
+        name: role for name, role in ((_RANK.name, Role("rank")), (_GROUP.name, Role("group"))) if _names(args, name)
+    }
     return CallPattern(target, tuple(args), {}, tuple(types), result, constants)
 
 

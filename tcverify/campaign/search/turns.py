@@ -22,9 +22,11 @@ class Search:
 
     Args:
         subject: the pass; it is applied when something is learnt, so it must have answered all that it was asked by then.
+        programs: how many there are to be in all, where that is known: at most a quarter of them is drawn at first.
     """
 
-    def __init__(self, subject: Subject, seed: int) -> None:
+    def __init__(self, subject: Subject, seed: int, programs: int | None = None) -> None:
+        self._first = FIRST if programs is None else min(FIRST, max(1, programs // 4))
         self._subject = subject
         self._seed = seed
         self._explorer: Explorer | None = None
@@ -63,7 +65,7 @@ class Search:
             return
         self._explorer.mask(masked)
         tried = 0
-        while tried < (SHARE if self._drawn >= FIRST else 0):
+        while tried < (SHARE if self._drawn >= self._first else 0):
             program = self._explorer.next()
             if program is None:
                 return

@@ -67,7 +67,10 @@ def read_again(site: Site) -> Iterator[Edit]:
         given = site.type(name)
         for hole in range(len(pattern.types)):
             if given is not None:
-                yield from (Edit(partial(_read, site, pattern, hole, name, way), (name,), pattern.name) for way in _ways(pattern))
+                yield from (
+                    Edit(partial(_read, site, pattern, hole, name, way), (name,), pattern.name)
+                    for way in _ways(pattern)
+                )
 
 
 def _read(site: Site, pattern: CallPattern, hole: int, name: str, way: int) -> Sketch | None:
@@ -93,7 +96,11 @@ def put_on_edge(site: Site) -> Iterator[Edit]:
             if given is None or not isinstance(result, TensorSpec):
                 continue
             for edge, way in itertools.product([None, *edges] if len(edges) > 1 else [None], _ways(pattern)):
-                yield Edit(partial(_put, site, pattern, hole, name, index, edge, way), (name, edge[0]) if edge else (name,), pattern.name)
+                yield Edit(
+                    partial(_put, site, pattern, hole, name, index, edge, way),
+                    (name, edge[0]) if edge else (name,),
+                    pattern.name,
+                )
 
 
 def _put(

@@ -82,7 +82,11 @@ def _with_group(site: Site, step: Step, place: int, name: str, groups: list[list
     numbers = itertools.count()
     editor = site.editor()
     new = editor.constant(name, groups)
-    args, kwargs = map_aggregate((step.args, step.kwargs), lambda v: new if next(numbers) == place else v)
+
+    def leaf(value: Any) -> Any:
+        return new if next(numbers) == place else value
+
+    args, kwargs = map_aggregate((step.args, step.kwargs), leaf)
     editor.change(replace(step, args=tuple(args), kwargs=dict(kwargs)))
     return editor.sketch()
 
@@ -105,7 +109,9 @@ def other_shapes(site: Site) -> Iterator[Edit]:
         placements = tuple((dim, p) for dim, p in spec.placements if p.kind != "shard")
         for option in dict.fromkeys(options):
             if option != shape:
-                yield Edit(partial(_with_input, site, place, replace(spec, shape=option, placements=placements)), (spec.name,))
+                yield Edit(
+                    partial(_with_input, site, place, replace(spec, shape=option, placements=placements)), (spec.name,)
+                )
     for size in sorted({n for spec in inputs for n in spec.shape}):
         for new in dict.fromkeys((1, 2, 3, 4, 2 * size, size + 1)):
             if new != size:
@@ -135,9 +141,7 @@ def _with_dims(site: Site, count: int, axis: int | None) -> Sketch:
     return replace(site.facts.sketch, inputs=tuple(map(changed, site.facts.sketch.inputs)))
 
 
-def _shifted(
-    placements: tuple[tuple[str, Placement], ...], axis: int, by: int
-) -> tuple[tuple[str, Placement], ...]:
+def _shifted(placements: tuple[tuple[str, Placement], ...], axis: int, by: int) -> tuple[tuple[str, Placement], ...]:
     return tuple(
         (dim, replace(p, dim=p.dim + by) if p.kind == "shard" and p.dim is not None and p.dim >= axis else p)
         for dim, p in placements
@@ -154,7 +158,10 @@ def other_placements(site: Site) -> Iterator[Edit]:
                 continue
             options = [rest] if now is not None else []
             options += [(*rest, (dim.name, kind)) for kind in (VARYING, PARTIAL) if kind != now]
-            yield from (Edit(partial(_with_input, site, place, replace(spec, placements=option)), (spec.name,)) for option in options)
+            yield from (
+                Edit(partial(_with_input, site, place, replace(spec, placements=option)), (spec.name,))
+                for option in options
+            )
 
 
 def other_dtypes(site: Site) -> Iterator[Edit]:
@@ -167,7 +174,9 @@ def other_dtypes(site: Site) -> Iterator[Edit]:
     for place, spec in enumerate(inputs):
         if spec.dtype.is_floating_point:
             yield from (
-                Edit(partial(_with_input, site, place, replace(spec, dtype=dtype)), (spec.name,)) for dtype in FLOATS if dtype != spec.dtype
+                Edit(partial(_with_input, site, place, replace(spec, dtype=dtype)), (spec.name,))
+                for dtype in FLOATS
+                if dtype != spec.dtype
             )
 
 

@@ -11,8 +11,8 @@ from functools import partial
 import torch
 
 from tcverify.campaign.reduction.sketch import Ref, Sketch, Step, refs, result_of
-from tcverify.campaign.search.edits.site import Edit, Site
 from tcverify.campaign.search.editor import operands, with_operand
+from tcverify.campaign.search.edits.site import Edit, Site
 
 #: Values that are tried as one operand.
 MANY = 8
@@ -65,7 +65,7 @@ def _rewire(site: Site, reader: str, slot: int, other: str | None) -> Sketch:
     editor = site.editor()
     name = operands(site.all_steps[reader])[slot]
     given = site.type(name)
-    editor.rewire(reader, slot, Ref(other) if other is not None or given is None else editor.input(*given))
+    editor.rewire(reader, slot, editor.input(*given) if other is None and given is not None else Ref(other or name))
     return editor.sketch()
 
 
@@ -120,7 +120,9 @@ def other_result(site: Site) -> Iterator[Edit]:
     """Select another one of several results; select one where all are read."""
     for step in site.all_steps.values():
         if step.selects and len(step.args) > 1 and type(step.args[1]) is int:
-            yield from (Edit(partial(_select, site, step, index), (step.name,)) for index in range(3) if index != step.args[1])
+            yield from (
+                Edit(partial(_select, site, step, index), (step.name,)) for index in range(3) if index != step.args[1]
+            )
         real = [typing.real.get(step.name) for typing in site.facts.typings if step.name in typing.real]
         if not real or not isinstance(real[0], tuple):
             continue
@@ -159,7 +161,10 @@ def _write(site: Site, name: str, at_once: bool) -> Sketch:
 
 def moved(site: Site) -> Iterator[Edit]:
     """Let a step run as late as it can, or as early."""
-    yield from (Edit(partial(_move, site, step, late), (step.name,)) for step, late in itertools.product(site.steps, (True, False)))
+    yield from (
+        Edit(partial(_move, site, step, late), (step.name,))
+        for step, late in itertools.product(site.steps, (True, False))
+    )
 
 
 def _move(site: Site, step: Step, late: bool) -> Sketch:
