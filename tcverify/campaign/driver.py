@@ -12,7 +12,7 @@ import hypothesis
 from hypothesis import given, settings
 from hypothesis.errors import Unsatisfiable
 
-from tcverify.application import Subject, Watch
+from tcverify.application import Subject
 from tcverify.baseline import Known, known_of, reference
 from tcverify.campaign.corpus import Case, reasons_of
 from tcverify.campaign.drawing import SETTINGS, keep_constants_out
@@ -332,7 +332,7 @@ class Campaign:
         steps = verification(
             self.subject, program, contract=self.contract, confirm=self.confirm if some or not made else None,
             checks=self._checks, domain=self.plan.domain, deep=deep, lean=made,
-            watch=Watch() if self._search is not None else None,
+            watch=self._search.watch if self._search is not None else None,
         )  # fmt: skip
         return Flight(program, deep, steps)
 

@@ -28,6 +28,7 @@ from tcverify.campaign import (
     RunStarted,
     Statistics,
 )
+from tcverify.campaign.search import Searched
 from tcverify.counterexample import FILE_NAME, Counterexample, environment
 from tcverify.diagnosis import diagnose
 from tcverify.fingerprint import fingerprint_of
@@ -137,6 +138,7 @@ class EventLog:
         outcome = {"verdict": event.verdict, "why": event.why, "stop": event.stop, "seed": event.seed}
         ids = [case.id for case in event.counterexamples]
         more = {"statistics": statistics(event.statistics), "reached": [asdict(one) for one in event.reached]}
+        more["searched"] = _searched(event.searched)
         self._write("campaign-finished", {**self._about, **outcome, "findings": ids, "known": known, **more})
         self._about = {}
 
@@ -169,6 +171,7 @@ class EventLog:
             "fingerprint": None,
             "divergence": None,
             "blame": _blame(case.blame),
+            "made_by": [asdict(line) for line in case.made_by],
             "graph": [],
             "reproduce": [],
         }
@@ -215,6 +218,14 @@ class EventLog:
                 line = line[os.write(descriptor, line) :]
         finally:
             os.close(descriptor)
+
+
+def _searched(searched: Searched | None) -> dict[str, int] | None:
+    """What a search came to, in numbers."""
+    if searched is None:
+        return None
+    numbers = {"behaviours": searched.behaviours, "tried": searched.tried, "edits": searched.edits}
+    return {"kernels": len(searched.kernels), **numbers}
 
 
 def _blame(blame: Blame | None) -> dict[str, Any] | None:

@@ -41,7 +41,8 @@ def kernel_lines(searched: Searched) -> list[str]:
     for kernel in sorted(searched.kernels, key=lambda one: (not one.changed, one.program.size)):
         rewrite = ", ".join(f"{'+' if n > 0 else '-'}{op.split('::')[-1]}" for op, n in kernel.rewrite)
         lines += ["", f"kernel: {rewrite or ('changed' if kernel.changed else 'left as it is')}"]
-        where = ", ".join(f"{Path(point.file).name}:{point.line}" for point in kernel.reached[:MOST_PLACES])
+        places = list(dict.fromkeys(f"{Path(point.file).name}:{point.line}" for point in kernel.reached))
+        where = ", ".join(places[:MOST_PLACES])
         lines += [f"  first to reach {where}"] if where else []
         lines += [f"    {plain(text)}" for _, text in graph_lines(kernel.program, 0)]
     return lines

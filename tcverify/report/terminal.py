@@ -205,7 +205,11 @@ class TerminalReport:
         for event in latest.values() if len(latest) <= MAX_REACHED else ():
             say(self.console, reach_line(event.reached))
             run = [one.statistics for one in self.finished if one.facts == event.facts]
-            if not hasattr(sys, "monitoring") and sum(one.programs + one.shrinking for one in run) > 2:
+            if (
+                not hasattr(sys, "monitoring")
+                and event.searched is None
+                and sum(one.programs + one.shrinking for one in run) > 2
+            ):
                 say(
                     self.console,
                     "  as seen in programs 1, 2, 4, 8, … and those that promise something new, which are traced",

@@ -16,6 +16,9 @@ FIRST = 30
 #: Programs that are made for each one that is drawn after that.
 SHARE = 15
 
+#: Programs that are watched for a place that was reached by one of which there is nothing to learn.
+PATIENCE = 300
+
 
 class Search:
     """Learns what a pass does from the programs of a campaign, and makes programs of that.
@@ -31,6 +34,7 @@ class Search:
         self._seed = seed
         self._explorer: Explorer | None = None
         self._shown: list[tuple[Program, Pair]] = []
+        self._missed: dict[Point, int] = {}
         self._drawn = 0
         self._made: set[str] = set()
 
@@ -44,8 +48,18 @@ class Search:
 
     def note(self, program: Program, pair: Pair) -> None:
         """Take note of what the pass did with a program, to learn from it later."""
-        if not any(program.modules) and not _has_layouts(program):
+        self._missed = {point: left - 1 for point, left in self._missed.items() if left > 1}
+        if any(program.modules) or _has_layouts(program) or pair.failure is not None:
+            self._missed.update(dict.fromkeys(pair.reached, PATIENCE))
+        else:
+            for point in pair.reached:
+                self._missed.pop(point, None)
             self._shown.append((program, pair))
+
+    @property
+    def watch(self) -> Watch:
+        """What the next program is watched for: places that only programs have reached of which there is nothing to learn."""
+        return Watch(frozenset(self._missed))
 
     def learn(self) -> None:
         """Learn from what was noted."""
