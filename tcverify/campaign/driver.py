@@ -251,7 +251,11 @@ class Campaign:
             try:
                 done = not self._try(program, pipeline)
                 drawn += not done
-                for made in self._search.turn(self._ledger.masked) if self._search is not None and not done else ():
+                for made in (
+                    self._search.turn(self._ledger.masked, self._ledger.causes)
+                    if self._search is not None and not done
+                    else ()
+                ):
                     done = not self._try(made, pipeline)
                     if done:
                         break

@@ -58,6 +58,7 @@ class Ledger:
         self._known = {(entry.kind, entry.fingerprint): entry for entry in self._accepted}
         self._closed: set[str] = set()
         self._settled: dict[tuple[str, str], list[Known]] = {}
+        self.causes = 0  # changes with what `masked` says
         self._causes: dict[str, list[_Cause]] = {}
         self._alike: Counter[tuple[str, str]] = Counter()
         self._pattern: tuple[Program, Pattern] | None = None
@@ -92,6 +93,7 @@ class Ledger:
             for cause in causes:
                 if cause.holds and cause.pattern.within(self._pattern_of(program)):
                     cause.holds = False
+                    self.causes += 1
 
     def _pattern_of(self, program: Program) -> Pattern:
         if self._pattern is None or self._pattern[0] is not program:
@@ -130,6 +132,7 @@ class Ledger:
             self._alike[entry.kind, entry.fingerprint] += 1 if program is not None else MOST_ALIKE
             if program is not None:
                 self._causes.setdefault(entry.kind, []).append(_Cause(Pattern(program), entry))
+                self.causes += 1
         else:
             self._closed.add(entry.kind)
 

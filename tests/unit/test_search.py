@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from hypothesis import strategies as st
 
-from tcverify.application import InProcess, Pair
+from tcverify.application import InProcess
 from tcverify.application.loading import prepare
 from tcverify.campaign import Campaign, CampaignFinished, Plan
-from tcverify.campaign.search import Explorer, Search
+from tcverify.campaign.search import Search
 from tcverify.program import PARTIAL, InputSpec, Mesh, Program, dumps, spmd_program
 from tcverify.report.reach import kernel_lines, searched_line
 from tests.unit import searched_passes
@@ -119,15 +119,10 @@ def test_known_causes_do_not_eat_the_run(tmp_path: Path):
     assert counts.passed > 3 * counts.refuted
 
 
-def test_a_pass_that_fails_leaves_no_kernel():
-    def apply(program: Program, points: Any, look: bool) -> Pair:
-        raise AssertionError("nothing is to be reduced")
+def test_a_pass_that_fails_leaves_no_kernel(tmp_path: Path):
+    def raises(gm: Any) -> None:
+        raise ValueError("no idea")
 
-    subject = InProcess(prepare(cancels_negations, "", {}))
-    explorer = Explorer(apply, subject.vocabulary())
-    pair = subject.apply(chain(0))
-    pair.failure = "raised"  # type: ignore[assignment]
-    explorer.learn(chain(0), pair)
-    explorer.digest()
-    assert explorer.kernels == []
-    assert explorer.next() is None
+    finished, search = run(tmp_path, raises, max_examples=40)
+    assert finished.verdict == "refuted"
+    assert search.kernels == []

@@ -12,7 +12,7 @@ from tcverify.application.vocabulary import Vocabulary
 from tcverify.campaign.reduction.facts import Facts
 from tcverify.campaign.reduction.fit import facts_of, fit
 from tcverify.campaign.reduction.flights import untidy
-from tcverify.campaign.reduction.sketch import Sketch, program_of, sketch_of
+from tcverify.campaign.reduction.sketch import program_of, sketch_of
 from tcverify.campaign.search.calls import CallPattern, Calls, Misfit
 from tcverify.campaign.search.edits import FAMILIES, Edit, Site
 from tcverify.campaign.search.kernels import Apply, Kernel, Rewrite, kernels_of, rewrite_of
@@ -62,21 +62,21 @@ class Explorer:
         self._known: set[str] = set()  # programs that were made, or are kernels
         self._small: set[str] = set()  # kernels
         self._edits: dict[Kernel, _Edits] = {}
-        self._families: dict[str, str] = {}  # of programs that were made and not yet learnt from
         self._waiting: list[Iterator[Kernel]] = []
         self._programs = self._trials = 0
 
-    def learn(self, program: Program, pair: Pair) -> None:
-        """Take note of what the pass did with a program. What is new of it is reduced when `digest` is called."""
+    def learn(self, program: Program, pair: Pair, *, drawn: bool) -> None:
+        """Take note of what the pass did with a program. What is new of it is reduced when `digest` is called.
+
+        Args:
+            drawn: whether it shows how ops may be called.
+        """
         self._programs += 1
-        identity = program_id(program)
-        family = self._families.pop(identity, None)
         rewrite = rewrite_of(pair)
-        if family is None:
+        if drawn:
             self._see(program)
-        if pair.failure is None:
-            self._await(program, pair, rewrite if rewrite not in self._rewrites else None)
-            self._rewrites.add(rewrite)
+        self._await(program, pair, rewrite if rewrite not in self._rewrites else None)
+        self._rewrites.add(rewrite)
 
     def _await(self, program: Program, pair: Pair, rewrite: Rewrite | None) -> None:
         """Let what a program was the first to show be reduced."""
@@ -125,20 +125,10 @@ class Explorer:
                 return None
             kernel.trials += 1
             chosen = self._next_edit(kernel)
-            if chosen is None:
-                continue
-            family, edit = chosen
-            try:
-                sketch = edit.make()
-            except Misfit:
-                continue
-            program = None if sketch is None else self._made(kernel.facts, sketch)
-            if program is None:
-                continue
-            identity = program_id(program)
-            if identity not in self._known:
+            program = self._made(kernel.facts, chosen)
+            identity = "" if program is None else program_id(program)
+            if program is not None and identity not in self._known:
                 self._known.add(identity)
-                self._families[identity] = family
                 return program
 
     @property
@@ -147,36 +137,32 @@ class Explorer:
         return len(self.points) + len(self._rewrites) - 1
 
     def edits_around(self) -> tuple[int, int]:
-        """How many edits of kernels were tried, and how many there are."""
-        for kernel in self.kernels:
-            if kernel not in self._edits:
-                self._edits[kernel] = self._listed(kernel)
-        left = sum(len(edits) for kernel in self.kernels for edits in self._edits[kernel].families.values())
+        """How many edits of kernels were tried, and how many there are of these kernels."""
+        left = sum(len(some) for edits in self._edits.values() for some in edits.families.values())
         tried = sum(kernel.trials for kernel in self.kernels)
         return tried, tried + left
 
     def _next_kernel(self) -> Kernel | None:
-        left = [
-            kernel for kernel in self.kernels if kernel not in self._edits or any(self._edits[kernel].families.values())
-        ]
-        return min(left, key=lambda k: k.trials / k.weight, default=None)
+        """The kernel around which least was tried for its weight, of those that have edits left."""
+        while True:
+            left = [one for one in self.kernels if one not in self._edits or any(self._edits[one].families.values())]
+            kernel = min(left, key=lambda one: one.trials / one.weight, default=None)
+            if kernel is None or kernel in self._edits:
+                return kernel
+            self._edits[kernel] = self._listed(kernel)
 
-    def _next_edit(self, kernel: Kernel) -> tuple[str, Edit] | None:
-        edits = self._edits.get(kernel)
-        if edits is None:
-            edits = self._edits[kernel] = self._listed(kernel)
+    def _next_edit(self, kernel: Kernel) -> Edit:
+        """The next edit of a kernel that has some left."""
+        edits = self._edits[kernel]
         self._aim(kernel, edits)
         for goals in (edits.goals, edits.near):
             while goals and self._random.random() < GOALS:
                 family, edit = goals.pop()
                 if edit in edits.families[family]:
                     edits.families[family].remove(edit)
-                    return family, edit
+                    return edit
         names = [family for family, left in edits.families.items() if left]
-        if not names:
-            return None
-        family = names[kernel.trials % len(names)]
-        return family, edits.families[family].pop()
+        return edits.families[names[kernel.trials % len(names)]].pop()
 
     def _listed(self, kernel: Kernel) -> _Edits:
         vocabulary = self._vocabulary
@@ -221,9 +207,13 @@ class Explorer:
         self._random.shuffle(edits.goals)
         self._random.shuffle(edits.near)
 
-    def _made(self, facts: Facts, sketch: Sketch) -> Program | None:
+    def _made(self, facts: Facts, edit: Edit) -> Program | None:
         """The program that an edit comes to, if it is a legal one."""
-        made = fit(facts, sketch)
+        try:
+            sketch = edit.make()
+        except Misfit:
+            return None
+        made = None if sketch is None else fit(facts, sketch)
         if made is None or untidy(made) > untidy(facts):
             return None
         try:

@@ -19,6 +19,9 @@ SHARE = 15
 #: Programs that are watched for a place that was reached by one of which there is nothing to learn.
 PATIENCE = 300
 
+#: Times that the pass may hang or die while programs are reduced; after that none are.
+MOST_FATAL = 3
+
 
 class Search:
     """Learns what a pass does from the programs of a campaign, and makes programs of that.
@@ -37,10 +40,18 @@ class Search:
         self._missed: dict[Point, int] = {}
         self._drawn = 0
         self._made: set[str] = set()
+        self._masked = 0, 0
+        self._fatal = 0
 
     @property
     def kernels(self) -> list[Kernel]:
+        """The kernels so far."""
         return [] if self._explorer is None else self._explorer.kernels
+
+    @property
+    def watch(self) -> Watch:
+        """What the next program is watched for: places that only programs have reached of which there is nothing to learn."""
+        return Watch(frozenset(self._missed))
 
     def made(self, program: Program) -> bool:
         """Whether a program comes from here."""
@@ -51,38 +62,37 @@ class Search:
         self._missed = {point: left - 1 for point, left in self._missed.items() if left > 1}
         if any(program.modules) or _has_layouts(program) or pair.failure is not None:
             self._missed.update(dict.fromkeys(pair.reached, PATIENCE))
-        else:
-            for point in pair.reached:
-                self._missed.pop(point, None)
-            self._shown.append((program, pair))
-
-    @property
-    def watch(self) -> Watch:
-        """What the next program is watched for: places that only programs have reached of which there is nothing to learn."""
-        return Watch(frozenset(self._missed))
+            return
+        for point in pair.reached:
+            self._missed.pop(point, None)
+        self._shown.append((program, pair))
 
     def learn(self) -> None:
-        """Learn from what was noted."""
+        """Learn from what was noted. The pass must have answered all that it was asked by then."""
         while self._shown:
-            self._explore().learn(*self._shown.pop(0))
-        if self._explorer is not None:
+            if self._explorer is None:
+                self._explorer = Explorer(self._apply, self._subject.vocabulary(), self._seed)
+            program, pair = self._shown.pop(0)
+            self._explorer.learn(program, pair, drawn=not self.made(program))
+        if self._explorer is not None and self._fatal < MOST_FATAL:
             self._explorer.digest()
 
-    def turn(self, masked: Callable[[Program], bool]) -> Iterator[Program]:
+    def turn(self, masked: Callable[[Program], bool], causes: int) -> Iterator[Program]:
         """The programs that are to be tried before the next one is drawn.
 
         Args:
             masked: whether a program contains a cause that is known; of these one in `MASKED` is tried.
+            causes: changes when `masked` does.
         """
         self._drawn += 1
-        if self._explorer is None:  # it is made when something is learnt: now the pass may be at work
+        if self._explorer is None or self._drawn < self._first:
             return
-        self._explorer.mask(masked)
+        known = causes, len(self.kernels)
+        if known != self._masked:
+            self._masked = known
+            self._explorer.mask(masked)
         tried = 0
-        while tried < (SHARE if self._drawn >= self._first else 0):
-            program = self._explorer.next()
-            if program is None:
-                return
+        while tried < SHARE and (program := self._explorer.next()) is not None:
             if masked(program) and int(program_id(program), 16) % MASKED:
                 continue
             tried += 1
@@ -91,22 +101,19 @@ class Search:
 
     def summary(self) -> Searched:
         """What it came to so far."""
-        explorer = self._explore()
-        kernels = (
-            KernelFound(one.program, tuple(sorted(one.new)), one.rewrite, one.changed) for one in explorer.kernels
-        )
-        return Searched(tuple(kernels), explorer.behaviours, *explorer.edits_around())
-
-    def _explore(self) -> Explorer:
         if self._explorer is None:
-            self._explorer = Explorer(self._apply, self._subject.vocabulary(), self._seed)
-        return self._explorer
+            return Searched((), 0, 0, 0)
+        kernels = (KernelFound(one.program, tuple(sorted(one.new)), one.rewrite, one.changed) for one in self.kernels)
+        return Searched(tuple(kernels), self._explorer.behaviours, *self._explorer.edits_around())
 
     def _apply(self, program: Program, points: Iterable[Point], look: bool) -> Pair:
         try:
-            return self._subject.start(program, watch=Watch(frozenset(points), look))()
+            pair = self._subject.start(program, watch=Watch(frozenset(points), look))()
         except NotSerialisable:
             return Pair(program)
+        if pair.failure is not None and pair.failure.kind != "pass-raised":
+            self._fatal += 1  # each takes the pass's time-out, or a new process
+        return pair
 
 
 def _has_layouts(program: Program) -> bool:
