@@ -137,8 +137,8 @@ class EventLog:
         ]
         outcome = {"verdict": event.verdict, "why": event.why, "stop": event.stop, "seed": event.seed}
         ids = [case.id for case in event.counterexamples]
-        more = {"statistics": statistics(event.statistics), "reached": [asdict(one) for one in event.reached]}
-        more["searched"] = _searched(event.searched)
+        more: dict[str, Any] = {"statistics": statistics(event.statistics), "searched": _searched(event.searched)}
+        more["reached"] = [asdict(one) for one in event.reached]
         self._write("campaign-finished", {**self._about, **outcome, "findings": ids, "known": known, **more})
         self._about = {}
 
