@@ -148,6 +148,7 @@ def main(
     markdown: bool,
 ) -> None:
     """See the module."""
+    sys.path[:0] = [str(Path.cwd()), str(Path(__file__).resolve().parent.parent)]  # where passes may lie
     torch.set_num_threads(1)
     sides = {"draw": False, "search": True} if side == "both" else {side: side == "search"}
     sizes = [int(size) for size in world_size.split(",")]

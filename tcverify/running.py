@@ -32,7 +32,7 @@ from tcverify.campaign import (
     Subscriber,
     recover,
 )
-from tcverify.campaign.search import Search
+from tcverify.campaign.search import Search, search_of
 from tcverify.catalogue.strategies import searchable
 from tcverify.division import Crew, DividedCampaign, Drawing, LocalCrew
 from tcverify.division.driver import recover as recover_workers
@@ -202,7 +202,7 @@ def _search(subject: Subject, settings: Settings, job: Job, number: int) -> Sear
     """What makes programs for the pass of this number of what it did with others, where that is asked for."""
     if not settings.search or not job.drawings or not searchable(job.drawings[number].strategy):
         return None
-    return Search(subject, settings.seed, settings.max_examples)
+    return search_of(subject, settings.seed, settings.max_examples)
 
 
 def _blamer(settings: Settings, contract: Contract) -> Blamer:

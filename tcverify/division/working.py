@@ -18,7 +18,7 @@ from tcverify.application import Guarded
 from tcverify.application.guard import LOAD_TIMEOUT
 from tcverify.baseline import Baseline
 from tcverify.campaign import Campaign, Corpus, Coverage, Crashed, Event, Plan, Statistics
-from tcverify.campaign.search import Search
+from tcverify.campaign.search import search_of
 from tcverify.division.slices import Outcome, Slice
 from tcverify.errors import InternalError, TcverifyError, UsageError
 from tcverify.execution import Executor, executors, of_any_size
@@ -109,7 +109,7 @@ class Worker:
             baseline=Baseline(tuple(part.known)) if part.known else None, collect=part.collect, deep=part.deep,
             earlier=part.earlier, told=part.told, first=part.first, corpus=self._corpus(part.corpus),
             coverage=Coverage(subject.files) if part.covered is not None else None,
-            search=Search(subject, part.seed, part.max_examples) if part.search else None,
+            search=search_of(subject, part.seed, part.max_examples) if part.search else None,
         )  # fmt: skip
         return Campaign(subject, plan, self._executor(part), [note])
 

@@ -19,7 +19,7 @@ from tcverify.application import InProcess, Subject
 from tcverify.arguments import require_writable
 from tcverify.campaign import Campaign, Crashed, Event, Plan, Subscriber
 from tcverify.campaign.failures import Failures
-from tcverify.campaign.search import Search
+from tcverify.campaign.search import search_of
 from tcverify.counterexample import FILE_NAME, Counterexample
 from tcverify.errors import InternalError, TcverifyError
 from tcverify.program import Contract
@@ -74,8 +74,7 @@ def run_case(case: Case, nodeid: str, options: Options, session: Session) -> tup
                 domain=case.domain,
                 shrink_time=case.shrink_time,
                 first=() if suits is None else suits.first,
-                collect=True,
-                search=Search(subject, seed, case.max_examples) if case.world.searched else None,
+                search=search_of(subject, seed, case.max_examples) if case.world.searched else None,
             )
             earlier = {known.id for known in Failures(state_dir, subject.facts, plan.mesh)}
             page, trace = HtmlReport(options.report_dir, notes.append), TraceReport(options.report_dir, notes.append)

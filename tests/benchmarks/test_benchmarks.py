@@ -37,6 +37,10 @@ SMALL: dict[str, tuple[str, tuple[str, ...]]] = {
     "overlap": ("--programs 2", (r"(?m)^multistream +overlap +2 +2 ",)),
     "pytorch": ("run --minutes 0.1 --slice 5", (r"seed 0 .*: \d+ programs, \d+ changed",)),
     "reordering": ("--largest 500 --passes sink_waits", (r"(?m)^chain +sink_waits +", r"(?m)^backward +\(dependencies\)")),
+    "power": (
+        "tests.unit.searched_passes --sound cancels_negations --seconds 40 --world-size 2 --side search",
+        (r"cancels_negations_for_all +[\d.]+ s, [\d,]+", "search: 1 of 1"),
+    ),
     "resharding": ("--every 200 --largest 500", ("every row between the meshes", "gather, collective", "growth: chain")),
     "scale": ("--programs 1 --ranks 2 --layers 1 --markdown", (r"\| 2 \| 1 of 1 \|", r"(?m)^\| 15 \| ")),
     "soak": ("--programs 100 --rows 4", ("verdict passed, exit code 0; left behind: nothing",)),

@@ -9,6 +9,6 @@ condition of which one outcome was never seen.
 from tcverify.campaign.search.explorer import Explorer
 from tcverify.campaign.search.kernels import Kernel
 from tcverify.campaign.search.summary import KernelFound, Searched
-from tcverify.campaign.search.turns import Search
+from tcverify.campaign.search.turns import Search, search_of
 
-__all__ = ["Explorer", "Kernel", "KernelFound", "Search", "Searched"]
+__all__ = ["Explorer", "Kernel", "KernelFound", "Search", "Searched", "search_of"]

@@ -68,7 +68,7 @@ class Kernel:
     @property
     def weight(self) -> float:
         """How many programs around it are tried, in proportion: the more of the pass it reaches the more."""
-        return len(self.reached) * (CHANGED if self.changed else 1) / (MASKED if self.masked else 1)
+        return max(1, len(self.reached)) * (CHANGED if self.changed else 1) / (MASKED if self.masked else 1)
 
     def __post_init__(self) -> None:
         self.facts = facts_of(sketch_of(self.program))

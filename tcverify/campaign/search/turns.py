@@ -10,8 +10,8 @@ from tcverify.campaign.search.kernels import MASKED, Kernel
 from tcverify.campaign.search.summary import KernelFound, Searched
 from tcverify.program import NotSerialisable, Program, program_id
 
-#: Programs that are drawn before any is made of what they show.
-FIRST = 30
+#: Programs that are drawn before any is made of what they show; and the fewest programs of which it pays to learn.
+FIRST, FEWEST = 30, 90
 
 #: Programs that are made for each one that is drawn after that.
 SHARE = 15
@@ -23,16 +23,19 @@ PATIENCE = 300
 MOST_FATAL = 3
 
 
+def search_of(subject: Subject, seed: int, programs: int | None) -> Search | None:
+    """Return the search of a campaign of so many programs (None: of a time); None where these are so few that all are drawn."""
+    return Search(subject, seed) if programs is None or programs >= FEWEST else None
+
+
 class Search:
     """Learns what a pass does from the programs of a campaign, and makes programs of that.
 
     Args:
         subject: the pass; it is applied when something is learnt, so it must have answered all that it was asked by then.
-        programs: how many there are to be in all, where that is known: at most a quarter of them is drawn at first.
     """
 
-    def __init__(self, subject: Subject, seed: int, programs: int | None = None) -> None:
-        self._first = FIRST if programs is None else min(FIRST, max(1, programs // 4))
+    def __init__(self, subject: Subject, seed: int) -> None:
         self._subject = subject
         self._seed = seed
         self._explorer: Explorer | None = None
@@ -74,7 +77,7 @@ class Search:
                 self._explorer = Explorer(self._apply, self._subject.vocabulary(), self._seed)
             program, pair = self._shown.pop(0)
             self._explorer.learn(program, pair, drawn=not self.made(program))
-        if self._explorer is not None and self._fatal < MOST_FATAL:
+        if self._explorer is not None and self._drawn >= FIRST and self._fatal < MOST_FATAL:
             self._explorer.digest()
 
     def turn(self, masked: Callable[[Program], bool], causes: int) -> Iterator[Program]:
@@ -85,7 +88,7 @@ class Search:
             causes: changes when `masked` does.
         """
         self._drawn += 1
-        if self._explorer is None or self._drawn < self._first:
+        if self._explorer is None or self._drawn < FIRST:
             return
         known = causes, len(self.kernels)
         if known != self._masked:
@@ -121,4 +124,4 @@ def _has_layouts(program: Program) -> bool:
     return any("layout" in node.meta for graph in program.graphs for node in graph.nodes)
 
 
-__all__ = ["FIRST", "SHARE", "Search"]
+__all__ = ["FIRST", "SHARE", "Search", "search_of"]
