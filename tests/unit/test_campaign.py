@@ -38,7 +38,7 @@ from tcverify.campaign import (
 from tcverify.campaign import driver as campaign_driver
 from tcverify.campaign.failures import Failures
 from tcverify.campaign.in_flight import InFlight, read_in_flight
-from tcverify.counterexample import Counterexample, case_id, read_counterexample
+from tcverify.counterexample import Counterexample, read_counterexample
 from tcverify.errors import ExecutorError, InternalError, Unsupported, UsageError
 from tcverify.execution import ProcessGroupPool
 from tcverify.passes import Identity, SequenceParallel
@@ -411,34 +411,13 @@ def test_earlier_failures_are_tried_first(run: Run, raised: Raised, tmp_path: Pa
     assert [c.id for c in again.counterexamples] == [case.id]
 
 
-def _another(case: Counterexample, number: int = 1) -> Counterexample:
-    """The same failure on a program with other inputs."""
-    program = replace(case.program, seed=case.program.seed + number)
-    return replace(case, id=case_id(program, _subject(raises).facts, case.finding.kind), program=program)
-
-
 def test_failures_that_are_no_news_are_not_forgotten(run: Run, raised: Raised, tmp_path: Path) -> None:
     failure = raised.left(tmp_path)
     (case,) = raised.finished.counterexamples
-    Failures(tmp_path / "state", _subject(raises).facts, "2 ranks").add(_another(case))
-    kept = {path.name for path in failure.parents[1].iterdir()}
-    assert len(kept) == 2
+    other = replace(case, id="0123abcd", program=replace(case.program, seed=case.program.seed + 1))
+    Failures(tmp_path / "state", _subject(raises).facts, "2 ranks").add(other)
     assert len(run(raises, max_examples=3).counterexamples) == 1
-    assert {path.name for path in failure.parents[1].iterdir()} == kept
-
-
-def test_of_too_many_failures_the_oldest_are_forgotten(
-    raised: Raised, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tcverify.campaign.failures.LIMIT", 2)
-    (case,) = raised.finished.counterexamples
-    failures = Failures(tmp_path, _subject(raises).facts, "2 ranks")
-    cases = [_another(case, number) for number in range(3)]
-    for day, one in enumerate(cases):
-        failures.add(one)
-        for path in failures.directory.glob(f"{one.id}/*"):
-            os.utime(path, (day, day))
-    assert [one.id for one in failures] == [cases[2].id, cases[1].id]
+    assert {path.name for path in failure.parents[1].iterdir()} >= {case.id, other.id}
 
 
 def test_failures_that_are_gone_are_forgotten(run: Run, raised: Raised, tmp_path: Path) -> None:
