@@ -1,6 +1,7 @@
 """The planted faults: what they are, and how they are put into a copy of the project and taken out again.
 
-`tests/quality/planted/AREA.toml` lists them. Each replaces text that occurs exactly once in one file.
+`tests/quality/planted/AREA.toml` lists them. Each replaces text that occurs exactly once in one file, and may name the
+test that shows it.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ class Fault:
         file: relative to the root of the project.
         why: what becomes wrong.
         old, new: the text that is replaced, and what takes its place.
+        test: that is known to show it, such as `tests/unit/test_sums.py::test_total`; empty where none is named.
     """
 
     area: str
@@ -43,6 +45,7 @@ class Fault:
     why: str
     old: str
     new: str
+    test: str = ""
 
     def apply(self, text: str) -> str:
         """Return the text of the file with the mistake. Raises `DoesNotApply`."""
@@ -72,7 +75,11 @@ _PLANTS = itertools.count(10)
 def read_faults(folder: Path = FOLDER) -> list[Fault]:
     """Return all planted faults, by area."""
     return [
-        Fault(path.stem, **{key: row[key].strip("\n") for key in ("name", "file", "why", "old", "new")})
+        Fault(
+            path.stem,
+            **{key: row[key].strip("\n") for key in ("name", "file", "why", "old", "new")},
+            test=row.get("test", ""),
+        )
         for path in sorted(folder.glob("*.toml"))
         for row in tomllib.loads(path.read_text(encoding="utf-8"))["fault"]
     ]

@@ -4,15 +4,16 @@
     python -m tests.quality.planted_faults --only race-waw-forgotten
     python -m tests.quality.planted_faults --sample 10 --seed 42 --jobs 2
 
-The faults are mistakes that an engineer could make: see `fault_list`. One that no test shows is a missing test. Test files run
-nearest first (`nearest`), so that most faults are found in seconds; every test that shows one is run once more without any fault,
-since a test that fails there shows nothing. Exits with 1 where a fault survives or cannot be judged; one whose time is over does
-neither, and is told.
+The faults are mistakes that an engineer could make: see `fault_list`. One that no test shows is a missing test. The test that a
+fault names runs first; where it is gone or passes, test files run nearest first (`nearest`), so that most faults are found in
+seconds. Every test that shows one is run once more without any fault, since a test that fails there shows nothing. Exits with 1
+where a fault survives or cannot be judged; one whose time is over does neither, and is told.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import queue
 import random
@@ -57,7 +58,7 @@ class Outcome:
     Attributes:
         result: `KILLED`, `SURVIVED`, `UNJUDGED`, or `OVERDUE` where the time was over before all tests had run.
         test: that failed.
-        files: how many test files were run, and `reached` how many can reach the fault.
+        files: how many test files were run, nearest first, and `reached` how many can reach the fault.
         seconds: how long that took.
         problem: why it could not be judged, or what was left out.
     """
@@ -191,27 +192,37 @@ def judge(project: Path, fault: Fault, limit: float = LIMIT) -> Outcome:
     def outcome(result: str, **more: object) -> Outcome:
         return replace(Outcome(fault, result, seconds=time.monotonic() - began), **more)
 
-    tests = [test for test in nearest([fault.file], project) if str(test) not in LEFT_OUT]
+    tests = [str(test) for test in nearest([fault.file], project) if str(test) not in LEFT_OUT]
     done = 0
     try:
         with fault.planted(project):
-            for number in range(len(tests)):
-                chunk = tests[done : done + CHUNKS[min(number, len(CHUNKS) - 1)]]
-                if not chunk:
-                    break
-                code, said = run_tests(project, [*map(str, chunk)], limit - (time.monotonic() - began))
+            for chunk in _chunks(fault, tests):
+                known = chunk == [fault.test]
+                code, said = run_tests(project, chunk, limit - (time.monotonic() - began))
                 if code is None:
                     left = f"and then {limit:.0f} s were over"
                     return outcome(OVERDUE, files=done, reached=len(tests), problem=left)
+                done += 0 if known else len(chunk)
                 failed = _FAILED.search(said)
                 if failed is not None and failed["item"]:
-                    return outcome(KILLED, test=failed["test"], files=done + len(chunk), reached=len(tests))
-                if code not in (0, 5):  # 5: all of them are left out
+                    return outcome(KILLED, test=failed["test"], files=done, reached=len(tests))
+                if code not in (0, 5) and not known:  # 5: all of them are left out
                     return outcome(UNJUDGED, problem=f"pytest exits with {code}: {_last(said)}")
-                done += len(chunk)
     except DoesNotApply as error:
         return outcome(UNJUDGED, problem=str(error))
     return outcome(SURVIVED, files=done, reached=len(tests))
+
+
+def _chunks(fault: Fault, tests: Sequence[str]) -> Iterator[list[str]]:
+    """What is run together: the test that a fault names, which need not be there any more, and then test files."""
+    if fault.test:
+        yield [fault.test]
+    begin = 0
+    for size in itertools.chain(CHUNKS, itertools.repeat(CHUNKS[-1])):
+        if begin >= len(tests):
+            return
+        yield list(tests[begin : begin + size])
+        begin += size
 
 
 def _last(said: str) -> str:

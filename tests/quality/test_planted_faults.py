@@ -2,6 +2,7 @@
 
 import ast
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -107,6 +108,31 @@ def test_what_tests_show_is_killed_and_what_none_shows_survives(project: Path) -
     assert "nothing_like_it" in found[3].problem
     assert {path: path.read_bytes() for path in sorted(project.rglob("*.*"))} == before
     assert "| last-one-counts-alone | `tests/test_total.py::test_of_some[0]` |" in as_markdown(found)
+
+
+def test_the_test_that_a_fault_names_runs_first(project: Path) -> None:
+    last = project / "tests" / "test_zero.py"
+    last.write_text("from tcverify.sums import total\n\ndef test_of_many():\n    assert total([1, 2, 3]) == 6\n")
+    wrong = fault("last-one-counts-alone", "found += one", "found = one")
+    (nearest,) = judge_all([wrong], root=project)
+    (known,) = judge_all([replace(wrong, test="tests/test_zero.py::test_of_many")], root=project)
+    assert (nearest.result, nearest.test) == (KILLED, "tests/test_total.py::test_of_some[0]")
+    assert (known.result, known.test, known.files) == (KILLED, "tests/test_zero.py::test_of_many", 0)
+
+
+@pytest.mark.parametrize(
+    "stale",
+    [
+        "tests/test_total.py::test_of_none",  # passes
+        "tests/test_late.py::test_never_run",  # is left out
+        "tests/test_total.py::test_that_is_gone",
+        "tests/test_gone.py::test_of_some",
+    ],
+)
+def test_a_named_test_that_shows_nothing_any_more_is_no_obstacle(project: Path, stale: str) -> None:
+    wrong = fault("last-one-counts-alone", "found += one", "found = one")
+    (found,) = judge_all([replace(wrong, test=stale)], root=project)
+    assert (found.result, found.test) == (KILLED, "tests/test_total.py::test_of_some[0]")
 
 
 def test_a_test_that_fails_without_any_fault_shows_nothing(project: Path) -> None:

@@ -225,6 +225,26 @@ def test_a_late_collective_reads_what_was_written_behind_its_start() -> None:
     torch.testing.assert_close(outputs(LOCKSTEP.run(p, timing="wait"))[0][0], total + 2)
 
 
+def test_of_late_collectives_the_first_to_start_ends_first() -> None:
+    """The first rank writes between its waits, while the second already waits for the last collective."""
+
+    def build(b: GraphBuilder) -> Any:
+        x = b.input("x")
+        y = b.call("aten::mul.Tensor", x, 1.0)
+        first, second = start(b, "all_reduce", x, "sum", "tp"), start(b, "all_reduce", y, "sum", "tp")
+        if b.representative == 1:
+            return wait(b, second), wait(b, first)
+        waited = wait(b, first)
+        b.call("aten::add_.Tensor", y, 1.0)
+        return wait(b, second), waited
+
+    p = two_graphs(build, TWO)
+    total = sum(given(p))
+    for second, first in outputs(LOCKSTEP.run(p, timing="wait")):
+        torch.testing.assert_close(first, total)
+        torch.testing.assert_close(second, total + 1)
+
+
 def test_a_result_that_is_read_too_early_is_poison() -> None:
     def build(b: GraphBuilder) -> Any:
         under_way = start(b, "all_reduce", b.input("x"), "sum", "tp")

@@ -25,6 +25,13 @@ def test_groups_that_overlap_are_dims_of_their_own() -> None:
     assert names == [{"a": "group0"}, {"b": "group0", "c": "group1"}, {"d": "group1"}]
 
 
+def test_groups_that_overlap_and_come_first_on_their_ranks_are_dims_of_their_own() -> None:
+    left, right = (None, (0, 1)), (None, (1, 2))
+    mesh, names = mesh_of([captured(a=left), captured(c=right, b=left), captured(d=right)], None)
+    assert mesh.dims == (MeshDim("group0", ((0, 1), (2,))), MeshDim("group0_1", ((0,), (1, 2))))
+    assert names == [{"a": "group0"}, {"c": "group0_1", "b": "group0"}, {"d": "group0_1"}]
+
+
 def test_groups_beside_each_other_are_one_dim() -> None:
     first, second = (None, (1, 0)), (None, (2, 3))
     mesh, names = mesh_of([captured(a=first), captured(b=first), captured(c=second), captured(d=second)], None)

@@ -227,6 +227,21 @@ def test_a_wait_that_is_written_into_is_a_copy() -> None:
     sound(build)  # nothing races: what the write has missed is for the comparison with the original to say
 
 
+def test_a_wait_that_is_written_into_through_a_view_is_a_copy() -> None:
+    def build(b: Lowering) -> Any:
+        product = b.mm(b.x)
+        copy = b.wait(product, 1, b.record(product))
+        b.call("aten::mul_.Scalar", b.call("aten::select.int", copy, 0, 0), 2.0)
+        done = b.record(copy, 1)
+        return product, b.wait(copy, 0, done)
+
+    sound(build)
+    _, run = issue(program(build))
+    product, copy = run.ranks[0].outputs
+    assert torch.equal(copy[0], product[0] * 2)
+    assert torch.equal(copy[1:], product[1:])
+
+
 # -------------------------------------------------------------------------------------------------------- collectives
 
 

@@ -19,6 +19,7 @@ import sys
 import threading
 import traceback
 import types
+import warnings
 from collections.abc import Mapping, Sequence
 from multiprocessing import resource_tracker
 from pathlib import Path
@@ -184,7 +185,9 @@ def _copied(path: bytes, arguments: Sequence[Any], files: Sequence[int]) -> int:
     idle = 1 + sum(thread.name == "watches the parent" for thread in threading.enumerate())
     if not starts or os.environ.get("PYTHONHASHSEED") != _HASH_SEED or len(os.listdir("/proc/self/task")) > idle:
         return _spawned(path, arguments, files)
-    pid = os.fork()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 and later warn of any thread
+        pid = os.fork()
     if pid:
         return pid
     ended = 1
