@@ -58,19 +58,21 @@ def hunt(target: str, sound: str, seconds: float, seed: int, world_sizes: list[i
     """Verify a pass until its own defect is found, or the time is over."""
     found = Sought()
     before = 0.0
-    for size in world_sizes:
-        with Guarded(target, covered=() if search else None) as subject, tempfile.TemporaryDirectory() as folder:
-            watch = _Watch(subject, target, sound, seconds / len(world_sizes))
-            plan = Plan(
-                programs_of("mixed", None, size), f"{size} ranks", Path(folder), Path(folder), None, 100 * seconds, seed,
-                earlier=False, collect=True, search=Search(subject, seed) if search else None,
-            )  # fmt: skip
-            Campaign(subject, plan, None, [watch]).run()
-            if watch.found is not None:
-                found.seconds, found.programs = before + watch.found, found.tried + watch.programs
-            before, found.tried = before + watch.spent(), found.tried + watch.programs
-        if found.seconds is not None:
-            break
+    with Guarded(target, covered=() if search else None) as subject:
+        searching = Search(subject, seed) if search else None
+        for size in world_sizes:
+            with tempfile.TemporaryDirectory() as folder:
+                watch = _Watch(subject, target, sound, seconds / len(world_sizes))
+                plan = Plan(
+                    programs_of("mixed", None, size), f"{size} ranks", Path(folder), Path(folder), None, 100 * seconds,
+                    seed, earlier=False, collect=True, search=searching,
+                )  # fmt: skip
+                Campaign(subject, plan, None, [watch]).run()
+                if watch.found is not None:
+                    found.seconds, found.programs = before + watch.found, found.tried + watch.programs
+                before, found.tried = before + watch.spent(), found.tried + watch.programs
+            if found.seconds is not None:
+                break
     return found
 
 
@@ -86,10 +88,13 @@ class _Watch:
         self.found: float | None = None
         self.programs = 0
         self._subject, self._target, self._sound, self._limit = subject, target, sound, limit
-        self._start, self._aside, self._over = time.process_time(), 0.0, False
+        self._start, self._aside, self._over = self._clock(), 0.0, False
+
+    def _clock(self) -> float:
+        return time.process_time() + sum(map(_cpu, self._subject.pids))
 
     def spent(self) -> float:
-        return time.process_time() - self._start - self._aside + sum(map(_cpu, self._subject.pids))
+        return self._clock() - self._start - self._aside
 
     def __call__(self, event: Event) -> None:
         if self._over:  # the campaign keeps what it has found so far

@@ -123,6 +123,7 @@ def campaigns(settings: Settings, jobs: Sequence[Job], console: Console) -> int:
         contracts = [subject.contract.with_options(settings.promises) for subject in subjects]
         try:
             jobs, tried = _suited(jobs, settings, tell)
+            searches = [_search(subject, settings, jobs[0], number) for number, subject in enumerate(subjects)]
             for job in jobs:
                 with executors(settings.confirm if crew is None else "none") as executor_of:
                     executor = of_any_size(settings.confirm, executor_of, job.world_size)
@@ -138,7 +139,7 @@ def campaigns(settings: Settings, jobs: Sequence[Job], console: Console) -> int:
                             collect=accepting or not settings.fail_fast, deep=settings.deep, earlier=settings.earlier,
                             blame=_blamer(settings, promised) if settings.bisect else None, coverage=coverage,
                             first=first, corpus=corpus, strategy=job.drawings[number].strategy if job.drawings else None,
-                            search=_search(subject, settings, job, number),
+                            search=searches[number],
                         )  # fmt: skip
                         if crew is None:
                             finished = Campaign(subject, plan, executor, subscribers).run()

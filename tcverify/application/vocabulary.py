@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from tcverify.application.reaching import Scope
+from tcverify.application.slicing import conditions_of
 from tcverify.ops import qualified_name
 
 #: Modules that are read at most: those that define the pass, and those of its packages that these name.
@@ -31,7 +32,8 @@ class Vocabulary:
         ops: qualified names.
         integers, floats, dtypes: constants in functions.
         keys: strings that metadata, or anything, is looked up by.
-        conditions: what each condition names, ops and numbers: by file and line.
+        conditions: by file and line, what each condition depends on, ops and numbers: those named in it, where its variables are
+            assigned, and in functions of the module that it calls (ops alone).
     """
 
     ops: tuple[str, ...] = ()
@@ -97,11 +99,14 @@ class _Reader:
                 if value is not None:
                     names.setdefault(node.targets[0].id, value)
         file = os.path.realpath(str(module.__file__))
+        for line, expressions, called in conditions_of(tree):
+            parts = (part for one in expressions for part in ast.walk(one))
+            named = dict.fromkeys(one for part in parts for one in _named(part, names))
+            inside = (part for one in called for part in ast.walk(one))
+            named.update((one, None) for part in inside for one in _named(part, names) if isinstance(one, str))
+            if named:
+                self.conditions[file, line] = tuple(named)
         for node in ast.walk(tree):
-            if isinstance(node, (ast.If, ast.While)):
-                named = dict.fromkeys(one for part in ast.walk(node.test) for one in _named(part, names))
-                if named:
-                    self.conditions[file, node.lineno] = tuple(named)
             if isinstance(node, ast.Attribute):
                 self._take(_value(node, names))
             elif isinstance(node, ast.Name):

@@ -30,7 +30,7 @@ from tcverify.campaign.failures import Failures
 from tcverify.campaign.in_flight import InFlight, keep
 from tcverify.campaign.interrupts import Interrupts
 from tcverify.campaign.judging import judge
-from tcverify.campaign.ledger import Ledger
+from tcverify.campaign.ledger import NOTED, Ledger
 from tcverify.campaign.made_by import made_by
 from tcverify.campaign.pipeline import Flight, Pipeline
 from tcverify.campaign.plan import Plan
@@ -251,11 +251,7 @@ class Campaign:
             try:
                 done = not self._try(program, pipeline)
                 drawn += not done
-                for made in (
-                    self._search.turn(self._ledger.masked, self._ledger.causes)
-                    if self._search is not None and not done
-                    else ()
-                ):
+                for made in self._search.turn(self._ledger.masked) if self._search is not None and not done else ():
                     done = not self._try(made, pipeline)
                     if done:
                         break
@@ -357,10 +353,11 @@ class Campaign:
             if flight.verdict is None:
                 continue
             self._cover(flight.verdict)
+            wrong = any(finding.kind not in NOTED for finding in flight.verdict.findings)
             if self._search is not None:
-                self._search.note(flight.program, flight.verdict.pair)
-            if flight.verdict and flight.verdict.changed:
-                self._ledger.passed(flight.program)
+                self._search.note(flight.program, flight.verdict.pair, refuted=wrong)
+            if flight.verdict.changed and flight.verdict.status != "inconclusive" and not wrong:
+                self._ledger.passed(flight.program, {finding.kind for finding in flight.verdict.findings})
             known = self._count(flight.program, flight.verdict)
             if self._ledger.news(flight.verdict) is not None:
                 self._failed.append(_Failed(flight.program, flight.deep, flight.verdict, known))

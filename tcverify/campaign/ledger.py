@@ -58,7 +58,6 @@ class Ledger:
         self._known = {(entry.kind, entry.fingerprint): entry for entry in self._accepted}
         self._closed: set[str] = set()
         self._settled: dict[tuple[str, str], list[Known]] = {}
-        self.causes = 0  # changes with what `masked` says
         self._causes: dict[str, list[_Cause]] = {}
         self._alike: Counter[tuple[str, str]] = Counter()
         self._pattern: tuple[Program, Pattern] | None = None
@@ -87,13 +86,16 @@ class Ledger:
         """Whether a program contains the cause of something that goes wrong."""
         return any(self.cause(program, kind) is not None for kind in self._causes if kind not in NOTED)
 
-    def passed(self, program: Program) -> None:
-        """Take note of a program that the pass changed and that passed: what it contains is the cause of nothing."""
-        for causes in self._causes.values():
+    def passed(self, program: Program, noted: Collection[str] = ()) -> None:
+        """Take note of a program that the pass changed and that goes right: what it contains is the cause of nothing.
+
+        Args:
+            noted: kinds of findings about what is noted wrongly.
+        """
+        for kind, causes in self._causes.items():
             for cause in causes:
-                if cause.holds and cause.pattern.within(self._pattern_of(program)):
+                if kind not in noted and cause.holds and cause.pattern.within(self._pattern_of(program)):
                     cause.holds = False
-                    self.causes += 1
 
     def _pattern_of(self, program: Program) -> Pattern:
         if self._pattern is None or self._pattern[0] is not program:
@@ -132,7 +134,6 @@ class Ledger:
             self._alike[entry.kind, entry.fingerprint] += 1 if program is not None else MOST_ALIKE
             if program is not None:
                 self._causes.setdefault(entry.kind, []).append(_Cause(Pattern(program), entry))
-                self.causes += 1
         else:
             self._closed.add(entry.kind)
 

@@ -31,7 +31,7 @@ def searched_line(searched: Searched) -> str:
     """What a search came to, in a sentence."""
     return (
         f"searched: {count(len(searched.kernels), 'kernel')}, {count(searched.behaviours, 'behaviour')}; "
-        f"{searched.tried:,} of {searched.edits:,} edits of kernels tried"
+        f"{searched.tried:,} edits of kernels tried" + (f", all of {searched.exhausted}" if searched.exhausted else "")
     )
 
 

@@ -39,7 +39,8 @@ def calls() -> Calls:
 
 
 def site_of(program: Program) -> Site:
-    return Site(facts_of(sketch_of(program)), calls().named(), integers=(0, 1, 3), floats=(0.25,))
+    facts = facts_of(sketch_of(program))
+    return Site(facts, calls().named(), integers=(0, 1, 3), floats=(0.25,), kernels=(facts,))
 
 
 def made(site: Site, family: str) -> list[Program]:
@@ -107,6 +108,26 @@ def test_an_operand_is_another_value_of_its_type(site: Site):
 
 def test_operands_are_swapped(site: Site):
     assert any("(%y, %all_reduce, %w" in text for text in texts(made(site, "swap operands")))
+
+
+def test_a_kernel_reads_what_another_makes(site: Site):
+    """Its result is no longer returned: the other kernel's is."""
+    joined = [p for p in made(site, "feed another kernel") if str(p.graphs[0]).count("all_reduce.default]") == 2]
+    assert any("all_reduce.default](args = (%getitem" in text for text in texts(joined))
+    assert all("return (getitem" in text or "return getitem" in text for text in texts(joined))
+
+
+def test_a_kernel_stands_within_another(site: Site):
+    inside = [text for text in texts(made(site, "put a kernel within")) if "all_reduce_1" in text]
+    assert any("add_rms_norm2.default](args = (%getitem" in text for text in inside)
+
+
+def test_sizes_of_a_kernel_follow_those_of_what_it_reads():
+    mesh = Mesh.grid({"tp": 2})
+    negated = spmd_program(mesh, [InputSpec("x", (6, 8))], lambda b: b.call("aten::neg", b.input("x")))
+    site = Site(facts_of(sketch_of(negated)), (), kernels=(facts_of(sketch_of(reduce_norm())),))
+    shapes = [{spec.shape for spec in program.inputs} for program in made(site, "feed another kernel")]
+    assert {(6, 8), (8,)} in shapes
 
 
 def test_another_result_is_selected(site: Site):

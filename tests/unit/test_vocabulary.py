@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import sys
 import types
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tcverify.application.reaching import Scope
+from tcverify.application.slicing import conditions_of
 from tcverify.application.vocabulary import vocabulary_of
 from tests.unit import searched_passes
 
@@ -34,6 +36,39 @@ def test_conditions_name_the_ops_that_they_compare_with():
     lines = Path(FILE).read_text().splitlines()
     line = next(number for number, text in enumerate(lines, 1) if "in VIEWS" in text)
     assert vocabulary_of(Scope([FILE])).conditions[FILE, line] == ("aten::reshape", "aten::view")
+
+
+def test_conditions_depend_on_what_their_variables_are_assigned_and_on_what_they_call():
+    tree = ast.parse(
+        """
+def among(node):
+    return node.target in CALLED
+
+def f(graph):
+    for node in graph.nodes:
+        users = [user for user in node.users if user.target in ASSIGNED]
+        if len(users) != LIMIT:
+            continue
+        found, where = among(node), ELSEWHERE
+        if found is None:
+            return
+
+def g(users):
+    while users:
+        pass
+"""
+    )
+    names = {
+        line: [
+            {part.id for one in parts for part in ast.walk(one) if isinstance(part, ast.Name)}
+            for parts in (own, called)
+        ]
+        for line, own, called in conditions_of(tree)
+    }
+    assert names[8][0] >= {"users", "LIMIT", "ASSIGNED", "node", "graph"}
+    assert names[8][1] == set()
+    assert names[11][1] == {"node", "CALLED"}
+    assert names[15] == [{"users"}, set()]  # those of another function do not count
 
 
 def test_every_process_finds_the_same():

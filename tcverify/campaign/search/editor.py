@@ -102,13 +102,14 @@ class Editor:
                 if old in step.reads and step.name not in besides and step.name != new.name:
                     graph[place] = step.mapped(leaf)
 
-    def returns(self, *more: Ref) -> None:
-        """Return these values besides."""
+    def returns(self, *more: Ref, instead_of: str = "") -> None:
+        """Return these values besides, or (`instead_of`) in place of one that is returned."""
         for number, graph in enumerate(self._graphs):
             names = {step.name for step in graph}
             added = tuple(ref for ref in more if ref.name in names)
             result = result_of(tuple(graph))
             before = result if isinstance(result, tuple) else (result,)
+            before = tuple(value for value in before if value != Ref(instead_of))
             self._graphs[number] = list(with_result(tuple(graph), (*before, *added)))
 
     def sketch(self) -> Sketch:

@@ -1,11 +1,13 @@
-"""Kernels: the smallest programs that show what a pass does, found by applying it; nothing is executed."""
+"""Kernels: small programs that show what a pass does, found by applying it; nothing is executed."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
+
+from torch import fx
 
 from tcverify.application import Pair, Point
 from tcverify.campaign.reduction import STRUCTURE, reduce
@@ -22,11 +24,16 @@ Apply: TypeAlias = Callable[[Program, Iterable[Point], bool], Pair]
 #: A rewrite, as it is told from others: ops that went (negative) and that came, with how many, `MANY` at most.
 Rewrite: TypeAlias = tuple[tuple[str, int], ...]
 
+#: An edge that a rewrite takes away ("-") or brings in ("+"): the op that reads, and the op whose result it reads.
+Edge: TypeAlias = tuple[str, str, str]
+
 MANY = 2
 
-#: Programs around a kernel that the pass changes are tried this many times as often; and one in so many of those that contain a
-#: cause which is known.
-CHANGED, MASKED = 4, 10
+#: Programs around a kernel that the pass changes are tried this many times as often.
+CHANGED = 4
+
+#: Where all programs around a kernel are refuted, they are tried one in so many more.
+REFUTED = 9
 
 
 def rewrite_of(pair: Pair) -> Rewrite:
@@ -41,6 +48,31 @@ def rewrite_of(pair: Pair) -> Rewrite:
     return tuple(sorted((op, max(-MANY, min(MANY, n))) for op, n in counts.items() if n))
 
 
+def edges_of(pair: Pair, named: Collection[str]) -> frozenset[Edge]:
+    """The edges by which the first graph that a pass has changed differs from what it was, by ops.
+
+    Args:
+        named: the ops that the pass names; all others count as one.
+    """
+    if not pair.changed or pair.rewritten is None:
+        return frozenset()
+    before, after = (_edges(program.graphs[0], named) for program in (pair.original, pair.rewritten))
+    gone = {("-", *before[edge]) for edge in before.keys() - after.keys()}
+    return frozenset(gone | {("+", *after[edge]) for edge in after.keys() - before.keys()})
+
+
+def _edges(graph: fx.Graph, named: Collection[str]) -> dict[tuple[str, str], tuple[str, str]]:
+    """The edges of a graph by names of nodes, and what ops they connect."""
+
+    def op(node: fx.Node) -> str:
+        if node.op != "call_function":
+            return node.op
+        name = qualified_name(node.target)
+        return name if not named or name in named else "other"
+
+    return {(node.name, read.name): (op(node), op(read)) for node in graph.nodes for read in node.all_input_nodes}
+
+
 @dataclass(eq=False)
 class Kernel:
     """A small program, and what a pass does with it.
@@ -48,34 +80,96 @@ class Kernel:
     Attributes:
         new: places of the pass that it was the first to reach.
         reached: all places of the pass that it reaches.
-        rewrite: what the pass does with it.
+        rewrite, edges: what the pass does with it.
         changed: whether the pass changes it.
         looked: the nodes that each condition of the pass was about, by file and line.
-        trials: programs that were tried around it.
-        masked: whether it contains a cause that is known.
+        parent: the kernel that it is an edit of; None for one that was reduced from a larger program.
+        own: the names of steps that it does not share with its parent.
+        trials: edits of it that were tried.
+        judged, refuted: programs around it that were verified, and that were refuted.
     """
 
     program: Program
     new: frozenset[Point]
     reached: frozenset[Point]
     rewrite: Rewrite
+    edges: frozenset[Edge]
     changed: bool
     looked: Mapping[tuple[str, int], tuple[str, ...]]
+    parent: Kernel | None = None
     facts: Facts = field(init=False)
+    own: frozenset[str] = field(init=False)
     trials: int = 0
-    masked: bool = False
-
-    @property
-    def weight(self) -> float:
-        """How many programs around it are tried, in proportion: the more of the pass it reaches the more."""
-        return max(1, len(self.reached)) * (CHANGED if self.changed else 1) / (MASKED if self.masked else 1)
+    judged: int = 0
+    refuted: int = 0
 
     def __post_init__(self) -> None:
         self.facts = facts_of(sketch_of(self.program))
+        shared = set() if self.parent is None else _outlines(self.parent.facts)
+        self.own = frozenset(outline[0] for outline in _outlines(self.facts) - shared)
+
+    @property
+    def weight(self) -> float:
+        """How many programs around it are tried, in proportion.
+
+        The more of the pass it reaches and the smaller it is, the more; the more of them are refuted, the fewer: that says little
+        after the first.
+        """
+        refuted = self.refuted / max(1, self.judged)
+        reached = max(1, len(self.reached)) * (CHANGED if self.changed else 1)
+        return reached / max(1, self.program.size) / (1 + REFUTED * refuted)
+
+    @property
+    def behaviour(self) -> object:
+        """What it shows: kernels for which that is the same differ in edges alone."""
+        return self.reached, self.rewrite
+
+    def joins(self, other: Kernel) -> bool:
+        """Whether it can be put into another one: it is one graph, and the ranks are the same."""
+        return len(self.program.graphs) == 1 and self.program.mesh == other.program.mesh
+
+
+def _outlines(facts: Facts) -> set[tuple[str, ...]]:
+    """Each step by its name, its op and what it reads."""
+    return {
+        (step.name, str(step.target), *step.reads)
+        for graph in facts.sketch.graphs
+        for step in graph
+        if step.op != "output"
+    }
+
+
+def kernel_of(
+    program: Program,
+    new: Iterable[Point],
+    apply: Apply,
+    known: Iterable[Point],
+    named: Collection[str],
+    parent: Kernel | None = None,
+) -> Kernel:
+    """Make a kernel of a program.
+
+    Args:
+        new: places that it, or the program that it was reduced from, was the first to reach.
+        known: all places that any program has reached.
+        named: the ops that the pass names.
+        parent: the kernel that it is an edit of.
+    """
+    pair = apply(program, known, True)
+    reached = frozenset(pair.reached)
+    edges = edges_of(pair, named)
+    return Kernel(
+        program, reached.intersection(new), reached, rewrite_of(pair), edges, pair.changed, pair.looked, parent
+    )
 
 
 def kernels_of(
-    program: Program, new: Iterable[Point], rewrite: Rewrite | None, apply: Apply, known: Iterable[Point]
+    program: Program,
+    new: Iterable[Point],
+    rewrite: Rewrite | None,
+    apply: Apply,
+    known: Iterable[Point],
+    named: Collection[str],
 ) -> Iterator[Kernel]:
     """The kernels of what a program has shown: its rewrite, where that is new, and the places that are new, the last first.
 
@@ -86,11 +180,9 @@ def kernels_of(
     known = [*known]
 
     def kernel(small: Program) -> Kernel:
-        pair = apply(small, known, True)
-        reached = frozenset(pair.reached)
-        first = reached.intersection(left)
-        left[:] = [point for point in left if point not in first]
-        return Kernel(small, first, reached, rewrite_of(pair), pair.changed, pair.looked)
+        one = kernel_of(small, left, apply, known, named)
+        left[:] = [point for point in left if point not in one.new]
+        return one
 
     if rewrite:
         yield kernel(reduce(program, lambda p: rewrite_of(apply(p, (), False)) == rewrite, moves=STRUCTURE).program)
@@ -107,4 +199,4 @@ def kernels_of(
             yield found
 
 
-__all__ = ["MASKED", "Apply", "Kernel", "Rewrite", "kernels_of", "rewrite_of"]
+__all__ = ["Apply", "Edge", "Kernel", "Rewrite", "edges_of", "kernel_of", "kernels_of", "rewrite_of"]

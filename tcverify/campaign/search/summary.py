@@ -31,13 +31,14 @@ class Searched:
 
     Attributes:
         behaviours: places of the pass that were reached, and rewrites that were seen.
-        tried: edits of kernels that were tried, of `edits` that there are.
+        tried: edits of kernels that were tried.
+        exhausted: kernels of which all edits were tried.
     """
 
     kernels: tuple[KernelFound, ...]
     behaviours: int
     tried: int
-    edits: int
+    exhausted: int
 
 
 __all__ = ["KernelFound", "Searched"]

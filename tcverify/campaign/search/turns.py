@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from tcverify.application import Pair, Point, Subject, Watch
 from tcverify.campaign.search.explorer import Explorer
-from tcverify.campaign.search.kernels import MASKED, Kernel
+from tcverify.campaign.search.kernels import Kernel
 from tcverify.campaign.search.summary import KernelFound, Searched
 from tcverify.program import NotSerialisable, Program, program_id
 
@@ -14,7 +14,10 @@ from tcverify.program import NotSerialisable, Program, program_id
 FIRST, FEWEST = 30, 90
 
 #: Programs that are made for each one that is drawn after that.
-SHARE = 15
+SHARE = 30
+
+#: Of the programs that contain a cause which is known, one in so many is tried.
+MASKED = 10
 
 #: Programs that are watched for a place that was reached by one of which there is nothing to learn.
 PATIENCE = 300
@@ -39,12 +42,12 @@ class Search:
         self._subject = subject
         self._seed = seed
         self._explorer: Explorer | None = None
-        self._shown: list[tuple[Program, Pair]] = []
+        self._shown: list[tuple[Program, Pair, bool]] = []
         self._missed: dict[Point, int] = {}
         self._drawn = 0
         self._made: set[str] = set()
-        self._masked = 0, 0
         self._fatal = 0
+        self._ranks = 0
 
     @property
     def kernels(self) -> list[Kernel]:
@@ -60,40 +63,43 @@ class Search:
         """Whether a program comes from here."""
         return program_id(program) in self._made
 
-    def note(self, program: Program, pair: Pair) -> None:
-        """Take note of what the pass did with a program, to learn from it later."""
+    def note(self, program: Program, pair: Pair, *, refuted: bool) -> None:
+        """Take note of what the pass did with a program, and whether something went wrong, to learn from it later."""
         self._missed = {point: left - 1 for point, left in self._missed.items() if left > 1}
         if any(program.modules) or _has_layouts(program) or pair.failure is not None:
             self._missed.update(dict.fromkeys(pair.reached, PATIENCE))
             return
         for point in pair.reached:
             self._missed.pop(point, None)
-        self._shown.append((program, pair))
+        self._shown.append((program, pair, refuted))
 
     def learn(self) -> None:
         """Learn from what was noted. The pass must have answered all that it was asked by then."""
         while self._shown:
             if self._explorer is None:
                 self._explorer = Explorer(self._apply, self._subject.vocabulary(), self._seed)
-            program, pair = self._shown.pop(0)
-            self._explorer.learn(program, pair, drawn=not self.made(program))
+            program, pair, refuted = self._shown.pop(0)
+            if program.world_size != self._ranks:
+                self._move(program.world_size)
+            self._explorer.learn(program, pair, refuted=refuted)
         if self._explorer is not None and self._drawn >= FIRST and self._fatal < MOST_FATAL:
             self._explorer.digest()
 
-    def turn(self, masked: Callable[[Program], bool], causes: int) -> Iterator[Program]:
+    def _move(self, ranks: int) -> None:
+        """Go on with programs of so many ranks. What their first program has reached is not lost."""
+        if self._ranks and self._explorer is not None:
+            self._missed.update(dict.fromkeys(self._explorer.move(ranks), PATIENCE))
+        self._ranks = ranks
+
+    def turn(self, masked: Callable[[Program], bool]) -> Iterator[Program]:
         """The programs that are to be tried before the next one is drawn.
 
         Args:
             masked: whether a program contains a cause that is known; of these one in `MASKED` is tried.
-            causes: changes when `masked` does.
         """
         self._drawn += 1
         if self._explorer is None or self._drawn < FIRST:
             return
-        known = causes, len(self.kernels)
-        if known != self._masked:
-            self._masked = known
-            self._explorer.mask(masked)
         tried = 0
         while tried < SHARE and (program := self._explorer.next()) is not None:
             if masked(program) and int(program_id(program), 16) % MASKED:
@@ -107,7 +113,8 @@ class Search:
         if self._explorer is None:
             return Searched((), 0, 0, 0)
         kernels = (KernelFound(one.program, tuple(sorted(one.new)), one.rewrite, one.changed) for one in self.kernels)
-        return Searched(tuple(kernels), self._explorer.behaviours, *self._explorer.edits_around())
+        explorer = self._explorer
+        return Searched(tuple(kernels), explorer.behaviours, explorer.tried, explorer.exhausted)
 
     def _apply(self, program: Program, points: Iterable[Point], look: bool) -> Pair:
         try:

@@ -8,6 +8,7 @@ from tcverify.campaign.search.edits.forms import (
     other_placements,
     other_shapes,
 )
+from tcverify.campaign.search.edits.joined import fed, within
 from tcverify.campaign.search.edits.site import Edit, Family, Site
 from tcverify.campaign.search.edits.values import (
     moved,
@@ -30,6 +31,8 @@ FAMILIES: dict[str, Family] = {
     "put a call on an edge": put_on_edge,
     "make a value": produced,
     "replace an op": other_op,
+    "feed another kernel": fed,
+    "put a kernel within": within,
     "repeat a step": repeated,
     "select another result": other_result,
     "write in place": written,

@@ -23,12 +23,14 @@ class Site:
     Attributes:
         calls: patterns of calls that edits may add.
         integers, floats: numbers that the pass names.
+        kernels: programs of one graph that it may be joined with, on the same mesh.
     """
 
     facts: Facts
     calls: Sequence[CallPattern]
     integers: Sequence[int] = ()
     floats: Sequence[float] = ()
+    kernels: Sequence[Facts] = ()
 
     def type(self, name: str) -> Type | None:
         """Shape and dtype of a value that is one tensor, of one type on all ranks."""

@@ -1,0 +1,186 @@
+"""Agenda: which edit of which kernel is tried next."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
+
+from tcverify.application import Point
+from tcverify.application.vocabulary import Vocabulary
+from tcverify.campaign.search.calls import CallPattern
+from tcverify.campaign.search.edits import FAMILIES, Edit, Site
+from tcverify.campaign.search.kernels import Kernel
+
+#: How many of the edits that are tried are such as may turn a condition of which one outcome was never seen, while there are any.
+GOALS = 0.5
+
+#: Once all is tried around a kernel that its parent does not have, what is left is tried so much less often.
+WORN = 10
+
+#: Other kernels that one is joined with.
+PARTNERS = 40
+
+#: Edits of a family that are listed at a time.
+CHUNK = 64
+
+
+class _Queue:
+    """The edits of one family, those near what the kernel does not share with its parent first.
+
+    Args:
+        edits: lists them.
+        own: the steps that are not shared.
+    """
+
+    def __init__(self, edits: Iterator[Edit], own: frozenset[str], order: random.Random) -> None:
+        self._edits, self._own, self._random = edits, own, order
+        self._fresh: list[Edit] = []
+        self._rest: list[Edit] = []
+
+    def pop(self, *, fresh: bool) -> Edit | None:
+        """The next edit; None where none is left, or none that is `fresh`."""
+        while not self._fresh:
+            chunk = list(itertools.islice(self._edits, CHUNK))
+            if not chunk:
+                return self._rest.pop() if self._rest and not fresh else None
+            self._random.shuffle(chunk)
+            self._fresh = [edit for edit in chunk if not self._own.isdisjoint(edit.at)]
+            self._rest += (edit for edit in chunk if self._own.isdisjoint(edit.at))
+        return self._fresh.pop()
+
+
+class _Around:
+    """What is left to try around a kernel: each family in turn.
+
+    Attributes:
+        worn: nothing is left that is not left around the kernel's parent as well.
+        over: nothing is left.
+    """
+
+    def __init__(self, kernel: Kernel, site: Site, order: random.Random) -> None:
+        self.worn = self.over = False
+        self.goals: list[Edit] = []
+        self.wanted: frozenset[tuple[str, int]] = frozenset()
+        self._queues = [_Queue(family(site), kernel.own, order) for family in FAMILIES.values()]
+        self._next = 0
+
+    def pop(self) -> Edit | None:
+        while not self.over:
+            for _ in self._queues:
+                self._next = (self._next + 1) % len(self._queues)
+                edit = self._queues[self._next].pop(fresh=not self.worn)
+                if edit is not None:
+                    return edit
+            self.over, self.worn = self.worn, True
+        return None
+
+
+class Agenda:
+    """Lists the edits of kernels, and chooses among them.
+
+    Args:
+        patterns: how ops are called in edits, as far as is known by now.
+        seed: of what is tried first.
+
+    Attributes:
+        tried: edits that were tried.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, patterns: Callable[[], Sequence[CallPattern]], seed: int = 0) -> None:
+        self.kernels: list[Kernel] = []
+        self.tried = 0
+        self._vocabulary = vocabulary
+        self._patterns = patterns
+        self._random = random.Random(seed)
+        self._around: dict[Kernel, _Around] = {}
+        self._kinds: dict[Kernel, int] = {}
+        self._behaviours: dict[object, int] = {}
+        self._alike: Counter[int] = Counter()
+
+    def add(self, kernel: Kernel) -> None:
+        """Take a kernel in."""
+        self.kernels.append(kernel)
+        kind = self._kinds[kernel] = self._behaviours.setdefault(kernel.behaviour, len(self._behaviours))
+        self._alike[kind] += 1
+
+    def clear(self) -> list[Kernel]:
+        """Give all kernels back."""
+        before, self.kernels = self.kernels, []
+        self._alike.clear()
+        self._around.clear()
+        return before
+
+    @property
+    def exhausted(self) -> int:
+        """Kernels of which all edits were tried."""
+        return sum(around.over for around in self._around.values())
+
+    def next(self, points: Collection[Point]) -> tuple[Kernel, Edit] | None:
+        """The edit that is tried next; None where none is left.
+
+        Args:
+            points: that were reached so far.
+        """
+        while True:
+            left = (one for one in self.kernels if one not in self._around or not self._around[one].over)
+            kernel = min(left, key=self._turn, default=None)
+            if kernel is None:
+                return None
+            if kernel not in self._around:
+                self._around[kernel] = _Around(kernel, self._site(kernel, self._patterns()), self._random)
+            around = self._around[kernel]
+            self._aim(kernel, around, points)
+            edit = around.goals.pop() if around.goals and self._random.random() < GOALS else around.pop()
+            if edit is not None:
+                kernel.trials += 1
+                self.tried += 1
+                return kernel, edit
+
+    def _turn(self, kernel: Kernel) -> float:
+        """How much was tried around a kernel for its weight; the one with the least is the next. Those that show the same share
+        what one of them would have."""
+        around = self._around.get(kernel)
+        worn = around is not None and around.worn and kernel.parent is not None
+        return kernel.trials / kernel.weight * self._alike[self._kinds[kernel]] * (WORN if worn else 1)
+
+    def _site(self, kernel: Kernel, patterns: Sequence[CallPattern]) -> Site:
+        others = [one.facts for one in self.kernels if one.changed and one.joins(kernel)]
+        shuffled = self._random.sample(patterns, len(patterns))
+        return Site(
+            kernel.facts,
+            shuffled,
+            self._vocabulary.integers,
+            self._vocabulary.floats,
+            self._random.sample(others, min(PARTNERS, len(others))),
+        )
+
+    def _aim(self, kernel: Kernel, around: _Around, points: Collection[Point]) -> None:
+        """List the edits that may turn a condition which the kernel was the first to reach, and of which one outcome was never
+        seen: those that bring in what it depends on, near the nodes that it is about; where it names nothing, all near these."""
+        wanted = frozenset(
+            (p.file, p.line) for p in kernel.new if p.outcome >= 0 and p._replace(outcome=1 - p.outcome) not in points
+        )
+        if wanted == around.wanted:
+            return
+        around.wanted = wanted
+        goals = [
+            (frozenset(kernel.looked.get(one, ())), self._vocabulary.conditions.get(one, ())) for one in sorted(wanted)
+        ]
+        named = {name for _, names in goals for name in names}
+        site = self._site(kernel, [pattern for pattern in self._patterns() if pattern.name in named])
+        around.goals = [edit for family in FAMILIES.values() for edit in family(site) if _serves(edit, goals)]
+        self._random.shuffle(around.goals)
+
+
+def _serves(edit: Edit, goals: Sequence[tuple[frozenset[str], Collection[object]]]) -> bool:
+    """Whether an edit may turn one of several conditions, of which the nodes and what they depend on are known."""
+    return any(
+        (edit.about in named if named else True) and (not nodes or not nodes.isdisjoint(edit.at))
+        for nodes, named in goals
+        if nodes or named
+    )
+
+
+__all__ = ["Agenda"]
