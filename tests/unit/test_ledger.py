@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tcverify.application import Pair
+from tcverify.baseline import Known
 from tcverify.campaign.ledger import Ledger
 from tcverify.program.finding import Finding
 from tcverify.verifier import Verdict
@@ -20,3 +21,15 @@ def test_what_goes_wrong_is_news_before_what_is_noted_wrongly(findings: list[Fin
     assert Ledger().news(verdict) is WRONG
     assert Ledger().news(verdict, tried=["wrong-value"]) is STALE
     assert Ledger().news(verdict, tried=["wrong-value", "stale-metadata"]) is None
+
+
+def test_what_goes_right_contains_no_cause() -> None:
+    """Even where something is noted wrongly: else a pass that keeps no metadata hides all that contains its first cause."""
+    ledger, program = Ledger(collect=True), reduce_then_norm()
+    for kind in ("wrong-value", "stale-metadata"):
+        ledger.add(Known("pass", kind, "one"), program)
+    assert ledger.masked(program)
+    ledger.passed(program, ["stale-metadata"])
+    assert not ledger.masked(program)
+    assert ledger.cause(program, "wrong-value") is None
+    assert ledger.cause(program, "stale-metadata") is not None
