@@ -20,8 +20,8 @@ from tcverify.campaign.search.synthesis import synthesised
 from tcverify.errors import TcverifyError
 from tcverify.program import Program, program_id
 
-#: Applications that may be spent on reductions: at first, and for each program that was tried.
-TRIALS, TRIALS_PER_PROGRAM = 300, 2
+#: Nodes of programs that the pass is applied to for reductions: at first, and for each node of the programs that were tried.
+AT_FIRST, PER_NODE = 1_500, 3
 
 #: Calls of a program that is not reduced where it was made of a kernel.
 SMALL = 7
@@ -53,7 +53,7 @@ class Explorer:
         self._known: set[str] = set()  # programs that were made, or are kernels
         self._small: set[str] = set()  # kernels
         self._waiting: list[Iterator[Kernel]] = []
-        self._programs = self._trials = 0
+        self._nodes = self._reduced = 0
 
     @property
     def kernels(self) -> list[Kernel]:
@@ -65,7 +65,7 @@ class Explorer:
 
         A program that was drawn, or is large, is reduced then. A small one that was made is a kernel as it is.
         """
-        self._programs += 1
+        self._nodes += program.size
         rewrite = rewrite_of(pair)
         new = rewrite not in self._rewrites
         self._rewrites.add(rewrite)
@@ -100,7 +100,7 @@ class Explorer:
 
     def _trial(self, program: Program, points: Iterable[Point], look: bool) -> Pair:
         """Apply the pass for a reduction. A smaller program may reach what the larger one has not."""
-        self._trials += 1
+        self._reduced += program.size
         pair = self._apply(program, frozenset(points), look)
         self._await(program, pair, None)
         return pair
@@ -109,8 +109,8 @@ class Explorer:
         return self._apply(program, frozenset(points), look)
 
     def digest(self) -> None:
-        """Reduce what is new to kernels, as long as that has not taken too many applications for the programs there were."""
-        while self._waiting and self._trials < TRIALS + TRIALS_PER_PROGRAM * self._programs:
+        """Reduce what is new to kernels, as long as that has not taken too much for the programs there were."""
+        while self._waiting and self._reduced < AT_FIRST + PER_NODE * self._nodes:
             kernel = next(self._waiting[0], None)
             if kernel is None:
                 self._waiting.pop(0)

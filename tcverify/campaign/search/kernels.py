@@ -13,6 +13,7 @@ from tcverify.application import Pair, Point
 from tcverify.campaign.reduction import STRUCTURE, reduce
 from tcverify.campaign.reduction.facts import Facts
 from tcverify.campaign.reduction.fit import facts_of
+from tcverify.campaign.reduction.search import OutOfTime
 from tcverify.campaign.reduction.sketch import sketch_of
 from tcverify.ops import qualified_name
 from tcverify.program import Program
@@ -31,6 +32,9 @@ MANY = 2
 
 #: Programs around a kernel that the pass changes are tried this many times as often.
 CHANGED = 4
+
+#: Nodes of all programs that are tried to make a program smaller; then it stays as it is by then.
+MOST_NODES = 3_000
 
 #: Where all programs around a kernel are refuted, they are tried one in so many more.
 REFUTED = 9
@@ -178,21 +182,32 @@ def kernels_of(
     """
     left = list(new)
     known = [*known]
+    smallest = dict.fromkeys(left, program)
 
     def kernel(small: Program) -> Kernel:
         one = kernel_of(small, left, apply, known, named)
         left[:] = [point for point in left if point not in one.new]
         return one
 
+    def reduced(start: Program, shows: Callable[[Pair], bool]) -> Program:
+        nodes = MOST_NODES
+
+        def applied(p: Program) -> bool:
+            nonlocal nodes
+            nodes -= p.size
+            if nodes < 0:
+                raise OutOfTime
+            pair = apply(p, left, False)
+            smallest.update((point, p) for point in pair.reached if point in smallest and p.size < smallest[point].size)
+            return shows(pair)
+
+        return reduce(start, applied, moves=STRUCTURE).program
+
     if rewrite:
-        yield kernel(reduce(program, lambda p: rewrite_of(apply(p, (), False)) == rewrite, moves=STRUCTURE).program)
+        yield kernel(reduced(program, lambda pair: rewrite_of(pair) == rewrite))
     while left:
         goal, before = left[-1], len(left)
-
-        def reaches(p: Program, goal: Point = goal) -> bool:
-            return goal in apply(p, (goal,), False).reached
-
-        found = kernel(reduce(program, reaches, moves=STRUCTURE).program)
+        found = kernel(reduced(smallest[goal], lambda pair: goal in pair.reached))  # noqa: B023
         if len(left) == before:
             left.remove(goal)  # it takes more than the program to reach it
         else:
