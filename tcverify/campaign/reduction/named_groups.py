@@ -29,6 +29,11 @@ def group_of(step: Step) -> str | None:
     return found[0] if found and isinstance(found[0], str) else None
 
 
+def says_group_size(step: Step) -> set[int | str]:
+    """Positions and keywords of arguments that say how large the group is that a call names."""
+    return {where for where, name, _ in _arguments(step) if name == "group_size"}
+
+
 def with_group_name(sketch: Sketch, old: str, new: str) -> Sketch:
     """Return the sketch whose calls name another group in place of one."""
 
@@ -141,4 +146,4 @@ def _with(step: Step, new: Mapping[int | str, Any]) -> Step:
     return replace(step, args=args, kwargs={name: new.get(name, value) for name, value in step.kwargs.items()})
 
 
-__all__ = ["group_of", "held_value", "names_group", "regrouped", "with_group_name"]
+__all__ = ["group_of", "held_value", "names_group", "regrouped", "says_group_size", "with_group_name"]

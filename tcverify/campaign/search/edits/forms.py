@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.fx.node import map_aggregate
 
+from tcverify.campaign.reduction.named_groups import says_group_size
 from tcverify.campaign.reduction.sketch import Ref, Sketch, Step
 from tcverify.campaign.search.edits.site import Edit, Site
 from tcverify.program import PARTIAL, VARYING, InputSpec, Placement, RankConstant
@@ -21,14 +22,12 @@ MANY = 8
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
-def _leaves(step: Step) -> list[Any]:
-    found: list[Any] = []
-
-    def look(value: Any) -> Any:
-        found.append(value)
-        return value
-
-    map_aggregate((step.args, step.kwargs), look)
+def _leaves(step: Step) -> list[tuple[int | str, Any]]:
+    """The constants and operands in a call, each with the position or the keyword of the argument that it is in."""
+    found: list[tuple[int | str, Any]] = []
+    arguments: list[tuple[int | str, Any]] = [*enumerate(step.args), *step.kwargs.items()]
+    for where, argument in arguments:
+        map_aggregate(argument, lambda value: found.append((where, value)))  # noqa: B023
     return found
 
 
@@ -43,8 +42,9 @@ def _with_leaf(site: Site, step: Step, place: int, new: Any) -> Sketch:
 def other_numbers(site: Site) -> Iterator[Edit]:
     """Other constants: integers near the one there is, and those that the pass names; other floats, dtypes and flags."""
     for step in site.steps:
-        for place, value in enumerate(_leaves(step)):
-            if not isinstance(value, (Ref, RankConstant)):
+        fixed = says_group_size(step)
+        for place, (where, value) in enumerate(_leaves(step)):
+            if where not in fixed and not isinstance(value, (Ref, RankConstant)):
                 options = (new for new in dict.fromkeys(_instead(site, value)) if new is not value and new != value)
                 yield from (Edit(partial(_with_leaf, site, step, place, new), (step.name,), new) for new in options)
 
@@ -65,7 +65,7 @@ def other_groups(site: Site) -> Iterator[Edit]:
     known = {f"{dim.name}_group": [list(dim.group(rank)) for rank in ranks] for dim in mesh.dims}
     known["alone"], known["all"] = [[rank] for rank in ranks], [list(ranks) for _ in ranks]
     for step in site.steps:
-        for place, value in enumerate(_leaves(step)):
+        for place, (_, value) in enumerate(_leaves(step)):
             if not isinstance(value, RankConstant):
                 continue
             groups = [binding.constants.get(value.name) for binding in site.facts.sketch.ranks]
