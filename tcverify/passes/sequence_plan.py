@@ -286,7 +286,7 @@ def _takes_other(move: Move, plan: MovePlan, facts: Placements, guards: Guards) 
     if not guards.addend_allows(other, move.shard, facts):
         return False
     theirs = plan.moves.get(other)
-    if theirs is not None:
+    if theirs is not None and theirs.stage != ROUTED:
         mine = move.shard.along(move.shard.dim - len(shape_of(source)))  # counted from the right
         move.local = guards.same_division(mine, theirs.shard.along(theirs.shard.dim - len(spec.shape)))
     return move.local or move.shard.can_slice(other)

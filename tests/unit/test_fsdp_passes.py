@@ -26,7 +26,7 @@ from tcverify.passes.overlap import (
     fsdp_reinplace,
     is_valid_order,
 )
-from tcverify.program import Mesh, Program
+from tcverify.program import GraphBuilder, InputSpec, Mesh, Program, spmd_program
 from tcverify.strategies import DECODERS, WORLD_SIZES, all_meshes
 from tcverify.strategies.fsdp import decode_fsdp, program_of
 from tcverify.strategies.fsdp_choices import decode_fsdp_choices, encode_fsdp_choices
@@ -261,8 +261,28 @@ def _tied(graph: fx.Graph) -> None:
     other.meta["val"] = w.meta["val"].view(-1)
 
 
+def _a_result_is_read(op: str) -> Callable[[fx.Graph], None]:
+    """Of a call that would go with the parameter."""
+
+    def change(graph: fx.Graph) -> None:
+        output = graph.output_node()
+        output.args = ((*output.all_input_nodes, named(graph, op)[-1]),)
+
+    return change
+
+
 @pytest.mark.parametrize(
-    "change", [_other_dtype, _transposed, _a_view_is_written, _a_part_is_copied, _freed_under_a_use, _tied]
+    "change",
+    [
+        _a_result_is_read("fsdp::copy_"),
+        _a_result_is_read(RESIZE),
+        _other_dtype,
+        _transposed,
+        _a_view_is_written,
+        _a_part_is_copied,
+        _freed_under_a_use,
+        _tied,
+    ],
 )
 def test_what_is_not_told_for_sure_is_left_alone(change: Callable[[fx.Graph], None]) -> None:
     gm = program({}).graph_module(0)
@@ -271,6 +291,25 @@ def test_what_is_not_told_for_sure_is_left_alone(change: Callable[[fx.Graph], No
     pass_ = RemoveFsdp2UnshardedParamGraphInputUsage()
     assert str(pass_(gm).graph) == before
     assert pass_.rewrites == {"parameter": 0}
+
+
+def test_a_parameter_that_is_copied_into_another_one_goes_first() -> None:
+    def build(graph: GraphBuilder) -> Any:
+        x, w, v = (graph.input(name) for name in "xwv")
+        graph.call("fsdp::copy_", w, x)
+        graph.call("fsdp::copy_", v, w)
+        result = graph.call("aten::relu", v)
+        for parameter in (w, v):
+            graph.call(RESIZE, parameter, 0)
+        return result
+
+    specs = [InputSpec(name, (2,), torch.float32) for name in ("x", "w", "v")]
+    original = spmd_program(DP2, specs, build)
+    pass_ = RemoveFsdp2UnshardedParamGraphInputUsage()
+    gm = pass_(original.graph_module(0))
+    assert pass_.rewrites == {"parameter": 2}
+    assert not named(gm.graph, "fsdp::copy_")
+    assert passes(original, RemoveFsdp2UnshardedParamGraphInputUsage)
 
 
 def test_what_was_to_follow_an_erased_node_follows_what_that_one_followed() -> None:

@@ -329,6 +329,19 @@ def test_rows_that_are_viewed_or_transposed() -> None:
     left_alone(build)
 
 
+@pytest.mark.parametrize("norm", ["add_rms_norm", "add_rms_norm2"])
+def test_rows_that_are_the_residual_of_a_norm(norm: str) -> None:
+    def build(b: Experts) -> Any:
+        tokens = b.normed()
+        _, choices = b.chosen(b.times(tokens, "gate"))
+        rows = b.call("init_routing_v2", tokens, choices)
+        reduced = b.all_reduce(b.call("aten::cat", [b["y"], b["y"]], 0))
+        result = b.call(norm, reduced, rows, b["w"], 1e-6)
+        return result if norm == "add_rms_norm" else b.graph.getitem(result, 0)
+
+    left_alone(build, {"P1": 2} if norm == "add_rms_norm" else {"P1": 1, "P2": 1})
+
+
 def test_rows_that_were_routed_by_other_choices() -> None:
     def build(b: Experts) -> Any:
         tokens = b.normed()

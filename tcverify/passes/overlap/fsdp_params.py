@@ -64,6 +64,7 @@ class RemoveFsdp2UnshardedParamGraphInputUsage(Pass):
     stays as it is where that cannot be told, or where somebody could see the difference:
 
     - something else writes into it or into a view of it, or it shares storage with another input;
+    - the result of one of its copies or resizes is read;
     - it, or a view of it, is used outside of such an interval, or in another than the view was made in, or is returned;
     - what is copied has another shape, dtype or strides, or is overwritten before the last use;
     - it is not freed at the end, so that the caller finds there what was copied last.
@@ -76,9 +77,15 @@ class RemoveFsdp2UnshardedParamGraphInputUsage(Pass):
     PATTERNS: ClassVar[tuple[str, ...]] = ("parameter",)
 
     def rewrite(self, graph: fx.Graph) -> Iterable[fx.Node]:
-        """See `Pass.rewrite`. Linear in the graph."""
-        if is_lowered(graph):
-            return ()
+        """See `Pass.rewrite`. Linear in the graph, once more for each parameter in a row that is copied into the next one."""
+        sources: list[fx.Node] = []
+        self.rewrites["parameter"] = 0
+        while not is_lowered(graph) and (found := self.removed(graph)):
+            sources += found
+        return sources
+
+    def removed(self, graph: fx.Graph) -> list[fx.Node]:
+        """Remove the parameters into which no other one is copied that could be removed; return what was copied into them."""
         found = accesses(graph)
         parameters = [one for one in self.parameters(graph, found) if not one.left_alone]
         changed: list[fx.Node] = []
@@ -91,7 +98,7 @@ class RemoveFsdp2UnshardedParamGraphInputUsage(Pass):
                 erased.append(interval.copy)
             erased += self.unneeded(parameter)
         _erase(graph, erased)
-        self.rewrites["parameter"] = len(parameters)
+        self.rewrites["parameter"] += len(parameters)
         views = {node for parameter in parameters for node in parameter.interval_of}
         if changed:
             annotate_aliases(graph, [node for node in changed if node in views])
@@ -155,6 +162,8 @@ def _follow(
     if node.op == "output":
         return "it is returned"
     resize = resized(node)
+    if (resize is not None or op_name(node) == COPY) and node.users:
+        return f"the result of '{node.name}' is read"
     if resize is not None:
         return _resize(parameter, node, *resize)
     if op_name(node) == COPY and arguments(node).get("tensor") is parameter.node:

@@ -1,0 +1,133 @@
+"""Which of the known defects of PyTorch a stock run of their subjects finds, with the search and by drawing alone.
+
+    python benchmarks/recall.py [--seconds N] [--world-size 2,4] [--seed N] [--side both|search|draw] [--keep DIR] [SUBJECT]...
+
+The defects are those in reports/pytorch that this torch has and that a subject shows. Each of the subjects (or those named, as
+torch:NAME) is verified as `tcverify run` does by default, but in lockstep alone, for --seconds by the clock, shared evenly by the
+numbers of ranks. A defect counts as found where a counterexample has its kind, and either its fingerprint, or a program that
+contains that of the defect or is contained in it. Counterexamples that show none of them are counted behind the CPU time of the
+run: some are the same defects by other ways, and each of the others deserves a look.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+import torch
+
+from tcverify.campaign.patterns import Pattern
+from tcverify.counterexample import FILE_NAME, Counterexample, read_counterexample
+from tcverify.extra.pytorch.findings import TorchFinding, read_findings
+from tcverify.fingerprint import fingerprint_of
+
+ROOT = Path(__file__).resolve().parent.parent
+
+#: Seconds between two looks at the CPU time of a run.
+LOOK = 0.2
+
+TICKS = os.sysconf("SC_CLK_TCK")
+
+VERSION = torch.__version__.split("+")[0]
+
+
+@dataclass(frozen=True)
+class Known:
+    """A defect, and how it is told from others."""
+
+    finding: TorchFinding
+    fingerprint: str
+    pattern: Pattern
+
+    def shown_by(self, case: Counterexample) -> bool:
+        """Whether a counterexample shows it."""
+        if case.finding.kind != self.finding.kind:
+            return False
+        pattern = Pattern(case.program)
+        return fingerprint_of(case) == self.fingerprint or self.pattern.within(pattern) or pattern.within(self.pattern)
+
+
+def defects_of(subjects: tuple[str, ...]) -> dict[str, list[Known]]:
+    """The defects by subject."""
+    by_subject: dict[str, list[Known]] = defaultdict(list)
+    for finding in read_findings(ROOT / "reports" / "pytorch"):
+        path = finding.counterexample
+        if path is None or VERSION not in finding.affects or (subjects and finding.subject not in subjects):
+            continue
+        case = read_counterexample(path)
+        by_subject[finding.subject].append(Known(finding, fingerprint_of(case), Pattern(case.program)))
+    return by_subject
+
+
+def verified(subject: str, side: str, seconds: float, sizes: str, seed: int, reports: Path) -> float:
+    """Verify a subject and keep the counterexamples; return the CPU seconds that it took."""
+    count = len(sizes.split(","))
+    options = f"--world-size {sizes} --confirm none --max-time {seconds / count:.0f}s --seed {seed} --report ndjson"
+    reports.mkdir(parents=True)
+    command = [sys.executable, "-m", "tcverify", "run", subject, f"--{side}", "--report-dir", str(reports)]
+    used: dict[int, float] = {}
+    with tempfile.TemporaryDirectory() as directory, (reports / "output.txt").open("w") as output:
+        run = subprocess.Popen(
+            [*command, *options.split()], cwd=directory, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=output,
+            stderr=subprocess.STDOUT, start_new_session=True,
+        )  # fmt: skip
+        while run.poll() is None:
+            time.sleep(LOOK)
+            used.update(cpu_of_session(run.pid))
+    return sum(used.values())
+
+
+def cpu_of_session(session: int) -> dict[int, float]:
+    """CPU seconds so far of each process of a session."""
+    found = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has just ended
+            fields = path.read_text().rpartition(")")[2].split()
+            if int(fields[3]) == session:
+                found[int(path.parent.name)] = (int(fields[11]) + int(fields[12])) / TICKS
+    return found
+
+
+@click.command()
+@click.argument("subjects", nargs=-1, metavar="[SUBJECT]...")
+@click.option("--seconds", type=click.FloatRange(1), default=300.0, show_default=True)
+@click.option("--world-size", default="2,4", show_default=True)
+@click.option("--seed", type=click.IntRange(0), default=1, show_default=True)
+@click.option("--side", type=click.Choice(["both", "search", "draw"]), default="both", show_default=True)
+@click.option("--keep", type=click.Path(path_type=Path), help="Where counterexamples are kept.  [default: nowhere]")
+def main(subjects: tuple[str, ...], seconds: float, world_size: str, seed: int, side: str, keep: Path | None) -> None:
+    """See the module."""
+    sides = ("draw", "search") if side == "both" else (side,)
+    totals: Counter[str] = Counter()
+    defects = 0
+    print("| subject | defect | " + " | ".join(f"{one}" for one in sides) + " |\n|---|---|" + "---|" * len(sides))
+    with tempfile.TemporaryDirectory() as scratch:
+        for subject, known in defects_of(subjects).items():
+            found: dict[str, list[Counterexample]] = {}
+            cells = []
+            for one in sides:
+                reports = (keep or Path(scratch)) / one / subject.replace(":", ".")
+                spent = verified(subject, one, seconds, world_size, seed, reports)
+                found[one] = [read_counterexample(path) for path in sorted(reports.glob(f"*/{FILE_NAME}"))]
+                others = sum(not any(defect.shown_by(case) for defect in known) for case in found[one])
+                cells.append(f"{spent:.0f} CPU s, {others} others")
+            for defect in known:
+                shown = [any(map(defect.shown_by, found[one])) for one in sides]
+                totals.update(one for one, yes in zip(sides, shown, strict=True) if yes)
+                row = (subject, defect.finding.folder.name, *("found" if yes else "-" for yes in shown))
+                print("| " + " | ".join(row) + " |", flush=True)
+            defects += len(known)
+            print("| " + " | ".join((subject, "", *cells)) + " |", flush=True)
+    print("\n" + ", ".join(f"{one}: {totals[one]} of {defects}" for one in sides))
+
+
+if __name__ == "__main__":
+    main()
