@@ -66,6 +66,9 @@ MEMORY_LIMIT = min(16 << 30, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_S
 #: Bytes by which it may have grown when it has answered; it is replaced else, since what passes keep adds up over a night.
 GROWTH_LIMIT = 1 << 30
 
+#: Seconds that are waited for an answer that nobody wants, before the process is replaced.
+UNWANTED_TIMEOUT = 2.0
+
 #: Seconds that a message may be on its way. A worker that is stopped takes nothing, and may leave half an answer.
 MESSAGE_TIMEOUT = 20.0
 
@@ -343,7 +346,7 @@ class _Worker:
         self._process, self._connection = start_process(_serve, (json.dumps(job),), hash_seed=hash_seed)
         limit(self._connection, MESSAGE_TIMEOUT)
         self.alive = True
-        self._asked = False
+        self._asked = self._dropped = False
         self._answers = 0
         self._failure: PassFailure | None = None  # when the question did not arrive
         reply = self._receive(LOAD_TIMEOUT)
@@ -362,10 +365,21 @@ class _Worker:
         return self._process.pid or 0
 
     def free(self) -> bool:
-        """Whether it can be asked. One that was asked without anybody taking its answer is ended."""
-        if self._asked and self.alive:
+        """Whether it can be asked. An answer that nobody has taken is dropped; one that does not come soon ends the process."""
+        if self._asked and self.alive and not self._drop():
             self.close()
         return self.alive
+
+    def _drop(self) -> bool:
+        """Take the answer to the last question, and let the worker forget it."""
+        try:
+            if self._failure is not None or not self._connection.poll(UNWANTED_TIMEOUT):
+                return False
+            said, _ = parts_of(self._connection.recv_bytes())
+        except (EOFError, OSError, ValueError):
+            return False
+        self._asked, self._dropped = False, True
+        return bool(said["grown"] <= GROWTH_LIMIT)
 
     def ask(self, text: str, deep: bool, count: Mapping[str, Any] | None = None, watch: Watch | None = None) -> None:
         """Send a program; `count` holds the rewrites that are allowed, where they are to be counted."""
@@ -373,8 +387,10 @@ class _Worker:
         said = {
             "deep": deep,
             "count": count,
+            "dropped": self._dropped,
             "watch": None if watch is None else [sorted(watch.points), watch.look, watch.edits],
         }
+        self._dropped = False
         try:
             self._connection.send_bytes(message_of(said, [text]))
         except OSError as error:
@@ -518,6 +534,8 @@ def _serve(connection: Connection, job_text: str) -> None:
         except ProgramError as error:  # what the pass imports has defined an op with another signature
             connection.send_bytes(message_of({"unread": error.message, "grown": 0}))
             continue
+        if request["dropped"] and watched is not None:
+            watched.forget()
         if request["count"] is None and watched is not None:
             pair = watched.apply(program, deep=request["deep"], watch=_watch_of(request["watch"]))
         elif request["count"] is None:

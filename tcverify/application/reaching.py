@@ -157,8 +157,12 @@ class Recorder:
             look: note which nodes each condition is about; see `looked`.
         """
         self._looked = {} if look else None
-        again = self._seen.intersection(points)
         self._traced = True
+        self.forget(points)
+
+    def forget(self, points: Iterable[Point]) -> None:
+        """Report these places again, as if no program had reached them."""
+        again = self._seen.intersection(points)
         if again:
             self._seen -= again
             self._steps.clear()

@@ -51,6 +51,7 @@ class WatchedPass:
         self._plain = loaded
         self._loaded = self._watched(loaded) if self._recorder.traces else loaded
         self._brief = brief
+        self._last: list[Point] = []
         self.files = self._scope.files
 
     @cached_property
@@ -64,6 +65,7 @@ class WatchedPass:
         Args:
             watch: None watches some programs, where watching costs time; see `Recorder.taken`.
         """
+        self._last = []
         if watch is not None and watch.edits:
             return self._edits_of(program, deep)
         recorder = self._recorder
@@ -74,7 +76,13 @@ class WatchedPass:
         if watch is None and time.monotonic() - start < self._brief and recorder.misses(_outcome(pair)):
             apply_pass(self._loaded, program)
         pair.reached, pair.looked = recorder.taken(), recorder.looked()
+        self._last = pair.reached
         return pair
+
+    def forget(self) -> None:
+        """Say again what the last application has reached for the first time: nobody has taken note of it."""
+        self._recorder.forget(self._last)
+        self._last = []
 
     def _edits_of(self, program: Program, deep: bool) -> Pair:
         """Apply the pass and record, rank by rank, which lines edit which nodes."""

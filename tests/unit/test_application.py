@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import fx
 
-from tcverify.application import Guarded, InProcess, Pair, subject_of
+from tcverify.application import Guarded, InProcess, Pair, guard, subject_of
 from tcverify.application.loading import importable_target, load_pass, prepare
 from tcverify.application.surroundings import watched
 from tcverify.errors import PassLoadError, Unsupported
@@ -168,12 +168,23 @@ def test_the_child_of_a_pass_that_forks_does_not_answer(passes: Path) -> None:
         assert [subject.apply(reduce_then_norm()).changed for _ in range(3)] == [True, False, False]
 
 
-def test_an_application_that_nobody_waited_for_is_given_up(passes: Path) -> None:
-    with Guarded(f"{passes}:double") as subject:
+def test_the_answer_that_nobody_waited_for_is_not_taken_for_the_next(passes: Path) -> None:
+    with Guarded(f"{passes}:forks_once") as subject:
         before = subject.pids
         subject.start(reduce_then_norm())
-        assert subject.apply(reduce_then_norm()).changed
-        assert subject.pids != before  # its answer would have been taken for that to the next
+        assert not subject.apply(reduce_then_norm()).changed  # it changes the first program alone
+        assert subject.pids == before
+
+
+def test_a_pass_that_hangs_without_anybody_waiting_is_replaced(passes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guard, "UNWANTED_TIMEOUT", 0.2)
+    with Guarded(f"{passes}:spins_here", timeout=1.0) as subject:
+        before = subject.pids
+        subject.start(reduce_then_norm())
+        failure = subject.apply(reduce_then_norm()).failure
+        assert failure is not None
+        assert failure.kind == "pass-timeout"
+        assert subject.pids != before
 
 
 @pytest.mark.parametrize(("name", "how"), [("dies", "exit code 7"), ("crashes", "signal SIGSEGV")])

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from tcverify import Guarded
-from tcverify.application import Point, source_of
+from tcverify.application import Point, Watch, source_of
 from tcverify.application.reaching import Recorder, Scope
 from tcverify.campaign import Coverage
 from tcverify.report.reach import reach_line, unreached_lines
@@ -167,6 +167,18 @@ def test_what_a_pass_reaches_in_its_process() -> None:
     assert after.outcomes_reached == before.outcomes_reached + 1
     assert after.unreached == ()
     assert "sound" in after.uncalled
+
+
+def test_what_nobody_took_note_of_is_told_again_by_the_same_process() -> None:
+    with Guarded(f"{rewriting_passes.__name__}:raising", covered=()) as subject:
+        once = subject.apply(negations(1)).reached
+        (pid,) = subject.pids
+        subject.start(negations(2), watch=Watch())  # and nobody waits for the end
+        again = subject.apply(negations(2)).reached
+        assert subject.pids == [pid]
+        assert again
+        assert not {*again} & {*once}
+        assert subject.apply(negations(2)).reached == []
 
 
 def test_a_pass_whose_code_is_not_asked_for_is_not_watched() -> None:
