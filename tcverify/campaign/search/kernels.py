@@ -16,7 +16,7 @@ from tcverify.campaign.reduction.fit import facts_of
 from tcverify.campaign.reduction.search import OutOfTime
 from tcverify.campaign.reduction.sketch import sketch_of
 from tcverify.ops import qualified_name
-from tcverify.program import Program
+from tcverify.program import Program, program_id
 
 #: Applies the pass to a program, and says which of some places it has reached besides those that are new; and, where the last
 #: argument is true, which nodes its conditions were about.
@@ -183,6 +183,7 @@ def kernels_of(
     left = list(new)
     known = [*known]
     smallest = dict.fromkeys(left, program)
+    tried: dict[str, Pair] = {}  # what is left gets less: what was said of a program says enough later
 
     def kernel(small: Program) -> Kernel:
         one = kernel_of(small, left, apply, known, named)
@@ -194,12 +195,14 @@ def kernels_of(
 
         def applied(p: Program) -> bool:
             nonlocal nodes
-            nodes -= p.size
-            if nodes < 0:
-                raise OutOfTime
-            pair = apply(p, left, False)
-            smallest.update((point, p) for point in pair.reached if point in smallest and p.size < smallest[point].size)
-            return shows(pair)
+            identity = program_id(p)
+            if identity not in tried:
+                nodes -= p.size
+                if nodes < 0:
+                    raise OutOfTime
+                pair = tried[identity] = apply(p, left, False)
+                smallest.update((one, p) for one in pair.reached if one in smallest and p.size < smallest[one].size)
+            return shows(tried[identity])
 
         return reduce(start, applied, moves=STRUCTURE).program
 
