@@ -25,6 +25,30 @@ PARTNERS = 40
 #: Edits of a family that are listed at a time.
 CHUNK = 64
 
+#: Edits of a family of which as many as of all others are taken to have led to something new, before it is known how many do.
+PRIOR = 30
+
+#: How much less often than the mean a family is tried that never leads to anything new.
+LEAST = 0.25
+
+
+class _Yields:
+    """How often edits of each family led to something new; the more, the more of them are tried."""
+
+    def __init__(self) -> None:
+        self._tried: Counter[str] = Counter()
+        self._new: Counter[str] = Counter()
+
+    def count(self, family: str, new: bool) -> None:
+        """Count an edit that was tried."""
+        self._tried[family] += 1
+        self._new[family] += new
+
+    def weight(self, family: str) -> float:
+        """How many edits of a family are tried, where 1 is the mean."""
+        mean = (self._new.total() + 1) / (self._tried.total() + PRIOR)
+        return max(LEAST, (self._new[family] + PRIOR * mean) / (self._tried[family] + PRIOR) / mean)
+
 
 class _Queue:
     """The edits of one family, those near what the kernel does not share with its parent first.
@@ -52,7 +76,7 @@ class _Queue:
 
 
 class _Around:
-    """What is left to try around a kernel: each family in turn.
+    """What is left to try around a kernel: of each family as much as its weight says.
 
     Attributes:
         worn: nothing is left that is not left around the kernel's parent as well.
@@ -61,18 +85,19 @@ class _Around:
 
     def __init__(self, kernel: Kernel, site: Site, order: random.Random) -> None:
         self.worn = self.over = False
-        self.goals: list[Edit] = []
+        self.goals: list[tuple[str, Edit]] = []
         self.wanted: frozenset[tuple[str, int]] = frozenset()
-        self._queues = [_Queue(family(site), kernel.own, order) for family in FAMILIES.values()]
-        self._next = 0
+        self._queues = {name: _Queue(family(site), kernel.own, order) for name, family in FAMILIES.items()}
+        self._taken: Counter[str] = Counter()
 
-    def pop(self) -> Edit | None:
+    def pop(self, weight: Callable[[str], float]) -> tuple[str, Edit] | None:
+        """The next edit, and its family; None where none is left."""
         while not self.over:
-            for _ in self._queues:
-                self._next = (self._next + 1) % len(self._queues)
-                edit = self._queues[self._next].pop(fresh=not self.worn)
+            for name in sorted(self._queues, key=lambda name: (self._taken[name] + 1) / weight(name)):
+                edit = self._queues[name].pop(fresh=not self.worn)
                 if edit is not None:
-                    return edit
+                    self._taken[name] += 1
+                    return name, edit
             self.over, self.worn = self.worn, True
         return None
 
@@ -98,6 +123,7 @@ class Agenda:
         self._kinds: dict[Kernel, int] = {}
         self._behaviours: dict[object, int] = {}
         self._alike: Counter[int] = Counter()
+        self._yields = _Yields()
 
     def add(self, kernel: Kernel) -> None:
         """Take a kernel in."""
@@ -117,8 +143,12 @@ class Agenda:
         """Kernels of which all edits were tried."""
         return sum(around.over for around in self._around.values())
 
-    def next(self, points: Collection[Point]) -> tuple[Kernel, Edit] | None:
-        """The edit that is tried next; None where none is left.
+    def tell(self, family: str, *, new: bool) -> None:
+        """Say whether an edit of a family has led to something new."""
+        self._yields.count(family, new)
+
+    def next(self, points: Collection[Point]) -> tuple[Kernel, str, Edit] | None:
+        """The edit that is tried next, with its kernel and family; None where none is left.
 
         Args:
             points: that were reached so far.
@@ -132,11 +162,12 @@ class Agenda:
                 self._around[kernel] = _Around(kernel, self._site(kernel, self._patterns()), self._random)
             around = self._around[kernel]
             self._aim(kernel, around, points)
-            edit = around.goals.pop() if around.goals and self._random.random() < GOALS else around.pop()
-            if edit is not None:
+            aimed = around.goals and self._random.random() < GOALS
+            chosen = around.goals.pop() if aimed else around.pop(self._yields.weight)
+            if chosen is not None:
                 kernel.trials += 1
                 self.tried += 1
-                return kernel, edit
+                return kernel, *chosen
 
     def _turn(self, kernel: Kernel) -> float:
         """How much was tried around a kernel for its weight; the one with the least is the next. Those that show the same share
@@ -170,7 +201,9 @@ class Agenda:
         ]
         named = {name for _, names in goals for name in names}
         site = self._site(kernel, [pattern for pattern in self._patterns() if pattern.name in named])
-        around.goals = [edit for family in FAMILIES.values() for edit in family(site) if _serves(edit, goals)]
+        around.goals = [
+            (name, edit) for name, family in FAMILIES.items() for edit in family(site) if _serves(edit, goals)
+        ]
         self._random.shuffle(around.goals)
 
 

@@ -21,7 +21,7 @@ from tcverify.errors import TcverifyError
 from tcverify.program import Program, program_id
 
 #: Nodes of programs that the pass is applied to for reductions: at first, and for each node of the programs that were tried.
-AT_FIRST, PER_NODE = 1_500, 3
+AT_FIRST, PER_NODE = 1_500, 1
 
 #: Calls of a program that is not reduced where it was made of a kernel.
 SMALL = 7
@@ -49,7 +49,7 @@ class Explorer:
             self._calls.guess(synthesised(name))
         self._rewrites: set[Rewrite] = {()}
         self._edges: set[Edge] = set()
-        self._parents: dict[str, Kernel] = {}  # by program that was made
+        self._parents: dict[str, tuple[Kernel, str]] = {}  # by program that was made, with the family of the edit
         self._known: set[str] = set()  # programs that were made, or are kernels
         self._small: set[str] = set()  # kernels
         self._waiting: list[Iterator[Kernel]] = []
@@ -69,19 +69,21 @@ class Explorer:
         rewrite = rewrite_of(pair)
         new = rewrite not in self._rewrites
         self._rewrites.add(rewrite)
-        parent = self._parents.pop(program_id(program), None)
+        parent, family = self._parents.pop(program_id(program), (None, ""))
         if parent is None:
             self._see(program)
             self._await(program, pair, rewrite if new else None)
             return
+        edges = edges_of(pair, self._named)
+        points = [point for point in pair.reached if point not in self.points]
+        news = new or bool(points) or not edges <= self._edges
+        self._agenda.tell(family, new=news)
         parent.judged += 1
         parent.refuted += refuted
         if program.size > SMALL:
             self._await(program, pair, rewrite if new else None)
             return
-        edges = edges_of(pair, self._named)
-        points = [point for point in pair.reached if point not in self.points]
-        if new or points or not edges <= self._edges:
+        if news:
             self._edges |= edges
             self.points.update(dict.fromkeys(points))
             self._waiting.insert(0, self._as_it_is(program, points, parent, refuted))
@@ -165,12 +167,12 @@ class Explorer:
     def next(self) -> Program | None:
         """The next program to be tried; None where nothing is left."""
         while (chosen := self._agenda.next(self.points)) is not None:
-            kernel, edit = chosen
+            kernel, family, edit = chosen
             program = _made(kernel.facts, edit)
             identity = "" if program is None else program_id(program)
             if program is not None and identity not in self._known:
                 self._known.add(identity)
-                self._parents[identity] = kernel
+                self._parents[identity] = kernel, family
                 return program
         return None
 

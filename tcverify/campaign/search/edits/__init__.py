@@ -20,6 +20,7 @@ from tcverify.campaign.search.edits.values import (
     swapped,
     written,
 )
+from tcverify.campaign.search.edits.views import viewed
 
 #: Families of edits by what they do.
 FAMILIES: dict[str, Family] = {
@@ -29,6 +30,7 @@ FAMILIES: dict[str, Family] = {
     "take another operand": other_operand,
     "swap operands": swapped,
     "put a call on an edge": put_on_edge,
+    "view a value": viewed,
     "make a value": produced,
     "replace an op": other_op,
     "feed another kernel": fed,
