@@ -517,11 +517,13 @@ class Campaign:
         self._draft = None
 
     def _spent(self, under_way: int = 0) -> str | None:
-        """The bound that is reached, counting programs under way: "time", "examples" or None."""
+        """Why it ends, counting programs under way: "time", "examples", "searched" or None."""
         if self.plan.max_time is not None and time.monotonic() - self._start >= self.plan.max_time:
             return "time"
         if self.plan.max_examples is not None and self._drawn + under_way >= self.plan.max_examples:
             return "examples"
+        if self._search is not None and self._search.over:
+            return "searched"
         return None
 
     @property

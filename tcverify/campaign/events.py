@@ -177,7 +177,7 @@ class CampaignFinished:
     Attributes:
         verdict: "passed", "refuted" or "nothing tested".
         why: for a campaign that tested nothing, the reason.
-        stop: why it ended: "examples", "time", "exhausted", "first finding" or "interrupted".
+        stop: why it ended: "examples", "time", "exhausted", "searched", "first finding" or "interrupted".
         known: findings of the baseline that were seen, and how many programs showed each.
         reached: what this campaign and those before it have reached of the pass's code, where that is recorded.
         searched: what the search came to, where there was one.

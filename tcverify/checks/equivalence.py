@@ -73,7 +73,11 @@ def differences(comparison: Comparison, probe: Callable[[], dict[str, float]]) -
     findings: dict[str, Finding] = {}
     doubts: dict[str, Doubt] = {}
     limits: dict[str, float] | None = None
-    for label, deltas in _by_label(comparison.deltas).items():
+    for label, all_deltas in _by_label(comparison.deltas).items():
+        shared = next((d for d in all_deltas if d.alias), None)
+        if shared is not None:
+            findings.setdefault("wrong-alias", _finding("wrong-alias", shared, f"{shared.problem}", comparison))
+        deltas = [d for d in all_deltas if not d.alias]
         problem = next((d for d in deltas if d.problem is not None), None)
         if problem is not None:
             if all(d.discrete for d in deltas if d.problem is not None):
@@ -82,8 +86,9 @@ def differences(comparison: Comparison, probe: Callable[[], dict[str, float]]) -
                     sentence = f"{label} flips under perturbations of 2⁻⁵¹"
                     doubts.setdefault("ill-conditioned", Doubt("ill-conditioned", sentence))
                     continue
-            kind = "wrong-alias" if problem.alias else "wrong-value"
-            findings.setdefault(kind, _finding(kind, problem, f"{problem.problem}", comparison))
+            findings.setdefault("wrong-value", _finding("wrong-value", problem, f"{problem.problem}", comparison))
+            continue
+        if not deltas:
             continue
         if any(d.overflow for d in deltas):
             doubts.setdefault("overflow", Doubt("overflow", f"{label} overflows after the pass"))
@@ -99,7 +104,8 @@ def differences(comparison: Comparison, probe: Callable[[], dict[str, float]]) -
             doubts.setdefault("ill-conditioned", Doubt("ill-conditioned", sentence))
         elif not worst.difference <= PROBE_FACTOR * noise + FLOOR * scale:
             findings.setdefault("wrong-value", _finding("wrong-value", worst, _sizes(worst, scale, noise), comparison))
-    return [*findings.values(), *(doubts.values() if not findings else ())]
+    found = sorted(findings.values(), key=lambda finding: finding.kind == "wrong-alias")  # values first
+    return [*found, *(doubts.values() if not findings else ())]
 
 
 def _by_label(deltas: list[Delta]) -> dict[str, list[Delta]]:

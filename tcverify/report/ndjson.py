@@ -224,7 +224,7 @@ def _searched(searched: Searched | None) -> dict[str, int] | None:
     """What a search came to, in numbers."""
     if searched is None:
         return None
-    numbers = {"behaviours": searched.behaviours, "tried": searched.tried, "exhausted": searched.exhausted}
+    numbers = {name: getattr(searched, name) for name in ("behaviours", "tried", "skipped", "exhausted")}
     return {"kernels": len(searched.kernels), **numbers}
 
 

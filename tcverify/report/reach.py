@@ -28,11 +28,14 @@ def reach_line(files: Sequence[FileReach]) -> str:
 
 
 def searched_line(searched: Searched) -> str:
-    """What a search came to, in a sentence."""
-    return (
-        f"searched: {count(len(searched.kernels), 'kernel')}, {count(searched.behaviours, 'behaviour')}; "
-        f"{searched.tried:,} edits of kernels tried" + (f", all of {searched.exhausted}" if searched.exhausted else "")
-    )
+    """What a search came to, in a sentence that a user may quote."""
+    number = len(searched.kernels)
+    shown = f"{count(number, 'kernel')} ({count(searched.behaviours, 'behaviour')})"
+    if searched.exhausted == number and not searched.skipped:
+        return f"searched: every program one edit away from {shown} was tried, {searched.tried:,} in all"
+    line = f"searched: {shown}; {count(searched.tried, 'program')} one edit away from them tried"
+    line += f", all of those of {searched.exhausted:,}" if searched.exhausted else ""
+    return line + (f"; {searched.skipped:,} with a known cause left out" if searched.skipped else "")
 
 
 def kernel_lines(searched: Searched) -> list[str]:

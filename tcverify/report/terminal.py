@@ -28,6 +28,7 @@ _STOPS = {
     "examples": "all programs drawn",
     "time": "time is up",
     "exhausted": "there are no more programs to draw",
+    "searched": "nothing is left to search, and nothing new came up for long",
     "first finding": "stopped at the first finding",
     "interrupted": "interrupted",
 }

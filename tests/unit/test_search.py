@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from tcverify.application import InProcess
 from tcverify.application.loading import prepare
 from tcverify.campaign import Campaign, CampaignFinished, Plan
-from tcverify.campaign.search import Search
+from tcverify.campaign.search import Search, agenda, turns
+from tcverify.campaign.search.edits import FAMILIES
 from tcverify.campaign.search.moving import moved
 from tcverify.execution import Lockstep
 from tcverify.program import PARTIAL, InputSpec, Mesh, Program, dumps, spmd_program
@@ -103,7 +104,7 @@ def test_kernels_are_the_smallest_programs_that_show_what_a_pass_does(tmp_path: 
     lines = "\n".join(kernel_lines(finished.searched))
     assert "kernel: +clone, -neg" in lines
     assert "= neg(v" in lines
-    assert searched_line(finished.searched).startswith(f"searched: {len(search.kernels)} kernels")
+    assert searched_line(finished.searched).startswith(f"searched: {len(search.kernels)} kernels (")
     assert finished.searched.tried > 100
 
 
@@ -111,7 +112,7 @@ def test_a_search_goes_on_with_other_ranks(tmp_path: Path):
     """What was learnt on two ranks makes the first programs on four; what is not seen there counts as never reached."""
     subject = InProcess(prepare(cancels_negations, "", {}))
     search = Search(subject, 0)
-    found = []
+    found, made = [], []
     for ranks in (2, 4, 2):
         plan = Plan(
             st.integers(0, 10_000).map(lambda seed, ranks=ranks: chain(seed, ranks)), f"{ranks} ranks", tmp_path, tmp_path,
@@ -121,8 +122,28 @@ def test_a_search_goes_on_with_other_ranks(tmp_path: Path):
         assert finished.verdict == "passed"
         assert {kernel.program.world_size for kernel in search.kernels} == {ranks}
         found.append(finished.statistics.changed)
-    assert found[1] > found[0]
-    assert found[2] > 0
+        made.append(search.summary().tried)
+    assert min(found) > 0
+    assert made[1] - made[0] > made[0]  # the first programs on two ranks are all drawn
+
+
+def test_a_search_ends_when_nothing_is_left_and_says_what_was_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(turns, "QUIET", 50)
+    monkeypatch.setattr(agenda, "FAMILIES", {name: FAMILIES[name] for name in ("return a value", "put a call on an edge")})
+    finished, search = run(tmp_path, cancels_negations, max_examples=20_000, checks=CHECKS)
+    assert finished.stop == "searched"
+    assert finished.searched is not None
+    assert finished.searched.exhausted == len(search.kernels)
+    kernels = f"{len(search.kernels)} kernels ({finished.searched.behaviours} behaviours)"
+    tried = f"{finished.searched.tried:,} in all"
+    assert searched_line(finished.searched) == f"searched: every program one edit away from {kernels} was tried, {tried}"
+
+
+def test_a_search_that_leaves_programs_out_says_so(tmp_path: Path):
+    finished, _ = run(tmp_path, cancels_negations_for_all, collect=True, checks=CHECKS)
+    assert finished.searched is not None
+    assert finished.searched.skipped > 0
+    assert searched_line(finished.searched).endswith(f"; {finished.searched.skipped:,} with a known cause left out")
 
 
 def test_programs_move_to_more_ranks():

@@ -108,14 +108,10 @@ class Agenda:
     Args:
         patterns: how ops are called in edits, as far as is known by now.
         seed: of what is tried first.
-
-    Attributes:
-        tried: edits that were tried.
     """
 
     def __init__(self, vocabulary: Vocabulary, patterns: Callable[[], Sequence[CallPattern]], seed: int = 0) -> None:
         self.kernels: list[Kernel] = []
-        self.tried = 0
         self._vocabulary = vocabulary
         self._patterns = patterns
         self._random = random.Random(seed)
@@ -166,7 +162,6 @@ class Agenda:
             chosen = around.goals.pop() if aimed else around.pop(self._yields.weight)
             if chosen is not None:
                 kernel.trials += 1
-                self.tried += 1
                 return kernel, *chosen
 
     def _turn(self, kernel: Kernel) -> float:

@@ -182,11 +182,6 @@ class Explorer:
         return len(self.points) + len(self._rewrites) - 1
 
     @property
-    def tried(self) -> int:
-        """Edits of kernels that were tried."""
-        return self._agenda.tried
-
-    @property
     def exhausted(self) -> int:
         """Kernels of which all edits were tried."""
         return self._agenda.exhausted

@@ -109,6 +109,7 @@ class Kernel:
 
     def __post_init__(self) -> None:
         self.facts = facts_of(sketch_of(self.program))
+        self._size = max(1, self.program.size)
         shared = set() if self.parent is None else _outlines(self.parent.facts)
         self.own = frozenset(outline[0] for outline in _outlines(self.facts) - shared)
 
@@ -121,7 +122,7 @@ class Kernel:
         """
         refuted = self.refuted / max(1, self.judged)
         reached = max(1, len(self.reached)) * (CHANGED if self.changed else 1)
-        return reached / max(1, self.program.size) / (1 + REFUTED * refuted)
+        return reached / self._size / (1 + REFUTED * refuted)
 
     @property
     def behaviour(self) -> object:

@@ -31,14 +31,16 @@ class Searched:
 
     Attributes:
         behaviours: places of the pass that were reached, and rewrites that were seen.
-        tried: edits of kernels that were tried.
-        exhausted: kernels of which all edits were tried.
+        tried: programs that were made of kernels by one edit, and tried.
+        skipped: programs that were made so, and not tried, since they contain a known cause.
+        exhausted: kernels of which all edits were made.
     """
 
-    kernels: tuple[KernelFound, ...]
-    behaviours: int
-    tried: int
-    exhausted: int
+    kernels: tuple[KernelFound, ...] = ()
+    behaviours: int = 0
+    tried: int = 0
+    skipped: int = 0
+    exhausted: int = 0
 
 
 __all__ = ["KernelFound", "Searched"]

@@ -22,6 +22,10 @@ MASKED = 10
 #: Programs that are watched for a place that was reached by one of which there is nothing to learn.
 PATIENCE = 300
 
+#: Programs that showed nothing new, and share of all programs that they have to be, for a search to be over where nothing is left
+#: to be made.
+QUIET, QUIET_SHARE = 1_000, 0.5
+
 #: Times that the pass may hang or die while programs are reduced; after that none are.
 MOST_FATAL = 3
 
@@ -46,6 +50,8 @@ class Search:
         self._missed: dict[Point, int] = {}
         self._drawn = 0
         self._made: set[str] = set()
+        self._skipped = self._seen = self._quiet = 0
+        self._left = True  # whether there was a program to make when that was last asked for
         self._fatal = 0
         self._ranks = 0
 
@@ -81,7 +87,10 @@ class Search:
             program, pair, refuted = self._shown.pop(0)
             if program.world_size != self._ranks:
                 self._move(program.world_size)
+            before = self._explorer.behaviours
             self._explorer.learn(program, pair, refuted=refuted)
+            self._seen += 1
+            self._quiet = self._quiet + 1 if self._explorer.behaviours == before else 0
         if self._explorer is not None and self._drawn >= FIRST and self._fatal < MOST_FATAL:
             self._explorer.digest()
 
@@ -90,6 +99,8 @@ class Search:
         if self._ranks and self._explorer is not None:
             self._missed.update(dict.fromkeys(self._explorer.move(ranks), PATIENCE))
         self._ranks = ranks
+        self._seen = self._quiet = 0
+        self._left = True
 
     def turn(self, masked: Callable[[Program], bool]) -> Iterator[Program]:
         """The programs that are to be tried before the next one is drawn.
@@ -100,21 +111,29 @@ class Search:
         self._drawn += 1
         if self._explorer is None or self._drawn < FIRST:
             return
+        self._left = False
         tried = 0
         while tried < SHARE and (program := self._explorer.next()) is not None:
+            self._left = True
             if masked(program) and int(program_id(program), 16) % MASKED:
+                self._skipped += 1
                 continue
             tried += 1
             self._made.add(program_id(program))
             yield program
 
+    @property
+    def over(self) -> bool:
+        """Whether all that can be made was tried, and nothing new came up for long."""
+        return not self._left and self._quiet >= max(QUIET, QUIET_SHARE * self._seen)
+
     def summary(self) -> Searched:
         """What it came to so far."""
         if self._explorer is None:
-            return Searched((), 0, 0, 0)
+            return Searched()
         kernels = (KernelFound(one.program, tuple(sorted(one.new)), one.rewrite, one.changed) for one in self.kernels)
         explorer = self._explorer
-        return Searched(tuple(kernels), explorer.behaviours, explorer.tried, explorer.exhausted)
+        return Searched(tuple(kernels), explorer.behaviours, len(self._made), self._skipped, explorer.exhausted)
 
     def _apply(self, program: Program, points: Iterable[Point], look: bool) -> Pair:
         try:
