@@ -41,6 +41,10 @@ SMALL: dict[str, tuple[str, tuple[str, ...]]] = {
         "tests.unit.searched_passes --sound cancels_negations --seconds 40 --world-size 2 --side search",
         (r"cancels_negations_for_all +[\d.]+ s, [\d,]+", "search: 1 of 1"),
     ),
+    "recall": (
+        "torch:fx_graph_cse --seconds 6 --world-size 2 --side search",
+        (r"\| torch:fx_graph_cse \| cse-merges-side-effects \| found \|", "search: [12] of 2"),
+    ),
     "resharding": ("--every 200 --largest 500", ("every row between the meshes", "gather, collective", "growth: chain")),
     "scale": ("--programs 1 --ranks 2 --layers 1 --markdown", (r"\| 2 \| 1 of 1 \|", r"(?m)^\| 15 \| ")),
     "soak": ("--programs 100 --rows 4", ("verdict passed, exit code 0; left behind: nothing",)),
