@@ -236,6 +236,11 @@ class Guarded:
         """See `Subject.vocabulary`."""
         return self._main().vocabulary() if self.covered is not None else Vocabulary()
 
+    def forget(self) -> None:
+        """Let the pass count as never applied: what it reaches is told again. Nothing may be under way."""
+        if self._worker is not None and self._worker.free():
+            self._worker.forget()
+
     def apply_counted(self, program: Program, allowed: Allowed) -> Pair:
         """See `Subject.apply_counted`. Raises `NotSerialisable` for a program that cannot be sent."""
         worker = self._main()
@@ -418,6 +423,10 @@ class _Worker:
             pair.outgrown = f"the pass's process had grown by {grown} after {programs} and was replaced by a new one"
         return pair
 
+    def forget(self) -> None:
+        with contextlib.suppress(OSError):  # the next question tells that it has died
+            self._connection.send_bytes(message_of({"forget": True}))
+
     def vocabulary(self) -> Vocabulary:
         """What the pass names; nothing where its process fails to say so."""
         self._connection.send_bytes(message_of({"vocabulary": True}))
@@ -524,6 +533,10 @@ def _serve(connection: Connection, job_text: str) -> None:
             request, texts = parts_of(connection.recv_bytes())
         except EOFError:
             return
+        if "forget" in request:
+            if watched is not None:
+                watched.forget(everything=True)
+            continue
         if "vocabulary" in request:
             names = watched.vocabulary if watched is not None else Vocabulary()
             conditions = [[*where, list(named)] for where, named in names.conditions.items()]

@@ -160,9 +160,9 @@ class Recorder:
         self._traced = True
         self.forget(points)
 
-    def forget(self, points: Iterable[Point]) -> None:
-        """Report these places again, as if no program had reached them."""
-        again = self._seen.intersection(points)
+    def forget(self, points: Iterable[Point] | None) -> None:
+        """Report these places (None: all) again, as if no program had reached them."""
+        again = self._seen.intersection(self._seen if points is None else points)
         if again:
             self._seen -= again
             self._steps.clear()

@@ -79,9 +79,9 @@ class WatchedPass:
         self._last = pair.reached
         return pair
 
-    def forget(self) -> None:
-        """Say again what the last application has reached for the first time: nobody has taken note of it."""
-        self._recorder.forget(self._last)
+    def forget(self, *, everything: bool = False) -> None:
+        """Say again what the last application has reached for the first time, of which nobody has taken note; or `everything`."""
+        self._recorder.forget(None if everything else self._last)
         self._last = []
 
     def _edits_of(self, program: Program, deep: bool) -> Pair:

@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tcverify.application import Point
 from tcverify.errors import ProgramError, TcverifyError, UsageError
 from tcverify.execution import MAX_RANKS
-from tcverify.files import remove_unfinished, write_atomically
+from tcverify.files import remove_unfinished, source_name, write_atomically
 from tcverify.program import Program, dumps
 from tcverify.program.codec import MAX_BYTES, decode, load_json
 
@@ -26,6 +27,9 @@ VERSION = 1
 
 #: Damaged or foreign files of which each is named; that there are more is told once.
 NAMED = 8
+
+#: What the reasons begin with for which kernels are kept.
+KERNEL = "kernel: "
 
 _NAME = re.compile(r"[0-9a-f]{32}\.json")
 _HINT = "choose another place with --corpus"
@@ -160,6 +164,19 @@ def reasons_of(patterns: Iterable[str], labels: Iterable[str]) -> list[str]:
     return [f"{pattern} × {label}" for pattern in sorted(set(patterns)) for label in features or ["any program"]]
 
 
+def reasons_of_kernel(rewrite: Iterable[tuple[str, int]], places: Iterable[Point]) -> list[str]:
+    """Return the reasons to keep a kernel of a search: its rewrite, and each place of the pass that it was the first to reach."""
+    ops = " ".join(f"{'+' if number > 0 else '-'}{op}" for op, number in rewrite)
+    outcomes = {0: " is false", 1: " is true"}
+    reached = [f"{KERNEL}{source_name(p.file)}:{p.line}{outcomes.get(p.outcome, '')}" for p in sorted(places)]
+    return [*([KERNEL + ops] if ops else []), *reached]
+
+
+def is_kernel(case: Case) -> bool:
+    """Whether a case was kept as a kernel of a search."""
+    return any(reason.startswith(KERNEL) for reason in case.reasons)
+
+
 # -------------------------------------------------------------------------------------------------------------- files
 
 
@@ -209,4 +226,4 @@ def decode_case(data: dict[str, Any], where: str) -> Case:
     return Case(data["pass"], data["mesh"], program, tuple(data["reasons"]), data["kind"], data["deep"])
 
 
-__all__ = ["Case", "Corpus", "decode_case", "encode_case", "reasons_of"]
+__all__ = ["Case", "Corpus", "decode_case", "encode_case", "is_kernel", "reasons_of", "reasons_of_kernel"]

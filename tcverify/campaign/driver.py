@@ -14,7 +14,7 @@ from hypothesis.errors import Unsatisfiable
 
 from tcverify.application import Subject
 from tcverify.baseline import Known, known_of, reference
-from tcverify.campaign.corpus import Case, reasons_of
+from tcverify.campaign.corpus import Case, is_kernel, reasons_of, reasons_of_kernel
 from tcverify.campaign.drawing import SETTINGS, keep_constants_out
 from tcverify.campaign.events import (
     CampaignFinished,
@@ -186,6 +186,7 @@ class Campaign:
 
     def _rounds(self) -> str:
         """Try earlier failures and known cases, then draw until the budget is spent; a finding of a new kind ends a round."""
+        self._take_kernels()
         for case in self._failures if self.plan.earlier else ():
             if self._spent() is not None:
                 break
@@ -275,6 +276,7 @@ class Campaign:
         if self._search is not None:  # the pass's process has nothing else to do now
             with self._interrupts.open():
                 self._search.learn()
+            self._keep_kernels()
         if not self._failed:
             self._take(pipeline.feed(self._flight(program)))
         return not self._failed
@@ -407,6 +409,25 @@ class Campaign:
         if self.plan.corpus is not None:
             target = reference(self.subject.facts)
             self.plan.corpus.add(Case(target, self.plan.mesh, program, tuple(reasons), kind, deep))
+
+    def _keep_kernels(self) -> None:
+        """Keep what the search has learnt: places that it has reached, kernels in the corpus."""
+        if self._search is not None:
+            if self.plan.coverage is not None:
+                self.plan.coverage.add(self._search.reached())
+            for kernel in self._search.news():
+                self._remember(kernel.program, reasons_of_kernel(kernel.rewrite, kernel.new))
+
+    def _take_kernels(self) -> None:
+        """Begin the search with what earlier campaigns have learnt."""
+        if self.plan.corpus is not None and self._search is not None:
+            for case in self.plan.corpus.cases(reference(self.subject.facts), self.plan.mesh):
+                if is_kernel(case):
+                    self._interrupts.check()
+                    self._in_flight.note(case.program, False)
+                    with self._interrupts.open():
+                        self._search.take(case.program)
+            self._keep_kernels()
 
     def _count_findings(self, verdict: Verdict, known: Mapping[str, Known], times: int) -> None:
         """Count what is found on a program that is counted already, or (-1 `times`) take it back."""

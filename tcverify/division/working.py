@@ -103,6 +103,8 @@ class Worker:
         state_dir = self._here(part.state_dir)
         set_hypothesis_home_dir(state_dir / "hypothesis")
         subject = self._subject(part)
+        if part.search:
+            subject.forget()  # so that a slice finds the same, whatever this worker has done before
         plan = Plan(
             self._programs(part), part.mesh, self._here(part.report_dir), state_dir, part.max_examples, part.max_time, part.seed,
             part.contract, part.checks, domain=part.domain, shrink_time=part.shrink_time, fail_fast=part.fail_fast,

@@ -181,6 +181,15 @@ def test_what_nobody_took_note_of_is_told_again_by_the_same_process() -> None:
         assert subject.apply(negations(2)).reached == []
 
 
+def test_all_is_told_again_by_the_same_process_once_it_has_forgotten() -> None:
+    with Guarded(f"{rewriting_passes.__name__}:raising", covered=()) as subject:
+        once = subject.apply(negations(2)).reached
+        (pid,) = subject.pids
+        subject.forget()
+        assert {*subject.start(negations(2), watch=Watch())().reached} == {*once}
+        assert subject.pids == [pid]
+
+
 def test_a_pass_whose_code_is_not_asked_for_is_not_watched() -> None:
     with Guarded(f"{rewriting_passes.__name__}:sound") as subject:
         assert subject.files == ()

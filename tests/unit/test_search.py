@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tcverify.application import InProcess
 from tcverify.application.loading import prepare
-from tcverify.campaign import Campaign, CampaignFinished, Plan
+from tcverify.campaign import Campaign, CampaignFinished, Corpus, Coverage, Plan
 from tcverify.campaign.search import Search, agenda, turns
 from tcverify.campaign.search.edits import FAMILIES
 from tcverify.campaign.search.moving import moved
@@ -129,14 +129,43 @@ def test_a_search_goes_on_with_other_ranks(tmp_path: Path):
 
 def test_a_search_ends_when_nothing_is_left_and_says_what_was_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(turns, "QUIET", 50)
-    monkeypatch.setattr(agenda, "FAMILIES", {name: FAMILIES[name] for name in ("return a value", "put a call on an edge")})
+    monkeypatch.setattr(
+        agenda, "FAMILIES", {name: FAMILIES[name] for name in ("return a value", "put a call on an edge")}
+    )
     finished, search = run(tmp_path, cancels_negations, max_examples=20_000, checks=CHECKS)
     assert finished.stop == "searched"
     assert finished.searched is not None
     assert finished.searched.exhausted == len(search.kernels)
     kernels = f"{len(search.kernels)} kernels ({finished.searched.behaviours} behaviours)"
     tried = f"{finished.searched.tried:,} in all"
-    assert searched_line(finished.searched) == f"searched: every program one edit away from {kernels} was tried, {tried}"
+    assert (
+        searched_line(finished.searched) == f"searched: every program one edit away from {kernels} was tried, {tried}"
+    )
+
+
+def test_what_a_search_has_learnt_begins_the_next_one(tmp_path: Path):
+    """Its kernels are kept in the corpus: the next search need not wait for programs that are drawn."""
+    corpus = Corpus(tmp_path / "corpus", pytest.fail)
+    first, _ = run(tmp_path, cancels_negations_for_all, fail_fast=True, checks=CHECKS, corpus=corpus)
+    coverage = Coverage([str(searched_passes.__file__)])
+    second, search = run(
+        tmp_path, cancels_negations_for_all, seed=1, fail_fast=True, checks=CHECKS, corpus=corpus, coverage=coverage
+    )
+    assert first.verdict == second.verdict == "refuted"
+    assert second.statistics.programs < turns.FIRST < first.statistics.programs
+    assert {point for kernel in search.kernels for point in kernel.reached} <= coverage.points
+
+
+def test_kernels_of_which_the_files_are_damaged_are_left_out(tmp_path: Path):
+    corpus = Corpus(tmp_path / "corpus", pytest.fail)
+    run(tmp_path, cancels_negations, max_examples=100, checks=CHECKS, corpus=corpus)
+    for path in (tmp_path / "corpus").glob("*.json"):
+        path.write_text(path.read_text()[:-9])
+    warnings: list[str] = []
+    damaged = Corpus(tmp_path / "corpus", warnings.append)
+    finished, _ = run(tmp_path, cancels_negations, max_examples=100, checks=CHECKS, corpus=damaged)
+    assert finished.verdict == "passed"
+    assert warnings
 
 
 def test_a_search_that_leaves_programs_out_says_so(tmp_path: Path):

@@ -53,6 +53,7 @@ class Explorer:
         self._known: set[str] = set()  # programs that were made, or are kernels
         self._small: set[str] = set()  # kernels
         self._waiting: list[Iterator[Kernel]] = []
+        self._news: list[Kernel] = []
         self._nodes = self._reduced = 0
 
     @property
@@ -128,6 +129,23 @@ class Explorer:
             self._known.add(identity)
             self._agenda.add(kernel)
             self._calls.learn(kernel.facts)
+            self._news.append(kernel)
+
+    def take(self, program: Program) -> None:
+        """Take a kernel of an earlier search, for what it shows here."""
+        pair = self._apply(program, self.points, False)
+        if pair.failure is None:
+            new = [point for point in pair.reached if point not in self.points]
+            self.points.update(dict.fromkeys(new))
+            kernel = kernel_of(program, new, self._trial_of_known, self.points, self._named)
+            self._rewrites.add(kernel.rewrite)
+            self._edges |= kernel.edges
+            self._keep(kernel)
+
+    def news(self) -> list[Kernel]:
+        """The kernels that have come since this was last asked for."""
+        news, self._news = self._news, []
+        return news
 
     def _see(self, program: Program) -> None:
         """Take note of how a program that was drawn calls ops."""

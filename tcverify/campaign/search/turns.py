@@ -51,6 +51,8 @@ class Search:
         self._drawn = 0
         self._made: set[str] = set()
         self._skipped = self._seen = self._quiet = 0
+        self._taken = False
+        self._reached: set[Point] = set()
         self._left = True  # whether there was a program to make when that was last asked for
         self._fatal = 0
         self._ranks = 0
@@ -82,17 +84,40 @@ class Search:
     def learn(self) -> None:
         """Learn from what was noted. The pass must have answered all that it was asked by then."""
         while self._shown:
-            if self._explorer is None:
-                self._explorer = Explorer(self._apply, self._subject.vocabulary(), self._seed)
             program, pair, refuted = self._shown.pop(0)
-            if program.world_size != self._ranks:
-                self._move(program.world_size)
-            before = self._explorer.behaviours
-            self._explorer.learn(program, pair, refuted=refuted)
+            explorer = self._exploring(program.world_size)
+            before = explorer.behaviours
+            explorer.learn(program, pair, refuted=refuted)
             self._seen += 1
-            self._quiet = self._quiet + 1 if self._explorer.behaviours == before else 0
-        if self._explorer is not None and self._drawn >= FIRST and self._fatal < MOST_FATAL:
+            self._quiet = self._quiet + 1 if explorer.behaviours == before else 0
+        if self._explorer is not None and self._begun and self._fatal < MOST_FATAL:
             self._explorer.digest()
+
+    def take(self, program: Program) -> None:
+        """Take a kernel of an earlier search: what it makes need not wait for programs that are drawn."""
+        self._exploring(program.world_size).take(program)
+        self._taken = True
+
+    def news(self) -> list[Kernel]:
+        """The kernels that have come since this was last asked for."""
+        return [] if self._explorer is None else self._explorer.news()
+
+    def reached(self) -> set[Point]:
+        """The places of the pass that it has reached since this was last asked for, other than by programs of the campaign."""
+        reached, self._reached = self._reached, set()
+        return reached
+
+    @property
+    def _begun(self) -> bool:
+        return self._taken or self._drawn >= FIRST
+
+    def _exploring(self, ranks: int) -> Explorer:
+        """What learns of programs of so many ranks."""
+        if self._explorer is None:
+            self._explorer = Explorer(self._apply, self._subject.vocabulary(), self._seed)
+        if ranks != self._ranks:
+            self._move(ranks)
+        return self._explorer
 
     def _move(self, ranks: int) -> None:
         """Go on with programs of so many ranks. What their first program has reached is not lost."""
@@ -109,7 +134,7 @@ class Search:
             masked: whether a program contains a cause that is known; of these one in `MASKED` is tried.
         """
         self._drawn += 1
-        if self._explorer is None or self._drawn < FIRST:
+        if self._explorer is None or not self._begun:
             return
         self._left = False
         tried = 0
@@ -142,6 +167,7 @@ class Search:
             return Pair(program)
         if pair.failure is not None and pair.failure.kind != "pass-raised":
             self._fatal += 1  # each takes the pass's time-out, or a new process
+        self._reached.update(pair.reached)
         return pair
 
 
