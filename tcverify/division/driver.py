@@ -38,6 +38,9 @@ from tcverify.extensions import extensions_here
 #: Programs of a slice. Which programs a seed draws does not depend on how many workers there are.
 RANGE = 50
 
+#: The same where programs are searched, at least and at most, and how many slices there are in between: each learns by itself.
+SEARCHED, SEARCHED_PARTS = (100, 500), 4
+
 #: Slices in a row of which workers died, after which something is wrong with the machine or with the run.
 LOST_LIMIT = 8
 
@@ -131,10 +134,11 @@ class DividedCampaign:
         cases = deque(tuple(self.plan.first[i : i + RANGE]) for i in range(0, len(self.plan.first), RANGE))
         number, drawn = 0, 0
         stop = ""
+        most = _range(self.plan)
         while True:
             while not stop and len(self._under_way) < self.crew.size:
                 self._interrupts.check()
-                left = RANGE if self.plan.max_examples is None else min(RANGE, self.plan.max_examples - drawn)
+                left = most if self.plan.max_examples is None else min(most, self.plan.max_examples - drawn)
                 if self._remaining() == 0:
                     stop = "time"
                 elif cases:
@@ -285,6 +289,14 @@ class DividedCampaign:
     def _tell(self, event: Event) -> None:
         for subscriber in self.subscribers:
             subscriber(event)
+
+
+def _range(plan: Plan) -> int:
+    """How many programs a slice has at most."""
+    if plan.search is None:
+        return RANGE
+    least, most = SEARCHED
+    return most if plan.max_examples is None else max(least, min(most, plan.max_examples // SEARCHED_PARTS))
 
 
 def _seed(seed: int, number: int) -> int:

@@ -26,6 +26,7 @@ from tcverify.campaign import (
     Progress,
     Statistics,
 )
+from tcverify.campaign.search import Search
 from tcverify.counterexample import read_counterexample, write_counterexample
 from tcverify.division import RANGE, DividedCampaign, Drawing, Outcome, Slice, Worker, driver
 from tcverify.division.driver import LOST_LIMIT, WORKERS_DIR, recover
@@ -355,6 +356,27 @@ def test_a_worker_says_with_each_program_for_how_long_silence_is_normal(tmp_path
     assert outcome.statistics.programs == 5
     assert len(beats) >= 5
     assert set(beats) == {silence_of(20.0, None)}
+
+
+def test_a_slice_is_searched_as_well_whatever_its_worker_has_done_before(tmp_path: Path) -> None:
+    part = Slice(
+        0, TWO, "2 ranks", "tests.unit.searched_passes:cancels_negations", {}, 20.0, Contract(), "none", ["equivalence"],
+        "float64", 1.0, 100, None, 1, str(Path.cwd()), str(tmp_path / "reports"), str(tmp_path / "state"), covered=(), search=True,
+    )  # fmt: skip
+    with Worker() as worker:
+        first, second = (Outcome.loads(worker.work(part.dumps())) for _ in range(2))
+    assert first.statistics.changed > 0
+    assert first.statistics.changed == second.statistics.changed
+    assert first.reached == second.reached
+
+
+def test_shares_of_a_searched_campaign_are_large_enough_to_learn_something(run: Run) -> None:
+    here = Here(size=2)
+    with Guarded("tests.unit.searched_passes:cancels_negations", covered=()) as subject:
+        finished = run(subject, here, max_examples=210, checks=["equivalence"], search=Search(subject, 1))
+    assert finished.statistics.programs == 210
+    assert [part.max_examples for part in here.given] == [100, 100, 10]
+    assert finished.statistics.changed > 0  # no program that is drawn has two negations
 
 
 def test_files_of_a_pass_that_lie_elsewhere_on_a_worker_are_taken_for_those_here() -> None:
