@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # tests/ is no 
 from tcverify.application import InProcess
 from tcverify.application.loading import prepare
 from tcverify.campaign import Campaign, Plan
-from tcverify.campaign.search import Search
+from tcverify.campaign.search import search_of
 from tcverify.strategies import STRATEGIES
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def hunt(mutant: str, strategy: str, seed: int, bound: int, search: bool) -> Hun
                 max_examples=bound,
                 seed=seed,
                 fail_fast=True,
-                search=Search(subject, seed) if search else None,
+                search=search_of(subject, seed, bound) if search else None,
             )
             finished = Campaign(subject, plan, None).run()
         if finished.counterexamples:

@@ -361,7 +361,8 @@ def test_a_worker_says_with_each_program_for_how_long_silence_is_normal(tmp_path
 def test_a_slice_is_searched_as_well_whatever_its_worker_has_done_before(tmp_path: Path) -> None:
     part = Slice(
         0, TWO, "2 ranks", "tests.unit.searched_passes:cancels_negations", {}, 20.0, Contract(), "none", ["equivalence"],
-        "float64", 1.0, 100, None, 1, str(Path.cwd()), str(tmp_path / "reports"), str(tmp_path / "state"), covered=(), search=True,
+        "float64", 1.0, 100, None, 1, str(Path.cwd()), str(tmp_path / "reports"), str(tmp_path / "state"),
+        covered=(), search=True,
     )  # fmt: skip
     with Worker() as worker:
         first, second = (Outcome.loads(worker.work(part.dumps())) for _ in range(2))
