@@ -13,8 +13,8 @@ from tcverify.program import NotSerialisable, Program, program_id
 #: Programs that are drawn before any is made of what they show; and the fewest programs of which it pays to learn.
 FIRST, FEWEST = 30, 90
 
-#: Programs that are made for each one that is drawn after that; and as many in short campaigns, of fewer than so many programs: what
-#: a search finds takes more, and programs that are drawn are larger and show other defects.
+#: Programs that are made for each one that is drawn after that; and as many in short campaigns, of fewer than so many programs:
+#: what a search finds takes more, and programs that are drawn are larger and show other defects.
 SHARE = 30
 SHORT, SHORT_SHARE = 1_000, 2
 
