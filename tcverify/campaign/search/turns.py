@@ -13,10 +13,9 @@ from tcverify.program import NotSerialisable, Program, program_id
 #: Programs that are drawn before any is made of what they show; and the fewest programs of which it pays to learn.
 FIRST, FEWEST = 30, 90
 
-#: Programs that are made for each one that is drawn after that; and as many in short campaigns, of fewer than so many programs:
-#: what a search finds takes more, and programs that are drawn are larger and show other defects.
-SHARE = 30
-SHORT, SHORT_SHARE = 1_000, 2
+#: Programs that are made for each one that is drawn after that: at first, and at most; one more for each `GROWS` programs. What a
+#: search finds takes longer; programs that are drawn are larger and show other defects.
+LEAST, MOST, GROWS = 2, 30, 30
 
 #: Of the programs that contain a cause which is known, one in so many is tried.
 MASKED = 10
@@ -34,7 +33,7 @@ MOST_FATAL = 3
 
 def search_of(subject: Subject, seed: int, programs: int | None) -> Search | None:
     """Return the search of a campaign of so many programs (None: of a time); None where these are so few that all are drawn."""
-    return Search(subject, seed, programs) if programs is None or programs >= FEWEST else None
+    return Search(subject, seed) if programs is None or programs >= FEWEST else None
 
 
 class Search:
@@ -42,13 +41,11 @@ class Search:
 
     Args:
         subject: the pass; it is applied when something is learnt, so it must have answered all that it was asked by then.
-        programs: of the campaign, where that is known.
     """
 
-    def __init__(self, subject: Subject, seed: int, programs: int | None = None) -> None:
+    def __init__(self, subject: Subject, seed: int) -> None:
         self._subject = subject
         self._seed = seed
-        self._share = SHARE if programs is None or programs >= SHORT else SHORT_SHARE
         self._explorer: Explorer | None = None
         self._shown: list[tuple[Program, Pair, bool]] = []
         self._missed: dict[Point, int] = {}
@@ -141,8 +138,8 @@ class Search:
         if self._explorer is None or not self._begun:
             return
         self._left = False
-        tried = 0
-        while tried < self._share and (program := self._explorer.next()) is not None:
+        tried, share = 0, min(MOST, LEAST + (self._drawn + len(self._made)) // GROWS)
+        while tried < share and (program := self._explorer.next()) is not None:
             self._left = True
             if masked(program) and int(program_id(program), 16) % MASKED:
                 self._skipped += 1
@@ -180,4 +177,4 @@ def _has_layouts(program: Program) -> bool:
     return any("layout" in node.meta for graph in program.graphs for node in graph.nodes)
 
 
-__all__ = ["FIRST", "SHARE", "Search", "search_of"]
+__all__ = ["FIRST", "MOST", "Search", "search_of"]
