@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -30,9 +31,9 @@ AFTER = "after"
 _PLAIN_META = frozenset({"val", "cost_s", "schedule"})
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Step:
-    """One node of a graph, placeholders and output included.
+    """One node of a graph, placeholders and output included. What is asked of it again and again is found out once.
 
     Attributes:
         meta: its metadata, "val" included.
@@ -56,11 +57,11 @@ class Step:
         """Whether it selects one result of several, or indexes a tensor."""
         return self.calls and getattr(self.target, "__name__", "") == "getitem"
 
-    @property
+    @cached_property
     def collective(self) -> bool:
         return self.op == "call_function" and lookup(self.target).collective
 
-    @property
+    @cached_property
     def effect(self) -> bool:
         """Whether it may do something beside returning a value; of what no table knows, nothing is known."""
         if self.op == "call_function" and isinstance(self.target, torch._ops.OpOverload):
@@ -70,7 +71,7 @@ class Step:
             self.op == "call_function" and lookup(self.target).run is None
         )
 
-    @property
+    @cached_property
     def reads(self) -> list[str]:
         """The names of the steps that it reads, in the order of its arguments."""
         return refs((self.args, self.kwargs))

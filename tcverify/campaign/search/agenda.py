@@ -9,9 +9,10 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 
 from tcverify.application import Point
 from tcverify.application.vocabulary import Vocabulary
+from tcverify.campaign.reduction.facts import Facts
 from tcverify.campaign.search.calls import CallPattern
 from tcverify.campaign.search.edits import FAMILIES, Edit, Site
-from tcverify.campaign.search.kernels import Kernel
+from tcverify.campaign.search.kernels import Kernel, outlines
 
 #: How many of the edits that are tried are such as may turn a condition of which one outcome was never seen, while there are any.
 GOALS = 0.5
@@ -21,6 +22,9 @@ WORN = 10
 
 #: Other kernels that one is joined with.
 PARTNERS = 40
+
+#: Patterns of calls, and other kernels, of which an edit of an edit is made; and families that are tried for one.
+FEW, TRIES = 4, 3
 
 #: Edits of a family that are listed at a time.
 CHUNK = 64
@@ -164,6 +168,18 @@ class Agenda:
                 kernel.trials += 1
                 return kernel, *chosen
 
+    def further(self, kernel: Kernel, facts: Facts) -> tuple[str, Edit] | None:
+        """An edit of a program that was made of a kernel, near what sets it apart from that, with its family."""
+        new = {outline[0] for outline in outlines(facts) - outlines(kernel.facts)}
+        patterns = self._patterns()
+        site = self._site(kernel, self._random.sample(patterns, min(FEW, len(patterns))), facts, FEW)
+        weights = [self._yields.weight(name) for name in FAMILIES]
+        for name in self._random.choices([*FAMILIES], weights, k=TRIES):
+            edits = [edit for edit in FAMILIES[name](site) if not new.isdisjoint(edit.at)]
+            if edits:
+                return name, self._random.choice(edits)
+        return None
+
     def _turn(self, kernel: Kernel) -> float:
         """How much was tried around a kernel for its weight; the one with the least is the next. Those that show the same share
         what one of them would have."""
@@ -171,15 +187,17 @@ class Agenda:
         worn = around is not None and around.worn and kernel.parent is not None
         return kernel.trials / kernel.weight * self._alike[self._kinds[kernel]] * (WORN if worn else 1)
 
-    def _site(self, kernel: Kernel, patterns: Sequence[CallPattern]) -> Site:
+    def _site(
+        self, kernel: Kernel, patterns: Sequence[CallPattern], facts: Facts | None = None, partners: int = PARTNERS
+    ) -> Site:
         others = [one.facts for one in self.kernels if one.changed and one.joins(kernel)]
         shuffled = self._random.sample(patterns, len(patterns))
         return Site(
-            kernel.facts,
+            facts or kernel.facts,
             shuffled,
             self._vocabulary.integers,
             self._vocabulary.floats,
-            self._random.sample(others, min(PARTNERS, len(others))),
+            self._random.sample(others, min(partners, len(others))),
         )
 
     def _aim(self, kernel: Kernel, around: _Around, points: Collection[Point]) -> None:

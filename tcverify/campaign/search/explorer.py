@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import random
+from collections import deque
 from collections.abc import Iterable, Iterator
 
 from tcverify.application import Pair, Point
@@ -25,6 +27,10 @@ AT_FIRST, PER_NODE = 1_500, 1
 
 #: Calls of a program that is not reduced where it was made of a kernel.
 SMALL = 7
+
+#: How many of the programs that are made are edits of edits that showed nothing new, while there are any; and of how many such
+#: edits, the latest ones, these are made. Two steps may show what none of them shows alone.
+FURTHER, LATEST = 0.3, 32
 
 #: Where the pass names fewer patterns of calls than this, others are taken as well.
 FEW_PATTERNS = 24
@@ -49,7 +55,12 @@ class Explorer:
             self._calls.guess(synthesised(name))
         self._rewrites: set[Rewrite] = {()}
         self._edges: set[Edge] = set()
-        self._parents: dict[str, tuple[Kernel, str]] = {}  # by program that was made, with the family of the edit
+        self._parents: dict[
+            str, tuple[Kernel, str, Facts]
+        ] = {}  # by program that was made, with the family of the edit
+        self._neutral: deque[tuple[Kernel, Facts]] = deque(maxlen=LATEST)  # edits that showed nothing new
+        self._random = random.Random(seed)
+        self.further = 0  # programs that are more than one edit away from a kernel
         self._known: set[str] = set()  # programs that were made, or are kernels
         self._small: set[str] = set()  # kernels
         self._waiting: list[Iterator[Kernel]] = []
@@ -70,11 +81,12 @@ class Explorer:
         rewrite = rewrite_of(pair)
         new = rewrite not in self._rewrites
         self._rewrites.add(rewrite)
-        parent, family = self._parents.pop(program_id(program), (None, ""))
-        if parent is None:
+        made = self._parents.pop(program_id(program), None)
+        if made is None:
             self._see(program)
             self._await(program, pair, rewrite if new else None)
             return
+        parent, family, facts = made
         edges = edges_of(pair, self._named)
         points = [point for point in pair.reached if point not in self.points]
         news = new or bool(points) or not edges <= self._edges
@@ -88,6 +100,8 @@ class Explorer:
             self._edges |= edges
             self.points.update(dict.fromkeys(points))
             self._waiting.insert(0, self._as_it_is(program, points, parent, refuted))
+        elif pair.changed and not refuted:
+            self._neutral.append((parent, facts))
 
     def _as_it_is(self, program: Program, points: list[Point], parent: Kernel, refuted: bool) -> Iterator[Kernel]:
         kernel = kernel_of(program, points, self._trial, self.points, self._named, parent)
@@ -169,6 +183,7 @@ class Explorer:
         """
         lost = dict.fromkeys(self.points)
         self._waiting.clear()
+        self._neutral.clear()
         for kernel in self._agenda.clear():
             for program in moved(kernel.program, world_size):
                 again = kernel_of(program, kernel.new, self._trial_of_known, lost, self._named)
@@ -184,15 +199,33 @@ class Explorer:
 
     def next(self) -> Program | None:
         """The next program to be tried; None where nothing is left."""
+        if self._neutral and self._random.random() < FURTHER and (program := self._further()) is not None:
+            return program
         while (chosen := self._agenda.next(self.points)) is not None:
             kernel, family, edit = chosen
-            program = _made(kernel.facts, edit)
-            identity = "" if program is None else program_id(program)
-            if program is not None and identity not in self._known:
-                self._known.add(identity)
-                self._parents[identity] = kernel, family
+            program = self._made(kernel, family, edit, kernel.facts)
+            if program is not None:
                 return program
         return None
+
+    def _further(self) -> Program | None:
+        """An edit of a program that showed nothing new, near what sets that apart from its kernel."""
+        kernel, facts = self._random.choice(self._neutral)
+        chosen = self._agenda.further(kernel, facts)
+        program = None if chosen is None else self._made(kernel, *chosen, facts)
+        self.further += program is not None
+        return program
+
+    def _made(self, kernel: Kernel, family: str, edit: Edit, facts: Facts) -> Program | None:
+        """The program that an edit of `facts` comes to, if it is a new one."""
+        made = _legal(facts, edit)
+        if made is None or program_id(made[0]) in self._known:
+            return None
+        program, facts = made
+        identity = program_id(program)
+        self._known.add(identity)
+        self._parents[identity] = kernel, family, facts
+        return program
 
     @property
     def behaviours(self) -> int:
@@ -205,8 +238,8 @@ class Explorer:
         return self._agenda.exhausted
 
 
-def _made(facts: Facts, edit: Edit) -> Program | None:
-    """The program that an edit comes to, if it is a legal one."""
+def _legal(facts: Facts, edit: Edit) -> tuple[Program, Facts] | None:
+    """The program that an edit comes to, if it is a legal one, and what is known of it."""
     try:
         sketch = edit.make()
     except Misfit:
@@ -215,7 +248,7 @@ def _made(facts: Facts, edit: Edit) -> Program | None:
     if made is None or untidy(made) > untidy(facts):
         return None
     try:
-        return program_of(made.sketch)
+        return program_of(made.sketch), made
     except TcverifyError:
         return None
 

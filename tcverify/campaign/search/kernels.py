@@ -110,8 +110,8 @@ class Kernel:
     def __post_init__(self) -> None:
         self.facts = facts_of(sketch_of(self.program))
         self._size = max(1, self.program.size)
-        shared = set() if self.parent is None else _outlines(self.parent.facts)
-        self.own = frozenset(outline[0] for outline in _outlines(self.facts) - shared)
+        shared = set() if self.parent is None else outlines(self.parent.facts)
+        self.own = frozenset(outline[0] for outline in outlines(self.facts) - shared)
 
     @property
     def weight(self) -> float:
@@ -134,7 +134,7 @@ class Kernel:
         return len(self.program.graphs) == 1 and self.program.mesh == other.program.mesh
 
 
-def _outlines(facts: Facts) -> set[tuple[str, ...]]:
+def outlines(facts: Facts) -> set[tuple[str, ...]]:
     """Each step by its name, its op and what it reads."""
     return {
         (step.name, str(step.target), *step.reads)
@@ -218,4 +218,4 @@ def kernels_of(
             yield found
 
 
-__all__ = ["Apply", "Edge", "Kernel", "Rewrite", "edges_of", "kernel_of", "kernels_of", "rewrite_of"]
+__all__ = ["Apply", "Edge", "Kernel", "Rewrite", "edges_of", "kernel_of", "kernels_of", "outlines", "rewrite_of"]
