@@ -8,6 +8,7 @@ from pathlib import Path
 from tcverify.campaign import Subscriber
 from tcverify.catalogue.choices import REPORTS
 from tcverify.report.html import HtmlReport
+from tcverify.report.html.kernels import KernelReport
 from tcverify.report.junit import JunitReport
 from tcverify.report.ndjson import EventLog
 from tcverify.report.trace import TraceReport
@@ -21,7 +22,10 @@ def reports(
     *,
     accepting: bool = False,
 ) -> list[Subscriber]:
-    """Return the subscribers that write these reports; a log of events, which takes note of what the others tell, is the first.
+    """Return the subscribers that write these reports.
+
+    A log of events, which takes note of what the others tell, comes before them; but for the page of kernels, which tells where
+    it is when the run ends, while the log is still open.
 
     Args:
         names: of `REPORTS`.
@@ -38,7 +42,7 @@ def reports(
             log.note(line)
 
     if "html" in names:
-        chosen += [HtmlReport(report_dir, told), TraceReport(report_dir, told)]
+        chosen = [KernelReport(report_dir, told), *chosen, HtmlReport(report_dir, told), TraceReport(report_dir, told)]
     if "junit" in names:
         chosen.append(JunitReport(report_dir, told, failing, accepting=accepting))
     return chosen

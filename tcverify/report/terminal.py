@@ -170,8 +170,8 @@ class TerminalReport:
             cases.setdefault(case.finding.kind, []).append(case.id)
         if event.searched is not None and event.searched.kernels:
             say(self.console, f"  {searched_line(event.searched)}")
-            for line in kernel_lines(event.searched) if self._kernels else ():
-                say(self.console, f"  {line}")
+            for shown in kernel_lines(event.searched) if self._kernels else ():
+                say(self.console, f"  {shown.text}", _MARK_STYLES[shown.mark])
         for kind, number in counts.findings.most_common():
             ids = cases.get(kind, [])
             which = f", case{'s' if len(ids) > 1 else ''} {', '.join(ids)}" if ids else ""

@@ -17,10 +17,12 @@ import pytest
 
 from tcverify.counterexample import Counterexample, write_counterexample
 from tcverify.report.html import to_gallery, to_html
+from tcverify.report.html.kernels import to_kernel_page
 from tests.browser.chromium import NAMES, Browser, browser, find_chromium
-from tests.unit.html_cases import case
+from tests.unit.html_cases import blocks, case, drops_middle_reduction, widens
 from tests.unit.schedule_cases import schedule_case
 from tests.unit.test_html import hostile_case
+from tests.unit.test_kernel_reports import finished, kernel, leaves_alone
 
 pytestmark = pytest.mark.browser
 
@@ -289,6 +291,21 @@ def test_the_exhibition_shows_every_case(page: Browser, tmp_path: Path) -> None:
         assert page.value("document.documentElement.scrollWidth") <= width
     assert page.value("document.querySelectorAll('.exhibit').length") == len(found)
     assert page.value("document.querySelectorAll('.exhibit .drawing').length") == len(found)
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_the_page_of_kernels_is_read_at_any_width(page: Browser, dark: bool, tmp_path: Path) -> None:
+    found = [kernel(*one) for one in ((drops_middle_reduction, blocks(1)), (drops_middle_reduction, blocks(2)),
+                                      (widens, blocks(1)), (leaves_alone, blocks(1)))]  # fmt: skip
+    file = tmp_path / "kernels.html"
+    file.write_text(to_kernel_page([finished(*found)]))
+    for width in (800, 1400):
+        page.open(file, width, dark=dark)
+        page.value("for (const d of document.querySelectorAll('details')) d.open = true")
+        assert page.complaints == []
+        assert page.value("document.documentElement.scrollWidth") <= width
+        assert page.value(_FAINT) == []
+    assert page.value("document.querySelectorAll('.exhibit .drawing').length") == 3
 
 
 def snapshot(name: str, said: str) -> None:

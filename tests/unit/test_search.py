@@ -101,9 +101,10 @@ def test_kernels_are_the_smallest_programs_that_show_what_a_pass_does(tmp_path: 
     changed = [kernel for kernel in search.kernels if kernel.changed]
     assert min(kernel.program.size for kernel in changed) == 2  # two negations
     assert finished.searched is not None
-    lines = "\n".join(kernel_lines(finished.searched))
-    assert "kernel: +clone, -neg" in lines
+    lines = "\n".join(line.text for line in kernel_lines(finished.searched))
+    assert "kernel: neg ⇒ clone" in lines
     assert "= neg(v" in lines
+    assert all(kernel.rewritten is not None for kernel in finished.searched.kernels if kernel.changed)
     assert searched_line(finished.searched).startswith(f"searched: {len(search.kernels)} kernels (")
     assert finished.searched.tried > 100
 

@@ -87,6 +87,7 @@ class Kernel:
         rewrite, edges: what the pass does with it.
         changed: whether the pass changes it.
         looked: the nodes that each condition of the pass was about, by file and line.
+        rewritten: what the pass makes of it; None where it leaves it alone, or what it makes is no program.
         parent: the kernel that it is an edit of; None for one that was reduced from a larger program.
         own: the names of steps that it does not share with its parent.
         trials: edits of it that were tried.
@@ -100,6 +101,7 @@ class Kernel:
     edges: frozenset[Edge]
     changed: bool
     looked: Mapping[tuple[str, int], tuple[str, ...]]
+    rewritten: Program | None = None
     parent: Kernel | None = None
     facts: Facts = field(init=False)
     own: frozenset[str] = field(init=False)
@@ -162,9 +164,16 @@ def kernel_of(
     """
     pair = apply(program, known, True)
     reached = frozenset(pair.reached)
-    edges = edges_of(pair, named)
     return Kernel(
-        program, reached.intersection(new), reached, rewrite_of(pair), edges, pair.changed, pair.looked, parent
+        program,
+        reached.intersection(new),
+        reached,
+        rewrite_of(pair),
+        edges_of(pair, named),
+        pair.changed,
+        pair.looked,
+        pair.rewritten if pair.changed and pair.foreign is None else None,
+        parent,
     )
 
 

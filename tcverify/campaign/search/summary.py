@@ -17,12 +17,14 @@ class KernelFound:
         reached: places of the pass that it was the first to reach.
         rewrite: ops that the pass removes (negative) and adds.
         changed: whether the pass changes it.
+        rewritten: what the pass makes of it; None where it leaves it alone, or what it makes is no program.
     """
 
     program: Program
     reached: tuple[Point, ...]
     rewrite: Rewrite
     changed: bool
+    rewritten: Program | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -157,7 +157,10 @@ class Search:
         """What it came to so far."""
         if self._explorer is None:
             return Searched()
-        kernels = (KernelFound(one.program, tuple(sorted(one.new)), one.rewrite, one.changed) for one in self.kernels)
+        kernels = (
+            KernelFound(one.program, tuple(sorted(one.new)), one.rewrite, one.changed, one.rewritten)
+            for one in self.kernels
+        )
         explorer = self._explorer
         return Searched(tuple(kernels), explorer.behaviours, len(self._made), self._skipped, explorer.exhausted)
 
