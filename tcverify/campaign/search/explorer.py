@@ -190,7 +190,10 @@ class Explorer:
                 if again.changed == kernel.changed and again.rewrite == kernel.rewrite:
                     self._keep(again)
                     break
+        self._rewrites, self._edges = {()}, set()  # what is lost shows something new again
         for kernel in self.kernels:
+            self._rewrites.add(kernel.rewrite)
+            self._edges |= kernel.edges
             for point in kernel.reached:
                 lost.pop(point, None)
         for point in lost:

@@ -138,7 +138,8 @@ class Search:
         if self._explorer is None or not self._begun:
             return
         self._left = False
-        tried, share = 0, min(MOST, LEAST + (self._drawn + len(self._made)) // GROWS)
+        tried = 0
+        share = MOST if self._taken else min(MOST, LEAST + (self._drawn + len(self._made)) // GROWS)
         while tried < share and (program := self._explorer.next()) is not None:
             self._left = True
             if masked(program) and int(program_id(program), 16) % MASKED:
