@@ -85,12 +85,16 @@ class _Around:
     Attributes:
         worn: nothing is left that is not left around the kernel's parent as well.
         over: nothing is left.
+        wanted: conditions that it was the first to reach, and of which one outcome was never seen, by file and line.
+        goals: edits that may turn one of these; None while they are not listed.
+        aimed: how many of them were tried.
     """
 
     def __init__(self, kernel: Kernel, site: Site, order: random.Random) -> None:
         self.worn = self.over = False
-        self.goals: list[tuple[str, Edit]] = []
         self.wanted: frozenset[tuple[str, int]] = frozenset()
+        self.goals: list[tuple[str, Edit]] | None = []
+        self.aimed = 0
         self._queues = {name: _Queue(family(site), kernel.own, order) for name, family in FAMILIES.items()}
         self._taken: Counter[str] = Counter()
 
@@ -124,6 +128,7 @@ class Agenda:
         self._behaviours: dict[object, int] = {}
         self._alike: Counter[int] = Counter()
         self._yields = _Yields()
+        self._seen = (0, 0)  # kernels and places that there were when it was last found out what is wanted
 
     def add(self, kernel: Kernel) -> None:
         """Take a kernel in."""
@@ -153,20 +158,21 @@ class Agenda:
         Args:
             points: that were reached so far.
         """
-        while True:
+        chosen = self._aimed(points) if self._random.random() < GOALS else None
+        while chosen is None:
             left = (one for one in self.kernels if one not in self._around or not self._around[one].over)
             kernel = min(left, key=self._turn, default=None)
             if kernel is None:
-                return None
-            if kernel not in self._around:
-                self._around[kernel] = _Around(kernel, self._site(kernel, self._patterns()), self._random)
-            around = self._around[kernel]
-            self._aim(kernel, around, points)
-            aimed = around.goals and self._random.random() < GOALS
-            chosen = around.goals.pop() if aimed else around.pop(self._yields.weight)
-            if chosen is not None:
-                kernel.trials += 1
-                return kernel, *chosen
+                return self._aimed(points)
+            found = self._near(kernel).pop(self._yields.weight)
+            chosen = None if found is None else (kernel, *found)
+        chosen[0].trials += 1
+        return chosen
+
+    def _near(self, kernel: Kernel) -> _Around:
+        if kernel not in self._around:
+            self._around[kernel] = _Around(kernel, self._site(kernel, self._patterns()), self._random)
+        return self._around[kernel]
 
     def further(self, kernel: Kernel, facts: Facts) -> tuple[str, Edit] | None:
         """An edit of a program that was made of a kernel, near what sets it apart from that, with its family."""
@@ -200,24 +206,43 @@ class Agenda:
             self._random.sample(others, min(partners, len(others))),
         )
 
-    def _aim(self, kernel: Kernel, around: _Around, points: Collection[Point]) -> None:
-        """List the edits that may turn a condition which the kernel was the first to reach, and of which one outcome was never
-        seen: those that bring in what it depends on, near the nodes that it is about; where it names nothing, all near these."""
-        wanted = frozenset(
-            (p.file, p.line) for p in kernel.new if p.outcome >= 0 and p._replace(outcome=1 - p.outcome) not in points
-        )
-        if wanted == around.wanted:
-            return
-        around.wanted = wanted
+    def _aimed(self, points: Collection[Point]) -> tuple[Kernel, str, Edit] | None:
+        """An edit that may turn a condition of which one outcome was never seen, with its kernel and family."""
+        if self._seen != (now := (len(self.kernels), len(points))):
+            self._seen = now
+            for kernel in self.kernels:
+                wanted = _wanted(kernel, points)
+                if wanted or kernel in self._around:
+                    around = self._near(kernel)
+                    around.goals = around.goals if wanted == around.wanted else None
+                    around.wanted = wanted
+        left = [one for one, around in self._around.items() if around.wanted and around.goals != []]
+        for kernel in sorted(left, key=lambda one: self._around[one].aimed / one.weight):
+            around = self._around[kernel]
+            if around.goals is None:
+                around.goals = self._goals(kernel, around.wanted)
+            if around.goals:
+                around.aimed += 1
+                return kernel, *around.goals.pop()
+        return None
+
+    def _goals(self, kernel: Kernel, wanted: frozenset[tuple[str, int]]) -> list[tuple[str, Edit]]:
+        """The edits that bring in what one of several conditions depends on, near the nodes that it is about; where it names
+        nothing, all near these."""
         goals = [
             (frozenset(kernel.looked.get(one, ())), self._vocabulary.conditions.get(one, ())) for one in sorted(wanted)
         ]
         named = {name for _, names in goals for name in names}
         site = self._site(kernel, [pattern for pattern in self._patterns() if pattern.name in named])
-        around.goals = [
-            (name, edit) for name, family in FAMILIES.items() for edit in family(site) if _serves(edit, goals)
-        ]
-        self._random.shuffle(around.goals)
+        found = [(name, edit) for name, family in FAMILIES.items() for edit in family(site) if _serves(edit, goals)]
+        self._random.shuffle(found)
+        return found
+
+
+def _wanted(kernel: Kernel, points: Collection[Point]) -> frozenset[tuple[str, int]]:
+    return frozenset(
+        (p.file, p.line) for p in kernel.new if p.outcome >= 0 and p._replace(outcome=1 - p.outcome) not in points
+    )
 
 
 def _serves(edit: Edit, goals: Sequence[tuple[frozenset[str], Collection[object]]]) -> bool:

@@ -89,7 +89,8 @@ class Kernel:
         looked: the nodes that each condition of the pass was about, by file and line.
         rewritten: what the pass makes of it; None where it leaves it alone, or what it makes is no program.
         parent: the kernel that it is an edit of; None for one that was reduced from a larger program.
-        own: the names of steps that it does not share with its parent.
+        own: the names of the steps that edits are tried near to first: those that conditions were about which it was the first to
+            reach; where there are none, those that it does not share with its parent.
         trials: edits of it that were tried.
         judged, refuted: programs around it that were verified, and that were refuted.
     """
@@ -113,7 +114,9 @@ class Kernel:
         self.facts = facts_of(sketch_of(self.program))
         self._size = max(1, self.program.size)
         shared = set() if self.parent is None else outlines(self.parent.facts)
-        self.own = frozenset(outline[0] for outline in outlines(self.facts) - shared)
+        looked = {name for point in self.new for name in self.looked.get((point.file, point.line), ())}
+        near = looked.intersection(self.facts.names)
+        self.own = frozenset(near or (outline[0] for outline in outlines(self.facts) - shared))
 
     @property
     def weight(self) -> float:
