@@ -2,7 +2,7 @@
 
 Read from the source and its compiled form; nothing is executed. Code at the level of modules and classes runs at import and
 does not count, neither do docstrings. Conditions are those of `if`, `elif` and `while`, where condition and body stand on
-different lines.
+different lines, and what functions return that is true or false by its form, such as `return a is b and c`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import CodeType
+from typing import TypeGuard
 
 #: Flag of code objects that are functions, `inspect.CO_OPTIMIZED`: not modules and class bodies.
 _OPTIMIZED = 1
@@ -46,7 +47,7 @@ class Function:
     Attributes:
         name: qualified within the file.
         lines: that hold code.
-        conditions: the lines of its conditions.
+        conditions: the lines of its conditions, those that it returns included.
     """
 
     name: str
@@ -61,11 +62,13 @@ class Source:
     Attributes:
         conditions: by each line that a condition stands on, the one that begins last.
         true: by each line, the lines of the conditions in whose bodies it stands: they were true where it runs.
+        returned: the lines of `return` statements that return a condition.
     """
 
     functions: tuple[Function, ...]
     conditions: dict[int, Condition]
     true: dict[int, tuple[int, ...]]
+    returned: frozenset[int] = frozenset()
 
 
 @cache
@@ -89,12 +92,32 @@ def source_of(file: str) -> Source:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
         for line in (node.lineno, *(one.lineno for one in node.decorator_list))
     }
-    own = {condition.line for condition in conditions.values()}
+    returned = frozenset(node.lineno for node in ast.walk(tree) if returns_condition(node))
+    own = {condition.line for condition in conditions.values()} | returned
     functions = []
     for name, found, first, last in _functions(code, "", bodies):
         lines = frozenset(line for line in found if first <= line <= last)
         functions.append(Function(name, lines, lines & own))
-    return Source(tuple(functions), conditions, true)
+    return Source(tuple(functions), conditions, true, returned)
+
+
+#: Functions that answer with true or false.
+_ANSWERS = frozenset({"all", "any", "bool", "callable", "hasattr", "isinstance", "issubclass"})
+
+
+def returns_condition(node: ast.AST) -> TypeGuard[ast.Return]:
+    """Whether it is a `return` of what is true or false by its form."""
+    return isinstance(node, ast.Return) and node.value is not None and _is_condition(node.value)
+
+
+def _is_condition(value: ast.expr) -> bool:
+    if isinstance(value, ast.Call):
+        return isinstance(value.func, ast.Name) and value.func.id in _ANSWERS
+    return (
+        isinstance(value, ast.Compare)
+        or (isinstance(value, ast.BoolOp) and any(map(_is_condition, value.values)))
+        or (isinstance(value, ast.UnaryOp) and isinstance(value.op, ast.Not))
+    )
 
 
 def _condition(node: ast.AST) -> Condition | None:
@@ -138,4 +161,4 @@ def _lines(code: CodeType) -> set[int]:
     return found
 
 
-__all__ = ["Condition", "Function", "Source", "source_of"]
+__all__ = ["Condition", "Function", "Source", "returns_condition", "source_of"]

@@ -31,7 +31,8 @@ class Point(NamedTuple):
     """A place in the pass's code that was reached.
 
     Attributes:
-        outcome: of the condition on this line: 1 where it was true, 0 where it was false; -1: the line ran.
+        outcome: of the condition on this line, or that is returned there: 1 where it was true, 0 where it was false; -1: the line
+            ran.
     """
 
     file: str
@@ -177,8 +178,10 @@ class Recorder:
 
     def _look(self, file: str, line: int, frame: FrameType) -> None:
         """Note the nodes in the variables of a function that is about to evaluate a condition."""
-        condition = source_of(file).conditions.get(line)
-        if self._looked is None or condition is None or condition.line != line:
+        source = source_of(file)
+        condition = source.conditions.get(line)
+        asked = line in source.returned if condition is None else condition.line == line
+        if self._looked is None or not asked:
             return
         names = self._looked.setdefault((file, line), {})
         names.update((value.name, None) for value in frame.f_locals.values() if isinstance(value, fx.Node))
@@ -218,6 +221,11 @@ class Recorder:
         for condition in source_of(file).true.get(line, ()):
             self._reach(Point(file, condition, 1))
 
+    def _returned(self, file: str, line: int, value: Any) -> None:
+        """Note what a function returned, where that is a condition. Of other objects it is not asked whether they are true."""
+        if line in source_of(file).returned and (value is None or isinstance(value, (bool, int, list, tuple, fx.Node))):
+            self._reach(Point(file, line, int(bool(value))))
+
     # ------------------------------------------------------------------------------------------------ sys.monitoring
 
     def _monitor(self) -> int | None:
@@ -230,7 +238,7 @@ class Recorder:
         branches = [getattr(events, name) for name in ("BRANCH_LEFT", "BRANCH_RIGHT") if hasattr(events, name)]
         directed = bool(branches)  # a place reports each way that a jump goes apart
         branches = branches or [events.BRANCH]
-        watched = events.LINE
+        watched = events.LINE | events.PY_RETURN
         for one in branches:
             watched |= one
 
@@ -253,9 +261,19 @@ class Recorder:
                 return None
             return monitoring.DISABLE if self._went(code, offset, target) or directed else None
 
+        def returned(code: CodeType, offset: int, value: Any) -> Any:
+            file = self.scope.of(code.co_filename) or ""
+            line = _layout(code).line(offset)
+            self._returned(file, line, value)
+            wanted = line in source_of(file).returned and not all(
+                Point(file, line, one) in self._seen for one in (0, 1)
+            )
+            return None if wanted else monitoring.DISABLE
+
         monitoring.use_tool_id(tool, "tcverify")
         monitoring.register_callback(tool, events.PY_START, start)
         monitoring.register_callback(tool, events.LINE, line)
+        monitoring.register_callback(tool, events.PY_RETURN, returned)
         for event in branches:
             monitoring.register_callback(tool, event, branch)
         monitoring.set_events(tool, events.PY_START)
@@ -291,12 +309,14 @@ class Recorder:
         steps = self._steps.setdefault(file, set())
         last = 0
 
-        def trace(frame: FrameType, event: str, _: Any) -> Callable[..., Any]:
+        def trace(frame: FrameType, event: str, value: Any) -> Callable[..., Any]:
             nonlocal last
             if event == "exception":  # says nothing of a condition that was being evaluated
                 last = 0
                 return trace
             line = frame.f_lineno if event == "line" else 0
+            if event == "return" and last:
+                self._returned(file, frame.f_lineno, value)
             if self._looked is not None and line:
                 self._look(file, line, frame)
             if (last, line) not in steps:
@@ -316,6 +336,7 @@ class Recorder:
             counted = {line for one in source.functions for line in one.lines}
             lines = {line for _, _, line in code.co_lines() if line} & counted
             conditions = {source.conditions[line].line for line in lines if line in source.conditions}
+            conditions |= lines & source.returned
             missing = {Point(file, line) for line in lines}
             missing |= {Point(file, line, outcome) for line in conditions for outcome in (0, 1)}
         if known != len(self._seen):

@@ -6,6 +6,8 @@ import ast
 from collections import defaultdict
 from collections.abc import Iterator
 
+from tcverify.application.reachable import returns_condition
+
 #: Steps from a condition to what it depends on that are followed.
 DEPTH = 3
 
@@ -13,7 +15,7 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def conditions_of(tree: ast.Module) -> Iterator[tuple[int, list[ast.AST], list[ast.AST]]]:
-    """The conditions of `if` and `while` in functions and outside.
+    """The conditions of `if` and `while`, in functions and outside, and those that functions return.
 
     Yields:
         The line; the expressions that it is made of, the nearest first; and the functions of the module that these call.
@@ -28,6 +30,9 @@ def _inside(
     for node in ast.iter_child_nodes(owner):
         if isinstance(node, (ast.If, ast.While)):
             expressions, called = _slice(node.test, assigned, functions)
+            yield node.lineno, expressions, called
+        elif returns_condition(node) and node.value is not None:
+            expressions, called = _slice(node.value, assigned, functions)
             yield node.lineno, expressions, called
         own = _assigned(node) if isinstance(node, Function) else assigned
         yield from _inside(node, own, functions)

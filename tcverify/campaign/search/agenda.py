@@ -228,15 +228,17 @@ class Agenda:
 
     def _goals(self, kernel: Kernel, wanted: frozenset[tuple[str, int]]) -> list[tuple[str, Edit]]:
         """The edits that bring in what one of several conditions depends on, near the nodes that it is about; where it names
-        nothing, all near these."""
+        nothing, all near these. The last ones are at the nodes themselves, those before at what they read and at their readers.
+        """
         goals = [
             (frozenset(kernel.looked.get(one, ())), self._vocabulary.conditions.get(one, ())) for one in sorted(wanted)
         ]
         named = {name for _, names in goals for name in names}
         site = self._site(kernel, [pattern for pattern in self._patterns() if pattern.name in named])
-        found = [(name, edit) for name, family in FAMILIES.items() for edit in family(site) if _serves(edit, goals)]
+        around = [(nodes | site.beside(nodes), names) for nodes, names in goals]
+        found = [(name, edit) for name, family in FAMILIES.items() for edit in family(site) if _serves(edit, around)]
         self._random.shuffle(found)
-        return found
+        return sorted(found, key=lambda one: _serves(one[1], goals))
 
 
 def _wanted(kernel: Kernel, points: Collection[Point]) -> frozenset[tuple[str, int]]:

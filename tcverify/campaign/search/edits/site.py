@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeAlias
@@ -60,6 +60,11 @@ class Site:
             for slot, name in enumerate(operands(step)):
                 found.setdefault(name, []).append((step.name, slot))
         return found
+
+    def beside(self, names: Collection[str]) -> frozenset[str]:
+        """What some steps read, and what reads them."""
+        read = {name for one in names if one in self.all_steps for name in operands(self.all_steps[one])}
+        return frozenset(read.union(reader for name in names for reader, _ in self.edges.get(name, ())))
 
     def is_input(self, name: str) -> bool:
         return self.all_steps[name].op == "placeholder"
