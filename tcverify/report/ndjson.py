@@ -220,12 +220,13 @@ class EventLog:
             os.close(descriptor)
 
 
-def _searched(searched: Searched | None) -> dict[str, int] | None:
-    """What a search came to, in numbers."""
+def _searched(searched: Searched | None) -> dict[str, Any] | None:
+    """What a search came to, in numbers, and the lines that it suspects."""
     if searched is None:
         return None
-    numbers = {name: getattr(searched, name) for name in ("behaviours", "tried", "skipped", "exhausted")}
-    return {"kernels": len(searched.kernels), **numbers}
+    numbers = {name: getattr(searched, name) for name in ("behaviours", "tried", "further", "skipped", "exhausted")}
+    suspects = [{**asdict(one), "score": round(one.score, 3)} for one in searched.suspects]
+    return {"kernels": len(searched.kernels), **numbers, "suspects": suspects}
 
 
 def _blame(blame: Blame | None) -> dict[str, Any] | None:

@@ -38,10 +38,26 @@ def searched_line(searched: Searched) -> str:
     number = len(searched.kernels)
     shown = f"{count(number, 'kernel')} ({count(searched.behaviours, 'behaviour')})"
     if searched.exhausted == number and not searched.skipped:
-        return f"searched: every program one edit away from {shown} was tried, {searched.tried:,} in all"
-    line = f"searched: {shown}; {count(searched.tried, 'program')} one edit away from them tried"
+        line = f"searched: every program one edit away from {shown} was tried, {searched.tried:,} in all"
+        return line + (f", {searched.further:,} of them further away" if searched.further else "")
+    line = f"searched: {shown}; {count(searched.tried - searched.further, 'program')} one edit away from them tried"
     line += f", all of those of {searched.exhausted:,}" if searched.exhausted else ""
+    line += f"; {searched.further:,} further away" if searched.further else ""
     return line + (f"; {searched.skipped:,} with a known cause left out" if searched.skipped else "")
+
+
+def suspect_lines(searched: Searched) -> list[str]:
+    """Lines of the pass that most programs which go wrong reach, and few of those that pass."""
+    found = []
+    for one in searched.suspects:
+        lines = f"{one.first}" if one.first == one.last else f"{one.first}-{one.last}"
+        often = f"{one.wrong} of {count(one.of_wrong, 'kernel')} that {'go' if one.of_wrong > 1 else 'goes'} wrong"
+        found.append(
+            plain(
+                f"suspect: {source_name(one.file)}:{lines}, reached by {often}, by {one.passed} of {one.of_passed} that pass"
+            )
+        )
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,5 +237,6 @@ __all__ = [
     "reach_line",
     "rewrite_words",
     "searched_line",
+    "suspect_lines",
     "unreached_lines",
 ]

@@ -18,7 +18,7 @@ from tcverify.report.console import say
 from tcverify.report.known import known_line
 from tcverify.report.listing import columns
 from tcverify.report.plain import count, plain
-from tcverify.report.reach import kernel_lines, reach_line, searched_line, unreached_lines
+from tcverify.report.reach import kernel_lines, reach_line, searched_line, suspect_lines, unreached_lines
 
 _MARK_STYLES = {"-": "red", "+": "green", " ": ""}
 #: What helps where a pass finds nothing to change.
@@ -170,6 +170,8 @@ class TerminalReport:
             cases.setdefault(case.finding.kind, []).append(case.id)
         if event.searched is not None and event.searched.kernels:
             say(self.console, f"  {searched_line(event.searched)}")
+            for line in suspect_lines(event.searched):
+                say(self.console, f"  {line}", "red")
             for shown in kernel_lines(event.searched) if self._kernels else ():
                 say(self.console, f"  {shown.text}", _MARK_STYLES[shown.mark])
         for kind, number in counts.findings.most_common():

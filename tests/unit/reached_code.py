@@ -61,6 +61,14 @@ def raises(value: int) -> int:
     return 0
 
 
+def answers(value: int) -> object:
+    """What it returns is true or false by its form; a call of another function is not."""
+    if value == 7:
+        return end(value)
+    return (value > 0  # answers
+            and 12 // value < 5)  # fmt: skip
+
+
 def never() -> int:
     """Not called."""
     return 1  # never

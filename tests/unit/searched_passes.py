@@ -53,6 +53,34 @@ def cancels_negations_for_all(gm: fx.GraphModule) -> None:
         gm.graph.erase_node(node)
 
 
+def is_negated(value: object) -> bool:
+    """A condition that is returned, not asked."""
+    return isinstance(value, fx.Node) and value.target is NEG
+
+
+def adds_negated(gm: fx.GraphModule) -> None:
+    """Copies what is a sum of two negations, and forgets that it was one of negations."""
+    for node in calls(gm, ADD):
+        first, second = node.args
+        if is_negated(first):
+            with gm.graph.inserting_before(node):
+                copy = gm.graph.call_function(CLONE, (first,))
+            node.replace_input_with(first, copy)
+            if is_negated(second):
+                node.replace_input_with(copy, first.args[0])
+
+
+def copies_sums(gm: fx.GraphModule) -> None:
+    """Copies every sum over ranks; of sums that are returned, and negated twice, it copies what was summed."""
+    for node in calls(gm, ALL_REDUCE):
+        negated = [user for user in node.users if user.target is NEG]
+        returned = [user for user in node.users if user.op == "output"]
+        kept = node.args[0] if len(negated) > 1 and returned else node
+        with gm.graph.inserting_after(node):
+            copy = gm.graph.call_function(CLONE, (kept,))
+        node.replace_all_uses_with(copy, delete_user_cb=lambda user, new=copy: user is not new)
+
+
 def views_named(node: fx.Node) -> bool:
     namespace = torch.ops.aten
     if node.target in VIEWS and len(node.args) < LIMIT:

@@ -64,6 +64,24 @@ def test_lines_and_outcomes_of_conditions(recorder: Recorder) -> None:
     assert not {line("minus"), line("down"), line("early"), line("printed"), line("never")} & lines
 
 
+def test_conditions_that_functions_return(recorder: Recorder) -> None:
+    with recorder.watching():
+        reached_code.answers(7)
+    assert (line("answers"), 0) not in outcomes(recorder.taken())
+    with recorder.watching():
+        reached_code.answers(3)
+        reached_code.answers(4)
+    assert {one for one in outcomes(recorder.taken()) if one[0] == line("answers")} == {(line("answers"), 1)}
+    recorder.ask([])
+    with recorder.watching(), contextlib.suppress(TypeError):
+        reached_code.answers("no number")  # type: ignore[arg-type]
+    assert recorder.taken() == []
+    with recorder.watching():
+        reached_code.answers(-1)
+    assert outcomes(recorder.taken()) == {(line("answers"), 0)}
+    assert line("answers") in next(one for one in source_of(FILE).functions if one.name == "answers").conditions
+
+
 def test_only_what_is_new_is_told(recorder: Recorder) -> None:
     with recorder.watching():
         run()

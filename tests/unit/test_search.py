@@ -16,9 +16,9 @@ from tcverify.campaign.search.edits import FAMILIES
 from tcverify.campaign.search.moving import moved
 from tcverify.execution import Lockstep
 from tcverify.program import PARTIAL, InputSpec, Mesh, Program, dumps, spmd_program
-from tcverify.report.reach import kernel_lines, searched_line
+from tcverify.report.reach import kernel_lines, searched_line, suspect_lines
 from tests.unit import searched_passes
-from tests.unit.searched_passes import cancels_negations, cancels_negations_for_all
+from tests.unit.searched_passes import adds_negated, cancels_negations, cancels_negations_for_all, copies_sums
 
 SEEDS = (0, 1, 2)
 
@@ -70,6 +70,35 @@ def test_a_defect_behind_conditions_that_no_program_reaches_is_found(tmp_path: P
     assert found.finding.kind in ("wrong-value", "wrong-alias")
     assert found.program.size <= 3
     assert run(tmp_path, cancels_negations_for_all, seed=seed, search=False)[0].verdict != "refuted"
+
+
+@pytest.mark.parametrize("pass_", [adds_negated, copies_sums])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_what_functions_return_and_what_takes_two_edits_is_found(tmp_path: Path, seed: int, pass_: Any):
+    finished, _ = run(tmp_path, pass_, seed=seed, max_examples=1_000, fail_fast=True, checks=CHECKS)
+    assert finished.verdict == "refuted"
+    assert run(tmp_path, pass_, seed=seed, search=False, checks=CHECKS)[0].verdict != "refuted"
+
+
+def test_lines_that_wrong_kernels_have_in_common_are_suspected(tmp_path: Path):
+    finished, _ = run(tmp_path, adds_negated, max_examples=1_000, checks=CHECKS)
+    texts = Path(searched_passes.__file__).read_text().splitlines()
+    line = next(number for number, text in enumerate(texts, 1) if text.strip() == "if is_negated(second):") + 1
+    assert finished.searched is not None
+    first, *_ = finished.searched.suspects
+    assert (first.file, first.first, first.passed) == (searched_passes.__file__, line, 0)
+    assert first.wrong == first.of_wrong > 0
+    assert first.score == 1
+    text = suspect_lines(finished.searched)[0]
+    assert f"searched_passes.py:{line}, reached by {first.wrong} of {first.of_wrong} kernel" in text
+    assert text.endswith(f"by 0 of {first.of_passed} that pass")
+
+
+def test_nothing_is_suspected_of_a_sound_pass(tmp_path: Path):
+    finished, search = run(tmp_path, cancels_negations, checks=CHECKS)
+    assert finished.searched is not None
+    assert finished.searched.suspects == ()
+    assert any(kernel.wrong is False for kernel in search.kernels)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -139,8 +168,10 @@ def test_a_search_ends_when_nothing_is_left_and_says_what_was_tried(tmp_path: Pa
     assert finished.searched.exhausted == len(search.kernels)
     kernels = f"{len(search.kernels)} kernels ({finished.searched.behaviours} behaviours)"
     tried = f"{finished.searched.tried:,} in all"
+    assert finished.searched.further > 0
     assert (
-        searched_line(finished.searched) == f"searched: every program one edit away from {kernels} was tried, {tried}"
+        searched_line(finished.searched) == f"searched: every program one edit away from {kernels} was tried, {tried}, "
+        f"{finished.searched.further:,} of them further away"
     )
 
 

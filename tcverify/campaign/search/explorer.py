@@ -60,6 +60,8 @@ class Explorer:
         ] = {}  # by program that was made, with the family of the edit
         self._neutral: deque[tuple[Kernel, Facts]] = deque(maxlen=LATEST)  # edits that showed nothing new
         self._random = random.Random(seed)
+        self._untried: deque[Program] = deque()
+        self._unjudged: dict[str, Kernel] = {}  # kernels that were not verified, by program
         self.further = 0  # programs that are more than one edit away from a kernel
         self._known: set[str] = set()  # programs that were made, or are kernels
         self._small: set[str] = set()  # kernels
@@ -81,6 +83,10 @@ class Explorer:
         rewrite = rewrite_of(pair)
         new = rewrite not in self._rewrites
         self._rewrites.add(rewrite)
+        kernel = self._unjudged.pop(program_id(program), None)
+        if kernel is not None:
+            kernel.wrong = refuted
+            return
         made = self._parents.pop(program_id(program), None)
         if made is None:
             self._see(program)
@@ -105,7 +111,7 @@ class Explorer:
 
     def _as_it_is(self, program: Program, points: list[Point], parent: Kernel, refuted: bool) -> Iterator[Kernel]:
         kernel = kernel_of(program, points, self._trial, self.points, self._named, parent)
-        kernel.judged, kernel.refuted = 1, int(refuted)
+        kernel.judged, kernel.refuted, kernel.wrong = 1, int(refuted), refuted
         yield kernel
 
     def _await(self, program: Program, pair: Pair, rewrite: Rewrite | None) -> None:
@@ -144,6 +150,9 @@ class Explorer:
             self._agenda.add(kernel)
             self._calls.learn(kernel.facts)
             self._news.append(kernel)
+            if kernel.wrong is None and kernel.changed:
+                self._unjudged[identity] = kernel
+                self._untried.append(kernel.program)
 
     def take(self, program: Program) -> None:
         """Take a kernel of an earlier search, for what it shows here."""
@@ -184,6 +193,8 @@ class Explorer:
         lost = dict.fromkeys(self.points)
         self._waiting.clear()
         self._neutral.clear()
+        self._untried.clear()
+        self._unjudged.clear()
         for kernel in self._agenda.clear():
             for program in moved(kernel.program, world_size):
                 again = kernel_of(program, kernel.new, self._trial_of_known, lost, self._named)
@@ -201,7 +212,9 @@ class Explorer:
         return list(lost)
 
     def next(self) -> Program | None:
-        """The next program to be tried; None where nothing is left."""
+        """The next program to be tried; None where nothing is left. Kernels that were never verified come first."""
+        if self._untried:
+            return self._untried.popleft()
         if self._neutral and self._random.random() < FURTHER and (program := self._further()) is not None:
             return program
         while (chosen := self._agenda.next(self.points)) is not None:

@@ -93,6 +93,7 @@ class Kernel:
             reach; where there are none, those that it does not share with its parent.
         trials: edits of it that were tried.
         judged, refuted: programs around it that were verified, and that were refuted.
+        wrong: whether it was itself refuted; None before it was verified.
     """
 
     program: Program
@@ -109,6 +110,7 @@ class Kernel:
     trials: int = 0
     judged: int = 0
     refuted: int = 0
+    wrong: bool | None = None
 
     def __post_init__(self) -> None:
         self.facts = facts_of(sketch_of(self.program))

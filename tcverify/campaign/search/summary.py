@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from tcverify.application import Point
 from tcverify.campaign.search.kernels import Rewrite
+from tcverify.campaign.search.localisation import Suspect
 from tcverify.program import Program
 
 
@@ -33,16 +34,20 @@ class Searched:
 
     Attributes:
         behaviours: places of the pass that were reached, and rewrites that were seen.
-        tried: programs that were made of kernels by one edit, and tried.
+        tried: programs that were made of kernels, and tried.
+        further: those of them that are more than one edit away.
         skipped: programs that were made so, and not tried, since they contain a known cause.
         exhausted: kernels of which all edits were made.
+        suspects: lines of the pass that kernels which are refuted have in common.
     """
 
     kernels: tuple[KernelFound, ...] = ()
     behaviours: int = 0
     tried: int = 0
+    further: int = 0
     skipped: int = 0
     exhausted: int = 0
+    suspects: tuple[Suspect, ...] = ()
 
 
 __all__ = ["KernelFound", "Searched"]

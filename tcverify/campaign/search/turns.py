@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from tcverify.application import Pair, Point, Subject, Watch
 from tcverify.campaign.search.explorer import Explorer
 from tcverify.campaign.search.kernels import Kernel
+from tcverify.campaign.search.localisation import suspects_of
 from tcverify.campaign.search.summary import KernelFound, Searched
 from tcverify.program import NotSerialisable, Program, program_id
 
@@ -163,7 +164,10 @@ class Search:
             for one in self.kernels
         )
         explorer = self._explorer
-        return Searched(tuple(kernels), explorer.behaviours, len(self._made), self._skipped, explorer.exhausted)
+        return Searched(
+            tuple(kernels), explorer.behaviours, len(self._made), explorer.further, self._skipped, explorer.exhausted,
+            suspects_of(self.kernels),
+        )  # fmt: skip
 
     def _apply(self, program: Program, points: Iterable[Point], look: bool) -> Pair:
         try:
