@@ -1,4 +1,4 @@
-"""Edits of what a program is made of: numbers, groups, shapes, placements, dtypes."""
+"""Edits of what a program is made of: numbers, groups, shapes, placements, dtypes, values, options of the pass."""
 
 from __future__ import annotations
 
@@ -14,12 +14,16 @@ from torch.fx.node import map_aggregate
 from tcverify.campaign.reduction.named_groups import says_group_size
 from tcverify.campaign.reduction.sketch import Ref, Sketch, Step
 from tcverify.campaign.search.edits.site import Edit, Site
-from tcverify.program import PARTIAL, VARYING, InputSpec, Placement, RankConstant
+from tcverify.program import PARTIAL, VARYING, InputSpec, Placement, RankConstant, Recipe
 
 #: Numbers of the pass that are tried in place of one.
 MANY = 8
 
-FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+#: Integers that are moved, and not reckoned with.
+WIDE = Recipe("wide")
+
+#: Dtypes that are tried in place of one.
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int64)
 
 
 def _leaves(step: Step) -> list[tuple[int | str, Any]]:
@@ -56,7 +60,7 @@ def _instead(site: Site, value: Any) -> Sequence[Any]:
         return [value - 1, value + 1, -1, 0, 2 * value, *site.integers[:MANY]]
     if isinstance(value, float):
         return [2 * value, 0.0, 1.0, 0.5, *site.floats[:MANY]]
-    return FLOATS if isinstance(value, torch.dtype) and value.is_floating_point else ()
+    return DTYPES if isinstance(value, torch.dtype) and value is not torch.bool else ()
 
 
 def other_groups(site: Site) -> Iterator[Edit]:
@@ -165,19 +169,42 @@ def other_placements(site: Site) -> Iterator[Edit]:
 
 
 def other_dtypes(site: Site) -> Iterator[Edit]:
-    """Other dtypes: of all inputs, and of one."""
+    """Other dtypes: of all inputs of one dtype, and of one input."""
     inputs = site.facts.sketch.inputs
-    for dtype in FLOATS:
-        made = tuple(replace(spec, dtype=dtype) if spec.dtype.is_floating_point else spec for spec in inputs)
-        if made != inputs:
+    for old, dtype in itertools.product(dict.fromkeys(spec.dtype for spec in inputs), DTYPES):
+        if old not in (dtype, torch.bool):
+            made = tuple(_of_dtype(spec, dtype) if spec.dtype is old else spec for spec in inputs)
             yield Edit(partial(replace, site.facts.sketch, inputs=made), ())
-    for place, spec in enumerate(inputs):
-        if spec.dtype.is_floating_point:
-            yield from (
-                Edit(partial(_with_input, site, place, replace(spec, dtype=dtype)), (spec.name,))
-                for dtype in FLOATS
-                if dtype != spec.dtype
-            )
+    for place, spec in enumerate(inputs) if len(inputs) > 1 else ():
+        if spec.dtype is not torch.bool:
+            others = (dtype for dtype in DTYPES if dtype is not spec.dtype)
+            yield from (Edit(partial(_with_input, site, place, _of_dtype(spec, one)), (spec.name,)) for one in others)
 
 
-__all__ = ["other_dtypes", "other_groups", "other_numbers", "other_placements", "other_shapes"]
+def _of_dtype(spec: InputSpec, dtype: torch.dtype) -> InputSpec:
+    """The input in another dtype; integers, which no number says to be indices, have values that floating point does not."""
+    if spec.dtype.is_floating_point == dtype.is_floating_point:
+        return replace(spec, dtype=dtype)
+    return replace(spec, dtype=dtype, recipe=Recipe() if dtype.is_floating_point else WIDE)
+
+
+def other_values(site: Site) -> Iterator[Edit]:
+    """Integers that floating point does not have, in place of others."""
+    for place, spec in enumerate(site.facts.sketch.inputs):
+        if spec.recipe.kind == "integers":
+            yield Edit(partial(_with_input, site, place, replace(spec, recipe=WIDE)), (spec.name,))
+
+
+def other_options(site: Site) -> Iterator[Edit]:
+    """Other options of the pass: values that drawn programs have had, and none, which leaves it at its default."""
+    now = site.facts.sketch.options
+    for name, values in site.options.items():
+        rest = {key: value for key, value in now.items() if key != name}
+        made = [{**rest, name: value} for value in values if name not in now or value != now[name]]
+        for options in [*made, rest] if name in now else made:
+            yield Edit(partial(replace, site.facts.sketch, options=options), tuple(site.values))
+
+
+__all__ = [
+    "other_dtypes", "other_groups", "other_numbers", "other_options", "other_placements", "other_shapes", "other_values",
+]  # fmt: skip
