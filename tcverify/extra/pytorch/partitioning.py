@@ -20,7 +20,7 @@ from tcverify.errors import Unsupported
 from tcverify.extra.pytorch.base import TorchPass
 from tcverify.extra.pytorch.effects import define_shapes
 from tcverify.extra.pytorch.functional import functional_copy
-from tcverify.ops import lookup
+from tcverify.ops import lookup, schema_of
 
 
 class MergeEqual(TorchPass):
@@ -97,6 +97,7 @@ def _copied(gm: fx.GraphModule) -> fx.GraphModule:
     module = functional_copy(gm)
     values = {node.name: node.meta["val"] for node in gm.graph.nodes if "val" in node.meta}
     for node in module.graph.nodes:
+        _require_functional(node)
         if node.name in values:
             node.meta["val"] = values[node.name]
             if isinstance(node.meta["val"], torch.Tensor):  # torch 2.9 asks for it
@@ -104,6 +105,16 @@ def _copied(gm: fx.GraphModule) -> fx.GraphModule:
         elif node.op == "call_function":
             raise Unsupported(f"node '{node.name}' is not in the graph of the program, but made of a write")
     return module
+
+
+def _require_functional(node: fx.Node) -> None:
+    """Raise where a node writes into what the graph has made: graphs of AOTAutograd write into inputs alone, by `copy_`."""
+    schema = schema_of(node.target) if node.op == "call_function" else None
+    if schema is None or not schema.is_mutable or lookup(node.target).phase == "wait":
+        return
+    written = node.args[0] if node.args else None
+    if lookup(node.target).name != "aten::copy_" or not isinstance(written, fx.Node) or written.op != "placeholder":
+        raise Unsupported(f"node '{node.name}' writes in place: such graphs are functional")
 
 
 def _flatten_output(graph: fx.Graph) -> list[fx.Node]:
