@@ -4,6 +4,7 @@ from tcverify.campaign.search.edits.added import other_op, produced, put_on_edge
 from tcverify.campaign.search.edits.forms import (
     other_dtypes,
     other_groups,
+    other_lists,
     other_numbers,
     other_options,
     other_placements,
@@ -44,6 +45,7 @@ FAMILIES: dict[str, Family] = {
     "write in place": written,
     "move a step": moved,
     "change a number": other_numbers,
+    "change a list": other_lists,
     "change a group": other_groups,
     "change a shape": other_shapes,
     "change a placement": other_placements,

@@ -1,4 +1,4 @@
-"""Edits of what a program is made of: numbers, groups, shapes, placements, dtypes, values, options of the pass."""
+"""Edits of what a program is made of: numbers, lists, groups, shapes, placements, dtypes, values, options of the pass."""
 
 from __future__ import annotations
 
@@ -61,6 +61,26 @@ def _instead(site: Site, value: Any) -> Sequence[Any]:
     if isinstance(value, float):
         return [2 * value, 0.0, 1.0, 0.5, *site.floats[:MANY]]
     return DTYPES if isinstance(value, torch.dtype) and value is not torch.bool else ()
+
+
+def other_lists(site: Site) -> Iterator[Edit]:
+    """Other lists of integers: none, with one less at either end, the other way round, and with the last one twice."""
+    for step in site.steps:
+        arguments: list[tuple[int | str, Any]] = [*enumerate(step.args), *step.kwargs.items()]
+        for where, value in arguments:
+            if isinstance(value, (list, tuple)) and value and all(type(one) is int for one in value):
+                options = ([], value[1:], value[:-1], value[::-1], [*value, value[-1]])
+                for new in dict.fromkeys(tuple(option) for option in options):
+                    if new != tuple(value):
+                        yield Edit(partial(_with_argument, site, step, where, list(new)), (step.name,))
+
+
+def _with_argument(site: Site, step: Step, where: int | str, new: Any) -> Sketch:
+    args = tuple(new if place == where else value for place, value in enumerate(step.args))
+    kwargs = {name: new if name == where else value for name, value in step.kwargs.items()}
+    editor = site.editor()
+    editor.change(replace(step, args=args, kwargs=kwargs))
+    return editor.sketch()
 
 
 def other_groups(site: Site) -> Iterator[Edit]:
@@ -206,5 +226,6 @@ def other_options(site: Site) -> Iterator[Edit]:
 
 
 __all__ = [
-    "other_dtypes", "other_groups", "other_numbers", "other_options", "other_placements", "other_shapes", "other_values",
+    "other_dtypes", "other_groups", "other_lists", "other_numbers", "other_options", "other_placements", "other_shapes",
+    "other_values",
 ]  # fmt: skip
