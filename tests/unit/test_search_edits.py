@@ -251,3 +251,14 @@ def test_lists_of_integers_are_shorter_or_turned():
     )
     found = " ".join(texts(made(site_of(program), "change a list")))
     assert all(f"(%x, {dims})" in found for dims in ("[]", "[0]", "[2]", "[2, 0]"))
+
+
+def test_a_dtype_is_another_one_wherever_it_stands():
+    def build(b):
+        x, y = b.input("x"), b.input("y")
+        return b.call("aten::cat", [b.call("aten::_to_copy", x, dtype=torch.bfloat16), y])
+
+    inputs = [InputSpec("x", (4,)), InputSpec("y", (4,), torch.bfloat16)]
+    found = made(site_of(spmd_program(Mesh.grid({"tp": 2}), inputs, build)), "change a dtype")
+    whole = [one for one in found if "dtype: torch.int64" in str(one.graphs[0])]
+    assert any([spec.dtype for spec in one.inputs] == [torch.float32, torch.int64] for one in whole)

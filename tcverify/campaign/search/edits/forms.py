@@ -189,16 +189,25 @@ def other_placements(site: Site) -> Iterator[Edit]:
 
 
 def other_dtypes(site: Site) -> Iterator[Edit]:
-    """Other dtypes: of all inputs of one dtype, and of one input."""
+    """Other dtypes: of all inputs of one dtype, of these and wherever calls say it, and of one input."""
     inputs = site.facts.sketch.inputs
+    said = {value for step in site.steps for _, value in _leaves(step) if isinstance(value, torch.dtype)}
     for old, dtype in itertools.product(dict.fromkeys(spec.dtype for spec in inputs), DTYPES):
         if old not in (dtype, torch.bool):
             made = tuple(_of_dtype(spec, dtype) if spec.dtype is old else spec for spec in inputs)
             yield Edit(partial(replace, site.facts.sketch, inputs=made), ())
+            if old in said:
+                yield Edit(partial(_with_dtype, site, made, old, dtype), tuple(site.values))
     for place, spec in enumerate(inputs) if len(inputs) > 1 else ():
         if spec.dtype is not torch.bool:
             others = (dtype for dtype in DTYPES if dtype is not spec.dtype)
             yield from (Edit(partial(_with_input, site, place, _of_dtype(spec, one)), (spec.name,)) for one in others)
+
+
+def _with_dtype(site: Site, inputs: tuple[InputSpec, ...], old: torch.dtype, new: torch.dtype) -> Sketch:
+    sketch = site.facts.sketch
+    graphs = tuple(tuple(step.mapped(lambda v: new if v is old else v) for step in graph) for graph in sketch.graphs)
+    return replace(sketch, inputs=inputs, graphs=graphs)
 
 
 def _of_dtype(spec: InputSpec, dtype: torch.dtype) -> InputSpec:
