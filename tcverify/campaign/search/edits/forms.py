@@ -69,9 +69,9 @@ def other_lists(site: Site) -> Iterator[Edit]:
         arguments: list[tuple[int | str, Any]] = [*enumerate(step.args), *step.kwargs.items()]
         for where, value in arguments:
             if isinstance(value, (list, tuple)) and value and all(type(one) is int for one in value):
-                options = ([], value[1:], value[:-1], value[::-1], [*value, value[-1]])
-                for new in dict.fromkeys(tuple(option) for option in options):
-                    if new != tuple(value):
+                now = tuple(value)
+                for new in dict.fromkeys(((), now[1:], now[:-1], now[::-1], (*now, now[-1]))):
+                    if new != now:
                         yield Edit(partial(_with_argument, site, step, where, list(new)), (step.name,))
 
 
