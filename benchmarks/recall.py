@@ -5,7 +5,8 @@
 The defects are those in reports/pytorch that this torch has and that a subject shows. Each of the subjects (or those named, as
 torch:NAME) is verified as `tcverify run` does by default, but in lockstep alone, for --seconds by the clock, shared evenly by the
 numbers of ranks. A defect counts as found where a counterexample has its kind, and either its fingerprint, or a program that
-contains that of the defect or is contained in it. Counterexamples that show none of them are counted behind the CPU time of the
+contains that of the defect or is contained in it; or a kind and a fingerprint that its facts name, for somebody has read a
+counterexample that had them and found this defect. Counterexamples that show none of them are counted behind the CPU time of the
 run: some are the same defects by other ways, and each of the others deserves a look.
 """
 
@@ -49,10 +50,13 @@ class Known:
 
     def shown_by(self, case: Counterexample) -> bool:
         """Whether a counterexample shows it."""
+        shown = fingerprint_of(case)
+        if f"{case.finding.kind}: {shown}" in self.finding.also:
+            return True
         if case.finding.kind != self.finding.kind:
             return False
         pattern = Pattern(case.program)
-        return fingerprint_of(case) == self.fingerprint or self.pattern.within(pattern) or pattern.within(self.pattern)
+        return shown == self.fingerprint or self.pattern.within(pattern) or pattern.within(self.pattern)
 
 
 def defects_of(subjects: tuple[str, ...]) -> dict[str, list[Known]]:

@@ -90,7 +90,7 @@ class _State:
     """A program half written.
 
     Attributes:
-        alike: whether collectives have one dtype and are over one group, so that buckets are large.
+        alike: the dtype of all collectives, which are over one group then, so that buckets are large; else None.
         pool: values that may be read.
         waiting: what is under way: the record before which it is waited for, and what becomes of it.
         outputs: what is returned at any rate.
@@ -99,7 +99,7 @@ class _State:
 
     script: Script
     roles: Roles
-    alike: bool
+    alike: torch.dtype | None
     pool: list[Value] = field(default_factory=list)
     waiting: list[tuple[int, Value, Record]] = field(default_factory=list)
     outputs: list[Value] = field(default_factory=list)
@@ -109,7 +109,7 @@ class _State:
 def decode_bucketing(mesh: Mesh, choices: bytes) -> Program:
     """Decode any bytes into a program of functional collectives. What does not fit is left out."""
     choices = choices.ljust(WIDTH, b"\0")
-    state = _State(Script(mesh), roles_of(mesh), choices[1] % 2 == 0)
+    state = _State(Script(mesh), roles_of(mesh), None if choices[1] % 2 else _DTYPES[choices[1] // 2 % len(_DTYPES)])
     x = _input(state, "x", (2,), torch.float32)
     state.pool.append(x)
     for number in range(RECORDS):
@@ -140,6 +140,8 @@ def _write(state: _State, r: Record, number: int) -> None:
     if r.kind == "add":
         one = _picked(state, r.a)
         other = _picked(state, r.b)
+        if _floating(state, one) != _floating(state, other):
+            raise NoSite
         state.pool.append(_bounded(state, state.script.call("aten::add.Tensor", one, other, rms=one.rms + other.rms)))
         return
     dim = _dim(state, r)
@@ -159,7 +161,7 @@ def _write(state: _State, r: Record, number: int) -> None:
         equal = PerRank(f"{dim}_{shape[0]}", lambda rank: _parts(state, dim, rank, shape[0]))
         started = call(_C10D + "all_to_all_single", operand, equal, equal, dim)
     else:
-        floating = state.script.spec(operand).dtype.is_floating_point
+        floating = _floating(state, operand)
         op = r.reduce_op if floating or r.reduce_op == "max" else "sum"
         op = "sum" if op == "product" and operand.rms > 1 else op
         rms = operand.rms * (state.roles.size(dim) if op == "sum" else 1)
@@ -198,7 +200,7 @@ def _operand(state: _State, r: Record, dim: str) -> Value:
     call = state.script.call
     parts = state.roles.multiple(dim) if r.kind in ("reduce_scatter", "all_to_all") else 1
     shape = (r.shape[0] * parts, *r.shape[1:])
-    dtype = torch.float32 if state.alike else r.dtype
+    dtype = state.alike or r.dtype
     if r.source in ("made", "used"):
         found = _picked(state, r.a)
         shape = state.script.spec(found).shape
@@ -206,16 +208,20 @@ def _operand(state: _State, r: Record, dim: str) -> Value:
             raise NoSite
         return found
     if r.source == "cast":
-        of = _input(state, "p", shape, r.dtype, dim)
+        of = _input(state, "p", shape, _DTYPES[r.b % len(_DTYPES)], dim)
         return call("prims::convert_element_type", of, dtype)
     if r.source == "turned" and len(shape) > 1:
         turned = _input(state, "p", (*shape[1:], shape[0]), dtype, dim)
         return call("aten::permute", turned, [len(shape) - 1, *range(len(shape) - 1)])
     if r.source == "padded" and r.kind == "reduce_scatter" and r.shape[0]:
         return _padded(state, r, dim, dtype)
-    made = _input(state, "p", shape, dtype, dim)
+    made = _input(state, "p", shape, dtype, dim, wide=r.kind in ("all_gather", "all_to_all") and r.b % 2 == 0)
     state.pool.append(made)
     return made
+
+
+def _floating(state: _State, value: Value) -> bool:
+    return state.script.spec(value).dtype.is_floating_point
 
 
 def _padded(state: _State, r: Record, dim: str, dtype: torch.dtype) -> Value:
@@ -239,9 +245,11 @@ def _padded(state: _State, r: Record, dim: str, dtype: torch.dtype) -> Value:
     return state.script.call("aten::cat", pieces)
 
 
-def _input(state: _State, name: str, shape: Sequence[int], dtype: torch.dtype, dim: str = "") -> Value:
-    """An input that has this shape, and another value, on every rank."""
-    recipe = Recipe() if dtype.is_floating_point else Recipe("integers", 50.0)
+def _input(
+    state: _State, name: str, shape: Sequence[int], dtype: torch.dtype, dim: str = "", *, wide: bool = False
+) -> Value:
+    """An input that has this shape, and another value, on every rank. Integers are small, or such as floating point has not."""
+    recipe = Recipe() if dtype.is_floating_point else Recipe("wide") if wide else Recipe("integers", 50.0)
     placements = state.roles.declared([(dim or state.roles.main, VARYING)])
     spec = InputSpec(name, tuple(shape), dtype, placements, recipe)
     return state.script.input(spec, 0.6 if dtype.is_floating_point else 50.0)

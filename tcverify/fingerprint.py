@@ -103,10 +103,12 @@ def _divergence(first: Divergence, ops: Mapping[str, str]) -> str:
 
 
 def _raising(traceback: str) -> str:
-    """The innermost function of the pass: of no installed package, not of Python and not of ours; else the outermost of all."""
+    """The innermost function of the pass: of no installed package, not of Python and not of ours. A pass that is installed itself
+    has none: then the innermost of all but ours."""
     frames = [(found["file"], found["function"]) for found in _FRAME.finditer(traceback)]
-    own = [function for file, function in frames if not _INSTALLED.search(file) and not file.startswith(_OURS)]
-    return own[-1] if own else frames[0][1] if frames else "a function"
+    theirs = [(file, function) for file, function in frames if not file.startswith(_OURS)]
+    own = [function for file, function in theirs if not _INSTALLED.search(file)]
+    return own[-1] if own else theirs[-1][1] if theirs else "a function"
 
 
 def _ops(program: Program, rewritten: Program | None, *, by_role: bool) -> dict[str, str]:

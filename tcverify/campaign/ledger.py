@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from tcverify.baseline import Known
 from tcverify.campaign.patterns import Pattern
 from tcverify.fingerprint import fingerprint
-from tcverify.program import Finding, Program
+from tcverify.program import Finding, Program, program_id
 from tcverify.verifier import Verdict
 
 #: Programs with the same fingerprint that are shrunk and turn out to be known, before the next one is taken to be known as well.
@@ -60,6 +60,7 @@ class Ledger:
         self._settled: dict[tuple[str, str], list[Known]] = {}
         self._causes: dict[str, list[_Cause]] = {}
         self._alike: Counter[tuple[str, str]] = Counter()
+        self._kept: dict[tuple[str, str], Known] = {}  # by kind and program
         self._pattern: tuple[Program, Pattern] | None = None
         self._last: tuple[Verdict, dict[str, str]] | None = None
 
@@ -117,6 +118,9 @@ class Ledger:
         if not self.by_fingerprint(kind):
             return None
         key = self._key(verdict, finding)
+        known = self._kept.get((kind, program_id(verdict.pair.original)))
+        if known is not None:
+            return known
         known = self._known.get(key)
         if known is None or known in self._accepted or kind not in OF_VALUES or self._alike[key] >= MOST_ALIKE:
             return known
@@ -133,6 +137,7 @@ class Ledger:
             self._known[entry.kind, entry.fingerprint] = entry
             self._alike[entry.kind, entry.fingerprint] += 1 if program is not None else MOST_ALIKE
             if program is not None:
+                self._kept[entry.kind, program_id(program)] = entry
                 self._causes.setdefault(entry.kind, []).append(_Cause(Pattern(program), entry))
         else:
             self._closed.add(entry.kind)

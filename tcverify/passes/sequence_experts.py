@@ -149,7 +149,7 @@ def _product(asked: _Asked) -> Move | None:
     """Tokens by a matrix."""
     name, matrix, vector = PRODUCTS[asked.op]
     tokens, weight = asked.local(name), known_spec(asked.given[matrix])
-    if tokens is None or weight is None or len(weight.shape) != 2:
+    if tokens is None or weight is None or len(weight.shape) != 2 or asked.given[matrix] is tokens.node:
         return None
     if tokens.shard.dim == len(shape_of(tokens.node)) - 1:
         return None  # it is summed over

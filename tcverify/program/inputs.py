@@ -19,7 +19,7 @@ from tcverify.errors import ProgramError, UnsupportedOp
 from tcverify.program.mesh import Mesh, MeshDim
 from tcverify.program.placement import Placement, chunk_bounds
 
-#: What the values of an input look like. All but the last three are sign-mixed.
+#: What the values of an input look like. All but constants, integers, masks and given values are sign-mixed.
 RECIPES = {
     "uniform": "independent values in (−scale, scale)",
     "zero_rows": "uniform, with about half of the rows (last dim) zero",
@@ -27,6 +27,7 @@ RECIPES = {
     "norm_weight": "values in (0.5, 1.5) · scale",
     "constant": "scale everywhere",
     "integers": "integers in [0, scale)",
+    "wide": "integers of which floating point keeps none: odd ones of 2^52 to 2^62 in size, cut to the dtype",
     "mask": "booleans, True with probability 3/4; the first of each row is True",
     "given": "the values that are given: constants of captured graphs (indices, tables, masks)",
 }
@@ -157,7 +158,7 @@ class InputSpec:
         return [mesh.dim(name) for name, p in self.placements if p.kind in ("partial", "varying")]
 
     def _global(self, seed: int, coordinates: tuple[int, ...], draw: int | None) -> torch.Tensor:
-        """The global tensor, float64. Never write into it.
+        """The global tensor: float64, or int64 of wide integers. Never write into it.
 
         Args:
             draw: number of the exact domain's draw. Residues are equally distributed whatever the recipe says of magnitudes;
@@ -175,6 +176,8 @@ class InputSpec:
             return (1.0 + unit / 2) * scale
         if kind == "integers":
             return ((unit + 1) / 2 * scale).floor()
+        if kind == "wide" and draw is None:
+            return (unit * 2**52).to(torch.int64) * 1026 + unit.sign().to(torch.int64)
         if kind == "mask":
             mask = unit < 0.5
             if shape and shape[-1]:

@@ -180,6 +180,8 @@ def test_a_folder_that_is_complete_is_read(tmp_path: Path) -> None:
         ({"entry": "eager"}, "there is no entry 'eager'"),
         ({"cause": "bucketing.py"}, "cause is 'bucketing.py'"),
         ({"reported": "maybe"}, "reported is 'maybe'"),
+        ({"also": "wrong-value: neg is unrelated"}, "also is 'wrong-value"),
+        ({"also": ["neg is unrelated"]}, r"also is \['neg"),
         ({"severity": "high"}, "unknown key 'severity'"),
         ({"unshown": None}, "neither a counterexample.json beside it nor 'unshown'"),
         ({"unshown": ""}, "unshown is ''"),

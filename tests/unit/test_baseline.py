@@ -126,6 +126,15 @@ def test_of_a_pass_that_raises_it_is_the_function_and_the_message() -> None:
     assert raised("no idea") != raised("no way")
 
 
+def test_of_an_installed_pass_that_raises_it_is_the_innermost_function() -> None:
+    installed = TRACEBACK.replace("/home/me", "/venv/lib/python3.11/site-packages")
+    detail = installed.format(line=3, function="fuse")
+    text = told(
+        "the pass raised ValueError on the graph of rank 0", kind="pass-raised", check="application", detail=detail
+    )
+    assert text == "the pass raised ValueError, in lint"
+
+
 def test_a_fingerprint_is_one_line_of_bounded_length() -> None:
     text = told("a\nb\x1b " * 1000, node="\ud800")
     assert "\n" not in text

@@ -201,6 +201,14 @@ def test_integers_take_every_value_below_the_scale() -> None:
     assert set(values.tolist()) == {0, 1, 2, 3, 4}
 
 
+def test_wide_integers_are_none_that_floating_point_has() -> None:
+    values = InputSpec("n", (200,), torch.int64, recipe=Recipe("wide")).values(GRID, 0, 0)
+    assert (values.double().to(torch.int64) != values).all()
+    assert 0 < (values < 0).sum() < 200
+    short = InputSpec("n", (200,), torch.int32, recipe=Recipe("wide")).values(GRID, 0, 0)
+    assert (short.float().double() != short).sum() > 150
+
+
 def test_every_row_of_a_mask_may_attend_to_its_first_column() -> None:
     mask = InputSpec("m", (100, 20), torch.bool, recipe=Recipe("mask")).values(GRID, 0, 0)
     assert mask.dtype is torch.bool

@@ -33,3 +33,10 @@ def test_what_goes_right_contains_no_cause() -> None:
     assert not ledger.masked(program)
     assert ledger.cause(program, "wrong-value") is None
     assert ledger.cause(program, "stale-metadata") is not None
+
+
+def test_the_program_of_a_counterexample_shows_it_whatever_else_goes_right() -> None:
+    ledger, program, entry = Ledger(collect=True), reduce_then_norm(), Known("pass", "wrong-value", "one")
+    ledger.add(entry, program)
+    ledger.passed(program)
+    assert ledger.shrunk(Verdict("refuted", [WRONG], [], Pair(program)), "wrong-value") is entry

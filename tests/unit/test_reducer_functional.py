@@ -21,6 +21,7 @@ from tcverify.strategies.draft import PerRank
 from tcverify.strategies.functional_building import program_of
 from tcverify.strategies.functional_script import Script
 from tests.unit.predicates import has_neg, named, ops
+from tests.unit.test_asynchrony import two_graphs
 
 TP2, TP4 = Mesh.grid({"tp": 2}), Mesh.grid({"tp": 4})
 C = "_c10d_functional::"
@@ -265,3 +266,14 @@ def test_integers_become_floating_where_nobody_needs_them() -> None:
     assert small.inputs[0].dtype is torch.float32
     bits = written(lambda b, x: waited(b, "all_reduce", x, "band", "tp"), TP2, spec)
     assert reduced(bits, runs_with(C + "all_reduce")).inputs[0].dtype is torch.int64
+
+
+def test_a_wait_of_one_rank_may_have_the_name_of_a_wait_for_nothing_of_another() -> None:
+    def build(b: GraphBuilder) -> Any:
+        x = b.input("x")
+        first = b.call(WAIT, x if b.representative == 0 else b.call(C + "all_reduce", x, "sum", "dp"))
+        return waited(b, "all_reduce", b.call("aten::neg", first), "sum", "tp")
+
+    mesh = Mesh(2, (MeshDim("tp", ((0, 1),)), MeshDim("dp", ((0,), (1,)))))
+    left = reduced(two_graphs(build, mesh), lambda program: len(program.graphs) == 2 and has_neg(program))
+    assert len(left.graphs) == 2

@@ -210,9 +210,23 @@ def test_a_search_that_leaves_programs_out_says_so(tmp_path: Path):
 def test_programs_move_to_more_ranks():
     made = list(moved(chain(0), 4))
     assert [str(program.mesh) for program in made] == ["4 ranks; tp: [0, 1, 2, 3]"] * 2 + ["4 ranks; tp: [0, 1] [2, 3]"]
-    assert [program.inputs[0].shape for program in made] == [(2, 4), (4, 8), (2, 4)]
+    assert [program.inputs[0].shape for program in made] == [(4, 8), (2, 4), (2, 4)]
     assert all(Lockstep().run(program).finished for program in made)
     assert list(moved(chain(0), 3)) == []
+
+
+def test_sizes_of_groups_that_calls_say_follow_to_more_ranks():
+    def build(b: Any) -> Any:
+        x = b.input("x")
+        return b.call(
+            "_c10d_functional::wait_tensor", b.call("_c10d_functional::reduce_scatter_tensor", x, "sum", 2, "tp")
+        )
+
+    program = spmd_program(Mesh.grid({"tp": 2}), [InputSpec("x", (2, 4))], build)
+    larger, _, more = moved(program, 4)
+    assert "(%x, sum, 4, tp)" in str(larger.graphs[0])
+    assert "(%x, sum, 2, tp)" in str(more.graphs[0])
+    assert all(Lockstep().run(one).finished for one in (larger, more))
 
 
 def test_a_pass_that_does_nothing_has_one_kernel_and_ends(tmp_path: Path):

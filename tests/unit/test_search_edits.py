@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
+import torch
 
 from tcverify.campaign.reduction.facts import Facts
 from tcverify.campaign.reduction.fit import facts_of, fit
@@ -11,7 +14,7 @@ from tcverify.campaign.search.calls import Calls, Misfit, role_of
 from tcverify.campaign.search.edits import FAMILIES, Site
 from tcverify.campaign.search.synthesis import synthesised
 from tcverify.execution import Lockstep
-from tcverify.program import PARTIAL, InputSpec, Mesh, Program, dumps, spmd_program
+from tcverify.program import PARTIAL, InputSpec, Mesh, Program, Recipe, dumps, spmd_program
 
 OPS = ("aten::neg", "aten::add.Tensor", "tensor_cast::reduce_scatter", "tensor_cast::add_rms_norm2", "aten::view")
 
@@ -69,7 +72,14 @@ def site() -> Site:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_makes_programs_that_run(site: Site, family: str):
     programs = made(site, family)
-    assert programs or family in ("return less", "change a group")
+    assert programs or family in (
+        "change a list",
+        "return less",
+        "change a group",
+        "change values",
+        "change an option",
+        "let a rank differ",
+    )
     ran = [Lockstep().run(program).finished for program in programs[::5]]
     assert sum(ran) >= 0.6 * len(ran)
 
@@ -162,3 +172,93 @@ def test_ops_that_no_program_has_shown_are_called_as_their_signatures_say():
     assert [shape for shape, _ in mm.types] == [(2, 4), (4, 4)]
     assert {pattern.args[1] for pattern in synthesised("tensor_cast::reduce_scatter")} == {0, 1}
     assert synthesised("nobody::knows") == []
+
+
+def test_a_rank_alone_does_not_read_what_its_peers_read(site: Site):
+    assert made(site, "let a rank differ") == []  # no program was drawn of which that is true
+    told = replace(site, apart=True)
+    programs = [program for program in made(told, "let a rank differ") if len(program.graphs) == 2]
+    reduced = [sum(str(graph).count("all_reduce.default]") for graph in program.graphs) for program in programs]
+    assert programs
+    assert set(reduced) == {2}  # collectives stay on all ranks
+    assert all(Lockstep().run(program).finished for program in programs)
+
+
+def test_options_are_such_as_programs_have_had(site: Site):
+    told = replace(site, options={"mode": ["fast", "safe"], "depth": [1]})
+    assert [program.options for program in made(told, "change an option")] == [
+        {"mode": "fast"},
+        {"mode": "safe"},
+        {"depth": 1},
+    ]
+    fast = replace(told, facts=facts_of(replace(told.facts.sketch, options={"mode": "fast"})))
+    assert [program.options for program in made(fast, "change an option")] == [
+        {"mode": "safe"},
+        {},
+        {"mode": "fast", "depth": 1},
+    ]
+
+
+def test_integers_are_such_as_floating_point_does_not_have():
+    def build(b):
+        return b.call("aten::neg", b.input("n"))
+
+    program = spmd_program(
+        Mesh.grid({"tp": 2}), [InputSpec("n", (4,), torch.int64, recipe=Recipe("integers", 2.0))], build
+    )
+    (wide,) = made(site_of(program), "change values")
+    values = wide.inputs[0].values(wide.mesh, 0, wide.seed)
+    assert (values.double().to(torch.int64) != values).all()
+    floats = [one for one in made(site_of(program), "change a dtype") if one.inputs[0].dtype.is_floating_point]
+    assert {one.inputs[0].recipe.kind for one in floats} == {"uniform"}
+
+
+def test_one_place_reads_what_the_same_calls_make_of_other_inputs():
+    def build(b):
+        made = b.call("aten::neg", b.call("aten::exp", b.input("x")))
+        return b.call("aten::add.Tensor", made, made)
+
+    program = spmd_program(Mesh.grid({"tp": 2}), [InputSpec("x", (2, 4))], build)
+    found = [one for one in made(site_of(program), "make a value again") if str(one.graphs[0]).count("aten.exp") == 2]
+    assert all("neg_1)" in text or "(%neg_1, %neg)" in text for text in texts(found))
+    assert {tuple(spec.shape for spec in one.inputs) for one in found} == {
+        ((2, 4),),
+        ((2, 4), (2, 4)),
+        ((2, 4), (2, 2, 4)),
+    }
+
+
+def test_one_of_two_places_of_a_reader_reads_a_step_that_is_done_twice():
+    def build(b):
+        made = b.call("aten::neg", b.input("x"))
+        return b.call("aten::add.Tensor", made, made)
+
+    program = spmd_program(Mesh.grid({"tp": 2}), [InputSpec("x", (2, 4))], build)
+    assert any("(%neg, %neg_1)" in text for text in texts(made(site_of(program), "repeat a step")))
+
+
+def test_another_operand_broadcasts(site: Site):
+    shapes = {tuple(spec.shape for spec in one.inputs)[1:] for one in made(site, "take another operand")}
+    assert ((2, 4), (4,)) in shapes
+    assert any((2, 2, 4) in found or (4, 4) in found for found in shapes)
+
+
+def test_lists_of_integers_are_shorter_or_turned():
+    program = spmd_program(
+        Mesh.grid({"tp": 2}),
+        [InputSpec("x", (2, 4, 4))],
+        lambda b: b.call("aten::amax", b.input("x"), [0, 2]),
+    )
+    found = " ".join(texts(made(site_of(program), "change a list")))
+    assert all(f"(%x, {dims})" in found for dims in ("[]", "[0]", "[2]", "[2, 0]"))
+
+
+def test_a_dtype_is_another_one_wherever_it_stands():
+    def build(b):
+        x, y = b.input("x"), b.input("y")
+        return b.call("aten::cat", [b.call("aten::_to_copy", x, dtype=torch.bfloat16), y])
+
+    inputs = [InputSpec("x", (4,)), InputSpec("y", (4,), torch.bfloat16)]
+    found = made(site_of(spmd_program(Mesh.grid({"tp": 2}), inputs, build)), "change a dtype")
+    whole = [one for one in found if "dtype: torch.int64" in str(one.graphs[0])]
+    assert any([spec.dtype for spec in one.inputs] == [torch.float32, torch.int64] for one in whole)

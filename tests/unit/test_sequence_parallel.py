@@ -109,6 +109,18 @@ def test_both_addends_may_be_the_same_all_reduce() -> None:
     assert ops(check(build, 1)) == ["reduce_scatter", "add_rms_norm", "all_gather"]
 
 
+def test_a_product_of_tokens_by_themselves_stays() -> None:
+    def build(b: Builder) -> Any:
+        total = b.add(b.all_reduce(b["x"]), b["r"])
+        return b.rms_norm(b.add(b.all_reduce(b["y"]), b.call("aten::mm", total, total)))
+
+    original = program(build, (4, 4))
+    rewritten, _ = apply(original, SequenceParallel())
+    assert findings(original, SequenceParallel()) == set()
+    (product,) = (node for node in rewritten.graphs[0].nodes if "aten.mm" in str(node.target))
+    assert product.meta["val"].shape == (4, 4)
+
+
 def test_both_addends_may_be_all_reduces() -> None:
     check(lambda b: b.add_rms_norm(b.all_reduce(b["x"]), b.all_reduce(b["y"])), 1)
 

@@ -41,7 +41,7 @@ def fit(facts: Facts, sketch: Sketch, prefer: str = "first") -> Facts | None:
     views follow their operands; metadata is renewed.
 
     Args:
-        sketch: the edit; its graphs correspond to those of `facts.sketch`.
+        sketch: the edit; its graphs correspond to those of `facts.sketch`, and further ones to the last of these.
         prefer: which of several dims of a view gives way, the "first" or the "last".
     """
     try:
@@ -51,7 +51,7 @@ def fit(facts: Facts, sketch: Sketch, prefer: str = "first") -> Facts | None:
         bindings: dict[int, RankBinding] = {}
         for number, ranks in _classes(sketch):
             constants = sketch.ranks[ranks[0]].constants
-            fitter = _Fitter(sketch, ranks[0], facts.typings[number], prefer)
+            fitter = _Fitter(sketch, ranks[0], facts.typings[min(number, len(facts.typings) - 1)], prefer)
             for step in sketch.graphs[number]:
                 if not fitter.knows(step.reads) or not fitter.add(step):
                     return None
@@ -76,15 +76,17 @@ def fit(facts: Facts, sketch: Sketch, prefer: str = "first") -> Facts | None:
 
 
 def _pruned(facts: Facts, sketch: Sketch) -> Sketch:
-    """Drop what the edit has left without a reader; what had none before stays."""
+    """Drop what the edit has left without a reader; what had none before stays, and collectives where ranks differ."""
     lives = []
+    differ = not facts.aligned or len(sketch.graphs) > len(facts.steps)
     for number, graph in enumerate(sketch.graphs):
-        before, live_before = facts.steps[number], facts.live[number]
+        counterpart = min(number, len(facts.steps) - 1)
+        before, live_before = facts.steps[counterpart], facts.live[counterpart]
 
         def keep(step: Step, before: Any = before, live_before: Any = live_before) -> bool:
             if step.effect or (step.name in before and step.name not in live_before):
                 return True
-            return step.collective and not facts.aligned
+            return step.collective and differ
 
         lives.append(live_names(graph, keep))
     somewhere = set().union(*lives)

@@ -72,6 +72,8 @@ def plainer(spec: InputSpec) -> InputSpec:
     """Drawn values in place of given ones, and plain ones in place of others; integers stay in the range that they have."""
     if spec.dtype.is_floating_point:
         return replace(spec, recipe=Recipe())
+    if spec.recipe.kind == "wide":
+        return replace(spec, recipe=Recipe("integers", 2.0))
     if spec.recipe.kind != "given":
         return spec
     if spec.dtype is torch.bool:

@@ -92,7 +92,9 @@ def substitutes(search: Search, name: str, source: str) -> Iterable[Ref | InputS
 
 def _ancestors(facts: Facts, name: str, source: str) -> tuple[list[str], list[str]]:
     """What makes `name`'s operands, and what they are computed from, the nearest first and not far."""
-    steps = facts.steps[facts.where(name)[0]]
+    steps = next((facts.steps[i] for i in facts.where(name) if source in facts.steps[i]), None)
+    if steps is None:
+        return [], []  # a name that only graphs have in which the source is not
     seen = dict.fromkeys(steps[source].reads)
     if steps[source].selects and steps[source].reads:
         seen.update(dict.fromkeys(steps[steps[source].reads[0]].reads))

@@ -47,12 +47,12 @@ def with_group_name(sketch: Sketch, old: str, new: str) -> Sketch:
 
 
 def regrouped(sketch: Sketch, before: Mesh, ranks: Sequence[int]) -> Sketch | None:
-    """Let the sizes, positions and splits in calls that name groups follow a mesh that has lost ranks.
+    """Let the sizes, positions and splits in calls that name groups follow a mesh that has lost ranks, or has more of them.
 
     Args:
-        sketch: on the smaller mesh already.
-        before: the mesh with all ranks.
-        ranks: the old number of each rank.
+        sketch: on the new mesh already.
+        before: the mesh as it was.
+        ranks: the old number of each rank, or of the one that it does the same as.
 
     Returns:
         None where they cannot.
@@ -74,7 +74,7 @@ def regrouped(sketch: Sketch, before: Mesh, ranks: Sequence[int]) -> Sketch | No
                     continue
                 try:
                     held = {rank: follow(rank, held_value(value, constants[rank])) for rank in members}
-                except (ProgramError, TypeError, IndexError):
+                except (ProgramError, TypeError, ValueError, IndexError, KeyError):
                     return None
                 new[where] = _written(held, constants, f"{step.name}_{name}")
             steps.append(_with(step, new))
@@ -95,13 +95,15 @@ def _following(
         return old if old < min(len(group) for group in now.dim(dim).groups) else 0
 
     def splits(rank: int, old: Any) -> Any:
-        return [rows for rows, member in zip(old, before.dim(dim).group(ranks[rank]), strict=True) if member in ranks]
+        known = dict(zip(before.dim(dim).group(ranks[rank]), old, strict=True))
+        return [known[ranks[member]] for member in now.dim(dim).group(rank)]
 
     def peer(rank: int, old: Any) -> Any:
-        member = before.dim(dim).group(ranks[rank])[old]
-        if member not in ranks:
+        member, group = before.dim(dim).group(ranks[rank])[old], now.dim(dim).group(rank)
+        if all(ranks[one] != member for one in group):
             raise ProgramError(f"rank {member}, to or from which '{step.name}' sends, is gone")
-        return now.dim(dim).group(rank).index(list(ranks).index(member))
+        alike = [one for one in group if ranks[one] == ranks[rank]]
+        return group.index([one for one in group if ranks[one] == member][alike.index(rank)])
 
     def peers(rank: int, old: Any) -> Any:
         return [peer(rank, position) for position in old]

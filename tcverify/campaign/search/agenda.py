@@ -6,6 +6,7 @@ import itertools
 import random
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any
 
 from tcverify.application import Point
 from tcverify.application.vocabulary import Vocabulary
@@ -116,10 +117,16 @@ class Agenda:
     Args:
         patterns: how ops are called in edits, as far as is known by now.
         seed: of what is tried first.
+
+    Attributes:
+        options: values of options of the pass that drawn programs have had.
+        apart: whether ranks may do different things, as drawn programs have it.
     """
 
     def __init__(self, vocabulary: Vocabulary, patterns: Callable[[], Sequence[CallPattern]], seed: int = 0) -> None:
         self.kernels: list[Kernel] = []
+        self.options: dict[str, list[Any]] = {}
+        self.apart = False
         self._vocabulary = vocabulary
         self._patterns = patterns
         self._random = random.Random(seed)
@@ -204,6 +211,8 @@ class Agenda:
             self._vocabulary.integers,
             self._vocabulary.floats,
             self._random.sample(others, min(partners, len(others))),
+            self.options,
+            self.apart,
         )
 
     def _aimed(self, points: Collection[Point]) -> tuple[Kernel, str, Edit] | None:

@@ -39,7 +39,8 @@ class Role:
     """What a rank constant is, so that it can be made on another mesh.
 
     Attributes:
-        kind: "rank", its number; "group" or "position", its group of a mesh dim, or its position there; else "given".
+        kind: "rank", its number; "peer", that of the other rank of a pair; "group" or "position", its group of a mesh dim, or its
+            position there; else "given".
         dim: number of the mesh dim.
         values: of one that is given, on each rank.
     """
@@ -56,13 +57,19 @@ class Role:
             return [*self.values] if len(self.values) == len(ranks) else None
         if self.kind == "rank":
             return [*ranks]
+        if self.kind == "peer":
+            return [rank ^ 1 for rank in ranks] if len(ranks) % 2 == 0 else None
         return [[*dim.group(rank)] if self.kind == "group" else dim.position(rank) for rank in ranks]
 
 
 def role_of(values: Sequence[Any], mesh: Mesh) -> Role:
     """The role of a constant with a value on each rank."""
     plain = [list(value) if isinstance(value, (list, tuple)) else value for value in values]
-    roles = [Role("rank"), *(Role(kind, number) for number in range(len(mesh.dims)) for kind in ("group", "position"))]
+    roles = [
+        Role("rank"),
+        Role("peer"),
+        *(Role(kind, number) for number in range(len(mesh.dims)) for kind in ("group", "position")),
+    ]
     return next((role for role in roles if role.on(mesh) == plain), Role("given", values=tuple(values)))
 
 

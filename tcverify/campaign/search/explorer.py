@@ -32,6 +32,9 @@ SMALL = 7
 #: edits, the latest ones, these are made. Two steps may show what none of them shows alone.
 FURTHER, LATEST = 0.3, 32
 
+#: Share of drawn programs whose ranks do different things from which on edits let ranks differ, too.
+APART = 0.25
+
 #: Where the pass names fewer patterns of calls than this, others are taken as well.
 FEW_PATTERNS = 24
 
@@ -68,6 +71,7 @@ class Explorer:
         self._waiting: list[Iterator[Kernel]] = []
         self._news: list[Kernel] = []
         self._nodes = self._reduced = 0
+        self._drawn = self._differ = 0
 
     @property
     def kernels(self) -> list[Kernel]:
@@ -171,9 +175,17 @@ class Explorer:
         return news
 
     def _see(self, program: Program) -> None:
-        """Take note of how a program that was drawn calls ops."""
+        """Take note of how a program that was drawn calls ops, of options that it gives the pass, and whether ranks differ."""
+        for name, value in program.options.items():
+            known = self._agenda.options.setdefault(name, [])
+            if value not in known:
+                known.append(value)
         with contextlib.suppress(TcverifyError):
-            self._calls.learn(facts_of(sketch_of(program)))
+            facts = facts_of(sketch_of(program))
+            self._calls.learn(facts)
+            self._differ += not facts.aligned
+            self._drawn += 1
+            self._agenda.apart = self._differ >= APART * self._drawn
 
     def _patterns(self) -> list[CallPattern]:
         """How ops are called in edits: those that the pass names; where these are few, also those of kernels, and some others."""

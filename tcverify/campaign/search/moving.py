@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 from tcverify.campaign.reduction.fit import facts_of, fit
+from tcverify.campaign.reduction.named_groups import regrouped
 from tcverify.campaign.reduction.sketch import Sketch, program_of, sketch_of
 from tcverify.campaign.search.calls import role_of
 from tcverify.errors import TcverifyError
@@ -14,7 +15,7 @@ from tcverify.program import Mesh, MeshDim, Program, RankBinding
 
 
 def moved(program: Program, world_size: int) -> Iterator[Program]:
-    """The same program on more ranks: in larger groups, of the same inputs and of larger ones; and in more groups.
+    """The same program on more ranks: in larger groups, of larger inputs and of the same ones; and in more groups.
 
     Yields:
         Nothing where the ranks are no multiple of what they were.
@@ -23,8 +24,11 @@ def moved(program: Program, world_size: int) -> Iterator[Program]:
     if rest or times < 2:
         return
     sketch = sketch_of(program)
-    for dims, sizes in ((_widened, 1), (_widened, times), (_repeated, 1)):
-        made = _on(sketch, Mesh(world_size, tuple(dims(dim, program.world_size, times) for dim in sketch.mesh.dims)))
+    wide = [rank // times for rank in range(world_size)]
+    repeated = [rank % program.world_size for rank in range(world_size)]
+    for dims, sizes, ranks in ((_widened, times, wide), (_widened, 1, wide), (_repeated, 1, repeated)):
+        mesh = Mesh(world_size, tuple(dims(dim, program.world_size, times) for dim in sketch.mesh.dims))
+        made = _on(sketch, mesh, ranks)
         if made is None:
             continue
         inputs = tuple(
@@ -56,8 +60,12 @@ def _repeated(dim: MeshDim, ranks: int, times: int) -> MeshDim:
     return MeshDim(dim.name, tuple(groups))
 
 
-def _on(sketch: Sketch, mesh: Mesh) -> Sketch | None:
-    """The sketch on another mesh with the same dims; None where ranks have graphs, or constants, whose role is not known."""
+def _on(sketch: Sketch, mesh: Mesh, ranks: Sequence[int]) -> Sketch | None:
+    """The sketch on another mesh with the same dims; None where ranks have graphs, or constants, whose role is not known.
+
+    Args:
+        ranks: the old rank that each rank does the same as.
+    """
     if len(sketch.graphs) > 1 or any(sketch.modules):
         return None
     constants: list[dict[str, Any]] = [{} for _ in range(mesh.world_size)]
@@ -68,7 +76,8 @@ def _on(sketch: Sketch, mesh: Mesh) -> Sketch | None:
             return None
         for known, value in zip(constants, values, strict=True):
             known[name] = value
-    return replace(sketch, mesh=mesh, ranks=tuple(RankBinding(0, known) for known in constants))
+    made = replace(sketch, mesh=mesh, ranks=tuple(RankBinding(0, known) for known in constants))
+    return regrouped(made, sketch.mesh, ranks)
 
 
 __all__ = ["moved"]

@@ -24,6 +24,9 @@ ENTRIES = ("torch.compile", "make_fx + pass", "pass as in torch's tests", "DTens
 
 FILE_NAME = "finding.toml"
 
+#: Facts that are no text, or need not be there.
+_OTHERS = ("affects", "unaffected", "unshown", "also")
+
 
 @dataclass(frozen=True, slots=True)
 class TorchFinding:
@@ -42,6 +45,7 @@ class TorchFinding:
         reported: the address of a public report, or "unreported".
         entry: how a user comes to it; one of `ENTRIES`.
         unshown: why no subject shows it; empty where one does, and there is a counterexample.
+        also: what other counterexamples of it are known by, which were read: "kind: fingerprint".
     """
 
     folder: Path
@@ -56,6 +60,7 @@ class TorchFinding:
     reported: str
     entry: str
     unshown: str = ""
+    also: tuple[str, ...] = ()
 
     @property
     def script(self) -> Path:
@@ -107,7 +112,8 @@ def read_finding(folder: Path) -> TorchFinding:
         affects=_versions(path, "affects", facts),
         unaffected=_versions(path, "unaffected", facts),
         unshown=_text(path, "unshown", facts) if "unshown" in facts else "",
-        **{name: _text(path, name, facts) for name in known if name not in ("affects", "unaffected", "unshown")},
+        also=_prints(path, facts.get("also", [])),
+        **{name: _text(path, name, facts) for name in known if name not in _OTHERS},
     )
     _require_sense(found, path)
     return found
@@ -129,6 +135,14 @@ def _text(path: Path, name: str, facts: dict[str, Any]) -> str:
     if not isinstance(value, str) or not value.strip():
         raise UsageError(f"{path}: {name} is {value!r:.60}", "write a text that is not empty")
     return value
+
+
+def _prints(path: Path, value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list) or not all(
+        isinstance(one, str) and one.partition(": ")[0] in KINDS for one in value
+    ):
+        raise UsageError(f"{path}: also is {value!r:.60}", "write a list of 'kind: fingerprint'")
+    return tuple(value)
 
 
 def _versions(path: Path, name: str, facts: dict[str, Any]) -> tuple[str, ...]:

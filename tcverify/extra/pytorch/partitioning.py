@@ -20,7 +20,7 @@ from tcverify.errors import Unsupported
 from tcverify.extra.pytorch.base import TorchPass
 from tcverify.extra.pytorch.effects import define_shapes
 from tcverify.extra.pytorch.functional import functional_copy
-from tcverify.ops import lookup
+from tcverify.ops import lookup, schema_of
 
 
 class MergeEqual(TorchPass):
@@ -97,6 +97,7 @@ def _copied(gm: fx.GraphModule) -> fx.GraphModule:
     module = functional_copy(gm)
     values = {node.name: node.meta["val"] for node in gm.graph.nodes if "val" in node.meta}
     for node in module.graph.nodes:
+        _require_functional(node)
         if node.name in values:
             node.meta["val"] = values[node.name]
             if isinstance(node.meta["val"], torch.Tensor):  # torch 2.9 asks for it
@@ -104,6 +105,16 @@ def _copied(gm: fx.GraphModule) -> fx.GraphModule:
         elif node.op == "call_function":
             raise Unsupported(f"node '{node.name}' is not in the graph of the program, but made of a write")
     return module
+
+
+def _require_functional(node: fx.Node) -> None:
+    """Raise where a node writes into what the graph has made: graphs of AOTAutograd write into inputs alone, by `copy_`."""
+    schema = schema_of(node.target) if node.op == "call_function" else None
+    if schema is None or not schema.is_mutable or lookup(node.target).phase == "wait":
+        return
+    written = node.args[0] if node.args else None
+    if lookup(node.target).name != "aten::copy_" or not isinstance(written, fx.Node) or written.op != "placeholder":
+        raise Unsupported(f"node '{node.name}' writes in place: such graphs are functional")
 
 
 def _flatten_output(graph: fx.Graph) -> list[fx.Node]:
@@ -119,13 +130,17 @@ def _joint(module: fx.GraphModule, share: float) -> _Joint:
     graph = module.graph
     results = _flatten_output(graph)
     calls = [node for node in graph.nodes if node.op == "call_function"]
-    cut = _cut(calls, share)
-    backward = set(calls[cut:])
-    tangents = {n for n in graph.nodes if n.op == "placeholder" and n.users and set(n.users) <= backward}
-    ahead = [k for k, one in enumerate(results) if one not in backward and one not in tangents]
-    behind = [k for k in range(len(results)) if k not in ahead]
-    if not tangents or not ahead or not behind:
-        raise Unsupported("no input belongs to the backward alone, or one of the parts returns nothing")
+    for cut in _cuts(calls, share):
+        backward = set(calls[cut:])
+        tangents = {n for n in graph.nodes if n.op == "placeholder" and n.users and set(n.users) <= backward}
+        ahead = [k for k, one in enumerate(results) if one not in backward and one not in tangents]
+        behind = [k for k in range(len(results)) if k not in ahead]
+        if tangents and ahead and behind:
+            break
+    else:
+        raise Unsupported(
+            "wherever it is cut, no input belongs to the backward alone, or one of the parts returns nothing"
+        )
     for node in graph.nodes:
         if node in tangents:
             node.target = f"tangents_{node.target}"
@@ -142,18 +157,19 @@ def _joint(module: fx.GraphModule, share: float) -> _Joint:
     return _Joint(module, len(ahead), order)
 
 
-def _cut(calls: list[fx.Node], share: float) -> int:
-    """Where the backward begins: behind that share of the calls, and where nothing is under way."""
+def _cuts(calls: list[fx.Node], share: float) -> list[int]:
+    """Where the backward may begin: where nothing is under way, the places nearest to that share of the calls first."""
     flying: set[fx.Node] = set()
+    found = []
     for place, node in enumerate(calls):
-        if place >= share * len(calls) and not flying and place:
-            return place
+        if place and not flying:
+            found.append(place)
         phase = lookup(node.target).phase
         if phase == "start" or any(one in flying for one in node.all_input_nodes):
             flying.add(node)
         if phase == "wait":
             flying -= {node, *_sources(node)}
-    raise Unsupported("there is no place in the graph at which nothing is under way")
+    return sorted(found, key=lambda place: abs(place - share * len(calls)))
 
 
 def _sources(node: fx.Node) -> set[fx.Node]:

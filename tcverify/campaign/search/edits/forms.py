@@ -1,4 +1,4 @@
-"""Edits of what a program is made of: numbers, groups, shapes, placements, dtypes."""
+"""Edits of what a program is made of: numbers, lists, groups, shapes, placements, dtypes, values, options of the pass."""
 
 from __future__ import annotations
 
@@ -14,12 +14,16 @@ from torch.fx.node import map_aggregate
 from tcverify.campaign.reduction.named_groups import says_group_size
 from tcverify.campaign.reduction.sketch import Ref, Sketch, Step
 from tcverify.campaign.search.edits.site import Edit, Site
-from tcverify.program import PARTIAL, VARYING, InputSpec, Placement, RankConstant
+from tcverify.program import PARTIAL, VARYING, InputSpec, Placement, RankConstant, Recipe
 
 #: Numbers of the pass that are tried in place of one.
 MANY = 8
 
-FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+#: Integers that are moved, and not reckoned with.
+WIDE = Recipe("wide")
+
+#: Dtypes that are tried in place of one.
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int64)
 
 
 def _leaves(step: Step) -> list[tuple[int | str, Any]]:
@@ -56,7 +60,27 @@ def _instead(site: Site, value: Any) -> Sequence[Any]:
         return [value - 1, value + 1, -1, 0, 2 * value, *site.integers[:MANY]]
     if isinstance(value, float):
         return [2 * value, 0.0, 1.0, 0.5, *site.floats[:MANY]]
-    return FLOATS if isinstance(value, torch.dtype) and value.is_floating_point else ()
+    return DTYPES if isinstance(value, torch.dtype) and value is not torch.bool else ()
+
+
+def other_lists(site: Site) -> Iterator[Edit]:
+    """Other lists of integers: none, with one less at either end, the other way round, and with the last one twice."""
+    for step in site.steps:
+        arguments: list[tuple[int | str, Any]] = [*enumerate(step.args), *step.kwargs.items()]
+        for where, value in arguments:
+            if isinstance(value, (list, tuple)) and value and all(type(one) is int for one in value):
+                now = tuple(value)
+                for new in dict.fromkeys(((), now[1:], now[:-1], now[::-1], (*now, now[-1]))):
+                    if new != now:
+                        yield Edit(partial(_with_argument, site, step, where, list(new)), (step.name,))
+
+
+def _with_argument(site: Site, step: Step, where: int | str, new: Any) -> Sketch:
+    args = tuple(new if place == where else value for place, value in enumerate(step.args))
+    kwargs = {name: new if name == where else value for name, value in step.kwargs.items()}
+    editor = site.editor()
+    editor.change(replace(step, args=args, kwargs=kwargs))
+    return editor.sketch()
 
 
 def other_groups(site: Site) -> Iterator[Edit]:
@@ -165,19 +189,52 @@ def other_placements(site: Site) -> Iterator[Edit]:
 
 
 def other_dtypes(site: Site) -> Iterator[Edit]:
-    """Other dtypes: of all inputs, and of one."""
+    """Other dtypes: of all inputs of one dtype, of these and wherever calls say it, and of one input."""
     inputs = site.facts.sketch.inputs
-    for dtype in FLOATS:
-        made = tuple(replace(spec, dtype=dtype) if spec.dtype.is_floating_point else spec for spec in inputs)
-        if made != inputs:
+    said = {value for step in site.steps for _, value in _leaves(step) if isinstance(value, torch.dtype)}
+    for old, dtype in itertools.product(dict.fromkeys(spec.dtype for spec in inputs), DTYPES):
+        if old not in (dtype, torch.bool):
+            made = tuple(_of_dtype(spec, dtype) if spec.dtype is old else spec for spec in inputs)
             yield Edit(partial(replace, site.facts.sketch, inputs=made), ())
-    for place, spec in enumerate(inputs):
-        if spec.dtype.is_floating_point:
-            yield from (
-                Edit(partial(_with_input, site, place, replace(spec, dtype=dtype)), (spec.name,))
-                for dtype in FLOATS
-                if dtype != spec.dtype
-            )
+            if old in said:
+                yield Edit(partial(_with_dtype, site, made, old, dtype), tuple(site.values))
+    for place, spec in enumerate(inputs) if len(inputs) > 1 else ():
+        if spec.dtype is not torch.bool:
+            others = (dtype for dtype in DTYPES if dtype is not spec.dtype)
+            yield from (Edit(partial(_with_input, site, place, _of_dtype(spec, one)), (spec.name,)) for one in others)
 
 
-__all__ = ["other_dtypes", "other_groups", "other_numbers", "other_placements", "other_shapes"]
+def _with_dtype(site: Site, inputs: tuple[InputSpec, ...], old: torch.dtype, new: torch.dtype) -> Sketch:
+    sketch = site.facts.sketch
+    graphs = tuple(tuple(step.mapped(lambda v: new if v is old else v) for step in graph) for graph in sketch.graphs)
+    return replace(sketch, inputs=inputs, graphs=graphs)
+
+
+def _of_dtype(spec: InputSpec, dtype: torch.dtype) -> InputSpec:
+    """The input in another dtype; integers, which no number says to be indices, have values that floating point does not."""
+    if spec.dtype.is_floating_point == dtype.is_floating_point:
+        return replace(spec, dtype=dtype)
+    return replace(spec, dtype=dtype, recipe=Recipe() if dtype.is_floating_point else WIDE)
+
+
+def other_values(site: Site) -> Iterator[Edit]:
+    """Integers that floating point does not have, in place of others."""
+    for place, spec in enumerate(site.facts.sketch.inputs):
+        if spec.recipe.kind == "integers":
+            yield Edit(partial(_with_input, site, place, replace(spec, recipe=WIDE)), (spec.name,))
+
+
+def other_options(site: Site) -> Iterator[Edit]:
+    """Other options of the pass: values that drawn programs have had, and none, which leaves it at its default."""
+    now = site.facts.sketch.options
+    for name, values in site.options.items():
+        rest = {key: value for key, value in now.items() if key != name}
+        made = [{**rest, name: value} for value in values if name not in now or value != now[name]]
+        for options in [*made, rest] if name in now else made:
+            yield Edit(partial(replace, site.facts.sketch, options=options), tuple(site.values))
+
+
+__all__ = [
+    "other_dtypes", "other_groups", "other_lists", "other_numbers", "other_options", "other_placements", "other_shapes",
+    "other_values",
+]  # fmt: skip

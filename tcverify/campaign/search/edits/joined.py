@@ -1,7 +1,8 @@
-"""Edits that join two kernels: one reads what the other makes, stands within it, or beside it on the same value."""
+"""Edits that join two kernels: one reads what the other makes, or stands within it; or a kernel with a part of itself."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -93,10 +94,46 @@ def _add(editor: Editor, other: Facts, hole: str, name: str, shape: tuple[int, .
     return [ref for ref, alike in sorted(made, key=lambda one: not one[1])]
 
 
+def recomputed(site: Site) -> Iterator[Edit]:
+    """Let one place read, of a value, what the same calls make once more: of the same inputs, of new ones, or of new ones that
+    have another dim in front."""
+    for name, edges in site.edges.items():
+        if not site.is_input(name) and site.type(name) is not None:
+            for edge, how in itertools.product(edges, ("same", "new", "wider")):
+                yield Edit(partial(_recompute, site, name, edge, how), (name, edge[0]))
+
+
+def _recompute(site: Site, name: str, edge: tuple[str, int], how: str) -> Sketch:
+    needed = {name}
+    for step in reversed(site.all_steps.values()):
+        if step.name in needed:
+            needed.update(step.reads)
+    editor = site.editor()
+    values: dict[str, Ref] = {}
+    for spec in site.facts.sketch.inputs:
+        if spec.name in needed:
+            shape = (*spec.shape[:1], *spec.shape) if how == "wider" else spec.shape
+            placements = tuple(
+                (dim, placed) for dim, placed in spec.placements if how == "new" or placed.kind != "shard"
+            )
+            new = how != "same"
+            values[spec.name] = editor.input(shape, spec.dtype, placements, spec.recipe) if new else Ref(spec.name)
+
+    def leaf(value: Any) -> Any:
+        return values.get(value.name, value) if isinstance(value, Ref) else value
+
+    for step in site.all_steps.values():
+        if step.op == "call_function" and step.name in needed:
+            args, kwargs = map_aggregate((step.args, step.kwargs), leaf)
+            values[step.name] = editor.call(step.target, args, kwargs, _last(editor, name))
+    editor.rewire(*edge, values[name])
+    return editor.sketch()
+
+
 def _last(editor: Editor, name: str) -> str:
     """The step behind which the next one goes: the last one that was added, or the value itself."""
     calls = [added for added in editor.added if not added.startswith("%")]
     return calls[-1] if calls else name
 
 
-__all__ = ["fed", "within"]
+__all__ = ["fed", "recomputed", "within"]

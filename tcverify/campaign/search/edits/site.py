@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeAlias
 
@@ -24,6 +24,8 @@ class Site:
         calls: patterns of calls that edits may add.
         integers, floats: numbers that the pass names.
         kernels: programs of one graph that it may be joined with, on the same mesh.
+        options: values of options of the pass, by name.
+        apart: whether ranks may do different things.
     """
 
     facts: Facts
@@ -31,6 +33,8 @@ class Site:
     integers: Sequence[int] = ()
     floats: Sequence[float] = ()
     kernels: Sequence[Facts] = ()
+    options: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    apart: bool = False
 
     def type(self, name: str) -> Type | None:
         """Shape and dtype of a value that is one tensor, of one type on all ranks."""

@@ -11,6 +11,7 @@ from functools import partial
 import torch
 
 from tcverify.campaign.reduction.sketch import Ref, Sketch, Step, refs, result_of
+from tcverify.campaign.search.calls import Type
 from tcverify.campaign.search.editor import operands, with_operand
 from tcverify.campaign.search.edits.site import Edit, Site
 
@@ -49,7 +50,7 @@ def _return_less(site: Site, name: str) -> Sketch | None:
 
 
 def other_operand(site: Site) -> Iterator[Edit]:
-    """Let a step read another value of the same type, or a new input."""
+    """Let a step read another value of the same type, or a new input, also one with a dim more or less, which may broadcast."""
     for step in site.steps:
         for slot, name in enumerate(operands(step)):
             given = site.type(name)
@@ -57,15 +58,22 @@ def other_operand(site: Site) -> Iterator[Edit]:
                 continue
             others = (other for other in site.like(given, step.name, MANY) if other != name)
             yield from (Edit(partial(_rewire, site, step.name, slot, other), (step.name, name)) for other in others)
-            if not site.is_input(name) or len(site.edges[name]) > 1:
-                yield Edit(partial(_rewire, site, step.name, slot, None), (step.name, name))
+            shape, dtype = given
+            shapes = [shape] if not site.is_input(name) or len(site.edges[name]) > 1 else []
+            shapes += [(shape[0], *shape), shape[1:]] if shape else []
+            for new in shapes:
+                yield Edit(partial(_read_new, site, step.name, slot, (new, dtype)), (step.name, name))
 
 
-def _rewire(site: Site, reader: str, slot: int, other: str | None) -> Sketch:
+def _rewire(site: Site, reader: str, slot: int, other: str) -> Sketch:
     editor = site.editor()
-    name = operands(site.all_steps[reader])[slot]
-    given = site.type(name)
-    editor.rewire(reader, slot, editor.input(*given) if other is None and given is not None else Ref(other or name))
+    editor.rewire(reader, slot, Ref(other))
+    return editor.sketch()
+
+
+def _read_new(site: Site, reader: str, slot: int, type_: Type) -> Sketch:
+    editor = site.editor()
+    editor.rewire(reader, slot, editor.input(*type_))
     return editor.sketch()
 
 
@@ -86,25 +94,24 @@ def _swap(site: Site, step: Step, *slots: tuple[int, str]) -> Sketch:
 
 
 def repeated(site: Site) -> Iterator[Edit]:
-    """Do a step twice: beside each other, for the result or for one of its readers, or one after the other."""
+    """Do a step twice: beside each other, for the result or for one place where it is read, or one after the other."""
     for step in site.steps:
         if site.type(step.name) is not None:
             yield Edit(partial(_repeat, site, step, None), (step.name,))
-        readers = dict.fromkeys(reader for reader, _ in site.edges.get(step.name, []))
-        yield from (Edit(partial(_repeat, site, step, reader), (step.name, reader)) for reader in readers)
+        edges = site.edges.get(step.name, [])
+        yield from (Edit(partial(_repeat, site, step, edge), (step.name, edge[0])) for edge in edges)
         for slot, name in enumerate(operands(step)):
             if site.type(name) is not None and site.type(name) == site.type(step.name):
                 yield Edit(partial(_repeat_behind, site, step, slot), (step.name,))
 
 
-def _repeat(site: Site, step: Step, reader: str | None) -> Sketch:
+def _repeat(site: Site, step: Step, edge: tuple[str, int] | None) -> Sketch:
     editor = site.editor()
     again = editor.call(step.target, step.args, step.kwargs, step.name)
-    if reader is None:
+    if edge is None:
         editor.returns(again)
-    for place, slot in site.edges.get(step.name, []):
-        if place == reader:
-            editor.rewire(reader, slot, again)
+    else:
+        editor.rewire(*edge, again)
     return editor.sketch()
 
 
