@@ -16,7 +16,8 @@ from tcverify.program.finding import Doubt, Finding, Note, Said
 #: A difference is refuted above PROBE_FACTOR · probe + FLOOR · scale.
 PROBE_FACTOR = 16.0
 FLOOR = 2.0**-46
-#: Outputs whose probe exceeds this share of their scale are too ill-conditioned to judge.
+#: Outputs whose probe exceeds this share of their scale are too ill-conditioned to judge, unless it is no larger share of the
+#: difference either: where values cancel, the scale is next to nothing.
 CONDITIONING = 1e-6
 
 
@@ -99,7 +100,7 @@ def differences(comparison: Comparison, probe: Callable[[], dict[str, float]]) -
         if limits is None:
             limits = probe()
         noise = limits.get(label, 0.0)
-        if noise > CONDITIONING * scale:
+        if math.isinf(noise) or noise > CONDITIONING * max(scale, worst.difference):
             sentence = f"{label} changes by {noise:.1e} of {scale:.1e} under perturbations of 2⁻⁵¹"
             doubts.setdefault("ill-conditioned", Doubt("ill-conditioned", sentence))
         elif not worst.difference <= PROBE_FACTOR * noise + FLOOR * scale:

@@ -71,11 +71,10 @@ def adds_negated(gm: fx.GraphModule) -> None:
 
 
 def copies_sums(gm: fx.GraphModule) -> None:
-    """Copies every sum over ranks; of sums that are returned, and negated twice, it copies what was summed."""
+    """Copies every sum over ranks; of sums that are negated twice it copies what was summed."""
     for node in calls(gm, ALL_REDUCE):
         negated = [user for user in node.users if user.target is NEG]
-        returned = [user for user in node.users if user.op == "output"]
-        kept = node.args[0] if len(negated) > 1 and returned else node
+        kept = node.args[0] if len(negated) > 1 else node
         with gm.graph.inserting_after(node):
             copy = gm.graph.call_function(CLONE, (kept,))
         node.replace_all_uses_with(copy, delete_user_cb=lambda user, new=copy: user is not new)

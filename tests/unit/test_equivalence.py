@@ -44,6 +44,12 @@ def test_what_the_original_itself_loses_is_not_judged() -> None:
     assert found.reason == "ill-conditioned"
 
 
+@pytest.mark.parametrize(("difference", "kind"), [(1.0, "wrong-value"), (1e-12, "ill-conditioned")])
+def test_where_values_cancel_a_difference_far_beyond_rounding_counts(difference: float, kind: str) -> None:
+    (found,) = judged(delta(difference, scale=0.0), noise=1e-16)
+    assert (found.reason if isinstance(found, Doubt) else found.kind) == kind
+
+
 @pytest.mark.parametrize("flips", [False, True])
 def test_another_integer_counts_unless_perturbations_flip_it(flips: bool) -> None:
     other = Delta(0, "output 0", problem="at [0] it is 1 instead of 0", discrete=True)

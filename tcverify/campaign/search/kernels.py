@@ -25,8 +25,9 @@ Apply: TypeAlias = Callable[[Program, Iterable[Point], bool], Pair]
 #: A rewrite, as it is told from others: ops that went (negative) and that came, with how many, `MANY` at most.
 Rewrite: TypeAlias = tuple[tuple[str, int], ...]
 
-#: An edge that a rewrite takes away ("-") or brings in ("+"): the op that reads, and the op whose result it reads.
-Edge: TypeAlias = tuple[str, str, str]
+#: An edge that a rewrite takes away ("-") or brings in ("+"): the op that reads, the op whose result it reads, and how many such
+#: edges there are, `MANY` at most.
+Edge: TypeAlias = tuple[str, str, str, int]
 
 MANY = 2
 
@@ -61,8 +62,9 @@ def edges_of(pair: Pair, named: Collection[str]) -> frozenset[Edge]:
     if not pair.changed or pair.rewritten is None:
         return frozenset()
     before, after = (_edges(program.graphs[0], named) for program in (pair.original, pair.rewritten))
-    gone = {("-", *before[edge]) for edge in before.keys() - after.keys()}
-    return frozenset(gone | {("+", *after[edge]) for edge in after.keys() - before.keys()})
+    counts = Counter(("-", *before[edge]) for edge in before.keys() - after.keys())
+    counts.update(("+", *after[edge]) for edge in after.keys() - before.keys())
+    return frozenset((*edge, min(MANY, number)) for edge, number in counts.items())
 
 
 def _edges(graph: fx.Graph, named: Collection[str]) -> dict[tuple[str, str], tuple[str, str]]:

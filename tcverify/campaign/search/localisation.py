@@ -15,8 +15,8 @@ from tcverify.campaign.search.kernels import Kernel
 #: Ochiai's coefficient from which on a line says something.
 LEAST = 0.5
 
-#: Largest share of the programs that pass in which such a line may be reached, and most of the lines that are named.
-COMMON, MOST = 0.25, 5
+#: By how much the share of the programs that go wrong is larger than that of those that pass; and most of the lines that are named.
+APART, MOST = 0.5, 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ def suspects_of(kernels: Iterable[Kernel]) -> tuple[Suspect, ...]:
             found[-1] = Suspect(file, last.first, line, wrong, passed, of_wrong, of_passed)
         else:
             found.append(Suspect(file, line, line, wrong, passed, of_wrong, of_passed))
-    telling = [one for one in found if one.score >= LEAST and one.passed <= COMMON * of_passed]
+    telling = [one for one in found if one.score >= LEAST and one.wrong / of_wrong - one.passed / of_passed >= APART]
     return tuple(sorted(telling, key=lambda one: -one.score)[:MOST])
 
 
