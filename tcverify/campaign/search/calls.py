@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -43,11 +43,22 @@ class Role:
             position there; else "given".
         dim: number of the mesh dim.
         values: of one that is given, on each rank.
+        size: ranks in a group of that dim; 0 where nobody knows.
     """
 
     kind: str
     dim: int = 0
     values: tuple[Any, ...] = ()
+    size: int = 0
+
+    def fitting(self, mesh: Mesh) -> Role:
+        """The same role over the dim of another mesh whose groups are as large, or else of more than one rank."""
+
+        def misfit(number: int) -> tuple[bool, bool, bool, int]:
+            size = len(mesh.dims[number].group(0))
+            return size != self.size, size == 1, number != self.dim, number
+
+        return replace(self, dim=min(range(len(mesh.dims)), key=misfit))
 
     def on(self, mesh: Mesh) -> list[Any] | None:
         """Its value on each rank of a mesh; None where that cannot be told."""
@@ -68,7 +79,11 @@ def role_of(values: Sequence[Any], mesh: Mesh) -> Role:
     roles = [
         Role("rank"),
         Role("peer"),
-        *(Role(kind, number) for number in range(len(mesh.dims)) for kind in ("group", "position")),
+        *(
+            Role(kind, number, size=len(dim.group(0)))
+            for number, dim in enumerate(mesh.dims)
+            for kind in ("group", "position")
+        ),
     ]
     return next((role for role in roles if role.on(mesh) == plain), Role("given", values=tuple(values)))
 
@@ -121,7 +136,7 @@ class CallPattern:
             hole = next(number for number, (shape, _) in enumerate(self.types) if shape == result.shape)
             return self.types_for(hole, given)
         if len(result.shape) != len(given[0]):
-            return None
+            return self._types_in_proportion(result, given)
         sizes = dict(zip(reversed(result.shape), reversed(given[0]), strict=True))
         types: list[Type] = []
         for shape, dtype in self.types:
@@ -136,6 +151,21 @@ class CallPattern:
             types.append((tuple(reversed(made)), given[1] if dtype == result.dtype else dtype))
         return types
 
+    def _types_in_proportion(self, result: TensorSpec, given: Type) -> list[Type] | None:
+        """Types of operands that are as much larger or smaller than the result, in the same dims, as they were."""
+        if not given[0] or any(len(shape) != len(result.shape) for shape, _ in self.types):
+            return None
+        types: list[Type] = []
+        for shape, dtype in self.types:
+            made = list(given[0])
+            for place, (size, was) in enumerate(zip(shape, result.shape, strict=True)):
+                place = min(place, len(made) - 1)
+                if size != was and (not was or made[place] * size % was):
+                    return None
+                made[place] = made[place] * size // was if size != was else made[place]
+            types.append((tuple(made), given[1] if dtype == result.dtype else dtype))
+        return types
+
     def add(self, editor: Editor, refs: list[Ref], first: Type, behind: str | None = None) -> Ref:
         """Add the call to an edit.
 
@@ -147,7 +177,7 @@ class CallPattern:
         """
         names: dict[str, RankConstant] = {}
         for name, role in self.constants.items():
-            values = role.on(editor.facts.sketch.mesh)
+            values = role.fitting(editor.facts.sketch.mesh).on(editor.facts.sketch.mesh)
             if values is None:
                 raise Misfit
             names[name] = editor.constant(name, values)

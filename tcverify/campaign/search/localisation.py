@@ -15,7 +15,7 @@ from tcverify.campaign.search.kernels import Kernel
 #: Ochiai's coefficient from which on a line says something.
 LEAST = 0.5
 
-#: By how much the share of the programs that go wrong is larger than that of those that pass; and most of the lines that are named.
+#: By how much the share of what goes wrong is larger than that of what passes; and most of the lines that are named.
 APART, MOST = 0.5, 5
 
 
