@@ -64,6 +64,30 @@ def texts(programs: list[Program]) -> list[str]:
     return [str(program.graphs[0]) for program in programs]
 
 
+def scattered(mesh: Mesh, shape: tuple[int, ...], dim: str) -> Program:
+    """A reduce_scatter along the first dim, over a dim of the mesh."""
+    inputs = [InputSpec("x", shape, placements=((dim, PARTIAL),))]
+
+    def build(b):
+        return b.call("tensor_cast::reduce_scatter", b.input("x"), 0, b.rank, b.group(dim))
+
+    return spmd_program(mesh, inputs, build)
+
+
+def test_calls_seen_on_another_mesh_are_over_groups_as_large_and_fit_values_of_other_dims():
+    """Seen in one dim over the first dim of a mesh, of which the program has the groups in its second dim."""
+    seen = Calls(("tensor_cast::reduce_scatter",))
+    seen.learn(facts_of(sketch_of(scattered(Mesh.grid({"dp": 2, "tp": 1}), (8,), "dp"))))
+    facts = facts_of(sketch_of(reduce_norm(Mesh.grid({"one": 1, "tp": 2}))))
+    programs = made(Site(facts, seen.named()), "make a value")
+    scatters = [
+        node for program in programs for node in program.graphs[0].nodes if "reduce_scatter" in str(node.target)
+    ]
+    shapes = {(tuple(node.args[0].meta["val"].shape), tuple(node.meta["val"].shape)) for node in scatters}
+    assert ((4, 4), (2, 4)) in shapes  # in place of the residual
+    assert all(before != after for before, after in shapes)
+
+
 @pytest.fixture(scope="module")
 def site() -> Site:
     return site_of(reduce_norm())
