@@ -3,11 +3,12 @@
     python benchmarks/throughput.py [--programs N] [--world-size N] [--spawned N]
 
 Draws the same programs for every row of one world size. Rows: a whole campaign (drawing, pass in its worker, checks,
-statistics) in lockstep alone and confirmed on gloo; the bare execution of the same pairs in lockstep and on the same pool,
-one after the other and with all of them in flight; and, to compare with, `torch.multiprocessing.spawn` for every pair, which
-starts the ranks, joins them to a gloo group, runs both versions and compares them. CPU time is that of all processes that
-work on the row; where it is well below the time per program, the machine was busy with something else, and where it is above,
-processes worked side by side. Compare rows of one run only: machines differ.
+statistics) in lockstep alone and confirmed on gloo, and one of five times as many programs with the search; of those that it has
+made the programs of at most 8 nodes once more, in lockstep with all checks, without what made them; the bare execution of the
+same pairs in lockstep and on the same pool, one after the other and with all of them in flight; and, to compare with,
+`torch.multiprocessing.spawn` for every pair, which starts the ranks, joins them to a gloo group, runs both versions and compares
+them. CPU time is that of all processes that work on the row; where it is well below the time per program, the machine was busy
+with something else, and where it is above, processes worked side by side. Compare rows of one run only: machines differ.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -27,9 +28,11 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from hypothesis import given, seed, settings
 
-from tcverify.application import Guarded
+from tcverify.application import Guarded, Watch
 from tcverify.campaign import Campaign, CampaignFinished, Plan
 from tcverify.campaign.drawing import SETTINGS
+from tcverify.campaign.pipeline import Flight, Pipeline
+from tcverify.campaign.search import Search
 from tcverify.execution import Lockstep, ProcessGroupPool, RankResult, compare_ranks
 from tcverify.execution.asynchrony import Join
 from tcverify.execution.interpreter import rank_inputs, run_rank
@@ -38,6 +41,10 @@ from tcverify.execution.plan import plans_of, rank_constants
 from tcverify.ops.distributed import perform
 from tcverify.program import Program, dumps, loads
 from tcverify.strategies import transformer_programs
+from tcverify.verifier import chosen_checks, verification
+
+#: Programs of the campaign that is searched for each one of the others; and calls of those that are small.
+SEARCHED, SMALL = 5, 8
 
 PASS = "tcverify.passes.sequence_parallel:SequenceParallel"
 
@@ -72,7 +79,9 @@ def measured(name: str, pids: Callable[[], Sequence[int]], work: Callable[[], in
     return Row(name, programs, time.perf_counter() - start, cpu_seconds(pids()) - before)
 
 
-def campaign(subject: Guarded, world_size: int, pool: ProcessGroupPool | None, programs: int) -> CampaignFinished:
+def campaign(
+    subject: Guarded, world_size: int, pool: ProcessGroupPool | None, programs: int, search: Search | None = None
+) -> CampaignFinished:
     """Run a campaign in a fresh directory."""
     with tempfile.TemporaryDirectory() as scratch:
         plan = Plan(
@@ -82,8 +91,43 @@ def campaign(subject: Guarded, world_size: int, pool: ProcessGroupPool | None, p
             Path(scratch) / "state",
             max_examples=programs,
             seed=1,
+            search=search,
         )
         return Campaign(subject, plan, pool).run()
+
+
+class Kept(Search):
+    """A search that keeps the programs that it makes."""
+
+    def __init__(self, subject: Guarded, seed: int) -> None:
+        super().__init__(subject, seed)
+        self.programs: list[Program] = []
+
+    def turn(self, masked: Callable[[Program], bool]) -> Iterator[Program]:
+        for program in super().turn(masked):
+            self.programs.append(program)
+            yield program
+
+
+def verify_all(subject: Guarded, programs: Sequence[Program]) -> int:
+    """Verify programs as a campaign verifies those that a search makes."""
+    pipeline = Pipeline(Flight.advance, lambda flight: None)
+    for program in programs:
+        pipeline.answer()
+        steps = verification(
+            subject,
+            program,
+            contract=subject.contract,
+            confirm=None,
+            checks=chosen_checks(None),
+            watch=Watch(),
+            lean=True,
+        )
+        pipeline.feed(Flight(program, False, steps))
+    while len(pipeline):
+        pipeline.answer()
+        pipeline.feed(None)
+    return len(programs)
 
 
 def pairs(subject: Guarded, world_size: int, programs: int) -> list[tuple[Program, Program]]:
@@ -187,12 +231,22 @@ def measure(subject: Guarded, size: int, programs: int, spawns: int) -> None:
             measured("pairs, gloo, one at a time", lambda: pool.pids, lambda: bare(pool.compare)),
             measured("pairs, gloo, all in flight", lambda: pool.pids, in_flight),
         ]
+    kept = Kept(subject, 1)
+    searched = measured(
+        "campaign, lockstep, searched",
+        lambda: subject.pids,
+        lambda: campaign(subject, size, None, SEARCHED * programs, kept).statistics.programs,
+    )
+    small = [program for program in kept.programs if program.size <= SMALL]
+    again = measured("searched programs, 8 nodes at most", lambda: subject.pids, lambda: verify_all(subject, small))
     counts = finished[-1].statistics
     nodes = sum(original.size for original, _ in drawn) / len(drawn)
     fired = ", ".join(f"{name} {n / counts.programs:.0%}" for name, n in sorted(counts.fired.items()))
     print(f"{size} ranks, {len(drawn)} programs of {nodes:.1f} compute nodes on average; fired: {fired}")
     alone.show(phases(finished[0]))
     confirmed.show(phases(finished[1]))
+    searched.show(f"{searched.programs / searched.cpu:.0f} per CPU second")
+    again.show(f"{again.programs / again.cpu:.0f} per CPU second")
     for row in bare_rows:
         row.show()
     if spawns:
@@ -206,7 +260,7 @@ def measure(subject: Guarded, size: int, programs: int, spawns: int) -> None:
 @click.option("--spawned", "spawns", type=click.IntRange(0), default=5, show_default=True, help="0 leaves the row out.")
 def main(programs: int, world_size: tuple[int, ...], spawns: int) -> None:
     torch.set_num_threads(1)
-    with Guarded(PASS) as subject:
+    with Guarded(PASS, covered=()) as subject:
         for size in world_size:
             measure(subject, size, programs, spawns)
 

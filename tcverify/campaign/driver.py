@@ -138,6 +138,8 @@ class Campaign:
         """
         plan = self.plan
         facts = self.subject.facts
+        if self._search is not None:
+            self._search.until = None if plan.max_time is None else self._start + plan.max_time
         confirm = self.confirm.name if self.confirm is not None else "none"
         bounds = plan.max_examples, plan.max_time
         earlier = len(self._failures) if plan.earlier else 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +108,23 @@ def test_a_sound_pass_passes(tmp_path: Path, seed: int):
     assert finished.verdict == "passed"
     assert finished.statistics.changed > 10
     assert any(kernel.changed for kernel in search.kernels)
+
+
+def test_nothing_is_learnt_once_the_time_is_over(tmp_path: Path):
+    """A reduction takes many applications of the pass; where these take long, the last ones are left out."""
+    calls: list[float] = []
+
+    def slow(gm: Any) -> None:
+        time.sleep(0.02)
+        cancels_negations(gm)
+        calls.append(time.monotonic())
+
+    start = time.monotonic()
+    finished, search = run(tmp_path, slow, max_examples=None, max_time=3.0, checks=CHECKS)
+    assert finished.stop == "time"
+    assert search.kernels
+    late = [call for call in calls if call > start + 3.5]
+    assert len(late) <= 4  # two programs under way, on two ranks
 
 
 def test_a_seed_repeats_a_search(tmp_path: Path):

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
 from collections.abc import Callable, Iterable, Iterator
 
 from tcverify.application import Pair, Point, Subject, Watch
+from tcverify.campaign.reduction.search import OutOfTime
 from tcverify.campaign.search.explorer import Explorer
 from tcverify.campaign.search.kernels import Kernel
 from tcverify.campaign.search.localisation import suspects_of
@@ -42,9 +45,13 @@ class Search:
 
     Args:
         subject: the pass; it is applied when something is learnt, so it must have answered all that it was asked by then.
+
+    Attributes:
+        until: when the time of the campaign is over, by `time.monotonic`: then nothing more is learnt. None where it has none.
     """
 
     def __init__(self, subject: Subject, seed: int) -> None:
+        self.until: float | None = None
         self._subject = subject
         self._seed = seed
         self._explorer: Explorer | None = None
@@ -85,6 +92,10 @@ class Search:
 
     def learn(self) -> None:
         """Learn from what was noted. The pass must have answered all that it was asked by then."""
+        with contextlib.suppress(OutOfTime):
+            self._learn()
+
+    def _learn(self) -> None:
         while self._shown:
             program, pair, refuted = self._shown.pop(0)
             explorer = self._exploring(program.world_size)
@@ -97,8 +108,9 @@ class Search:
 
     def take(self, program: Program) -> None:
         """Take a kernel of an earlier search: what it makes need not wait for programs that are drawn."""
-        self._exploring(program.world_size).take(program)
-        self._taken = True
+        with contextlib.suppress(OutOfTime):
+            self._exploring(program.world_size).take(program)
+            self._taken = True
 
     def news(self) -> list[Kernel]:
         """The kernels that have come since this was last asked for."""
@@ -170,6 +182,8 @@ class Search:
         )  # fmt: skip
 
     def _apply(self, program: Program, points: Iterable[Point], look: bool) -> Pair:
+        if self.until is not None and time.monotonic() >= self.until:
+            raise OutOfTime
         try:
             pair = self._subject.start(program, watch=Watch(frozenset(points), look))()
         except NotSerialisable:
