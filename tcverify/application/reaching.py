@@ -121,6 +121,7 @@ class Recorder:
         self._outcomes: set[Hashable] = set()  # of programs that were watched
         self._codes: dict[int, CodeType] = {}  # that are watched: their ids are those of no others
         self._digested: set[tuple[int, int, int]] = set()
+        self._foreign: set[str] = set()  # names of files that do not belong to the pass
         self._steps: dict[str, set[tuple[int, int]]] = {}
         self._missing: dict[int, tuple[set[Point], int]] = {}
         self._looked: dict[tuple[str, int], dict[str, None]] | None = None
@@ -303,7 +304,11 @@ class Recorder:
     def _enter(self, frame: FrameType, event: str, _: Any) -> Callable[..., Any] | None:
         """Trace the frames of those of the pass's functions of which something is yet to be reached."""
         code = frame.f_code
+        if code.co_filename in self._foreign:  # nearly all: this is called for every call that FX makes
+            return None
         file = self.scope.of(code.co_filename)
+        if file is None:
+            self._foreign.add(code.co_filename)
         if file is None or not code.co_flags & inspect.CO_OPTIMIZED or not self._left(code, file):
             return None
         steps = self._steps.setdefault(file, set())
