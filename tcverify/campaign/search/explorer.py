@@ -58,9 +58,7 @@ class Explorer:
             self._calls.guess(synthesised(name))
         self._rewrites: set[Rewrite] = {()}
         self._edges: set[Edge] = set()
-        self._parents: dict[
-            str, tuple[Kernel, str, Facts]
-        ] = {}  # by program that was made, with the family of the edit
+        self._parents: dict[str, tuple[Kernel, str, Facts]] = {}  # by program that was made: of what, and by which edit
         self._neutral: deque[tuple[Kernel, Facts]] = deque(maxlen=LATEST)  # edits that showed nothing new
         self._random = random.Random(seed)
         self._untried: deque[Program] = deque()
@@ -235,6 +233,10 @@ class Explorer:
             if program is not None:
                 return program
         return None
+
+    def skip(self, program: Program) -> None:
+        """Forget what a program was made of that is not tried."""
+        self._parents.pop(program_id(program), None)
 
     def _further(self) -> Program | None:
         """An edit of a program that showed nothing new, near what sets that apart from its kernel."""

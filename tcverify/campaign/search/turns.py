@@ -157,6 +157,7 @@ class Search:
             self._left = True
             if masked(program) and int(program_id(program), 16) % MASKED:
                 self._skipped += 1
+                self._explorer.skip(program)
                 continue
             tried += 1
             self._made.add(program_id(program))
