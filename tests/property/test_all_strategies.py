@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter
 from collections.abc import Iterator
@@ -45,7 +46,8 @@ def test_programs_run_and_their_metadata_says_what_they_compute(name: str) -> No
         assert run.finished, run.hang or run.mismatch or run.error
         for result, binding in zip(run.ranks, program.ranks, strict=True):
             outputs = [value for value in pytree.tree_leaves(result.outputs) if value.numel()]
-            assert all(float(value.abs().max()) < LARGEST for value in outputs)  # and finite
+            limit = math.inf if any(spec.recipe.kind == "wide" for spec in program.inputs) else LARGEST
+            assert all(float(value.abs().max()) < limit for value in outputs)  # and finite
             assert result.values is not None
             for node in program.graphs[binding.graph].nodes:
                 if node.op == "output" or INEXACT & set(program.labels):
