@@ -59,6 +59,15 @@ def cut_down(search: Search, suspects: Sequence[str] = ()) -> None:
     cutting.cut()
 
 
+def keep_around(search: Search, names: Sequence[str]) -> None:
+    """Keep as few units as will do of those nearest to some nodes in the flow of data: these alone, then ever more with them.
+
+    For small programs: each number of units is a trial.
+    """
+    cutting = _Cutting(search)
+    cutting.nearest(names)
+
+
 class _Cutting:
     """Cuts of one program: each is a set of its units.
 
@@ -114,6 +123,13 @@ class _Cutting:
                     return True
             reach *= 4
         return False
+
+    def nearest(self, names: Sequence[str]) -> None:
+        """Keep as few of the units nearest to some nodes as will do, twice as many each time."""
+        centres = sorted(set().union(*map(self._units_called, names)))
+        most = len(centres)
+        while centres and most < len(self.kept) and not self.attempt(sorted(self._linked(centres, most))):
+            most *= 2
 
     def _units_called(self, name: str) -> set[int]:
         return {self._owner[i, name] for i in self._facts.where(name) if (i, name) in self._owner}
@@ -240,4 +256,4 @@ def _result(facts: Facts, number: int, keep: set[str], gone: set[str]) -> Any:
     return tuple(Ref(name) for name in dict.fromkeys((*returned, *border)))
 
 
-__all__ = ["cut_down", "kept"]
+__all__ = ["cut_down", "keep_around", "kept"]

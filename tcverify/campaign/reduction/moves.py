@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 from tcverify.campaign.reduction.facts import Facts
@@ -35,16 +36,20 @@ def bypass_many(search: Search) -> None:
     search.in_chunks(list(reversed(_computing(search.facts))), edit, least=2)
 
 
-def bypass(search: Search) -> None:
-    """Bypass single nodes, in every way that each can be."""
+def bypass(search: Search, most: int | None = None) -> None:
+    """Bypass single nodes, in every way that each can be.
+
+    Args:
+        most: ways that are tried for each; by default all.
+    """
     for name in list(reversed(search.facts.calls)):
         if not search.facts.where(name):
             continue
-        edits = (replaced(search.sketch, way) for way in ways_around(search, name))
+        edits = (replaced(search.sketch, way) for way in islice(ways_around(search, name), most))
         if search.attempt(*edits) or search.facts.aligned:
             continue
         for graph in search.facts.where(name):
-            if any(search.attempt(replaced(search.sketch, way, [graph])) for way in list(ways_around(search, name))):
+            if any(search.attempt(replaced(search.sketch, way, [graph])) for way in list(islice(ways_around(search, name), most))):
                 break
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from tcverify.campaign.reduction.asynchrony import (
     bypass_collectives,
@@ -57,11 +58,25 @@ MOVES: tuple[Callable[[Search], None], ...] = (
 )
 
 
-#: Those of them that make a program smaller, and leave its mesh.
-STRUCTURE = tuple(
-    move
-    for move in MOVES
-    if move not in (shrink_mesh, drop_declared_order, simplify_timing, simplify, bypass_rescheduled)
+#: Ways around a call that are tried where a few nodes more do no harm.
+FEW_WAYS = 2
+
+#: What makes a program much smaller in few trials, and leaves its mesh: for a program that is only to show what a pass does.
+COARSE: tuple[Callable[[Search], None], ...] = (
+    end_earlier,
+    drop_outputs,
+    start_later,
+    drop_transfers,
+    run_one_graph,
+    bypass_collectives,
+    narrow_coalesced,
+    write_into_new,
+    bypass_many,
+    partial(bypass, most=FEW_WAYS),
+    drop_inputs,
+    merge_inputs,
+    shrink_sizes,
+    drop_axes,
 )
 
 
@@ -118,4 +133,4 @@ def reduce(
     return Reduction(search.program, False, search.trials)
 
 
-__all__ = ["STRUCTURE", "Reduction", "reduce"]
+__all__ = ["COARSE", "Reduction", "reduce"]

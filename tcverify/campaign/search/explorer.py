@@ -92,7 +92,7 @@ class Explorer:
         made = self._parents.pop(program_id(program), None)
         if made is None:
             self._see(program)
-            self._await(program, pair, rewrite if new else None)
+            self._await(program, pair, rewritten=new)
             return
         parent, family, facts = made
         edges = edges_of(pair, self._named)
@@ -102,7 +102,7 @@ class Explorer:
         parent.judged += 1
         parent.refuted += refuted
         if program.size > SMALL:
-            self._await(program, pair, rewrite if new else None)
+            self._await(program, pair, rewritten=new)
             return
         if news:
             self._edges |= edges
@@ -116,18 +116,19 @@ class Explorer:
         kernel.judged, kernel.refuted, kernel.wrong = 1, int(refuted), refuted
         yield kernel
 
-    def _await(self, program: Program, pair: Pair, rewrite: Rewrite | None) -> None:
-        """Let what a program was the first to show be reduced."""
+    def _await(self, program: Program, pair: Pair, *, rewritten: bool = False) -> None:
+        """Let what a program was the first to show be reduced: the places that are new, and its rewrite if that is."""
         new = [point for point in pair.reached if point not in self.points]
-        if new or rewrite is not None:
+        if new or rewritten:
             self.points.update(dict.fromkeys(new))
-            self._waiting.append(kernels_of(program, new, rewrite, self._trial, self.points, self._named))
+            shown = pair if rewritten else None
+            self._waiting.append(kernels_of(program, new, shown, self._trial, self.points, self._named))
 
     def _trial(self, program: Program, points: Iterable[Point], look: bool) -> Pair:
         """Apply the pass for a reduction. A smaller program may reach what the larger one has not."""
         self._reduced += program.size
         pair = self._apply(program, frozenset(points), look)
-        self._await(program, pair, None)
+        self._await(program, pair)
         return pair
 
     def _trial_of_known(self, program: Program, points: Iterable[Point], look: bool) -> Pair:

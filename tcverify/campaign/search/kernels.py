@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeAlias
 
 from torch import fx
 
 from tcverify.application import Pair, Point
-from tcverify.campaign.reduction import STRUCTURE, reduce
+from tcverify.campaign.reduction import COARSE, reduce
+from tcverify.campaign.reduction.cutting import keep_around
 from tcverify.campaign.reduction.facts import Facts
 from tcverify.campaign.reduction.fit import facts_of
 from tcverify.campaign.reduction.search import OutOfTime
@@ -61,10 +63,18 @@ def edges_of(pair: Pair, named: Collection[str]) -> frozenset[Edge]:
     """
     if not pair.changed or pair.rewritten is None:
         return frozenset()
-    before, after = (_edges(program.graphs[0], named) for program in (pair.original, pair.rewritten))
+    before, after = _edges(pair.original.graphs[0], named), _edges(pair.rewritten.graphs[0], named)
     counts = Counter(("-", *before[edge]) for edge in before.keys() - after.keys())
     counts.update(("+", *after[edge]) for edge in after.keys() - before.keys())
     return frozenset((*edge, min(MANY, number)) for edge, number in counts.items())
+
+
+def _touched(pair: Pair) -> list[str]:
+    """The nodes of the first graph that a pass has changed of which an edge went, and those that read otherwise now."""
+    if pair.rewritten is None:
+        return []
+    before, after = (_edges(program.graphs[0], ()) for program in (pair.original, pair.rewritten))
+    return list(dict.fromkeys(name for edge in before if edge not in after for name in edge))
 
 
 def _edges(graph: fx.Graph, named: Collection[str]) -> dict[tuple[str, str], tuple[str, str]]:
@@ -187,7 +197,7 @@ def kernel_of(
 def kernels_of(
     program: Program,
     new: Iterable[Point],
-    rewrite: Rewrite | None,
+    rewritten: Pair | None,
     apply: Apply,
     known: Iterable[Point],
     named: Collection[str],
@@ -195,6 +205,7 @@ def kernels_of(
     """The kernels of what a program has shown: its rewrite, where that is new, and the places that are new, the last first.
 
     Args:
+        rewritten: what the pass has made of it, where that is a new rewrite.
         known: all places that any program has reached, these included.
     """
     left = list(new)
@@ -207,7 +218,7 @@ def kernels_of(
         left[:] = [point for point in left if point not in one.new]
         return one
 
-    def reduced(start: Program, shows: Callable[[Pair], bool]) -> Program:
+    def reduced(start: Program, shows: Callable[[Pair], bool], near: Sequence[str]) -> Program:
         nodes = MOST_NODES
 
         def applied(p: Program) -> bool:
@@ -221,13 +232,14 @@ def kernels_of(
                 smallest.update((one, p) for one in pair.reached if one in smallest and p.size < smallest[one].size)
             return shows(tried[identity])
 
-        return reduce(start, applied, moves=STRUCTURE).program
+        return reduce(start, applied, moves=(partial(keep_around, names=near), *COARSE)).program
 
-    if rewrite:
-        yield kernel(reduced(program, lambda pair: rewrite_of(pair) == rewrite))
+    if rewritten is not None and (rewrite := rewrite_of(rewritten)):
+        yield kernel(reduced(program, lambda pair: rewrite_of(pair) == rewrite, _touched(rewritten)))
     while left:
         goal, before = left[-1], len(left)
-        found = kernel(reduced(smallest[goal], lambda pair: goal in pair.reached))  # noqa: B023
+        looked = apply(smallest[goal], left, True).looked.get((goal.file, goal.line), ())
+        found = kernel(reduced(smallest[goal], lambda pair: goal in pair.reached, looked))  # noqa: B023
         if len(left) == before:
             left.remove(goal)  # it takes more than the program to reach it
         else:
