@@ -75,12 +75,13 @@ def _call(loaded: LoadedPass, module: fx.GraphModule, rank: int) -> Any:
             counts.asked[rank] += asked
 
 
-def apply_pass(loaded: LoadedPass, program: Program, *, deep: bool = False) -> Pair:
+def apply_pass(loaded: LoadedPass, program: Program, *, deep: bool = False, judge: bool = True) -> Pair:
     """Apply a pass to every rank's graph.
 
     Args:
         deep: also look for impurity, at about three times the cost: apply the pass a second time to fresh graphs and a
             second time to its own results, and run the generated code.
+        judge: look at what it has made of the graphs: without that, `Pair.rewritten` stays None.
 
     Whatever the pass does, short of ending the process or never returning, comes back as data.
     """
@@ -95,7 +96,7 @@ def apply_pass(loaded: LoadedPass, program: Program, *, deep: bool = False) -> P
     start = time.perf_counter()
     modules = _apply_stages(loaded, given, pair)
     pair.seconds = time.perf_counter() - start
-    if modules is not None:
+    if modules is not None and judge:
         _judge(loaded, pair, modules, metadata, deep)
         if pair.changed and (pair.rewritten is None or pair.foreign is not None):
             pair.listing = _listing(pair.original, modules)

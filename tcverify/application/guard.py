@@ -393,7 +393,7 @@ class _Worker:
             "deep": deep,
             "count": count,
             "dropped": self._dropped,
-            "watch": None if watch is None else [sorted(watch.points), watch.look, watch.edits],
+            "watch": None if watch is None else [sorted(watch.points), watch.look, watch.edits, watch.judge],
         }
         self._dropped = False
         try:

@@ -27,11 +27,13 @@ class Watch:
         points: places that are reported if they are reached, though other programs have reached them before.
         look: whether the nodes that conditions are about are reported; see `Pair.looked`.
         edits: whether the lines that edited each node are reported; see `Pair.edited`.
+        judge: whether the rewritten program is wanted, and what is wrong with it; else what is reached is all that is reported.
     """
 
     points: frozenset[Point] = frozenset()
     look: bool = False
     edits: bool = False
+    judge: bool = True
 
 
 class WatchedPass:
@@ -72,7 +74,7 @@ class WatchedPass:
         if watch is not None:
             recorder.ask(watch.points, look=watch.look)
         start = time.monotonic()
-        pair = apply_pass(self._loaded, program, deep=deep)
+        pair = apply_pass(self._loaded, program, deep=deep, judge=watch is None or watch.judge)
         if watch is None and time.monotonic() - start < self._brief and recorder.misses(_outcome(pair)):
             apply_pass(self._loaded, program)
         pair.reached, pair.looked = recorder.taken(), recorder.looked()

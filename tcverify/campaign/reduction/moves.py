@@ -49,7 +49,8 @@ def bypass(search: Search, most: int | None = None) -> None:
         if search.attempt(*edits) or search.facts.aligned:
             continue
         for graph in search.facts.where(name):
-            if any(search.attempt(replaced(search.sketch, way, [graph])) for way in list(islice(ways_around(search, name), most))):
+            ways = list(islice(ways_around(search, name), most))
+            if any(search.attempt(replaced(search.sketch, way, [graph])) for way in ways):
                 break
 
 

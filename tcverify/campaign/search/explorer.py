@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import random
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
-from tcverify.application import Pair, Point
+from tcverify.application import Pair, Point, Watch
 from tcverify.application.vocabulary import Vocabulary
 from tcverify.campaign.reduction.facts import Facts
 from tcverify.campaign.reduction.fit import facts_of, fit
@@ -124,15 +124,12 @@ class Explorer:
             shown = pair if rewritten else None
             self._waiting.append(kernels_of(program, new, shown, self._trial, self.points, self._named))
 
-    def _trial(self, program: Program, points: Iterable[Point], look: bool) -> Pair:
+    def _trial(self, program: Program, watch: Watch) -> Pair:
         """Apply the pass for a reduction. A smaller program may reach what the larger one has not."""
         self._reduced += program.size
-        pair = self._apply(program, frozenset(points), look)
+        pair = self._apply(program, watch)
         self._await(program, pair)
         return pair
-
-    def _trial_of_known(self, program: Program, points: Iterable[Point], look: bool) -> Pair:
-        return self._apply(program, frozenset(points), look)
 
     def digest(self) -> None:
         """Reduce what is new to kernels, as long as that has not taken too much for the programs there were."""
@@ -159,11 +156,11 @@ class Explorer:
 
     def take(self, program: Program) -> None:
         """Take a kernel of an earlier search, for what it shows here."""
-        pair = self._apply(program, self.points, False)
+        pair = self._apply(program, Watch(frozenset(self.points)))
         if pair.failure is None:
             new = [point for point in pair.reached if point not in self.points]
             self.points.update(dict.fromkeys(new))
-            kernel = kernel_of(program, new, self._trial_of_known, self.points, self._named)
+            kernel = kernel_of(program, new, self._apply, self.points, self._named)
             self._rewrites.add(kernel.rewrite)
             self._edges |= kernel.edges
             self._keep(kernel)
@@ -208,7 +205,7 @@ class Explorer:
         self._unjudged.clear()
         for kernel in self._agenda.clear():
             for program in moved(kernel.program, world_size):
-                again = kernel_of(program, kernel.new, self._trial_of_known, lost, self._named)
+                again = kernel_of(program, kernel.new, self._apply, lost, self._named)
                 if again.changed == kernel.changed and again.rewrite == kernel.rewrite:
                     self._keep(again)
                     break

@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 from torch import fx
 
-from tcverify.application import Pair, Point
+from tcverify.application import Pair, Point, Watch
 from tcverify.campaign.reduction import COARSE, reduce
 from tcverify.campaign.reduction.cutting import keep_around
 from tcverify.campaign.reduction.facts import Facts
@@ -20,9 +20,8 @@ from tcverify.campaign.reduction.sketch import sketch_of
 from tcverify.ops import qualified_name
 from tcverify.program import Program, program_id
 
-#: Applies the pass to a program, and says which of some places it has reached besides those that are new; and, where the last
-#: argument is true, which nodes its conditions were about.
-Apply: TypeAlias = Callable[[Program, Iterable[Point], bool], Pair]
+#: Applies the pass to a program.
+Apply: TypeAlias = Callable[[Program, Watch], Pair]
 
 #: A rewrite, as it is told from others: ops that went (negative) and that came, with how many, `MANY` at most.
 Rewrite: TypeAlias = tuple[tuple[str, int], ...]
@@ -179,7 +178,7 @@ def kernel_of(
         named: the ops that the pass names.
         parent: the kernel that it is an edit of.
     """
-    pair = apply(program, known, True)
+    pair = apply(program, Watch(frozenset(known), look=True))
     reached = frozenset(pair.reached)
     return Kernel(
         program,
@@ -218,7 +217,7 @@ def kernels_of(
         left[:] = [point for point in left if point not in one.new]
         return one
 
-    def reduced(start: Program, shows: Callable[[Pair], bool], near: Sequence[str]) -> Program:
+    def reduced(start: Program, shows: Callable[[Pair], bool], near: Sequence[str], *, judge: bool = False) -> Program:
         nodes = MOST_NODES
 
         def applied(p: Program) -> bool:
@@ -228,17 +227,17 @@ def kernels_of(
                 nodes -= p.size
                 if nodes < 0:
                     raise OutOfTime
-                pair = tried[identity] = apply(p, left, False)
+                pair = tried[identity] = apply(p, Watch(frozenset(left), judge=judge))
                 smallest.update((one, p) for one in pair.reached if one in smallest and p.size < smallest[one].size)
             return shows(tried[identity])
 
         return reduce(start, applied, moves=(partial(keep_around, names=near), *COARSE)).program
 
     if rewritten is not None and (rewrite := rewrite_of(rewritten)):
-        yield kernel(reduced(program, lambda pair: rewrite_of(pair) == rewrite, _touched(rewritten)))
+        yield kernel(reduced(program, lambda pair: rewrite_of(pair) == rewrite, _touched(rewritten), judge=True))
     while left:
         goal, before = left[-1], len(left)
-        looked = apply(smallest[goal], left, True).looked.get((goal.file, goal.line), ())
+        looked = apply(smallest[goal], Watch(look=True, judge=False)).looked.get((goal.file, goal.line), ())
         found = kernel(reduced(smallest[goal], lambda pair: goal in pair.reached, looked))  # noqa: B023
         if len(left) == before:
             left.remove(goal)  # it takes more than the program to reach it

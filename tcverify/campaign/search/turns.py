@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 
 from tcverify.application import Pair, Point, Subject, Watch
 from tcverify.campaign.reduction.search import OutOfTime
@@ -182,11 +182,11 @@ class Search:
             suspects_of(self.kernels),
         )  # fmt: skip
 
-    def _apply(self, program: Program, points: Iterable[Point], look: bool) -> Pair:
+    def _apply(self, program: Program, watch: Watch) -> Pair:
         if self.until is not None and time.monotonic() >= self.until:
             raise OutOfTime
         try:
-            pair = self._subject.start(program, watch=Watch(frozenset(points), look))()
+            pair = self._subject.start(program, watch=watch)()
         except NotSerialisable:
             return Pair(program)
         if pair.failure is not None and pair.failure.kind != "pass-raised":
