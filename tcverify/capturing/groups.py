@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -10,7 +12,7 @@ import torch.distributed as dist
 from torch import fx
 from torch.distributed.distributed_c10d import _resolve_process_group  # type: ignore[attr-defined]
 
-from tcverify.capturing.record import Captured, GroupFacts
+from tcverify.capturing.record import Captured, GroupFacts, GroupSize
 from tcverify.errors import ProgramError
 from tcverify.ops import lookup, qualified_name
 from tcverify.program import Mesh, MeshDim
@@ -151,6 +153,62 @@ def _dim_for(facts: GroupFacts, number: int, dims: dict[str, dict[int, tuple[int
         candidates, tried = [label], tried + 1
 
 
+def mesh_of_sizes(sizes: Mapping[str, GroupSize], world_size: int | None) -> Mesh:
+    """The mesh of which groups are the dims, where nothing is known of them but their sizes.
+
+    Groups are made dim by dim, the outermost first, and are named by numbers in that order. One as large as all the others
+    together is the whole world.
+
+    Args:
+        world_size: the number of ranks, where that is known; there is a further, outermost dim where there are more.
+
+    Raises:
+        ProgramError: so many ranks do not hold groups of these sizes.
+    """
+    ordered = sorted(sizes, key=lambda name: (int(name) if name.isdecimal() else -1, name))
+    grid = {_dim_name(name): sizes[name].size for name in ordered}
+    total = math.prod(grid.values())
+    whole = [name for name, size in grid.items() if len(grid) > 1 and size * size == total]
+    whole += [name for name, size in grid.items() if len(grid) > 1 and size == world_size and name not in whole]
+    inner = {name: size for name, size in grid.items() if name not in whole[:1]}
+    ranks = math.prod(inner.values())
+    if world_size is not None and world_size % ranks:
+        said = " and ".join(f"'{name}' of {one.size}" for name, one in sizes.items())
+        raise ProgramError(f"{world_size} ranks do not hold groups {said}", "give another --world-size, or the --mesh")
+    if world_size is not None and world_size > ranks:
+        inner = {"others": world_size // ranks, **inner}
+    mesh = Mesh.grid(inner)
+    if not whole:
+        return mesh
+    return Mesh(mesh.world_size, (*mesh.dims, MeshDim(whole[0], (tuple(range(mesh.world_size)),))))
+
+
+def _dim_name(name: str) -> str:
+    return name if name.isidentifier() else f"pg{re.sub(r'[^0-9A-Za-z]', '_', name)}"
+
+
+def mesh_text(mesh: Mesh) -> str:
+    """The dims of a mesh with the sizes of their groups, as --mesh takes them."""
+    return ",".join(f"{dim.name}={len(dim.groups[0])}" for dim in mesh.dims)
+
+
+def of_sizes(sizes: Mapping[str, GroupSize], mesh: Mesh, rank: int) -> dict[str, GroupFacts]:
+    """The groups of a rank of which only sizes are known: of the dim of that name or size, or, where there are as many groups as
+    dims, in their order. Those that may be of several dims are left out."""
+    found: dict[str, GroupFacts] = {}
+    ordered = sorted(sizes, key=lambda name: (int(name) if name.isdecimal() else -1, name))
+    in_order = len(ordered) == len(mesh.dims) and all(
+        sizes[name].size == len(dim.group(rank)) for name, dim in zip(ordered, mesh.dims, strict=True)
+    )
+    for number, name in enumerate(ordered):
+        fitting = [dim for dim in mesh.dims if len(dim.group(rank)) == sizes[name].size]
+        named = [dim for dim in fitting if dim.name in (name, _dim_name(name))]
+        chosen = named or (fitting if len(fitting) == 1 else [mesh.dims[number]] if in_order else [])
+        if chosen:
+            found[name] = GroupFacts(chosen[0].name, chosen[0].group(rank))
+    return found
+
+
 def unknown_group(name: str, rank: int) -> ProgramError:
     return ProgramError(
         f"group '{name}' in the graph of rank {rank} has no known ranks",
@@ -158,4 +216,7 @@ def unknown_group(name: str, rank: int) -> ProgramError:
     )
 
 
-__all__ = ["known_here", "label_of", "mesh_of", "names_in", "rank_arguments", "rank_lists", "renamed", "unknown_group"]
+__all__ = [
+    "known_here", "label_of", "mesh_of", "mesh_of_sizes", "mesh_text", "names_in", "of_sizes", "rank_arguments", "rank_lists",
+    "renamed", "unknown_group",
+]  # fmt: skip

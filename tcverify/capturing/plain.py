@@ -91,7 +91,11 @@ def plain(
         notes.append(f"taken as contiguous in memory, which they were not: {', '.join(writer.reordered)}")
     used = names_in(graph)
     return Captured(
-        graph, tuple(writer.inputs), {name: known[name] for name in used if name in known}, writer.owner, tuple(notes)
+        graph,
+        tuple(writer.inputs),
+        {name: known[name] for name in used if name in known},
+        module=writer.owner,
+        notes=tuple(notes),
     )
 
 

@@ -21,6 +21,7 @@ from typing import Any, BinaryIO
 import torch
 from torch import fx
 
+from tcverify.capturing.artifacts import place_of, read_artifact, texts_in
 from tcverify.capturing.exported import captured_export
 from tcverify.capturing.plain import plain
 from tcverify.capturing.record import Captured
@@ -40,7 +41,8 @@ class Source:
     """Where a graph comes from.
 
     Attributes:
-        text: the path of a `.pt2` file, or "module:function" ("path/file.py:function").
+        text: the path of a `.pt2` file; that of a file of torch.compile's, with the number of a graph in it; or
+            "module:function" ("path/file.py:function").
         rank, world_size: what the process believes to be; a world size of None makes no process group.
     """
 
@@ -136,6 +138,9 @@ def _serve(connection: Connection, job_text: str) -> None:
 
 
 def _captured(source: Source) -> dict[str, Any]:
+    if (place := place_of(source.text)) is not None:
+        path, number = place
+        return {"captured": [encode_captured(read_artifact(texts_in(path)[number or 0]))]}
     made = _exported(source.text) if source.text.endswith(".pt2") else _called(source)
     if isinstance(made, Program):
         return {"program": dumps(made)}

@@ -28,6 +28,14 @@ class GroupFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class GroupSize:
+    """A group of which a file says no more than its number of ranks, and which of them the graph is of."""
+
+    size: int
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
 class CapturedInput:
     """One tensor that a captured graph reads.
 
@@ -56,6 +64,8 @@ class Captured:
 
     Attributes:
         groups: by the name that the graph uses.
+        sizes: of groups whose ranks are not known.
+        rank: whose graph it is, where that is known.
         module: owner of submodules, for graphs that have some: they cannot be written to files.
         notes: what was done to the graph that its user may want to know.
     """
@@ -63,8 +73,10 @@ class Captured:
     graph: fx.Graph
     inputs: tuple[CapturedInput, ...]
     groups: dict[str, GroupFacts] = field(default_factory=dict)
+    sizes: dict[str, GroupSize] = field(default_factory=dict)
+    rank: int | None = None
     module: torch.nn.Module | None = None
     notes: tuple[str, ...] = ()
 
 
-__all__ = ["Captured", "CapturedInput", "GroupFacts"]
+__all__ = ["Captured", "CapturedInput", "GroupFacts", "GroupSize"]

@@ -6,8 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from tcverify.capturing.artifacts import ArtifactText, place_of, texts_in
 from tcverify.capturing.assembling import RankRule, for_all_ranks, program_of
-from tcverify.capturing.groups import names_in, unknown_group
+from tcverify.capturing.groups import mesh_of_sizes, mesh_text, names_in, of_sizes, unknown_group
 from tcverify.capturing.processes import DEFAULT_TIMEOUT, Source, capture_all
 from tcverify.capturing.record import Captured, GroupFacts
 from tcverify.errors import ProgramError, UsageError
@@ -62,19 +63,21 @@ def load(sources: Sequence[str], told: Told) -> Loaded:
         UsageError: a source is of no known kind, or options exclude each other.
         ProgramError: it gives no program; the message says what is wrong with it, on which rank.
     """
-    for text in sources:
+    artifacts = _artifacts(sources)
+    for text in sources if artifacts is None else ():
         _require_kind(text)
     if sources[0].endswith(".json"):
         if len(sources) > 1:
             raise UsageError("a program file holds the graphs of all ranks", "give one")
         return Loaded(replace(_from_file(Path(sources[0])), seed=told.seed))
     size = told.mesh.world_size if told.mesh is not None else told.world_size
+    sources = sources if artifacts is None else artifacts
     if len(sources) > 1:
         if size not in (None, len(sources)):
             raise UsageError(f"{len(sources)} graphs are given for {size} ranks", "give one graph, or one per rank")
         size = len(sources)
         wanted = [Source(text, rank, _group_size(text, size)) for rank, text in enumerate(sources)]
-    elif told.spmd or told.rules or sources[0].endswith(".pt2") or size is None:
+    elif told.spmd or told.rules or sources[0].endswith(".pt2") or artifacts is not None or size is None:
         wanted = [Source(sources[0], told.rank, _group_size(sources[0], size))]
     else:
         wanted = [Source(sources[0], rank, size) for rank in range(size)]
@@ -92,6 +95,10 @@ def load(sources: Sequence[str], told: Told) -> Loaded:
 
 def _of_captures(captures: list[Captured], told: Told, size: int | None) -> Loaded:
     mesh = told.mesh
+    said = []
+    if mesh is None and any(one.sizes for one in captures):
+        mesh = mesh_of_sizes(captures[0].sizes, size)
+        said = [f"the file says of its process groups no more than their sizes; taken as the mesh {mesh_text(mesh)}"]
     if len(captures) == 1:
         if mesh is None and size is not None:
             mesh = Mesh.grid({"world": size})
@@ -100,12 +107,14 @@ def _of_captures(captures: list[Captured], told: Told, size: int | None) -> Load
                 "one graph is given, and nothing says of how many ranks",
                 "give --mesh (tp=2) or --world-size; or the graph of every rank",
             )
-        captured = _grouped(captures[0], told, mesh, told.rank)
-        captures = for_all_ranks(captured, mesh, told.rank, told.rules)
+        rank = captures[0].rank or told.rank
+        captured = _grouped(captures[0], told, mesh, rank)
+        captures = for_all_ranks(captured, mesh, rank, told.rules)
     else:
         captures = [_grouped(captured, told, mesh, rank) for rank, captured in enumerate(captures)]
     program = program_of(captures, mesh, told.placements, seed=told.seed)
-    return Loaded(program, (*dict.fromkeys(note for c in captures for note in c.notes), *_assumed(captures, told)))
+    notes = dict.fromkeys(note for captured in captures for note in captured.notes)
+    return Loaded(program, (*notes, *said, *_assumed(captures, told)))
 
 
 def _grouped(captured: Captured, told: Told, mesh: Mesh | None, rank: int) -> Captured:
@@ -123,6 +132,8 @@ def _grouped(captured: Captured, told: Told, mesh: Mesh | None, rank: int) -> Ca
             groups[name] = GroupFacts(None, own[0])
         elif name in used:
             raise ProgramError(f"rank {rank} uses group '{name}', but is in none of {[list(r) for r in said]}")
+    if mesh is not None:
+        groups = {**of_sizes({n: captured.sizes[n] for n in used if n in captured.sizes}, mesh, rank), **groups}
     missing = [name for name in used if name not in groups]
     if missing and mesh is None:
         raise unknown_group(missing[0], rank)
@@ -168,6 +179,36 @@ def _listed(names: Iterable[str]) -> str:
 def _group_size(text: str, size: int | None) -> int | None:
     """Files need no process group."""
     return None if text.endswith(".pt2") else size
+
+
+def _artifacts(sources: Sequence[str]) -> list[str] | None:
+    """Where the graphs of torch.compile stand that the sources name, one for each rank; None where they name others.
+
+    Raises:
+        UsageError: they name graphs of both kinds, or several of one rank.
+    """
+    places = [None if text.endswith((".json", ".pt2")) else place_of(text) for text in sources]
+    if not any(places):
+        return None
+    found: list[str] = []
+    for text, place in zip(sources, places, strict=True):
+        if place is None:
+            raise UsageError(f"{text} is no file of torch.compile's, as the others are", "give files of one kind")
+        path, number = place
+        graphs = texts_in(path)
+        by_rank: dict[int | None, list[ArtifactText]] = {}
+        for graph in graphs:
+            by_rank.setdefault(graph.rank, []).append(graph)
+        most = max(map(len, by_rank.values()))
+        if most > 1 and number is None:
+            raise UsageError(
+                f"{text} holds {most} graphs of one rank, such as {', '.join(one.name for one in graphs[:3])}",
+                f"say which: {text}:0 is the first of each rank (a forward graph), {text}:1 the one behind it",
+            )
+        if min(map(len, by_rank.values())) <= (number or 0):
+            raise UsageError(f"{text}: there are {min(map(len, by_rank.values()))} graphs of one rank", "count from 0")
+        found += [own[number or 0].name for own in by_rank.values()]
+    return found
 
 
 def _require_kind(text: str) -> None:

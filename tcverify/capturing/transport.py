@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tcverify.capturing.record import Captured, CapturedInput, GroupFacts
+from tcverify.capturing.record import Captured, CapturedInput, GroupFacts, GroupSize
 from tcverify.errors import ProgramError
 from tcverify.program import NotSerialisable, Placement
 from tcverify.program.codec import encode_graph, encode_recipe
@@ -34,6 +34,8 @@ def encode_captured(captured: Captured) -> dict[str, Any]:
             for one in captured.inputs
         ],
         "groups": {name: [facts.label, list(facts.ranks)] for name, facts in captured.groups.items()},
+        "sizes": {name: [one.size, one.position] for name, one in captured.sizes.items()},
+        "rank": captured.rank,
         "notes": list(captured.notes),
     }
 
@@ -62,7 +64,8 @@ def decode_captured(data: Any, where: str) -> Captured:
     groups = {name: GroupFacts(label, tuple(ranks)) for name, (label, ranks) in data["groups"].items()}
     if len(specs) != len(inputs):
         raise ProgramError(f"{where}: its graph has {len(specs)} inputs, but {len(inputs)} are described")
-    return Captured(graph, inputs, groups, None, tuple(data["notes"]))
+    sizes = {name: GroupSize(size, position) for name, (size, position) in data["sizes"].items()}
+    return Captured(graph, inputs, groups, sizes, data["rank"], None, tuple(data["notes"]))
 
 
 __all__ = ["decode_captured", "encode_captured"]
