@@ -7,6 +7,8 @@ graphs as `GraphModule.print_readable` prints them, with the shapes of their inp
 from __future__ import annotations
 
 import ast
+import contextlib
+import importlib
 import json
 import math
 import operator
@@ -191,6 +193,7 @@ class _Reader:
 
     def read(self) -> tuple[fx.GraphModule, dict[str, GroupSize]]:
         model = self._class()
+        self._import()
         functions = {one.name: one for one in model.body if isinstance(one, ast.FunctionDef)}
         if "forward" not in functions:
             raise ProgramError(f"{self._where}: class {model.name} has no forward: the file is cut off")
@@ -204,6 +207,14 @@ class _Reader:
         if not any(node.op == "output" for node in self._graph.nodes):
             raise ProgramError(f"{self._where}: forward returns nothing: the file is cut off")
         return fx.GraphModule(self._root, self._graph, class_name="Artifact"), self._groups()
+
+    def _import(self) -> None:
+        """Import the modules of torch that the file imports: some define ops."""
+        for statement in self._tree.body:
+            for alias in statement.names if isinstance(statement, ast.Import) else ():
+                if alias.name.startswith("torch."):
+                    with contextlib.suppress(ImportError):
+                        importlib.import_module(alias.name)
 
     def _fail(self, at: ast.AST, message: str, hint: str | None = None) -> NoReturn:
         raise ProgramError(f"{self._where}, line {getattr(at, 'lineno', '?')}: {message}", hint)

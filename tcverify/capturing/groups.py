@@ -165,11 +165,13 @@ def mesh_of_sizes(sizes: Mapping[str, GroupSize], world_size: int | None) -> Mes
     Raises:
         ProgramError: so many ranks do not hold groups of these sizes.
     """
-    ordered = sorted(sizes, key=lambda name: (int(name) if name.isdecimal() else -1, name))
-    grid = {_dim_name(name): sizes[name].size for name in ordered}
+    grid = {_dim_name(name): sizes[name].size for name in _in_order(sizes)}
     total = math.prod(grid.values())
-    whole = [name for name, size in grid.items() if len(grid) > 1 and size * size == total]
-    whole += [name for name, size in grid.items() if len(grid) > 1 and size == world_size and name not in whole]
+    whole = [
+        name
+        for name, size in grid.items()
+        if len(grid) > 1 and (name == _dim_name("0") or size == world_size or (len(grid) > 2 and size * size == total))
+    ]
     inner = {name: size for name, size in grid.items() if name not in whole[:1]}
     ranks = math.prod(inner.values())
     if world_size is not None and world_size % ranks:
@@ -181,6 +183,11 @@ def mesh_of_sizes(sizes: Mapping[str, GroupSize], world_size: int | None) -> Mes
     if not whole:
         return mesh
     return Mesh(mesh.world_size, (*mesh.dims, MeshDim(whole[0], (tuple(range(mesh.world_size)),))))
+
+
+def _in_order(sizes: Mapping[str, GroupSize]) -> list[str]:
+    """The names of groups in the order in which they were made."""
+    return sorted(sizes, key=lambda name: (int(name) if name.isdecimal() else -1, name))
 
 
 def _dim_name(name: str) -> str:
@@ -196,7 +203,7 @@ def of_sizes(sizes: Mapping[str, GroupSize], mesh: Mesh, rank: int) -> dict[str,
     """The groups of a rank of which only sizes are known: of the dim of that name or size, or, where there are as many groups as
     dims, in their order. Those that may be of several dims are left out."""
     found: dict[str, GroupFacts] = {}
-    ordered = sorted(sizes, key=lambda name: (int(name) if name.isdecimal() else -1, name))
+    ordered = _in_order(sizes)
     in_order = len(ordered) == len(mesh.dims) and all(
         sizes[name].size == len(dim.group(rank)) for name, dim in zip(ordered, mesh.dims, strict=True)
     )
