@@ -41,22 +41,30 @@ def program_of(
             if name not in captured.groups:
                 raise unknown_group(name, rank)
     mesh, names = mesh_of(captures, mesh)
-    graphs = []
-    for captured, dims in zip(captures, names, strict=True):
-        graph = copy_graph(captured.graph)
-        renamed(graph, dims)
-        graphs.append(graph)
     said = _checked_placements(placements or {}, captures, mesh)
     inputs, mesh, renames = _inputs(captures, names, mesh, said)
-    graphs = [copy_graph(graph, names=own) if own else graph for graph, own in zip(graphs, renames, strict=True)]
-    for graph in graphs:
-        for node in graph.nodes:
-            if node.op == "placeholder":
-                node.target = node.name
+    made: dict[Any, int] = {}
+    distinct: list[fx.Graph] = []
+    bindings = []
+    for captured, dims, own in zip(captures, names, renames, strict=True):  # many ranks may run one graph
+        key = id(captured.graph), tuple(dims.items()), tuple(own.items())
+        if key not in made:
+            made[key] = len(distinct)
+            distinct.append(_named(captured.graph, dims, own))
+        bindings.append(RankBinding(made[key], {}))
     modules = tuple(c.module for c in captures)
-    bindings = tuple(RankBinding(rank, {}) for rank in range(len(graphs)))
-    program = Program(mesh, tuple(graphs), bindings, tuple(inputs), seed, ("captured",))
-    return program.with_graphs(graphs, modules if any(modules) else ())
+    program = Program(mesh, tuple(distinct), tuple(bindings), tuple(inputs), seed, ("captured",))
+    return program.with_graphs([distinct[b.graph] for b in bindings], modules if any(modules) else ())
+
+
+def _named(graph: fx.Graph, dims: Mapping[str, str], names: Mapping[str, str]) -> fx.Graph:
+    """A copy of a graph with other names of groups and placeholders."""
+    copy = copy_graph(graph, names=names)
+    renamed(copy, dims)
+    for node in copy.nodes:
+        if node.op == "placeholder":
+            node.target = node.name
+    return copy
 
 
 # ----------------------------------------------------------------------------------------------------------------- inputs
@@ -318,9 +326,10 @@ def for_all_ranks(captured: Captured, mesh: Mesh, rank: int = 0, rules: Sequence
     }
     _check_rules(captured, mesh, rank, rules)
     found = []
+    same = not rules and not any(map(rank_arguments, captured.graph.nodes))
     for other in range(mesh.world_size):
-        graph = copy_graph(captured.graph)
-        for node in graph.nodes:
+        graph = captured.graph if same else copy_graph(captured.graph)
+        for node in graph.nodes if not same else ():
             _bind_ranks(node, other, lists)
         for rule in rules:
             node = next(n for n in graph.nodes if n.name == rule.node)

@@ -232,17 +232,14 @@ class Program:
         Graphs that are equal up to rank constants are stored once. Placeholders are told by their targets: renamed ones get
         the names of their inputs back.
         """
-        names = [self._names(rank) for rank in range(len(graphs))]
+        own = [{n.target: n.name for n in graph.nodes if n.op == "placeholder"} for graph in self.graphs]
+        names = [own[binding.graph] for binding in self.ranks]
         if any(modules):
             described = tuple(with_metadata(graph, describe(graph), names[rank]) for rank, graph in enumerate(graphs))
             bindings = tuple(RankBinding(i, {}) for i in range(len(graphs)))
             return replace(self, graphs=described, ranks=bindings, modules=tuple(modules))
         shared, bindings = share(graphs, [r.constants for r in self.ranks], names)
         return replace(self, graphs=shared, ranks=bindings, modules=())
-
-    def _names(self, rank: int) -> dict[Any, str]:
-        """The names of this rank's placeholders by target."""
-        return {n.target: n.name for n in self.graphs[self.ranks[rank].graph].nodes if n.op == "placeholder"}
 
 
 def _is_asynchronous(graph: fx.Graph) -> bool:

@@ -18,20 +18,29 @@ def share(
     """Return the distinct graphs, described (see `graph.describe`), and what each rank runs.
 
     Args:
-        graphs: one per rank, with specs or fake tensors in their metadata.
+        graphs: one per rank, with specs or fake tensors in their metadata. Ranks may have one in common; then it is read once.
         known: per rank, constants whose names are reused where all their values fit.
         names: per rank, of placeholders by target, where they are not to keep theirs.
     """
-    classes: dict[Any, list[int]] = {}
+    read: dict[tuple[int, int], _Outline] = {}
     outlines = []
     for rank, graph in enumerate(graphs):
-        outline = _Outline(graph, names[rank] if names is not None else {})
-        classes.setdefault(outline.key, []).append(rank)
-        outlines.append(outline)
+        own = names[rank] if names is not None else {}
+        place = id(graph), id(own) if names is not None else 0
+        if place not in read:
+            read[place] = _Outline(graph, own)
+        outlines.append(read[place])
+    keys = {id(outline): outline.key for outline in read.values()}
+    first: dict[Any, int] = {}
+    number = {place: first.setdefault(key, len(first)) for place, key in keys.items()}
+    classes: dict[int, list[int]] = {}
+    for rank, outline in enumerate(outlines):
+        classes.setdefault(number[id(outline)], []).append(rank)
     shared: list[fx.Graph] = []
     bindings: list[RankBinding | None] = [None] * len(graphs)
     for ranks in classes.values():
-        columns = _name_columns([outlines[r].constants for r in ranks], [known[r] for r in ranks])
+        several = any(outlines[r] is not outlines[ranks[0]] for r in ranks)
+        columns = _name_columns([outlines[r].constants for r in ranks], [known[r] for r in ranks]) if several else {}
         values: list[dict[str, Any]] = [{} for _ in ranks]
         for column, name in columns.items():
             for i, rank in enumerate(ranks):
