@@ -6,10 +6,10 @@ import contextlib
 import time
 import traceback
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import fx
@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 from tcverify.application.loading import LoadedPass
 from tcverify.application.matchers import matchers_asking
 from tcverify.application.pair import Defect, Pair, PassFailure, Stage
+from tcverify.application.sampling import AppliedRanks, Modules
 from tcverify.application.stages import refresh_metadata
 from tcverify.application.surroundings import watched
 from tcverify.errors import TcverifyError, Unsupported, UnsupportedOp
@@ -25,6 +26,9 @@ from tcverify.execution import Lockstep
 from tcverify.ops import define_ops, late_definition, qualified_name
 from tcverify.program import Allowed, Ask, NotSerialisable, Program, counted, decode_statistics, dumps
 from tcverify.program.graph import KEPT_META, same_structure
+
+#: Metadata of graphs, node by node, by rank.
+Metadata: TypeAlias = Mapping[int, Sequence[tuple[Any, ...]]]
 
 
 def apply_counted(loaded: LoadedPass, program: Program, allowed: Allowed) -> Pair:
@@ -85,26 +89,35 @@ def apply_pass(loaded: LoadedPass, program: Program, *, deep: bool = False, judg
 
     Whatever the pass does, short of ending the process or never returning, comes back as data.
     """
+    ranks = AppliedRanks.some_of(program) if _COUNTS.get() is None else AppliedRanks.all_of(program)
+    pair = _apply_on(ranks, loaded, program, deep=deep, judge=judge)
+    return pair or _apply_on(AppliedRanks.all_of(program), loaded, program, deep=deep, judge=judge) or Pair(program)
+
+
+def _apply_on(ranks: AppliedRanks, loaded: LoadedPass, program: Program, *, deep: bool, judge: bool) -> Pair | None:
+    """Apply a pass on some ranks; None where it does not do the same on those that stand for others."""
     pair = Pair(program)
     try:
-        given = program.graph_modules()
+        given = ranks.modules(program)
     except UnsupportedOp as error:  # another library has defined an op with another signature
         pair.foreign = error.message
         return pair
     define_ops()  # whatever the program holds, the pass may name any op; what defines them for it has been imported by now
-    metadata = [_metadata(module.graph) for module in given]
+    metadata = {rank: _metadata(module.graph) for rank, module in given.items()}
     start = time.perf_counter()
-    modules = _apply_stages(loaded, given, pair)
+    modules = _apply_stages(loaded, ranks, given, pair)
     pair.seconds = time.perf_counter() - start
+    if modules is not None and not ranks.agree(modules):
+        return None
     if modules is not None and judge:
-        _judge(loaded, pair, modules, metadata, deep)
+        _judge(loaded, pair, ranks, modules, metadata, deep)
         if pair.changed and (pair.rewritten is None or pair.foreign is not None):
             pair.listing = _listing(pair.original, modules)
     return pair
 
 
 def _judge(
-    loaded: LoadedPass, pair: Pair, modules: list[fx.GraphModule], metadata: list[list[tuple[Any, ...]]], deep: bool
+    loaded: LoadedPass, pair: Pair, ranks: AppliedRanks, modules: Modules, metadata: Metadata, deep: bool
 ) -> None:
     """Make the rewritten program of what the pass has returned, and note what is wrong with it."""
     program = pair.original
@@ -114,9 +127,9 @@ def _judge(
         pair.defects.append(Defect("lint", 0, f"it cannot be inspected: {describe_error(error)}"))
     if any(d.aspect in ("lint", "signature") for d in pair.defects):
         return
-    pair.rewritten = _program_of(program, modules, pair) if touched else program
+    pair.rewritten = _program_of(program, ranks, modules, pair) if touched else program
     if deep and not pair.defects:
-        _look_for_impurity(loaded, program, modules, pair)
+        _look_for_impurity(loaded, program, ranks, modules, pair)
     if pair.foreign is not None and pair.rewritten is not None:
         try:
             pair.judged = Lockstep().compare(program, pair.rewritten)
@@ -124,17 +137,17 @@ def _judge(
             pair.foreign = error.message
 
 
-def _listing(program: Program, modules: list[fx.GraphModule]) -> str:
+def _listing(program: Program, modules: Modules) -> str:
     """The first rewritten graph as text."""
     try:
-        changed = (m.graph for rank, m in enumerate(modules) if not _is_original(program, rank, m.graph))
+        changed = (m.graph for rank, m in modules.items() if not _is_original(program, rank, m.graph))
         return str(next(changed, ""))
     except Exception:  # noqa: BLE001 - a graph can be too broken to be looked at
         return ""
 
 
-def _apply_stages(loaded: LoadedPass, modules: list[fx.GraphModule], pair: Pair) -> list[fx.GraphModule] | None:
-    """Apply a pass, or the stages of a pipeline, to each rank's module; None when it failed or declined.
+def _apply_stages(loaded: LoadedPass, ranks: AppliedRanks, modules: Modules, pair: Pair) -> Modules | None:
+    """Apply a pass, or the stages of a pipeline, to each of some ranks' modules; None when it failed or declined.
 
     Between stages the graphs are read, so that a finding can name the stage that broke the program; a graph that is
     malformed there ends the pipeline.
@@ -144,13 +157,14 @@ def _apply_stages(loaded: LoadedPass, modules: list[fx.GraphModule], pair: Pair)
     base: Program | None = pair.original
     for number, stage in enumerate(loaded.stages):
         name, last = stage.facts.name, number == len(loaded.stages) - 1
-        metadata = [_metadata(module.graph) for module in modules] if stage.contract.metadata and not last else None
+        kept = {rank: _metadata(module.graph) for rank, module in modules.items()}
+        metadata = kept if stage.contract.metadata and not last else None
         results = _apply_to_ranks(stage, modules, pair, base, name)
         if results is None or last:
             pair.stages.append(Stage(name))
             return results
         modules = results
-        for rank, module in enumerate(modules):
+        for rank, module in modules.items():
             problem = _malformed(module.graph)
             if problem is not None:
                 pair.stages.append(Stage(name))
@@ -160,14 +174,12 @@ def _apply_stages(loaded: LoadedPass, modules: list[fx.GraphModule], pair: Pair)
                 return None
             if not stage.contract.metadata:
                 refresh_metadata(module.graph)
-        base = _between(base, modules, metadata)
+        base = _between(base, ranks, modules, metadata)
         pair.stages.append(Stage(name, base))
     return modules
 
 
-def _between(
-    base: Program | None, modules: list[fx.GraphModule], metadata: list[list[tuple[Any, ...]]] | None
-) -> Program | None:
+def _between(base: Program | None, ranks: AppliedRanks, modules: Modules, metadata: Metadata | None) -> Program | None:
     """The program as a stage has left it; None where the graphs make none.
 
     Args:
@@ -175,13 +187,12 @@ def _between(
     """
     if base is None:
         return None
-    if all(_is_original(base, rank, module.graph) for rank, module in enumerate(modules)) and (
-        metadata is None
-        or not any(_relabelled(before, module.graph) for before, module in zip(metadata, modules, strict=True))
+    if all(_is_original(base, rank, module.graph) for rank, module in modules.items()) and (
+        metadata is None or not any(_relabelled(metadata[rank], module.graph) for rank, module in modules.items())
     ):
         return base
     try:
-        program = base.with_graphs([module.graph for module in modules])
+        program = base.with_graphs(ranks.graphs(modules))
         dumps(program)
     except TcverifyError:
         return None
@@ -189,8 +200,8 @@ def _between(
 
 
 def _apply_to_ranks(
-    loaded: LoadedPass, modules: list[fx.GraphModule], pair: Pair, base: Program | None, stage: str | None = None
-) -> list[fx.GraphModule] | None:
+    loaded: LoadedPass, modules: Modules, pair: Pair, base: Program | None, stage: str | None = None
+) -> Modules | None:
     """Apply the pass to each rank's module; None when it failed or declined. What it changed beside them is put back.
 
     Args:
@@ -205,11 +216,11 @@ def _apply_to_ranks(
 
 
 def _results(
-    loaded: LoadedPass, modules: list[fx.GraphModule], pair: Pair, base: Program | None, stage: str | None
-) -> list[fx.GraphModule] | None:
-    results = []
+    loaded: LoadedPass, modules: Modules, pair: Pair, base: Program | None, stage: str | None
+) -> Modules | None:
+    results: dict[int, fx.GraphModule] = {}
     rewrites: Counter[str] = Counter(pair.rewrites)
-    for rank, module in enumerate(modules):
+    for rank, module in modules.items():
         given = module.graph
         try:
             returned = _call(loaded, module, rank)
@@ -235,7 +246,7 @@ def _results(
             _note(pair, replace(defect, rank=rank, stage=stage))
         if rank == 0:
             pair.statistics += decode_statistics(getattr(loaded.subject, "statistics", ()))
-        results.append(result)
+        results[rank] = result
     pair.rewrites = dict(rewrites)
     return results
 
@@ -295,12 +306,12 @@ def _is_original(program: Program, rank: int, graph: fx.Graph) -> bool:
     return same_structure(program.graphs[binding.graph], graph, constants=binding.constants)
 
 
-def _metadata(graph: fx.Graph) -> list[tuple[Any, ...]]:
+def _metadata(graph: fx.Graph) -> Sequence[tuple[Any, ...]]:
     """The metadata that programs keep, node by node. Compare values with `is`: fake tensors define no equality."""
     return [(node.name, node.meta.get("val"), *(node.meta.get(key) for key in KEPT_META)) for node in graph.nodes]
 
 
-def _relabelled(before: list[tuple[Any, ...]], graph: fx.Graph) -> bool:
+def _relabelled(before: Sequence[tuple[Any, ...]], graph: fx.Graph) -> bool:
     """Whether the metadata of a graph is no longer what it was, node by node."""
     rows = zip(before, _metadata(graph), strict=True)
     return any(a is not b for old, new in rows for a, b in zip(old, new, strict=True))
@@ -310,14 +321,14 @@ def _relabelled(before: list[tuple[Any, ...]], graph: fx.Graph) -> bool:
 _DECLARED = ("after", "comm_buffer")
 
 
-def _redeclared(before: list[tuple[Any, ...]], graph: fx.Graph) -> bool:
+def _redeclared(before: Sequence[tuple[Any, ...]], graph: fx.Graph) -> bool:
     """Whether a graph declares other orders of nodes, or other places of values, than it did."""
     places = [KEPT_META.index(key) - len(KEPT_META) for key in _DECLARED]
     rows = zip(before, _metadata(graph), strict=True)
     return any(old[place] != new[place] for old, new in rows for place in places)
 
 
-def _inspect(pair: Pair, modules: list[fx.GraphModule], metadata: list[list[tuple[Any, ...]]], deep: bool) -> bool:
+def _inspect(pair: Pair, modules: Modules, metadata: Metadata, deep: bool) -> bool:
     """Judge each returned graph module as FX does. Ranks whose graphs look alike, before and after, are judged once.
 
     Args:
@@ -328,7 +339,7 @@ def _inspect(pair: Pair, modules: list[fx.GraphModule], metadata: list[list[tupl
     """
     touched = False
     judged: list[tuple[int, fx.Graph]] = []
-    for rank, module in enumerate(modules):
+    for rank, module in modules.items():
         if _is_original(pair.original, rank, module.graph):
             touched = touched or _relabelled(metadata[rank], module.graph)
             pair.changed = pair.changed or _redeclared(metadata[rank], module.graph)
@@ -423,15 +434,15 @@ def signature(graph: fx.Graph) -> str:
     return f"takes ({takes}) and returns {tree.num_leaves} values as {tree}"
 
 
-def _program_of(program: Program, modules: list[fx.GraphModule], pair: Pair) -> Program | None:
-    graphs = [module.graph for module in modules]
+def _program_of(program: Program, ranks: AppliedRanks, modules: Modules, pair: Pair) -> Program | None:
+    graphs = ranks.graphs(modules)
     try:
         rewritten = program.with_graphs(graphs)
         dumps(rewritten)
     except NotSerialisable as error:
         pair.foreign = error.message
         try:
-            return program.with_graphs(graphs, modules)
+            return program.with_graphs(graphs, [modules[rank] for rank in ranks.like])
         except TcverifyError as second:
             pair.defects.append(Defect("signature", 0, second.message))
     except TcverifyError as error:
@@ -443,32 +454,32 @@ def _program_of(program: Program, modules: list[fx.GraphModule], pair: Pair) -> 
     return None
 
 
-def _look_for_impurity(loaded: LoadedPass, program: Program, modules: list[fx.GraphModule], pair: Pair) -> None:
+def _look_for_impurity(loaded: LoadedPass, program: Program, ranks: AppliedRanks, modules: Modules, pair: Pair) -> None:
     """Apply the pass to fresh graphs again, and to copies of its own results."""
-    graphs = [module.graph for module in modules]
+    graphs = {rank: module.graph for rank, module in modules.items()}
     scratch = Pair(program)
-    repeated = _apply_stages(loaded, program.graph_modules(), scratch)
-    if repeated is None or not all(same_structure(a, b.graph) for a, b in zip(graphs, repeated, strict=True)):
+    repeated = _apply_stages(loaded, ranks, ranks.modules(program), scratch)
+    if repeated is None or not all(same_structure(graph, repeated[rank].graph) for rank, graph in graphs.items()):
         message = "applied twice to the same graph, it gives two results"
         pair.defects.append(Defect("unrepeatable", 0, message + _excuse(scratch)))
         return
     if pair.foreign is not None or pair.rewritten is None:
         return
     scratch = Pair(pair.rewritten)
-    again = _apply_stages(loaded, pair.rewritten.graph_modules(), scratch)
+    again = _apply_stages(loaded, ranks, ranks.modules(pair.rewritten), scratch)
     if again is None:
         if scratch.declined is None:
             message = "applied to its own result, it fails"
             pair.defects.append(Defect("second-application", 0, message + _excuse(scratch)))
         return
-    if all(same_structure(a, b.graph) for a, b in zip(graphs, again, strict=True)):
+    if all(same_structure(graph, again[rank].graph) for rank, graph in graphs.items()):
         return
     if loaded.contract.idempotent:
         pair.defects.append(
             Defect("not-idempotent", 0, "it promises idempotence, but its second application changes the graph")
         )
     scratch = Pair(program)
-    made = _program_of(program, again, scratch)
+    made = _program_of(program, ranks, again, scratch)
     if scratch.defects:
         message = "applied to its own result, it leaves a graph that cannot run"
         pair.defects.append(Defect("second-application", 0, message + _excuse(scratch)))

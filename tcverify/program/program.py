@@ -147,10 +147,30 @@ class Program:
         """
         return self._given(rank, self.graph(rank))
 
-    def graph_modules(self) -> list[fx.GraphModule]:
-        """Return a new GraphModule for every rank. Ranks that run one graph share the fake tensors in its metadata."""
-        fakes = [fake_values(graph) for graph in self.graphs]
-        return [self._given(rank, self._graph(rank, fakes[binding.graph])) for rank, binding in enumerate(self.ranks)]
+    def graph_modules(self, ranks: Sequence[int] | None = None) -> list[fx.GraphModule]:
+        """Return a new GraphModule for every rank. Ranks that run one graph share the fake tensors in its metadata.
+
+        Args:
+            ranks: for these alone.
+        """
+        fakes: dict[int, list[Any]] = {}
+        made = []
+        for rank in range(self.world_size) if ranks is None else ranks:
+            number = self.ranks[rank].graph
+            if number not in fakes:
+                fakes[number] = fake_values(self.graphs[number])
+            made.append(self._given(rank, self._graph(rank, fakes[number])))
+        return made
+
+    @cached_property
+    def copies(self) -> list[list[int]]:
+        """The ranks that run the same graph with the same constants, in groups of the same sizes, class by class."""
+        classes: dict[Any, list[int]] = {}
+        for rank, binding in enumerate(self.ranks):
+            constants = tuple((name, repr(value)) for name, value in binding.constants.items())
+            sizes = tuple(len(dim.group(rank)) for dim in self.mesh.dims)
+            classes.setdefault((binding.graph, constants, sizes), []).append(rank)
+        return list(classes.values())
 
     def _given(self, rank: int, graph: fx.Graph) -> fx.GraphModule:
         module = _lazy_module(self._module(rank) or {}, graph)
