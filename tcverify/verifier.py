@@ -14,7 +14,7 @@ from tcverify.arithmetic import DOMAINS, DRAWS, MORE_DRAWS, NATIVE, Exact
 from tcverify.checks import CHECKS, Evidence, apply_checks
 from tcverify.checks.exact import agrees
 from tcverify.confirmation import confirmed, confirming_domain, not_executed, start, worth_confirming
-from tcverify.errors import ExecutorError, UnsupportedOp, UsageError
+from tcverify.errors import ExecutorError, ProgramError, UnsupportedOp, UsageError
 from tcverify.execution import (
     Comparison,
     Executor,
@@ -31,6 +31,7 @@ from tcverify.execution import (
     run_in_arena,
 )  # fmt: skip
 from tcverify.program import Contract, Doubt, Finding, Note, NotSerialisable, Program
+from tcverify.twin import fits, small_pair
 
 LOCKSTEP = Lockstep()
 
@@ -181,11 +182,19 @@ def verification(
 
     clock.resume()
     pair: Pair | None = None
-    if lean and portable:
+    large = not fits(program)
+    if (lean or large) and portable:
         pair = answer()
         clock.lap("apply")
-        if pair.rewritten is program and not pair.defects:
+        if lean and pair.rewritten is program and not pair.defects:
             return Verdict("passed", [], [], pair, [], clock.laps, domain=domain)
+    if large and pair is not None:
+        try:
+            pair = small_pair(pair)
+        except ProgramError as error:
+            return Verdict("inconclusive", [], [Doubt("too-large", error.message)], pair, [], clock.laps, domain=domain)
+        program = pair.original
+        clock.lap("scaling")
     try:
         baseline = lockstep.run(program)
     except UnsupportedOp as error:

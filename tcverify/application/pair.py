@@ -81,6 +81,8 @@ class Pair:
             variables of the function when the condition was evaluated.
         edited: by rank, the lines of the pass that edited each node, by its name, where that is asked for.
         outgrown: says that the pass's process took too much memory and was replaced.
+        real: the program that the pass was given, where the original here is its twin on small sizes.
+        sizes: what each number of it became there, those that stayed aside.
     """
 
     original: Program
@@ -102,6 +104,13 @@ class Pair:
     looked: dict[tuple[str, int], tuple[str, ...]] = field(default_factory=dict)
     edited: list[dict[str, tuple[EditPlace, ...]]] = field(default_factory=list)
     outgrown: str | None = None
+    real: Program | None = None
+    sizes: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def given(self) -> Program:
+        """The program that the pass was given, at its real sizes."""
+        return self.real or self.original
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
-"""Scaled-down twins: a program of everyday size with small numbers in place of large ones, that means the same up to sizes."""
+"""Scaled-down twins: programs of everyday size with small numbers in place of large ones, that mean the same up to sizes."""
 
-from tcverify.twin.comparing import Contrast, contrast
-from tcverify.twin.making import Twin, twin_of
+from tcverify.twin.making import Twins, twins_of
+from tcverify.twin.pairs import fits, small_pair
 
-__all__ = ["Contrast", "Twin", "contrast", "twin_of"]
+__all__ = ["Twins", "fits", "small_pair", "twins_of"]

@@ -23,20 +23,6 @@ from tcverify.twin.sizes import Sizes
 ROUNDS = 24
 
 
-@dataclass(frozen=True, slots=True)
-class Twin:
-    """A program on small sizes.
-
-    Attributes:
-        sizes: what each number became, those that stayed aside.
-        kept: nodes whose numbers stayed what they were, since nothing says what holds between them.
-    """
-
-    program: Program
-    sizes: Mapping[int, int]
-    kept: tuple[str, ...] = ()
-
-
 class _Misfit(Exception):
     """A node does not fit the sizes that were chosen."""
 
@@ -45,30 +31,44 @@ class _Misfit(Exception):
         self.node, self.numbers = node, numbers
 
 
-def twin_of(program: Program) -> Twin:
-    """Make the twin of a program.
+@dataclass(frozen=True, slots=True)
+class Twins:
+    """Programs on small sizes.
 
-    Sizes that are equal stay equal, those that differ stay different, none but 1 becomes 1, views and shards go on fitting.
-    Where nothing can be made smaller, the twin is as large as the program.
+    Attributes:
+        programs: in the order of those that they are the twins of.
+        sizes: what each number became, those that stayed aside.
+        kept: nodes whose numbers stayed what they were, since nothing says what holds between them.
+    """
+
+    programs: tuple[Program, ...]
+    sizes: Mapping[int, int]
+    kept: tuple[str, ...] = ()
+
+
+def twins_of(programs: Sequence[Program]) -> Twins:
+    """Make the twins of programs that are to be compared with each other: the same numbers become the same in all of them.
+
+    Sizes that are equal stay equal, those that differ stay different where they can, none but 1 becomes 1, views and shards go
+    on fitting. Where nothing can be made smaller, a twin is as large as its program.
 
     Raises:
         ProgramError: no choice of sizes fits.
     """
     sizes = Sizes()
-    relate(program, sizes)
+    for program in programs:
+        relate(program, sizes)
     kept: dict[str, None] = {}
     for _ in range(ROUNDS):
         chosen = sizes.solve()
         try:
-            made = _scaled(program, chosen)
+            made = tuple(_scaled(program, chosen) for program in programs)
         except _Misfit as misfit:
             kept[misfit.node] = None
             sizes.pin(*misfit.numbers)
             continue
-        return Twin(made, {n: small for n, small in chosen.items() if small != n}, tuple(kept))
-    raise ProgramError(
-        f"no smaller sizes fit the program: nodes {', '.join(list(kept)[:5])} take others", "use --sizes real"
-    )
+        return Twins(made, {n: small for n, small in chosen.items() if small != n}, tuple(kept))
+    raise ProgramError(f"no smaller sizes fit the program: nodes {', '.join(list(kept)[:5])} take others")
 
 
 def _scaled(program: Program, sizes: Mapping[int, int]) -> Program:
@@ -90,8 +90,10 @@ def _scaled(program: Program, sizes: Mapping[int, int]) -> Program:
 
 def _value(value: Any, sizes: Mapping[int, int]) -> Any:
     if isinstance(value, (list, tuple)):
-        return [sizes.get(n, n) if type(n) is int else n for n in value]
-    return sizes.get(value, value) if type(value) is int else value
+        return [_value(n, sizes) for n in value]
+    if type(value) is not int:
+        return value
+    return sizes.get(value, value) if value >= 0 else -sizes.get(-value, -value)
 
 
 def _input(spec: InputSpec, program: Program, sizes: Mapping[int, int]) -> InputSpec:
@@ -118,6 +120,14 @@ def _recipe(spec: InputSpec, shape: Sequence[int], sizes: Mapping[int, int]) -> 
     whole_numbers = not spec.dtype.is_floating_point
     values = tuple(sizes.get(int(v), int(v)) if whole_numbers else v for v in cut)
     return replace(recipe, values=values)
+
+
+#: Stands for what is not known.
+UNKNOWN = object()
+
+
+def _shapes(value: Any) -> list[tuple[int, ...]]:
+    return [spec.shape for spec in specs_of(value)]
 
 
 class _Maker:
@@ -157,7 +167,7 @@ class _Maker:
         return new
 
     def _small(self, value: Any) -> Any:
-        return self._sizes.get(value, value) if type(value) is int else value
+        return _value(value, self._sizes)
 
     def _read(self, value: Any) -> Any:
         return self._made[value] if isinstance(value, fx.Node) else value
@@ -170,26 +180,30 @@ class _Maker:
         wanted = map_structure(self._resized, node.meta["val"])
         if node.op != "call_function":
             return wanted
-        try:
-            found = self._inferred(made)
-        except UnsupportedOp:
-            return wanted
-        except (ShapeError, TcverifyError, ValueError, TypeError, IndexError):
-            raise _Misfit(node.name, self._numbers(node)) from None
-        if [spec.shape for spec in specs_of(found)] != [spec.shape for spec in specs_of(wanted)]:
-            raise _Misfit(node.name, self._numbers(node))
-        return found
+        found = self._inferred(made)
+        if found is UNKNOWN or _shapes(found) == _shapes(wanted):
+            return wanted if found is UNKNOWN or found is None else found
+        known = self._inferred(node)
+        if known is None or _shapes(known) != _shapes(node.meta["val"]):
+            return wanted  # it was wrong in the program
+        raise _Misfit(node.name, self._numbers(node))
 
     def _inferred(self, made: fx.Node) -> Any:
+        """What a call gives; None where its operands do not fit together, UNKNOWN where nothing is known of the op."""
         def leaf(value: Any) -> Any:
             if isinstance(value, fx.Node):
                 return value.meta["val"]
             return constant_value(value, self._constants) if isinstance(value, RankConstant) else value
 
         if any("val" not in read.meta for read in made.all_input_nodes):
-            raise UnsupportedOp(made.name, "nothing is known of its operands")
+            return UNKNOWN
         args, kwargs = map_aggregate(made.args, leaf), dict(map_aggregate(made.kwargs, leaf))
-        return infer(made.target, args, kwargs, self._fresh, self._groups)
+        try:
+            return infer(made.target, args, kwargs, self._fresh, self._groups)
+        except UnsupportedOp:
+            return UNKNOWN
+        except (ShapeError, TcverifyError, ValueError, TypeError, IndexError):
+            return None
 
     def _resized(self, spec: Any) -> Any:
         if not isinstance(spec, TensorSpec):
@@ -204,4 +218,4 @@ class _Maker:
         return [number for spec in specs for number in spec.shape]
 
 
-__all__ = ["Twin", "twin_of"]
+__all__ = ["Twins", "twins_of"]

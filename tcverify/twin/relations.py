@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,17 +15,19 @@ from torch.utils import _pytree as pytree
 
 from tcverify.ops import TensorSpec, lookup, qualified_name
 from tcverify.program import Program, RankConstant
-from tcverify.twin.sizes import SMALL, Sizes
+from tcverify.twin.sizes import Sizes
 
-#: Ops of which a dim of the result is a sum, a part or a multiple of the dim at the same place of an operand.
-_RESIZING = frozenset({
-    "aten::cat", "aten::split", "aten::split_with_sizes", "aten::chunk", "aten::slice", "aten::slice_scatter",
-    "aten::slice_backward", "aten::narrow", "aten::repeat", "aten::constant_pad_nd", "aten::unfold", "aten::roll",
-    "aten::split_with_sizes_copy", "aten::slice_copy",
-})  # fmt: skip
+#: Ops of which a dim of an operand, or of a result, is the sum of those at the same place of several.
+_JOINS = frozenset({"aten::cat"})
+_SPLITS = frozenset(
+    {"aten::split", "aten::split_with_sizes", "aten::chunk", "aten::split_with_sizes_copy", "aten::tensor_split"}
+)
 
-#: Where an argument of an op is a position along a dim of its first operand, from 0 to its size.
-_POSITIONS = frozenset({"aten::slice", "aten::slice_scatter", "aten::narrow", "aten::slice_copy"})
+#: Ops that take a part of a dim, from a start to an end.
+_SLICES = frozenset({"aten::slice", "aten::slice_scatter", "aten::slice_copy", "aten::slice_backward"})
+
+#: Ops of which a dim of the result is a multiple of the dim at the same place of an operand.
+_REPEATS = frozenset({"aten::repeat"})
 
 
 def relate(program: Program, sizes: Sizes) -> None:
@@ -73,22 +76,34 @@ def _relate_call(node: fx.Node, constants: Sequence[Mapping[str, Any]], sizes: S
     name = base_name(node)
     operands = [spec.shape for read in node.all_input_nodes for spec in specs_of(read)]
     results = [spec.shape for spec in specs_of(node)]
-    for literal in literals(node):
-        for value in _values(literal, constants):
-            if SMALL < value < _SENTINEL:
-                sizes.add(value)
     if len(operands) == 1 and len(results) == 1:
         _relate_view(operands[0], results[0], sizes)
-    if name in _RESIZING or lookup(node.target).collective:
+    if name in _REPEATS or lookup(node.target).collective:
         for result in results:
             for operand in operands:
                 _relate_resized(operand, result, sizes)
-    if name in _POSITIONS and operands and results:
-        _relate_positions(node, operands[0], results[0], constants, sizes)
+    elif name in _JOINS and results:
+        _relate_parts(results[0], _read_shapes(node), sizes)
+    elif name in _SPLITS and operands:
+        _relate_parts(operands[0], results, sizes)
+    elif name in _SLICES and operands and results:
+        _relate_slice(node, operands[0], results[0], constants, sizes)
 
 
-#: Numbers from here on mean "to the end".
-_SENTINEL = 1 << 40
+def _read_shapes(node: fx.Node) -> list[tuple[int, ...]]:
+    """The shapes of what a call is given in a list, those that it is given twice also twice."""
+    listed = next((arg for arg in node.args if isinstance(arg, (list, tuple))), ())
+    return [spec.shape for read in listed if isinstance(read, fx.Node) for spec in specs_of(read)]
+
+
+def _relate_parts(whole: Sequence[int], parts: Sequence[Sequence[int]], sizes: Sizes) -> None:
+    """The dim in which parts differ from the whole is the sum of theirs."""
+    if any(len(part) != len(whole) for part in parts):
+        return
+    for place, size in enumerate(whole):
+        own = [part[place] for part in parts]
+        if sum(own) == size:
+            sizes.sum_up(size, own)
 
 
 def _relate_view(before: Sequence[int], after: Sequence[int], sizes: Sizes) -> None:
@@ -116,32 +131,32 @@ def groups_of(before: Sequence[int], after: Sequence[int]) -> Iterator[tuple[Seq
 
 
 def _relate_resized(operand: Sequence[int], result: Sequence[int], sizes: Sizes) -> None:
-    """A dim that is another one in the result is a part or a multiple of it; one less a few stays that."""
+    """A dim that is another one in the result is a part or a multiple of it."""
     if len(operand) != len(result):
         return
     for before, after in zip(operand, result, strict=True):
-        if before == after or 1 in (before, after) or 0 in (before, after):
-            continue
-        if 0 < before - after <= SMALL < after:
-            sizes.shorten(after, before)
-        elif 0 < after - before <= SMALL < before:
-            sizes.shorten(before, after)
-        else:
+        if before != after and 1 not in (before, after) and 0 not in (before, after):
             sizes.tie(before, after)
 
 
-def _relate_positions(
+def _relate_slice(
     node: fx.Node, operand: Sequence[int], result: Sequence[int], constants: Sequence[Mapping[str, Any]], sizes: Sizes
 ) -> None:
-    dim = node.args[1] if len(node.args) > 1 and type(node.args[1]) is int else 0
-    if not -len(operand) <= dim < len(operand):
+    """Positions are sums: the end of its start and of what lies between them."""
+    names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
+    given = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+    dim = given.get("dim", 0)
+    if type(dim) is not int or not -len(operand) <= dim < len(operand):
         return
-    whole = operand[dim]
-    for value in (v for literal in literals(node) for v in _values(literal, constants)):
-        if value > SMALL and 0 < whole - value <= SMALL:
-            sizes.shorten(value, whole)
-        elif SMALL < value < whole:
-            sizes.tie(value, whole)
+    whole = max(operand[dim], result[dim]) if len(operand) == len(result) else operand[dim]
+    starts, ends = _values(given.get("start") or 0, constants), _values(given.get("end"), constants) or [whole]
+    for start, end in itertools.zip_longest(starts, ends, fillvalue=None):
+        first = start if start is not None else starts[0]
+        last = min(end if end is not None else ends[0], whole)
+        first, last = (n + whole if n < 0 else n for n in (first, last))
+        if 0 <= first < last <= whole:
+            sizes.sum_up(last, [first, last - first])
+            sizes.sum_up(whole, [last, whole - last])
 
 
 def _values(literal: Any, constants: Sequence[Mapping[str, Any]]) -> list[int]:
@@ -152,18 +167,6 @@ def _values(literal: Any, constants: Sequence[Mapping[str, Any]]) -> list[int]:
     else:
         flat = [literal]
     return list(dict.fromkeys(n for n in flat if type(n) is int))
-
-
-def literals(node: fx.Node) -> list[Any]:
-    """The numbers in the arguments of a call that may be sizes or positions; rank constants among them."""
-    found: list[Any] = []
-
-    def keep(value: Any) -> Any:
-        found.append(value)
-        return value
-
-    mapped_literals(node, keep)
-    return found
 
 
 def mapped_literals(node: fx.Node, change: Callable[[Any], Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -205,4 +208,4 @@ def _symbolic(target: Any) -> frozenset[str]:
 _SCALARS = frozenset({"end", "start", "other", "length", "high", "low", "size"})
 
 
-__all__ = ["base_name", "groups_of", "literals", "mapped_literals", "relate", "specs_of"]
+__all__ = ["base_name", "groups_of", "mapped_literals", "relate", "specs_of"]

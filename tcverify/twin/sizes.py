@@ -7,7 +7,8 @@ that log r solves linear equations. Of the solutions one is taken that makes all
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 
 #: Numbers up to this one stay: numbers of heads, experts and ranks mean more than that they are equal.
@@ -17,7 +18,7 @@ SMALL = 8
 LEAST = 2
 
 #: How many values are tried for what numbers of one kind have in common.
-TRIED = 64
+TRIED = 24
 
 
 class Sizes:
@@ -25,9 +26,9 @@ class Sizes:
 
     def __init__(self) -> None:
         self._above: dict[int, int] = {}
-        self._products: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
+        self._products: dict[tuple[tuple[int, ...], tuple[int, ...]], None] = {}
+        self._sums: dict[tuple[int, tuple[int, ...]], None] = {}
         self._pinned: set[int] = set()
-        self._less: dict[int, tuple[int, int]] = {}  # a number that is another one less a few
 
     @property
     def numbers(self) -> list[int]:
@@ -44,7 +45,7 @@ class Sizes:
     def pin(self, *numbers: int) -> None:
         """Let numbers stay what they are."""
         self.add(*numbers)
-        self._pinned.update(numbers)
+        self._pinned.update(number for number in numbers if number >= 1)
 
     def tie(self, *numbers: int) -> None:
         """Let numbers be scaled alike."""
@@ -52,11 +53,6 @@ class Sizes:
         tops = [self._top(number) for number in numbers if number >= 1]
         for other in tops[1:]:
             self._above[self._top(other)] = self._top(tops[0])
-
-    def shorten(self, number: int, other: int) -> None:
-        """Let a number stay a few less than another one."""
-        self.add(number, other)
-        self._less.setdefault(number, (other, other - number))
 
     def multiply(self, left: Iterable[int], right: Iterable[int]) -> None:
         """Let two products stay equal."""
@@ -69,7 +65,14 @@ class Sizes:
         if len(a) == len(b) == 1:
             self.tie(a[0], b[0])
         elif a or b:
-            self._products.append((tuple(a), tuple(b)))
+            self._products[tuple(a), tuple(b)] = None
+
+    def sum_up(self, whole: int, parts: Iterable[int]) -> None:
+        """Let a number stay the sum of others."""
+        terms = tuple(sorted(part for part in parts if part))
+        if whole > SMALL and terms and terms != (whole,):
+            self.add(whole, *terms)
+            self._sums[whole, terms] = None
 
     def _top(self, number: int) -> int:
         while self._above[number] != number:
@@ -81,31 +84,48 @@ class Sizes:
 
     def solve(self) -> dict[int, int]:
         """The number that each becomes."""
+        self._tie_sums()
         members: dict[int, list[int]] = {}
         for number in self.numbers:
             members.setdefault(self._top(number), []).append(number)
-        later = {self._top(n) for n in self._less if len(members[self._top(n)]) == 1 and n not in self._pinned}
         fixed = {top for top, own in members.items() if self._pinned.intersection(own)}
-        solved = _solved(self._equations(fixed), {top: max(own) for top, own in members.items()})
+        later: dict[int, tuple[int, tuple[int, ...]]] = {}
+        for whole, parts in self._sums:
+            if self._top(whole) not in fixed:
+                later.setdefault(self._top(whole), (whole, parts))
+        solved = _solved(self._equations(fixed), {top: max(own) for top, own in members.items()}, later.keys())
         fixed |= {free for row in solved.values() for free, power in row.items() if power.denominator > 1}
         free = [top for top in members if top not in solved and top not in fixed and top not in later]
+        choice = _Choice(members, solved, later)
         ratios: dict[int, Fraction] = dict.fromkeys(free, Fraction(1))
-
-        def value() -> dict[int, int] | None:
-            return self._values(members, solved, ratios, later)
-
-        best = value() or {number: number for number in self.numbers}
         for top in sorted(free, key=lambda one: min(members[one])):
             common = math.gcd(*members[top])
+            best: tuple[int, int] | None = None
             for small in range(1, min(common, TRIED)):
-                ratios[top] = Fraction(small, common)
-                found = value()
-                if found is not None:
-                    best = found
-                    break
-            else:
-                ratios[top] = Fraction(1)
-        return best
+                found = choice.values({**ratios, top: Fraction(small, common)})
+                if found is not None and (best is None or _collisions(found) < best[0]):
+                    best = _collisions(found), small
+                    if not best[0]:
+                        break
+            if best is not None:
+                ratios[top] = Fraction(best[1], common)
+        return choice.values(ratios) or {number: number for number in self.numbers}
+
+    def _tie_sums(self) -> None:
+        """Tie numbers to their parts where these are scaled alike."""
+        again = True
+        while again:
+            again = False
+            for whole, parts in list(self._sums):
+                tops = {self._top(part) for part in parts}
+                if len(tops) == 1:
+                    self.tie(whole, parts[0])
+                    del self._sums[whole, parts]
+                    again = True
+                elif all(part in self._pinned for part in parts):
+                    self.pin(whole)
+                    del self._sums[whole, parts]
+                    again = True
 
     def _equations(self, fixed: set[int]) -> list[dict[int, Fraction]]:
         rows = []
@@ -119,56 +139,80 @@ class Sizes:
             rows.append({top: power for top, power in row.items() if power})
         return [row for row in rows if row]
 
-    def _values(
-        self,
-        members: dict[int, list[int]],
-        solved: dict[int, dict[int, Fraction]],
-        ratios: dict[int, Fraction],
-        later: set[int],
-    ) -> dict[int, int] | None:
-        """What the numbers become under these ratios; None where that is no solution."""
+
+def _collisions(made: Mapping[int, int]) -> int:
+    """How many numbers are no longer different from all others."""
+    return len(made) - len(set(made.values()))
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """What all numbers become once the ratios of the free kinds are chosen.
+
+    Attributes:
+        members: the numbers of each kind.
+        solved: kinds whose ratio is a product of powers of those of others.
+        later: kinds of which one number is the sum of others.
+    """
+
+    members: Mapping[int, Sequence[int]]
+    solved: Mapping[int, Mapping[int, Fraction]]
+    later: Mapping[int, tuple[int, tuple[int, ...]]]
+
+    def values(self, ratios: Mapping[int, Fraction]) -> dict[int, int] | None:
+        """What the numbers become under these ratios; None where they are not whole, or too small."""
         known = dict(ratios)
         made: dict[int, int] = {}
-        for _ in range(len(later) + 1):
-            for top, own in members.items():
-                ratio = _ratio(top, solved, known, later)
-                for number in own:
-                    if ratio is not None and (ratio * number).denominator == 1:
-                        made[number] = int(ratio * number)
-            for top in later - known.keys():
-                (number,) = members[top]
-                other, less = self._less[number]
-                if other in made and made[other] > less:
-                    known[top] = Fraction(made[other] - less, number)
-                    made[number] = made[other] - less
-        if len(made) < len(self._above) or len(set(made.values())) < len(made):
-            return None
-        return made if all(small >= min(number, LEAST) for number, small in made.items()) else None
+        left = set(self.members)
+        while left:
+            ready = {top: ratio for top in left if (ratio := self._ratio(top, known)) is not None}
+            for top, ratio in ready.items():
+                for number in self.members[top]:
+                    value = ratio * number
+                    if value.denominator != 1 or value < min(number, LEAST):
+                        return None
+                    made[number] = int(value)
+            left -= ready.keys()
+            summed = False
+            for top in left & self.later.keys():
+                whole, parts = self.later[top]
+                if all(part in made for part in parts):
+                    known[top] = Fraction(sum(made[part] for part in parts), whole)
+                    summed = True
+            if not ready and not summed:
+                known.update((top, Fraction(1)) for top in left if top in self.later)  # sums of each other
+                if not left & self.later.keys():
+                    return None
+        return made
+
+    def _ratio(self, top: int, known: Mapping[int, Fraction]) -> Fraction | None:
+        """The ratio of a kind; None where it depends on what is not known yet."""
+        if top in self.later:
+            return known.get(top)
+        made = Fraction(1)
+        for free, power in self.solved.get(top, {top: Fraction(1)}).items():
+            if free in self.later and free not in known:
+                return None
+            if power.denominator == 1:
+                made *= known.get(free, Fraction(1)) ** int(power)
+        return made
 
 
-def _ratio(
-    top: int, solved: dict[int, dict[int, Fraction]], known: dict[int, Fraction], later: set[int]
-) -> Fraction | None:
-    """The ratio of a kind of numbers; None where it depends on what is not known yet."""
-    if top not in solved:
-        return known.get(top) if top in later else known.get(top, Fraction(1))
-    made = Fraction(1)
-    for free, power in solved[top].items():
-        if free in later and free not in known:
-            return None
-        if power.denominator == 1:
-            made *= known.get(free, Fraction(1)) ** int(power)
-    return made
+def _solved(
+    rows: Sequence[dict[int, Fraction]], size: Mapping[int, int], kept: Collection[int]
+) -> dict[int, dict[int, Fraction]]:
+    """Solve linear equations for the largest numbers: what each is, in terms of those that are left free.
 
-
-def _solved(rows: Sequence[dict[int, Fraction]], size: dict[int, int]) -> dict[int, dict[int, Fraction]]:
-    """Solve linear equations for the largest numbers: what each is, in terms of those that are left free."""
+    Args:
+        kept: what they are not solved for.
+    """
     solved: dict[int, dict[int, Fraction]] = {}
     for row in rows:
         reduced = _substituted(row, solved)
-        if not reduced:
+        candidates = [top for top in reduced if top not in kept]
+        if not candidates:
             continue
-        pivot = max(reduced, key=lambda top: size[top])
+        pivot = max(candidates, key=lambda top: size[top])
         power = reduced.pop(pivot)
         found = {top: -other / power for top, other in reduced.items()}
         solved = {top: _substituted(own, {pivot: found}) for top, own in solved.items()}
@@ -176,7 +220,7 @@ def _solved(rows: Sequence[dict[int, Fraction]], size: dict[int, int]) -> dict[i
     return solved
 
 
-def _substituted(row: dict[int, Fraction], solved: dict[int, dict[int, Fraction]]) -> dict[int, Fraction]:
+def _substituted(row: Mapping[int, Fraction], solved: Mapping[int, Mapping[int, Fraction]]) -> dict[int, Fraction]:
     made: dict[int, Fraction] = {}
     for top, power in row.items():
         for free, other in solved.get(top, {top: Fraction(1)}).items():
