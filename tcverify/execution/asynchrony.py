@@ -75,20 +75,20 @@ class Outstanding:
         timing = self.timing if isinstance(self.timing, str) else self.timing(node)
         source, output = start.tensor, start.output
         tensor = source if timing == "wait" else source.clone()
-        if timing == "apart" or _storage(source) != _storage(output):
+        if timing == "apart" or storage_of(source) != storage_of(output):
             spoil_(output, self.domain.unwritten)
         made = UnderWay(node, start.collective, tensor, output, timing == "issue", timing != "issue")
-        self.by_storage.setdefault(_storage(output), []).append(made)
+        self.by_storage.setdefault(storage_of(output), []).append(made)
         return made
 
     def take(self, tensor: torch.Tensor) -> tuple[UnderWay, ...]:
         """Return what was to write into the storage of a tensor, which is waited for now."""
-        return tuple(self.by_storage.pop(_storage(tensor), ()))
+        return tuple(self.by_storage.pop(storage_of(tensor), ()))
 
 
-def _storage(tensor: torch.Tensor) -> int:
-    """Address of a storage, which `Outstanding` keeps alive."""
+def storage_of(tensor: torch.Tensor) -> int:
+    """Address of the storage of a tensor; it belongs to no other as long as somebody keeps it alive."""
     return int(tensor.untyped_storage()._cdata)
 
 
-__all__ = ["TIMINGS", "Join", "Outstanding", "Timing", "UnderWay"]
+__all__ = ["TIMINGS", "Join", "Outstanding", "Timing", "UnderWay", "storage_of"]

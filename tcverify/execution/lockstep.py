@@ -50,7 +50,7 @@ class Lockstep:
         """
         if not observe and program.world_size >= STACKED_FROM:
             check_supported(plans_of(program, domain), domain)
-            stacked = run_stacked(program, domain)
+            stacked = run_stacked(program, domain, timing)
             if stacked is not None:
                 return stacked
         return _execute(program, observe, None, domain=domain, timing=timing, conservative=self.conservative)

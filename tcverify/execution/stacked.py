@@ -1,15 +1,18 @@
 """Many ranks at once: where all ranks run one graph, their tensors are stacked, and an op runs once for all of them.
 
 What is equal on all ranks (replicated inputs, and what is computed from them alone) is kept once. Collectives, and ops that
-are told something else on every rank, run rank by rank on the slices. One rank also runs alone, given what the collectives
-gave it: it says how values share storage, and that its slices are what it computes by itself.
+are told something else on every rank, run rank by rank on the slices. Where a graph writes in place, all is kept per rank:
+slices share the storage of the stack. One rank also runs alone, given what the collectives gave it: it says how values share
+storage, and that its slices are what it computes by itself.
 """
 
 from __future__ import annotations
 
 import warnings
+import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -18,14 +21,17 @@ from torch.fx.node import map_aggregate
 from torch.utils import _pytree as pytree
 
 from tcverify.arithmetic import Domain
+from tcverify.execution.asynchrony import Join, Outstanding, Timing, UnderWay, storage_of
 from tcverify.execution.compare import compare_ranks, storage_partition
 from tcverify.execution.executor import Run
+from tcverify.execution.freed import Freed
 from tcverify.execution.interpreter import Call, RankResult, arguments, rank_inputs, run_rank
 from tcverify.execution.plan import Plan, Step, known_constant, plans_of, rank_constants
 from tcverify.ops import Await, Collective, Request, Start, complete, mismatch
 from tcverify.program import InputSpec, Mesh, Program
-from tcverify.program.graph import RankConstant, Slot
+from tcverify.program.graph import RankConstant, Slot, copy_graph
 from tcverify.program.inputs import Sources
+from tcverify.program.sharing import share
 
 #: From so many ranks on it pays (benchmarks/scale.py).
 STACKED_FROM = 16
@@ -48,18 +54,42 @@ class _Stacked:
     tensor: torch.Tensor
 
 
-def run_stacked(program: Program, domain: Domain) -> Run | None:
+@dataclass(frozen=True, slots=True, eq=False)
+class _Whole:
+    """The stack of what a step gives, where it has been made already."""
+
+    tensor: torch.Tensor
+
+
+@dataclass(slots=True, eq=False)
+class _UnderWay:
+    """A collective that all ranks have started, and that is carried out when it is waited for.
+
+    Attributes:
+        starts: of the ranks, with what each contributes: a copy where it reads at once.
+        result: of the step, where that is a copy of what the starts write into.
+    """
+
+    starts: Sequence[Start]
+    tensors: Sequence[torch.Tensor]
+    result: torch.Tensor | None = None
+
+
+def run_stacked(program: Program, domain: Domain, timing: str | Timing = "issue") -> Run | None:
     """Run a program with its ranks stacked; its plans are supported in the domain.
+
+    Args:
+        timing: when asynchronous collectives read and write, as of `Lockstep.run`; all ranks alike.
 
     Returns:
         The run, finished on all ranks; None where the ranks have to run one by one, which also says what goes wrong.
     """
-    plans = plans_of(program, domain)
-    plan = plans[0]
-    if len(plans) > 1 or not domain.carries or plan.mutates or plan.asynchronous:
+    program = _merged(program)
+    plan = plans_of(program, domain)[0]
+    if len(program.graphs) > 1 or not domain.carries or Freed.of(plan) is not None:
         return None
     try:
-        ranks = _Ranks(program, plan, domain)
+        ranks = _Ranks(program, plan, domain, timing)
         with torch.no_grad(), domain.running(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of ops that vmap runs slice by slice itself
             results = ranks.run()
@@ -70,18 +100,37 @@ def run_stacked(program: Program, domain: Domain) -> Run | None:
     return Run("lockstep", results, domain=domain.name)
 
 
+def _merged(program: Program) -> Program:
+    """The program with one graph in place of several that differ in integers, and in metadata, alone."""
+    if not 1 < len(program.graphs) <= program.world_size or any(program.modules):
+        return program
+    found = _MERGED.get(program)
+    if found is None:
+        bare = [copy_graph(graph, meta=lambda node: {}) for graph in program.graphs]
+        constants = [binding.constants for binding in program.ranks]
+        graphs, bindings = share([bare[binding.graph] for binding in program.ranks], constants)
+        found = _MERGED[program] = replace(program, graphs=graphs, ranks=bindings) if len(graphs) == 1 else program
+    return found
+
+
+_MERGED: weakref.WeakKeyDictionary[Program, Program] = weakref.WeakKeyDictionary()
+
+
 class _Ranks:
     """All ranks of a program of one graph, on their way through it together."""
 
-    def __init__(self, program: Program, plan: Plan, domain: Domain) -> None:
-        self.program, self.plan, self.domain = program, plan, domain
+    def __init__(self, program: Program, plan: Plan, domain: Domain, timing: str | Timing) -> None:
+        self.program, self.plan, self.domain, self.timing = program, plan, domain, timing
         self.size = program.world_size
+        self.under_way: dict[int, _UnderWay] = {}  # by the storages that are written at the wait
         self.calls: list[list[Call]] = [[] for _ in range(self.size)]
         self.answers: list[torch.Tensor] = []  # of the collectives of the first rank
         self.constants = [rank_constants(program.mesh, r, b.constants) for r, b in enumerate(program.ranks)]
         first = self.constants[0]
         # Made before the domain runs: it means what programs compute.
         self.inputs = self._inputs()
+        if plan.mutates:
+            self.inputs = [self._spread(value) for value in self.inputs]
         self.inputs_alone = rank_inputs(plan, 0, program.sources, domain)
         self.different = {name for one in self.constants for name in one if one[name] != first.get(name)}
 
@@ -100,22 +149,39 @@ class _Ranks:
             raise _NotStackable
         outputs, kept = _slices(flat, self.size), _slices(self.inputs, self.size)
         return [
-            RankResult(r, outputs[r], str(tree), kept[r], self.plan.placeholders, calls=self.calls[r])
+            RankResult(
+                r,
+                outputs[r],
+                str(tree),
+                kept[r],
+                self.plan.placeholders,
+                mutates=self.plan.mutates,
+                calls=self.calls[r],
+            )
             for r in range(self.size)
         ]
 
     def alone(self) -> RankResult:
         """Run the first rank by itself, given what the collectives gave it, and return what it computes."""
-        steps = run_rank(self.plan, 0, self.constants[0], self.inputs_alone, domain=self.domain)
+        timing = self.timing if isinstance(self.timing, str) else partial(self.timing, 0)
+        steps = run_rank(self.plan, 0, self.constants[0], self.inputs_alone, domain=self.domain, timing=timing)
         answers = iter(self.answers)
         answer: torch.Tensor | None = None
         while True:
             try:
-                steps.send(answer)
+                _, event = steps.send(answer)
             except StopIteration as stop:
                 result: RankResult = stop.value
                 return result
-            answer = next(answers)
+            answer = None
+            if isinstance(event, Join):
+                for one in event.under_way:
+                    if not one.done:
+                        one.write(next(answers))
+            elif not isinstance(event, UnderWay):
+                answer = next(answers)
+            elif event.early:
+                event.write(next(answers))
 
     def _inputs(self) -> list[Any]:
         specs = self.program.sources.chosen(self.plan.placeholders, 0)
@@ -134,7 +200,8 @@ class _Ranks:
         leaves, tree = pytree.tree_flatten((args, kwargs))
         places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, _Stacked)]
         if not places:
-            return self._carried(step, step.run(*args, **kwargs))
+            made = self._carried(step, step.run(*args, **kwargs))
+            return pytree.tree_map_only(torch.Tensor, self._spread, made) if self.plan.mutates else made
 
         def call(*tensors: torch.Tensor) -> Any:
             given = list(leaves)
@@ -161,13 +228,18 @@ class _Ranks:
             found.append(step.run(rank, *args, **kwargs) if step.op.collective else step.run(*args, **kwargs))
         if step.op.collective:
             found = self._met(step, found)
+        if isinstance(found[0], _Whole):
+            return self._stacked(found[0].tensor)
         return self._restacked([self._carried(step, one) for one in found])
 
     def _met(self, step: Step, generators: Sequence[Any]) -> list[Any]:
         """Drive every rank's side of a collective to its end; return what each of them returns."""
         answers: list[Any] = [None] * self.size
+        late: list[_UnderWay] = []
         while True:
             requests: list[Request] = []
+            starts: list[Start] = []
+            waits = 0
             ended: list[Any] = []
             for rank, generator in enumerate(generators):
                 try:
@@ -175,16 +247,66 @@ class _Ranks:
                 except StopIteration as stop:
                     ended.append(stop.value)
                     continue
-                if isinstance(asked, (Await, Start)):
-                    raise _NotStackable
+                if isinstance(asked, Await):
+                    waits += 1
+                    self._arrive(asked.tensor)
+                    continue
                 self.calls[rank].append(Call(step.name, asked.collective))
-                requests.append(asked)
+                if isinstance(asked, Start):
+                    starts.append(asked)
+                requests.append(Request(asked.collective, asked.tensor))
+            if self.size not in (len(ended), waits, len(requests)) or len(starts) not in (0, self.size):
+                raise _NotStackable
             if ended:
-                if requests:
-                    raise _NotStackable
-                return ended
-            answers = self._complete(requests)
-            self.answers.append(answers[0])
+                return self._started(late, ended)
+            answers = [None] * self.size
+            if starts:
+                late += self._start(step, starts)
+            elif requests:
+                answers = self._answers_to(requests)
+
+    def _answers_to(self, requests: Sequence[Request]) -> list[torch.Tensor]:
+        answers = self._complete(requests)
+        self.answers.append(answers[0])
+        return answers
+
+    def _start(self, step: Step, starts: Sequence[Start]) -> list[_UnderWay]:
+        """Let all ranks start a collective; returns it if it is to be carried out later."""
+        timing = self.timing if isinstance(self.timing, str) else self.timing(0, step.name)
+        under_way = [Outstanding(timing, self.domain).start(step.name, one) for one in starts]
+        begun = _UnderWay(starts, [one.tensor for one in under_way])
+        if timing != "issue":
+            return [begun]
+        self._carry_out(begun)
+        return []
+
+    def _carry_out(self, begun: _UnderWay) -> None:
+        requests = [Request(s.collective, t) for s, t in zip(begun.starts, begun.tensors, strict=True)]
+        for start, answer in zip(begun.starts, self._answers_to(requests), strict=True):
+            if start.output.numel():
+                start.output.copy_(answer.view(start.output.shape))
+        if begun.result is not None:
+            begun.result.copy_(torch.stack([start.output for start in begun.starts]))
+
+    def _started(self, late: Sequence[_UnderWay], ended: list[Any]) -> list[Any]:
+        """What a step gives that has started collectives: the stack of it is what is written into when they arrive."""
+        if not late:
+            return ended
+        if not all(isinstance(one, torch.Tensor) for one in ended):
+            raise _NotStackable
+        result = torch.stack(ended)
+        for begun in late:
+            for tensor in (result, begun.starts[0].output):
+                self.under_way[storage_of(tensor)] = begun
+            begun.result = result if storage_of(ended[0]) == storage_of(begun.starts[0].output) else None
+        return [_Whole(result)] * self.size
+
+    def _arrive(self, tensor: torch.Tensor) -> None:
+        """Carry out what was to write into the storage of a tensor."""
+        begun = self.under_way.pop(storage_of(tensor), None)
+        if begun is not None:
+            self.under_way = {place: one for place, one in self.under_way.items() if one is not begun}
+            self._carry_out(begun)
 
     def _complete(self, requests: Sequence[Request]) -> list[torch.Tensor]:
         """What every rank is answered. All ranks ask at once; those of a communicator meet if all its members name it."""
@@ -228,6 +350,14 @@ class _Ranks:
         if all(type(one) is type(first) and one == first for one in column):
             return first
         raise _NotStackable
+
+    def _spread(self, value: Any) -> _Stacked:
+        """One value for each rank, where all ranks may write into theirs."""
+        if isinstance(value, _Stacked):
+            return value
+        if value.numel() * self.size > _MOST_ELEMENTS:
+            raise _NotStackable
+        return _Stacked(torch.stack([value] * self.size))
 
     def _stacked(self, tensor: torch.Tensor) -> _Stacked:
         if tensor.numel() > _MOST_ELEMENTS:

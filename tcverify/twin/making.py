@@ -190,6 +190,7 @@ class _Maker:
 
     def _inferred(self, made: fx.Node) -> Any:
         """What a call gives; None where its operands do not fit together, UNKNOWN where nothing is known of the op."""
+
         def leaf(value: Any) -> Any:
             if isinstance(value, fx.Node):
                 return value.meta["val"]

@@ -14,6 +14,7 @@ from tcverify import verify
 from tcverify.arithmetic import FLOAT64, NATIVE, Domain, Exact
 from tcverify.campaign.drawing import SETTINGS
 from tcverify.execution import Lockstep, Run
+from tcverify.execution.asynchrony import TIMINGS
 from tcverify.execution.compare import compare_ranks, storage_partition
 from tcverify.execution.lockstep import _execute
 from tcverify.execution.stacked import run_stacked
@@ -73,7 +74,54 @@ def test_drawn_programs_compute_the_same(strategy: str, domain: Domain) -> None:
             same(plain, stacked, exactly=domain.kind == "exact")
 
     compare()
-    assert strategy == "functional" or seen[True] >= 4  # functional programs start collectives, which are not stacked
+    assert seen[True] >= (2 if strategy == "functional" else 4)
+
+
+@pytest.mark.parametrize("timing", TIMINGS)
+@pytest.mark.parametrize("strategy", ["bucketing", "overlap"])
+def test_what_is_under_way_reads_and_writes_at_the_same_times(strategy: str, timing: str) -> None:
+    seen: Counter[bool] = Counter()
+
+    @seed(7)
+    @settings(SETTINGS, max_examples=6)
+    @given(programs_of(strategy, mesh=MESH))
+    def compare(program: Program) -> None:
+        plain = _execute(program, False, None, timing=timing)
+        stacked = run_stacked(program, FLOAT64, timing)
+        seen[stacked is not None] += 1
+        if stacked is not None:
+            same(plain, stacked, exactly=False)
+
+    compare()
+    assert seen[True] >= 2
+
+
+RACES: dict[str, Callable[[GraphBuilder, Any, Any], Any]] = {
+    "it writes into what a collective reads": lambda b, x, start: b.call("aten::add_.Tensor", x, 1.0),
+    "it reads what a collective writes": lambda b, x, start: b.call("aten::neg", start),
+    "neither": lambda b, x, start: b.call("aten::neg", x),
+}
+
+
+@pytest.mark.parametrize("race", RACES)
+def test_races_show_at_the_extremes(race: str) -> None:
+    """As they do where ranks run one by one: at the wait the collective has read, or written, something else."""
+
+    def build(b: GraphBuilder) -> Any:
+        x = b.input("x")
+        start = b.call("_c10d_functional::all_reduce", x, "sum", "tp")
+        beside = RACES[race](b, x, start)
+        return beside, b.call("_c10d_functional::wait_tensor", start)
+
+    program = made(build)
+    runs = {timing: run_stacked(program, FLOAT64, timing) for timing in TIMINGS}
+    assert all(runs.values())
+    for timing, run in runs.items():
+        assert run is not None
+        same(_execute(program, False, None, timing=timing), run, exactly=False)
+    outputs = [torch.stack(list(run.ranks[3].outputs)) for run in runs.values() if run is not None]
+    alike = all(torch.allclose(outputs[0], other, equal_nan=True) for other in outputs[1:])
+    assert alike == (race == "neither")
 
 
 def test_an_op_that_ranks_call_with_other_constants_runs_rank_by_rank() -> None:
@@ -115,7 +163,7 @@ def test_slices_and_sums_of_groups() -> None:
     ("why", "build", "placement", "shape"),
     [
         ("shards of two sizes", lambda b: b.call("aten::neg", b.input("x")), sharded(0), (9, 4)),
-        ("it writes", lambda b: b.call("aten::add_.Tensor", b.input("x"), 1.0), VARYING, (8, 4)),
+        ("shards of two sizes, written", lambda b: b.call("aten::neg_", b.input("x")), sharded(0), (9, 4)),
     ],
 )
 def test_what_cannot_be_stacked_runs_rank_by_rank(
@@ -128,12 +176,20 @@ def test_what_cannot_be_stacked_runs_rank_by_rank(
     same(one_by_one(program), run, exactly=True)
 
 
-def test_other_domains_and_asynchronous_collectives_are_left_alone() -> None:
-    def asynchronous(b: GraphBuilder) -> Any:
-        start = b.call("_c10d_functional::all_reduce", b.input("x"), "sum", "tp")
-        return b.call("_c10d_functional::wait_tensor", start)
+def test_what_is_written_in_place_is_each_ranks_own() -> None:
+    def build(b: GraphBuilder) -> Any:
+        x, out = b.input("x"), b.call("aten::zeros", [16, 4], dtype=torch.float64)
+        first = b.call("aten::slice.Tensor", out, 0, 0, 8)
+        b.call("aten::copy_", first, x)
+        return out, b.call("aten::add_.Tensor", x, b.constant("r", lambda rank: rank))
 
-    assert run_stacked(made(asynchronous), FLOAT64) is None
+    program = made(build)
+    stacked = run_stacked(program, FLOAT64)
+    assert stacked is not None
+    same(one_by_one(program), stacked, exactly=True)
+
+
+def test_other_domains_are_left_alone() -> None:
     assert run_stacked(made(lambda b: b.call("aten::neg", b.input("x"))), NATIVE) is None
 
 
