@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 from tcverify.application.loading import LoadedPass
 from tcverify.application.matchers import matchers_asking
 from tcverify.application.pair import Defect, Pair, PassFailure, Stage
-from tcverify.application.sampling import AppliedRanks, Modules
+from tcverify.application.sampling import AppliedRanks, Modules, Unlike
 from tcverify.application.stages import refresh_metadata
 from tcverify.application.surroundings import watched
 from tcverify.errors import TcverifyError, Unsupported, UnsupportedOp
@@ -105,14 +105,15 @@ def _apply_on(ranks: AppliedRanks, loaded: LoadedPass, program: Program, *, deep
     define_ops()  # whatever the program holds, the pass may name any op; what defines them for it has been imported by now
     metadata = {rank: _metadata(module.graph) for rank, module in given.items()}
     start = time.perf_counter()
-    modules = _apply_stages(loaded, ranks, given, pair)
-    pair.seconds = time.perf_counter() - start
-    if modules is not None and not ranks.agree(modules):
+    try:
+        modules = _apply_stages(loaded, ranks, given, pair)
+        pair.seconds = time.perf_counter() - start
+        if modules is not None and judge:
+            _judge(loaded, pair, ranks, modules, metadata, deep)
+    except Unlike:
         return None
-    if modules is not None and judge:
-        _judge(loaded, pair, ranks, modules, metadata, deep)
-        if pair.changed and (pair.rewritten is None or pair.foreign is not None):
-            pair.listing = _listing(pair.original, modules)
+    if modules is not None and judge and pair.changed and (pair.rewritten is None or pair.foreign is not None):
+        pair.listing = _listing(pair.original, modules)
     return pair
 
 
@@ -192,7 +193,7 @@ def _between(base: Program | None, ranks: AppliedRanks, modules: Modules, metada
     ):
         return base
     try:
-        program = base.with_graphs(ranks.graphs(modules))
+        program = ranks.program_of(base, modules)
         dumps(program)
     except TcverifyError:
         return None
@@ -435,14 +436,17 @@ def signature(graph: fx.Graph) -> str:
 
 
 def _program_of(program: Program, ranks: AppliedRanks, modules: Modules, pair: Pair) -> Program | None:
-    graphs = ranks.graphs(modules)
     try:
-        rewritten = program.with_graphs(graphs)
+        rewritten = ranks.program_of(program, modules)
         dumps(rewritten)
+    except Unlike:
+        raise
     except NotSerialisable as error:
         pair.foreign = error.message
+        if ranks.samples:
+            raise Unlike from None
         try:
-            return program.with_graphs(graphs, [modules[rank] for rank in ranks.like])
+            return program.with_graphs([module.graph for module in modules.values()], list(modules.values()))
         except TcverifyError as second:
             pair.defects.append(Defect("signature", 0, second.message))
     except TcverifyError as error:

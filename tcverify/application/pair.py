@@ -105,7 +105,7 @@ class Pair:
     edited: list[dict[str, tuple[EditPlace, ...]]] = field(default_factory=list)
     outgrown: str | None = None
     real: Program | None = None
-    sizes: dict[int, int] = field(default_factory=dict)
+    sizes: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
     @property
     def given(self) -> Program:

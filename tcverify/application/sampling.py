@@ -1,15 +1,18 @@
-"""On which ranks a pass is applied: on all of a few; of many that run the same, on some that stand for the rest."""
+"""On which ranks a pass is applied: on all of a few; of many that run the same, on some that tell what it does on the rest.
+
+What a pass writes into the graph of a rank may depend on where the rank stands in the mesh: offsets, sizes, members of groups.
+That is linear in its positions, or it is taken as not known, and the pass is applied on all ranks.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TypeAlias
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
 
 from torch import fx
 
-from tcverify.program import Program
-from tcverify.program.graph import same_structure
+from tcverify.program import Program, RankBinding
 
 #: What ranks run, by rank.
 Modules: TypeAlias = Mapping[int, fx.GraphModule]
@@ -17,9 +20,30 @@ Modules: TypeAlias = Mapping[int, fx.GraphModule]
 #: Ranks that run the same up to which a pass is applied on each.
 EACH = 16
 
-#: On how many it is applied of more, the first and the last among them. Where it does the same on these, it is taken to do so on
-#: the others.
-SAMPLED = 4
+
+class Unlike(Exception):
+    """What a pass did on some ranks does not tell what it does on the others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Ranks that run the same, of which some stand for all.
+
+    Attributes:
+        origin: one of them.
+        steps: by mesh dim, one that stands one place further than the origin in that dim, and as the origin in all others.
+        checks: further ones; what the others tell has to be true of them.
+        others: the rest.
+    """
+
+    origin: int
+    steps: Mapping[str, int]
+    checks: tuple[int, ...]
+    others: tuple[int, ...]
+
+    @property
+    def chosen(self) -> list[int]:
+        return [self.origin, *self.steps.values(), *self.checks]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,53 +52,103 @@ class AppliedRanks:
 
     Attributes:
         chosen: in order.
-        like: for every rank the one whose result is taken.
-        samples: of ranks that run the same and are not all chosen, those that are.
+        samples: of ranks that are not all chosen.
     """
 
     chosen: tuple[int, ...]
-    like: tuple[int, ...]
-    samples: tuple[tuple[int, ...], ...] = ()
+    samples: tuple[Sample, ...] = ()
 
     @classmethod
     def all_of(cls, program: Program) -> AppliedRanks:
-        everybody = tuple(range(program.world_size))
-        return cls(everybody, everybody)
+        return cls(tuple(range(program.world_size)))
 
     @classmethod
     def some_of(cls, program: Program) -> AppliedRanks:
         """All ranks of a program of few; of one of many, some of those that run the same."""
         if program.world_size <= EACH or any(program.modules):
             return cls.all_of(program)
-        like = list(range(program.world_size))
         chosen: list[int] = []
         samples = []
         for ranks in program.copies:
             if len(ranks) <= EACH:
                 chosen += ranks
-                continue
-            some = [ranks[i * (len(ranks) - 1) // (SAMPLED - 1)] for i in range(SAMPLED)]
-            for rank in set(ranks).difference(some):
-                like[rank] = ranks[0]
-            chosen += some
-            samples.append(tuple(some))
-        return cls(tuple(sorted(chosen)), tuple(like), tuple(samples))
+            else:
+                samples.append(_sample(program, ranks))
+                chosen += samples[-1].chosen
+        return cls(tuple(sorted(chosen)), tuple(samples))
 
     def modules(self, program: Program) -> dict[int, fx.GraphModule]:
         """A new module of the program for each of the chosen ranks."""
         return dict(zip(self.chosen, program.graph_modules(self.chosen), strict=True))
 
-    def graphs(self, modules: Modules) -> list[fx.Graph]:
-        """The graphs of all ranks, by the modules of the chosen ones."""
-        return [modules[rank].graph for rank in self.like]
+    def program_of(self, program: Program, modules: Modules) -> Program:
+        """The program in which the chosen ranks run these modules, and the others what follows from them.
 
-    def agree(self, modules: Modules) -> bool:
-        """Whether the samples are what their kind is: equal."""
-        return all(
-            same_structure(modules[first].graph, modules[other].graph)
-            for first, *others in self.samples
-            for other in others
+        Raises:
+            Unlike: nothing follows.
+            TcverifyError: see `Program.with_graphs`.
+        """
+        if not self.samples:
+            return program.with_graphs([modules[rank].graph for rank in self.chosen])
+        graphs, bindings = program.shared({rank: modules[rank].graph for rank in self.chosen})
+        for sample in self.samples:
+            bindings.update(_followed(program, sample, bindings))
+        return replace(
+            program, graphs=graphs, ranks=tuple(bindings[rank] for rank in range(program.world_size)), modules=()
         )
 
 
-__all__ = ["AppliedRanks", "Modules"]
+def _sample(program: Program, ranks: list[int]) -> Sample:
+    places = {rank: tuple(dim.position(rank) for dim in program.mesh.dims) for rank in ranks}
+    at = {place: rank for rank, place in places.items()}
+    origin = ranks[0]
+    steps = {}
+    for number, dim in enumerate(program.mesh.dims):
+        place = places[origin]
+        further = at.get((*place[:number], place[number] + 1, *place[number + 1 :]))
+        if further is not None:
+            steps[dim.name] = further
+    taken = {origin, *steps.values()}
+    checks = tuple(rank for rank in dict.fromkeys((ranks[len(ranks) // 2 + 1], ranks[-1])) if rank not in taken)
+    others = tuple(rank for rank in ranks if rank not in taken and rank not in checks)
+    return Sample(origin, steps, checks, others)
+
+
+def _followed(program: Program, sample: Sample, known: Mapping[int, RankBinding]) -> dict[int, RankBinding]:
+    """What the other ranks of a sample run. Raises `Unlike`."""
+    first = known[sample.origin]
+    if any(known[rank].graph != first.graph for rank in sample.chosen):
+        raise Unlike
+
+    def place(name: str, rank: int) -> int:
+        dim = program.mesh.dim(name)
+        return dim.position(rank) - dim.position(sample.origin)
+
+    def value(name: str, rank: int) -> Any:
+        start = first.constants[name]
+        several = isinstance(start, (list, tuple))
+        total = list(start) if several else [start]
+        for dim, step in sample.steps.items():
+            other = known[step].constants[name]
+            moved = list(other) if isinstance(other, (list, tuple)) else [other]
+            if len(moved) != len(total) or any(type(n) is not int for n in (*moved, *total)):
+                raise Unlike
+            origin = list(start) if several else [start]
+            total = [t + place(dim, rank) * (b - a) for t, a, b in zip(total, origin, moved, strict=True)]
+        return total if several else total[0]
+
+    def binding(rank: int) -> RankBinding:
+        return RankBinding(first.graph, {name: value(name, rank) for name in first.constants})
+
+    for rank in sample.checks:
+        found = binding(rank).constants
+        if any(_plain(found[name]) != _plain(own) for name, own in known[rank].constants.items()):
+            raise Unlike
+    return {rank: binding(rank) for rank in sample.others}
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, (list, tuple)) else value
+
+
+__all__ = ["AppliedRanks", "Modules", "Unlike"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -252,14 +252,29 @@ class Program:
         Graphs that are equal up to rank constants are stored once. Placeholders are told by their targets: renamed ones get
         the names of their inputs back.
         """
-        own = [{n.target: n.name for n in graph.nodes if n.op == "placeholder"} for graph in self.graphs]
-        names = [own[binding.graph] for binding in self.ranks]
+        names = self._names
         if any(modules):
             described = tuple(with_metadata(graph, describe(graph), names[rank]) for rank, graph in enumerate(graphs))
             bindings = tuple(RankBinding(i, {}) for i in range(len(graphs)))
             return replace(self, graphs=described, ranks=bindings, modules=tuple(modules))
         shared, bindings = share(graphs, [r.constants for r in self.ranks], names)
         return replace(self, graphs=shared, ranks=bindings, modules=())
+
+    def shared(self, graphs: Mapping[int, fx.Graph]) -> tuple[tuple[fx.Graph, ...], dict[int, RankBinding]]:
+        """The distinct graphs that some ranks run, and what each of these runs; see `with_graphs`. Graphs that differ in where
+        values begin in their storages, too, are one: what they record of that is true of the first rank."""
+        ranks = list(graphs)
+        found, bindings = share(
+            [graphs[rank] for rank in ranks], [self.ranks[rank].constants for rank in ranks],
+            [self._names[rank] for rank in ranks], offsets=False,
+        )  # fmt: skip
+        return found, dict(zip(ranks, bindings, strict=True))
+
+    @cached_property
+    def _names(self) -> list[dict[Any, str]]:
+        """The names of placeholders by target, rank by rank."""
+        own = [{n.target: n.name for n in graph.nodes if n.op == "placeholder"} for graph in self.graphs]
+        return [own[binding.graph] for binding in self.ranks]
 
 
 def _is_asynchronous(graph: fx.Graph) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -13,7 +14,11 @@ from tcverify.program.graph import KEPT_META, RankBinding, RankConstant, constan
 
 
 def share(
-    graphs: Sequence[fx.Graph], known: Sequence[Mapping[str, Any]], names: Sequence[Mapping[Any, str]] | None = None
+    graphs: Sequence[fx.Graph],
+    known: Sequence[Mapping[str, Any]],
+    names: Sequence[Mapping[Any, str]] | None = None,
+    *,
+    offsets: bool = True,
 ) -> tuple[tuple[fx.Graph, ...], tuple[RankBinding, ...]]:
     """Return the distinct graphs, described (see `graph.describe`), and what each rank runs.
 
@@ -21,6 +26,7 @@ def share(
         graphs: one per rank, with specs or fake tensors in their metadata. Ranks may have one in common; then it is read once.
         known: per rank, constants whose names are reused where all their values fit.
         names: per rank, of placeholders by target, where they are not to keep theirs.
+        offsets: whether graphs are told apart by where values begin in their storages.
     """
     read: dict[tuple[int, int], _Outline] = {}
     outlines = []
@@ -28,7 +34,7 @@ def share(
         own = names[rank] if names is not None else {}
         place = id(graph), id(own) if names is not None else 0
         if place not in read:
-            read[place] = _Outline(graph, own)
+            read[place] = _Outline(graph, own, offsets=offsets)
         outlines.append(read[place])
     keys = {id(outline): outline.key for outline in read.values()}
     first: dict[Any, int] = {}
@@ -82,7 +88,12 @@ class _Outline:
     """
 
     def __init__(
-        self, graph: fx.Graph, names: Mapping[Any, str], values: Mapping[str, Any] = MappingProxyType({})
+        self,
+        graph: fx.Graph,
+        names: Mapping[Any, str],
+        values: Mapping[str, Any] = MappingProxyType({}),
+        *,
+        offsets: bool = True,
     ) -> None:
         self.constants: list[Any] = []
         self._graph = graph
@@ -97,7 +108,9 @@ class _Outline:
             name = names.get(node.target, node.name) if node.op == "placeholder" else node.name
             kept = [(key, meta[key]) for key in KEPT_META if key in meta]
             arguments = self._walk(node.args), self._walk(node.kwargs)
-            rows.append((node.op, name, target, arguments, _frozen(meta.get("val")), repr(kept) if kept else ""))
+            rows.append(
+                (node.op, name, target, arguments, _frozen(meta.get("val"), offsets), repr(kept) if kept else "")
+            )
             self._numbers[node] = number
             self._ends.append(len(self.constants))
         self.key = tuple(rows)
@@ -134,7 +147,7 @@ class _Outline:
         """Return the graph, described, with rank constants of these names in place of these of its constants."""
         column = -1
 
-        def replace(value: Any) -> Any:
+        def replaced(value: Any) -> Any:
             """Walk an argument in the order of `_walk`."""
             nonlocal column
             if isinstance(value, fx.Node):
@@ -143,14 +156,14 @@ class _Outline:
                 column += 1
                 return RankConstant(columns[column]) if column in columns else value
             if isinstance(value, (list, tuple)):
-                made = [replace(v) for v in value]
+                made = [replaced(v) for v in value]
                 if isinstance(value, list):
                     return made
                 return type(value)(*made) if hasattr(value, "_fields") else tuple(made)
             if isinstance(value, dict):
-                return {k: replace(v) for k, v in value.items()}
+                return {k: replaced(v) for k, v in value.items()}
             if isinstance(value, slice):
-                return slice(replace(value.start), replace(value.stop), replace(value.step))
+                return slice(replaced(value.start), replaced(value.stop), replaced(value.step))
             return value
 
         copy = with_metadata(self._graph, self._metadata, self._names)
@@ -158,18 +171,18 @@ class _Outline:
         for node, end in zip(copy.nodes, self._ends, strict=True):
             if any(c in columns for c in range(start, end)):
                 column = start - 1
-                args = replace(node.args)
-                node.args, node.kwargs = args, replace(node.kwargs)
+                args = replaced(node.args)
+                node.args, node.kwargs = args, replaced(node.kwargs)
             start = end
         return copy
 
 
-def _frozen(val: Any) -> Any:
+def _frozen(val: Any, offsets: bool) -> Any:
     """A hashable key for described metadata."""
     if isinstance(val, TensorSpec):
-        return val
+        return val if offsets or not val.offset else replace(val, offset=0)
     if isinstance(val, (tuple, list)):
-        return (type(val).__name__, *[_frozen(v) for v in val])
+        return (type(val).__name__, *[_frozen(v, offsets) for v in val])
     return repr(val)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,12 +12,12 @@ import torch
 from torch import fx
 from torch.fx.node import map_aggregate
 
-from tcverify.errors import ProgramError, TcverifyError, UnsupportedOp
-from tcverify.ops import ShapeError, TensorSpec, infer
+from tcverify.errors import ProgramError
+from tcverify.ops import TensorSpec
 from tcverify.program import InputSpec, Program, RankBinding, RankConstant, Recipe
-from tcverify.program.graph import add_node, constant_value, map_structure
-from tcverify.twin.relations import mapped_literals, relate, specs_of
-from tcverify.twin.sizes import Sizes
+from tcverify.program.graph import add_node, map_structure
+from tcverify.twin.relations import UNKNOWN, Related, inferred, mapped_literals, specs_of, tie_results
+from tcverify.twin.sizes import Size, Sizes
 
 #: How often sizes are chosen anew, after what was chosen did not fit.
 ROUNDS = 24
@@ -26,9 +26,9 @@ ROUNDS = 24
 class _Misfit(Exception):
     """A node does not fit the sizes that were chosen."""
 
-    def __init__(self, node: str, numbers: Sequence[int]) -> None:
+    def __init__(self, node: str, sizes: Iterable[Size]) -> None:
         super().__init__(node)
-        self.node, self.numbers = node, numbers
+        self.node, self.sizes = node, tuple(sizes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,186 +37,175 @@ class Twins:
 
     Attributes:
         programs: in the order of those that they are the twins of.
-        sizes: what each number became, those that stayed aside.
-        kept: nodes whose numbers stayed what they were, since nothing says what holds between them.
+        sizes: what the sizes of inputs became, by what they were; of some there are several.
+        kept: nodes whose sizes stayed what they were, since nothing says what holds between them.
     """
 
     programs: tuple[Program, ...]
-    sizes: Mapping[int, int]
+    sizes: Mapping[int, tuple[int, ...]]
     kept: tuple[str, ...] = ()
 
 
 def twins_of(programs: Sequence[Program]) -> Twins:
-    """Make the twins of programs that are to be compared with each other: the same numbers become the same in all of them.
+    """Make the twins of programs that are to be compared with each other: they read the same inputs, and return the same shapes.
 
-    Sizes that are equal stay equal, those that differ stay different where they can, none but 1 becomes 1, views and shards go
-    on fitting. Where nothing can be made smaller, a twin is as large as its program.
+    Views and shards go on fitting, and no size but 1 becomes 1. Where nothing can be made smaller, a twin is as large as its
+    program.
 
     Raises:
         ProgramError: no choice of sizes fits.
     """
     sizes = Sizes()
-    for program in programs:
-        relate(program, sizes)
+    inputs: dict[str, list[Size]] = {}
+    related = [Related(program, sizes, inputs) for program in programs]
+    for program, own in zip(programs[1:], related[1:], strict=True):
+        tie_results(related[0], own, (programs[0], program), sizes)
     kept: dict[str, None] = {}
     for _ in range(ROUNDS):
         chosen = sizes.solve()
         try:
-            made = tuple(_scaled(program, chosen) for program in programs)
+            made = tuple(
+                _Scaling(program, own, sizes, chosen).scaled() for program, own in zip(programs, related, strict=True)
+            )
         except _Misfit as misfit:
             kept[misfit.node] = None
-            sizes.pin(*misfit.numbers)
+            sizes.pin(misfit.sizes)
             continue
-        return Twins(made, {n: small for n, small in chosen.items() if small != n}, tuple(kept))
+        became: dict[int, set[int]] = {}
+        for size in (size for dims in inputs.values() for size in dims):
+            became.setdefault(sizes.number[size], set()).add(chosen[size])
+        return Twins(made, {n: tuple(sorted(small)) for n, small in sorted(became.items())}, tuple(kept))
     raise ProgramError(f"no smaller sizes fit the program: nodes {', '.join(list(kept)[:5])} take others")
 
 
-def _scaled(program: Program, sizes: Mapping[int, int]) -> Program:
-    """The program on these sizes. Raises `_Misfit`."""
-    inputs = tuple(_input(spec, program, sizes) for spec in program.inputs)
-    specs = {spec.name: spec for spec in inputs}
-    bindings = tuple(
-        RankBinding(binding.graph, {name: _value(v, sizes) for name, v in binding.constants.items()})
-        for binding in program.ranks
-    )
-    graphs = []
-    for number, graph in enumerate(program.graphs):
-        rank = next(r for r, binding in enumerate(bindings) if binding.graph == number)
-        groups = program.mesh.groups(rank)
-        local = {name: spec.local_shape(program.mesh, rank) for name, spec in specs.items()}
-        graphs.append(_Maker(graph, sizes, bindings[rank].constants, local, groups).make())
-    return replace(program, graphs=tuple(graphs), ranks=bindings, inputs=inputs)
+class _Scaling:
+    """One program on the sizes that were chosen."""
+
+    def __init__(self, program: Program, related: Related, sizes: Sizes, chosen: Sequence[int]) -> None:
+        self._program, self._related, self._chosen = program, related, chosen
+        self._somewhere: dict[int, int] = {}  # what a number became, wherever it is a size
+        for size, small in enumerate(chosen):
+            number = sizes.number[size]
+            self._somewhere[number] = min(small, self._somewhere.get(number, small))
+        self._fresh = itertools.count().__next__
+
+    def scaled(self) -> Program:
+        """The program. Raises `_Misfit`."""
+        program = self._program
+        inputs = tuple(map(self._input, program.inputs))
+        specs = {spec.name: spec for spec in inputs}
+        constants: dict[str, dict[int, int]] = {}
+        graphs = []
+        for number, graph in enumerate(program.graphs):
+            rank = next(r for r, binding in enumerate(program.ranks) if binding.graph == number)
+            local = {name: spec.local_shape(program.mesh, rank) for name, spec in specs.items()}
+            graphs.append(self._graph(graph, rank, local, constants))
+        bindings = tuple(
+            RankBinding(b.graph, {n: _mapped(v, constants.get(n, {})) for n, v in b.constants.items()})
+            for b in program.ranks
+        )
+        return replace(program, graphs=tuple(graphs), ranks=bindings, inputs=inputs)
+
+    def _input(self, spec: InputSpec) -> InputSpec:
+        """An input of the size that it becomes: what ranks hold shrinks as the whole does, or it does not fit."""
+        own = self._related.inputs[spec.name]
+        shape = tuple(self._chosen[size] for size in own)
+        made = replace(spec, shape=shape, recipe=self._recipe(spec, shape))
+        for rank in range(self._program.world_size):
+            before, after = spec.local_shape(self._program.mesh, rank), made.local_shape(self._program.mesh, rank)
+            if any(a * whole != b * small for b, a, whole, small in zip(before, after, spec.shape, shape, strict=True)):
+                raise _Misfit(spec.name, own)
+        return made
+
+    def _recipe(self, spec: InputSpec, shape: Sequence[int]) -> Recipe:
+        recipe = spec.recipe
+        if recipe.kind == "integers":
+            return replace(recipe, scale=float(self._somewhere.get(int(recipe.scale), int(recipe.scale))))
+        if recipe.kind != "given" or tuple(shape) == spec.shape or spec.dtype.is_complex:
+            return recipe
+        members = len(recipe.values) // max(1, math.prod(spec.shape))
+        whole = torch.tensor(recipe.values, dtype=torch.float64).reshape(members, *spec.shape)
+        cut = whole[(slice(None), *(slice(n) for n in shape))].reshape(-1).tolist()
+        return replace(recipe, values=tuple(cut))
+
+    def _graph(
+        self, graph: fx.Graph, rank: int, local: Mapping[str, Sequence[int]], constants: dict[str, dict[int, int]]
+    ) -> fx.Graph:
+        new = fx.Graph()
+        made_of: dict[fx.Node, fx.Node] = {}
+
+        def read(value: Any) -> Any:
+            return made_of[value] if isinstance(value, fx.Node) else value
+
+        for node in graph.nodes:
+            args, kwargs = node.args, dict(node.kwargs)
+            if node.op == "call_function":
+                args, kwargs = self._arguments(node, constants)
+            args, kwargs = map_aggregate(args, read), dict(map_aggregate(kwargs, read))
+            made = made_of[node] = add_node(new, node.op, node.target, args, kwargs, node.name)
+            made.type = node.type
+            made.meta.update(node.meta)
+            if node.op == "placeholder":
+                spec = TensorSpec.contiguous(tuple(local[node.name]), node.meta["val"].dtype)
+                made.meta["val"] = replace(spec, alias=self._fresh())
+            elif "val" in node.meta:
+                made.meta["val"] = self._described(node, made, rank, constants)
+        return new
+
+    def _arguments(self, node: fx.Node, constants: dict[str, dict[int, int]]) -> tuple[Any, Any]:
+        here = {number: self._chosen[size] for number, size in self._related.scopes[node].items()}
+
+        def size(value: Any) -> Any:
+            if isinstance(value, RankConstant):
+                constants.setdefault(value.name, {}).update(here)
+                return value
+            return _mapped(value, here)
+
+        def compared(value: Any) -> Any:
+            if isinstance(value, RankConstant):
+                return value
+            return _mapped(value, here if value in here else self._somewhere)
+
+        return mapped_literals(node, self._related.specs, size, compared)
+
+    def _described(self, node: fx.Node, made: fx.Node, rank: int, constants: Mapping[str, Mapping[int, int]]) -> Any:
+        """What a node gives now. Raises `_Misfit` unless that is of the sizes that it should be."""
+        shapes = iter([tuple(self._chosen[size] for size in dims) for dims in self._related.of[node]])
+
+        def resized(spec: Any) -> Any:
+            return TensorSpec.contiguous(next(shapes), spec.dtype) if isinstance(spec, TensorSpec) else spec
+
+        wanted = map_structure(resized, node.meta["val"])
+        if node.op != "call_function":
+            return wanted
+        own = self._program.ranks[rank].constants
+        small = {name: _mapped(value, constants.get(name, {})) for name, value in own.items()}
+        found = self._inferred(made, rank, small)
+        if found is UNKNOWN or _shapes(found) == _shapes(wanted):
+            return wanted if found is UNKNOWN or found is None else found
+        known = self._inferred(node, rank, own)
+        if known is None or _shapes(known) != _shapes(node.meta["val"]):
+            return wanted  # it was wrong in the program
+        raise _Misfit(node.name, self._related.scopes[node].values())
+
+    def _inferred(self, node: fx.Node, rank: int, constants: Mapping[str, Any]) -> Any:
+        """See `inferred`."""
+        if any("val" not in read.meta for read in node.all_input_nodes):
+            return UNKNOWN
+        return inferred(node, lambda read: read.meta["val"], constants, self._program.mesh.groups(rank), self._fresh)
 
 
-def _value(value: Any, sizes: Mapping[int, int]) -> Any:
+def _mapped(value: Any, numbers: Mapping[int, int]) -> Any:
+    """What a number, or each of several, became."""
     if isinstance(value, (list, tuple)):
-        return [_value(n, sizes) for n in value]
+        return [_mapped(n, numbers) for n in value]
     if type(value) is not int:
         return value
-    return sizes.get(value, value) if value >= 0 else -sizes.get(-value, -value)
-
-
-def _input(spec: InputSpec, program: Program, sizes: Mapping[int, int]) -> InputSpec:
-    """An input of the size that it becomes: what ranks hold becomes what it should, or it does not fit."""
-    shape = tuple(sizes.get(n, n) for n in spec.shape)
-    made = replace(spec, shape=shape, recipe=_recipe(spec, shape, sizes))
-    for rank in range(program.world_size):
-        before, after = spec.local_shape(program.mesh, rank), made.local_shape(program.mesh, rank)
-        if after != tuple(sizes.get(n, n) for n in before):
-            raise _Misfit(spec.name, [*spec.shape, *before])
-    return made
-
-
-def _recipe(spec: InputSpec, shape: Sequence[int], sizes: Mapping[int, int]) -> Recipe:
-    recipe = spec.recipe
-    if recipe.kind == "integers":
-        below = int(recipe.scale)
-        return replace(recipe, scale=float(sizes.get(below, below)))
-    if recipe.kind != "given" or tuple(shape) == spec.shape or spec.dtype.is_complex:
-        return recipe
-    members = len(recipe.values) // max(1, math.prod(spec.shape))
-    whole = torch.tensor(recipe.values, dtype=torch.float64).reshape(members, *spec.shape)
-    cut = whole[(slice(None), *(slice(n) for n in shape))].reshape(-1).tolist()
-    whole_numbers = not spec.dtype.is_floating_point
-    values = tuple(sizes.get(int(v), int(v)) if whole_numbers else v for v in cut)
-    return replace(recipe, values=values)
-
-
-#: Stands for what is not known.
-UNKNOWN = object()
+    return numbers.get(value, value) if value >= 0 else -numbers.get(-value, -value)
 
 
 def _shapes(value: Any) -> list[tuple[int, ...]]:
     return [spec.shape for spec in specs_of(value)]
-
-
-class _Maker:
-    """Makes one graph anew."""
-
-    def __init__(
-        self,
-        graph: fx.Graph,
-        sizes: Mapping[int, int],
-        constants: Mapping[str, Any],
-        local: Mapping[str, Sequence[int]],
-        groups: Mapping[str, Sequence[int]],
-    ) -> None:
-        self._graph, self._sizes, self._constants, self._local, self._groups = graph, sizes, constants, local, groups
-        self._made: dict[fx.Node, fx.Node] = {}
-        self._fresh = itertools.count().__next__
-
-    def make(self) -> fx.Graph:
-        new = fx.Graph()
-        for node in self._graph.nodes:
-            args, kwargs = (node.args, dict(node.kwargs))
-            if node.op == "call_function":
-                args, kwargs = mapped_literals(node, self._small)
-            made = add_node(
-                new,
-                node.op,
-                node.target,
-                map_aggregate(args, self._read),
-                dict(map_aggregate(kwargs, self._read)),
-                node.name,
-            )
-            made.type = node.type
-            made.meta.update(node.meta)
-            self._made[node] = made
-            if "val" in node.meta:
-                made.meta["val"] = self._described(node, made)
-        return new
-
-    def _small(self, value: Any) -> Any:
-        return _value(value, self._sizes)
-
-    def _read(self, value: Any) -> Any:
-        return self._made[value] if isinstance(value, fx.Node) else value
-
-    def _described(self, node: fx.Node, made: fx.Node) -> Any:
-        """What a node gives now. Raises `_Misfit` unless that is of the sizes that it should be."""
-        if node.op == "placeholder":
-            spec = node.meta["val"]
-            return replace(TensorSpec.contiguous(tuple(self._local[node.name]), spec.dtype), alias=self._fresh())
-        wanted = map_structure(self._resized, node.meta["val"])
-        if node.op != "call_function":
-            return wanted
-        found = self._inferred(made)
-        if found is UNKNOWN or _shapes(found) == _shapes(wanted):
-            return wanted if found is UNKNOWN or found is None else found
-        known = self._inferred(node)
-        if known is None or _shapes(known) != _shapes(node.meta["val"]):
-            return wanted  # it was wrong in the program
-        raise _Misfit(node.name, self._numbers(node))
-
-    def _inferred(self, made: fx.Node) -> Any:
-        """What a call gives; None where its operands do not fit together, UNKNOWN where nothing is known of the op."""
-
-        def leaf(value: Any) -> Any:
-            if isinstance(value, fx.Node):
-                return value.meta["val"]
-            return constant_value(value, self._constants) if isinstance(value, RankConstant) else value
-
-        if any("val" not in read.meta for read in made.all_input_nodes):
-            return UNKNOWN
-        args, kwargs = map_aggregate(made.args, leaf), dict(map_aggregate(made.kwargs, leaf))
-        try:
-            return infer(made.target, args, kwargs, self._fresh, self._groups)
-        except UnsupportedOp:
-            return UNKNOWN
-        except (ShapeError, TcverifyError, ValueError, TypeError, IndexError):
-            return None
-
-    def _resized(self, spec: Any) -> Any:
-        if not isinstance(spec, TensorSpec):
-            return spec
-        shape = tuple(self._sizes.get(n, n) for n in spec.shape)
-        return TensorSpec.contiguous(shape, spec.dtype)
-
-    @staticmethod
-    def _numbers(node: fx.Node) -> list[int]:
-        """The sizes of what a node reads and gives."""
-        specs = [*specs_of(node), *(spec for read in node.all_input_nodes for spec in specs_of(read))]
-        return [number for spec in specs for number in spec.shape]
 
 
 __all__ = ["Twins", "twins_of"]

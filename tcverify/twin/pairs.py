@@ -1,4 +1,4 @@
-"""The rewrite of a program of everyday size on small sizes: the pass is given the real ones, what it makes of them runs as twin."""
+"""Programs of everyday size, and what passes make of them: the pass is given the real sizes, what it makes runs as twin."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from dataclasses import replace
 from torch.utils import _pytree as pytree
 
 from tcverify.application import Pair
+from tcverify.errors import ProgramError
 from tcverify.ops import TensorSpec
 from tcverify.program import Program
 from tcverify.twin.making import twins_of
+from tcverify.twin.sizes import SMALL
 
 #: Elements of all inputs of a rank up to which a program is not looked at further: it is small.
 FEW = 1 << 20
@@ -39,6 +41,9 @@ def small_pair(pair: Pair) -> Pair:
     programs = [p for p in (pair.original, pair.rewritten, pair.again) if p is not None]
     distinct = list({id(p): p for p in programs}.values())
     twins = twins_of(distinct)
+    if not all(map(fits, twins.programs)):
+        left = sorted({n for n, became in twins.sizes.items() if n in became and n > SMALL}, reverse=True)
+        raise ProgramError(f"it does not fit into memory, and no smaller sizes were found for {left[:8]}")
     small = dict(zip(map(id, distinct), twins.programs, strict=True))
 
     def of(program: Program | None) -> Program | None:

@@ -1,4 +1,7 @@
-"""Reads what holds between the sizes of a program from its graphs: what views merge and split, what is put together and cut."""
+"""Reads what holds between the sizes of a program from its graphs: what views merge and split, what is put together and cut.
+
+Within one call, equal numbers are one size, unless they are at places that broadcast; along an edge, a size is itself.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +16,11 @@ from torch import fx
 from torch.fx.node import map_aggregate
 from torch.utils import _pytree as pytree
 
-from tcverify.ops import TensorSpec, lookup, qualified_name
+from tcverify.errors import TcverifyError, UnsupportedOp
+from tcverify.ops import ShapeError, TensorSpec, infer, lookup, qualified_name
 from tcverify.program import Program, RankConstant
-from tcverify.twin.sizes import Sizes
+from tcverify.program.graph import constant_value
+from tcverify.twin.sizes import Size, Sizes
 
 #: Ops of which a dim of an operand, or of a result, is the sum of those at the same place of several.
 _JOINS = frozenset({"aten::cat"})
@@ -29,91 +34,258 @@ _SLICES = frozenset({"aten::slice", "aten::slice_scatter", "aten::slice_copy", "
 #: Ops of which a dim of the result is a multiple of the dim at the same place of an operand.
 _REPEATS = frozenset({"aten::repeat"})
 
-
-def relate(program: Program, sizes: Sizes) -> None:
-    """Tell `sizes` what holds between the numbers of a program."""
-    for spec in program.inputs:
-        sizes.add(*spec.shape)
-        for local in {spec.local_shape(program.mesh, rank) for rank in _examples(program)}:
-            for whole, part in zip(spec.shape, local, strict=True):
-                if part != whole:
-                    sizes.tie(whole, part)
-                sizes.add(part)
-    for number, graph in enumerate(program.graphs):
-        values = [dict(binding.constants) for binding in program.ranks if binding.graph == number]
-        for node in graph.nodes:
-            for value in specs_of(node):
-                sizes.add(*value.shape)
-            if node.op == "call_function":
-                _relate_call(node, values, sizes)
+#: Sizes by the number that they are, at one call.
+Scope = dict[int, Size]
 
 
-def _examples(program: Program) -> list[int]:
-    """Ranks, one for each place in the groups of the mesh: few, of many."""
-    found: dict[Any, int] = {}
-    for rank in range(program.world_size):
-        place = tuple(
-            (len(dim.group(rank)), dim.position(rank) in (0, len(dim.group(rank)) - 1)) for dim in program.mesh.dims
-        )
-        found.setdefault(place, rank)
-    return list(found.values())
+class Related:
+    """The sizes of a program.
+
+    Attributes:
+        inputs: of the global shape of each input, by name; programs that are compared share them.
+        of: of the tensors that each node gives, in order.
+        scopes: at each node.
+        vals: what each node gives: as its metadata says, else as it follows from its operands.
+    """
+
+    def __init__(self, program: Program, sizes: Sizes, inputs: dict[str, list[Size]]) -> None:
+        self.inputs = inputs
+        self.of: dict[fx.Node, list[list[Size]]] = {}
+        self.scopes: dict[fx.Node, Scope] = {}
+        self.vals: dict[fx.Node, Any] = {}
+        self._fresh = itertools.count(1 << 20).__next__
+        self._sizes = sizes
+        self._constants: dict[tuple[str, int], Size] = {}
+        self._locals: dict[tuple[str, int, int], Size] = {}
+        for spec in program.inputs:
+            if spec.name not in inputs:
+                inputs[spec.name] = [sizes.new(number) for number in spec.shape]
+        for number, graph in enumerate(program.graphs):
+            rank = next(r for r, binding in enumerate(program.ranks) if binding.graph == number)
+            values = _distinct([binding.constants for binding in program.ranks if binding.graph == number])
+            local = {spec.name: spec.local_shape(program.mesh, rank) for spec in program.inputs}
+            constants, groups = program.ranks[rank].constants, program.mesh.groups(rank)
+            for node in graph.nodes:
+                self.vals[node] = node.meta["val"] if "val" in node.meta else self._inferred(node, constants, groups)
+                self._relate(node, local, values)
+
+    def _inferred(self, node: fx.Node, constants: Mapping[str, Any], groups: Mapping[str, Sequence[int]]) -> Any:
+        """What a call gives of which the metadata says nothing."""
+        if node.op != "call_function" or any(self.vals.get(read) is None for read in node.all_input_nodes):
+            return None
+        return inferred(node, self.vals.__getitem__, constants, groups, self._fresh) or None
+
+    def specs(self, node: fx.Node) -> list[TensorSpec]:
+        """The tensors that a node gives."""
+        return specs_of(self.vals.get(node))
+
+    def _relate(self, node: fx.Node, local: Mapping[str, Sequence[int]], values: Sequence[Mapping[str, Any]]) -> None:
+        scope = self.scopes[node] = {}
+        if node.op == "placeholder":
+            self.of[node] = [[self._local(node.name, dim, n) for dim, n in enumerate(local[node.name])]]
+            self._enter(scope, self.of[node])
+            return
+        for read in node.all_input_nodes:
+            self._enter(scope, self.of.get(read, ()))
+        self.of[node] = [[self.at(scope, number) for number in spec.shape] for spec in self.specs(node)]
+        if node.op == "call_function":
+            _Call(self, node, scope, values).relate()
+
+    def _local(self, name: str, dim: int, number: int) -> Size:
+        """The size of a dim of what a rank holds of an input: scaled as the whole is."""
+        whole = self.inputs[name][dim]
+        if self._sizes.number[whole] == number:
+            return whole
+        key = name, dim, number
+        if key not in self._locals:
+            self._locals[key] = self._sizes.new(number)
+            self._sizes.tie(whole, self._locals[key])
+        return self._locals[key]
+
+    def _enter(self, scope: Scope, found: Sequence[Sequence[Size]]) -> None:
+        for size in itertools.chain(*found):
+            known = scope.setdefault(self._sizes.number[size], size)
+            if known != size and self._sizes.number[size] != 1:
+                self._sizes.tie(known, size)
+
+    def at(self, scope: Scope, number: int) -> Size:
+        """The size of this number at a call."""
+        if number not in scope:
+            scope[number] = self._sizes.new(number)
+        return scope[number]
+
+    def constant(self, name: str, value: int, scope: Scope) -> None:
+        """A number that a rank constant stands for is one size wherever it is read."""
+        size = self._constants.setdefault((name, value), self.at(scope, value))
+        self._sizes.tie(size, self.at(scope, value))
 
 
-def specs_of(value: Any) -> list[TensorSpec]:
-    """The tensors that a node gives, as they are described."""
-    val = value.meta.get("val") if isinstance(value, fx.Node) else value
+def tie_results(first: Related, second: Related, programs: Sequence[Program], sizes: Sizes) -> None:
+    """What two programs return is compared: it stays of the same shapes."""
+    for one, other in zip(*([_results(p, r) for p, r in zip(programs, (first, second), strict=True)]), strict=False):
+        for mine, theirs in zip(one, other, strict=False):
+            if len(mine) == len(theirs) and [sizes.number[s] for s in mine] == [sizes.number[s] for s in theirs]:
+                for a, b in zip(mine, theirs, strict=True):
+                    sizes.tie(a, b)
+
+
+def _results(program: Program, related: Related) -> list[list[list[Size]]]:
+    found = []
+    for output in (node for graph in program.graphs for node in graph.nodes if node.op == "output"):
+        leaves: list[Any] = []
+        map_aggregate(output.args, lambda leaf, leaves=leaves: leaves.append(leaf))  # type: ignore[misc]
+        found.append([dims for leaf in leaves if isinstance(leaf, fx.Node) for dims in related.of[leaf]])
+    return found
+
+
+def _distinct(constants: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    return list({repr(sorted(one.items())): one for one in constants}.values())
+
+
+#: Stands for what is not known.
+UNKNOWN = object()
+
+
+def inferred(
+    node: fx.Node,
+    val: Callable[[fx.Node], Any],
+    constants: Mapping[str, Any],
+    groups: Mapping[str, Sequence[int]],
+    fresh: Callable[[], int],
+) -> Any:
+    """What a call gives; None where its operands do not fit together, UNKNOWN where nothing is known of the op.
+
+    Args:
+        val: what its operands are.
+    """
+
+    def leaf(value: Any) -> Any:
+        if isinstance(value, fx.Node):
+            return val(value)
+        return constant_value(value, constants) if isinstance(value, RankConstant) else value
+
+    args, kwargs = map_aggregate(node.args, leaf), dict(map_aggregate(node.kwargs, leaf))
+    try:
+        return infer(node.target, args, kwargs, fresh, groups)
+    except UnsupportedOp:
+        return UNKNOWN
+    except (ShapeError, TcverifyError, ValueError, TypeError, IndexError):
+        return None
+
+
+def specs_of(val: Any) -> list[TensorSpec]:
+    """The tensors in what a node gives."""
     if isinstance(val, TensorSpec):
         return [val]
     return [leaf for leaf in pytree.tree_leaves(val) if isinstance(leaf, TensorSpec)]
 
 
-def base_name(node: fx.Node) -> str:
-    """The name of an op without its overload."""
-    return qualified_name(node.target).split(".")[0]
+class _Call:
+    """What holds between the sizes at one call."""
 
+    def __init__(self, related: Related, node: fx.Node, scope: Scope, values: Sequence[Mapping[str, Any]]) -> None:
+        self._related, self._node, self._scope, self._values = related, node, scope, values
+        self._sizes = related._sizes
 
-def _relate_call(node: fx.Node, constants: Sequence[Mapping[str, Any]], sizes: Sizes) -> None:
-    name = base_name(node)
-    operands = [spec.shape for read in node.all_input_nodes for spec in specs_of(read)]
-    results = [spec.shape for spec in specs_of(node)]
-    if len(operands) == 1 and len(results) == 1:
-        _relate_view(operands[0], results[0], sizes)
-    if name in _REPEATS or lookup(node.target).collective:
-        for result in results:
-            for operand in operands:
-                _relate_resized(operand, result, sizes)
-    elif name in _JOINS and results:
-        _relate_parts(results[0], _read_shapes(node), sizes)
-    elif name in _SPLITS and operands:
-        _relate_parts(operands[0], results, sizes)
-    elif name in _SLICES and operands and results:
-        _relate_slice(node, operands[0], results[0], constants, sizes)
+    def relate(self) -> None:
+        node = self._node
+        name = qualified_name(node.target).split(".")[0]
+        operands = [spec.shape for read in node.all_input_nodes for spec in self._related.specs(read)]
+        results = [spec.shape for spec in self._related.specs(node)]
+        for literal in literals_of(node, self._related.specs):
+            if isinstance(literal, RankConstant):
+                for value in self._numbers(literal):
+                    if value > 1:
+                        self._related.constant(literal.name, value, self._scope)
+        if len(operands) == 1 and len(results) == 1:
+            self._view(operands[0], results[0])
+        if lookup(node.target).collective:
+            for literal, shape in itertools.product(self._lists(), (*operands, *results)):
+                if shape and sum(literal) == shape[0] and len(literal) > 1:
+                    self._sum(shape[0], literal)
+        if name in _REPEATS or lookup(node.target).collective:
+            for result, operand in itertools.product(results, operands):
+                self._resized(operand, result)
+        elif name in _JOINS and results:
+            self._parts(results[0], self._listed())
+        elif name in _SPLITS and operands:
+            self._parts(operands[0], results)
+        elif name in _SLICES and operands and results:
+            self._slice(operands[0], results[0])
 
+    def _at(self, number: int) -> Size:
+        return self._related.at(self._scope, number)
 
-def _read_shapes(node: fx.Node) -> list[tuple[int, ...]]:
-    """The shapes of what a call is given in a list, those that it is given twice also twice."""
-    listed = next((arg for arg in node.args if isinstance(arg, (list, tuple))), ())
-    return [spec.shape for read in listed if isinstance(read, fx.Node) for spec in specs_of(read)]
+    def _lists(self) -> list[list[int]]:
+        """The lists of numbers that the call is given: of splits, above all."""
+        given = (*self._node.args, *self._node.kwargs.values())
+        return [
+            list(one) for one in given if isinstance(one, (list, tuple)) and all(type(n) is int and n > 0 for n in one)
+        ]
 
+    def _listed(self) -> list[tuple[int, ...]]:
+        """The shapes of what the call is given in a list, those that it is given twice also twice."""
+        listed = next((arg for arg in self._node.args if isinstance(arg, (list, tuple))), ())
+        return [spec.shape for read in listed if isinstance(read, fx.Node) for spec in self._related.specs(read)]
 
-def _relate_parts(whole: Sequence[int], parts: Sequence[Sequence[int]], sizes: Sizes) -> None:
-    """The dim in which parts differ from the whole is the sum of theirs."""
-    if any(len(part) != len(whole) for part in parts):
-        return
-    for place, size in enumerate(whole):
-        own = [part[place] for part in parts]
-        if sum(own) == size:
-            sizes.sum_up(size, own)
+    def _view(self, before: Sequence[int], after: Sequence[int]) -> None:
+        """Products of dims that a view merges or splits stay equal."""
+        if tuple(before) == tuple(after) or 0 in before or math.prod(before) != math.prod(after):
+            return
+        if sorted(n for n in before if n != 1) == sorted(n for n in after if n != 1):
+            return
+        for merged, split in groups_of(before, after):
+            left, right = [n for n in merged if n != 1], [n for n in split if n != 1]
+            if left != right:
+                self._sizes.multiply([self._at(n) for n in left], [self._at(n) for n in right])
 
+    def _resized(self, operand: Sequence[int], result: Sequence[int]) -> None:
+        """A dim that is another one in the result is a part or a multiple of it."""
+        if len(operand) != len(result):
+            return
+        for before, after in zip(operand, result, strict=True):
+            if before != after and 1 not in (before, after) and 0 not in (before, after):
+                self._sizes.tie(self._at(before), self._at(after))
 
-def _relate_view(before: Sequence[int], after: Sequence[int], sizes: Sizes) -> None:
-    """Products of dims that a view merges or splits stay equal."""
-    if tuple(before) == tuple(after) or 0 in before or math.prod(before) != math.prod(after):
-        return
-    if sorted(n for n in before if n != 1) == sorted(n for n in after if n != 1):
-        return
-    for merged, split in groups_of(before, after):
-        sizes.multiply([n for n in merged if n != 1], [n for n in split if n != 1])
+    def _parts(self, whole: Sequence[int], parts: Sequence[Sequence[int]]) -> None:
+        """The dim in which parts differ from the whole is the sum of theirs."""
+        if any(len(part) != len(whole) for part in parts):
+            return
+        for place, size in enumerate(whole):
+            own = [part[place] for part in parts]
+            if own != [size] and sum(own) == size:
+                self._sizes.sum_up(self._at(size), [self._at(n) for n in own])
+
+    def _slice(self, operand: Sequence[int], result: Sequence[int]) -> None:
+        """Positions are sums: the end of its start and of what lies between them."""
+        names = [argument.name for argument in self._node.target._schema.arguments]  # type: ignore[union-attr]
+        given = {**dict(zip(names, self._node.args, strict=False)), **self._node.kwargs}
+        dim = given.get("dim", 0)
+        if type(dim) is not int or not -len(operand) <= dim < len(operand):
+            return
+        whole = max(operand[dim], result[dim]) if len(operand) == len(result) else operand[dim]
+        starts, ends = self._numbers(given.get("start") or 0), self._numbers(given.get("end")) or [whole]
+        for start, end in itertools.zip_longest(starts, ends, fillvalue=None):
+            first = start if start is not None else starts[0]
+            last = min(end if end is not None else ends[0], whole)
+            first, last = (n + whole if n < 0 else n for n in (first, last))
+            if 0 <= first < last <= whole:
+                self._sum(last, [first, last - first])
+                self._sum(whole, [last, whole - last])
+
+    def _sum(self, whole: int, parts: Sequence[int]) -> None:
+        own = [n for n in parts if n]
+        if own != [whole]:
+            self._sizes.sum_up(self._at(whole), [self._at(n) for n in own])
+
+    def _numbers(self, literal: Any) -> list[int]:
+        """The numbers that a literal stands for, on all ranks."""
+        if isinstance(literal, RankConstant):
+            found = [values.get(literal.name) for values in self._values]
+            flat = [n for one in found for n in (one if isinstance(one, (list, tuple)) else [one])]
+        else:
+            flat = [literal]
+        return list(dict.fromkeys(n for n in flat if type(n) is int))
 
 
 def groups_of(before: Sequence[int], after: Sequence[int]) -> Iterator[tuple[Sequence[int], Sequence[int]]]:
@@ -130,69 +302,53 @@ def groups_of(before: Sequence[int], after: Sequence[int]) -> Iterator[tuple[Seq
         yield before[start:i], after[other:j]
 
 
-def _relate_resized(operand: Sequence[int], result: Sequence[int], sizes: Sizes) -> None:
-    """A dim that is another one in the result is a part or a multiple of it."""
-    if len(operand) != len(result):
-        return
-    for before, after in zip(operand, result, strict=True):
-        if before != after and 1 not in (before, after) and 0 not in (before, after):
-            sizes.tie(before, after)
+def literals_of(node: fx.Node, specs: Callable[[fx.Node], list[TensorSpec]]) -> list[Any]:
+    """The numbers in the arguments of a call that may be sizes or positions; rank constants among them."""
+    found: list[Any] = []
+
+    def keep(value: Any) -> Any:
+        found.append(value)
+        return value
+
+    mapped_literals(node, specs, keep, keep)
+    return found
 
 
-def _relate_slice(
-    node: fx.Node, operand: Sequence[int], result: Sequence[int], constants: Sequence[Mapping[str, Any]], sizes: Sizes
-) -> None:
-    """Positions are sums: the end of its start and of what lies between them."""
-    names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
-    given = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
-    dim = given.get("dim", 0)
-    if type(dim) is not int or not -len(operand) <= dim < len(operand):
-        return
-    whole = max(operand[dim], result[dim]) if len(operand) == len(result) else operand[dim]
-    starts, ends = _values(given.get("start") or 0, constants), _values(given.get("end"), constants) or [whole]
-    for start, end in itertools.zip_longest(starts, ends, fillvalue=None):
-        first = start if start is not None else starts[0]
-        last = min(end if end is not None else ends[0], whole)
-        first, last = (n + whole if n < 0 else n for n in (first, last))
-        if 0 <= first < last <= whole:
-            sizes.sum_up(last, [first, last - first])
-            sizes.sum_up(whole, [last, whole - last])
+def mapped_literals(
+    node: fx.Node,
+    specs: Callable[[fx.Node], list[TensorSpec]],
+    size: Callable[[Any], Any],
+    compared: Callable[[Any], Any],
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of a call, with the numbers in them changed that may be sizes or positions.
 
-
-def _values(literal: Any, constants: Sequence[Mapping[str, Any]]) -> list[int]:
-    """The numbers that a literal stands for, on all ranks."""
-    if isinstance(literal, RankConstant):
-        found = [values.get(literal.name) for values in constants]
-        flat = [n for one in found for n in (one if isinstance(one, (list, tuple)) else [one])]
-    else:
-        flat = [literal]
-    return list(dict.fromkeys(n for n in flat if type(n) is int))
-
-
-def mapped_literals(node: fx.Node, change: Callable[[Any], Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of a call, with `change` applied to the numbers that may be sizes or positions.
-
-    These are what the schema calls symbolic integers, and numbers that ops without operands, or on integers, are given.
+    Args:
+        specs: the tensors that nodes give.
+        size: changes what the schema calls a symbolic integer.
+        compared: changes numbers that ops without operands, or on integers, are given.
     """
-
-    def leaf(value: Any) -> Any:
-        return change(value) if type(value) is int or isinstance(value, RankConstant) else value
-
     schema = getattr(node.target, "_schema", None)
     if schema is None:
         return node.args, dict(node.kwargs)
-    sizes = _symbolic(node.target) | (_SCALARS if _on_numbers(node) else frozenset())
+    symbolic, others = _symbolic(node.target), _SCALARS if _on_numbers(node, specs) else frozenset()
+
+    def changed(name: str, value: Any) -> Any:
+        change = size if name in symbolic else compared if name in others else None
+        if change is None:
+            return value
+        return map_aggregate(value, lambda v: change(v) if type(v) is int or isinstance(v, RankConstant) else v)
+
     names = [argument.name for argument in schema.arguments]
-    args = tuple(
-        map_aggregate(value, leaf) if name in sizes else value for name, value in zip(names, node.args, strict=False)
-    )
-    return args, {name: map_aggregate(v, leaf) if name in sizes else v for name, v in node.kwargs.items()}
+    args = tuple(changed(name, value) for name, value in zip(names, node.args, strict=False))
+    return args, {name: changed(name, value) for name, value in node.kwargs.items()}
 
 
-def _on_numbers(node: fx.Node) -> bool:
+def _on_numbers(node: fx.Node, specs: Callable[[fx.Node], list[TensorSpec]]) -> bool:
     """Whether a scalar argument may be a size: of ops that make tensors, and of those that compare or offset integers."""
-    specs = [spec for read in node.all_input_nodes for spec in specs_of(read)]
-    return all(not spec.dtype.is_floating_point and not spec.dtype.is_complex for spec in specs)
+    given = [spec for read in node.all_input_nodes for spec in specs(read)]
+    return bool(given or not node.all_input_nodes) and all(
+        not spec.dtype.is_floating_point and not spec.dtype.is_complex for spec in given
+    )
 
 
 #: A symbolic integer, or several, in the text of a schema.
@@ -208,4 +364,4 @@ def _symbolic(target: Any) -> frozenset[str]:
 _SCALARS = frozenset({"end", "start", "other", "length", "high", "low", "size"})
 
 
-__all__ = ["base_name", "groups_of", "mapped_literals", "relate", "specs_of"]
+__all__ = ["UNKNOWN", "Related", "Scope", "groups_of", "inferred", "mapped_literals", "specs_of", "tie_results"]

@@ -1,7 +1,8 @@
-"""Chooses small numbers for the sizes of a program: one for each, such that what holds between the sizes goes on holding.
+"""Chooses small numbers for the sizes of a program, such that what holds between the sizes goes on holding.
 
-Every number n becomes r(n) · n. Numbers that are tied share r; where a view merges or splits dims, the products of r agree, so
-that log r solves linear equations. Of the solutions one is taken that makes all numbers small, whole and distinct.
+Each size is a variable; of variable v, which is n now, r(v) · n is what it becomes. Variables that are tied share r; where a view
+merges or splits dims, the products of r agree, so that log r solves linear equations; sums stay sums. Of the solutions one is
+taken that makes all sizes small and whole.
 """
 
 from __future__ import annotations
@@ -10,188 +11,209 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Any
 
-#: Numbers up to this one stay: numbers of heads, experts and ranks mean more than that they are equal.
+#: Sizes up to this one stay: numbers of heads, experts and ranks mean more than that they are equal.
 SMALL = 8
 
-#: The least that a larger number becomes: of one element a norm is the sign.
+#: The least that a larger size becomes: of one element a norm is the sign.
 LEAST = 2
 
-#: How many values are tried for what numbers of one kind have in common.
-TRIED = 24
+#: How many values are tried for what sizes of one kind have in common.
+TRIED = 8
+
+#: A variable.
+Size = int
 
 
 class Sizes:
-    """What is known of the numbers of a program."""
+    """What is known of the sizes of programs."""
 
     def __init__(self) -> None:
-        self._above: dict[int, int] = {}
-        self._products: dict[tuple[tuple[int, ...], tuple[int, ...]], None] = {}
-        self._sums: dict[tuple[int, tuple[int, ...]], None] = {}
-        self._pinned: set[int] = set()
+        self.number: list[int] = []  # by variable
+        self._above: list[Size] = []
+        self._pinned: set[Size] = set()
+        self._products: list[tuple[tuple[Size, ...], tuple[Size, ...]]] = []
+        self._sums: list[tuple[Size, tuple[Size, ...]]] = []
 
-    @property
-    def numbers(self) -> list[int]:
-        """All numbers, in order."""
-        return sorted(self._above)
+    def new(self, number: int) -> Size:
+        """A variable of this number."""
+        made = len(self.number)
+        self.number.append(number)
+        self._above.append(made)
+        if number <= SMALL:
+            self._pinned.add(made)
+        return made
 
-    def add(self, *numbers: int) -> None:
-        for number in numbers:
-            if number >= 1 and number not in self._above:
-                self._above[number] = number
-                if number <= SMALL:
-                    self._pinned.add(number)
+    def pin(self, sizes: Iterable[Size]) -> None:
+        """Let sizes stay what they are."""
+        self._pinned.update(sizes)
 
-    def pin(self, *numbers: int) -> None:
-        """Let numbers stay what they are."""
-        self.add(*numbers)
-        self._pinned.update(number for number in numbers if number >= 1)
+    def tie(self, first: Size, *others: Size) -> None:
+        """Let sizes be scaled alike."""
+        for other in others:
+            a, b = self._top(first), self._top(other)
+            if a != b:
+                self._above[b] = a
 
-    def tie(self, *numbers: int) -> None:
-        """Let numbers be scaled alike."""
-        self.add(*numbers)
-        tops = [self._top(number) for number in numbers if number >= 1]
-        for other in tops[1:]:
-            self._above[self._top(other)] = self._top(tops[0])
-
-    def multiply(self, left: Iterable[int], right: Iterable[int]) -> None:
+    def multiply(self, left: Sequence[Size], right: Sequence[Size]) -> None:
         """Let two products stay equal."""
-        a, b = sorted(left), sorted(right)
-        self.add(*a, *b)
-        for number in list(a):
-            if number in b:
-                a.remove(number)
-                b.remove(number)
-        if len(a) == len(b) == 1:
-            self.tie(a[0], b[0])
-        elif a or b:
-            self._products[tuple(a), tuple(b)] = None
+        if len(left) == len(right) == 1:
+            self.tie(left[0], right[0])
+        else:
+            self._products.append((tuple(left), tuple(right)))
 
-    def sum_up(self, whole: int, parts: Iterable[int]) -> None:
-        """Let a number stay the sum of others."""
-        terms = tuple(sorted(part for part in parts if part))
-        if whole > SMALL and terms and terms != (whole,):
-            self.add(whole, *terms)
-            self._sums[whole, terms] = None
+    def sum_up(self, whole: Size, parts: Sequence[Size]) -> None:
+        """Let a size stay the sum of others."""
+        terms = tuple(part for part in parts if self.number[part])
+        if len(terms) == 1:
+            self.tie(whole, terms[0])
+        elif terms:
+            self._sums.append((whole, terms))
 
-    def _top(self, number: int) -> int:
-        while self._above[number] != number:
-            self._above[number] = self._above[self._above[number]]
-            number = self._above[number]
-        return number
+    def _top(self, size: Size) -> Size:
+        above = self._above
+        while above[size] != size:
+            above[size] = above[above[size]]
+            size = above[size]
+        return size
 
     # ------------------------------------------------------------------------------------------------------ solution
 
-    def solve(self) -> dict[int, int]:
-        """The number that each becomes."""
-        self._tie_sums()
-        members: dict[int, list[int]] = {}
-        for number in self.numbers:
-            members.setdefault(self._top(number), []).append(number)
-        fixed = {top for top, own in members.items() if self._pinned.intersection(own)}
-        later: dict[int, tuple[int, tuple[int, ...]]] = {}
-        for whole, parts in self._sums:
-            if self._top(whole) not in fixed:
-                later.setdefault(self._top(whole), (whole, parts))
-        solved = _solved(self._equations(fixed), {top: max(own) for top, own in members.items()}, later.keys())
+    def solve(self) -> list[int]:
+        """The number that each variable becomes."""
+        sums = self._tied()
+        fixed = self._fixed()
+        members: dict[Size, set[int]] = {}
+        for size, number in enumerate(self.number):
+            members.setdefault(self._top(size), set()).add(number)
+        later = {}
+        for whole, parts in sums:
+            top = self._top(whole)
+            if top not in fixed and top not in later:
+                terms = tuple((self._top(part), self.number[part]) for part in parts)
+                later[top] = self.number[whole], terms
+        rows = self._equations(fixed)
+        solved = _solved(rows, {top: max(own) for top, own in members.items()}, later.keys())
         fixed |= {free for row in solved.values() for free, power in row.items() if power.denominator > 1}
-        free = [top for top in members if top not in solved and top not in fixed and top not in later]
-        choice = _Choice(members, solved, later)
-        ratios: dict[int, Fraction] = dict.fromkeys(free, Fraction(1))
-        for top in sorted(free, key=lambda one: min(members[one])):
+        choice = _Choice({top: sorted(own) for top, own in members.items()}, solved, later)
+        ratios: dict[Size, Fraction] = {}
+        for top in sorted(members, key=lambda one: max(members[one]), reverse=True):
+            if top in solved or top in fixed or top in later:
+                continue
             common = math.gcd(*members[top])
-            best: tuple[int, int] | None = None
             for small in range(1, min(common, TRIED)):
-                found = choice.values({**ratios, top: Fraction(small, common)})
-                if found is not None and (best is None or _collisions(found) < best[0]):
-                    best = _collisions(found), small
-                    if not best[0]:
-                        break
-            if best is not None:
-                ratios[top] = Fraction(best[1], common)
-        return choice.values(ratios) or {number: number for number in self.numbers}
+                ratios[top] = Fraction(small, common)
+                if choice.ratios(ratios) is not None:
+                    break
+            else:
+                del ratios[top]
+        found = choice.ratios(ratios) or {}
+        return [int(found.get(self._top(size), 1) * number) for size, number in enumerate(self.number)]
 
-    def _tie_sums(self) -> None:
-        """Tie numbers to their parts where these are scaled alike."""
-        again = True
-        while again:
-            again = False
-            for whole, parts in list(self._sums):
+    def _fixed(self) -> set[Size]:
+        return {self._top(size) for size in self._pinned}
+
+    def _tied(self) -> list[tuple[Size, tuple[Size, ...]]]:
+        """Tie what products and sums say is scaled alike; returns the sums that are left."""
+        left = list(self._sums)
+        before = -1
+        while before != (before := len({self._top(size) for size in range(len(self.number))}) + len(left)):
+            fixed = self._fixed()
+            for row in self._equations(fixed):
+                if sorted(row.values()) == [-1, 1]:
+                    self.tie(*row)
+            rest = []
+            for whole, parts in left:
                 tops = {self._top(part) for part in parts}
                 if len(tops) == 1:
-                    self.tie(whole, parts[0])
-                    del self._sums[whole, parts]
-                    again = True
-                elif all(part in self._pinned for part in parts):
-                    self.pin(whole)
-                    del self._sums[whole, parts]
-                    again = True
+                    self.tie(parts[0], whole)
+                elif tops <= fixed:
+                    self._pinned.add(whole)
+                else:
+                    rest.append((whole, parts))
+            left = rest
+            self._tie_like_sums(left)
+        return left
 
-    def _equations(self, fixed: set[int]) -> list[dict[int, Fraction]]:
-        rows = []
+    def _tie_like_sums(self, sums: Sequence[tuple[Size, tuple[Size, ...]]]) -> None:
+        """Where one size is the sum of the same numbers twice, these are the same sizes: buckets are filled and emptied so."""
+        known: dict[Any, tuple[Size, ...]] = {}
+        for whole, parts in sums:
+            numbers = tuple(self.number[part] for part in parts)
+            first = known.setdefault((self._top(whole), self.number[whole], numbers), parts)
+            for one, other in zip(first, parts, strict=True):
+                self.tie(one, other)
+
+    def _equations(self, fixed: set[Size]) -> list[dict[Size, Fraction]]:
+        rows: dict[tuple[tuple[Size, int], ...], None] = {}
         for left, right in self._products:
-            row: dict[int, Fraction] = {}
-            for numbers, sign in ((left, 1), (right, -1)):
-                for number in numbers:
-                    top = self._top(number)
+            row: dict[Size, int] = {}
+            for sizes, sign in ((left, 1), (right, -1)):
+                for size in sizes:
+                    top = self._top(size)
                     if top not in fixed:
-                        row[top] = row.get(top, Fraction(0)) + sign
-            rows.append({top: power for top, power in row.items() if power})
-        return [row for row in rows if row]
-
-
-def _collisions(made: Mapping[int, int]) -> int:
-    """How many numbers are no longer different from all others."""
-    return len(made) - len(set(made.values()))
+                        row[top] = row.get(top, 0) + sign
+            rows[tuple(sorted((top, power) for top, power in row.items() if power))] = None
+        return [{top: Fraction(power) for top, power in row} for row in rows if row]
 
 
 @dataclass(frozen=True, slots=True)
 class _Choice:
-    """What all numbers become once the ratios of the free kinds are chosen.
+    """What sizes become once the ratios of the free kinds are chosen.
 
     Attributes:
         members: the numbers of each kind.
         solved: kinds whose ratio is a product of powers of those of others.
-        later: kinds of which one number is the sum of others.
+        later: kinds of which one number is the sum of others: that number, and the kind and number of each of these.
     """
 
-    members: Mapping[int, Sequence[int]]
-    solved: Mapping[int, Mapping[int, Fraction]]
-    later: Mapping[int, tuple[int, tuple[int, ...]]]
+    members: Mapping[Size, Sequence[int]]
+    solved: Mapping[Size, Mapping[Size, Fraction]]
+    later: Mapping[Size, tuple[int, tuple[tuple[Size, int], ...]]]
 
-    def values(self, ratios: Mapping[int, Fraction]) -> dict[int, int] | None:
-        """What the numbers become under these ratios; None where they are not whole, or too small."""
-        known = dict(ratios)
-        made: dict[int, int] = {}
-        left = set(self.members)
+    def ratios(self, chosen: Mapping[Size, Fraction]) -> dict[Size, Fraction] | None:
+        """The ratios of all kinds, those that stay what they are aside; None where sizes are not whole, or too small."""
+        known = dict(chosen)
+        made: dict[Size, Fraction] = {}
+
+        def settle(top: Size, ratio: Fraction) -> bool:
+            made[top] = ratio
+            return ratio <= 1 and all(
+                (ratio * number).denominator == 1 and ratio * number >= min(number, LEAST)
+                for number in self.members[top]
+            )
+
+        for top, ratio in chosen.items():
+            if not settle(top, ratio):
+                return None
+        left = [*self.later, *self.solved]
         while left:
-            ready = {top: ratio for top in left if (ratio := self._ratio(top, known)) is not None}
-            for top, ratio in ready.items():
-                for number in self.members[top]:
-                    value = ratio * number
-                    if value.denominator != 1 or value < min(number, LEAST):
-                        return None
-                    made[number] = int(value)
-            left -= ready.keys()
-            summed = False
-            for top in left & self.later.keys():
-                whole, parts = self.later[top]
-                if all(part in made for part in parts):
-                    known[top] = Fraction(sum(made[part] for part in parts), whole)
-                    summed = True
-            if not ready and not summed:
-                known.update((top, Fraction(1)) for top in left if top in self.later)  # sums of each other
-                if not left & self.later.keys():
+            rest = []
+            for top in left:
+                found = self._later(top, known) if top in self.later else self._product(top, known)
+                if found is None:
+                    rest.append(top)
+                    continue
+                if not settle(top, found):
                     return None
+                known[top] = found
+            if len(rest) == len(left):  # sums of each other
+                known[rest[0]] = Fraction(1)
+                rest = rest[1:]
+            left = rest
         return made
 
-    def _ratio(self, top: int, known: Mapping[int, Fraction]) -> Fraction | None:
-        """The ratio of a kind; None where it depends on what is not known yet."""
-        if top in self.later:
-            return known.get(top)
+    def _later(self, top: Size, known: Mapping[Size, Fraction]) -> Fraction | None:
+        whole, parts = self.later[top]
+        if any(part in self.later or part in self.solved for part, _ in parts if part not in known):
+            return None
+        return sum((known.get(part, Fraction(1)) * number for part, number in parts), Fraction(0)) / whole
+
+    def _product(self, top: Size, known: Mapping[Size, Fraction]) -> Fraction | None:
         made = Fraction(1)
-        for free, power in self.solved.get(top, {top: Fraction(1)}).items():
-            if free in self.later and free not in known:
+        for free, power in self.solved[top].items():
+            if free not in known and free in self.later:
                 return None
             if power.denominator == 1:
                 made *= known.get(free, Fraction(1)) ** int(power)
@@ -199,33 +221,39 @@ class _Choice:
 
 
 def _solved(
-    rows: Sequence[dict[int, Fraction]], size: Mapping[int, int], kept: Collection[int]
-) -> dict[int, dict[int, Fraction]]:
-    """Solve linear equations for the largest numbers: what each is, in terms of those that are left free.
+    rows: Sequence[dict[Size, Fraction]], number: Mapping[Size, int], kept: Collection[Size]
+) -> dict[Size, dict[Size, Fraction]]:
+    """Solve linear equations for the largest sizes: what each is, in terms of those that are left free.
 
     Args:
         kept: what they are not solved for.
     """
-    solved: dict[int, dict[int, Fraction]] = {}
+    solved: dict[Size, dict[Size, Fraction]] = {}
+    readers: dict[Size, set[Size]] = {}  # by what is free: what is told in terms of it
     for row in rows:
         reduced = _substituted(row, solved)
         candidates = [top for top in reduced if top not in kept]
         if not candidates:
             continue
-        pivot = max(candidates, key=lambda top: size[top])
+        pivot = max(candidates, key=lambda top: number[top])
         power = reduced.pop(pivot)
         found = {top: -other / power for top, other in reduced.items()}
-        solved = {top: _substituted(own, {pivot: found}) for top, own in solved.items()}
+        for reader in readers.pop(pivot, ()):
+            solved[reader] = _substituted(solved[reader], {pivot: found})
+            for top in solved[reader]:
+                readers.setdefault(top, set()).add(reader)
         solved[pivot] = found
+        for top in found:
+            readers.setdefault(top, set()).add(pivot)
     return solved
 
 
-def _substituted(row: Mapping[int, Fraction], solved: Mapping[int, Mapping[int, Fraction]]) -> dict[int, Fraction]:
-    made: dict[int, Fraction] = {}
+def _substituted(row: Mapping[Size, Fraction], solved: Mapping[Size, Mapping[Size, Fraction]]) -> dict[Size, Fraction]:
+    made: dict[Size, Fraction] = {}
     for top, power in row.items():
         for free, other in solved.get(top, {top: Fraction(1)}).items():
             made[free] = made.get(free, Fraction(0)) + power * other
     return {top: power for top, power in made.items() if power}
 
 
-__all__ = ["SMALL", "Sizes"]
+__all__ = ["SMALL", "Size", "Sizes"]
