@@ -19,8 +19,8 @@ SMALL = 8
 #: The least that a larger size becomes: of one element a norm is the sign.
 LEAST = 2
 
-#: How many values are tried for what sizes of one kind have in common.
-TRIED = 8
+#: What is tried for what sizes of one kind have in common, if that is larger.
+TRIED = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024)
 
 #: A variable.
 Size = int
@@ -102,12 +102,12 @@ class Sizes:
             if top in solved or top in fixed or top in later:
                 continue
             common = math.gcd(*members[top])
-            for small in range(1, min(common, TRIED)):
+            for small in (one for one in TRIED if one < common):
                 ratios[top] = Fraction(small, common)
                 if choice.ratios(ratios) is not None:
                     break
             else:
-                del ratios[top]
+                ratios.pop(top, None)
         found = choice.ratios(ratios) or {}
         return [int(found.get(self._top(size), 1) * number) for size, number in enumerate(self.number)]
 
