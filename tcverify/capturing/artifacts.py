@@ -432,6 +432,8 @@ class _Reader:
         if text == "getattr" and len(args) == 2:
             return self._member(ast.copy_location(ast.Attribute(at.args[0], str(args[1]), ast.Load()), at))
         if isinstance(at.func, ast.Attribute) and not text.startswith(("torch.", "operator.", "math.")):
+            if ast.unparse(at.func.value) == "self":
+                self._member(at.func)
             owner = self._value(at.func.value)
             if isinstance(owner, fx.Node):
                 return self._graph.create_node("call_method", at.func.attr, (owner, *args), kwargs, name)

@@ -72,6 +72,8 @@ def torch_op(name: str, target: Any) -> Op:
         return Op(name, run, fake=run)
     if name == "prims::device_put":
         return Op(name, _moved, fake=_moved)
+    if name == "prims::convert_element_type":
+        return Op(name, _converted, fake=target)
     schema = target._schema
     if any(a.name == "device" and str(a.type) == "Device" for a in schema.arguments):
         return Op(name, partial(_on_cpu, target), fake=partial(_on_cpu, target))
@@ -107,6 +109,11 @@ def _reason(name: str, base: str, target: Any) -> str | None:
     if tags & {"dynamic_output_shape", "data_dependent_output"} and name != "aten::index.Tensor":
         return "its shape depends on data"
     return None
+
+
+def _converted(a: Tensor, dtype: torch.dtype) -> Tensor:
+    """A copy in another dtype: by the kernel of aten, which takes a tenth of the time of prims' own, and can be vectorised."""
+    return torch.ops.aten._to_copy.default(a, dtype=dtype)  # type: ignore[no-any-return]
 
 
 def _indexed(name: str, target: Any, x: Tensor, indices: Sequence[Tensor | None]) -> Tensor:

@@ -8,6 +8,7 @@ taken that makes all sizes small and whole.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -87,13 +88,8 @@ class Sizes:
         members: dict[Size, set[int]] = {}
         for size, number in enumerate(self.number):
             members.setdefault(self._top(size), set()).add(number)
-        later = {}
-        for whole, parts in sums:
-            top = self._top(whole)
-            if top not in fixed and top not in later:
-                terms = tuple((self._top(part), self.number[part]) for part in parts)
-                later[top] = self.number[whole], terms
         rows = self._equations(fixed)
+        later = self._later(sums, fixed, {top for row in rows for top in row})
         solved = _solved(rows, {top: max(own) for top, own in members.items()}, later.keys())
         fixed |= {free for row in solved.values() for free, power in row.items() if power.denominator > 1}
         choice = _Choice({top: sorted(own) for top, own in members.items()}, solved, later)
@@ -110,6 +106,23 @@ class Sizes:
                 ratios.pop(top, None)
         found = choice.ratios(ratios) or {}
         return [int(found.get(self._top(size), 1) * number) for size, number in enumerate(self.number)]
+
+    def _later(
+        self, sums: Sequence[tuple[Size, tuple[Size, ...]]], fixed: Collection[Size], linked: Collection[Size]
+    ) -> dict[Size, tuple[int, tuple[tuple[Size, int], ...]]]:
+        """Of which kinds one size is a sum of others: a whole, or a part of which nothing else is known, as what is left."""
+        later: dict[Size, tuple[int, tuple[tuple[Size, int], ...]]] = {}
+        times = Counter(self._top(part) for _, parts in sums for part in parts)
+        for whole, parts in sums:
+            top = self._top(whole)
+            if top not in fixed and top not in later:
+                later[top] = self.number[whole], tuple((self._top(part), self.number[part]) for part in parts)
+                continue
+            loose = [p for p in parts if times[self._top(p)] == 1 and not {self._top(p)} & {*fixed, *linked, *later}]
+            if loose:
+                rest = ((self._top(part), -self.number[part]) for part in parts if part != loose[0])
+                later[self._top(loose[0])] = self.number[loose[0]], ((top, self.number[whole]), *rest)
+        return later
 
     def _fixed(self) -> set[Size]:
         return {self._top(size) for size in self._pinned}
@@ -165,7 +178,8 @@ class _Choice:
     Attributes:
         members: the numbers of each kind.
         solved: kinds whose ratio is a product of powers of those of others.
-        later: kinds of which one number is the sum of others: that number, and the kind and number of each of these.
+        later: kinds of which one number is the sum of others: that number, and the kind and number of each of these, below
+            zero where it is taken away.
     """
 
     members: Mapping[Size, Sequence[int]]

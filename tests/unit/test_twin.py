@@ -1,0 +1,153 @@
+"""Twins: small sizes for large ones, under which a program means the same, and is refuted or passes as it was."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, seed, settings
+
+from tcverify import verify
+from tcverify.application import InProcess
+from tcverify.application.loading import prepare
+from tcverify.campaign.drawing import SETTINGS
+from tcverify.execution import Lockstep
+from tcverify.passes import SequenceParallel
+from tcverify.program import GraphBuilder, InputSpec, Mesh, Program, Recipe, shard, spmd_program
+from tcverify.strategies import programs_of
+from tcverify.twin import small_pair, twins_of
+from tests.mutants.sequence_parallel import FirstChunkForAll
+
+MESH = Mesh.grid({"tp": 4})
+WIDE = torch.float32
+
+
+def made(build: Callable[[GraphBuilder], Any], *inputs: InputSpec) -> Program:
+    return spmd_program(MESH, list(inputs), build)
+
+
+def shapes(program: Program) -> dict[str, tuple[int, ...]]:
+    return {n.name: n.meta["val"].shape for n in program.graphs[0].nodes if hasattr(n.meta.get("val"), "shape")}
+
+
+def test_views_merge_and_split_what_they_did() -> None:
+    def build(b: GraphBuilder) -> Any:
+        x, w = b.input("x"), b.input("w")
+        flat = b.call("aten::view", x, [3 * 2048, 4096])
+        product = b.call("aten::mm", flat, w)
+        heads = b.call("aten::view", product, [3, 2048, 32, 128])
+        return b.call("aten::cat", [heads, heads], 1)
+
+    program = made(build, InputSpec("x", (3, 2048, 4096), WIDE), InputSpec("w", (4096, 4096), WIDE))
+    (twin,) = twins_of([program]).programs
+    small = shapes(twin)
+    batch, length, heads, width = small["view_1"]
+    assert batch == 3
+    assert max(length, heads * width) < 200
+    assert min(length, heads, width) >= 2
+    assert small["view"] == (batch * length, small["w"][0])
+    assert small["cat"] == (batch, 2 * length, heads, width)
+    assert Lockstep().run(twin).finished
+
+
+def test_buckets_are_filled_and_emptied_alike() -> None:
+    """Sums of sizes of several kinds, and slices by position."""
+
+    def build(b: GraphBuilder) -> Any:
+        x, y = b.input("x"), b.input("y")
+        parts = [b.call("aten::view", x, [1000 * 96]), b.call("aten::view", y, [640 * 7])]
+        bucket = b.call("aten::cat", parts)
+        back = b.call("aten::slice.Tensor", bucket, 0, 1000 * 96, 1000 * 96 + 640 * 7)
+        return b.call("aten::view", back, [640, 7]), b.call("aten::slice.Tensor", bucket, 0, 1, 9223372036854775807)
+
+    program = made(build, InputSpec("x", (1000, 96), WIDE), InputSpec("y", (640, 7), WIDE))
+    (twin,) = twins_of([program]).programs
+    small = shapes(twin)
+    assert small["slice_1"][0] == small["y"][0] * 7
+    assert small["cat"][0] == small["x"][0] * small["x"][1] + small["y"][0] * 7
+    assert small["slice_2"][0] == small["cat"][0] - 1
+    assert small["cat"][0] < 2000
+
+
+def test_shards_and_indices_stay_what_they_are() -> None:
+    def build(b: GraphBuilder) -> Any:
+        table, ids = b.input("table"), b.input("ids")
+        first, last = b.constant("first", lambda rank: rank * 1024), b.constant("last", lambda rank: rank * 1024 + 1024)
+        own = b.call("aten::slice.Tensor", b.call("aten::embedding", table, ids), 0, first, last)
+        return own, b.call("aten::ge.Scalar", ids, 32000)
+
+    inputs = (
+        InputSpec("table", (32000, 512), WIDE),
+        InputSpec("ids", (4096,), torch.int64, (), Recipe("integers", 32000.0)),
+    )
+    program = made(build, *inputs)
+    (twin,) = twins_of([program]).programs
+    run = Lockstep().run(twin)
+    assert run.finished, run.why
+    table, ids = twin.inputs
+    whole = Lockstep().run(made(lambda b: b.call("aten::embedding", b.input("table"), b.input("ids")), *twin.inputs))
+    assert torch.equal(torch.cat([result.outputs[0] for result in run.ranks]), whole.ranks[0].outputs[0])
+    assert ids.shape[0] < 100
+    assert ids.recipe.scale == table.shape[0]
+    compared = next(n for n in twin.graphs[0].nodes if n.name == "ge")
+    assert compared.args[1] == table.shape[0]
+
+
+def test_what_is_sharded_can_be_sharded() -> None:
+    program = made(lambda b: b.call("aten::neg", b.input("x")), InputSpec("x", (4096, 512), WIDE, (("tp", shard(0)),)))
+    (twin,) = twins_of([program]).programs
+    (spec,) = twin.inputs
+    assert spec.shape[0] % 4 == 0
+    assert spec.shape[0] // 4 >= 2
+
+
+def test_nothing_that_is_small_changes() -> None:
+    program = made(lambda b: b.call("aten::neg", b.input("x")), InputSpec("x", (3, 8, 1), WIDE))
+    assert twins_of([program]).programs[0].inputs == program.inputs
+
+
+@pytest.mark.parametrize("strategy", ["structured", "moe", "overlap", "bucketing"])
+def test_a_program_and_its_twin_have_one_verdict(strategy: str) -> None:
+    seen: Counter[str] = Counter()
+    sound, broken = (InProcess(prepare(p, "", {})) for p in (SequenceParallel, FirstChunkForAll))
+
+    @seed(3)
+    @settings(SETTINGS, max_examples=12)
+    @given(programs_of(strategy, mesh=MESH))
+    def compare(program: Program) -> None:
+        for subject in (sound, broken):
+            pair = subject.start(program)()
+            if pair.rewritten is None or pair.defects or pair.declined or pair.foreign:
+                continue
+            small = small_pair(pair)
+            assert small.rewritten is not None
+            lockstep = Lockstep()
+            large, less = (
+                lockstep.compare(pair.original, pair.rewritten),
+                lockstep.compare(small.original, small.rewritten),
+            )
+            assert less.rewritten.finished == large.rewritten.finished
+            wrong = [any(d.problem or d.difference > 1e-6 * max(1.0, d.scale) for d in c.deltas) for c in (large, less)]
+            assert wrong[0] == wrong[1]
+            seen[f"{wrong[0]}, {'smaller' if small.sizes else 'as it was'}"] += 1
+
+    compare()
+    assert seen["False, smaller"]
+
+
+def test_the_pass_is_given_the_real_sizes_and_its_decisions_are_verified() -> None:
+    """It rewrites what has a million elements; the twin has none that has."""
+
+    def thresholded(module: Any) -> None:
+        for node in list(module.graph.nodes):
+            if node.op == "call_function" and node.meta["val"].numel() >= 1 << 20:
+                node.target = torch.ops.aten.abs.default
+
+    inputs = [InputSpec(name, (8192, 8192), WIDE) for name in ("x", "y", "z")]
+    program = made(lambda b: b.call("aten::neg", b.input("x")), *inputs)
+    verdict = verify(thresholded, program)
+    assert verdict.status == "refuted"
+    assert verdict.pair.original.inputs[0].shape[0] < 100
