@@ -396,7 +396,8 @@ def check(
 ) -> None:
     """Verify passes on one program of yours.
 
-    PROGRAM is a .pt2 file of torch.export, a tcverify program or counterexample (.json), or module:function
+    PROGRAM is a .pt2 file of torch.export, a tcverify program or counterexample (.json), a graph that torch.compile left
+    (fx_graph_runnable, a TORCH_TRACE log, or a folder of these, one per rank), or module:function
     (path/to/file.py:function) that gives the graph of a rank: a GraphModule, (GraphModule, example inputs), an
     ExportedProgram, or what tcverify.capture gives. The function is called once per rank, each time in a process that
     believes to be that rank of a job. Several PROGRAMs are the graphs of the ranks in their order.

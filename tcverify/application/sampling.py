@@ -70,11 +70,12 @@ class AppliedRanks:
         chosen: list[int] = []
         samples = []
         for ranks in program.copies:
-            if len(ranks) <= EACH:
+            sample = _sample(program, ranks) if len(ranks) > EACH else None
+            if sample is None or not _linear(program, sample):
                 chosen += ranks
             else:
-                samples.append(_sample(program, ranks))
-                chosen += samples[-1].chosen
+                samples.append(sample)
+                chosen += sample.chosen
         return cls(tuple(sorted(chosen)), tuple(samples))
 
     def modules(self, program: Program) -> dict[int, fx.GraphModule]:
@@ -114,6 +115,16 @@ def _sample(program: Program, ranks: list[int]) -> Sample:
     return Sample(origin, steps, checks, others)
 
 
+def _linear(program: Program, sample: Sample) -> bool:
+    """Whether the constants that the ranks have already are linear in their places."""
+    known = {rank: program.ranks[rank] for rank in sample.chosen}
+    try:
+        found = _followed(program, sample, known)
+    except Unlike:
+        return False
+    return all(_same(found[rank], program.ranks[rank]) for rank in sample.others)
+
+
 def _followed(program: Program, sample: Sample, known: Mapping[int, RankBinding]) -> dict[int, RankBinding]:
     """What the other ranks of a sample run. Raises `Unlike`."""
     first = known[sample.origin]
@@ -125,26 +136,32 @@ def _followed(program: Program, sample: Sample, known: Mapping[int, RankBinding]
         return dim.position(rank) - dim.position(sample.origin)
 
     def value(name: str, rank: int) -> Any:
-        start = first.constants[name]
-        several = isinstance(start, (list, tuple))
-        total = list(start) if several else [start]
+        origin = _numbers(first.constants[name])
+        total = list(origin)
         for dim, step in sample.steps.items():
-            other = known[step].constants[name]
-            moved = list(other) if isinstance(other, (list, tuple)) else [other]
-            if len(moved) != len(total) or any(type(n) is not int for n in (*moved, *total)):
+            moved = _numbers(known[step].constants[name])
+            if len(moved) != len(total):
                 raise Unlike
-            origin = list(start) if several else [start]
             total = [t + place(dim, rank) * (b - a) for t, a, b in zip(total, origin, moved, strict=True)]
-        return total if several else total[0]
+        return total if isinstance(first.constants[name], (list, tuple)) else total[0]
 
     def binding(rank: int) -> RankBinding:
         return RankBinding(first.graph, {name: value(name, rank) for name in first.constants})
 
-    for rank in sample.checks:
-        found = binding(rank).constants
-        if any(_plain(found[name]) != _plain(own) for name, own in known[rank].constants.items()):
-            raise Unlike
+    if not all(_same(binding(rank), known[rank]) for rank in sample.checks):
+        raise Unlike
     return {rank: binding(rank) for rank in sample.others}
+
+
+def _numbers(value: Any) -> list[int]:
+    found = list(value) if isinstance(value, (list, tuple)) else [value]
+    if any(type(number) is not int for number in found):
+        raise Unlike
+    return found
+
+
+def _same(first: RankBinding, second: RankBinding) -> bool:
+    return {n: _plain(v) for n, v in first.constants.items()} == {n: _plain(v) for n, v in second.constants.items()}
 
 
 def _plain(value: Any) -> Any:

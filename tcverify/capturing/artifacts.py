@@ -44,6 +44,9 @@ _RUNNABLE = "fx_graph_runnable"
 #: A tensor in an annotation: "f32[8, 64][64, 1]cuda:0", the strides and the device where they are printed.
 _ANNOTATED = re.compile(r"^(?:Sym\(\w+\))?(\w+)\[([^\]]*)\](?:\[([^\]]*)\])?")
 
+#: Such an annotation in the text of a graph: other modules have none.
+_PRINTED = re.compile(r""": *["'](Sym\(\w+\))?[a-z]+\d\w*\[[\d, ]*\]""")
+
 _DTYPES = {
     "f64": torch.float64, "f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16, "i64": torch.int64,
     "i32": torch.int32, "i16": torch.int16, "i8": torch.int8, "u8": torch.uint8, "b8": torch.bool, "c64": torch.complex64,
@@ -103,8 +106,11 @@ def place_of(source: str) -> tuple[Path, int | None] | None:
     if path.suffix not in SUFFIXES or not path.is_file():
         return None
     text = _read(path)
-    found = f'"{_RUNNABLE}"' in text if path.suffix == ".log" else _CLASS.search(text) and "def forward(" in text
-    return (path, number) if found else None
+    if path.suffix == ".log":
+        return (path, number) if f'"{_RUNNABLE}"' in text else None
+    own = _CLASS.search(text)
+    printed = own is not None and (own[1].startswith("<") or _PRINTED.search(text) is not None)
+    return (path, number) if own and "def forward(" in text and ("def load_args(" in text or printed) else None
 
 
 def texts_in(path: Path) -> list[ArtifactText]:

@@ -164,12 +164,11 @@ class Program:
 
     @cached_property
     def copies(self) -> list[list[int]]:
-        """The ranks that run the same graph with the same constants, in groups of the same sizes, class by class."""
+        """The ranks that run the same graph up to rank constants, in groups of the same sizes, class by class."""
         classes: dict[Any, list[int]] = {}
         for rank, binding in enumerate(self.ranks):
-            constants = tuple((name, repr(value)) for name, value in binding.constants.items())
             sizes = tuple(len(dim.group(rank)) for dim in self.mesh.dims)
-            classes.setdefault((binding.graph, constants, sizes), []).append(rank)
+            classes.setdefault((binding.graph, sizes), []).append(rank)
         return list(classes.values())
 
     def _given(self, rank: int, graph: fx.Graph) -> fx.GraphModule:

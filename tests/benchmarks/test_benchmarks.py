@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 BENCHMARKS = sorted(path.stem for path in (ROOT / "benchmarks").glob("*.py"))
 
 #: What another one imports.
-PARTS = {"bare"}
+PARTS = {"bare", "production_models"}
 
 #: Options that make a benchmark small, and regular expressions of what it has to print.
 SMALL: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -36,6 +36,10 @@ SMALL: dict[str, tuple[str, tuple[str, ...]]] = {
     "native": ("--programs 1", ("false alarms: 0 / ", r"found in (\d+) of \1")),
     "overlap": ("--programs 2", (r"(?m)^multistream +overlap +2 +2 ",)),
     "pytorch": ("run --minutes 0.1 --slice 5", (r"seed 0 .*: \d+ programs, \d+ changed",)),
+    "production": (
+        "--layers 1 --mesh 2x4 --only llama-tp --passes identity",
+        (r"llama-tp_2x4_forward .* passed ", r"llama-tp_2x4_backward .* passed "),
+    ),
     "reordering": ("--largest 500 --passes sink_waits", (r"(?m)^chain +sink_waits +", r"(?m)^backward +\(dependencies\)")),
     "power": (
         "tests.unit.searched_passes --sound cancels_negations --seconds 40 --world-size 2 --side search",

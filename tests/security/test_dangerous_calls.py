@@ -29,6 +29,10 @@ ALLOWED = {
     ("tcverify/importing.py", "spec_from_file_location"): "the same, named by its file",
     ("tcverify/importing.py", "exec_module"): "the same",
     ("tcverify/application/guard.py", "importlib.import_module"): "a constant list of torch's modules",
+    (
+        "tcverify/capturing/artifacts.py",
+        "importlib.import_module",
+    ): "the modules of torch that a graph of torch.compile's names: some define ops",
     ("tcverify/capturing/processes.py", "importlib.import_module"): "a constant list of torch's modules",
     ("tcverify/processes/server.py", "importlib.import_module"): "a constant list of modules of ours and of torch",
     ("tcverify/ops/functional.py", "importlib.import_module"): "a constant: a module of torch that registers ops",

@@ -73,7 +73,7 @@ def renames_another_addition(gm: fx.GraphModule) -> None:
 
 def kernel(pass_: Callable[[fx.GraphModule], None], program: Program, new: Sequence[Point] = ()) -> KernelFound:
     subject = InProcess(prepare(pass_, "", {}))
-    one = kernel_of(program, (), lambda p, _, look: subject.start(p)(), (), ())
+    one = kernel_of(program, (), lambda p, watch: subject.start(p, watch=watch)(), (), ())
     return KernelFound(program, tuple(new), one.rewrite, one.changed, one.rewritten)
 
 
