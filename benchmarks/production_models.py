@@ -15,9 +15,10 @@ import click
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from functorch.compile import make_boxed_func
 from torch import nn
 from torch._dynamo.repro.after_aot import save_graph_repro
-from torch._functorch.aot_autograd import aot_module_simplified, make_boxed_func
+from torch._functorch.aot_autograd import aot_module_simplified
 from torch._inductor.decomposition import select_decomp_table
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed import _functional_collectives as collectives
@@ -68,7 +69,7 @@ class Attention(nn.Module):
         scores = (q @ k.transpose(-1, -2)) / self.head**0.5
         mask = torch.ones(length, length, dtype=torch.bool, device=x.device).tril()
         mixed = scores.masked_fill(~mask, float("-inf")).softmax(-1) @ v
-        return self.o(mixed.transpose(1, 2).reshape(batch, length, -1))
+        return self.o(mixed.transpose(1, 2).reshape(batch, length, -1))  # type: ignore[no-any-return]
 
 
 def _rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
@@ -94,7 +95,7 @@ class LatentAttention(nn.Module):
         k, v = both.split(self.head, -1)
         q, k = _rotated(q, cos, sin), _rotated(k, cos, sin)
         mixed = ((q @ k.transpose(-1, -2)) / self.head**0.5).softmax(-1) @ v
-        return self.o(mixed.transpose(1, 2).reshape(batch, length, -1))
+        return self.o(mixed.transpose(1, 2).reshape(batch, length, -1))  # type: ignore[no-any-return]
 
 
 class FeedForward(nn.Module):
@@ -106,7 +107,7 @@ class FeedForward(nn.Module):
         self.down = nn.Linear(inner, width, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down(F.silu(self.gate(x)) * self.up(x))
+        return self.down(F.silu(self.gate(x)) * self.up(x))  # type: ignore[no-any-return]
 
 
 class Experts(nn.Module):
@@ -147,7 +148,7 @@ class Block(nn.Module):
 
     def forward(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         x = x + self.attention(self.attention_norm(x), cos, sin)
-        return x + self.after(self.norm(x))
+        return x + self.after(self.norm(x))  # type: ignore[no-any-return]
 
 
 class Model(nn.Module):
@@ -178,7 +179,7 @@ class Gathered(nn.Module):
     def forward(self, shard: torch.Tensor) -> torch.Tensor:
         whole = collectives.all_gather_tensor_autograd(shard, 0, self.group)
         if self.mesh is None or self.placements is None:
-            return whole
+            return whole  # type: ignore[no-any-return]
         return DTensor.from_local(whole, self.mesh, self.placements, run_check=False)
 
 
@@ -283,8 +284,8 @@ def write_artifacts(
         return compiler
 
     def backend(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
-        compilers = {"fw_compiler": keep("forward"), "bw_compiler": keep("backward")}
-        return aot_module_simplified(module, inputs, decompositions=select_decomp_table(), **compilers)
+        forward, backward = keep("forward"), keep("backward")
+        return aot_module_simplified(module, inputs, forward, backward, decompositions=select_decomp_table())
 
     try:
         mesh = init_device_mesh("cpu", (dp, tp), mesh_dim_names=("dp", "tp"))
