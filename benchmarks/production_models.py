@@ -15,7 +15,7 @@ import click
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from functorch.compile import make_boxed_func
+from functorch.compile import make_boxed_func  # type: ignore[import-untyped]
 from torch import nn
 from torch._dynamo.repro.after_aot import save_graph_repro
 from torch._functorch.aot_autograd import aot_module_simplified
