@@ -159,8 +159,8 @@ def make_counterexample(
     finding = next(f for f in verdict.findings if f.kind == kind)
     others = tuple(f for f in verdict.findings if f is not finding)
     return Counterexample(
-        id=case_id(pair.given, facts, kind),
-        program=pair.given,
+        id=case_id(pair.original, facts, kind),
+        program=pair.original,
         rewritten=pair.rewritten if pair.foreign is None else None,
         listing=pair.listing,
         facts=facts,
@@ -169,7 +169,7 @@ def make_counterexample(
         values=_values(verdict, finding),
         executors=tuple(verdict.executors),
         contract=contract,
-        size_drawn=size_drawn or pair.given.size,
+        size_drawn=size_drawn or pair.original.size,
         shrink_cut=shrink_cut,
         deep=deep,
         pass_timeout=pass_timeout,

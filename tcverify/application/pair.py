@@ -107,11 +107,6 @@ class Pair:
     real: Program | None = None
     sizes: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
-    @property
-    def given(self) -> Program:
-        """The program that the pass was given, at its real sizes."""
-        return self.real or self.original
-
 
 @dataclass(frozen=True, slots=True)
 class PassFacts:

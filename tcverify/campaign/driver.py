@@ -325,7 +325,7 @@ class Campaign:
         target.cut = True  # until it has come to its end
         suspects = suspects_of(target.best, target.kind)
         try:
-            target.cut = reduce(target.best.pair.given, shows, start + self.plan.shrink_time, suspects).cut
+            target.cut = reduce(target.best.pair.original, shows, start + self.plan.shrink_time, suspects).cut
         finally:
             self.statistics.seconds.update({"shrinking": time.monotonic() - start})
 
@@ -476,10 +476,10 @@ class Campaign:
             self._forget_draft()
             return
         if confirm and self.confirm is not None and target.kind in ("wrong-value", "wrong-alias", "rewritten-raises"):
-            self._in_flight.note(verdict.pair.given, target.deep)
+            self._in_flight.note(verdict.pair.original, target.deep)
             again = verify(
                 self.subject,
-                verdict.pair.given,
+                verdict.pair.original,
                 contract=self.contract,
                 confirm=self.confirm,
                 checks=self.plan.checks,

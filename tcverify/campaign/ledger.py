@@ -71,7 +71,7 @@ class Ledger:
             tried: kinds that have turned out to be known.
         """
         news = [f for f in verdict.findings if f.kind not in self._closed and f.kind not in tried]
-        news = [f for f in news if self.cause(verdict.pair.given, f.kind) is None]
+        news = [f for f in news if self.cause(verdict.pair.original, f.kind) is None]
         news = [f for f in news if self._settled_as(verdict, f) is None]
         return min(news, key=lambda f: f.kind in NOTED, default=None)
 
@@ -118,13 +118,13 @@ class Ledger:
         if not self.by_fingerprint(kind):
             return None
         key = self._key(verdict, finding)
-        known = self._kept.get((kind, program_id(verdict.pair.given)))
+        known = self._kept.get((kind, program_id(verdict.pair.original)))
         if known is not None:
             return known
         known = self._known.get(key)
         if known is None or known in self._accepted or kind not in OF_VALUES or self._alike[key] >= MOST_ALIKE:
             return known
-        return self.cause(verdict.pair.given, kind)
+        return self.cause(verdict.pair.original, kind)
 
     def settle(self, drawn: Verdict, kind: str, entry: Known) -> None:
         """Remember that a program as drawn showed a known finding of this kind when it was shrunk."""
