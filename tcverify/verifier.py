@@ -31,7 +31,7 @@ from tcverify.execution import (
     run_in_arena,
 )  # fmt: skip
 from tcverify.program import Contract, Doubt, Finding, Note, NotSerialisable, Program
-from tcverify.twin import fits, small_pair
+from tcverify.twin import small_pair
 
 LOCKSTEP = Lockstep()
 
@@ -171,7 +171,7 @@ def verification(
     """
     clock = _Clock()
     lockstep = Lockstep(contract.collectives == "conservative")
-    portable = True
+    portable, why = True, ""
     try:
         answer = subject.start(program, deep=deep, watch=watch)
     except NotSerialisable as error:
@@ -182,13 +182,15 @@ def verification(
 
     clock.resume()
     pair: Pair | None = None
-    large = not fits(program)
+    large = not program.fits
     if (lean or large) and portable:
         pair = answer()
         clock.lap("apply")
         if lean and pair.rewritten is program and not pair.defects:
             return Verdict("passed", [], [], pair, [], clock.laps, domain=domain)
-    if large and pair is not None:
+    if large:
+        if pair is None:
+            return Verdict("inconclusive", [], [Doubt("not-portable", why)], Pair(program), domain=domain)
         try:
             pair = small_pair(pair)
         except ProgramError as error:

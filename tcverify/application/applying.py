@@ -90,12 +90,14 @@ def apply_pass(loaded: LoadedPass, program: Program, *, deep: bool = False, judg
     Whatever the pass does, short of ending the process or never returning, comes back as data.
     """
     ranks = AppliedRanks.some_of(program) if _COUNTS.get() is None else AppliedRanks.all_of(program)
-    pair = _apply_on(ranks, loaded, program, deep=deep, judge=judge)
-    return pair or _apply_on(AppliedRanks.all_of(program), loaded, program, deep=deep, judge=judge) or Pair(program)
+    try:
+        return _apply_on(ranks, loaded, program, deep=deep, judge=judge)
+    except Unlike:
+        return _apply_on(AppliedRanks.all_of(program), loaded, program, deep=deep, judge=judge)
 
 
-def _apply_on(ranks: AppliedRanks, loaded: LoadedPass, program: Program, *, deep: bool, judge: bool) -> Pair | None:
-    """Apply a pass on some ranks; None where it does not do the same on those that stand for others."""
+def _apply_on(ranks: AppliedRanks, loaded: LoadedPass, program: Program, *, deep: bool, judge: bool) -> Pair:
+    """Apply a pass on some ranks. Raises `Unlike` where these do not tell what it does on the others."""
     pair = Pair(program)
     try:
         given = ranks.modules(program)
@@ -105,15 +107,12 @@ def _apply_on(ranks: AppliedRanks, loaded: LoadedPass, program: Program, *, deep
     define_ops()  # whatever the program holds, the pass may name any op; what defines them for it has been imported by now
     metadata = {rank: _metadata(module.graph) for rank, module in given.items()}
     start = time.perf_counter()
-    try:
-        modules = _apply_stages(loaded, ranks, given, pair)
-        pair.seconds = time.perf_counter() - start
-        if modules is not None and judge:
-            _judge(loaded, pair, ranks, modules, metadata, deep)
-    except Unlike:
-        return None
-    if modules is not None and judge and pair.changed and (pair.rewritten is None or pair.foreign is not None):
-        pair.listing = _listing(pair.original, modules)
+    modules = _apply_stages(loaded, ranks, given, pair)
+    pair.seconds = time.perf_counter() - start
+    if modules is not None and judge:
+        _judge(loaded, pair, ranks, modules, metadata, deep)
+        if pair.changed and (pair.rewritten is None or pair.foreign is not None):
+            pair.listing = _listing(pair.original, modules)
     return pair
 
 
@@ -131,7 +130,7 @@ def _judge(
     pair.rewritten = _program_of(program, ranks, modules, pair) if touched else program
     if deep and not pair.defects:
         _look_for_impurity(loaded, program, ranks, modules, pair)
-    if pair.foreign is not None and pair.rewritten is not None:
+    if pair.foreign is not None and pair.rewritten is not None and program.fits:
         try:
             pair.judged = Lockstep().compare(program, pair.rewritten)
         except UnsupportedOp as error:
@@ -158,8 +157,9 @@ def _apply_stages(loaded: LoadedPass, ranks: AppliedRanks, modules: Modules, pai
     base: Program | None = pair.original
     for number, stage in enumerate(loaded.stages):
         name, last = stage.facts.name, number == len(loaded.stages) - 1
-        kept = {rank: _metadata(module.graph) for rank, module in modules.items()}
-        metadata = kept if stage.contract.metadata and not last else None
+        metadata: Metadata | None = None
+        if stage.contract.metadata and not last:
+            metadata = {rank: _metadata(module.graph) for rank, module in modules.items()}
         results = _apply_to_ranks(stage, modules, pair, base, name)
         if results is None or last:
             pair.stages.append(Stage(name))

@@ -107,7 +107,7 @@ def _of_captures(captures: list[Captured], told: Told, size: int | None) -> Load
                 "one graph is given, and nothing says of how many ranks",
                 "give --mesh (tp=2) or --world-size; or the graph of every rank",
             )
-        rank = captures[0].rank or told.rank
+        rank = told.rank if captures[0].rank is None else captures[0].rank
         captured = _grouped(captures[0], told, mesh, rank)
         captures = for_all_ranks(captured, mesh, rank, told.rules)
     else:

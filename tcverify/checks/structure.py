@@ -10,6 +10,7 @@ _KINDS = {
     "lint": ("malformed-graph", "the rewritten graph is malformed"),
     "code": ("malformed-graph", "the rewritten graph cannot be compiled"),
     "signature": ("changed-signature", "the rewritten graph has another signature"),
+    "shapes": ("rewritten-raises", "a call of the rewritten graph raises"),
     "nodes": ("changed-nodes", "the pass returns other nodes than it was given"),
     "dependency": ("broken-order", "a node stands before one on which it depends"),
     "collective-order": ("reordered-collectives", "communication comes in another order"),

@@ -21,7 +21,7 @@ from tcverify.ops.reductions import REDUCTIONS
 from tcverify.ops.resharding import Resharding
 from tcverify.ops.shapes import ShapeError, fake_tensor, infer, new_fake_mode
 from tcverify.ops.signature import gives_more
-from tcverify.ops.spec import TensorSpec, ValueSpec
+from tcverify.ops.spec import TensorSpec, ValueSpec, merged_runs
 from tcverify.ops.table import (
     Await,
     Op,
@@ -71,6 +71,7 @@ __all__ = [
     "is_allocation",
     "late_definition",
     "lookup",
+    "merged_runs",
     "mismatch",
     "multidevice",
     "new_fake_mode",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -15,6 +16,24 @@ def contiguous_stride(shape: tuple[int, ...]) -> tuple[int, ...]:
     for i in range(len(shape) - 2, -1, -1):
         stride[i] = stride[i + 1] * max(shape[i + 1], 1)
     return tuple(stride)
+
+
+def merged_runs(before: Sequence[int], after: Sequence[int]) -> Iterator[tuple[slice, slice]]:
+    """Where the least runs of dims of two shapes stand that are of as many elements: what a view merges into what.
+
+    Args:
+        before, after: of as many elements, and of some.
+    """
+    i = j = 0
+    while i < len(before) or j < len(after):
+        start, other = i, j
+        i, j = min(i + 1, len(before)), min(j + 1, len(after))
+        while (left := math.prod(before[start:i])) != (right := math.prod(after[other:j])):
+            if left < right:
+                i += 1
+            else:
+                j += 1
+        yield slice(start, i), slice(other, j)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -9,9 +10,10 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.utils import _pytree as pytree
 
 from tcverify.errors import ProgramError
-from tcverify.ops import lookup
+from tcverify.ops import TensorSpec, lookup
 from tcverify.program.graph import (
     RankBinding,
     bind,
@@ -27,6 +29,12 @@ from tcverify.program.options import Options, check_options
 from tcverify.program.placement import REPLICATED, VARYING, Placement
 from tcverify.program.sharing import alike, share
 from tcverify.program.streams import StreamSettings
+
+#: Elements of all inputs up to which a program runs as it is.
+FEW_ELEMENTS = 1 << 20
+
+#: Elements of all values on all ranks up to which any does: 1 GiB in float64.
+MOST_ELEMENTS = 1 << 27
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,6 +95,17 @@ class Program:
     def size(self) -> int:
         """Compute nodes (no placeholder, getitem, output) on the largest rank."""
         return max(len(compute_nodes(graph)) for graph in self.graphs)
+
+    @cached_property
+    def fits(self) -> bool:
+        """Whether it runs as it is, in the memory that there usually is: as far as metadata says how large its values are."""
+        if sum(math.prod(spec.shape) for spec in self.inputs) <= FEW_ELEMENTS:
+            return True
+        sizes = []
+        for graph in self.graphs:
+            leaves = (leaf for node in graph.nodes for leaf in pytree.tree_leaves(node.meta.get("val")))
+            sizes.append(sum(leaf.numel for leaf in leaves if isinstance(leaf, TensorSpec)))
+        return sum(sizes[binding.graph] for binding in self.ranks) <= MOST_ELEMENTS
 
     def placements(self, name: str, rank: int) -> dict[tuple[int, ...], Placement]:
         """Return how input `name` is placed, by this rank's group of each mesh dim with more than one member."""

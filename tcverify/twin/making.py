@@ -13,10 +13,10 @@ from torch import fx
 from torch.fx.node import map_aggregate
 
 from tcverify.errors import ProgramError
-from tcverify.ops import TensorSpec
+from tcverify.ops import TensorSpec, lookup
 from tcverify.program import InputSpec, Program, RankBinding, RankConstant, Recipe
 from tcverify.program.graph import add_node, map_structure
-from tcverify.twin.relations import UNKNOWN, Related, inferred, mapped_literals, specs_of, tie_results
+from tcverify.twin.relations import MISFIT, UNKNOWN, Related, inferred, mapped_literals, specs_of, tie_results
 from tcverify.twin.sizes import Size, Sizes
 
 #: How often sizes are chosen anew, after what was chosen did not fit.
@@ -38,12 +38,12 @@ class Twins:
     Attributes:
         programs: in the order of those that they are the twins of.
         sizes: what the sizes of inputs became, by what they were; of some there are several.
-        kept: nodes whose sizes stayed what they were, since nothing says what holds between them.
+        wrong: of each program the first call whose operands do not fit together, at its real sizes.
     """
 
     programs: tuple[Program, ...]
     sizes: Mapping[int, tuple[int, ...]]
-    kept: tuple[str, ...] = ()
+    wrong: tuple[str | None, ...]
 
 
 def twins_of(programs: Sequence[Program]) -> Twins:
@@ -67,6 +67,8 @@ def twins_of(programs: Sequence[Program]) -> Twins:
             made = tuple(
                 _Scaling(program, own, sizes, chosen).scaled() for program, own in zip(programs, related, strict=True)
             )
+            for program, own in zip(programs, related, strict=True):
+                _require_apart(program, own, chosen)
         except _Misfit as misfit:
             kept[misfit.node] = None
             sizes.pin(misfit.sizes)
@@ -74,8 +76,24 @@ def twins_of(programs: Sequence[Program]) -> Twins:
         became: dict[int, set[int]] = {}
         for size in (size for dims in inputs.values() for size in dims):
             became.setdefault(sizes.number[size], set()).add(chosen[size])
-        return Twins(made, {n: tuple(sorted(small)) for n, small in sorted(became.items())}, tuple(kept))
+        wrong = tuple(own.wrong for own in related)
+        return Twins(made, {n: tuple(sorted(small)) for n, small in sorted(became.items())}, wrong)
     raise ProgramError(f"no smaller sizes fit the program: nodes {', '.join(list(kept)[:5])} take others")
+
+
+def _require_apart(program: Program, related: Related, chosen: Sequence[int]) -> None:
+    """Collectives that may meet, of ranks that run different graphs, must not come to agree. Raises `_Misfit`."""
+    if len(program.graphs) < 2:
+        return
+    seen: dict[tuple[int, ...], tuple[tuple[int, ...], fx.Node]] = {}
+    for node in (node for graph in program.graphs for node in graph.nodes):
+        if node.op != "call_function" or not lookup(node.target).collective:
+            continue
+        for read in node.all_input_nodes:
+            for spec, dims in zip(related.specs(read), related.of[read], strict=True):
+                real, other = seen.setdefault(tuple(chosen[size] for size in dims), (spec.shape, node))
+                if real != spec.shape:
+                    raise _Misfit(node.name, [*related.scopes[node].values(), *related.scopes[other].values()])
 
 
 class _Scaling:
@@ -175,24 +193,28 @@ class _Scaling:
         def resized(spec: Any) -> Any:
             return TensorSpec.contiguous(next(shapes), spec.dtype) if isinstance(spec, TensorSpec) else spec
 
-        wanted = map_structure(resized, node.meta["val"])
-        if node.op != "call_function":
+        def elsewhere(spec: Any) -> Any:
+            if not isinstance(spec, TensorSpec):
+                return spec
+            return TensorSpec.contiguous(tuple(self._somewhere.get(n, n) for n in spec.shape), spec.dtype)
+
+        true = self._related.vals[node]
+        if _shapes(true) != _shapes(node.meta["val"]):
+            return map_structure(elsewhere, node.meta["val"])  # the metadata is wrong, and stays so
+        wanted = map_structure(resized, true)
+        if node.op != "call_function" or self._related.wrong is not None:
+            return wanted
+        if any("val" not in read.meta for read in made.all_input_nodes):
             return wanted
         own = self._program.ranks[rank].constants
         small = {name: _mapped(value, constants.get(name, {})) for name, value in own.items()}
-        found = self._inferred(made, rank, small)
-        if found is UNKNOWN or _shapes(found) == _shapes(wanted):
-            return wanted if found is UNKNOWN or found is None else found
-        known = self._inferred(node, rank, own)
-        if known is None or _shapes(known) != _shapes(node.meta["val"]):
-            return wanted  # it was wrong in the program
-        raise _Misfit(node.name, self._related.scopes[node].values())
-
-    def _inferred(self, node: fx.Node, rank: int, constants: Mapping[str, Any]) -> Any:
-        """See `inferred`."""
-        if any("val" not in read.meta for read in node.all_input_nodes):
-            return UNKNOWN
-        return inferred(node, lambda read: read.meta["val"], constants, self._program.mesh.groups(rank), self._fresh)
+        groups = self._program.mesh.groups(rank)
+        found = inferred(made, lambda read: read.meta["val"], small, groups, self._fresh)
+        if found is UNKNOWN:
+            return wanted
+        if found is MISFIT or _shapes(found) != _shapes(wanted):
+            raise _Misfit(node.name, self._related.scopes[node].values())
+        return found
 
 
 def _mapped(value: Any, numbers: Mapping[int, int]) -> Any:

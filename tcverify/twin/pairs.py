@@ -2,34 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
-from torch.utils import _pytree as pytree
-
-from tcverify.application import Pair
+from tcverify.application import Defect, Pair
 from tcverify.errors import ProgramError
-from tcverify.ops import TensorSpec
 from tcverify.program import Program
 from tcverify.twin.making import twins_of
 from tcverify.twin.sizes import SMALL
-
-#: Elements of all inputs of a rank up to which a program is not looked at further: it is small.
-FEW = 1 << 20
-
-#: Elements of all values on all ranks up to which a program runs as it is: 1 GiB in float64.
-MOST = 1 << 27
-
-
-def fits(program: Program) -> bool:
-    """Whether a program runs as it is, in the memory that there usually is."""
-    if sum(math.prod(spec.shape) for spec in program.inputs) <= FEW:
-        return True
-    sizes = []
-    for graph in program.graphs:
-        leaves = (leaf for node in graph.nodes for leaf in pytree.tree_leaves(node.meta.get("val")))
-        sizes.append(sum(leaf.numel for leaf in leaves if isinstance(leaf, TensorSpec)))
-    return sum(sizes[binding.graph] for binding in program.ranks) <= MOST
 
 
 def small_pair(pair: Pair) -> Pair:
@@ -41,9 +20,16 @@ def small_pair(pair: Pair) -> Pair:
     programs = [p for p in (pair.original, pair.rewritten, pair.again) if p is not None]
     distinct = list({id(p): p for p in programs}.values())
     twins = twins_of(distinct)
-    if not all(map(fits, twins.programs)):
+    if not all(program.fits for program in twins.programs):
         left = sorted({n for n, became in twins.sizes.items() if n in became and n > SMALL}, reverse=True)
         raise ProgramError(f"it does not fit into memory, and no smaller sizes were found for {left[:8]}")
+    wrong = {id(program): node for program, node in zip(distinct, twins.wrong, strict=True) if node is not None}
+    if id(pair.original) in wrong:
+        raise ProgramError(f"the operands of node '{wrong[id(pair.original)]}' do not fit together")
+    defects = list(pair.defects)
+    if id(pair.rewritten) in wrong:
+        node = wrong[id(pair.rewritten)]
+        defects.append(Defect("shapes", 0, f"the operands of '{node}' do not fit together at the real sizes", node))
     small = dict(zip(map(id, distinct), twins.programs, strict=True))
 
     def of(program: Program | None) -> Program | None:
@@ -51,8 +37,8 @@ def small_pair(pair: Pair) -> Pair:
 
     return replace(
         pair, original=small[id(pair.original)], rewritten=of(pair.rewritten), again=of(pair.again), real=pair.original,
-        sizes=dict(twins.sizes), stages=[],
+        sizes=dict(twins.sizes), stages=[], defects=defects,
     )  # fmt: skip
 
 
-__all__ = ["fits", "small_pair"]
+__all__ = ["small_pair"]

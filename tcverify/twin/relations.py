@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -16,8 +16,8 @@ from torch import fx
 from torch.fx.node import map_aggregate
 from torch.utils import _pytree as pytree
 
-from tcverify.errors import TcverifyError, UnsupportedOp
-from tcverify.ops import ShapeError, TensorSpec, infer, lookup, qualified_name
+from tcverify.errors import TcverifyError
+from tcverify.ops import ShapeError, TensorSpec, infer, lookup, merged_runs, qualified_name
 from tcverify.program import Program, RankConstant
 from tcverify.program.graph import constant_value
 from tcverify.twin.sizes import Size, Sizes
@@ -45,7 +45,8 @@ class Related:
         inputs: of the global shape of each input, by name; programs that are compared share them.
         of: of the tensors that each node gives, in order.
         scopes: at each node.
-        vals: what each node gives: as its metadata says, else as it follows from its operands.
+        vals: what each node gives: as it follows from its operands, else as its metadata says.
+        wrong: the first call whose operands do not fit together.
     """
 
     def __init__(self, program: Program, sizes: Sizes, inputs: dict[str, list[Size]]) -> None:
@@ -53,6 +54,7 @@ class Related:
         self.of: dict[fx.Node, list[list[Size]]] = {}
         self.scopes: dict[fx.Node, Scope] = {}
         self.vals: dict[fx.Node, Any] = {}
+        self.wrong: str | None = None
         self._fresh = itertools.count(1 << 20).__next__
         self._sizes = sizes
         self._constants: dict[tuple[str, int], Size] = {}
@@ -66,14 +68,18 @@ class Related:
             local = {spec.name: spec.local_shape(program.mesh, rank) for spec in program.inputs}
             constants, groups = program.ranks[rank].constants, program.mesh.groups(rank)
             for node in graph.nodes:
-                self.vals[node] = node.meta["val"] if "val" in node.meta else self._inferred(node, constants, groups)
+                self.vals[node] = self._given(node, constants, groups)
                 self._relate(node, local, values)
 
-    def _inferred(self, node: fx.Node, constants: Mapping[str, Any], groups: Mapping[str, Sequence[int]]) -> Any:
-        """What a call gives of which the metadata says nothing."""
+    def _given(self, node: fx.Node, constants: Mapping[str, Any], groups: Mapping[str, Sequence[int]]) -> Any:
+        """What a node gives. Small sizes might fit where these do not, so it is noted if they do not."""
+        said = node.meta.get("val")
         if node.op != "call_function" or any(self.vals.get(read) is None for read in node.all_input_nodes):
-            return None
-        return inferred(node, self.vals.__getitem__, constants, groups, self._fresh) or None
+            return said
+        found = inferred(node, self.vals.__getitem__, constants, groups, self._fresh)
+        if found is MISFIT and self.wrong is None:
+            self.wrong = node.name
+        return said if found in (MISFIT, UNKNOWN) else found
 
     def specs(self, node: fx.Node) -> list[TensorSpec]:
         """The tensors that a node gives."""
@@ -142,8 +148,8 @@ def _distinct(constants: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]
     return list({repr(sorted(one.items())): one for one in constants}.values())
 
 
-#: Stands for what is not known.
-UNKNOWN = object()
+#: What a call gives of which nothing is known, and one whose operands do not fit together.
+UNKNOWN, MISFIT = "unknown", "misfit"
 
 
 def inferred(
@@ -153,7 +159,7 @@ def inferred(
     groups: Mapping[str, Sequence[int]],
     fresh: Callable[[], int],
 ) -> Any:
-    """What a call gives; None where its operands do not fit together, UNKNOWN where nothing is known of the op.
+    """What a call gives; or `MISFIT`, or `UNKNOWN`.
 
     Args:
         val: what its operands are.
@@ -167,10 +173,10 @@ def inferred(
     args, kwargs = map_aggregate(node.args, leaf), dict(map_aggregate(node.kwargs, leaf))
     try:
         return infer(node.target, args, kwargs, fresh, groups)
-    except UnsupportedOp:
+    except ShapeError:
+        return MISFIT
+    except (TcverifyError, ValueError, TypeError, IndexError):
         return UNKNOWN
-    except (ShapeError, TcverifyError, ValueError, TypeError, IndexError):
-        return None
 
 
 def specs_of(val: Any) -> list[TensorSpec]:
@@ -234,8 +240,8 @@ class _Call:
             return
         if sorted(n for n in before if n != 1) == sorted(n for n in after if n != 1):
             return
-        for merged, split in groups_of(before, after):
-            left, right = [n for n in merged if n != 1], [n for n in split if n != 1]
+        for merged, split in merged_runs(before, after):
+            left, right = [n for n in before[merged] if n != 1], [n for n in after[split] if n != 1]
             if left != right:
                 self._sizes.multiply([self._at(n) for n in left], [self._at(n) for n in right])
 
@@ -286,20 +292,6 @@ class _Call:
         else:
             flat = [literal]
         return list(dict.fromkeys(n for n in flat if type(n) is int))
-
-
-def groups_of(before: Sequence[int], after: Sequence[int]) -> Iterator[tuple[Sequence[int], Sequence[int]]]:
-    """The least runs of dims of two shapes of as many elements that are of as many elements themselves."""
-    i = j = 0
-    while i < len(before) or j < len(after):
-        start, other = i, j
-        i, j = min(i + 1, len(before)), min(j + 1, len(after))
-        while (left := math.prod(before[start:i])) != (right := math.prod(after[other:j])):
-            if left < right:
-                i += 1
-            else:
-                j += 1
-        yield before[start:i], after[other:j]
 
 
 def literals_of(node: fx.Node, specs: Callable[[fx.Node], list[TensorSpec]]) -> list[Any]:
@@ -364,4 +356,13 @@ def _symbolic(target: Any) -> frozenset[str]:
 _SCALARS = frozenset({"end", "start", "other", "length", "high", "low", "size"})
 
 
-__all__ = ["UNKNOWN", "Related", "Scope", "groups_of", "inferred", "mapped_literals", "specs_of", "tie_results"]
+__all__ = [
+    "MISFIT",
+    "UNKNOWN",
+    "Related",
+    "Scope",
+    "inferred",
+    "mapped_literals",
+    "specs_of",
+    "tie_results",
+]

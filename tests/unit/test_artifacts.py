@@ -20,7 +20,6 @@ from tcverify.errors import ProgramError, UsageError
 from tcverify.ops import qualified_name
 from tcverify.passes.identity import Identity
 from tcverify.program import Mesh
-from tcverify.twin import fits
 from tests.unit.artifacts import traced
 
 GROUPS_ARE_TOLD = TorchVersion(torch.__version__) >= (2, 10)
@@ -57,7 +56,7 @@ def test_a_trace_log_holds_the_graphs_of_both_passes(log: Path, forward: Loaded)
 
 
 def test_it_is_verified_on_small_sizes(forward: Loaded) -> None:
-    assert not fits(forward.program)
+    assert not forward.program.fits
     verdict = verify(Identity(), forward.program)
     assert verdict.status == "passed"
     assert verdict.pair.real is forward.program

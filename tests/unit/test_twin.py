@@ -151,3 +151,45 @@ def test_the_pass_is_given_the_real_sizes_and_its_decisions_are_verified() -> No
     verdict = verify(thresholded, program)
     assert verdict.status == "refuted"
     assert verdict.pair.original.inputs[0].shape[0] < 100
+
+
+def large(*shapes: tuple[int, ...]) -> Program:
+    inputs = [InputSpec(name, shape, WIDE) for name, shape in zip("xyz", shapes, strict=False)]
+    return made(lambda b: b.call("aten::neg", b.input("x")), *inputs, InputSpec("filler", (1 << 14, 1 << 14), WIDE))
+
+
+def test_what_does_not_fit_at_real_sizes_is_refuted_though_it_would_at_small_ones() -> None:
+    """A bias of 8,000 elements added to rows of 8,192: both sizes may become 2."""
+
+    def biased(module: Any) -> None:
+        neg = next(node for node in module.graph.nodes if node.op == "call_function")
+        with module.graph.inserting_after(neg):
+            odd = module.graph.call_function(torch.ops.aten.zeros.default, ([8000],), {"dtype": torch.float32})
+        with module.graph.inserting_after(odd):
+            added = module.graph.call_function(torch.ops.aten.add.Tensor, (neg, odd))
+        odd.meta["val"], added.meta["val"] = neg.meta["val"][0, :8000], neg.meta["val"]
+        neg.replace_all_uses_with(added, delete_user_cb=lambda user: user is not added)
+
+    verdict = verify(biased, large((8192, 8192)))
+    assert verdict.status == "refuted"
+    (raised, *_) = [f for f in verdict.findings if f.kind == "rewritten-raises"]
+    assert raised.node == "add_tensor"
+
+
+def test_a_rewrite_that_cannot_leave_its_process_is_not_run_at_its_real_sizes() -> None:
+    def foreign(module: Any) -> None:
+        neg = next(node for node in module.graph.nodes if node.op == "call_function")
+        neg.target = lambda x: -x
+
+    verdict = verify(foreign, large((8192, 8192)))
+    assert (verdict.status, verdict.doubts[0].reason) == ("inconclusive", "unsupported-op")
+
+
+def test_wrong_metadata_stays_wrong() -> None:
+    def stale(module: Any) -> None:
+        neg = next(node for node in module.graph.nodes if node.op == "call_function")
+        neg.target = torch.ops.aten.t.default
+
+    program = made(lambda b: b.call("aten::neg", b.input("x")), InputSpec("x", (1 << 14, 1 << 13), WIDE))
+    kinds = {finding.kind for finding in verify(stale, program).findings}
+    assert "stale-metadata" in kinds

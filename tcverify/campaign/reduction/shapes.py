@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from tcverify.campaign.reduction.sketch import Step
-from tcverify.ops import TensorSpec, qualified_name
+from tcverify.ops import TensorSpec, merged_runs, qualified_name
 
 Shape = tuple[int, ...]
 
@@ -69,16 +69,8 @@ def reshaped(before: Shape, result: Shape, after: Shape, prefer: str = "first") 
     if len(before) != len(after) or 0 in before or 0 in after or math.prod(before) != math.prod(result):
         return None
     made: list[int] = []
-    i = j = 0
-    while i < len(before) or j < len(result):
-        start_i, start_j = i, j
-        i, j = min(i + 1, len(before)), min(j + 1, len(result))
-        while (left := math.prod(before[start_i:i])) != (right := math.prod(result[start_j:j])):
-            if left < right:
-                i += 1
-            else:
-                j += 1
-        part = _resized(result[start_j:j], math.prod(after[start_i:i]), before[start_i:i], after[start_i:i], prefer)
+    for merged, split in merged_runs(before, result):
+        part = _resized(result[split], math.prod(after[merged]), before[merged], after[merged], prefer)
         if part is None:
             return None
         made += part
