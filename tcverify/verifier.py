@@ -248,6 +248,9 @@ def verification(
     except (UnsupportedOp, ExecutorError) as error:
         doubts.append(not_executed(error))
     clock.lap("lockstep")
+    if pair.sizes:
+        said = ", ".join(f"{n} → {' or '.join(map(str, small))}" for n, small in pair.sizes.items() if small != (n,))
+        notes.append(Note("small-sizes", f"run on small sizes: {said}"))
     aside = _aside(domain, pair, checks)
     if aside is not None and domain == "exact" and "equivalence" in checks:
         evidence.aside = aside  # equivalence notes it

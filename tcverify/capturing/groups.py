@@ -201,7 +201,11 @@ def mesh_text(mesh: Mesh) -> str:
 
 def of_sizes(sizes: Mapping[str, GroupSize], mesh: Mesh, rank: int) -> dict[str, GroupFacts]:
     """The groups of a rank of which only sizes are known: of the dim of that name or size, or, where there are as many groups as
-    dims, in their order. Those that may be of several dims are left out."""
+    dims, in their order. Those that may be of several dims are left out.
+
+    Raises:
+        ProgramError: no dim has groups of that size.
+    """
     found: dict[str, GroupFacts] = {}
     ordered = _in_order(sizes)
     in_order = len(ordered) == len(mesh.dims) and all(
@@ -209,11 +213,25 @@ def of_sizes(sizes: Mapping[str, GroupSize], mesh: Mesh, rank: int) -> dict[str,
     )
     for number, name in enumerate(ordered):
         fitting = [dim for dim in mesh.dims if len(dim.group(rank)) == sizes[name].size]
+        if not fitting:
+            raise ProgramError(
+                f"group '{name}' has {sizes[name].size} ranks, and no dim of the mesh {mesh_text(mesh)} has so many",
+                f"give another --mesh, or the ranks of the group: --group {name}=0,1;2,3",
+            )
         named = [dim for dim in fitting if dim.name in (name, _dim_name(name))]
         chosen = named or (fitting if len(fitting) == 1 else [mesh.dims[number]] if in_order else [])
         if chosen:
             found[name] = GroupFacts(chosen[0].name, chosen[0].group(rank))
     return found
+
+
+def rank_at(sizes: Mapping[str, GroupSize], mesh: Mesh) -> int | None:
+    """The first rank that stands where it is said to stand in its groups; None where nothing is said, or none does."""
+    for rank in range(mesh.world_size) if sizes else ():
+        dims = {name: mesh.dim(str(facts.label)) for name, facts in of_sizes(sizes, mesh, rank).items()}
+        if dims and all(dim.position(rank) == sizes[name].position for name, dim in dims.items()):
+            return rank
+    return None
 
 
 def unknown_group(name: str, rank: int) -> ProgramError:
@@ -224,6 +242,16 @@ def unknown_group(name: str, rank: int) -> ProgramError:
 
 
 __all__ = [
-    "known_here", "label_of", "mesh_of", "mesh_of_sizes", "mesh_text", "names_in", "of_sizes", "rank_arguments", "rank_lists",
-    "renamed", "unknown_group",
+    "known_here",
+    "label_of",
+    "mesh_of",
+    "mesh_of_sizes",
+    "mesh_text",
+    "names_in",
+    "of_sizes",
+    "rank_arguments",
+    "rank_at",
+    "rank_lists",
+    "renamed",
+    "unknown_group",
 ]  # fmt: skip

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tcverify.capturing.artifacts import ArtifactText, place_of, texts_in
 from tcverify.capturing.assembling import RankRule, for_all_ranks, program_of
-from tcverify.capturing.groups import mesh_of_sizes, mesh_text, names_in, of_sizes, unknown_group
+from tcverify.capturing.groups import mesh_of_sizes, mesh_text, names_in, of_sizes, rank_at, unknown_group
 from tcverify.capturing.processes import DEFAULT_TIMEOUT, Source, capture_all
 from tcverify.capturing.record import Captured, GroupFacts
 from tcverify.errors import ProgramError, UsageError
@@ -107,7 +107,8 @@ def _of_captures(captures: list[Captured], told: Told, size: int | None) -> Load
                 "one graph is given, and nothing says of how many ranks",
                 "give --mesh (tp=2) or --world-size; or the graph of every rank",
             )
-        rank = told.rank if captures[0].rank is None else captures[0].rank
+        found = captures[0].rank if captures[0].rank is not None else rank_at(captures[0].sizes, mesh)
+        rank = found if found is not None else told.rank
         captured = _grouped(captures[0], told, mesh, rank)
         captures = for_all_ranks(captured, mesh, rank, told.rules)
     else:

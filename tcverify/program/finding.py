@@ -89,8 +89,8 @@ class Note:
         reason: "exact-aside" (the exact domain cannot model the program or its rewrite, so that floating point decided),
             "exact-decided" (float64 is too ill-conditioned to judge, and the exact domain agrees), "literal-changed" (a
             literal is a few ulps away from what the original's literals give), "native-aside" (the rewritten graph could not
-            run in its own dtypes) or "coarser-dtype" (the pass rounds values to a dtype coarser than those of the original,
-            which only the native domain judges).
+            run in its own dtypes), "coarser-dtype" (the pass rounds values to a dtype coarser than those of the original,
+            which only the native domain judges) or "small-sizes" (the program is too large to run; what its sizes became).
         detail: one sentence.
     """
 

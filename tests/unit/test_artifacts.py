@@ -14,7 +14,7 @@ from torch.torch_version import TorchVersion
 from tcverify import verify
 from tcverify.capturing import Loaded, Told, load
 from tcverify.capturing.artifacts import ArtifactText, read_artifact, texts_in
-from tcverify.capturing.groups import mesh_of_sizes
+from tcverify.capturing.groups import mesh_of_sizes, of_sizes, rank_at
 from tcverify.capturing.record import GroupSize
 from tcverify.errors import ProgramError, UsageError
 from tcverify.ops import qualified_name
@@ -157,3 +157,12 @@ def test_a_mesh_of_sizes_alone() -> None:
     assert [len(dim.groups[0]) for dim in whole.dims] == [2, 4, 8]
     with pytest.raises(ProgramError, match="do not hold groups"):
         mesh_of_sizes(two, 12)
+
+
+def test_positions_tell_the_rank_and_sizes_the_dims() -> None:
+    sizes, mesh = {"9": GroupSize(4, 3), "1": GroupSize(2, 1)}, Mesh.grid({"dp": 2, "tp": 4})
+    assert rank_at(sizes, mesh) == 7
+    assert rank_at({}, mesh) is None
+    assert {name: facts.ranks for name, facts in of_sizes(sizes, mesh, 7).items()} == {"9": (4, 5, 6, 7), "1": (3, 7)}
+    with pytest.raises(ProgramError, match="group '9' has 4 ranks, and no dim of the mesh dp=2,tp=3"):
+        of_sizes(sizes, Mesh.grid({"dp": 2, "tp": 3}), 0)
