@@ -83,17 +83,21 @@ def twins_of(programs: Sequence[Program]) -> Twins:
 
 def _require_apart(program: Program, related: Related, chosen: Sequence[int]) -> None:
     """Collectives that may meet, of ranks that run different graphs, must not come to agree. Raises `_Misfit`."""
-    if len(program.graphs) < 2:
-        return
-    seen: dict[tuple[int, ...], tuple[tuple[int, ...], fx.Node]] = {}
-    for node in (node for graph in program.graphs for node in graph.nodes):
-        if node.op != "call_function" or not lookup(node.target).collective:
-            continue
-        for read in node.all_input_nodes:
-            for spec, dims in zip(related.specs(read), related.of[read], strict=True):
-                real, other = seen.setdefault(tuple(chosen[size] for size in dims), (spec.shape, node))
-                if real != spec.shape:
-                    raise _Misfit(node.name, [*related.scopes[node].values(), *related.scopes[other].values()])
+    seen: dict[Any, tuple[Sequence[int], Sequence[Size]]] = {}  # by op and small shape: the first of earlier graphs
+    for graph in program.graphs if len(program.graphs) > 1 else ():
+        own: dict[Any, tuple[Sequence[int], Sequence[Size]]] = {}
+        for node in graph.nodes:
+            if node.op != "call_function" or not lookup(node.target).collective:
+                continue
+            for read in node.all_input_nodes:
+                for spec, dims in zip(related.specs(read), related.of[read], strict=True):
+                    key = node.target, tuple(chosen[size] for size in dims)
+                    real, others = seen.get(key, (spec.shape, dims))
+                    apart = [place for place, number in enumerate(spec.shape) if real[place] != number]
+                    if apart:
+                        raise _Misfit(node.name, [one[place] for one in (dims, others) for place in apart])
+                    own.setdefault(key, (spec.shape, dims))
+        seen = {**own, **seen}
 
 
 class _Scaling:

@@ -154,8 +154,15 @@ def test_the_pass_is_given_the_real_sizes_and_its_decisions_are_verified() -> No
 
 
 def large(*shapes: tuple[int, ...]) -> Program:
-    inputs = [InputSpec(name, shape, WIDE) for name, shape in zip("xyz", shapes, strict=False)]
-    return made(lambda b: b.call("aten::neg", b.input("x")), *inputs, InputSpec("filler", (1 << 14, 1 << 14), WIDE))
+    """A program that negates the first of its inputs, and is too large to run."""
+    names = "xyz"[: len(shapes)]
+
+    def build(b: GraphBuilder) -> Any:
+        first, *_ = [b.input(name) for name in names]
+        return b.call("aten::neg", first)
+
+    specs = [InputSpec(name, shape, WIDE) for name, shape in zip(names, shapes, strict=True)]
+    return made(build, *specs)
 
 
 def test_what_does_not_fit_at_real_sizes_is_refuted_though_it_would_at_small_ones() -> None:
@@ -190,6 +197,25 @@ def test_wrong_metadata_stays_wrong() -> None:
         neg = next(node for node in module.graph.nodes if node.op == "call_function")
         neg.target = torch.ops.aten.t.default
 
-    program = made(lambda b: b.call("aten::neg", b.input("x")), InputSpec("x", (1 << 14, 1 << 13), WIDE))
+    program = large((1 << 14, 1 << 13))
     kinds = {finding.kind for finding in verify(stale, program).findings}
     assert "stale-metadata" in kinds
+
+
+def test_collectives_that_do_not_agree_do_not_come_to_agree() -> None:
+    """One rank contributes 8,000 rows, the others 8,192: both might become 2."""
+    program = large((8192, 8192), (8000, 8192))
+    graphs = []
+    for rank in range(4):
+        graph = program.graph(rank)
+        neg, output = [node for node in graph.nodes if node.op in ("call_function", "output")]
+        given = next(node for node in graph.nodes if node.name == ("y" if rank == 1 else "x"))
+        with graph.inserting_before(output):
+            call = graph.call_function(torch.ops._c10d_functional.all_reduce.default, (given, "sum", "tp"))
+        call.meta["val"] = given.meta["val"]
+        output.replace_input_with(neg, call)
+        graph.erase_node(neg)
+        graphs.append(graph)
+    (twin,) = twins_of([program.with_graphs(graphs)]).programs
+    assert len(twin.graphs) == 2
+    assert Lockstep().run(twin).mismatch is not None
