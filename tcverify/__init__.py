@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from tcverify.errors import TcverifyError, Unsupported
     from tcverify.execution import Executor, Lockstep, ProcessGroupPool, register_executor
     from tcverify.extensions import load_extension
+    from tcverify.op_laws import declare_op_law
     from tcverify.ops import DeviceMesh, Layout, Op, register_dialect
     from tcverify.program import (
         PARTIAL,
@@ -80,6 +81,7 @@ __all__ = [
     "capture",
     "checked",
     "checked_backend",
+    "declare_op_law",
     "dumps",
     "load_extension",
     "loads",
@@ -108,6 +110,7 @@ _HOMES = {
     "DeviceMesh": "ops",
     "Layout": "ops",
     "Op": "ops",
+    "declare_op_law": "op_laws",
     "load_extension": "extensions",
     "register_check": "checks",
     "register_dialect": "ops",

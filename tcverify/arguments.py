@@ -20,21 +20,30 @@ from tcverify.errors import UsageError
 from tcverify.extensions import load_extension
 from tcverify.extra.pytorch import PREFIX, SUBJECTS, subject
 from tcverify.files import write_atomically
+from tcverify.op_laws import declare_op_law
 from tcverify.stages import SEPARATOR, split_stages
 
 
 def configured_extensions(path: Path) -> None:
-    """Load the extensions that [tool.tcverify] of a pyproject.toml names; files are seen from where that lies.
+    """Load the extensions, and declare the laws of ops, that [tool.tcverify] of a pyproject.toml names.
+
+    Files are seen from where that lies.
 
     Raises:
-        UsageError: it cannot be read, or an extension cannot be imported.
+        UsageError: it cannot be read, an extension cannot be imported, or a law is none.
     """
-    given = section(path).get("extension", [])
+    for reference in _listed(path, "extension", "mycompiler.ops"):
+        load_extension(str(path.parent / reference) if reference.endswith(".py") else reference)
+    for law in _listed(path, "op-law", "my::rope=rowwise(1)"):
+        declare_op_law(law)
+
+
+def _listed(path: Path, name: str, example: str) -> list[str]:
+    given = section(path).get(name, [])
     listed = [given] if isinstance(given, str) else given
     if not isinstance(listed, list) or not all(isinstance(one, str) for one in listed):
-        raise UsageError(f"[tool.tcverify] in {path}: extension is not a list", 'write extension = ["mycompiler.ops"]')
-    for reference in listed:
-        load_extension(str(path.parent / reference) if reference.endswith(".py") else reference)
+        raise UsageError(f"[tool.tcverify] in {path}: {name} is not a list", f'write {name} = ["{example}"]')
+    return listed
 
 
 def pairs(values: Sequence[str], option: str) -> dict[str, str]:

@@ -30,6 +30,7 @@ from tcverify.errors import InternalError, TcverifyError, UsageError
 from tcverify.extensions import load_extension
 from tcverify.extra.pytorch import PREFIX, SUBJECTS, installed_version
 from tcverify.extra.ray import LOCAL
+from tcverify.op_laws import declare_op_law
 from tcverify.processes import start_server
 from tcverify.report.plain import error_text, plain
 from tcverify.settings import FAILED, INTERNAL, INTERRUPTED, UNUSABLE, Settings, new_seed
@@ -121,6 +122,15 @@ _EXTENSION = click.option(
     help="A module, or a .py file, that registers dialects, checks, strategies or executors.",
 )
 
+
+def _declare(context: click.Context, parameter: click.Parameter, laws: tuple[str, ...]) -> None:
+    for law in laws:
+        declare_op_law(law)
+
+
+_OP_LAW = click.option("--op-law", multiple=True, metavar="OP=LAW", is_eager=True, expose_value=False, callback=_declare,
+              help="What holds of an op without a meaning: my::op=rowwise(0), =pointwise or =linear.")  # fmt: skip
+
 _CONFIRM = click.option("--confirm", metavar="[gloo|nccl|none]", callback=_executor, default="gloo", show_default=True,
               shell_complete=_completing(lambda: (*EXECUTORS, "none")),
               help="Process group that runs what lockstep does not refute.")  # fmt: skip
@@ -203,7 +213,7 @@ def main(context: click.Context, debug: bool) -> None:
 
 def _options(command: click.Command) -> set[str]:
     """Names of the options of a verb that a configuration may set."""
-    apart = ("passes", "sources", "extension", "save")
+    apart = ("passes", "sources", "extension", "op_law", "save")
     return {param.name for param in command.params if param.name is not None and param.name not in apart}
 
 
@@ -241,6 +251,7 @@ def _options(command: click.Command) -> set[str]:
 @click.option("--corpus", type=click.Path(path_type=Path), default=None, metavar="DIR",
               help="Cases to try first; programs that show something new are added. Machines may share it.")  # fmt: skip
 @_EXTENSION
+@_OP_LAW
 @_REPORT_DIR
 @click.option("--coverage/--no-coverage", default=True, show_default=True,
               help="Say which lines and conditions of the pass were never reached.")  # fmt: skip
@@ -362,6 +373,7 @@ def run(
               help="Seconds to shrink a finding.")  # fmt: skip
 @_BISECT
 @_EXTENSION
+@_OP_LAW
 @_REPORT_DIR
 @click.option("--fail-on", default="inconclusive", show_default=True, help="Also fail on: inconclusive, vacuity.")
 @_REPORT
@@ -460,6 +472,7 @@ def worker(command: tuple[str, ...]) -> None:
 @_CONFIRM
 @_BISECT
 @_EXTENSION
+@_OP_LAW
 @_REPORT_DIR
 def replay(cases: tuple[str, ...], confirm: str, bisect: bool, report_dir: Path) -> None:
     """Verify counterexamples again (default: all that are kept).

@@ -26,7 +26,7 @@ def configuration(path: Path, known: Iterable[str] | None = None) -> dict[str, A
     options = {}
     for key, value in section(path).items():
         name = key.replace("-", "_")
-        if name == "extension":
+        if name in ("extension", "op_law"):
             continue  # see `configured_extensions`
         if known is not None and name not in known:
             raise UsageError(

@@ -76,7 +76,9 @@ def confirmed(
         doubts.append(not_executed(error))
         return findings
     name = comparison.executor
-    alone = Evidence(pair, evidence.contract, [comparison], probe=evidence.probe, noise=evidence.noise)
+    alone = Evidence(
+        pair, evidence.contract, [comparison], law=evidence.law, probe=evidence.probe, noise=evidence.noise
+    )
     baseline = _counterpart(evidence.runs, comparison)
     evidence.runs.append(comparison)
     if not comparison.original.finished:

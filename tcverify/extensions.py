@@ -1,7 +1,8 @@
 """Extensions: modules of the user's that register dialects, checks, strategies and executors when they are imported.
 
 Ranks and workers are processes of their own, so what an extension registers in one of them is unknown to the others.
-`load_extension` imports a module here and has every process that is started from then on import it as well.
+`load_extension` imports a module here and has every process that is started from then on import it as well. So does
+`declare_op_law` with what the user says of ops.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 
 from tcverify.errors import PassLoadError, UsageError
 from tcverify.importing import import_named
+from tcverify.op_laws import declare_op_law, declared_op_laws
 
 #: References of the extensions that are loaded, in order.
 _LOADED: list[str] = []
@@ -49,9 +51,16 @@ def loaded_extensions() -> tuple[str, ...]:
     return tuple(_LOADED)
 
 
+def extended() -> tuple[str, ...]:
+    """Return what processes that are started now know of the user's: extensions and laws."""
+    return (*_LOADED, *declared_op_laws())
+
+
 def extensions_here() -> dict[str, list[str]]:
-    """Return what another process needs to load the same extensions, as JSON can hold it."""
-    return {"references": list(_LOADED), "path": [str(Path.cwd()), *sys.path]} if _LOADED else {}
+    """Return what another process needs to load the same extensions and laws, as JSON can hold it."""
+    if not extended():
+        return {}
+    return {"references": list(_LOADED), "laws": list(declared_op_laws()), "path": [str(Path.cwd()), *sys.path]}
 
 
 def load_extensions_of(parent: Mapping[str, Any]) -> None:
@@ -60,6 +69,8 @@ def load_extensions_of(parent: Mapping[str, Any]) -> None:
         sys.path[:] = parent["path"]
         for reference in parent["references"]:
             load_extension(reference)
+        for law in parent["laws"]:
+            declare_op_law(law)
 
 
 def require_new(what: str, name: Any, known: Collection[str]) -> None:
@@ -78,6 +89,7 @@ _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 
 
 __all__ = [
+    "extended",
     "extensions_here",
     "load_extension",
     "load_extensions_of",

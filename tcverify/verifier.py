@@ -13,6 +13,7 @@ from tcverify.application import Pair, PassFailure, Subject, Watch, subject_of
 from tcverify.arithmetic import DOMAINS, DRAWS, MORE_DRAWS, NATIVE, Exact
 from tcverify.checks import CHECKS, Evidence, apply_checks
 from tcverify.checks.exact import agrees
+from tcverify.checks.op_laws import law_needed
 from tcverify.confirmation import confirmed, confirming_domain, not_executed, start, worth_confirming
 from tcverify.errors import ExecutorError, ProgramError, UnsupportedOp, UsageError
 from tcverify.execution import (
@@ -224,6 +225,7 @@ def verification(
         contract,
         probe=cache(lambda: lockstep.probe(program, baseline)),
         noise=cache(lambda: rounding_noise(program, baseline)),
+        law=cache(lambda rewritten: law_needed(program, rewritten)),
     )
     doubts: list[Doubt] = [Doubt("pass-memory", pair.outgrown)] if pair.outgrown is not None else []
     notes: list[Note] = []

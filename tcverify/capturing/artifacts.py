@@ -24,7 +24,7 @@ from torch import fx
 from tcverify.capturing.plain import plain
 from tcverify.capturing.record import Captured, GroupSize
 from tcverify.errors import ProgramError
-from tcverify.ops import new_fake_mode
+from tcverify.ops import define_ops, new_fake_mode
 
 #: Files that may hold such graphs.
 SUFFIXES = (".py", ".txt", ".log")
@@ -215,7 +215,8 @@ class _Reader:
         return fx.GraphModule(self._root, self._graph, class_name="Artifact"), self._groups()
 
     def _import(self) -> None:
-        """Import the modules of torch that the file imports: some define ops."""
+        """Define the ops of all dialects, and import the modules of torch that the file imports: some define ops."""
+        define_ops()
         for statement in self._tree.body:
             for alias in statement.names if isinstance(statement, ast.Import) else ():
                 if alias.name.startswith("torch."):

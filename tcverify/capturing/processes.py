@@ -108,7 +108,9 @@ def _answer(
         raise ProgramError(f"{where}: {error.message}", _EXTEND) from None
 
 
-_EXTEND = "an op gets a meaning with tcverify.register_dialect, in a module named by --extension; what is no op is traced away"
+_EXTEND = (
+    "name the module that defines the op with --extension: all processes have to know it; what is no op is traced away"
+)
 
 
 # --------------------------------------------------------------------------------------------------- in the other process

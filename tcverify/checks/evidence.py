@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from tcverify.application import Pair
 from tcverify.execution import ArenaRun, Comparison, Explanation, Exploration, Extreme, Noise, Timing
-from tcverify.program import Contract, Program
+from tcverify.program import Contract, Doubt, Program
 
 
 @dataclass(slots=True)
@@ -23,6 +23,7 @@ class Evidence:
         arena: what became of a rewritten program whose values live in communication buffers, with them in an arena.
         aside: why the exact domain did not run, where it was asked for.
         explain: says why the versions differ in the exact domain where float64 sees nothing; costly.
+        law: says on which law of an op it depends whether a rewrite that differs is equal to the original; costly.
         probe: measures the conditioning of the original's outputs, by label; costly, so called only when needed.
         noise: measures what rounding to the program's own dtypes makes of the original's outputs, by label; costlier.
     """
@@ -37,5 +38,6 @@ class Evidence:
     arena: ArenaRun | None = None
     aside: str = ""
     explain: Callable[[], Explanation] = lambda: Explanation("defect")
+    law: Callable[[Program], Doubt | None] = lambda rewritten: None
     probe: Callable[[], dict[str, float]] = dict
     noise: Callable[[], Mapping[str, Noise]] = dict

@@ -41,6 +41,9 @@ def check_purity(evidence: Evidence) -> list[Finding | Doubt]:
         problem = f"on rank {failed.rank}, {failed.error}"
     else:
         wrong = [f for f in differences(again, evidence.probe) if isinstance(f, Finding)]
+        needed = evidence.law(evidence.pair.again) if wrong and evidence.pair.again is not None else None
+        if needed is not None:
+            return [*findings, needed]
         problem = wrong[0].title if wrong else None
     if problem is not None:
         findings.append(Finding("impure-pass", "purity", title, problem, data={"aspect": "second-application"}))

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from tcverify.errors import ExecutorError, UsageError
 from tcverify.execution import worker
 from tcverify.execution.messages import Reply, decode_reply
-from tcverify.extensions import extensions_here, loaded_extensions
+from tcverify.extensions import extended, extensions_here
 from tcverify.processes import end_process, limit, scratch, start_process
 
 #: Seconds until every rank has joined. The first group of a process waits for a new interpreter that imports torch.
@@ -87,7 +87,7 @@ class RankGroup:
     def __init__(self, world_size: int, device: str, core: int | None, timeout: float) -> None:
         _check_backend(device)
         self.directory = scratch.new_directory("group")
-        self.extensions = loaded_extensions()
+        self.extensions = extended()
         self._ranks: list[_Rank] = []
         # Also when the owner forgets the group, and at interpreter exit.
         self._kill = weakref.finalize(self, _end, self._ranks, self.directory, os.getpid())

@@ -14,7 +14,7 @@ from tcverify.execution.group import Group, RankGroup, RankLost, choose_core, na
 from tcverify.execution.interpreter import RankResult
 from tcverify.execution.messages import Reply, encode_go, encode_request
 from tcverify.execution.plan import check_supported, plans_of
-from tcverify.extensions import loaded_extensions
+from tcverify.extensions import extended
 from tcverify.program import Program, program_id
 
 #: Seconds that the other ranks get to come through once a node has raised on one: they may wait for it in a collective.
@@ -218,7 +218,7 @@ class ProcessGroupPool:
 
     def _outdated(self, group: Group) -> bool:
         """Whether new ranks are needed: one has died, or they lack an extension."""
-        return group.extensions != loaded_extensions() or group.lost(0) is not None
+        return group.extensions != extended() or group.lost(0) is not None
 
     def _tell(self, message: bytes, ranks: Iterable[int]) -> bool:
         """Send a message to these ranks; whether all of them took it."""

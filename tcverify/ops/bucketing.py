@@ -90,6 +90,6 @@ def _load() -> None:
     import torch._inductor.fx_passes.bucketing  # noqa: F401 - defines them
 
 
-register_dialect("bucketing", OPS, load=_load, imported=True)
+register_dialect("bucketing", OPS, load=_load, imported=True, complete=True)
 
 __all__ = ["OPS", "native_pre_bucket_all_gather", "pre_bucket_all_gather", "pre_bucket_reduce_scatter"]

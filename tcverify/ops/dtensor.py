@@ -59,6 +59,6 @@ def _load() -> None:
     import torch.distributed.tensor  # noqa: F401 - defines the ops
 
 
-register_dialect("_dtensor", OPS, load=_load, imported=True)
+register_dialect("_dtensor", OPS, load=_load, imported=True, complete=True)
 
 __all__ = ["OPS"]

@@ -176,7 +176,7 @@ def _load() -> None:
     import torch.distributed.fsdp._fully_shard._fsdp_param  # noqa: F401 - defines copy_, the other module the rest
 
 
-register_dialect("fsdp", OPS, load=_load, imported=True)
-register_dialect("inductor", STORAGE)
+register_dialect("fsdp", OPS, load=_load, imported=True, complete=True)
+register_dialect("inductor", STORAGE, complete=True)
 
 __all__ = ["OPS", "RESIZE", "STORAGE"]

@@ -323,8 +323,8 @@ def _define_missing() -> None:
     _KEPT.append(library)
 
 
-register_dialect("_c10d_functional", OPS, load=_define_missing)
-register_dialect("_c10d_functional_autograd", AUTOGRAD)
+register_dialect("_c10d_functional", OPS, load=_define_missing, complete=True)
+register_dialect("_c10d_functional_autograd", AUTOGRAD, complete=True)
 
 __all__ = [
     "AUTOGRAD",

@@ -368,7 +368,7 @@ def define_host_ir() -> None:
     _KEPT.append(library)
 
 
-register_dialect("host_ir", OPS, load=define_host_ir)
+register_dialect("host_ir", OPS, load=define_host_ir, complete=True)
 
 __all__ = [
     "COMMUNICATION_WAIT",

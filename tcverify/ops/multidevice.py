@@ -160,6 +160,6 @@ def define_multidevice() -> None:
     _KEPT.append(library)
 
 
-register_dialect("multidevice", OPS, load=define_multidevice)
+register_dialect("multidevice", OPS, load=define_multidevice, complete=True)
 
 __all__ = ["OPS", "REDUCE", "SCHEMAS", "SET", "define_multidevice"]

@@ -86,6 +86,6 @@ def define_p2p() -> None:
     _KEPT.append(library)
 
 
-register_dialect("p2p", OPS, load=define_p2p)
+register_dialect("p2p", OPS, load=define_p2p, complete=True)
 
 __all__ = ["OPS", "SCHEMAS", "define_p2p"]

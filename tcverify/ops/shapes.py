@@ -11,7 +11,14 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+    UnsupportedOperatorException,
+    unset_fake_temporarily,
+)
 from torch.utils import _pytree as pytree
 
 from tcverify.errors import UnsupportedOp
@@ -22,6 +29,9 @@ from tcverify.ops.table import Op, lookup
 
 _CPU = torch.device("cpu")
 _NO_GROUPS: Mapping[str, Sequence[int]] = MappingProxyType({})
+
+
+_NO_FAKE = "nothing says of what shape its result is: give it a fake kernel with torch.library.register_fake"
 
 
 class ShapeError(ValueError):
@@ -192,7 +202,7 @@ def _propagate(op: Op, target: Any, args: Sequence[Any], kwargs: dict[str, Any],
     specs = [leaf for leaf in flat if isinstance(leaf, TensorSpec)]
     elements = sum(_extent(spec) for spec in specs)
     grown = elements * math.prod(abs(v) for v in flat if type(v) is int and v)  # by repeat, expand, pad, …
-    if specs and elements <= _FEW_ELEMENTS and grown <= _MANY_ELEMENTS:
+    if specs and elements <= _FEW_ELEMENTS and grown <= _MANY_ELEMENTS and not op.uninterpreted:
         tensors: Callable[..., torch.Tensor] = _meta_tensor if op.collective else _real_tensor
         try:
             return _described(op, target, args, kwargs, numbers, tensors, contextlib.nullcontext())
@@ -236,7 +246,12 @@ def _described(
             result = (op.fake or target)(*args, **kwargs)
     except UnsupportedOp:
         raise
+    except (UnsupportedOperatorException, DynamicOutputShapeException, DataDependentOutputException) as error:
+        data = not isinstance(error, UnsupportedOperatorException)
+        raise UnsupportedOp(op.name, "its shape depends on data" if data else _NO_FAKE) from None
     except Exception as error:  # noqa: BLE001 - whatever a kernel or its shape function raises says that the shapes do not fit
+        if op.uninterpreted and (isinstance(error, NotImplementedError) or "fake impl" in str(error)):
+            raise UnsupportedOp(op.name, _NO_FAKE) from None
         raise ShapeError(f"{op.name}: {_first_line(error)}") from None
     counter = itertools.count(len(numbers))
 

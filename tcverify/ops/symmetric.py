@@ -365,6 +365,6 @@ def _load() -> None:
     import torch.distributed._symmetric_memory  # noqa: F401 - defines the ops
 
 
-register_dialect("symm_mem", OPS, load=_load)
+register_dialect("symm_mem", OPS, load=_load, complete=True)
 
 __all__ = ["OPS", "REASONS"]

@@ -76,6 +76,8 @@ class Op:
         schema: the signature with what the op really writes into and aliases, where torch's own does not say so.
         resources: what it keeps busy while it runs, of "compute" and "comm"; fused ops that compute and communicate take both.
         reason: why the op is not supported, when `run` is None.
+        uninterpreted: whether nothing but the signature is known, and `run` is some function of that signature; see
+            `tcverify.ops.uninterpreted`.
         signature: "(Tensor x) -> Tensor", as torch writes it. Where it is given, an op that another library defines under
             this name must agree with it, or has no meaning.
         fake: computes shape, stride and dtype of the result from (fake, meta or real) tensors, as positional arguments in
@@ -97,6 +99,7 @@ class Op:
     phase: str | None = None
     effect: bool = False
     schema: str = ""
+    uninterpreted: bool = False
 
     def require(self) -> Callable[..., Any]:
         """Return `run`, or raise `UnsupportedOp` with the reason."""
@@ -121,6 +124,7 @@ _PYTHON_NAMES = {f: name for name, f in PYTHON_OPS.items()}
 _DIALECTS: dict[str, dict[str, Op]] = {}
 _LIBRARIES: dict[str, Callable[[], None]] = {}
 _IMPORTED: set[str] = set()
+_COMPLETE: set[str] = set()
 _CACHE: dict[Any, Op] = {}
 _ATEN: dict[str, Any] = {}  # by name; nobody defines these anew
 
@@ -129,7 +133,12 @@ TORCH = frozenset({"aten", "prims"})
 
 
 def register_dialect(
-    namespace: str, ops: Iterable[Op], load: Callable[[], None] | None = None, *, imported: bool = False
+    namespace: str,
+    ops: Iterable[Op],
+    load: Callable[[], None] | None = None,
+    *,
+    imported: bool = False,
+    complete: bool = False,
 ) -> None:
     """Add a dialect: the ops of one namespace, each with its meaning.
 
@@ -138,6 +147,7 @@ def register_dialect(
         ops: the ops; a name that is already known is replaced.
         load: defines the namespace's ops in torch; called once, when a graph first needs them as callables.
         imported: whether `load` only imports what defines the ops, as whoever names them without a graph does too.
+        complete: whether other ops of the namespace are unsupported, and not uninterpreted functions: they communicate.
 
     Raises:
         ValueError: an op's name lies outside the namespace.
@@ -156,6 +166,8 @@ def register_dialect(
         _LIBRARIES[namespace] = load
         if imported:
             _IMPORTED.add(namespace)
+    if complete:
+        _COMPLETE.add(namespace)
     _CACHE.clear()
 
 
@@ -211,12 +223,15 @@ def _find(target: Any) -> Op:
         from tcverify.ops.aten import torch_op
 
         return torch_op(name, target)
-    table = _DIALECTS.get(namespace)
-    if table is None:
-        return Op(name, None, reason=f"no dialect '{namespace}' is registered")
-    op = table.get(name)
-    if op is None:
+    op = _DIALECTS.get(namespace, {}).get(name)
+    if op is None and namespace in _COMPLETE:
         return Op(name, None, reason=f"dialect '{namespace}' gives it no meaning yet")
+    if op is None:
+        if not isinstance(target, torch._ops.OpOverload):
+            return Op(name, None, reason=f"no dialect '{namespace}' is registered")
+        from tcverify.ops.uninterpreted import uninterpreted
+
+        return uninterpreted(target, name)
     overload = target if isinstance(target, torch._ops.OpOverload) else getattr(target, "default", None)
     return fit(op, overload._schema) if op.signature and overload is not None else op
 
@@ -237,18 +252,19 @@ def _parse(text: str) -> torch._C.FunctionSchema:
 def resolve(name: str) -> Any:
     """Return the callable that stands for `name` in an FX graph.
 
-    Only names of the tables are resolved: registered dialects, aten, prims and Python operators. Nothing is imported. Ask again
-    after another library may have been imported: it may have defined the op anew.
+    Names are resolved of registered dialects, aten, prims, Python operators, and of ops that a library has defined which is
+    imported already: those are uninterpreted functions. Nothing is imported. Ask again after another library may have been
+    imported: it may have defined the op anew.
 
     Raises:
-        UnsupportedOp: the name is in no table, or another library has given its op a signature that does not agree.
+        UnsupportedOp: nothing here defines the op, or another library has given it a signature that does not agree.
     """
     found = _ATEN.get(name) or PYTHON_OPS.get(name)
     if found is not None:
         return found
     namespace, _, rest = name.partition("::")
     known = _DIALECTS.get(namespace, {}).get(name)
-    if known is None and namespace not in TORCH:
+    if known is None and (namespace == "python" or namespace in _COMPLETE or not namespace.isidentifier()):
         raise UnsupportedOp(name, "it is in no dialect table")
     _load(namespace)
     base, _, overload = rest.partition(".")
@@ -257,10 +273,16 @@ def resolve(name: str) -> Any:
     packet = getattr(getattr(torch.ops, namespace), base, None) if base.isidentifier() else None
     target = getattr(packet, overload or "default", None) if packet is not None else None
     if not isinstance(target, torch._ops.OpOverload):
-        raise UnsupportedOp(name, "this torch has no such op")
-    if known is None:
+        own = known is None and namespace not in TORCH
+        why = (
+            "no library that is imported defines it, nor is it in a dialect table"
+            if own
+            else "this torch has no such op"
+        )
+        raise UnsupportedOp(name, why)
+    if namespace in TORCH:
         _ATEN[name] = target
-    elif known.run is not None:
+    elif known is None or known.run is not None:
         lookup(target).require()
     return target
 

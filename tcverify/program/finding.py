@@ -105,7 +105,8 @@ class Doubt:
     Attributes:
         reason: "unsupported-op", "ill-conditioned", "overflow", "ill-typed-program", "executor-failed", "declined",
             "not-judged" (it did not run, and the check that would say why was not chosen), "not-portable" (only one
-            process can hold the rewritten graph, so no process group ran it) or "pass-memory" (the pass's process has grown
+            process can hold the rewritten graph, so no process group ran it), "law-needed" (whether the versions are equal
+            depends on a law of an op of which only the signature is known) or "pass-memory" (the pass's process has grown
             so much that it was replaced).
         detail: one sentence.
     """

@@ -9,6 +9,7 @@ from tcverify.campaign import Event, FindingFound
 from tcverify.counterexample import Counterexample
 from tcverify.extensions import loaded_extensions
 from tcverify.files import write_atomically
+from tcverify.op_laws import declared_op_laws
 from tcverify.program import Contract, dumps
 from tcverify.report.listing import graph_lines
 from tcverify.report.plain import one_line
@@ -50,9 +51,14 @@ def to_script(case: Counterexample) -> str:
     program = dumps(case.program)
     pieces = [ascii(program[i : i + 100]) for i in range(0, len(program), 100)]
     extensions = [_near(reference) for reference in loaded_extensions()]
+    known = [
+        *(f"load_extension({name!a})\n" for name in extensions),
+        *(f"declare_op_law({law!a})\n" for law in declared_op_laws()),
+    ]
+    names = [*(["declare_op_law"] if declared_op_laws() else []), *(["load_extension"] if extensions else []), "loads"]
     return _TEMPLATE.format(
-        imports="from tcverify import load_extension, loads" if extensions else "from tcverify import loads",
-        extensions="".join(["\n", *(f"load_extension({name!a})\n" for name in extensions)]) if extensions else "",
+        imports=f"from tcverify import {', '.join(names)}",
+        extensions="".join(["\n", *known]) if known else "",
         rank=int(rank),
         listing="\n".join(ascii(line.replace("→", "->"))[1:-1] for line in lines),
         target=ascii(case.facts.target),

@@ -217,11 +217,11 @@ class TestTheCompileGoesOn:
     def test_unknown_ops_are_doubts_told_once(self, caplog: pytest.LogCaptureFixture) -> None:
         library = torch.library.Library("checked_test", "DEF")
         try:
-            library.define("odd(Tensor x) -> Tensor")
-            library.impl("odd", torch.clone, "Meta")
+            library.define("odd(Tensor x, int peer) -> Tensor")
+            library.impl("odd", lambda x, peer: torch.clone(x), "Meta")
             pass_ = checked(passes.scatter_and_gather, cache=False, **JOB)
             for _ in range(2):
-                gm = traced(lambda x: torch.ops.checked_test.odd(summed(x)))
+                gm = traced(lambda x: torch.ops.checked_test.odd(summed(x), 1))
                 assert pass_(gm) is gm
         finally:
             library._destroy()
