@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Collection, Generator, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from time import perf_counter
@@ -14,6 +14,7 @@ from tcverify.arithmetic import DOMAINS, DRAWS, MORE_DRAWS, NATIVE, Exact
 from tcverify.checks import CHECKS, Evidence, apply_checks
 from tcverify.checks.exact import agrees
 from tcverify.checks.op_laws import law_needed
+from tcverify.conditions import Unknown, condition
 from tcverify.confirmation import confirmed, confirming_domain, not_executed, start, worth_confirming
 from tcverify.errors import ExecutorError, ProgramError, UnsupportedOp, UsageError
 from tcverify.execution import (
@@ -220,45 +221,12 @@ def verification(
     yield
 
     clock.resume()
-    evidence = Evidence(
-        pair,
-        contract,
-        probe=cache(lambda: lockstep.probe(program, baseline)),
-        noise=cache(lambda: rounding_noise(program, baseline)),
-        law=cache(lambda rewritten: law_needed(program, rewritten)),
-    )
-    doubts: list[Doubt] = [Doubt("pass-memory", pair.outgrown)] if pair.outgrown is not None else []
-    notes: list[Note] = []
-    try:
-        if pair.judged is not None:
-            evidence.runs.append(pair.judged)
-        elif pair.foreign is not None:
-            doubts.append(Doubt("unsupported-op", pair.foreign))
-        elif pair.rewritten is not None:
-            after = baseline if pair.rewritten is program else lockstep.run(pair.rewritten)
-            evidence.runs.append(lockstep.compare_runs(baseline, after))
-            if after.finished and pair.changed and "equivalence" in checks:
-                _run_in(domain, evidence, baseline, doubts)
-            if pair.again is not None:
-                evidence.again = lockstep.compare_with(baseline, pair.again)
-            if pair.changed and after.finished and "equivalence" in checks:
-                evidence.arena = run_in_arena(pair.rewritten)
-            if pair.changed and after.finished and "interleavings" in checks:
-                on_device = deep and confirm is not None and confirm.name == "nccl"
-                evidence.exploration = _explore(pair.rewritten, after, contract, deep, on_device)
-                _play_extremes(evidence, baseline, lockstep, deep)
-    except (UnsupportedOp, ExecutorError) as error:
-        doubts.append(not_executed(error))
-    clock.lap("lockstep")
-    if pair.sizes:
-        said = ", ".join(f"{n} → {' or '.join(map(str, small))}" for n, small in pair.sizes.items() if small != (n,))
-        notes.append(Note("small-sizes", f"run on small sizes: {said}"))
-    aside = _aside(domain, pair, checks)
-    if aside is not None and domain == "exact" and "equivalence" in checks:
-        evidence.aside = aside  # equivalence notes it
-    elif aside is not None:
-        notes.append(Note(f"{domain}-aside", aside))
-    findings = apply_checks(checks, evidence, doubts, notes)
+    how = _How(lockstep, contract, checks, domain, deep, deep and confirm is not None and confirm.name == "nccl")
+    judged = _judge(pair, baseline, how, clock)
+    if judged.findings and program.unknown and pair.rewritten is not None:
+        judged = _conditional(judged, pair, how, clock)
+        confirm = confirm if judged.findings else None
+    evidence, findings, doubts, notes = judged.evidence, judged.findings, judged.doubts, judged.notes
     clock.lap("checks")
     if confirm is not None and worth_confirming(evidence, findings, always_confirm):
         comparison = start(confirm, pair, confirming_domain(evidence, findings, notes), doubts)
@@ -278,6 +246,95 @@ def verification(
         findings = _blame(findings, evidence, checks, baseline, domain)
     status = "refuted" if findings else "inconclusive" if doubts else "passed"
     return Verdict(status, findings, doubts, pair, evidence.runs, clock.laps, notes, domain)
+
+
+@dataclass(frozen=True, slots=True)
+class _How:
+    """How a pair is judged."""
+
+    lockstep: Lockstep
+    contract: Contract
+    checks: list[str]
+    domain: str
+    deep: bool
+    on_device: bool
+
+
+@dataclass(slots=True)
+class _Judged:
+    """What lockstep and the checks say of a pair."""
+
+    evidence: Evidence
+    findings: list[Finding]
+    doubts: list[Doubt]
+    notes: list[Note]
+
+
+def _judge(pair: Pair, baseline: Run, how: _How, clock: _Clock) -> _Judged:
+    """Run the rewritten program in lockstep, and apply the checks."""
+    program, lockstep, checks = pair.original, how.lockstep, how.checks
+    evidence = Evidence(
+        pair,
+        how.contract,
+        probe=cache(lambda: lockstep.probe(program, baseline)),
+        noise=cache(lambda: rounding_noise(program, baseline)),
+        law=cache(lambda rewritten: law_needed(program, rewritten)),
+    )
+    doubts: list[Doubt] = [Doubt("pass-memory", pair.outgrown)] if pair.outgrown is not None else []
+    notes: list[Note] = []
+    try:
+        if pair.judged is not None:
+            evidence.runs.append(pair.judged)
+        elif pair.foreign is not None:
+            doubts.append(Doubt("unsupported-op", pair.foreign))
+        elif pair.rewritten is not None:
+            _run(pair, pair.rewritten, baseline, how, evidence, doubts)
+    except (UnsupportedOp, ExecutorError) as error:
+        doubts.append(not_executed(error))
+    clock.lap("lockstep")
+    if pair.sizes:
+        said = ", ".join(f"{n} → {' or '.join(map(str, small))}" for n, small in pair.sizes.items() if small != (n,))
+        notes.append(Note("small-sizes", f"run on small sizes: {said}"))
+    aside = _aside(how.domain, pair, checks)
+    if aside is not None and how.domain == "exact" and "equivalence" in checks:
+        evidence.aside = aside  # equivalence notes it
+    elif aside is not None:
+        notes.append(Note(f"{how.domain}-aside", aside))
+    return _Judged(evidence, apply_checks(checks, evidence, doubts, notes), doubts, notes)
+
+
+def _run(pair: Pair, rewritten: Program, baseline: Run, how: _How, evidence: Evidence, doubts: list[Doubt]) -> None:
+    lockstep, checks = how.lockstep, how.checks
+    after = baseline if rewritten is pair.original else lockstep.run(rewritten)
+    evidence.runs.append(lockstep.compare_runs(baseline, after))
+    if after.finished and pair.changed and "equivalence" in checks:
+        _run_in(how.domain, evidence, baseline, doubts)
+    if pair.again is not None:
+        evidence.again = lockstep.compare_with(baseline, pair.again)
+    if pair.changed and after.finished and "equivalence" in checks:
+        evidence.arena = run_in_arena(rewritten)
+    if pair.changed and after.finished and "interleavings" in checks:
+        evidence.exploration = _explore(rewritten, after, how.contract, how.deep, how.on_device)
+        _play_extremes(evidence, baseline, lockstep, how.deep)
+
+
+def _conditional(judged: _Judged, pair: Pair, how: _How, clock: _Clock) -> _Judged:
+    """Judge a pair that is refuted where inputs of which nothing is known are different, where they are equal as well.
+
+    Findings that are gone then depend on a condition, which is a doubt.
+    """
+
+    def where_equal(pairs: Collection[Unknown]) -> _Judged:
+        again = pair.again.with_equal(pairs) if pair.again is not None else None
+        rewritten = pair.rewritten.with_equal(pairs) if pair.rewritten is not None else None
+        equal = replace(pair, original=pair.original.with_equal(pairs), rewritten=rewritten, again=again)
+        return _judge(equal, how.lockstep.run(equal.original), how, clock)
+
+    settled = where_equal(pair.original.unknown)
+    if {finding.kind for finding in judged.findings} <= {finding.kind for finding in settled.findings}:
+        return judged
+    doubt = condition(pair.original, lambda pairs: not where_equal(pairs).findings)
+    return replace(settled, doubts=[*settled.doubts, doubt], notes=judged.notes)
 
 
 def _aside(domain: str, pair: Pair, checks: list[str]) -> str | None:

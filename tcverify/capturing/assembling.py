@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import fnmatch
 import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import fx
 
 from tcverify.capturing.groups import mesh_of, names_in, rank_arguments, rank_lists, renamed, unknown_group
+from tcverify.capturing.placing import own_values
 from tcverify.capturing.record import Captured, CapturedInput, GroupFacts
 from tcverify.errors import ProgramError
-from tcverify.program import REPLICATED, VARYING, InputSpec, Mesh, MeshDim, Placement, Program, Recipe
+from tcverify.program import REPLICATED, UNKNOWN, VARYING, InputSpec, Mesh, MeshDim, Placement, Program, Recipe
 from tcverify.program.graph import RankBinding, copy_graph
 from tcverify.program.placement import chunk_bounds
 
@@ -24,14 +26,17 @@ def program_of(
     placements: Mapping[str, Mapping[str, Placement]] | None = None,
     *,
     seed: int = 0,
+    unknown: bool = False,
 ) -> Program:
     """Make a program of the captured graphs of all ranks, in the order of ranks.
 
     Args:
         mesh: the mesh dims, where they are known; groups that it lacks are added (see `groups.mesh_of`).
-        placements: of inputs, by name and mesh dim; they go before what was captured. Inputs of which nothing is known are taken
-            as equal on all ranks.
+        placements: of inputs, by name and mesh dim; they go before what was captured. A pattern such as "primals_*" is for the
+            inputs of these names of which nothing was captured.
         seed: of the drawn values.
+        unknown: whether inputs of which nothing is known are said to be unknown, where the graphs do not tell that every rank
+            has values of its own: they gather or sum them. Else they are taken as equal on all ranks.
 
     Raises:
         ProgramError: the parts do not fit together.
@@ -42,7 +47,7 @@ def program_of(
                 raise unknown_group(name, rank)
     mesh, names = mesh_of(captures, mesh)
     said = _checked_placements(placements or {}, captures, mesh)
-    inputs, mesh, renames = _inputs(captures, names, mesh, said)
+    inputs, mesh, renames = _inputs(captures, names, mesh, said, unknown)
     made: dict[Any, int] = {}
     distinct: list[fx.Graph] = []
     bindings = []
@@ -74,12 +79,16 @@ def _checked_placements(
     placements: Mapping[str, Mapping[str, Placement]], captures: Sequence[Captured], mesh: Mesh
 ) -> Mapping[str, Mapping[str, Placement]]:
     known = {i.name for captured in captures for i in captured.inputs}
-    for name, by_dim in placements.items():
-        if name not in known:
-            raise ProgramError(f"there is no input '{name}' to place", f"the inputs are {', '.join(sorted(known))}")
+    told = {i.name for captured in captures for i in captured.inputs if i.placements is not None}
+    found: dict[str, Mapping[str, Placement]] = {}
+    for pattern, by_dim in placements.items():
+        names = fnmatch.filter(sorted(known), pattern)
+        if not names:
+            raise ProgramError(f"there is no input '{pattern}' to place", f"the inputs are {', '.join(sorted(known))}")
         for dim in by_dim:
             mesh.dim(dim)
-    return placements
+        found.update({name: by_dim for name in names if name == pattern or not (name in placements or name in told)})
+    return found
 
 
 def _inputs(
@@ -87,6 +96,7 @@ def _inputs(
     names: Sequence[Mapping[str, str]],
     mesh: Mesh,
     said: Mapping[str, Mapping[str, Placement]],
+    unknown: bool,
 ) -> tuple[list[InputSpec], Mesh, list[dict[str, str]]]:
     """The inputs of the program; the mesh, with a dim of all ranks where values need one; new names of placeholders, by rank."""
     by_name: dict[str, dict[int, CapturedInput]] = {}
@@ -96,8 +106,12 @@ def _inputs(
     specs: list[InputSpec] = []
     renames: list[dict[str, str]] = [{} for _ in captures]
     taken = set(by_name)
+    told = own_values(captures[0].graph) if unknown else {}
     for name, held in by_name.items():
+        gathered = {names[0][group] for group in told.get(name, ())}
         placed = _placements(name, held, names, mesh, said.get(name))
+        if name in said:
+            placed += tuple((dim, VARYING) for dim in gathered if dim not in said[name])
         alike = _fitting(name, held, mesh, placed)
         for number, ranks in enumerate(alike):
             own = name
@@ -109,6 +123,8 @@ def _inputs(
             part, own_placed = {rank: held[rank] for rank in ranks}, placed if not number else ()
             if not own_placed and name not in said:
                 own_placed, mesh = _apart(part, mesh)
+                if unknown and not own_placed and len(alike) == 1 and all(map(_is_unknown, part.values())):
+                    own_placed = _unknown(mesh, gathered)
             spec, mesh = _spec(own, part, mesh, own_placed)
             specs.append(spec)
     return specs, mesh, renames
@@ -188,9 +204,10 @@ def _global_shape(held: Mapping[int, CapturedInput], mesh: Mesh, placed: Placed)
             raise ProgramError("a rank of the group lacks the input")
         total = sum(size for size in sizes if size is not None)
         expected = [high - low for low, high in (chunk_bounds(total, len(group), i) for i in range(len(group)))]
-        if len(placed) == 1 and expected != sizes:
+        alone = sum(p.kind == "shard" for _, p in placed) == 1
+        if alone and expected != sizes:
             raise ProgramError("the sizes are not those of chunks")
-        shape[placement.dim] = shape[placement.dim] * len(group) if len(placed) > 1 else total
+        shape[placement.dim] = total if alone else shape[placement.dim] * len(group)
     return tuple(shape)
 
 
@@ -245,6 +262,16 @@ def _apart(held: Mapping[int, CapturedInput], mesh: Mesh) -> tuple[Placed, Mesh]
         mesh, everybody = _everybody(mesh)
         dims = [everybody]
     return tuple((dim.name, VARYING) for dim in dims), mesh
+
+
+def _is_unknown(one: CapturedInput) -> bool:
+    return one.placements is None and one.digest is None and one.recipe.kind != "given"
+
+
+def _unknown(mesh: Mesh, own: Collection[str]) -> Placed:
+    """How an input is placed of which no more is known than the dims over which every rank has values of its own."""
+    dims = [dim.name for dim in mesh.dims if any(len(group) > 1 for group in dim.groups)]
+    return tuple((name, VARYING if name in own else UNKNOWN) for name in dims)
 
 
 def _differs(values: Mapping[int, object], dim: MeshDim) -> bool:

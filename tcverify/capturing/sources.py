@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -113,9 +114,9 @@ def _of_captures(captures: list[Captured], told: Told, size: int | None) -> Load
         captures = for_all_ranks(captured, mesh, rank, told.rules)
     else:
         captures = [_grouped(captured, told, mesh, rank) for rank, captured in enumerate(captures)]
-    program = program_of(captures, mesh, told.placements, seed=told.seed)
+    program = program_of(captures, mesh, told.placements, seed=told.seed, unknown=True)
     notes = dict.fromkeys(note for captured in captures for note in captured.notes)
-    return Loaded(program, (*notes, *said, *_assumed(captures, told)))
+    return Loaded(program, (*notes, *said, *_assumed(program, captures, told)))
 
 
 def _grouped(captured: Captured, told: Told, mesh: Mesh | None, rank: int) -> Captured:
@@ -147,28 +148,21 @@ def _grouped(captured: Captured, told: Told, mesh: Mesh | None, rank: int) -> Ca
     return replace(captured, groups=groups)
 
 
-def _assumed(captures: Sequence[Captured], told: Told) -> list[str]:
-    """What is said of inputs of which nothing is known but their shape, and of those that ranks hold other values of."""
-    names = dict.fromkeys(
-        one.name
-        for captured in captures
-        for one in captured.inputs
-        if one.placements is None and one.role in ("input", "tangent") and one.name not in told.placements
-    )
-    digests: dict[str, set[str | None]] = {}
-    for captured in captures:
-        for one in captured.inputs:
-            if one.placements is None and one.name not in told.placements:
-                digests.setdefault(one.name, set()).add(one.digest)
-    apart = [name for name, found in digests.items() if len(found - {None}) > 1 and None not in found]
-    alike = [name for name in digests if name not in names and name not in apart]
+def _assumed(program: Program, captures: Sequence[Captured], told: Told) -> list[str]:
+    """What is said of inputs that are placed as nobody has said."""
+    roles = {one.name: one.role for captured in captures for one in captured.inputs}
+    known = {one.name for captured in captures for one in captured.inputs if one.placements is not None}
+    known |= {name for name in roles if any(fnmatch.fnmatch(name, pattern) for pattern in told.placements)}
+    unknown = dict.fromkeys(name for name, _ in program.unknown)
+    apart = [s.name for s in program.inputs if s.placements and s.name not in known and s.name not in unknown]
     said = []
-    if names or alike:
+    if unknown:
+        names = [name for name in unknown if roles.get(name) in ("input", "tangent")]
         parts = [_listed(names)] if names else []
-        parts += [f"{len(alike)} of the parameters and constants"] if alike else []
-        said.append(f"taken as equal on all ranks, since nothing says otherwise: {' and '.join(parts)}")
+        parts += [f"{len(unknown) - len(names)} of the parameters and constants"] if len(unknown) > len(names) else []
+        said.append(f"nothing says whether ranks hold the same of {' and '.join(parts)}: taken as different")
     if apart:
-        said.append(f"taken as different on the ranks, as the values are that they hold: {_listed(apart)}")
+        said.append(f"taken as different on the ranks, as the values or the graph say: {_listed(apart)}")
     return [f"{text} (--placement INPUT=DIM:PLACEMENT)" for text in said]
 
 

@@ -11,7 +11,7 @@ from tcverify.program.mesh import Mesh, MeshDim
 from tcverify.program.options import Options
 from tcverify.program.placed import Placed, PlacedBuilder
 from tcverify.program.placed_plan import PlacedInput, PlacedPlan, PlacedStep, Use
-from tcverify.program.placement import PARTIAL, REPLICATED, VARYING, Placement, shard
+from tcverify.program.placement import PARTIAL, REPLICATED, UNKNOWN, VARYING, Placement, shard
 from tcverify.program.program import Program
 from tcverify.program.rewriting import Allowed, Ask, counted, read_asks, rewrite
 from tcverify.program.statistics import CollectiveStatistics, decode_statistics
@@ -22,6 +22,7 @@ __all__ = [
     "KINDS",
     "PARTIAL",
     "REPLICATED",
+    "UNKNOWN",
     "VARYING",
     "Allowed",
     "Ask",

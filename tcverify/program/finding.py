@@ -106,7 +106,8 @@ class Doubt:
         reason: "unsupported-op", "ill-conditioned", "overflow", "ill-typed-program", "executor-failed", "declined",
             "not-judged" (it did not run, and the check that would say why was not chosen), "not-portable" (only one
             process can hold the rewritten graph, so no process group ran it), "law-needed" (whether the versions are equal
-            depends on a law of an op of which only the signature is known) or "pass-memory" (the pass's process has grown
+            depends on a law of an op of which only the signature is known), "placement-needed" (or on inputs of which nothing
+            is known being equal on the ranks) or "pass-memory" (the pass's process has grown
             so much that it was replaced).
         detail: one sentence.
     """

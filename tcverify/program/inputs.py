@@ -155,7 +155,7 @@ class InputSpec:
         return torch.tensor(chosen, dtype=wide).reshape(self.shape)
 
     def _varying(self, mesh: Mesh) -> list[MeshDim]:
-        return [mesh.dim(name) for name, p in self.placements if p.kind in ("partial", "varying")]
+        return [mesh.dim(name) for name, p in self.placements if p.kind in ("partial", "varying", "unknown")]
 
     def _global(self, seed: int, coordinates: tuple[int, ...], draw: int | None) -> torch.Tensor:
         """The global tensor: float64, or int64 of wide integers. Never write into it.

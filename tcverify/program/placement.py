@@ -10,12 +10,13 @@ from tcverify.errors import ProgramError
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Replicated, shard(dim), partial(op) or varying over one mesh dim.
+    """Replicated, shard(dim), partial(op), varying or unknown over one mesh dim.
 
     - replicated: equal on all members of the group;
     - shard(dim): the chunk along `dim` at the member's position, with the chunk sizes of torch.chunk;
     - partial(op): an addend of a pending reduction;
-    - varying: independent values of which nothing is known.
+    - varying: independent values of which nothing is known;
+    - unknown: replicated or varying, nobody says which. Drawn as varying; see `tcverify.conditions`.
     """
 
     kind: str
@@ -36,7 +37,7 @@ class Placement:
         Raises:
             ProgramError: the text is no placement.
         """
-        if text in ("replicated", "varying"):
+        if text in ("replicated", "varying", "unknown"):
             return cls(text)
         if match := re.fullmatch(r"shard\((\d{1,2})\)", text):
             return cls("shard", dim=int(match[1]))
@@ -47,6 +48,7 @@ class Placement:
 
 REPLICATED = Placement("replicated")
 VARYING = Placement("varying")
+UNKNOWN = Placement("unknown")
 PARTIAL = Placement("partial", reduce_op="sum")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -26,7 +26,7 @@ from tcverify.program.graph import (
 from tcverify.program.inputs import InputSpec, Sources
 from tcverify.program.mesh import Mesh, MeshDim
 from tcverify.program.options import Options, check_options
-from tcverify.program.placement import REPLICATED, VARYING, Placement
+from tcverify.program.placement import REPLICATED, UNKNOWN, VARYING, Placement
 from tcverify.program.sharing import alike, share
 from tcverify.program.streams import StreamSettings
 
@@ -107,8 +107,24 @@ class Program:
             sizes.append(sum(leaf.numel for leaf in leaves if isinstance(leaf, TensorSpec)))
         return sum(sizes[binding.graph] for binding in self.ranks) <= MOST_ELEMENTS
 
+    @property
+    def unknown(self) -> list[tuple[str, str]]:
+        """The inputs of which nobody says whether ranks hold the same, each with the mesh dims over which that is so."""
+        return [(spec.name, dim) for spec in self.inputs for dim, placement in spec.placements if placement == UNKNOWN]
+
+    def with_equal(self, pairs: Collection[tuple[str, str]]) -> Program:
+        """The program where these inputs, which are unknown over these mesh dims, are equal on their ranks."""
+        inputs = [
+            replace(
+                spec, placements=tuple(p for p in spec.placements if p[1] != UNKNOWN or (spec.name, p[0]) not in pairs)
+            )
+            for spec in self.inputs
+        ]
+        return replace(self, inputs=tuple(inputs))
+
     def placements(self, name: str, rank: int) -> dict[tuple[int, ...], Placement]:
-        """Return how input `name` is placed, by this rank's group of each mesh dim with more than one member."""
+        """Return how input `name` is placed, by this rank's group of each mesh dim with more than one member. What is unknown is
+        told as replicated: whatever relies on it depends on a condition, which verification names."""
         found: dict[tuple[int, ...], Placement] = {}
         for dim in self.mesh.dims:
             group = dim.group(rank)
@@ -126,7 +142,7 @@ class Program:
             return cached
         found = REPLICATED
         for other, placement in self._inputs_by_name[name].placements:
-            if placement == REPLICATED:
+            if placement in (REPLICATED, UNKNOWN):
                 continue
             if other == dim.name:
                 found = placement

@@ -242,10 +242,13 @@ def test_inputs_of_which_nothing_is_known_are_named(graphs: Path) -> None:
     found = check("graphs.py:one", "--mesh", "tp=2", pass_="graphs.py:widens")
 
     assert found.code == 0, found.out + found.err
-    assert "taken as equal on all ranks, since nothing says otherwise: x_1, bias_1" in " ".join(found.out.split())
-    placed = check("graphs.py:one", "--mesh", "tp=2", "--placement", "x_1=tp:varying", pass_="graphs.py:widens")
-    assert "nothing says otherwise: bias_1 (" in " ".join(placed.out.split())
-    assert "varying over tp: 1 input" in placed.out
+    assert "whether ranks hold the same of bias_1: taken as different" in " ".join(found.out.split())
+    assert "as the values or the graph say: x_1 (" in " ".join(found.out.split())  # an all_reduce sums it
+    placed = check("graphs.py:one", "--mesh", "tp=2", "--placement", "bias_1=tp:varying", pass_="graphs.py:widens")
+    assert "nothing says" not in placed.out
+    assert "varying over tp: 2 inputs" in placed.out
+    everything = check("graphs.py:one", "--mesh", "tp=2", "--placement", "*_1=tp:replicated", pass_="graphs.py:widens")
+    assert "taken as different" not in everything.out
 
 
 def test_a_pass_that_finds_nothing_to_do_has_tested_nothing(graphs: Path) -> None:

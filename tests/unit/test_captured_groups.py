@@ -6,12 +6,13 @@ import pytest
 import torch
 from torch import fx
 
-from tcverify.capturing import Captured, CapturedInput, GroupFacts
+from tcverify.capturing import Captured, CapturedInput, GroupFacts, for_all_ranks, program_of
 from tcverify.capturing.groups import mesh_of
+from tcverify.capturing.placing import own_values
 from tcverify.capturing.sources import Told, _assumed
 from tcverify.errors import ProgramError
 from tcverify.ops import TensorSpec
-from tcverify.program import MeshDim
+from tcverify.program import REPLICATED, Mesh, MeshDim
 
 
 def captured(**groups: tuple[str | None, tuple[int, ...]]) -> Captured:
@@ -56,6 +57,39 @@ def test_what_is_assumed_of_inputs_goes_by_the_values_that_ranks_hold() -> None:
         )
         return Captured(fx.Graph(), inputs)
 
-    same, apart = _assumed([rank(own="one", shared="one"), rank(own="another", shared=None)], Told())
-    assert "equal on all ranks, since nothing says otherwise: x and 2 of the parameters and constants" in same
-    assert "different on the ranks, as the values are that they hold: weight (" in apart
+    captures = [rank(own="one", shared="one"), rank(own="another", shared="one")]
+    program = program_of(captures, Mesh.grid({"tp": 2}), unknown=True)
+    assert program.unknown == [("x", "tp")]
+    assert {spec.name: [str(p) for _, p in spec.placements] for spec in program.inputs} == {
+        "x": ["unknown"], "gain": [], "weight": ["varying"], "bias": [],
+    }  # fmt: skip
+    unknown, apart = _assumed(program, captures, Told())
+    assert "nothing says whether ranks hold the same of x: taken as different" in unknown
+    assert "different on the ranks, as the values or the graph say: weight (" in apart
+
+
+def test_what_a_graph_gathers_or_sums_every_rank_has_its_own_of() -> None:
+    functional = torch.ops._c10d_functional
+    graph = fx.Graph()
+    weight, grad, x = map(graph.placeholder, ("weight", "grad", "x"))
+    cast = graph.call_function(torch.ops.prims.convert_element_type.default, (weight, torch.bfloat16))
+    moved = graph.call_function(torch.ops.aten.view.default, (cast, [-1]))
+    joined = graph.call_function(torch.ops.aten.cat.default, ([moved, moved],))
+    whole = graph.call_function(functional.all_gather_into_tensor.default, (joined, 2, "dp"))
+    reduced = graph.call_function(functional.reduce_scatter_tensor.default, (grad, "sum", 2, "dp"))
+    product = graph.call_function(torch.ops.aten.mul.Tensor, (x, whole))
+    graph.output((graph.call_function(functional.all_reduce.default, (product, "sum", "tp")), reduced))
+    assert own_values(graph) == {"weight": {"dp": None}, "grad": {"dp": None}}
+
+    spec = TensorSpec.contiguous((2,), torch.float32)
+    groups = {"dp": GroupFacts("dp", (0, 2)), "tp": GroupFacts("tp", (0, 1))}
+    mesh = Mesh.grid({"dp": 2, "tp": 2})
+    one = Captured(graph, tuple(CapturedInput(name, spec) for name in ("weight", "grad", "x")), groups)
+    captures = for_all_ranks(one, mesh)
+    said = {"g*": {"tp": REPLICATED}}
+    placed = {
+        s.name: {d: str(p) for d, p in s.placements} for s in program_of(captures, mesh, said, unknown=True).inputs
+    }
+    assert placed == {
+        "weight": {"dp": "varying", "tp": "unknown"}, "grad": {"dp": "varying"}, "x": {"dp": "unknown", "tp": "unknown"},
+    }  # fmt: skip

@@ -12,7 +12,7 @@ from tcverify.capturing import Told, load
 from tcverify.execution import ProcessGroupPool
 from tcverify.passes import SequenceParallel
 from tcverify.passes.editing import op_name
-from tcverify.program import VARYING, Mesh, Placement, Program
+from tcverify.program import REPLICATED, VARYING, Mesh, Placement, Program
 from tcverify.verifier import verify
 
 MODELS = Path(__file__).with_name("captured_llama.py")
@@ -29,10 +29,10 @@ SLOW = pytest.mark.slow
 @cache
 def captured(model: str, mesh: Mesh = TP2) -> Program:
     """The program of all ranks. Over dp, where there is one, the ids vary."""
-    placements: dict[str, dict[str, Placement]] = {}
+    placements: dict[str, dict[str, Placement]] = {"*": {"tp": REPLICATED}}
     if mesh is GRID:
         ids = next(spec.name for spec in captured(model, TP2).inputs if not spec.dtype.is_floating_point)
-        placements = {ids: {"dp": VARYING}}
+        placements[ids] = {"dp": VARYING}
     return load([f"{MODELS}:{model}"], Told(mesh=mesh, placements=placements)).program
 
 

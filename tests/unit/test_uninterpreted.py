@@ -16,7 +16,7 @@ from tcverify.errors import UnsupportedOp, UsageError
 from tcverify.execution import Lockstep, ProcessGroupPool
 from tcverify.extensions import load_extension
 from tcverify.op_laws import OpLaw, read_op_laws, supposing
-from tcverify.ops import lookup, resolve
+from tcverify.ops import Group, lookup, resolve
 from tcverify.program import VARYING, GraphBuilder, InputSpec, Mesh, Program, spmd_program
 from tests.unit import library_ops
 
@@ -293,6 +293,22 @@ class TestCollectives:
         outputs = [rank.outputs[0] for rank in run.ranks]
         assert [len(rank.calls) for rank in run.ranks] == [1] * 4
         assert all(not torch.allclose(outputs[0], other) for other in outputs[1:])
+
+    def test_the_operands_of_all_members_count_and_the_place_among_them(self) -> None:
+        def result(me: int, other: torch.Tensor) -> torch.Tensor:
+            steps = op("reduce")(me, X[0], Group("tp", (0, 1)))
+            asked = next(steps)
+            assert asked.tensor.shape == (1, 32)
+            with pytest.raises(StopIteration) as stop:
+                steps.send(torch.cat([asked.tensor, other.reshape(1, -1)]))
+            value: torch.Tensor = stop.value.value
+            return value
+
+        first = result(0, X[1])
+        assert first.shape == X[0].shape
+        assert torch.equal(first, result(0, X[1]))
+        assert not torch.allclose(first, result(0, X[1] + 1e-3))
+        assert not torch.allclose(first, result(1, X[1]))
 
     def test_another_group_is_a_defect_and_none_is_refused(self) -> None:
         def other(gm: fx.GraphModule) -> None:

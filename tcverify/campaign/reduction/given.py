@@ -42,7 +42,7 @@ def on_ranks(spec: InputSpec, before: Mesh, after: Mesh, ranks: Sequence[int]) -
     if spec.recipe.kind != "given" or not math.prod(spec.shape):
         return spec
     blocks = _blocks(spec)
-    varying = [name for name, placement in spec.placements if placement.kind in ("partial", "varying")]
+    varying = [name for name, placement in spec.placements if placement.kind in ("partial", "varying", "unknown")]
     if len(blocks) < 2 or not varying:
         return spec
 
