@@ -34,7 +34,7 @@ from tcverify.program.streams import StreamSettings
 FEW_ELEMENTS = 1 << 20
 
 #: Elements of all values on all ranks up to which any does: 1 GiB in float64.
-MOST_ELEMENTS = 1 << 27
+MOST_ELEMENTS = 1 << 28
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,12 +99,9 @@ class Program:
     @cached_property
     def fits(self) -> bool:
         """Whether it runs as it is, in the memory that there usually is: as far as metadata says how large its values are."""
-        if sum(math.prod(spec.shape) for spec in self.inputs) <= FEW_ELEMENTS:
+        if sum(math.prod(spec.shape) for spec in self.inputs) * self.world_size <= FEW_ELEMENTS:
             return True
-        sizes = []
-        for graph in self.graphs:
-            leaves = (leaf for node in graph.nodes for leaf in pytree.tree_leaves(node.meta.get("val")))
-            sizes.append(sum(leaf.numel for leaf in leaves if isinstance(leaf, TensorSpec)))
+        sizes = [_peak(graph) for graph in self.graphs]
         return sum(sizes[binding.graph] for binding in self.ranks) <= MOST_ELEMENTS
 
     @property
@@ -327,3 +324,26 @@ def _lazy_module(root: Any, graph: fx.Graph) -> fx.GraphModule:
     with _use_lazy_graph_module(True):
         module = _make_graph_module(root, graph, class_name="Program")
     return module
+
+
+def _peak(graph: fx.Graph) -> int:
+    """Most elements that are there at once, by metadata, where values go after their last use."""
+    last = {read: node for node in graph.nodes for read in node.all_input_nodes}
+    users: dict[Any, int] = {}  # of storages
+    ending: dict[fx.Node, list[tuple[Any, int]]] = {}
+    now = peak = 0
+    for node in graph.nodes:
+        for leaf in pytree.tree_leaves(node.meta.get("val")):
+            if not isinstance(leaf, TensorSpec) or node.op == "output":
+                continue
+            key = leaf.alias if leaf.alias is not None else (node, len(ending))
+            if not users.get(key):
+                now += leaf.numel
+            users[key] = users.get(key, 0) + 1
+            ending.setdefault(last.get(node, node), []).append((key, leaf.numel))
+        peak = max(peak, now)
+        for key, numel in ending.pop(node, ()):
+            users[key] -= 1
+            if not users[key]:
+                now -= numel
+    return peak

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -55,11 +55,8 @@ def twins_of(programs: Sequence[Program]) -> Twins:
     Raises:
         ProgramError: no choice of sizes fits.
     """
-    sizes = Sizes()
-    inputs: dict[str, list[Size]] = {}
-    related = [Related(program, sizes, inputs) for program in programs]
-    for program, own in zip(programs[1:], related[1:], strict=True):
-        tie_results(related[0], own, (programs[0], program), sizes)
+    plain: set[str] = set()
+    sizes, inputs, related = _related(programs, plain)
     kept: dict[str, None] = {}
     for _ in range(ROUNDS):
         chosen = sizes.solve()
@@ -70,6 +67,10 @@ def twins_of(programs: Sequence[Program]) -> Twins:
             for program, own in zip(programs, related, strict=True):
                 _require_apart(program, own, chosen)
         except _Misfit as misfit:
+            if misfit.node not in plain and any(misfit.node in own.probed for own in related):
+                plain.add(misfit.node)  # fake kernels forgive what real ones do not
+                sizes, inputs, related = _related(programs, plain)
+                continue
             kept[misfit.node] = None
             sizes.pin(misfit.sizes)
             continue
@@ -79,6 +80,15 @@ def twins_of(programs: Sequence[Program]) -> Twins:
         wrong = tuple(own.wrong for own in related)
         return Twins(made, {n: tuple(sorted(small)) for n, small in sorted(became.items())}, wrong)
     raise ProgramError(f"no smaller sizes fit the program: nodes {', '.join(list(kept)[:5])} take others")
+
+
+def _related(programs: Sequence[Program], plain: Collection[str]) -> tuple[Sizes, dict[str, list[Size]], list[Related]]:
+    sizes = Sizes()
+    inputs: dict[str, list[Size]] = {}
+    related = [Related(program, sizes, inputs, plain) for program in programs]
+    for program, own in zip(programs[1:], related[1:], strict=True):
+        tie_results(related[0], own, (programs[0], program), sizes)
+    return sizes, inputs, related
 
 
 def _require_apart(program: Program, related: Related, chosen: Sequence[int]) -> None:
@@ -188,7 +198,11 @@ class _Scaling:
                 return value
             return _mapped(value, here if value in here else self._somewhere)
 
-        return mapped_literals(node, self._related.specs, size, compared)
+        args, kwargs = mapped_literals(node, self._related.specs, size, compared)
+        if node in self._related.lists:
+            named = zip(self._related.lists[node], args[1], strict=True)
+            args = (args[0], [self._chosen[size] if n != -1 else n for size, n in named], *args[2:])
+        return args, kwargs
 
     def _described(self, node: fx.Node, made: fx.Node, rank: int, constants: Mapping[str, Mapping[int, int]]) -> Any:
         """What a node gives now. Raises `_Misfit` unless that is of the sizes that it should be."""
@@ -217,7 +231,8 @@ class _Scaling:
         if found is UNKNOWN:
             return wanted
         if found is MISFIT or _shapes(found) != _shapes(wanted):
-            raise _Misfit(node.name, self._related.scopes[node].values())
+            own = itertools.chain(*(self._related.of[one] for one in (*node.all_input_nodes, node)))
+            raise _Misfit(node.name, {*itertools.chain(*own), *self._related.scopes[node].values()})
         return found
 
 

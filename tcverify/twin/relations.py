@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -20,13 +20,20 @@ from tcverify.errors import TcverifyError
 from tcverify.ops import ShapeError, TensorSpec, infer, lookup, merged_runs, qualified_name
 from tcverify.program import Program, RankConstant
 from tcverify.program.graph import constant_value
-from tcverify.twin.sizes import Size, Sizes
+from tcverify.twin.probing import TIMES, Probe
+from tcverify.twin.sizes import SMALL, Size, Sizes
 
 #: Ops of which a dim of an operand, or of a result, is the sum of those at the same place of several.
 _JOINS = frozenset({"aten::cat"})
 _SPLITS = frozenset(
     {"aten::split", "aten::split_with_sizes", "aten::chunk", "aten::split_with_sizes_copy", "aten::tensor_split"}
 )
+
+#: Of these, the ones that are given the sizes of all parts.
+_CUTS = frozenset({"aten::split_with_sizes", "aten::split_with_sizes_copy"})
+
+#: Ops that are given the shape of a view.
+_VIEWS = frozenset({"aten::view", "aten::_unsafe_view", "aten::reshape", "aten::view_copy"})
 
 #: Ops that take a part of a dim, from a start to an end.
 _SLICES = frozenset({"aten::slice", "aten::slice_scatter", "aten::slice_copy", "aten::slice_backward"})
@@ -47,9 +54,18 @@ class Related:
         scopes: at each node.
         vals: what each node gives: as it follows from its operands, else as its metadata says.
         wrong: the first call whose operands do not fit together.
+        lists: at nodes that are given sizes in their second argument, these sizes.
+        ranks: how many ranks groups have.
+        probed: names of the nodes at which equal numbers were told apart by trying; those in `plain` are none of them.
     """
 
-    def __init__(self, program: Program, sizes: Sizes, inputs: dict[str, list[Size]]) -> None:
+    def __init__(
+        self, program: Program, sizes: Sizes, inputs: dict[str, list[Size]], plain: Collection[str] = ()
+    ) -> None:
+        self.ranks = {len(group) for dim in program.mesh.dims for group in dim.groups}
+        self.probed: set[str] = set()
+        self.lists: dict[fx.Node, list[Size]] = {}
+        self._plain = plain
         self.inputs = inputs
         self.of: dict[fx.Node, list[list[Size]]] = {}
         self.scopes: dict[fx.Node, Scope] = {}
@@ -69,7 +85,7 @@ class Related:
             constants, groups = program.ranks[rank].constants, program.mesh.groups(rank)
             for node in graph.nodes:
                 self.vals[node] = self._given(node, constants, groups)
-                self._relate(node, local, values)
+                self._relate(node, local, values, constants, groups)
 
     def _given(self, node: fx.Node, constants: Mapping[str, Any], groups: Mapping[str, Sequence[int]]) -> Any:
         """What a node gives. Small sizes might fit where these do not, so it is noted if they do not."""
@@ -85,17 +101,143 @@ class Related:
         """The tensors that a node gives."""
         return specs_of(self.vals.get(node))
 
-    def _relate(self, node: fx.Node, local: Mapping[str, Sequence[int]], values: Sequence[Mapping[str, Any]]) -> None:
+    def _relate(
+        self,
+        node: fx.Node,
+        local: Mapping[str, Sequence[int]],
+        values: Sequence[Mapping[str, Any]],
+        constants: Mapping[str, Any],
+        groups: Mapping[str, Sequence[int]],
+    ) -> None:
         scope = self.scopes[node] = {}
         if node.op == "placeholder":
             self.of[node] = [[self._local(node.name, dim, n) for dim, n in enumerate(local[node.name])]]
-            self._enter(scope, self.of[node])
+            return
+        if node.op == "output":  # what is returned beside each other need not go together
+            self.of[node] = [dims for read in node.all_input_nodes for dims in self.of.get(read, ())]
+            return
+        if self._joined(node, scope) or self._cut(node, scope) or self._viewed(node, scope):
+            return
+        probed = self._probed(node, constants, groups) if self._ambiguous(node) else None
+        if probed is not None:
+            self.probed.add(node.name)
+            self.of[node], literals = probed
+            scope.update(literals)
+            self._note(node, scope)
             return
         for read in node.all_input_nodes:
             self._enter(scope, self.of.get(read, ()))
         self.of[node] = [[self.at(scope, number) for number in spec.shape] for spec in self.specs(node)]
         if node.op == "call_function":
             _Call(self, node, scope, values).relate()
+
+    def _note(self, node: fx.Node, scope: Scope) -> None:
+        """Enter the sizes at a call of which everything is known."""
+        operands = itertools.chain(*(self.of[read] for read in node.all_input_nodes))
+        for size in itertools.chain(*operands, *self.of[node]):
+            scope.setdefault(self._sizes.number[size], size)
+
+    def _joined(self, node: fx.Node, scope: Scope) -> bool:
+        """Relate tensors and what they are put together to, dim by dim; returns whether the call does that."""
+        listed = next((arg for arg in node.args if isinstance(arg, (list, tuple))), ())
+        results = self.specs(node)
+        if not _named(node, _JOINS) or len(results) != 1 or not all(len(self.of.get(r, ())) == 1 for r in listed):
+            return False
+        shape, parts = results[0].shape, [self.of[read][0] for read in listed]
+        if any(len(part) != len(shape) for part in parts):
+            return False
+        self.of[node] = [[self._whole(n, [part[place] for part in parts]) for place, n in enumerate(shape)]]
+        self._note(node, scope)
+        return True
+
+    def _whole(self, number: int, parts: Sequence[Size]) -> Size:
+        """The size of a dim of what is put together: that of all parts, or their sum."""
+        if all(self._sizes.number[part] == number for part in parts):
+            self._sizes.tie(*parts)
+            return parts[0]
+        whole = self._sizes.new(number)
+        self._sizes.sum_up(whole, parts)
+        return whole
+
+    def _cut(self, node: fx.Node, scope: Scope) -> bool:
+        """Relate a tensor and the parts of given sizes that it is cut into; returns whether the call does that."""
+        if not _named(node, _CUTS) or len(node.args) < 2 or len(self.of.get(node.args[0], ())) != 1:  # type: ignore[call-overload]
+            return False
+        dim, numbers = node.args[2] if len(node.args) > 2 else node.kwargs.get("dim", 0), node.args[1]
+        (own,) = self.of[node.args[0]]  # type: ignore[index]
+        whole = isinstance(numbers, (list, tuple)) and all(type(n) is int for n in numbers)
+        if not whole or type(dim) is not int or not -len(own) <= dim < len(own):
+            return False
+        parts = [self._sizes.new(n) for n in numbers]  # type: ignore[union-attr, arg-type]
+        self._sizes.sum_up(own[dim], parts)
+        self.lists[node] = parts
+        place = dim % len(own)
+        self.of[node] = [[*own[:place], part, *own[place + 1 :]] for part in parts]
+        self._note(node, scope)
+        return True
+
+    def _viewed(self, node: fx.Node, scope: Scope) -> bool:
+        """Relate a tensor and a view of a shape that is given, dim by dim; returns whether the call is that."""
+        if not _named(node, _VIEWS) or len(node.args) < 2 or len(self.of.get(node.args[0], ())) != 1:  # type: ignore[call-overload]
+            return False
+        (own,), results, shape = self.of[node.args[0]], self.specs(node), node.args[1]  # type: ignore[index]
+        before = [self._sizes.number[size] for size in own]
+        plain = isinstance(shape, (list, tuple)) and all(type(n) is int for n in shape)
+        if not plain or len(results) != 1 or math.prod(before) != math.prod(results[0].shape) or 0 in before:
+            return False
+        made: list[Size] = []
+        for merged, split in merged_runs(before, results[0].shape):
+            left, numbers = own[merged], results[0].shape[split]
+            if len(left) == len(numbers) == 1:
+                made += left
+                continue
+            made += (right := [self._sizes.new(n) for n in numbers])
+            self._sizes.pin(
+                s for s in (*left, *right) if self._sizes.number[s] in self.ranks
+            )  # of what a collective gives
+            left, right = ([s for s in some if self._sizes.number[s] != 1] for some in (left, right))
+            if left or right:
+                self._sizes.multiply(left, right)
+        self.of[node], self.lists[node] = [made], made
+        self._note(node, scope)
+        return True
+
+    def _ambiguous(self, node: fx.Node) -> bool:
+        """Whether sizes of one number come together at a call, which may be different ones."""
+        if (
+            node.op != "call_function"
+            or node.name in self._plain
+            or any(r not in self.of for r in node.all_input_nodes)
+        ):
+            return False
+        if _named(node, _SLICES | _JOINS):
+            return False  # of which sums are known
+        kinds: dict[int, set[Size]] = {}
+        for size in itertools.chain(*itertools.chain(*(self.of[read] for read in node.all_input_nodes))):
+            if self._sizes.number[size] > SMALL:
+                kinds.setdefault(self._sizes.number[size], set()).add(self._sizes.kind(size))
+        large = ([n for n in spec.shape if n > SMALL] for spec in self.specs(node))
+        return any(len(some) > 1 for some in kinds.values()) or any(len(set(own)) < len(own) for own in large)
+
+    def _probed(
+        self, node: fx.Node, constants: Mapping[str, Any], groups: Mapping[str, Sequence[int]]
+    ) -> tuple[list[list[Size]], dict[int, Size]] | None:
+        found = literals_of(node, self.specs)
+        literals = list(dict.fromkeys(n for n in found if type(n) is int and abs(n) > SMALL))
+        if any(type(n) is not int for n in found) or min(literals, default=1) < 0:
+            return None
+
+        def infer_of(values: Mapping[str, Any], larger: Collection[int]) -> list[tuple[int, ...]] | None:
+            def grown(value: Any) -> Any:
+                return value * TIMES if value in larger else value
+
+            args, kwargs = mapped_literals(node, self.specs, grown, grown)
+            got = inferred(node, lambda read: values[read.name], constants, groups, self._fresh, (args, kwargs))
+            return None if got in (MISFIT, UNKNOWN) else [spec.shape for spec in specs_of(got)]
+
+        operands = {read.name: (self.vals.get(read), self.of[read]) for read in node.all_input_nodes}
+        results = [spec.shape for spec in self.specs(node)]
+        return Probe(operands, results, literals, infer_of, self._sizes).sizes_of_results()
 
     def _local(self, name: str, dim: int, number: int) -> Size:
         """The size of a dim of what a rank holds of an input: scaled as the whole is."""
@@ -124,6 +266,10 @@ class Related:
         """A number that a rank constant stands for is one size wherever it is read."""
         size = self._constants.setdefault((name, value), self.at(scope, value))
         self._sizes.tie(size, self.at(scope, value))
+
+
+def _named(node: fx.Node, names: Collection[str]) -> bool:
+    return node.op == "call_function" and qualified_name(node.target).split(".")[0] in names
 
 
 def tie_results(first: Related, second: Related, programs: Sequence[Program], sizes: Sizes) -> None:
@@ -158,11 +304,13 @@ def inferred(
     constants: Mapping[str, Any],
     groups: Mapping[str, Sequence[int]],
     fresh: Callable[[], int],
+    given: tuple[Any, Any] | None = None,
 ) -> Any:
     """What a call gives; or `MISFIT`, or `UNKNOWN`.
 
     Args:
         val: what its operands are.
+        given: other arguments than its own.
     """
 
     def leaf(value: Any) -> Any:
@@ -170,7 +318,8 @@ def inferred(
             return val(value)
         return constant_value(value, constants) if isinstance(value, RankConstant) else value
 
-    args, kwargs = map_aggregate(node.args, leaf), dict(map_aggregate(node.kwargs, leaf))
+    plain, named = given or (node.args, node.kwargs)
+    args, kwargs = map_aggregate(plain, leaf), dict(map_aggregate(named, leaf))
     try:
         return infer(node.target, args, kwargs, fresh, groups)
     except ShapeError:
@@ -240,6 +389,8 @@ class _Call:
             return
         if sorted(n for n in before if n != 1) == sorted(n for n in after if n != 1):
             return
+        ranks = self._related.ranks
+        self._sizes.pin(self._at(n) for n in {*before, *after} if n in ranks)  # what a collective gives, by member
         for merged, split in merged_runs(before, after):
             left, right = [n for n in before[merged] if n != 1], [n for n in after[split] if n != 1]
             if left != right:

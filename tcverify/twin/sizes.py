@@ -57,6 +57,10 @@ class Sizes:
             if a != b:
                 self._above[b] = a
 
+    def kind(self, size: Size) -> Size:
+        """What sizes that are scaled alike have in common."""
+        return self._top(size)
+
     def multiply(self, left: Sequence[Size], right: Sequence[Size]) -> None:
         """Let two products stay equal."""
         if len(left) == len(right) == 1:

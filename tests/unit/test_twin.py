@@ -72,6 +72,58 @@ def test_buckets_are_filled_and_emptied_alike() -> None:
     assert small["cat"][0] < 2000
 
 
+def test_sizes_that_are_equal_by_chance_are_told_apart() -> None:
+    """A square weight: its rows are divided into few heads, its columns are as wide as the model."""
+
+    def build(b: GraphBuilder) -> Any:
+        x, up, down = b.input("x"), b.input("up"), b.input("down")
+        product = b.call("aten::mm", x, b.call("aten::t", up))
+        heads = b.call("aten::view", product, [64, 512, 4])
+        flat = b.call("aten::view", heads, [64, 2048])
+        return b.call("aten::add.Tensor", b.call("aten::mm", flat, down), x)
+
+    inputs = [
+        InputSpec("x", (64, 2048), WIDE),
+        InputSpec("up", (2048, 2048), WIDE),
+        InputSpec("down", (2048, 2048), WIDE),
+    ]
+    (twin,) = twins_of([made(build, *inputs)]).programs
+    small = shapes(twin)
+    rows, columns = small["up"]
+    assert small["down"] == (rows, columns)
+    assert rows == 4 * small["view"][1] != columns
+    assert Lockstep().run(twin).finished
+
+
+def test_parts_of_a_bucket_that_are_equal_by_chance_are_told_apart() -> None:
+    def build(b: GraphBuilder) -> Any:
+        x, y = b.input("x"), b.input("y")
+        bucket = b.call("aten::cat", [b.call("aten::view", x, [64 * 96]), b.call("aten::view", y, [2048 * 3])])
+        split = b.call("aten::split_with_sizes", bucket, [6144, 6144])
+        parts = [b.call("python::getitem", split, i) for i in range(2)]
+        return b.call("aten::view", parts[0], [64, 96]), b.call("aten::view", parts[1], [2048, 3])
+
+    (twin,) = twins_of([made(build, InputSpec("x", (64, 96), WIDE), InputSpec("y", (2048, 3), WIDE))]).programs
+    small = shapes(twin)
+    assert small["x"] == small["view_2"]
+    assert small["y"] == small["view_3"]
+    assert small["view"] != small["view_1"]
+    assert Lockstep().run(twin).finished
+
+
+def test_what_fake_kernels_forgive_is_asked_of_real_ones() -> None:
+    """On fake tensors index_add does not look whether rows are as wide as those that they are added to."""
+
+    def build(b: GraphBuilder) -> Any:
+        x, rows, order = b.input("x"), b.input("rows"), b.input("order")
+        return b.call("aten::index_add", b.call("aten::clone", x), 0, order, rows)
+
+    order = InputSpec("order", (4096,), torch.int64, recipe=Recipe("integers", 2048.0))
+    (twin,) = twins_of([made(build, InputSpec("x", (2048, 2048)), InputSpec("rows", (4096, 2048)), order)]).programs
+    assert shapes(twin)["rows"][1] == shapes(twin)["x"][1] < 2048
+    assert Lockstep().run(twin).finished
+
+
 def test_shards_and_indices_stay_what_they_are() -> None:
     def build(b: GraphBuilder) -> Any:
         table, ids = b.input("table"), b.input("ids")
