@@ -199,8 +199,9 @@ class _Scaling:
             return _mapped(value, here if value in here else self._somewhere)
 
         args, kwargs = mapped_literals(node, self._related.specs, size, compared)
-        if node in self._related.lists:
-            named = zip(self._related.lists[node], args[1], strict=True)
+        listed = self._related.lists.get(node)
+        if listed:
+            named = zip(listed, args[1], strict=True)
             args = (args[0], [self._chosen[size] if n != -1 else n for size, n in named], *args[2:])
         return args, kwargs
 
@@ -231,8 +232,8 @@ class _Scaling:
         if found is UNKNOWN:
             return wanted
         if found is MISFIT or _shapes(found) != _shapes(wanted):
-            own = itertools.chain(*(self._related.of[one] for one in (*node.all_input_nodes, node)))
-            raise _Misfit(node.name, {*itertools.chain(*own), *self._related.scopes[node].values()})
+            around = itertools.chain(*(self._related.of[one] for one in (*node.all_input_nodes, node)))
+            raise _Misfit(node.name, {*itertools.chain(*around), *self._related.scopes[node].values()})
         return found
 
 

@@ -20,6 +20,7 @@ from tcverify.errors import TcverifyError
 from tcverify.ops import ShapeError, TensorSpec, infer, lookup, merged_runs, qualified_name
 from tcverify.program import Program, RankConstant
 from tcverify.program.graph import constant_value
+from tcverify.twin.places import by_places
 from tcverify.twin.probing import TIMES, Probe
 from tcverify.twin.sizes import SMALL, Size, Sizes
 
@@ -28,12 +29,6 @@ _JOINS = frozenset({"aten::cat"})
 _SPLITS = frozenset(
     {"aten::split", "aten::split_with_sizes", "aten::chunk", "aten::split_with_sizes_copy", "aten::tensor_split"}
 )
-
-#: Of these, the ones that are given the sizes of all parts.
-_CUTS = frozenset({"aten::split_with_sizes", "aten::split_with_sizes_copy"})
-
-#: Ops that are given the shape of a view.
-_VIEWS = frozenset({"aten::view", "aten::_unsafe_view", "aten::reshape", "aten::view_copy"})
 
 #: Ops that take a part of a dim, from a start to an end.
 _SLICES = frozenset({"aten::slice", "aten::slice_scatter", "aten::slice_copy", "aten::slice_backward"})
@@ -49,6 +44,7 @@ class Related:
     """The sizes of a program.
 
     Attributes:
+        sizes: what is known of all of them.
         inputs: of the global shape of each input, by name; programs that are compared share them.
         of: of the tensors that each node gives, in order.
         scopes: at each node.
@@ -72,7 +68,7 @@ class Related:
         self.vals: dict[fx.Node, Any] = {}
         self.wrong: str | None = None
         self._fresh = itertools.count(1 << 20).__next__
-        self._sizes = sizes
+        self.sizes = sizes
         self._constants: dict[tuple[str, int], Size] = {}
         self._locals: dict[tuple[str, int, int], Size] = {}
         for spec in program.inputs:
@@ -116,7 +112,10 @@ class Related:
         if node.op == "output":  # what is returned beside each other need not go together
             self.of[node] = [dims for read in node.all_input_nodes for dims in self.of.get(read, ())]
             return
-        if self._joined(node, scope) or self._cut(node, scope) or self._viewed(node, scope):
+        made = by_places(node, self) if node.op == "call_function" else None
+        if made is not None:
+            self.of[node], self.lists[node] = made
+            self._note(node, scope)
             return
         probed = self._probed(node, constants, groups) if self._ambiguous(node) else None
         if probed is not None:
@@ -135,72 +134,7 @@ class Related:
         """Enter the sizes at a call of which everything is known."""
         operands = itertools.chain(*(self.of[read] for read in node.all_input_nodes))
         for size in itertools.chain(*operands, *self.of[node]):
-            scope.setdefault(self._sizes.number[size], size)
-
-    def _joined(self, node: fx.Node, scope: Scope) -> bool:
-        """Relate tensors and what they are put together to, dim by dim; returns whether the call does that."""
-        listed = next((arg for arg in node.args if isinstance(arg, (list, tuple))), ())
-        results = self.specs(node)
-        if not _named(node, _JOINS) or len(results) != 1 or not all(len(self.of.get(r, ())) == 1 for r in listed):
-            return False
-        shape, parts = results[0].shape, [self.of[read][0] for read in listed]
-        if any(len(part) != len(shape) for part in parts):
-            return False
-        self.of[node] = [[self._whole(n, [part[place] for part in parts]) for place, n in enumerate(shape)]]
-        self._note(node, scope)
-        return True
-
-    def _whole(self, number: int, parts: Sequence[Size]) -> Size:
-        """The size of a dim of what is put together: that of all parts, or their sum."""
-        if all(self._sizes.number[part] == number for part in parts):
-            self._sizes.tie(*parts)
-            return parts[0]
-        whole = self._sizes.new(number)
-        self._sizes.sum_up(whole, parts)
-        return whole
-
-    def _cut(self, node: fx.Node, scope: Scope) -> bool:
-        """Relate a tensor and the parts of given sizes that it is cut into; returns whether the call does that."""
-        if not _named(node, _CUTS) or len(node.args) < 2 or len(self.of.get(node.args[0], ())) != 1:  # type: ignore[call-overload]
-            return False
-        dim, numbers = node.args[2] if len(node.args) > 2 else node.kwargs.get("dim", 0), node.args[1]
-        (own,) = self.of[node.args[0]]  # type: ignore[index]
-        whole = isinstance(numbers, (list, tuple)) and all(type(n) is int for n in numbers)
-        if not whole or type(dim) is not int or not -len(own) <= dim < len(own):
-            return False
-        parts = [self._sizes.new(n) for n in numbers]  # type: ignore[union-attr, arg-type]
-        self._sizes.sum_up(own[dim], parts)
-        self.lists[node] = parts
-        place = dim % len(own)
-        self.of[node] = [[*own[:place], part, *own[place + 1 :]] for part in parts]
-        self._note(node, scope)
-        return True
-
-    def _viewed(self, node: fx.Node, scope: Scope) -> bool:
-        """Relate a tensor and a view of a shape that is given, dim by dim; returns whether the call is that."""
-        if not _named(node, _VIEWS) or len(node.args) < 2 or len(self.of.get(node.args[0], ())) != 1:  # type: ignore[call-overload]
-            return False
-        (own,), results, shape = self.of[node.args[0]], self.specs(node), node.args[1]  # type: ignore[index]
-        before = [self._sizes.number[size] for size in own]
-        plain = isinstance(shape, (list, tuple)) and all(type(n) is int for n in shape)
-        if not plain or len(results) != 1 or math.prod(before) != math.prod(results[0].shape) or 0 in before:
-            return False
-        made: list[Size] = []
-        for merged, split in merged_runs(before, results[0].shape):
-            left, numbers = own[merged], results[0].shape[split]
-            if len(left) == len(numbers) == 1:
-                made += left
-                continue
-            made += (right := [self._sizes.new(n) for n in numbers])
-            self._sizes.pin(
-                s for s in (*left, *right) if self._sizes.number[s] in self.ranks
-            )  # of what a collective gives
-            left, right = ([s for s in some if self._sizes.number[s] != 1] for some in (left, right))
-            if left or right:
-                self._sizes.multiply(left, right)
-        self.of[node], self.lists[node] = [made], made
-        self._note(node, scope)
-        return True
+            scope.setdefault(self.sizes.number[size], size)
 
     def _ambiguous(self, node: fx.Node) -> bool:
         """Whether sizes of one number come together at a call, which may be different ones."""
@@ -214,8 +148,8 @@ class Related:
             return False  # of which sums are known
         kinds: dict[int, set[Size]] = {}
         for size in itertools.chain(*itertools.chain(*(self.of[read] for read in node.all_input_nodes))):
-            if self._sizes.number[size] > SMALL:
-                kinds.setdefault(self._sizes.number[size], set()).add(self._sizes.kind(size))
+            if self.sizes.number[size] > SMALL:
+                kinds.setdefault(self.sizes.number[size], set()).add(self.sizes.kind(size))
         large = ([n for n in spec.shape if n > SMALL] for spec in self.specs(node))
         return any(len(some) > 1 for some in kinds.values()) or any(len(set(own)) < len(own) for own in large)
 
@@ -237,35 +171,35 @@ class Related:
 
         operands = {read.name: (self.vals.get(read), self.of[read]) for read in node.all_input_nodes}
         results = [spec.shape for spec in self.specs(node)]
-        return Probe(operands, results, literals, infer_of, self._sizes).sizes_of_results()
+        return Probe(operands, results, literals, infer_of, self.sizes).sizes_of_results()
 
     def _local(self, name: str, dim: int, number: int) -> Size:
         """The size of a dim of what a rank holds of an input: scaled as the whole is."""
         whole = self.inputs[name][dim]
-        if self._sizes.number[whole] == number:
+        if self.sizes.number[whole] == number:
             return whole
         key = name, dim, number
         if key not in self._locals:
-            self._locals[key] = self._sizes.new(number)
-            self._sizes.tie(whole, self._locals[key])
+            self._locals[key] = self.sizes.new(number)
+            self.sizes.tie(whole, self._locals[key])
         return self._locals[key]
 
     def _enter(self, scope: Scope, found: Sequence[Sequence[Size]]) -> None:
         for size in itertools.chain(*found):
-            known = scope.setdefault(self._sizes.number[size], size)
-            if known != size and self._sizes.number[size] != 1:
-                self._sizes.tie(known, size)
+            known = scope.setdefault(self.sizes.number[size], size)
+            if known != size and self.sizes.number[size] != 1:
+                self.sizes.tie(known, size)
 
     def at(self, scope: Scope, number: int) -> Size:
         """The size of this number at a call."""
         if number not in scope:
-            scope[number] = self._sizes.new(number)
+            scope[number] = self.sizes.new(number)
         return scope[number]
 
     def constant(self, name: str, value: int, scope: Scope) -> None:
         """A number that a rank constant stands for is one size wherever it is read."""
         size = self._constants.setdefault((name, value), self.at(scope, value))
-        self._sizes.tie(size, self.at(scope, value))
+        self.sizes.tie(size, self.at(scope, value))
 
 
 def _named(node: fx.Node, names: Collection[str]) -> bool:
@@ -340,7 +274,7 @@ class _Call:
 
     def __init__(self, related: Related, node: fx.Node, scope: Scope, values: Sequence[Mapping[str, Any]]) -> None:
         self._related, self._node, self._scope, self._values = related, node, scope, values
-        self._sizes = related._sizes
+        self.sizes = related.sizes
 
     def relate(self) -> None:
         node = self._node
@@ -390,11 +324,11 @@ class _Call:
         if sorted(n for n in before if n != 1) == sorted(n for n in after if n != 1):
             return
         ranks = self._related.ranks
-        self._sizes.pin(self._at(n) for n in {*before, *after} if n in ranks)  # what a collective gives, by member
+        self.sizes.pin(self._at(n) for n in {*before, *after} if n in ranks)  # what a collective gives, by member
         for merged, split in merged_runs(before, after):
             left, right = [n for n in before[merged] if n != 1], [n for n in after[split] if n != 1]
             if left != right:
-                self._sizes.multiply([self._at(n) for n in left], [self._at(n) for n in right])
+                self.sizes.multiply([self._at(n) for n in left], [self._at(n) for n in right])
 
     def _resized(self, operand: Sequence[int], result: Sequence[int]) -> None:
         """A dim that is another one in the result is a part or a multiple of it."""
@@ -402,7 +336,7 @@ class _Call:
             return
         for before, after in zip(operand, result, strict=True):
             if before != after and 1 not in (before, after) and 0 not in (before, after):
-                self._sizes.tie(self._at(before), self._at(after))
+                self.sizes.tie(self._at(before), self._at(after))
 
     def _parts(self, whole: Sequence[int], parts: Sequence[Sequence[int]]) -> None:
         """The dim in which parts differ from the whole is the sum of theirs."""
@@ -411,7 +345,7 @@ class _Call:
         for place, size in enumerate(whole):
             own = [part[place] for part in parts]
             if own != [size] and sum(own) == size:
-                self._sizes.sum_up(self._at(size), [self._at(n) for n in own])
+                self.sizes.sum_up(self._at(size), [self._at(n) for n in own])
 
     def _slice(self, operand: Sequence[int], result: Sequence[int]) -> None:
         """Positions are sums: the end of its start and of what lies between them."""
@@ -433,7 +367,7 @@ class _Call:
     def _sum(self, whole: int, parts: Sequence[int]) -> None:
         own = [n for n in parts if n]
         if own != [whole]:
-            self._sizes.sum_up(self._at(whole), [self._at(n) for n in own])
+            self.sizes.sum_up(self._at(whole), [self._at(n) for n in own])
 
     def _numbers(self, literal: Any) -> list[int]:
         """The numbers that a literal stands for, on all ranks."""
