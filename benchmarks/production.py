@@ -32,7 +32,7 @@ def measure(path: Path, target: str, mesh: str) -> dict[str, object]:
 
     start = time.perf_counter()
     dp, tp = map(int, mesh.split("x"))
-    told = Told(Mesh.grid({"dp": dp, "tp": tp}), groups=_groups(path))
+    told = Told(Mesh.grid({"dp": dp, "tp": tp}), groups=groups_of(path))
     program = load([str(path)], told).program
     read = time.perf_counter() - start
     with Guarded(arguments.target(target), timeout=900) as subject:
@@ -49,7 +49,7 @@ def measure(path: Path, target: str, mesh: str) -> dict[str, object]:
     }
 
 
-def _groups(path: Path) -> dict[str, str]:
+def groups_of(path: Path) -> dict[str, str]:
     """Which mesh dim each group of a graph is: those of dp were made before those of tp."""
     text = path.read_text()
     names = [name for name in map(str, range(200)) if f"'{name}'" in text]

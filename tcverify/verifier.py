@@ -184,7 +184,7 @@ def verification(
 
     clock.resume()
     pair: Pair | None = None
-    large = not program.fits
+    large = program.large
     if (lean or large) and portable:
         pair = answer()
         clock.lap("apply")

@@ -130,7 +130,7 @@ def _judge(
     pair.rewritten = _program_of(program, ranks, modules, pair) if touched else program
     if deep and not pair.defects:
         _look_for_impurity(loaded, program, ranks, modules, pair)
-    if pair.foreign is not None and pair.rewritten is not None and program.fits:
+    if pair.foreign is not None and pair.rewritten is not None and not program.large:
         try:
             pair.judged = Lockstep().compare(program, pair.rewritten)
         except UnsupportedOp as error:

@@ -30,11 +30,11 @@ from tcverify.program.placement import REPLICATED, UNKNOWN, VARYING, Placement
 from tcverify.program.sharing import alike, share
 from tcverify.program.streams import StreamSettings
 
-#: Elements of all inputs up to which a program runs as it is.
+#: Elements of the inputs of all ranks up to which a program is small, whatever it makes of them.
 FEW_ELEMENTS = 1 << 20
 
-#: Elements of all values on all ranks up to which any does: 1 GiB in float64.
-MOST_ELEMENTS = 1 << 28
+#: Elements that there may be at once on all ranks of a program that runs on its own sizes: 256 MiB in float64.
+LARGE = 1 << 25
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,12 +97,17 @@ class Program:
         return max(len(compute_nodes(graph)) for graph in self.graphs)
 
     @cached_property
-    def fits(self) -> bool:
-        """Whether it runs as it is, in the memory that there usually is: as far as metadata says how large its values are."""
+    def elements(self) -> int:
+        """Most elements that all ranks have at once, as far as metadata says how large values are; 0 for small inputs."""
         if sum(math.prod(spec.shape) for spec in self.inputs) * self.world_size <= FEW_ELEMENTS:
-            return True
+            return 0
         sizes = [_peak(graph) for graph in self.graphs]
-        return sum(sizes[binding.graph] for binding in self.ranks) <= MOST_ELEMENTS
+        return sum(sizes[binding.graph] for binding in self.ranks)
+
+    @property
+    def large(self) -> bool:
+        """Whether it is run on small sizes instead of its own."""
+        return self.elements > LARGE
 
     @property
     def unknown(self) -> list[tuple[str, str]]:
