@@ -158,11 +158,19 @@ MISTAKES: tuple[tuple[str, Defect], ...] = (
 def check(graph: Path, target: str, mesh: str, folder: Path) -> dict[str, Any]:
     """Run `tcverify check` on a graph; returns what it says."""
     dp, tp = mesh.split("x")
+    options = {
+        "mesh": f"dp={dp},tp={tp}", "pass": target, "confirm": "none", "draws": 1,
+        "checks": "equivalence,collectives,interleavings", "report-dir": folder, "shrink-time": 200, "pass-timeout": 600,
+    }  # fmt: skip
     command = [
-        sys.executable, "-m", "tcverify", "check", str(graph), "--mesh", f"dp={dp},tp={tp}", "--pass", target,
-        "--confirm", "none", "--draws", "1", "--checks", "equivalence,collectives,interleavings", "--report-dir", str(folder), "--shrink-time", "200",
-        "--pass-timeout", "600", *(f"--group={name}={dim}" for name, dim in groups_of(graph).items()),
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "tcverify",
+        "check",
+        str(graph),
+        *(f"--{name}={value}" for name, value in options.items()),
+    ]
+    command += [f"--group={name}={dim}" for name, dim in groups_of(graph).items()]
     start = time.perf_counter()
     run = subprocess.run(command, capture_output=True, text=True, check=False)
     found = [json.loads(path.read_text()) for path in folder.glob("*/counterexample.json")]

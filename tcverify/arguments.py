@@ -12,7 +12,7 @@ from typing import Any
 
 from tcverify.baseline import Baseline, Known, read_baseline
 from tcverify.catalogue.checks import CHECKS
-from tcverify.catalogue.executors import MAX_RANKS
+from tcverify.catalogue.executors import MAX_RANKS, MOST_RANKS
 from tcverify.catalogue.passes import BUILTIN, SUITED
 from tcverify.catalogue.strategies import DEFAULT_STRATEGY, STRATEGIES, together
 from tcverify.configuration import section, suggest
@@ -179,8 +179,13 @@ def draws(name: str, fixed: Collection[str]) -> dict[str, Sequence[Any]]:
     return found
 
 
-def meshes(world_size: str | None, mesh: str | None) -> list[tuple[str, dict[str, int] | None, int]]:
+def meshes(
+    world_size: str | None, mesh: str | None, most: int = MAX_RANKS
+) -> list[tuple[str, dict[str, int] | None, int]]:
     """Read --world-size and --mesh.
+
+    Args:
+        most: ranks that there may be.
 
     Returns:
         Name, sizes of the dims of the mesh (None for drawn ones) and world size of each campaign.
@@ -195,12 +200,12 @@ def meshes(world_size: str | None, mesh: str | None) -> list[tuple[str, dict[str
         total = 1
         for size in sizes.values():
             total *= size
-        _require_ranks(total)
+        _require_ranks(total, most)
         return [(mesh, sizes, total)]
     found: dict[int, tuple[str, dict[str, int] | None, int]] = {}
     for text in (world_size if world_size is not None else "2,3,4").split(","):
         size = _number(text.strip(), "--world-size")
-        _require_ranks(size)
+        _require_ranks(size, most)
         found[size] = (f"{size} ranks", None, size)
     return list(found.values())
 
@@ -209,7 +214,7 @@ def one_mesh(world_size: str | None, mesh: str | None) -> tuple[dict[str, int] |
     """Read --world-size and --mesh for one program: sizes of the dims of the mesh, and the number of ranks. Raises UsageError."""
     if world_size is None and mesh is None:
         return None, None
-    found = meshes(world_size, mesh)
+    found = meshes(world_size, mesh, MOST_RANKS)
     if len(found) > 1:
         raise UsageError(
             f"--world-size {world_size} names {len(found)} sizes", "one program runs on one number of ranks"
@@ -240,11 +245,12 @@ def _number(text: str, where: str) -> int:
     return int(text)
 
 
-def _require_ranks(size: int) -> None:
+def _require_ranks(size: int, most: int) -> None:
     if size < 2:
         raise UsageError(f"a world of {size} has no collectives to verify", "use at least 2 ranks")
-    if size > MAX_RANKS:
-        raise UsageError(f"{size} ranks are more than a campaign draws programs for", f"use at most {MAX_RANKS} ranks")
+    if size > most:
+        what = "a campaign draws programs for" if most == MAX_RANKS else "are run here"
+        raise UsageError(f"{size} ranks are more than {what}", f"use at most {most} ranks")
 
 
 def seconds(text: str) -> float:

@@ -18,6 +18,7 @@ from tcverify.conditions import Unknown, condition
 from tcverify.confirmation import confirmed, confirming_domain, not_executed, start, worth_confirming
 from tcverify.errors import ExecutorError, ProgramError, UnsupportedOp, UsageError
 from tcverify.execution import (
+    MAX_RANKS,
     Comparison,
     Executor,
     Exploration,
@@ -228,6 +229,10 @@ def verification(
         confirm = confirm if judged.findings else None
     evidence, findings, doubts, notes = judged.evidence, judged.findings, judged.doubts, judged.notes
     clock.lap("checks")
+    if confirm is not None and program.world_size > MAX_RANKS:
+        why = f"{program.world_size} ranks are more than process groups have here; judged in lockstep alone"
+        notes.append(Note("not-confirmed", why))
+        confirm = None
     if confirm is not None and worth_confirming(evidence, findings, always_confirm):
         comparison = start(confirm, pair, confirming_domain(evidence, findings, notes), doubts)
         clock.lap(confirm.name)

@@ -16,7 +16,10 @@ EXECUTORS: Registry[Callable[[int], Any]] = Registry(
     }
 )
 
-#: Most ranks that one machine is asked for.
+#: Most ranks that process groups of one machine have, and that programs are drawn for.
 MAX_RANKS = 64
 
-__all__ = ["EXECUTORS", "MAX_RANKS"]
+#: Most ranks of a program that is given.
+MOST_RANKS = 1024
+
+__all__ = ["EXECUTORS", "MAX_RANKS", "MOST_RANKS"]

@@ -60,6 +60,8 @@ def of_any_size(name: str, executor_of: Callable[[int], Executor | None], first:
         start_executor(executor)
         return executor
 
+    if first > MAX_RANKS:  # those of fewer, which shrinking makes, start their own
+        return AnySize(name, started) if name != "none" else None
     if executor_of(first) is None:
         return None
     return AnySize(name, started, getattr(started(first), "timeout", 0.0))

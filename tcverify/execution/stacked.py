@@ -8,9 +8,10 @@ storage, and that its slices are what it computes by itself.
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
@@ -90,14 +91,26 @@ def run_stacked(program: Program, domain: Domain, timing: str | Timing = "issue"
         return None
     try:
         ranks = _Ranks(program, plan, domain, timing)
-        with torch.no_grad(), domain.running(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of ops that vmap runs slice by slice itself
+        with torch.no_grad(), domain.running(), _silent():
             results = ranks.run()
             first = ranks.alone()
         results[0] = _checked(first, results[0], 0.0 if domain.kind == "exact" else _ROUNDING)
     except Exception:  # noqa: BLE001 - whatever it is, the ranks one by one will say it, with its rank
         return None
     return Run("lockstep", results, domain=domain.name)
+
+
+@contextlib.contextmanager
+def _silent() -> Iterator[None]:
+    """Without what torch says of ops that vmap runs slice by slice itself, in Python and beside it."""
+    tell = getattr(torch._C._functorch, "_set_vmap_fallback_warning_enabled", lambda told: None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        tell(False)
+        try:
+            yield
+        finally:
+            tell(True)
 
 
 def _merged(program: Program) -> Program:

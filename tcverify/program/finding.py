@@ -90,7 +90,8 @@ class Note:
             "exact-decided" (float64 is too ill-conditioned to judge, and the exact domain agrees), "literal-changed" (a
             literal is a few ulps away from what the original's literals give), "native-aside" (the rewritten graph could not
             run in its own dtypes), "coarser-dtype" (the pass rounds values to a dtype coarser than those of the original,
-            which only the native domain judges) or "small-sizes" (the program is too large to run; what its sizes became).
+            which only the native domain judges), "small-sizes" (the program is too large to run; what its sizes became) or
+            "not-confirmed" (it has more ranks than process groups have here).
         detail: one sentence.
     """
 

@@ -40,6 +40,10 @@ SMALL: dict[str, tuple[str, tuple[str, ...]]] = {
         "--layers 1 --mesh 2x4 --only llama-tp --passes identity",
         (r"llama-tp_2x4_forward .* passed ", r"llama-tp_2x4_backward .* passed "),
     ),
+    "production_defects": (
+        "--layers 1 --mesh 2x2 --only residual_twice",
+        (r"schedule_overlap_bucketing .* none .* passed", r"residual_twice .* refuted: .* wrong-value +. +[1-8] "),
+    ),
     "reordering": ("--largest 500 --passes sink_waits", (r"(?m)^chain +sink_waits +", r"(?m)^backward +\(dependencies\)")),
     "power": (
         "tests.unit.searched_passes --sound cancels_negations --seconds 40 --world-size 2 --side search",
