@@ -128,6 +128,10 @@ _COMPLETE: set[str] = set()
 _CACHE: dict[Any, Op] = {}
 _ATEN: dict[str, Any] = {}  # by name; nobody defines these anew
 
+#: The namespace of ops that are given other ops, and those that mean something here; see `tcverify.ops.wrapped`.
+_WRAPPERS = "higher_order"
+WRAPPED = frozenset({"auto_functionalized", "auto_functionalized_v2"})
+
 #: Namespaces of torch's own ops, which need no table: they run as they are.
 TORCH = frozenset({"aten", "prims"})
 
@@ -187,6 +191,8 @@ def qualified_name(target: Any) -> str:
         return f"{name}.{target._overloadname}" if target._overloadname != "default" else name
     if isinstance(target, torch._ops.OpOverloadPacket):
         return str(target._qualified_op_name)
+    if isinstance(target, torch._ops.HigherOrderOperator) and target._name in WRAPPED:
+        return f"{_WRAPPERS}::{target._name}"
     try:
         known = _PYTHON_NAMES.get(target)
     except TypeError:
@@ -219,6 +225,10 @@ def _find(target: Any) -> Op:
     namespace = name.split("::")[0]
     if namespace == "python":
         return Op(name, PYTHON_OPS[name], aliases=target is operator.getitem)
+    if namespace == _WRAPPERS:
+        from tcverify.ops.wrapped import wrapper
+
+        return wrapper(name, target)
     if namespace in TORCH:
         from tcverify.ops.aten import torch_op
 
@@ -263,6 +273,12 @@ def resolve(name: str) -> Any:
     if found is not None:
         return found
     namespace, _, rest = name.partition("::")
+    if namespace == _WRAPPERS:
+        if rest not in WRAPPED:
+            raise UnsupportedOp(name, "it calls a function that has no meaning here")
+        from torch._higher_order_ops import auto_functionalize
+
+        return getattr(auto_functionalize, rest)
     known = _DIALECTS.get(namespace, {}).get(name)
     if known is None and (namespace == "python" or namespace in _COMPLETE or not namespace.isidentifier()):
         raise UnsupportedOp(name, "it is in no dialect table")

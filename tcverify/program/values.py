@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from tcverify.errors import ProgramError, TcverifyError
+from tcverify.errors import ProgramError, TcverifyError, UnsupportedOp
+from tcverify.ops import qualified_name, resolve
 from tcverify.program.graph import RankConstant, Slot
 
 MAX_DEPTH = 64
@@ -78,6 +79,8 @@ def encode_value(value: Any, depth: int = 0) -> Any:
         return {"memory_format": str(value).removeprefix("torch.")}
     if value is Ellipsis:
         return {"ellipsis": True}
+    if isinstance(value, torch._ops.OpOverload):
+        return {"op": qualified_name(value)}
     raise NotSerialisable(f"the constant {value!r} of type {type(value).__name__} cannot be written to a program file")
 
 
@@ -187,4 +190,13 @@ class ValueReader:
             return _MEMORY_FORMATS[inner]
         if kind == "ellipsis":
             return Ellipsis
+        if kind == "op":
+            return _op(read_text(inner, f"an op that {where} is given"), where)
         raise ProgramError(f"{where}: {kind} {inner!r} is not an argument")
+
+
+def _op(name: str, where: str) -> Any:
+    try:
+        return resolve(name)
+    except UnsupportedOp as error:
+        raise ProgramError(f"{where}: {error.message}") from None

@@ -238,21 +238,21 @@ class TestTheCompileGoesOn:
         pass_(traced(branches))
         assert (pass_.report().status, pass_.report().changed) == ("passed", 1)
 
-    def test_ops_that_write_through_a_wrapper_are_doubts(self) -> None:
+    def test_ops_that_may_communicate_through_a_wrapper_are_doubts(self) -> None:
         """What Inductor has in place of a custom op that writes into its operand."""
         from torch._higher_order_ops.auto_functionalize import auto_functionalized
 
         library = torch.library.Library("checked_test", "DEF")
         try:
-            library.define("increment_(Tensor(a!) x) -> ()")
-            library.impl("increment_", lambda x: None, "Meta")
+            library.define("increment_(Tensor(a!) x, int peer) -> ()")
+            library.impl("increment_", lambda x, peer: None, "Meta")
             op = torch.ops.checked_test.increment_.default
             pass_ = checked(passes.scatter_and_gather, **JOB)
-            gm = traced(lambda x: auto_functionalized(op, x=summed(x))[1])
+            gm = traced(lambda x: auto_functionalized(op, x=summed(x), peer=1)[1])
             assert pass_(gm) is gm
         finally:
             library._destroy()
-        assert "auto_functionalized" in pass_.report().details["unsupported-op"]
+        assert "checked_test::increment_" in pass_.report().details["unsupported-op"]
 
     def test_what_is_too_large_to_run_is_verified_on_small_sizes(self) -> None:
         with FakeTensorMode():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from torch import fx
 
 from tcverify import dumps, extensions, loads, verify
 from tcverify.arithmetic import FLOAT64, Domain, Exact
+from tcverify.capturing import plain, program_of
 from tcverify.errors import UnsupportedOp, UsageError
 from tcverify.execution import Lockstep, ProcessGroupPool
 from tcverify.extensions import load_extension
@@ -322,3 +324,43 @@ class TestCollectives:
         assert judged(other, self.program("reduce")) == ("refuted", ["wrong-value"])
         assert judged(nobody, self.program("reduce")) == ("refuted", ["rewritten-raises"])
         assert judged(lambda gm: None, self.program("reduce")) == ("passed", [])
+
+
+class TestOpsThatWriteBehindAWrapper:
+    """What AOTAutograd makes of a custom op that writes: copies are written, and returned."""
+
+    @staticmethod
+    def program(wrapper: str) -> Program:
+        higher = getattr(torch.ops.higher_order, wrapper)
+        graph = fx.Graph()
+        kv, cache, slots = map(graph.placeholder, ("kv", "cache", "slots"))
+        given: dict[str, Any] = {"kv": kv, "slots": slots}
+        given |= (
+            {"cache": cache}
+            if wrapper == "auto_functionalized"
+            else {"_cache_base_index": 0, "_cache_alias": True, "_all_bases": [cache]}
+        )
+        call_ = graph.call_function(higher, (OPS.store.default,), given)
+        new = graph.call_function(operator.getitem, (call_, 1))
+        graph.output((new, graph.call_function(torch.ops.aten.add.Tensor, (cache, new))))
+        examples = [torch.ones(4, 2), torch.ones(8, 2), torch.arange(4)]
+        captured = plain(fx.GraphModule({}, graph), examples)
+        return program_of([captured] * 2, TP)
+
+    @pytest.mark.parametrize("domain", ["float64", "exact", "native"])
+    @pytest.mark.parametrize("wrapper", ["auto_functionalized", "auto_functionalized_v2"])
+    def test_it_returns_what_it_would_have_written(self, wrapper: str, domain: str) -> None:
+        program = self.program(wrapper)
+        assert dumps(loads(dumps(program))) == dumps(program)
+        run = Lockstep().run(program)
+        new, total = run.ranks[0].outputs
+        cache = run.ranks[0].inputs[1]
+        assert torch.equal(cache + new, total)
+        assert not torch.allclose(new, cache)
+        assert judged(lambda gm: None, program, domain=domain) == ("passed", [])
+
+        def other_cache(gm: fx.GraphModule) -> None:
+            add = found(gm, "add")
+            add.args = (add.args[1], add.args[1])
+
+        assert judged(other_cache, program, domain=domain) == ("refuted", ["wrong-value"])
