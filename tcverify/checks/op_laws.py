@@ -31,6 +31,8 @@ def law_needed(original: Program, rewritten: Program) -> Doubt | None:
         return None
     lockstep = Lockstep()
     before, after = _calls(original), _calls(rewritten)
+    if not before and not after:
+        return None
     new = [call for call in after if not _known(call, before)]
     gone = [call for call in before if not _known(call, after)]
     for number, laws in enumerate(_suppositions(before, after, new)):

@@ -219,8 +219,9 @@ def _op(name: str, run: Callable[..., Any], *, collective: bool = False, identit
     resources = ("compute", "comm") if name in _FUSED else ("comm",) if collective else ("compute",)
     native = _native_kernel(full, run) if name in _LOCAL or name in _EXPERTS else None
     return Op(
-        full, run, collective, identity=identity, signature=SCHEMAS[name], fake=fake, resources=resources, native=native
-    )
+        full, run, collective, identity=identity, signature=SCHEMAS[name], fake=fake, resources=resources, native=native,
+        uninterpreted=name == "attention",  # of paged and packed batches
+    )  # fmt: skip
 
 
 OPS = (

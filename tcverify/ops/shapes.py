@@ -202,7 +202,12 @@ def _propagate(op: Op, target: Any, args: Sequence[Any], kwargs: dict[str, Any],
     specs = [leaf for leaf in flat if isinstance(leaf, TensorSpec)]
     elements = sum(_extent(spec) for spec in specs)
     grown = elements * math.prod(abs(v) for v in flat if type(v) is int and v)  # by repeat, expand, pad, …
-    if specs and elements <= _FEW_ELEMENTS and grown <= _MANY_ELEMENTS and not op.uninterpreted:
+    if (
+        specs
+        and elements <= _FEW_ELEMENTS
+        and grown <= _MANY_ELEMENTS
+        and (op.fake is not None or not op.uninterpreted)
+    ):
         tensors: Callable[..., torch.Tensor] = _meta_tensor if op.collective else _real_tensor
         try:
             return _described(op, target, args, kwargs, numbers, tensors, contextlib.nullcontext())

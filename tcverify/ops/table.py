@@ -76,8 +76,8 @@ class Op:
         schema: the signature with what the op really writes into and aliases, where torch's own does not say so.
         resources: what it keeps busy while it runs, of "compute" and "comm"; fused ops that compute and communicate take both.
         reason: why the op is not supported, when `run` is None.
-        uninterpreted: whether nothing but the signature is known, and `run` is some function of that signature; see
-            `tcverify.ops.uninterpreted`.
+        uninterpreted: whether nothing but the signature is known, for some arguments at least, and `run` is some function of
+            that signature; see `tcverify.ops.uninterpreted`.
         signature: "(Tensor x) -> Tensor", as torch writes it. Where it is given, an op that another library defines under
             this name must agree with it, or has no meaning.
         fake: computes shape, stride and dtype of the result from (fake, meta or real) tensors, as positional arguments in

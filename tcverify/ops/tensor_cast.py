@@ -15,9 +15,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from tcverify.errors import UnsupportedOp
 from tcverify.ops.collective import Collective
-from tcverify.ops.table import Request
+from tcverify.ops.table import Request, resolve
 
 Tensor = torch.Tensor
 Steps = Generator[Request, Tensor, Tensor]
@@ -103,22 +102,15 @@ def attention(
         key, value: [..., Skv, kv_heads, head_size]; heads is a multiple of kv_heads.
         attention_mask: broadcastable to [..., heads, Sq, Skv]; boolean (True may attend) or added to the logits.
             A row that may attend to nothing gives zeros.
-        block_table, query_start_loc, seq_lens, query_lens: paged and packed batches, not modelled: must be None.
+        block_table, query_start_loc, seq_lens, query_lens: of paged and packed batches. How they lie in the cache is not
+            modelled: with any of these it is some function of all operands; see `tcverify.ops.uninterpreted`.
 
     Returns:
         [..., Sq, heads · head_size].
-
-    Raises:
-        UnsupportedOp: a paged or packed form.
     """
-    for name, operand in (
-        ("block_table", block_table),
-        ("query_start_loc", query_start_loc),
-        ("seq_lens", seq_lens),
-        ("query_lens", query_lens),
-    ):
-        if operand is not None:
-            raise UnsupportedOp("tensor_cast::attention", f"only the dense form is modelled, but {name} is given")
+    packing = block_table, query_start_loc, seq_lens, query_lens
+    if any(operand is not None for operand in packing):
+        return some_function("tensor_cast::attention", query, key, value, attention_mask, *packing)  # type: ignore[no-any-return]
     kv_heads, head_size = key.shape[-2:]
     heads = query.shape[-1] // head_size
     if query.shape[-1] % head_size or heads % kv_heads:
@@ -138,6 +130,13 @@ def attention(
         nothing = (logits == -math.inf).all(-1, keepdim=True)
         probabilities = logits.softmax(-1).masked_fill(nothing, 0.0)
     return (probabilities @ v).transpose(-2, -3).flatten(-2).contiguous()
+
+
+def some_function(name: str, *args: Any) -> Any:
+    """What an op of this name gives as an uninterpreted function."""
+    from tcverify.ops.uninterpreted import uninterpreted  # late: it asks the tables, which this module fills
+
+    return uninterpreted(resolve(name), name).require()(*args)
 
 
 def _add_like(x: Tensor, residual: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ import torch
 from torch import fx
 
 from tcverify import verify
+from tcverify.execution import AnySize
 from tcverify.program import (
     UNKNOWN,
     VARYING,
@@ -121,3 +122,20 @@ def test_the_pass_is_told_that_they_are_equal_and_files_keep_it() -> None:
     assert {str(placement) for placement in placed.values()} == {"replicated"}
     assert loads(dumps(program)).unknown == program.unknown == [("x", "dp"), ("gain", "dp"), ("gain", "tp")]
     assert program.with_equal(program.unknown).unknown == []
+
+
+def test_more_ranks_than_process_groups_have_are_judged_in_lockstep_alone() -> None:
+    def build(b: GraphBuilder) -> Any:
+        return b.call(
+            "_c10d_functional::wait_tensor", b.call("_c10d_functional::all_reduce", b.input("x"), "sum", "tp")
+        )
+
+    mesh = Mesh.grid({"dp": 32, "tp": 4})
+    program = spmd_program(mesh, [InputSpec("x", (2,), placements=(("tp", VARYING),))], build)
+    verdict = verify(lambda gm: None, program, confirm=AnySize("gloo", _never))
+    assert (verdict.status, verdict.executors) == ("passed", ["lockstep"])
+    assert [note.reason for note in verdict.notes] == ["not-confirmed"]
+
+
+def _never(world_size: int) -> Any:
+    raise AssertionError(f"a process group of {world_size} ranks was started")

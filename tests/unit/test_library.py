@@ -9,8 +9,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
 from tcverify.arithmetic import FLOAT64
-from tcverify.errors import UnsupportedOp
 from tcverify.ops import TensorSpec, lookup, resolve
+from tcverify.ops import tensor_cast as meanings
 from tcverify.ops.collective import complete
 from tcverify.ops.library import SCHEMAS, define_tensor_cast
 
@@ -260,11 +260,11 @@ def test_every_defined_op_has_a_meaning() -> None:
         assert lookup(resolve(f"tensor_cast::{name}")).run is not None
 
 
-def test_a_paged_attention_is_unsupported_by_the_kernel_too() -> None:
+def test_a_paged_attention_is_the_same_function_in_the_kernel() -> None:
     arguments = [*attention(contiguous)]
     arguments[4] = torch.zeros(1, dtype=torch.int64)
-    with pytest.raises(UnsupportedOp, match="block_table is given"):
-        torch.ops.tensor_cast.attention(*arguments)
+    expected = meanings.attention(*arguments).to(arguments[0].dtype)
+    assert torch.equal(torch.ops.tensor_cast.attention(*arguments), expected)
 
 
 def test_a_collective_of_two_ranks_needs_a_process_group() -> None:

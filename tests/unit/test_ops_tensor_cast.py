@@ -7,7 +7,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tcverify.errors import UnsupportedOp
 from tcverify.ops import lookup, resolve
 from tcverify.ops import tensor_cast as tc
 
@@ -174,11 +173,15 @@ def test_a_mask_does_not_hide_that_a_logit_is_nan() -> None:
 
 
 @pytest.mark.parametrize("name", ["block_table", "query_start_loc", "seq_lens", "query_lens"])
-def test_paged_and_packed_attention_are_unsupported_by_name(name: str) -> None:
+def test_paged_and_packed_attention_are_functions_of_all_operands(name: str) -> None:
     operands: dict[str, Any] = dict.fromkeys(["block_table", "query_start_loc", "seq_lens", "query_lens"])
     operands[name] = torch.zeros(1, dtype=torch.int64)
-    with pytest.raises(UnsupportedOp, match=f"tensor_cast::attention is not supported: .*{name} is given"):
-        tc.attention(value(3, 4), value(3, 1, 4), value(3, 1, 4), None, **operands)
+    given = [value(3, 4), value(3, 1, 4), value(3, 1, 4, seed=1), None]
+    out = tc.attention(*given, **operands)
+    assert out.shape == (3, 4)
+    assert torch.equal(out, tc.attention(*given, **operands))
+    assert not torch.allclose(out, tc.attention(*given, **operands | {name: torch.ones(1, dtype=torch.int64)}))
+    assert not torch.allclose(out, tc.attention(given[0], given[2], given[1], None, **operands))
 
 
 @pytest.mark.parametrize(("hidden", "kv_heads"), [(5, 1), (8, 3)])
