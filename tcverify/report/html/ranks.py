@@ -83,7 +83,7 @@ def _part(spec: InputSpec, program: Program, rank: int) -> str:
         dim = program.mesh.dim(name)
         if placement.kind == "partial":
             cuts.append(f"addend {dim.position(rank) + 1} of {len(dim.group(rank))}")
-        elif placement.kind == "varying":
+        elif placement.kind in ("varying", "unknown"):
             cuts.append("its own values")
     return ", ".join(cuts) or "all"
 
