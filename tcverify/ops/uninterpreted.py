@@ -48,7 +48,7 @@ _WEIGHTS = 1 << 13
 #: Names of arguments that name the group of a collective, or list its ranks.
 _GROUP = re.compile(r"(process_)?group(_name)?|rank_group|ranks|pg")
 #: Names of arguments that say that an op communicates, and not with whom.
-_PARTNERS = re.compile(r"rank|world_size|peer|(src|dst)(_rank)?|(device_)?mesh|source_rank|target_rank")
+_PARTNERS = re.compile(r"world_size|peer|(src|dst|source|target)(_rank)?|(device_)?mesh")
 _MEND = "give it a meaning with tcverify.register_dialect"
 
 
@@ -90,7 +90,7 @@ def _reason(target: torch._ops.OpOverload) -> str | None:
         return "its shape depends on data"
     for argument in schema.arguments:
         kind = str(argument.type)
-        if _PARTNERS.fullmatch(argument.name) and _group_argument(schema) is None:
+        if _PARTNERS.fullmatch(argument.name) and kind in ("int", "str") and _group_argument(schema) is None:
             return f"it may communicate (argument '{argument.name}'), and nothing says with whom; {_MEND}"
         if "__torch__" in kind or "ScriptObject" in kind:
             return f"it takes an object (argument '{argument.name}'), which may hold anything; {_MEND}"
