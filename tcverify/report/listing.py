@@ -7,6 +7,7 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import fx
 
 from tcverify.ops import TensorSpec, qualified_name
@@ -177,4 +178,6 @@ def _value(value: Any, constants: Mapping[str, Any], name: Callable[[fx.Node], s
         return f"[{inner}]" if isinstance(value, list) else f"({inner})"
     if isinstance(value, dict):
         return "{" + ", ".join(f"{k}: {_value(v, constants, name)}" for k, v in value.items()) + "}"
+    if isinstance(value, torch._ops.OpOverload):
+        return qualified_name(value)
     return repr(value).removeprefix("torch.")
