@@ -24,11 +24,11 @@ ROUNDS = 24
 
 
 class _Misfit(Exception):
-    """A node does not fit the sizes that were chosen."""
+    """A node does not fit the sizes that were chosen; `alike`: since these have become like others, which are not."""
 
-    def __init__(self, node: str, sizes: Iterable[Size]) -> None:
+    def __init__(self, node: str, sizes: Iterable[Size], alike: Sequence[Size] = ()) -> None:
         super().__init__(node)
-        self.node, self.sizes = node, tuple(sizes)
+        self.node, self.sizes, self.alike = node, tuple(sizes), alike
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +67,16 @@ def twins_of(programs: Sequence[Program]) -> Twins:
             for program, own in zip(programs, related, strict=True):
                 _require_apart(program, own, chosen)
         except _Misfit as misfit:
-            if misfit.node not in plain and any(misfit.node in own.probed for own in related):
+            if misfit.alike and misfit.node not in kept:  # once: then they stay as they are
+                for size in misfit.alike:
+                    sizes.avoid(size, chosen[size])
+            elif misfit.node not in plain and any(misfit.node in own.probed for own in related):
                 plain.add(misfit.node)  # fake kernels forgive what real ones do not
                 sizes, inputs, related = _related(programs, plain)
                 continue
+            else:
+                sizes.pin(misfit.sizes)
             kept[misfit.node] = None
-            sizes.pin(misfit.sizes)
             continue
         became: dict[int, set[int]] = {}
         for size in (size for dims in inputs.values() for size in dims):
@@ -105,7 +109,8 @@ def _require_apart(program: Program, related: Related, chosen: Sequence[int]) ->
                     real, others = seen.get(key, (spec.shape, dims))
                     apart = [place for place, number in enumerate(spec.shape) if real[place] != number]
                     if apart:
-                        raise _Misfit(node.name, [one[place] for one in (dims, others) for place in apart])
+                        both = [one[place] for one in (dims, others) for place in apart]
+                        raise _Misfit(node.name, both, [dims[apart[0]]])
                     own.setdefault(key, (spec.shape, dims))
         seen = {**own, **seen}
 

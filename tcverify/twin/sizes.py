@@ -34,6 +34,7 @@ class Sizes:
         self.number: list[int] = []  # by variable
         self._above: list[Size] = []
         self._pinned: set[Size] = set()
+        self._avoided: dict[Size, set[int]] = {}
         self._products: list[tuple[tuple[Size, ...], tuple[Size, ...]]] = []
         self._sums: list[tuple[Size, tuple[Size, ...]]] = []
 
@@ -49,6 +50,10 @@ class Sizes:
     def pin(self, sizes: Iterable[Size]) -> None:
         """Let sizes stay what they are."""
         self._pinned.update(sizes)
+
+    def avoid(self, size: Size, number: int) -> None:
+        """Let a size become something else than this number, where there is a choice."""
+        self._avoided.setdefault(size, set()).add(number)
 
     def tie(self, first: Size, *others: Size) -> None:
         """Let sizes be scaled alike."""
@@ -102,8 +107,11 @@ class Sizes:
             if top in solved or top in fixed or top in later:
                 continue
             common = math.gcd(*members[top])
+            avoided = [(self.number[s], some) for s, some in self._avoided.items() if self._top(s) == top]
             for small in (one for one in TRIED if one < common):
                 ratios[top] = Fraction(small, common)
+                if any(ratios[top] * number in some for number, some in avoided):
+                    continue
                 if choice.ratios(ratios) is not None:
                     break
             else:
@@ -119,10 +127,12 @@ class Sizes:
         times = Counter(self._top(part) for _, parts in sums for part in parts)
         for whole, parts in sums:
             top = self._top(whole)
-            if top not in fixed and top not in later:
+            if top not in fixed and top not in later and all(self._top(part) != top for part in parts):
                 later[top] = self.number[whole], tuple((self._top(part), self.number[part]) for part in parts)
                 continue
-            loose = [p for p in parts if times[self._top(p)] == 1 and not {self._top(p)} & {*fixed, *linked, *later}]
+            loose = [
+                p for p in parts if times[self._top(p)] == 1 and not {self._top(p)} & {*fixed, *linked, *later, top}
+            ]
             if loose:
                 rest = ((self._top(part), -self.number[part]) for part in parts if part != loose[0])
                 later[self._top(loose[0])] = self.number[loose[0]], ((top, self.number[whole]), *rest)

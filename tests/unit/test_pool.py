@@ -352,15 +352,12 @@ def test_a_program_that_files_cannot_hold_is_an_executor_error(pool: Pools) -> N
 
 
 def test_an_op_that_refuses_its_arguments_in_the_ranks_is_unsupported(pool: Pools) -> None:
-    def build(b: GraphBuilder) -> Any:
-        query, cache = b.input("query"), b.input("cache")
-        kv = b.call("aten::view", cache, [3, 2, 4])
-        return b.call("tensor_cast::attention", query, kv, kv, None, None, None, None, None)
-
-    program = spmd_program(group_of([0, 1]), [InputSpec("query", (3, 8)), InputSpec("cache", (3, 8))], build)
-    node = next(n for n in program.graphs[0].nodes if n.name == "attention")
-    node.args = (*node.args[:4], node.args[0], None, None, None)
-    with pytest.raises(UnsupportedOp, match="block_table"):
+    program = program_of(
+        group_of([0, 1]), lambda b: b.call("aten::dropout", b.input("x"), 0.5, False), InputSpec("x", (3, 8))
+    )
+    node = next(n for n in program.graphs[0].nodes if n.name == "dropout")
+    node.args = (node.args[0], 0.5, True)
+    with pytest.raises(UnsupportedOp, match="its result is random"):
         pool(2).run(program)
     assert pool(2).run(norm(rewritten=False)).finished
 
