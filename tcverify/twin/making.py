@@ -16,7 +16,15 @@ from tcverify.errors import ProgramError
 from tcverify.ops import TensorSpec, lookup
 from tcverify.program import InputSpec, Program, RankBinding, RankConstant, Recipe
 from tcverify.program.graph import add_node, map_structure
-from tcverify.twin.relations import MISFIT, UNKNOWN, Related, inferred, mapped_literals, specs_of, tie_results
+from tcverify.twin.relations import (
+    MISFIT,
+    UNKNOWN,
+    Related,
+    inferred,
+    mapped_literals,
+    specs_of,
+    tie_results,
+)
 from tcverify.twin.sizes import Size, Sizes
 
 #: How often sizes are chosen anew, after what was chosen did not fit.
@@ -89,9 +97,11 @@ def twins_of(programs: Sequence[Program]) -> Twins:
 def _related(programs: Sequence[Program], plain: Collection[str]) -> tuple[Sizes, dict[str, list[Size]], list[Related]]:
     sizes = Sizes()
     inputs: dict[str, list[Size]] = {}
-    related = [Related(program, sizes, inputs, plain) for program in programs]
-    for program, own in zip(programs[1:], related[1:], strict=True):
-        tie_results(related[0], own, (programs[0], program), sizes)
+    precise = all(len(program.graphs) == 1 for program in programs)
+    related = [Related(program, sizes, inputs, plain, precise) for program in programs]
+    for program, own in zip(programs, related, strict=True):
+        if own is not related[0]:
+            tie_results(related[0], own, (programs[0], program))
     return sizes, inputs, related
 
 

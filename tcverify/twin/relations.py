@@ -43,6 +43,11 @@ Scope = dict[int, Size]
 class Related:
     """The sizes of a program.
 
+    Args:
+        plain: names of nodes at which equal numbers are one size.
+        precise: whether they are told apart elsewhere. Of ranks that run different graphs nothing would say what has to go
+            together in these.
+
     Attributes:
         sizes: what is known of all of them.
         inputs: of the global shape of each input, by name; programs that are compared share them.
@@ -56,12 +61,18 @@ class Related:
     """
 
     def __init__(
-        self, program: Program, sizes: Sizes, inputs: dict[str, list[Size]], plain: Collection[str] = ()
+        self,
+        program: Program,
+        sizes: Sizes,
+        inputs: dict[str, list[Size]],
+        plain: Collection[str] = (),
+        precise: bool = True,
     ) -> None:
         self.ranks = {len(group) for dim in program.mesh.dims for group in dim.groups}
         self.probed: set[str] = set()
         self.lists: dict[fx.Node, list[Size]] = {}
         self._plain = plain
+        self._precise = precise
         self.inputs = inputs
         self.of: dict[fx.Node, list[list[Size]]] = {}
         self.scopes: dict[fx.Node, Scope] = {}
@@ -112,12 +123,12 @@ class Related:
         if node.op == "output":  # what is returned beside each other need not go together
             self.of[node] = [dims for read in node.all_input_nodes for dims in self.of.get(read, ())]
             return
-        made = by_places(node, self) if node.op == "call_function" else None
+        made = by_places(node, self) if self._precise and node.op == "call_function" else None
         if made is not None:
             self.of[node], self.lists[node] = made
             self._note(node, scope)
             return
-        probed = self._probed(node, constants, groups) if self._ambiguous(node) else None
+        probed = self._probed(node, constants, groups) if self._precise and self._ambiguous(node) else None
         if probed is not None:
             self.probed.add(node.name)
             self.of[node], literals = probed
@@ -206,22 +217,29 @@ def _named(node: fx.Node, names: Collection[str]) -> bool:
     return node.op == "call_function" and qualified_name(node.target).split(".")[0] in names
 
 
-def tie_results(first: Related, second: Related, programs: Sequence[Program], sizes: Sizes) -> None:
-    """What two programs return is compared: it stays of the same shapes."""
-    for one, other in zip(*([_results(p, r) for p, r in zip(programs, (first, second), strict=True)]), strict=False):
-        for mine, theirs in zip(one, other, strict=False):
-            if len(mine) == len(theirs) and [sizes.number[s] for s in mine] == [sizes.number[s] for s in theirs]:
-                for a, b in zip(mine, theirs, strict=True):
-                    sizes.tie(a, b)
+def _tie(first: Related, one: fx.Node, second: Related, other: fx.Node) -> None:
+    """Let what two nodes give stay of one shape, where it is."""
+    for mine, theirs in zip(first.of.get(one, ()), second.of.get(other, ()), strict=False):
+        numbers = [[related.sizes.number[s] for s in dims] for related, dims in ((first, mine), (second, theirs))]
+        if numbers[0] == numbers[1]:
+            for a, b in zip(mine, theirs, strict=True):
+                first.sizes.tie(a, b)
 
 
-def _results(program: Program, related: Related) -> list[list[list[Size]]]:
-    found = []
-    for output in (node for graph in program.graphs for node in graph.nodes if node.op == "output"):
-        leaves: list[Any] = []
-        map_aggregate(output.args, lambda leaf, leaves=leaves: leaves.append(leaf))  # type: ignore[misc]
-        found.append([dims for leaf in leaves if isinstance(leaf, fx.Node) for dims in related.of[leaf]])
-    return found
+def tie_results(first: Related, second: Related, programs: Sequence[Program]) -> None:
+    """What two programs return on a rank is compared: it stays of the same shapes."""
+    ranks = zip(programs[0].ranks, programs[1].ranks, strict=True)
+    for mine, theirs in dict.fromkeys((a.graph, b.graph) for a, b in ranks):
+        for one, other in zip(_returned(programs[0].graphs[mine]), _returned(programs[1].graphs[theirs]), strict=False):
+            _tie(first, one, second, other)
+
+
+def _returned(graph: fx.Graph) -> list[fx.Node]:
+    leaves: list[Any] = []
+    for node in graph.nodes:
+        if node.op == "output":
+            map_aggregate(node.args, leaves.append)
+    return [leaf for leaf in leaves if isinstance(leaf, fx.Node)]
 
 
 def _distinct(constants: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
