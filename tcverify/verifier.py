@@ -336,9 +336,10 @@ def _conditional(judged: _Judged, pair: Pair, how: _How, clock: _Clock) -> _Judg
         return _judge(equal, how.lockstep.run(equal.original), how, clock)
 
     settled = where_equal(pair.original.unknown)
-    if {finding.kind for finding in judged.findings} <= {finding.kind for finding in settled.findings}:
+    always = {finding.kind for finding in settled.findings}
+    if {finding.kind for finding in judged.findings} <= always:
         return judged
-    doubt = condition(pair.original, lambda pairs: not where_equal(pairs).findings)
+    doubt = condition(pair.original, lambda pairs: {f.kind for f in where_equal(pairs).findings} <= always)
     return replace(settled, doubts=[*settled.doubts, doubt], notes=judged.notes)
 
 

@@ -18,7 +18,7 @@ from tcverify.execution import Comparison, Lockstep
 from tcverify.op_laws import OpLaw, law_of, supposing
 from tcverify.ops import lookup
 from tcverify.ops.uninterpreted import OpCall, recorded
-from tcverify.program import Doubt, Finding, Program
+from tcverify.program import Doubt, Program
 
 #: Most suppositions that are tried.
 _MOST = 16
@@ -123,7 +123,7 @@ def _agree(original: Program, rewritten: Program, laws: Mapping[str, OpLaw], loc
             if not (comparison.original.finished and comparison.rewritten.finished):
                 return False
             probe: Callable[[], dict[str, float]] = lambda: lockstep.probe(original, comparison.original)  # noqa: E731
-            return not any(isinstance(one, Finding) for one in differences(comparison, probe))
+            return not differences(comparison, probe)  # nor doubts: what cannot be judged is no agreement
         except UnsupportedOp:
             return False
 

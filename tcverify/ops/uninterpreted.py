@@ -288,7 +288,9 @@ def _value(key: str, shape: tuple[int, ...], dtype: torch.dtype, operands: Opera
     found = found.movedim(tuple(range(len(mapped))), mapped) if mapped else found
     if dtype is torch.bool:
         return found > 0
-    return found.contiguous() if dtype.is_floating_point or dtype.is_complex else (found > 0).to(dtype)
+    if dtype.is_complex:
+        return found.to(torch.complex128)
+    return found.contiguous() if dtype.is_floating_point else (found > 0).to(dtype)
 
 
 def _linear_in(law: OpLaw, operands: Operands) -> int | None:

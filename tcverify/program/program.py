@@ -338,10 +338,10 @@ def _peak(graph: fx.Graph) -> int:
     ending: dict[fx.Node, list[tuple[Any, int]]] = {}
     now = peak = 0
     for node in graph.nodes:
-        for leaf in pytree.tree_leaves(node.meta.get("val")):
+        for number, leaf in enumerate(pytree.tree_leaves(node.meta.get("val"))):
             if not isinstance(leaf, TensorSpec) or node.op == "output":
                 continue
-            key = leaf.alias if leaf.alias is not None else (node, len(ending))
+            key = leaf.alias if leaf.alias is not None else (node, number)
             if not users.get(key):
                 now += leaf.numel
             users[key] = users.get(key, 0) + 1

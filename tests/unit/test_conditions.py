@@ -114,6 +114,7 @@ def test_findings_that_do_not_depend_on_it_stay() -> None:
     verdict = judged(without_metadata, scaled_sum(), checks=["equivalence", "metadata"])
     assert [finding.kind for finding in verdict.findings] == ["stale-metadata"]
     assert [doubt.reason for doubt in verdict.doubts] == ["placement-needed"]
+    assert verdict.doubts[0].detail.startswith("right only if gain is equal on all ranks of tp;")
 
 
 def test_the_pass_is_told_that_they_are_equal_and_files_keep_it() -> None:
