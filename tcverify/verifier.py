@@ -89,6 +89,7 @@ def verify(
     domain: str = "float64",
     deep: bool = False,
     always_confirm: bool = False,
+    brief: bool = False,
 ) -> Verdict:
     """Verify that a pass keeps the meaning of one program.
 
@@ -102,6 +103,7 @@ def verify(
             "native", which also runs them in their own dtypes, where rounding shows.
         deep: also look for impurity, at about three times the cost.
         always_confirm: run `confirm` also on programs that lockstep refutes by value or by raising.
+        brief: of a rewrite that is right only if inputs are equal on the ranks, do not look for few of them.
 
     Raises:
         PassLoadError: the pass cannot be loaded.
@@ -121,6 +123,7 @@ def verify(
             domain=domain,
             deep=deep,
             always_confirm=always_confirm,
+            brief=brief,
         )
         while True:
             next(steps)
@@ -159,6 +162,7 @@ def verification(
     always_confirm: bool = False,
     watch: Watch | None = None,
     lean: bool = False,
+    brief: bool = False,
 ) -> Steps:
     """Verify as `verify` does, in steps, so that several programs can be under way at once.
 
@@ -171,6 +175,7 @@ def verification(
     Args:
         watch: what the pass is watched for.
         lean: whether a program that the pass leaves as it is passes without being run.
+        brief: see `verify`.
     """
     clock = _Clock()
     lockstep = Lockstep(contract.collectives == "conservative")
@@ -225,7 +230,7 @@ def verification(
     how = _How(lockstep, contract, checks, domain, deep, deep and confirm is not None and confirm.name == "nccl")
     judged = _judge(pair, baseline, how, clock)
     if judged.findings and program.unknown and pair.rewritten is not None:
-        judged = _conditional(judged, pair, how, clock)
+        judged = _conditional(judged, pair, how, clock, brief)
         confirm = confirm if judged.findings else None
     evidence, findings, doubts, notes = judged.evidence, judged.findings, judged.doubts, judged.notes
     clock.lap("checks")
@@ -323,7 +328,7 @@ def _run(pair: Pair, rewritten: Program, baseline: Run, how: _How, evidence: Evi
         _play_extremes(evidence, baseline, lockstep, how.deep)
 
 
-def _conditional(judged: _Judged, pair: Pair, how: _How, clock: _Clock) -> _Judged:
+def _conditional(judged: _Judged, pair: Pair, how: _How, clock: _Clock, brief: bool) -> _Judged:
     """Judge a pair that is refuted where inputs of which nothing is known are different, where they are equal as well.
 
     Findings that are gone then depend on a condition, which is a doubt.
@@ -339,7 +344,10 @@ def _conditional(judged: _Judged, pair: Pair, how: _How, clock: _Clock) -> _Judg
     always = {finding.kind for finding in settled.findings}
     if {finding.kind for finding in judged.findings} <= always:
         return judged
-    doubt = condition(pair.original, lambda pairs: {f.kind for f in where_equal(pairs).findings} <= always)
+    if brief:
+        doubt = Doubt("placement-needed", "right only if inputs of which nothing is known are equal on the ranks")
+    else:
+        doubt = condition(pair.original, lambda pairs: {f.kind for f in where_equal(pairs).findings} <= always)
     return replace(settled, doubts=[*settled.doubts, doubt], notes=judged.notes)
 
 

@@ -316,7 +316,7 @@ class Campaign:
 
         def shows(program: Program) -> bool:
             confirm = self.confirm if target.kind == "executor-divergence" else None
-            verdict = self._verify(program, confirm, target.deep)
+            verdict = self._verify(program, confirm, target.deep, brief=True)
             self.statistics.shrinking += 1
             self._tell(Progress(self.statistics, f"shrinking {target.kind}"))
             return target.record(verdict)
@@ -379,12 +379,12 @@ class Campaign:
         self._target = Target(new.kind, deep, program.size, verdict)
         return self._target
 
-    def _verify(self, program: Program, confirm: Executor | None, deep: bool) -> Verdict:
+    def _verify(self, program: Program, confirm: Executor | None, deep: bool, *, brief: bool = False) -> Verdict:
         self._in_flight.note(program, deep)
         with self._interrupts.open():
             verdict = verify(
                 self.subject, program, contract=self.contract, confirm=confirm, checks=self.plan.checks,
-                domain=self.plan.domain, deep=deep,
+                domain=self.plan.domain, deep=deep, brief=brief,
             )  # fmt: skip
         self._cover(verdict)
         return verdict

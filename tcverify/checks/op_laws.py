@@ -1,16 +1,20 @@
 """What an op would have to satisfy for two programs to be equal, where only its signature is known.
 
 The original and its rewrite differ. Where every call of such an op is one that the original makes too, on tensors of the same
-shapes, that is a defect. Where a call is given tensors of other shapes, or is gone, the op may have a law by which both are
-equal: a norm is computed row by row, so that of a shard is the shard of it. Laws are tried: both versions run with a function
-in the place of the op that has the law, and no other.
+shapes, that is a defect, unless a law explains it; so is an output that is wrong and depends on no such op. Where a call is
+given tensors of other shapes, or is gone, the op may have a law by which both are equal: a norm is computed row by row, so that
+of a shard is the shard of it. Laws are tried: both versions run with a function in the place of the op that has the law.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from functools import reduce
+from functools import partial, reduce
+
+from torch import fx
+from torch.utils import _pytree as pytree
 
 from tcverify.checks.equivalence import differences
 from tcverify.errors import UnsupportedOp
@@ -18,7 +22,7 @@ from tcverify.execution import Comparison, Lockstep
 from tcverify.op_laws import OpLaw, law_of, supposing
 from tcverify.ops import lookup
 from tcverify.ops.uninterpreted import OpCall, recorded
-from tcverify.program import Doubt, Program
+from tcverify.program import Doubt, Finding, Program
 
 #: Most suppositions that are tried.
 _MOST = 16
@@ -40,7 +44,7 @@ def law_needed(original: Program, rewritten: Program) -> Doubt | None:
             break
         if _agree(original, rewritten, laws, lockstep):
             return Doubt("law-needed", _told(laws, before, new))
-    if not new and not gone:
+    if (not new and not gone) or _wrong_beside(original, rewritten, lockstep):
         return None
     call = (new or gone)[0]
     what = (
@@ -51,6 +55,44 @@ def law_needed(original: Program, rewritten: Program) -> Doubt | None:
     if hint is not None:
         mend += f", or a law: with {_options(call.name, hint)} the versions still differ"
     return Doubt("law-needed", f"{what}, and of {call.name} only the signature is known; {mend}")
+
+
+def _wrong_beside(original: Program, rewritten: Program, lockstep: Lockstep) -> bool:
+    """Whether an output is wrong that depends on no such op, in neither version: that is a defect, whatever the ops do."""
+    comparison = lockstep.compare(original, rewritten)
+    labels = dict.fromkeys((delta.label, delta.rank) for delta in comparison.deltas)
+    for label, rank in labels:
+        found = _OUTPUT.fullmatch(label)
+        graphs = [program.graphs[program.ranks[rank].graph] for program in (original, rewritten)]
+        if found is None or any(_depends(graph, int(found[1])) for graph in graphs):
+            continue
+        alone = replace(comparison, deltas=[delta for delta in comparison.deltas if delta.label == label])
+        probe = partial(lockstep.probe, original, comparison.original)
+        if any(isinstance(one, Finding) for one in differences(alone, probe)):
+            return True
+    return False
+
+
+_OUTPUT = re.compile(r"output (\d+)")
+
+
+def _depends(graph: fx.Graph, output: int) -> bool:
+    """Whether an output depends on an op of which only the signature is known; also where that cannot be told."""
+    if any(lookup(n.target).uninterpreted and lookup(n.target).aliases for n in graph.nodes if n.op == "call_function"):
+        return True  # what it writes is read by way of its operands
+    leaves = pytree.tree_leaves(graph.output_node().args[0])
+    if output >= len(leaves) or not isinstance(leaves[output], fx.Node):
+        return True
+    waiting, seen = [leaves[output]], set()
+    while waiting:
+        node = waiting.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if node.op == "call_function" and lookup(node.target).uninterpreted:
+            return True
+        waiting += node.all_input_nodes
+    return False
 
 
 def _known(call: OpCall, others: list[OpCall]) -> bool:

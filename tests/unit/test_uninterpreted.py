@@ -259,6 +259,22 @@ class TestVerdicts:
         verdict = verify(dropped, summed_then_rope(), checks=["equivalence"])
         assert "no longer calls tcverify_library::rope x [8, 4]" in verdict.doubts[0].detail
 
+    def test_what_is_wrong_beside_the_op_is_a_defect_all_the_same(self) -> None:
+        def build(b: GraphBuilder) -> Any:
+            x, cos, sin = (b.input(name) for name in ("x", "cos", "sin"))
+            rope = b.call("tcverify_library::rope", x, cos, sin)
+            return b.call("aten::add.Tensor", rope, x), b.call("aten::mul.Tensor", x, cos)
+
+        program = spmd_program(TP, [InputSpec(name, (8, 4)) for name in ("x", "cos", "sin")], build)
+
+        def both(gm: fx.GraphModule) -> None:
+            dropped(gm)
+            mul = found(gm, "mul")
+            mul.args = (mul.args[0], mul.args[0])
+
+        assert judged(dropped, program) == ("inconclusive", ["law-needed"])
+        assert judged(both, program) == ("refuted", ["wrong-value"])
+
     def test_a_second_application_asks_for_the_law_too(self) -> None:
         verdict = verify(by_halves, summed_then_rope(), checks=["purity", "equivalence"], deep=True)
         assert "law-needed" in [doubt.reason for doubt in verdict.doubts]
