@@ -140,3 +140,9 @@ def test_more_ranks_than_process_groups_have_are_judged_in_lockstep_alone() -> N
 
 def _never(world_size: int) -> Any:
     raise AssertionError(f"a process group of {world_size} ranks was started")
+
+
+def test_a_brief_verdict_names_no_inputs() -> None:
+    verdict = judged(before_the_sum, scaled_sum(), brief=True)
+    assert [doubt.reason for doubt in verdict.doubts] == ["placement-needed"]
+    assert "gain" not in verdict.doubts[0].detail
