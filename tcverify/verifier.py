@@ -315,7 +315,7 @@ def _judge(pair: Pair, baseline: Run, how: _How, clock: _Clock) -> _Judged:
 
 def _run(pair: Pair, rewritten: Program, baseline: Run, how: _How, evidence: Evidence, doubts: list[Doubt]) -> None:
     lockstep, checks = how.lockstep, how.checks
-    after = baseline if rewritten is pair.original else lockstep.run(rewritten)
+    after = baseline if rewritten is pair.original else lockstep.run(rewritten, beside=baseline)
     evidence.runs.append(lockstep.compare_runs(baseline, after))
     if after.finished and pair.changed and "equivalence" in checks:
         _run_in(how.domain, evidence, baseline, doubts)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from tcverify.arithmetic import FLOAT64, Domain
 from tcverify.execution.compare import Delta
@@ -60,6 +60,7 @@ class Run:
         hang: set when ranks wait for each other for ever.
         mismatch: set when the members of a collective disagree: the sentence, and the calls by rank.
         domain: name of the number domain.
+        keeps: what is to live as long as the run does.
     """
 
     executor: str
@@ -67,6 +68,7 @@ class Run:
     hang: Hang | None = None
     mismatch: tuple[str, dict[int, Call]] | None = None
     domain: str = "float64"
+    keeps: Any = field(default=None, repr=False)
 
     @property
     def error(self) -> RankResult | None:

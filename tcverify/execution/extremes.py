@@ -64,9 +64,10 @@ def play_extremes(baseline: Run, program: Program, executor: Lockstep, *, deep: 
 
 def play(baseline: Run, program: Program, executor: Lockstep, words: str, timing: str | Timing) -> Extreme:
     """Run a program at one extreme. Of a run that gives what the original gives, values are not kept: there are many."""
-    after = executor.run(program, timing=timing)
+    after = executor.run(program, timing=timing, beside=baseline)
     comparison = executor.compare_runs(baseline, after)
     if after.finished and not any(delta.problem or delta.overflow or delta.difference for delta in comparison.deltas):
+        after.keeps = None
         for result in after.ranks:
             result.outputs, result.inputs = [], []
     return Extreme(words, timing, comparison)

@@ -69,6 +69,7 @@ class RankResult:
         values: every node's value, when observed.
         error: set when a node raised.
         digest: projections of the outputs, when the rank ran elsewhere; see `compare.digest`.
+        sharing: for each output, the first one with the same storage; None where the outputs' storages say it.
     """
 
     rank: int
@@ -81,6 +82,7 @@ class RankResult:
     values: dict[str, Any] | None = None
     error: NodeError | None = None
     digest: list[list[float]] = field(default_factory=list)
+    sharing: list[int] | None = None
 
 
 def rank_inputs(plan: Plan, rank: int, sources: Sources, domain: Domain = FLOAT64) -> Sequence[torch.Tensor]:

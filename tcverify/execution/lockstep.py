@@ -41,16 +41,24 @@ class Lockstep:
     name: ClassVar[str] = "lockstep"
 
     def run(
-        self, program: Program, *, observe: bool = False, domain: Domain = FLOAT64, timing: str | Timing = "issue"
+        self,
+        program: Program,
+        *,
+        observe: bool = False,
+        domain: Domain = FLOAT64,
+        timing: str | Timing = "issue",
+        beside: Run | None = None,
     ) -> Run:
         """Run a program. See `Executor.run`.
 
         Args:
             timing: when asynchronous collectives read and write: one of `TIMINGS`, or by rank and node.
+            beside: a run of another version of the program, in the same domain. What both compute alike is kept once, where
+                it is large.
         """
         if not observe and program.world_size >= STACKED_FROM:
             check_supported(plans_of(program, domain), domain)
-            stacked = run_stacked(program, domain, timing)
+            stacked = run_stacked(program, domain, timing, beside)
             if stacked is not None:
                 return stacked
         return _execute(program, observe, None, domain=domain, timing=timing, conservative=self.conservative)
@@ -58,7 +66,7 @@ class Lockstep:
     def compare(self, original: Program, rewritten: Program, domain: Domain = FLOAT64) -> Comparison:
         """Run and compare both versions. See `Executor.compare`."""
         before = self.run(original, domain=domain)
-        after = before if rewritten is original else self.run(rewritten, domain=domain)
+        after = before if rewritten is original else self.run(rewritten, domain=domain, beside=before)
         return self.compare_runs(before, after, None if domain.carries else self.run(original))
 
     def start_comparison(
@@ -69,7 +77,7 @@ class Lockstep:
 
     def compare_with(self, before: Run, rewritten: Program) -> Comparison:
         """As `compare`, for an original that has already run here."""
-        return self.compare_runs(before, self.run(rewritten))
+        return self.compare_runs(before, self.run(rewritten, beside=before))
 
     def compare_runs(self, before: Run, after: Run, reference: Run | None = None) -> Comparison:
         """As `compare`, for versions that have both run here: one and the same run for a program that a pass left alone.

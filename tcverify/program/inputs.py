@@ -118,20 +118,30 @@ class InputSpec:
         if self.recipe.kind == "cancelling" and members > 1 and last:
             lengths = [len(dim.group(rank)) for dim in varying]
             others = [tuple(c) for c in torch.cartesian_prod(*map(torch.arange, lengths)).reshape(members, -1).tolist()]
-            addends = [self._global(seed, other, draw) for other in others if other != coordinates]
+            addends = self._global(seed, [other for other in others if other != coordinates], draw)
             small = 1e-6 if draw is None else residue(1e-6)
-            whole = small * self._global(seed, coordinates, draw) - torch.stack(addends).sum(0)
+            whole = small * self._global(seed, [coordinates], draw)[0] - addends.sum(0)
             whole = whole if draw is None else canonical(whole)
         elif self.recipe.kind == "given":
             whole = self._given([len(dim.group(rank)) for dim in varying], coordinates, draw)
         else:
-            whole = self._global(seed, coordinates, draw)
+            whole = self._global(seed, [coordinates], draw)[0]
         bounds = self.bounds(mesh, rank)
         part = whole
         if any(start or end != size for (start, end), size in zip(bounds, self.shape, strict=True)):
             part = whole[tuple([slice(start, end) for start, end in bounds])]
         dtype = self.dtype if draw is None else torch.float64
         return part.to(dtype, memory_format=torch.contiguous_format, copy=True)
+
+    def values_of(self, mesh: Mesh, ranks: Sequence[int], seed: int, domain: Domain = FLOAT64) -> torch.Tensor:
+        """Return the values of several ranks, which have parts of one shape: [ranks, *shape of a part]. See `values`."""
+        if self.recipe.kind in ("cancelling", "given") or any(p.kind == "shard" for _, p in self.placements):
+            return torch.stack([self.values(mesh, rank, seed, domain) for rank in ranks])
+        draw = domain.draw if isinstance(domain, Exact) and self.dtype.is_floating_point else None
+        varying = self._varying(mesh)
+        whole = self._global(seed, [tuple(dim.position(rank) for dim in varying) for rank in ranks], draw)
+        dtype = self.dtype if draw is None else torch.float64
+        return whole.to(dtype, memory_format=torch.contiguous_format, copy=True)
 
     @property
     def _given_size(self) -> int:
@@ -157,21 +167,22 @@ class InputSpec:
     def _varying(self, mesh: Mesh) -> list[MeshDim]:
         return [mesh.dim(name) for name, p in self.placements if p.kind in ("partial", "varying", "unknown")]
 
-    def _global(self, seed: int, coordinates: tuple[int, ...], draw: int | None) -> torch.Tensor:
-        """The global tensor: float64, or int64 of wide integers. Never write into it.
+    def _global(self, seed: int, members: Sequence[tuple[int, ...]], draw: int | None) -> torch.Tensor:
+        """The global tensors of the members at these coordinates: float64, or int64 of wide integers. Never write into it.
 
         Args:
             draw: number of the exact domain's draw. Residues are equally distributed whatever the recipe says of magnitudes;
                 what it says of zeros, integers, constants and sums is kept.
         """
-        shape, kind, scale = self.shape, self.recipe.kind, self.recipe.scale
+        shape, kind, scale = (len(members), *self.shape), self.recipe.kind, self.recipe.scale
         if kind == "constant":
             return torch.full(shape, scale if draw is None else residue(scale), dtype=torch.float64)
-        if draw is not None and kind not in ("integers", "mask"):
-            unit = residues(_uniform(seed, _label(self.name, coordinates, draw), shape))
+        of_residues = draw is not None and kind not in ("integers", "mask")
+        labels = [_label(self.name, coordinates, draw if of_residues else None) for coordinates in members]
+        unit = _uniform(seed, labels, self.shape)
+        if of_residues:
+            unit = residues(unit)
             kind, scale = "zero_rows" if kind == "zero_rows" else "uniform", 1.0 if scale else 0.0
-        else:
-            unit = _uniform(seed, _label(self.name, coordinates), shape)
         if kind == "norm_weight":
             return (1.0 + unit / 2) * scale
         if kind == "integers":
@@ -180,13 +191,11 @@ class InputSpec:
             return (unit * 2**52).to(torch.int64) * 1026 + unit.sign().to(torch.int64)
         if kind == "mask":
             mask = unit < 0.5
-            if shape and shape[-1]:
+            if self.shape and self.shape[-1]:
                 mask[..., 0] = True
             return mask.to(torch.float64)
-        if kind == "zero_rows" and shape:
-            rows = _uniform(
-                seed, f"{self.name} rows", (*shape[:-1], 1)
-            )  # which rows are zero does not depend on the rank
+        if kind == "zero_rows" and self.shape:  # which rows are zero does not depend on the rank
+            rows = _uniform(seed, [f"{self.name} rows"], (*self.shape[:-1], 1))
             return torch.where(rows < 0, unit, torch.zeros_like(unit)) * scale
         return unit * scale
 
@@ -245,14 +254,17 @@ def _label(name: str, coordinates: Sequence[int], draw: int | None = None) -> st
     return label if draw is None else f"{label} {draw}"
 
 
-def _uniform(seed: int, label: str, shape: tuple[int, ...]) -> torch.Tensor:
-    """Independent values in (−1, 1), float64."""
+def _uniform(seed: int, labels: Sequence[str], shape: tuple[int, ...]) -> torch.Tensor:
+    """Independent values in (−1, 1), float64, for each label: [labels, *shape]."""
+    if len(labels) > 1:
+        return _hashed_alike(seed, labels, shape)
+    (label,) = labels
     unit = _UNITS.get((seed, label, shape))
     if unit is None:
         (unit,) = made = _hashed(seed, [(label, shape)])
         if math.prod(shape) <= _KEPT_ELEMENTS:  # large ones would stay in memory long after their program
             _keep(seed, [(label, shape)], made)
-    return unit
+    return unit[None]
 
 
 def _keep(seed: int, wanted: Sequence[tuple[str, tuple[int, ...]]], made: Sequence[torch.Tensor]) -> None:
@@ -277,18 +289,29 @@ def _all_multiples() -> torch.Tensor:
 
 
 def _hashed(seed: int, wanted: Sequence[tuple[str, tuple[int, ...]]]) -> list[torch.Tensor]:
-    """For each label and shape, the finaliser of murmur3 over a counter, keyed by seed and label."""
-    counters = []
-    for label, shape in wanted:
-        key = int.from_bytes(hashlib.blake2b(f"{seed} {label}".encode(), digest_size=8).digest(), "little", signed=True)
-        counters.append(_multiples(math.prod(shape)) + key)
-    x = torch.cat(counters)
+    """For each label and shape, values of a counter, keyed by seed and label."""
+    sizes = [math.prod(shape) for _, shape in wanted]
+    counters = [_multiples(size) + _key(seed, label) for size, (label, _) in zip(sizes, wanted, strict=True)]
+    numbers = _mixed(torch.cat(counters))
+    return [part.reshape(shape) for part, (_, shape) in zip(numbers.split(sizes), wanted, strict=True)]
+
+
+def _hashed_alike(seed: int, labels: Sequence[str], shape: tuple[int, ...]) -> torch.Tensor:
+    """As `_hashed`, for labels of one shape: [labels, *shape]."""
+    keys = torch.tensor([_key(seed, label) for label in labels], dtype=torch.int64)
+    return _mixed(_multiples(math.prod(shape)) + keys[:, None]).reshape(len(labels), *shape)
+
+
+def _key(seed: int, label: str) -> int:
+    return int.from_bytes(hashlib.blake2b(f"{seed} {label}".encode(), digest_size=8).digest(), "little", signed=True)
+
+
+def _mixed(x: torch.Tensor) -> torch.Tensor:
+    """Numbers in (−1, 1) from integers of 64 bits, by the finaliser of murmur3. Writes into `x`."""
     x ^= (x >> 33) & _MASK_33
     x *= -49064778989728563
     x ^= (x >> 33) & _MASK_33
     x *= -4265267296055464877
     x ^= (x >> 33) & _MASK_33
     # 52 bits, centred on the half-integers: never 0, never ±1
-    numbers = ((x >> 12).to(torch.float64) + 0.5) * 2.0**-51
-    sizes = [math.prod(shape) for _, shape in wanted]
-    return [part.reshape(shape) for part, (_, shape) in zip(numbers.split(sizes), wanted, strict=True)]
+    return ((x >> 12).to(torch.float64) + 0.5) * 2.0**-51

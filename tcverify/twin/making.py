@@ -25,7 +25,7 @@ from tcverify.twin.relations import (
     specs_of,
     tie_results,
 )
-from tcverify.twin.sizes import Size, Sizes
+from tcverify.twin.sizes import SMALL, Size, Sizes
 
 #: How often sizes are chosen anew, after what was chosen did not fit.
 ROUNDS = 24
@@ -54,17 +54,20 @@ class Twins:
     wrong: tuple[str | None, ...]
 
 
-def twins_of(programs: Sequence[Program]) -> Twins:
+def twins_of(programs: Sequence[Program], small: int = SMALL) -> Twins:
     """Make the twins of programs that are to be compared with each other: they read the same inputs, and return the same shapes.
 
     Views and shards go on fitting, and no size but 1 becomes 1. Where nothing can be made smaller, a twin is as large as its
     program.
 
+    Args:
+        small: sizes up to this one stay, where they can.
+
     Raises:
         ProgramError: no choice of sizes fits.
     """
     plain: set[str] = set()
-    sizes, inputs, related = _related(programs, plain)
+    sizes, inputs, related = _related(programs, plain, small)
     kept: dict[str, None] = {}
     for _ in range(ROUNDS):
         chosen = sizes.solve()
@@ -80,7 +83,7 @@ def twins_of(programs: Sequence[Program]) -> Twins:
                     sizes.avoid(size, chosen[size])
             elif misfit.node not in plain and any(misfit.node in own.probed for own in related):
                 plain.add(misfit.node)  # fake kernels forgive what real ones do not
-                sizes, inputs, related = _related(programs, plain)
+                sizes, inputs, related = _related(programs, plain, small)
                 continue
             else:
                 sizes.pin(misfit.sizes)
@@ -94,8 +97,10 @@ def twins_of(programs: Sequence[Program]) -> Twins:
     raise ProgramError(f"no smaller sizes fit the program: nodes {', '.join(list(kept)[:5])} take others")
 
 
-def _related(programs: Sequence[Program], plain: Collection[str]) -> tuple[Sizes, dict[str, list[Size]], list[Related]]:
-    sizes = Sizes()
+def _related(
+    programs: Sequence[Program], plain: Collection[str], small: int
+) -> tuple[Sizes, dict[str, list[Size]], list[Related]]:
+    sizes = Sizes(small)
     inputs: dict[str, list[Size]] = {}
     precise = all(len(program.graphs) == 1 for program in programs)
     related = [Related(program, sizes, inputs, plain, precise) for program in programs]

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 from tcverify.application import Defect, Pair
 from tcverify.errors import ProgramError
 from tcverify.program import Program
-from tcverify.twin.making import twins_of
-from tcverify.twin.sizes import SMALL
+from tcverify.twin.making import Twins, twins_of
+from tcverify.twin.sizes import LEAST, SMALL
 
-#: Elements that there may be at once on all ranks of a twin: 2 GiB in float64.
-MOST = 1 << 28
+#: Elements that there may be at once on all ranks of a twin: 6 GiB in float64.
+MOST = 3 << 28
+
+#: Bytes of the machine's memory that each of them takes at worst: two versions of the program are there at once.
+_BYTES = 16
+
+#: Elements up to which small numbers, of heads, experts and ranks, stay what they are.
+_EASY = 1 << 27
 
 
 def small_pair(pair: Pair) -> Pair:
@@ -22,10 +31,7 @@ def small_pair(pair: Pair) -> Pair:
     """
     programs = [p for p in (pair.original, pair.rewritten, pair.again) if p is not None]
     distinct = list({id(p): p for p in programs}.values())
-    twins = twins_of(distinct)
-    if any(program.elements > MOST for program in twins.programs):
-        left = sorted({n for n, became in twins.sizes.items() if n in became and n > SMALL}, reverse=True)
-        raise ProgramError(f"it does not fit into memory, and no smaller sizes were found for {left[:8]}")
+    twins = _fitting(distinct)
     wrong = {id(program): node for program, node in zip(distinct, twins.wrong, strict=True) if node is not None}
     if id(pair.original) in wrong:
         raise ProgramError(f"the operands of node '{wrong[id(pair.original)]}' do not fit together")
@@ -42,6 +48,33 @@ def small_pair(pair: Pair) -> Pair:
         pair, original=small[id(pair.original)], rewritten=of(pair.rewritten), again=of(pair.again), real=pair.original,
         sizes=dict(twins.sizes), stages=[], defects=defects,
     )  # fmt: skip
+
+
+def _fitting(programs: Sequence[Program]) -> Twins:
+    """Twins that fit into memory. Raises `ProgramError`."""
+    twins = twins_of(programs)
+    if _elements(twins) > _EASY:
+        with suppress(ProgramError):  # nothing smaller fits
+            twins = min(twins, twins_of(programs, LEAST), key=_elements)
+    elements, most = _elements(twins), min(MOST, _memory() // _BYTES)
+    if elements > most:
+        left = sorted({n for n, became in twins.sizes.items() if n in became and n > SMALL}, reverse=True)
+        raise ProgramError(
+            f"its ranks' values take {elements / 2**27:.1f} GiB, of {most / 2**27:.1f} that they may take; no smaller sizes were"
+            f" found for {left[:8]}"
+        )
+    return twins
+
+
+def _memory() -> int:
+    """Bytes that the machine has; where the system does not say, as many as the largest twins need."""
+    names = getattr(os, "sysconf_names", {})
+    pages = os.sysconf("SC_PHYS_PAGES") if "SC_PHYS_PAGES" in names else -1
+    return pages * os.sysconf("SC_PAGE_SIZE") if pages > 0 else MOST * _BYTES
+
+
+def _elements(twins: Twins) -> int:
+    return max(program.elements for program in twins.programs)
 
 
 __all__ = ["MOST", "small_pair"]

@@ -13,7 +13,7 @@ from typing import Any
 
 from tcverify.ops import TensorSpec
 from tcverify.program.graph import map_structure
-from tcverify.twin.sizes import SMALL, Size, Sizes
+from tcverify.twin.sizes import Size, Sizes
 
 #: How many times as large a size is made.
 TIMES = 3
@@ -48,7 +48,7 @@ class Probe:
         sizes = self.sizes
         numbers: dict[Size, int] = {}  # by kind: what it is here
         for size in (size for _, dims in self.operands.values() for size in itertools.chain(*dims)):
-            if sizes.number[size] > SMALL:
+            if sizes.number[size] > sizes.small:
                 numbers.setdefault(sizes.kind(size), sizes.number[size])
         grown: dict[tuple[Size, ...], Shapes] = {}
         literal: dict[int, Size] = {}
@@ -103,7 +103,7 @@ class Probe:
             found.append([])
             for place, size in enumerate(shape):
                 own = [some[0] for some, shapes in grown.items() if shapes[number][place] != size]
-                if len(own) > 1 or (not own and size > SMALL):
+                if len(own) > 1 or (not own and size > self.sizes.small):
                     return None
                 found[-1].append(own[0] if own else None)
         return found

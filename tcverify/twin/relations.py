@@ -22,7 +22,7 @@ from tcverify.program import Program, RankConstant
 from tcverify.program.graph import constant_value
 from tcverify.twin.places import by_places
 from tcverify.twin.probing import TIMES, Probe
-from tcverify.twin.sizes import SMALL, Size, Sizes
+from tcverify.twin.sizes import Size, Sizes
 
 #: Ops of which a dim of an operand, or of a result, is the sum of those at the same place of several.
 _JOINS = frozenset({"aten::cat"})
@@ -159,16 +159,16 @@ class Related:
             return False  # of which sums are known
         kinds: dict[int, set[Size]] = {}
         for size in itertools.chain(*itertools.chain(*(self.of[read] for read in node.all_input_nodes))):
-            if self.sizes.number[size] > SMALL:
+            if self.sizes.number[size] > self.sizes.small:
                 kinds.setdefault(self.sizes.number[size], set()).add(self.sizes.kind(size))
-        large = ([n for n in spec.shape if n > SMALL] for spec in self.specs(node))
+        large = ([n for n in spec.shape if n > self.sizes.small] for spec in self.specs(node))
         return any(len(some) > 1 for some in kinds.values()) or any(len(set(own)) < len(own) for own in large)
 
     def _probed(
         self, node: fx.Node, constants: Mapping[str, Any], groups: Mapping[str, Sequence[int]]
     ) -> tuple[list[list[Size]], dict[int, Size]] | None:
         found = literals_of(node, self.specs)
-        literals = list(dict.fromkeys(n for n in found if type(n) is int and abs(n) > SMALL))
+        literals = list(dict.fromkeys(n for n in found if type(n) is int and abs(n) > self.sizes.small))
         if any(type(n) is not int for n in found) or min(literals, default=1) < 0:
             return None
 

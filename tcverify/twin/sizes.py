@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-#: Sizes up to this one stay: numbers of heads, experts and ranks mean more than that they are equal.
+#: Sizes up to this one stay, if there is memory: numbers of heads, experts and ranks mean more than that they are equal.
 SMALL = 8
 
 #: The least that a larger size becomes: of one element a norm is the sign.
@@ -28,9 +28,14 @@ Size = int
 
 
 class Sizes:
-    """What is known of the sizes of programs."""
+    """What is known of the sizes of programs.
 
-    def __init__(self) -> None:
+    Args:
+        small: sizes up to this one stay.
+    """
+
+    def __init__(self, small: int = SMALL) -> None:
+        self.small = small
         self.number: list[int] = []  # by variable
         self._above: list[Size] = []
         self._pinned: set[Size] = set()
@@ -43,7 +48,7 @@ class Sizes:
         made = len(self.number)
         self.number.append(number)
         self._above.append(made)
-        if number <= SMALL:
+        if number <= self.small:
             self._pinned.add(made)
         return made
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tcverify.arithmetic import Exact
+from tcverify.arithmetic import FLOAT64, Domain, Exact
 from tcverify.errors import ProgramError
 from tcverify.program import (
     PARTIAL,
@@ -16,6 +16,7 @@ from tcverify.program import (
     InputSpec,
     Mesh,
     MeshDim,
+    Placement,
     Recipe,
     dumps,
     loads,
@@ -267,6 +268,19 @@ def test_values_made_together_are_those_made_alone(kind: str) -> None:
     inputs_module._UNITS.clear()
     prepare(specs, GRID, 1, 41)
     assert all(torch.equal(x, spec.values(GRID, 1, 41)) for x, spec in zip(alone, specs, strict=True))
+
+
+@pytest.mark.parametrize("kind", RECIPES)
+@pytest.mark.parametrize("domain", [FLOAT64, Exact(1)], ids=lambda domain: domain.name)
+@pytest.mark.parametrize("placement", [VARYING, PARTIAL, REPLICATED, shard(0)], ids=str)
+def test_values_of_several_ranks_are_those_of_each(kind: str, domain: Domain, placement: Placement) -> None:
+    values = tuple(float(n) for n in range(6)) if kind == "given" else ()
+    recipe = Recipe(kind, 9.0 if kind == "integers" else 1.0, values)
+    spec = InputSpec("x", (2, 3), torch.int64 if kind == "wide" else torch.float32, (("dp", placement),), recipe)
+    ranks = [3, 0, 1]
+    together = spec.values_of(GRID, ranks, 7, domain)
+    assert torch.equal(together, torch.stack([spec.values(GRID, rank, 7, domain) for rank in ranks]))
+    assert together.dtype == spec.values(GRID, 0, 7, domain).dtype
 
 
 def test_given_values_are_the_same_for_all_members_or_told_by_coordinates() -> None:

@@ -189,6 +189,35 @@ def test_what_is_written_in_place_is_each_ranks_own() -> None:
     same(one_by_one(program), stacked, exactly=True)
 
 
+def test_versions_of_a_program_keep_once_what_they_read_and_return_alike() -> None:
+    def build(b: GraphBuilder, *, turned: bool) -> Any:
+        x = b.input("x")
+        doubled = b.call("aten::add.Tensor", x, x)
+        return doubled, b.call("aten::view", doubled, [4, 8]), b.call("aten::neg", x) if turned else x
+
+    before = run_stacked(made(lambda b: build(b, turned=False)), FLOAT64)
+    assert before is not None
+    after = run_stacked(made(lambda b: build(b, turned=True)), FLOAT64, beside=before)
+    assert after is not None
+    for mine, theirs in zip(before.ranks, after.ranks, strict=True):
+        places = [[tensor.data_ptr() for tensor in (*rank.outputs, *rank.inputs)] for rank in (mine, theirs)]
+        assert [a == b for a, b in zip(*places, strict=True)] == [True, True, False, True]
+        differing = [delta.label for delta in compare_ranks(mine, theirs) if delta.difference]
+        assert differing == ["output 2"]
+        assert storage_partition(theirs) == [0, 0, 2]
+
+
+def test_an_alias_that_only_one_version_returns_is_told_though_values_are_kept_once() -> None:
+    def build(b: GraphBuilder, *, copied: bool) -> Any:
+        doubled = b.call("aten::neg", b.input("x"))
+        flat = b.call("aten::view", doubled, [32])
+        return doubled, b.call("aten::clone", flat) if copied else flat
+
+    versions = [made(lambda b, copied=copied: build(b, copied=copied)) for copied in (False, True)]
+    comparison = Lockstep().compare(*versions)
+    assert {(d.rank, d.label) for d in comparison.deltas if d.alias} == {(rank, "output 1") for rank in range(16)}
+
+
 def test_other_domains_are_left_alone() -> None:
     assert run_stacked(made(lambda b: b.call("aten::neg", b.input("x"))), NATIVE) is None
 

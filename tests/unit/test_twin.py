@@ -11,14 +11,15 @@ import torch
 from hypothesis import given, seed, settings
 
 from tcverify import verify
-from tcverify.application import InProcess
+from tcverify.application import InProcess, Pair
 from tcverify.application.loading import prepare
 from tcverify.campaign.drawing import SETTINGS
+from tcverify.errors import ProgramError
 from tcverify.execution import Lockstep
 from tcverify.passes import SequenceParallel
-from tcverify.program import GraphBuilder, InputSpec, Mesh, Program, Recipe, shard, spmd_program
+from tcverify.program import VARYING, GraphBuilder, InputSpec, Mesh, Program, Recipe, shard, spmd_program
 from tcverify.strategies import programs_of
-from tcverify.twin import small_pair, twins_of
+from tcverify.twin import pairs, small_pair, twins_of
 from tests.mutants.sequence_parallel import FirstChunkForAll
 
 MESH = Mesh.grid({"tp": 4})
@@ -154,6 +155,29 @@ def test_what_is_sharded_can_be_sharded() -> None:
     (spec,) = twin.inputs
     assert spec.shape[0] % 4 == 0
     assert spec.shape[0] // 4 >= 2
+
+
+def test_small_numbers_become_smaller_where_there_is_no_memory_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Heads of 128 of which a rank has shards of 8 rows stay large as long as the shards do."""
+    mesh = Mesh.grid({"dp": 16})
+
+    def build(b: GraphBuilder) -> Any:
+        rows = b.call("_c10d_functional::all_gather_into_tensor", b.input("w"), 16, b.group("dp"))
+        whole = b.call("_c10d_functional::wait_tensor", rows)
+        return b.call("aten::view", whole, [1, 128, 4096])
+
+    weight = InputSpec("w", (8, 4096), WIDE, (("dp", VARYING),))
+    program = spmd_program(mesh, [weight], build)
+    pair = Pair(program, program)
+    monkeypatch.setattr("tcverify.program.program.FEW_ELEMENTS", 0)
+    assert shapes(small_pair(pair).original)["w"][0] == 8
+    monkeypatch.setattr(pairs, "_EASY", 100)
+    small = small_pair(pair).original
+    assert shapes(small)["w"][0] == 2
+    assert shapes(small)["view"][:2] == (1, 32)
+    monkeypatch.setattr(pairs, "MOST", 100)
+    with pytest.raises(ProgramError, match=r"values take .* GiB, of .* that they may take"):
+        small_pair(pair)
 
 
 def test_nothing_that_is_small_changes() -> None:
