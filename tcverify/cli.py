@@ -360,6 +360,8 @@ def run(
               help="An integer that depends on the rank, e.g. slice_1.2=4*tp.")  # fmt: skip
 @click.option("--capture-timeout", type=click.FloatRange(1), default=300.0, show_default=True,
               help="Seconds that capturing the graph of a rank may take.")  # fmt: skip
+@click.option("--sizes", type=click.Choice(["auto", "real", "small"]), default="auto", show_default=True,
+              help="Run on the program's own sizes where they fit into memory, always, or never.")  # fmt: skip
 @_CONFIRM
 @_DOMAIN
 @click.option("--draws", type=click.IntRange(1), default=2, show_default=True, help="How often values are drawn.")
@@ -391,6 +393,7 @@ def check(
     rank: int,
     rank_constant: tuple[str, ...],
     capture_timeout: float,
+    sizes: str,
     confirm: str,
     domain: str,
     draws: int,
@@ -416,7 +419,7 @@ def check(
     """
     if ":" in (checks or ""):
         _begin_server()  # it is a module of the user's, most of which import torch
-    sizes, size = arguments.one_mesh(world_size, mesh)
+    dims, size = arguments.one_mesh(world_size, mesh)
     groups = arguments.groups(group)
     placements = arguments.pairs(placement, "--placement")
     settings = Settings(
@@ -440,10 +443,10 @@ def check(
     with _importing(processes=True):
         from tcverify import verbs
     told = verbs.told(
-        sizes, size, groups, placements, rank_constant,
+        dims, size, groups, placements, rank_constant,
         rank=rank, spmd=spmd, seed=seed, timeout=capture_timeout,
     )  # fmt: skip
-    raise SystemExit(verbs.check(settings, sources, told, save))
+    raise SystemExit(verbs.check(settings, sources, told, save, sizes))
 
 
 # ------------------------------------------------------------------------------------------------------------- worker

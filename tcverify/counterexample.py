@@ -93,6 +93,7 @@ class Counterexample:
         statistics: what the pass says of each collective of rank 0.
         blame: which of the pass's rewrites are to blame, where that was searched for.
         made_by: the lines of the pass that edited the nodes that the finding is about, where they are known.
+        real_shapes: of inputs by name, where these are smaller here than in the program that was given.
     """
 
     id: str
@@ -115,6 +116,7 @@ class Counterexample:
     statistics: tuple[CollectiveStatistics, ...] = ()
     blame: Blame | None = None
     made_by: tuple[MadeBy, ...] = ()
+    real_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     @property
     def replayable(self) -> bool:
@@ -153,8 +155,13 @@ def make_counterexample(
     shrink_cut: bool = False,
     deep: bool = False,
     pass_timeout: float = 20.0,
+    real_shapes: Mapping[str, tuple[int, ...]] | None = None,
 ) -> Counterexample:
-    """Record the finding of this kind of a refuting verdict."""
+    """Record the finding of this kind of a refuting verdict.
+
+    Args:
+        real_shapes: of the inputs of the program as it was given, by name.
+    """
     pair = verdict.pair
     finding = next(f for f in verdict.findings if f.kind == kind)
     others = tuple(f for f in verdict.findings if f is not finding)
@@ -177,6 +184,11 @@ def make_counterexample(
         notes=tuple((note.reason, note.detail) for note in verdict.notes),
         environment=environment(),
         statistics=pair.statistics,
+        real_shapes={
+            spec.name: shape
+            for spec in pair.original.inputs
+            if (shape := (real_shapes or {}).get(spec.name, spec.shape)) != spec.shape
+        },
     )
 
 
@@ -220,6 +232,7 @@ def encode_counterexample(case: Counterexample) -> dict[str, Any]:
         **({"statistics": [row.as_dict() for row in case.statistics]} if case.statistics else {}),
         **({"blame": encode_blame(case.blame)} if case.blame is not None else {}),
         **({"made_by": [asdict(line) for line in case.made_by]} if case.made_by else {}),
+        **({"real_shapes": {n: list(shape) for n, shape in case.real_shapes.items()}} if case.real_shapes else {}),
     }
 
 
@@ -292,6 +305,10 @@ def decode_counterexample(data: Any, where: str) -> Counterexample:
             statistics=decode_statistics(data.get("statistics", [])),
             blame=decode_blame(data["blame"]) if data.get("blame") is not None else None,
             made_by=tuple(map(_made_by, data.get("made_by", []))),
+            real_shapes={
+                _typed(n, str): tuple(_typed(size, int) for size in shape)
+                for n, shape in data.get("real_shapes", {}).items()
+            },
         )
     except KeyError as error:
         raise ProgramError(f"{where}: malformed counterexample: it lacks {error}") from None

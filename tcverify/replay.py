@@ -90,6 +90,7 @@ def _judge(case: Counterexample, verdict: Verdict, facts: PassFacts, changed: bo
         shrink_cut=case.shrink_cut,
         deep=case.deep,
         pass_timeout=case.pass_timeout,
+        real_shapes=case.real_shapes,
     )
     instead = "" if kind == known else f" instead of {known}"
     return Replay("failed", f"{kind}{instead}: {now.finding.title}", now, changed)

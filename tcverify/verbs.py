@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -95,11 +96,12 @@ def _placements(name: str, text: str) -> dict[str, Placement]:
     return found
 
 
-def check(settings: Settings, sources: Sequence[str], told: Told, save: Path | None) -> int:
+def check(settings: Settings, sources: Sequence[str], told: Told, save: Path | None, sizes: str) -> int:
     """Verify passes on one program.
 
     Args:
         settings: `max_examples` says how often its values are drawn.
+        sizes: what it runs on, one of `SIZES`.
         save: where the program is written, too.
     """
     console = make_console()
@@ -109,11 +111,12 @@ def check(settings: Settings, sources: Sequence[str], told: Told, save: Path | N
         say(console, plain(line))
     if save is not None:
         write_atomically(save, dumps(loaded.program) + "\n", "choose another place with --save")
+    program = replace(loaded.program, sizes=sizes)
     name = sources[0] if len(sources) == 1 else f"{sources[0]} and {len(sources) - 1} more"
     job = Job(
-        f"{name}, {loaded.program.world_size} ranks",
-        loaded.program.world_size,
-        programs=[redrawn(loaded.program, settings.max_examples or 1)] * len(settings.targets),
+        f"{name}, {program.world_size} ranks",
+        program.world_size,
+        programs=[redrawn(program, settings.max_examples or 1)] * len(settings.targets),
     )
     return campaigns(settings, [job], console)
 

@@ -302,8 +302,8 @@ def _judge(pair: Pair, baseline: Run, how: _How, clock: _Clock) -> _Judged:
     except (UnsupportedOp, ExecutorError) as error:
         doubts.append(not_executed(error))
     clock.lap("lockstep")
-    if pair.sizes:
-        said = ", ".join(f"{n} → {' or '.join(map(str, small))}" for n, small in pair.sizes.items() if small != (n,))
+    said = ", ".join(f"{n} → {' or '.join(map(str, small))}" for n, small in pair.sizes.items() if small != (n,))
+    if said:
         notes.append(Note("small-sizes", f"run on small sizes: {said}"))
     aside = _aside(how.domain, pair, checks)
     if aside is not None and how.domain == "exact" and "equivalence" in checks:

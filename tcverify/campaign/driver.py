@@ -525,6 +525,7 @@ class Campaign:
             shrink_cut=target.cut,
             deep=target.deep,
             pass_timeout=self.subject.timeout,
+            real_shapes=target.real_shapes,
         )
 
     def _keep_draft(self, target: Target) -> None:

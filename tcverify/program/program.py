@@ -37,6 +37,10 @@ FEW_ELEMENTS = 1 << 20
 LARGE = 1 << 25
 
 
+#: Sizes that a program may run on: its own where these fit into memory, else small ones; its own; small ones.
+SIZES = ("auto", "real", "small")
+
+
 @dataclass(frozen=True, eq=False)
 class Program:
     """A distributed program: a mesh, the distinct graphs, what each rank runs, and the inputs.
@@ -51,6 +55,7 @@ class Program:
         streams: what the compiler is told about streams, if anything.
         options: what the pass is told with this program, by name; it finds them in `gm.meta["options"]`. What is not named is
             as the pass has it by default.
+        sizes: of what it runs on, one of `SIZES`; files do not say it.
 
     Raises:
         ProgramError: the parts do not fit together.
@@ -65,6 +70,7 @@ class Program:
     modules: tuple[torch.nn.Module | None, ...] = field(default=())
     streams: StreamSettings | None = None
     options: Options = field(default_factory=dict)
+    sizes: str = "auto"
 
     def __post_init__(self) -> None:
         if len(self.ranks) != self.mesh.world_size:
@@ -107,7 +113,7 @@ class Program:
     @property
     def large(self) -> bool:
         """Whether it is run on small sizes instead of its own."""
-        return self.elements > LARGE
+        return self.sizes == "small" or (self.sizes == "auto" and self.elements > LARGE)
 
     @property
     def unknown(self) -> list[tuple[str, str]]:

@@ -112,7 +112,7 @@ def make_block(case: Counterexample, path: Path | None, diagnosis: Diagnosis | N
         blame=plain(str(case.blame)) if case.blame is not None else "",
         literal=finding.check == "application",
         program=f"{program.mesh}; {count(program.size, 'node')}{shrunk}; seed {program.seed}{_told(program)}",
-        inputs=[plain(text) for text in input_lines(program)],
+        inputs=[plain(text) for text in input_lines(program, case.real_shapes)],
         rank=rank,
         graph=graph,
         caption=caption,

@@ -82,14 +82,15 @@ def longest_increasing(values: Sequence[int]) -> list[int]:
     return found[::-1]
 
 
-def input_lines(program: Program) -> list[str]:
-    """Return one line per input: name, local shapes, placement, recipe."""
+def input_lines(program: Program, real_shapes: Mapping[str, Sequence[int]]) -> list[str]:
+    """Return one line per input: name, global shape, placement, recipe; and the shape that it was given with, if another."""
     rows = []
     for spec in program.inputs:
         placements = ", ".join(f"{placement} over {dim}" for dim, placement in spec.placements) or "replicated"
         dtype = str(spec.dtype).removeprefix("torch.")
         recipe = spec.recipe.kind if spec.recipe.scale == 1.0 else f"{spec.recipe.kind} × {spec.recipe.scale:.3g}"
-        rows.append((f"{spec.name}: {dtype}{list(spec.shape)}", placements, f"({recipe})"))
+        given = f"small for {list(real_shapes[spec.name])}" if spec.name in real_shapes else ""
+        rows.append((f"{spec.name}: {dtype}{list(spec.shape)}", placements, f"({recipe})", given))
     return columns(rows)
 
 

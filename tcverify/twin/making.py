@@ -156,7 +156,7 @@ class _Scaling:
             RankBinding(b.graph, {n: _mapped(v, constants.get(n, {})) for n, v in b.constants.items()})
             for b in program.ranks
         )
-        return replace(program, graphs=tuple(graphs), ranks=bindings, inputs=inputs)
+        return replace(program, graphs=tuple(graphs), ranks=bindings, inputs=inputs, sizes="real")
 
     def _input(self, spec: InputSpec) -> InputSpec:
         """An input of the size that it becomes: what ranks hold shrinks as the whole does, or it does not fit."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from tcverify import cli, dumps
-from tests.cli.conftest import Outcome, pin, reduce_add_norm, run_apart, run_here, says
+from tests.cli.conftest import Outcome, only_case, pin, reduce_add_norm, run_apart, run_here, says
 
 #: Graphs as a user has them, and a pass that is wrong about them.
 GRAPHS = '''\
@@ -34,6 +35,10 @@ def biased(x, bias, group="5"):
 
 def one():
     return traced(lambda x, bias: biased(x, bias), torch.ones(2, 3), torch.ones(3))
+
+
+def wide():
+    return traced(lambda x, bias: biased(x, bias), torch.ones(64, 96), torch.ones(96))
 
 
 def of_each_rank():
@@ -212,6 +217,23 @@ def test_a_defect_is_found_on_captured_graphs(graphs: Path, source: str, options
     assert "wrong-value: an output differs" in found.out
     assert "first divergence: '" in found.out
     assert "tcverify replay" in found.out
+
+
+def test_sizes_are_the_programs_own_or_small_as_wanted(graphs: Path) -> None:
+    found = check("graphs.py:wide", "--mesh", "tp=2", "--sizes", "small", "--report-dir", "small", "--report", "html")
+
+    assert found.code == 1, found.out + found.err
+    assert "small for [64, 96]" in found.out
+    folder = Path("small") / only_case(Path("small"))
+    assert json.loads((folder / "counterexample.json").read_text())["real_shapes"]["x_1"] == [64, 96]
+    page = (folder / "report.html").read_text()
+    assert "In your program" in page
+    assert "[64, 96]" in page
+    again = run_here("replay", str(folder), "--confirm", "none")
+    assert "small for [64, 96]" in again.out
+    real = check("graphs.py:wide", "--mesh", "tp=2", "--sizes", "real", "--shrink-time", "0", "--report-dir", "real")
+    assert "float32[64, 96]" in real.out
+    assert "small for" not in real.out
 
 
 def test_a_sound_pass_passes_on_a_captured_model_on_gloo(graphs: Path) -> None:

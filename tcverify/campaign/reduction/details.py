@@ -34,7 +34,8 @@ def simplify(search: Search) -> None:
             search.attempt(*(_constants(search.sketch, name, place) for place in (0, 1)))
     for name in search.sketch.options:
         search.attempt(_without_option(search.sketch, name))
-    search.attempt_as(renamed(search.facts, _names(search.sketch)))
+    if "captured" not in search.sketch.labels:  # else by their names users find nodes in their graph
+        search.attempt_as(renamed(search.facts, _names(search.sketch)))
 
 
 def _without_option(sketch: Sketch, name: str) -> Sketch:

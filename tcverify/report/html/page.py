@@ -103,7 +103,7 @@ def make_page(case: Counterexample, path: Path | None) -> HtmlPage:
     ranks = list(dict.fromkeys([*suspects, *range(program.world_size)]))[:MAX_RANKS]
     contrasts, contrasts_left_out = make_contrasts(case, diagnosis)
     sheets = make_sheets(case, diagnosis, ranks)
-    inputs, holders = make_inputs(program, sorted(ranks))
+    inputs, holders = make_inputs(program, sorted(ranks), case.real_shapes)
     relations = _relations(diagnosis)
     return HtmlPage(
         id=case.id,

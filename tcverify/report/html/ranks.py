@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tcverify.program import InputSpec, Program
@@ -30,7 +30,7 @@ class Dim:
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """One input, and which part of it each rank holds."""
+    """One input, and which part of it each rank holds; `given` is the shape that it has in the user's program, if another."""
 
     name: str
     dtype: str
@@ -38,6 +38,7 @@ class Input:
     placement: str
     recipe: str
     parts: tuple[str, ...]
+    given: str
 
 
 def make_dims(program: Program) -> tuple[Dim, ...]:
@@ -51,17 +52,22 @@ def make_dims(program: Program) -> tuple[Dim, ...]:
     )
 
 
-def make_inputs(program: Program, ranks: Sequence[int]) -> tuple[tuple[Input, ...], tuple[tuple[int, ...], ...]]:
+def make_inputs(
+    program: Program, ranks: Sequence[int], real_shapes: Mapping[str, Sequence[int]]
+) -> tuple[tuple[Input, ...], tuple[tuple[int, ...], ...]]:
     """Return the inputs, and the ranks of each of their parts: ranks that hold the same share one."""
     parts = {rank: tuple(_part(spec, program, rank) for spec in program.inputs) for rank in ranks}
     columns: dict[tuple[str, ...], list[int]] = {}
     for rank in ranks:
         columns.setdefault(parts[rank], []).append(rank)
-    found = [_input(spec, tuple(held[i] for held in columns)) for i, spec in enumerate(program.inputs)]
+    found = [
+        _input(spec, tuple(held[i] for held in columns), real_shapes.get(spec.name))
+        for i, spec in enumerate(program.inputs)
+    ]
     return tuple(found), tuple(map(tuple, columns.values()))
 
 
-def _input(spec: InputSpec, parts: tuple[str, ...]) -> Input:
+def _input(spec: InputSpec, parts: tuple[str, ...], given: Sequence[int] | None) -> Input:
     placement = ", ".join(f"{placement} over {dim}" for dim, placement in spec.placements) or "replicated"
     recipe = spec.recipe.kind if spec.recipe.scale == 1.0 else f"{spec.recipe.kind} × {spec.recipe.scale:.3g}"
     return Input(
@@ -71,6 +77,7 @@ def _input(spec: InputSpec, parts: tuple[str, ...]) -> Input:
         plain(placement),
         recipe,
         parts,
+        str(list(given)) if given is not None else "",
     )
 
 
