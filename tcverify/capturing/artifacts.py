@@ -124,8 +124,10 @@ def texts_in(path: Path) -> list[ArtifactText]:
         pairs = _logged(text.splitlines()) if path.suffix == ".log" else [(text, None)]
         return [ArtifactText(path, number, one, rank) for number, (one, rank) in enumerate(pairs)]
     files = sorted(one for one in path.rglob("*") if one.suffix in SUFFIXES and one.is_file())
-    runnable = [one for one in files if one.suffix == ".log" or one.name.startswith(_RUNNABLE)]
-    found = [one for file in runnable or files if place_of(str(file)) is not None for one in texts_in(file)]
+    logs = [one for one in files if one.suffix == ".log"]  # they say their ranks; TORCH_COMPILE_DEBUG writes both
+    found: list[ArtifactText] = []
+    for some in (logs, [one for one in files if one.name.startswith(_RUNNABLE)], files):
+        found = found or [one for file in some if place_of(str(file)) is not None for one in texts_in(file)]
     if not found:
         raise ProgramError(
             f"the folder {path} holds no graph of torch.compile",

@@ -196,10 +196,9 @@ def _artifacts(sources: Sequence[str]) -> list[str] | None:
             by_rank.setdefault(graph.rank, []).append(graph)
         most = max(map(len, by_rank.values()))
         if most > 1 and number is None:
-            raise UsageError(
-                f"{text} holds {most} graphs of one rank, such as {', '.join(one.name for one in graphs[:3])}",
-                f"say which: {text}:0 is the first of each rank (a forward graph), {text}:1 the one behind it",
-            )
+            own = next(some for some in by_rank.values() if len(some) == most)
+            which = ", ".join(f"{text}:{place} is {one.name}" for place, one in enumerate(own[:4]))
+            raise UsageError(f"{text} holds {most} graphs of one rank", f"say which: {which}")
         if min(map(len, by_rank.values())) <= (number or 0):
             raise UsageError(f"{text}: there are {min(map(len, by_rank.values()))} graphs of one rank", "count from 0")
         found += [own[number or 0].name for own in by_rank.values()]

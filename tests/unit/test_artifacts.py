@@ -96,6 +96,22 @@ def test_folders_hold_a_graph_for_every_rank(tmp_path: Path, log: Path) -> None:
     assert verify(Identity(), program).status == "passed"
 
 
+def test_folders_of_debug_runs_name_their_graphs(tmp_path: Path, log: Path) -> None:
+    """TORCH_COMPILE_DEBUG writes each graph several times, and the log of TORCH_TRACE beside them."""
+    (text, _) = texts_in(log)
+    for name in ("model__0_backward_1", "model__0_forward_0"):
+        place = tmp_path / "run_3" / "torchinductor" / name
+        place.mkdir(parents=True)
+        for kind in ("fx_graph_runnable.py", "fx_graph_readable.py"):
+            (place / kind).write_text(text.text)
+    assert len(texts_in(tmp_path)) == 2
+    with pytest.raises(UsageError) as refused:
+        load([str(tmp_path)], Told(mesh=Mesh.grid({"tp": 4})))
+    assert f"{tmp_path}:1 is {tmp_path}/run_3/torchinductor/model__0_forward_0" in str(refused.value.hint)
+    (tmp_path / "trace_rank_0.log").write_text(log.read_text())
+    assert [one.rank for one in texts_in(tmp_path)] == [0, 0]
+
+
 PRINTED = """
 class <lambda>(torch.nn.Module):
     def forward(self, arg0_1: "f32[8, 6][6, 1]cuda:0", arg1_1: "i64[]cuda:0"):
