@@ -1,6 +1,6 @@
 """Programs per second, CPU time per program, and where the time goes.
 
-    python benchmarks/throughput.py [--programs N] [--world-size N] [--spawned N]
+    python benchmarks/throughput.py [--programs N] [--world-size N] [--spawned N] [--against COMMIT [--turns N]]
 
 Draws the same programs for every row of one world size. Rows: a whole campaign (drawing, pass in its worker, checks,
 statistics) in lockstep alone and confirmed on gloo, and one of five times as many programs with the search; of those that it has
@@ -9,11 +9,18 @@ same pairs in lockstep and on the same pool, one after the other and with all of
 `torch.multiprocessing.spawn` for every pair, which starts the ranks, joins them to a gloo group, runs both versions and compares
 them. CPU time is that of all processes that work on the row; where it is well below the time per program, the machine was busy
 with something else, and where it is above, processes worked side by side. Compare rows of one run only: machines differ.
+
+With `--against`, another commit is checked out beside, both sides take turns, and one table shows CPU time per program of both,
+each the median of its turns.
 """
 
 from __future__ import annotations
 
+import json
 import os
+import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -27,6 +34,8 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from hypothesis import given, seed, settings
+from rich.console import Console
+from rich.table import Table
 
 from tcverify.application import Guarded, Watch
 from tcverify.campaign import Campaign, CampaignFinished, Plan
@@ -198,8 +207,8 @@ def spawn_for_each(world_size: int, drawn: Sequence[tuple[Program, Program]]) ->
     return Row("pairs, torch.multiprocessing.spawn", len(drawn), time.perf_counter() - start, 0.0)
 
 
-def measure(subject: Guarded, size: int, programs: int, spawns: int) -> None:
-    """Print the rows of one world size."""
+def measure(subject: Guarded, size: int, programs: int, spawns: int) -> list[Row]:
+    """Print the rows of one world size, and return those whose CPU time is known."""
     drawn = pairs(subject, size, programs)
     campaign(subject, size, None, max(60, programs // 5))  # fills the memos, starts the second worker
     finished: list[CampaignFinished] = []
@@ -252,17 +261,58 @@ def measure(subject: Guarded, size: int, programs: int, spawns: int) -> None:
     if spawns:
         each = spawn_for_each(size, drawn[:spawns])
         each.show(f"the campaign on gloo does {confirmed.rate / each.rate:.0f} times as many")
+    return [alone, confirmed, searched, again, *bare_rows]
+
+
+def one_side(tree: Path, programs: int, sizes: Sequence[int]) -> dict[str, float]:
+    """Milliseconds of CPU time per program, by row, of the sources in a directory."""
+    with tempfile.TemporaryDirectory() as scratch:
+        rows = Path(scratch) / "rows.json"
+        options = [f"--programs={programs}", "--spawned=0", f"--rows={rows}", *(f"--world-size={n}" for n in sizes)]
+        command = [sys.executable, str(Path(__file__).resolve()), *options]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env={**os.environ, "PYTHONPATH": str(tree)})
+        found: dict[str, float] = json.loads(rows.read_text())
+        return found
+
+
+def compare(commit: str, turns: int, programs: int, sizes: Sequence[int]) -> None:
+    """Print what a program costs in another commit, and here."""
+    root = Path(__file__).resolve().parents[1]
+    with tempfile.TemporaryDirectory() as scratch:
+        other = Path(scratch) / "other"
+        subprocess.run(["git", "-C", str(root), "worktree", "add", "--detach", str(other), commit], check=True)
+        try:
+            sides = [[one_side(tree, programs, sizes) for tree in (other, root)] for _ in range(turns)]
+        finally:
+            subprocess.run(["git", "-C", str(root), "worktree", "remove", "--force", str(other)], check=True)
+    table = Table("ms of CPU time per program", commit, "here", "ratio")
+    for name in sides[0][0]:
+        before, after = (statistics.median(turn[side][name] for turn in sides) for side in (0, 1))
+        table.add_row(name, f"{before:.2f}", f"{after:.2f}", f"{before / after:.2f}")
+    Console(width=110).print(table)
 
 
 @click.command()
 @click.option("--programs", type=click.IntRange(10), default=300, show_default=True)
 @click.option("--world-size", type=click.IntRange(2), multiple=True, default=(2, 4), show_default=True)
 @click.option("--spawned", "spawns", type=click.IntRange(0), default=5, show_default=True, help="0 leaves the row out.")
-def main(programs: int, world_size: tuple[int, ...], spawns: int) -> None:
+@click.option("--against", metavar="COMMIT", help="Compare with this commit.")
+@click.option("--turns", type=click.IntRange(1), default=3, show_default=True, help="Of each side, with --against.")
+@click.option("--rows", type=click.Path(path_type=Path), hidden=True)
+def main(
+    programs: int, world_size: tuple[int, ...], spawns: int, against: str | None, turns: int, rows: Path | None
+) -> None:
+    if against is not None:
+        compare(against, turns, programs, world_size)
+        return
     torch.set_num_threads(1)
+    found: dict[str, float] = {}
     with Guarded(PASS, covered=()) as subject:
         for size in world_size:
-            measure(subject, size, programs, spawns)
+            for row in measure(subject, size, programs, spawns):
+                found[f"{size} ranks: {row.name}"] = 1e3 * row.cpu / row.programs
+    if rows is not None:
+        rows.write_text(json.dumps(found))
 
 
 if __name__ == "__main__":

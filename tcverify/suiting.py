@@ -6,7 +6,7 @@ import itertools
 import math
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from tcverify.application import Subject
 from tcverify.baseline import reference
 from tcverify.campaign import Case
 from tcverify.campaign.in_flight import InFlight
-from tcverify.program import Mesh
+from tcverify.program import Mesh, Program
 from tcverify.strategies import DECODERS, DEFAULT_STRATEGY, all_meshes, together
 
 #: Programs per strategy that a pass is tried on at first, and in all where it changes none of those.
@@ -84,16 +84,18 @@ def _tried(
     subject: Subject, in_flight: InFlight, name: str, meshes: Sequence[Mesh], rounds: int, until: float
 ) -> Suited:
     tried = [strategy for strategy in DECODERS if strategy != DEFAULT_STRATEGY]
-    choices = {strategy: random.Random(strategy) for strategy in tried}
+    drawn = _drawn(tried, rounds, meshes)
     did = dict.fromkeys(tried, 0)
     failed: tuple[Case, ...] = ()
-    for number, strategy in itertools.product(range(rounds), tried):
+    ahead = next(drawn, None)
+    while ahead is not None:
+        number, strategy, program = ahead
         if time.monotonic() > until or (strategy == tried[0] and number >= FIRST and any(did.values())):
             break
-        decoder = DECODERS[strategy]
-        program = decoder.decode(meshes[number % len(meshes)], choices[strategy].randbytes(decoder.width))
         in_flight.note(program, deep=False)
-        pair = subject.apply(program)
+        answer = subject.start(program)
+        ahead = next(drawn, None)  # while the pass works
+        pair = answer()
         if pair.failure is not None:
             failed = failed or (Case(reference(subject.facts), name, program, (pair.failure.kind,)),)
             if pair.failure.kind != "pass-raised":
@@ -101,6 +103,14 @@ def _tried(
         did[strategy] += pair.changed or pair.failure is not None
     most = max(did.values())
     return Suited((DEFAULT_STRATEGY, *(one for one in tried if most and did[one] >= SHARE * most)), failed)
+
+
+def _drawn(strategies: Sequence[str], rounds: int, meshes: Sequence[Mesh]) -> Iterator[tuple[int, str, Program]]:
+    """A program of each strategy in each round: the number of the round, the strategy, the program."""
+    choices = {strategy: random.Random(strategy) for strategy in strategies}
+    for number, strategy in itertools.product(range(rounds), strategies):
+        decoder = DECODERS[strategy]
+        yield number, strategy, decoder.decode(meshes[number % len(meshes)], choices[strategy].randbytes(decoder.width))
 
 
 __all__ = ["Suited", "suited"]

@@ -105,6 +105,10 @@ _KEPT_ELEMENTS = 1 << 17
 def _kept_inputs(specs: tuple[InputSpec, ...], mesh: Mesh, rank: int, seed: int, name: str) -> list[torch.Tensor]:
     """Inputs as the domain of this name carries them. The original and the rewritten program have the same ones."""
     domain = domain_of(name)
+    if rank and any(not spec.placements for spec in specs):
+        first = _kept_inputs(specs, mesh, 0, seed, name)
+        own = iter(_kept_inputs(tuple(spec for spec in specs if spec.placements), mesh, rank, seed, name))
+        return [next(own) if spec.placements else value for spec, value in zip(specs, first, strict=True)]
     prepare(specs, mesh, rank, seed, domain)
     return [domain.carry(spec.values(mesh, rank, seed, domain)) for spec in specs]
 

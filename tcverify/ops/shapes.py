@@ -201,14 +201,12 @@ def _propagate(op: Op, target: Any, args: Sequence[Any], kwargs: dict[str, Any],
     flat = _leaves((args, kwargs), [])
     specs = [leaf for leaf in flat if isinstance(leaf, TensorSpec)]
     elements = sum(_extent(spec) for spec in specs)
-    grown = elements * math.prod(abs(v) for v in flat if type(v) is int and v)  # by repeat, expand, pad, …
-    if (
-        specs
-        and elements <= _FEW_ELEMENTS
-        and grown <= _MANY_ELEMENTS
-        and (op.fake is not None or not op.uninterpreted)
-    ):
-        tensors: Callable[..., torch.Tensor] = _meta_tensor if op.collective else _real_tensor
+    made = math.prod(abs(v) for v in flat if type(v) is int and v)  # by repeat, expand, pad, full, …
+    few = elements <= _FEW_ELEMENTS and elements * made <= _MANY_ELEMENTS if specs else made <= _FEW_ELEMENTS
+    if few and (op.fake is not None or not op.uninterpreted):
+        # Kernels that communicate know tensors without data alone; so do prims, or else they import dynamo.
+        bare = (op.collective and op.fake is None) or op.name.startswith("prims::")
+        tensors: Callable[..., torch.Tensor] = _meta_tensor if bare else _real_tensor
         try:
             return _described(op, target, args, kwargs, numbers, tensors, contextlib.nullcontext())
         except ShapeError as error:
@@ -218,6 +216,11 @@ def _propagate(op: Op, target: Any, args: Sequence[Any], kwargs: dict[str, Any],
                 return _described(op, target, args, kwargs, numbers, _meta_tensor, contextlib.nullcontext())
             except (ShapeError, UnsupportedOp):
                 raise error from None
+    if specs and not op.uninterpreted:
+        with contextlib.suppress(
+            ShapeError, UnsupportedOp
+        ):  # a fake mode knows more, at 20 times the cost, and imports dynamo
+            return _described(op, target, args, kwargs, numbers, _meta_tensor, contextlib.nullcontext())
     mode = new_fake_mode()
     return _described(op, target, args, kwargs, numbers, lambda spec, base: fake_tensor(spec, mode, base), mode)
 

@@ -111,6 +111,10 @@ class InputSpec:
         They are of `dtype`, but for residues, which float64 carries.
         """
         draw = domain.draw if isinstance(domain, Exact) and self.dtype.is_floating_point else None
+        dtype = self.dtype if draw is None else torch.float64
+        if not self.placements and self.recipe.kind != "given":
+            whole = self._global(seed, [()], draw)[0]
+            return whole.to(dtype, memory_format=torch.contiguous_format, copy=True)
         varying = self._varying(mesh)
         coordinates = tuple(dim.position(rank) for dim in varying)
         members = math.prod(len(dim.group(rank)) for dim in varying)
@@ -130,7 +134,6 @@ class InputSpec:
         part = whole
         if any(start or end != size for (start, end), size in zip(bounds, self.shape, strict=True)):
             part = whole[tuple([slice(start, end) for start, end in bounds])]
-        dtype = self.dtype if draw is None else torch.float64
         return part.to(dtype, memory_format=torch.contiguous_format, copy=True)
 
     def values_of(self, mesh: Mesh, ranks: Sequence[int], seed: int, domain: Domain = FLOAT64) -> torch.Tensor:
