@@ -18,7 +18,8 @@ OPS = torch.ops.tensor_cast
 SIGNATURES = (
     "quantize(Tensor x, Tensor scale, Tensor? offset, ScalarType out_dtype=1) -> Tensor",
     "dynamic_quantize_mxfp4(Tensor x, SymInt group_size) -> (Tensor, Tensor)",
-    "rms_norm_quant(Tensor x, Tensor weight, Tensor quant_scale, Tensor quant_offset, float eps, ScalarType out_dtype=1) -> Tensor",
+    "rms_norm_quant(Tensor x, Tensor weight, Tensor quant_scale, Tensor quant_offset, float eps, ScalarType out_dtype=1)"
+    " -> Tensor",
     "add_rms_norm_dynamic_quant2_mxfp4(Tensor x, Tensor residual, Tensor weight, float eps, SymInt group_size)"
     " -> (Tensor, Tensor, Tensor)",
 )
