@@ -89,7 +89,7 @@ def input_lines(program: Program, real_shapes: Mapping[str, Sequence[int]]) -> l
         placements = ", ".join(f"{placement} over {dim}" for dim, placement in spec.placements) or "replicated"
         dtype = str(spec.dtype).removeprefix("torch.")
         recipe = spec.recipe.kind if spec.recipe.scale == 1.0 else f"{spec.recipe.kind} × {spec.recipe.scale:.3g}"
-        given = f"small for {list(real_shapes[spec.name])}" if spec.name in real_shapes else ""
+        given = f"{list(real_shapes[spec.name])} in your program" if spec.name in real_shapes else ""
         rows.append((f"{spec.name}: {dtype}{list(spec.shape)}", placements, f"({recipe})", given))
     return columns(rows)
 

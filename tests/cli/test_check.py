@@ -223,17 +223,17 @@ def test_sizes_are_the_programs_own_or_small_as_wanted(graphs: Path) -> None:
     found = check("graphs.py:wide", "--mesh", "tp=2", "--sizes", "small", "--report-dir", "small", "--report", "html")
 
     assert found.code == 1, found.out + found.err
-    assert "small for [64, 96]" in found.out
+    assert "[64, 96] in your program" in found.out
     folder = Path("small") / only_case(Path("small"))
     assert json.loads((folder / "counterexample.json").read_text())["real_shapes"]["x_1"] == [64, 96]
     page = (folder / "report.html").read_text()
     assert "In your program" in page
     assert "[64, 96]" in page
     again = run_here("replay", str(folder), "--confirm", "none")
-    assert "small for [64, 96]" in again.out
+    assert "[64, 96] in your program" in again.out
     real = check("graphs.py:wide", "--mesh", "tp=2", "--sizes", "real", "--shrink-time", "0", "--report-dir", "real")
     assert "float32[64, 96]" in real.out
-    assert "small for" not in real.out
+    assert "in your program" not in real.out
 
 
 def test_a_sound_pass_passes_on_a_captured_model_on_gloo(graphs: Path) -> None:
