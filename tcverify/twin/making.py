@@ -66,7 +66,7 @@ def twins_of(programs: Sequence[Program], small: int = SMALL) -> Twins:
     Raises:
         ProgramError: no choice of sizes fits.
     """
-    plain: set[str] = set()
+    plain: set[Any] = set()
     sizes, inputs, related = _related(programs, plain, small)
     kept: dict[str, None] = {}
     for _ in range(ROUNDS):
@@ -81,8 +81,8 @@ def twins_of(programs: Sequence[Program], small: int = SMALL) -> Twins:
             if misfit.alike and misfit.node not in kept:  # once: then they stay as they are
                 for size in misfit.alike:
                     sizes.avoid(size, chosen[size])
-            elif misfit.node not in plain and any(misfit.node in own.probed for own in related):
-                plain.add(misfit.node)  # fake kernels forgive what real ones do not
+            elif calls := {own.probed[misfit.node] for own in related if misfit.node in own.probed}:
+                plain |= calls  # fake kernels forgive what real ones do not; in all layers
                 sizes, inputs, related = _related(programs, plain, small)
                 continue
             else:
@@ -98,7 +98,7 @@ def twins_of(programs: Sequence[Program], small: int = SMALL) -> Twins:
 
 
 def _related(
-    programs: Sequence[Program], plain: Collection[str], small: int
+    programs: Sequence[Program], plain: Collection[Any], small: int
 ) -> tuple[Sizes, dict[str, list[Size]], list[Related]]:
     sizes = Sizes(small)
     inputs: dict[str, list[Size]] = {}

@@ -44,7 +44,7 @@ class Related:
     """The sizes of a program.
 
     Args:
-        plain: names of nodes at which equal numbers are one size.
+        plain: calls at which equal numbers are one size, each an op with the shapes of its operands.
         precise: whether they are told apart elsewhere. Of ranks that run different graphs nothing would say what has to go
             together in these.
 
@@ -57,7 +57,7 @@ class Related:
         wrong: the first call whose operands do not fit together.
         lists: at nodes that are given sizes in their second argument, these sizes.
         ranks: how many ranks groups have.
-        probed: names of the nodes at which equal numbers were told apart by trying; those in `plain` are none of them.
+        probed: the calls at which equal numbers were told apart by trying, by the name of the node; those in `plain` are none.
     """
 
     def __init__(
@@ -65,11 +65,11 @@ class Related:
         program: Program,
         sizes: Sizes,
         inputs: dict[str, list[Size]],
-        plain: Collection[str] = (),
+        plain: Collection[Any] = (),
         precise: bool = True,
     ) -> None:
         self.ranks = {len(group) for dim in program.mesh.dims for group in dim.groups}
-        self.probed: set[str] = set()
+        self.probed: dict[str, Any] = {}
         self.lists: dict[fx.Node, list[Size]] = {}
         self._plain = plain
         self._precise = precise
@@ -130,7 +130,7 @@ class Related:
             return
         probed = self._probed(node, constants, groups) if self._precise and self._ambiguous(node) else None
         if probed is not None:
-            self.probed.add(node.name)
+            self.probed[node.name] = self._call(node)
             self.of[node], literals = probed
             scope.update(literals)
             self._note(node, scope)
@@ -147,11 +147,14 @@ class Related:
         for size in itertools.chain(*operands, *self.of[node]):
             scope.setdefault(self.sizes.number[size], size)
 
+    def _call(self, node: fx.Node) -> Any:
+        return node.target, tuple(spec.shape for read in node.all_input_nodes for spec in self.specs(read))
+
     def _ambiguous(self, node: fx.Node) -> bool:
         """Whether sizes of one number come together at a call, which may be different ones."""
         if (
             node.op != "call_function"
-            or node.name in self._plain
+            or (self._plain and self._call(node) in self._plain)
             or any(r not in self.of for r in node.all_input_nodes)
         ):
             return False
