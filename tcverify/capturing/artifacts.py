@@ -126,7 +126,10 @@ def texts_in(path: Path) -> list[ArtifactText]:
     files = sorted(one for one in path.rglob("*") if one.suffix in SUFFIXES and one.is_file())
     logs = [one for one in files if one.suffix == ".log"]  # they say their ranks; TORCH_COMPILE_DEBUG writes both
     found: list[ArtifactText] = []
-    for some in (logs, [one for one in files if one.name.startswith(_RUNNABLE)], files):
+    runnable = [one for one in files if one.name.startswith(_RUNNABLE)]
+    if {_rank_in(one) for one in runnable} - {_rank_in(one) for one in logs} - {None}:
+        logs = []  # of some ranks alone
+    for some in (logs, runnable, files):
         found = found or [one for file in some if place_of(str(file)) is not None for one in texts_in(file)]
     if not found:
         raise ProgramError(

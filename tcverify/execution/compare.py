@@ -181,8 +181,9 @@ def _compare(rank: int, label: str, expected: Any, actual: Any) -> Delta:
 
 
 def _one(expected: torch.Tensor, actual: torch.Tensor) -> bool:
-    """Whether two tensors of one shape and dtype stand at one place in memory."""
-    return expected.data_ptr() == actual.data_ptr() and expected.stride() == actual.stride()
+    """Whether two tensors of one shape and dtype are the same elements in memory, read alike."""
+    same = expected.data_ptr() == actual.data_ptr() and expected.stride() == actual.stride()
+    return same and expected.is_neg() == actual.is_neg() and expected.is_conj() == actual.is_conj()
 
 
 def _root_mean_square(difference: torch.Tensor, largest: float, elements: int) -> float:

@@ -97,11 +97,11 @@ def rank_inputs(plan: Plan, rank: int, sources: Sources, domain: Domain = FLOAT6
     return _kept_inputs(specs, sources.mesh, rank, sources.seed, domain.name)
 
 
-#: Most elements of the inputs of one rank that are kept: 64 times so many take 64 MiB.
+#: Most elements of the inputs of one rank that are kept: 64 times so many take 64 MiB, twice that at most.
 _KEPT_ELEMENTS = 1 << 17
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=128)  # ranks but the first take two: all their inputs, and those that are placed
 def _kept_inputs(specs: tuple[InputSpec, ...], mesh: Mesh, rank: int, seed: int, name: str) -> list[torch.Tensor]:
     """Inputs as the domain of this name carries them. The original and the rewritten program have the same ones."""
     domain = domain_of(name)

@@ -110,9 +110,6 @@ def run_stacked(
             results = ranks.run()
             first = ranks.alone()
         _check(first, results[0], 0.0 if domain.kind == "exact" else _ROUNDING)
-        sharing = storage_partition(first)
-        for result in results:
-            result.sharing = sharing
     except Exception:  # noqa: BLE001 - whatever it is, the ranks one by one will say it, with its rank
         return None
     return Run("lockstep", results, domain=domain.name, keeps=ranks.kept)
@@ -180,6 +177,7 @@ class _Ranks:
         flat, tree = pytree.tree_flatten(map_aggregate(self.plan.result, _filler(values, self.constants[0])))
         if any(isinstance(leaf, RankConstant) for leaf in pytree.tree_leaves(self.plan.result)):
             raise _NotStackable
+        sharing = [storage_partition(RankResult(r, own)) for r, own in enumerate(_slices(flat, self.size))]
         if len(flat) == len(self.known):
             flat = [known if _same(value, known) else value for value, known in zip(flat, self.known, strict=True)]
         self.kept.outputs = flat
@@ -193,6 +191,7 @@ class _Ranks:
                 self.plan.placeholders,
                 mutates=self.plan.mutates,
                 calls=self.calls[r],
+                sharing=sharing[r],
             )
             for r in range(self.size)
         ]
@@ -419,10 +418,9 @@ def _same(value: Any, known: Any) -> bool:
 
 
 def _check(alone: RankResult, stacked: RankResult, tolerance: float) -> None:
-    """Raise unless what a rank has computed alone stands in its slices."""
-    if alone.error is not None:
+    """Raise unless what a rank has computed alone stands in its slices, and shares storage as these do."""
+    if alone.error is not None or storage_partition(alone) != storage_partition(stacked):
         raise _NotStackable
-    stacked.sharing = storage_partition(alone)
     for delta in compare_ranks(alone, stacked):
         if delta.problem or delta.overflow or delta.difference > tolerance * delta.scale:
             raise _NotStackable

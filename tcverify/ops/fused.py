@@ -28,7 +28,7 @@ def fused(name: str, native: bool) -> Callable[[Mapping[str, Any]], Any] | None:
         native: whether parts are computed as in their own dtypes.
     """
     match = _NAME.fullmatch(name)
-    if match is None:
+    if match is None or (match["kind"] and not match["dynamic"]):
         return None
     first = f"{match['first']}{match['both'] or ''}"
     if match["first"] == "m3_swiglu":
@@ -57,7 +57,8 @@ def _part(name: str, native: bool, given: Mapping[str, Any]) -> Any:
     op = lookup(target)
     run = op.native if native and op.native is not None else op.require()
     names = [argument.name for argument in target._schema.arguments]
-    return run(*(given[one if one in given else _NAMES[one]] for one in names))
+    found = {one: given[own] for one in names for own in (one, _NAMES.get(one, one)) if own in given}
+    return run(**found)  # what the fused op is not given is as by default
 
 
 __all__ = ["fused"]

@@ -201,7 +201,7 @@ def _propagate(op: Op, target: Any, args: Sequence[Any], kwargs: dict[str, Any],
     flat = _leaves((args, kwargs), [])
     specs = [leaf for leaf in flat if isinstance(leaf, TensorSpec)]
     elements = sum(_extent(spec) for spec in specs)
-    made = math.prod(abs(v) for v in flat if type(v) is int and v)  # by repeat, expand, pad, full, …
+    made = math.prod(abs(v) for v in flat if type(v) in (int, float) and v)  # by repeat, expand, pad, full, …
     few = elements <= _FEW_ELEMENTS and elements * made <= _MANY_ELEMENTS if specs else made <= _FEW_ELEMENTS
     if few and (op.fake is not None or not op.uninterpreted):
         # Kernels that communicate know tensors without data alone; so do prims, or else they import dynamo.

@@ -307,6 +307,11 @@ class _Call:
                 for value in self._numbers(literal):
                     if value > 1:
                         self._related.constant(literal.name, value, self._scope)
+                positions, ranks = self._numbers(literal), len(self._values)
+                if name not in _SLICES and all(0 <= n < ranks for n in positions):
+                    # positions of ranks are no sizes, and what they index stays as long as it is
+                    indexed = (n for shape in (*operands, *results) for n in shape if n <= ranks)
+                    self.sizes.pin(self._at(n) for n in {*positions, *indexed} if n > 1)
         if len(operands) == 1 and len(results) == 1:
             self._view(operands[0], results[0])
         if lookup(node.target).collective:
@@ -449,13 +454,16 @@ def _on_numbers(node: fx.Node, specs: Callable[[fx.Node], list[TensorSpec]]) -> 
     )
 
 
+#: Symbolic integers that name ranks, dims or regions, whatever the schema calls them.
+_NO_SIZES = re.compile(r"(\w+_)?ranks?(_group)?|dims?|(\w+_)?id|group")
+
 #: A symbolic integer, or several, in the text of a schema.
 _SYMBOLIC = re.compile(r"SymInt(?:\[\d*\])?\?? (\w+)")
 
 
 @cache
 def _symbolic(target: Any) -> frozenset[str]:
-    return frozenset(_SYMBOLIC.findall(str(target._schema)))
+    return frozenset(name for name in _SYMBOLIC.findall(str(target._schema)) if not _NO_SIZES.fullmatch(name))
 
 
 #: Arguments of ops that make tensors or compare integers which may be sizes.

@@ -218,6 +218,36 @@ def test_an_alias_that_only_one_version_returns_is_told_though_values_are_kept_o
     assert {(d.rank, d.label) for d in comparison.deltas if d.alias} == {(rank, "output 1") for rank in range(16)}
 
 
+@pytest.mark.parametrize("ranks", [2, 16])
+def test_the_same_place_in_memory_read_with_another_sign_is_another_value(ranks: int) -> None:
+    def build(b: GraphBuilder, *, conjugated: bool) -> Any:
+        pairs = b.call("aten::view_as_complex", b.input("x"))
+        return b.call("aten::imag", b.call("aten::_conj", pairs) if conjugated else pairs)
+
+    mesh, spec = Mesh.grid({"tp": ranks}), InputSpec("x", (4, 2), torch.float32)
+    before, after = (
+        spmd_program(mesh, [spec], lambda b, turned=turned: build(b, conjugated=turned)) for turned in (False, True)
+    )
+    assert all(delta.difference for delta in Lockstep().compare(before, after).deltas if not delta.alias)
+
+
+def test_an_alias_that_only_some_ranks_return_is_told_of_these() -> None:
+    """What is turned is copied to be contiguous; where a dim is swapped with itself, nothing is."""
+
+    def build(b: GraphBuilder, *, copied: bool) -> Any:
+        other = b.constant("other", lambda rank: 1 - rank % 2)
+        doubled = b.call("aten::neg", b.input("x"))
+        turned = b.call("aten::contiguous", b.call("aten::transpose.int", doubled, other, 1))
+        return doubled, b.call("aten::clone", turned) if copied else turned
+
+    square = [InputSpec("x", (4, 4), torch.float64, (("tp", VARYING),))]
+    plain, copied = (
+        spmd_program(MESH, square, lambda b, copied=copied: build(b, copied=copied)) for copied in (False, True)
+    )
+    found = {delta.rank for delta in Lockstep().compare(plain, copied).deltas if delta.alias}
+    assert found == set(range(0, 16, 2))
+
+
 def test_other_domains_are_left_alone() -> None:
     assert run_stacked(made(lambda b: b.call("aten::neg", b.input("x"))), NATIVE) is None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from tcverify.campaign.drawing import SETTINGS
 from tcverify.errors import ProgramError
 from tcverify.execution import Lockstep
 from tcverify.passes import SequenceParallel
-from tcverify.program import VARYING, GraphBuilder, InputSpec, Mesh, Program, Recipe, shard, spmd_program
+from tcverify.program import VARYING, Contract, GraphBuilder, InputSpec, Mesh, Program, Recipe, shard, spmd_program
 from tcverify.strategies import programs_of
 from tcverify.twin import pairs, small_pair, twins_of
 from tests.mutants.sequence_parallel import FirstChunkForAll
@@ -178,6 +179,35 @@ def test_small_numbers_become_smaller_where_there_is_no_memory_for_them(monkeypa
     monkeypatch.setattr(pairs, "MOST", 100)
     with pytest.raises(ProgramError, match=r"values take .* GiB, of .* that they may take"):
         small_pair(pair)
+
+
+@pytest.mark.parametrize("ranks", [8, 16])
+@pytest.mark.parametrize("tight", [False, True], ids=["easy", "tight"])
+def test_positions_of_ranks_are_no_sizes(ranks: int, tight: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a rank picks of the gathered whole is its own part: on every rank, also where small numbers shrink."""
+    monkeypatch.setattr(pairs, "_EASY", -1 if tight else 1 << 27)
+
+    def build(b: GraphBuilder) -> Any:
+        own = b.constant("own", lambda rank: rank)
+        rows = b.call("_c10d_functional::all_gather_into_tensor", b.input("x"), ranks, "dp")
+        whole = b.call("aten::view", b.call("_c10d_functional::wait_tensor", rows), [ranks, 3, 4096])
+        return b.call("aten::neg", b.call("aten::select.int", whole, 0, own))
+
+    def own_part(module: Any) -> None:
+        (x,) = (n for n in module.graph.nodes if n.op == "placeholder")
+        next(n for n in module.graph.nodes if n.target is torch.ops.aten.neg.default).args = (x,)
+        module.graph.eliminate_dead_code()
+
+    def next_part(module: Any) -> None:
+        picked = next(n for n in module.graph.nodes if n.target is torch.ops.aten.select.int)
+        picked.args = (*picked.args[:2], (picked.args[2] + 1) % ranks)
+
+    x = InputSpec("x", (3, 4096), WIDE, (("dp", VARYING),))
+    program = replace(spmd_program(Mesh.grid({"dp": ranks}), [x], build), sizes="small")
+    promises = Contract(metadata=False)
+    verdict = verify(own_part, program, contract=promises)
+    assert verdict.status == "passed", verdict.doubts
+    assert verify(next_part, program, contract=promises).status == "refuted"
 
 
 def test_nothing_that_is_small_changes() -> None:
