@@ -21,7 +21,7 @@ from click.shell_completion import CompletionItem
 
 from tcverify import __version__, arguments
 from tcverify.catalogue.checks import CHECKS
-from tcverify.catalogue.choices import CONDITIONS, DOMAINS, REPORTS
+from tcverify.catalogue.choices import CONDITIONS, DOMAINS, REPORTS, SIZES
 from tcverify.catalogue.executors import EXECUTORS
 from tcverify.catalogue.passes import BUILTIN, DEFAULT, DESCRIPTIONS
 from tcverify.catalogue.strategies import STRATEGIES
@@ -360,7 +360,7 @@ def run(
               help="An integer that depends on the rank, e.g. slice_1.2=4*tp.")  # fmt: skip
 @click.option("--capture-timeout", type=click.FloatRange(1), default=300.0, show_default=True,
               help="Seconds that capturing the graph of a rank may take.")  # fmt: skip
-@click.option("--sizes", type=click.Choice(["auto", "real", "small"]), default="auto", show_default=True,
+@click.option("--sizes", type=click.Choice(SIZES), default="auto", show_default=True,
               help="Run on the program's own sizes where they fit into memory, always, or never.")  # fmt: skip
 @_CONFIRM
 @_DOMAIN

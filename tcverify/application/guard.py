@@ -36,6 +36,7 @@ from tcverify.processes import (
     limit,
     limit_memory,
     log_to,
+    machine_memory,
     resident_bytes,
     scratch,
     start_process,
@@ -61,7 +62,7 @@ LOAD_TIMEOUT = 120.0
 DEFAULT_TIMEOUT = 20.0
 
 #: Bytes of memory by which the process of a pass may grow; beyond, its allocations fail. At most half of what the machine has.
-MEMORY_LIMIT = min(16 << 30, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2)
+MEMORY_LIMIT = min(16 << 30, machine_memory() // 2)
 
 #: Bytes by which it may have grown when it has answered; it is replaced else, since what passes keep adds up over a night.
 GROWTH_LIMIT = 1 << 30

@@ -6,59 +6,67 @@ the fused op what it gave the two.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
 
-from tcverify.ops.table import lookup, resolve
+from tcverify.ops.table import Op, lookup, resolve
+from tcverify.ops.tensor_cast import some_function
 
-_NAME = re.compile(
-    r"tensor_cast::(?P<first>(add_)?rms_norm|m3_swiglu)_(?P<dynamic>dynamic_)?quant(?P<both>2)?_?(?P<kind>\w*)"
-)
-#: Arguments of the fused op that are called otherwise in that which quantises.
+_KINDS = ("symmetric", "asymmetric", "mxfp4")
+
+#: By name of the fused op: the op whose first result is quantised, and the op that quantises it.
+PARTS = {
+    **{f"{norm}_quant": (norm, "quantize") for norm in ("rms_norm", "add_rms_norm")},
+    "add_rms_norm_quant2": ("add_rms_norm2", "quantize"),
+    **{f"{n}_dynamic_quant_{k}": (n, f"dynamic_quantize_{k}") for n in ("rms_norm", "add_rms_norm") for k in _KINDS},
+    **{f"add_rms_norm_dynamic_quant2_{k}": ("add_rms_norm2", f"dynamic_quantize_{k}") for k in _KINDS},
+    "m3_swiglu_quant": ("m3_swiglu", "dynamic_quantize_mxfp4"),
+}
+
+#: Arguments of the op that quantises which the fused op calls otherwise.
 _NAMES = {"scale": "quant_scale", "offset": "quant_offset"}
 
 
-def fused(name: str, native: bool) -> Callable[[Mapping[str, Any]], Any] | None:
-    """Return what computes a fused op from its arguments by name; None for another op, or one whose parts nobody has defined.
+def _computed(name: str, native: bool, *args: Any, **kwargs: Any) -> Any:
+    """Compute a fused op; as some function where nobody has defined its parts.
 
     Args:
         native: whether parts are computed as in their own dtypes.
     """
-    match = _NAME.fullmatch(name)
-    if match is None or (match["kind"] and not match["dynamic"]):
-        return None
-    first = f"{match['first']}{match['both'] or ''}"
-    if match["first"] == "m3_swiglu":
-        second = "dynamic_quantize_mxfp4"
-    else:
-        second = f"dynamic_quantize_{match['kind']}" if match["dynamic"] else "quantize"
-    defined = torch.ops.tensor_cast
-    if not (hasattr(defined, first) and hasattr(defined, second)):
-        return None
-
-    def compute(given: Mapping[str, Any]) -> Any:
-        made = _part(first, native, given)
-        normed, *rest = made if isinstance(made, tuple) else (made,)
-        operand = resolve(f"tensor_cast::{second}")._schema.arguments[0].name
-        quantised = _part(second, native, {**given, operand: normed})
-        if not rest:
-            return quantised
-        return (*(quantised if isinstance(quantised, tuple) else (quantised,)), *rest)
-
-    return compute
+    parts = PARTS[name]
+    if not all(hasattr(torch.ops.tensor_cast, part) for part in parts):
+        return some_function(f"tensor_cast::{name}", *args, **kwargs)
+    arguments = resolve(f"tensor_cast::{name}")._schema.arguments
+    given = {argument.name: argument.default_value for argument in arguments if argument.has_default_value()}
+    given |= dict(zip((argument.name for argument in arguments), args, strict=False)) | kwargs
+    made = _part(parts[0], native, given)
+    first, *rest = made if isinstance(made, tuple) else (made,)
+    quantised = _part(parts[1], native, {**given, "x": first})
+    if not rest:
+        return quantised
+    return (*(quantised if isinstance(quantised, tuple) else (quantised,)), *rest)
 
 
 def _part(name: str, native: bool, given: Mapping[str, Any]) -> Any:
-    """Compute one op, from arguments of the fused one by name."""
+    """Compute one op, from arguments of the fused one by name; what that is not given is as by default."""
     target = resolve(f"tensor_cast::{name}")
     op = lookup(target)
     run = op.native if native and op.native is not None else op.require()
     names = [argument.name for argument in target._schema.arguments]
-    found = {one: given[own] for one in names for own in (one, _NAMES.get(one, one)) if own in given}
-    return run(**found)  # what the fused op is not given is as by default
+    return run(**{one: given[own] for one in names for own in (one, _NAMES.get(one, one)) if own in given})
 
 
-__all__ = ["fused"]
+OPS = tuple(
+    Op(
+        f"tensor_cast::{name}",
+        partial(_computed, name, False),
+        native=partial(_computed, name, True),
+        uninterpreted=True,
+    )
+    for name in PARTS
+)
+
+__all__ = ["OPS", "PARTS"]

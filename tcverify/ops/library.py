@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from tcverify.ops import experts, quantised
+from tcverify.ops import experts, fused, quantised
 from tcverify.ops import tensor_cast as meaning
 from tcverify.ops.distributed import perform
 from tcverify.ops.spec import contiguous_stride
@@ -270,6 +270,7 @@ def late_definition(error: str) -> str | None:
     )
 
 
-register_dialect("tensor_cast", OPS, load=define_tensor_cast)
+# The fused ones have the signatures of the library, where that is imported.
+register_dialect("tensor_cast", (*OPS, *fused.OPS), load=define_tensor_cast)
 
 __all__ = ["OPS", "SCHEMAS", "define_tensor_cast", "late_definition"]

@@ -217,9 +217,7 @@ def _propagate(op: Op, target: Any, args: Sequence[Any], kwargs: dict[str, Any],
             except (ShapeError, UnsupportedOp):
                 raise error from None
     if specs and not op.uninterpreted:
-        with contextlib.suppress(
-            ShapeError, UnsupportedOp
-        ):  # a fake mode knows more, at 20 times the cost, and imports dynamo
+        with contextlib.suppress(ShapeError, UnsupportedOp):  # a fake mode knows more; it imports dynamo, and is slow
             return _described(op, target, args, kwargs, numbers, _meta_tensor, contextlib.nullcontext())
     mode = new_fake_mode()
     return _described(op, target, args, kwargs, numbers, lambda spec, base: fake_tensor(spec, mode, base), mode)

@@ -132,11 +132,11 @@ def attention(
     return (probabilities @ v).transpose(-2, -3).flatten(-2).contiguous()
 
 
-def some_function(name: str, *args: Any) -> Any:
+def some_function(name: str, *args: Any, **kwargs: Any) -> Any:
     """What an op of this name gives as an uninterpreted function."""
     from tcverify.ops.uninterpreted import uninterpreted  # late: it asks the tables, which this module fills
 
-    return uninterpreted(resolve(name), name).require()(*args)
+    return uninterpreted(resolve(name), name).require()(*args, **kwargs)
 
 
 def _add_like(x: Tensor, residual: Tensor) -> Tensor:

@@ -29,7 +29,6 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from tcverify.op_laws import OpLaw, law_of
 from tcverify.ops.collective import Collective, Group
-from tcverify.ops.fused import fused
 from tcverify.ops.spec import TensorSpec, contiguous_stride
 from tcverify.ops.table import Op, Request
 
@@ -165,9 +164,6 @@ def _bound(target: torch._ops.OpOverload, name: str, args: Sequence[Any], kwargs
 
 def _call(target: torch._ops.OpOverload, name: str, native: bool, *args: Any, **kwargs: Any) -> Any:
     call = _bound(target, name, args, kwargs)
-    compute = fused(name, native)
-    if compute is not None:
-        return compute(call.given)
     _record(name, call)
     return _computed(target, call, _results(target, args, kwargs), law_of(name) or OpLaw(), native)
 

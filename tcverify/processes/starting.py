@@ -20,6 +20,7 @@ from io import BufferedWriter, FileIO, TextIOWrapper
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any
 
 from tcverify.errors import UsageError
@@ -225,6 +226,15 @@ def limit_memory(more: int) -> None:
     if limits[0] == resource.RLIM_INFINITY or wanted < limits[0]:
         with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_DATA, (wanted, limits[1]))
+
+
+def machine_memory() -> int:
+    """Return how many bytes of memory the machine has, or lets its processes have where these run in a container."""
+    found = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    for limit in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        with contextlib.suppress(OSError, ValueError):  # there is none
+            found = min(found, int(Path(limit).read_text()))
+    return found
 
 
 def resident_bytes() -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import weakref
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from torch import fx
@@ -60,6 +60,8 @@ def encode(program: Program) -> dict[str, Any]:
         record["streams"] = asdict(program.streams)
     if program.options:
         record["options"] = dict(program.options)
+    if program.sizes == "real" and replace(program, sizes="auto").large:
+        record["sizes"] = "real"  # else they are its own anyway
     return record
 
 

@@ -110,11 +110,9 @@ class InputSpec:
 
         They are of `dtype`, but for residues, which float64 carries.
         """
+        if self._alike:
+            return self.values_of(mesh, [rank], seed, domain)[0]
         draw = domain.draw if isinstance(domain, Exact) and self.dtype.is_floating_point else None
-        dtype = self.dtype if draw is None else torch.float64
-        if not self.placements and self.recipe.kind != "given":
-            whole = self._global(seed, [()], draw)[0]
-            return whole.to(dtype, memory_format=torch.contiguous_format, copy=True)
         varying = self._varying(mesh)
         coordinates = tuple(dim.position(rank) for dim in varying)
         members = math.prod(len(dim.group(rank)) for dim in varying)
@@ -134,17 +132,23 @@ class InputSpec:
         part = whole
         if any(start or end != size for (start, end), size in zip(bounds, self.shape, strict=True)):
             part = whole[tuple([slice(start, end) for start, end in bounds])]
+        dtype = self.dtype if draw is None else torch.float64
         return part.to(dtype, memory_format=torch.contiguous_format, copy=True)
 
     def values_of(self, mesh: Mesh, ranks: Sequence[int], seed: int, domain: Domain = FLOAT64) -> torch.Tensor:
         """Return the values of several ranks, which have parts of one shape: [ranks, *shape of a part]. See `values`."""
-        if self.recipe.kind in ("cancelling", "given") or any(p.kind == "shard" for _, p in self.placements):
+        if not self._alike:
             return torch.stack([self.values(mesh, rank, seed, domain) for rank in ranks])
         draw = domain.draw if isinstance(domain, Exact) and self.dtype.is_floating_point else None
         varying = self._varying(mesh)
         whole = self._global(seed, [tuple(dim.position(rank) for dim in varying) for rank in ranks], draw)
         dtype = self.dtype if draw is None else torch.float64
         return whole.to(dtype, memory_format=torch.contiguous_format, copy=True)
+
+    @property
+    def _alike(self) -> bool:
+        """Whether ranks hold whole tensors that are made one like the other."""
+        return self.recipe.kind not in ("cancelling", "given") and all(p.kind != "shard" for _, p in self.placements)
 
     @property
     def _given_size(self) -> int:

@@ -37,10 +37,6 @@ FEW_ELEMENTS = 1 << 20
 LARGE = 1 << 25
 
 
-#: Sizes that a program may run on: its own where these fit into memory, else small ones; its own; small ones.
-SIZES = ("auto", "real", "small")
-
-
 @dataclass(frozen=True, eq=False)
 class Program:
     """A distributed program: a mesh, the distinct graphs, what each rank runs, and the inputs.
@@ -55,7 +51,7 @@ class Program:
         streams: what the compiler is told about streams, if anything.
         options: what the pass is told with this program, by name; it finds them in `gm.meta["options"]`. What is not named is
             as the pass has it by default.
-        sizes: of what it runs on, one of `SIZES`; files do not say it.
+        sizes: of what it runs on, one of `SIZES`; files say it where a large program runs on its own.
 
     Raises:
         ProgramError: the parts do not fit together.

@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import fx
 
+from tcverify.catalogue.choices import SIZES
 from tcverify.errors import ProgramError
 from tcverify.ops import TensorSpec, gives_more, lookup, resolve
 from tcverify.program.graph import KEPT_META, RankBinding, RankConstant, add_node
@@ -39,7 +40,7 @@ class Reader(ValueReader):
                 "use the tcverify that wrote it, or write it again",
             )
         allowed = ("format", "version", "mesh", "inputs", "graphs", "ranks", "seed", "labels")
-        read_keys(data, (*allowed, "streams", "options"), self.where)
+        read_keys(data, (*allowed, "streams", "options", "sizes"), self.where)
         missing = [key for key in allowed if key not in data]
         if missing:
             raise ProgramError(f"{self.where} lacks {', '.join(missing)}")
@@ -49,8 +50,11 @@ class Reader(ValueReader):
         labels = tuple(read_text(label, "a label") for label in read_list(data["labels"], "labels"))
         streams = self.streams(data["streams"]) if "streams" in data else None
         options = read_options(data.get("options", {}))
+        sizes = data.get("sizes", "auto")
+        if sizes not in SIZES:
+            raise ProgramError(f"{self.where}: there are no sizes {sizes!r}", f"sizes are {', '.join(SIZES)}")
         parts = sources.mesh, graphs, ranks, sources.inputs, sources.seed, labels
-        program = Program(*parts, streams=streams, options=options)
+        program = Program(*parts, streams=streams, options=options, sizes=sizes)
         self.check_constants(program)
         for spec in program.inputs:
             for name, _ in spec.placements:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 
 from tcverify.application import Defect, Pair
 from tcverify.errors import ProgramError
+from tcverify.processes import machine_memory
 from tcverify.program import Program
 from tcverify.twin.making import Twins, twins_of
 from tcverify.twin.sizes import LEAST, SMALL
@@ -56,7 +56,7 @@ def _fitting(programs: Sequence[Program]) -> Twins:
     if _elements(twins) > _EASY:
         with suppress(ProgramError):  # nothing smaller fits
             twins = min(twins, twins_of(programs, LEAST), key=_elements)
-    elements, most = _elements(twins), min(MOST, _memory() // _BYTES)
+    elements, most = _elements(twins), min(MOST, machine_memory() // _BYTES)
     if elements > most:
         left = sorted({n for n, became in twins.sizes.items() if n in became and n > SMALL}, reverse=True)
         raise ProgramError(
@@ -64,13 +64,6 @@ def _fitting(programs: Sequence[Program]) -> Twins:
             f" found for {left[:8]}"
         )
     return twins
-
-
-def _memory() -> int:
-    """Bytes that the machine has; where the system does not say, as many as the largest twins need."""
-    names = getattr(os, "sysconf_names", {})
-    pages = os.sysconf("SC_PHYS_PAGES") if "SC_PHYS_PAGES" in names else -1
-    return pages * os.sysconf("SC_PAGE_SIZE") if pages > 0 else MOST * _BYTES
 
 
 def _elements(twins: Twins) -> int:

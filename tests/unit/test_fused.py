@@ -11,6 +11,7 @@ import torch
 from torch import fx
 
 from tcverify import verify
+from tcverify.ops.fused import PARTS
 from tcverify.program import VARYING, Contract, GraphBuilder, InputSpec, Mesh, Program, spmd_program
 
 CONTRACT = Contract(metadata=False)
@@ -89,6 +90,14 @@ class Fuses:
 def test_fusing_is_right(domain: str) -> None:
     verdict = verify(Fuses(), program(), domain=domain, contract=CONTRACT)
     assert (verdict.status, verdict.changed) == ("passed", True), (verdict.findings, verdict.doubts)
+
+
+def test_all_fused_ops_name_the_parts_that_they_have() -> None:
+    assert len(PARTS) == 13
+    assert {name.partition("quant")[0].rstrip("_") for name in PARTS} == {
+        "rms_norm", "add_rms_norm", "rms_norm_dynamic", "add_rms_norm_dynamic", "m3_swiglu",
+    }  # fmt: skip
+    assert "rms_norm_quant_per_token" not in PARTS
 
 
 @pytest.mark.parametrize("mistake", [{"eps": 1e-2}, {"swapped": True}], ids=str)

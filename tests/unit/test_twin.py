@@ -15,10 +15,12 @@ from tcverify import verify
 from tcverify.application import InProcess, Pair
 from tcverify.application.loading import prepare
 from tcverify.campaign.drawing import SETTINGS
+from tcverify.campaign.reduction import sketch
 from tcverify.errors import ProgramError
 from tcverify.execution import Lockstep
 from tcverify.passes import SequenceParallel
 from tcverify.program import VARYING, Contract, GraphBuilder, InputSpec, Mesh, Program, Recipe, shard, spmd_program
+from tcverify.program.codec import decode, dumps, encode, loads
 from tcverify.strategies import programs_of
 from tcverify.twin import pairs, small_pair, twins_of
 from tests.mutants.sequence_parallel import FirstChunkForAll
@@ -208,6 +210,24 @@ def test_positions_of_ranks_are_no_sizes(ranks: int, tight: bool, monkeypatch: p
     verdict = verify(own_part, program, contract=promises)
     assert verdict.status == "passed", verdict.doubts
     assert verify(next_part, program, contract=promises).status == "refuted"
+
+
+def test_a_large_program_that_ran_on_its_own_sizes_does_so_again() -> None:
+    """From its file, and while it is reduced; of small programs files say nothing."""
+
+    def build(b: GraphBuilder) -> Any:
+        return b.call("aten::neg", b.input("x"))
+
+    large = made(build, InputSpec("x", (1 << 13, 1 << 11), WIDE))
+    real = replace(large, sizes="real")
+    assert (large.large, real.large) == (True, False)
+    for again in (loads(dumps(real)), sketch.program_of(sketch.sketch_of(real))):
+        assert (again.sizes, again.large) == ("real", False)
+    assert loads(dumps(large)).large
+    (twin,) = twins_of([large]).programs
+    assert "sizes" not in encode(twin)
+    with pytest.raises(ProgramError, match="there are no sizes 'tiny'"):
+        decode({**encode(twin), "sizes": "tiny"})
 
 
 def test_nothing_that_is_small_changes() -> None:

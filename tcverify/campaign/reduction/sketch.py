@@ -108,6 +108,7 @@ class Sketch:
     modules: tuple[torch.nn.Module | None, ...]
     streams: StreamSettings | None = None
     options: Options = field(default_factory=dict)
+    sizes: str = "auto"
 
 
 def refs(value: Any) -> list[str]:
@@ -135,6 +136,7 @@ def sketch_of(program: Program) -> Sketch:
         program.modules,
         program.streams,
         program.options,
+        program.sizes,
     )
 
 
@@ -155,7 +157,7 @@ def program_of(sketch: Sketch) -> Program:
     """Build the program. Raises ProgramError where its parts do not fit together."""
     graphs = tuple(_graph(steps) for steps in sketch.graphs)
     parts = sketch.mesh, graphs, sketch.ranks, sketch.inputs, sketch.seed, sketch.labels, sketch.modules
-    return Program(*parts, streams=sketch.streams, options=sketch.options)
+    return Program(*parts, streams=sketch.streams, options=sketch.options, sizes=sketch.sizes)
 
 
 def _graph(steps: Graph) -> fx.Graph:
