@@ -219,10 +219,10 @@ class _Scaling:
             return _mapped(value, here if value in here else self._somewhere)
 
         args, kwargs = mapped_literals(node, self._related.specs, size, compared)
-        listed = self._related.lists.get(node)
+        place, listed = self._related.lists.get(node, (0, []))
         if listed:
-            named = zip(listed, args[1], strict=True)
-            args = (args[0], [self._chosen[size] if n != -1 else n for size, n in named], *args[2:])
+            named = [self._chosen[size] if n != -1 else n for size, n in zip(listed, args[place], strict=True)]
+            args = (*args[:place], named, *args[place + 1 :])
         return args, kwargs
 
     def _described(self, node: fx.Node, made: fx.Node, rank: int, constants: Mapping[str, Mapping[int, int]]) -> Any:

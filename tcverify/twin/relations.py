@@ -20,8 +20,8 @@ from tcverify.errors import TcverifyError
 from tcverify.ops import ShapeError, TensorSpec, infer, lookup, merged_runs, qualified_name
 from tcverify.program import Program, RankConstant
 from tcverify.program.graph import constant_value
-from tcverify.twin.places import by_places
-from tcverify.twin.probing import TIMES, Probe
+from tcverify.twin.places import beside_collectives, by_places
+from tcverify.twin.probing import Probe
 from tcverify.twin.sizes import Size, Sizes
 
 #: Ops of which a dim of an operand, or of a result, is the sum of those at the same place of several.
@@ -55,8 +55,9 @@ class Related:
         scopes: at each node.
         vals: what each node gives: as it follows from its operands, else as its metadata says.
         wrong: the first call whose operands do not fit together.
-        lists: at nodes that are given sizes in their second argument, these sizes.
+        lists: at nodes that are given sizes in one of their arguments, which argument that is, and these sizes.
         ranks: how many ranks groups have.
+        beside: the nodes at which one dim may be the members of a group.
         probed: the calls at which equal numbers were told apart by trying, by the name of the node; those in `plain` are none.
     """
 
@@ -69,8 +70,9 @@ class Related:
         precise: bool = True,
     ) -> None:
         self.ranks = {len(group) for dim in program.mesh.dims for group in dim.groups}
+        self.beside = set().union(*map(beside_collectives, program.graphs))
         self.probed: dict[str, Any] = {}
-        self.lists: dict[fx.Node, list[Size]] = {}
+        self.lists: dict[fx.Node, tuple[int, list[Size]]] = {}
         self._plain = plain
         self._precise = precise
         self.inputs = inputs
@@ -125,7 +127,8 @@ class Related:
             return
         made = by_places(node, self) if self._precise and node.op == "call_function" else None
         if made is not None:
-            self.of[node], self.lists[node] = made
+            self.of[node], listed, place = made
+            self.lists[node] = place, listed
             self._note(node, scope)
             return
         probed = self._probed(node, constants, groups) if self._precise and self._ambiguous(node) else None
@@ -175,12 +178,12 @@ class Related:
         if any(type(n) is not int for n in found) or min(literals, default=1) < 0:
             return None
 
-        def infer_of(values: Mapping[str, Any], larger: Collection[int]) -> list[tuple[int, ...]] | None:
-            def grown(value: Any) -> Any:
-                return value * TIMES if value in larger else value
+        def infer_of(values: Mapping[str, Any], number: Callable[[int], int]) -> list[tuple[int, ...]] | None:
+            def changed(value: Any) -> Any:
+                return number(value) if type(value) is int and value > self.sizes.small else value
 
-            args, kwargs = mapped_literals(node, self.specs, grown, grown)
-            got = inferred(node, lambda read: values[read.name], constants, groups, self._fresh, (args, kwargs))
+            given = mapped_literals(node, self.specs, changed, changed)
+            got = inferred(node, lambda read: values[read.name], constants, groups, self._fresh, given)
             return None if got in (MISFIT, UNKNOWN) else [spec.shape for spec in specs_of(got)]
 
         operands = {read.name: (self.vals.get(read), self.of[read]) for read in node.all_input_nodes}
@@ -349,8 +352,8 @@ class _Call:
             return
         if sorted(n for n in before if n != 1) == sorted(n for n in after if n != 1):
             return
-        ranks = self._related.ranks
-        self.sizes.pin(self._at(n) for n in {*before, *after} if n in ranks)  # what a collective gives, by member
+        if self._node in self._related.beside:  # by member, of what collectives take and give
+            self.sizes.pin(self._at(n) for n in {*before, *after} if n in self._related.ranks)
         for merged, split in merged_runs(before, after):
             left, right = [n for n in before[merged] if n != 1], [n for n in after[split] if n != 1]
             if left != right:

@@ -128,6 +128,41 @@ def test_what_fake_kernels_forgive_is_asked_of_real_ones() -> None:
     assert Lockstep().run(twin).finished
 
 
+def test_shapes_that_a_call_is_given_hold_several_sizes_of_one_number() -> None:
+    """Rows that are filled, and a dim that is repeated, need not be as many as columns."""
+
+    def build(b: GraphBuilder) -> Any:
+        x, mean = b.input("x"), b.input("mean")
+        rows = b.call("aten::full", [2048, 2048], 0.0)
+        repeated = b.call("aten::expand", mean, [2048, 2048])
+        return b.call("aten::mm", b.call("aten::add.Tensor", rows, repeated), x)
+
+    (twin,) = twins_of([made(build, InputSpec("x", (2048, 4), WIDE), InputSpec("mean", (2048, 1), WIDE))]).programs
+    small = shapes(twin)
+    assert small["mean"][0] == small["full"][0] == small["expand"][0] == 2
+    assert small["x"][0] == small["full"][1] == small["expand"][1] < 2048
+    assert Lockstep().run(twin).finished
+
+
+def test_rows_as_many_as_ranks_become_fewer_unless_each_is_of_a_rank() -> None:
+    """A shard of 32 rows, flattened for a bucket, and what 32 ranks gave, by rank."""
+
+    def build(b: GraphBuilder) -> Any:
+        rows, x = b.input("rows"), b.input("x")
+        flat, part = b.call("aten::view", rows, [32 * 4096]), b.call("aten::view", x, [64 * 4096])
+        whole = b.call("_c10d_functional::all_gather_into_tensor", part, 32, "tp")
+        whole = b.call("_c10d_functional::wait_tensor", whole)
+        return flat, b.call("aten::view", whole, [32, 64, 4096])
+
+    inputs = [InputSpec("rows", (32, 4096), WIDE), InputSpec("x", (64, 4096), WIDE)]
+    (twin,) = twins_of([spmd_program(Mesh.grid({"tp": 32}), inputs, build)]).programs
+    small = shapes(twin)
+    assert small["rows"][0] < 32
+    assert small["view_2"][0] == 32
+    assert small["view_2"][1:] == small["x"]
+    assert Lockstep().run(twin).finished
+
+
 def test_shards_and_indices_stay_what_they_are() -> None:
     def build(b: GraphBuilder) -> Any:
         table, ids = b.input("table"), b.input("ids")
