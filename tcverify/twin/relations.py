@@ -364,8 +364,12 @@ class _Call:
         if len(operand) != len(result):
             return
         for before, after in zip(operand, result, strict=True):
-            if before != after and 1 not in (before, after) and 0 not in (before, after):
+            if before == after or 0 in (before, after):
+                continue
+            if 1 not in (before, after):
                 self.sizes.tie(self._at(before), self._at(after))
+            elif lookup(self._node.target).collective:  # one row of each member
+                self.sizes.pin([self._at(max(before, after))])
 
     def _parts(self, whole: Sequence[int], parts: Sequence[Sequence[int]]) -> None:
         """The dim in which parts differ from the whole is the sum of theirs."""
