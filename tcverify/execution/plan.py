@@ -31,6 +31,7 @@ class Step:
         nested: whether args or kwargs hold slots or rank constants elsewhere.
         carry: whether the result may have another floating dtype than the domain's.
         native: whether it runs in the dtypes of the program.
+        writes: whether it may write into its operands.
         dead: values that nobody reads after this step.
     """
 
@@ -43,6 +44,7 @@ class Step:
     carry: bool
     dead: list[int] = field(default_factory=list)
     native: bool = False
+    writes: bool = False
     run: Callable[..., Any] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -61,8 +63,12 @@ class Plan:
     placeholders: list[str]
     steps: list[Step]
     result: Any
-    mutates: bool
     unsupported: list[str]  # sentences naming each op without a meaning
+
+    @property
+    def mutates(self) -> bool:
+        """Whether it may write into anything that is there before."""
+        return any(step.writes for step in self.steps)
 
     @property
     def asynchronous(self) -> bool:
@@ -95,7 +101,7 @@ def plans_of(program: Program, domain: Domain = FLOAT64) -> list[Plan]:
 def _make_plan(graph: fx.Graph, module: torch.nn.Module | None, domain: Domain) -> Plan:
     numbers: dict[fx.Node, int] = {}
     last_use: dict[int, int] = {}
-    plan = Plan([], [], None, False, [])
+    plan = Plan([], [], None, [])
 
     def template(value: Any) -> Any:
         return Slot(numbers[value]) if isinstance(value, fx.Node) else any_device(domain.literal(value))
@@ -115,8 +121,6 @@ def _make_plan(graph: fx.Graph, module: torch.nn.Module | None, domain: Domain) 
         op = _op_of(node, module, domain)
         if op.run is None:
             plan.unsupported.append(_unsupported(op, node.name))
-        if _may_write(node):
-            plan.mutates = True
         args: list[Any] = []
         slots: list[tuple[int, int]] = []
         kwargs = dict(map_aggregate(node.kwargs, template)) if node.kwargs else {}
@@ -137,7 +141,8 @@ def _make_plan(graph: fx.Graph, module: torch.nn.Module | None, domain: Domain) 
                 args.append(map_aggregate(argument, template))
                 plain = plain and not _count(args[-1])
         carry = not op.aliases or not node.all_input_nodes or op.name.startswith(_FOREIGN)
-        step = Step(node.name, op, args, kwargs, slots, not plain, carry, native=not domain.carries)
+        native, writes = not domain.carries, _may_write(node)
+        step = Step(node.name, op, args, kwargs, slots, not plain, carry, native=native, writes=writes)
         for operand in node.all_input_nodes:
             last_use[numbers[operand]] = len(plan.steps)
         last_use[len(numbers)] = len(plan.steps)
@@ -293,8 +298,10 @@ def encode_plan(plan: Plan) -> list[Any]:
         kwargs = {key: encode_value(value) for key, value in step.kwargs.items()}
         if step.op.name.startswith((*_FOREIGN, "attribute::")):
             raise NotSerialisable(f"node '{step.name}' calls {step.op.name}, which this process alone has")
-        steps.append([step.name, step.op.name, args, kwargs, step.slots, step.nested, step.carry, step.dead])
-    return [plan.placeholders, steps, encode_value(plan.result), plan.mutates]
+        steps.append(
+            [step.name, step.op.name, args, kwargs, step.slots, step.nested, step.carry, step.dead, step.writes]
+        )
+    return [plan.placeholders, steps, encode_value(plan.result)]
 
 
 def decode_plan(data: list[Any], domain: Domain = FLOAT64) -> Plan:
@@ -303,17 +310,17 @@ def decode_plan(data: list[Any], domain: Domain = FLOAT64) -> Plan:
     Raises:
         UnsupportedOp: the tables of this process do not know an op.
     """
-    placeholders, steps, result, mutates = data
+    placeholders, steps, result = data
     slots = {number: Slot(number) for number in range(len(placeholders) + len(steps))}
     reader = ValueReader("the message")
-    plan = Plan(placeholders, [], reader.value(result, slots, "the output"), mutates, [])
+    plan = Plan(placeholders, [], reader.value(result, slots, "the output"), [])
     ops: dict[str, Op] = {}
-    for name, op_name, args, kwargs, positions, nested, carry, dead in steps:
+    for name, op_name, args, kwargs, positions, nested, carry, dead, writes in steps:
         op = ops.get(op_name) or ops.setdefault(op_name, lookup(resolve(op_name)))
         if op.run is None:
             plan.unsupported.append(_unsupported(op, name))
         # None stands for a slot, which is filled in anew for each call: most arguments are
         args = [value if value is None else reader.value(value, slots, name) for value in args]
         kwargs = {key: reader.value(value, slots, name) for key, value in kwargs.items()} if kwargs else kwargs
-        plan.steps.append(Step(name, op, args, kwargs, positions, nested, carry, dead, native=not domain.carries))
+        plan.steps.append(Step(name, op, args, kwargs, positions, nested, carry, dead, not domain.carries, writes))
     return plan

@@ -1,9 +1,10 @@
 """Many ranks at once: where all ranks run one graph, their tensors are stacked, and an op runs once for all of them.
 
-What is equal on all ranks (replicated inputs, and what is computed from them alone) is kept once. Collectives, and ops that
-are told something else on every rank, run rank by rank on the slices. Where a graph writes in place, all is kept per rank:
-slices share the storage of the stack. One rank also runs alone, given what the collectives gave it: it says how values share
-storage, and that its slices are what it computes by itself.
+What is equal on all ranks (replicated inputs, and what is computed from them alone) is kept once, and what is equal on some of
+them (shards, and what is gathered or reduced over a group) once for these. Collectives, and ops that are told something else on
+every rank, run rank by rank on the slices. What a graph still writes into is kept per rank: slices share the storage of the
+stack. One rank also runs alone, given what the collectives gave it: it says how values share storage, and that its slices are
+what it computes by itself.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
@@ -28,10 +29,11 @@ from tcverify.execution.executor import Run
 from tcverify.execution.freed import Freed
 from tcverify.execution.interpreter import Call, RankResult, arguments, rank_inputs, run_rank
 from tcverify.execution.plan import Plan, Step, known_constant, plans_of, rank_constants
+from tcverify.execution.rows import Alignment, Rows, Stacked, arguments_of, firsts, last_writes, slots_of
 from tcverify.ops import Await, Collective, Request, Start, complete, mismatch
+from tcverify.ops.collective import ALIKE
 from tcverify.program import InputSpec, Mesh, Program
 from tcverify.program.graph import RankConstant, Slot, copy_graph
-from tcverify.program.inputs import Sources
 from tcverify.program.sharing import share
 
 #: From so many ranks on it pays (benchmarks/scale.py).
@@ -48,22 +50,8 @@ class _NotStackable(Exception):
     """The ranks do not go the same way, or not by the same shapes: they have to run one by one."""
 
 
-@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
-class _Stacked:
-    """One tensor per rank: [ranks, *shape of each]."""
-
-    tensor: torch.Tensor
-
-
 #: Inputs that runs which still exist have read, by all that they depend on: both versions of a program read the same ones.
-_READ: weakref.WeakValueDictionary[Any, _Stacked] = weakref.WeakValueDictionary()
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Whole:
-    """The stack of what a step gives, where it has been made already."""
-
-    tensor: torch.Tensor
+_READ: weakref.WeakValueDictionary[Any, Stacked] = weakref.WeakValueDictionary()
 
 
 @dataclass(slots=True, eq=False)
@@ -74,18 +62,55 @@ class _Kept:
     outputs: Sequence[Any] = ()
 
 
+class _Arrived:
+    """What a rank's start of a collective has written, or would have: an output that nobody else has need not be written.
+
+    Args:
+        outside: whether the output is storage that was there before.
+        apart: whether it stays storage of this rank alone.
+    """
+
+    def __init__(self, output: torch.Tensor, answer: torch.Tensor, outside: bool, apart: bool) -> None:
+        self.output, self.written = output, not output.numel()
+        self.result = output if self.written else answer.view(output.shape)
+        if outside:
+            self.write()
+            self.result = output if apart else self.result
+
+    def write(self) -> None:
+        """Write the output, once."""
+        if not self.written:
+            self.output.copy_(self.result)
+            self.written = True
+
+
+def _arrived(by: Sequence[_Arrived], leaf: torch.Tensor) -> torch.Tensor:
+    """What stands for a tensor that an op returns which has started collectives."""
+    for one in by:
+        if one.output is leaf:
+            return one.result
+    for one in by:
+        if storage_of(one.output) == storage_of(leaf):
+            one.write()
+    return leaf
+
+
 @dataclass(slots=True, eq=False)
 class _UnderWay:
     """A collective that all ranks have started, and that is carried out when it is waited for.
 
     Attributes:
-        starts: of the ranks, with what each contributes: a copy where it reads at once.
-        result: of the step, where that is a copy of what the starts write into.
+        starts: of the ranks.
+        tensors: what each contributes: a copy where it reads at once.
+        outside: of the ranks, whether the output is storage that was there before.
+        result: of the step, where that is not the outputs themselves.
     """
 
     starts: Sequence[Start]
     tensors: Sequence[torch.Tensor]
-    result: torch.Tensor | None = None
+    outside: Sequence[bool]
+    result: Stacked | None = None
+    done: bool = False
 
 
 def run_stacked(
@@ -150,15 +175,18 @@ class _Ranks:
     def __init__(self, program: Program, plan: Plan, domain: Domain, timing: str | Timing, beside: Any) -> None:
         self.program, self.plan, self.domain, self.timing = program, plan, domain, timing
         self.size = program.world_size
-        self.under_way: dict[int, _UnderWay] = {}  # by the storages that are written at the wait
+        self.under_way: dict[int, list[_UnderWay]] = {}  # by the storages that are written at the wait
+        self.alignment = Alignment(self.size)
+        self.last_writes = last_writes(plan)
         self.calls: list[list[Call]] = [[] for _ in range(self.size)]
         self.answers: list[torch.Tensor] = []  # of the collectives of the first rank
         self.constants = [rank_constants(program.mesh, r, b.constants) for r, b in enumerate(program.ranks)]
         first = self.constants[0]
         # Made before the domain runs: it means what programs compute.
-        self.inputs = self._inputs()
-        if plan.mutates:
-            self.inputs = [self._spread(value) for value in self.inputs]
+        self.inputs = [
+            self._own(made) if write >= 0 else made
+            for made, write in zip(self._inputs(), self.last_writes, strict=False)
+        ]
         self.inputs_alone = rank_inputs(plan, 0, program.sources, domain)
         self.different = {name for one in self.constants for name in one if one[name] != first.get(name)}
         self.kept = _Kept(self.inputs)
@@ -167,11 +195,12 @@ class _Ranks:
     def run(self) -> list[RankResult]:
         """Run the graph; return every rank's result."""
         values: list[Any] = list(self.inputs)
-        for step in self.plan.steps:
+        for number, step in enumerate(self.plan.steps):
+            apart = self.last_writes[len(values)] > number  # it is still written into
             if step.op.collective or any(name in self.different for name in _constants_of(step)):
-                values.append(self._one_by_one(step, values))
+                values.append(self._one_by_one(step, values, apart))
             else:
-                values.append(self._together(step, values))
+                values.append(self._together(step, values, apart))
             for slot in step.dead:
                 values[slot] = None
         flat, tree = pytree.tree_flatten(map_aggregate(self.plan.result, _filler(values, self.constants[0])))
@@ -227,22 +256,36 @@ class _Ranks:
             if names not in parts:
                 parts[names] = [_part(names, self.program.mesh, rank) for rank in range(self.size)]
             key = spec, self.program.mesh, self.program.seed, self.domain.name
-            made = None if self.plan.mutates else _READ.get(key)
+            made = _READ.get(key)
             if made is None:
-                made = _input(spec, self.program.sources, parts[names], self.domain)
-                if isinstance(made, _Stacked) and not self.plan.mutates:
+                made = self._input(spec, parts[names])
+                if isinstance(made, Stacked):
                     _READ[key] = made
             inputs.append(made)
         return inputs
 
-    def _together(self, step: Step, values: list[Any]) -> Any:
-        """Call an op once for all ranks."""
+    def _input(self, spec: InputSpec, parts: Sequence[Any]) -> Any:
+        """An input on all ranks: made once for those of the same part."""
+        sources, rows = self.program.sources, self.alignment.rows_of(parts)
+        ranks = firsts(rows)
+        shapes = {spec.local_shape(sources.mesh, rank) for rank in ranks}
+        if len(shapes) > 1 or (len(ranks) > 1 and len(ranks) * prod(*shapes) > _MOST_ELEMENTS):
+            raise _NotStackable
+        made = self.domain.carry(spec.values_of(sources.mesh, ranks, sources.seed, self.domain))
+        return Stacked(made, rows) if len(ranks) > 1 else made[0]
+
+    def _together(self, step: Step, values: list[Any], apart: bool) -> Any:
+        """Call an op once for all ranks.
+
+        Args:
+            apart: whether each rank has to have a row of its own in the result.
+        """
         args, kwargs = arguments(step, values, _filler(values, self.constants[0]))
         leaves, tree = pytree.tree_flatten((args, kwargs))
-        places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, _Stacked)]
+        places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Stacked)]
         if not places:
             made = self._carried(step, step.run(*args, **kwargs))
-            return pytree.tree_map_only(torch.Tensor, self._spread, made) if self.plan.mutates else made
+            return pytree.tree_map_only(torch.Tensor, self._own, made) if apart else made
 
         def call(*tensors: torch.Tensor) -> Any:
             given = list(leaves)
@@ -251,32 +294,42 @@ class _Ranks:
             rank_args, rank_kwargs = pytree.tree_unflatten(given, tree)
             return self._carried(step, step.run(*rank_args, **rank_kwargs))
 
+        stacked = [leaves[place] for place in places]
+        rows = self.alignment.apart if apart else self.alignment.common(stacked)
         try:
-            found = torch.vmap(call)(*(leaves[place].tensor for place in places))
+            found = torch.vmap(call)(*(self._within(one, rows) for one in stacked))
+        except _NotStackable:
+            raise
         except Exception:  # noqa: BLE001 - a kernel that looks at values, or one that raises on some rank
-            return self._one_by_one(step, values)
-        return pytree.tree_map_only(torch.Tensor, self._stacked, found)
+            return self._one_by_one(step, values, apart)
+        return pytree.tree_map_only(torch.Tensor, lambda tensor: _stacked(tensor, rows), found)
 
-    def _one_by_one(self, step: Step, values: Sequence[Any]) -> Any:
+    def _one_by_one(self, step: Step, values: Sequence[Any], apart: bool) -> Any:
         """Call an op on every rank's slices; let collectives meet."""
-        slots = _slots_of(step)
+        slots = slots_of(step)
         leaves, tree = pytree.tree_flatten([values[slot] for slot in slots])
         plain = not any(isinstance(values[slot], (tuple, list, dict)) for slot in slots)
         found: list[Any] = []
-        for rank, one in enumerate(_slices(leaves, self.size)):
+        slices = _slices(leaves, self.size)
+        for rank, one in enumerate(slices):
             given = dict(zip(slots, one if plain else pytree.tree_unflatten(one, tree), strict=True))
             args, kwargs = arguments(step, given, _filler(given, self.constants[rank]))  # type: ignore[arg-type]
             found.append(step.run(rank, *args, **kwargs) if step.op.collective else step.run(*args, **kwargs))
         if step.op.collective:
-            found = self._met(step, found)
-        if isinstance(found[0], _Whole):
-            return self._stacked(found[0].tensor)
-        return self._restacked([self._carried(step, one) for one in found])
+            found = self._met(step, found, slices, apart)
+            if isinstance(found, Stacked):
+                return found
+        known = {_place(one): leaf for leaf, one in zip(leaves, slices[0], strict=True) if isinstance(leaf, Stacked)}
+        made = self._restacked(found, apart, known)
+        return pytree.tree_map(partial(self._carried_rows, step), made)
 
-    def _met(self, step: Step, generators: Sequence[Any]) -> list[Any]:
-        """Drive every rank's side of a collective to its end; return what each of them returns."""
+    def _met(self, step: Step, generators: Sequence[Any], slices: Sequence[Sequence[Any]], apart: bool) -> Any:
+        """Drive every rank's side of a collective to its end; return what each of them returns, or the stack of it."""
         answers: list[Any] = [None] * self.size
+        timing = self.timing if isinstance(self.timing, str) else self.timing(0, step.name)
         late: list[_UnderWay] = []
+        outside = {storage_of(one) for some in slices for one in some if isinstance(one, torch.Tensor)}
+        arrived: list[list[_Arrived]] = [[] for _ in generators]
         while True:
             requests: list[Request] = []
             starts: list[Start] = []
@@ -298,11 +351,21 @@ class _Ranks:
                 requests.append(Request(asked.collective, asked.tensor))
             if self.size not in (len(ended), waits, len(requests)) or len(starts) not in (0, self.size):
                 raise _NotStackable
+            if ended and late:
+                return self._started(late, ended, apart)
             if ended:
-                return self._started(late, ended)
+                filled = zip(arrived, ended, strict=True)
+                return [pytree.tree_map_only(torch.Tensor, partial(_arrived, by), one) for by, one in filled]
             answers = [None] * self.size
-            if starts:
-                late += self._start(step, starts)
+            written = [storage_of(start.output) in outside for start in starts]
+            if starts and timing == "issue":
+                found = self._answers_to(requests)
+                own = apart or len(set(map(id, found))) == self.size
+                for by, start, answer, inside in zip(arrived, starts, found, written, strict=True):
+                    by.append(_Arrived(start.output, answer, inside, own))
+            elif starts:
+                under_way = [Outstanding(timing, self.domain).start(step.name, one) for one in starts]
+                late.append(_UnderWay(starts, [one.tensor for one in under_way], written))
             elif requests:
                 answers = self._answers_to(requests)
 
@@ -311,47 +374,42 @@ class _Ranks:
         self.answers.append(answers[0])
         return answers
 
-    def _start(self, step: Step, starts: Sequence[Start]) -> list[_UnderWay]:
-        """Let all ranks start a collective; returns it if it is to be carried out later."""
-        timing = self.timing if isinstance(self.timing, str) else self.timing(0, step.name)
-        under_way = [Outstanding(timing, self.domain).start(step.name, one) for one in starts]
-        begun = _UnderWay(starts, [one.tensor for one in under_way])
-        if timing != "issue":
-            return [begun]
-        self._carry_out(begun)
-        return []
-
-    def _carry_out(self, begun: _UnderWay) -> None:
-        requests = [Request(s.collective, t) for s, t in zip(begun.starts, begun.tensors, strict=True)]
-        for start, answer in zip(begun.starts, self._answers_to(requests), strict=True):
-            if start.output.numel():
-                start.output.copy_(answer.view(start.output.shape))
-        if begun.result is not None:
-            begun.result.copy_(torch.stack([start.output for start in begun.starts]))
-
-    def _started(self, late: Sequence[_UnderWay], ended: list[Any]) -> list[Any]:
-        """What a step gives that has started collectives: the stack of it is what is written into when they arrive."""
-        if not late:
-            return ended
-        if not all(isinstance(one, torch.Tensor) for one in ended):
+    def _started(self, late: Sequence[_UnderWay], ended: list[Any], apart: bool) -> Any:
+        """What a step gives that has started a collective: the stack of it is what is written into when that arrives."""
+        if len(late) > 1 or not all(isinstance(one, torch.Tensor) for one in ended):
             raise _NotStackable
-        result = torch.stack(ended)
-        for begun in late:
-            for tensor in (result, begun.starts[0].output):
-                self.under_way[storage_of(tensor)] = begun
-            begun.result = result if storage_of(ended[0]) == storage_of(begun.starts[0].output) else None
-        return [_Whole(result)] * self.size
+        (begun,) = late
+        made: Any = ended
+        if not (apart and all(begun.outside)):
+            whole = all(one is start.output for one, start in zip(ended, begun.starts, strict=True))
+            alike = whole and not apart and begun.starts[0].collective.kind in ALIKE
+            keys = [start.collective.communicator if alike else rank for rank, start in enumerate(begun.starts)]
+            rows = self.alignment.rows_of(keys)
+            made = _stacked(torch.stack([ended[rank] for rank in firsts(rows)]), rows)
+            begun.result = made if whole else None
+            self.under_way.setdefault(storage_of(made.tensor), []).append(begun)
+        self.under_way.setdefault(storage_of(begun.starts[0].output), []).append(begun)
+        return made
 
     def _arrive(self, tensor: torch.Tensor) -> None:
         """Carry out what was to write into the storage of a tensor."""
-        begun = self.under_way.pop(storage_of(tensor), None)
-        if begun is not None:
-            self.under_way = {place: one for place, one in self.under_way.items() if one is not begun}
-            self._carry_out(begun)
+        for begun in self.under_way.pop(storage_of(tensor), ()):
+            if begun.done:
+                continue
+            begun.done = True
+            requests = [Request(s.collective, t) for s, t in zip(begun.starts, begun.tensors, strict=True)]
+            answers = self._answers_to(requests)
+            for start, answer, outside in zip(begun.starts, answers, begun.outside, strict=True):
+                if start.output.numel() and (outside or begun.result is None):
+                    start.output.copy_(answer.view(start.output.shape))
+            if begun.result is not None and begun.result.tensor.numel():
+                for row, answer in dict(zip(begun.result.rows, answers, strict=True)).items():
+                    begun.result.tensor[row].copy_(answer.view(begun.result.tensor[row].shape))
 
     def _complete(self, requests: Sequence[Request]) -> list[torch.Tensor]:
         """What every rank is answered. All ranks ask at once; those of a communicator meet if all its members name it."""
         answers: list[Any] = [None] * self.size
+        known: dict[Any, list[torch.Tensor]] = {}  # where others contribute the same, and are answered by position
         for rank, request in enumerate(requests):
             members = request.collective.communicator
             if answers[rank] is not None:
@@ -361,7 +419,14 @@ class _Ranks:
             calls: list[Collective] = [requests[m].collective for m in members]
             if any(call.channel != request.collective.channel for call in calls) or mismatch(calls) is not None:
                 raise _NotStackable
-            for member, answer in zip(members, complete(calls, [requests[m].tensor for m in members]), strict=True):
+            tensors = [requests[m].tensor for m in members]
+            call = calls[0]
+            key = (call.signature, *((c.splits, *_place(t)) for c, t in zip(calls, tensors, strict=True)))
+            named = call.root is not None or call.resharding is not None
+            found = None if named else known.get(key)
+            if found is None:
+                found = known[key] = complete(calls, tensors, apart=False)
+            for member, answer in zip(members, found, strict=True):
                 answers[member] = answer
         return answers
 
@@ -370,47 +435,78 @@ class _Ranks:
             return value
         return self.domain.constant(value) if step.constant else self.domain.carry(value)
 
-    def _restacked(self, found: Sequence[Any]) -> Any:
-        """Every rank's value as one; they have to nest alike, and to have the same shapes."""
+    def _carried_rows(self, step: Step, value: Any) -> Any:
+        if not isinstance(value, Stacked):
+            return self._carried(step, value)
+        made = self._carried(step, value.tensor)
+        return value if made is value.tensor else Stacked(made, value.rows)
+
+    def _restacked(self, found: Sequence[Any], apart: bool, operands: Mapping[Any, Stacked]) -> Any:
+        """Every rank's value as one; they have to nest alike, and to have the same shapes.
+
+        Args:
+            operands: by where the slice of the first rank is: what is returned as it was given.
+        """
         if all(isinstance(one, torch.Tensor) for one in found):
-            return self._column(found)
+            return self._column(found, apart, operands)
         flat = [pytree.tree_flatten(one) for one in found]
         tree = flat[0][1]
         if any(other != tree for _, other in flat):
             raise _NotStackable
         columns = zip(*(leaves for leaves, _ in flat), strict=True)
-        return pytree.tree_unflatten([self._column(column) for column in columns], tree)
+        return pytree.tree_unflatten([self._column(column, apart, operands) for column in columns], tree)
 
-    def _column(self, column: Sequence[Any]) -> Any:
+    def _column(self, column: Sequence[Any], apart: bool, operands: Mapping[Any, Stacked]) -> Any:
         """One leaf of every rank's value."""
         first = column[0]
-        if isinstance(first, torch.Tensor):
-            if any(one.shape != first.shape or one.dtype != first.dtype for one in column):
-                raise _NotStackable
-            return self._stacked(torch.stack(list(column)))
-        if all(type(one) is type(first) and one == first for one in column):
+        if not isinstance(first, torch.Tensor):
+            if all(type(one) is type(first) and one == first for one in column):
+                return first
+            raise _NotStackable
+        if any(one.shape != first.shape or one.dtype != first.dtype for one in column):
+            raise _NotStackable
+        places = list(map(_place, column))
+        operand = operands.get(places[0])
+        if operand is not None and places == list(map(_place, operand.slices())):
+            return operand
+        rows = self.alignment.apart if apart else self.alignment.rows_of(places)
+        if not any(rows):
             return first
-        raise _NotStackable
+        return _stacked(torch.stack([column[rank] for rank in firsts(rows)]), rows)
 
-    def _spread(self, value: Any) -> _Stacked:
-        """One value for each rank, where all ranks may write into theirs."""
-        if isinstance(value, _Stacked):
-            return value
+    def _own(self, value: Any) -> Stacked:
+        """A row for each rank, where all ranks may write into theirs."""
+        if isinstance(value, Stacked):
+            within = self._within(value, self.alignment.apart)
+            return Stacked(within.clone() if within is value.tensor else within, self.alignment.apart)
         if value.numel() * self.size > _MOST_ELEMENTS:
             raise _NotStackable
-        return _Stacked(torch.stack([value] * self.size))
+        return Stacked(torch.stack([value] * self.size), self.alignment.apart)
 
-    def _stacked(self, tensor: torch.Tensor) -> _Stacked:
-        if tensor.numel() > _MOST_ELEMENTS:
+    def _within(self, value: Stacked, rows: Rows) -> torch.Tensor:
+        if self.alignment.elements(value, rows) > _MOST_ELEMENTS:
             raise _NotStackable
-        return _Stacked(tensor)
+        return self.alignment.within(value, rows)
+
+
+def _stacked(tensor: torch.Tensor, rows: Rows) -> Stacked:
+    if tensor.numel() > _MOST_ELEMENTS:
+        raise _NotStackable
+    return Stacked(tensor, rows)
+
+
+def _place(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Where the elements of a tensor are."""
+    return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
 
 
 def _same(value: Any, known: Any) -> bool:
     """Whether a value is another one, to the bit."""
-    if not isinstance(value, _Stacked) or not isinstance(known, _Stacked):
+    if not isinstance(value, Stacked) or not isinstance(known, Stacked):
         return False
     mine, other = value.tensor, known.tensor
+    if value.rows != known.rows:
+        return False
     if mine.shape != other.shape or mine.dtype != other.dtype:
         return False
     bits = mine.dtype == torch.float64
@@ -424,23 +520,6 @@ def _check(alone: RankResult, stacked: RankResult, tolerance: float) -> None:
     for delta in compare_ranks(alone, stacked):
         if delta.problem or delta.overflow or delta.difference > tolerance * delta.scale:
             raise _NotStackable
-
-
-def _input(spec: InputSpec, sources: Sources, parts: Sequence[Any], domain: Domain) -> Any:
-    """An input on all ranks: made once for those of the same part; kept once where that is all of them."""
-    first: dict[Any, int] = {}
-    for rank, part in enumerate(parts):
-        first.setdefault(part, rank)
-    shapes = {spec.local_shape(sources.mesh, rank) for rank in first.values()}
-    if len(shapes) > 1 or (len(first) > 1 and len(parts) * prod(*shapes) > _MOST_ELEMENTS):
-        raise _NotStackable
-    made = domain.carry(spec.values_of(sources.mesh, list(first.values()), sources.seed, domain))
-    if len(first) == 1:
-        return made[0]
-    if len(first) == len(parts):
-        return _Stacked(made)
-    numbers = {part: number for number, part in enumerate(first)}
-    return _Stacked(made[torch.tensor([numbers[part] for part in parts])])
 
 
 def _part(dims: Sequence[str], mesh: Mesh, rank: int) -> tuple[Any, ...]:
@@ -457,24 +536,13 @@ def _filler(values: Any, constants: dict[str, Any]) -> Callable[[Any], Any]:
     return fill
 
 
-def _slots_of(step: Step) -> list[int]:
-    found = {leaf.index for leaf in _templates(step) if isinstance(leaf, Slot)}
-    return sorted(found | {slot for _, slot in step.slots})
-
-
 def _constants_of(step: Step) -> list[str]:
-    return [leaf.name for leaf in _templates(step) if isinstance(leaf, RankConstant)] if step.nested else []
-
-
-def _templates(step: Step) -> list[Any]:
-    found: list[Any] = []
-    map_aggregate((step.args, step.kwargs), found.append)
-    return found
+    return [leaf.name for leaf in arguments_of(step) if isinstance(leaf, RankConstant)] if step.nested else []
 
 
 def _slices(leaves: Sequence[Any], ranks: int) -> list[list[Any]]:
     """Per rank, its part of each of some values."""
-    columns = [leaf.tensor.unbind(0) if isinstance(leaf, _Stacked) else (leaf,) * ranks for leaf in leaves]
+    columns = [leaf.slices() if isinstance(leaf, Stacked) else [leaf] * ranks for leaf in leaves]
     return [[column[rank] for column in columns] for rank in range(ranks)]
 
 

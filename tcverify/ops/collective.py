@@ -14,6 +14,9 @@ from tcverify.errors import InternalError, UnsupportedOp
 from tcverify.ops.reductions import REDUCTIONS
 from tcverify.ops.resharding import Resharding
 
+#: Kinds of which all members get the same.
+ALIKE = ("all_reduce", "all_gather", "broadcast")
+
 #: Kinds of which one member, the root, has or gets the whole.
 ROOTED = ("broadcast", "gather", "scatter", "reduce")
 
@@ -133,7 +136,11 @@ def mismatch(calls: Sequence[Collective]) -> str | None:
 
 
 def complete(
-    calls: Sequence[Collective], tensors: Sequence[torch.Tensor], order: Sequence[int] | None = None
+    calls: Sequence[Collective],
+    tensors: Sequence[torch.Tensor],
+    order: Sequence[int] | None = None,
+    *,
+    apart: bool = True,
 ) -> list[torch.Tensor]:
     """Compute every member's result of one matched collective, in group order.
 
@@ -141,9 +148,10 @@ def complete(
         calls: the members' calls, in group order; they match (see `mismatch`).
         tensors: the members' contributions.
         order: permutation of the members in which sums are accumulated; None means group order. Results differ by rounding.
+        apart: whether results share no storage; else those that are equal by what the collective means may be one tensor.
 
-    Results are fresh contiguous tensors that share storage with no contribution and with no other result. Members that get
-    nothing get a tensor without elements.
+    Results are fresh contiguous tensors that share storage with no contribution. Members that get nothing get a tensor without
+    elements.
     """
     call = calls[0]
     if call.kind == "reshard":
@@ -151,28 +159,29 @@ def complete(
     if call.kind in ("gather", "scatter", "reduce"):
         return _rooted(calls, tensors, order)
     if call.kind == "all_reduce":
-        total = reduced(call, tensors, order)
-        return [_fresh(total) for _ in tensors]
+        return _repeated(reduced(call, tensors, order), len(tensors), apart)
     if call.kind == "reduce_scatter":
         total = reduced(call, tensors, order)
         return [_fresh(chunk) for chunk in total.chunk(len(tensors), _dim(call))]
     if call.kind == "all_gather":
-        whole = torch.cat(list(tensors), _dim(call))
-        return [_fresh(whole) for _ in tensors]
+        return _repeated(torch.cat(list(tensors), _dim(call)), len(tensors), apart)
     if call.kind == "all_to_all":
         pieces = [t.split(list(_splits(c)[0])) for c, t in zip(calls, tensors, strict=True)]
         return [torch.cat([pieces[i][j] for i in range(len(tensors))]).contiguous() for j in range(len(tensors))]
     if call.kind == "send_recv":
         return [_fresh(tensors[0]) for _ in tensors]  # the source stands first in the communicator
     if call.kind == "broadcast":
-        root = tensors[call.communicator.index(_root(call))]
-        return [_fresh(root) for _ in tensors]
+        return _repeated(tensors[call.communicator.index(_root(call))], len(tensors), apart)
     if call.kind == "permute":
         sources = source_positions(call)
         return [_fresh(tensors[sources[position]]) for position in range(len(tensors))]
     if call.kind == "barrier":
         return list(tensors)
     raise InternalError(f"no semantics for collective {call.kind}")
+
+
+def _repeated(tensor: torch.Tensor, members: int, apart: bool) -> list[torch.Tensor]:
+    return [_fresh(tensor) for _ in range(members)] if apart else [_fresh(tensor)] * members
 
 
 def _fresh(tensor: torch.Tensor) -> torch.Tensor:

@@ -34,7 +34,7 @@ class Start:
     """What a rank says when it meets an asynchronous collective: the call, its contribution, and where the result goes.
 
     Until an op that waits for `output` has run, the contribution may be read, and the output written, at any time. A rank goes
-    on at once.
+    on at once; an op that has started does nothing more with its output than return it, or views of it.
     """
 
     collective: Collective
