@@ -73,12 +73,10 @@ class Outstanding:
     def start(self, node: str, start: Start) -> UnderWay:
         """Begin what a node asks for."""
         timing = self.timing if isinstance(self.timing, str) else self.timing(node)
-        source, output = start.tensor, start.output
-        tensor = source if timing == "wait" else source.clone()
-        if timing == "apart" or storage_of(source) != storage_of(output):
-            spoil_(output, self.domain.unwritten)
-        made = UnderWay(node, start.collective, tensor, output, timing == "issue", timing != "issue")
-        self.by_storage.setdefault(storage_of(output), []).append(made)
+        tensor = contribution(start, timing)
+        unwrite_(start, timing, self.domain)
+        made = UnderWay(node, start.collective, tensor, start.output, timing == "issue", timing != "issue")
+        self.by_storage.setdefault(storage_of(start.output), []).append(made)
         return made
 
     def take(self, tensor: torch.Tensor) -> tuple[UnderWay, ...]:
@@ -86,9 +84,20 @@ class Outstanding:
         return tuple(self.by_storage.pop(storage_of(tensor), ()))
 
 
+def contribution(start: Start, timing: str) -> torch.Tensor:
+    """What a collective reads: a copy where it reads at once."""
+    return start.tensor if timing == "wait" else start.tensor.clone()
+
+
+def unwrite_(start: Start, timing: str, domain: Domain) -> None:
+    """Leave nothing of use in an output that is under way, unless the collective still has to read it."""
+    if timing == "apart" or storage_of(start.tensor) != storage_of(start.output):
+        spoil_(start.output, domain.unwritten)
+
+
 def storage_of(tensor: torch.Tensor) -> int:
     """Address of the storage of a tensor; it belongs to no other as long as somebody keeps it alive."""
     return int(tensor.untyped_storage()._cdata)
 
 
-__all__ = ["TIMINGS", "Join", "Outstanding", "Timing", "UnderWay", "storage_of"]
+__all__ = ["TIMINGS", "Join", "Outstanding", "Timing", "UnderWay", "contribution", "storage_of", "unwrite_"]

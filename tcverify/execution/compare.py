@@ -60,9 +60,10 @@ def compare_ranks(original: RankResult, rewritten: RankResult) -> list[Delta]:
     if original.structure != rewritten.structure or len(original.outputs) != len(rewritten.outputs):
         problem = f"the original returns {original.structure}, the rewritten program {rewritten.structure}"
         return [Delta(rank, "the outputs", problem=problem)]
+    scales = original.scales or (None,) * len(original.outputs)
     deltas = [
-        _compare(rank, f"output {i}", expected, actual)
-        for i, (expected, actual) in enumerate(zip(original.outputs, rewritten.outputs, strict=True))
+        _compare(rank, f"output {i}", expected, actual, scale)
+        for i, (expected, actual, scale) in enumerate(zip(original.outputs, rewritten.outputs, scales, strict=True))
     ]
     if original.mutates or rewritten.mutates:
         for name, expected, actual in zip(original.input_names, original.inputs, rewritten.inputs, strict=True):
@@ -142,7 +143,7 @@ def _partner(partition: list[int], index: int) -> str:
     return "no earlier output" if partition[index] == index else f"output {partition[index]}"
 
 
-def _compare(rank: int, label: str, expected: Any, actual: Any) -> Delta:
+def _compare(rank: int, label: str, expected: Any, actual: Any, scale: float | None = None) -> Delta:
     delta = Delta(rank, label)
     if not isinstance(expected, torch.Tensor) or not isinstance(actual, torch.Tensor):
         if type(expected) is not type(actual) or not _equal_scalars(expected, actual):
@@ -165,7 +166,7 @@ def _compare(rank: int, label: str, expected: Any, actual: Any) -> Delta:
         return delta
     if expected.itemsize == 1:  # torch does not subtract numbers of 8 bits
         expected, actual = expected.to(torch.float32), actual.to(torch.float32)
-    delta.scale = float(expected.abs().max())
+    delta.scale = float(expected.abs().max()) if scale is None else scale
     if math.isfinite(delta.scale) and _one(expected, actual):
         delta.elements = expected.numel()
         return delta

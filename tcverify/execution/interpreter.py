@@ -70,6 +70,7 @@ class RankResult:
         error: set when a node raised.
         digest: projections of the outputs, when the rank ran elsewhere; see `compare.digest`.
         sharing: for each output, the first one with the same storage; None where the outputs' storages say it.
+        scales: for each output its largest magnitude, where that is known.
     """
 
     rank: int
@@ -83,6 +84,7 @@ class RankResult:
     error: NodeError | None = None
     digest: list[list[float]] = field(default_factory=list)
     sharing: list[int] | None = None
+    scales: Sequence[float | None] = ()
 
 
 def rank_inputs(plan: Plan, rank: int, sources: Sources, domain: Domain = FLOAT64) -> Sequence[torch.Tensor]:

@@ -23,7 +23,7 @@ from torch.fx.node import map_aggregate
 from torch.utils import _pytree as pytree
 
 from tcverify.arithmetic import Domain
-from tcverify.execution.asynchrony import Join, Outstanding, Timing, UnderWay, storage_of
+from tcverify.execution.asynchrony import Join, Timing, UnderWay, contribution, storage_of, unwrite_
 from tcverify.execution.compare import compare_ranks, storage_partition
 from tcverify.execution.executor import Run
 from tcverify.execution.freed import Freed
@@ -100,17 +100,18 @@ class _UnderWay:
     """A collective that all ranks have started, and that is carried out when it is waited for.
 
     Attributes:
-        starts: of the ranks.
+        starts: of the ranks; none once it has been carried out.
         tensors: what each contributes: a copy where it reads at once.
         outside: of the ranks, whether the output is storage that was there before.
+        timing: when it reads.
         result: of the step, where that is not the outputs themselves.
     """
 
     starts: Sequence[Start]
     tensors: Sequence[torch.Tensor]
     outside: Sequence[bool]
+    timing: str
     result: Stacked | None = None
-    done: bool = False
 
 
 def run_stacked(
@@ -190,7 +191,7 @@ class _Ranks:
         self.inputs_alone = rank_inputs(plan, 0, program.sources, domain)
         self.different = {name for one in self.constants for name in one if one[name] != first.get(name)}
         self.kept = _Kept(self.inputs)
-        self.known: Sequence[Any] = beside.outputs if isinstance(beside, _Kept) else ()
+        self.known: Sequence[Any] | None = beside.outputs if isinstance(beside, _Kept) else None
 
     def run(self) -> list[RankResult]:
         """Run the graph; return every rank's result."""
@@ -207,9 +208,11 @@ class _Ranks:
         if any(isinstance(leaf, RankConstant) for leaf in pytree.tree_leaves(self.plan.result)):
             raise _NotStackable
         sharing = [storage_partition(RankResult(r, own)) for r, own in enumerate(_slices(flat, self.size))]
-        if len(flat) == len(self.known):
+        if self.known is not None and len(flat) == len(self.known):
             flat = [known if _same(value, known) else value for value, known in zip(flat, self.known, strict=True)]
         self.kept.outputs = flat
+        # Of the first version alone: the others are compared with it.
+        scales = [_scales(value, self.size) for value in flat] if self.known is None else []
         outputs, kept = _slices(flat, self.size), _slices(self.inputs, self.size)
         return [
             RankResult(
@@ -221,6 +224,7 @@ class _Ranks:
                 mutates=self.plan.mutates,
                 calls=self.calls[r],
                 sharing=sharing[r],
+                scales=[of[r] for of in scales],
             )
             for r in range(self.size)
         ]
@@ -364,8 +368,7 @@ class _Ranks:
                 for by, start, answer, inside in zip(arrived, starts, found, written, strict=True):
                     by.append(_Arrived(start.output, answer, inside, own))
             elif starts:
-                under_way = [Outstanding(timing, self.domain).start(step.name, one) for one in starts]
-                late.append(_UnderWay(starts, [one.tensor for one in under_way], written))
+                late.append(_UnderWay(starts, [contribution(one, timing) for one in starts], written, timing))
             elif requests:
                 answers = self._answers_to(requests)
 
@@ -379,13 +382,17 @@ class _Ranks:
         if len(late) > 1 or not all(isinstance(one, torch.Tensor) for one in ended):
             raise _NotStackable
         (begun,) = late
-        made: Any = ended
-        if not (apart and all(begun.outside)):
-            whole = all(one is start.output for one, start in zip(ended, begun.starts, strict=True))
-            alike = whole and not apart and begun.starts[0].collective.kind in ALIKE
-            keys = [start.collective.communicator if alike else rank for rank, start in enumerate(begun.starts)]
-            rows = self.alignment.rows_of(keys)
-            made = _stacked(torch.stack([ended[rank] for rank in firsts(rows)]), rows)
+        whole = all(one is start.output for one, start in zip(ended, begun.starts, strict=True))
+        alike = whole and not apart and begun.starts[0].collective.kind in ALIKE
+        keys = [start.collective.communicator if alike else rank for rank, start in enumerate(begun.starts)]
+        rows = self.alignment.rows_of(keys)
+        ranks = firsts(rows)
+        for rank in range(self.size) if any(begun.outside) else ranks:
+            unwrite_(begun.starts[rank], begun.timing, self.domain)
+        if apart and all(begun.outside):
+            made: Any = ended
+        else:
+            made = _stacked(torch.stack([ended[rank] for rank in ranks]), rows)
             begun.result = made if whole else None
             self.under_way.setdefault(storage_of(made.tensor), []).append(begun)
         self.under_way.setdefault(storage_of(begun.starts[0].output), []).append(begun)
@@ -394,9 +401,8 @@ class _Ranks:
     def _arrive(self, tensor: torch.Tensor) -> None:
         """Carry out what was to write into the storage of a tensor."""
         for begun in self.under_way.pop(storage_of(tensor), ()):
-            if begun.done:
-                continue
-            begun.done = True
+            if not begun.starts:
+                continue  # it has been waited for by another name
             requests = [Request(s.collective, t) for s, t in zip(begun.starts, begun.tensors, strict=True)]
             answers = self._answers_to(requests)
             for start, answer, outside in zip(begun.starts, answers, begun.outside, strict=True):
@@ -405,6 +411,7 @@ class _Ranks:
             if begun.result is not None and begun.result.tensor.numel():
                 for row, answer in dict(zip(begun.result.rows, answers, strict=True)).items():
                     begun.result.tensor[row].copy_(answer.view(begun.result.tensor[row].shape))
+            begun.starts, begun.tensors, begun.result = (), (), None
 
     def _complete(self, requests: Sequence[Request]) -> list[torch.Tensor]:
         """What every rank is answered. All ranks ask at once; those of a communicator meet if all its members name it."""
@@ -511,6 +518,15 @@ def _same(value: Any, known: Any) -> bool:
         return False
     bits = mine.dtype == torch.float64
     return torch.equal(*(t.view(torch.int64) if bits else t for t in (mine, other)))
+
+
+def _scales(value: Any, ranks: int) -> list[float | None]:
+    """The largest magnitude of a value on each rank, where that is one."""
+    one = value.tensor if isinstance(value, Stacked) else None
+    if one is None or not one.is_floating_point() or not one.numel():
+        return [None] * ranks
+    found = one.abs().flatten(1).amax(1).tolist() if one.dim() > 1 else one.abs().tolist()
+    return [found[row] for row in value.rows]
 
 
 def _check(alone: RankResult, stacked: RankResult, tolerance: float) -> None:
