@@ -13,7 +13,7 @@ from tcverify.program import Program
 from tcverify.twin.making import Twins, twins_of
 from tcverify.twin.sizes import LEAST, SMALL
 
-#: Elements that there may be at once on all ranks of a twin: 6 GiB in float64.
+#: Elements that there may be at once on all ranks of a twin, if each had its own: 8 GiB in float64.
 MOST = 1 << 30
 
 #: Bytes of the machine's memory that each of them takes at worst: two versions of the program are there at once.

@@ -189,6 +189,71 @@ def test_what_is_written_in_place_is_each_ranks_own() -> None:
     same(one_by_one(program), stacked, exactly=True)
 
 
+def rows_of(run: Run, output: int) -> int:
+    """How many places in memory an output has, on all ranks."""
+    return len({rank.outputs[output].data_ptr() for rank in run.ranks})
+
+
+@pytest.mark.parametrize("timing", TIMINGS)
+@pytest.mark.parametrize("out", [False, True], ids=["into a new tensor", "into a buffer"])
+def test_what_is_equal_on_some_ranks_is_kept_once_for_these(timing: str, *, out: bool) -> None:
+    """Shards differ over both dims; what is gathered over one is equal over it, and what is computed from that too."""
+
+    def build(b: GraphBuilder) -> Any:
+        w, x = b.input("w"), b.input("x")
+        into = {"out": b.call("aten::empty.memory_format", [32, 4], dtype=torch.float64)} if out else {}
+        name = "all_gather_into_tensor_out" if out else "all_gather_into_tensor"
+        whole = b.call("_c10d_functional::wait_tensor", b.call(f"_c10d_functional::{name}", w, 8, "tp", **into))
+        mine = b.call("aten::mm", x, b.call("aten::t", whole))
+        return b.call("aten::neg", whole), mine, b.call("aten::add.Tensor", whole, b.constant("r", float))
+
+    inputs = [
+        InputSpec("w", (64, 4), torch.float64, (("dp", sharded(0)), ("tp", sharded(0)))),
+        InputSpec("x", (2, 4), torch.float64, (("tp", VARYING),)),
+    ]
+    program = spmd_program(MESH, inputs, build)
+    stacked = run_stacked(program, FLOAT64, timing)
+    assert stacked is not None
+    same(_execute(program, False, None, timing=timing), stacked, exactly=False)
+    assert [rows_of(stacked, output) for output in range(3)] == [2, 16, 16]
+
+
+@pytest.mark.parametrize("timing", TIMINGS)
+def test_what_is_still_written_into_is_kept_for_each_rank(timing: str) -> None:
+    """Though it is equal on some: a buffer that is gathered into, then written into on every rank."""
+
+    def build(b: GraphBuilder) -> Any:
+        x = b.input("x")
+        buffer = b.call("aten::zeros", [64, 4], dtype=torch.float64)
+        started = b.call("_c10d_functional::all_gather_into_tensor_out", x, 8, "tp", out=buffer)
+        whole = b.call("_c10d_functional::wait_tensor", started)
+        negative = b.call("aten::neg", whole)
+        b.call("aten::mul_.Tensor", b.call("aten::slice.Tensor", buffer, 0, 0, 8), b.constant("r", float))
+        return negative, b.call("aten::neg", whole), x
+
+    program = made(build)
+    stacked = run_stacked(program, FLOAT64, timing)
+    assert stacked is not None
+    same(_execute(program, False, None, timing=timing), stacked, exactly=True)
+
+
+def test_groups_to_which_the_same_is_contributed_are_answered_once() -> None:
+    """Over dp all hold the same: both groups of tp sum the same addends. Of dp, each group sums its own."""
+
+    def build(b: GraphBuilder) -> Any:
+        x = b.input("x")
+        return [
+            b.call("_c10d_functional::wait_tensor", b.call("_c10d_functional::all_reduce", x, "sum", dim))
+            for dim in ("tp", "dp")
+        ]
+
+    program = made(build, PARTIAL)
+    stacked = run_stacked(program, FLOAT64)
+    assert stacked is not None
+    same(one_by_one(program), stacked, exactly=False)
+    assert [rows_of(stacked, output) for output in range(2)] == [1, 8]
+
+
 def test_versions_of_a_program_keep_once_what_they_read_and_return_alike() -> None:
     def build(b: GraphBuilder, *, turned: bool) -> Any:
         x = b.input("x")
