@@ -9,11 +9,19 @@ from typing import Any, TypeAlias
 import torch
 from torch.fx.node import map_aggregate
 
+from tcverify.execution.asynchrony import storage_of
 from tcverify.execution.plan import Plan, Step
 from tcverify.program.graph import Slot
 
+#: Most elements of one value of all ranks: 512 MiB of float64.
+MOST_ELEMENTS = 1 << 26
+
 #: The row of each rank.
 Rows: TypeAlias = tuple[int, ...]
+
+
+class NotStackable(Exception):
+    """The ranks do not go the same way, or not by the same shapes: they have to run one by one."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
@@ -28,10 +36,29 @@ class Stacked:
     tensor: torch.Tensor
     rows: Rows
 
-    def slices(self) -> list[torch.Tensor]:
+    def slices(self) -> Sequence[torch.Tensor]:
         """What each rank holds: a view."""
         parts = self.tensor.unbind(0)
         return [parts[row] for row in self.rows]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Scattered:
+    """What ranks hold, where that is other parts of what others hold: views that no stack has.
+
+    Attributes:
+        tensors: of the ranks.
+    """
+
+    tensors: tuple[torch.Tensor, ...]
+
+    def slices(self) -> Sequence[torch.Tensor]:
+        """What each rank holds."""
+        return self.tensors
+
+
+#: Values of which each rank has its own.
+ByRank: TypeAlias = Stacked | Scattered
 
 
 class Alignment:
@@ -75,6 +102,23 @@ class Alignment:
         return value.tensor.index_select(0, self._picked[key])
 
 
+def stack_rows(tensor: torch.Tensor, rows: Rows) -> Stacked:
+    """A value of ranks. Raises `NotStackable` if it is too large."""
+    if tensor.numel() > MOST_ELEMENTS:
+        raise NotStackable
+    return Stacked(tensor, rows)
+
+
+def place_of(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Where the elements of a tensor are, and how they are read."""
+    return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor.is_neg(), tensor.is_conj()
+
+
+def storages_of(slices: Sequence[Sequence[Any]]) -> set[int]:
+    """The storages of the tensors among what ranks hold."""
+    return {storage_of(one) for some in slices for one in some if isinstance(one, torch.Tensor)}
+
+
 def firsts(rows: Rows) -> list[int]:
     """The first rank of each row."""
     first = {row: rank for rank, row in reversed(list(enumerate(rows)))}
@@ -92,10 +136,13 @@ def last_writes(plan: Plan) -> list[int]:
             slot = above[slot]
         return slot
 
+    attributes: dict[str, int] = {}
     for number, step in enumerate(plan.steps):
-        if step.op.aliases or step.writes:
-            for slot in slots_of(step):
-                above[top(slot)] = top(first + number)
+        slots = slots_of(step) if step.op.aliases or step.writes else []
+        if step.constant:
+            slots.append(attributes.setdefault(step.op.name, first + number))
+        for slot in slots:
+            above[top(slot)] = top(first + number)
     last = {top(first + number): number for number, step in enumerate(plan.steps) if step.writes}
     return [last.get(top(slot), -1) for slot in range(len(above))]
 
@@ -113,4 +160,19 @@ def arguments_of(step: Step) -> list[Any]:
     return found
 
 
-__all__ = ["Alignment", "Rows", "Stacked", "arguments_of", "firsts", "last_writes", "slots_of"]
+__all__ = [
+    "MOST_ELEMENTS",
+    "Alignment",
+    "ByRank",
+    "NotStackable",
+    "Rows",
+    "Scattered",
+    "Stacked",
+    "arguments_of",
+    "firsts",
+    "last_writes",
+    "place_of",
+    "slots_of",
+    "stack_rows",
+    "storages_of",
+]

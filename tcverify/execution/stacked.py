@@ -23,15 +23,29 @@ from torch.fx.node import map_aggregate
 from torch.utils import _pytree as pytree
 
 from tcverify.arithmetic import Domain
-from tcverify.execution.asynchrony import Join, Timing, UnderWay, contribution, storage_of, unwrite_
+from tcverify.execution.asynchrony import Join, Timing, UnderWay, storage_of
 from tcverify.execution.compare import compare_ranks, storage_partition
 from tcverify.execution.executor import Run
 from tcverify.execution.freed import Freed
-from tcverify.execution.interpreter import Call, RankResult, arguments, rank_inputs, run_rank
+from tcverify.execution.interpreter import RankResult, arguments, rank_inputs, run_rank
 from tcverify.execution.plan import Plan, Step, known_constant, plans_of, rank_constants
-from tcverify.execution.rows import Alignment, Rows, Stacked, arguments_of, firsts, last_writes, slots_of
-from tcverify.ops import Await, Collective, Request, Start, complete, mismatch
-from tcverify.ops.collective import ALIKE
+from tcverify.execution.rows import (
+    MOST_ELEMENTS,
+    Alignment,
+    ByRank,
+    NotStackable,
+    Rows,
+    Scattered,
+    Stacked,
+    arguments_of,
+    firsts,
+    last_writes,
+    place_of,
+    slots_of,
+    stack_rows,
+    storages_of,
+)
+from tcverify.execution.stacked_collectives import Collectives
 from tcverify.program import InputSpec, Mesh, Program
 from tcverify.program.graph import RankConstant, Slot, copy_graph
 from tcverify.program.sharing import share
@@ -39,15 +53,11 @@ from tcverify.program.sharing import share
 #: From so many ranks on it pays (benchmarks/scale.py).
 STACKED_FROM = 16
 
-#: Most elements of one value of all ranks: 512 MiB of float64.
-_MOST_ELEMENTS = 1 << 26
-
 #: What rounding may make of another order of the same sums, relative to the largest magnitude.
 _ROUNDING = 1e-9
 
-
-class _NotStackable(Exception):
-    """The ranks do not go the same way, or not by the same shapes: they have to run one by one."""
+#: Of what collectives are given, a magnitude that may be what has remained of larger values.
+_SMALL = 1e-6
 
 
 #: Inputs that runs which still exist have read, by all that they depend on: both versions of a program read the same ones.
@@ -60,58 +70,6 @@ class _Kept:
 
     inputs: Sequence[Any]
     outputs: Sequence[Any] = ()
-
-
-class _Arrived:
-    """What a rank's start of a collective has written, or would have: an output that nobody else has need not be written.
-
-    Args:
-        outside: whether the output is storage that was there before.
-        apart: whether it stays storage of this rank alone.
-    """
-
-    def __init__(self, output: torch.Tensor, answer: torch.Tensor, outside: bool, apart: bool) -> None:
-        self.output, self.written = output, not output.numel()
-        self.result = output if self.written else answer.view(output.shape)
-        if outside:
-            self.write()
-            self.result = output if apart else self.result
-
-    def write(self) -> None:
-        """Write the output, once."""
-        if not self.written:
-            self.output.copy_(self.result)
-            self.written = True
-
-
-def _arrived(by: Sequence[_Arrived], leaf: torch.Tensor) -> torch.Tensor:
-    """What stands for a tensor that an op returns which has started collectives."""
-    for one in by:
-        if one.output is leaf:
-            return one.result
-    for one in by:
-        if storage_of(one.output) == storage_of(leaf):
-            one.write()
-    return leaf
-
-
-@dataclass(slots=True, eq=False)
-class _UnderWay:
-    """A collective that all ranks have started, and that is carried out when it is waited for.
-
-    Attributes:
-        starts: of the ranks; none once it has been carried out.
-        tensors: what each contributes: a copy where it reads at once.
-        outside: of the ranks, whether the output is storage that was there before.
-        timing: when it reads.
-        result: of the step, where that is not the outputs themselves.
-    """
-
-    starts: Sequence[Start]
-    tensors: Sequence[torch.Tensor]
-    outside: Sequence[bool]
-    timing: str
-    result: Stacked | None = None
 
 
 def run_stacked(
@@ -134,8 +92,11 @@ def run_stacked(
         ranks = _Ranks(program, plan, domain, timing, beside.keeps if beside is not None else None)
         with torch.no_grad(), domain.running(), _silent():
             results = ranks.run()
-            first = ranks.alone()
-        _check(first, results[0], 0.0 if domain.kind == "exact" else _ROUNDING)
+            first, contributed = ranks.alone()
+        tolerance = 0.0 if domain.kind == "exact" else _ROUNDING
+        _check(first, results[0], tolerance)
+        alone, together = (RankResult(0, list(some)) for some in (contributed, ranks.collectives.contributed))
+        _check(alone, together, tolerance, _SMALL)
     except Exception:  # noqa: BLE001 - whatever it is, the ranks one by one will say it, with its rank
         return None
     return Run("lockstep", results, domain=domain.name, keeps=ranks.kept)
@@ -176,11 +137,9 @@ class _Ranks:
     def __init__(self, program: Program, plan: Plan, domain: Domain, timing: str | Timing, beside: Any) -> None:
         self.program, self.plan, self.domain, self.timing = program, plan, domain, timing
         self.size = program.world_size
-        self.under_way: dict[int, list[_UnderWay]] = {}  # by the storages that are written at the wait
         self.alignment = Alignment(self.size)
+        self.collectives = Collectives(self.size, self.alignment, domain, timing)
         self.last_writes = last_writes(plan)
-        self.calls: list[list[Call]] = [[] for _ in range(self.size)]
-        self.answers: list[torch.Tensor] = []  # of the collectives of the first rank
         self.constants = [rank_constants(program.mesh, r, b.constants) for r, b in enumerate(program.ranks)]
         first = self.constants[0]
         # Made before the domain runs: it means what programs compute.
@@ -198,15 +157,16 @@ class _Ranks:
         values: list[Any] = list(self.inputs)
         for number, step in enumerate(self.plan.steps):
             apart = self.last_writes[len(values)] > number  # it is still written into
-            if step.op.collective or any(name in self.different for name in _constants_of(step)):
-                values.append(self._one_by_one(step, values, apart))
+            under_way = self._under_way(step, values)
+            if step.op.collective or under_way or any(name in self.different for name in _constants_of(step)):
+                values.append(self._one_by_one(step, values, apart or under_way))
             else:
                 values.append(self._together(step, values, apart))
             for slot in step.dead:
                 values[slot] = None
         flat, tree = pytree.tree_flatten(map_aggregate(self.plan.result, _filler(values, self.constants[0])))
         if any(isinstance(leaf, RankConstant) for leaf in pytree.tree_leaves(self.plan.result)):
-            raise _NotStackable
+            raise NotStackable
         sharing = [storage_partition(RankResult(r, own)) for r, own in enumerate(_slices(flat, self.size))]
         if self.known is not None and len(flat) == len(self.known):
             flat = [known if _same(value, known) else value for value, known in zip(flat, self.known, strict=True)]
@@ -222,34 +182,39 @@ class _Ranks:
                 kept[r],
                 self.plan.placeholders,
                 mutates=self.plan.mutates,
-                calls=self.calls[r],
+                calls=self.collectives.calls[r],
                 sharing=sharing[r],
                 scales=[of[r] for of in scales],
             )
             for r in range(self.size)
         ]
 
-    def alone(self) -> RankResult:
-        """Run the first rank by itself, given what the collectives gave it, and return what it computes."""
+    def alone(self) -> tuple[RankResult, list[torch.Tensor]]:
+        """Run the first rank by itself, given what the collectives gave it.
+
+        Returns:
+            What it computes, and what it contributes to each collective.
+        """
         timing = self.timing if isinstance(self.timing, str) else partial(self.timing, 0)
         steps = run_rank(self.plan, 0, self.constants[0], self.inputs_alone, domain=self.domain, timing=timing)
-        answers = iter(self.answers)
+        answers = iter(self.collectives.answers)
         answer: torch.Tensor | None = None
+        contributed: list[torch.Tensor] = []
         while True:
             try:
                 _, event = steps.send(answer)
             except StopIteration as stop:
-                result: RankResult = stop.value
-                return result
+                return stop.value, contributed
             answer = None
+            arriving: Sequence[Any] = [event] if isinstance(event, UnderWay) and event.early else []
             if isinstance(event, Join):
-                for one in event.under_way:
-                    if not one.done:
-                        one.write(next(answers))
-            elif not isinstance(event, UnderWay):
+                arriving = [one for one in event.under_way if not one.done]
+            for one in arriving:
+                contributed.append(one.tensor.clone())
+                one.write(next(answers))
+            if not isinstance(event, (Join, UnderWay)):
+                contributed.append(event.tensor.clone())
                 answer = next(answers)
-            elif event.early:
-                event.write(next(answers))
 
     def _inputs(self) -> list[Any]:
         specs = self.program.sources.chosen(self.plan.placeholders, 0)
@@ -273,10 +238,19 @@ class _Ranks:
         sources, rows = self.program.sources, self.alignment.rows_of(parts)
         ranks = firsts(rows)
         shapes = {spec.local_shape(sources.mesh, rank) for rank in ranks}
-        if len(shapes) > 1 or (len(ranks) > 1 and len(ranks) * prod(*shapes) > _MOST_ELEMENTS):
-            raise _NotStackable
+        if len(shapes) > 1 or (len(ranks) > 1 and len(ranks) * prod(*shapes) > MOST_ELEMENTS):
+            raise NotStackable
         made = self.domain.carry(spec.values_of(sources.mesh, ranks, sources.seed, self.domain))
         return Stacked(made, rows) if len(ranks) > 1 else made[0]
+
+    def _under_way(self, step: Step, values: Sequence[Any]) -> bool:
+        """Whether a step makes views of what a collective has still to write into."""
+        if not self.collectives.under_way or step.op.collective or not step.op.aliases:
+            return False
+        leaves = pytree.tree_leaves([values[slot] for slot in slots_of(step)])
+        return any(
+            isinstance(leaf, Stacked) and storage_of(leaf.tensor) in self.collectives.under_way for leaf in leaves
+        )
 
     def _together(self, step: Step, values: list[Any], apart: bool) -> Any:
         """Call an op once for all ranks.
@@ -286,6 +260,8 @@ class _Ranks:
         """
         args, kwargs = arguments(step, values, _filler(values, self.constants[0]))
         leaves, tree = pytree.tree_flatten((args, kwargs))
+        if any(isinstance(leaf, Scattered) for leaf in leaves):
+            return self._one_by_one(step, values, apart)
         places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Stacked)]
         if not places:
             made = self._carried(step, step.run(*args, **kwargs))
@@ -302,11 +278,11 @@ class _Ranks:
         rows = self.alignment.apart if apart else self.alignment.common(stacked)
         try:
             found = torch.vmap(call)(*(self._within(one, rows) for one in stacked))
-        except _NotStackable:
+        except NotStackable:
             raise
         except Exception:  # noqa: BLE001 - a kernel that looks at values, or one that raises on some rank
             return self._one_by_one(step, values, apart)
-        return pytree.tree_map_only(torch.Tensor, lambda tensor: _stacked(tensor, rows), found)
+        return pytree.tree_map_only(torch.Tensor, lambda tensor: stack_rows(tensor, rows), found)
 
     def _one_by_one(self, step: Step, values: Sequence[Any], apart: bool) -> Any:
         """Call an op on every rank's slices; let collectives meet."""
@@ -320,122 +296,14 @@ class _Ranks:
             args, kwargs = arguments(step, given, _filler(given, self.constants[rank]))  # type: ignore[arg-type]
             found.append(step.run(rank, *args, **kwargs) if step.op.collective else step.run(*args, **kwargs))
         if step.op.collective:
-            found = self._met(step, found, slices, apart)
+            found = self.collectives.meet(step, found, slices, apart)
             if isinstance(found, Stacked):
                 return found
-        known = {_place(one): leaf for leaf, one in zip(leaves, slices[0], strict=True) if isinstance(leaf, Stacked)}
-        made = self._restacked(found, apart, known)
+        known = {place_of(one): leaf for leaf, one in zip(leaves, slices[0], strict=True) if isinstance(leaf, ByRank)}
+        # Of collectives, what they return is an operand, or is stacked with what arrives
+        inside = set() if step.op.collective else storages_of(slices)
+        made = self._restacked(found, apart, known, inside)
         return pytree.tree_map(partial(self._carried_rows, step), made)
-
-    def _met(self, step: Step, generators: Sequence[Any], slices: Sequence[Sequence[Any]], apart: bool) -> Any:
-        """Drive every rank's side of a collective to its end; return what each of them returns, or the stack of it."""
-        answers: list[Any] = [None] * self.size
-        timing = self.timing if isinstance(self.timing, str) else self.timing(0, step.name)
-        late: list[_UnderWay] = []
-        outside = {storage_of(one) for some in slices for one in some if isinstance(one, torch.Tensor)}
-        arrived: list[list[_Arrived]] = [[] for _ in generators]
-        while True:
-            requests: list[Request] = []
-            starts: list[Start] = []
-            waits = 0
-            ended: list[Any] = []
-            for rank, generator in enumerate(generators):
-                try:
-                    asked = generator.send(answers[rank])
-                except StopIteration as stop:
-                    ended.append(stop.value)
-                    continue
-                if isinstance(asked, Await):
-                    waits += 1
-                    self._arrive(asked.tensor)
-                    continue
-                self.calls[rank].append(Call(step.name, asked.collective))
-                if isinstance(asked, Start):
-                    starts.append(asked)
-                requests.append(Request(asked.collective, asked.tensor))
-            if self.size not in (len(ended), waits, len(requests)) or len(starts) not in (0, self.size):
-                raise _NotStackable
-            if ended and late:
-                return self._started(late, ended, apart)
-            if ended:
-                filled = zip(arrived, ended, strict=True)
-                return [pytree.tree_map_only(torch.Tensor, partial(_arrived, by), one) for by, one in filled]
-            answers = [None] * self.size
-            written = [storage_of(start.output) in outside for start in starts]
-            if starts and timing == "issue":
-                found = self._answers_to(requests)
-                own = apart or len(set(map(id, found))) == self.size
-                for by, start, answer, inside in zip(arrived, starts, found, written, strict=True):
-                    by.append(_Arrived(start.output, answer, inside, own))
-            elif starts:
-                late.append(_UnderWay(starts, [contribution(one, timing) for one in starts], written, timing))
-            elif requests:
-                answers = self._answers_to(requests)
-
-    def _answers_to(self, requests: Sequence[Request]) -> list[torch.Tensor]:
-        answers = self._complete(requests)
-        self.answers.append(answers[0])
-        return answers
-
-    def _started(self, late: Sequence[_UnderWay], ended: list[Any], apart: bool) -> Any:
-        """What a step gives that has started a collective: the stack of it is what is written into when that arrives."""
-        if len(late) > 1 or not all(isinstance(one, torch.Tensor) for one in ended):
-            raise _NotStackable
-        (begun,) = late
-        whole = all(one is start.output for one, start in zip(ended, begun.starts, strict=True))
-        alike = whole and not apart and begun.starts[0].collective.kind in ALIKE
-        keys = [start.collective.communicator if alike else rank for rank, start in enumerate(begun.starts)]
-        rows = self.alignment.rows_of(keys)
-        ranks = firsts(rows)
-        for rank in range(self.size) if any(begun.outside) else ranks:
-            unwrite_(begun.starts[rank], begun.timing, self.domain)
-        if apart and all(begun.outside):
-            made: Any = ended
-        else:
-            made = _stacked(torch.stack([ended[rank] for rank in ranks]), rows)
-            begun.result = made if whole else None
-            self.under_way.setdefault(storage_of(made.tensor), []).append(begun)
-        self.under_way.setdefault(storage_of(begun.starts[0].output), []).append(begun)
-        return made
-
-    def _arrive(self, tensor: torch.Tensor) -> None:
-        """Carry out what was to write into the storage of a tensor."""
-        for begun in self.under_way.pop(storage_of(tensor), ()):
-            if not begun.starts:
-                continue  # it has been waited for by another name
-            requests = [Request(s.collective, t) for s, t in zip(begun.starts, begun.tensors, strict=True)]
-            answers = self._answers_to(requests)
-            for start, answer, outside in zip(begun.starts, answers, begun.outside, strict=True):
-                if start.output.numel() and (outside or begun.result is None):
-                    start.output.copy_(answer.view(start.output.shape))
-            if begun.result is not None and begun.result.tensor.numel():
-                for row, answer in dict(zip(begun.result.rows, answers, strict=True)).items():
-                    begun.result.tensor[row].copy_(answer.view(begun.result.tensor[row].shape))
-            begun.starts, begun.tensors, begun.result = (), (), None
-
-    def _complete(self, requests: Sequence[Request]) -> list[torch.Tensor]:
-        """What every rank is answered. All ranks ask at once; those of a communicator meet if all its members name it."""
-        answers: list[Any] = [None] * self.size
-        known: dict[Any, list[torch.Tensor]] = {}  # where others contribute the same, and are answered by position
-        for rank, request in enumerate(requests):
-            members = request.collective.communicator
-            if answers[rank] is not None:
-                continue
-            if rank not in members or not all(0 <= m < self.size and answers[m] is None for m in members):
-                raise _NotStackable
-            calls: list[Collective] = [requests[m].collective for m in members]
-            if any(call.channel != request.collective.channel for call in calls) or mismatch(calls) is not None:
-                raise _NotStackable
-            tensors = [requests[m].tensor for m in members]
-            call = calls[0]
-            key = (call.signature, *((c.splits, *_place(t)) for c, t in zip(calls, tensors, strict=True)))
-            named = call.root is not None or call.resharding is not None
-            found = None if named else known.get(key)
-            if found is None:
-                found = known[key] = complete(calls, tensors, apart=False)
-            for member, answer in zip(members, found, strict=True):
-                answers[member] = answer
-        return answers
 
     def _carried(self, step: Step, value: Any) -> Any:
         if not step.carry:
@@ -443,68 +311,65 @@ class _Ranks:
         return self.domain.constant(value) if step.constant else self.domain.carry(value)
 
     def _carried_rows(self, step: Step, value: Any) -> Any:
+        if isinstance(value, Scattered):
+            return value  # views are carried as what they are views of
         if not isinstance(value, Stacked):
             return self._carried(step, value)
         made = self._carried(step, value.tensor)
         return value if made is value.tensor else Stacked(made, value.rows)
 
-    def _restacked(self, found: Sequence[Any], apart: bool, operands: Mapping[Any, Stacked]) -> Any:
+    def _restacked(self, found: Sequence[Any], apart: bool, operands: Mapping[Any, ByRank], inside: set[int]) -> Any:
         """Every rank's value as one; they have to nest alike, and to have the same shapes.
 
         Args:
             operands: by where the slice of the first rank is: what is returned as it was given.
+            inside: the storages of operands, of which values may be parts.
         """
         if all(isinstance(one, torch.Tensor) for one in found):
-            return self._column(found, apart, operands)
+            return self._column(found, apart, operands, inside)
         flat = [pytree.tree_flatten(one) for one in found]
         tree = flat[0][1]
         if any(other != tree for _, other in flat):
-            raise _NotStackable
+            raise NotStackable
         columns = zip(*(leaves for leaves, _ in flat), strict=True)
-        return pytree.tree_unflatten([self._column(column, apart, operands) for column in columns], tree)
+        return pytree.tree_unflatten([self._column(column, apart, operands, inside) for column in columns], tree)
 
-    def _column(self, column: Sequence[Any], apart: bool, operands: Mapping[Any, Stacked]) -> Any:
+    def _column(self, column: Sequence[Any], apart: bool, operands: Mapping[Any, ByRank], inside: set[int]) -> Any:
         """One leaf of every rank's value."""
         first = column[0]
         if not isinstance(first, torch.Tensor):
             if all(type(one) is type(first) and one == first for one in column):
                 return first
-            raise _NotStackable
+            raise NotStackable
         if any(one.shape != first.shape or one.dtype != first.dtype for one in column):
-            raise _NotStackable
-        places = list(map(_place, column))
+            raise NotStackable
+        places = list(map(place_of, column))
         operand = operands.get(places[0])
-        if operand is not None and places == list(map(_place, operand.slices())):
+        if operand is not None and places == list(map(place_of, operand.slices())):
             return operand
+        parts = {storage_of(one) in inside for one in column}
+        if len(parts) > 1 and not apart:
+            raise NotStackable  # a copy on some ranks alone
+        if True in parts and apart:
+            return Scattered(tuple(column))
         rows = self.alignment.apart if apart else self.alignment.rows_of(places)
         if not any(rows):
             return first
-        return _stacked(torch.stack([column[rank] for rank in firsts(rows)]), rows)
+        return stack_rows(torch.stack([column[rank] for rank in firsts(rows)]), rows)
 
     def _own(self, value: Any) -> Stacked:
         """A row for each rank, where all ranks may write into theirs."""
         if isinstance(value, Stacked):
             within = self._within(value, self.alignment.apart)
             return Stacked(within.clone() if within is value.tensor else within, self.alignment.apart)
-        if value.numel() * self.size > _MOST_ELEMENTS:
-            raise _NotStackable
+        if value.numel() * self.size > MOST_ELEMENTS:
+            raise NotStackable
         return Stacked(torch.stack([value] * self.size), self.alignment.apart)
 
     def _within(self, value: Stacked, rows: Rows) -> torch.Tensor:
-        if self.alignment.elements(value, rows) > _MOST_ELEMENTS:
-            raise _NotStackable
+        if self.alignment.elements(value, rows) > MOST_ELEMENTS:
+            raise NotStackable
         return self.alignment.within(value, rows)
-
-
-def _stacked(tensor: torch.Tensor, rows: Rows) -> Stacked:
-    if tensor.numel() > _MOST_ELEMENTS:
-        raise _NotStackable
-    return Stacked(tensor, rows)
-
-
-def _place(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """Where the elements of a tensor are."""
-    return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
 
 
 def _same(value: Any, known: Any) -> bool:
@@ -529,13 +394,17 @@ def _scales(value: Any, ranks: int) -> list[float | None]:
     return [found[row] for row in value.rows]
 
 
-def _check(alone: RankResult, stacked: RankResult, tolerance: float) -> None:
-    """Raise unless what a rank has computed alone stands in its slices, and shares storage as these do."""
+def _check(alone: RankResult, stacked: RankResult, tolerance: float, least: float = 0.0) -> None:
+    """Raise unless what a rank has computed alone stands in its slices, and shares storage as these do.
+
+    Args:
+        least: the magnitude that the tolerance is relative to at least.
+    """
     if alone.error is not None or storage_partition(alone) != storage_partition(stacked):
-        raise _NotStackable
+        raise NotStackable
     for delta in compare_ranks(alone, stacked):
-        if delta.problem or delta.overflow or delta.difference > tolerance * delta.scale:
-            raise _NotStackable
+        if delta.problem or delta.overflow or delta.difference > tolerance * max(delta.scale, least):
+            raise NotStackable
 
 
 def _part(dims: Sequence[str], mesh: Mesh, rank: int) -> tuple[Any, ...]:
@@ -558,7 +427,7 @@ def _constants_of(step: Step) -> list[str]:
 
 def _slices(leaves: Sequence[Any], ranks: int) -> list[list[Any]]:
     """Per rank, its part of each of some values."""
-    columns = [leaf.slices() if isinstance(leaf, Stacked) else [leaf] * ranks for leaf in leaves]
+    columns = [leaf.slices() if isinstance(leaf, ByRank) else [leaf] * ranks for leaf in leaves]
     return [[column[rank] for column in columns] for rank in range(ranks)]
 
 

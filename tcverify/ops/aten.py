@@ -75,16 +75,14 @@ def torch_op(name: str, target: Any) -> Op:
     if name == "prims::convert_element_type":
         return Op(name, _converted, fake=target)
     schema = target._schema
+    aliases = any(one.alias_info is not None for one in (*schema.arguments, *schema.returns))
     if any(a.name == "device" and str(a.type) == "Device" for a in schema.arguments):
-        return Op(name, partial(_on_cpu, target), fake=partial(_on_cpu, target))
+        return Op(name, partial(_on_cpu, target), fake=partial(_on_cpu, target), aliases=aliases)
     if namespace == "aten" and not _runs_here(target):
         parts = _decomposition(target)
         if parts is None:
             return Op(name, None, reason="no CPU has a kernel of it, and torch does not decompose it")
         return Op(name, parts, fake=outlined(target))
-    aliases = any(a.alias_info is not None for a in schema.arguments) or any(
-        r.alias_info is not None for r in schema.returns
-    )
     return Op(name, target, aliases=aliases or "maybe_aliasing_or_mutating" in _tags(target))
 
 

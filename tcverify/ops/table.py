@@ -224,7 +224,7 @@ def _find(target: Any) -> Op:
     name = qualified_name(target)
     namespace = name.split("::")[0]
     if namespace == "python":
-        return Op(name, PYTHON_OPS[name], aliases=target is operator.getitem)
+        return Op(name, PYTHON_OPS[name], aliases=target in (operator.getitem, operator.pos))
     if namespace == _WRAPPERS:
         from tcverify.ops.wrapped import wrapper
 

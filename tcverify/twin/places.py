@@ -98,19 +98,17 @@ def _viewed(node: fx.Node, own: Sequence[Size], related: Related) -> Made | None
 
 
 def beside_collectives(graph: fx.Graph) -> set[fx.Node]:
-    """The nodes at which one dim may be the members of a group: those that take apart what collectives give, and that put
-    together what they take, unless that is only a member's part of what they give."""
-    nodes = list(graph.nodes)
-    behind: set[fx.Node] = set()
-    before: set[fx.Node] = set()
+    """The nodes at which one dim may be the members of a group: all that depend on what a collective gives, and all on which what
+    one takes depends, unless that is only a member's part of what it gives."""
+    nodes = [node for node in graph.nodes if node.op != "output"]
+    found: set[fx.Node] = set()
     for node in nodes:
-        if _collective(node) or any(read in behind and _passes(read, node) for read in node.all_input_nodes):
-            behind.add(node)
+        if _collective(node) or not found.isdisjoint(node.all_input_nodes):
+            found.add(node)
     for node in reversed(nodes):
-        for reader in node.users:
-            if (_collective(reader) and not _gathered(node, reader)) or (reader in before and _passes(node, reader)):
-                before.add(node)
-    return behind | before
+        if any(not _gathered(node, reader) if _collective(reader) else reader in found for reader in node.users):
+            found.add(node)
+    return found
 
 
 def _collective(node: fx.Node) -> bool:
@@ -119,7 +117,7 @@ def _collective(node: fx.Node) -> bool:
 
 def _gathered(read: fx.Node, node: fx.Node) -> bool:
     """Whether what a collective gives is more than this operand."""
-    results, operands = _elements(node), node.args[0]
+    results, operands = _elements(node), next(iter(node.args), None)
     own = results
     if isinstance(operands, (list, tuple)) and len(operands) == len(results):
         own = [n for one, n in zip(operands, results, strict=True) if one is read]
@@ -128,16 +126,6 @@ def _gathered(read: fx.Node, node: fx.Node) -> bool:
 
 def _elements(node: fx.Node) -> list[int]:
     return [math.prod(val.shape) for val in pytree.tree_leaves(node.meta.get("val")) if hasattr(val, "shape")]
-
-
-def _passes(read: fx.Node, node: fx.Node) -> bool:
-    """Whether a call goes on with an operand itself, rather than with something computed from several."""
-    if node.op != "call_function" or _collective(node):
-        return False
-    if len(node.all_input_nodes) == 1 or any(isinstance(arg, (list, tuple)) and read in arg for arg in node.args):
-        return True
-    mine, others = (getattr(one.meta.get("val"), "shape", None) for one in (node, read))
-    return mine is None or mine == others
 
 
 def _expanded(node: fx.Node, own: Sequence[Size], related: Related) -> Made | None:

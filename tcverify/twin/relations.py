@@ -368,7 +368,7 @@ class _Call:
                 continue
             if 1 not in (before, after):
                 self.sizes.tie(self._at(before), self._at(after))
-            elif lookup(self._node.target).collective:  # one row of each member
+            elif max(before, after) in self._related.ranks:  # one row of each member
                 self.sizes.pin([self._at(max(before, after))])
 
     def _parts(self, whole: Sequence[int], parts: Sequence[Sequence[int]]) -> None:
