@@ -261,7 +261,9 @@ class _Ranks:
         args, kwargs = arguments(step, values, _filler(values, self.constants[0]))
         leaves, tree = pytree.tree_flatten((args, kwargs))
         if any(isinstance(leaf, Scattered) for leaf in leaves):
-            return self._one_by_one(step, values, apart)
+            if step.op.aliases or step.writes:
+                return self._one_by_one(step, values, apart)
+            leaves = [self._gathered(leaf.tensors) if isinstance(leaf, Scattered) else leaf for leaf in leaves]
         places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Stacked)]
         if not places:
             made = self._carried(step, step.run(*args, **kwargs))
@@ -347,15 +349,16 @@ class _Ranks:
         operand = operands.get(places[0])
         if operand is not None and places == list(map(place_of, operand.slices())):
             return operand
-        parts = {storage_of(one) in inside for one in column}
-        if len(parts) > 1 and not apart:
-            raise NotStackable  # a copy on some ranks alone
-        if True in parts and apart:
+        if any(storage_of(one) in inside for one in column):
             return Scattered(tuple(column))
-        rows = self.alignment.apart if apart else self.alignment.rows_of(places)
-        if not any(rows):
-            return first
-        return stack_rows(torch.stack([column[rank] for rank in firsts(rows)]), rows)
+        if apart:
+            return stack_rows(torch.stack(list(column)), self.alignment.apart)
+        return self._gathered(column)
+
+    def _gathered(self, column: Sequence[torch.Tensor]) -> Any:
+        """A copy of what ranks hold: a row for each place in memory."""
+        rows = self.alignment.rows_of(list(map(place_of, column)))
+        return stack_rows(torch.stack([column[rank] for rank in firsts(rows)]), rows) if any(rows) else column[0]
 
     def _own(self, value: Any) -> Stacked:
         """A row for each rank, where all ranks may write into theirs."""

@@ -17,6 +17,7 @@ from tcverify.execution import Lockstep, Run
 from tcverify.execution.asynchrony import TIMINGS
 from tcverify.execution.compare import compare_ranks, storage_partition
 from tcverify.execution.lockstep import _execute
+from tcverify.execution.rows import Alignment
 from tcverify.execution.stacked import run_stacked
 from tcverify.passes import SequenceParallel
 from tcverify.program import (
@@ -235,6 +236,111 @@ def test_what_is_still_written_into_is_kept_for_each_rank(timing: str) -> None:
     stacked = run_stacked(program, FLOAT64, timing)
     assert stacked is not None
     same(_execute(program, False, None, timing=timing), stacked, exactly=True)
+
+
+def summed(b: GraphBuilder, value: Any, dim: str = "tp") -> Any:
+    """What only a collective reads shows in what it gives alone."""
+    return waited(b, b.call("_c10d_functional::all_reduce", value, "sum", dim))
+
+
+def waited(b: GraphBuilder, value: Any) -> Any:
+    return b.call("_c10d_functional::wait_tensor", value)
+
+
+def _own_slice(b: GraphBuilder, value: Any, name: str = "slice") -> Any:
+    first, last = (b.constant(f"{name}_{end}", lambda rank, end=end: 8 * (rank % 8 + end)) for end in range(2))
+    return b.call("aten::slice.Tensor", value, 0, first, last)
+
+
+def _negative_view(b: GraphBuilder, x: Any) -> Any:
+    return summed(b, b.call("aten::_neg_view", x))
+
+
+def _reduced_twice(b: GraphBuilder, x: Any) -> Any:
+    listed = b.call("_c10d_functional::all_reduce_coalesced_", [x, x], "sum", "tp")
+    return summed(b, waited(b, b.getitem(listed, 0)), "dp")
+
+
+def _read_before_the_wait(b: GraphBuilder, x: Any) -> Any:
+    started = b.call("_c10d_functional::all_reduce_", b.call("aten::neg", x), "sum", "tp")
+    return b.call("aten::mul.Tensor", started, 2.0), waited(b, started)
+
+
+def _written_by_rank(b: GraphBuilder, x: Any) -> Any:
+    buffer = b.call("aten::zeros", [64, 4], dtype=torch.float64)
+    b.call("aten::copy_", _own_slice(b, buffer), x)
+    return summed(b, buffer)
+
+
+def _picked_by_rank(b: GraphBuilder, x: Any) -> Any:
+    parts = b.call("aten::split.Tensor", b.call("aten::neg", x), 1)
+    mine = b.call("python::getitem", parts, b.constant("mine", lambda rank: rank % 8))
+    b.call("aten::add_.Tensor", mine, 5.0)
+    return summed(b, b.call("aten::cat", [b.getitem(parts, i) for i in range(8)]))
+
+
+def _view_of_what_is_under_way(b: GraphBuilder, x: Any) -> Any:
+    started = b.call("_c10d_functional::all_gather_into_tensor", x, 8, "tp")
+    view = _own_slice(b, started)
+    waited(b, started)
+    return summed(b, b.call("aten::neg", view), "dp")
+
+
+def _two_into_one_buffer(b: GraphBuilder, x: Any) -> Any:
+    buffer = b.call("aten::zeros", [128, 4], dtype=torch.float64)
+    halves = [b.call("aten::slice.Tensor", buffer, 0, start, start + 64) for start in (0, 64)]
+    first, second = (
+        b.call("_c10d_functional::all_gather_into_tensor_out", own, 8, "tp", out=half)
+        for own, half in zip((x, b.call("aten::neg", x)), halves, strict=True)
+    )
+    waited(b, second)
+    both = b.call("aten::mul.Tensor", buffer, 2.0)
+    waited(b, first)
+    return summed(b, both, "dp")
+
+
+@pytest.mark.parametrize("timing", TIMINGS)
+@pytest.mark.parametrize(
+    "build",
+    [
+        _negative_view, _reduced_twice, _read_before_the_wait, _written_by_rank, _picked_by_rank, _view_of_what_is_under_way,
+        _two_into_one_buffer,
+    ],
+    ids=lambda build: build.__name__.strip("_"),
+)  # fmt: skip
+def test_views_and_writes_of_each_rank_count(build: Callable[[GraphBuilder, Any], Any], timing: str) -> None:
+    inputs = [InputSpec("x", (8, 4), torch.float64, (("dp", VARYING), ("tp", VARYING)))]
+    program = spmd_program(MESH, inputs, lambda b: build(b, b.input("x")))
+    stacked = run_stacked(program, FLOAT64, timing)
+    if stacked is None:  # several collectives of one op are not kept under way
+        assert build is _reduced_twice
+        assert timing != "issue"
+        return
+    same(_execute(program, False, None, timing=timing), stacked, exactly=False)
+
+
+def test_an_alias_on_some_ranks_alone_is_told_of_these() -> None:
+    def build(b: GraphBuilder) -> Any:
+        x = b.call("aten::neg", b.input("x"))
+        turned = b.call("aten::transpose.int", x, b.constant("dim", lambda rank: int(rank > 0)), 1)
+        return x, b.call("aten::contiguous", turned)
+
+    program = made(build, shape=(4, 4))
+    stacked = run_stacked(program, FLOAT64)
+    assert stacked is not None
+    same(one_by_one(program), stacked, exactly=True)
+    assert [storage_partition(rank) for rank in stacked.ranks[:2]] == [[0, 1], [0, 0]]
+
+
+def test_what_a_rank_contributes_is_what_it_computes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though nothing else than collectives reads it."""
+    within = Alignment.within
+    monkeypatch.setattr(Alignment, "within", lambda self, value, rows: within(self, value, rows) + 1)
+
+    def build(b: GraphBuilder) -> Any:
+        return summed(b, b.call("aten::neg", b.input("x")))
+
+    assert run_stacked(made(build), FLOAT64) is None
 
 
 def test_groups_to_which_the_same_is_contributed_are_answered_once() -> None:
