@@ -91,13 +91,8 @@ def contribution(start: Start, timing: str) -> torch.Tensor:
 
 def unwrite_(start: Start, timing: str, domain: Domain) -> None:
     """Leave nothing of use in an output that is under way, unless the collective still has to read it."""
-    if unwrites(start, timing):
+    if timing == "apart" or storage_of(start.tensor) != storage_of(start.output):
         spoil_(start.output, domain.unwritten)
-
-
-def unwrites(start: Start, timing: str) -> bool:
-    """Whether an output holds nothing of use while it is under way: the collective does not read it any more."""
-    return timing == "apart" or storage_of(start.tensor) != storage_of(start.output)
 
 
 def storage_of(tensor: torch.Tensor) -> int:
@@ -105,4 +100,4 @@ def storage_of(tensor: torch.Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
-__all__ = ["TIMINGS", "Join", "Outstanding", "Timing", "UnderWay", "contribution", "storage_of", "unwrite_", "unwrites"]
+__all__ = ["TIMINGS", "Join", "Outstanding", "Timing", "UnderWay", "contribution", "storage_of", "unwrite_"]

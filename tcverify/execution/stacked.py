@@ -157,9 +157,9 @@ class _Ranks:
         values: list[Any] = list(self.inputs)
         for number, step in enumerate(self.plan.steps):
             apart = self.last_writes[len(values)] > number  # it is still written into
-            under_way = self._under_way(step, values)
-            if step.op.collective or under_way or any(name in self.different for name in _constants_of(step)):
-                values.append(self._one_by_one(step, values, apart or under_way))
+            by_rank = any(name in self.different for name in _constants_of(step))
+            if step.op.collective or by_rank or self._copied_too_soon(step, values):
+                values.append(self._one_by_one(step, values, apart))
             else:
                 values.append(self._together(step, values, apart))
             for slot in step.dead:
@@ -243,14 +243,15 @@ class _Ranks:
         made = self.domain.carry(spec.values_of(sources.mesh, ranks, sources.seed, self.domain))
         return Stacked(made, rows) if len(ranks) > 1 else made[0]
 
-    def _under_way(self, step: Step, values: Sequence[Any]) -> bool:
-        """Whether a step makes views of what a collective has still to write into."""
+    def _copied_too_soon(self, step: Step, values: Sequence[Any]) -> bool:
+        """Whether a step may make views of what a collective has still to write into, of which ranks share other rows than of
+        another operand: it would be copied."""
         if not self.collectives.under_way or step.op.collective or not step.op.aliases:
             return False
         leaves = pytree.tree_leaves([values[slot] for slot in slots_of(step)])
-        return any(
-            isinstance(leaf, Stacked) and storage_of(leaf.tensor) in self.collectives.under_way for leaf in leaves
-        )
+        stacked = [leaf for leaf in leaves if isinstance(leaf, Stacked)]
+        pending = (storage_of(leaf.tensor) in self.collectives.under_way for leaf in stacked)
+        return len({leaf.rows for leaf in stacked}) > 1 and any(pending)
 
     def _together(self, step: Step, values: list[Any], apart: bool) -> Any:
         """Call an op once for all ranks.

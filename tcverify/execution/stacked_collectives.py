@@ -11,7 +11,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from tcverify.arithmetic import Domain
-from tcverify.execution.asynchrony import Timing, contribution, storage_of, unwrite_, unwrites
+from tcverify.execution.asynchrony import Timing, contribution, storage_of, unwrite_
 from tcverify.execution.interpreter import Call
 from tcverify.execution.plan import Step
 from tcverify.execution.rows import Alignment, NotStackable, Stacked, firsts, place_of, stack_rows, storages_of
@@ -24,12 +24,12 @@ class _Arrived:
 
     Args:
         outside: whether the output is storage that was there before.
-        apart: whether it stays storage of this rank alone.
+        apart: whether what is returned stays storage of this rank alone.
     """
 
     def __init__(self, output: torch.Tensor, answer: torch.Tensor, outside: bool, apart: bool) -> None:
         self.output, self.written = output, not output.numel()
-        self.result = output if self.written else answer.view(output.shape)
+        self.result = answer.view(output.shape) if output.numel() else output
         if outside:
             self.write()
             self.result = output if apart else self.result
@@ -41,10 +41,10 @@ class _Arrived:
             self.written = True
 
 
-def _arrived(by: Sequence[_Arrived], leaf: torch.Tensor) -> torch.Tensor:
+def _returned(by: Sequence[_Arrived], leaf: torch.Tensor) -> torch.Tensor:
     """What stands for a tensor that an op returns which has started collectives."""
     same = [one for one in by if storage_of(one.output) == storage_of(leaf)]
-    if len(same) == 1 and same[0].output is leaf:
+    if len(same) == 1 and place_of(same[0].output) == place_of(leaf):
         return same[0].result
     for one in same:
         one.write()
@@ -110,7 +110,7 @@ class Collectives:
                     continue
                 if isinstance(asked, Await):
                     waits += 1
-                    self._arrive(asked.tensor)
+                    self._arrive(asked.tensor, arrived, apart)
                     continue
                 self.calls[rank].append(Call(step.name, asked.collective))
                 if isinstance(asked, Start):
@@ -122,14 +122,11 @@ class Collectives:
                 return self._started(late, ended, apart)
             if ended:
                 filled = zip(arrived, ended, strict=True)
-                return [pytree.tree_map_only(torch.Tensor, partial(_arrived, by), one) for by, one in filled]
+                return [pytree.tree_map_only(torch.Tensor, partial(_returned, by), one) for by, one in filled]
             answers = [None] * self._size
             written = [storage_of(start.output) in outside for start in starts]
             if starts and timing == "issue":
-                found = self._answers_to(requests)
-                own = apart or len(set(map(id, found))) == self._size
-                for by, start, answer, inside in zip(arrived, starts, found, written, strict=True):
-                    by.append(_Arrived(start.output, answer, inside, own))
+                self._arrived(starts, self._answers_to(requests), written, arrived, apart)
             elif starts:
                 tensors = [contribution(one, timing) for one in starts]
                 late.append(_UnderWay(self._started_so_far, starts, tensors, written, timing))
@@ -148,43 +145,54 @@ class Collectives:
         if len(late) > 1 or not all(isinstance(one, torch.Tensor) for one in ended):
             raise NotStackable
         (begun,) = late
+        inside = begun.outside[0]  # a buffer, which others see as well
+        if any(one != inside for one in begun.outside):
+            raise NotStackable
         whole = all(one is start.output for one, start in zip(ended, begun.starts, strict=True))
-        unwritten = all(unwrites(start, begun.timing) for start in begun.starts)
-        alike = whole and unwritten and not apart and begun.starts[0].collective.kind in ALIKE
+        alike = whole and not (inside or apart) and begun.starts[0].collective.kind in ALIKE
         keys = [start.collective.communicator if alike else rank for rank, start in enumerate(begun.starts)]
         rows = self._alignment.rows_of(keys)
         ranks = firsts(rows)
-        for rank in range(self._size) if any(begun.outside) else ranks:
+        for rank in range(self._size) if inside else ranks:
             unwrite_(begun.starts[rank], begun.timing, self._domain)
-        if apart and all(begun.outside):
-            made: Any = ended
-        else:
+        made: Any = ended
+        if not inside:
             made = stack_rows(torch.stack([ended[rank] for rank in ranks]), rows)
             begun.result = made if whole else None
             self.under_way.setdefault(storage_of(made.tensor), []).append(begun)
         self.under_way.setdefault(storage_of(begun.starts[0].output), []).append(begun)
         return made
 
-    def _arrive(self, tensor: torch.Tensor) -> None:
+    def _arrive(self, tensor: torch.Tensor, arrived: Sequence[list[_Arrived]], apart: bool) -> None:
         """Carry out what was to write into the storage of a tensor, or into the outputs that it stands for."""
         pending = self.under_way.pop(storage_of(tensor), [])
         for begun in list(pending):
             if begun.starts:
                 pending += self.under_way.pop(storage_of(begun.starts[0].output), [])
         for begun in sorted(pending, key=lambda one: one.number):
-            if begun.starts:  # it may have been waited for by another name
-                self._carry_out(begun)
+            if not begun.starts:
+                continue  # it has been waited for by another name
+            requests = [Request(s.collective, t) for s, t in zip(begun.starts, begun.tensors, strict=True)]
+            answers = self._answers_to(requests)
+            if begun.result is None:
+                self._arrived(begun.starts, answers, [True] * self._size, arrived, apart)
+            elif begun.result.tensor.numel():
+                for row, answer in dict(zip(begun.result.rows, answers, strict=True)).items():
+                    begun.result.tensor[row].copy_(answer.view(begun.result.tensor[row].shape))
+            begun.starts, begun.tensors, begun.result = (), (), None
 
-    def _carry_out(self, begun: _UnderWay) -> None:
-        requests = [Request(s.collective, t) for s, t in zip(begun.starts, begun.tensors, strict=True)]
-        answers = self._answers_to(requests)
-        for start, answer, outside in zip(begun.starts, answers, begun.outside, strict=True):
-            if start.output.numel() and (outside or begun.result is None):
-                start.output.copy_(answer.view(start.output.shape))
-        if begun.result is not None and begun.result.tensor.numel():
-            for row, answer in dict(zip(begun.result.rows, answers, strict=True)).items():
-                begun.result.tensor[row].copy_(answer.view(begun.result.tensor[row].shape))
-        begun.starts, begun.tensors, begun.result = (), (), None
+    def _arrived(
+        self,
+        starts: Sequence[Start],
+        answers: Sequence[torch.Tensor],
+        outside: Sequence[bool],
+        arrived: Sequence[list[_Arrived]],
+        apart: bool,
+    ) -> None:
+        """Note what has arrived: members that got the same may return it, unless they go on writing into it."""
+        own = apart or len(set(map(id, answers))) == self._size
+        for by, start, answer, inside in zip(arrived, starts, answers, outside, strict=True):
+            by.append(_Arrived(start.output, answer, inside, own))
 
     def _complete(self, requests: Sequence[Request]) -> list[torch.Tensor]:
         """What every rank is answered. All ranks ask at once; those of a communicator meet if all its members name it."""
