@@ -128,6 +128,28 @@ def test_what_fake_kernels_forgive_is_asked_of_real_ones() -> None:
     assert Lockstep().run(twin).finished
 
 
+def test_members_are_counted_wherever_values_that_collectives_give_or_take_are_computed_with() -> None:
+    """Behind a product of what has been gathered; and before one that is scattered."""
+
+    def behind(b: GraphBuilder) -> Any:
+        x, w = b.input("x"), b.input("w")
+        whole = b.call("_c10d_functional::all_gather_into_tensor", x, 32, "tp")
+        product = b.call("aten::mm", b.call("_c10d_functional::wait_tensor", whole), w)
+        return b.call("aten::view", product, [32, 64 * 512])
+
+    def before(b: GraphBuilder) -> Any:
+        x, w = b.input("x"), b.input("w")
+        scaled = b.call("aten::neg", b.call("aten::view", x, [32, 2 * 256]))
+        product = b.call("aten::mm", b.call("aten::view", scaled, [64, 256]), w)
+        return b.call("_c10d_functional::reduce_scatter_tensor", product, "sum", 32, "tp")
+
+    inputs = [InputSpec("x", (64, 256), WIDE, (("tp", VARYING),)), InputSpec("w", (256, 512), WIDE)]
+    for build in (behind, before):
+        (twin,) = twins_of([spmd_program(Mesh.grid({"tp": 32}), inputs, build)]).programs
+        assert shapes(twin)["view"][0] == 32
+        assert shapes(twin)["w"][1] < 512
+
+
 def test_what_fake_kernels_forgive_is_learnt_before_sizes_are_chosen() -> None:
     """Rows and columns of one number stay apart, though on fake tensors it does not matter how wide either side is."""
 
