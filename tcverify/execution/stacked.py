@@ -265,6 +265,7 @@ class _Ranks:
             if step.op.aliases or step.writes:
                 return self._one_by_one(step, values, apart)
             leaves = [self._gathered(leaf.tensors) if isinstance(leaf, Scattered) else leaf for leaf in leaves]
+            args, kwargs = pytree.tree_unflatten(leaves, tree)
         places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Stacked)]
         if not places:
             made = self._carried(step, step.run(*args, **kwargs))

@@ -279,6 +279,14 @@ def _picked_by_rank(b: GraphBuilder, x: Any) -> Any:
     return summed(b, b.call("aten::cat", [b.getitem(parts, i) for i in range(8)]))
 
 
+def _one_part_for_all(b: GraphBuilder, x: Any) -> Any:
+    """A rank constant that picks the same part on all ranks, of what is equal on all."""
+    total = summed(b, summed(b, x), "dp")
+    part = b.call("aten::slice.Tensor", total, 0, b.constant("start", lambda rank: min(rank, 0) + 2 * (rank > 99)), 4)
+    mine = b.call("aten::slice.Tensor", total, 0, b.constant("end", lambda rank: -8 - rank % 2), 4)
+    return b.call("aten::add.Tensor", part, b.call("aten::exp", mine))
+
+
 def _view_of_what_is_under_way(b: GraphBuilder, x: Any) -> Any:
     started = b.call("_c10d_functional::all_gather_into_tensor", x, 8, "tp")
     view = _own_slice(b, started)
@@ -303,8 +311,8 @@ def _two_into_one_buffer(b: GraphBuilder, x: Any) -> Any:
 @pytest.mark.parametrize(
     "build",
     [
-        _negative_view, _reduced_twice, _read_before_the_wait, _written_by_rank, _picked_by_rank, _view_of_what_is_under_way,
-        _two_into_one_buffer,
+        _negative_view, _reduced_twice, _read_before_the_wait, _written_by_rank, _picked_by_rank, _one_part_for_all,
+        _view_of_what_is_under_way, _two_into_one_buffer,
     ],
     ids=lambda build: build.__name__.strip("_"),
 )  # fmt: skip
