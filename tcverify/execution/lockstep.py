@@ -11,13 +11,13 @@ from typing import Any, ClassVar, TypeAlias
 import torch
 
 from tcverify.arithmetic import FLOAT64, Domain
-from tcverify.arithmetic.float64 import PERTURBATION
 from tcverify.errors import UnsupportedOp
 from tcverify.execution.asynchrony import Join, Timing, UnderWay
 from tcverify.execution.compare import compare_native, compare_ranks
 from tcverify.execution.executor import Comparison, Run
 from tcverify.execution.interpreter import Event, NodeError, RankResult, Watch, rank_inputs, run_rank
 from tcverify.execution.matching import Entry, Matcher
+from tcverify.execution.perturbation import Perturbation
 from tcverify.execution.plan import check_supported, plans_of, rank_constants
 from tcverify.execution.stacked import STACKED_FROM, run_stacked
 from tcverify.ops import complete, mismatch
@@ -108,7 +108,10 @@ class Lockstep:
         """
         changes: dict[str, float] = {}
         for seed in range(1, reruns + 1):
-            run = _execute(program, False, _Perturbation(seed), domain=domain)
+            run = None
+            if program.world_size >= STACKED_FROM:
+                run = run_stacked(program, domain, perturbation=Perturbation(seed))
+            run = run or _execute(program, False, Perturbation(seed), domain=domain)
             for expected, actual in zip(baseline.ranks, run.ranks, strict=True):
                 for delta in compare_ranks(expected, actual):
                     if delta.alias:
@@ -116,23 +119,6 @@ class Lockstep:
                     change = float("inf") if delta.problem or delta.overflow else delta.difference
                     changes[delta.label] = max(changes.get(delta.label, 0.0), change)
         return changes
-
-
-class _Perturbation:
-    """Multiplies results by 1 ± 2⁻⁵¹, and permutes the order of sums; a function of its seed and of call order."""
-
-    def __init__(self, seed: int) -> None:
-        self.seed = seed
-        self._generator = torch.Generator().manual_seed(seed)
-
-    def __call__(self, value: torch.Tensor) -> torch.Tensor:
-        if not value.is_floating_point():
-            return value
-        signs = torch.randint(0, 2, value.shape, generator=self._generator, dtype=torch.float64) * 2 - 1
-        return value * (1 + signs * PERTURBATION)
-
-    def order(self, members: int) -> list[int]:
-        return torch.randperm(members, generator=self._generator).tolist()
 
 
 #: Makes what watches a rank, from its number and its inputs as the domain carries them; it may write into them.
@@ -162,7 +148,7 @@ def run_watched(
 def _execute(
     program: Program,
     observe: bool,
-    perturbation: _Perturbation | None,
+    perturbation: Perturbation | None,
     watcher: Watcher | None = None,
     domain: Domain = FLOAT64,
     order_of: Order | None = None,

@@ -28,6 +28,7 @@ from tcverify.execution.compare import compare_ranks, storage_partition
 from tcverify.execution.executor import Run
 from tcverify.execution.freed import Freed
 from tcverify.execution.interpreter import RankResult, arguments, rank_inputs, run_rank
+from tcverify.execution.perturbation import Perturbation
 from tcverify.execution.plan import Plan, Step, known_constant, plans_of, rank_constants
 from tcverify.execution.rows import (
     MOST_ELEMENTS,
@@ -73,13 +74,18 @@ class _Kept:
 
 
 def run_stacked(
-    program: Program, domain: Domain, timing: str | Timing = "issue", beside: Run | None = None
+    program: Program,
+    domain: Domain,
+    timing: str | Timing = "issue",
+    beside: Run | None = None,
+    perturbation: Perturbation | None = None,
 ) -> Run | None:
     """Run a program with its ranks stacked; its plans are supported in the domain.
 
     Args:
         timing: when asynchronous collectives read and write, as of `Lockstep.run`; all ranks alike.
         beside: a run of another version: outputs that are the same to the bit are kept once.
+        perturbation: of what ops compute, and of the order of sums. Then no rank runs alone as a check.
 
     Returns:
         The run, finished on all ranks; None where the ranks have to run one by one, which also says what goes wrong.
@@ -89,9 +95,11 @@ def run_stacked(
     if len(program.graphs) > 1 or not domain.carries or Freed.of(plan) is not None:
         return None
     try:
-        ranks = _Ranks(program, plan, domain, timing, beside.keeps if beside is not None else None)
+        ranks = _Ranks(program, plan, domain, timing, beside.keeps if beside is not None else None, perturbation)
         with torch.no_grad(), domain.running(), _silent():
             results = ranks.run()
+            if perturbation is not None:
+                return Run("lockstep", results, domain=domain.name, keeps=ranks.kept)
             first, contributed = ranks.alone()
         tolerance = 0.0 if domain.kind == "exact" else _ROUNDING
         _check(first, results[0], tolerance)
@@ -134,11 +142,25 @@ _MERGED: weakref.WeakKeyDictionary[Program, Program] = weakref.WeakKeyDictionary
 class _Ranks:
     """All ranks of a program of one graph, on their way through it together."""
 
-    def __init__(self, program: Program, plan: Plan, domain: Domain, timing: str | Timing, beside: Any) -> None:
-        self.program, self.plan, self.domain, self.timing = program, plan, domain, timing
+    def __init__(
+        self,
+        program: Program,
+        plan: Plan,
+        domain: Domain,
+        timing: str | Timing,
+        beside: Any,
+        perturbation: Perturbation | None,
+    ) -> None:
+        self.program, self.plan, self.domain, self.timing, self.perturbation = (
+            program,
+            plan,
+            domain,
+            timing,
+            perturbation,
+        )
         self.size = program.world_size
         self.alignment = Alignment(self.size)
-        self.collectives = Collectives(self.size, self.alignment, domain, timing)
+        self.collectives = Collectives(self.size, self.alignment, domain, timing, perturbation)
         self.last_writes = last_writes(plan)
         self.constants = [rank_constants(program.mesh, r, b.constants) for r, b in enumerate(program.ranks)]
         first = self.constants[0]
@@ -162,6 +184,8 @@ class _Ranks:
                 values.append(self._one_by_one(step, values, apart))
             else:
                 values.append(self._together(step, values, apart))
+            if self.perturbation is not None and not step.op.aliases and step.op.phase != "start":
+                values[-1] = pytree.tree_map(self._perturbed, values[-1])
             for slot in step.dead:
                 values[slot] = None
         flat, tree = pytree.tree_flatten(map_aggregate(self.plan.result, _filler(values, self.constants[0])))
@@ -188,6 +212,13 @@ class _Ranks:
             )
             for r in range(self.size)
         ]
+
+    def _perturbed(self, value: Any) -> Any:
+        if self.perturbation is None or not isinstance(value, (Stacked, torch.Tensor)):
+            return value
+        if isinstance(value, Stacked):
+            return Stacked(self.perturbation(value.tensor), value.rows)
+        return self.perturbation(value)
 
     def alone(self) -> tuple[RankResult, list[torch.Tensor]]:
         """Run the first rank by itself, given what the collectives gave it.

@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 from tcverify.arithmetic import Domain
 from tcverify.execution.asynchrony import Timing, contribution, storage_of, unwrite_
 from tcverify.execution.interpreter import Call
+from tcverify.execution.perturbation import Perturbation
 from tcverify.execution.plan import Step
 from tcverify.execution.rows import Alignment, NotStackable, Stacked, firsts, place_of, stack_rows, storages_of
 from tcverify.ops import Await, Collective, Request, Start, complete, mismatch
@@ -82,7 +83,15 @@ class Collectives:
         answers: of these.
     """
 
-    def __init__(self, ranks: int, alignment: Alignment, domain: Domain, timing: str | Timing) -> None:
+    def __init__(
+        self,
+        ranks: int,
+        alignment: Alignment,
+        domain: Domain,
+        timing: str | Timing,
+        perturbation: Perturbation | None = None,
+    ) -> None:
+        self._perturbation = perturbation
         self._size, self._alignment, self._domain, self._timing = ranks, alignment, domain, timing
         self._started_so_far = 0
         self.under_way: dict[int, list[_UnderWay]] = {}
@@ -213,10 +222,17 @@ class Collectives:
             named = call.root is not None or call.resharding is not None
             found = None if named else known.get(key)
             if found is None:
-                found = known[key] = complete(calls, tensors, apart=False)
+                found = known[key] = self._completed(calls, tensors)
             for member, answer in zip(members, found, strict=True):
                 answers[member] = answer
         return answers
+
+    def _completed(self, calls: Sequence[Collective], tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        if self._perturbation is None:
+            return complete(calls, tensors, apart=False)
+        found = complete(calls, tensors, self._perturbation.order(len(calls)), apart=False)
+        perturbed = {id(one): self._perturbation(one) for one in found}
+        return [perturbed[id(one)] for one in found]
 
 
 __all__ = ["Collectives"]

@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from tcverify.errors import UnsupportedOp
-from tcverify.execution import Lockstep, Run
+from tcverify.execution import Lockstep, Run, lockstep
 from tcverify.execution.interpreter import Watch
 from tcverify.execution.lockstep import run_watched
 from tcverify.program import (
@@ -273,24 +273,56 @@ def norm_of_sum(b: GraphBuilder) -> fx.Node:
     return b.call("tensor_cast::rms_norm", b.call("tensor_cast::all_reduce", x, b.rank, b.group("tp")), w, 1e-12)
 
 
-def probe(recipe: str) -> float:
+def probe(recipe: str, ranks: int = 4) -> float:
     x = InputSpec("x", (4, 8), torch.float64, (("tp", PARTIAL),), Recipe(recipe))
     weight = InputSpec("w", (8,), recipe=Recipe("norm_weight"))
-    program = spmd_program(Mesh.grid({"tp": 4}), [x, weight], norm_of_sum)
+    program = spmd_program(Mesh.grid({"tp": ranks}), [x, weight], norm_of_sum)
     executor = Lockstep()
     return executor.probe(program, executor.run(program))["output 0"]
 
 
-def test_a_norm_is_well_conditioned() -> None:
-    assert 0 < probe("uniform") < 1e-13
+#: Few ranks run one by one, many are stacked.
+RANKS = pytest.mark.parametrize("ranks", [4, 16])
 
 
-def test_a_norm_of_cancelling_sums_is_not() -> None:
-    assert 1e-11 < probe("cancelling") < 1e-6
+@RANKS
+def test_a_norm_is_well_conditioned(ranks: int) -> None:
+    assert 0 < probe("uniform", ranks) < 1e-13
 
 
-def test_the_probe_is_the_same_every_time() -> None:
-    assert probe("uniform") == probe("uniform")
+@RANKS
+def test_a_norm_of_cancelling_sums_is_not(ranks: int) -> None:
+    assert 1e-11 < probe("cancelling", ranks) < 1e-6
+
+
+@RANKS
+def test_the_probe_is_the_same_every_time(ranks: int) -> None:
+    assert probe("uniform", ranks) == probe("uniform", ranks)
+
+
+def test_many_ranks_are_probed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Op by op, and collective by collective, as few are: what ranks compute one by one changes by as much."""
+
+    def build(b: GraphBuilder) -> Any:
+        x = b.input("x")
+        total = b.call("_c10d_functional::wait_tensor", b.call("_c10d_functional::all_reduce", x, "sum", "tp"))
+        return total, b.call("aten::mul.Tensor", x, 3.0), b.call("aten::view", x, [-1])
+
+    program = spmd_program(Mesh.grid({"tp": 16}), [InputSpec("x", (4, 8), placements=(("tp", VARYING),))], build)
+    baseline = Lockstep().run(program)
+    found = []
+    for stacked_from in (16, 17):
+        monkeypatch.setattr(lockstep, "STACKED_FROM", stacked_from)
+        monkeypatch.setattr(lockstep, "_execute", lockstep._execute if stacked_from == 17 else None)
+        found.append(Lockstep().probe(program, baseline))
+        monkeypatch.undo()
+    stacked, alone = found
+    assert stacked.keys() == alone.keys()
+    for label, change in alone.items():
+        assert change / 4 <= stacked[label] <= change * 4
+    assert stacked["output 0"] > 0
+    assert stacked["output 1"] > 0
+    assert not stacked["output 2"]
 
 
 def test_python_operators_are_probed_as_other_ops_are() -> None:
