@@ -42,14 +42,18 @@ class _Arrived:
             self.written = True
 
 
-def _returned(by: Sequence[_Arrived], leaf: torch.Tensor) -> torch.Tensor:
-    """What stands for a tensor that an op returns which has started collectives."""
-    same = [one for one in by if storage_of(one.output) == storage_of(leaf)]
-    if len(same) == 1 and place_of(same[0].output) == place_of(leaf):
+def _returned(by: Sequence[_Arrived], value: Any) -> Any:
+    """What stands for a value that an op returns which has started collectives, or waited for some."""
+    if not isinstance(value, torch.Tensor):
+        return pytree.tree_map_only(torch.Tensor, partial(_returned, by), value)
+    if len(by) == 1 and by[0].output is value:
+        return by[0].result
+    same = [one for one in by if storage_of(one.output) == storage_of(value)]
+    if len(same) == 1 and place_of(same[0].output) == place_of(value):
         return same[0].result
     for one in same:
         one.write()
-    return leaf
+    return value
 
 
 @dataclass(slots=True, eq=False)
@@ -130,8 +134,7 @@ class Collectives:
             if ended and late:
                 return self._started(late, ended, apart)
             if ended:
-                filled = zip(arrived, ended, strict=True)
-                return [pytree.tree_map_only(torch.Tensor, partial(_returned, by), one) for by, one in filled]
+                return [_returned(by, one) if by else one for by, one in zip(arrived, ended, strict=True)]
             answers = [None] * self._size
             written = [storage_of(start.output) in outside for start in starts]
             if starts and timing == "issue":
