@@ -150,6 +150,20 @@ def test_members_are_counted_wherever_values_that_collectives_give_or_take_are_c
         assert shapes(twin)["w"][1] < 512
 
 
+def test_a_row_that_is_no_rank_s_leaves_other_sizes_free() -> None:
+    """One row in, one size of the weight out: only what counts the members stays as it is."""
+
+    def build(b: GraphBuilder) -> Any:
+        x, w = b.input("x"), b.input("w")
+        product = b.call("aten::mm", x, w)
+        return product, b.call("tensor_cast::matmul_all_reduce", x, w, None, b.rank, b.group("tp"))
+
+    inputs = [InputSpec("x", (1, 4096), WIDE, (("tp", VARYING),)), InputSpec("w", (4096, 512), WIDE)]
+    (twin,) = twins_of([made(build, *inputs)]).programs
+    assert max(shapes(twin)["w"]) < 64
+    assert Lockstep().run(twin).finished
+
+
 def test_what_fake_kernels_forgive_is_learnt_before_sizes_are_chosen() -> None:
     """Rows and columns of one number stay apart, though on fake tensors it does not matter how wide either side is."""
 
