@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from tcverify.execution.asynchrony import storage_of
 from tcverify.execution.freed import moves_nothing
 from tcverify.execution.plan import Plan, Step
 from tcverify.ops import DEALLOCATE, is_allocation, resolve, schema_of
@@ -38,7 +39,7 @@ class Contents:
         """Take note of a step that is about to run, on these arguments."""
         if step.op.name == DEALLOCATE:
             for tensor in _tensors((args, kwargs)):
-                for slot in self._buffers.pop(_storage(tensor), []):
+                for slot in self._buffers.pop(storage_of(tensor), []):
                     self._close(slot)
         elif not moves_nothing(step.op):
             for slot in _read(step):
@@ -47,7 +48,7 @@ class Contents:
     def made(self, slot: int, step: Step, value: Any) -> None:
         """Take note of what a step has made."""
         if isinstance(value, torch.Tensor) and (is_allocation(step.op.name) or moves_nothing(step.op)):
-            key = _storage(value)
+            key = storage_of(value)
             if is_allocation(step.op.name):
                 self._buffers[key] = []
             if key in self._buffers:
@@ -89,10 +90,6 @@ def _written(name: str) -> frozenset[int | str]:
 
 def _tensors(nested: Any) -> list[torch.Tensor]:
     return [leaf for leaf in pytree.tree_leaves(nested) if isinstance(leaf, torch.Tensor)]
-
-
-def _storage(tensor: torch.Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
 
 
 __all__ = ["Contents"]

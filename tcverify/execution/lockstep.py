@@ -108,10 +108,9 @@ class Lockstep:
         """
         changes: dict[str, float] = {}
         for seed in range(1, reruns + 1):
-            run = None
-            if program.world_size >= STACKED_FROM:
-                run = run_stacked(program, domain, perturbation=Perturbation(seed))
-            run = run or _execute(program, False, Perturbation(seed), domain=domain)
+            many = program.world_size >= STACKED_FROM
+            stacked = run_stacked(program, domain, perturbation=Perturbation(seed)) if many else None
+            run = stacked or _execute(program, False, Perturbation(seed), domain=domain)
             for expected, actual in zip(baseline.ranks, run.ranks, strict=True):
                 for delta in compare_ranks(expected, actual):
                     if delta.alias:

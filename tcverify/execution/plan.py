@@ -322,5 +322,6 @@ def decode_plan(data: list[Any], domain: Domain = FLOAT64) -> Plan:
         # None stands for a slot, which is filled in anew for each call: most arguments are
         args = [value if value is None else reader.value(value, slots, name) for value in args]
         kwargs = {key: reader.value(value, slots, name) for key, value in kwargs.items()} if kwargs else kwargs
-        plan.steps.append(Step(name, op, args, kwargs, positions, nested, carry, dead, not domain.carries, writes))
+        native = not domain.carries
+        plan.steps.append(Step(name, op, args, kwargs, positions, nested, carry, dead, native=native, writes=writes))
     return plan

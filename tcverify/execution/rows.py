@@ -90,7 +90,7 @@ class Alignment:
 
     def elements(self, value: Stacked, rows: Rows) -> int:
         """How many elements `within` gives."""
-        return value.tensor[0].numel() * (max(rows) + 1)
+        return value.tensor.numel() // value.tensor.shape[0] * (max(rows) + 1)
 
     def within(self, value: Stacked, rows: Rows) -> torch.Tensor:
         """The tensor of a value in rows that tell apart at least the ranks that its own do: a copy, unless they are its own."""

@@ -151,13 +151,8 @@ class _Ranks:
         beside: Any,
         perturbation: Perturbation | None,
     ) -> None:
-        self.program, self.plan, self.domain, self.timing, self.perturbation = (
-            program,
-            plan,
-            domain,
-            timing,
-            perturbation,
-        )
+        self.program, self.plan, self.domain, self.timing = program, plan, domain, timing
+        self.perturbation = perturbation
         self.size = program.world_size
         self.alignment = Alignment(self.size)
         self.collectives = Collectives(self.size, self.alignment, domain, timing, perturbation)
@@ -185,7 +180,7 @@ class _Ranks:
             else:
                 values.append(self._together(step, values, apart))
             if self.perturbation is not None and not step.op.aliases and step.op.phase != "start":
-                values[-1] = pytree.tree_map(self._perturbed, values[-1])
+                values[-1] = pytree.tree_map(partial(_perturbed, self.perturbation), values[-1])
             for slot in step.dead:
                 values[slot] = None
         flat, tree = pytree.tree_flatten(map_aggregate(self.plan.result, _filler(values, self.constants[0])))
@@ -212,13 +207,6 @@ class _Ranks:
             )
             for r in range(self.size)
         ]
-
-    def _perturbed(self, value: Any) -> Any:
-        if self.perturbation is None or not isinstance(value, (Stacked, torch.Tensor)):
-            return value
-        if isinstance(value, Stacked):
-            return Stacked(self.perturbation(value.tensor), value.rows)
-        return self.perturbation(value)
 
     def alone(self) -> tuple[RankResult, list[torch.Tensor]]:
         """Run the first rank by itself, given what the collectives gave it.
@@ -335,7 +323,7 @@ class _Ranks:
             if isinstance(found, Stacked):
                 return found
         known = {place_of(one): leaf for leaf, one in zip(leaves, slices[0], strict=True) if isinstance(leaf, ByRank)}
-        # Of collectives, what they return is an operand, or is stacked with what arrives
+        # Collectives return operands, and new tensors: no parts of operands
         inside = set() if step.op.collective else storages_of(slices)
         made = self._restacked(found, apart, known, inside)
         return pytree.tree_map(partial(self._carried_rows, step), made)
@@ -406,6 +394,12 @@ class _Ranks:
         if self.alignment.elements(value, rows) > MOST_ELEMENTS:
             raise NotStackable
         return self.alignment.within(value, rows)
+
+
+def _perturbed(perturbation: Perturbation, value: Any) -> Any:
+    if isinstance(value, Stacked):
+        return Stacked(perturbation(value.tensor), value.rows)
+    return perturbation(value) if isinstance(value, torch.Tensor) else value
 
 
 def _same(value: Any, known: Any) -> bool:

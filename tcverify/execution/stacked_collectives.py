@@ -66,7 +66,7 @@ class _UnderWay:
         tensors: what each contributes: a copy where it reads at once.
         outside: of the ranks, whether the output is storage that was there before.
         timing: when it reads.
-        result: of the step, where that is not the outputs themselves.
+        result: of the step, where nobody else sees the outputs; else they are written.
     """
 
     number: int
@@ -138,7 +138,7 @@ class Collectives:
             answers = [None] * self._size
             written = [storage_of(start.output) in outside for start in starts]
             if starts and timing == "issue":
-                self._arrived(starts, self._answers_to(requests), written, arrived, apart)
+                self._arrived(starts, self._written(requests), written, arrived, apart)
             elif starts:
                 tensors = [contribution(one, timing) for one in starts]
                 late.append(_UnderWay(self._started_so_far, starts, tensors, written, timing))
@@ -152,6 +152,14 @@ class Collectives:
         self.answers.append(answers[0])
         return answers
 
+    def _written(self, requests: Sequence[Request]) -> list[torch.Tensor]:
+        """What collectives that were started write: as a start's result comes later, it is perturbed here."""
+        answers = self._answers_to(requests)
+        if self._perturbation is None:
+            return answers
+        perturbed = {id(one): self._perturbation(one) for one in {id(one): one for one in answers}.values()}
+        return [perturbed[id(one)] for one in answers]
+
     def _started(self, late: Sequence[_UnderWay], ended: list[Any], apart: bool) -> Any:
         """What a step gives that has started a collective: the stack of it is what is written into when that arrives."""
         if len(late) > 1 or not all(isinstance(one, torch.Tensor) for one in ended):
@@ -160,8 +168,9 @@ class Collectives:
         inside = begun.outside[0]  # a buffer, which others see as well
         if any(one != inside for one in begun.outside):
             raise NotStackable
-        whole = all(one is start.output for one, start in zip(ended, begun.starts, strict=True))
-        alike = whole and not (inside or apart) and begun.starts[0].collective.kind in ALIKE
+        if any(one is not start.output for one, start in zip(ended, begun.starts, strict=True)):
+            raise NotStackable  # a view of what has still to be written
+        alike = not (inside or apart) and begun.starts[0].collective.kind in ALIKE
         keys = [start.collective.communicator if alike else rank for rank, start in enumerate(begun.starts)]
         rows = self._alignment.rows_of(keys)
         ranks = firsts(rows)
@@ -169,8 +178,7 @@ class Collectives:
             unwrite_(begun.starts[rank], begun.timing, self._domain)
         made: Any = ended
         if not inside:
-            made = stack_rows(torch.stack([ended[rank] for rank in ranks]), rows)
-            begun.result = made if whole else None
+            made = begun.result = stack_rows(torch.stack([ended[rank] for rank in ranks]), rows)
             self.under_way.setdefault(storage_of(made.tensor), []).append(begun)
         self.under_way.setdefault(storage_of(begun.starts[0].output), []).append(begun)
         return made
@@ -185,7 +193,7 @@ class Collectives:
             if not begun.starts:
                 continue  # it has been waited for by another name
             requests = [Request(s.collective, t) for s, t in zip(begun.starts, begun.tensors, strict=True)]
-            answers = self._answers_to(requests)
+            answers = self._written(requests)
             if begun.result is None:
                 self._arrived(begun.starts, answers, [True] * self._size, arrived, apart)
             elif begun.result.tensor.numel():
@@ -225,17 +233,11 @@ class Collectives:
             named = call.root is not None or call.resharding is not None
             found = None if named else known.get(key)
             if found is None:
-                found = known[key] = self._completed(calls, tensors)
+                order = self._perturbation.order(len(calls)) if self._perturbation is not None else None
+                found = known[key] = complete(calls, tensors, order, apart=False)
             for member, answer in zip(members, found, strict=True):
                 answers[member] = answer
         return answers
-
-    def _completed(self, calls: Sequence[Collective], tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        if self._perturbation is None:
-            return complete(calls, tensors, apart=False)
-        found = complete(calls, tensors, self._perturbation.order(len(calls)), apart=False)
-        perturbed = {id(one): self._perturbation(one) for one in found}
-        return [perturbed[id(one)] for one in found]
 
 
 __all__ = ["Collectives"]
