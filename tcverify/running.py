@@ -33,7 +33,6 @@ from tcverify.campaign import (
     recover,
 )
 from tcverify.campaign.search import Search, search_of
-from tcverify.capturing import mesh_text
 from tcverify.catalogue.strategies import searchable
 from tcverify.division import Crew, DividedCampaign, Drawing, LocalCrew
 from tcverify.division.driver import recover as recover_workers
@@ -290,8 +289,7 @@ def described(program: Program) -> list[str]:
     for spec in program.inputs:
         for dim, placement in spec.placements:
             placed.setdefault(f"{placement} over {dim}", []).append(spec.name)
-    mesh = str(program.mesh) if program.world_size <= 16 else f"{program.world_size} ranks; {mesh_text(program.mesh)}"
-    lines = [f"program: {mesh}; {what}, {count(program.size, 'node')}, {count(len(program.inputs), 'input')}"]
+    lines = [f"program: {program.mesh}; {what}, {count(program.size, 'node')}, {count(len(program.inputs), 'input')}"]
     lines += [f"  {how}: {count(len(names), 'input')}" for how, names in placed.items()]
     return lines
 

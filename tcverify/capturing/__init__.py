@@ -1,7 +1,6 @@
 """Makes programs of the user's own graphs: captured from a model, exported, or returned by a function."""
 
 from tcverify.capturing.assembling import RankRule, for_all_ranks, program_of
-from tcverify.capturing.groups import mesh_text
 from tcverify.capturing.model import capture
 from tcverify.capturing.plain import InputFacts, plain
 from tcverify.capturing.record import Captured, CapturedInput, GroupFacts
@@ -18,7 +17,6 @@ __all__ = [
     "capture",
     "for_all_ranks",
     "load",
-    "mesh_text",
     "plain",
     "program_of",
 ]

@@ -12,6 +12,9 @@ from tcverify.errors import ProgramError
 
 MAX_WORLD_SIZE = 65536
 
+#: Of more ranks, the text of a mesh shows one group of each dim.
+_SHOWN = 16
+
 
 @dataclass(frozen=True)
 class MeshDim:
@@ -98,8 +101,19 @@ class Mesh:
         return {dim.name: dim.group(rank) for dim in self.dims}
 
     def __str__(self) -> str:
-        parts = []
-        for dim in self.dims:
-            grouped = " ".join(str(list(group)) for group in dim.groups)
-            parts.append(f"{dim.name}: {grouped}")
+        parts = [f"{dim.name}: {_grouped(dim) if self.world_size <= _SHOWN else _outlined(dim)}" for dim in self.dims]
         return f"{self.world_size} ranks; " + "; ".join(parts)
+
+
+def _grouped(dim: MeshDim) -> str:
+    return " ".join(str(list(group)) for group in dim.groups)
+
+
+def _outlined(dim: MeshDim) -> str:
+    sizes = sorted({len(group) for group in dim.groups})
+    size = str(sizes[0]) if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
+    first = [str(rank) for rank in dim.groups[0]]
+    shown = first if len(first) <= 4 else [*first[:2], "…", first[-1]]
+    if len(dim.groups) == 1:
+        return f"1 group of {size}: [{', '.join(shown)}]"
+    return f"{len(dim.groups)} groups of {size}: [{', '.join(shown)}] …"

@@ -91,6 +91,15 @@ def test_a_mesh_reads_as_its_groups() -> None:
     assert str(Mesh.grid({"dp": 2, "tp": 2})) == "4 ranks; dp: [0, 2] [1, 3]; tp: [0, 1] [2, 3]"
 
 
+def test_of_many_ranks_a_mesh_shows_one_group_of_each_dim() -> None:
+    assert str(Mesh.grid({"dp": 32, "tp": 4})) == (
+        "128 ranks; dp: 4 groups of 32: [0, 4, …, 124] …; tp: 32 groups of 4: [0, 1, 2, 3] …"
+    )
+    uneven = Mesh(17, (MeshDim("ep", (tuple(range(16)), (16,))),))
+    assert str(uneven) == "17 ranks; ep: 2 groups of 1 to 16: [0, 1, …, 15] …"
+    assert str(Mesh.grid({"tp": 32})) == "32 ranks; tp: 1 group of 32: [0, 1, …, 31]"
+
+
 def test_meshes_are_equal_by_content() -> None:
     assert Mesh.grid({"tp": 4}) == Mesh(4, (MeshDim("tp", ((0, 1, 2, 3),)),))
     assert hash(Mesh.grid({"tp": 4})) == hash(Mesh.grid({"tp": 4}))

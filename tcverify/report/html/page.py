@@ -164,15 +164,11 @@ def _facts(case: Counterexample) -> tuple[tuple[str, str], ...]:
     found = f"{case.finding.check} check"
     if case.executors:
         found += f", in {' and '.join(case.executors)}"
-    mesh = str(program.mesh)
-    if program.world_size > MAX_RANKS:
-        sizes = [f"{dim.name}: {count(len(dim.groups), 'group')}" for dim in program.mesh.dims]
-        mesh = f"{program.world_size} ranks; {'; '.join(sizes)}"
     values = case.finding.check == "equivalence" and case.finding.domain != case.domain
     domain = f"{case.domain}; {case.finding.domain} shows it" if values else case.domain
     facts = (
         ("Pass", case.facts.name),
-        ("Mesh", mesh),
+        ("Mesh", str(program.mesh)),
         ("Program", size),
         ("Found by", found),
         ("Number domain", domain),
