@@ -1,6 +1,6 @@
 """Programs per second, CPU time per program, and where the time goes.
 
-    python benchmarks/throughput.py [--programs N] [--world-size N] [--spawned N] [--against COMMIT [--turns N]]
+    python benchmarks/throughput.py [--programs N] [--world-size N] [--spawned N] [--against COMMIT | --workers N] [--turns N]
 
 Draws the same programs for every row of one world size. Rows: a whole campaign (drawing, pass in its worker, checks,
 statistics) in lockstep alone and confirmed on gloo, and one of five times as many programs with the search; of those that it has
@@ -11,7 +11,8 @@ them. CPU time is that of all processes that work on the row; where it is well b
 with something else, and where it is above, processes worked side by side. Compare rows of one run only: machines differ.
 
 With `--against`, another commit is checked out beside, both sides take turns, and one table shows CPU time per program of both,
-each the median of its turns.
+each the median of its turns. With `--workers`, `tcverify run` takes turns: one process, one that does not record what the pass
+reaches, and N processes; one table shows programs per second on the clock, from the command's start to its end.
 """
 
 from __future__ import annotations
@@ -292,16 +293,50 @@ def compare(commit: str, turns: int, programs: int, sizes: Sequence[int]) -> Non
     Console(width=110).print(table)
 
 
+def by_workers(workers: int, turns: int, programs: int, size: int) -> None:
+    """Print how many programs per second one process and several verify."""
+    sides = {
+        "1 worker": [],
+        "1 worker, --no-coverage": ["--no-coverage"],
+        f"{workers} workers": [f"--workers={workers}"],
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in sides}
+    for _ in range(turns):
+        for name, options in sides.items():
+            with tempfile.TemporaryDirectory() as scratch:
+                common = ["--strategy=structured", "--draw", "--confirm=none", f"--report-dir={scratch}"]
+                drawn = ["--seed=1", f"--world-size={size}", f"--max-examples={programs}"]
+                command = [sys.executable, "-m", "tcverify", "run", "sequence_parallel", *common, *drawn, *options]
+                start = time.perf_counter()
+                subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+                seconds[name].append(time.perf_counter() - start)
+    table = Table(f"{programs:,} programs on {size} ranks", "programs/s", "times the first")
+    rates = {name: programs / statistics.median(taken) for name, taken in seconds.items()}
+    for name, rate in rates.items():
+        table.add_row(name, f"{rate:.1f}", f"{rate / rates['1 worker']:.2f}")
+    Console(width=110).print(table)
+
+
 @click.command()
 @click.option("--programs", type=click.IntRange(10), default=300, show_default=True)
 @click.option("--world-size", type=click.IntRange(2), multiple=True, default=(2, 4), show_default=True)
 @click.option("--spawned", "spawns", type=click.IntRange(0), default=5, show_default=True, help="0 leaves the row out.")
 @click.option("--against", metavar="COMMIT", help="Compare with this commit.")
-@click.option("--turns", type=click.IntRange(1), default=3, show_default=True, help="Of each side, with --against.")
+@click.option("--workers", type=click.IntRange(2), help="Compare that many workers with one.")
+@click.option("--turns", type=click.IntRange(1), default=3, show_default=True, help="Of each side that is compared.")
 @click.option("--rows", type=click.Path(path_type=Path), hidden=True)
 def main(
-    programs: int, world_size: tuple[int, ...], spawns: int, against: str | None, turns: int, rows: Path | None
+    programs: int,
+    world_size: tuple[int, ...],
+    spawns: int,
+    against: str | None,
+    workers: int | None,
+    turns: int,
+    rows: Path | None,
 ) -> None:
+    if workers is not None:
+        by_workers(workers, turns, programs, world_size[0])
+        return
     if against is not None:
         compare(against, turns, programs, world_size)
         return

@@ -9,7 +9,7 @@ from tcverify.arithmetic import FLOAT64, NATIVE, Domain, domain_of
 from tcverify.checks import Evidence, apply_checks
 from tcverify.checks.exact import agrees, differing
 from tcverify.errors import ExecutorError, ProgramError, TcverifyError, UnsupportedOp
-from tcverify.execution import WORDS, Comparison, Executor, Lockstep, Run, digest, is_asynchronous
+from tcverify.execution import WORDS, Comparison, Executor, Lockstep, Run, digest, overlapped_starts
 from tcverify.program import Doubt, Finding, Note
 
 #: How far lockstep and a process group may disagree, relative to the sum of magnitudes, beyond the probe.
@@ -107,7 +107,7 @@ def confirmed(
 def _explained_by_timing(baseline: Run, other: Run, evidence: Evidence) -> bool:
     """Whether the original has a race: lockstep agrees where its collectives read and write as on a process group."""
     program = evidence.pair.original
-    if not is_asynchronous(program):
+    if not overlapped_starts(program):
         return False
     apart = Lockstep().run(program, domain=domain_of(baseline.domain), timing="apart")
     return apart.finished and _divergence(apart, other, evidence) is None

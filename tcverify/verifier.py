@@ -27,7 +27,6 @@ from tcverify.execution import (
     explain,
     explore,
     explore_on_cuda,
-    is_asynchronous,
     play,
     play_extremes,
     rounding_noise,
@@ -450,7 +449,7 @@ def _explore(program: Program, run: Run, contract: Contract, deep: bool, on_devi
 def _play_extremes(evidence: Evidence, baseline: Run, lockstep: Lockstep, deep: bool) -> None:
     """Let asynchronous collectives of the rewritten program read and write at other times."""
     rewritten = evidence.pair.rewritten
-    if rewritten is not None and is_asynchronous(rewritten):
+    if rewritten is not None:
         evidence.extremes = play_extremes(baseline, rewritten, lockstep, deep=deep)
         evidence.play = lambda program, words, timing: play(baseline, program, lockstep, words, timing)
 

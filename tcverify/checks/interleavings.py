@@ -12,7 +12,7 @@ from collections.abc import Callable
 from tcverify.checks.equivalence import differences
 from tcverify.checks.evidence import Evidence
 from tcverify.checks.happens_before import found_of_order
-from tcverify.execution import Comparison, Exploration, Extreme, Timing, starts_of
+from tcverify.execution import Comparison, Exploration, Extreme, Timing, overlapped_starts
 from tcverify.program import Program
 from tcverify.program.finding import Doubt, Finding
 
@@ -70,7 +70,7 @@ def _to_blame(
 ) -> tuple[str, Extreme, Finding] | None:
     """The first start whose collective alone makes the difference, if one does."""
     program = evidence.pair.rewritten or evidence.pair.original
-    for start in starts_of(program)[:MOST_STARTS]:
+    for start in overlapped_starts(program)[:MOST_STARTS]:
         for timing, words in (
             ("apart", "reads where it starts and writes as late as it may"),
             ("wait", "reads and writes as late as it may"),

@@ -8,7 +8,7 @@ from tcverify.execution.compare import Delta, compare_ranks, digest, pooled
 from tcverify.execution.cuda_ranks import backend_of, explore_on_cuda
 from tcverify.execution.executor import Comparison, Executor, Hang, Run, Wait
 from tcverify.execution.exploration import Exploration, Order, explore
-from tcverify.execution.extremes import WORDS, Extreme, is_asynchronous, play, play_extremes, starts_of
+from tcverify.execution.extremes import WORDS, Extreme, overlapped_starts, play, play_extremes
 from tcverify.execution.interpreter import Call, NodeError, RankResult
 from tcverify.execution.laws import Explanation, explain
 from tcverify.execution.lockstep import Lockstep
@@ -59,9 +59,9 @@ __all__ = [
     "explore",
     "explore_on_cuda",
     "has_buffers",
-    "is_asynchronous",
     "make_executor",
     "of_any_size",
+    "overlapped_starts",
     "play",
     "play_extremes",
     "pooled",
@@ -69,5 +69,4 @@ __all__ = [
     "rounding_noise",
     "run_in_arena",
     "start_executor",
-    "starts_of",
 ]

@@ -42,14 +42,9 @@ WORDS = {
 }
 
 
-def is_asynchronous(program: Program) -> bool:
-    """Whether some graph of a program starts collectives that it waits for later."""
-    return any(plan.asynchronous for plan in plans_of(program))
-
-
-def starts_of(program: Program) -> list[str]:
-    """Names of the nodes that start asynchronous collectives, each once."""
-    return list(dict.fromkeys(s.name for plan in plans_of(program) for s in plan.steps if s.op.phase == "start"))
+def overlapped_starts(program: Program) -> list[str]:
+    """Names of the nodes that start collectives during which others run, each once. Nobody sees when others read and write."""
+    return list(dict.fromkeys(name for plan in plans_of(program) for name in plan.overlapped))
 
 
 def play_extremes(baseline: Run, program: Program, executor: Lockstep, *, deep: bool = False) -> list[Extreme]:
@@ -58,7 +53,10 @@ def play_extremes(baseline: Run, program: Program, executor: Lockstep, *, deep: 
     Raises:
         UnsupportedOp: an op has no meaning.
     """
-    mixtures = 0 if len(starts_of(program)) < 2 else DEEP_MIXTURES if deep else MIXTURES
+    starts = overlapped_starts(program)
+    if not starts:
+        return []
+    mixtures = 0 if len(starts) < 2 else DEEP_MIXTURES if deep else MIXTURES
     return [play(baseline, program, executor, words, timing) for words, timing in _timings(mixtures)]
 
 
@@ -89,4 +87,4 @@ def _mixture(number: int) -> Callable[[int, str], str]:
     return of
 
 
-__all__ = ["WORDS", "Extreme", "is_asynchronous", "play", "play_extremes", "starts_of"]
+__all__ = ["WORDS", "Extreme", "overlapped_starts", "play", "play_extremes"]

@@ -71,9 +71,16 @@ class Plan:
         return any(step.writes for step in self.steps)
 
     @property
-    def asynchronous(self) -> bool:
-        """Whether a collective starts at one node and is waited for at another."""
-        return any(step.op.phase == "start" for step in self.steps)
+    def overlapped(self) -> list[str]:
+        """Nodes that start collectives during which others run: not of those that the next node waits for."""
+        found = []
+        for number, step in enumerate(self.steps):
+            if step.op.phase == "start":
+                started = len(self.placeholders) + number
+                after = self.steps[number + 1 : number + 2]
+                if not any(next_.op.phase == "wait" and next_.slots == [(0, started)] for next_ in after):
+                    found.append(step.name)
+        return found
 
 
 _PLANS: weakref.WeakKeyDictionary[fx.Graph, dict[bool, Plan]] = weakref.WeakKeyDictionary()

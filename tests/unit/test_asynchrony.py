@@ -11,7 +11,7 @@ from torch import fx
 
 from tcverify import verify
 from tcverify.arithmetic import NATIVE, Exact
-from tcverify.execution import Lockstep, ProcessGroupPool, Run
+from tcverify.execution import Lockstep, ProcessGroupPool, Run, overlapped_starts, play_extremes
 from tcverify.ops import REDUCTIONS, ShapeError
 from tcverify.program import PARTIAL, Contract, InputSpec, Mesh, MeshDim, Program
 from tcverify.program.build import GraphBuilder, spmd_program
@@ -495,3 +495,27 @@ def test_the_contract_says_whether_starts_may_block() -> None:
     verdict = verify(swap, two_graphs(crossed, BOTH), contract=Contract(collectives="conservative"))
     assert verdict.status == "inconclusive"
     assert "ill-typed-program" in {doubt.reason for doubt in verdict.doubts}
+
+
+# ------------------------------------------------------------------------------------------- what other timings can show
+
+
+def test_only_collectives_during_which_nodes_run_are_played_at_other_timings() -> None:
+    def build(b: GraphBuilder) -> Any:
+        x = b.input("x")
+        at_once = wait(b, start(b, "all_reduce", x, "sum", "tp"))
+        own = b.call("aten::clone", x)
+        beside = start(b, "all_reduce_", own, "sum", "tp")  # the next node waits for the same memory by another name
+        waited = wait(b, own)
+        first = start(b, "all_reduce", at_once, "max", "tp")
+        second = start(b, "all_reduce", waited, "max", "tp")
+        total = wait(b, second)
+        assert [str(node) for node in (beside, first)] == ["all_reduce_", "all_reduce_1"]
+        return total, wait(b, first)
+
+    p = program(build)
+    assert overlapped_starts(p) == ["all_reduce_", "all_reduce_1"]
+    baseline = LOCKSTEP.run(p)
+    assert len(play_extremes(baseline, p, LOCKSTEP)) == 4  # two for all of them, and mixtures
+    at_once = program(lambda b: wait(b, start(b, "all_reduce", b.input("x"), "sum", "tp")))
+    assert play_extremes(LOCKSTEP.run(at_once), at_once, LOCKSTEP) == []
