@@ -13,11 +13,12 @@ from typing import Any
 
 import torch
 
-from tcverify.execution import Lockstep, worker
-from tcverify.execution.messages import decode_collective, encode_collective
+from tcverify.execution import Lockstep
+from tcverify.execution.process_group import worker
+from tcverify.execution.process_group.messages import decode_collective, encode_collective
 from tcverify.ops.distributed import perform
-from tcverify.processes import end_process, start_process
 from tcverify.program import Program
+from tcverify.system import end_process, start_process
 
 
 def rank_main(connection: Any, rank: int, world_size: int, directory: str, core: int | None) -> None:

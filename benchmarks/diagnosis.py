@@ -31,14 +31,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # tests/ is no 
 from tcverify.application import InProcess
 from tcverify.application.loading import prepare
 from tcverify.campaign import Campaign, Plan
-from tcverify.campaign.drawing import SETTINGS
-from tcverify.counterexample import Counterexample, read_counterexample, write_counterexample
-from tcverify.diagnosis import diagnose
+from tcverify.campaign.hypothesis_settings import SETTINGS
+from tcverify.cases.counterexample import Counterexample, read_counterexample, write_counterexample
 from tcverify.errors import TcverifyError
-from tcverify.execution import Run
+from tcverify.execution import Lockstep, Run
+from tcverify.explain.diagnosis import diagnose
 from tcverify.program import Finding, Program
 from tcverify.strategies import STRATEGIES
-from tcverify.verifier import LOCKSTEP, verify
+from tcverify.verification.verifier import verify
 
 WORLD_SIZES = (2, 4)
 
@@ -165,7 +165,7 @@ def _judge(tally: Tally, program: Program, rewritten: Program, number: int) -> N
     tally.diverging += found.first is not None
     tally.values += len(found.relations or {})
     tally.explained += sum(relation.explained for relation in (found.relations or {}).values())
-    before = LOCKSTEP.run(program)
+    before = Lockstep().run(program)
     for kind in TAMPERS:
         made = tampered(rewritten, kind, 7 * number + 1, number % program.world_size if number % 3 == 2 else None)
         finding = None if made is None else _finding(before, made[0])
@@ -182,7 +182,7 @@ def _judge(tally: Tally, program: Program, rewritten: Program, number: int) -> N
 def _finding(before: Run, program: Program) -> Finding | None:
     """What lockstep says of a program with one wrong node; None where it says nothing, or cannot run it."""
     try:
-        comparison = LOCKSTEP.compare_runs(before, LOCKSTEP.run(program))
+        comparison = Lockstep().compare_runs(before, Lockstep().run(program))
     except TcverifyError:
         return None
     error = comparison.rewritten.error

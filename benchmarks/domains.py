@@ -26,12 +26,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # tests/ is no 
 
 from tcverify.application import InProcess
 from tcverify.application.loading import load_pass
-from tcverify.arithmetic import DOMAINS
-from tcverify.counterexample import read_counterexample
+from tcverify.cases.counterexample import read_counterexample
+from tcverify.domains import DOMAINS
 from tcverify.passes import Identity, Multistream, SequenceParallel
 from tcverify.program import Program
 from tcverify.strategies import DECODERS, all_meshes
-from tcverify.verifier import verify
+from tcverify.verification.verifier import verify
 
 SEED = 11
 

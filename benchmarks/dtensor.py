@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # tests/ is no 
 @click.command()
 @click.option("--write", is_flag=True, help="Write the tables into docs/resharding.md.")
 def main(write: bool) -> None:
-    from tests.unit.dtensor_table import PAGE, run_all, table, with_table
+    from tests.support.dtensor_table import PAGE, run_all, table, with_table
 
     made = table(run_all())
     if write:

@@ -19,8 +19,9 @@ import torch
 
 from tcverify import verify
 from tcverify.application import Subject
-from tcverify.application.guard import subject_of
-from tcverify.arithmetic import Domain, Exact, Float64, field
+from tcverify.application.guarded import subject_of
+from tcverify.domains import Domain, Exact, Float64
+from tcverify.domains.exact import field
 from tcverify.passes import Multistream, SequenceParallel
 from tcverify.program import Program
 from tcverify.strategies import DECODERS, all_meshes

@@ -19,9 +19,9 @@ from overlap import drawn
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tcverify.application import subject_of
-from tcverify.checks.accesses import accesses_of
-from tcverify.checks.liveness import peak_of
-from tcverify.checks.replay import replay
+from tcverify.checks.memory.liveness import peak_of
+from tcverify.checks.ordering.accesses import accesses_of
+from tcverify.checks.streams.replay import replay
 from tcverify.ops import lookup
 from tcverify.passes import BUILTIN
 from tcverify.program import Program

@@ -30,11 +30,11 @@ from hypothesis import strategies as st
 from tcverify import verify
 from tcverify.application import InProcess
 from tcverify.application.loading import prepare
-from tcverify.campaign.drawing import SETTINGS
+from tcverify.campaign.hypothesis_settings import SETTINGS
 from tcverify.errors import UnsupportedOp
 from tcverify.ops import ShapeError
 from tcverify.program import PARTIAL, InputSpec, Mesh, Program, spmd_program
-from tcverify.program.build import GraphBuilder
+from tcverify.program.builder import GraphBuilder
 from tests.mutants.catalogue import EXPECTED, MUTANTS, hunting_grounds, world_sizes
 
 #: Some mutants of every pass and of every way to be found.

@@ -19,7 +19,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # tests/ is no package that is installed
 
-from tcverify.counterexample import read_counterexample
+from tcverify.cases.counterexample import read_counterexample
 
 
 @click.command()

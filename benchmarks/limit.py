@@ -34,11 +34,11 @@ from bare import Bare
 from throughput import PASS, campaign, cpu_seconds, pairs, run_on_group
 
 from tcverify.application import Guarded
-from tcverify.arithmetic import FLOAT64
+from tcverify.domains import FLOAT64
 from tcverify.execution import Lockstep, ProcessGroupPool, RankResult
-from tcverify.execution.group import choose_core
 from tcverify.execution.interpreter import arguments, rank_inputs
 from tcverify.execution.plan import known_constant, plans_of, rank_constants
+from tcverify.execution.process_group.processes import choose_core
 from tcverify.ops import distributed
 from tcverify.ops.distributed import perform
 from tcverify.program import Program

@@ -2,8 +2,8 @@
 
     python benchmarks/minimise.py [--nodes N] [--limit SECONDS] [--old/--new-only] [CASE]...
 
-Programs are repeated layers (tests/unit/large_programs.py), and passes have a planted defect, which fires at one place deep
-inside or everywhere (tests/unit/large_cases.py). Both reducers have the same deadline. Nodes are compute nodes on the largest
+Programs are repeated layers (tests/support/large_programs.py), and passes have a planted defect, which fires at one place deep
+inside or everywhere (tests/support/large_cases.py). Both reducers have the same deadline. Nodes are compute nodes on the largest
 rank; "a trial" is one verification of the whole program.
 """
 
@@ -22,10 +22,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # tests/ is no 
 
 from tcverify.application import InProcess
 from tcverify.application.loading import prepare
-from tcverify.campaign.reduction import Reduction, cutting, reduce, suspects_of
 from tcverify.program import Program
-from tcverify.verifier import verify
-from tests.unit.large_cases import CASES, Case
+from tcverify.shrink import Reduction, reduce, suspects_of
+from tcverify.shrink.graph import windows
+from tcverify.verification.verifier import verify
+from tests.support.large_cases import CASES, Case
 
 
 def reduced(case: Case, program: Program, limit: float) -> tuple[Reduction, float, float]:
@@ -65,7 +66,7 @@ def main(nodes: int, limit: float, old: bool, chosen: tuple[str, ...]) -> None:
         program = case.make(nodes)
         moves = ""
         if old:
-            with mock.patch.object(cutting, "LARGE", sys.maxsize):
+            with mock.patch.object(windows, "LARGE", sys.maxsize):
                 moves = _column(*reduced(case, program, limit)[:2])
         found, seconds, whole = reduced(case, program, limit)
         line = f"{case.name}, {program.world_size} ranks"

@@ -24,10 +24,10 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tcverify.application import InProcess, load_pass
 from tcverify.checks.evidence import Evidence
-from tcverify.checks.happens_before import check_happens_before
-from tcverify.checks.schedule import check_schedule
+from tcverify.checks.streams.happens_before import check_happens_before
+from tcverify.checks.streams.schedule import check_schedule
 from tcverify.passes import Multistream
-from tcverify.passes.stream_lowering import Lowering, plan_joins
+from tcverify.passes.multistream.lowering import Lowering, plan_joins
 from tcverify.program import GraphBuilder, InputSpec, Mesh, Program, spmd_program
 
 SIZES = (100, 300, 1_000, 3_000, 10_000)

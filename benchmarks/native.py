@@ -24,7 +24,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # tests/ is no package that is installed
 
 from tcverify import Verdict, verify
-from tcverify.checks.native import errors_of
+from tcverify.checks.values.native import errors_of
 from tcverify.execution import ProcessGroupPool, rounding_noise
 from tcverify.program import Mesh, Program
 from tcverify.strategies import DECODERS, WORLD_SIZES, all_meshes

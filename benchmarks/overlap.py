@@ -20,9 +20,9 @@ from torch import fx
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tcverify.application import InProcess, load_pass
-from tcverify.checks.replay import replay
+from tcverify.checks.streams.replay import replay
 from tcverify.passes import Multistream
-from tcverify.passes.stream_graph import NotLowered, edges_of
+from tcverify.passes.multistream.graph import NotLowered, edges_of
 from tcverify.program import Program
 from tcverify.strategies import DECODERS, all_meshes
 

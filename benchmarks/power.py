@@ -64,8 +64,8 @@ def hunt(target: str, sound: str, seconds: float, seed: int, world_sizes: list[i
             with tempfile.TemporaryDirectory() as folder:
                 watch = _Watch(subject, target, sound, seconds / len(world_sizes))
                 plan = Plan(
-                    programs_of("mixed", None, size), f"{size} ranks", Path(folder), Path(folder), None, 100 * seconds,
-                    seed, earlier=False, collect=True, search=searching,
+                    programs_of("mixed", None, size), f"{size} ranks", Path(folder), Path(folder),
+                    max_examples=None, max_time=100 * seconds, seed=seed, earlier=False, collect=True, search=searching,
                 )  # fmt: skip
                 Campaign(subject, plan, None, [watch]).run()
                 if watch.found is not None:

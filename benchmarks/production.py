@@ -24,11 +24,11 @@ PASSES = ("identity", "torch:bucket_collectives", "torch:schedule_overlap_bucket
 
 def measure(path: Path, target: str, mesh: str) -> dict[str, object]:
     """Read one graph and verify a pass on it, in this process."""
-    from tcverify import arguments
     from tcverify.application import Guarded
     from tcverify.capturing import Told, load
+    from tcverify.cli import arguments
     from tcverify.program import Mesh
-    from tcverify.verifier import verify
+    from tcverify.verification.verifier import verify
 
     start = time.perf_counter()
     dp, tp = map(int, mesh.split("x"))

@@ -29,13 +29,13 @@ import click
 import torch
 
 from tcverify.application import Guarded, load_pass
-from tcverify.application.applying import apply_pass
-from tcverify.baseline import Baseline, read_baseline, write_baseline
+from tcverify.application.apply import apply_pass
 from tcverify.campaign import Campaign, Plan
 from tcverify.campaign.events import CampaignFinished
+from tcverify.cases.baseline import Baseline, read_baseline, write_baseline
 from tcverify.errors import TcverifyError
-from tcverify.extra.pytorch import PREFIX, SUBJECTS, TorchSubject, subject
 from tcverify.program import Program
+from tcverify.pytorch import PREFIX, SUBJECTS, TorchSubject, subject
 from tcverify.strategies import STRATEGIES, WORLD_SIZES, programs_of
 from tcverify.strategies.options import with_options
 
@@ -150,7 +150,7 @@ def verified(
     programs = with_options(programs_of(strategy, None, size), one.draws).map(note)
     with Guarded(one.target, timeout=SECONDS) as guarded, tempfile.TemporaryDirectory() as state:
         plan = Plan(
-            programs, f"{size} ranks", cases, Path(state), None, seconds, seed,
+            programs, f"{size} ranks", cases, Path(state), max_examples=None, max_time=seconds, seed=seed,
             shrink_time=15.0, baseline=known, collect=True, earlier=False,
         )  # fmt: skip
         finished = Campaign(guarded, plan, None).run()

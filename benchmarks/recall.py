@@ -26,9 +26,9 @@ import click
 import torch
 
 from tcverify.campaign.patterns import Pattern
-from tcverify.counterexample import FILE_NAME, Counterexample, read_counterexample
-from tcverify.extra.pytorch.findings import TorchFinding, read_findings
-from tcverify.fingerprint import fingerprint_of
+from tcverify.cases.counterexample import FILE_NAME, Counterexample, read_counterexample
+from tcverify.cases.fingerprint import fingerprint_of
+from tcverify.pytorch.findings import TorchFinding, read_findings
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -31,9 +31,9 @@ from tcverify.errors import Unsupported
 from tcverify.passes import BUILTIN
 from tcverify.passes.resharding.decisions import InnerResharding, plan
 from tcverify.passes.resharding.layouts import resharding_of
-from tcverify.passes.resharding.pipelined_gather import GATHER_FORMS
-from tcverify.passes.resharding.pipelined_scatter import SCATTER_FORMS
-from tests.unit.pipelined_programs import gathered, scattered
+from tcverify.passes.resharding.pipelined.gather import GATHER_FORMS
+from tcverify.passes.resharding.pipelined.scatter import SCATTER_FORMS
+from tests.support.pipelined_programs import gathered, scattered
 
 #: Of the design: those that every row is tried between, and those of its pipeline of stages.
 MESHES = [(0,), (1,), (0, 1, 2, 3), (0, 2, 3), (1, 0, 2), (1, 0)]

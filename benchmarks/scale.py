@@ -23,15 +23,15 @@ from hypothesis import given, seed, settings
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the large programs are those of the tests
 
-from tcverify.arithmetic import FLOAT64
-from tcverify.campaign.drawing import SETTINGS
-from tcverify.execution.lockstep import _execute
-from tcverify.execution.stacked import run_stacked
+from tcverify.campaign.hypothesis_settings import SETTINGS
+from tcverify.domains import FLOAT64
+from tcverify.execution.lockstep.lockstep import _execute
+from tcverify.execution.lockstep.stacked import run_stacked
 from tcverify.passes import SequenceParallel
 from tcverify.program import Mesh, Program
 from tcverify.strategies import transformer_programs
-from tcverify.verifier import verify
-from tests.unit.large_programs import tensor_parallel
+from tcverify.verification.verifier import verify
+from tests.support.large_programs import tensor_parallel
 
 
 def mesh_of(ranks: int) -> Mesh:

@@ -37,7 +37,7 @@ from hypothesis import strategies as st
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # tests/ is no package that is installed
 
 from tcverify.application import Guarded, InProcess, load_pass
-from tcverify.application.reaching import Recorder, scope_of
+from tcverify.application.coverage.recorder import Recorder, scope_of
 from tcverify.campaign import SETTINGS
 from tcverify.campaign.corpus import reasons_of
 from tcverify.program import Program

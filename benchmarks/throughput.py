@@ -40,7 +40,7 @@ from rich.table import Table
 
 from tcverify.application import Guarded, Watch
 from tcverify.campaign import Campaign, CampaignFinished, Plan
-from tcverify.campaign.drawing import SETTINGS
+from tcverify.campaign.hypothesis_settings import SETTINGS
 from tcverify.campaign.pipeline import Flight, Pipeline
 from tcverify.campaign.search import Search
 from tcverify.execution import Lockstep, ProcessGroupPool, RankResult, compare_ranks
@@ -51,7 +51,7 @@ from tcverify.execution.plan import plans_of, rank_constants
 from tcverify.ops.distributed import perform
 from tcverify.program import Program, dumps, loads
 from tcverify.strategies import transformer_programs
-from tcverify.verifier import chosen_checks, verification
+from tcverify.verification.verifier import chosen_checks, verification
 
 #: Programs of the campaign that is searched for each one of the others; and calls of those that are small.
 SEARCHED, SMALL = 5, 8

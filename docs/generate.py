@@ -20,17 +20,17 @@ import click
 import torch
 
 import tcverify
-from tcverify import cli
-from tcverify.arithmetic import DOMAINS
 from tcverify.checks import CHECKS
+from tcverify.cli import main
+from tcverify.domains import DOMAINS
 from tcverify.errors import UnsupportedOp
-from tcverify.extra.pytorch import PREFIX, SUBJECTS
-from tcverify.extra.pytorch.findings import VERSIONS, TorchFinding, read_findings
-from tcverify.ops import Op, dialects, lookup, resolve
+from tcverify.ops import Op, lookup, registered_dialects, resolve
 from tcverify.passes import BUILTIN, DESCRIPTIONS, SUITED
 from tcverify.program import KINDS, Contract, Doubt, Note
 from tcverify.program.contract import _WORDS
 from tcverify.pytest_plugin.profiles import PROFILES
+from tcverify.pytorch import PREFIX, SUBJECTS
+from tcverify.pytorch.findings import VERSIONS, TorchFinding, read_findings
 from tcverify.strategies import DEFAULT_STRATEGY, STRATEGIES
 
 #: What stands on top of every page.
@@ -74,16 +74,16 @@ def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
 
 def command_line() -> str:
     """The page of the command line, from click."""
-    root = click.Context(cli.main, info_name="tcverify", **cli.main.context_settings)
-    assert isinstance(cli.main, click.Group)
+    root = click.Context(main.main, info_name="tcverify", **main.main.context_settings)
+    assert isinstance(main.main, click.Group)
     parts = [
         "# Command line\n",
-        f"{inspect.cleandoc(cli.main.help or '')}\n",
+        f"{inspect.cleandoc(main.main.help or '')}\n",
         "```text",
         "tcverify [--debug] COMMAND …",
         "```\n",
     ]
-    for name, command in cli.main.commands.items():
+    for name, command in main.main.commands.items():
         context = click.Context(command, info_name=name, parent=root)
         words = " ".join(command.collect_usage_pieces(context))
         parts += [
@@ -101,7 +101,7 @@ def command_line() -> str:
 
 
 def _configuration() -> str:
-    names = sorted(str(p.name).replace("_", "-") for p in cli.run.params if isinstance(p, click.Option))
+    names = sorted(str(p.name).replace("_", "-") for p in main.run.params if isinstance(p, click.Option))
     keys = ", ".join(f"`{name}`" for name in names)
     return (
         "## Configuration\n\n"
@@ -226,7 +226,7 @@ def ops() -> str:
         "that communicates. **Busy** is what it "
         "keeps busy while it runs.\n",
     ]
-    for namespace, known in sorted(dialects().items()):
+    for namespace, known in sorted(registered_dialects().items()):
         rows = [row for op in known if (row := _row(op)) is not None]
         if rows:
             parts += [f"## {namespace}\n", table(("op", "signature", "kind", "busy"), rows)]

@@ -16,12 +16,10 @@ warnings.filterwarnings("ignore", message="Failed to initialize NumPy", category
 if TYPE_CHECKING:
     from tcverify.application import Guarded
     from tcverify.capturing import Captured, capture, program_of
-    from tcverify.checks import Evidence, register_check
-    from tcverify.compiling import annotate, checked, checked_backend
+    from tcverify.checks import Evidence, register_check, register_evidence
+    from tcverify.compile_check import annotate, checked, checked_backend
     from tcverify.errors import TcverifyError, Unsupported
     from tcverify.execution import Executor, Lockstep, ProcessGroupPool, register_executor
-    from tcverify.extensions import load_extension
-    from tcverify.op_laws import declare_op_law
     from tcverify.ops import DeviceMesh, Layout, Op, register_dialect
     from tcverify.program import (
         PARTIAL,
@@ -44,9 +42,11 @@ if TYPE_CHECKING:
         spmd_program,
     )
     from tcverify.pytest_plugin import verifies as verifies
-    from tcverify.refuted import Refuted
+    from tcverify.registry.extensions import load_extension
+    from tcverify.registry.op_laws import declare_op_law
     from tcverify.strategies import register_strategy as register_strategy
-    from tcverify.verifier import Verdict, verify
+    from tcverify.verification.exceptions import Refuted
+    from tcverify.verification.verifier import Verdict, verify
 
 __version__ = "0.1.0"
 
@@ -88,6 +88,7 @@ __all__ = [
     "program_of",
     "register_check",
     "register_dialect",
+    "register_evidence",
     "register_executor",
     "rewrite",
     "shard",
@@ -110,19 +111,20 @@ _HOMES = {
     "DeviceMesh": "ops",
     "Layout": "ops",
     "Op": "ops",
-    "declare_op_law": "op_laws",
-    "load_extension": "extensions",
+    "declare_op_law": "registry.op_laws",
+    "load_extension": "registry.extensions",
     "register_check": "checks",
+    "register_evidence": "checks",
     "register_dialect": "ops",
     "register_executor": "execution",
     "register_strategy": "strategies",
-    "Refuted": "refuted",
-    "checked": "compiling",
-    "checked_backend": "compiling",
-    "annotate": "compiling",
+    "Refuted": "verification.exceptions",
+    "checked": "compile_check",
+    "checked_backend": "compile_check",
+    "annotate": "compile_check",
     "verifies": "pytest_plugin",
-    "Verdict": "verifier",
-    "verify": "verifier",
+    "Verdict": "verification.verifier",
+    "verify": "verification.verifier",
 }
 
 

@@ -10,7 +10,7 @@ def main() -> None:
     """Run the command line. Ctrl-C while it is imported ends it as Ctrl-C later does."""
     gc.disable()  # what is imported stays: to look through it takes a seventh of the time. Verbs that import torch enable it then
     try:
-        from tcverify.cli import main as command
+        from tcverify.cli.main import main as command
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         raise SystemExit(130) from None

@@ -10,15 +10,15 @@ import click
 import torch
 
 from tcverify.application import Guarded, PassFacts
-from tcverify.bisection import Terms, bisect
-from tcverify.counterexample import Counterexample, make_counterexample
+from tcverify.cases.counterexample import Counterexample, make_counterexample
 from tcverify.errors import TcverifyError
 from tcverify.execution import Executor, ProcessGroupPool
+from tcverify.explain.bisection import Terms, bisect
 from tcverify.program import Contract, Program
 from tcverify.report.console import make_console, say
-from tcverify.report.plain import error_text, plain
+from tcverify.report.sanitize import error_text, plain
 from tcverify.report.terminal import show
-from tcverify.verifier import Verdict, verify
+from tcverify.verification.verifier import Verdict, verify
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,9 @@ from torch import fx
 
 from tcverify.application.pair import PassFacts
 from tcverify.errors import PassLoadError, TcverifyError
-from tcverify.importing import find
 from tcverify.program import Contract
-from tcverify.stages import SEPARATOR, stage_options, stage_targets
+from tcverify.registry.pipelines import SEPARATOR, stage_options, stage_targets
+from tcverify.registry.references import find
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from tcverify.application.editing import EditPlace
+from tcverify.application.coverage.recorder import Point
+from tcverify.application.edit_log import EditPlace
 from tcverify.application.pair import Defect, Pair, PassFailure, Stage
-from tcverify.application.reaching import Point
 from tcverify.errors import InternalError, ProgramError, UnsupportedOp
 from tcverify.execution.records import decode_comparison, encode_comparison
 from tcverify.program import Program, decode_statistics, dumps, read_asks

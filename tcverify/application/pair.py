@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from tcverify.application.editing import EditPlace
-from tcverify.application.reaching import Point
+from tcverify.application.coverage.recorder import Point
+from tcverify.application.edit_log import EditPlace
 from tcverify.execution import Comparison
 from tcverify.program import Ask, CollectiveStatistics, Program
 

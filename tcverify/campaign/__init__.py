@@ -1,9 +1,8 @@
 """Runs many programs through the verifier, shrinks what fails and tells subscribers about it."""
 
+from tcverify.campaign.campaign import DEEP_EVERY, Campaign
 from tcverify.campaign.corpus import Case, Corpus
 from tcverify.campaign.coverage import Coverage, FileReach
-from tcverify.campaign.drawing import SETTINGS
-from tcverify.campaign.driver import DEEP_EVERY, Campaign
 from tcverify.campaign.events import (
     CampaignFinished,
     CampaignStarted,
@@ -16,6 +15,7 @@ from tcverify.campaign.events import (
     Statistics,
     Subscriber,
 )
+from tcverify.campaign.hypothesis_settings import SETTINGS
 from tcverify.campaign.in_flight import recover
 from tcverify.campaign.plan import Blamer, Plan
 

@@ -18,9 +18,9 @@ from typing import Any
 from tcverify.application import Point
 from tcverify.errors import ProgramError, TcverifyError, UsageError
 from tcverify.execution import MAX_RANKS
-from tcverify.files import remove_unfinished, source_name, write_atomically
 from tcverify.program import Program, dumps
 from tcverify.program.codec import MAX_BYTES, decode, load_json
+from tcverify.system.files import remove_unfinished, source_name, write_atomically
 
 FORMAT = "tcverify-case"
 VERSION = 1

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import TypeAlias
 
 from tcverify.application import PassFacts
-from tcverify.baseline import Known
 from tcverify.campaign.coverage import FileReach
 from tcverify.campaign.search import Searched
-from tcverify.counterexample import Counterexample
+from tcverify.cases.baseline import Known
+from tcverify.cases.counterexample import Counterexample
 from tcverify.program import Program
-from tcverify.verifier import Verdict
+from tcverify.verification.verifier import Verdict
 
 
 @dataclass(slots=True)

@@ -10,7 +10,7 @@ from io import FileIO
 from pathlib import Path
 
 from tcverify.application import Subject
-from tcverify.counterexample import (
+from tcverify.cases.counterexample import (
     Counterexample,
     case_id,
     decode_counterexample,
@@ -18,9 +18,9 @@ from tcverify.counterexample import (
     environment,
 )
 from tcverify.errors import ProgramError, TcverifyError, UsageError
-from tcverify.files import is_alive, remove_unfinished, write_atomically, writer
 from tcverify.program import Contract, Finding, Program, dumps
 from tcverify.program.codec import load_json
+from tcverify.system.files import is_alive, remove_unfinished, write_atomically, writer
 
 KIND = "run-died"
 

@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from tcverify.baseline import Known
 from tcverify.campaign.patterns import Pattern
-from tcverify.fingerprint import fingerprint
+from tcverify.cases.baseline import Known
+from tcverify.cases.fingerprint import fingerprint
 from tcverify.program import Finding, Program, program_id
-from tcverify.verifier import Verdict
+from tcverify.verification.verifier import Verdict
 
 #: Programs with the same fingerprint that are shrunk and turn out to be known, before the next one is taken to be known as well.
 #: A program as drawn may show two defects of one kind, and another fingerprint than when it is shrunk: one trial says little.

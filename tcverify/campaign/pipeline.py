@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tcverify.program import Program
-from tcverify.verifier import Steps, Verdict
+from tcverify.verification.verifier import Phase, Steps, Verdict
 
 
 @dataclass(eq=False, slots=True)
@@ -23,11 +23,12 @@ class Flight:
     steps: Steps
     verdict: Verdict | None = None
 
-    def advance(self) -> None:
-        """Take the next step."""
-        if self.verdict is None:
+    def advance(self, until: Phase | None) -> None:
+        """Go on until this phase, or to the verdict if that comes first; None: to the verdict."""
+        phase = None
+        while self.verdict is None and (phase is None or phase is not until):
             try:
-                next(self.steps)
+                phase = next(self.steps)
             except StopIteration as stop:
                 self.verdict = stop.value
 
@@ -36,12 +37,12 @@ class Pipeline:
     """At most two programs under way, the third coming in as the first goes out.
 
     Args:
-        step: advances a flight.
+        advance: has a flight go on until a phase.
         note: is told which program this process is about to work on.
     """
 
-    def __init__(self, step: Callable[[Flight], None], note: Callable[[Flight], None]) -> None:
-        self._step = step
+    def __init__(self, advance: Callable[[Flight, Phase | None], None], note: Callable[[Flight], None]) -> None:
+        self._advance = advance
         self._note = note
         self._applied: Flight | None = None  # the pass's process has it
         self._confirmed: Flight | None = None  # the process group has it
@@ -59,7 +60,7 @@ class Pipeline:
         applied = self._applied
         if applied is None:
             return []
-        self._step(applied)
+        self._advance(applied, Phase.ANSWERED)
         if applied.verdict is None:
             return []
         self._applied = None
@@ -69,14 +70,14 @@ class Pipeline:
         """Take a program in (None: no more come) after `answer`; return those that are finished by that."""
         applied, confirmed = self._applied, self._confirmed
         if flight is not None:
-            self._step(flight)  # the pass's process is free for it
+            self._advance(flight, Phase.APPLYING)  # the pass's process is free for it
         if applied is not None:
-            self._step(applied)  # lockstep and checks; the process group gets it
+            self._advance(applied, Phase.CONFIRMING)
         if confirmed is not None:
-            self._step(confirmed)
+            self._advance(confirmed, None)
         if flight is not None:
             self._note(flight)
-            self._step(flight)  # the original in lockstep
+            self._advance(flight, Phase.RAN)
         waiting = applied is not None and applied.verdict is None
         self._applied, self._confirmed = flight, applied if waiting else None
         return [one for one in (confirmed, applied) if one is not None and one.verdict is not None]

@@ -10,35 +10,29 @@ from typing import TypeAlias
 from hypothesis.strategies import SearchStrategy
 
 from tcverify.application import Subject
-from tcverify.baseline import Baseline, Known
 from tcverify.campaign.corpus import Case, Corpus
 from tcverify.campaign.coverage import Coverage
 from tcverify.campaign.search import Search
+from tcverify.cases.baseline import Baseline, Known
 from tcverify.execution import Executor
+from tcverify.options import Options
 from tcverify.program import Blame, Contract, Program
-from tcverify.verifier import Verdict
+from tcverify.verification.verifier import Verdict
 
 #: See `Plan.blame`.
 Blamer: TypeAlias = Callable[[Subject, Verdict, str, bool, Executor | None], Blame]
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What a campaign does.
+class Plan(Options):
+    """What a campaign does; the bounds are in programs beside `first`.
 
     Attributes:
         programs: draws the programs.
         mesh: names the mesh for reports, e.g. "2 ranks".
         report_dir: where counterexamples are written, each as soon as it is found.
         state_dir: where the program in flight and earlier failures are kept.
-        max_examples, max_time: bounds, in programs beside `first` and in seconds; at least one is set.
-        domain: the number domain that values are judged in: "float64", "native" or "exact"; see `verify`.
-        shrink_time: seconds after which no new trial of shrinking one finding begins; a trial that hangs then still takes
-            its time-out.
-        fail_fast: stop at the first finding that is not known.
         baseline: known findings, which are counted apart. None: there is none, and one counterexample per kind is kept.
-        earlier: try what failed in earlier runs first, and remember what fails in this one.
-        deep: apply the pass deeply (see `verify`) to every program, not to some.
         blame: names the rewrites that a finding comes from: called with the pass, the verdict and the kind, whether it takes a
             deep application, and what confirms. None: nobody asks.
         coverage: gathers what the pass reaches of its code, for passes that are asked to record that; see `Guarded`.
@@ -54,18 +48,9 @@ class Plan:
     mesh: str
     report_dir: Path
     state_dir: Path
-    max_examples: int | None = 200
-    max_time: float | None = None
-    seed: int = 0
     contract: Contract | None = None
-    checks: Sequence[str] | None = None
-    domain: str = "float64"
-    shrink_time: float = 30.0
-    fail_fast: bool = False
     baseline: Baseline | None = None
     collect: bool = False
-    earlier: bool = True
-    deep: bool = False
     blame: Blamer | None = None
     coverage: Coverage | None = None
     told: Sequence[Known] = ()

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from tcverify.ops import TensorSpec
 from tcverify.program import Program
-from tcverify.verifier import Verdict
+from tcverify.verification.verifier import Verdict
 
 
 @dataclass

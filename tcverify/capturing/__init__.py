@@ -1,8 +1,8 @@
 """Makes programs of the user's own graphs: captured from a model, exported, or returned by a function."""
 
-from tcverify.capturing.assembling import RankRule, for_all_ranks, program_of
+from tcverify.capturing.assemble import RankRule, for_all_ranks, program_of
 from tcverify.capturing.model import capture
-from tcverify.capturing.plain import InputFacts, plain
+from tcverify.capturing.normalize import InputFacts, plain
 from tcverify.capturing.record import Captured, CapturedInput, GroupFacts
 from tcverify.capturing.sources import Loaded, Told, load
 

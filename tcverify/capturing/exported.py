@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch.utils import _pytree as pytree
 
-from tcverify.capturing.plain import InputFacts, plain
+from tcverify.capturing.normalize import InputFacts, plain
 from tcverify.capturing.record import Captured, GroupFacts
 
 _ROLES = {"PARAMETER": "parameter", "BUFFER": "buffer", "CONSTANT_TENSOR": "constant", "USER_INPUT": "input"}

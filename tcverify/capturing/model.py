@@ -12,7 +12,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from tcverify.capturing.groups import label_of
-from tcverify.capturing.plain import InputFacts, plain
+from tcverify.capturing.normalize import InputFacts, plain
 from tcverify.capturing.record import Captured, GroupFacts
 from tcverify.errors import ProgramError
 from tcverify.program import PARTIAL, REPLICATED, VARYING, Placement, shard

@@ -21,16 +21,16 @@ from typing import Any, BinaryIO
 import torch
 from torch import fx
 
-from tcverify.capturing.artifacts import place_of, read_artifact, texts_in
+from tcverify.capturing.compile_artifacts import place_of, read_artifact, texts_in
 from tcverify.capturing.exported import captured_export
-from tcverify.capturing.plain import plain
+from tcverify.capturing.normalize import plain
 from tcverify.capturing.record import Captured
 from tcverify.capturing.transport import decode_captured, encode_captured
 from tcverify.errors import PassLoadError, ProgramError, TcverifyError, UnsupportedOp
-from tcverify.extensions import extensions_here, load_extensions_of
-from tcverify.importing import find
-from tcverify.processes import LAZY_MODULES, end_process, log_to, scratch, start_process
 from tcverify.program import NotSerialisable, Program, dumps, loads
+from tcverify.registry.extensions import extensions_here, load_extensions_of
+from tcverify.registry.references import find
+from tcverify.system import LAZY_MODULES, end_process, log_to, scratch, start_process
 
 #: Seconds that capturing may take.
 DEFAULT_TIMEOUT = 300.0

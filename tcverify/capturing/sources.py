@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from tcverify.capturing.artifacts import ArtifactText, place_of, texts_in
-from tcverify.capturing.assembling import RankRule, for_all_ranks, program_of
+from tcverify.capturing.assemble import RankRule, for_all_ranks, program_of
+from tcverify.capturing.compile_artifacts import ArtifactText, place_of, texts_in
 from tcverify.capturing.groups import mesh_of_sizes, mesh_text, names_in, of_sizes, rank_at, unknown_group
 from tcverify.capturing.processes import DEFAULT_TIMEOUT, Source, capture_all
 from tcverify.capturing.record import Captured, GroupFacts

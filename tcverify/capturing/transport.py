@@ -8,7 +8,7 @@ from tcverify.capturing.record import Captured, CapturedInput, GroupFacts, Group
 from tcverify.errors import ProgramError
 from tcverify.program import NotSerialisable, Placement
 from tcverify.program.codec import encode_graph, encode_recipe
-from tcverify.program.reading import Reader
+from tcverify.program.decoding import Reader
 
 
 def encode_captured(captured: Captured) -> dict[str, Any]:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-from tcverify.catalogue import checks as named
-from tcverify.catalogue.registry import Registry
-from tcverify.checks.evidence import Evidence
+from tcverify.checks.evidence import Evidence, Request
 from tcverify.errors import UsageError
-from tcverify.extensions import require_new
-from tcverify.importing import last_frame
 from tcverify.program.finding import KINDS, Doubt, Finding, Note, Said
+from tcverify.registry import checks as named
+from tcverify.registry.evidence import EVIDENCE
+from tcverify.registry.extensions import require_new
+from tcverify.registry.references import last_frame
+from tcverify.registry.registry import Registry
 
 Check = Callable[[Evidence], Sequence[Said]]
 
@@ -53,6 +55,33 @@ def register_check(name: str, check: Check, kinds: Mapping[str, str] | None = No
     _OWN.add(name)
 
 
+def register_evidence(kind: str, provider: Callable[[Evidence], Any]) -> None:
+    """Add a kind of evidence of your own, for checks of your own: `evidence.take(kind)` returns it.
+
+    Args:
+        kind: lower-case words joined by hyphens or underscores. A provider of yours with this name is replaced.
+        provider: takes `Evidence` and returns anything. It is called when a check first asks for the kind, once per program.
+            `evidence.request` has the original's run and what runs programs as it ran.
+
+    Raises:
+        UsageError: the name is taken or cannot be one, or the provider cannot be called.
+
+    Example:
+        >>> register_evidence("sizes", lambda evidence: [len(g.nodes) for g in evidence.pair.rewritten.graphs])
+    """
+    require_new("kind of evidence", kind, [known for known in EVIDENCE if known not in _OWN_EVIDENCE])
+    if not callable(provider):
+        raise UsageError(
+            f"the provider of '{kind}' is a {type(provider).__name__}, which cannot be called",
+            "a provider takes tcverify.Evidence and returns what checks get from evidence.take",
+        )
+    EVIDENCE[kind] = provider
+    _OWN_EVIDENCE.add(kind)
+
+
+#: Kinds of evidence that come from elsewhere.
+_OWN_EVIDENCE: set[str] = set()
+
 _PROTOCOL = "a check takes tcverify.Evidence and returns a list of tcverify.Finding, empty where nothing is wrong"
 
 
@@ -89,4 +118,4 @@ def apply_checks(names: list[str], evidence: Evidence, doubts: list[Doubt], note
     return findings
 
 
-__all__ = ["CHECKS", "Check", "Evidence", "apply_checks", "register_check"]
+__all__ = ["CHECKS", "Check", "Evidence", "Request", "apply_checks", "register_check", "register_evidence"]

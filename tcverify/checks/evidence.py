@@ -1,43 +1,167 @@
-"""What checks look at."""
+"""Evidence: what checks look at. Each kind is taken when it is first asked for, once.
+
+How a kind is taken says a provider, a file each in `tcverify.verification.evidence`; `tcverify.registry.evidence` names them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any
 
 from tcverify.application import Pair
-from tcverify.execution import ArenaRun, Comparison, Explanation, Exploration, Extreme, Noise, Timing
+from tcverify.errors import ExecutorError, TcverifyError, UnsupportedOp
+from tcverify.execution import ArenaRun, Comparison, Explanation, Exploration, Extreme, Lockstep, Noise, Run
 from tcverify.program import Contract, Doubt, Program
+from tcverify.registry.evidence import EVIDENCE
+
+#: What is measured of the original alone, and so holds for whatever is compared with it.
+MEASURES = frozenset({"conditioning", "rounding", "op-laws"})
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """How evidence is to be taken.
+
+    Attributes:
+        baseline: the original's run in lockstep.
+        lockstep: runs programs as `baseline` was run.
+        checks: names of those that will look at the evidence.
+        domain: the number domain that was asked for: "float64", "native" or "exact".
+        deep: whether to look longer.
+        on_device: whether streams run on CUDA devices as well.
+    """
+
+    baseline: Run
+    lockstep: Lockstep
+    checks: list[str]
+    domain: str = "float64"
+    deep: bool = False
+    on_device: bool = False
 
 
 @dataclass(slots=True)
 class Evidence:
-    """A pair, its executions and the contract of the pass.
+    """A pair, the contract of the pass, and what was observed of them.
 
     Attributes:
-        runs: comparisons of the two versions by executor, the cheapest first; empty when the rewritten program cannot run.
-        again: comparison of the original with the program after a second application, when there is one.
-        exploration: what other orders of its streams showed, of a rewritten program that is lowered.
-        extremes: the rewritten program with asynchronous collectives that read and write at other times.
-        play: plays a program at another extreme, given in words and as executors take it.
-        arena: what became of a rewritten program whose values live in communication buffers, with them in an arena.
-        aside: why the exact domain did not run, where it was asked for.
-        explain: says why the versions differ in the exact domain where float64 sees nothing; costly.
-        law: says on which law of an op it depends whether a rewrite that differs is equal to the original; costly.
-        probe: measures the conditioning of the original's outputs, by label; costly, so called only when needed.
-        noise: measures what rounding to the program's own dtypes makes of the original's outputs, by label; costlier.
+        request: how to take what is asked for; without one there is only what was given.
+        taken: evidence by kind, as far as it was asked for or given.
+        measured: evidence on the same original, whose measurements hold here too.
+        doubts: why kinds of evidence could not be taken.
+        seconds: what each kind has cost, without what it asked for itself.
     """
 
     pair: Pair
     contract: Contract
+    request: Request | None = None
+    taken: dict[str, Any] = field(default_factory=dict)
+    measured: Evidence | None = None
+    doubts: list[Doubt] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def take(self, kind: str) -> Any:
+        """Return evidence of a kind. None where there is none; where that is because something failed, a doubt says so."""
+        if kind in self.taken:
+            return self.taken[kind]
+        if self.measured is not None and kind in MEASURES:
+            return self.measured.take(kind)
+        if self.request is None:
+            return None
+        self.taken[kind] = None  # also for a provider that asks for its own kind
+        start, others = perf_counter(), sum(self.seconds.values())
+        try:
+            self.taken[kind] = EVIDENCE[kind](self)
+        except (UnsupportedOp, ExecutorError) as error:
+            self.doubt(not_executed(error))
+        self.seconds[kind] = perf_counter() - start - (sum(self.seconds.values()) - others)
+        return self.taken[kind]
+
+    def doubt(self, doubt: Doubt) -> None:
+        """Note why evidence could not be taken, once."""
+        if doubt not in self.doubts:
+            self.doubts.append(doubt)
+
+    @property
+    def runs(self) -> list[Comparison]:
+        """Comparisons of the two versions: in lockstep, in the domain that was asked for, and by the confirming executor."""
+        found: list[Comparison] = list(self.take("lockstep") or ())
+        in_domain: DomainRuns | None = self.take("domain")
+        if in_domain is not None:
+            found += in_domain.runs
+        found += self.taken.get("confirmation", ())
+        return found
+
+    @property
+    def rewritten(self) -> Program | None:
+        """The rewritten program, if the pass changed it and it ran to its end in lockstep."""
+        ran: list[Comparison] = self.take("lockstep") or []
+        finished = self.pair.changed and bool(ran) and ran[0].rewritten.finished
+        return self.pair.rewritten if finished else None
+
+    @property
+    def aside(self) -> str:
+        """Why the domain that was asked for did not run."""
+        found = self.take("domain")
+        return "" if found is None else str(found.aside)
+
+    @property
+    def again(self) -> Comparison | None:
+        """Comparison of the original with the program after a second application, when there is one."""
+        found: Comparison | None = self.take("second-application")
+        return found
+
+    @property
+    def exploration(self) -> Exploration | None:
+        """What other orders of its streams showed, of a rewritten program that is lowered."""
+        found: Exploration | None = self.take("stream-orders")
+        return found
+
+    @property
+    def extremes(self) -> list[Extreme]:
+        """The rewritten program with asynchronous collectives that read and write at other times."""
+        return self.take("timings") or []
+
+    @property
+    def arena(self) -> ArenaRun | None:
+        """What became of a rewritten program whose values live in communication buffers, with them in an arena."""
+        found: ArenaRun | None = self.take("arena")
+        return found
+
+    def explain(self) -> Explanation:
+        """Say why the versions differ in the exact domain where float64 sees nothing."""
+        return self.take("exact-difference") or Explanation("defect")
+
+    def law(self, rewritten: Program) -> Doubt | None:
+        """Say on which law of an op it depends whether a rewrite that differs is equal to the original."""
+        needed: Callable[[Program], Doubt | None] | None = self.take("op-laws")
+        return None if needed is None else needed(rewritten)
+
+    def probe(self) -> dict[str, float]:
+        """Measure the conditioning of the original's outputs, by label."""
+        return self.take("conditioning") or {}
+
+    def noise(self) -> Mapping[str, Noise]:
+        """Measure what rounding to the program's own dtypes makes of the original's outputs, by label."""
+        return self.take("rounding") or {}
+
+
+@dataclass(slots=True)
+class DomainRuns:
+    """Both versions in another number domain than float64.
+
+    Attributes:
+        aside: why they did not run there.
+    """
+
     runs: list[Comparison] = field(default_factory=list)
-    again: Comparison | None = None
-    exploration: Exploration | None = None
-    extremes: list[Extreme] = field(default_factory=list)
-    play: Callable[[Program, str, str | Timing], Extreme] | None = None
-    arena: ArenaRun | None = None
     aside: str = ""
-    explain: Callable[[], Explanation] = lambda: Explanation("defect")
-    law: Callable[[Program], Doubt | None] = lambda rewritten: None
-    probe: Callable[[], dict[str, float]] = dict
-    noise: Callable[[], Mapping[str, Noise]] = dict
+
+
+def not_executed(error: TcverifyError) -> Doubt:
+    """The doubt that an executor's error leaves."""
+    return Doubt("unsupported-op" if isinstance(error, UnsupportedOp) else "executor-failed", error.message)
+
+
+__all__ = ["MEASURES", "DomainRuns", "Evidence", "Request", "not_executed"]

@@ -9,7 +9,7 @@ from torch import fx
 from torch.fx.node import map_aggregate
 
 from tcverify.checks.evidence import Evidence
-from tcverify.checks.storage import RealValues
+from tcverify.checks.memory.storage import RealValues
 from tcverify.errors import UnsupportedOp
 from tcverify.ops import ShapeError, TensorSpec, schema_of
 from tcverify.program import Program, RankConstant

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from tcverify.application import Defect
-from tcverify.checks.equivalence import differences
 from tcverify.checks.evidence import Evidence
+from tcverify.checks.values.equivalence import differences
 from tcverify.program.finding import Doubt, Finding
 
 _TITLES = {

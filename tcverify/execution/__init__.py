@@ -1,20 +1,15 @@
 """Runs programs: one interpreter, driven in lockstep or by real process groups."""
 
-from tcverify.catalogue.executors import MAX_RANKS
 from tcverify.execution.any_size import AnySize, of_any_size
 from tcverify.execution.arena import ArenaRun, Clobber, has_buffers, run_in_arena
 from tcverify.execution.asynchrony import Timing
 from tcverify.execution.compare import Delta, compare_ranks, digest, pooled
-from tcverify.execution.cuda_ranks import backend_of, explore_on_cuda
+from tcverify.execution.exact_differences import Explanation, explain
 from tcverify.execution.executor import Comparison, Executor, Hang, Run, Wait
-from tcverify.execution.exploration import Exploration, Order, explore
 from tcverify.execution.extremes import WORDS, Extreme, overlapped_starts, play, play_extremes
 from tcverify.execution.interpreter import Call, NodeError, RankResult
-from tcverify.execution.laws import Explanation, explain
-from tcverify.execution.lockstep import Lockstep
-from tcverify.execution.observations import Event, Observation
-from tcverify.execution.pool import ProcessGroupPool
-from tcverify.execution.registered import (
+from tcverify.execution.lockstep.lockstep import Lockstep
+from tcverify.execution.named_executors import (
     EXECUTORS,
     close_executor,
     executors,
@@ -22,7 +17,12 @@ from tcverify.execution.registered import (
     register_executor,
     start_executor,
 )
+from tcverify.execution.process_group.pool import ProcessGroupPool
 from tcverify.execution.rounding import Noise, rounding_noise
+from tcverify.execution.streams.cuda_ranks import backend_of, explore_on_cuda
+from tcverify.execution.streams.exploration import Exploration, Order, explore
+from tcverify.execution.streams.observations import Event, Observation
+from tcverify.registry.executors import MAX_RANKS
 
 __all__ = [
     "EXECUTORS",

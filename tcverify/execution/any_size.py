@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tcverify.arithmetic import FLOAT64, Domain
-from tcverify.catalogue.executors import MAX_RANKS
+from tcverify.domains import FLOAT64, Domain
 from tcverify.errors import ExecutorError, InternalError
 from tcverify.execution.executor import Comparison, Executor, Run
-from tcverify.execution.registered import start_executor
+from tcverify.execution.named_executors import start_executor
 from tcverify.program import Program
+from tcverify.registry.executors import MAX_RANKS
 
 
 class AnySize:

@@ -28,9 +28,9 @@ from torch.utils import _pytree as pytree
 
 from tcverify.execution.asynchrony import TIMINGS
 from tcverify.execution.executor import Comparison, Run
-from tcverify.execution.lockstep import Lockstep, run_watched
-from tcverify.execution.memory import poison
+from tcverify.execution.lockstep.lockstep import Lockstep, run_watched
 from tcverify.execution.plan import Step
+from tcverify.execution.streams.memory import poison
 from tcverify.ops import TensorSpec, resolve, schema_of
 from tcverify.program import Program
 

@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 import torch
 
-from tcverify.arithmetic import FLOAT64, Domain, spoil_
+from tcverify.domains import FLOAT64, Domain, spoil_
 from tcverify.ops import Collective, Start
 
 #: When a collective reads its contribution and writes its result:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from tcverify.arithmetic import FLOAT64, Domain
+from tcverify.domains import FLOAT64, Domain
 from tcverify.execution.compare import Delta
 from tcverify.execution.interpreter import Call, RankResult
 from tcverify.program import Program

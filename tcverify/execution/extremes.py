@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from tcverify.execution.asynchrony import TIMINGS, Timing
 from tcverify.execution.executor import Comparison, Run
-from tcverify.execution.lockstep import Lockstep
+from tcverify.execution.lockstep.lockstep import Lockstep
 from tcverify.execution.plan import plans_of
 from tcverify.program import Program
 

@@ -18,10 +18,10 @@ import torch
 from torch.fx.node import map_aggregate
 from torch.utils import _pytree as pytree
 
-from tcverify.arithmetic import FLOAT64, Domain, domain_of
+from tcverify.domains import FLOAT64, Domain, domain_of
 from tcverify.errors import UnsupportedOp
+from tcverify.execution.allocations import Contents
 from tcverify.execution.asynchrony import Join, Outstanding, UnderWay
-from tcverify.execution.contents import Contents
 from tcverify.execution.freed import Freed
 from tcverify.execution.plan import Plan, Step, first_line, known_constant
 from tcverify.ops import Await, Collective, Request, Start

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from tcverify.arithmetic.float64 import PERTURBATION
+from tcverify.domains.float64 import PERTURBATION
 
 
 class Perturbation:

@@ -12,7 +12,7 @@ import torch
 from torch import fx
 from torch.fx.node import map_aggregate
 
-from tcverify.arithmetic import FLOAT64, Domain
+from tcverify.domains import FLOAT64, Domain
 from tcverify.errors import TcverifyError, UnsupportedOp
 from tcverify.ops import Group, Op, any_device, by_meaning, lookup, qualified_name, resolve, schema_of
 from tcverify.program import Mesh, Program

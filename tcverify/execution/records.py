@@ -6,7 +6,7 @@ from typing import Any
 
 from tcverify.execution.executor import Comparison, Hang, Run, Wait
 from tcverify.execution.interpreter import Call
-from tcverify.execution.messages import (
+from tcverify.execution.process_group.messages import (
     decode_collective,
     decode_delta,
     decode_result,

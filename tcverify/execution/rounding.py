@@ -30,13 +30,13 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from tcverify.arithmetic import NATIVE
+from tcverify.domains import NATIVE
 from tcverify.execution.compare import compare_ranks, pooled
 from tcverify.execution.executor import Run
 from tcverify.execution.interpreter import Watch
-from tcverify.execution.lockstep import run_watched
+from tcverify.execution.lockstep.lockstep import run_watched
 from tcverify.execution.plan import Step
-from tcverify.ops.multidevice import REDUCE
+from tcverify.ops.dialects.multidevice import REDUCE
 from tcverify.program import Program
 
 #: Dtypes of the results of every step, by rank and name of the node.

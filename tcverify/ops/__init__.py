@@ -1,21 +1,25 @@
 """What ops mean: dialect tables by qualified name, collectives, shape inference. Nothing above knows dialects."""
 
-from tcverify.ops import (  # the modules register dialects
+from tcverify.ops.collective import Collective, Group, complete, mismatch, reduced
+from tcverify.ops.dialects import (  # noqa: F401 - the modules register dialects
     bucketing,
+    c10d_functional,
+    c10d_point_to_point,
     dtensor,
-    functional,
     host_ir,
     multidevice,
-    opaque,
-    point_to_point,
-    symmetric,
+    p2p,
+    symmetric_memory,
 )
-from tcverify.ops.aten import any_device, is_allocation
-from tcverify.ops.collective import Collective, Group, complete, mismatch, reduced
-from tcverify.ops.fsdp import RESIZE  # the module registers the fsdp dialect
-from tcverify.ops.host_ir import DEALLOCATE
+from tcverify.ops.dialects.aten import any_device, is_allocation
+from tcverify.ops.dialects.fsdp import RESIZE  # the module registers the fsdp dialect
+from tcverify.ops.dialects.host_ir import DEALLOCATE
+from tcverify.ops.dialects.tensor_cast.library import (  # the module registers the tensor_cast dialect
+    RECORD,
+    WAIT,
+    late_definition,
+)
 from tcverify.ops.layout import DeviceMesh, Layout
-from tcverify.ops.library import RECORD, WAIT, late_definition  # the module registers the tensor_cast dialect
 from tcverify.ops.nested import by_meaning
 from tcverify.ops.reductions import REDUCTIONS
 from tcverify.ops.resharding import Resharding
@@ -29,10 +33,10 @@ from tcverify.ops.table import (
     Start,
     current,
     define_ops,
-    dialects,
     lookup,
     qualified_name,
     register_dialect,
+    registered_dialects,
     resolve,
     schema_of,
 )
@@ -56,31 +60,23 @@ __all__ = [
     "TensorSpec",
     "ValueSpec",
     "any_device",
-    "bucketing",
     "by_meaning",
     "complete",
     "current",
     "define_ops",
-    "dialects",
-    "dtensor",
     "fake_tensor",
-    "functional",
     "gives_more",
-    "host_ir",
     "infer",
     "is_allocation",
     "late_definition",
     "lookup",
     "merged_runs",
     "mismatch",
-    "multidevice",
     "new_fake_mode",
-    "opaque",
-    "point_to_point",
     "qualified_name",
     "reduced",
     "register_dialect",
+    "registered_dialects",
     "resolve",
     "schema_of",
-    "symmetric",
 ]

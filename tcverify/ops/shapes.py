@@ -22,8 +22,8 @@ from torch._subclasses.fake_tensor import (
 from torch.utils import _pytree as pytree
 
 from tcverify.errors import UnsupportedOp
-from tcverify.ops.aten import any_device
 from tcverify.ops.collective import Group
+from tcverify.ops.dialects.aten import any_device
 from tcverify.ops.spec import TensorSpec
 from tcverify.ops.table import Op, lookup
 

@@ -128,7 +128,7 @@ _COMPLETE: set[str] = set()
 _CACHE: dict[Any, Op] = {}
 _ATEN: dict[str, Any] = {}  # by name; nobody defines these anew
 
-#: The namespace of ops that are given other ops, and those that mean something here; see `tcverify.ops.wrapped`.
+#: The namespace of ops that are given other ops, and those that mean something here; see `dialects.auto_functionalized`.
 _WRAPPERS = "higher_order"
 WRAPPED = frozenset({"auto_functionalized", "auto_functionalized_v2"})
 
@@ -175,7 +175,7 @@ def register_dialect(
     _CACHE.clear()
 
 
-def dialects() -> dict[str, tuple[Op, ...]]:
+def registered_dialects() -> dict[str, tuple[Op, ...]]:
     """Return the ops of every registered dialect, by namespace, each in the order of its table."""
     return {namespace: tuple(table.values()) for namespace, table in _DIALECTS.items()}
 
@@ -226,11 +226,11 @@ def _find(target: Any) -> Op:
     if namespace == "python":
         return Op(name, PYTHON_OPS[name], aliases=target in (operator.getitem, operator.pos))
     if namespace == _WRAPPERS:
-        from tcverify.ops.wrapped import wrapper
+        from tcverify.ops.dialects.auto_functionalized import wrapper
 
         return wrapper(name, target)
     if namespace in TORCH:
-        from tcverify.ops.aten import torch_op
+        from tcverify.ops.dialects.aten import torch_op
 
         return torch_op(name, target)
     op = _DIALECTS.get(namespace, {}).get(name)

@@ -8,8 +8,8 @@ are written get values of the same kind.
 
 An op that names a group is a collective that blocks: a function of the operands of all members, and of the member's place.
 
-A declared law (`tcverify.op_laws`) makes it some function for which the law holds. Floating-point results are in (−1, 1);
-integers are 0 or 1, so that they index whatever has two elements.
+A declared law (`tcverify.registry.op_laws`) makes it some function for which the law holds. Floating-point results are in
+(−1, 1); integers are 0 or 1, so that they index whatever has two elements.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
-from tcverify.op_laws import OpLaw, law_of
 from tcverify.ops.collective import Collective, Group
 from tcverify.ops.spec import TensorSpec, contiguous_stride
 from tcverify.ops.table import Op, Request
+from tcverify.registry.op_laws import OpLaw, law_of
 
 Tensor = torch.Tensor
 #: The operands that a call computes with: tensors, each with the name of its argument.

@@ -1,21 +1,21 @@
 """What is verified: programs, their mesh, placements, inputs and files; and the data that verdicts are made of."""
 
 from tcverify.program.blame import Blame, Rewrite, decode_blame, encode_blame
-from tcverify.program.build import GraphBuilder, spmd_program
+from tcverify.program.builder import GraphBuilder, spmd_program
 from tcverify.program.codec import dumps, loads, program_id
 from tcverify.program.contract import Contract
 from tcverify.program.finding import KINDS, Doubt, Finding, Note, Said
+from tcverify.program.global_view.builder import Placed, PlacedBuilder
+from tcverify.program.global_view.plan import PlacedInput, PlacedPlan, PlacedStep, Use
 from tcverify.program.graph import RankBinding, RankConstant, compute_nodes
 from tcverify.program.inputs import InputSpec, Recipe
 from tcverify.program.mesh import Mesh, MeshDim
-from tcverify.program.options import Options
-from tcverify.program.placed import Placed, PlacedBuilder
-from tcverify.program.placed_plan import PlacedInput, PlacedPlan, PlacedStep, Use
+from tcverify.program.pass_options import Options
 from tcverify.program.placement import PARTIAL, REPLICATED, UNKNOWN, VARYING, Placement, shard
 from tcverify.program.program import Program
 from tcverify.program.rewriting import Allowed, Ask, counted, read_asks, rewrite
 from tcverify.program.statistics import CollectiveStatistics, decode_statistics
-from tcverify.program.streams import StreamSettings
+from tcverify.program.stream_options import StreamSettings
 from tcverify.program.values import NotSerialisable
 
 __all__ = [

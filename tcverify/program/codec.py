@@ -16,10 +16,10 @@ from torch import fx
 
 from tcverify.errors import ProgramError, TcverifyError, UnsupportedOp
 from tcverify.ops import TensorSpec, gives_more, lookup, qualified_name, resolve
+from tcverify.program.decoding import FORMAT, VERSION, Reader
 from tcverify.program.graph import KEPT_META
 from tcverify.program.inputs import Recipe, Sources
 from tcverify.program.program import Program
-from tcverify.program.reading import FORMAT, VERSION, Reader
 from tcverify.program.values import MAX_TEXT, NotSerialisable, dtype_name, encode_value
 
 MAX_BYTES = 64 << 20

@@ -14,7 +14,7 @@ from functools import cache
 
 import torch
 
-from tcverify.arithmetic import FLOAT64, Domain, Exact, canonical, residue, residues
+from tcverify.domains import FLOAT64, Domain, Exact, canonical, residue, residues
 from tcverify.errors import ProgramError, UnsupportedOp
 from tcverify.program.mesh import Mesh, MeshDim
 from tcverify.program.placement import Placement, chunk_bounds

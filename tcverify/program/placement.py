@@ -16,7 +16,7 @@ class Placement:
     - shard(dim): the chunk along `dim` at the member's position, with the chunk sizes of torch.chunk;
     - partial(op): an addend of a pending reduction;
     - varying: independent values of which nothing is known;
-    - unknown: replicated or varying, nobody says which. Drawn as varying; see `tcverify.conditions`.
+    - unknown: replicated or varying, nobody says which. Drawn as varying; see `tcverify.verification.conditions`.
     """
 
     kind: str

@@ -25,10 +25,10 @@ from tcverify.program.graph import (
 )
 from tcverify.program.inputs import InputSpec, Sources
 from tcverify.program.mesh import Mesh, MeshDim
-from tcverify.program.options import Options, check_options
+from tcverify.program.pass_options import Options, check_options
 from tcverify.program.placement import REPLICATED, UNKNOWN, VARYING, Placement
 from tcverify.program.sharing import alike, share
-from tcverify.program.streams import StreamSettings
+from tcverify.program.stream_options import StreamSettings
 
 #: Elements of the inputs of all ranks up to which a program is small, whatever it makes of them.
 FEW_ELEMENTS = 1 << 20

@@ -29,7 +29,7 @@ from tcverify.pytest_plugin.options import (
 )
 from tcverify.pytest_plugin.summary import ATTRIBUTE as REPORT_ATTRIBUTE
 from tcverify.pytest_plugin.summary import Item, write_summary
-from tcverify.report.plain import error_text
+from tcverify.report.sanitize import error_text
 
 if TYPE_CHECKING:
     from _pytest.terminal import TerminalReporter

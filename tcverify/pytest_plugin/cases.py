@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tcverify.catalogue.choices import DOMAINS
 from tcverify.checks import CHECKS
-from tcverify.doctor import require_backend
+from tcverify.cli.doctor import require_backend
 from tcverify.errors import UsageError
 from tcverify.execution import EXECUTORS
 from tcverify.program import Contract
@@ -18,6 +17,7 @@ from tcverify.pytest_plugin.options import Options
 from tcverify.pytest_plugin.profiles import PROFILES
 from tcverify.pytest_plugin.references import Reference, reference_to
 from tcverify.pytest_plugin.worlds import World, known_value, listed, make_worlds
+from tcverify.registry.choices import DOMAINS
 
 #: Most items of one pass and world.
 MAX_SHARDS = 1000

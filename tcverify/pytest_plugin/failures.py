@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tcverify import refuted
-from tcverify.refuted import Failure, Refuted, refuted_by
+from tcverify.verification import exceptions as refuted
+from tcverify.verification.exceptions import Failure, Refuted, refuted_by
 
 
 class NothingTested(Failure):

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tcverify.catalogue.choices import DOMAINS
-from tcverify.configuration import configuration
+from tcverify.registry.choices import DOMAINS
+from tcverify.system.configuration import configuration
 
 CONFIRM = ("gloo", "nccl", "none")  # and those that extensions register
 PROFILES = ("dev", "ci", "nightly")
@@ -113,7 +113,7 @@ def read_options(config: pytest.Config) -> Options:
     Raises:
         UsageError: an option, an ini file or [tool.tcverify] asks for what does not exist.
     """
-    from tcverify.arguments import configured_extensions, names
+    from tcverify.cli.arguments import configured_extensions, names
     from tcverify.execution import EXECUTORS
 
     configured_extensions(config.rootpath / "pyproject.toml")

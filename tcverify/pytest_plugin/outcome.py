@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tcverify.campaign import CampaignFinished, Statistics
-from tcverify.counterexample import Counterexample
+from tcverify.cases.counterexample import Counterexample
 
 
 @dataclass(frozen=True, repr=False)

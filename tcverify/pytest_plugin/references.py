@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tcverify.application.loading import importable_target
-from tcverify.arguments import target
+from tcverify.cli.arguments import target
 from tcverify.errors import UsageError
 from tcverify.passes import BUILTIN
 

@@ -16,11 +16,11 @@ import torch
 from rich.console import Console
 
 from tcverify.application import InProcess, Subject
-from tcverify.arguments import require_writable
 from tcverify.campaign import Campaign, Crashed, Event, Plan, Subscriber
-from tcverify.campaign.failures import Failures
+from tcverify.campaign.earlier_failures import Failures
 from tcverify.campaign.search import search_of
-from tcverify.counterexample import FILE_NAME, Counterexample
+from tcverify.cases.counterexample import FILE_NAME, Counterexample
+from tcverify.cli.arguments import require_writable
 from tcverify.errors import InternalError, TcverifyError
 from tcverify.program import Contract
 from tcverify.pytest_plugin.cases import Case
@@ -32,7 +32,7 @@ from tcverify.pytest_plugin.summary import Case as ListedCase
 from tcverify.pytest_plugin.summary import Item
 from tcverify.report.block import make_block
 from tcverify.report.html import HtmlReport
-from tcverify.report.plain import count, error_text, plain
+from tcverify.report.sanitize import count, error_text, plain
 from tcverify.report.script import ScriptReport
 from tcverify.report.terminal import show
 from tcverify.report.trace import TraceReport
@@ -67,9 +67,9 @@ def run_case(case: Case, nodeid: str, options: Options, session: Session) -> tup
                 case.world.name,
                 options.report_dir,
                 state_dir,
-                case.max_examples,
+                _contract(case, subject),
+                max_examples=case.max_examples,
                 seed=seed,
-                contract=_contract(case, subject),
                 checks=case.checks,
                 domain=case.domain,
                 shrink_time=case.shrink_time,

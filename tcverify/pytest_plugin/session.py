@@ -9,10 +9,10 @@ from pathlib import Path
 
 from tcverify.application import Guarded, InProcess, Subject
 from tcverify.application.loading import prepare
+from tcverify.cli.strategy_choice import Suited, suited
 from tcverify.errors import PassLoadError
 from tcverify.execution import AnySize, Executor, close_executor, make_executor, start_executor
 from tcverify.pytest_plugin.cases import Case
-from tcverify.suiting import Suited, suited
 
 #: Passes whose processes are kept for the items to come; each has one or two.
 KEPT_PASSES = 8

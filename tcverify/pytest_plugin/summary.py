@@ -7,7 +7,7 @@ from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tcverify.report.plain import count, plain
+from tcverify.report.sanitize import count, plain
 
 if TYPE_CHECKING:
     from _pytest.terminal import TerminalReporter

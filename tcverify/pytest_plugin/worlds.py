@@ -9,14 +9,14 @@ from typing import Any
 
 from hypothesis.strategies import SearchStrategy
 
-from tcverify.catalogue.strategies import searchable
-from tcverify.configuration import suggest
 from tcverify.errors import ProgramError, UsageError
 from tcverify.execution import MAX_RANKS
 from tcverify.program import Mesh, Program
 from tcverify.pytest_plugin.decorator import Verification
+from tcverify.registry.strategies import searchable
 from tcverify.strategies import DEFAULT_STRATEGY, STRATEGIES, WORLD_SIZES, programs_of, together
 from tcverify.strategies.registered import made_strategy, require_program
+from tcverify.system.configuration import suggest
 
 #: Programs of other sizes that a strategy may draw before one of the size that is asked for.
 MAX_THROWN_AWAY = 500

@@ -6,12 +6,12 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
-from tcverify.counterexample import FILE_NAME, Counterexample
-from tcverify.diagnosis import Diagnosis, diagnose
+from tcverify.cases.counterexample import FILE_NAME, Counterexample
+from tcverify.explain.diagnosis import Diagnosis, diagnose
 from tcverify.program import KINDS, Program
 from tcverify.program.statistics import TABLE_HEADINGS, table_rows
 from tcverify.report.listing import Line, difference, graph_lines, input_lines
-from tcverify.report.plain import count, plain, plain_lines
+from tcverify.report.sanitize import count, plain, plain_lines
 from tcverify.report.timetable import given_line, time_line, timetables
 
 #: Longest detail and longest graph that are shown, in lines; files hold them whole.

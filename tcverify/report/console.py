@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from tcverify.errors import UsageError
-from tcverify.report.plain import wrap
+from tcverify.report.sanitize import wrap
 
 
 class _Console(Console):

@@ -20,14 +20,14 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from tcverify.baseline import reference
 from tcverify.campaign import CampaignFinished, CampaignStarted, Crashed, Event, FindingFound, Progress, RunFinished
-from tcverify.counterexample import FILE_NAME, Counterexample
-from tcverify.files import write_atomically
-from tcverify.report.known import known_line
-from tcverify.report.plain import count, one_line, plain
-from tcverify.report.reach import reach_line, unreached_lines
+from tcverify.cases.baseline import reference
+from tcverify.cases.counterexample import FILE_NAME, Counterexample
+from tcverify.report.coverage import reach_line, unreached_lines
+from tcverify.report.known_findings import known_line
+from tcverify.report.sanitize import count, one_line, plain
 from tcverify.report.text import to_text
+from tcverify.system.files import write_atomically
 
 JUNIT_NAME = "junit.xml"
 

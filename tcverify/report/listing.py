@@ -11,8 +11,8 @@ import torch
 from torch import fx
 
 from tcverify.ops import TensorSpec, qualified_name
-from tcverify.ops.host_ir import CURRENT_STREAM, STREAM
-from tcverify.ops.multidevice import REDUCE, SET
+from tcverify.ops.dialects.host_ir import CURRENT_STREAM, STREAM
+from tcverify.ops.dialects.multidevice import REDUCE, SET
 from tcverify.program import Program, RankConstant
 from tcverify.program.graph import constant_value
 

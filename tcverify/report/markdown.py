@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tcverify.counterexample import Counterexample
-from tcverify.diagnosis import diagnose
+from tcverify.cases.counterexample import Counterexample
+from tcverify.explain.diagnosis import diagnose
 from tcverify.program import KINDS
 from tcverify.report.block import Block, make_block
-from tcverify.report.plain import count, plain
+from tcverify.report.sanitize import count, plain
 
 #: Lines of a graph or a detail beyond which it is folded away.
 OPEN_LINES = 20

@@ -17,7 +17,6 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from tcverify.baseline import reference
 from tcverify.campaign import (
     CampaignFinished,
     CampaignStarted,
@@ -29,9 +28,10 @@ from tcverify.campaign import (
     Statistics,
 )
 from tcverify.campaign.search import Searched
-from tcverify.counterexample import FILE_NAME, Counterexample, environment
-from tcverify.diagnosis import diagnose
-from tcverify.fingerprint import fingerprint_of
+from tcverify.cases.baseline import reference
+from tcverify.cases.counterexample import FILE_NAME, Counterexample, environment
+from tcverify.cases.fingerprint import fingerprint_of
+from tcverify.explain.diagnosis import diagnose
 from tcverify.program import KINDS, Blame, encode_blame
 from tcverify.report.block import make_block
 

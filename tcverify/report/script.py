@@ -6,13 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tcverify.campaign import Event, FindingFound
-from tcverify.counterexample import Counterexample
-from tcverify.extensions import loaded_extensions
-from tcverify.files import write_atomically
-from tcverify.op_laws import declared_op_laws
+from tcverify.cases.counterexample import Counterexample
 from tcverify.program import Contract, dumps
+from tcverify.registry.extensions import loaded_extensions
+from tcverify.registry.op_laws import declared_op_laws
 from tcverify.report.listing import graph_lines
-from tcverify.report.plain import one_line
+from tcverify.report.sanitize import one_line
+from tcverify.system.files import write_atomically
 
 _TEMPLATE = '''\
 """Reproduces a finding of tcverify. Run it where `tcverify run` found it, so that the pass can be imported."""

@@ -12,13 +12,13 @@ from rich.live import Live
 from rich.text import Text
 
 from tcverify.campaign import CampaignFinished, CampaignStarted, Crashed, Event, FindingFound, Progress
-from tcverify.counterexample import FILE_NAME, Counterexample
+from tcverify.cases.counterexample import FILE_NAME, Counterexample
 from tcverify.report.block import make_block
 from tcverify.report.console import say
-from tcverify.report.known import known_line
+from tcverify.report.coverage import kernel_lines, reach_line, searched_line, suspect_lines, unreached_lines
+from tcverify.report.known_findings import known_line
 from tcverify.report.listing import columns
-from tcverify.report.plain import count, plain
-from tcverify.report.reach import kernel_lines, reach_line, searched_line, suspect_lines, unreached_lines
+from tcverify.report.sanitize import count, plain
 
 _MARK_STYLES = {"-": "red", "+": "green", " ": ""}
 #: What helps where a pass finds nothing to change.

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from tcverify.counterexample import Counterexample
+from tcverify.cases.counterexample import Counterexample
 from tcverify.report.terminal import show
 
 WIDTH = 80

@@ -8,15 +8,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tcverify.checks.reading import seconds
-from tcverify.checks.replay import COMMUNICATION, Arrow, ReplayedOp, Stall, replay
-from tcverify.checks.streams import is_lowered, reading_of
+from tcverify.cases.counterexample import Counterexample
+from tcverify.checks.streams.anchors import is_lowered, reading_of
+from tcverify.checks.streams.reading import seconds
+from tcverify.checks.streams.replay import COMMUNICATION, Arrow, ReplayedOp, Stall, replay
 from tcverify.cost import MIN_COST_S
-from tcverify.counterexample import Counterexample
 from tcverify.program import Program
 from tcverify.program.finding import Finding
-from tcverify.program.streams import MAIN_STREAM
-from tcverify.report.plain import count
+from tcverify.program.stream_options import MAIN_STREAM
+from tcverify.report.sanitize import count
 
 #: Different costs, and names of one cost, that a line tells.
 MOST_COSTS = 4

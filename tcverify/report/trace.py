@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from tcverify.campaign import Event, FindingFound
-from tcverify.counterexample import Counterexample
+from tcverify.cases.counterexample import Counterexample
 from tcverify.errors import UsageError
-from tcverify.files import write_atomically
-from tcverify.program.streams import MAIN_STREAM
-from tcverify.report.plain import one_line, plain
+from tcverify.program.stream_options import MAIN_STREAM
+from tcverify.report.sanitize import one_line, plain
 from tcverify.report.timetable import Timetable, marked_ops, time_facts, timed_ranks, timetables
+from tcverify.system.files import write_atomically
 
 TRACE_NAME = "trace.json"
 

@@ -46,7 +46,7 @@ SMALL: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "reordering": ("--largest 500 --passes sink_waits", (r"(?m)^chain +sink_waits +", r"(?m)^backward +\(dependencies\)")),
     "power": (
-        "tests.unit.searched_passes --sound cancels_negations --seconds 40 --world-size 2 --side search",
+        "tests.support.searched_passes --sound cancels_negations --seconds 40 --world-size 2 --side search",
         (r"cancels_negations_for_all +[\d.]+ s, [\d,]+", "search: 1 of 1"),
     ),
     "recall": (

@@ -15,14 +15,14 @@ from pathlib import Path
 
 import pytest
 
-from tcverify.counterexample import Counterexample, write_counterexample
+from tcverify.cases.counterexample import Counterexample, write_counterexample
 from tcverify.report.html import to_gallery, to_html
 from tcverify.report.html.kernels import to_kernel_page
 from tests.browser.chromium import NAMES, Browser, browser, find_chromium
-from tests.unit.html_cases import blocks, case, drops_middle_reduction, widens
-from tests.unit.schedule_cases import schedule_case
-from tests.unit.test_html import hostile_case
-from tests.unit.test_kernel_reports import finished, kernel, leaves_alone
+from tests.report.test_html import hostile_case
+from tests.report.test_kernels import finished, kernel, leaves_alone
+from tests.support.html_cases import blocks, case, drops_middle_reduction, widens
+from tests.support.schedule_cases import schedule_case
 
 pytestmark = pytest.mark.browser
 

@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import strategies as st
 
-from tcverify import cli, running
+from tcverify.cli import main, running
 from tcverify.program import PARTIAL, GraphBuilder, InputSpec, Mesh, Program, Recipe, spmd_program
 from tests import warm
 
@@ -116,7 +116,7 @@ class Outcome:
 def run_here(*arguments: str, columns: int | None = 80) -> Outcome:
     """Run the command line in this process, from the current directory."""
     variables = {"COLUMNS": str(columns) if columns else None, "NO_COLOR": "1"}
-    result = CliRunner().invoke(cli.main, list(arguments), env=variables, prog_name="tcverify")
+    result = CliRunner().invoke(main.main, list(arguments), env=variables, prog_name="tcverify")
     return Outcome(result.exit_code, result.stdout, result.stderr)
 
 
@@ -188,7 +188,7 @@ def reduce_add_norm() -> Program:
 def pin(patch: pytest.MonkeyPatch, directory: Path) -> None:
     """Work in `directory`, with a strategy "one" that draws one program, and FOREIGN in mine.py."""
     patch.chdir(directory)
-    patch.setitem(cli.STRATEGIES, "one", lambda mesh, world_size: st.just(reduce_add_norm()))
+    patch.setitem(main.STRATEGIES, "one", lambda mesh, world_size: st.just(reduce_add_norm()))
     patch.setattr(running, "set_hypothesis_home_dir", lambda path: None)
     (directory / "mine.py").write_text(FOREIGN)
 

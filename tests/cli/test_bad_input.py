@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from tcverify import verbs
+from tcverify.cli import verbs
 from tcverify.program.codec import MAX_BYTES
 from tests import warm
 from tests.cli.conftest import FOREIGN, environment, finish, only_case, pin, run_here, says, start

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from tcverify import cli, dumps
+from tcverify import dumps
+from tcverify.cli import main
 from tests.cli.conftest import Outcome, only_case, pin, reduce_add_norm, run_apart, run_here, says
 
 #: Graphs as a user has them, and a pass that is wrong about them.
@@ -361,7 +362,7 @@ def test_what_gives_no_program_is_refused(graphs: Path, source: str, options: li
 
 
 def test_check_needs_a_pass(graphs: Path) -> None:
-    result = CliRunner().invoke(cli.main, ["check", "program.json"])
+    result = CliRunner().invoke(main.main, ["check", "program.json"])
 
     assert result.exit_code == 2
     assert "--pass" in result.output

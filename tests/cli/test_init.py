@@ -13,12 +13,12 @@ import click
 import pytest
 import yaml
 
-from tcverify import cli, template
-from tcverify.configuration import configuration
+from tcverify.cli import main, template
+from tcverify.cli.running import STATE_DIR
 from tcverify.pytest_plugin.options import PROFILES
-from tcverify.running import STATE_DIR
+from tcverify.system.configuration import configuration
 from tests.cli.conftest import environment, run_apart, run_here, says
-from tests.plugin import conftest as plugin
+from tests.pytest_plugin import conftest as plugin
 
 FILES = ["example_pass.py", "tests/test_passes.py", "tox.ini", ".github/workflows/tcverify.yml", "pyproject.toml"]
 
@@ -80,7 +80,7 @@ def test_the_command_that_it_names_runs(here: Path) -> None:
 
 def test_the_configuration_is_understood(here: Path) -> None:
     init()
-    known = [parameter.name for parameter in cli.run.params if parameter.name is not None]
+    known = [parameter.name for parameter in main.run.params if parameter.name is not None]
     assert configuration(here / "pyproject.toml", known) == {"world_size": "2,4", "max_examples": 200}
 
 
@@ -102,9 +102,9 @@ def test_the_workflow_is_one_and_names_what_exists(here: Path) -> None:
     assert uses["actions/upload-artifact@v4"]["path"] == "reports/"
     commands = " \n".join(step["run"] for step in steps if "run" in step)
     verbs = re.findall(r"(?m)^tcverify (\w+)", commands)
-    assert isinstance(cli.main, click.Group)
+    assert isinstance(main.main, click.Group)
     assert verbs
-    assert set(verbs) <= set(cli.main.commands)
+    assert set(verbs) <= set(main.main.commands)
     assert set(re.findall(r"--tcverify-profile (\w+)", commands)) == {"ci", "nightly"} <= set(PROFILES)
     options = plugin.run(here, "--help").out
     for option in set(re.findall(r"--tcverify-[\w-]+", commands)):

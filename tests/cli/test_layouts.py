@@ -9,7 +9,7 @@ import pytest
 
 from tcverify import verify
 from tcverify.application import load_pass
-from tcverify.counterexample import make_counterexample, write_counterexample
+from tcverify.cases.counterexample import make_counterexample, write_counterexample
 from tcverify.program import PlacedBuilder
 from tests.cli.conftest import pin, run_here
 

@@ -1,4 +1,4 @@
-"""The options for many processes and machines, as users meet them. What workers do is in tests/faults and tests/extra."""
+"""The options for many processes and machines, as users meet them. What workers do is in tests/faults and tests/pytorch."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tcverify.extra.pytorch import PREFIX, SUBJECTS
+from tcverify.pytorch import PREFIX, SUBJECTS
 from tests.cli.conftest import Outcome, normalise, only_case, run_apart, run_here, says
 
 Snapshot = Callable[[str, str], None]

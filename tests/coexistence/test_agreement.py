@@ -10,9 +10,9 @@ import torch
 from torch.utils import _pytree as pytree
 
 from tcverify.ops import TensorSpec
-from tcverify.ops.library import OPS, SCHEMAS
+from tcverify.ops.dialects.tensor_cast.library import OPS, SCHEMAS
 from tests.coexistence import standin
-from tests.unit.test_library import ARGUMENTS, LAYOUTS
+from tests.ops.test_library import ARGUMENTS, LAYOUTS
 
 #: What the library does not have.
 OURS = {"routed_matmul"}

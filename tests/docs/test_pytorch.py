@@ -10,8 +10,8 @@ from types import ModuleType
 
 import pytest
 
-from tcverify.extra.pytorch import SUBJECTS
-from tcverify.extra.pytorch.findings import VERSIONS, TorchFinding, read_findings
+from tcverify.pytorch import SUBJECTS
+from tcverify.pytorch.findings import VERSIONS, TorchFinding, read_findings
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "pytorch.md"

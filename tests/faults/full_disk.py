@@ -19,12 +19,12 @@ from tcverify import ProcessGroupPool, verify
 from tcverify.application import Guarded, InProcess
 from tcverify.application.loading import prepare
 from tcverify.campaign import Campaign, Corpus, Event, FindingFound, Plan
-from tcverify.counterexample import read_counterexample
+from tcverify.cases.counterexample import read_counterexample
 from tcverify.errors import TcverifyError
-from tcverify.processes import scratch
-from tcverify.report.choice import REPORTS, reports
+from tcverify.report.formats import REPORTS, reports
 from tcverify.report.script import ScriptReport
 from tcverify.strategies import transformer_programs
+from tcverify.system import scratch
 
 
 def fill(disk: Path, room: int) -> None:
@@ -78,7 +78,7 @@ def campaign(disk: Path, room: int) -> None:
     try:
         place = disk / "reports"
         plan = Plan(
-            transformer_programs(world_size=2), "2 ranks", place, disk / "state", 5, shrink_time=2.0,
+            transformer_programs(world_size=2), "2 ranks", place, disk / "state", max_examples=5, shrink_time=2.0,
             corpus=Corpus(disk / "corpus", lines.append),
         )  # fmt: skip
         subscribers = [listen, ScriptReport(place, lines.append), *reports(REPORTS, place, lines.append)]

@@ -21,16 +21,16 @@ from torch import fx
 
 from tcverify.application import Guarded, InProcess
 from tcverify.application.loading import prepare
-from tcverify.baseline import read_baseline, reference
 from tcverify.campaign import Campaign, CampaignFinished, Corpus, Event, FindingFound, Plan, Progress
 from tcverify.campaign.in_flight import read_in_flight
-from tcverify.counterexample import FILE_NAME, read_counterexample
+from tcverify.cases.baseline import read_baseline, reference
+from tcverify.cases.counterexample import FILE_NAME, read_counterexample
 from tcverify.errors import UsageError
 from tcverify.program import Program
 from tcverify.strategies import transformer_programs
 from tests import warm
 from tests.faults.processes import ROOT, alive, descendants, left, wait_until
-from tests.unit.programs import reduce_then_norm
+from tests.support.programs import reduce_then_norm
 
 
 def raises(gm: fx.GraphModule) -> None:
@@ -319,7 +319,7 @@ def test_a_whole_run_on_gloo_that_is_killed_leaves_nothing(tmp_path: Path, place
 RANKS = """
 from tcverify.errors import ExecutorError
 from tcverify.execution import ProcessGroupPool
-from tests.unit.programs import reduce_then_norm
+from tests.support.programs import reduce_then_norm
 
 with ProcessGroupPool(2) as pool:
     try:

@@ -15,14 +15,15 @@ import torch
 import torch.distributed as dist
 
 from tcverify import verify
-from tcverify.application import Guarded, InProcess, guard
+from tcverify.application import Guarded, InProcess
+from tcverify.application import guarded as guard
 from tcverify.application.loading import prepare
-from tcverify.application.surroundings import SETTINGS
-from tcverify.processes import resident_bytes, scratch
-from tcverify.verifier import Verdict
+from tcverify.application.side_effects import SETTINGS
+from tcverify.system import resident_bytes, scratch
+from tcverify.verification.verifier import Verdict
 from tests.faults import passes
 from tests.faults.processes import ROOT, alive, left, wait_until
-from tests.unit.programs import reduce_then_norm
+from tests.support.programs import reduce_then_norm
 
 
 @pytest.fixture
@@ -135,7 +136,7 @@ def test_a_process_that_has_grown_is_replaced(guarded: Callable[..., Guarded], m
 
 PARENT = """
 from tcverify.application import Guarded
-from tests.unit.programs import reduce_then_norm
+from tests.support.programs import reduce_then_norm
 subject = Guarded("tests.faults.passes:{name}", timeout=300)
 print(*subject.pids, flush=True)
 subject.apply(reduce_then_norm())

@@ -19,9 +19,10 @@ from tcverify import verify
 from tcverify.application import InProcess
 from tcverify.application.loading import prepare
 from tcverify.errors import ExecutorError
-from tcverify.execution import ProcessGroupPool, group
-from tcverify.processes import scratch
+from tcverify.execution import ProcessGroupPool
+from tcverify.execution.process_group import processes
 from tcverify.program import VARYING, GraphBuilder, InputSpec, Mesh, Program, RankBinding, spmd_program
+from tcverify.system import scratch
 from tests.faults import passes
 from tests.faults.processes import PATIENCE, ROOT, alive, descendants, left, wait_until
 
@@ -209,14 +210,14 @@ def test_a_rank_that_stops_before_a_large_request_is_a_time_out() -> None:
 
 
 def test_ranks_that_do_not_start_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(group, "START_SECONDS", 0.0)
+    monkeypatch.setattr(processes, "START_SECONDS", 0.0)
     with ProcessGroupPool(2) as pool, pytest.raises(ExecutorError, match="ranks 0 and 1 did not join"):
         pool.run(summing())
 
 
 def test_a_rank_that_cannot_join_says_why(own_pool: ProcessGroupPool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(own_pool, "_device", "cuda")  # past the parent's own check, to a rank without a device
-    monkeypatch.setattr(group, "_check_backend", lambda device: None)
+    monkeypatch.setattr(processes, "_check_backend", lambda device: None)
     with pytest.raises(ExecutorError, match=r"rank \d cannot join the process group: \w+"):
         own_pool.run(summing())
 

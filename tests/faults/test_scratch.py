@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from tcverify.errors import UsageError
-from tcverify.processes import end_process, scratch, start_process
+from tcverify.system import end_process, scratch, start_process
 from tests.faults.processes import ROOT, alive, descendants, left, wait_until
 
 HOLDER = (

@@ -14,8 +14,8 @@ import pytest
 
 from tcverify.errors import ExecutorError, UsageError
 from tcverify.execution import ProcessGroupPool, make_executor
-from tcverify.execution.keeper import keep
-from tcverify.execution.torchrun import PIECE, VARIABLE, Channel, Place, StoreGroup
+from tcverify.execution.process_group.keeper import keep
+from tcverify.execution.process_group.torchrun import PIECE, VARIABLE, Channel, Place, StoreGroup
 from tests.faults.test_pool_faults import alive, summing, wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -26,8 +26,8 @@ ENVIRONMENT = {
 
 KEEPER = """\
 import sys
-from tcverify.execution.keeper import serve
-from tcverify.execution.torchrun import Place
+from tcverify.execution.process_group.keeper import serve
+from tcverify.execution.process_group.torchrun import Place
 place = Place("127.0.0.1", int(sys.argv[1]), "test", 2)
 raise SystemExit(serve(place, int(sys.argv[2]), place.connect(), None))
 """

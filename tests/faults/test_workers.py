@@ -15,8 +15,8 @@ import pytest
 
 from tcverify.application import Guarded
 from tcverify.campaign import CampaignFinished, Plan
-from tcverify.division import DividedCampaign, Drawing, LocalCrew, workers
-from tcverify.division.working import silence_of
+from tcverify.workers import DividedCampaign, Drawing, LocalCrew, pool
+from tcverify.workers.worker import silence_of
 from tests import warm
 
 ROOT = Path(__file__).parents[2]
@@ -137,8 +137,8 @@ def test_workers_that_die_before_they_take_anything_cost_their_slices(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(PASSES)
-    monkeypatch.setattr(workers, "serve", ends_at_once)
-    monkeypatch.setattr(workers, "limit", lambda connection, seconds: connection.poll(PATIENCE))  # until it has ended
+    monkeypatch.setattr(pool, "serve", ends_at_once)
+    monkeypatch.setattr(pool, "limit", lambda connection, seconds: connection.poll(PATIENCE))  # until it has ended
     told: list[str] = []
     with LocalCrew(2, told.append) as crew:
         lost = run(tmp_path, crew, told, "naps_once")

@@ -38,7 +38,7 @@ Drawn = Callable[..., SearchStrategy[Program]]
 _ASYNCHRONOUS = (overlap, overlap_memory, comm_buffers, comm_buffer_forms)
 _RESHARDING = (resharding, resharding_streams, resharding_memory)
 
-#: What programs of its own show, in tests/unit/test_comm_buffer_mutants.py, and drawn ones hardly ever.
+#: What programs of its own show, in tests/passes/comm_buffers/test_mutants.py, and drawn ones hardly ever.
 _MADE_FOR = ("OverwritesWhatIsReadLater", "OverwritesWhatIsUnderWay", "OverwritesInputs")
 
 MUTANTS: dict[str, type[Pass]] = {**sequence_parallel.MUTANTS, **multistream.MUTANTS}

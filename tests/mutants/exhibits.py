@@ -21,14 +21,14 @@ from torch import fx
 
 from tcverify.application import InProcess, Pair
 from tcverify.application.loading import load_pass
-from tcverify.campaign.reduction import reduce
-from tcverify.counterexample import Counterexample, encode_counterexample, make_counterexample
-from tcverify.diagnosis import diagnose
-from tcverify.files import write_atomically
+from tcverify.cases.counterexample import Counterexample, encode_counterexample, make_counterexample
+from tcverify.explain.diagnosis import diagnose
 from tcverify.program import Finding, Program
 from tcverify.report.script import to_script
+from tcverify.shrink import reduce
 from tcverify.strategies import DECODERS, all_meshes
-from tcverify.verifier import Verdict, verify
+from tcverify.system.files import write_atomically
+from tcverify.verification.verifier import Verdict, verify
 
 ROOT = Path(__file__).parents[2]
 GALLERY = ROOT / "reports" / "gallery"

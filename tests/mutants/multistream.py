@@ -11,16 +11,16 @@ from torch import fx
 from tcverify.ops import RECORD, WAIT, lookup
 from tcverify.passes import Multistream
 from tcverify.passes.editing import op_name
-from tcverify.passes.stream_graph import (
+from tcverify.passes.multistream.graph import (
     Edge,
     StreamGraph,
     WorkOp,
     last_writers,
     mutated_operands,
 )
-from tcverify.passes.stream_lowering import Lowering
-from tcverify.passes.stream_schedule import Placed, Schedule
-from tcverify.program.streams import MAIN_STREAM
+from tcverify.passes.multistream.lowering import Lowering
+from tcverify.passes.multistream.schedule import Placed, Schedule
+from tcverify.program.stream_options import MAIN_STREAM
 
 
 class Mutant(Multistream):

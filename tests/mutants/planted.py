@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 from tcverify.ops import RECORD, WAIT, TensorSpec
 from tcverify.passes import Multistream, Pass, SequenceParallel
 from tcverify.passes.editing import op_name
-from tcverify.passes.stream_graph import mutated_operands
+from tcverify.passes.multistream.graph import mutated_operands
 from tcverify.program import Program
 from tests.mutants import multistream, sequence_parallel
 from tests.mutants.catalogue import MUTANTS

@@ -7,12 +7,12 @@ from collections.abc import Iterable
 from torch import fx
 
 from tcverify.ops import lookup
-from tcverify.ops.host_ir import DEALLOCATE
+from tcverify.ops.dialects.host_ir import DEALLOCATE
 from tcverify.passes.comm_buffers.storages import Analysis, Storage
 from tcverify.passes.editing import op_name
 from tcverify.passes.resharding.deallocation import InsertDeallocations, Walk
 from tcverify.passes.resharding.writing import HostWriter
-from tcverify.program.streams import MAIN_STREAM
+from tcverify.program.stream_options import MAIN_STREAM
 from tests.mutants.resharding import Mutant
 from tests.mutants.resharding_streams import Edited
 

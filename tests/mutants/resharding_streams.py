@@ -8,13 +8,13 @@ from typing import Any
 
 from torch import fx
 
-from tcverify.ops.host_ir import COMMUNICATION_WAIT, CURRENT_STREAM, SET_STREAM, STREAM, SYNCHRONIZE
+from tcverify.ops.dialects.host_ir import COMMUNICATION_WAIT, CURRENT_STREAM, SET_STREAM, STREAM, SYNCHRONIZE
 from tcverify.passes.editing import op_name
 from tcverify.passes.resharding.layouts import resharding_of
 from tcverify.passes.resharding.pipelined import PipelinedMatmul
-from tcverify.passes.resharding.pipelined_gather import Gathering
-from tcverify.passes.resharding.pipelined_scatter import Scattering
-from tcverify.passes.resharding.pipelined_steps import Streams, copy, select, shifted
+from tcverify.passes.resharding.pipelined.gather import Gathering
+from tcverify.passes.resharding.pipelined.scatter import Scattering
+from tcverify.passes.resharding.pipelined.steps import Streams, copy, select, shifted
 from tcverify.passes.resharding.stream_axes import Sliced
 from tcverify.passes.resharding.stream_loops import StreamParallelType
 from tcverify.passes.resharding.writing import HostWriter

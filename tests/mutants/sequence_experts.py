@@ -11,9 +11,9 @@ from torch import fx
 from tcverify.ops import ShapeError, resolve
 from tcverify.passes.editing import arguments, set_argument
 from tcverify.passes.placements import Placements
-from tcverify.passes.sequence_experts import RETURN, ROUTE
-from tcverify.passes.sequence_layout import ADDENDS, Move, Shard, shape_of
-from tcverify.passes.sequence_parallel import Rewriting
+from tcverify.passes.sequence_parallel.experts import RETURN, ROUTE
+from tcverify.passes.sequence_parallel.layout import ADDENDS, Move, Shard, shape_of
+from tcverify.passes.sequence_parallel.sequence_parallel import Rewriting
 from tests.mutants.sequence_parallel import Mutant
 
 _SLICE = "aten::slice.Tensor"

@@ -12,7 +12,7 @@ from tcverify.ops import ShapeError, resolve
 from tcverify.passes import SequenceParallel
 from tcverify.passes.editing import arguments, known_spec, op_name, set_argument
 from tcverify.passes.placements import Placements
-from tcverify.passes.sequence_layout import (
+from tcverify.passes.sequence_parallel.layout import (
     ADD,
     ALL_REDUCE,
     GETITEM,
@@ -22,7 +22,7 @@ from tcverify.passes.sequence_layout import (
     shape_of,
     token_dim,
 )
-from tcverify.passes.sequence_parallel import Rewriting
+from tcverify.passes.sequence_parallel.sequence_parallel import Rewriting
 
 
 class Mutant(SequenceParallel):

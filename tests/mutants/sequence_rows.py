@@ -12,10 +12,10 @@ from tcverify.ops import ShapeError
 from tcverify.passes import SequenceParallel
 from tcverify.passes.editing import annotate, arguments, known_spec, op_name, set_argument
 from tcverify.passes.placements import Placements
-from tcverify.passes.sequence_layout import WAIT, Move, Rows, Shard, shape_of
-from tcverify.passes.sequence_norms import NormFinder, shape_or_none
-from tcverify.passes.sequence_parallel import Rewriting
-from tcverify.passes.sequence_rows import Setting
+from tcverify.passes.sequence_parallel.functional import Setting
+from tcverify.passes.sequence_parallel.layout import WAIT, Move, Rows, Shard, shape_of
+from tcverify.passes.sequence_parallel.norms import NormFinder, shape_or_none
+from tcverify.passes.sequence_parallel.sequence_parallel import Rewriting
 
 
 class Mutant(SequenceParallel):

@@ -16,13 +16,13 @@ from hypothesis.strategies import SearchStrategy
 from tcverify.application import InProcess
 from tcverify.application.loading import prepare
 from tcverify.campaign import Campaign, Plan
-from tcverify.counterexample import Counterexample, read_counterexample
-from tcverify.diagnosis import diagnose
+from tcverify.cases.counterexample import Counterexample, read_counterexample
 from tcverify.execution import Lockstep
+from tcverify.explain.diagnosis import diagnose
 from tcverify.passes import Multistream, SequenceParallel
 from tcverify.program import Finding, Program
 from tcverify.strategies import mixed_programs, overlap_programs
-from tcverify.verifier import verify
+from tcverify.verification.verifier import verify
 from tests.mutants.catalogue import EXPECTED, MUTANTS, hunting_grounds
 from tests.mutants.planted import KNOWN, planted
 from tests.mutants.tampering import TAMPERS, tampered

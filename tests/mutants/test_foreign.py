@@ -9,7 +9,7 @@ import pytest
 from tcverify.application import InProcess
 from tcverify.application.loading import prepare
 from tcverify.strategies import DECODERS, all_meshes
-from tcverify.verifier import verify
+from tcverify.verification.verifier import verify
 from tests.mutants.foreign import Foreign
 from tests.mutants.foreign_catalogue import MUTANTS, SOUND
 

@@ -28,7 +28,7 @@ from tcverify.strategies import (
     resharding_programs,
     sequence_functional_programs,
 )
-from tcverify.verifier import verify
+from tcverify.verification.verifier import verify
 from tests.mutants.catalogue import EXPECTED, MUTANTS, Drawn, hunting_grounds, world_sizes
 from tests.mutants.comm_buffer_forms import InPlace
 from tests.mutants.overlap_memory import RaiseUnjudged, SinkUnjudged

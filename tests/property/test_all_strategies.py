@@ -17,7 +17,7 @@ from tcverify.ops import TensorSpec
 from tcverify.passes import Identity, SequenceParallel
 from tcverify.program import Program, dumps, loads
 from tcverify.strategies import DECODERS, STRATEGIES, WORLD_SIZES, all_meshes
-from tcverify.verifier import verify
+from tcverify.verification.verifier import verify
 from tests.sizes import by_night
 
 #: "mixed" draws from the others.

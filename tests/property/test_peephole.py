@@ -15,8 +15,8 @@ from tcverify.application import InProcess
 from tcverify.application.loading import prepare
 from tcverify.program import Program
 from tcverify.strategies import DECODERS, all_meshes
-from tcverify.strategies.peephole import WIDTH
-from tcverify.verifier import Verdict, verify
+from tcverify.strategies.functional.peephole import WIDTH
+from tcverify.verification.verifier import Verdict, verify
 from tests.sizes import by_night
 
 C10D = torch.ops._c10d_functional

@@ -23,7 +23,7 @@ from tcverify.ops import DeviceMesh, Layout
 from tcverify.passes import BUILTIN, disabled
 from tcverify.program import Mesh, Placed, PlacedBuilder, Program, Recipe
 from tcverify.strategies import resharding_programs
-from tcverify.strategies.resharding import WIDTH, decode_resharding
+from tcverify.strategies.resharding.programs import WIDTH, decode_resharding
 from tests.sizes import by_night
 
 ROOT = Path(__file__).parents[2]

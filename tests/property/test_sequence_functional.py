@@ -15,8 +15,8 @@ from tcverify.passes import SequenceParallel
 from tcverify.passes.editing import op_name
 from tcverify.program import Program
 from tcverify.strategies import DECODERS, WORLD_SIZES, all_meshes
-from tcverify.strategies.sequence_choices import LAYER
-from tcverify.verifier import verify
+from tcverify.strategies.sequence_parallel.choices import LAYER
+from tcverify.verification.verifier import verify
 from tests.sizes import by_night
 
 NAME = "sequence-functional"

@@ -15,7 +15,7 @@ from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
-from tcverify.arithmetic import FLOAT64
+from tcverify.domains import FLOAT64
 from tcverify.execution import Lockstep
 from tcverify.ops import TensorSpec, qualified_name
 from tcverify.program import Program, RankConstant, dumps, loads

@@ -1,6 +1,6 @@
 """Which test files a change can reach, nearest first: by the imports of the project, which are parsed and not run.
 
-    python -m tests.quality.nearest tcverify/checks/races.py
+    python -m tests.quality.nearest tcverify/checks/streams/races.py
 
 The distance of a test file is the number of imports between it and what has changed. A name counts where it is defined, not in
 the packages that pass it on: `from tcverify.program import Mesh` is an import of `tcverify/program/mesh.py`. Importing it runs
@@ -22,10 +22,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 
 #: What holds Python that tests may import or name.
-SOURCES = ("tcverify", "strategies", "tests", "benchmarks", "docs")
+SOURCES = ("tcverify", "tests", "benchmarks", "docs")
 
 #: Tests that reach everything, and so stand last.
-EVERYTHING = ("tests/cli", "tests/docs", "tests/faults", "tests/plugin")
+EVERYTHING = ("tests/cli", "tests/docs", "tests/faults", "tests/pytest_plugin")
 
 #: Modules that start processes: tests that import one reach everything, too.
 STARTING = frozenset({"subprocess", "tests.warm"})
@@ -77,7 +77,7 @@ class Graph:
         self.paths: dict[str, Path] = {}
         for source in SOURCES:
             for path in sorted((self.root / source).rglob("*.py")):
-                relative = path.resolve().relative_to(self.root)  # tcverify/strategies is strategies
+                relative = path.relative_to(self.root)
                 if not {"__pycache__", "node_modules"} & set(relative.parts):
                     self.paths.setdefault(self._dotted(relative), relative)
         self._names = {path: name for name, path in self.paths.items()}
@@ -88,8 +88,6 @@ class Graph:
     @staticmethod
     def _dotted(path: Path) -> str:
         parts = list(path.with_suffix("").parts)
-        if parts[0] == "strategies":
-            parts.insert(0, "tcverify")
         return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
     # --------------------------------------------------------------------------------------------------------- edges

@@ -12,7 +12,7 @@ from torch import fx
 from tcverify.application import InProcess
 from tcverify.application.loading import prepare
 from tcverify.campaign import Campaign, Plan
-from tcverify.counterexample import Counterexample
+from tcverify.cases.counterexample import Counterexample
 from tcverify.ops import lookup, qualified_name, resolve
 from tcverify.program import Contract
 from tcverify.strategies import WORLD_SIZES, functional_programs

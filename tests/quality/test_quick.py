@@ -41,7 +41,7 @@ def test_what_differs_from_a_revision_has_changed(tmp_path: Path) -> None:
 
 
 def test_no_test_begins_when_the_time_is_over() -> None:
-    command = ("-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", "tests/unit/test_mesh.py")
+    command = ("-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", "tests/program/test_mesh.py")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "TCVERIFY"))}
     code, out, _ = warm.run(*command, cwd=ROOT, env={**kept, "PYTHONPATH": str(ROOT), UNTIL: "0"})
     assert code == 0, out

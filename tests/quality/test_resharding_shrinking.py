@@ -13,14 +13,15 @@ from torch import fx
 from tcverify.application import InProcess
 from tcverify.application.loading import prepare
 from tcverify.campaign import Campaign, Plan
-from tcverify.campaign.reduction import reduce
-from tcverify.campaign.reduction.placed_reading import plan_of
 from tcverify.ops import Layout, qualified_name
 from tcverify.passes.resharding.host_program import HostProgram
 from tcverify.passes.resharding.lowering import ConvertOpToCommunication
 from tcverify.program import Contract, PlacedPlan, Program
-from tcverify.strategies import RESHARDING_WORLD_SIZES, resharding, resharding_programs
-from tcverify.verifier import verify
+from tcverify.shrink import reduce
+from tcverify.shrink.global_view.reading import plan_of
+from tcverify.strategies import RESHARDING_WORLD_SIZES, resharding_programs
+from tcverify.strategies.resharding import programs as resharding
+from tcverify.verification.verifier import verify
 
 Planted = Callable[[fx.GraphModule], None]
 

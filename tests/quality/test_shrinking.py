@@ -16,9 +16,9 @@ from torch import fx
 from tcverify.application import InProcess
 from tcverify.application.loading import prepare
 from tcverify.campaign import Campaign, Plan
-from tcverify.campaign.reduction import reduce
 from tcverify.ops import qualified_name
 from tcverify.program import Program
+from tcverify.shrink import reduce
 from tcverify.strategies import (
     WORLD_SIZES,
     all_meshes,

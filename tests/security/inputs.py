@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tcverify.baseline import read_baseline
-from tcverify.counterexample import decode_counterexample, encode_counterexample
+from tcverify.cases.baseline import read_baseline
+from tcverify.cases.counterexample import decode_counterexample, encode_counterexample
 from tcverify.errors import ProgramError, TcverifyError, UsageError
 from tcverify.program import dumps, loads
 from tcverify.program.codec import load_json

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tcverify.counterexample import decode_counterexample, find_counterexamples, write_counterexample
+from tcverify.cases.counterexample import decode_counterexample, find_counterexamples, write_counterexample
 from tcverify.errors import ProgramError, UsageError
 from tests.security import inputs
 from tests.security.mutation import HOSTILE_TEXTS, mutated

@@ -31,10 +31,10 @@ ROOT = Path(__file__).parents[2]
 
 #: What commands import.
 MODULES = (
-    "tcverify.cli",
-    "tcverify.verbs",
+    "tcverify.cli.main",
+    "tcverify.cli.verbs",
     "tcverify.passes",
-    "tcverify.template",
+    "tcverify.cli.template",
     "tcverify.pytest_plugin.running",
     "hypothesis",
     "pytest",

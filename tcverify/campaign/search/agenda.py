@@ -9,11 +9,11 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 from tcverify.application import Point
-from tcverify.application.vocabulary import Vocabulary
-from tcverify.campaign.reduction.facts import Facts
+from tcverify.application.coverage.vocabulary import Vocabulary
 from tcverify.campaign.search.calls import CallPattern
 from tcverify.campaign.search.edits import FAMILIES, Edit, Site
 from tcverify.campaign.search.kernels import Kernel, outlines
+from tcverify.shrink.graph.facts import Facts
 
 #: How many of the edits that are tried are such as may turn a condition of which one outcome was never seen, while there are any.
 GOALS = 0.5

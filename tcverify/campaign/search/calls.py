@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch.fx.node import map_aggregate
 
-from tcverify.campaign.reduction.facts import Facts
-from tcverify.campaign.reduction.shapes import refitted
-from tcverify.campaign.reduction.sketch import Ref, Step
 from tcverify.campaign.search.editor import Editor, operands
 from tcverify.ops import TensorSpec, qualified_name
 from tcverify.program import Mesh, RankConstant
+from tcverify.shrink.graph.facts import Facts
+from tcverify.shrink.graph.sketch import Ref, Step
+from tcverify.shrink.graph.static_shapes import refitted
 
 Type = tuple[tuple[int, ...], torch.dtype]
 

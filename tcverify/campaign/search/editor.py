@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch.fx.node import map_aggregate
 
-from tcverify.campaign.reduction.facts import Facts
-from tcverify.campaign.reduction.sketch import Ref, Sketch, Step, result_of, with_result
 from tcverify.ops import qualified_name
 from tcverify.program import InputSpec, Placement, RankConstant, Recipe
+from tcverify.shrink.graph.facts import Facts
+from tcverify.shrink.graph.sketch import Ref, Sketch, Step, result_of, with_result
 
 
 class Editor:

@@ -8,19 +8,19 @@ from collections import deque
 from collections.abc import Iterator
 
 from tcverify.application import Pair, Point, Watch
-from tcverify.application.vocabulary import Vocabulary
-from tcverify.campaign.reduction.facts import Facts
-from tcverify.campaign.reduction.fit import facts_of, fit
-from tcverify.campaign.reduction.flights import untidy
-from tcverify.campaign.reduction.sketch import program_of, sketch_of
+from tcverify.application.coverage.vocabulary import Vocabulary
 from tcverify.campaign.search.agenda import Agenda
 from tcverify.campaign.search.calls import CallPattern, Calls, Misfit
 from tcverify.campaign.search.edits import Edit
 from tcverify.campaign.search.kernels import Apply, Edge, Kernel, Rewrite, edges_of, kernel_of, kernels_of, rewrite_of
-from tcverify.campaign.search.moving import moved
+from tcverify.campaign.search.more_ranks import moved
 from tcverify.campaign.search.synthesis import synthesised
 from tcverify.errors import TcverifyError
 from tcverify.program import Program, program_id
+from tcverify.shrink.graph.async_groups import untidy
+from tcverify.shrink.graph.facts import Facts
+from tcverify.shrink.graph.legalize import facts_of, fit
+from tcverify.shrink.graph.sketch import program_of, sketch_of
 
 #: Nodes of programs that the pass is applied to for reductions: at first, and for each node of the programs that were tried.
 AT_FIRST, PER_NODE = 1_500, 1

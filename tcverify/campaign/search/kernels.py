@@ -11,14 +11,14 @@ from typing import TypeAlias
 from torch import fx
 
 from tcverify.application import Pair, Point, Watch
-from tcverify.campaign.reduction import COARSE, reduce
-from tcverify.campaign.reduction.cutting import keep_around
-from tcverify.campaign.reduction.facts import Facts
-from tcverify.campaign.reduction.fit import facts_of
-from tcverify.campaign.reduction.search import OutOfTime
-from tcverify.campaign.reduction.sketch import sketch_of
 from tcverify.ops import qualified_name
 from tcverify.program import Program, program_id
+from tcverify.shrink import COARSE, reduce
+from tcverify.shrink.graph.facts import Facts
+from tcverify.shrink.graph.legalize import facts_of
+from tcverify.shrink.graph.sketch import sketch_of
+from tcverify.shrink.graph.windows import keep_around
+from tcverify.shrink.greedy import OutOfTime
 
 #: Applies the pass to a program.
 Apply: TypeAlias = Callable[[Program, Watch], Pair]

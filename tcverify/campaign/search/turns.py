@@ -7,12 +7,12 @@ import time
 from collections.abc import Callable, Iterator
 
 from tcverify.application import Pair, Point, Subject, Watch
-from tcverify.campaign.reduction.search import OutOfTime
 from tcverify.campaign.search.explorer import Explorer
 from tcverify.campaign.search.kernels import Kernel
 from tcverify.campaign.search.localisation import suspects_of
 from tcverify.campaign.search.summary import KernelFound, Searched
 from tcverify.program import NotSerialisable, Program, program_id
+from tcverify.shrink.greedy import OutOfTime
 
 #: Programs that are drawn before any is made of what they show; and the fewest programs of which it pays to learn.
 FIRST, FEWEST = 30, 90

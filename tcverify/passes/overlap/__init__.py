@@ -1,6 +1,5 @@
 """Passes that move nodes so that communication runs while something computes, and what they share."""
 
-from tcverify.catalogue.passes import OVERLAP_PASSES
 from tcverify.passes.overlap.configured import ReorderForComputeCommOverlap
 from tcverify.passes.overlap.fsdp_order import EnforceCommOrderingForFsdp
 from tcverify.passes.overlap.fsdp_params import RemoveFsdp2UnshardedParamGraphInputUsage
@@ -26,6 +25,7 @@ from tcverify.passes.overlap.reordering import (
 )
 from tcverify.passes.overlap.runtimes import Runtimes, aligned, runtimes
 from tcverify.passes.overlap.visualize import VisualizeOverlap, overlap_trace, visualize_overlap
+from tcverify.registry.passes import OVERLAP_PASSES
 
 __all__ = [
     "OVERLAP_PASSES",

@@ -8,10 +8,10 @@ from typing import Any, ClassVar
 
 from torch import fx
 
-from tcverify.catalogue.passes import OVERLAP_PASSES
 from tcverify.errors import UsageError
 from tcverify.passes.base import Pass
 from tcverify.program import CollectiveStatistics, Contract
+from tcverify.registry.passes import OVERLAP_PASSES
 
 #: A pass of the list: a known name, or anything that takes a graph module and returns it, another one, or nothing.
 Stage = str | Callable[[fx.GraphModule], Any]

@@ -13,7 +13,7 @@ from tcverify.cost import DeviceProfile, node_cost, takes_no_time
 from tcverify.cost import device as device_profile
 from tcverify.errors import UsageError
 from tcverify.passes.overlap.graph import CommGraph
-from tcverify.program.streams import StreamSettings
+from tcverify.program.stream_options import StreamSettings
 
 log = logging.getLogger(__name__)
 

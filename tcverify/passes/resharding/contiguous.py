@@ -10,7 +10,7 @@ from torch import fx
 
 from tcverify.errors import Unsupported
 from tcverify.ops import Layout, Resharding
-from tcverify.ops.multidevice import REDUCE, SET
+from tcverify.ops.dialects.multidevice import REDUCE, SET
 from tcverify.passes.base import Pass
 from tcverify.passes.editing import arguments, known_spec
 from tcverify.passes.resharding.decisions import InnerResharding, plan

@@ -19,13 +19,13 @@ from torch import fx
 
 from tcverify.errors import Unsupported
 from tcverify.ops import TensorSpec, lookup
-from tcverify.ops.host_ir import CURRENT_STREAM, DEALLOCATE, SET_STREAM, STREAM, SYNCHRONIZE
+from tcverify.ops.dialects.host_ir import CURRENT_STREAM, DEALLOCATE, SET_STREAM, STREAM, SYNCHRONIZE
 from tcverify.passes.base import Pass
 from tcverify.passes.comm_buffers.storages import Analysis, Storage, analyse
 from tcverify.passes.editing import op_name
 from tcverify.passes.resharding.writing import HostWriter
 from tcverify.program import Contract
-from tcverify.program.streams import MAIN_STREAM
+from tcverify.program.stream_options import MAIN_STREAM
 
 _TOKENS = (CURRENT_STREAM, STREAM, SET_STREAM, SYNCHRONIZE)
 

@@ -6,7 +6,7 @@ from torch import fx
 
 from tcverify.errors import ProgramError, Unsupported
 from tcverify.ops import Layout, Resharding
-from tcverify.ops.multidevice import REDUCE, SET
+from tcverify.ops.dialects.multidevice import REDUCE, SET
 from tcverify.passes.editing import arguments, op_name
 
 

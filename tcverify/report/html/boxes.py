@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 
 from torch import fx
 
+from tcverify.explain.relations import Relation
 from tcverify.ops import TensorSpec
 from tcverify.program import Placement, Program
-from tcverify.relations import Relation
 from tcverify.report.alignment import Row
 from tcverify.report.listing import op_text, value_text
-from tcverify.report.plain import count, plain
+from tcverify.report.sanitize import count, plain
 
 _SHORT = {
     "float64": "f64", "float32": "f32", "float16": "f16", "bfloat16": "bf16", "int64": "i64", "int32": "i32",

@@ -10,7 +10,7 @@ from itertools import islice
 from tcverify.execution import Call, Run
 from tcverify.ops import Collective, mismatch
 from tcverify.report.html.values import ranks_text
-from tcverify.report.plain import count, plain
+from tcverify.report.sanitize import count, plain
 
 #: Most ranks that are told apart in tables, most columns of collectives and ranks that are looked at for them, and most
 #: rows, of which so many stand above the first difference.

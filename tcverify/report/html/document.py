@@ -12,11 +12,11 @@ from pathlib import Path
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
 from tcverify.campaign import Event, FindingFound
-from tcverify.counterexample import FILE_NAME, Counterexample
-from tcverify.files import write_atomically
+from tcverify.cases.counterexample import FILE_NAME, Counterexample
 from tcverify.report.html.page import make_page
 from tcverify.report.html.streams import BAR
-from tcverify.report.plain import one_line
+from tcverify.report.sanitize import one_line
+from tcverify.system.files import write_atomically
 
 REPORT_NAME = "report.html"
 

@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tcverify.counterexample import Counterexample
-from tcverify.diagnosis import Diagnosis
+from tcverify.cases.counterexample import Counterexample
+from tcverify.explain.diagnosis import Diagnosis
 from tcverify.program import Program
 from tcverify.report.alignment import Row, align
 from tcverify.report.html.graph import SIGNS, Drawing, Labels, draw

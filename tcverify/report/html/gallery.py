@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tcverify.counterexample import Counterexample, read_counterexample
-from tcverify.diagnosis import diagnose
+from tcverify.cases.counterexample import Counterexample, read_counterexample
 from tcverify.errors import ProgramError
+from tcverify.explain.diagnosis import diagnose
 from tcverify.program import KINDS
 from tcverify.program.codec import load_json
 from tcverify.report.block import make_block
 from tcverify.report.html.document import REPORT_NAME, render
 from tcverify.report.html.drawings import make_sheets
 from tcverify.report.html.graph import Drawing
-from tcverify.report.plain import count, plain
+from tcverify.report.sanitize import count, plain
 
 ABOUT_NAME = "about.json"
 

@@ -12,15 +12,15 @@ from dataclasses import dataclass
 
 from torch import fx
 
+from tcverify.explain.relations import Relation
 from tcverify.program import Program
-from tcverify.relations import Relation
 from tcverify.report.alignment import Row
 from tcverify.report.html.boxes import Vertex, box_text, edge_mark, gap_text, node_of, placement_texts
-from tcverify.report.html.folds import BOX_HEIGHT, LAYER_GAP, Fold, fold, hidden_edges, path, slack, slots, top
+from tcverify.report.html.folding import BOX_HEIGHT, LAYER_GAP, Fold, fold, hidden_edges, path, slack, slots, top
 from tcverify.report.html.layout import CHANNEL, MARGIN, Item, Layout, lay_out
 from tcverify.report.html.order import stream_predecessors
-from tcverify.report.html.sight import drawn_rows, make_vertices, shown_rows, visible_layers
-from tcverify.report.plain import count
+from tcverify.report.html.visibility import drawn_rows, make_vertices, shown_rows, visible_layers
+from tcverify.report.sanitize import count
 
 #: Widest drawing that something stands beside, in pixels.
 MAX_BESIDE = 920.0

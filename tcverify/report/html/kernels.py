@@ -8,13 +8,13 @@ from pathlib import Path
 
 from tcverify.campaign import CampaignFinished, Event, RunFinished
 from tcverify.campaign.search import KernelFound
-from tcverify.files import write_atomically
 from tcverify.report.alignment import align
+from tcverify.report.coverage import Pattern, changed_rank, first_to_reach, kernel_listing, patterns, searched_line
 from tcverify.report.html.document import render
 from tcverify.report.html.graph import SIGNS, Drawing, Labels, draw
 from tcverify.report.listing import Line
-from tcverify.report.plain import count, one_line, plain
-from tcverify.report.reach import Pattern, changed_rank, first_to_reach, kernel_listing, patterns, searched_line
+from tcverify.report.sanitize import count, one_line, plain
+from tcverify.system.files import write_atomically
 
 PAGE_NAME = "kernels.html"
 

@@ -8,14 +8,14 @@ from dataclasses import dataclass, replace
 
 from torch import fx
 
+from tcverify.explain.relations import Relation
 from tcverify.program import Program
-from tcverify.relations import Relation
 from tcverify.report.alignment import Row
 from tcverify.report.html.boxes import node_of, placement_texts
 from tcverify.report.html.graph import Box, Drawing
 from tcverify.report.html.values import MAX_CHARACTERS, Record, Runs, as_data, compared, record
 from tcverify.report.listing import graph_lines, value_text
-from tcverify.report.plain import plain
+from tcverify.report.sanitize import plain
 
 
 @dataclass(frozen=True, slots=True)

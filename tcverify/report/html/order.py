@@ -5,8 +5,8 @@ from __future__ import annotations
 from torch import fx
 
 from tcverify.ops import lookup
-from tcverify.ops.host_ir import CURRENT_STREAM, SET_STREAM, STREAM, SYNCHRONIZE
-from tcverify.program.streams import MAIN_STREAM
+from tcverify.ops.dialects.host_ir import CURRENT_STREAM, SET_STREAM, STREAM, SYNCHRONIZE
+from tcverify.program.stream_options import MAIN_STREAM
 
 
 def stream_predecessors(graph: fx.Graph) -> dict[fx.Node, tuple[fx.Node, ...]]:

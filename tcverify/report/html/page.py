@@ -8,21 +8,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from tcverify.counterexample import MAX_VALUES, Counterexample
-from tcverify.diagnosis import Diagnosis, diagnose
+from tcverify.cases.counterexample import MAX_VALUES, Counterexample
+from tcverify.explain.diagnosis import Diagnosis, diagnose
+from tcverify.explain.relations import Relation
+from tcverify.explain.relations.storages import is_buffer, is_host_ir, written_operands
 from tcverify.program import KINDS
-from tcverify.relations import Relation
-from tcverify.relations.storages import is_buffer, is_host_ir, written_operands
 from tcverify.report.block import Block, make_block
 from tcverify.report.html.collectives import MAX_RANKS, Timeline, timelines
-from tcverify.report.html.contrast import Contrast, make_contrasts
 from tcverify.report.html.drawings import Sheet, make_sheets
+from tcverify.report.html.expected_actual import Contrast, make_contrasts
 from tcverify.report.html.nodes import Card, merge
 from tcverify.report.html.ranks import Dim, Input, make_dims, make_inputs
 from tcverify.report.html.streams import Schedule, draw_schedule
 from tcverify.report.html.values import Record, Runs, compared, ranks_text, record
 from tcverify.report.html.waiting import Waiting, waiting
-from tcverify.report.plain import count, plain, plain_lines
+from tcverify.report.sanitize import count, plain, plain_lines
 
 #: Rows of the table of relations, and lines of a listing or detail, that a page holds.
 MAX_RELATIONS = 80

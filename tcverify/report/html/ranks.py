@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tcverify.program import InputSpec, Program
 from tcverify.report.html.collectives import MAX_RANKS
-from tcverify.report.plain import plain
+from tcverify.report.sanitize import plain
 
 #: Groups of a mesh dim that are shown.
 MAX_GROUPS = 32

@@ -11,10 +11,10 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from tcverify.counterexample import Counterexample
+from tcverify.cases.counterexample import Counterexample
 from tcverify.program.finding import Finding
-from tcverify.program.streams import MAIN_STREAM
-from tcverify.report.plain import count, plain
+from tcverify.program.stream_options import MAIN_STREAM
+from tcverify.report.sanitize import count, plain
 from tcverify.report.timetable import Scheduled, Timetable, marked_ops, microseconds, time_facts, timetables
 
 #: Graphs of so many ops are drawn whole, and so many ops of longer ones.

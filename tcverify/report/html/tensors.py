@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from tcverify.relations import TOLERANCE
-from tcverify.report.plain import count
+from tcverify.explain.relations import TOLERANCE
+from tcverify.report.sanitize import count
 
 #: Tensors of so many elements are shown whole.
 MAX_ELEMENTS = 64

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from tcverify.execution import Run
-from tcverify.relations import Relation
+from tcverify.explain.relations import Relation
 from tcverify.report.html.tensors import Entry, Numbers, entries_of
-from tcverify.report.plain import count
+from tcverify.report.sanitize import count
 
 #: Different values of one node that are shown; ranks whose values agree count once.
 MAX_ENTRIES = 8

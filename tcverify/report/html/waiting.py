@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from tcverify.execution import Run
-from tcverify.report.plain import count, plain
+from tcverify.report.sanitize import count, plain
 
 #: Stations of a line, and most that are drawn.
 PER_LINE = 6

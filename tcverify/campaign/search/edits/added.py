@@ -9,11 +9,11 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from tcverify.campaign.reduction.sketch import Ref, Sketch, Step, replaced
 from tcverify.campaign.search.calls import CallPattern
 from tcverify.campaign.search.editor import Editor, operands
 from tcverify.campaign.search.edits.site import NEAREST, Edit, Site
 from tcverify.ops import TensorSpec
+from tcverify.shrink.graph.sketch import Ref, Sketch, Step, replaced
 
 #: How the other operands of a call are chosen: new inputs, the value itself, or other values there are, the nearest first.
 NEW, SAME = 0, 1

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch.fx.node import map_aggregate
 
-from tcverify.campaign.reduction.named_groups import says_group_size
-from tcverify.campaign.reduction.sketch import Ref, Sketch, Step
 from tcverify.campaign.search.edits.site import Edit, Site
 from tcverify.program import PARTIAL, VARYING, InputSpec, Placement, RankConstant, Recipe
+from tcverify.shrink.graph.named_groups import says_group_size
+from tcverify.shrink.graph.sketch import Ref, Sketch, Step
 
 #: Numbers of the pass that are tried in place of one.
 MANY = 8

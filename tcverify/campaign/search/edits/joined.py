@@ -9,12 +9,12 @@ from typing import Any
 
 from torch.fx.node import map_aggregate
 
-from tcverify.campaign.reduction.facts import Facts
-from tcverify.campaign.reduction.sketch import Ref, Sketch, refs, result_of
 from tcverify.campaign.search.calls import Misfit
 from tcverify.campaign.search.editor import Editor
 from tcverify.campaign.search.edits.site import Edit, Site
 from tcverify.program import RankConstant
+from tcverify.shrink.graph.facts import Facts
+from tcverify.shrink.graph.sketch import Ref, Sketch, refs, result_of
 
 
 def fed(site: Site) -> Iterator[Edit]:

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
-from tcverify.campaign.reduction.sketch import Sketch
 from tcverify.campaign.search.edits.site import Edit, Site
 from tcverify.campaign.search.edits.values import moved, other_operand, returned, returned_less
+from tcverify.shrink.graph.sketch import Sketch
 
 
 def apart(site: Site) -> Iterator[Edit]:

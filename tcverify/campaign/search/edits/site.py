@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeAlias
 
-from tcverify.campaign.reduction.facts import Facts
-from tcverify.campaign.reduction.sketch import Sketch, Step
 from tcverify.campaign.search.calls import CallPattern, Type
 from tcverify.campaign.search.editor import Editor, operands
+from tcverify.shrink.graph.facts import Facts
+from tcverify.shrink.graph.sketch import Sketch, Step
 
 #: Existing values that are tried as one operand, the nearest first.
 NEAREST = 1

@@ -10,10 +10,10 @@ from functools import partial
 
 import torch
 
-from tcverify.campaign.reduction.sketch import Ref, Sketch, Step, refs, result_of
 from tcverify.campaign.search.calls import Type
 from tcverify.campaign.search.editor import operands, with_operand
 from tcverify.campaign.search.edits.site import Edit, Site
+from tcverify.shrink.graph.sketch import Ref, Sketch, Step, refs, result_of
 
 #: Values that are tried as one operand.
 MANY = 8

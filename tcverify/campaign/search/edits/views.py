@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from tcverify.campaign.reduction.sketch import Ref, Sketch, Step
 from tcverify.campaign.search.editor import operands
 from tcverify.campaign.search.edits.site import Edit, Site
+from tcverify.shrink.graph.sketch import Ref, Sketch, Step
 
 #: The view that is taken where the pass names none.
 VIEW = torch.ops.aten.view.default

@@ -1,0 +1,119 @@
+"""Which lines of a pass edited which nodes: recorded by watching the methods by which FX graphs are edited."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from torch import fx
+
+from tcverify.application.coverage.recorder import Scope
+
+
+class EditPlace(NamedTuple):
+    """A line of the pass that edited a node.
+
+    Attributes:
+        what: "creates", "erases", "rewires" or "moves".
+        function: that the line belongs to.
+    """
+
+    what: str
+    file: str
+    line: int
+    function: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}"
+
+
+#: Methods of `fx.Node` that edit the node itself.
+_OWN = {
+    "replace_input_with": "rewires",
+    "update_arg": "rewires",
+    "update_kwarg": "rewires",
+    "insert_arg": "rewires",
+}
+
+
+class EditRecorder:
+    """Records who edits what while `watching`.
+
+    Args:
+        scope: the files that belong to the pass; an edit is filed under the innermost line of these that led to it.
+    """
+
+    def __init__(self, scope: Scope) -> None:
+        self._scope = scope
+        self._found: dict[fx.Node, dict[EditPlace, None]] = {}
+        self._creating = False
+
+    def taken(self) -> dict[str, tuple[EditPlace, ...]]:
+        """The places that edited each node, by its name, in order."""
+        found, self._found = self._found, {}
+        return {node.name: tuple(places) for node, places in found.items()}
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """Record inside the block."""
+        before: list[tuple[type, str, Any]] = [
+            (fx.Graph, name, fx.Graph.__dict__[name]) for name in ("create_node", "erase_node")
+        ]
+        names = [*_OWN, "prepend", "append", "replace_all_uses_with", "args", "kwargs"]
+        before += [(fx.Node, name, fx.Node.__dict__[name]) for name in names if name in fx.Node.__dict__]
+        for owner, name, method in before:
+            setattr(owner, name, self._property(method) if isinstance(method, property) else self._method(name, method))
+        try:
+            yield
+        finally:
+            for owner, name, method in before:
+                setattr(owner, name, method)
+
+    def _property(self, wrapped: property) -> property:
+        def assign(node: fx.Node, value: Any) -> None:
+            self._note("rewires", [node])
+            if wrapped.fset is not None:
+                wrapped.fset(node, value)
+
+        return property(wrapped.fget, assign, doc=wrapped.__doc__)
+
+    def _method(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+        def watched(owner: Any, *args: Any, **kwargs: Any) -> Any:
+            if name == "replace_all_uses_with":
+                self._note("rewires", list(owner.users))
+            elif name == "erase_node":
+                self._note("erases", [*args, *kwargs.values()][:1])
+            elif name in ("prepend", "append"):
+                self._note("moves", [] if self._creating else [*args, *kwargs.values()])
+            elif name in _OWN:
+                self._note(_OWN[name], [owner])
+            if name != "create_node":
+                return method(owner, *args, **kwargs)
+            self._creating = True  # to put it into its place, a graph moves it
+            try:
+                node = method(owner, *args, **kwargs)
+            finally:
+                self._creating = False
+            self._note("creates", [node])
+            return node
+
+        return watched
+
+    def _note(self, what: str, nodes: list[Any]) -> None:
+        frame = sys._getframe(2)
+        while frame is not None and self._scope.of(frame.f_code.co_filename) is None:
+            frame = frame.f_back  # type: ignore[assignment]
+        if frame is None:
+            return
+        code = frame.f_code
+        place = EditPlace(
+            what, self._scope.of(code.co_filename) or "", frame.f_lineno, getattr(code, "co_qualname", code.co_name)
+        )
+        for node in nodes:
+            if isinstance(node, fx.Node):
+                self._found.setdefault(node, {})[place] = None
+
+
+__all__ = ["EditPlace", "EditRecorder"]

@@ -1,0 +1,566 @@
+"""Applies a pass in a worker process, so that a pass that hangs or dies becomes a finding and the campaign goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import gc
+import importlib
+import itertools
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol
+
+import torch
+
+from tcverify.application.apply import apply_counted, apply_pass
+from tcverify.application.coverage.recorder import Point
+from tcverify.application.coverage.vocabulary import Vocabulary
+from tcverify.application.coverage.watched import Watch, WatchedPass
+from tcverify.application.loading import LoadedPass, importable_target, load_pass, pipeline, prepare
+from tcverify.application.messages import decode_pair, encode_pair, message_of, parts_of
+from tcverify.application.pair import Defect, Pair, PassFacts, PassFailure
+from tcverify.errors import InternalError, PassLoadError, ProgramError, TcverifyError
+from tcverify.program import Allowed, Contract, Program, dumps, read_asks
+from tcverify.program.codec import decode
+from tcverify.registry.extensions import extensions_here, load_extensions_of
+from tcverify.registry.pipelines import SEPARATOR
+from tcverify.system import (
+    LAZY_MODULES,
+    end_process,
+    limit,
+    limit_memory,
+    log_to,
+    machine_memory,
+    resident_bytes,
+    scratch,
+    start_process,
+    start_server,
+)
+
+#: Most time that a worker is given to say where its pass hangs. One that blocks signals never does.
+STACK_SECONDS = 2.0
+
+#: PYTHONHASHSEED of the second worker: what differs there depends on the order in which strings are hashed.
+_OTHER_HASH_SEED = 1
+
+#: Of the time that an application may take: one that takes less may be done again, traced, within that time.
+_BRIEF = 0.1
+
+#: Most time that importing a pass may take, in seconds. Importing torch and friends on a busy machine is slow.
+LOAD_TIMEOUT = 120.0
+
+#: Seconds that one application of a pass may take, unless told otherwise.
+DEFAULT_TIMEOUT = 20.0
+
+#: Bytes of memory by which the process of a pass may grow; beyond, its allocations fail. At most half of what the machine has.
+MEMORY_LIMIT = min(16 << 30, machine_memory() // 2)
+
+#: Bytes by which it may have grown when it has answered; it is replaced else, since what passes keep adds up over a night.
+GROWTH_LIMIT = 1 << 30
+
+#: Seconds that are waited for an answer that nobody wants, before the process is replaced.
+UNWANTED_TIMEOUT = 2.0
+
+#: Seconds that a message may be on its way. A worker that is stopped takes nothing, and may leave half an answer.
+MESSAGE_TIMEOUT = 20.0
+
+
+class Subject(Protocol):
+    """A pass under verification, wherever it runs."""
+
+    facts: PassFacts
+    contract: Contract
+    timeout: float  # seconds that one application may take; kept only where the pass has a process of its own
+
+    def apply(self, program: Program, *, deep: bool = False) -> Pair:
+        """Apply the pass to every rank's graph; see `apply_pass`."""
+        ...
+
+    def start(self, program: Program, *, deep: bool = False, watch: Watch | None = None) -> Callable[[], Pair]:
+        """Start to apply the pass; call the result to wait for the end. Where the pass runs in this process it does so then.
+
+        One program at a time: starting another one, or applying the pass, gives up the one whose end nobody waited for.
+
+        Args:
+            watch: what it is watched for; counts where it is recorded at all what the pass reaches.
+        """
+        ...
+
+    def vocabulary(self) -> Vocabulary:
+        """What the pass names; nothing where it is not recorded what it reaches."""
+        ...
+
+    def apply_counted(self, program: Program, allowed: Allowed) -> Pair:
+        """Apply the pass and count its rewrites, of which it may make those that are `allowed`; see `Pair.asked`."""
+        ...
+
+    def close(self) -> None:
+        """Let go of processes."""
+        ...
+
+
+class InProcess:
+    """A pass that cannot be imported by name (a closure, an instance): applied here, without protection from its death."""
+
+    timeout = DEFAULT_TIMEOUT
+
+    def __init__(self, loaded: LoadedPass) -> None:
+        self._loaded = loaded
+        self._watched: WatchedPass | None = None
+        self.facts = loaded.facts
+        self.contract = loaded.contract
+
+    def apply(self, program: Program, *, deep: bool = False) -> Pair:
+        return apply_pass(self._loaded, program, deep=deep)
+
+    def start(self, program: Program, *, deep: bool = False, watch: Watch | None = None) -> Callable[[], Pair]:
+        if watch is None:
+            return lambda: self.apply(program, deep=deep)
+        return lambda: self._watching().apply(program, deep=deep, watch=watch)
+
+    def vocabulary(self) -> Vocabulary:
+        return self._watching().vocabulary
+
+    def _watching(self) -> WatchedPass:
+        if self._watched is None:
+            self._watched = WatchedPass(self._loaded)
+        return self._watched
+
+    def apply_counted(self, program: Program, allowed: Allowed) -> Pair:
+        return apply_counted(self._loaded, program, allowed)
+
+    def close(self) -> None:
+        """Nothing to let go of."""
+
+
+class Applied:
+    """A pass that has run already, wherever that was: hands out what came of it.
+
+    Args:
+        pair: the program that it was applied to, and what it left.
+    """
+
+    timeout = DEFAULT_TIMEOUT
+
+    def __init__(self, facts: PassFacts, contract: Contract, pair: Pair) -> None:
+        self.facts = facts
+        self.contract = contract
+        self._pair = pair
+
+    def apply(self, program: Program, *, deep: bool = False) -> Pair:
+        if program is not self._pair.original:
+            raise InternalError("a pass that has run already is asked to run on another program")
+        return self._pair
+
+    def start(self, program: Program, *, deep: bool = False, watch: Watch | None = None) -> Callable[[], Pair]:
+        return lambda: self.apply(program, deep=deep)
+
+    def vocabulary(self) -> Vocabulary:
+        return Vocabulary()
+
+    def apply_counted(self, program: Program, allowed: Allowed) -> Pair:
+        """It runs no more, so that nothing is counted."""
+        return self.apply(program)
+
+    def close(self) -> None:
+        """Nothing to let go of."""
+
+
+class Guarded:
+    """A pass in a worker process of its own, started at once and again whenever it has ended.
+
+    Args:
+        target: "module:attribute" or "path/file.py:attribute".
+        options: keyword options of the pass.
+        timeout: seconds that one application (all ranks) may take.
+        covered: records what the pass reaches of its own code (see `Pair.reached`): of the files that define it, or of the
+            modules named here. None records nothing.
+
+    Attributes:
+        files: those that define the pass, where it is recorded what it reaches.
+
+    Raises:
+        PassLoadError: the pass cannot be loaded.
+    """
+
+    def __init__(
+        self,
+        target: str,
+        options: Mapping[str, Any] | None = None,
+        *,
+        timeout: float = DEFAULT_TIMEOUT,
+        covered: Sequence[str] | None = None,
+    ) -> None:
+        self.target = target
+        self.covered = covered
+        self.options = dict(options or {})
+        self.timeout = timeout
+        self._worker: _Worker | None = None
+        self._other_hash: _Worker | None = None
+        self.facts = self._main().facts
+        self.files = self._main().files
+        self.contract = Contract.of(self.facts.contract)
+
+    def apply(self, program: Program, *, deep: bool = False) -> Pair:
+        """Apply the pass in the worker. A deep application also runs in a second worker that hashes strings differently."""
+        return self.start(program, deep=deep)()
+
+    def start(self, program: Program, *, deep: bool = False, watch: Watch | None = None) -> Callable[[], Pair]:
+        """See `Subject.start`. Raises `NotSerialisable` for a program that cannot be sent."""
+        text = dumps(program)
+        worker = self._main()
+        worker.ask(text, deep, watch=watch)
+        if not deep:
+            return lambda: worker.answer(program, self.timeout)
+        other = self._second()
+        other.ask(text, False)
+
+        def both() -> Pair:
+            pair = worker.answer(program, 4 * self.timeout)
+            again = other.answer(program, self.timeout)
+            if pair.rewritten is not None and not pair.defects and pair.foreign is None:
+                _compare_hash_order(pair, again)
+            return pair
+
+        return both
+
+    def vocabulary(self) -> Vocabulary:
+        """See `Subject.vocabulary`."""
+        return self._main().vocabulary() if self.covered is not None else Vocabulary()
+
+    def forget(self) -> None:
+        """Let the pass count as never applied: what it reaches is told again. Nothing may be under way."""
+        if self._worker is not None and self._worker.free():
+            self._worker.forget()
+
+    def apply_counted(self, program: Program, allowed: Allowed) -> Pair:
+        """See `Subject.apply_counted`. Raises `NotSerialisable` for a program that cannot be sent."""
+        worker = self._main()
+        worker.ask(dumps(program), False, {"allowed": allowed if allowed is None else [sorted(row) for row in allowed]})
+        return worker.answer(program, self.timeout)
+
+    def _main(self) -> _Worker:
+        if self._worker is None or not self._worker.free():
+            self._worker = _Worker(self.target, self.options, self.timeout, covered=self.covered)
+        return self._worker
+
+    def _second(self) -> _Worker:
+        if self._other_hash is None or not self._other_hash.free():
+            self._other_hash = _Worker(self.target, self.options, self.timeout, hash_seed=_OTHER_HASH_SEED)
+        return self._other_hash
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of the workers."""
+        return [w.pid for w in (self._worker, self._other_hash) if w is not None and w.alive]
+
+    @property
+    def printed(self) -> str:
+        """The last lines that the pass has printed, 20 at most; empty once its process has ended."""
+        return self._worker.tail() if self._worker is not None and self._worker.alive else ""
+
+    def close(self) -> None:
+        """End the worker processes."""
+        for worker in (self._worker, self._other_hash):
+            if worker is not None:
+                worker.close()
+        self._worker = self._other_hash = None
+
+    def __enter__(self) -> Guarded:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def start_ahead() -> None:
+    """Let the second workers of deep applications start sooner: what they are forked from imports for 3 s first."""
+    start_server(_OTHER_HASH_SEED)
+
+
+def subject_of(pass_: Any, options: Mapping[str, Any] | None = None, *, timeout: float = DEFAULT_TIMEOUT) -> Subject:
+    """Make a pass, given as a reference, a class, a function or an instance, ready for verification.
+
+    References, and classes and functions that can be imported by name, run in a guarded worker process; everything else
+    runs in this process. A list of passes is a pipeline.
+
+    Raises:
+        PassLoadError: it cannot be loaded or is no pass.
+    """
+    if isinstance(pass_, (Applied, Guarded, InProcess)):
+        return pass_
+    stages = list(pass_) if isinstance(pass_, (list, tuple)) else [pass_]
+    targets = [stage if isinstance(stage, str) else importable_target(stage) for stage in stages]
+    if stages and all(target is not None for target in targets):
+        return Guarded(SEPARATOR.join(str(target) for target in targets), options, timeout=timeout)
+    if len(stages) != 1:
+        if not stages or options:
+            raise PassLoadError(
+                "a pipeline needs stages, and objects as stages take no options", "give [first, second]"
+            )
+        return InProcess(pipeline([load_pass(s) if isinstance(s, str) else prepare(s, "", {}) for s in stages], {}))
+    return InProcess(prepare(stages[0], "", options or {}))
+
+
+def _compare_hash_order(pair: Pair, other: Pair) -> None:
+    if other.failure is not None:
+        message = f"in a process with another PYTHONHASHSEED it {other.failure.message}"
+        pair.defects.append(Defect("hash-order", 0, message))
+    elif other.rewritten is None or pair.rewritten is None or dumps(other.rewritten) != dumps(pair.rewritten):
+        message = "its result depends on the order in which Python hashes strings (PYTHONHASHSEED)"
+        pair.defects.append(Defect("hash-order", 0, message))
+
+
+# -------------------------------------------------------------------------------------------------- the parent's side
+
+
+class _Worker:
+    """One worker process and the pipe to it."""
+
+    def __init__(
+        self,
+        target: str,
+        options: Mapping[str, Any],
+        timeout: float,
+        hash_seed: int | None = None,
+        covered: Sequence[str] | None = None,
+    ) -> None:
+        self._log, path = scratch.new_log("pass")
+        self._log_path = Path(path)
+        job: dict[str, Any] = {
+            "target": target,
+            "options": dict(options),
+            "path": [str(Path.cwd()), *sys.path],
+            "log": path,
+        }
+        job["directory"] = str(Path.cwd())
+        job["extensions"] = extensions_here()
+        job["covered"] = None if covered is None else list(covered)
+        job["memory"] = MEMORY_LIMIT
+        job["brief"] = timeout * _BRIEF
+        self._process, self._connection = start_process(_serve, (json.dumps(job),), hash_seed=hash_seed)
+        limit(self._connection, MESSAGE_TIMEOUT)
+        self.alive = True
+        self._asked = self._dropped = False
+        self._answers = 0
+        self._failure: PassFailure | None = None  # when the question did not arrive
+        reply = self._receive(LOAD_TIMEOUT)
+        if isinstance(reply, PassFailure):
+            self.close()
+            raise PassLoadError(f"importing '{target}' {reply.message}", reply.detail or None)
+        said, _ = reply
+        if "load_error" in said:
+            self.close()
+            raise PassLoadError(*said["load_error"])
+        self.facts = PassFacts(**said["facts"])
+        self.files: tuple[str, ...] = tuple(said["files"])
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid or 0
+
+    def free(self) -> bool:
+        """Whether it can be asked. An answer that nobody has taken is dropped; one that does not come soon ends the process."""
+        if self._asked and self.alive and not self._drop():
+            self.close()
+        return self.alive
+
+    def _drop(self) -> bool:
+        """Take the answer to the last question, and let the worker forget it."""
+        try:
+            if self._failure is not None or not self._connection.poll(UNWANTED_TIMEOUT):
+                return False
+            said, _ = parts_of(self._connection.recv_bytes())
+        except (EOFError, OSError, ValueError):
+            return False
+        self._asked, self._dropped = False, True
+        return bool(said["grown"] <= GROWTH_LIMIT)
+
+    def ask(self, text: str, deep: bool, count: Mapping[str, Any] | None = None, watch: Watch | None = None) -> None:
+        """Send a program; `count` holds the rewrites that are allowed, where they are to be counted."""
+        self._asked = True
+        said = {
+            "deep": deep,
+            "count": count,
+            "dropped": self._dropped,
+            "watch": None if watch is None else [sorted(watch.points), watch.look, watch.edits, watch.judge],
+        }
+        self._dropped = False
+        try:
+            self._connection.send_bytes(message_of(said, [text]))
+        except OSError as error:
+            self._failure = self._explain(error)
+        except BaseException:
+            self.close()
+            raise
+
+    def answer(self, program: Program, timeout: float) -> Pair:
+        """Wait for the answer to the last question."""
+        reply = self._failure or self._receive(timeout)
+        self._asked = False
+        if isinstance(reply, PassFailure):
+            self.close()
+            return Pair(program, failure=reply)
+        self._answers += 1
+        said, texts = reply
+        pair = decode_pair(program, said, texts)
+        if said["grown"] > GROWTH_LIMIT:
+            self.close()
+            grown, programs = (
+                f"{said['grown'] / (1 << 30):.1f} GiB",
+                f"{self._answers} program{'s'[: self._answers > 1]}",
+            )
+            pair.outgrown = f"the pass's process had grown by {grown} after {programs} and was replaced by a new one"
+        return pair
+
+    def forget(self) -> None:
+        with contextlib.suppress(OSError):  # the next question tells that it has died
+            self._connection.send_bytes(message_of({"forget": True}))
+
+    def vocabulary(self) -> Vocabulary:
+        """What the pass names; nothing where its process fails to say so."""
+        self._connection.send_bytes(message_of({"vocabulary": True}))
+        reply = self._receive(LOAD_TIMEOUT)
+        if isinstance(reply, PassFailure):
+            self.close()
+            return Vocabulary()
+        said, _ = reply
+        conditions = {(file, line): tuple(names) for file, line, names in said.pop("conditions")}
+        return Vocabulary(**{kind: tuple(names) for kind, names in said.items()}, conditions=conditions)
+
+    def _receive(self, timeout: float) -> tuple[Any, list[bytes]] | PassFailure:
+        """Wait for a message and the texts that come with it; a worker that dies or is late is a `PassFailure`."""
+        try:
+            # What the pass has forked holds the pipe open, too: the pipe alone does not tell that the process has died.
+            ready = wait([self._connection, self._process.sentinel], timeout)
+            if not ready:
+                return PassFailure("pass-timeout", f"did not come back within {timeout:g} s", None, self._stack())
+            if not self._connection.poll(0):
+                raise EOFError
+            return parts_of(self._connection.recv_bytes())
+        except (EOFError, OSError, ValueError) as error:  # ValueError: the pass has written into the pipe
+            return self._explain(error)
+        except BaseException:
+            self.close()  # interrupted between question and answer: the answer must not be taken for that of another
+            raise
+
+    def _explain(self, error: Exception) -> PassFailure:
+        """What an error of the conversation says about the pass."""
+        if isinstance(error, BlockingIOError):  # it stopped in mid-message
+            return PassFailure("pass-timeout", "stopped without finishing its answer", None, self._stack())
+        self._process.join(5)
+        return PassFailure("pass-died", f"took its process down ({self._exit()})", None, self.tail())
+
+    def _exit(self) -> str:
+        code = self._process.exitcode
+        if code is not None and code < 0:
+            with contextlib.suppress(ValueError):
+                return f"signal {signal.Signals(-code).name}"
+        return f"exit code {code}"
+
+    def _stack(self) -> str:
+        """Where the pass is, most recent call first: the worker dumps its stack when asked by a signal."""
+        start = self._log.seek(0, os.SEEK_END)
+        if self._process.pid is not None:
+            with contextlib.suppress(OSError):
+                os.kill(self._process.pid, signal.SIGUSR1)
+        dump, deadline = "", time.monotonic() + STACK_SECONDS
+        while True:
+            time.sleep(0.1)
+            self._log.seek(start)
+            before, dump = dump, self._log.read().decode(errors="replace")
+            if (dump and dump == before) or time.monotonic() > deadline:
+                break
+        _, found, frames = dump.rpartition("(most recent call first):\n")
+        ours = str(Path(__file__).parent) + os.sep  # what called the pass says nothing about it
+        of_pass = list(itertools.takewhile(lambda frame: ours not in frame, frames.splitlines()))
+        return "most recent call first:\n" + "\n".join(of_pass[:12]) if found else dump
+
+    def tail(self) -> str:
+        """The last lines that the worker wrote to its standard output and error."""
+        self._log.seek(0, os.SEEK_END)
+        self._log.seek(max(0, self._log.tell() - 4000))
+        return "\n".join(self._log.read().decode(errors="replace").splitlines()[-20:])
+
+    def close(self) -> None:
+        """Kill the process and wait for its end."""
+        self.alive = False
+        end_process(self._process)
+        self._connection.close()
+        self._log.close()
+        self._log_path.unlink(missing_ok=True)
+
+
+# -------------------------------------------------------------------------------------------------- the worker's side
+
+
+def _serve(connection: Connection, job_text: str) -> None:
+    """Main function of the worker process: load the pass, then apply it to every program that comes."""
+    job = json.loads(job_text)
+    log_to(job["log"])
+    faulthandler.register(signal.SIGUSR1, file=2)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    torch.set_num_threads(1)  # the tensors are small: more threads only wait for each other
+    for module in LAZY_MODULES:
+        importlib.import_module(module)
+    sys.path[:] = job["path"]
+    os.chdir(job["directory"])  # the fork server still stands where its parent once was
+    try:
+        load_extensions_of(job["extensions"])
+        loaded = load_pass(job["target"], job["options"])
+    except TcverifyError as error:
+        connection.send_bytes(message_of({"load_error": [error.message, error.hint]}))
+        return
+    gc.freeze()  # collections need not look at what torch has imported, again and again
+    worker = os.getpid()
+    limit_memory(job["memory"])
+    resident = resident_bytes()
+    watched = WatchedPass(loaded, job["covered"], job["brief"]) if job["covered"] is not None else None
+    files = watched.files if watched is not None else []
+    connection.send_bytes(message_of({"facts": asdict(loaded.facts), "files": files}))
+    while True:
+        try:
+            request, texts = parts_of(connection.recv_bytes())
+        except EOFError:
+            return
+        if "forget" in request:
+            if watched is not None:
+                watched.forget(everything=True)
+            continue
+        if "vocabulary" in request:
+            names = watched.vocabulary if watched is not None else Vocabulary()
+            conditions = [[*where, list(named)] for where, named in names.conditions.items()]
+            connection.send_bytes(message_of({**asdict(replace(names, conditions={})), "conditions": conditions}))
+            continue
+        try:
+            program = decode(json.loads(texts[0]))
+        except ProgramError as error:  # what the pass imports has defined an op with another signature
+            connection.send_bytes(message_of({"unread": error.message, "grown": 0}))
+            continue
+        if request["dropped"] and watched is not None:
+            watched.forget()
+        if request["count"] is None and watched is not None:
+            pair = watched.apply(program, deep=request["deep"], watch=_watch_of(request["watch"]))
+        elif request["count"] is None:
+            pair = apply_pass(loaded, program, deep=request["deep"])
+        else:
+            rows = request["count"]["allowed"]
+            pair = apply_counted(loaded, program, None if rows is None else list(map(frozenset, read_asks(rows))))
+        if os.getpid() != worker:
+            os._exit(0)  # the pass has forked: a second answer would be taken for that to the next question
+        connection.send_bytes(encode_pair(pair, resident_bytes() - resident))
+
+
+def _watch_of(said: Any) -> Watch | None:
+    return None if said is None else Watch(frozenset(Point(*row) for row in said[0]), *said[1:])

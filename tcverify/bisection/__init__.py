@@ -1,5 +1,0 @@
-"""Takes what a pass did apart, rewrite by rewrite, to name the one that is to blame."""
-
-from tcverify.bisection.bisecting import Terms, bisect
-
-__all__ = ["Terms", "bisect"]

@@ -1,0 +1,41 @@
+"""Which lines of the pass made the wrong rewrite that a finding shows."""
+
+from __future__ import annotations
+
+from tcverify.application import Subject, Watch
+from tcverify.cases.counterexample import Counterexample, MadeBy
+from tcverify.explain.diagnosis import diagnose
+from tcverify.program import NotSerialisable
+from tcverify.system.files import source_name
+
+#: Lines that are kept of one finding.
+MOST = 8
+
+
+def made_by(subject: Subject, case: Counterexample) -> tuple[MadeBy, ...]:
+    """Apply the pass once more, and return the lines that edited the nodes that a finding is about, those of the node that it
+    names first; empty where nothing is known of them: the finding names no node, or it is not recorded what the pass reaches.
+    """
+    try:
+        pair = subject.start(case.program, deep=case.deep, watch=Watch(edits=True))()
+    except NotSerialisable:
+        return ()
+    if not pair.edited or case.rewritten is None:
+        return ()
+    diagnosis = diagnose(case.program, case.rewritten, case.finding)
+    edited = pair.edited[min(diagnosis.rank, len(pair.edited) - 1)]
+    first = diagnosis.first
+    names = [case.finding.node, first.node if first is not None else None]
+    if first is not None:
+        names += ["output"] if first.output is not None else []
+        names += [operand for operand, _ in first.operands]
+    lines = dict.fromkeys(
+        MadeBy(name, place.what, source_name(place.file), place.line, place.function)
+        for name in dict.fromkeys(names)
+        if name is not None
+        for place in edited.get(name, ())
+    )
+    return tuple(lines)[:MOST]
+
+
+__all__ = ["made_by"]

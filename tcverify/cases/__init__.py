@@ -1,0 +1,1 @@
+"""Counterexamples as files: what they hold, which findings are the same, and which are known."""

@@ -1,0 +1,112 @@
+"""Liveness: while which nodes every storage of a rank's graph lives, and how many bytes live at once.
+
+A storage lives from the node that makes it to the last node that touches a value in it; what a start reads, until the wait for
+its result (to the end where nobody waits); inputs throughout, outputs to the end. In between, explicit frees end its life and
+allocations begin it anew. While a node runs, its operands and its results live side by side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import accumulate
+
+from tcverify.checks.ordering.accesses import Accesses
+from tcverify.checks.ordering.asynchrony import Flight, asynchrony_of
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """A time during which a storage lives: from the first to the last node, by index, with so many bytes."""
+
+    storage: int
+    first: int
+    last: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Peak:
+    """The most bytes that live at once: at which node first, and the names and bytes of what lives then, largest first."""
+
+    nbytes: int
+    node: str
+    live: tuple[tuple[str, int], ...]
+
+
+def lives_of(accesses: Accesses) -> list[Life]:
+    """Return when every storage lives, by its first node. Linear in the graph; storages of unknown size have no bytes."""
+    spans = _spans(accesses)
+    resized: dict[int, list[tuple[int, int | None]]] = {}
+    for index, step in enumerate(accesses.steps):
+        for storage, size in step.resized.items():
+            resized.setdefault(storage, []).append((index, size))
+    found: list[Life] = []
+    for storage, (first, last) in spans.items():
+        nbytes = accesses.nbytes.get(storage, 0)
+        if storage in resized:
+            found += _segments(Life(storage, first, last, nbytes), resized[storage])
+        else:
+            found.append(Life(storage, first, last, nbytes))
+    found.sort(key=lambda life: life.first)
+    return found
+
+
+def _spans(accesses: Accesses) -> dict[int, tuple[int, int]]:
+    steps, end = accesses.steps, len(accesses.steps) - 1
+    first: dict[int, int] = {}
+    last: dict[int, int] = {}
+    for index, step in enumerate(steps):
+        for storage in step.holds:
+            first.setdefault(storage, index)
+        for storage in (*step.touches, *step.holds):
+            last[storage] = index
+    asynchrony = asynchrony_of(accesses)
+    for index, step in enumerate(steps):
+        for number, transfer in enumerate(step.transfers):
+            until = asynchrony.landed.get(Flight(index, number), end)
+            for storage in transfer.source:
+                last[storage] = max(last[storage], until)
+    for storage in accesses.inputs:
+        first[storage], last[storage] = 0, end
+    return {storage: (first[storage], last[storage]) for storage in first}
+
+
+def _segments(whole: Life, events: list[tuple[int, int | None]]) -> Iterator[Life]:
+    begin: int | None = whole.first
+    nbytes = whole.nbytes
+    for index, size in events:
+        if size == 0 and begin is not None:
+            yield Life(whole.storage, begin, index, nbytes)
+            begin = None
+        elif size != 0 and begin is None:
+            begin, nbytes = index, whole.nbytes if size is None else size
+    if begin is not None:
+        yield Life(whole.storage, begin, max(begin, whole.last), nbytes)
+
+
+def peak_of(accesses: Accesses) -> Peak:
+    """Return the peak memory of a graph, and where it is reached first."""
+    lives = lives_of(accesses)
+    changes = [0] * (len(accesses.steps) + 1)
+    for life in lives:
+        changes[life.first] += life.nbytes
+        changes[life.last + 1] -= life.nbytes
+    current = list(accumulate(changes))[:-1]
+    most = max(current, default=0)
+    at = current.index(most) if current else 0
+    live = [
+        (accesses.value(life.storage), life.nbytes) for life in lives if life.first <= at <= life.last and life.nbytes
+    ]
+    live.sort(key=lambda entry: -entry[1])
+    return Peak(most, accesses.steps[at].name if accesses.steps else "", tuple(live))
+
+
+def unsized(accesses: Accesses) -> str | None:
+    """The name of a value whose bytes are not known, if there is one."""
+    missing = (s for step in accesses.steps for s in step.holds if s not in accesses.nbytes)
+    storage = next(missing, None)
+    return None if storage is None else accesses.value(storage)
+
+
+__all__ = ["Life", "Peak", "lives_of", "peak_of", "unsized"]

@@ -1,0 +1,196 @@
+"""Asynchrony: what is under way while the nodes of a rank's graph run, and which of them come too close to it.
+
+Between a start and the first wait on the storage that it writes, nothing else may read or write that storage, and nothing may
+write into what the start reads. Later waits on the same storage have nothing left to wait for.
+"""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass, field
+from itertools import islice
+
+from tcverify.checks.memory.parts import WHOLE, Part, overlap
+from tcverify.checks.ordering.accesses import Accesses, Step
+from tcverify.ops.dialects.host_ir import COMMUNICATION_WAIT
+
+
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """One transfer of a start. `number` tells transfers of one start apart."""
+
+    start: int
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Hazard:
+    """A node that comes too close to what is under way.
+
+    Attributes:
+        flight: what is under way.
+        node: index of the node that comes too close.
+        access: "reads", "writes into" or "frees".
+        racing: "completion", where the node touches what is still to be written, or "input", where it changes what may still
+            be read.
+        storage: the one that both touch.
+    """
+
+    flight: Flight
+    node: int
+    access: str
+    racing: str
+    storage: int
+
+
+@dataclass(slots=True)
+class Asynchrony:
+    """What is asynchronous in a graph. Nodes are named by their indices.
+
+    Attributes:
+        landed: transfer → the wait that completes it.
+        lost: transfers for which nobody waits → the storages that they write.
+        idle: waits that have nothing to wait for → their storages.
+        hazards: in graph order; of each node, storage and kind of access the latest transfer that it races with.
+    """
+
+    landed: dict[Flight, int] = field(default_factory=dict)
+    lost: dict[Flight, tuple[int, ...]] = field(default_factory=dict)
+    idle: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    hazards: list[Hazard] = field(default_factory=list)
+
+
+class _Air:
+    """What is under way: by the storages that are written, and by those that are read."""
+
+    def __init__(self) -> None:
+        self.arriving: dict[int, dict[Flight, None]] = {}
+        self.leaving: dict[int, dict[Flight, None]] = {}
+
+    def depart(self, flight: Flight, source: tuple[int, ...], target: tuple[int, ...]) -> None:
+        for storage in target:
+            self.arriving.setdefault(storage, {})[flight] = None
+        for storage in source:
+            self.leaving.setdefault(storage, {})[flight] = None
+
+    def land(self, flight: Flight, source: tuple[int, ...], target: tuple[int, ...]) -> None:
+        for by, storages in ((self.arriving, target), (self.leaving, source)):
+            for storage in storages:
+                flights = by.get(storage, {})
+                flights.pop(flight, None)
+                if not flights:
+                    by.pop(storage, None)
+
+
+_KNOWN: weakref.WeakKeyDictionary[Accesses, Asynchrony] = weakref.WeakKeyDictionary()
+
+
+def asynchrony_of(accesses: Accesses) -> Asynchrony:
+    """Follow what is under way through a graph. Linear in the graph; remembered."""
+    found = _KNOWN.get(accesses)
+    if found is None:
+        found = _KNOWN[accesses] = _follow(accesses)
+    return found
+
+
+def _follow(accesses: Accesses) -> Asynchrony:
+    found, air = Asynchrony(), _Air()
+    steps = accesses.steps
+    for index, step in enumerate(steps):
+        if step.awaits:
+            flights = dict.fromkeys(f for storage in step.awaits for f in air.arriving.get(storage, ()))
+            made = _awaited_alone(step, steps)
+            if made is not None:  # that one, though others may be under way into the same storage
+                flights = dict.fromkeys(flight for flight in flights if flight.start == made)
+            if not flights and made is None:
+                found.idle[index] = step.awaits
+            for flight in flights:
+                transfer = steps[flight.start].transfers[flight.number]
+                air.land(flight, transfer.source, transfer.target)
+                found.landed[flight] = index
+            continue
+        for access, racing, storage in _accesses(step, precise=bool(accesses.parts)):
+            flights = (air.arriving if racing == "completion" else air.leaving).get(storage, {})
+            close = _close(accesses, index, storage, flights, access, racing) if flights else None
+            if close is not None:
+                found.hazards.append(Hazard(close, index, access, racing, storage))
+        for number, transfer in enumerate(step.transfers):
+            air.depart(Flight(index, number), transfer.source, transfer.target)
+        if step.op == "output":
+            break
+    for index, step in enumerate(steps):
+        for number, transfer in enumerate(step.transfers):
+            flight = Flight(index, number)
+            if flight not in found.landed:
+                found.lost[flight] = transfer.target
+    _returned(accesses, found, air)
+    return found
+
+
+def _awaited_alone(step: Step, steps: list[Step]) -> int | None:
+    """The communication of host IR whose own result a wait takes."""
+    if step.op != COMMUNICATION_WAIT or not step.operands or not steps[step.operands[0]].transfers:
+        return None
+    return step.operands[0]
+
+
+#: Most transfers of one storage with which an access is compared, the latest first.
+_MOST_COMPARED = 64
+
+
+def _close(
+    accesses: Accesses, index: int, storage: int, flights: dict[Flight, None], access: str, racing: str
+) -> Flight | None:
+    """The latest transfer of a storage that a node comes close to: parts of a buffer that lie apart may be under way at once."""
+    if accesses.parts:
+        writes = None if access == "frees" or accesses.steps[index].op == "output" else access == "writes into"
+        mine = _parts(accesses, index, storage, writes)
+        for flight in islice(reversed(flights), _MOST_COMPARED):
+            theirs = _parts(accesses, flight.start, storage, racing == "completion")
+            if any(overlap(a, b) for a in mine for b in theirs):
+                return flight
+        return None
+    low, high = accesses.extent(index, storage)
+    for flight in islice(reversed(flights), _MOST_COMPARED):
+        first, end = accesses.extent(flight.start, storage)
+        if first < high and low < end:
+            return flight
+    return None
+
+
+def _parts(accesses: Accesses, index: int, storage: int, writes: bool | None) -> list[Part]:
+    """The parts of a storage that a node reads or writes; None stands for all of it."""
+    if writes is None and accesses.steps[index].op != "output":
+        return [WHOLE]
+    touches = [touch for touch in accesses.parts[index] if touch.storage == storage]
+    return [touch.part or WHOLE for touch in touches if writes is None or touch.writes == writes]
+
+
+def _accesses(step: Step, *, precise: bool) -> list[tuple[str, str, int]]:
+    """(access, what it can race with, storage) of a step, each once.
+
+    Args:
+        precise: whether it is known which parts of a storage it reads and which it writes.
+    """
+    reads: dict[int, None] = dict.fromkeys(step.reads)
+    writes: dict[int, None] = dict.fromkeys(step.writes)
+    for transfer in step.transfers:
+        reads.update(dict.fromkeys(transfer.source))
+        writes.update(dict.fromkeys(s for s in transfer.target if s not in step.holds or s in step.touches))
+    found = [("reads", "completion", storage) for storage in reads if precise or storage not in writes]
+    for access, storages in (("writes into", writes), ("frees", step.resized)):
+        found += [(access, racing, storage) for storage in storages for racing in ("completion", "input")]
+    return found
+
+
+def _returned(accesses: Accesses, found: Asynchrony, air: _Air) -> None:
+    """The caller reads inputs too that the graph writes into, when it has come to its end."""
+    end = len(accesses.steps) - 1
+    for storage in accesses.inputs:
+        if storage not in accesses.outputs:
+            flights = air.arriving.get(storage)
+            if flights:  # whatever part of it
+                found.hazards.append(Hazard(next(reversed(flights)), end, "reads", "completion", storage))
+
+
+__all__ = ["Asynchrony", "Flight", "Hazard", "asynchrony_of"]

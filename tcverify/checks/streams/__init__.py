@@ -1,0 +1,1 @@
+"""Checks of lowered graphs: streams, what they wait for, races, and schedules."""

@@ -1,0 +1,163 @@
+"""Readings: what one rank's graph does on streams, as data. Made by `streams`."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+from tcverify.checks.memory.storage import Touch
+from tcverify.program.stream_options import MAIN_STREAM
+
+#: Most ranks of a team that the name of its stream tells.
+_SHOWN = 4
+
+#: Stands for an op in what an op waits for: the beginning of the graph, before every op.
+BEGINNING = -1
+
+
+@dataclass(slots=True)
+class Issued:
+    """A work op, or the output node, as the host issues it.
+
+    Ops are named by their index in `Reading.ops`; nodes by their number in graph order.
+
+    Attributes:
+        number, name, op: the node, and its op by qualified name.
+        resources: what it keeps busy, of "compute" and "comm".
+        collective: whether it communicates.
+        cost_s: seconds that it takes, None where the node does not say.
+        stream, after: by data flow, the stream it runs on and the ops whose tokens it waits for.
+        positional_stream, positional_after: the same by position.
+        gates: the waits that stand directly on its operands.
+        reads: (storage, node through which it reads it, anchors left out).
+        writes: storages, of earlier values and of its own results.
+        phase: "start" of an asynchronous collective, "wait" for it, or None.
+        queued_on: in host IR, the stream that is current where the host issues it; it is that of a communication only where it
+            is posted.
+        touches: in host IR, what it does with which parts of storages.
+    """
+
+    number: int
+    name: str
+    op: str
+    resources: tuple[str, ...]
+    collective: bool
+    cost_s: float | None
+    gates: tuple[int, ...]
+    reads: tuple[tuple[int, int], ...]
+    writes: tuple[int, ...]
+    stream: int = MAIN_STREAM
+    after: tuple[int, ...] = ()
+    positional_stream: int = MAIN_STREAM
+    positional_after: tuple[int, ...] = ()
+    phase: str | None = None
+    queued_on: int = MAIN_STREAM
+    touches: tuple[Touch, ...] = ()
+
+
+@dataclass(slots=True)
+class Recorded:
+    """A record: its stream, and the op that its token completes, by data flow and by position."""
+
+    number: int
+    stream: int
+    op: int
+    positional_op: int
+
+
+@dataclass(slots=True)
+class Waiting:
+    """A wait: its stream, the records (by node number) whose tokens it names, and the wait whose result it gates, if any."""
+
+    number: int
+    stream: int
+    records: tuple[int, ...]
+    inner: int | None
+
+
+@dataclass(slots=True)
+class Reading:
+    """What one rank's graph does on streams. Holds no nodes, so that it can be kept as long as the graph lives.
+
+    Attributes:
+        names: of all nodes, in graph order.
+        ops: the work ops, in the order in which they are issued.
+        output: the output node as a reader.
+        inputs: storage → name of the input that it belongs to.
+        conflicts: (node number, the streams that its anchors name, the anchors); a stream is None where it is no number.
+        stale: (op, wait, writer), as node numbers: the op reads the wait's result, and the writer has written in between into
+            what the wait gates.
+        unknown: nodes of which it is not known what they read and write.
+        schedule: what the output node declares, whatever it is.
+        lowered: whether the graph has anchors, or is host IR.
+        host: whether it is host IR, and has no anchors.
+        mixed: an anchor and an op of host IR, where it has both.
+        teams: in host IR, stream of a team's communications → the team.
+        workers: in host IR, node number of a `stream` → the index that it names.
+        landed: in host IR, communication (an op) → node number of the first wait for it, and the stream that waits.
+        switches: in host IR, the node numbers of `set_current_stream`.
+        left_on: in host IR, the stream that is current at the end.
+        bound: in host IR, (an op, another one that waits for it, the node that makes it wait); ops by index, the output's being
+            the one behind the last, the node by number.
+    """
+
+    names: list[str] = field(default_factory=list)
+    ops: list[Issued] = field(default_factory=list)
+    output: Issued | None = None
+    records: dict[int, Recorded] = field(default_factory=dict)
+    waits: dict[int, Waiting] = field(default_factory=dict)
+    inputs: dict[int, str] = field(default_factory=dict)
+    conflicts: list[tuple[int, list[int | None], list[int]]] = field(default_factory=list)
+    stale: list[tuple[int, int, int]] = field(default_factory=list)
+    unknown: list[int] = field(default_factory=list)
+    schedule: Any = None
+    lowered: bool = False
+    host: bool = False
+    mixed: tuple[str, str] | None = None
+    teams: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    workers: dict[int, int] = field(default_factory=dict)
+    landed: dict[int, tuple[int, int]] = field(default_factory=dict)
+    switches: list[int] = field(default_factory=list)
+    left_on: int = MAIN_STREAM
+    bound: list[tuple[int, int, int]] = field(default_factory=list)
+
+    def lane(self, stream: int) -> str:
+        """A stream in two words: a number, or in host IR whose it is."""
+        if not self.host:
+            return f"stream {stream}"
+        team = self.teams.get(stream)
+        if team is not None:
+            return f"team {list(team)}" if len(team) <= _SHOWN else f"team [{team[0]}, {team[1]}, …, {team[-1]}]"
+        return "caller" if stream == MAIN_STREAM else f"worker {stream - 1}"
+
+    @property
+    def asynchronous(self) -> bool:
+        """Whether times are those of asynchronous collectives: it has some, and no anchors, which say more."""
+        return not self.lowered and any(op.phase == "start" for op in self.ops)
+
+
+def tokens_of(reading: Reading, op: Issued) -> list[tuple[int, int]]:
+    """Return (record, wait that names it) for every token that binds an op by data flow, by their node numbers."""
+    found: dict[tuple[int, int], None] = {}
+    for gate in op.gates:
+        at: int | None = gate
+        while at is not None:
+            waiting = reading.waits[at]
+            found.update(dict.fromkeys((record, waiting.number) for record in waiting.records))
+            at = waiting.inner
+    return list(found)
+
+
+def seconds(value: Any) -> float | None:
+    """Return a time as metadata has it, None where it is none: no number, not finite, too large, negative."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    try:
+        time = float(value)
+    except OverflowError:  # a whole number larger than any float
+        return None
+    return time if math.isfinite(time) and time >= 0 else None
+
+
+__all__ = ["BEGINNING", "Issued", "Reading", "Recorded", "Waiting", "seconds", "tokens_of"]

@@ -1,0 +1,1 @@
+"""Checks of values: both versions compute the same, in each number domain."""

@@ -1,0 +1,304 @@
+"""Runs campaigns and tells about them: what the verbs `run` and `check` share."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from hypothesis import strategies as st
+from hypothesis.configuration import set_hypothesis_home_dir
+from hypothesis.strategies import SearchStrategy
+from rich.console import Console
+
+from tcverify.application import Guarded, Subject, start_ahead
+from tcverify.campaign import (
+    DEEP_EVERY,
+    Blamer,
+    Campaign,
+    CampaignFinished,
+    Case,
+    Corpus,
+    Coverage,
+    Event,
+    Plan,
+    RunFinished,
+    RunStarted,
+    Subscriber,
+    recover,
+)
+from tcverify.campaign.search import Search, search_of
+from tcverify.cases.baseline import add_to_baseline, reference
+from tcverify.cli import arguments, doctor
+from tcverify.cli.settings import FAILED, INTERNAL, INTERRUPTED, PASSED, UNUSABLE, Settings
+from tcverify.cli.strategy_choice import suited
+from tcverify.errors import InternalError, TcverifyError, UsageError
+from tcverify.execution import Executor, executors, of_any_size
+from tcverify.explain.bisection import Terms, bisect
+from tcverify.program import Blame, Contract, Mesh, Program
+from tcverify.ray import ray_crew
+from tcverify.registry.strategies import searchable
+from tcverify.report.console import say
+from tcverify.report.formats import reports
+from tcverify.report.known_findings import baseline_lines
+from tcverify.report.sanitize import count, plain
+from tcverify.report.script import ScriptReport
+from tcverify.report.terminal import TerminalReport
+from tcverify.strategies import DEFAULT_STRATEGY
+from tcverify.verification.verifier import Verdict
+from tcverify.workers import Crew, DividedCampaign, Drawing, LocalCrew
+from tcverify.workers.driver import recover as recover_workers
+
+STATE_DIR = Path(".tcverify")
+
+
+@dataclass(frozen=True)
+class Job:
+    """The programs of one mesh.
+
+    Attributes:
+        mesh: names the mesh, or what else the programs have in common, for reports.
+        drawings: which programs are drawn, for each of the passes in their order.
+        programs: what draws them; made of the drawings where there are some.
+    """
+
+    mesh: str
+    world_size: int
+    drawings: Sequence[Drawing] = ()
+    programs: Sequence[SearchStrategy[Program]] = ()
+
+
+def prepare(settings: Settings, console: Console) -> None:
+    """See that results can be written, and keep what an earlier run left when it died.
+
+    Raises:
+        UsageError: a directory cannot be written, or the machine lacks the process group.
+    """
+    doctor.require_backend(settings.confirm)
+    arguments.require_writable(settings.report_dir, "choose another place with --report-dir")
+    arguments.require_writable(STATE_DIR, "run in a directory that you may write to")
+    set_hypothesis_home_dir(STATE_DIR / "hypothesis")
+    for path in recover(STATE_DIR, settings.report_dir):
+        say(console, f"An earlier run died while it verified a program, which is kept as {path}", "yellow")
+        say(console, f"  look at it with: tcverify show {path}, try it again with: tcverify replay {path}", "yellow")
+    for case in recover_workers(settings.report_dir):
+        say(console, f"An earlier run died before it told what a worker had found: case {case.id}", "yellow")
+        say(console, f"  look at it with: tcverify show {case.id}", "yellow")
+
+
+def campaigns(settings: Settings, jobs: Sequence[Job], console: Console) -> int:
+    """Verify every pass on every job's programs and return the exit code.
+
+    Raises:
+        TcverifyError, or whatever else goes wrong in tcverify itself.
+    """
+    terminal = TerminalReport(console, settings.report_dir, kernels=settings.kernels)
+
+    def tell(line: str) -> None:
+        say(console, plain(line))
+
+    accepting = settings.write_baseline is not None
+    subscribers: list[Subscriber] = [
+        ScriptReport(settings.report_dir, tell),
+        terminal,
+        *reports(settings.reports, settings.report_dir, tell, settings.failing, accepting=accepting),
+    ]
+    stop = ""
+    with contextlib.ExitStack() as stack:
+        started = RunStarted(tuple(settings.targets), tuple(job.mesh for job in jobs), settings.seed)
+        end = stack.enter_context(_announced(subscribers, started))
+        stack.callback(terminal.close)
+        crew = stack.enter_context(_crew(settings, tell))
+        corpus = Corpus(settings.corpus, tell) if settings.corpus is not None else None
+        unasked = () if settings.search else None
+        subjects = [
+            stack.enter_context(Guarded(target, settings.pass_options, timeout=settings.pass_timeout, covered=covered))
+            for target, covered in zip(settings.targets, settings.covered or itertools.repeat(unasked), strict=False)
+        ]
+        if crew is None and (settings.max_examples is None or settings.max_examples >= DEEP_EVERY):
+            start_ahead()  # now that the first workers have what they need, on machines of few cores
+        coverages = [Coverage(subject.files) if settings.covered is not None else None for subject in subjects]
+        contracts = [subject.contract.with_options(settings.promises) for subject in subjects]
+        try:
+            jobs, tried = _suited(jobs, settings, tell)
+            searches = [_search(subject, settings, jobs[0], number) for number, subject in enumerate(subjects)]
+            for job in jobs:
+                with executors(settings.confirm if crew is None else "none") as executor_of:
+                    executor = of_any_size(settings.confirm, executor_of, job.world_size)
+                    for number, (subject, promised, programs, coverage) in enumerate(
+                        zip(subjects, contracts, job.programs, coverages, strict=True)
+                    ):
+                        kept = corpus.cases(reference(subject.facts), job.mesh) if corpus is not None else ()
+                        first = [*(tried[number] if job is jobs[0] else ()), *kept]
+                        plan = Plan(
+                            programs,
+                            job.mesh,
+                            settings.report_dir,
+                            STATE_DIR,
+                            promised,
+                            **settings.shared(),
+                            baseline=settings.known,
+                            collect=accepting or not settings.fail_fast,
+                            blame=_blamer(settings, promised) if settings.bisect else None,
+                            coverage=coverage,
+                            first=first,
+                            corpus=corpus,
+                            strategy=job.drawings[number].strategy if job.drawings else None,
+                            search=searches[number],
+                        )
+                        if crew is None:
+                            finished = Campaign(subject, plan, executor, subscribers).run()
+                        else:
+                            drawing = job.drawings[number]
+                            finished = DividedCampaign(
+                                subject, plan, drawing, settings.confirm, crew, tell, subscribers
+                            ).run()
+                        stop = finished.stop
+                        if stop in _LAST:
+                            break
+                if stop in _LAST:
+                    break
+        except KeyboardInterrupt:  # between campaigns
+            stop = "interrupted"
+        terminal.summary()
+        if settings.baseline is not None and settings.known is not None:
+            for line in baseline_lines(settings.known, settings.baseline, terminal.finished):
+                say(console, line)
+        if settings.write_baseline is not None:
+            found = [case for event in terminal.finished for case in event.counterexamples]
+            say(console, plain(add_to_baseline(settings.write_baseline, settings.known, found)))
+        failing = _exit_code(terminal.finished, settings.failing, accepting=accepting)
+        code = INTERRUPTED if stop == "interrupted" else failing
+        end(code)
+    return code
+
+
+def _suited(
+    jobs: Sequence[Job], settings: Settings, tell: Callable[[str], None]
+) -> tuple[list[Job], list[tuple[Case, ...]]]:
+    """Find strategies for the passes that have none yet, and make all strategies, so that what cannot be drawn is refused now.
+
+    Each pass is tried on programs like those of the first job, in a process of its own: what it reaches there does not count.
+
+    Returns:
+        The jobs with strategies; and for each pass what is to be verified first of the first job.
+    """
+    drawings = list(jobs[0].drawings)
+    first: list[tuple[Case, ...]] = [()] * len(settings.targets)
+    for number, drawing in enumerate(drawings):
+        if drawing.strategy is None:
+            mesh = Mesh.grid(drawing.mesh) if drawing.mesh is not None else None
+            with Guarded(settings.targets[number], settings.pass_options, timeout=settings.pass_timeout) as subject:
+                found = suited(
+                    subject, STATE_DIR, jobs[0].mesh, drawing.world_size, mesh,
+                    max_examples=settings.max_examples, max_time=settings.max_time,
+                )  # fmt: skip
+            drawings[number] = replace(drawing, strategy=found.strategy)
+            if found.names != (DEFAULT_STRATEGY,):
+                tell(f"programs of {', '.join(found.names)}, where {subject.facts.name} changes most")
+            first[number] = found.first
+    made = []
+    for job in jobs:
+        own = [replace(a, strategy=b.strategy) for a, b in zip(job.drawings, drawings, strict=True)]
+        made.append(replace(job, drawings=own, programs=job.programs or [one.programs() for one in own]))
+    return made, first
+
+
+def _search(subject: Subject, settings: Settings, job: Job, number: int) -> Search | None:
+    """What makes programs for the pass of this number of what it did with others, where that is asked for."""
+    if not settings.search or not job.drawings or not searchable(job.drawings[number].strategy):
+        return None
+    return search_of(subject, settings.seed, settings.max_examples)
+
+
+def _blamer(settings: Settings, contract: Contract) -> Blamer:
+    """Names the rewrites that a finding comes from, as `--bisect` asks for."""
+
+    def blame(subject: Subject, verdict: Verdict, kind: str, deep: bool, confirm: Executor | None) -> Blame:
+        return bisect(subject, verdict, Terms(kind, contract, confirm, settings.checks, settings.domain, deep))
+
+    return blame
+
+
+@contextlib.contextmanager
+def _crew(settings: Settings, tell: Callable[[str], None]) -> Iterator[Crew | None]:
+    """The workers that share the campaigns; None where this process does all by itself.
+
+    Raises:
+        UsageError: workers are asked for what they do not do.
+    """
+    if settings.bisect and (settings.ray is not None or (settings.workers or 1) > 1):
+        raise UsageError("workers do not bisect", "leave --bisect to `tcverify replay ID --bisect`")
+    if settings.ray is not None:
+        with ray_crew(settings.ray, settings.workers, tell) as crew:
+            yield crew
+    elif settings.workers is not None and settings.workers > 1:
+        with LocalCrew(settings.workers, tell) as crew:
+            yield crew
+    else:
+        yield None
+
+
+@contextlib.contextmanager
+def _announced(subscribers: Sequence[Subscriber], started: RunStarted) -> Iterator[Callable[[int], None]]:
+    """Tell subscribers that a run begins and, however that comes about, that it ends. Yields what takes its exit code."""
+
+    def tell(event: Event) -> None:
+        for subscriber in subscribers:
+            subscriber(event)
+
+    codes: list[int] = []
+    tell(started)
+    try:
+        yield codes.append
+    except KeyboardInterrupt:
+        tell(RunFinished(INTERRUPTED, "interrupted"))
+        raise
+    except BrokenPipeError:
+        tell(RunFinished(FAILED, "nobody reads the output"))
+        raise
+    except TcverifyError as error:
+        tell(RunFinished(INTERNAL if isinstance(error, InternalError) else UNUSABLE, error.message))
+        raise
+    except Exception as error:
+        tell(RunFinished(INTERNAL, f"{type(error).__name__}: {error}"))
+        raise
+    tell(RunFinished(codes[-1]))
+
+
+#: Ends of a campaign after which no other begins.
+_LAST = ("interrupted", "first finding")
+
+
+def _exit_code(finished: Sequence[CampaignFinished], failing: Sequence[str], *, accepting: bool) -> int:
+    """The exit code of a run; findings that go to a baseline (`accepting`) do not fail it."""
+    for event in finished:
+        accepted = accepting and event.verdict == "refuted" and event.statistics.passed
+        if event.verdict != "passed" and not accepted:
+            return FAILED
+    if "inconclusive" in failing and any(event.statistics.inconclusive for event in finished):
+        return FAILED
+    return PASSED
+
+
+def redrawn(program: Program, draws: int) -> SearchStrategy[Program]:
+    """The program with its own seed, and with the next ones."""
+    return st.sampled_from([replace(program, seed=program.seed + number) for number in range(draws)])
+
+
+def described(program: Program) -> list[str]:
+    """What a program is, in lines for the user who has just loaded it."""
+    graphs = len(program.graphs)
+    what = "one graph" if graphs == 1 else f"{graphs} graphs"
+    placed: dict[str, list[str]] = {}
+    for spec in program.inputs:
+        for dim, placement in spec.placements:
+            placed.setdefault(f"{placement} over {dim}", []).append(spec.name)
+    lines = [f"program: {program.mesh}; {what}, {count(program.size, 'node')}, {count(len(program.inputs), 'input')}"]
+    lines += [f"  {how}: {count(len(names), 'input')}" for how, names in placed.items()]
+    return lines
+
+
+__all__ = ["STATE_DIR", "Job", "campaigns", "described", "prepare", "redrawn"]

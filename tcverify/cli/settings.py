@@ -1,0 +1,53 @@
+"""What a run is asked for, and how it ends. Data."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tcverify.cases.baseline import Baseline
+from tcverify.options import Options
+
+#: Exit codes.
+PASSED, FAILED, UNUSABLE, INTERNAL, INTERRUPTED = 0, 1, 2, 3, 130
+
+
+@dataclass(frozen=True)
+class Settings(Options):
+    """How passes are verified and what becomes of it; named like the options of the command line.
+
+    Attributes:
+        covered: for each pass the modules whose code counts when it is recorded what it reaches, none for those that define it.
+            None: that is not recorded.
+        search: whether programs are made of what the pass did with earlier ones.
+        kernels: whether the smallest programs are shown that make the pass do what it does.
+    """
+
+    targets: Sequence[str]
+    pass_options: dict[str, str] = field(default_factory=dict)
+    promises: dict[str, str] = field(default_factory=dict)
+    confirm: str = "gloo"
+    pass_timeout: float = 20.0
+    report_dir: Path = Path("reports")
+    reports: Sequence[str] = ()
+    failing: Sequence[str] = ()
+    known: Baseline | None = None
+    baseline: Path | None = None
+    write_baseline: Path | None = None
+    bisect: bool = False
+    covered: Sequence[Sequence[str]] | None = None
+    search: bool = False
+    kernels: bool = False
+    corpus: Path | None = None
+    workers: int | None = None
+    ray: str | None = None
+
+
+def new_seed() -> int:
+    """A seed that nobody asked for."""
+    return int.from_bytes(os.urandom(4), "little")
+
+
+__all__ = ["FAILED", "INTERNAL", "INTERRUPTED", "PASSED", "UNUSABLE", "Settings", "new_seed"]

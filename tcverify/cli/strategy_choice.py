@@ -1,0 +1,116 @@
+"""Finds out which programs give a pass something to do, by trying it on a few of each strategy."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tcverify.application import Subject
+from tcverify.campaign import Case
+from tcverify.campaign.in_flight import InFlight
+from tcverify.cases.baseline import reference
+from tcverify.program import Mesh, Program
+from tcverify.strategies import DECODERS, DEFAULT_STRATEGY, all_meshes, together
+
+#: Programs per strategy that a pass is tried on at first, and in all where it changes none of those.
+FIRST, ALL = 4, 16
+
+#: Strategies on which a pass does something at least this share as often as on the best one are drawn from.
+SHARE = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Suited:
+    """What to verify a pass on of which nothing is known.
+
+    Attributes:
+        names: of strategies: `DEFAULT_STRATEGY`, and those on which the pass has something to do most often.
+        first: to be verified before any is drawn: a program on which the pass raised, hung or died, if there was one.
+    """
+
+    names: tuple[str, ...] = (DEFAULT_STRATEGY,)
+    first: tuple[Case, ...] = ()
+
+    @property
+    def strategy(self) -> str:
+        """All of them as one, as `programs_of` takes it."""
+        return together(self.names)
+
+
+def suited(
+    subject: Subject,
+    state_dir: Path,
+    name: str,
+    world_size: int,
+    mesh: Mesh | None = None,
+    *,
+    max_examples: int | None = None,
+    max_time: float | None = None,
+) -> Suited:
+    """Try a pass on programs, the same ones each time, and say what suits it. A pass that hangs or dies on one ends that.
+
+    Args:
+        state_dir: where the program is written down that the pass is tried on, for when the run dies of it.
+        name: of the mesh, or of what else the programs have in common, as reports call it.
+        mesh: of the programs; None tries several of `world_size` ranks.
+        max_examples, max_time: bounds of what comes after, in programs and in seconds: trying takes no more programs, but one
+            of each strategy at least, and a tenth of the time.
+
+    Raises:
+        UsageError: nothing can be written into `state_dir`.
+    """
+    in_flight = InFlight(state_dir, subject, subject.contract)
+    rounds = ALL if max_examples is None else min(ALL, max(1, max_examples // (len(DECODERS) - 1)))
+    until = math.inf if max_time is None else time.monotonic() + max_time / 10
+    meshes = [mesh] if mesh is not None else all_meshes(world_size)
+    try:
+        found = _tried(subject, in_flight, name, meshes, rounds, until)
+    except KeyboardInterrupt:
+        in_flight.clear()
+        raise
+    except BaseException:
+        in_flight.close()
+        raise
+    in_flight.clear()
+    return found
+
+
+def _tried(
+    subject: Subject, in_flight: InFlight, name: str, meshes: Sequence[Mesh], rounds: int, until: float
+) -> Suited:
+    tried = [strategy for strategy in DECODERS if strategy != DEFAULT_STRATEGY]
+    drawn = _drawn(tried, rounds, meshes)
+    did = dict.fromkeys(tried, 0)
+    failed: tuple[Case, ...] = ()
+    ahead = next(drawn, None)
+    while ahead is not None:
+        number, strategy, program = ahead
+        if time.monotonic() > until or (strategy == tried[0] and number >= FIRST and any(did.values())):
+            break
+        in_flight.note(program, deep=False)
+        answer = subject.start(program)
+        ahead = next(drawn, None)  # while the pass works
+        pair = answer()
+        if pair.failure is not None:
+            failed = failed or (Case(reference(subject.facts), name, program, (pair.failure.kind,)),)
+            if pair.failure.kind != "pass-raised":
+                return Suited(first=failed)
+        did[strategy] += pair.changed or pair.failure is not None
+    most = max(did.values())
+    return Suited((DEFAULT_STRATEGY, *(one for one in tried if most and did[one] >= SHARE * most)), failed)
+
+
+def _drawn(strategies: Sequence[str], rounds: int, meshes: Sequence[Mesh]) -> Iterator[tuple[int, str, Program]]:
+    """A program of each strategy in each round: the number of the round, the strategy, the program."""
+    choices = {strategy: random.Random(strategy) for strategy in strategies}
+    for number, strategy in itertools.product(range(rounds), strategies):
+        decoder = DECODERS[strategy]
+        yield number, strategy, decoder.decode(meshes[number % len(meshes)], choices[strategy].randbytes(decoder.width))
+
+
+__all__ = ["Suited", "suited"]

@@ -1,0 +1,218 @@
+"""What `tcverify init` writes into a repository: tests of its passes, a matrix of torch versions, a workflow, a configuration."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from tcverify.cli.arguments import target
+from tcverify.errors import UsageError
+from tcverify.system.files import write_atomically
+
+#: The pass that is written where none is named, and its reference.
+EXAMPLE_FILE = "example_pass.py"
+EXAMPLE = "example_pass:fuse_add_norm"
+
+#: Torch versions of the matrix, by the factor that names them in tox.
+TORCH = {"torch29": "2.9.*", "torch211": "2.11.*", "torch213": "2.13.*"}
+
+_TABLE = re.compile(r"(?m)^\s*\[\s*tool\s*\.\s*[\"']?tcverify[\"']?\s*[].]")
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A file that is to be written.
+
+    Attributes:
+        path: seen from the directory.
+        text: the whole file.
+        state: "new", "same" (it holds just this), "changed" (it is there and holds something else) or "longer" (a file of the
+            user's that keeps what it has and gets a table at its end).
+    """
+
+    path: str
+    text: str
+    state: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What `tcverify init` would do.
+
+    Attributes:
+        files: what is written, in order.
+        advice: lines about a file that is left alone, and what may be added to it.
+    """
+
+    directory: Path
+    files: tuple[Planned, ...]
+    advice: tuple[str, ...]
+    passes: tuple[str, ...]
+
+    @property
+    def _where(self) -> str:
+        return "here" if self.directory.resolve() == Path.cwd() else f"in {self.directory}"
+
+    def write(self, *, force: bool = False, keep: bool = False) -> list[Planned]:
+        """Write the files and return them.
+
+        Args:
+            force: overwrite files that hold something else.
+            keep: leave such files alone and write the others.
+
+        Raises:
+            UsageError: there are such files, and neither is said, or there is nothing to write (nothing is written then); or a
+                file cannot be written.
+        """
+        changed = [file.path for file in self.files if file.state == "changed"]
+        if changed and not (force or keep):
+            them = "it" if len(changed) == 1 else "them"
+            raise UsageError(
+                f"{', '.join(changed)}: would be overwritten {self._where}; nothing was written",
+                f"--force overwrites {them}, --keep writes the other files alone, --dry-run shows what would be done",
+            )
+        written = [file for file in self.files if file.state != "same" and not (keep and file.state == "changed")]
+        if not written:
+            raise UsageError(
+                f"{', '.join(file.path for file in self.files)}: all are {self._where} already; nothing was written",
+                "remove what is to be made anew",
+            )
+        for file in written:
+            write_atomically(self.directory / file.path, file.text, "choose a directory that you may write to")
+        return written
+
+
+def plan(directory: Path, passes: Sequence[str]) -> Plan:
+    """Plan what is written into a directory.
+
+    Args:
+        passes: references of the passes to verify, as `tcverify run` takes them; none stands for an example.
+
+    Raises:
+        UsageError: the directory is a file, or a reference cannot be one.
+    """
+    if directory.exists() and not directory.is_dir():
+        raise UsageError(f"{directory} is not a directory", "name the root of the repository")
+    for reference in passes:
+        _require_reference(directory, reference)
+    chosen = tuple(dict.fromkeys(passes)) or (EXAMPLE,)
+    names = _test_names(chosen)
+    packaged = any((directory / name).is_file() for name in ("setup.py", "setup.cfg")) or _declares_project(directory)
+    render = _renderer(passes=list(zip(chosen, names, strict=True)), packaged=packaged, torch=TORCH, example=not passes)
+    files = []
+    if not passes:
+        files.append(_planned(directory, EXAMPLE_FILE, render("example_pass.py.j2")))
+    files += [
+        _planned(directory, "tests/test_passes.py", render("test_passes.py.j2")),
+        _planned(directory, "tox.ini", render("tox.ini.j2")),
+        _planned(directory, ".github/workflows/tcverify.yml", render("tcverify.yml.j2")),
+    ]
+    table, advice = render("pyproject.toml.j2"), []
+    known = _read(directory / "pyproject.toml")
+    if known is None:
+        files.append(Planned("pyproject.toml", table, "new"))
+    elif _TABLE.search(known):
+        advice.append("pyproject.toml has [tool.tcverify] already and is left alone; a new one would be")
+        advice += [f"    {line}" for line in table.strip().splitlines()]
+    else:
+        gap = "" if not known else "\n" if known.endswith("\n") else "\n\n"
+        files.append(Planned("pyproject.toml", known + gap + table, "longer"))
+    return Plan(directory, tuple(files), tuple(advice), chosen)
+
+
+_DID = {"new": "wrote", "changed": "overwrote", "longer": "added [tool.tcverify] to"}
+_WOULD = {
+    "new": "would write", "changed": "is there and holds something else:", "longer": "would add [tool.tcverify] to",
+    "same": "is there already:",
+}  # fmt: skip
+
+
+def told(planned: Plan) -> list[str]:
+    """Say what would be done, in lines."""
+    return [*(f"{_WOULD[file.state]} {file.path}" for file in planned.files), *planned.advice]
+
+
+def done(planned: Plan, written: Sequence[Planned]) -> list[str]:
+    """Say what has been done, in lines, and what to do next."""
+    left = [file.path for file in planned.files if file not in written]
+    return [
+        *(f"{_DID[file.state]} {file.path}" for file in written),
+        *(f"left {path} as it is" for path in left),
+        *planned.advice,
+        "",
+        "Next:",
+        *([] if planned.directory.resolve() == Path.cwd() else [f"  cd {planned.directory}"]),
+        "  pip install tcverify pytest pytest-xdist",
+        f"  tcverify run {planned.passes[0]} --max-examples 50",
+        "  pytest -n auto tests/test_passes.py",
+        "and keep reports/ and .tcverify/ out of version control (.gitignore).",
+    ]
+
+
+def _require_reference(directory: Path, reference: str) -> None:
+    if not re.fullmatch(r"[\w.:/+-]+", reference):
+        raise UsageError(f"'{reference}' is not a pass", "name it as module:attribute, or as path/to/file.py:attribute")
+    for stage in target(reference).split("+"):
+        file = stage.rpartition(":")[0]
+        if file.endswith(".py") and not (directory / file).is_file():
+            raise UsageError(
+                f"there is no file {file} in {directory}", "files are named from the root of the repository"
+            )
+
+
+def _test_names(passes: Sequence[str]) -> list[str]:
+    """Names for test functions: those of the passes, in small letters, numbered where two are equal."""
+    found: list[str] = []
+    for reference in passes:
+        words = [stage.rpartition(":")[2].rpartition(".")[2] for stage in reference.split("+")]
+        spaced = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", "_then_".join(words))
+        name = re.sub(r"\W+", "_", spaced).lower()
+        number = 2
+        while (name if number == 2 else f"{name}_{number - 1}") in found:
+            number += 1
+        found.append(name if number == 2 else f"{name}_{number - 1}")
+    return found
+
+
+def _renderer(**variables: object) -> Callable[[str], str]:
+    environment = Environment(
+        loader=PackageLoader("tcverify.cli.template", "files"), undefined=StrictUndefined, keep_trailing_newline=True,
+        trim_blocks=True, lstrip_blocks=True, autoescape=False,
+    )  # fmt: skip
+    return lambda name: environment.get_template(name).render(**variables)
+
+
+def _planned(directory: Path, path: str, text: str) -> Planned:
+    known = _read(directory / path)
+    return Planned(path, text, "new" if known is None else "same" if known == text else "changed")
+
+
+def _read(path: Path) -> str | None:
+    """The text of a file, or None where there is none. Raises UsageError for what cannot be read."""
+    if not path.exists():
+        return None
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} cannot be read: {error}", "mend it, or choose another directory") from None
+
+
+def _declares_project(directory: Path) -> bool:
+    """Whether pyproject.toml says how the repository is installed."""
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    try:
+        table = tomllib.loads(_read(directory / "pyproject.toml") or "")
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(f"{directory / 'pyproject.toml'} cannot be read: {error}", "mend it first") from None
+    return "project" in table or "build-system" in table
+
+
+__all__ = ["EXAMPLE", "Plan", "Planned", "done", "plan", "told"]

@@ -1,0 +1,1 @@
+"""All ranks in one process, one after the other or stacked."""

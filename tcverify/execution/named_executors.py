@@ -1,0 +1,93 @@
+"""Executors by the name that `--confirm` takes."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from functools import partial
+
+from tcverify.errors import UsageError
+from tcverify.execution.executor import Executor
+from tcverify.execution.process_group.pool import ProcessGroupPool
+from tcverify.execution.process_group.torchrun import StoreGroup
+from tcverify.registry import executors as named
+from tcverify.registry.extensions import require_new
+from tcverify.registry.registry import Registry
+
+#: What makes an executor for a number of ranks.
+Maker = Callable[[int], Executor]
+
+#: Makers of executors by name.
+EXECUTORS: Registry[Maker] = named.EXECUTORS
+
+over_gloo = ProcessGroupPool
+over_nccl = partial(ProcessGroupPool, device="cuda")
+over_torchrun = partial(ProcessGroupPool, start_group=StoreGroup)
+
+_PROTOCOL = "an executor has a name and the methods run, compare and start_comparison: see tcverify.Executor"
+
+
+def register_executor(name: str, make: Maker) -> None:
+    """Add an executor of your own: `--confirm` can name it, and what lockstep does not refute runs on it.
+
+    Args:
+        name: what `--confirm` calls it. An executor of yours with this name is replaced.
+        make: called with a number of ranks; returns an executor for programs of that size. Where the executor has `start` and
+            `close`, they are called before the first program and at the end.
+
+    Raises:
+        UsageError: the name is taken or cannot be one, or `make` cannot be called.
+
+    Example:
+        >>> register_executor("patient", lambda world_size: ProcessGroupPool(world_size, timeout=600))
+    """
+    require_new("executor", name, [*EXECUTORS.references, "none"])
+    if not callable(make):
+        raise UsageError(f"executor '{name}' is a {type(make).__name__}, which cannot be called", "give what makes one")
+    EXECUTORS[name] = make
+
+
+def make_executor(name: str, world_size: int) -> Executor:
+    """Make the executor of this name for so many ranks.
+
+    Raises:
+        UsageError: what is registered under the name makes no executor.
+    """
+    executor = EXECUTORS[name](world_size)
+    lacking = [part for part in ("name", "run", "compare", "start_comparison") if not hasattr(executor, part)]
+    if lacking:
+        what = f"executor '{name}' is a {type(executor).__name__} without {', '.join(lacking)}"
+        raise UsageError(what, _PROTOCOL)
+    return executor
+
+
+def start_executor(executor: Executor) -> None:
+    """Start an executor now, where it can be started. Raises what that raises; ours raise `ExecutorError`."""
+    getattr(executor, "start", lambda: None)()
+
+
+@contextlib.contextmanager
+def executors(name: str) -> Iterator[Callable[[int], Executor | None]]:
+    """Yield a function that gives the executor of a number of ranks; "none" gives None. Executors end with the block."""
+    made: dict[int, Executor] = {}
+
+    def executor(world_size: int) -> Executor | None:
+        if name == "none":
+            return None
+        if world_size not in made:
+            made[world_size] = make_executor(name, world_size)
+        return made[world_size]
+
+    try:
+        yield executor
+    finally:
+        for one in made.values():
+            close_executor(one)
+
+
+def close_executor(executor: Executor) -> None:
+    """End an executor, where it can be ended."""
+    getattr(executor, "close", lambda: None)()
+
+
+__all__ = ["EXECUTORS", "Maker", "close_executor", "executors", "make_executor", "register_executor", "start_executor"]

@@ -1,0 +1,1 @@
+"""Ranks as processes, on a real process group."""

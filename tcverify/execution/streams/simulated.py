@@ -1,0 +1,87 @@
+"""Streams without a device: queues that this process works off, by a clock on which delays pass and ops take no time.
+
+What can begin earliest goes first, and of those what was issued first.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+import torch
+
+from tcverify.errors import InternalError
+from tcverify.execution.streams.launches import Launch
+
+
+class QueuedDevice:
+    """A `Device` whose streams run on the CPU, one op at a time, when the host waits for them.
+
+    Args:
+        staged: collectives stop the host until they have been entered, as they do that go through it (see `cuda_ranks`).
+    """
+
+    def __init__(self, *, staged: bool = False) -> None:
+        self._staged = staged
+        self.place = torch.device("cpu")
+        self._queues: dict[int, deque[tuple[float, int, Launch, Callable[[], None]]]] = {}
+        self._clocks: dict[int, float] = {}  # of each stream
+        self._events: dict[int, float | None] = {}  # when each went off; None for those that have not
+        self._host = 0.0
+        self._issued = 0
+
+    def launch(self, launch: Launch, work: Callable[[], None]) -> None:
+        """See `Device.launch`.
+
+        Raises:
+            InternalError: it waits for an event that nobody has recorded; CUDA would not wait at all.
+        """
+        for op in launch.waits:
+            if op not in self._events:
+                raise InternalError(f"op {launch.op} waits for the event of op {op}, which is not recorded before it")
+        self._queues.setdefault(launch.stream, deque()).append((self._host, self._issued, launch, work))
+        self._issued += 1
+        if launch.event:
+            self._events[launch.op] = None
+        if launch.part == "enter" and self._staged:
+            self.join(launch.stream)
+
+    def join(self, stream: int) -> None:
+        """See `Device.join`."""
+        while self._queues.get(stream):
+            self._next()
+        self._host = max(self._host, self._clocks.get(stream, 0.0))
+
+    def finish(self) -> None:
+        """See `Device.finish`."""
+        for stream in list(self._queues):
+            self.join(stream)
+        self._events.clear()
+
+    def _next(self) -> None:
+        """Run what can begin earliest."""
+        heads = [
+            (start, queue[0][1], stream)
+            for stream, queue in self._queues.items()
+            if (start := self._start(stream)) >= 0
+        ]
+        start, _, stream = min(heads)
+        _, _, launch, work = self._queues[stream].popleft()
+        self._clocks[stream] = start
+        if launch.event:
+            self._events[launch.op] = start
+        work()
+
+    def _start(self, stream: int) -> float:
+        """When the head of a queue can begin; -1 while it waits for an event that has not gone off."""
+        queue = self._queues[stream]
+        if not queue:
+            return -1.0
+        issued, _, launch, _ = queue[0]
+        times = [self._events[op] for op in launch.waits]
+        if None in times:
+            return -1.0
+        return max(issued, self._clocks.get(stream, 0.0), *(t for t in times if t is not None)) + launch.delay_s
+
+
+__all__ = ["QueuedDevice"]

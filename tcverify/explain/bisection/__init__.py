@@ -1,0 +1,5 @@
+"""Takes what a pass did apart, rewrite by rewrite, to name the one that is to blame."""
+
+from tcverify.explain.bisection.bisecting import Terms, bisect
+
+__all__ = ["Terms", "bisect"]

@@ -1,5 +1,0 @@
-"""PyTorch's own passes and compilers as subjects: `torch:bucket_all_gather`, `torch:compile`, …"""
-
-from tcverify.extra.pytorch.subjects import PREFIX, SUBJECTS, TorchSubject, installed_version, release, subject
-
-__all__ = ["PREFIX", "SUBJECTS", "TorchSubject", "installed_version", "release", "subject"]

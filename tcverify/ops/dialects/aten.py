@@ -1,0 +1,176 @@
+"""Torch's own ops, of the namespaces aten and prims: they run as they are, with exceptions.
+
+Those are ops whose result is no function of their arguments, those that only a GPU runs, and those that say where they run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from tcverify.domains import unwritten
+from tcverify.errors import UnsupportedOp
+from tcverify.ops.dialects.aten_attention import ATTENTION, meaning, outlined
+from tcverify.ops.table import TORCH, Op
+
+Tensor = torch.Tensor
+
+#: Ops that make memory nobody has written: it holds what shows when it is read all the same.
+_UNWRITTEN = frozenset({"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"})
+#: Ops that read such memory.
+_UNINITIALISED = frozenset({"resize_", "resize"})
+#: Ops that reach for files or the terminal. Programs come from others, too.
+_OUTSIDE = frozenset({"from_file", "save", "_print"})
+#: Ops of the compiler's own that draw random numbers without saying so.
+_DRAWING = frozenset(
+    {
+        "inductor_random",
+        "inductor_randint",
+        "inductor_rand_eager_offset",
+        "inductor_rand_eager_offsets",
+        "normal",
+        "uniform",
+    }
+)
+#: Ops that order effects by values without elements.
+_TOKENS = frozenset({"_make_token", "_sink_tokens"})
+
+
+def any_device(value: Any) -> Any:
+    """An argument without its device: ops run where the program runs, whatever device it was written for."""
+    return None if isinstance(value, torch.device) and value.type != "meta" else value
+
+
+def is_allocation(name: str) -> bool:
+    """Whether the op of a qualified name makes memory that nobody has written."""
+    namespace, _, rest = name.partition("::")
+    return namespace in TORCH and rest.split(".")[0] in _UNWRITTEN
+
+
+def torch_op(name: str, target: Any) -> Op:
+    """Return what an op of torch's own means."""
+    if not isinstance(target, torch._ops.OpOverload):
+        return Op(name, None, reason="an overload packet; graphs name overloads (torch.ops.aten.add.Tensor)")
+    namespace, _, rest = name.partition("::")
+    base, _, overload = rest.partition(".")
+    reason = _reason(name, base, target)
+    if reason is not None:
+        return Op(name, None, reason=reason)
+    if base in _UNWRITTEN:
+        return Op(name, partial(unwritten, target))
+    if namespace == "aten" and base in ATTENTION and not overload:
+        run, native, fake = meaning(base, target)
+        return Op(name, run, native=native, fake=fake)
+    if base in _DROPOUT and not overload:
+        kept = _DROPOUT[base]
+        return Op(name, partial(_dropped, name, kept), fake=kept, aliases=kept is _dropout)
+    if name == "aten::index.Tensor":
+        run = partial(_indexed, name, target)
+        return Op(name, run, fake=run)
+    if name == "prims::device_put":
+        return Op(name, _moved, fake=_moved)
+    if name == "prims::convert_element_type":
+        return Op(name, _converted, fake=target)
+    schema = target._schema
+    aliases = any(one.alias_info is not None for one in (*schema.arguments, *schema.returns))
+    if any(a.name == "device" and str(a.type) == "Device" for a in schema.arguments):
+        return Op(name, partial(_on_cpu, target), fake=partial(_on_cpu, target), aliases=aliases)
+    if namespace == "aten" and not _runs_here(target):
+        parts = _decomposition(target)
+        if parts is None:
+            return Op(name, None, reason="no CPU has a kernel of it, and torch does not decompose it")
+        return Op(name, parts, fake=outlined(target))
+    return Op(name, target, aliases=aliases or "maybe_aliasing_or_mutating" in _tags(target))
+
+
+def _tags(target: Any) -> set[str]:
+    return {tag.name for tag in target.tags}  # by name: the set of tags grows from one torch to the next
+
+
+def _reason(name: str, base: str, target: Any) -> str | None:
+    """Why an op has no meaning, if it has none."""
+    if base in _UNINITIALISED:
+        return "its result is uninitialised memory"
+    if base in _OUTSIDE:
+        return "it reaches outside the program"
+    if base in _TOKENS:
+        return "it orders effects, which programs say by the order of their nodes"
+    if name in ("aten::view.dtype", "prims::view_of_dtype"):
+        return "it reads the bits of values, which number domains do not carry"
+    tags = _tags(target)
+    unconditional = base not in ATTENTION and base not in _DROPOUT
+    if base in _DRAWING or ("nondeterministic_seeded" in tags and unconditional):
+        return "its result is random"
+    if tags & {"dynamic_output_shape", "data_dependent_output"} and name != "aten::index.Tensor":
+        return "its shape depends on data"
+    return None
+
+
+def _converted(a: Tensor, dtype: torch.dtype) -> Tensor:
+    """A copy in another dtype: by the kernel of aten, which takes a tenth of the time of prims' own, and can be vectorised."""
+    return torch.ops.aten._to_copy.default(a, dtype=dtype)  # type: ignore[no-any-return]
+
+
+def _indexed(name: str, target: Any, x: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
+    """Elements by index; how many a mask picks depends on its values."""
+    if any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in indices):
+        raise UnsupportedOp(name, "its shape depends on data: an index is a mask")
+    return target(x, indices)  # type: ignore[no-any-return]
+
+
+def _native_dropout(input: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
+    """Without dropping anything: the values, and what was kept. Kernels leave that unset outside of training; nobody reads it."""
+    return input.clone(), torch.ones_like(input, dtype=torch.bool)
+
+
+def _dropout(input: Tensor, p: float, train: bool | None) -> Tensor:
+    return input
+
+
+#: Ops that draw random numbers unless told otherwise: what they compute when they draw none.
+_DROPOUT: dict[str, Callable[..., Any]] = {
+    "native_dropout": _native_dropout, "dropout": _dropout, "feature_dropout": _dropout, "alpha_dropout": _dropout,
+}  # fmt: skip
+
+
+def _dropped(name: str, kept: Callable[..., Any], input: Tensor, p: float, train: bool | None = True) -> Any:
+    if p and train is not False:
+        raise UnsupportedOp(name, f"its result is random (p={p})")
+    return kept(input, p, train)
+
+
+def _on_cpu(target: Any, *args: Any, device: Any = None, **kwargs: Any) -> Any:
+    """An op that must be told a device."""
+    return target(*args, device=torch.device("cpu"), **kwargs)
+
+
+#: Where an op has a kernel that a CPU runs.
+_KEYS = (
+    "CPU", "CompositeImplicitAutograd", "CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional", "BackendSelect",
+)  # fmt: skip
+
+
+def _runs_here(target: Any) -> bool:
+    name = target.name()
+    if not torch._C._dispatch_has_kernel(name):  # of the interpreter of TorchScript, which looks nothing up
+        return True
+    return any(torch._C._dispatch_has_kernel_for_dispatch_key(name, key) for key in _KEYS)
+
+
+def _decomposition(target: Any) -> Callable[..., Any] | None:
+    """What torch writes an op as, for where it has no kernel."""
+    from torch._decomp import decomposition_table  # late: it takes its time to import
+
+    found: Callable[..., Any] | None = decomposition_table.get(target)
+    return found
+
+
+def _moved(x: Tensor, device: Any = None, non_blocking: bool = False) -> Tensor:
+    """A copy: what a move to another device leaves."""
+    return x.clone()
+
+
+__all__ = ["any_device", "is_allocation", "torch_op"]

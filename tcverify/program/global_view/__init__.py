@@ -1,0 +1,1 @@
+"""Programs of whole tensors with layouts, from which the graph of each rank follows."""

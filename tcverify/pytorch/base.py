@@ -1,0 +1,91 @@
+"""What all passes of PyTorch need to be called as a pass of ours."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import fx
+from torch._subclasses.fake_tensor import FakeTensor
+
+from tcverify.errors import UsageError
+from tcverify.program import Contract
+from tcverify.pytorch.groups import groups_of
+from tcverify.pytorch.subjects import PREFIX, SUBJECTS
+
+
+class TorchPass:
+    """Applies a pass of PyTorch to the graph of one rank, in place, with the options of the program or of the command line.
+
+    Subclasses name their subject and say in `rewrite` how it is called. What PyTorch promises of metadata is nothing, so that
+    it is made anew.
+
+    Args:
+        options: fixed for all programs; the others are as each program says.
+
+    Raises:
+        UsageError: this torch has no such pass, or the pass no such option.
+    """
+
+    #: Of the subject, with the prefix.
+    name: ClassVar[str]
+    contract = Contract(metadata=False)
+
+    def __init__(self, **options: Any) -> None:
+        facts = SUBJECTS[self.name.removeprefix(PREFIX)]
+        if not facts.here:
+            raise UsageError(
+                f"torch {torch.__version__} has no {facts.source}",
+                f"'{self.name}' can be verified with {facts.versions}",
+            )
+        with _quiet():
+            # Importing Inductor takes seconds, which are none of the time that the first application may take.
+            importlib.import_module(facts.source.partition(":")[0])
+        self._defaults = {name: values[0] for name, values in facts.draws.items()}
+        self._fixed = {name: _read(name, value, facts.draws) for name, value in options.items()}
+
+    def __call__(self, gm: fx.GraphModule) -> fx.GraphModule | None:
+        told = {name: value for name, value in gm.meta.get("options", {}).items() if name in self._defaults}
+        options = {**self._defaults, **told, **self._fixed}
+        with _quiet(), groups_of(gm), _fake_mode_of(gm):
+            return self.rewrite(gm, options)
+
+    def rewrite(self, gm: fx.GraphModule, options: Mapping[str, Any]) -> fx.GraphModule | None:
+        """Call the pass."""
+        raise NotImplementedError
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the warnings that torch gives of its own code, on import and when it compiles."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def _read(name: str, value: Any, draws: Mapping[str, Any]) -> Any:
+    """The value of an option that the command line gives as text."""
+    if name not in draws:
+        raise UsageError(f"there is no option '{name}'", f"its options are {', '.join(draws) or 'none'}")
+    for known in draws[name]:
+        if value == known or str(value) == str(known):
+            return known
+    raise UsageError(f"option {name} is {value!r:.60}", f"it can be {', '.join(map(str, draws[name]))}")
+
+
+@contextlib.contextmanager
+def _fake_mode_of(gm: fx.GraphModule) -> Iterator[None]:
+    """Let Inductor find the fake mode that the metadata of a graph was made in."""
+    from torch._inductor.virtualized import V
+
+    values = (node.meta.get("val") for node in gm.graph.nodes)
+    modes = (value.fake_mode for value in values if isinstance(value, FakeTensor))
+    with V.set_fake_mode(next(modes, None)):
+        yield
+
+
+__all__ = ["TorchPass"]

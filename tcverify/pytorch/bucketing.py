@@ -1,0 +1,235 @@
+"""`torch._inductor.fx_passes.bucketing` and `fsdp`: collectives of one kind become one, over their operands put together.
+
+They are called as `post_grad_passes` calls them: on functional graphs, without second waits where this torch removes those first,
+and with a stable topological sort behind them, which they rely on: a bucket stands at one place, its readers anywhere.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import fx
+
+from tcverify.errors import Unsupported
+from tcverify.ops import schema_of
+from tcverify.pytorch.base import TorchPass
+
+#: What `bucket_mode` is where nobody has said it.
+UNSET = "unset"
+
+
+class Bucketing(TorchPass):
+    """A pass that makes buckets.
+
+    Options:
+        mode: how a bucket is filled.
+        cap_mb: how large it may be, in MiB.
+        bucket_mode: `torch._inductor.config.aten_distributed_optimizations.bucket_mode`, read where passes are not told.
+    """
+
+    def rewrite(self, gm: fx.GraphModule, options: Mapping[str, Any]) -> None:
+        from torch._inductor.pattern_matcher import stable_topological_sort
+
+        require_functional(gm.graph)
+        before = set(gm.graph.nodes)
+        without_second_waits(gm.graph)
+        with _bucket_mode(options.get("bucket_mode", UNSET)):
+            self.bucket(gm, options)
+        stable_topological_sort(gm.graph)
+        without_views_of_own_dtype(gm.graph)
+        separate_outputs(gm.graph, before)
+
+    @abstractmethod
+    def bucket(self, gm: fx.GraphModule, options: Mapping[str, Any]) -> None:
+        """Call the pass itself."""
+
+
+class OneKind(Bucketing):
+    """A pass that makes buckets of one kind of collective."""
+
+    #: Where it is defined, and what it is called there.
+    source: ClassVar[tuple[str, str]]
+
+    def bucket(self, gm: fx.GraphModule, options: Mapping[str, Any]) -> None:
+        _named(*self.source)(gm, _cap(options), mode=options["mode"])
+
+
+class BucketAllGather(OneKind):
+    """`bucket_all_gather`."""
+
+    name = "torch:bucket_all_gather"
+    source = "bucketing", "bucket_all_gather"
+
+
+class BucketReduceScatter(OneKind):
+    """`bucket_reduce_scatter`."""
+
+    name = "torch:bucket_reduce_scatter"
+    source = "bucketing", "bucket_reduce_scatter"
+
+
+class BucketAllReduce(OneKind):
+    """`bucket_all_reduce`, which has no modes."""
+
+    name = "torch:bucket_all_reduce"
+
+    def bucket(self, gm: fx.GraphModule, options: Mapping[str, Any]) -> None:
+        _named("bucketing", "bucket_all_reduce")(gm, _cap(options))
+
+
+class BucketFsdpAllGather(OneKind):
+    """`bucket_fsdp_all_gather`: gathers of parameters."""
+
+    name = "torch:bucket_fsdp_all_gather"
+    source = "fsdp", "bucket_fsdp_all_gather"
+
+
+class BucketFsdpReduceScatter(OneKind):
+    """`bucket_fsdp_reduce_scatter`: reductions of gradients."""
+
+    name = "torch:bucket_fsdp_reduce_scatter"
+    source = "fsdp", "bucket_fsdp_reduce_scatter"
+
+
+class DedupReduceScatter(Bucketing):
+    """`dedup_fsdp_reduce_scatter`: sums of what has been reduced become reductions of sums."""
+
+    name = "torch:dedup_fsdp_reduce_scatter"
+
+    def bucket(self, gm: fx.GraphModule, options: Mapping[str, Any]) -> None:
+        _named("fsdp", "dedup_fsdp_reduce_scatter")(gm)
+
+
+class PreBucketFsdp(Bucketing):
+    """`pre_bucket_fsdp_collectives`: all collectives of groups that parameters are gathered over."""
+
+    name = "torch:pre_bucket_fsdp_collectives"
+
+    def bucket(self, gm: fx.GraphModule, options: Mapping[str, Any]) -> None:
+        mode = None if options["mode"] == UNSET else options["mode"]
+        _named("fsdp", "pre_bucket_fsdp_collectives")(gm, mode=mode, bucket_cap_mb=options["cap_mb"])
+
+
+class BucketCollectives(Bucketing):
+    """All passes of `post_grad_passes` that make buckets, one behind the other, and the sort behind the last.
+
+    Options:
+        fsdp: whether gathers are those of parameters alone ("only_fsdp" in Inductor's configuration).
+    """
+
+    name = "torch:bucket_collectives"
+
+    def bucket(self, gm: fx.GraphModule, options: Mapping[str, Any]) -> None:
+        scattering = options["mode"].replace("_multidtype", "")
+        _named("bucketing", "bucket_reduce_scatter")(gm, _cap(options), mode=scattering)
+        with contextlib.suppress(AttributeError):  # torch 2.9 leaves all_reduces alone
+            _named("bucketing", "bucket_all_reduce")(gm, _cap(options))
+        kind = ("fsdp", "bucket_fsdp_all_gather") if options["fsdp"] else ("bucketing", "bucket_all_gather")
+        _named(*kind)(gm, _cap(options), mode=options["mode"])
+
+
+def require_functional(graph: fx.Graph) -> None:
+    """Raise `Unsupported` where a graph writes into what it has made: PyTorch gives these passes functional graphs.
+
+    A write into an input is left to the end by functionalisation, and stands for nothing else there.
+    """
+    for node in graph.nodes:
+        schema = schema_of(node.target)
+        if schema is None or not schema.is_mutable or node.target == torch.ops._c10d_functional.wait_tensor.default:
+            continue
+        into = node.args[0] if node.args else None
+        to_input = isinstance(into, fx.Node) and into.op == "placeholder" and not node.users
+        if not (node.target == torch.ops.aten.copy_.default and to_input and _last(node)):
+            raise Unsupported(f"node '{node.name}' writes into its operands; the pass is for functional graphs")
+
+
+def without_views_of_own_dtype(graph: fx.Graph) -> None:
+    """Replace a view of a value in the dtype that it has by the value: number domains carry no bits to view."""
+    for node in graph.find_nodes(op="call_function", target=torch.ops.aten.view.dtype):
+        value = node.args[0]
+        if value.meta["val"].dtype == node.args[1]:
+            node.replace_all_uses_with(value)
+            graph.erase_node(node)
+
+
+def separate_outputs(graph: fx.Graph, before: set[fx.Node]) -> None:
+    """Give outputs that lie side by side in one bucket memory of their own: compilers promise nothing of where outputs lie.
+
+    Args:
+        before: the nodes that there were before the pass. What shares memory because of them goes on sharing it.
+    """
+    output = graph.output_node()
+    bases = {node: _base(node) for node in output.all_input_nodes}
+    bucketed = [node for node, base in bases.items() if base not in before and list(bases.values()).count(base) > 1]
+    with graph.inserting_before(output):
+        for node in bucketed:
+            own = graph.call_function(torch.ops.aten.clone.default, (node,))
+            output.replace_input_with(node, own)
+
+
+def _base(node: fx.Node) -> fx.Node:
+    """What a view is of, in the end."""
+    while node.op == "call_function" and node.all_input_nodes:
+        schema = schema_of(node.target)
+        aliases = schema is None or any(one.alias_info is not None for one in schema.returns)
+        if not aliases:
+            return node
+        out = node.kwargs.get("out")
+        node = out if isinstance(out, fx.Node) else node.all_input_nodes[0]
+    return node
+
+
+def _last(node: fx.Node) -> bool:
+    """Whether only writes follow."""
+    while node.op != "output":
+        if node.target != torch.ops.aten.copy_.default:
+            return False
+        node = node.next
+    return True
+
+
+def without_second_waits(graph: fx.Graph) -> None:
+    """Wait once for a value, as `post_grad_passes` does before it calls passes on collectives, where this torch does."""
+    from torch._inductor.fx_passes import bucketing
+
+    remove = getattr(bucketing, "deduplicate_wait_tensors", None)  # since torch 2.15, of which post_grad does so
+    if remove is not None:
+        remove(graph)
+
+
+@contextlib.contextmanager
+def _bucket_mode(mode: str) -> Iterator[None]:
+    """Configure Inductor's mode of buckets."""
+    if mode == UNSET:
+        yield
+        return
+    from torch._inductor import config
+
+    if not hasattr(config.aten_distributed_optimizations, "bucket_mode"):
+        raise Unsupported("this torch does not configure how buckets are filled")
+    patched: Any = config.patch({"aten_distributed_optimizations.bucket_mode": mode})
+    with patched:
+        yield
+
+
+def _named(module: str, name: str) -> Callable[..., None]:
+    from torch._inductor.fx_passes import bucketing, fsdp
+
+    found: Callable[..., None] = getattr({"bucketing": bucketing, "fsdp": fsdp}[module], name)
+    return found
+
+
+def _cap(options: Mapping[str, Any]) -> Callable[[int], float]:
+    size: float = options["cap_mb"]
+    return lambda _: size
+
+
+__all__ = [
+    "BucketAllGather", "BucketAllReduce", "BucketCollectives", "BucketFsdpAllGather", "BucketFsdpReduceScatter",
+    "BucketReduceScatter", "Bucketing", "DedupReduceScatter", "PreBucketFsdp", "require_functional", "separate_outputs",
+    "without_second_waits", "without_views_of_own_dtype",
+]  # fmt: skip

@@ -1,0 +1,118 @@
+"""`torch.compile`'s way from a graph to what runs: AOTAutograd, Inductor's passes, lowering, scheduler and generated code."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+
+from tcverify.errors import Unsupported
+from tcverify.pytorch.base import TorchPass
+from tcverify.pytorch.effects import define_shapes, effects_as
+from tcverify.pytorch.functional import functional_copy
+from tcverify.pytorch.kernels import define_kernel, forget_kernels
+from tcverify.pytorch.recording import recorded
+
+Tensor = torch.Tensor
+
+
+class Compile(TorchPass):
+    """`torch.compile`: the graph becomes what Inductor's generated code does.
+
+    The code is generated, loaded and called once, on a process group that moves nothing, and every op that it calls is recorded:
+    which buffers it allocates, reuses and writes, which collectives it starts and where it waits. Kernels that would be C++
+    are recorded as the ops that their loops consist of.
+
+    Options: as `torch._inductor.config` names them; and `compiled_ranks`, which ranks are compiled: their peers keep the
+    graph that they have; and `effects`, how opaque communication is registered, see `effects_as`.
+    """
+
+    name = "torch:compile"
+
+    def rewrite(self, gm: fx.GraphModule, options: Mapping[str, Any]) -> fx.GraphModule | None:
+        if not is_compiled(options["compiled_ranks"], gm.meta["rank"]):
+            return None
+        define_shapes()
+        module = functional_copy(gm)
+        settings = {name: value for name, value in options.items() if name not in ("compiled_ranks", "effects")}
+        values = example_inputs(gm)
+        with effects_as(options["effects"]), inductor(settings):
+            compiled = compile_graph(module, values)
+            result = next(node for node in gm.graph.nodes if node.op == "output").args[0]
+            _, tree = pytree.tree_flatten(fx.node.map_aggregate(result, lambda x: x))
+            graph = recorded(
+                lambda given: compiled(*given),
+                list(zip((str(n.target) for n in gm.graph.nodes if n.op == "placeholder"), values, strict=True)),
+                lambda got: pytree.tree_unflatten(pytree.tree_leaves(got), tree),
+            )
+        return fx.GraphModule(torch.nn.Module(), graph)
+
+
+def is_compiled(which: str, rank: int) -> bool:
+    """Whether an option such as "even" means a rank."""
+    return {"all": True, "first": rank == 0, "even": rank % 2 == 0, "odd": rank % 2 == 1}[which]
+
+
+def example_inputs(gm: fx.GraphModule) -> list[Tensor]:
+    """Real inputs of the shapes that the metadata of the placeholders says. All of them are zero."""
+    found = []
+    for node in gm.graph.nodes:
+        if node.op != "placeholder":
+            continue
+        value = node.meta.get("val")
+        if not isinstance(value, Tensor):
+            raise Unsupported(f"input '{node.name}' is no tensor")
+        found.append(torch.empty_strided(value.shape, value.stride(), dtype=value.dtype).zero_())
+    return found
+
+
+@contextlib.contextmanager
+def inductor(settings: Mapping[str, Any]) -> Iterator[None]:
+    """Compile with these settings of Inductor, without caches and processes of its own, and without a C++ compiler."""
+    import torch._functorch.config as functorch
+    import torch._inductor.config as config
+    from torch._inductor import cpu_vec_isa
+    from torch._inductor.codegen.cpp import CppScheduling
+    from torch._inductor.utils import fresh_cache
+
+    quiet = {"compile_threads": 1, "size_asserts": False, "alignment_asserts": False, "fx_graph_cache": False}
+    known = {name: value for name, value in {**quiet, **settings}.items() if _exists(config, name)}
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore")
+        stack.enter_context(torch.no_grad())
+        stack.enter_context(config.patch(known))
+        stack.enter_context(functorch.patch(enable_autograd_cache=False))
+        stack.enter_context(mock.patch.object(CppScheduling, "define_kernel", define_kernel))
+        # Asking which vector instructions this machine has would compile C++.
+        stack.enter_context(mock.patch.object(cpu_vec_isa, "valid_vec_isa_list", list))
+        stack.enter_context(fresh_cache())
+        try:
+            yield
+        finally:
+            forget_kernels()
+
+
+def _exists(config: Any, name: str) -> bool:
+    try:
+        for part in name.split("."):
+            config = getattr(config, part)
+    except AttributeError:
+        return False
+    return True
+
+
+def compile_graph(gm: fx.GraphModule, inputs: list[Tensor]) -> Any:
+    """Compile a graph, which is used up, as torch.compile does behind TorchDynamo. Returns what takes its inputs one by one."""
+    from torch._inductor.compile_fx import compile_fx
+
+    return compile_fx(gm, inputs)
+
+
+__all__ = ["Compile", "compile_graph", "example_inputs", "inductor", "is_compiled"]

@@ -1,0 +1,280 @@
+"""DTensor as a pass: a program of whole tensors becomes what every rank runs when DTensor divides them.
+
+The program says what is computed, on tensors that are equal on all ranks. Its options say how DTensor is to place them: by name
+of a placeholder how it is distributed, by name of another node what its value is redistributed to. A placeholder that the
+program reduces at once, over dims of its mesh, is a partial tensor of DTensor, and stays one until DTensor reduces it.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.node import map_aggregate
+from torch.utils import _pytree as pytree
+
+from tcverify.errors import Unsupported
+from tcverify.ops import lookup, new_fake_mode, qualified_name
+from tcverify.pytorch.base import TorchPass
+from tcverify.pytorch.compat import forget_shardings, shardings_untraced
+from tcverify.pytorch.groups import groups_of
+
+_ALL_REDUCE = "_c10d_functional::all_reduce"
+_WAIT = "_c10d_functional::wait_tensor"
+
+#: What DTensor says of what it does not do. All else that it raises is a finding.
+_DECLINED = re.compile(
+    r"no sharding strategy|does not have a sharding strategy|in-place operations|please redistribute|unsupported"
+    r"|not (yet |currently )?(supported|implemented)|(does not|doesn't) support",
+    re.IGNORECASE,
+)
+#: Errors that say that DTensor, or torch, is asked for what it does not do, when their text says so.
+_CLEAR = (NotImplementedError, RuntimeError, ValueError)
+
+
+class DTensorProgram(TorchPass):
+    """Runs the graph on DTensors, and returns what its ranks run.
+
+    Options are names of nodes, each with placements by dim of the mesh: "S0,R" shards dim 0 over the first, "S0,S0" over both.
+
+    Raises:
+        Unsupported: the mesh is no grid, or DTensor says that it does not do what the program asks for.
+    """
+
+    name = "torch:dtensor"
+
+    def __call__(self, gm: fx.GraphModule) -> fx.GraphModule:
+        with groups_of(gm):
+            return self.rewrite(gm, gm.meta.get("options", {}))
+
+    def rewrite(self, gm: fx.GraphModule, options: Mapping[str, Any]) -> fx.GraphModule:
+        mesh = device_mesh(gm.meta["groups"], gm.meta["world_size"], gm.meta["rank"])
+        forget_shardings()
+        traced = _traced(gm, mesh, {name: str(value) for name, value in options.items()})
+        return fx.GraphModule(gm, _written(gm.graph, traced))
+
+
+def device_mesh(groups: Mapping[str, tuple[int, ...]], world_size: int, rank: int) -> DeviceMesh:
+    """The mesh of DTensor over the process groups of these names.
+
+    Args:
+        groups: of `rank`, in group order, by name of the mesh dim.
+
+    Raises:
+        Unsupported: they do not come from a row-major grid of all ranks.
+    """
+    sizes = [len(group) for group in groups.values()]
+    grid = torch.arange(world_size)
+    if torch.Size(sizes).numel() != world_size:
+        raise Unsupported("the dims of the mesh are no grid of all ranks")
+    grid = grid.reshape(sizes)
+    place = [int(i) for i in (grid == rank).nonzero()[0]]
+    for number, group in enumerate(groups.values()):
+        line = grid[tuple(slice(None) if n == number else i for n, i in enumerate(place))]
+        if line.tolist() != list(group):
+            raise Unsupported("the dims of the mesh are no row-major grid of all ranks")
+    resolve: Any = torch.distributed.distributed_c10d._resolve_process_group  # type: ignore[attr-defined]
+    made = [resolve(name) for name in groups]
+    found = DeviceMesh.from_group(made if len(made) > 1 else made[0], "cpu", mesh=grid, mesh_dim_names=tuple(groups))
+    # DTensor keeps what it has found out for a mesh. What it finds may depend on the rank, of which a process has one.
+    found._thread_id = rank
+    return found
+
+
+def read_placements(text: str) -> tuple[Placement, ...]:
+    """Read placements by mesh dim, as options write them: "R", "S0" or "P", with commas.
+
+    Raises:
+        Unsupported: it names others.
+    """
+    found: list[Placement] = []
+    for one in text.split(","):
+        if one == "R":
+            found.append(Replicate())
+        elif match := re.fullmatch(r"S(\d)", one):
+            found.append(Shard(int(match[1])))
+        elif match := re.fullmatch(r"P(sum|avg|max|min|product)", one):
+            found.append(Partial(match[1]))
+        else:
+            raise Unsupported(f"'{text}' are no placements", "write R or S0, S1, …, or Psum, for each dim of the mesh")
+    return tuple(found)
+
+
+def _traced(gm: fx.GraphModule, mesh: DeviceMesh, options: Mapping[str, str]) -> fx.GraphModule:
+    """What this rank runs, with placeholders in the order of the graph's."""
+    mode = new_fake_mode()
+    values = []
+    for node in gm.graph.nodes:
+        if node.op == "placeholder":
+            val = node.meta["val"]
+            with mode:
+                values.append(torch.empty_strided(val.shape, val.stride(), dtype=val.dtype))
+
+    def run(*given: torch.Tensor) -> Any:
+        return _Run(mesh, options).run(gm.graph, given)
+
+    try:
+        with torch.no_grad(), shardings_untraced(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return make_fx(run, tracing_mode="real", _allow_non_fake_inputs=True)(*values)
+    except _CLEAR as error:
+        text = str(error).strip()
+        if isinstance(error, NotImplementedError) or _DECLINED.search(text):
+            raise Unsupported(f"DTensor: {type(error).__name__}: {' '.join(text.split())[:200]}") from error
+        raise
+
+
+class _Run:
+    """Runs the nodes of a graph on DTensors."""
+
+    def __init__(self, mesh: DeviceMesh, options: Mapping[str, str]) -> None:
+        self._mesh = mesh
+        self._options = options
+
+    def run(self, graph: fx.Graph, given: Sequence[torch.Tensor]) -> Any:
+        """Return what the graph returns, in full.
+
+        Args:
+            given: the values of its placeholders.
+        """
+        rest = iter(given)
+        values: dict[fx.Node, Any] = {}
+        pending: dict[fx.Node, tuple[torch.Tensor, dict[str, str], str]] = {}
+
+        def known(node: fx.Node) -> Any:
+            return values[node] if node in values else values.setdefault(node, self._partial(*pending[node]))
+
+        for node in graph.nodes:
+            if node.op == "placeholder":
+                pending[node] = next(rest), {}, self._options.get(node.name, "")
+            elif node.op == "output":
+                return map_aggregate(
+                    node.args[0], lambda one: self._whole(known(one)) if isinstance(one, fx.Node) else one
+                )
+            elif (reduced := _reduces(node, pending)) is not None:
+                local, over, placed = pending[node.args[0]]
+                pending[node] = local, {**over, **reduced}, placed
+            elif communicates(node):
+                raise Unsupported(f"node '{node.name}' communicates, which programs of whole tensors leave to DTensor")
+            else:
+                args, kwargs = map_aggregate(
+                    (node.args, node.kwargs), lambda one: known(one) if isinstance(one, fx.Node) else one
+                )
+                values[node] = self._placed(pytree.tree_map(self._distributed, node.target(*args, **kwargs)), node.name)
+        raise Unsupported("the graph has no output")
+
+    def _partial(self, local: torch.Tensor, over: Mapping[str, str], placed: str) -> DTensor:
+        """Distribute an input.
+
+        Args:
+            over: of partial ones, how the addends are reduced, by mesh dim.
+            placed: over the other dims.
+        """
+        names = self._mesh.mesh_dim_names or ()
+        wanted: list[Placement] = list(read_placements(placed) if placed else [Replicate()] * len(names))
+        if len(wanted) != len(names):
+            raise Unsupported(f"'{placed}' are placements over {len(wanted)} mesh dims, of {len(names)}")
+        wanted = [Replicate() if name in over else one for name, one in zip(names, wanted, strict=True)]
+        if any(one.is_partial() or (isinstance(one, Shard) and one.dim >= local.dim()) for one in wanted):
+            raise Unsupported(f"an input of {local.dim()} dims cannot be distributed as {placed}")
+        made = distribute_tensor(local, self._mesh, wanted, src_data_rank=None)
+        if not over:
+            return made
+        addends = [Partial(over[name]) if name in over else one for name, one in zip(names, wanted, strict=True)]
+        return DTensor.from_local(
+            made.to_local(), self._mesh, addends, run_check=False, shape=made.shape, stride=made.stride()
+        )
+
+    def _distributed(self, value: Any) -> Any:
+        """A value that is made of none, as a DTensor; others as they are."""
+        if isinstance(value, torch.Tensor) and not isinstance(value, DTensor):
+            return distribute_tensor(value, self._mesh, src_data_rank=None)
+        return value
+
+    def _placed(self, value: Any, name: str) -> Any:
+        """A value where its option wants it."""
+        if name not in self._options or not isinstance(value, DTensor):
+            return value
+        wanted = read_placements(self._options[name])
+        if len(wanted) != self._mesh.ndim or any(isinstance(one, Shard) and one.dim >= value.dim() for one in wanted):
+            raise Unsupported(f"a value of {value.dim()} dims cannot be redistributed to {self._options[name]}")
+        return value.redistribute(self._mesh, wanted)
+
+    @staticmethod
+    def _whole(value: Any) -> Any:
+        return value.full_tensor() if isinstance(value, DTensor) else value
+
+
+def communicates(node: fx.Node) -> bool:
+    """Whether ranks meet in a node, or wait for that."""
+    op = lookup(node.target)
+    return op.collective or op.phase is not None or op.effect
+
+
+def _reduces(node: fx.Node, pending: Mapping[fx.Node, Any]) -> dict[str, str] | None:
+    """Over which mesh dim, and how, a node reduces an input; {} for its wait, None for other nodes."""
+    name = qualified_name(node.target)
+    if not node.args or node.args[0] not in pending or name not in (_ALL_REDUCE, _WAIT):
+        return None
+    return {} if name == _WAIT else {str(node.args[2]): str(node.args[1])}
+
+
+def _written(original: fx.Graph, traced: fx.GraphModule) -> fx.Graph:
+    """The traced graph with the placeholders and the form of the result of the original."""
+    graph = fx.Graph()
+    made: dict[fx.Node, fx.Node] = {}
+    placeholders = [node for node in original.nodes if node.op == "placeholder"]
+    live = _live(traced.graph)
+    for node in traced.graph.nodes:
+        if node not in live:
+            continue
+        if node.op == "placeholder":
+            before = placeholders[len(made)]
+            made[node] = graph.placeholder(str(before.target))
+            made[node].meta.update(before.meta)
+        elif node.op == "output":
+            (returned,) = (one.args[0] for one in original.nodes if one.op == "output")
+            graph.output(_result(returned, [made[one] for one in pytree.tree_leaves(node.args[0])]))
+        elif node.op == "get_attr":
+            raise Unsupported(f"DTensor makes a constant of rank-dependent values ('{node.target}')")
+        else:
+            made[node] = graph.node_copy(node, lambda one: made[one])
+    return graph
+
+
+def _result(form: Any, values: Sequence[fx.Node]) -> Any:
+    """A result of this form, that holds these nodes."""
+    rest = iter(values)
+    return map_aggregate(form, lambda one: next(rest) if isinstance(one, fx.Node) else one)
+
+
+def _live(graph: fx.Graph) -> set[fx.Node]:
+    """What a traced graph does: what its results need, its collectives, and what writes into either.
+
+    The rest is what DTensor tried out on the way, to see of what shape results are.
+    """
+    live: set[fx.Node] = {node for node in graph.nodes if node.op == "placeholder"}
+    behind: dict[fx.Node, set[fx.Node]] = {}  # node → what it depends on, itself included
+    writes = []
+    todo = []
+    for node in graph.nodes:
+        behind[node] = {node}.union(*(behind[one] for one in node.all_input_nodes))
+        name = qualified_name(node.target) if node.op == "call_function" else ""
+        if node.op == "output" or name.startswith(("_c10d_functional::", "_dtensor::")):
+            todo.append(node)
+        elif (schema := getattr(node.target, "_schema", None)) is not None and schema.is_mutable:
+            writes.append(node)
+    while todo:
+        live.update(*(behind[node] for node in todo))
+        todo = [node for node in writes if node not in live and not live.isdisjoint(behind[node])]
+    return live
+
+
+__all__ = ["DTensorProgram", "device_mesh", "read_placements"]

@@ -1,0 +1,89 @@
+"""`torch._inductor.fx_passes`: what runs on every graph of torch.compile, before and behind its partition."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+from torch import fx
+
+from tcverify.pytorch.base import TorchPass
+from tcverify.pytorch.functional_graphs import inductor_config, name_overloads, require_functional, torch_metadata
+from tcverify.pytorch.micro_pipeline import symmetric_memory
+
+
+class PostGradPasses(TorchPass):
+    """`post_grad_passes`.
+
+    Options:
+        is_inference: whether there is no backward graph.
+        reorder_for_locality, pattern_matcher: of `torch._inductor.config`.
+        bucket: which collectives are put together, and how.
+        micro_pipeline, fuse_ddp: whether those passes run with it; see `MicroPipelineTp` and `FuseDdp`.
+    """
+
+    name = "torch:post_grad_passes"
+
+    def rewrite(self, gm: fx.GraphModule, options: Mapping[str, Any]) -> None:
+        from torch._inductor.fx_passes import post_grad
+
+        require_functional(gm)
+        kinds = options["bucket"].split("+") if options["bucket"] != "none" else ()
+        told = {
+            "reorder_for_locality": options["reorder_for_locality"],
+            "pattern_matcher": options["pattern_matcher"],
+            "_micro_pipeline_tp": options["micro_pipeline"],
+            "_fuse_ddp_communication": options["fuse_ddp"],
+            "bucket_all_gathers_fx": "all" if "all_gather" in kinds else "none",
+            "bucket_reduce_scatters_fx": "all" if "reduce_scatter" in kinds else "none",
+            "bucket_all_reduces_fx": "all" if "all_reduce" in kinds else "none",
+        }
+        with torch_metadata(gm), inductor_config(told), symmetric_memory(options["micro_pipeline"]):
+            post_grad.post_grad_passes(gm, options["is_inference"])
+            name_overloads(gm)
+
+
+class JointGraphPasses(TorchPass):
+    """`joint_graph_passes`: patterns, constants and views of the joint graph, or of one without gradients.
+
+    Options:
+        joint_graph_constant_folding, pattern_matcher: of `torch._inductor.config`.
+    """
+
+    name = "torch:joint_graph_passes"
+
+    def rewrite(self, gm: fx.GraphModule, options: Mapping[str, Any]) -> fx.GraphModule:
+        from torch._inductor.fx_passes import joint_graph
+
+        require_functional(gm)
+        with torch_metadata(gm), inductor_config(options):
+            made: fx.GraphModule = joint_graph.joint_graph_passes(gm)
+            return made
+
+
+class Reinplace(TorchPass):
+    """`reinplace_inplaceable_ops`, with the decomposition of what it leaves, as `post_grad_passes` runs them."""
+
+    name = "torch:reinplace"
+
+    def rewrite(self, gm: fx.GraphModule, options: Mapping[str, Any]) -> None:
+        from torch._inductor.fx_passes import post_grad, reinplace
+
+        require_functional(gm)
+        with torch_metadata(gm):
+            reinplace.reinplace_inplaceable_ops(_updater(gm), gm.graph)
+            post_grad.decompose_auto_functionalized(gm.graph)
+            name_overloads(gm)
+
+
+def _updater(gm: fx.GraphModule) -> Any:
+    """What keeps metadata true while a pass changes a graph; older versions of torch make it of the graph alone."""
+    from torch._inductor import fx_utils
+
+    make: Any = fx_utils.FakeTensorUpdater
+    (taken, *_) = inspect.signature(make).parameters
+    return make(gm.graph if taken == "graph" else gm)
+
+
+__all__ = ["JointGraphPasses", "PostGradPasses", "Reinplace"]

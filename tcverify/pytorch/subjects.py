@@ -1,0 +1,384 @@
+"""What of PyTorch can be verified by name, and in which of its versions that exists. Data; importing it imports no torch.
+
+What the installed torch has is read from its sources: importing it takes a second, and Inductor several.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from tcverify.errors import UsageError
+
+PREFIX = "torch:"
+
+
+@dataclass(frozen=True, slots=True)
+class TorchSubject:
+    """A part of PyTorch that can be verified as a pass.
+
+    Attributes:
+        name: as the command line takes it, behind the prefix.
+        target: the class that applies it, as module:attribute.
+        what: one line on it.
+        source: where PyTorch defines it, as module:name.
+        since: the first version of torch that has it, of those that tcverify supports.
+        until: the last one; None where the newest has it.
+        strategy: which programs give it something to do.
+        draws: values of its options, by name, the default first.
+    """
+
+    name: str
+    target: str
+    what: str
+    source: str
+    since: str = "2.9"
+    until: str | None = None
+    strategy: str = "functional"
+    draws: Mapping[str, Sequence[Any]] = field(default_factory=lambda: MappingProxyType({}))
+
+    @property
+    def versions(self) -> str:
+        """The versions of torch that have it, in words."""
+        return f"torch {self.since} and later" if self.until is None else f"torch {self.since} to {self.until}"
+
+    def exists_in(self, version: str) -> bool:
+        """Whether a version of torch is to have it, going by `since` and `until`."""
+        number = release(version)
+        return release(self.since) <= number and (self.until is None or number <= release(self.until))
+
+    @property
+    def here(self) -> bool:
+        """Whether this torch has it."""
+        module, _, name = self.source.partition(":")
+        return name in _defined(module)
+
+
+def release(version: str) -> tuple[int, int]:
+    """Return what counts of a version of torch: its first two numbers."""
+    major, minor = version.split("+")[0].split(".")[:2]
+    return int(major), int(minor)
+
+
+#: A function, a class or a variable of a module, at the beginning of its line.
+_DEFINITION = re.compile(r"^(?:def|class) +(\w+)|^(\w+) *=(?!=)", re.MULTILINE)
+
+
+def installed_version() -> str:
+    """Return the version of the torch that is installed, as `torch.__version__` says it."""
+    found = re.search(r"^__version__ = '([^']+)'", _source("torch.version"), re.MULTILINE)
+    return found[1] if found is not None else str(importlib.import_module("torch").__version__)
+
+
+@functools.cache
+def _defined(module: str) -> frozenset[str]:
+    """The names that a module of torch defines at its top: what starts a line, as all sources there are formatted."""
+    return frozenset(name for pair in _DEFINITION.findall(_source(module)) for name in pair if name)
+
+
+def _source(module: str) -> str:
+    """The text of a module of torch; empty where there is none."""
+    torch = importlib.util.find_spec("torch")
+    if torch is None or torch.origin is None:
+        return ""
+    # The parents of `module` are packages of torch, which find_spec would import.
+    path = Path(torch.origin).parent.joinpath(*module.split(".")[1:])
+    source = next((one for one in (path.with_suffix(".py"), path / "__init__.py") if one.is_file()), None)
+    return "" if source is None else source.read_text(encoding="utf-8")
+
+
+def subject(name: str) -> TorchSubject:
+    """Return the subject that a name with the prefix means.
+
+    Raises:
+        UsageError: there is none, or this torch has it not.
+    """
+    found = SUBJECTS.get(name.removeprefix(PREFIX))
+    if found is None:
+        raise UsageError(
+            f"there is no subject '{name}'", f"PyTorch's are {', '.join(PREFIX + one for one in SUBJECTS)}"
+        )
+    if not found.here:
+        raise UsageError(
+            f"torch {installed_version()} has no {found.source}", f"'{name}' can be verified with {found.versions}"
+        )
+    return found
+
+
+_BUCKETING = "torch._inductor.fx_passes.bucketing"
+_FSDP = "torch._inductor.fx_passes.fsdp"
+_BUCKETS = "tcverify.pytorch.bucketing"
+_PASSES = "torch._inductor.fx_passes"
+_BOTH = (True, False)
+_MODES = ("default", "custom_ops", "custom_ops_multidtype", "coalesced")
+_CAPS = (2000.0, 0.0, 0.0001, 0.001)
+_FLAG = (False, True)
+_OVERLAP_LISTS = (
+    ("reorder_compute_for_overlap", "sink_waits", "raise_comms"),
+    ("sink_waits", "raise_comms"),
+    ("raise_comms", "sink_waits"),
+    ("reorder_compute_for_overlap",),
+    ("reorder_communication_preserving_peak_memory",),
+    ("sink_waits_iterative",),
+    (
+        "reorder_communication_preserving_peak_memory",
+        "sink_waits_iterative",
+        "reorder_communication_preserving_peak_memory",
+    ),
+    ("raise_comms", "sink_waits", "reorder_compute_for_overlap"),
+    (),
+)
+
+_OVERLAP_DRAWS: Mapping[str, Sequence[Any]] = {
+    "collective_bucketing": (False, True),
+    "insert_overlap_deps": (False, True),
+    "estimates": ("place", "torch", "sizes", "costs"),
+    "compute_overlap_multipler": (1.0, 0.0, 0.5, 100.0, 1e6),
+    "max_in_flight_gb": (5, 0.0, 1e-7, 1e-6, 4e-6),
+    "max_compute_pre_fetch": (200, 0, 1, 2),
+    "max_coll_distance": (200, 1, 3),
+    "max_memory_increase_gb": (1.0, 0.0, 1e-6, None),
+    "max_memory_increase_ratio": (0.05, 0.0, 1.0, None),
+    "bucket_exposed_first": (None, True, False),
+    "enable_fusion_regions": (False, True),
+    "prioritize_bucketing_during_scheduling": (True, False),
+    "max_off_bucket_gb": (0.5, 0.0, 1e-7, None),
+    "bucket_mode": (None, *_MODES),
+    "pre_bucketing_fsdp_collectives": (True, False),
+    "bucket_only_internode_comms": (False, True),
+}
+
+_COMMS = "torch._inductor.comms"
+_SCHEDULING = "tcverify.pytorch.scheduling"
+_SCHEDULER_DRAWS: Mapping[str, Sequence[Any]] = {
+    "effects": ("ordered", "declared"),
+    "passes_before": (
+        (),
+        ("sink_waits",),
+        ("raise_comms",),
+        ("raise_comms", "sink_waits"),
+        ("reorder_compute_for_overlap",),
+        ("reorder_communication_preserving_peak_memory",),
+        ("sink_waits_iterative",),
+    ),
+    "reorder_for_peak_memory": (True, False),
+    "reorder_for_locality": (True, False),
+    "aggressive_fusion": _FLAG,
+}
+_FINAL_DRAWS = {name: values for name, values in _SCHEDULER_DRAWS.items() if name != "passes_before"}
+_BUDGETS = (0.2, 0.0, 1.0)
+
+_PARTS = "tcverify.pytorch.partitioning"
+_CUTS = (0.5, 0.25, 0.75)
+
+_ALL = (
+    TorchSubject(
+        "bucket_all_gather", f"{_BUCKETS}:BucketAllGather",
+        "independent all_gathers of a group become one", f"{_BUCKETING}:bucket_all_gather",
+        strategy="bucketing", draws={"mode": _MODES[:3], "cap_mb": _CAPS},
+    ),
+    TorchSubject(
+        "bucket_reduce_scatter", f"{_BUCKETS}:BucketReduceScatter",
+        "independent reduce_scatters of a group become one", f"{_BUCKETING}:bucket_reduce_scatter",
+        strategy="bucketing", draws={"mode": ("default", "custom_ops", "coalesced"), "cap_mb": _CAPS},
+    ),
+    TorchSubject(
+        "bucket_all_reduce", f"{_BUCKETS}:BucketAllReduce",
+        "independent all_reduces of a group become one", f"{_BUCKETING}:bucket_all_reduce", since="2.11",
+        strategy="bucketing", draws={"cap_mb": _CAPS},
+    ),
+    TorchSubject(
+        "bucket_collectives", f"{_BUCKETS}:BucketCollectives",
+        "reduce_scatters, all_reduces and all_gathers into buckets, as Inductor does it", f"{_BUCKETING}:bucket_all_gather",
+        strategy="bucketing", draws={"mode": _MODES[:3], "cap_mb": _CAPS, "fsdp": (False, True)},
+    ),
+    TorchSubject(
+        "bucket_fsdp_all_gather", f"{_BUCKETS}:BucketFsdpAllGather",
+        "all_gathers of parameters become one", f"{_FSDP}:bucket_fsdp_all_gather",
+        strategy="bucketing", draws={"mode": _MODES[:3], "cap_mb": _CAPS},
+    ),
+    TorchSubject(
+        "bucket_fsdp_reduce_scatter", f"{_BUCKETS}:BucketFsdpReduceScatter",
+        "reduce_scatters of gradients become one", f"{_FSDP}:bucket_fsdp_reduce_scatter",
+        strategy="bucketing", draws={"mode": ("default", "custom_ops", "coalesced"), "cap_mb": _CAPS},
+    ),
+    TorchSubject(
+        "pre_bucket_fsdp_collectives", f"{_BUCKETS}:PreBucketFsdp",
+        "collectives of groups that parameters are gathered over become one", f"{_FSDP}:pre_bucket_fsdp_collectives",
+        since="2.13", strategy="bucketing",
+        draws={"mode": ("unset", *_MODES), "cap_mb": _CAPS, "bucket_mode": ("unset", "custom_ops_multidtype")},
+    ),
+    TorchSubject(
+        "dedup_fsdp_reduce_scatter", f"{_BUCKETS}:DedupReduceScatter",
+        "sums of what was reduced and scattered become one reduce_scatter", f"{_FSDP}:dedup_fsdp_reduce_scatter",
+        since="2.13", strategy="bucketing",
+    ),
+    TorchSubject(
+        "compile", "tcverify.pytorch.compiling:Compile",
+        "the graph becomes what the code does that Inductor generates", "torch._inductor.compile_fx:compile_fx",
+        draws={
+            "effects": ("ordered", "declared"),
+            "compiled_ranks": ("all", "first", "even", "odd"),
+            "reorder_for_compute_comm_overlap": _FLAG,
+            "reorder_for_compute_comm_overlap_passes": _OVERLAP_LISTS,
+            "reorder_for_peak_memory": (True, False),
+            "allow_buffer_reuse": (True, False),
+            "inplace_buffers": (True, False),
+            "reorder_for_locality": (True, False),
+            "aggressive_fusion": _FLAG,
+        },
+    ),
+    TorchSubject(
+        "comms.sink_waits", f"{_SCHEDULING}:SinkWaits",
+        "waits come as late as they can in Inductor's schedule", f"{_COMMS}:sink_waits", draws=_SCHEDULER_DRAWS,
+    ),
+    TorchSubject(
+        "comms.raise_comms", f"{_SCHEDULING}:RaiseComms",
+        "collectives come as early as they can in Inductor's schedule", f"{_COMMS}:raise_comms", draws=_SCHEDULER_DRAWS,
+    ),
+    TorchSubject(
+        "comms.reorder_compute_for_overlap", f"{_SCHEDULING}:ReorderCompute",
+        "compute moves between collectives and their waits", f"{_COMMS}:reorder_compute_for_overlap",
+        draws=_SCHEDULER_DRAWS,
+    ),
+    TorchSubject(
+        "comms.reorder_communication_preserving_peak_memory", f"{_SCHEDULING}:PreservePeakMemory",
+        "collectives come earlier while memory allows it", f"{_COMMS}:reorder_communication_preserving_peak_memory",
+        draws={
+            **_SCHEDULER_DRAWS,
+            "reorder_iterative_peak_memory_budget": _BUDGETS,
+            "reorder_iterative_unsafe_collectives_reorder": (True, False),
+            "reorder_iterative_use_runtime_estimations": _FLAG,
+            "reorder_iterative_group_with_collectives": _FLAG,
+        },
+    ),
+    TorchSubject(
+        "comms.sink_waits_iterative", f"{_SCHEDULING}:SinkWaitsIterative",
+        "waits come later while memory allows it", f"{_COMMS}:sink_waits_iterative",
+        draws={
+            **_SCHEDULER_DRAWS,
+            "sink_iterative_peak_memory_budget": _BUDGETS,
+            "sink_waits_iterative_unsafe_collectives_reorder": (True, False),
+            "sink_iterative_use_runtime_estimations": _FLAG,
+            "sink_waits_iterative_swap_with_collectives": _FLAG,
+        },
+    ),
+    TorchSubject(
+        "comms.simple_overlap", f"{_SCHEDULING}:SimpleOverlap",
+        "collectives come earlier and waits later, neighbour by neighbour", f"{_COMMS}:simple_overlap", since="2.15",
+        draws=_SCHEDULER_DRAWS,
+    ),
+    TorchSubject(
+        "comms.decide_global_ordering_of_comms", "tcverify.pytorch.ordering:DecideOrdering",
+        "collectives keep the graph's order in Inductor's scheduler", f"{_COMMS}:decide_global_ordering_of_comms",
+        draws={**_FINAL_DRAWS, "passes": ((), *_OVERLAP_LISTS[:4])},
+    ),
+    TorchSubject(
+        "comm_lowering", "tcverify.pytorch.comm_buffers:CommLowering",
+        "small all_reduces read memory that all ranks map: lowering and order, as code for it needs CUDA",
+        "torch._inductor.comm_lowering:register_comm_lowerings",
+        draws={**_FINAL_DRAWS, "one_shot_all_reduce_threshold_bytes": (131072, 0, 64)},
+    ),
+    TorchSubject(
+        "dtensor", "tcverify.pytorch.dtensor:DTensorProgram",
+        "tensors are divided, and ops on them become what each rank runs", "torch.distributed.tensor._api:DTensor",
+        strategy="dtensor",
+    ),
+    TorchSubject(
+        "schedule_overlap_bucketing", "tcverify.pytorch.overlap:ScheduleOverlapBucketing",
+        "compute moves beside communication, and collectives into buckets",
+        f"{_PASSES}.overlap_scheduling:schedule_overlap_bucketing", since="2.11",
+        strategy="traced", draws=_OVERLAP_DRAWS,
+    ),
+    TorchSubject(
+        "manual_overlap_bucketing", "tcverify.pytorch.overlap:ManualOverlapBucketing",
+        "collectives of a module become one, beside the compute of the next",
+        f"{_PASSES}.overlap_manual_scheduling:manual_overlap_bucketing", since="2.11", strategy="bucketing",
+        draws={
+            "modules": (2, 1, 3, 4), "plan": ("each", "pairs", "one"), "insert_overlap_deps": (False, True),
+            "bucket_mode": (None, *_MODES),
+        },
+    ),
+    TorchSubject(
+        "low_contention_collectives", "tcverify.pytorch.substituting:LowContentionCollectives",
+        "all_gathers and reduce_scatters run on copy engines",
+        f"{_PASSES}.low_contention_collectives:replace_collectives_with_low_contention", since="2.13",
+        strategy="traced", draws={"groups": ("all", "first"), "min_bytes": (0, 64, 512), "skip_overlap_check": (True, False)},
+    ),
+    TorchSubject(
+        "decomp_comms", "tcverify.pytorch.substituting:DecompComms",
+        "all_gathers that feed Gram matrices become all_reduces", f"{_PASSES}.decomp_comms:decomp_comms", since="2.13",
+        strategy="gram",
+    ),
+    TorchSubject(
+        "post_grad_passes", "tcverify.pytorch.post_grad:PostGradPasses",
+        "what torch.compile runs on every graph behind autograd", f"{_PASSES}.post_grad:post_grad_passes", strategy="compiled",
+        draws={
+            "is_inference": _BOTH, "reorder_for_locality": _BOTH, "pattern_matcher": _BOTH,
+            "bucket": ("none", "all_gather", "reduce_scatter", "all_gather+reduce_scatter+all_reduce"),
+            "micro_pipeline": _BOTH[::-1], "fuse_ddp": _BOTH[::-1],
+        },
+    ),
+    TorchSubject(
+        "joint_graph_passes", "tcverify.pytorch.post_grad:JointGraphPasses",
+        "what torch.compile runs on forward and backward together", f"{_PASSES}.joint_graph:joint_graph_passes",
+        strategy="compiled", draws={"joint_graph_constant_folding": _BOTH, "pattern_matcher": _BOTH},
+    ),
+    TorchSubject(
+        "reinplace", "tcverify.pytorch.post_grad:Reinplace",
+        "ops write into what nobody reads any more", f"{_PASSES}.reinplace:reinplace_inplaceable_ops", strategy="compiled",
+    ),
+    TorchSubject(
+        "ddp_fusion", "tcverify.pytorch.ddp_fusion:FuseDdp",
+        "all_reduces of gradients become few", f"{_PASSES}.ddp_fusion:fuse_ddp_communication", strategy="compiled",
+        draws={
+            "passes": (
+                "fuse_ddp_with_concat_op+schedule_comm_wait", "fuse_ddp_with_coalesced_op+schedule_comm_wait",
+                "fuse_ddp_with_concat_op", "fuse_ddp_with_coalesced_op", "schedule_comm_wait",
+            ),
+            "bucket_size_mb": (25, 0, 1),
+        },
+    ),
+    TorchSubject(
+        "micro_pipeline_tp", "tcverify.pytorch.micro_pipeline:MicroPipelineTp",
+        "products beside collectives become fused ops", f"{_PASSES}.micro_pipeline_tp:micro_pipeline_tp_pass",
+        strategy="compiled", draws={"reorder_for_compute_comm_overlap": _BOTH[::-1]},
+    ),
+    TorchSubject(
+        "reinplace_fsdp_all_gather", "tcverify.pytorch.fsdp_graphs:ReinplaceFsdpAllGather",
+        "FSDP gathers into its own buffer", "torch._inductor.comms:reinplace_fsdp_all_gather", until="2.11", strategy="fsdp",
+    ),
+    TorchSubject(
+        "remove_fsdp2_unsharded_param_graph_input_usage", "tcverify.pytorch.fsdp_graphs:RemoveUnsharded",
+        "parameters in full are used as they were gathered, and not by way of a graph input",
+        f"{_COMMS}:remove_fsdp2_unsharded_param_graph_input_usage", until="2.11", strategy="fsdp",
+    ),
+    TorchSubject(
+        "fx_graph_cse", f"{_PARTS}:MergeEqual",
+        "equal calls become one, as in the default partitioner", "torch._functorch.compile_utils:fx_graph_cse",
+        strategy="effects",
+    ),
+    TorchSubject(
+        "default_partition", f"{_PARTS}:DefaultPartition",
+        "a graph becomes forward and backward, as backends on AOTAutograd have it",
+        "torch._functorch.partitioners:default_partition", strategy="effects", draws={"cut": _CUTS},
+    ),
+    TorchSubject(
+        "min_cut_partition", f"{_PARTS}:MinCutPartition",
+        "a graph becomes forward and backward, as Inductor has it",
+        "torch._functorch.partitioners:min_cut_rematerialization_partition",
+        strategy="effects", draws={"cut": _CUTS},
+    ),
+)  # fmt: skip
+
+#: What can be verified, by name without the prefix.
+SUBJECTS: dict[str, TorchSubject] = {one.name: one for one in _ALL}
+
+__all__ = ["PREFIX", "SUBJECTS", "TorchSubject", "installed_version", "release", "subject"]

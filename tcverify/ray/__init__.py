@@ -1,0 +1,42 @@
+"""Campaigns on Ray: slices are tasks, process groups are actors; scheduling, retries and membership are Ray's.
+
+Importing this module imports neither ray nor torch.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from tcverify.errors import UsageError
+
+if TYPE_CHECKING:
+    from tcverify.workers import Crew
+
+#: The address that stands for a cluster of this machine alone, which ends with the run.
+LOCAL = "local"
+
+
+@contextmanager
+def ray_crew(address: str, size: int | None, tell: Callable[[str], None]) -> Iterator[Crew]:
+    """Yield the workers of a Ray cluster, as many as it has CPUs.
+
+    Args:
+        address: of the cluster, as `ray start` says it, or `LOCAL`.
+        size: most slices that are under way at once; None is as many as there are CPUs, also those that join later.
+        tell: is told in one line when a worker has died.
+
+    Raises:
+        UsageError: ray is not installed, or there is no such cluster.
+    """
+    if importlib.util.find_spec("ray") is None:
+        raise UsageError("ray is not installed, which --ray needs", "pip install 'tcverify[ray]'")
+    from tcverify.ray.crew import RayCrew
+
+    with RayCrew(address, size, tell) as crew:
+        yield crew
+
+
+__all__ = ["LOCAL", "ray_crew"]

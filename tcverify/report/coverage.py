@@ -1,0 +1,242 @@
+"""What was reached of a pass's code, what never was, and the kernels that showed it, in lines for people."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import fx
+
+from tcverify.campaign import FileReach
+from tcverify.campaign.search import KernelFound, Searched
+from tcverify.ops import qualified_name
+from tcverify.report.alignment import align
+from tcverify.report.listing import Line, difference, graph_lines, op_text
+from tcverify.report.sanitize import count, plain
+from tcverify.system.files import source_name
+
+#: Entries that are shown of each kind; events.ndjson holds all.
+MAX_ENTRIES = 20
+
+#: Places, single lines or runs of them, that are named of what a kernel is the first to reach.
+MOST_PLACES = 4
+
+
+def reach_line(files: Sequence[FileReach]) -> str:
+    """How much was reached of the files, those that define the pass first."""
+    lines, outcomes = sum(one.lines for one in files), sum(one.outcomes for one in files)
+    ran, went = sum(one.lines_reached for one in files), sum(one.outcomes_reached for one in files)
+    name = source_name(files[0].file)
+    where = name if len(files) == 1 else f"{name} and {len(files) - 1} more"
+    return plain(f"reached of {where}: {ran} of {lines} lines, {went} of {outcomes} outcomes of conditions")
+
+
+def searched_line(searched: Searched) -> str:
+    """What a search came to, in a sentence that a user may quote."""
+    number = len(searched.kernels)
+    shown = f"{count(number, 'kernel')} ({count(searched.behaviours, 'behaviour')})"
+    if searched.exhausted == number and not searched.skipped:
+        line = f"searched: every program one edit away from {shown} was tried, {searched.tried:,} in all"
+        return line + (f", {searched.further:,} of them further away" if searched.further else "")
+    line = f"searched: {shown}; {count(searched.tried - searched.further, 'program')} one edit away from them tried"
+    line += f", all of those of {searched.exhausted:,}" if searched.exhausted else ""
+    line += f"; {searched.further:,} further away" if searched.further else ""
+    return line + (f"; {searched.skipped:,} with a known cause left out" if searched.skipped else "")
+
+
+def suspect_lines(searched: Searched) -> list[str]:
+    """Lines of the pass that most programs which go wrong reach, and few of those that pass."""
+    found = []
+    for one in searched.suspects:
+        lines = f"{one.first}" if one.first == one.last else f"{one.first}-{one.last}"
+        often = f"{one.wrong} of {count(one.of_wrong, 'kernel')} that {'go' if one.of_wrong > 1 else 'goes'} wrong"
+        found.append(
+            plain(
+                f"suspect: {source_name(one.file)}:{lines}, reached by {often}, by {one.passed} of {one.of_passed} that pass"
+            )
+        )
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """Kernels with which the pass does the same.
+
+    Attributes:
+        words: what it does with them: "all_reduce ⇒ reduce_scatter + all_gather".
+        kernels: the smallest first.
+    """
+
+    words: str
+    kernels: tuple[KernelFound, ...]
+
+    @property
+    def changed(self) -> bool:
+        """Whether the pass changes them."""
+        return self.kernels[0].changed
+
+
+def patterns(searched: Searched) -> list[Pattern]:
+    """The kernels by what the pass does with them: those that it changes first, and of these those with the smallest kernels."""
+    found: dict[object, list[KernelFound]] = {}
+
+    def order(one: KernelFound) -> tuple[object, ...]:
+        return not one.changed, one.rewritten is None, one.program.size, not one.rewrite, len(one.rewrite)
+
+    for kernel in sorted(searched.kernels, key=order):
+        found.setdefault((kernel.changed, kernel.rewrite or rewrite_words(kernel)), []).append(kernel)
+    return [Pattern(rewrite_words(kernels[0]), tuple(kernels)) for kernels in found.values()]
+
+
+def rewrite_words(kernel: KernelFound) -> str:
+    """What the pass does with a kernel, by the ops that it removes and adds, in their order; or by those of which it changes
+    the operands or the place."""
+    if not kernel.changed:
+        return "left as it is"
+    removed, added = _counts(kernel)
+    if removed or added:
+        names = _short_names([*removed, *added])
+        before, after = (" + ".join(_times(n, names[op]) for op, n in counts.items()) for counts in (removed, added))
+        return f"{before} ⇒ {after}" if before and after else f"drops {before}" if before else f"adds {after}"
+    if kernel.rewritten is None:
+        return "changed"
+    rows = align(kernel.program, kernel.rewritten, changed_rank(kernel))
+    verbs = {"inserted": "replaces", "moved": "moves", "changed": "rewires"}
+    parts = []
+    for mark, verb in verbs.items():
+        ops = list(dict.fromkeys(_op(row.after) for row in rows if row.mark == mark and row.after is not None))
+        parts += [f"{verb} {' + '.join(_short_names(ops).values())}"] * bool(ops)
+    return ", ".join(parts) or "changed"
+
+
+def changed_rank(kernel: KernelFound) -> int:
+    """The first rank of which the pass changes the graph, as a listing shows it; 0 where there is none."""
+    if kernel.rewritten is None:
+        return 0
+    seen: set[tuple[int, int]] = set()
+    for rank, (old, new) in enumerate(zip(kernel.program.ranks, kernel.rewritten.ranks, strict=True)):
+        if (old.graph, new.graph) not in seen:
+            seen.add((old.graph, new.graph))
+            if any(line.mark != " " for line in difference(kernel.program, kernel.rewritten, rank)):
+                return rank
+    return 0
+
+
+def kernel_listing(kernel: KernelFound) -> list[Line]:
+    """The graph of a kernel on the rank that `changed_rank` says, before ⇒ after the pass where it changes it."""
+    if kernel.rewritten is not None:
+        found = difference(kernel.program, kernel.rewritten, changed_rank(kernel))
+    else:
+        found = [Line(" ", name, text) for name, text in graph_lines(kernel.program, 0)]
+    return [Line(line.mark, line.node, plain(line.text)) for line in found]
+
+
+def first_to_reach(kernel: KernelFound) -> str:
+    """Where in the pass a kernel was the first to get; "" where others were there before."""
+    lines: dict[str, set[int]] = {}
+    for point in kernel.reached:
+        lines.setdefault(Path(point.file).name, set()).add(point.line)
+    places = [f"{name}:{run}" for name, numbers in lines.items() for run in _runs(sorted(numbers))]
+    return plain(f"first to reach {', '.join(places[:MOST_PLACES])}") if places else ""
+
+
+def kernel_lines(searched: Searched) -> list[Line]:
+    """The patterns that the pass knows: of each the smallest kernel, before ⇒ after the pass."""
+    lines: list[Line] = []
+
+    def line(text: str = "") -> None:
+        lines.append(Line(" ", "", text))
+
+    for pattern in patterns(searched):
+        kernel, more = pattern.kernels[0], len(pattern.kernels) - 1
+        line()
+        line(f"kernel: {pattern.words}")
+        if where := first_to_reach(kernel):
+            line(f"  {where}")
+        if rank := changed_rank(kernel):
+            line(f"  on rank {rank}")
+        lines += [Line(one.mark, one.node, f"  {one.mark} {one.text}") for one in kernel_listing(kernel)]
+        if more:
+            same = "with this rewrite" if pattern.changed else f"left as {'it is' if more == 1 else 'they are'}"
+            line(f"  {count(more, 'more kernel')} {same}")
+    return lines
+
+
+def _op(node: fx.Node) -> str:
+    return qualified_name(node.target) if node.op == "call_function" else op_text(node)
+
+
+def _counts(kernel: KernelFound) -> tuple[dict[str, int], dict[str, int]]:
+    """How many of which ops the pass removes and adds."""
+    if kernel.rewritten is None:
+        return {op: -n for op, n in kernel.rewrite if n < 0}, {op: n for op, n in kernel.rewrite if n > 0}
+    rank = changed_rank(kernel)
+    before, after = (
+        Counter(
+            qualified_name(node.target)
+            for node in program.graphs[program.ranks[rank].graph].nodes
+            if node.op == "call_function"
+        )
+        for program in (kernel.program, kernel.rewritten)
+    )
+    return dict(before - after), dict(after - before)
+
+
+def _times(number: int, name: str) -> str:
+    return name if number == 1 else f"{number} × {name}"
+
+
+def _short_names(ops: Sequence[str]) -> dict[str, str]:
+    """Each op as it is called where the others are these: without namespace and overload, unless two would be called the same."""
+    forms: list[Callable[[str], str]] = [
+        lambda op: op.split("::")[-1].split(".")[0],
+        lambda op: op.split("::")[-1],
+        str,
+    ]
+    return {
+        op: plain(next(form(op) for form in forms if [form(one) for one in ops].count(form(op)) == 1)) for op in ops
+    }
+
+
+def unreached_lines(files: Sequence[FileReach]) -> list[str]:
+    """What was never reached: a line per file and kind, none where everything was."""
+    found: list[str] = []
+    for one in files:
+        name = source_name(one.file)
+        runs = [_run(first, last) for first, last in one.unreached]
+        found += [f"{name} line {_listed(runs)}"] * bool(runs)
+        found += [f"{name}: false on line {_listed([str(line) for line in one.always_true])}"] * bool(one.always_true)
+        found += [f"{name}: a call of {_listed(one.uncalled)}"] * bool(one.uncalled)
+    return [plain(line) for line in found]
+
+
+def _runs(lines: Sequence[int]) -> list[str]:
+    """Sorted lines, with those that follow each other told as one: "11-13"."""
+    starts = [i for i, line in enumerate(lines) if i == 0 or line != lines[i - 1] + 1]
+    return [_run(lines[first], lines[end - 1]) for first, end in zip(starts, [*starts[1:], len(lines)], strict=True)]
+
+
+def _run(first: int, last: int) -> str:
+    return str(first) if first == last else f"{first}-{last}"
+
+
+def _listed(entries: Sequence[str]) -> str:
+    more = len(entries) - MAX_ENTRIES
+    return ", ".join(entries[:MAX_ENTRIES]) + (f", and {more} more" if more > 0 else "")
+
+
+__all__ = [
+    "Pattern",
+    "changed_rank",
+    "first_to_reach",
+    "kernel_lines",
+    "kernel_listing",
+    "patterns",
+    "reach_line",
+    "rewrite_words",
+    "searched_line",
+    "suspect_lines",
+    "unreached_lines",
+]

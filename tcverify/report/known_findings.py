@@ -1,0 +1,40 @@
+"""What a summary says of known findings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from tcverify.campaign import CampaignFinished
+from tcverify.cases.baseline import Baseline, Known, reference
+from tcverify.report.sanitize import count, plain
+
+#: Ends of a campaign that say nothing about what it did not see.
+_CUT = ("interrupted", "first finding")
+
+
+def known_line(entry: Known, programs: int) -> str:
+    """Return one line about a known finding that was seen."""
+    why = entry.reason or "no reason is given"
+    return plain(f"known, {entry.kind}: {count(programs, 'program')} ({' '.join(why.split())})")
+
+
+def baseline_lines(baseline: Baseline, path: Path, finished: Sequence[CampaignFinished]) -> Iterator[str]:
+    """Yield what a run says of its baseline: how many of its findings were seen, and which were not.
+
+    Findings of passes that did not run, or not to the end, are not missed.
+    """
+    whole = {reference(one.facts) for one in finished} - {reference(one.facts) for one in finished if one.stop in _CUT}
+    ran = {reference(one.facts) for one in finished}
+    seen = {entry.key for one in finished for entry, _ in one.known}
+    asked = [entry for entry in baseline.known if entry.target in ran]
+    others = len(baseline.known) - len(asked)
+    elsewhere = f"; {others} of passes that did not run" if others else ""
+    hits = sum(entry.key in seen for entry in asked)
+    yield plain(f"baseline {path}: {hits} of {count(len(asked), 'known finding')} seen{elsewhere}")
+    for entry in asked:
+        if entry.target in whole and entry.key not in seen:
+            yield plain(f"  no longer seen, {entry.kind} of {entry.target}: {entry.fingerprint}; remove it?")
+
+
+__all__ = ["baseline_lines", "known_line"]

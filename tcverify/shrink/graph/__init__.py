@@ -1,0 +1,1 @@
+"""Moves that make the graphs of a program smaller."""

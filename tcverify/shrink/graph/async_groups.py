@@ -1,0 +1,102 @@
+"""What belongs together in asynchronous programs: a start, the results that are selected from it, and the waits for them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from tcverify.ops import TensorSpec, lookup, schema_of
+from tcverify.shrink.graph.facts import UNKNOWN, Facts
+from tcverify.shrink.graph.sketch import Step, refs
+
+
+def phase_of(step: Step) -> str | None:
+    """ "start", "wait", or None."""
+    return lookup(step.target).phase if step.op == "call_function" else None
+
+
+def starts(facts: Facts) -> list[str]:
+    """The names of all starts, in order, each once."""
+    found = (step.name for graph in facts.sketch.graphs for step in graph if phase_of(step) == "start")
+    return list(dict.fromkeys(found))
+
+
+def waits_for(facts: Facts, name: str) -> list[str]:
+    """The waits for what a step makes, or for the storage that it begins to write into, in order."""
+    found: dict[str, None] = {}
+    for i in facts.where(name):
+        real = facts.typings[i].real
+        own = storages(real.get(name))
+        begun = facts.positions[i][name]
+        for step in facts.sketch.graphs[i][begun + 1 :]:
+            if phase_of(step) == "wait" and storages(real.get(step.name)) & own:
+                found[step.name] = None
+    return list(found)
+
+
+def waits_of(facts: Facts, names: Collection[str]) -> list[str]:
+    """What has to be added to these steps of the first graph so that all that they start is waited for."""
+    inside = set(names)
+    real = facts.typings[0].real
+    graph = facts.sketch.graphs[0]
+    own = set().union(
+        *(storages(real.get(s.name)) for s in graph if s.name in inside and phase_of(s) == "start"), set()
+    )
+    added = []
+    for step in graph:
+        if step.name in inside or not step.calls or not storages(real.get(step.name)) & own:
+            continue
+        if (not step.effect or phase_of(step) == "wait") and all(read in inside for read in step.reads):
+            inside.add(step.name)
+            added.append(step.name)
+    return added
+
+
+def untidy(facts: Facts) -> int:
+    """How often a program touches what is under way, and how many starts nobody waits for.
+
+    Passes are refuted by programs that are in order. So an edit may take nothing away of the order there was.
+    """
+    return sum(_untidy(facts, i) for i in range(len(facts.sketch.graphs)))
+
+
+def _untidy(facts: Facts, number: int) -> int:
+    real = facts.typings[number].real
+    under_way: dict[str, tuple[set[int], set[int]]] = {}
+    count = 0
+    for step in facts.sketch.graphs[number]:
+        phase = phase_of(step)
+        if not under_way and phase != "start":
+            continue
+        own = storages(real.get(step.name))
+        read = set().union(*(storages(real.get(name)) for name in step.reads), set())
+        if phase == "wait":
+            under_way = {s: (r, left) for s, (r, w) in under_way.items() if (left := w - own)}
+            continue
+        written = _written(step, real)
+        touches = (read | written) if written or not own or not own <= read or phase == "start" else set()
+        count += any(touches & writes or written & reads for reads, writes in under_way.values())
+        if phase == "start":
+            under_way[step.name] = read, own | written
+    return count + len(under_way)
+
+
+def _written(step: Step, real: Mapping[str, Any]) -> set[int]:
+    """The storages that a call writes into."""
+    schema = schema_of(step.target) if step.op == "call_function" else None
+    found: set[int] = set()
+    for position, argument in enumerate(schema.arguments if schema is not None else ()):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            given = step.kwargs.get(argument.name) if argument.kwarg_only else step.args[position : position + 1]
+            found |= set().union(*(storages(real.get(name)) for name in refs(given)), set())
+    return found
+
+
+def storages(real: Any) -> set[int]:
+    """The storages of what a step produces; none where that is unknown."""
+    if isinstance(real, (list, tuple)):
+        return set().union(*map(storages, real)) if real else set()
+    return {real.alias} if real is not UNKNOWN and isinstance(real, TensorSpec) and real.alias is not None else set()
+
+
+__all__ = ["phase_of", "starts", "storages", "untidy", "waits_for", "waits_of"]

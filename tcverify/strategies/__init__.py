@@ -1,0 +1,379 @@
+"""Hypothesis strategies that draw programs.
+
+| name | draws |
+|---|---|
+| structured | tensor-parallel transformers of 1 to 4 layers |
+| near-miss | structured programs with up to three mutations, each of which a pass may stumble over |
+| aimed | small programs: a pattern of sequence parallelism up to some element, and something unusual there |
+| moe | layers with mixture of experts, and attention that every rank computes in full |
+| wild | typed random graphs without the structure of a model |
+| overlap | branches of compute and communication that hardly depend on each other, with costs of their ops and stream settings |
+| functional | programs whose collectives start and are waited for later, with opaque communication and writes around them |
+| data-parallel | functional programs that begin with layers, their gradients and the reductions of those |
+| traced | functional programs as compilers have them behind AOTAutograd: nothing is written into, nothing is opaque |
+| peephole | small patterns that could be less: collectives alike but for one thing, in chains, divided; views, dead code |
+| gram | rows that are gathered for Gram matrices of them, and divided again, as optimizers do with divided gradients |
+| async-tp | functional programs that begin with products in chunks, each beside the collective of another |
+| bucketing | many small collectives of several kinds, groups and dtypes, in functional graphs |
+| effects | opaque sends, receives and barriers among collectives, which some ranks do in another order |
+| fsdp | layers whose parameters are gathered, used and freed, and gradients that are reduced and scattered |
+| sequence-functional | tensor-parallel layers on functional collectives, with norms as compilers capture them |
+| compiled | functional programs, as compilers hand them to their passes: copies into inputs at the end |
+| resharding | tensors that are brought from mesh to mesh, divided anew, reduced, and computed with in between |
+| dtensor | ops of all kinds on whole tensors, with placements for DTensor to divide them by |
+| mixed | most of these, with costs and stream settings; a third are structured, close to a fifth asynchronous |
+
+Every drawn program is well-typed: it runs in lockstep on every rank, and its outputs are finite. Its metadata is right, but for
+near misses and aimed programs labelled missing-metadata or stale-metadata.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+
+from hypothesis import strategies as st
+
+from tcverify.errors import UsageError
+from tcverify.program import Mesh, Program
+from tcverify.registry import strategies as named
+from tcverify.registry.extensions import require_new
+from tcverify.registry.registry import Registry
+from tcverify.registry.strategies import DEFAULT_STRATEGY, SEPARATOR, together
+from tcverify.strategies import timing
+from tcverify.strategies.choices import WIDTH, decode_choices, weighted
+from tcverify.strategies.dtensor.programs import dtensor_programs
+from tcverify.strategies.fsdp.programs import WIDTH as FSDP_WIDTH
+from tcverify.strategies.fsdp.programs import decode_fsdp
+from tcverify.strategies.functional import bucketing, compiled, gram, peephole
+from tcverify.strategies.functional.programs import WIDTH as FUNCTIONAL_WIDTH
+from tcverify.strategies.functional.programs import (
+    decode_async_tp,
+    decode_data_parallel,
+    decode_effects,
+    decode_functional,
+    decode_traced,
+    large_functional_program,
+)
+from tcverify.strategies.meshes import WORLD_SIZES, all_meshes
+from tcverify.strategies.registered import Factory, made_strategy
+from tcverify.strategies.resharding.programs import RESHARDING_WORLD_SIZES, decode_resharding, plan_of
+from tcverify.strategies.resharding.programs import WIDTH as RESHARDING_WIDTH
+from tcverify.strategies.sequence_parallel.programs import WIDTH as SEQUENCE_WIDTH
+from tcverify.strategies.sequence_parallel.programs import decode_sequence_functional
+from tcverify.strategies.transformer import aimed, experts, near_miss, overlap
+from tcverify.strategies.transformer.programs import finish, write
+from tcverify.strategies.wild.programs import WIDTH as WILD_WIDTH
+from tcverify.strategies.wild.programs import decode_wild
+
+
+def decode(mesh: Mesh, choices: bytes) -> Program:
+    """Decode any bytes into a program on `mesh`; `b""` gives the smallest one. Equal arguments give equal programs."""
+    return finish(write(mesh, *decode_choices(choices)))
+
+
+@dataclass(frozen=True, slots=True)
+class Decoder:
+    """Makes programs of bytes, as `decode` does.
+
+    Attributes:
+        width: how many bytes it reads.
+    """
+
+    decode: Callable[[Mesh, bytes], Program]
+    width: int
+
+
+_PARTS = {
+    "structured": Decoder(decode, WIDTH),
+    "near-miss": Decoder(near_miss.decode_near_miss, near_miss.WIDTH),
+    "aimed": Decoder(aimed.decode_aimed, aimed.WIDTH),
+    "wild": Decoder(decode_wild, WILD_WIDTH),
+    "moe": Decoder(experts.decode_experts, experts.WIDTH),
+    "overlap": Decoder(overlap.decode_overlap, overlap.WIDTH),
+}
+#: Programs with asynchronous collectives.
+_ASYNCHRONOUS = {
+    "functional": Decoder(decode_functional, FUNCTIONAL_WIDTH),
+    "traced": Decoder(decode_traced, FUNCTIONAL_WIDTH),
+    "peephole": Decoder(peephole.decode_peephole, peephole.WIDTH),
+    "gram": Decoder(gram.decode_gram, gram.WIDTH),
+    "data-parallel": Decoder(decode_data_parallel, FUNCTIONAL_WIDTH),
+    "async-tp": Decoder(decode_async_tp, FUNCTIONAL_WIDTH),
+    "bucketing": Decoder(bucketing.decode_bucketing, bucketing.WIDTH),
+    "fsdp": Decoder(decode_fsdp, FSDP_WIDTH),
+    "sequence-functional": Decoder(decode_sequence_functional, SEQUENCE_WIDTH),
+    "compiled": Decoder(compiled.decode_compiled, compiled.WIDTH),
+    "effects": Decoder(decode_effects, FUNCTIONAL_WIDTH),
+}
+
+#: Programs whose tensors carry layouts.
+_PLACED = {"resharding": Decoder(decode_resharding, RESHARDING_WIDTH)}
+
+#: What the first byte of a mixed program picks from: blocking collectives, simplest first, then layouts, and in the end
+#: asynchronous ones.
+_BLOCKING = weighted(("structured", 8), ("near-miss", 4), ("aimed", 2), ("wild", 2), ("overlap", 3))
+_SHARES = (
+    _BLOCKING * 9
+    + weighted(("structured", 5), ("near-miss", 2), ("moe", 12))
+    + weighted(
+        ("resharding", 16), ("overlap", 3), ("functional", 29), ("peephole", 4), ("sequence-functional", 6), ("fsdp", 8)
+    )
+)
+
+
+def _decode_mixed(mesh: Mesh, choices: bytes, *, any_mesh: bool = True) -> Program:
+    """Decode bytes.
+
+    Args:
+        any_mesh: whether only the number of ranks counts, so that programs may lie on meshes of their own.
+    """
+    part = _SHARES[(choices[0] if choices else 0) % len(_SHARES)]
+    if part in _PLACED and not any_mesh:
+        part = "overlap"
+    program = {**_PARTS, **_ASYNCHRONOUS, **_PLACED}[part].decode(mesh, choices[1 + timing.WIDTH :])
+    costs = choices[1 : 1 + timing.WIDTH]
+    return program if part in _TIMED else timing.timed(program, timing.decode_timing(costs))
+
+
+#: Strategies whose programs come with costs.
+_TIMED = ("overlap", *_ASYNCHRONOUS)
+
+#: What turns bytes into programs, by the name of the strategy.
+DECODERS: dict[str, Decoder] = {
+    **_PARTS,
+    **_ASYNCHRONOUS,
+    **_PLACED,
+    "mixed": Decoder(_decode_mixed, 1 + timing.WIDTH + max(part.width for part in _PARTS.values())),
+}
+
+
+def _decoder(name: str, *, any_mesh: bool) -> Decoder:
+    """The decoder of a strategy, or of several: the first byte picks one of them.
+
+    Args:
+        any_mesh: as of `_decode_mixed`.
+    """
+    parts = name.split(SEPARATOR)
+    if len(parts) == 1:
+        decoder = DECODERS[name]
+        return replace(decoder, decode=partial(_decode_mixed, any_mesh=any_mesh)) if name == "mixed" else decoder
+    decoders = [_decoder(part, any_mesh=any_mesh) for part in parts if any_mesh or part not in _PLACED]
+
+    def decode_one(mesh: Mesh, choices: bytes) -> Program:
+        return decoders[choices[0] % len(decoders)].decode(mesh, choices[1:])
+
+    return Decoder(decode_one, 1 + max(decoder.width for decoder in decoders))
+
+
+def _programs(name: str, mesh: Mesh | None, world_size: int | None) -> st.SearchStrategy[Program]:
+    decoder = _decoder(name, any_mesh=mesh is None)
+    if mesh is not None:
+        fixed = mesh
+        return st.binary(min_size=decoder.width, max_size=decoder.width).map(lambda c: decoder.decode(fixed, c))
+    sizes = WORLD_SIZES if world_size is None else (world_size,)
+    listed = [one for size in sizes for one in all_meshes(size)]
+
+    def decode_with_mesh(choices: bytes) -> Program:
+        return decoder.decode(listed[choices[0] % len(listed)], choices[1:])
+
+    # One draw of bytes, the mesh included. Among integers Hypothesis would mix constants that it finds in source files, and
+    # a seed would draw other programs whenever some module changes.
+    return st.binary(min_size=decoder.width + 1, max_size=decoder.width + 1).map(decode_with_mesh)
+
+
+def transformer_programs(mesh: Mesh | None = None, world_size: int | None = None) -> st.SearchStrategy[Program]:
+    """Draw tensor-parallel transformer programs of 1 to 4 layers; about 5 % are degenerate on purpose.
+
+    Args:
+        mesh: what they run on; None draws one.
+        world_size: of the drawn mesh (see `all_meshes`); None draws 2, 3 or 4.
+    """
+    return _programs("structured", mesh, world_size)
+
+
+def near_miss_programs(mesh: Mesh | None = None, world_size: int | None = None) -> st.SearchStrategy[Program]:
+    """Draw transformer programs with up to three mutations. Arguments as of `transformer_programs`."""
+    return _programs("near-miss", mesh, world_size)
+
+
+def aimed_programs(mesh: Mesh | None = None, world_size: int | None = None) -> st.SearchStrategy[Program]:
+    """Draw small programs that pass or fail one guard of a pattern. Arguments as of `transformer_programs`."""
+    return _programs("aimed", mesh, world_size)
+
+
+def moe_programs(mesh: Mesh | None = None, world_size: int | None = None) -> st.SearchStrategy[Program]:
+    """Draw layers with mixture of experts. Arguments as of `transformer_programs`."""
+    return _programs("moe", mesh, world_size)
+
+
+def wild_programs(mesh: Mesh | None = None, world_size: int | None = None) -> st.SearchStrategy[Program]:
+    """Draw typed random graphs. Arguments as of `transformer_programs`."""
+    return _programs("wild", mesh, world_size)
+
+
+def overlap_programs(mesh: Mesh | None = None, world_size: int | None = None) -> st.SearchStrategy[Program]:
+    """Draw programs whose communication can run beside compute, with costs. Arguments as of `transformer_programs`."""
+    return _programs("overlap", mesh, world_size)
+
+
+def fsdp_programs(mesh: Mesh | None = None, world_size: int | None = None) -> st.SearchStrategy[Program]:
+    """Draw programs of sharded parameters, as traced FSDP has them. Arguments as of `transformer_programs`."""
+    return _programs("fsdp", mesh, world_size)
+
+
+def mixed_programs(mesh: Mesh | None = None, world_size: int | None = None) -> st.SearchStrategy[Program]:
+    """Draw programs of all kinds, a third of them structured. Arguments as of `transformer_programs`."""
+    return _programs("mixed", mesh, world_size)
+
+
+def functional_programs(mesh: Mesh | None = None, world_size: int | None = None) -> st.SearchStrategy[Program]:
+    """Draw programs with asynchronous collectives of all kinds. Arguments as of `transformer_programs`."""
+    return _programs("functional", mesh, world_size)
+
+
+def traced_programs(mesh: Mesh | None = None, world_size: int | None = None) -> st.SearchStrategy[Program]:
+    """Draw asynchronous programs without writes and effects. Arguments as of `transformer_programs`."""
+    return _programs("traced", mesh, world_size)
+
+
+def gram_programs(mesh: Mesh | None = None, world_size: int | None = None) -> st.SearchStrategy[Program]:
+    """Draw optimizer steps on Gram matrices of gathered rows. Arguments as of `transformer_programs`."""
+    return _programs("gram", mesh, world_size)
+
+
+def peephole_programs(mesh: Mesh | None = None, world_size: int | None = None) -> st.SearchStrategy[Program]:
+    """Draw the patterns that peephole passes look for. Arguments as of `transformer_programs`."""
+    return _programs("peephole", mesh, world_size)
+
+
+def data_parallel_programs(mesh: Mesh | None = None, world_size: int | None = None) -> st.SearchStrategy[Program]:
+    """Draw gradients that are reduced while others are computed. Arguments as of `transformer_programs`."""
+    return _programs("data-parallel", mesh, world_size)
+
+
+def sequence_functional_programs(mesh: Mesh | None = None, world_size: int | None = None) -> st.SearchStrategy[Program]:
+    """Draw tensor-parallel layers on functional collectives, as captured models have them. Arguments as of
+    `transformer_programs`."""
+    return _programs("sequence-functional", mesh, world_size)
+
+
+def effects_programs(mesh: Mesh | None = None, world_size: int | None = None) -> st.SearchStrategy[Program]:
+    """Draw sends, receives and barriers among collectives. Arguments as of `transformer_programs`."""
+    return _programs("effects", mesh, world_size)
+
+
+def async_tp_programs(mesh: Mesh | None = None, world_size: int | None = None) -> st.SearchStrategy[Program]:
+    """Draw products in chunks beside their collectives. Arguments as of `transformer_programs`."""
+    return _programs("async-tp", mesh, world_size)
+
+
+def bucketing_programs(mesh: Mesh | None = None, world_size: int | None = None) -> st.SearchStrategy[Program]:
+    """Draw collectives that a compiler puts into buckets. Arguments as of `transformer_programs`."""
+    return _programs("bucketing", mesh, world_size)
+
+
+def compiled_programs(mesh: Mesh | None = None, world_size: int | None = None) -> st.SearchStrategy[Program]:
+    """Draw functional programs, as compilers hand them to passes. Arguments as of `transformer_programs`."""
+    return _programs("compiled", mesh, world_size)
+
+
+def resharding_programs(mesh: Mesh | None = None, world_size: int | None = None) -> st.SearchStrategy[Program]:
+    """Draw programs whose tensors lie on meshes of their own.
+
+    Args:
+        mesh: of which the number of ranks counts.
+        world_size: any; None draws 2 to 6.
+    """
+    size = mesh.world_size if mesh is not None else world_size
+    sizes = RESHARDING_WORLD_SIZES if size is None else (size,)
+    width = RESHARDING_WIDTH
+
+    def decode_with_size(choices: bytes) -> Program:
+        return plan_of(sizes[choices[0] % len(sizes)], choices[1:]).build()
+
+    return st.binary(min_size=width + 1, max_size=width + 1).map(decode_with_size)
+
+
+#: Strategies by the name that `--strategy` takes; each is called as `transformer_programs` is.
+STRATEGIES: Registry[Callable[..., st.SearchStrategy[Program]]] = named.STRATEGIES
+
+
+def register_strategy(name: str, programs: Factory) -> None:
+    """Add a strategy of your own: `--strategy` and `programs=` of `verifies` can name it.
+
+    Args:
+        name: what it is called. A strategy of yours with this name is replaced.
+        programs: called as `transformer_programs` is, with `mesh` and `world_size`, one of them None; returns a Hypothesis
+            strategy of programs on that mesh, or of that many ranks.
+
+    Raises:
+        UsageError: the name is taken or cannot be one, or `programs` cannot be called.
+
+    Example:
+        >>> def sums(mesh=None, world_size=None):
+        ...     mesh = mesh or Mesh.grid({"tp": world_size or 2})
+        ...     x = InputSpec("x", (4, 8), placements=((mesh.dims[0].name, PARTIAL),))
+        ...     reduce = lambda b: b.call("tensor_cast::all_reduce", b.input("x"), b.rank, b.group(mesh.dims[0].name))
+        ...     return st.integers(0, 99).map(lambda seed: spmd_program(mesh, [x], reduce, seed=seed))
+        >>> register_strategy("sums", sums)
+    """
+    require_new("strategy", name, STRATEGIES.references)
+    if not callable(programs):
+        what = f"strategy '{name}' is a {type(programs).__name__}, which cannot be called"
+        raise UsageError(what, "give the function that makes the strategy, without parentheses")
+    STRATEGIES[name] = programs
+
+
+def programs_of(name: str, mesh: Mesh | None = None, world_size: int | None = None) -> st.SearchStrategy[Program]:
+    """Return the strategy of this name for a mesh or a number of ranks.
+
+    Args:
+        name: also one that `together` has made.
+
+    Raises:
+        As `made_strategy` does.
+    """
+    if SEPARATOR in name:
+        return _programs(name, mesh, world_size)
+    factory = STRATEGIES[name]
+    if name not in STRATEGIES.references:
+        return made_strategy(factory, mesh, world_size)
+    return factory(mesh=mesh, world_size=world_size)
+
+
+__all__ = [
+    "DECODERS",
+    "DEFAULT_STRATEGY",
+    "RESHARDING_WORLD_SIZES",
+    "STRATEGIES",
+    "WORLD_SIZES",
+    "Decoder",
+    "aimed_programs",
+    "all_meshes",
+    "async_tp_programs",
+    "bucketing_programs",
+    "compiled_programs",
+    "data_parallel_programs",
+    "decode",
+    "dtensor_programs",
+    "effects_programs",
+    "fsdp_programs",
+    "functional_programs",
+    "gram_programs",
+    "large_functional_program",
+    "mixed_programs",
+    "moe_programs",
+    "near_miss_programs",
+    "overlap_programs",
+    "peephole_programs",
+    "programs_of",
+    "register_strategy",
+    "resharding_programs",
+    "sequence_functional_programs",
+    "together",
+    "traced_programs",
+    "transformer_programs",
+    "wild_programs",
+]

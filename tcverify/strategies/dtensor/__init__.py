@@ -1,0 +1,1 @@
+"""Programs of whole tensors for DTensor to divide."""

@@ -1,0 +1,229 @@
+"""Asynchronous programs: collectives that start and are waited for later, opaque communication, and writes around them.
+
+Whatever the bytes: no start without a wait, nothing touched that is under way, nobody waits in a circle.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+from dataclasses import replace
+
+from torch import fx
+
+from tcverify.ops import lookup
+from tcverify.program import Mesh, Program
+from tcverify.strategies.functional import layers as layers
+from tcverify.strategies.functional import motifs as motifs
+from tcverify.strategies.functional import opaque as opaque
+from tcverify.strategies.functional.building import program_of
+from tcverify.strategies.functional.choices import (
+    HEADER_WIDTH,
+    RECORD_WIDTH,
+    RECORDS,
+    WIDTH,
+    Record,
+    Setting,
+    decode_record,
+    decode_setting,
+)
+from tcverify.strategies.functional.collectives import LAST, land
+from tcverify.strategies.functional.flow import Flow, new_input, unary
+from tcverify.strategies.functional.script import Script
+from tcverify.strategies.timing import WIDTH as TIMING_WIDTH
+from tcverify.strategies.timing import Timing, decode_timing, timed
+from tcverify.strategies.transformer.roles import roles_of
+
+Motif = Callable[[Flow, Record], None]
+
+#: What writes a record, by its kind.
+MOTIFS: dict[str, Motif] = {
+    "collective": motifs.collective,
+    "compute": motifs.compute,
+    "matmul": motifs.product,
+    "norm": motifs.norm,
+    "write": motifs.write,
+    "view": motifs.view,
+    "pair": motifs.pair,
+    "unshard": motifs.unshard,
+    "gradient": layers.gradient,
+    "column-row": layers.column_row,
+    "pipelined": layers.pipelined,
+    "exchange": opaque.exchange,
+    "pipeline": opaque.pipeline,
+    "barrier": opaque.barrier,
+    "swapped": opaque.swapped,
+    "shares": opaque.shares,
+    "after": motifs.after,
+    "ragged": motifs.ragged,
+    "integers": motifs.integers,
+    "blocking": motifs.blocking,
+    "buffer": motifs.buffer,
+    "inputs": motifs.inputs,
+}
+
+#: What the first records of a theme write, whatever their kind: as many as there are layers.
+_LAYERS: dict[str, tuple[Motif, ...]] = {
+    "any": (),
+    "data-parallel": (layers.forward, layers.gradient),
+    "tensor-parallel": (layers.column_row,),
+    "async-tp": (layers.pipelined,),
+    "opaque": (opaque.exchange,),
+}
+
+#: Calls at which no further record is written.
+MOST_CALLS = 48
+
+
+def decode_functional(mesh: Mesh, choices: bytes) -> Program:
+    """Decode any bytes into an asynchronous program, with costs. What does not fit, or leads nowhere, is left out."""
+    return _decoded(mesh, choices, None)
+
+
+def decode_data_parallel(mesh: Mesh, choices: bytes) -> Program:
+    """Decode any bytes into the backward pass of a data-parallel program, with other pieces in between."""
+    return _decoded(mesh, choices, "data-parallel")
+
+
+def decode_async_tp(mesh: Mesh, choices: bytes) -> Program:
+    """Decode any bytes into tensor-parallel products in chunks, with other pieces in between."""
+    return _decoded(mesh, choices, "async-tp")
+
+
+def decode_effects(mesh: Mesh, choices: bytes) -> Program:
+    """Decode any bytes into a program of opaque communication, which some ranks do in another order, among collectives."""
+    return _decoded(mesh, choices, "opaque", effects=True)
+
+
+def decode_traced(mesh: Mesh, choices: bytes) -> Program:
+    """Decode any bytes into an asynchronous program as a compiler has it: without writes, effects and order in metadata."""
+    return _decoded(mesh, choices, None, traced=True)
+
+
+#: What takes the place of records whose pieces write, where nothing may be written.
+_UNWRITTEN = {
+    "write": "matmul", "buffer": "collective", "blocking": "unshard", "exchange": "pair", "pipeline": "matmul",
+    "barrier": "compute", "swapped": "collective", "after": "inputs",
+}  # fmt: skip
+
+
+def _unwritten(record: Record) -> Record:
+    form = "coalesced" if record.form.startswith("coalesced") else "new"
+    use = {"write-operand": "pool", "update": "output"}.get(record.use, record.use)
+    return replace(record, kind=_UNWRITTEN.get(record.kind, record.kind), form=form, use=use)
+
+
+#: What has an effect, and writes into nothing.
+_OPAQUE = frozenset({"exchange", "barrier", "swapped"})
+
+
+def _unwritten_but_opaque(record: Record) -> Record:
+    """A record as a compiler has it, of which effects are left; every other piece of plain compute becomes one."""
+    if record.kind in _OPAQUE:
+        return record
+    made = _unwritten(record)
+    return replace(made, kind=("shares", "exchange", "barrier")[made.a % 3]) if made.kind == "compute" else made
+
+
+def _decoded(mesh: Mesh, choices: bytes, theme: str | None, traced: bool = False, effects: bool = False) -> Program:
+    choices = choices.ljust(WIDTH, b"\0")
+    setting = decode_setting(choices[:HEADER_WIDTH])
+    if theme is not None:
+        setting = replace(setting, theme=theme)
+    timing = decode_timing(choices[HEADER_WIDTH : HEADER_WIDTH + TIMING_WIDTH])
+    start = HEADER_WIDTH + TIMING_WIDTH
+    rows = [choices[start + i * RECORD_WIDTH :][:RECORD_WIDTH] for i in range(RECORDS)]
+    records = [decode_record(setting.theme, row) for row in rows]
+    if traced:
+        records = list(map(_unwritten, records))
+    if effects:
+        records = list(map(_unwritten_but_opaque, records))
+    flow = opened(mesh, setting, traced)
+    forced = [motif for motif in _LAYERS[setting.theme] for _ in range(setting.depth)]
+    for number, record in enumerate(records):
+        if len(flow.script) >= MOST_CALLS:
+            break
+        flow.number = number
+        motif = forced[number] if number < len(forced) else MOTIFS.get(record.kind)
+        if motif is not None:
+            flow.attempt(motif, record)
+        land(flow, number)
+    return priced(closed(flow), timing)
+
+
+def opened(mesh: Mesh, setting: Setting, pure: bool = False) -> Flow:
+    """A program with one input."""
+    roles = roles_of(mesh)
+    tokens = setting.tokens * math.lcm(*(size for dim in mesh.dims for size in roles.sizes(dim.name)))
+    flow = Flow(Script(mesh, pure), roles, setting, tokens)
+    flow.main = new_input(flow, "x", (tokens, setting.hidden), setting.data)
+    return flow
+
+
+def closed(flow: Flow, most: int | None = None) -> Program:
+    """Wait for everything, and return what nobody has read, up to as many values as the setting says."""
+    land(flow, LAST)
+    for value in flow.later:
+        flow.outputs.append(unary(flow, value, 0))
+    most = most or flow.setting.outputs
+    found = dict.fromkeys([flow.main, *flow.outputs[:most], *flow.script.unread()])
+    kept = {value.number: value for value in list(found)[: most + 1]}
+    kept.update({value.number: value for value in flow.script.sent_by_some()})
+    blocking = flow.script.blocking()
+    kept.update({value.number: value for value in flow.outputs if value.number in blocking})
+    labels = ["functional", flow.setting.theme, *sorted(set(flow.labels))]
+    return program_of(flow.script, list(kept.values()), flow.setting.seed, labels)
+
+
+def priced(program: Program, timing: Timing) -> Program:
+    """Give the program costs; waits and views take no time."""
+    program = timed(program, timing)
+    for graph in program.graphs:
+        for node in graph.nodes:
+            if "cost_s" in node.meta and _free(node):
+                node.meta["cost_s"] = 0.0
+    return program
+
+
+def _free(node: fx.Node) -> bool:
+    op = lookup(node.target)
+    if op.phase == "wait" or op.name == "python::getitem":
+        return True
+    schema = getattr(node.target, "_schema", None)
+    return op.aliases and op.phase is None and schema is not None and not schema.is_mutable
+
+
+def large_functional_program(mesh: Mesh, nodes: int, seed: int) -> Program:
+    """An asynchronous program of about `nodes` calls: repeated layers of compute with collectives, with costs. For benchmarks.
+
+    Equal arguments give equal programs.
+    """
+    # What leads nowhere is left out: how much that is, the first part shows.
+    part = min(nodes, 600)
+    program = _large(mesh, nodes * part // max(_large(mesh, part, seed).size, 1), seed)
+    timing = replace(decode_timing(bytes(TIMING_WIDTH)), known="all", spread="wide", balance=1.0, seed=seed % 256)
+    return priced(program, timing)
+
+
+#: What large programs consist of.
+_REPEATED = ("compute", "matmul", "collective", "norm", "gradient", "column-row", "unshard", "pipelined", "write")
+
+
+def _large(mesh: Mesh, calls: int, seed: int) -> Program:
+    generator = random.Random(seed)
+    flow = opened(mesh, Setting("any", 1, 8, 2, "f32", False, "varying", 3, seed % 256))
+    while len(flow.script) < calls:
+        kind = _REPEATED[generator.randrange(len(_REPEATED))]
+        record = replace(decode_record("any", generator.randbytes(RECORD_WIDTH)), kind=kind)
+        flow.attempt(MOTIFS[kind], record)
+        land(flow, flow.number)
+        flow.pool, flow.outputs = flow.pool[-16:], flow.outputs[-4:]
+        flow.number += 1
+    return closed(flow)
+
+
+__all__ = [
+    "MOTIFS", "WIDTH", "decode_async_tp", "decode_data_parallel", "decode_effects", "decode_functional",
+    "decode_traced", "large_functional_program",
+]  # fmt: skip

@@ -1,0 +1,1 @@
+"""Programs of tensors with layouts, brought from mesh to mesh."""

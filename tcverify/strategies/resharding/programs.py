@@ -1,0 +1,54 @@
+"""Programs whose tensors carry layouts: they are brought from mesh to mesh, reduced on the way, and computed with in between.
+
+Of the mesh that a program is drawn on only the number of ranks counts: its tensors lie on meshes of their own.
+"""
+
+from __future__ import annotations
+
+from tcverify.ops import Layout
+from tcverify.program import Mesh, PlacedPlan, Program
+from tcverify.strategies.resharding.choices import (
+    RECORDS,
+    WIDTH,
+    ReshardingSetting,
+    decode_resharding_choices,
+    fitting,
+    mesh_of,
+)
+from tcverify.strategies.resharding.flow import Flow
+from tcverify.strategies.resharding.motifs import MOTIFS
+
+#: Numbers of ranks that programs are drawn for unless others are asked for; the simplest first.
+RESHARDING_WORLD_SIZES = (2, 3, 4, 4, 4, 5, 6, 6)
+
+#: What a theme's first record is.
+_FIRST = {"stages": "stages", "pipelined": "pipelined", "scattered": "scattered", "streams": "streams"}
+
+
+def decode_resharding(mesh: Mesh, choices: bytes) -> Program:
+    """Decode any bytes into a program on as many ranks as `mesh` has. What does not fit, or leads nowhere, is left out."""
+    return plan_of(mesh.world_size, choices).build()
+
+
+def plan_of(world_size: int, choices: bytes) -> PlacedPlan:
+    """What `decode_resharding` makes a program of."""
+    setting, records = decode_resharding_choices(choices)
+    flow = opened(world_size, setting)
+    for number, record in enumerate(records[:RECORDS]):
+        kind = _FIRST.get(setting.theme, record.kind) if number == 0 else record.kind
+        if kind != "none":
+            flow.attempt(MOTIFS[kind], record)
+    return flow.plan(["resharding", setting.theme, str(setting.dtype).removeprefix("torch.")])
+
+
+def opened(world_size: int, setting: ReshardingSetting) -> Flow:
+    """A program with one input, sharded on its first dim or whole."""
+    flow = Flow(world_size, setting)
+    mesh = mesh_of(world_size, setting.mesh, setting.where)
+    sharded = fitting(mesh, setting.shape[0])
+    whole = sharded is None or setting.how % 4 == 3
+    flow.input(setting.shape, Layout.replicated(mesh) if whole or sharded is None else Layout.sharded(sharded, 0))
+    return flow
+
+
+__all__ = ["RESHARDING_WORLD_SIZES", "WIDTH", "decode_resharding", "opened", "plan_of"]

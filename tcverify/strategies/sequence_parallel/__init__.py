@@ -1,0 +1,1 @@
+"""Tensor-parallel layers on functional collectives, as compilers capture them."""

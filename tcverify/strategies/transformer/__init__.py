@@ -1,0 +1,1 @@
+"""Tensor-parallel transformers, and variations of them."""

@@ -1,0 +1,103 @@
+"""Near misses: structured programs with up to three mutations, each of which may put a pattern out of a pass's reach, or not."""
+
+from __future__ import annotations
+
+from copy import copy
+from dataclasses import replace
+
+from tcverify.ops import ShapeError
+from tcverify.program import Mesh, Program
+from tcverify.strategies.choices import WIDTH as STRUCTURED_WIDTH
+from tcverify.strategies.choices import Block, Setting, decode_choices, weighted
+from tcverify.strategies.transformer.mutations import MUTATIONS
+from tcverify.strategies.transformer.programs import finish, result, write
+from tcverify.strategies.transformer.sites import NoSite
+from tcverify.strategies.transformer.writing import Writing
+
+#: Numbers of tokens that a mutation asks for, in the terms of `Setting.sequence`.
+SIZES: dict[str, tuple[int, int] | None] = {
+    "tokens-as-ranks": (1, 0),
+    "indivisible": (1, 1),
+    "few-tokens": (0, 1),
+    "square": None,
+}
+
+#: What the first byte of a record picks from; see `MUTATIONS` and `SIZES`.
+KINDS = weighted(
+    ("none", 18),
+    ("extra-user", 5),
+    ("inner-output", 2),
+    ("swapped", 3),
+    ("tuple-whole", 2),
+    ("one-result", 2),
+    ("negative-getitem", 2),
+    ("alpha", 1),
+    ("broadcast-addend", 3),
+    ("foreign-residual", 4),
+    ("odd-weight", 3),
+    ("view-read-twice", 2),
+    ("other-view", 4),
+    ("sliced-norm", 2),
+    ("cast-between", 2),
+    ("user-gather", 3),
+    ("user-scatter", 3),
+    ("reduced-twice", 3),
+    ("other-group", 3),
+    ("rewritten", 5),
+    ("uneven-rows", 1),
+    ("in-place", 3),
+    ("missing-metadata", 2),
+    ("stale-metadata", 1),
+    ("tokens-as-ranks", 1),
+    ("indivisible", 1),
+    ("few-tokens", 1),
+    ("square", 1),
+)
+
+RECORDS = 3
+RECORD_WIDTH = 3
+#: Bytes of a whole program: the records stand in front.
+WIDTH = RECORDS * RECORD_WIDTH + STRUCTURED_WIDTH
+
+Record = tuple[str, int, int]
+
+
+def decode_records(choices: bytes) -> list[Record]:
+    """Decode the records: which mutation, where, and how. Bytes that are missing count as 0."""
+    choices = choices.ljust(RECORDS * RECORD_WIDTH, b"\0")
+    rows = [choices[i * RECORD_WIDTH : (i + 1) * RECORD_WIDTH] for i in range(RECORDS)]
+    return [(KINDS[kind % len(KINDS)], where, how) for kind, where, how in rows]
+
+
+def decode_near_miss(mesh: Mesh, choices: bytes) -> Program:
+    """Decode any bytes into a structured program with mutations."""
+    setting, blocks = decode_choices(choices[RECORDS * RECORD_WIDTH :])
+    return mutated(mesh, setting, blocks, decode_records(choices))
+
+
+def mutated(mesh: Mesh, setting: Setting, blocks: tuple[Block, ...], records: list[Record]) -> Program:
+    """Write a structured program and mutate it. Mutations that it has no place for are left out."""
+    labels = ["near-miss"]
+    for kind, _, _ in records:
+        if kind in SIZES:
+            setting = replace(setting, sequence=SIZES[kind])
+            labels.append(kind)
+    w = write(mesh, setting, blocks)
+    for kind, where, how in records:
+        if kind in MUTATIONS:
+            w = mutate(w, kind, where, how)
+    return finish(w, *dict.fromkeys(labels))
+
+
+def mutate(w: Writing, kind: str, where: int, how: int) -> Writing:
+    """Return the program with one mutation, or as it was where the mutation finds no place."""
+    trial = copy(w)
+    trial.draft, trial.extras = w.draft.copy(), list(w.extras)
+    trial.draft.scope = (kind,)
+    try:
+        MUTATIONS[kind](trial, where, how)
+        trial.draft.check(result(trial))
+    except (NoSite, ShapeError):
+        return w
+    trial.draft.scope, trial.draft.behind = (), None
+    return trial

@@ -1,0 +1,1 @@
+"""Typed random graphs without the structure of a model."""

@@ -1,0 +1,269 @@
+"""Starts the processes that tcverify works with: ranks, and workers that apply passes."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import faulthandler
+import multiprocessing
+import multiprocessing.forkserver
+import os
+import resource
+import signal
+import socket
+import struct
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from functools import cache
+from io import BufferedWriter, FileIO, TextIOWrapper
+from multiprocessing import resource_tracker
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+from tcverify.errors import UsageError
+from tcverify.system import scratch
+
+_PR_SET_PDEATHSIG = 1  # of prctl
+
+#: What torch imports when graphs and fake tensors are first used (2 s): better before the clock of a pass runs.
+LAZY_MODULES = ("torch._dynamo", "torch.fx.experimental.symbolic_shapes")
+
+
+def start_server(hash_seed: int | None = None) -> None:
+    """Start a fork server of this process, unless it runs. It imports torch and tcverify for 2 s; then it forks in 30 ms.
+
+    Args:
+        hash_seed: PYTHONHASHSEED of what it forks, which a forked process cannot change.
+
+    Raises:
+        UsageError: there is no room for temporary files, or the system starts no process.
+    """
+    _server(os.getpid(), hash_seed).ensure_running()
+
+
+@cache
+def _server(process: int, hash_seed: int | None) -> _ForkServer:
+    """The fork server of a process, this one, whose children have this PYTHONHASHSEED."""
+    return _ForkServer(hash_seed)
+
+
+class _ForkServer:
+    """A fork server beside the one that multiprocessing knows, which is the user's: what that imports is none of our business.
+
+    Args:
+        hash_seed: None: that of this process, or none.
+    """
+
+    def __init__(self, hash_seed: int | None) -> None:
+        self._server: Any = multiprocessing.forkserver.ForkServer()
+        self._changes = {} if hash_seed is None else {"PYTHONHASHSEED": str(hash_seed)}
+        self._server.set_forkserver_preload(["tcverify.system.fork_server"])
+
+    def ensure_running(self) -> None:
+        """Start it if it has not been, or has died. multiprocessing would do it later, and somewhere else."""
+        with (
+            _could_start(),
+            interrupts_kept_off(),
+            main_hidden(),
+            scratch.serving(),
+            scratch.environment(self._changes),
+        ):
+            self._server.ensure_running()
+
+    @contextlib.contextmanager
+    def asked(self) -> Iterator[None]:
+        """Processes of the context that are started inside are forked by this one."""
+        usual = multiprocessing.forkserver.connect_to_new_process
+        multiprocessing.forkserver.connect_to_new_process = self._server.connect_to_new_process
+        try:
+            yield
+        finally:
+            multiprocessing.forkserver.connect_to_new_process = usual
+
+
+def start_process(
+    target: Callable[..., None],
+    arguments: tuple[Any, ...] = (),
+    *,
+    name: str | None = None,
+    hash_seed: int | None = None,
+    alone: bool = True,
+) -> tuple[BaseProcess, Connection]:
+    """Start `target(connection, *arguments)` in a new process that dies with this one.
+
+    Args:
+        target: a function of a module.
+        hash_seed: PYTHONHASHSEED of the process; costs a fork server of its own.
+        alone: whether it starts no processes of its own. One that does is to be ended by who starts it.
+
+    Returns:
+        The process and our end of the connection.
+
+    Raises:
+        UsageError: there is no room for temporary files, or the system starts no process.
+    """
+    context, server = multiprocessing.get_context("forkserver"), _server(os.getpid(), hash_seed)
+    server.ensure_running()
+    place = scratch.directory()
+    with _could_start(), interrupts_kept_off(), main_hidden(), server.asked():
+        ours, theirs = context.Pipe()
+        with theirs:
+            process = context.Process(target=_run, args=(target, place, theirs, *arguments), name=name, daemon=alone)
+            process.start()
+    return process, ours
+
+
+@contextlib.contextmanager
+def _could_start() -> Iterator[None]:
+    try:
+        yield
+    except (OSError, EOFError) as error:
+        why = "what it is forked from has ended" if isinstance(error, EOFError) else error
+        hint = "see that there is memory, and room for processes and open files (ulimit -a)"
+        raise UsageError(f"a process cannot be started: {why}", hint) from None
+
+
+def _run(target: Callable[..., None], place: str, *arguments: Any) -> None:
+    scratch.move_in(scratch.place_of(place, os.getpid()))
+    # A group of its own, so that what it starts (the code of others runs there) can be ended with it.
+    os.setpgid(0, 0)
+    resource.setrlimit(
+        resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1])
+    )  # no file is left of a crash
+    _die_with_parent()
+    target(*arguments)
+
+
+class _Said(FileIO):
+    """A file that takes everything: where the disk is full, what is said is lost, and whoever says it goes on."""
+
+    def write(self, data: Any) -> int:
+        with contextlib.suppress(OSError):
+            return super().write(data) or 0
+        return len(memoryview(data).cast("B"))
+
+
+def log_to(path: str, *, nameless: bool = True) -> None:
+    """Write what this process says (standard output and error, and where it crashes) to a file from now on.
+
+    Args:
+        nameless: remove its name: who started this process has it open, and nothing is left, however both end.
+    """
+    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    if nameless:
+        os.unlink(path)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+    for name, number in (("stdout", 1), ("stderr", 2)):
+        file = BufferedWriter(_Said(number, "w", closefd=False))
+        setattr(sys, name, TextIOWrapper(file, errors="backslashreplace", line_buffering=True))
+    faulthandler.enable(file=2)
+
+
+def end_process(process: BaseProcess) -> None:
+    """Kill a process that `start_process` has started, and all that it has started, wait for its end, and remove its files."""
+    if process.pid is not None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # it has ended, or not come to have its group
+            os.killpg(process.pid, signal.SIGKILL)
+        if process.is_alive():
+            process.kill()
+        process.join()
+        scratch.clear(process.pid)
+
+
+def _die_with_parent() -> None:
+    """Kill this process and its group when its parent has ended, whatever they are doing.
+
+    A thread sees to it at once. Where it cannot, since the process is stopped or a call holds the interpreter, the system does
+    when the fork server has ended, which is some time after the parent has.
+    """
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    with contextlib.suppress(OSError, AttributeError, TypeError):
+        server: Any = multiprocessing.forkserver._forkserver
+        os.close(server._forkserver_alive_fd)  # else the server waits for us, and never ends while we do not
+        server._forkserver_alive_fd = None
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
+
+    def watch(sentinel: int) -> None:
+        wait([sentinel])
+        os.killpg(0, signal.SIGKILL)
+
+    threading.Thread(target=watch, args=(parent.sentinel,), name="watches the parent", daemon=True).start()
+
+
+@contextlib.contextmanager
+def interrupts_kept_off() -> Iterator[None]:
+    """Processes started here never see Ctrl-C, which a terminal sends to everybody: it is this process's business alone.
+
+    They inherit the blocked signal. For this process it is only put off until they have started.
+    """
+    resource_tracker.ensure_running()  # it would unblock the signal when it starts
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def limit(connection: Connection, seconds: float) -> None:
+    """Let one read or write take so long at most; it then raises BlockingIOError. Against processes that stop in mid-message."""
+    interval = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6) or 1)
+    with socket.socket(fileno=os.dup(connection.fileno())) as end:
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, interval)
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, interval)
+
+
+def limit_memory(more: int) -> None:
+    """Let this process take so many bytes more than it has; allocations beyond fail."""
+    limits = resource.getrlimit(resource.RLIMIT_DATA)
+    wanted = _memory("VmData") + more
+    if limits[0] == resource.RLIM_INFINITY or wanted < limits[0]:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_DATA, (wanted, limits[1]))
+
+
+def machine_memory() -> int:
+    """Return how many bytes of memory the machine has, or lets its processes have where these run in a container."""
+    found = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    for limit in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        with contextlib.suppress(OSError, ValueError):  # there is none
+            found = min(found, int(Path(limit).read_text()))
+    return found
+
+
+def resident_bytes() -> int:
+    """Return how much memory this process has, as far as it does not share it with files."""
+    return _memory("RssAnon")
+
+
+def _memory(field: str) -> int:
+    """A line of /proc/self/status, in bytes; 0 where there is none."""
+    with contextlib.suppress(OSError), open("/proc/self/status") as status:
+        for line in status:
+            if line.startswith(f"{field}:"):
+                return int(line.split()[1]) << 10
+    return 0
+
+
+@contextlib.contextmanager
+def main_hidden() -> Iterator[None]:
+    """Keep multiprocessing from running the caller's script again in every child.
+
+    The children need nothing from it, and a script without `if __name__ == "__main__"` would start children of its own
+    there. multiprocessing finds the script by these two attributes and takes their absence for an interactive session.
+    """
+    main = sys.modules["__main__"]
+    hidden: dict[str, Any] = {name: main.__dict__[name] for name in ("__file__", "__spec__") if name in main.__dict__}
+    try:
+        main.__dict__.pop("__file__", None)
+        main.__dict__["__spec__"] = None
+        yield
+    finally:
+        main.__dict__.pop("__spec__", None)
+        main.__dict__.update(hidden)

@@ -1,6 +1,0 @@
-"""Scaled-down twins: programs of everyday size with small numbers in place of large ones, that mean the same up to sizes."""
-
-from tcverify.twin.making import Twins, twins_of
-from tcverify.twin.pairs import small_pair
-
-__all__ = ["Twins", "small_pair", "twins_of"]

@@ -1,0 +1,15 @@
+"""Evidence `timings`: a program whose asynchronous collectives read and write at other times."""
+
+from __future__ import annotations
+
+from tcverify.checks import Evidence
+from tcverify.execution import Extreme, play_extremes
+
+
+def take(evidence: Evidence) -> list[Extreme]:
+    """Run the rewritten program at the extremes of asynchrony."""
+    assert evidence.request is not None
+    if evidence.rewritten is None:
+        return []
+    request = evidence.request
+    return play_extremes(request.baseline, evidence.rewritten, request.lockstep, deep=request.deep)

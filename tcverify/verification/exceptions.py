@@ -1,0 +1,47 @@
+"""Failures as exceptions, for those who want them: one class per kind of finding. `str` gives the whole text, without colour."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+
+class Failure(AssertionError):
+    """Something failed. `str` gives the whole text, without colour.
+
+    Attributes:
+        headline: the cause in one line, for lists of failures.
+    """
+
+    def __init__(self, headline: str, text: str) -> None:
+        super().__init__(text)
+        self.headline = headline
+
+
+class Refuted(Failure):
+    """A pass is refuted. What is raised is of a subclass, one per kind of finding: `WrongValue`, `Deadlock`, …
+
+    `tcverify.verification.exceptions` has the subclasses by name, for `pytest.mark.xfail(raises=WrongValue)`.
+    """
+
+    kind: str
+
+
+@cache
+def refuted_by(kind: str) -> type[Refuted]:
+    """Return the class of failures by this kind of finding."""
+    return type(_class_name(kind), (Refuted,), {"__module__": __name__, "kind": kind})
+
+
+def _class_name(kind: str) -> str:
+    return "".join(part.capitalize() for part in kind.split("-"))
+
+
+def __getattr__(name: str) -> Any:
+    if not name.startswith("_"):  # Python itself asks for "__path__", where torch is not to be imported
+        from tcverify.program.finding import KINDS
+
+        for kind in KINDS:
+            if name == _class_name(kind):
+                return refuted_by(kind)
+    raise AttributeError(f"module '{__name__}' has no attribute '{name}'")

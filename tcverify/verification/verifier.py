@@ -1,0 +1,425 @@
+"""verify(pass, program) -> Verdict: the heart of tcverify."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from time import perf_counter
+from types import MappingProxyType
+from typing import Any, TypeAlias
+
+from tcverify.application import Pair, PassFailure, Subject, Watch, subject_of
+from tcverify.checks import CHECKS, Evidence, Request, apply_checks
+from tcverify.domains import DOMAINS
+from tcverify.errors import ProgramError, UnsupportedOp, UsageError
+from tcverify.execution import MAX_RANKS, Comparison, Executor, Lockstep, Run
+from tcverify.program import Contract, Doubt, Finding, Note, NotSerialisable, Program
+from tcverify.scaled_down import small_pair
+from tcverify.verification.conditions import Unknown, condition
+from tcverify.verification.confirmation import confirmed, confirming_domain, start, worth_confirming
+
+
+@dataclass(slots=True)
+class Verdict:
+    """What verification says about one program.
+
+    Attributes:
+        status: "passed", "refuted" or "inconclusive".
+        findings: what refutes the pass.
+        doubts: why it is inconclusive.
+        notes: what else there is to say, e.g. that the exact domain had to step aside.
+        domain: the number domain that was asked for: "float64", "native" or "exact".
+        pair: the program before and after the pass.
+        runs: comparisons by executor, the cheapest first.
+        seconds: time by phase: "apply", "lockstep" (all evidence but the confirming executor's), its name, "checks".
+        evidence: the kinds of evidence that were taken, and the seconds that each took.
+    """
+
+    status: str
+    findings: list[Finding]
+    doubts: list[Doubt]
+    pair: Pair
+    runs: list[Comparison] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
+    notes: list[Note] = field(default_factory=list)
+    domain: str = "float64"
+    evidence: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def changed(self) -> bool:
+        """Whether the pass changed the program on any rank."""
+        return self.pair.changed
+
+    @property
+    def executors(self) -> list[str]:
+        """The executors that ran both versions."""
+        return list(dict.fromkeys(comparison.executor for comparison in self.runs))
+
+    def __bool__(self) -> bool:
+        return self.status == "passed"
+
+
+def verify(
+    pass_: Any,
+    program: Program,
+    *,
+    contract: Contract | None = None,
+    confirm: Executor | None = None,
+    checks: Iterable[str] | None = None,
+    domain: str = "float64",
+    deep: bool = False,
+    always_confirm: bool = False,
+    brief: bool = False,
+) -> Verdict:
+    """Verify that a pass keeps the meaning of one program.
+
+    Args:
+        pass_: a pass: "module:attribute", a class, a function, an instance, or a prepared `Subject`; or a pipeline:
+            "module:first+module:second", or a list of passes. Its findings name the stage that is to blame.
+        contract: what the pass promises; by default what it declares.
+        confirm: an executor that runs programs which lockstep does not refute, e.g. a `ProcessGroupPool`.
+        checks: names of the checks to apply; default all.
+        domain: "float64"; "exact", which also runs both versions in a prime field, where a difference of any size shows; or
+            "native", which also runs them in their own dtypes, where rounding shows.
+        deep: also look for impurity, at about three times the cost.
+        always_confirm: run `confirm` also on programs that lockstep refutes by value or by raising.
+        brief: of a rewrite that is right only if inputs are equal on the ranks, do not look for few of them.
+
+    Raises:
+        PassLoadError: the pass cannot be loaded.
+        UsageError: an unknown check or domain.
+    """
+    chosen = chosen_checks(checks)
+    if domain not in DOMAINS:
+        raise UsageError(f"there is no number domain '{domain}'", f"domains are {', '.join(DOMAINS)}")
+    subject = subject_of(pass_)
+    try:
+        steps = verification(
+            subject,
+            program,
+            contract=contract or subject.contract,
+            confirm=confirm,
+            checks=chosen,
+            domain=domain,
+            deep=deep,
+            always_confirm=always_confirm,
+            brief=brief,
+        )
+        while True:
+            next(steps)
+    except StopIteration as stop:
+        verdict: Verdict = stop.value
+        return verdict
+    finally:
+        if subject is not pass_:
+            subject.close()
+
+
+def chosen_checks(names: Iterable[str] | None) -> list[str]:
+    """Return the names of the checks to apply, in order; None means all. Raises `UsageError` for an unknown one."""
+    if names is None:
+        return list(CHECKS)
+    chosen = list(names)
+    for name in chosen:
+        if name not in CHECKS:
+            raise UsageError(f"there is no check '{name}'", f"checks are {', '.join(CHECKS)}")
+    return chosen
+
+
+class Phase(Enum):
+    """What a verification that stands still has come to."""
+
+    APPLYING = "the pass's process has the program: nothing else may be given to it"
+    RAN = "the original has run"
+    ANSWERED = "the pass's process has answered"
+    CONFIRMING = "lockstep and checks have judged; the confirming executor has the program"
+
+
+#: A verification, to be advanced by `next`; returns the verdict. See `verification`.
+Steps: TypeAlias = Generator[Phase, None, Verdict]
+
+
+def verification(
+    subject: Subject,
+    program: Program,
+    *,
+    contract: Contract,
+    confirm: Executor | None,
+    checks: list[str],
+    domain: str = "float64",
+    deep: bool = False,
+    always_confirm: bool = False,
+    watch: Watch | None = None,
+    lean: bool = False,
+    brief: bool = False,
+) -> Steps:
+    """Verify as `verify` does, in steps, so that several programs can be under way at once.
+
+    Yields each `Phase` that it comes to, in their order; the verdict may come before any of them.
+
+    Args:
+        watch: what the pass is watched for.
+        lean: whether a program that the pass leaves as it is passes without being run.
+        brief: see `verify`.
+    """
+    clock = _Clock()
+    try:
+        pair, baseline = yield from _applied(subject, program, contract, clock, _Applying(deep, watch, lean))
+    except _Settled as settled:
+        return Verdict(settled.status, settled.findings, settled.doubts, settled.pair, [], clock.laps, domain=domain)
+    lockstep = Lockstep(contract.collectives == "conservative")
+    on_device = deep and confirm is not None and confirm.name == "nccl"
+    request = Request(baseline, lockstep, checks, domain, deep, on_device)
+    judged = _judge(pair, contract, request, clock)
+    if judged.findings and pair.original.unknown and pair.rewritten is not None:
+        judged = _conditional(judged, brief, lambda equal: _judge(equal, contract, _on(equal, request), clock))
+        confirm = confirm if judged.findings else None
+    evidence, doubts = judged.evidence, judged.doubts
+    if confirm is not None:
+        yield from _confirm(confirm, judged, checks, clock, always_confirm)
+    if not judged.findings and not doubts and not _ran(evidence):
+        doubts.append(
+            Doubt("not-judged", "the rewritten program did not run, and the check that says why was not chosen")
+        )
+    findings = judged.findings
+    if findings and pair.stages:
+        findings = _blame(findings, evidence, request)
+    status = "refuted" if findings else "inconclusive" if doubts else "passed"
+    return Verdict(
+        status, findings, doubts, pair, evidence.runs, clock.laps, judged.notes, domain, dict(evidence.seconds)
+    )
+
+
+class _Settled(Exception):
+    """There is a verdict before anything is judged."""
+
+    def __init__(
+        self, status: str, pair: Pair, *, doubt: tuple[str, str] | None = None, findings: Iterable[Finding] = ()
+    ) -> None:
+        super().__init__(status)
+        self.status, self.pair, self.findings = status, pair, list(findings)
+        self.doubts = [Doubt(*doubt)] if doubt is not None else []
+
+
+@dataclass(frozen=True, slots=True)
+class _Applying:
+    """How a pass is applied: arguments of `verification`."""
+
+    deep: bool
+    watch: Watch | None
+    lean: bool
+
+
+def _applied(
+    subject: Subject, program: Program, contract: Contract, clock: _Clock, how: _Applying
+) -> Generator[Phase, None, tuple[Pair, Run]]:
+    """Apply the pass, and run the original meanwhile. Of large programs the pair is one of small sizes. Raises `_Settled`."""
+    answer, why = _begun(subject, program, how)
+    clock.lap("apply")
+    yield Phase.APPLYING
+
+    clock.resume()
+    pair: Pair | None = None
+    if answer is not None and (how.lean or program.large):
+        pair = answer()
+        clock.lap("apply")
+        if how.lean and pair.rewritten is program and not pair.defects:
+            raise _Settled("passed", pair)
+    if program.large:
+        if pair is None:
+            raise _Settled("inconclusive", Pair(program), doubt=("not-portable", why))
+        try:
+            pair = small_pair(pair)
+        except ProgramError as error:
+            raise _Settled("inconclusive", pair, doubt=("too-large", error.message)) from None
+        program = pair.original
+        clock.lap("scaling")
+    baseline = _original(program, contract)
+    clock.lap("lockstep")
+    if answer is None:
+        raise _Settled("inconclusive", Pair(program), doubt=("not-portable", why))
+    yield Phase.RAN
+
+    clock.resume()
+    if pair is None:
+        pair = answer()
+        clock.lap("apply")
+    if pair.declined is not None:
+        raise _Settled("inconclusive", pair, doubt=("declined", pair.declined))
+    if pair.failure is not None:
+        raise _Settled("refuted", pair, findings=_named(pair, [_failure(pair.failure)]))
+    yield Phase.ANSWERED
+
+    clock.resume()
+    return pair, baseline
+
+
+def _begun(subject: Subject, program: Program, how: _Applying) -> tuple[Callable[[], Pair] | None, str]:
+    """Give the program to the pass's process; None, and why, where it cannot go there."""
+    try:
+        return subject.start(program, deep=how.deep, watch=how.watch), ""
+    except NotSerialisable as error:
+        return None, f"{error.message}; give the pass as an object, to apply it in this process"
+
+
+def _original(program: Program, contract: Contract) -> Run:
+    """Run the original. Raises `_Settled` where that fails."""
+    try:
+        baseline = Lockstep(contract.collectives == "conservative").run(program)
+    except UnsupportedOp as error:
+        raise _Settled("inconclusive", Pair(program), doubt=("unsupported-op", error.message)) from None
+    if not baseline.finished:
+        raise _Settled("inconclusive", Pair(program), doubt=("ill-typed-program", baseline.why))
+    return baseline
+
+
+@dataclass(slots=True)
+class _Judged:
+    """What lockstep and the checks say of a pair."""
+
+    evidence: Evidence
+    findings: list[Finding]
+    doubts: list[Doubt]
+    notes: list[Note]
+
+
+def _judge(pair: Pair, contract: Contract, request: Request, clock: _Clock) -> _Judged:
+    """Apply the checks, which take the evidence that they need."""
+    evidence = Evidence(pair, contract, request)
+    if pair.outgrown is not None:
+        evidence.doubt(Doubt("pass-memory", pair.outgrown))
+    said = ", ".join(f"{n} → {' or '.join(map(str, small))}" for n, small in pair.sizes.items() if small != (n,))
+    notes = [Note("small-sizes", f"run on small sizes: {said}")] if said else []
+    doubts: list[Doubt] = []
+    findings = apply_checks(request.checks, evidence, doubts, notes)
+    if evidence.aside and not (request.domain == "exact" and "equivalence" in request.checks):  # which notes it itself
+        notes.append(Note(f"{request.domain}-aside", evidence.aside))
+    clock.divide("checks", {"lockstep": sum(evidence.seconds.values())})
+    return _Judged(evidence, findings, list(dict.fromkeys([*evidence.doubts, *doubts])), notes)
+
+
+def _on(pair: Pair, request: Request) -> Request:
+    """The request for a pair with another original."""
+    return replace(request, baseline=request.lockstep.run(pair.original))
+
+
+def _conditional(judged: _Judged, brief: bool, judge: Callable[[Pair], _Judged]) -> _Judged:
+    """Judge a pair that is refuted where inputs of which nothing is known are different, where they are equal as well.
+
+    Findings that are gone then depend on a condition, which is a doubt.
+    """
+    pair = judged.evidence.pair
+
+    def where_equal(pairs: Collection[Unknown]) -> _Judged:
+        again = pair.again.with_equal(pairs) if pair.again is not None else None
+        rewritten = pair.rewritten.with_equal(pairs) if pair.rewritten is not None else None
+        return judge(replace(pair, original=pair.original.with_equal(pairs), rewritten=rewritten, again=again))
+
+    settled = where_equal(pair.original.unknown)
+    always = {finding.kind for finding in settled.findings}
+    if {finding.kind for finding in judged.findings} <= always:
+        return judged
+    if brief:
+        doubt = Doubt("placement-needed", "right only if inputs of which nothing is known are equal on the ranks")
+    else:
+        doubt = condition(pair.original, lambda pairs: {f.kind for f in where_equal(pairs).findings} <= always)
+    return replace(settled, doubts=[*settled.doubts, doubt], notes=judged.notes)
+
+
+def _confirm(
+    confirm: Executor, judged: _Judged, checks: list[str], clock: _Clock, always: bool
+) -> Generator[Phase, None, None]:
+    """Run both versions on another executor, where that is worth it; what it says is added to what is judged."""
+    evidence, pair = judged.evidence, judged.evidence.pair
+    size = pair.original.world_size
+    if size > MAX_RANKS:
+        why = f"{size} ranks are more than process groups have here; judged in lockstep alone"
+        judged.notes.append(Note("not-confirmed", why))
+        return
+    if worth_confirming(evidence, judged.findings, always):
+        domain = confirming_domain(evidence, judged.findings, judged.notes)
+        comparison = start(confirm, pair, domain, judged.doubts)
+        clock.lap(confirm.name)
+        if comparison is not None:
+            yield Phase.CONFIRMING
+            clock.resume()
+            judged.findings = confirmed(comparison, evidence, judged.findings, judged.doubts, judged.notes, checks)
+            clock.lap(confirm.name)
+    if pair.foreign is not None and not judged.findings:
+        judged.doubts.append(Doubt("not-portable", f"{pair.foreign}; judged in lockstep alone"))
+
+
+def _blame(findings: list[Finding], evidence: Evidence, request: Request) -> list[Finding]:
+    """Name, for each finding about a pipeline, the first stage behind which the program shows that kind of finding."""
+    pair = evidence.pair
+    culprits: dict[str, str] = {}
+    before: Program | None = pair.original
+    kinds: set[str] = set()
+    for stage in pair.stages[:-1]:
+        if stage.program is not None and stage.program is not before:
+            kinds = _kinds_behind(stage.program, evidence, request)
+            for kind in kinds:
+                culprits.setdefault(kind, stage.name)
+        before = stage.program
+    return _named(pair, findings, culprits)
+
+
+def _kinds_behind(program: Program, evidence: Evidence, request: Request) -> set[str]:
+    """Kinds of findings that the values of a program show; other orders and timings are not tried."""
+    halfway = Pair(evidence.pair.original, program, changed=True)
+    untried: dict[str, Any] = dict.fromkeys(("stream-orders", "timings", "arena"))
+    seen = Evidence(halfway, evidence.contract, request, untried, measured=evidence)
+    if not seen.runs:
+        return set()
+    return {finding.kind for finding in apply_checks(request.checks, seen, [], [])}
+
+
+def _named(pair: Pair, findings: list[Finding], culprits: Mapping[str, str] = MappingProxyType({})) -> list[Finding]:
+    """Write into findings which stage of a pipeline is to blame: by kind, else the last one that ran."""
+    if not pair.stages:
+        return findings
+    named = []
+    for finding in findings:
+        stage = finding.data.get("stage") or culprits.get(finding.kind, pair.stages[-1].name)
+        title = f"{finding.title} (stage {stage})"
+        named.append(replace(finding, title=title, data={**finding.data, "stage": stage}))
+    return named
+
+
+def _ran(evidence: Evidence) -> bool:
+    """Whether the rewritten program ran to its end, so that checks had something to look at."""
+    return bool(evidence.runs) and all(run.rewritten.finished for run in evidence.runs)
+
+
+def _failure(failure: PassFailure) -> Finding:
+    where = "" if failure.rank is None else f" on the graph of rank {failure.rank}"
+    verb = "raised " if failure.kind == "pass-raised" else ""
+    return Finding(
+        failure.kind, "application", f"the pass {verb}{failure.message}{where}", failure.detail, None, failure.rank
+    )
+
+
+class _Clock:
+    def __init__(self) -> None:
+        self.laps: dict[str, float] = {}
+        self._last = perf_counter()
+
+    def resume(self) -> None:
+        """Leave out the time since the last lap."""
+        self._last = perf_counter()
+
+    def lap(self, name: str) -> None:
+        now = perf_counter()
+        self.laps[name] = self.laps.get(name, 0.0) + now - self._last
+        self._last = now
+
+    def divide(self, name: str, others: Mapping[str, float]) -> None:
+        """Lap, of which some time belongs to other phases."""
+        self.lap(name)
+        for other, seconds in others.items():
+            self.laps[name] -= seconds
+            self.laps[other] = self.laps.get(other, 0.0) + seconds
+
+
+__all__ = ["Phase", "Steps", "Verdict", "chosen_checks", "verification", "verify"]

@@ -1,0 +1,201 @@
+"""Asynchronous programs: every piece is reached, nothing that is under way is touched, large ones are made in seconds."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from tcverify.execution import Lockstep
+from tcverify.ops import qualified_name
+from tcverify.program import InputSpec, Mesh, MeshDim, Program, dumps, shard
+from tcverify.strategies import large_functional_program
+from tcverify.strategies.functional.building import program_of
+from tcverify.strategies.functional.choices import HEADER, KINDS, RECORD
+from tcverify.strategies.functional.programs import MOTIFS, WIDTH, decode_functional
+from tcverify.strategies.functional.script import Script
+from tcverify.strategies.timing import WIDTH as TIMING_WIDTH
+from tcverify.strategies.transformer.draft import PerRank
+from tcverify.strategies.transformer.sites import NoSite
+from tests.sizes import by_night
+
+TP2 = Mesh.grid({"tp": 2})
+GRID = Mesh.grid({"dp": 2, "tp": 2})
+UNEVEN = Mesh(3, (MeshDim("tp", ((0,), (2, 1))),))
+AR = "_c10d_functional::all_reduce"
+WAIT = "_c10d_functional::wait_tensor"
+
+
+def drawn(*records: dict[str, object], mesh: Mesh = TP2, **header: object) -> Program:
+    """The program of a header and records, by fields of their tables."""
+    first = bytes(HEADER[name].index(header.get(name, table[0])) for name, table in HEADER.items())
+    kinds = KINDS[str(header.get("theme", "any"))]
+    rows = []
+    for record in records:
+        tables = {**RECORD, "kind": kinds}
+        rows.append(bytes(table.index(record.get(name, table[0])) for name, table in tables.items()))
+    return decode_functional(mesh, first + bytes(TIMING_WIDTH) + b"".join(rows))
+
+
+def calls(program: Program, graph: int = 0) -> list[str]:
+    nodes = program.graphs[graph].nodes
+    return [qualified_name(n.target).split("::")[1] for n in nodes if n.op == "call_function"]
+
+
+# ------------------------------------------------------------------------------------------------------------ decoding
+
+
+#: Motifs that only the strategy `effects` draws; tests/pytorch/test_effects.py runs its programs.
+DRAWN_BY_EFFECTS = {"shares"}
+
+
+def test_every_kind_has_a_motif_and_every_theme_begins_with_none() -> None:
+    assert {kind for table in KINDS.values() for kind in table} == {"none", *MOTIFS} - DRAWN_BY_EFFECTS
+    assert all(table[0] == "none" for table in KINDS.values())
+    assert all(theme in KINDS for theme in HEADER["theme"])
+
+
+def test_no_choices_return_an_input() -> None:
+    program = decode_functional(TP2, b"")
+    assert (program.size, len(program.inputs)) == (0, 1)
+
+
+@pytest.mark.parametrize("kind", sorted(MOTIFS.keys() - DRAWN_BY_EFFECTS))
+@pytest.mark.parametrize("mesh", [GRID, UNEVEN], ids=["grid", "uneven"])
+def test_every_way_of_a_kind_runs(kind: str, mesh: Mesh) -> None:
+    reached = 0
+    theme = next(theme for theme, table in KINDS.items() if kind in table)
+    before = [{"kind": "compute"}] * 4
+    without = dumps(drawn(*before, mesh=mesh, theme=theme))
+    uses, forms = sorted(set(RECORD["use"])), sorted(set(RECORD["form"]))
+    for how in range(0, 64, 3):
+        record = {
+            "kind": kind, "how": how, "a": how * 5 % 256, "b": how * 7 % 256, "group": how, "use": uses[how % len(uses)],
+            "form": forms[how % len(forms)], "delay": (0, 1, -1)[how % 3],
+        }  # fmt: skip
+        program = drawn(*before, record, record, mesh=mesh, theme=theme)
+        reached += dumps(program) != without
+        run = Lockstep().run(program)
+        assert run.finished, run.why
+    assert reached >= (0 if kind == "swapped" and mesh is UNEVEN else 5)
+
+
+def test_a_collective_is_waited_for_directly_later_or_at_the_end() -> None:
+    def places(delay: int) -> tuple[int, int]:
+        found = calls(drawn({"kind": "collective", "delay": delay}, *[{"kind": "compute"}] * 4))
+        return found.index("all_reduce"), found.index("wait_tensor")
+
+    start, wait = places(0)
+    assert wait == start + 1
+    start, wait = places(2)
+    assert wait == start + 3
+    start, wait = places(-1)
+    assert wait > start + 4
+
+
+def test_gradients_of_layers_are_reduced_and_parameters_stepped() -> None:
+    layers = [{"use": "update", "delay": 1}] * 4
+    found = calls(drawn(*layers, theme="data-parallel", depth=2))
+    assert found.count("all_reduce") == found.count("wait_tensor") == found.count("add_.Tensor") == 2
+
+
+def test_ranks_send_and_receive_in_different_orders() -> None:
+    program = drawn({"kind": "exchange"})
+    orders = [[c for c in calls(program, binding.graph) if c in ("send", "recv")] for binding in program.ranks]
+    assert sorted(orders) == [["recv", "send"], ["send", "recv"]]
+
+
+def test_large_programs_take_seconds() -> None:
+    size = by_night(5000, 1250)
+    before = time.perf_counter()
+    program = large_functional_program(GRID, size, 3)
+    assert time.perf_counter() - before < size * 6e-3
+    found = calls(program)
+    assert 0.9 * size <= len(found) <= 1.3 * size
+    assert found.count("wait_tensor") > 0.08 * size
+    assert dumps(large_functional_program(GRID, 300, 3)) == dumps(large_functional_program(GRID, 300, 3))
+    assert Lockstep().run(large_functional_program(GRID, 300, 3)).finished
+
+
+# ------------------------------------------------------------------------------------------------------------- scripts
+
+
+def begun() -> tuple[Script, InputSpec]:
+    return Script(TP2), InputSpec("x", (4, 2))
+
+
+def test_what_is_under_way_is_neither_read_nor_written_into() -> None:
+    script, spec = begun()
+    x = script.input(spec, 1.0)
+    under_way = script.call(AR, x, "sum", "tp")
+    for op, *args in (("aten::relu", under_way), ("aten::add_.Tensor", under_way, x), ("aten::add_.Tensor", x, x)):
+        with pytest.raises(NoSite):
+            script.call(str(op), *args)
+    assert script.spec(script.call("aten::view", under_way, [-1])).shape == (8,)  # a view touches nothing
+    script.call("aten::relu", x)  # a collective and others may read side by side
+    arrived = script.call(WAIT, under_way)
+    script.call("aten::add_.Tensor", x, arrived)
+    assert script.flying == {}
+
+
+def test_a_view_of_what_is_under_way_is_under_way_too_and_waiting_for_it_is_enough() -> None:
+    script, spec = begun()
+    x = script.input(spec, 1.0)
+    view = script.call("aten::view", script.call(AR, x, "sum", "tp"), [-1])
+    with pytest.raises(NoSite):
+        script.call("aten::relu", view)
+    script.call("aten::relu", script.call(WAIT, view))
+
+
+def test_a_coalesced_call_reads_until_all_of_it_has_arrived() -> None:
+    script, spec = begun()
+    x, y = script.input(spec, 1.0), script.input(spec, 1.0)
+    both = script.call(f"{AR}_coalesced", [x, y], "sum", "tp")
+    script.call(WAIT, script.item(both, 0))
+    assert not script.writable(x)
+    script.call(WAIT, script.item(both, 1))
+    assert script.writable(x)
+
+
+def test_members_of_a_group_must_contribute_equal_shapes() -> None:
+    script = Script(TP2)
+    uneven = script.input(InputSpec("x", (3, 2), placements=(("tp", shard(0)),)), 1.0)
+    with pytest.raises(NoSite):
+        script.call(AR, uneven, "sum", "tp")
+
+
+def test_what_did_not_fit_leaves_nothing_behind() -> None:
+    script, spec = begun()
+    x = script.input(spec, 1.0)
+    length, flying = len(script), dict(script.flying)
+    script.input(spec, 1.0)
+    script.call(AR, x, "sum", "tp")
+    script.rollback(length, flying)
+    assert (len(script), script.flying) == (1, {})
+    assert script.writable(x)
+    named = script.input(spec, 1.0)
+    program = program_of(script, [x, named], 0, [])
+    assert [spec.name for spec in program.inputs] == ["x", "x2"]
+
+
+def test_calls_of_some_ranks_and_swapped_ones_make_graphs_of_their_own() -> None:
+    script, spec = begun()
+    x = script.input(spec, 1.0)
+    target = PerRank("peer", lambda rank: 1 - rank)
+    script.call("p2p::send", x, target, only=frozenset({0}))
+    y = script.call("aten::clone", x)
+    script.call("p2p::recv_", y, target, only=frozenset({1}))
+    a, b = script.call("aten::relu", y), script.call("aten::tanh", y)
+    script.swaps.append((a.number, b.number, frozenset({1})))
+    script.after.append((b.number, a.number))
+    program = program_of(script, [a, b], 0, [])
+    assert calls(program, 0) == ["send", "clone", "relu", "tanh"]
+    assert calls(program, 1) == ["clone", "recv_", "tanh", "relu"]
+    assert [n.meta["after"] for n in program.graphs[0].nodes if n.name == "tanh"] == [["relu"]]
+    first, second = (result.outputs for result in Lockstep().run(program).ranks)
+    assert second[0].equal(program.values(0)[0].relu())
+    assert first[0].equal(second[0])
+
+
+def test_bytes_of_any_value_decode() -> None:
+    assert Lockstep().run(decode_functional(GRID, b"\xff" * WIDTH)).finished

@@ -1,0 +1,85 @@
+"""Evidence: each kind is taken when a check first asks for it, once; what cannot be taken is a doubt."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from torch import fx
+
+from tcverify import Evidence, Finding, register_check, register_evidence, verify
+from tcverify.checks import CHECKS
+from tcverify.errors import ExecutorError, UsageError
+from tcverify.program import Doubt
+from tcverify.registry.evidence import EVIDENCE
+from tests.support.programs import reduce_then_norm
+
+
+def nothing(gm: fx.GraphModule) -> None:
+    pass
+
+
+def pointless(gm: fx.GraphModule) -> None:
+    """Changes a name, and so the program, but no value."""
+    first = next(node for node in gm.graph.nodes if node.op == "call_function")
+    first._rename("renamed")
+
+
+@pytest.fixture(autouse=True)
+def registries() -> Iterator[None]:
+    kinds, checks = list(EVIDENCE), list(CHECKS)
+    yield
+    for registry, known in ((EVIDENCE, kinds), (CHECKS, checks)):
+        for name in [name for name in registry if name not in known]:
+            del registry[name]
+
+
+def test_a_kind_from_outside_is_taken_once_and_when_asked_for() -> None:
+    asked: list[Evidence] = []
+
+    def sizes(evidence: Evidence) -> list[int]:
+        asked.append(evidence)
+        return [len(graph.nodes) for graph in evidence.pair.original.graphs]
+
+    def small(evidence: Evidence) -> list[Finding]:
+        least = min(evidence.take("sizes"))
+        assert evidence.take("sizes") is evidence.take("sizes")
+        return [Finding("small", "small", f"a graph of {least} nodes")] if least < 100 else []
+
+    register_evidence("sizes", sizes)
+    assert "sizes" not in verify(nothing, reduce_then_norm()).evidence
+    assert not asked
+    register_check("small", small)
+    register_check("small-too", small)
+    verdict = verify(nothing, reduce_then_norm())
+    assert [finding.kind for finding in verdict.findings] == ["small", "small"]
+    assert len(asked) == 1
+    assert verdict.evidence["sizes"] >= 0
+
+
+def test_what_cannot_be_taken_is_a_doubt() -> None:
+    def broken(evidence: Evidence) -> None:
+        raise ExecutorError("the machine is gone")
+
+    def look(evidence: Evidence) -> list[Finding]:
+        assert evidence.take("broken") is None
+        return []
+
+    register_evidence("broken", broken)
+    register_check("look", look)
+    verdict = verify(nothing, reduce_then_norm())
+    assert verdict.status == "inconclusive"
+    assert verdict.doubts == [Doubt("executor-failed", "the machine is gone")]
+
+
+def test_checks_decide_what_is_taken() -> None:
+    assert set(verify(pointless, reduce_then_norm(), checks=["structure"]).evidence) == {"lockstep", "domain"}
+    taken = verify(pointless, reduce_then_norm()).evidence
+    assert {"lockstep", "arena"} <= set(taken)
+    assert not {"conditioning", "rounding", "exact-difference", "op-laws"} & set(taken)
+
+
+@pytest.mark.parametrize(("kind", "provider"), [("arena", len), ("Two Words", len), ("mine", 3)])
+def test_what_cannot_be_registered(kind: str, provider: object) -> None:
+    with pytest.raises(UsageError):
+        register_evidence(kind, provider)  # type: ignore[arg-type]
