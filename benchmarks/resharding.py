@@ -28,6 +28,7 @@ from rich.table import Table
 
 from tcverify import DeviceMesh, Layout, PlacedBuilder, ProcessGroupPool, Program, verify
 from tcverify.errors import Unsupported
+from tcverify.ops.reductions import ReduceOp
 from tcverify.passes import BUILTIN
 from tcverify.passes.resharding.decisions import InnerResharding, plan
 from tcverify.passes.resharding.layouts import resharding_of
@@ -39,7 +40,7 @@ from tests.support.pipelined_programs import gathered, scattered
 MESHES = [(0,), (1,), (0, 1, 2, 3), (0, 2, 3), (1, 0, 2), (1, 0)]
 STAGES = [(5,), (2, 4), (0, 1, 4), (1, 3), (2,), (4, 5)]
 SIZES = (500, 1000, 2000, 4000)
-REDUCTIONS = ("sum", "max", "avg", "product", "min")
+REDUCTIONS: tuple[ReduceOp, ...] = ("sum", "max", "avg", "product", "min")
 
 
 def rows() -> Iterator[tuple[str, Program]]:
@@ -128,8 +129,12 @@ def pipelines() -> Iterator[tuple[str, object, Program]]:
     for chunks, streams in itertools.product(range(1, 9), range(1, 5)):
         for form in GATHER_FORMS:
             yield f"gather, {form}", make(form=form, number_of_streams=streams), gathered(3, (1, 0, 2), chunks)
-        for form in SCATTER_FORMS:
-            yield f"scatter, {form}", make(reduce_form=form, number_of_streams=streams), scattered(3, (1, 0, 2), chunks)
+        for reduce_form in SCATTER_FORMS:
+            yield (
+                f"scatter, {reduce_form}",
+                make(reduce_form=reduce_form, number_of_streams=streams),
+                scattered(3, (1, 0, 2), chunks),
+            )
 
 
 def growth(console: Console, largest: int) -> None:

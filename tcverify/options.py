@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
+from tcverify.registry.choices import DomainName
+
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
@@ -27,7 +29,7 @@ class Options:
     max_time: float | None = None
     seed: int = 0
     checks: Sequence[str] | None = None
-    domain: str = "float64"
+    domain: DomainName = "float64"
     shrink_time: float = 30.0
     fail_fast: bool = False
     deep: bool = False

@@ -15,6 +15,7 @@ from tcverify.errors import TcverifyError
 from tcverify.execution import Executor, ProcessGroupPool
 from tcverify.explain.bisection import Terms, bisect
 from tcverify.program import Contract, Program
+from tcverify.registry.choices import DomainName
 from tcverify.report.console import make_console, say
 from tcverify.report.sanitize import error_text, plain
 from tcverify.report.terminal import show
@@ -103,7 +104,7 @@ def reproduce(
     contract: Mapping[str, Any],
     kind: str,
     *,
-    domain: str = "float64",
+    domain: DomainName = "float64",
     deep: bool = False,
     pass_timeout: float = 20.0,
 ) -> int:

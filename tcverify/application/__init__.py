@@ -3,17 +3,14 @@
 from tcverify.application.apply import apply_pass
 from tcverify.application.coverage.reachable import source_of
 from tcverify.application.coverage.recorder import Point
-from tcverify.application.coverage.vocabulary import Vocabulary
 from tcverify.application.coverage.watched import Watch
-from tcverify.application.edit_log import EditPlace
 from tcverify.application.guarded import Applied, Guarded, InProcess, Subject, start_ahead, subject_of
 from tcverify.application.loading import LoadedPass, load_pass
-from tcverify.application.pair import Defect, Pair, PassFacts, PassFailure, Stage
+from tcverify.application.pair import Defect, Pair, PassFacts, PassFailure
 
 __all__ = [
     "Applied",
     "Defect",
-    "EditPlace",
     "Guarded",
     "InProcess",
     "LoadedPass",
@@ -21,9 +18,7 @@ __all__ = [
     "PassFacts",
     "PassFailure",
     "Point",
-    "Stage",
     "Subject",
-    "Vocabulary",
     "Watch",
     "apply_pass",
     "load_pass",

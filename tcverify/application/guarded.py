@@ -16,7 +16,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Protocol
 
 import torch
@@ -278,9 +277,7 @@ class Guarded:
     def __enter__(self) -> Guarded:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -289,7 +286,7 @@ def start_ahead() -> None:
     start_server(_OTHER_HASH_SEED)
 
 
-def subject_of(pass_: Any, options: Mapping[str, Any] | None = None, *, timeout: float = DEFAULT_TIMEOUT) -> Subject:
+def subject_of(pass_: Any) -> Subject:
     """Make a pass, given as a reference, a class, a function or an instance, ready for verification.
 
     References, and classes and functions that can be imported by name, run in a guarded worker process; everything else
@@ -303,14 +300,12 @@ def subject_of(pass_: Any, options: Mapping[str, Any] | None = None, *, timeout:
     stages = list(pass_) if isinstance(pass_, (list, tuple)) else [pass_]
     targets = [stage if isinstance(stage, str) else importable_target(stage) for stage in stages]
     if stages and all(target is not None for target in targets):
-        return Guarded(SEPARATOR.join(str(target) for target in targets), options, timeout=timeout)
+        return Guarded(SEPARATOR.join(str(target) for target in targets))
     if len(stages) != 1:
-        if not stages or options:
-            raise PassLoadError(
-                "a pipeline needs stages, and objects as stages take no options", "give [first, second]"
-            )
+        if not stages:
+            raise PassLoadError("a pipeline needs stages", "give [first, second]")
         return InProcess(pipeline([load_pass(s) if isinstance(s, str) else prepare(s, "", {}) for s in stages], {}))
-    return InProcess(prepare(stages[0], "", options or {}))
+    return InProcess(prepare(stages[0], "", {}))
 
 
 def _compare_hash_order(pair: Pair, other: Pair) -> None:

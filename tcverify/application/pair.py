@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from tcverify.application.coverage.recorder import Point
 from tcverify.application.edit_log import EditPlace
 from tcverify.execution import Comparison
 from tcverify.program import Ask, CollectiveStatistics, Program
+
+#: How a pass failed to return; also the kind of the finding.
+FailureKind: TypeAlias = Literal["pass-raised", "pass-timeout", "pass-died"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,12 +19,11 @@ class PassFailure:
     """The pass did not return: it raised, ran out of time or took its process down.
 
     Attributes:
-        kind: "pass-raised", "pass-timeout" or "pass-died".
         rank: the rank whose graph it was given, when known.
         detail: the traceback, or the last lines that the process wrote.
     """
 
-    kind: str
+    kind: FailureKind
     message: str
     rank: int | None = None
     detail: str = ""

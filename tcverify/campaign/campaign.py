@@ -24,6 +24,7 @@ from tcverify.campaign.events import (
     FindingFound,
     Progress,
     Statistics,
+    Stop,
     Subscriber,
 )
 from tcverify.campaign.hypothesis_settings import SETTINGS, keep_constants_out
@@ -171,7 +172,7 @@ class Campaign:
         self._tell(finished)
         return finished
 
-    def _until_interrupted(self) -> str:
+    def _until_interrupted(self) -> Stop:
         """Run the rounds, and keep what they have found however they end."""
         try:
             return self._rounds()
@@ -186,9 +187,27 @@ class Campaign:
             self._keep_found()
             raise
 
-    def _rounds(self) -> str:
+    def _rounds(self) -> Stop:
         """Try earlier failures and known cases, then draw until the budget is spent; a finding of a new kind ends a round."""
         self._take_kernels()
+        if self._retry_failures() or self._try_known():
+            return "first finding"
+        number = 0
+        while True:
+            self._interrupts.check()
+            spent = self._spent()
+            if spent is not None:
+                return spent
+            exhausted = self._run_round(number)
+            while self._failed:
+                if self._pursue(self._failed[0]) and self.plan.fail_fast:
+                    return "first finding"
+            if exhausted:
+                return "exhausted"
+            number += 1
+
+    def _retry_failures(self) -> bool:
+        """Verify what failed in earlier campaigns, and forget what no longer does; whether a new finding ends this campaign."""
         for case in self._failures if self.plan.earlier else ():
             if self._spent() is not None:
                 break
@@ -197,11 +216,15 @@ class Campaign:
             failed = _Failed(case.program, case.deep, verdict, self._count(case.program, verdict), shrunk)
             if self._pursue(failed):
                 if self.plan.fail_fast:
-                    return "first finding"
+                    return True
             elif case.domain not in ("float64", self.plan.domain):
                 pass  # another domain than the one that showed it says nothing about it
             elif verdict.status != "refuted" and not any(d.reason == "executor-failed" for d in verdict.doubts):
                 self._failures.discard(case)
+        return False
+
+    def _try_known(self) -> bool:
+        """Verify the programs that the plan puts first; whether a new finding ends the campaign."""
         for known in self.plan.first:
             if self._spent() == "time":
                 break
@@ -210,35 +233,28 @@ class Campaign:
             counted = self._count(known.program, verdict)
             failed = _Failed(known.program, known.deep, verdict, counted, shrunk=bool(known.kind))
             if self._pursue(failed) and self.plan.fail_fast:
-                return "first finding"
-        number = 0
-        while True:
-            self._interrupts.check()
-            spent = self._spent()
-            if spent is not None:
-                return spent
-            budget = BATCH if self.plan.max_examples is None else min(BATCH, self.plan.max_examples - self._drawn)
-            exhausted = False
-            pipeline = self._pipeline = Pipeline(self._advance, self._note)
-            try:
-                exhausted = self._round(number, budget, pipeline) < budget
-            except _Stop:
-                pass
-            except _Broken as broken:
-                raise broken.error from None
-            except Unsatisfiable:  # the strategy rejects all that it draws
-                exhausted = True
-            while len(pipeline):
-                self._take(pipeline.answer())
-                self._take(pipeline.feed(None))
-            while self._failed:
-                if self._pursue(self._failed[0]) and self.plan.fail_fast:
-                    return "first finding"
-            if exhausted:
-                return "exhausted"
-            number += 1
+                return True
+        return False
 
-    def _round(self, number: int, budget: int, pipeline: Pipeline) -> int:
+    def _run_round(self, number: int) -> bool:
+        """Run one round, until nothing is under way any more; whether the strategy has no more programs."""
+        budget = BATCH if self.plan.max_examples is None else min(BATCH, self.plan.max_examples - self._drawn)
+        exhausted = False
+        pipeline = self._pipeline = Pipeline(self._advance, self._note)
+        try:
+            exhausted = self._draw(number, budget, pipeline) < budget
+        except _Stop:
+            pass
+        except _Broken as broken:
+            raise broken.error from None
+        except Unsatisfiable:  # the strategy rejects all that it draws
+            exhausted = True
+        while len(pipeline):
+            self._take(pipeline.answer())
+            self._take(pipeline.feed(None))
+        return exhausted
+
+    def _draw(self, number: int, budget: int, pipeline: Pipeline) -> int:
         """Draw programs and verify them, and what the search makes of them, until one fails in a new way.
 
         Returns:
@@ -540,8 +556,8 @@ class Campaign:
             self._failures.discard(self._draft)
         self._draft = None
 
-    def _spent(self, under_way: int = 0) -> str | None:
-        """Why it ends, counting programs under way: "time", "examples", "searched" or None."""
+    def _spent(self, under_way: int = 0) -> Stop | None:
+        """Why it ends, counting programs under way, or None."""
         if self.plan.max_time is not None and time.monotonic() - self._start >= self.plan.max_time:
             return "time"
         if self.plan.max_examples is not None and self._drawn + under_way >= self.plan.max_examples:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 from tcverify.application import PassFacts
 from tcverify.campaign.coverage import FileReach
@@ -14,6 +14,7 @@ from tcverify.campaign.search import Searched
 from tcverify.cases.baseline import Known
 from tcverify.cases.counterexample import Counterexample
 from tcverify.program import Program
+from tcverify.registry.choices import DomainName
 from tcverify.verification.verifier import Verdict
 
 
@@ -98,6 +99,13 @@ class Statistics:
         self.findings += Counter()  # drops what has come to nothing
 
 
+#: What a campaign came to.
+CampaignVerdict: TypeAlias = Literal["passed", "refuted", "nothing tested"]
+
+#: Why a campaign ended.
+Stop: TypeAlias = Literal["examples", "time", "exhausted", "searched", "first finding", "interrupted"]
+
+
 @dataclass(frozen=True, slots=True)
 class RunStarted:
     """The beginning of a run of campaigns.
@@ -145,7 +153,7 @@ class CampaignStarted:
     seed: int
     guarded: bool
     earlier: int = 0
-    domain: str = "float64"
+    domain: DomainName = "float64"
     cases: int = 0
     strategy: str | None = None
 
@@ -175,9 +183,7 @@ class CampaignFinished:
     """The end of one campaign: a pass on one mesh.
 
     Attributes:
-        verdict: "passed", "refuted" or "nothing tested".
         why: for a campaign that tested nothing, the reason.
-        stop: why it ended: "examples", "time", "exhausted", "searched", "first finding" or "interrupted".
         known: findings of the baseline that were seen, and how many programs showed each.
         reached: what this campaign and those before it have reached of the pass's code, where that is recorded.
         searched: what the search came to, where there was one.
@@ -187,9 +193,9 @@ class CampaignFinished:
     mesh: str
     statistics: Statistics
     counterexamples: tuple[Counterexample, ...]
-    verdict: str
+    verdict: CampaignVerdict
     why: str
-    stop: str
+    stop: Stop
     seed: int
     known: tuple[tuple[Known, int], ...] = ()
     reached: tuple[FileReach, ...] = ()

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from torch import fx
-from torch.fx.node import map_aggregate
 
 from tcverify.ops import TensorSpec, qualified_name
+from tcverify.ops.leaves import leaves
 from tcverify.program import Program
 
 #: Places that are tried for a pattern before it counts as not contained.
@@ -80,17 +80,12 @@ def _calls(graph: fx.Graph) -> list[_Call]:
     for node in graph.nodes:
         if not node.op.startswith("call"):
             continue
-        operands: list[fx.Node] = []
-        map_aggregate((node.args, node.kwargs), lambda v: operands.append(v) if isinstance(v, fx.Node) else None)  # noqa: B023
+        operands = leaves((node.args, node.kwargs), fx.Node)
         reads = tuple((place, numbers[one]) for place, one in enumerate(operands) if one in numbers)
         value = node.meta.get("val")
         dims = len(value.shape) if isinstance(value, TensorSpec) else -1
         name = qualified_name(node.target) if node.op == "call_function" else str(node.target)
-        readers = 0
-        for user in node.users:
-            user_reads: list[fx.Node] = []
-            map_aggregate((user.args, user.kwargs), lambda v: user_reads.append(v) if isinstance(v, fx.Node) else None)  # noqa: B023
-            readers += user_reads.count(node)
+        readers = sum(leaves((user.args, user.kwargs), fx.Node).count(node) for user in node.users)
         numbers[node] = len(found)
         found.append(_Call((name, dims), reads, readers))
     return found

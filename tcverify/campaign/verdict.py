@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from tcverify.campaign.events import Statistics
+from tcverify.campaign.events import CampaignVerdict, Statistics
 from tcverify.program import Contract
 
 
-def judge(counts: Statistics, counterexamples: int, contract: Contract) -> tuple[str, str]:
+def judge(counts: Statistics, counterexamples: int, contract: Contract) -> tuple[CampaignVerdict, str]:
     """Return the verdict of a campaign, and why nothing was tested where that is the verdict.
 
     Args:

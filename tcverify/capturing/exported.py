@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 from torch.utils import _pytree as pytree
 
 from tcverify.capturing.normalize import InputFacts, plain
-from tcverify.capturing.record import Captured, GroupFacts
+from tcverify.capturing.record import Captured, InputRole
 
-_ROLES = {"PARAMETER": "parameter", "BUFFER": "buffer", "CONSTANT_TENSOR": "constant", "USER_INPUT": "input"}
+_ROLES: dict[str, InputRole] = {
+    "PARAMETER": "parameter",
+    "BUFFER": "buffer",
+    "CONSTANT_TENSOR": "constant",
+    "USER_INPUT": "input",
+}
 
 
-def captured_export(exported: torch.export.ExportedProgram, groups: Mapping[str, GroupFacts] | None = None) -> Captured:
-    """What an exported program says of the rank that exported it.
-
-    Args:
-        groups: see `plain`.
-    """
+def captured_export(exported: torch.export.ExportedProgram) -> Captured:
+    """What an exported program says of the rank that exported it."""
     state = {**exported.state_dict, **exported.constants}
     examples = iter(pytree.tree_leaves(exported.example_inputs) if exported.example_inputs is not None else ())
     facts = {}
@@ -26,7 +25,7 @@ def captured_export(exported: torch.export.ExportedProgram, groups: Mapping[str,
         role = _ROLES.get(spec.kind.name, "input")
         value = next(examples, None) if role == "input" else state.get(spec.target or "")
         facts[spec.arg.name] = InputFacts(role, value=value if isinstance(value, torch.Tensor) else None)
-    return plain(exported.graph_module, None, facts, groups)
+    return plain(exported.graph_module, None, facts)
 
 
 __all__ = ["captured_export"]

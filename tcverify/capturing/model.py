@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 from tcverify.capturing.groups import label_of
 from tcverify.capturing.normalize import InputFacts, plain
-from tcverify.capturing.record import Captured, GroupFacts
+from tcverify.capturing.record import Captured, GroupFacts, InputRole
 from tcverify.errors import ProgramError
 from tcverify.program import PARTIAL, REPLICATED, VARYING, Placement, shard
 
@@ -85,7 +85,7 @@ def _facts(node: fx.Node, model: torch.nn.Module, examples: Sequence[Any], group
     return InputFacts("tangent")
 
 
-def facts_of(value: Any, role: str, groups: dict[str, GroupFacts]) -> InputFacts:
+def facts_of(value: Any, role: InputRole, groups: dict[str, GroupFacts]) -> InputFacts:
     """What is known of an input by its value: a DTensor knows its placements, everything else is equal on all ranks.
 
     Args:

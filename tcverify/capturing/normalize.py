@@ -25,7 +25,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from tcverify.capturing.c10d_calls import functional
 from tcverify.capturing.groups import known_here, names_in
 from tcverify.capturing.recipes import digest_of, recipe_of
-from tcverify.capturing.record import Captured, CapturedInput, GroupFacts
+from tcverify.capturing.record import Captured, CapturedInput, GroupFacts, InputRole
 from tcverify.capturing.symbolic_sizes import hint, spec_of
 from tcverify.errors import ProgramError, UnsupportedOp
 from tcverify.ops import ShapeError, TensorSpec, infer, new_fake_mode, qualified_name
@@ -40,7 +40,7 @@ _WRAPPERS = frozenset({"AsyncCollectiveTensor", "DTensor"})
 class InputFacts:
     """What is known of an input beside its shape. Fields: see `CapturedInput`."""
 
-    role: str = "input"
+    role: InputRole = "input"
     placements: tuple[tuple[str, Placement], ...] | None = None
     shape: tuple[int, ...] | None = None
     value: torch.Tensor | None = None
@@ -215,7 +215,7 @@ class _Writer:
         self._made: dict[fx.Node, Any] = {}
         self._lifted: dict[Any, fx.Node] = {}
         self._tensors: dict[
-            fx.Node, tuple[fx.Node, str, torch.Tensor | None]
+            fx.Node, tuple[fx.Node, InputRole, torch.Tensor | None]
         ] = {}  # of inputs, until their readers are known
 
     def write(self) -> fx.Graph:
@@ -277,7 +277,7 @@ class _Writer:
             self._made[node] = self._lifted[node.target]
             return
         known = self._facts.get(str(node.target))
-        role = "parameter" if isinstance(value, torch.nn.Parameter) else "constant"
+        role: InputRole = "parameter" if isinstance(value, torch.nn.Parameter) else "constant"
         fact = known if known is not None else InputFacts(role, value=value)
         self._lifted[node.target] = self._input(node, _identifier(str(node.target)), value, fact, fact.value)
 

@@ -14,6 +14,7 @@ import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor
 
+from tcverify.capturing.record import InputRole
 from tcverify.ops import TensorSpec, qualified_name
 from tcverify.program import Recipe
 from tcverify.program.inputs import MAX_GIVEN
@@ -35,7 +36,7 @@ _KEEPS_RANGE = ("view", "reshape", "slice", "select", "unsqueeze", "squeeze", "e
                 "permute", "alias", "detach", "_unsafe_view", "split", "chunk", "cat", "contiguous")  # fmt: skip
 
 
-def recipe_of(node: fx.Node, spec: TensorSpec, role: str, value: torch.Tensor | None) -> Recipe:
+def recipe_of(node: fx.Node, spec: TensorSpec, role: InputRole, value: torch.Tensor | None) -> Recipe:
     """How to make the values of the input that `node` reads.
 
     Args:
@@ -65,7 +66,7 @@ def recipe_of(node: fx.Node, spec: TensorSpec, role: str, value: torch.Tensor | 
 _LOOKED_AT = 4096
 
 
-def digest_of(recipe: Recipe, role: str, value: torch.Tensor | None) -> str | None:
+def digest_of(recipe: Recipe, role: InputRole, value: torch.Tensor | None) -> str | None:
     """What tells the values of a parameter or buffer from those of other ranks; None where they are kept, or not known."""
     if recipe.kind == "given" or role not in ("parameter", "buffer", "constant"):
         return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
 
 import torch
 from torch import fx
@@ -35,6 +36,10 @@ class GroupSize:
     position: int
 
 
+#: What an input of a captured graph is to the model.
+InputRole: TypeAlias = Literal["input", "parameter", "buffer", "constant", "tangent"]
+
+
 @dataclass(frozen=True, slots=True)
 class CapturedInput:
     """One tensor that a captured graph reads.
@@ -42,7 +47,7 @@ class CapturedInput:
     Attributes:
         name: of its placeholder.
         spec: what this rank holds.
-        role: "input", "parameter", "buffer", "constant" or "tangent" (the gradient of an output).
+        role: what it is to the model; a "tangent" is the gradient of an output.
         placements: (group label or name, placement) pairs; None where nothing is known.
         shape: global shape, where it is known.
         recipe: how its values are made.
@@ -51,7 +56,7 @@ class CapturedInput:
 
     name: str
     spec: TensorSpec
-    role: str = "input"
+    role: InputRole = "input"
     placements: tuple[tuple[str, Placement], ...] | None = None
     shape: tuple[int, ...] | None = None
     recipe: Recipe = DRAWN

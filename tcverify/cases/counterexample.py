@@ -29,6 +29,7 @@ from tcverify.program import (
     encode_blame,
 )
 from tcverify.program.codec import MAX_BYTES, decode, encode, load_json
+from tcverify.registry.choices import DomainName, is_one_of
 from tcverify.system.files import write_atomically
 from tcverify.verification.verifier import Verdict
 
@@ -110,7 +111,7 @@ class Counterexample:
     shrink_cut: bool = False
     deep: bool = False
     pass_timeout: float = 20.0
-    domain: str = "float64"
+    domain: DomainName = "float64"
     notes: tuple[tuple[str, str], ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     statistics: tuple[CollectiveStatistics, ...] = ()
@@ -341,10 +342,10 @@ def _id(value: Any) -> str:
     return value
 
 
-def _domain(value: Any) -> str:
-    if value not in DOMAINS:
+def _domain(value: Any) -> DomainName:
+    if not is_one_of(value, DOMAINS):
         raise TypeError(f"{repr(value)[:60]} is not a number domain: {', '.join(DOMAINS)}")
-    return str(value)
+    return value
 
 
 def _timeout(value: Any) -> float:

@@ -29,6 +29,7 @@ from torch import fx
 
 from tcverify.cases.counterexample import Counterexample
 from tcverify.explain.diagnosis import Divergence, diagnose
+from tcverify.explain.relations.relation import RelationKind
 from tcverify.ops import lookup, qualified_name
 from tcverify.program import Finding, Program
 
@@ -50,7 +51,7 @@ _OURS = f"{Path(__file__).parents[1]}/"
 _CALLS = re.compile(r"rank # calls \w+ while rank # calls \w+")
 
 #: Relations that one defect may show on one program and not on another: they go by the sizes and values that there are.
-_OF_SIZES = frozenset({"sum", "addends", "partly", "not-finite"})
+_OF_SIZES: frozenset[RelationKind] = frozenset({"sum", "addends", "partly", "not-finite"})
 _STAGE = re.compile(r" \(stage [^)]*\)$")
 _ON_RANK = re.compile(r" on the graph of rank \d+$")
 

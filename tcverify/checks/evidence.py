@@ -14,6 +14,7 @@ from tcverify.application import Pair
 from tcverify.errors import ExecutorError, TcverifyError, UnsupportedOp
 from tcverify.execution import ArenaRun, Comparison, Explanation, Exploration, Extreme, Lockstep, Noise, Run
 from tcverify.program import Contract, Doubt, Program
+from tcverify.registry.choices import DomainName
 from tcverify.registry.evidence import EVIDENCE
 
 #: What is measured of the original alone, and so holds for whatever is compared with it.
@@ -36,7 +37,7 @@ class Request:
     baseline: Run
     lockstep: Lockstep
     checks: list[str]
-    domain: str = "float64"
+    domain: DomainName = "float64"
     deep: bool = False
     on_device: bool = False
 

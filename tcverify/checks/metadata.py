@@ -12,6 +12,7 @@ from tcverify.checks.evidence import Evidence
 from tcverify.checks.memory.storage import RealValues
 from tcverify.errors import UnsupportedOp
 from tcverify.ops import ShapeError, TensorSpec, schema_of
+from tcverify.ops.leaves import leaves
 from tcverify.program import Program, RankConstant
 from tcverify.program.finding import Doubt, Finding
 from tcverify.program.graph import map_structure
@@ -106,23 +107,11 @@ def _inconsistent(program: Program) -> list[tuple[int, str, str]]:
         records = _Records(program.mesh.groups(ranks[0]) if ranks else {})
         for node in graph.nodes:
             # Ranks that share a graph share its metadata; only nodes with rank constants can differ.
-            for rank in ranks if _has_constants(node) else ranks[:1]:
+            for rank in ranks if leaves((node.args, node.kwargs), RankConstant) else ranks[:1]:
                 problem = records.judge(node, program.ranks[rank].constants, again=rank != ranks[0])
                 if problem is not None:
                     found.append((rank, node.name, problem))
                     break
-    return found
-
-
-def _has_constants(node: fx.Node) -> bool:
-    found = False
-
-    def look(value: Any) -> Any:
-        nonlocal found
-        found = found or isinstance(value, RankConstant)
-        return value
-
-    map_aggregate((node.args, node.kwargs), look)
     return found
 
 

@@ -14,6 +14,7 @@ from tcverify.cases.baseline import Baseline, Known, read_baseline
 from tcverify.errors import UsageError
 from tcverify.pytorch import PREFIX, SUBJECTS, subject
 from tcverify.registry.checks import CHECKS
+from tcverify.registry.choices import Word, is_one_of
 from tcverify.registry.executors import MAX_RANKS, MOST_RANKS
 from tcverify.registry.extensions import load_extension
 from tcverify.registry.op_laws import declare_op_law
@@ -59,12 +60,13 @@ def pairs(values: Sequence[str], option: str) -> dict[str, str]:
     return found
 
 
-def names(text: str, known: Sequence[str], what: str) -> list[str]:
+def names(text: str, known: Sequence[Word], what: str) -> list[Word]:
     """Read known names that are separated by commas. Raises UsageError for other names, or none."""
-    found = [name.strip() for name in text.split(",") if name.strip()]
-    for name in found:
-        if name not in known:
+    found: list[Word] = []
+    for name in (part.strip() for part in text.split(",") if part.strip()):
+        if not is_one_of(name, known):
             raise UsageError(f"there is no {what} '{name}'", suggest(name, known, f"{what}s"))
+        found.append(name)
     if not found:
         raise UsageError(f"no {what} is named", f"{what}s are {', '.join(known)}")
     return found

@@ -26,7 +26,7 @@ from tcverify.errors import InternalError, TcverifyError, UsageError
 from tcverify.pytorch import PREFIX, SUBJECTS, installed_version
 from tcverify.ray import LOCAL
 from tcverify.registry.checks import CHECKS
-from tcverify.registry.choices import CONDITIONS, DOMAINS, REPORTS, SIZES
+from tcverify.registry.choices import CONDITIONS, DOMAINS, REPORTS, SIZES, DomainName, SizesName
 from tcverify.registry.executors import EXECUTORS
 from tcverify.registry.extensions import load_extension
 from tcverify.registry.op_laws import declare_op_law
@@ -274,7 +274,7 @@ def run(
     mesh: str | None,
     strategy: str | None,
     confirm: str,
-    domain: str,
+    domain: DomainName,
     max_examples: int | None,
     max_time: str | None,
     seed: int | None,
@@ -394,9 +394,9 @@ def check(
     rank: int,
     rank_constant: tuple[str, ...],
     capture_timeout: float,
-    sizes: str,
+    sizes: SizesName,
     confirm: str,
-    domain: str,
+    domain: DomainName,
     draws: int,
     seed: int,
     checks: str | None,

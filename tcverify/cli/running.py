@@ -29,6 +29,7 @@ from tcverify.campaign import (
     Subscriber,
     recover,
 )
+from tcverify.campaign.events import Stop
 from tcverify.campaign.search import Search, search_of
 from tcverify.cases.baseline import add_to_baseline, reference
 from tcverify.cli import arguments, doctor
@@ -269,7 +270,7 @@ def _announced(subscribers: Sequence[Subscriber], started: RunStarted) -> Iterat
 
 
 #: Ends of a campaign after which no other begins.
-_LAST = ("interrupted", "first finding")
+_LAST: tuple[Stop, ...] = ("interrupted", "first finding")
 
 
 def _exit_code(finished: Sequence[CampaignFinished], failing: Sequence[str], *, accepting: bool) -> int:

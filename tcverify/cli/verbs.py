@@ -19,6 +19,7 @@ from tcverify.cli.settings import FAILED, PASSED, UNUSABLE, Settings
 from tcverify.errors import ProgramError, TcverifyError, UsageError
 from tcverify.execution import Executor, executors
 from tcverify.program import Mesh, Placement, dumps
+from tcverify.registry.choices import SizesName
 from tcverify.replay import replay as replay_case
 from tcverify.report.console import make_console, say
 from tcverify.report.html import to_gallery, to_html
@@ -96,12 +97,12 @@ def _placements(name: str, text: str) -> dict[str, Placement]:
     return found
 
 
-def check(settings: Settings, sources: Sequence[str], told: Told, save: Path | None, sizes: str) -> int:
+def check(settings: Settings, sources: Sequence[str], told: Told, save: Path | None, sizes: SizesName) -> int:
     """Verify passes on one program.
 
     Args:
         settings: `max_examples` says how often its values are drawn.
-        sizes: what it runs on, one of `SIZES`.
+        sizes: what it runs on.
         save: where the program is written, too.
     """
     console = make_console()

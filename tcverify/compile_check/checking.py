@@ -24,7 +24,8 @@ from tcverify.application.loading import on_graph, prepare, reference_of, source
 from tcverify.capturing.transport import decode_captured, encode_captured
 from tcverify.compile_check.calls import Given, apart, given, left, undone
 from tcverify.compile_check.graph_facts import Common, Place, Placements, annotated, groups_of, inputs_of, place_of
-from tcverify.compile_check.judging import Judgement, Terms, decode_judgement, encode_judgement, judge, pair_key
+from tcverify.compile_check.judgement import Judgement, Terms, decode_judgement, encode_judgement
+from tcverify.compile_check.judging import judge, pair_key
 from tcverify.compile_check.observing import Before, Observation, decode_observation, encode_observation, is_local
 from tcverify.compile_check.pairing import common_for_all, common_of, groups_in, mesh_for, pair_for_all, pair_of
 from tcverify.compile_check.rank_exchange import Missing, meet
@@ -32,6 +33,7 @@ from tcverify.compile_check.tally import Tally
 from tcverify.errors import ProgramError, TcverifyError, Unsupported, UsageError
 from tcverify.execution import Executor
 from tcverify.program import Contract, Mesh
+from tcverify.registry.choices import DomainName
 from tcverify.verification.exceptions import refuted_by
 from tcverify.verification.verifier import chosen_checks
 
@@ -416,7 +418,7 @@ def checked(
     options: Mapping[str, Any] | None = None,
     checks: Iterable[str] | None = None,
     contract: Contract | None = None,
-    domain: str = "float64",
+    domain: DomainName = "float64",
     mesh: Mesh | None = None,
     groups: Mapping[str, str | Sequence[int]] | None = None,
     placements: Placements | None = None,

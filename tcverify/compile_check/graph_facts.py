@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor
 from tcverify.capturing import GroupFacts, InputFacts
 from tcverify.capturing.groups import known_here, names_in
 from tcverify.capturing.model import placed_over
+from tcverify.capturing.record import InputRole
 from tcverify.capturing.symbolic_sizes import hint
 from tcverify.errors import TcverifyError
 from tcverify.program import Mesh, Placement
@@ -50,7 +51,7 @@ def examples_of(inputs: Sequence[Any]) -> Examples:
     groups: dict[str, GroupFacts] = {}
     found = []
     for value in inputs:
-        role = "parameter" if isinstance(value, torch.nn.Parameter) else "input"
+        role: InputRole = "parameter" if isinstance(value, torch.nn.Parameter) else "input"
         fact = InputFacts(role)
         if isinstance(value, DTensor):
             try:

@@ -6,7 +6,7 @@ import time
 
 from tcverify.campaign import FindingFound
 from tcverify.cases.counterexample import make_counterexample, write_counterexample
-from tcverify.compile_check.judging import Judgement, Terms, altered
+from tcverify.compile_check.judgement import Judgement, Terms, altered
 from tcverify.errors import TcverifyError
 from tcverify.program import Program
 from tcverify.report.html import HtmlReport

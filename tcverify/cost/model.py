@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -83,35 +83,6 @@ def node_cost(
 def takes_no_time(node: fx.Node) -> bool:
     """Whether a call takes no time whatever it is given: a wait, or an op that only frees or grows a storage."""
     return node.op == "call_function" and _traits_of(node.target).instant
-
-
-def graph_costs(
-    nodes: Iterable[fx.Node],
-    device: DeviceProfile | None,
-    constants: Mapping[str, Any] = _NOTHING,
-    groups: Mapping[str, Sequence[int]] = _NOTHING,
-) -> dict[fx.Node, float] | None:
-    """Return the seconds of each of `nodes` that is a call, or None when one has no cost; see `node_cost`.
-
-    10,000 nodes take about 0.05 s: what the model says is kept by op and shapes, as long as the profile lives.
-    """
-    costs: dict[fx.Node, float] = {}
-    memo: dict[Any, float] = {}
-    if device is not None:
-        memo = _MEMOS.setdefault(device, memo)
-    for node in nodes:
-        if not node.op.startswith("call"):
-            continue
-        given = node.meta.get("cost_s")
-        if takes_no_time(node):
-            costs[node] = 0.0
-        elif given is not None:
-            costs[node] = max(MIN_COST_S, float(given))
-        elif device is None:
-            return None
-        else:
-            costs[node] = _modelled(node, device, constants, groups, memo)
-    return costs
 
 
 _MEMOS: weakref.WeakKeyDictionary[DeviceProfile, dict[Any, float]] = weakref.WeakKeyDictionary()

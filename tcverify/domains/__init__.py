@@ -5,7 +5,7 @@ from tcverify.domains.exact.algebra import ORDER
 from tcverify.domains.exact.domain import DRAWS, MORE_DRAWS, Exact, ScrambledReals, residues
 from tcverify.domains.exact.field import canonical, residue
 from tcverify.domains.float64 import FLOAT64, Float64
-from tcverify.domains.native import NATIVE, Native
+from tcverify.domains.native import NATIVE
 from tcverify.domains.uninitialized import poison_, spoil_, unwritten
 from tcverify.registry.choices import DOMAINS
 
@@ -27,7 +27,6 @@ __all__ = [
     "Domain",
     "Exact",
     "Float64",
-    "Native",
     "ScrambledReals",
     "canonical",
     "domain_of",

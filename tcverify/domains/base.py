@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from tcverify.registry.choices import DOMAINS, DomainName, is_one_of
+
 
 class Domain:
     """A number domain. Ops run as torch defines them unless `running` says otherwise.
@@ -21,9 +23,11 @@ class Domain:
     unwritten = math.nan
 
     @property
-    def kind(self) -> str:
+    def kind(self) -> DomainName:
         """The name without the number of a draw."""
-        return self.name.partition(":")[0]
+        kind = self.name.partition(":")[0]
+        assert is_one_of(kind, DOMAINS)
+        return kind
 
     @property
     def carries(self) -> bool:

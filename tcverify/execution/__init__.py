@@ -19,9 +19,9 @@ from tcverify.execution.named_executors import (
 )
 from tcverify.execution.process_group.pool import ProcessGroupPool
 from tcverify.execution.rounding import Noise, rounding_noise
-from tcverify.execution.streams.cuda_ranks import backend_of, explore_on_cuda
+from tcverify.execution.streams.cuda_ranks import explore_on_cuda
 from tcverify.execution.streams.exploration import Exploration, Order, explore
-from tcverify.execution.streams.observations import Event, Observation
+from tcverify.execution.streams.observations import Event
 from tcverify.registry.executors import MAX_RANKS
 
 __all__ = [
@@ -43,14 +43,12 @@ __all__ = [
     "Lockstep",
     "NodeError",
     "Noise",
-    "Observation",
     "Order",
     "ProcessGroupPool",
     "RankResult",
     "Run",
     "Timing",
     "Wait",
-    "backend_of",
     "close_executor",
     "compare_ranks",
     "digest",

@@ -7,12 +7,12 @@ from functools import lru_cache
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from tcverify.execution.asynchrony import storage_of
 from tcverify.execution.freed import moves_nothing
 from tcverify.execution.plan import Plan, Step
 from tcverify.ops import DEALLOCATE, is_allocation, resolve, schema_of
+from tcverify.ops.leaves import leaves
 from tcverify.program.graph import Slot
 
 
@@ -38,7 +38,7 @@ class Contents:
     def before(self, step: Step, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Take note of a step that is about to run, on these arguments."""
         if step.op.name == DEALLOCATE:
-            for tensor in _tensors((args, kwargs)):
+            for tensor in leaves((args, kwargs), torch.Tensor):
                 for slot in self._buffers.pop(storage_of(tensor), []):
                     self._close(slot)
         elif not moves_nothing(step.op):
@@ -71,8 +71,7 @@ def _read(step: Step) -> list[int]:
     written = _written(step.op.name)
     positional = (a for i, a in enumerate(step.args) if i not in written)
     named = (a for name, a in step.kwargs.items() if name not in written)
-    leaves = pytree.tree_leaves([list(positional), list(named)], is_leaf=lambda leaf: isinstance(leaf, Slot))
-    return [leaf.index for leaf in leaves if isinstance(leaf, Slot)]
+    return [slot.index for slot in leaves([*positional, *named], Slot)]
 
 
 @lru_cache(maxsize=1024)
@@ -86,10 +85,6 @@ def _written(name: str) -> frozenset[int | str]:
         return frozenset()  # what adds to what it writes into, reads it
     found = [(i, a.name) for i, a in enumerate(schema.arguments) if a.alias_info is not None and a.alias_info.is_write]
     return frozenset(key for pair in found for key in pair)
-
-
-def _tensors(nested: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in pytree.tree_leaves(nested) if isinstance(leaf, torch.Tensor)]
 
 
 __all__ = ["Contents"]

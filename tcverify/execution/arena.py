@@ -24,7 +24,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from tcverify.execution.asynchrony import TIMINGS
 from tcverify.execution.executor import Comparison, Run
@@ -32,6 +31,7 @@ from tcverify.execution.lockstep.lockstep import Lockstep, run_watched
 from tcverify.execution.plan import Step
 from tcverify.execution.streams.memory import poison
 from tcverify.ops import TensorSpec, resolve, schema_of
+from tcverify.ops.leaves import leaves
 from tcverify.program import Program
 
 #: How often a program runs in one arena, each time with other inputs and another timing of what is asynchronous.
@@ -147,10 +147,6 @@ def _places(program: Program, rank: int) -> Iterator[Place]:
         yield Place(node.name, int(given["offset"]), int(given["offset"]) + size, ratio)
 
 
-def _tensors(value: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
-
-
 def _storage(tensor: torch.Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
@@ -177,12 +173,12 @@ class _Trace:
         """See `interpreter.Watch`."""
         number = len(self.steps)
         self.steps.append(step.name)
-        operands = _tensors((args, kwargs))
+        operands = leaves((args, kwargs), torch.Tensor)
         needed = [] if _only_views(step, operands, value) else self.buffers(operands)
         if step.op.phase == "wait":
             needed = [b for tensor in operands for b in self._under_way.pop(_storage(tensor), ())]
         elif step.op.phase == "start":
-            outputs = _tensors(value)
+            outputs = leaves(value, torch.Tensor)
             for tensor in outputs:
                 self._kept.append(tensor)
                 self._under_way.setdefault(_storage(tensor), []).extend(self.buffers([*operands, *outputs]))
@@ -202,7 +198,7 @@ class _Trace:
     def end(self, outputs: Sequence[Any]) -> None:
         """The run has ended: what it returns, and what nobody waits for, is needed for ever."""
         under_way = [buffer for buffers in self._under_way.values() for buffer in buffers]
-        self.last.update(dict.fromkeys([*under_way, *self.buffers(_tensors(list(outputs)))], math.inf))
+        self.last.update(dict.fromkeys([*under_way, *self.buffers(leaves(list(outputs), torch.Tensor))], math.inf))
 
 
 def _only_views(step: Step, operands: Sequence[torch.Tensor], value: Any) -> bool:
@@ -220,7 +216,7 @@ def _only_views(step: Step, operands: Sequence[torch.Tensor], value: Any) -> boo
     if schema is None or schema.is_mutable:
         return False
     storages = {_storage(tensor) for tensor in operands}
-    results = _tensors(value)
+    results = leaves(value, torch.Tensor)
     return bool(results) and all(_storage(tensor) in storages for tensor in results)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 import torch
 
@@ -18,10 +18,11 @@ from tcverify.ops import Collective, Start
 #: When a collective reads its contribution and writes its result:
 #: "issue": both where it starts, as far as the other ranks have come; "wait": both at the wait; "apart": it reads where it
 #: starts and writes at the wait, and what it writes into holds nothing of use in between.
-TIMINGS = ("issue", "wait", "apart")
+Moment: TypeAlias = Literal["issue", "wait", "apart"]
+TIMINGS: tuple[Moment, ...] = get_args(Moment)
 
 #: Gives the timing of a collective from the rank and the name of the node that starts it.
-Timing: TypeAlias = Callable[[int, str], str]
+Timing: TypeAlias = Callable[[int, str], Moment]
 
 
 @dataclass(slots=True, eq=False)
@@ -66,7 +67,7 @@ class Join:
 class Outstanding:
     """What a rank has started and not waited for, by storage."""
 
-    timing: str | Callable[[str], str] = "issue"
+    timing: Moment | Callable[[str], Moment] = "issue"
     domain: Domain = FLOAT64
     by_storage: dict[int, list[UnderWay]] = field(default_factory=dict)
 
@@ -84,12 +85,12 @@ class Outstanding:
         return tuple(self.by_storage.pop(storage_of(tensor), ()))
 
 
-def contribution(start: Start, timing: str) -> torch.Tensor:
+def contribution(start: Start, timing: Moment) -> torch.Tensor:
     """What a collective reads: a copy where it reads at once."""
     return start.tensor if timing == "wait" else start.tensor.clone()
 
 
-def unwrite_(start: Start, timing: str, domain: Domain) -> None:
+def unwrite_(start: Start, timing: Moment, domain: Domain) -> None:
     """Leave nothing of use in an output that is under way, unless the collective still has to read it."""
     if timing == "apart" or storage_of(start.tensor) != storage_of(start.output):
         spoil_(start.output, domain.unwritten)
@@ -100,4 +101,4 @@ def storage_of(tensor: torch.Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
-__all__ = ["TIMINGS", "Join", "Outstanding", "Timing", "UnderWay", "contribution", "storage_of", "unwrite_"]
+__all__ = ["TIMINGS", "Join", "Moment", "Outstanding", "Timing", "UnderWay", "contribution", "storage_of", "unwrite_"]

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 import torch
 
@@ -32,6 +33,10 @@ ELEMENTS = 32
 ORDERS = 16
 
 
+#: Kinds of explanations; see `Explanation`.
+ExplanationKind: TypeAlias = Literal["defect", "literal", "aside"]
+
+
 @dataclass(frozen=True, slots=True)
 class Explanation:
     """Why two programs differ in the exact domain.
@@ -42,7 +47,7 @@ class Explanation:
         text: one sentence.
     """
 
-    kind: str
+    kind: ExplanationKind
     text: str = ""
 
 

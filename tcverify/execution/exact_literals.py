@@ -16,6 +16,7 @@ import torch
 from tcverify.domains import residue
 from tcverify.domains.exact.field import P
 from tcverify.ops import TensorSpec
+from tcverify.ops.leaves import leaves
 from tcverify.program import Program
 
 #: A literal so many units in the last place from what it may stand for was rounded on the way.
@@ -204,19 +205,11 @@ def _sizes(program: Program) -> list[int]:
             size
             for graph in program.graphs
             for node in graph.nodes
-            for spec in _specs(node.meta.get("val"))
+            for spec in leaves(node.meta.get("val"), TensorSpec)
             for size in spec.shape
             if size > 1
         }
     )
-
-
-def _specs(value: Any) -> Iterator[TensorSpec]:
-    if isinstance(value, TensorSpec):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for inner in value:
-            yield from _specs(inner)
 
 
 def _epsilons(program: Program) -> set[float]:

@@ -7,10 +7,10 @@ collectives that are under way side by side shows only where one is early and th
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tcverify.execution.asynchrony import TIMINGS, Timing
+from tcverify.execution.asynchrony import TIMINGS, Moment, Timing
 from tcverify.execution.executor import Comparison, Run
 from tcverify.execution.lockstep.lockstep import Lockstep
 from tcverify.execution.plan import plans_of
@@ -31,12 +31,12 @@ class Extreme:
     """
 
     words: str
-    timing: str | Timing
+    timing: Moment | Timing
     comparison: Comparison
 
 
 #: What `Extreme.words` says of a timing.
-WORDS = {
+WORDS: dict[Moment, str] = {
     "wait": "collectives read and write at their waits",
     "apart": "collectives read where they start and write at their waits",
 }
@@ -60,7 +60,7 @@ def play_extremes(baseline: Run, program: Program, executor: Lockstep, *, deep: 
     return [play(baseline, program, executor, words, timing) for words, timing in _timings(mixtures)]
 
 
-def play(baseline: Run, program: Program, executor: Lockstep, words: str, timing: str | Timing) -> Extreme:
+def play(baseline: Run, program: Program, executor: Lockstep, words: str, timing: Moment | Timing) -> Extreme:
     """Run a program at one extreme. Of a run that gives what the original gives, values are not kept: there are many."""
     after = executor.run(program, timing=timing, beside=baseline)
     comparison = executor.compare_runs(baseline, after)
@@ -71,16 +71,16 @@ def play(baseline: Run, program: Program, executor: Lockstep, words: str, timing
     return Extreme(words, timing, comparison)
 
 
-def _timings(mixtures: int) -> Iterator[tuple[str, str | Timing]]:
+def _timings(mixtures: int) -> Iterator[tuple[str, Moment | Timing]]:
     yield from ((words, timing) for timing, words in WORDS.items())
     for number in range(mixtures):
         yield "some collectives read and write where they start, and some at their waits", _mixture(number)
 
 
-def _mixture(number: int) -> Callable[[int, str], str]:
+def _mixture(number: int) -> Timing:
     """A timing that depends on the node's name; the odd one is that of the even one before, turned round."""
 
-    def of(rank: int, node: str) -> str:
+    def of(rank: int, node: str) -> Moment:
         chosen = zlib.crc32(f"{number // 2}:{node}".encode()) % 2
         return TIMINGS[0] if chosen == number % 2 else TIMINGS[1]
 

@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 from tcverify.domains import FLOAT64, Domain, domain_of
 from tcverify.errors import UnsupportedOp
 from tcverify.execution.allocations import Contents
-from tcverify.execution.asynchrony import Join, Outstanding, UnderWay
+from tcverify.execution.asynchrony import Join, Moment, Outstanding, UnderWay
 from tcverify.execution.freed import Freed
 from tcverify.execution.plan import Plan, Step, first_line, known_constant
 from tcverify.ops import Await, Collective, Request, Start
@@ -126,7 +126,7 @@ def run_rank(
     watch: Watch | None = None,
     domain: Domain = FLOAT64,
     result: RankResult | None = None,
-    timing: str | Callable[[str], str] = "issue",
+    timing: Moment | Callable[[str], Moment] = "issue",
 ) -> Generator[tuple[str, Event], Any, RankResult]:
     """Run one rank. Yields (node name, what it asks for) at every collective and is sent its result.
 
@@ -147,26 +147,12 @@ def run_rank(
     result = RankResult(rank) if result is None else result
     values: list[Any] = [domain.carry(value) for value in inputs]
     carried = values[:]
-    if observe:
-        result.values = {name: value.clone() for name, value in zip(plan.placeholders, values, strict=True)}
-
+    contents = _observe(plan, values, result) if observe else None
     outstanding = Outstanding(timing, domain)
-
-    def fill(leaf: Any) -> Any:
-        if isinstance(leaf, Slot):
-            return values[leaf.index]
-        return known_constant(leaf, constants) if isinstance(leaf, RankConstant) else leaf
-
+    fill = _filler(values, constants)
     started: dict[str, Any] = {}  # what starts have returned, where values are kept
-
-    def arrived(node: str, output: torch.Tensor) -> None:
-        if perturb is not None:
-            output.copy_(perturb(output))
-        if result.values is not None and node in started:
-            result.values[node] = pytree.tree_map_only(torch.Tensor, torch.clone, started[node])
-
+    arrived = _arrival(result.values, started, perturb)
     freed = Freed.of(plan)
-    contents = Contents.of(plan, result.values) if result.values is not None else None
     for step in plan.steps:
         args, kwargs = arguments(step, values, fill)
         problem = freed.step(step, args, kwargs) if freed is not None else None
@@ -208,6 +194,42 @@ def run_rank(
     result.outputs, result.structure = flat, str(tree)
     result.inputs, result.input_names, result.mutates = carried, plan.placeholders, plan.mutates
     return result
+
+
+def _observe(plan: Plan, inputs: Sequence[torch.Tensor], result: RankResult) -> Contents | None:
+    """Keep the inputs in the result, beside which the values of all nodes will stand; return what follows allocations."""
+    result.values = {name: value.clone() for name, value in zip(plan.placeholders, inputs, strict=True)}
+    return Contents.of(plan, result.values)
+
+
+def _filler(values: Sequence[Any], constants: Mapping[str, Any]) -> Callable[[Any], Any]:
+    """A function that turns a slot or a rank constant into its value, and leaves all else as it is."""
+
+    def fill(leaf: Any) -> Any:
+        if isinstance(leaf, Slot):
+            return values[leaf.index]
+        return known_constant(leaf, constants) if isinstance(leaf, RankConstant) else leaf
+
+    return fill
+
+
+def _arrival(
+    kept: dict[str, Any] | None, started: Mapping[str, Any], perturb: Callable[[torch.Tensor], torch.Tensor] | None
+) -> Callable[[str, torch.Tensor], None]:
+    """A function that is called when an asynchronous collective has written its result.
+
+    Args:
+        kept: values that are kept; the result is among them only now.
+        started: what the starts have returned.
+    """
+
+    def arrived(node: str, output: torch.Tensor) -> None:
+        if perturb is not None:
+            output.copy_(perturb(output))
+        if kept is not None and node in started:
+            kept[node] = pytree.tree_map_only(torch.Tensor, torch.clone, started[node])
+
+    return arrived
 
 
 def arguments(step: Step, values: list[Any], fill: Callable[[Any], Any]) -> tuple[list[Any], dict[str, Any]]:

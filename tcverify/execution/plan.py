@@ -15,6 +15,7 @@ from torch.fx.node import map_aggregate
 from tcverify.domains import FLOAT64, Domain
 from tcverify.errors import TcverifyError, UnsupportedOp
 from tcverify.ops import Group, Op, any_device, by_meaning, lookup, qualified_name, resolve, schema_of
+from tcverify.ops.leaves import leaves
 from tcverify.program import Mesh, Program
 from tcverify.program.graph import RankConstant, Slot, constant_value
 from tcverify.program.values import NotSerialisable, ValueReader, encode_value
@@ -128,28 +129,7 @@ def _make_plan(graph: fx.Graph, module: torch.nn.Module | None, domain: Domain) 
         op = _op_of(node, module, domain)
         if op.run is None:
             plan.unsupported.append(_unsupported(op, node.name))
-        args: list[Any] = []
-        slots: list[tuple[int, int]] = []
-        kwargs = dict(map_aggregate(node.kwargs, template)) if node.kwargs else {}
-        group = _group_position(node, op) if op.group is not None else None
-        if op.group in kwargs:
-            kwargs[op.group] = _group_constant(kwargs[op.group])
-        plain = not (kwargs and _count(kwargs))
-        for position, argument in enumerate(node.args):
-            if isinstance(argument, fx.Node):
-                slots.append((position, numbers[argument]))
-                args.append(Slot(numbers[argument]))
-            elif position == group:
-                args.append(_group_constant(argument))
-                plain = False
-            elif isinstance(argument, (int, float, str, type(None))):
-                args.append(argument)
-            else:
-                args.append(map_aggregate(argument, template))
-                plain = plain and not _count(args[-1])
-        carry = not op.aliases or not node.all_input_nodes or op.name.startswith(_FOREIGN)
-        native, writes = not domain.carries, _may_write(node)
-        step = Step(node.name, op, args, kwargs, slots, not plain, carry, native=native, writes=writes)
+        step = _step_of(node, op, numbers, template, not domain.carries)
         for operand in node.all_input_nodes:
             last_use[numbers[operand]] = len(plan.steps)
         last_use[len(numbers)] = len(plan.steps)
@@ -158,6 +138,44 @@ def _make_plan(graph: fx.Graph, module: torch.nn.Module | None, domain: Domain) 
     for slot, step_number in last_use.items():
         plan.steps[step_number].dead.append(slot)
     return plan
+
+
+#: Types of arguments that stand in a plan as they are.
+_PLAIN = (int, float, str, type(None))
+
+
+def _step_of(
+    node: fx.Node, op: Op, numbers: Mapping[fx.Node, int], template: Callable[[Any], Any], native: bool
+) -> Step:
+    """The step of a node.
+
+    Args:
+        numbers: of the values that are there before it.
+        template: turns a leaf of an argument into what stands for it in the plan.
+    """
+    args: list[Any] = []
+    slots: list[tuple[int, int]] = []
+    kwargs = dict(map_aggregate(node.kwargs, template)) if node.kwargs else {}
+    group = None
+    if op.group is not None:
+        group = _group_position(node, op)
+        if op.group in kwargs:
+            kwargs[op.group] = _group_constant(kwargs[op.group])
+    plain = not (kwargs and _count(kwargs))
+    for position, argument in enumerate(node.args):
+        if isinstance(argument, fx.Node):
+            slots.append((position, numbers[argument]))
+            args.append(Slot(numbers[argument]))
+        elif position == group:
+            args.append(_group_constant(argument))
+            plain = False
+        elif isinstance(argument, _PLAIN):
+            args.append(argument)
+        else:
+            args.append(map_aggregate(argument, template))
+            plain = plain and not _count(args[-1])
+    carry = not op.aliases or not node.all_input_nodes or op.name.startswith(_FOREIGN)
+    return Step(node.name, op, args, kwargs, slots, not plain, carry, native=native, writes=_may_write(node))
 
 
 def _group_position(node: fx.Node, op: Op) -> int | None:
@@ -253,15 +271,7 @@ def _refuse(*_: Any, **__: Any) -> Any:
 
 def _count(value: Any) -> int:
     """How many slots and rank constants an argument template holds."""
-    found = 0
-
-    def look(leaf: Any) -> Any:
-        nonlocal found
-        found += isinstance(leaf, (Slot, RankConstant))
-        return leaf
-
-    map_aggregate(value, look)
-    return found
+    return len(leaves(value, Slot)) + len(leaves(value, RankConstant))
 
 
 def first_line(error: Exception) -> str:

@@ -63,7 +63,7 @@ class Noise:
     scatter: float = 0.0
 
 
-def rounding_noise(program: Program, reference: Run, reruns: int = RERUNS) -> dict[str, Noise]:
+def rounding_noise(program: Program, reference: Run) -> dict[str, Noise]:
     """Measure the noise of every output of a program, by label (see `Delta.label`).
 
     Args:
@@ -75,7 +75,7 @@ def rounding_noise(program: Program, reference: Run, reruns: int = RERUNS) -> di
     dtypes = _dtypes(program)
     found: dict[str, Noise] = {}
     roots: dict[str, list[float]] = {}
-    for seed in range(1, reruns + 1):
+    for seed in range(1, RERUNS + 1):
         disturbance = _Disturbance(seed, dtypes)
         run = run_watched(program, disturbance.watcher, order=disturbance.order)
         parts: dict[str, list[tuple[float, int]]] = {}

@@ -19,18 +19,16 @@ from tcverify.ops.dialects.tensor_cast.library import (  # the module registers 
     WAIT,
     late_definition,
 )
+from tcverify.ops.inference import infer
 from tcverify.ops.layout import DeviceMesh, Layout
 from tcverify.ops.nested import by_meaning
+from tcverify.ops.op import Await, Op, Request, Start
 from tcverify.ops.reductions import REDUCTIONS
 from tcverify.ops.resharding import Resharding
-from tcverify.ops.shapes import ShapeError, fake_tensor, infer, new_fake_mode
+from tcverify.ops.shapes import ShapeError, fake_tensor, new_fake_mode
 from tcverify.ops.signature import gives_more
-from tcverify.ops.spec import TensorSpec, ValueSpec, merged_runs
+from tcverify.ops.spec import TensorSpec, merged_runs
 from tcverify.ops.table import (
-    Await,
-    Op,
-    Request,
-    Start,
     current,
     define_ops,
     lookup,
@@ -58,7 +56,6 @@ __all__ = [
     "ShapeError",
     "Start",
     "TensorSpec",
-    "ValueSpec",
     "any_device",
     "by_meaning",
     "complete",

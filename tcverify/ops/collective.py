@@ -7,18 +7,35 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 import torch
 
 from tcverify.errors import InternalError, UnsupportedOp
-from tcverify.ops.reductions import REDUCTIONS
+from tcverify.ops.reductions import REDUCTIONS, ReduceOp
 from tcverify.ops.resharding import Resharding
 
+#: Kinds of collectives.
+CollectiveKind: TypeAlias = Literal[
+    "all_reduce",
+    "reduce_scatter",
+    "all_gather",
+    "all_to_all",
+    "permute",
+    "broadcast",
+    "gather",
+    "scatter",
+    "reduce",
+    "send_recv",
+    "reshard",
+    "barrier",
+]
+
 #: Kinds of which all members get the same.
-ALIKE = ("all_reduce", "all_gather", "broadcast")
+ALIKE: tuple[CollectiveKind, ...] = ("all_reduce", "all_gather", "broadcast")
 
 #: Kinds of which one member, the root, has or gets the whole.
-ROOTED = ("broadcast", "gather", "scatter", "reduce")
+ROOTED: tuple[CollectiveKind, ...] = ("broadcast", "gather", "scatter", "reduce")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +51,6 @@ class Collective:
     """One rank's call of a collective: what it asks of its communicator.
 
     Attributes:
-        kind: "all_reduce", "reduce_scatter", "all_gather", "all_to_all", "permute", "broadcast", "gather", "scatter", "reduce",
-            "send_recv", "reshard" or "barrier".
         communicator: the member ranks in group order; position in it, not rank number, picks a shard.
         shape: shape of this rank's contribution; of scatter and broadcast, of what each member gets.
         dtype: element type of the contribution.
@@ -51,12 +66,12 @@ class Collective:
             same ranks.
     """
 
-    kind: str
+    kind: CollectiveKind
     communicator: tuple[int, ...]
     shape: tuple[int, ...]
     dtype: torch.dtype
     dim: int | None = None
-    reduce_op: str | None = None
+    reduce_op: ReduceOp | None = None
     splits: tuple[tuple[int, ...], tuple[int, ...]] | None = None
     root: int | None = None
     group: str | None = None

@@ -7,7 +7,7 @@ torch.distributed uses and the order of the communicator.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any, TypeAlias
@@ -123,42 +123,30 @@ def begin(
     everybody = tuple(range(dist.get_world_size()))
     group = process_group(everybody) if named_pair else process_group(call.communicator, call.group)
     # The copy is the communication's own: what the program writes into its operand later does not reach it.
-    contribution = tensor.clone(memory_format=torch.contiguous_format)
+    return _start(call, tensor.clone(memory_format=torch.contiguous_format), group)
+
+
+def _start(call: Collective, contribution: torch.Tensor, group: dist.ProcessGroup) -> Finish:
+    """Start what a process group has a call for, or a few."""
     if call.kind == "all_reduce":
         return _then(dist.all_reduce(contribution, group=group, async_op=True), lambda: contribution)
     if call.kind == "broadcast" and call.root is not None:
         return _then(dist.broadcast(contribution, call.root, group=group, async_op=True), lambda: contribution)
     if call.kind == "barrier":
         return _then(dist.barrier(group=group, async_op=True), lambda: contribution)
+    if call.kind == "send_recv":
+        return _send_or_receive(call, contribution, group)
+    if call.kind == "permute":
+        return _permute(call, contribution, group)
     members = sorted(call.communicator)
     # positions[i]: where the i-th member of the sorted group stands in the communicator
     positions = [call.communicator.index(rank) for rank in members]
     if call.kind == "reduce_scatter" and call.dim is not None:
-        chunks = contribution.chunk(len(members), call.dim)
-        mine = torch.empty_like(chunks[0], memory_format=torch.contiguous_format)
-        # The form with one tensor: gloo makes the form with a list out of one reduce per member, three times as slow.
-        # Newer torch has renamed it and warns of the old name.
-        reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-        sent = torch.cat([chunks[p] for p in positions])
-        return _then(reduce_scatter(mine, sent, group=group, async_op=True), lambda: mine, sent)
+        return _reduce_scatter(contribution, call.dim, positions, group)
     if call.kind == "all_gather" and call.dim is not None:
-        dim = call.dim
-        parts = [torch.empty_like(contribution) for _ in members]
-        work = dist.all_gather(parts, contribution, group=group, async_op=True)
-        return _then(
-            work, lambda: torch.cat([parts[positions.index(p)] for p in range(len(members))], dim), contribution
-        )
+        return _all_gather(contribution, call.dim, positions, group)
     if call.kind == "all_to_all" and call.splits is not None:
         return _all_to_all(call, contribution, positions, group)
-    if call.kind == "send_recv":
-        source, target = call.communicator
-        tag = zlib.crc32(call.group.encode()) >> 1 if call.group is not None else 0
-        if dist.get_rank() == source:
-            return _then(dist.isend(contribution, target, group=group, tag=tag), contribution.clone)
-        received = torch.empty_like(contribution)
-        return _then(dist.irecv(received, source, group=group, tag=tag), lambda: received)
-    if call.kind == "permute":
-        return _permute(call, contribution, group)
     if call.root is not None:
         return _rooted(call, contribution, members, group)
     raise InternalError(f"no way to perform {call}")
@@ -176,6 +164,35 @@ def _then(work: Any, result: Callable[[], torch.Tensor], *kept: torch.Tensor) ->
         return result()
 
     return finish
+
+
+def _reduce_scatter(contribution: torch.Tensor, dim: int, positions: Sequence[int], group: dist.ProcessGroup) -> Finish:
+    chunks = contribution.chunk(len(positions), dim)
+    mine = torch.empty_like(chunks[0], memory_format=torch.contiguous_format)
+    # The form with one tensor: gloo makes the form with a list out of one reduce per member, three times as slow.
+    # Newer torch has renamed it and warns of the old name.
+    reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+    sent = torch.cat([chunks[p] for p in positions])
+    return _then(reduce_scatter(mine, sent, group=group, async_op=True), lambda: mine, sent)
+
+
+def _all_gather(contribution: torch.Tensor, dim: int, positions: Sequence[int], group: dist.ProcessGroup) -> Finish:
+    parts = [torch.empty_like(contribution) for _ in positions]
+    work = dist.all_gather(parts, contribution, group=group, async_op=True)
+
+    def by_position() -> torch.Tensor:
+        return torch.cat([parts[positions.index(p)] for p in range(len(positions))], dim)
+
+    return _then(work, by_position, contribution)
+
+
+def _send_or_receive(call: Collective, contribution: torch.Tensor, group: dist.ProcessGroup) -> Finish:
+    source, target = call.communicator
+    tag = zlib.crc32(call.group.encode()) >> 1 if call.group is not None else 0
+    if dist.get_rank() == source:
+        return _then(dist.isend(contribution, target, group=group, tag=tag), contribution.clone)
+    received = torch.empty_like(contribution)
+    return _then(dist.irecv(received, source, group=group, tag=tag), lambda: received)
 
 
 def _permute(call: Collective, contribution: torch.Tensor, group: dist.ProcessGroup) -> Finish:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal, TypeAlias
 
 import torch
 
+#: How collectives reduce.
+ReduceOp: TypeAlias = Literal["sum", "avg", "product", "min", "max", "band", "bor", "bxor"]
+
 #: By the names that c10d gives them.
-REDUCTIONS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+REDUCTIONS: dict[ReduceOp, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "sum": torch.add,
     "avg": torch.add,  # divided by the number of members at the end
     "product": torch.mul,
@@ -18,4 +22,4 @@ REDUCTIONS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "bxor": torch.bitwise_xor,
 }
 
-__all__ = ["REDUCTIONS"]
+__all__ = ["REDUCTIONS", "ReduceOp"]

@@ -9,7 +9,7 @@ import torch
 
 from tcverify.errors import ProgramError
 from tcverify.ops.layout import Layout
-from tcverify.ops.reductions import REDUCTIONS
+from tcverify.ops.reductions import REDUCTIONS, ReduceOp
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Resharding:
     target: Layout
     shape: tuple[int, ...]
     dim: int | None = None
-    reduce_op: str | None = None
+    reduce_op: ReduceOp | None = None
 
     def __post_init__(self) -> None:
         if self.dim is not None and not 0 <= self.dim < len(self.shape):

@@ -24,11 +24,12 @@ from torch.utils import _pytree as pytree
 from tcverify.errors import UnsupportedOp
 from tcverify.ops.collective import Group
 from tcverify.ops.dialects.aten import any_device
+from tcverify.ops.op import Op
 from tcverify.ops.spec import TensorSpec
-from tcverify.ops.table import Op, lookup
 
 _CPU = torch.device("cpu")
-_NO_GROUPS: Mapping[str, Sequence[int]] = MappingProxyType({})
+#: Where calls name no group.
+NO_GROUPS: Mapping[str, Sequence[int]] = MappingProxyType({})
 
 
 _NO_FAKE = "nothing says of what shape its result is: give it a fake kernel with torch.library.register_fake"
@@ -80,18 +81,20 @@ def _on_meta(spec: TensorSpec, base: torch.UntypedStorage | None) -> torch.Tenso
     return empty.set_(empty.untyped_storage() if base is None else base, spec.offset, spec.shape, spec.stride)
 
 
-def infer(
+def infer_result(
+    op: Op,
     target: Any,
     args: Sequence[Any],
     kwargs: dict[str, Any],
     fresh: Callable[[], int],
-    groups: Mapping[str, Sequence[int]] = _NO_GROUPS,
+    groups: Mapping[str, Sequence[int]] = NO_GROUPS,
 ) -> Any:
-    """Return what `target` produces, with a `TensorSpec` for every tensor.
+    """Return what a call produces, with a `TensorSpec` for every tensor.
 
     Args:
-        target: an op of the tables. What a dialect says about its shapes goes before what torch has registered: another
+        op: what the target means. What a dialect says about its shapes goes before what torch has registered: another
             library may have defined the op, with fake kernels of its own.
+        target: what is called.
         args, kwargs: arguments, with a `TensorSpec` in place of every tensor.
         fresh: makes a storage number that the graph does not use yet.
         groups: by name, the ranks of the groups that calls name, for ops whose shapes depend on their number.
@@ -102,9 +105,8 @@ def infer(
 
     Raises:
         ShapeError: the op refuses these arguments.
-        UnsupportedOp: the op is in no table, or its shape depends on a group that is not among `groups`.
+        UnsupportedOp: the op has no meaning, or its shape depends on a group that is not among `groups`.
     """
-    op = lookup(target)
     op.require()
     if op.sized:
         args, kwargs = _sized(op, target, args, kwargs, groups)

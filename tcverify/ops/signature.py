@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from tcverify.errors import UnsupportedOp
-
-if TYPE_CHECKING:
-    from tcverify.ops.table import Op
+from tcverify.ops.op import Op
 
 Schema = torch._C.FunctionSchema
 

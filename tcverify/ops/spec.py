@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
 
 import torch
 
@@ -86,7 +85,3 @@ class TensorSpec:
     def __str__(self) -> str:
         name = str(self.dtype).removeprefix("torch.")
         return f"{name}{list(self.shape)}"
-
-
-#: What a node produces: one tensor, a tuple or list of values, or a Python scalar / None.
-ValueSpec: TypeAlias = Any

@@ -9,104 +9,16 @@ from __future__ import annotations
 import contextlib
 import math
 import operator
-from collections.abc import Callable, Generator, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import Any
 
 import torch
 
 from tcverify.errors import UnsupportedOp
-from tcverify.ops.collective import Collective
+from tcverify.ops.dialects.aten import torch_op
+from tcverify.ops.op import TORCH, Op
 from tcverify.ops.signature import fit
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """What a rank asks for when it meets a collective: the call and its contribution."""
-
-    collective: Collective
-    tensor: torch.Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class Start:
-    """What a rank says when it meets an asynchronous collective: the call, its contribution, and where the result goes.
-
-    Until an op that waits for `output` has run, the contribution may be read, and the output written, at any time. A rank goes
-    on at once; an op that has started does nothing more with its output than return it, or views of it.
-    """
-
-    collective: Collective
-    tensor: torch.Tensor
-    output: torch.Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class Await:
-    """What a rank asks for when it waits: the end of all collectives that were to write into the storage of a tensor."""
-
-    tensor: torch.Tensor
-
-
-#: How a collective op computes: it yields what it asks for and is sent the results (None for `Start` and `Await`). The first
-#: argument is the executing rank.
-CollectiveMeaning = Callable[..., Generator[Request | Start | Await, Any, Any]]
-
-
-@dataclass(frozen=True, slots=True)
-class Op:
-    """What an op means.
-
-    Attributes:
-        name: qualified name, e.g. "tensor_cast::rms_norm" or "aten::add.Tensor".
-        run: for a local op, computes the result from the arguments; for a collective op, see `CollectiveMeaning`;
-            None when the op has no meaning here.
-        collective: whether `run` is a generator that yields requests.
-        aliases: whether a result may share storage with an argument, or an argument is mutated.
-        identity: whether the result always equals the first argument.
-        native: as `run`, in the dtypes of the program: with the precision inside and the dtype of the result that kernels of
-            the op have; None where torch's own rules give that.
-        group: name of the argument that names a group, of ops that do so; `run` is given a `Group` in its place.
-        sized: whether the shape of the result depends on how many ranks that group has; then `fake` is given a `Group` too.
-        phase: "start" of an asynchronous collective, "wait" for it, or None. A start reads its operands, and writes its result
-            or what it writes into, at any time until its wait.
-        effect: whether it does more than compute its result and write into its operands: it keeps its place among all ops
-            that communicate, and stays although nobody reads its result.
-        schema: the signature with what the op really writes into and aliases, where torch's own does not say so.
-        resources: what it keeps busy while it runs, of "compute" and "comm"; fused ops that compute and communicate take both.
-        reason: why the op is not supported, when `run` is None.
-        uninterpreted: whether nothing but the signature is known, for some arguments at least, and `run` is some function of
-            that signature; see `tcverify.ops.uninterpreted`.
-        signature: "(Tensor x) -> Tensor", as torch writes it. Where it is given, an op that another library defines under
-            this name must agree with it, or has no meaning.
-        fake: computes shape, stride and dtype of the result from (fake, meta or real) tensors, as positional arguments in
-            the order of `signature`; None leaves that to the op as torch has it.
-    """
-
-    name: str
-    run: Callable[..., Any] | None
-    collective: bool = False
-    aliases: bool = False
-    identity: bool = False
-    reason: str = ""
-    signature: str = ""
-    fake: Callable[..., Any] | None = None
-    resources: tuple[str, ...] = ("compute",)
-    native: Callable[..., Any] | None = None
-    group: str | None = None
-    sized: bool = False
-    phase: str | None = None
-    effect: bool = False
-    schema: str = ""
-    uninterpreted: bool = False
-
-    def require(self) -> Callable[..., Any]:
-        """Return `run`, or raise `UnsupportedOp` with the reason."""
-        if self.run is None:
-            raise UnsupportedOp(self.name, self.reason)
-        return self.run
-
 
 #: Python callables that FX graphs use as targets, by the name they have in files.
 PYTHON_OPS: dict[str, Callable[..., Any]] = {
@@ -122,7 +34,7 @@ PYTHON_OPS: dict[str, Callable[..., Any]] = {
 _PYTHON_NAMES = {f: name for name, f in PYTHON_OPS.items()}
 
 _DIALECTS: dict[str, dict[str, Op]] = {}
-_LIBRARIES: dict[str, Callable[[], None]] = {}
+_LIBRARIES: dict[str, Callable[[], object]] = {}
 _IMPORTED: set[str] = set()
 _COMPLETE: set[str] = set()
 _CACHE: dict[Any, Op] = {}
@@ -132,14 +44,11 @@ _ATEN: dict[str, Any] = {}  # by name; nobody defines these anew
 _WRAPPERS = "higher_order"
 WRAPPED = frozenset({"auto_functionalized", "auto_functionalized_v2"})
 
-#: Namespaces of torch's own ops, which need no table: they run as they are.
-TORCH = frozenset({"aten", "prims"})
-
 
 def register_dialect(
     namespace: str,
     ops: Iterable[Op],
-    load: Callable[[], None] | None = None,
+    load: Callable[[], object] | None = None,
     *,
     imported: bool = False,
     complete: bool = False,
@@ -228,10 +137,8 @@ def _find(target: Any) -> Op:
     if namespace == _WRAPPERS:
         from tcverify.ops.dialects.auto_functionalized import wrapper
 
-        return wrapper(name, target)
+        return wrapper(name, target, lookup)
     if namespace in TORCH:
-        from tcverify.ops.dialects.aten import torch_op
-
         return torch_op(name, target)
     op = _DIALECTS.get(namespace, {}).get(name)
     if op is None and namespace in _COMPLETE:
@@ -241,7 +148,7 @@ def _find(target: Any) -> Op:
             return Op(name, None, reason=f"no dialect '{namespace}' is registered")
         from tcverify.ops.uninterpreted import uninterpreted
 
-        return uninterpreted(target, name)
+        return uninterpreted(target, name, lookup)
     overload = target if isinstance(target, torch._ops.OpOverload) else getattr(target, "default", None)
     return fit(op, overload._schema) if op.signature and overload is not None else op
 

@@ -28,8 +28,9 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from tcverify.ops.collective import Collective, Group
+from tcverify.ops.op import Lookup, Op, Request
+from tcverify.ops.shapes import infer_result
 from tcverify.ops.spec import TensorSpec, contiguous_stride
-from tcverify.ops.table import Op, Request
 from tcverify.registry.op_laws import OpLaw, law_of
 
 Tensor = torch.Tensor
@@ -52,27 +53,30 @@ _PARTNERS = re.compile(r"world_size|peer|(src|dst|source|target)(_rank)?|(device
 _MEND = "give it a meaning with tcverify.register_dialect"
 
 
-def uninterpreted(target: torch._ops.OpOverload, name: str) -> Op:
-    """Return the op as an uninterpreted function; one without a meaning, with the reason, where it cannot be one."""
+def uninterpreted(target: torch._ops.OpOverload, name: str, lookup: Lookup) -> Op:
+    """Return the op as an uninterpreted function; one without a meaning, with the reason, where it cannot be one.
+
+    Args:
+        lookup: says how the shapes of its results are inferred.
+    """
     schema = target._schema
     reason = _reason(target)
     if reason is not None:
         return Op(name, None, reason=reason)
     op = Op(
         name,
-        partial(_call, target, name, False),
+        partial(_call, lookup, target, name, False),
         aliases=any(a.alias_info is not None for a in schema.arguments),
-        native=partial(_call, target, name, True),
+        native=partial(_call, lookup, target, name, True),
         uninterpreted=True,
         effect=target in torch.fx.node._side_effectful_functions,
     )
     group = _group_argument(schema)
     if group is None:
         return op
-    return replace(
-        op, run=partial(_collective, target, name, False), native=partial(_collective, target, name, True), collective=True,
-        resources=("compute", "comm"), group=group.name if str(group.type) == "str" else None,
-    )  # fmt: skip
+    run, native = (partial(_collective, lookup, target, name, native) for native in (False, True))
+    named = group.name if str(group.type) == "str" else None
+    return replace(op, run=run, native=native, collective=True, resources=("compute", "comm"), group=named)
 
 
 def _group_argument(schema: torch._C.FunctionSchema) -> Any:
@@ -162,14 +166,14 @@ def _bound(target: torch._ops.OpOverload, name: str, args: Sequence[Any], kwargs
     return _Bound(f"{name} {rest!r}", operands, given)
 
 
-def _call(target: torch._ops.OpOverload, name: str, native: bool, *args: Any, **kwargs: Any) -> Any:
+def _call(lookup: Lookup, target: torch._ops.OpOverload, name: str, native: bool, /, *args: Any, **kwargs: Any) -> Any:
     call = _bound(target, name, args, kwargs)
     _record(name, call)
-    return _computed(target, call, _results(target, args, kwargs), law_of(name) or OpLaw(), native)
+    return _computed(target, call, _results(lookup, target, args, kwargs), law_of(name) or OpLaw(), native)
 
 
 def _collective(
-    target: torch._ops.OpOverload, name: str, native: bool, me: int, *args: Any, **kwargs: Any
+    lookup: Lookup, target: torch._ops.OpOverload, name: str, native: bool, me: int, /, *args: Any, **kwargs: Any
 ) -> Generator[Request, Tensor, Any]:
     """A collective: what each member has is gathered first."""
     call = _bound(target, name, args, kwargs)
@@ -182,7 +186,8 @@ def _collective(
     ranks = group.ranks if named else tuple(group)
     # the fake kernel knows names alone
     shown = [(group.name if value is group and named else value) for value in args]
-    results = _results(target, shown, {k: group.name if v is group and named else v for k, v in kwargs.items()})
+    shown_by_name = {k: group.name if v is group and named else v for k, v in kwargs.items()}
+    results = _results(lookup, target, shown, shown_by_name)
     gathered = []
     for operand, x in call.operands:
         part = x.reshape(1, -1)
@@ -222,9 +227,8 @@ def _computed(target: torch._ops.OpOverload, call: _Bound, results: Any, law: Op
     return pytree.tree_unflatten(made, tree)
 
 
-def _results(target: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def _results(lookup: Lookup, target: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """What the fake kernel says of the results: specs in place of tensors."""
-    from tcverify.ops.shapes import infer  # late: it asks the table, which asks here
 
     def spec(leaf: Any) -> Any:
         if not isinstance(leaf, Tensor):
@@ -232,7 +236,8 @@ def _results(target: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping
         return TensorSpec(tuple(leaf.shape), tuple(leaf.stride()), leaf.dtype)
 
     with _disable_current_modes():
-        return infer(target, pytree.tree_map(spec, list(args)), pytree.tree_map(spec, dict(kwargs)), lambda: -1)
+        given, named = pytree.tree_map(spec, list(args)), pytree.tree_map(spec, dict(kwargs))
+        return infer_result(lookup(target), target, given, named, lambda: -1)
 
 
 def _returned(target: torch._ops.OpOverload, results: Any, written: Mapping[str, Any]) -> list[Any]:

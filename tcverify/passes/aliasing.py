@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from torch import fx
 
 from tcverify.ops import lookup, schema_of
+from tcverify.ops.leaves import leaves
+from tcverify.program.partition import Partition
 
 
 def mutated_nodes(graph: fx.Graph) -> frozenset[fx.Node]:
@@ -16,26 +17,19 @@ def mutated_nodes(graph: fx.Graph) -> frozenset[fx.Node]:
     Ops without a meaning, method calls and submodules count as writing into all their operands. A wait does not: what it waits
     for is there before anybody may read it. Linear in the graph.
     """
-    parent: dict[fx.Node, fx.Node] = {node: node for node in graph.nodes}
-
-    def root(node: fx.Node) -> fx.Node:
-        while parent[node] is not node:
-            parent[node] = parent[parent[node]]
-            node = parent[node]
-        return node
-
+    storages: Partition[fx.Node] = Partition()
     written: list[fx.Node] = []
     for node in graph.nodes:
         if node.op in ("placeholder", "output", "get_attr"):
             continue
         for operand, writes in _shared_operands(node):
-            parent[root(operand)] = root(node)
+            storages.join(node, operand)
             if writes:
                 written.append(operand)
     if not written:
         return frozenset()
-    roots = {root(node) for node in written}
-    return frozenset(node for node in graph.nodes if root(node) in roots)
+    found = {storages.of(node) for node in written}
+    return frozenset(node for node in graph.nodes if storages.of(node) in found)
 
 
 def _shared_operands(node: fx.Node) -> Iterator[tuple[fx.Node, bool]]:
@@ -58,16 +52,8 @@ def _shared_operands(node: fx.Node) -> Iterator[tuple[fx.Node, bool]]:
             continue
         declared = True
         value = node.args[position] if position < len(node.args) else node.kwargs.get(argument.name)
-        for operand in _nodes(value):
+        for operand in leaves(value, fx.Node):
             yield operand, bool(argument.alias_info.is_write) and op.phase != "wait"
     if not declared:  # tagged as aliasing without saying what
         for operand in node.all_input_nodes:
             yield operand, True
-
-
-def _nodes(value: Any) -> Iterator[fx.Node]:
-    if isinstance(value, fx.Node):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _nodes(item)

@@ -136,24 +136,12 @@ def propagate(
     """
     groups = groups or {}
     found = Placements(_named_groups(graph, groups), _mutated=mutated_nodes(graph))
-    below: dict[frozenset[int], int] = {}
-
-    def within(group: Sequence[int]) -> int:
-        """The bits of all named sets inside `group`: equal on all means equal on some."""
-        members = frozenset(group)
-        if members not in below:
-            below[members] = sum(bit for known, bit in found._groups.items() if known <= members)
-        return below[members]
-
+    within = _Within(found._groups)
     for node in graph.nodes:
         if found.mutated(node):
             continue
         if node.op == "placeholder":
-            for group, placement in (node.meta.get("placement") or {}).items():
-                if placement.kind == "replicated":
-                    found._equal[node] = found._equal.get(node, 0) | within(group)
-                elif placement.kind == "shard":
-                    found._shards.setdefault(node, {})[group] = placement.dim
+            _take_facts(node, found, within)
             continue
         if node.op != "call_function" or lookup(node.target).run is None:
             continue
@@ -161,28 +149,63 @@ def propagate(
         group = _whole_over(node, name, groups)
         if group is not None:
             # Equal on the members; of ranks outside the group, whose operands this graph does not show, nothing is known.
-            found._equal[node] = within(group)
+            found._equal[node] = within[frozenset(group)]
         elif name == _SCATTER or (groups and name == _NAMED_SCATTER):
             scattered = _scattered_over(node, name, groups)
             if scattered is not None:
                 found._shards[node] = scattered
         elif lookup(node.target).phase == "wait":
-            operand, *others = node.all_input_nodes
-            if others:  # a list, of whose items nothing is known
-                continue
-            found._equal[node] = found._equal.get(operand, 0)
-            if operand in found._shards:
-                found._shards[node] = found._shards[operand]
+            _hand_on(node, found)
         elif _keeps_replication(node, name, node.name in same_numbers, same_dims is None or node.name in same_dims):
-            mask = -1
-            for operand in node.all_input_nodes:
-                mask &= found._equal.get(operand, 0)
-            if mask and (node.all_input_nodes or _aten_base(name) in _CREATING):
-                found._equal[node] = mask
-            shards = _kept_shards(node, name, found)
-            if shards:
-                found._shards[node] = shards
+            _compute(node, name, found)
     return found
+
+
+class _Within(dict[frozenset[int], int]):
+    """By group: the bits of all named sets inside it. What is equal on all its ranks is equal on some.
+
+    Args:
+        named: each set of ranks that the graph names, and its bit.
+    """
+
+    def __init__(self, named: Mapping[frozenset[int], int]) -> None:
+        super().__init__()
+        self._named = named
+
+    def __missing__(self, members: frozenset[int]) -> int:
+        self[members] = found = sum(bit for known, bit in self._named.items() if known <= members)
+        return found
+
+
+def _take_facts(node: fx.Node, found: Placements, within: Mapping[frozenset[int], int]) -> None:
+    """Note what is given of a placeholder."""
+    for group, placement in (node.meta.get("placement") or {}).items():
+        if placement.kind == "replicated":
+            found._equal[node] = found._equal.get(node, 0) | within[frozenset(group)]
+        elif placement.kind == "shard":
+            found._shards.setdefault(node, {})[group] = placement.dim
+
+
+def _hand_on(node: fx.Node, found: Placements) -> None:
+    """Note of a wait what is known of its operand; of the items of a list nothing is."""
+    operand, *others = node.all_input_nodes
+    if others:
+        return
+    found._equal[node] = found._equal.get(operand, 0)
+    if operand in found._shards:
+        found._shards[node] = found._shards[operand]
+
+
+def _compute(node: fx.Node, name: str, found: Placements) -> None:
+    """Note what equal operands, and sharded ones, make of the result of a call."""
+    mask = -1
+    for operand in node.all_input_nodes:
+        mask &= found._equal.get(operand, 0)
+    if mask and (node.all_input_nodes or _aten_base(name) in _CREATING):
+        found._equal[node] = mask
+    shards = _kept_shards(node, name, found)
+    if shards:
+        found._shards[node] = shards
 
 
 def _whole_over(node: fx.Node, name: str, groups: Mapping[str, Sequence[int]]) -> Sequence[int] | None:

@@ -16,6 +16,7 @@ from torch import fx
 
 from tcverify.errors import ProgramError, TcverifyError, UnsupportedOp
 from tcverify.ops import TensorSpec, gives_more, lookup, qualified_name, resolve
+from tcverify.ops.leaves import leaves
 from tcverify.program.decoding import FORMAT, VERSION, Reader
 from tcverify.program.graph import KEPT_META
 from tcverify.program.inputs import Recipe, Sources
@@ -127,15 +128,11 @@ def _encode_nodes(graph: fx.Graph) -> list[dict[str, Any]]:
 
 def _refuse_strangers(node: fx.Node, key: str, value: Any, known: set[str]) -> None:
     """Metadata may name nodes; files hold earlier ones only."""
-
-    def look(leaf: Any) -> Any:
-        if isinstance(leaf, fx.Node) and leaf.name not in known:
+    for named in leaves(value, fx.Node):
+        if named.name not in known:
             raise NotSerialisable(
-                f"meta['{key}'] of node '{node.name}' names '{leaf.name}', which is not defined before it"
+                f"meta['{key}'] of node '{node.name}' names '{named.name}', which is not defined before it"
             )
-        return leaf
-
-    fx.node.map_aggregate(value, look)
 
 
 def _encode_node(node: fx.Node) -> dict[str, Any]:

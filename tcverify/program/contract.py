@@ -5,15 +5,22 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, Literal, TypeAlias, get_args
 
 from tcverify.errors import UsageError
 
+#: Which streams the caller waits for before it reads outputs: stream 0 ("strict") or all ("lenient").
+Boundary: TypeAlias = Literal["strict", "lenient"]
+#: Where inputs are written before the graph begins.
+InputsReady: TypeAlias = Literal["ready", "stream0"]
+#: Where asynchronous collectives may block: at their wait alone ("functional"), or where they start as well.
+Blocking: TypeAlias = Literal["functional", "conservative"]
+
 #: Promises that are words, with the words that each can be; all others but numbers are true or false.
-_WORDS = {
-    "boundary": ("strict", "lenient"),
-    "inputs": ("ready", "stream0"),
-    "collectives": ("functional", "conservative"),
+_WORDS: dict[str, tuple[str, ...]] = {
+    "boundary": get_args(Boundary),
+    "inputs": get_args(InputsReady),
+    "collectives": get_args(Blocking),
 }
 #: Promises that are numbers of at least 0, or None where nothing is promised.
 _NUMBERS = ("memory_budget", "streams")
@@ -59,9 +66,9 @@ class Contract:
     lowered: bool = False
     deallocation: bool = False
     streams: int | None = None
-    collectives: str = "functional"
-    boundary: str = "strict"
-    inputs: str = "ready"
+    collectives: Blocking = "functional"
+    boundary: Boundary = "strict"
+    inputs: InputsReady = "ready"
 
     def __post_init__(self) -> None:
         for name, value in ((f.name, getattr(self, f.name)) for f in fields(self)):

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 from torch import fx
 
 from tcverify.errors import ProgramError
 from tcverify.ops import TensorSpec, gives_more, lookup, resolve
+from tcverify.ops.leaves import leaves
 from tcverify.program.graph import KEPT_META, RankBinding, RankConstant, add_node
-from tcverify.program.inputs import InputSpec, Recipe, Sources
+from tcverify.program.inputs import InputSpec, Recipe, RecipeKind, Sources
 from tcverify.program.mesh import Mesh, MeshDim
 from tcverify.program.pass_options import read_options
 from tcverify.program.placement import Placement
 from tcverify.program.program import Program
 from tcverify.program.stream_options import StreamSettings
 from tcverify.program.values import MAX_DEPTH, ValueReader, read_int, read_keys, read_list, read_sizes, read_text
-from tcverify.registry.choices import SIZES
+from tcverify.registry.choices import SIZES, is_one_of
 
 FORMAT = "tcverify-program"
 VERSION = 1
@@ -51,7 +52,7 @@ class Reader(ValueReader):
         streams = self.streams(data["streams"]) if "streams" in data else None
         options = read_options(data.get("options", {}))
         sizes = data.get("sizes", "auto")
-        if sizes not in SIZES:
+        if not is_one_of(sizes, SIZES):
             raise ProgramError(f"{self.where}: there are no sizes {sizes!r}", f"sizes are {', '.join(SIZES)}")
         parts = sources.mesh, graphs, ranks, sources.inputs, sources.seed, labels
         program = Program(*parts, streams=streams, options=options, sizes=sizes)
@@ -117,7 +118,8 @@ class Reader(ValueReader):
         scale = record["scale"]
         if type(scale) not in (int, float):
             raise ProgramError(f"the scale of input '{name}' is not a number")
-        return Recipe(read_text(record["kind"], "a recipe"), float(scale), self.given(record.get("values", []), name))
+        kind = cast(RecipeKind, read_text(record["kind"], "a recipe"))  # `Recipe` refuses other words
+        return Recipe(kind, float(scale), self.given(record.get("values", []), name))
 
     def given(self, data: Any, name: str) -> tuple[float, ...]:
         """Read the values that an input is given: numbers and booleans."""
@@ -224,13 +226,4 @@ class Reader(ValueReader):
 
 
 def _constants_of(graph: fx.Graph) -> set[str]:
-    found: set[str] = set()
-
-    def look(value: Any) -> Any:
-        if isinstance(value, RankConstant):
-            found.add(value.name)
-        return value
-
-    for node in graph.nodes:
-        fx.node.map_aggregate((node.args, node.kwargs), look)
-    return found
+    return {one.name for node in graph.nodes for one in leaves((node.args, node.kwargs), RankConstant)}

@@ -18,6 +18,7 @@ from torch.fx.node import map_aggregate
 
 from tcverify.errors import ProgramError
 from tcverify.ops import TensorSpec, current, fake_tensor, new_fake_mode
+from tcverify.ops.leaves import leaves
 
 #: Metadata that programs keep beside "val": `cost_s` is the predicted or measured time of a node, in seconds; `schedule`, on the
 #: output node of a lowered graph, what its schedule promises; `after`, names of nodes that must run before a node; `comm_buffer`,
@@ -152,18 +153,8 @@ def constant_value(constant: RankConstant, constants: Mapping[str, Any]) -> Any:
 
 def calls_without_rank_constants(graph: fx.Graph) -> frozenset[str]:
     """The names of the calls whose arguments are the same on every rank that runs this graph."""
-
-    def has_constant(value: Any) -> bool:
-        if isinstance(value, RankConstant):
-            return True
-        if isinstance(value, (tuple, list)):
-            return any(map(has_constant, value))
-        if isinstance(value, dict):
-            return any(map(has_constant, value.values()))
-        return isinstance(value, slice) and has_constant((value.start, value.stop, value.step))
-
     calls = (node for node in graph.nodes if node.op == "call_function")
-    return frozenset(node.name for node in calls if not has_constant(node.args) and not has_constant(node.kwargs))
+    return frozenset(node.name for node in calls if not leaves((node.args, node.kwargs), RankConstant))
 
 
 def describe(graph: fx.Graph) -> list[dict[str, Any]]:
@@ -232,16 +223,8 @@ def same_structure(
             return isinstance(a, fx.Node) and isinstance(b, fx.Node) and numbers.get(a, -1) == numbers.get(b, -2)
         if isinstance(a, RankConstant) and constants is not None:
             a = constant_value(a, constants)
-        if isinstance(a, (list, tuple)):
-            if not isinstance(b, (list, tuple)) or len(a) != len(b):
-                return False
-            if returned and isinstance(a, tuple) is not isinstance(b, tuple):
-                return False
-            return all(same(x, y) for x, y in zip(a, b, strict=True))
-        if isinstance(a, dict):
-            return isinstance(b, dict) and list(a) == list(b) and all(same(a[k], b[k]) for k in a)
-        if isinstance(a, slice) and isinstance(b, slice):
-            return same((a.start, a.stop, a.step), (b.start, b.stop, b.step))
+        if isinstance(a, (list, tuple, dict, slice)):
+            return _same_items(a, b, same, tell_apart=returned)
         if type(a) is not type(b):
             return False
         if isinstance(a, float):
@@ -261,6 +244,23 @@ def same_structure(
         if (a.kwargs or b.kwargs) and not same(a.kwargs, b.kwargs):
             return False
     return True
+
+
+def _same_items(a: Any, b: Any, same: Callable[[Any, Any], bool], *, tell_apart: bool) -> bool:
+    """Whether two containers are of one kind and hold the same.
+
+    Args:
+        tell_apart: whether lists and tuples are of two kinds.
+    """
+    if isinstance(a, dict):
+        return isinstance(b, dict) and list(a) == list(b) and all(same(a[k], b[k]) for k in a)
+    if isinstance(a, slice):
+        return isinstance(b, slice) and all(map(same, (a.start, a.stop, a.step), (b.start, b.stop, b.step)))
+    if not isinstance(b, (list, tuple)) or len(a) != len(b):
+        return False
+    if tell_apart and isinstance(a, tuple) is not isinstance(b, tuple):
+        return False
+    return all(map(same, a, b))
 
 
 def _same_target(a: Any, b: Any) -> bool:

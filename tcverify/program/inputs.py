@@ -11,16 +11,22 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import Literal, TypeAlias
 
 import torch
 
 from tcverify.domains import FLOAT64, Domain, Exact, canonical, residue, residues
 from tcverify.errors import ProgramError, UnsupportedOp
 from tcverify.program.mesh import Mesh, MeshDim
-from tcverify.program.placement import Placement, chunk_bounds
+from tcverify.program.placement import VARIES, Placement, chunk_bounds
+
+#: Kinds of recipes.
+RecipeKind: TypeAlias = Literal[
+    "uniform", "zero_rows", "cancelling", "norm_weight", "constant", "integers", "wide", "mask", "given"
+]
 
 #: What the values of an input look like. All but constants, integers, masks and given values are sign-mixed.
-RECIPES = {
+RECIPES: dict[RecipeKind, str] = {
     "uniform": "independent values in (−scale, scale)",
     "zero_rows": "uniform, with about half of the rows (last dim) zero",
     "cancelling": "uniform, but the members of a group over which the input varies sum to 1e-6 of their size",
@@ -45,7 +51,7 @@ class Recipe:
             one member after those of another, by their coordinates in the mesh dims over which it does.
     """
 
-    kind: str = "uniform"
+    kind: RecipeKind = "uniform"
     scale: float = 1.0
     values: tuple[float, ...] = ()
 
@@ -172,7 +178,7 @@ class InputSpec:
         return torch.tensor(chosen, dtype=wide).reshape(self.shape)
 
     def _varying(self, mesh: Mesh) -> list[MeshDim]:
-        return [mesh.dim(name) for name, p in self.placements if p.kind in ("partial", "varying", "unknown")]
+        return [mesh.dim(name) for name, p in self.placements if p.kind in VARIES]
 
     def _global(self, seed: int, members: Sequence[tuple[int, ...]], draw: int | None) -> torch.Tensor:
         """The global tensors of the members at these coordinates: float64, or int64 of wide integers. Never write into it.

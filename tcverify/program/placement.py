@@ -4,8 +4,19 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 from tcverify.errors import ProgramError
+from tcverify.ops.reductions import ReduceOp
+from tcverify.registry.choices import is_one_of
+
+#: Kinds of placements; see `Placement`.
+PlacementKind: TypeAlias = Literal["replicated", "shard", "partial", "varying", "unknown"]
+
+#: Kinds of which each member of the group has values of its own.
+VARIES: tuple[PlacementKind, ...] = ("partial", "varying", "unknown")
+#: Kinds that say all there is to say.
+_PLAIN: tuple[PlacementKind, ...] = ("replicated", "varying", "unknown")
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,9 +30,9 @@ class Placement:
     - unknown: replicated or varying, nobody says which. Drawn as varying; see `tcverify.verification.conditions`.
     """
 
-    kind: str
+    kind: PlacementKind
     dim: int | None = None
-    reduce_op: str | None = None
+    reduce_op: ReduceOp | None = None
 
     def __str__(self) -> str:
         if self.kind == "shard":
@@ -37,7 +48,7 @@ class Placement:
         Raises:
             ProgramError: the text is no placement.
         """
-        if text in ("replicated", "varying", "unknown"):
+        if is_one_of(text, _PLAIN):
             return cls(text)
         if match := re.fullmatch(r"shard\((\d{1,2})\)", text):
             return cls("shard", dim=int(match[1]))

@@ -29,6 +29,7 @@ from tcverify.program.pass_options import Options, check_options
 from tcverify.program.placement import REPLICATED, UNKNOWN, VARYING, Placement
 from tcverify.program.sharing import alike, share
 from tcverify.program.stream_options import StreamSettings
+from tcverify.registry.choices import SizesName
 
 #: Elements of the inputs of all ranks up to which a program is small, whatever it makes of them.
 FEW_ELEMENTS = 1 << 20
@@ -51,7 +52,7 @@ class Program:
         streams: what the compiler is told about streams, if anything.
         options: what the pass is told with this program, by name; it finds them in `gm.meta["options"]`. What is not named is
             as the pass has it by default.
-        sizes: of what it runs on, one of `SIZES`; files say it where a large program runs on its own.
+        sizes: of what it runs on; files say it where a large program runs on its own.
 
     Raises:
         ProgramError: the parts do not fit together.
@@ -66,7 +67,7 @@ class Program:
     modules: tuple[torch.nn.Module | None, ...] = field(default=())
     streams: StreamSettings | None = None
     options: Options = field(default_factory=dict)
-    sizes: str = "auto"
+    sizes: SizesName = "auto"
 
     def __post_init__(self) -> None:
         if len(self.ranks) != self.mesh.world_size:

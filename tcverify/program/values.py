@@ -69,6 +69,11 @@ def encode_value(value: Any, depth: int = 0) -> Any:
         return {"dict": [[k, encode_value(v, depth + 1)] for k, v in value.items()]}
     if isinstance(value, slice):
         return {"slice": [encode_value(v, depth + 1) for v in (value.start, value.stop, value.step)]}
+    return _encode_constant(value)
+
+
+def _encode_constant(value: Any) -> dict[str, Any]:
+    """Write a constant that JSON has no counterpart of."""
     if isinstance(value, torch.dtype):
         return {"dtype": dtype_name(value)}
     if isinstance(value, torch.device):

@@ -17,7 +17,7 @@ from tcverify.pytest_plugin.options import Options
 from tcverify.pytest_plugin.profiles import PROFILES
 from tcverify.pytest_plugin.references import Reference, reference_to
 from tcverify.pytest_plugin.worlds import World, known_value, listed, make_worlds
-from tcverify.registry.choices import DOMAINS
+from tcverify.registry.choices import DOMAINS, DomainName
 
 #: Most items of one pass and world.
 MAX_SHARDS = 1000
@@ -36,7 +36,7 @@ class Case:
     pass_options: dict[str, Any]
     checks: tuple[str, ...] | None
     confirm: str
-    domain: str
+    domain: DomainName
     pass_timeout: float
     shrink_time: float
 

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from tcverify.registry.choices import DomainName
+
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
 
@@ -47,7 +49,7 @@ def verifies(
     pass_options: Mapping[str, Any] | None = None,
     checks: Sequence[str] | None = None,
     confirm: str | None = None,
-    domain: str | None = None,
+    domain: DomainName | None = None,
     pass_timeout: float = 20.0,
     shrink_time: float = 30.0,
 ) -> Callable[[F], F]:

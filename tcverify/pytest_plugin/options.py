@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tcverify.registry.choices import DOMAINS
+from tcverify.registry.choices import DOMAINS, DomainName, Word
 from tcverify.system.configuration import configuration
 
 CONFIRM = ("gloo", "nccl", "none")  # and those that extensions register
@@ -43,7 +43,7 @@ class Options:
     """
 
     confirm: str
-    domain: str
+    domain: DomainName
     profile: str
     report_dir: Path
     shown_dir: Path
@@ -119,7 +119,7 @@ def read_options(config: pytest.Config) -> Options:
     configured_extensions(config.rootpath / "pyproject.toml")
     table = configuration(config.rootpath / "pyproject.toml")
 
-    def chosen(name: str, known: tuple[str, ...], default: str) -> str:
+    def chosen(name: str, known: tuple[Word, ...], default: Word) -> Word:
         text = config.getoption(f"tcverify_{name}") or config.getini(f"tcverify_{name}") or table.get(name, default)
         return names(str(text), known, name)[0]
 

@@ -13,6 +13,7 @@ from tcverify.errors import ProgramError, UsageError
 from tcverify.execution import MAX_RANKS
 from tcverify.program import Mesh, Program
 from tcverify.pytest_plugin.decorator import Verification
+from tcverify.registry.choices import Word, is_one_of
 from tcverify.registry.strategies import searchable
 from tcverify.strategies import DEFAULT_STRATEGY, STRATEGIES, WORLD_SIZES, programs_of, together
 from tcverify.strategies.registered import made_strategy, require_program
@@ -186,8 +187,8 @@ def listed(given: Any, name: str, example: str) -> Sequence[Any]:
     return given
 
 
-def known_value(given: Any, known: Sequence[str], name: str) -> str:
+def known_value(given: Any, known: Sequence[Word], name: str) -> Word:
     """Return a name that is among the known ones, or raise UsageError."""
-    if not isinstance(given, str) or given not in known:
+    if not is_one_of(given, known):
         raise UsageError(f"there is no {name}={repr(given)[:80]}", suggest(str(given), known, f"values of {name}"))
     return given

@@ -8,12 +8,14 @@ they keep their number and their order. Ops that write into an operand say so in
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 
 from tcverify.ops import resolve
+from tcverify.ops.definitions import lasting_library
 
 #: Kinds of registration, as the option `effects` of subjects names them.
 KINDS = ("declared", "ordered")
@@ -46,16 +48,11 @@ def _ordered(target: Any) -> Any:
     return lambda: forget(target)
 
 
+@functools.cache
 def define_shapes() -> None:
     """Give the op that has no operand a shape for fake tensors, which compilers ask for."""
-    if not _DEFINED:
-        resolve("p2p::barrier")
-        library = torch.library.Library("p2p", "FRAGMENT")
-        torch.library.register_fake("p2p::barrier", lambda group_name: None, lib=library)
-        _DEFINED.append(library)
+    resolve("p2p::barrier")
+    torch.library.register_fake("p2p::barrier", lambda group_name: None, lib=lasting_library("p2p"))
 
-
-#: Registrations that live as long as the process.
-_DEFINED: list[torch.library.Library] = []
 
 __all__ = ["KINDS", "define_shapes", "effects_as"]

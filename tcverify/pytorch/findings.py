@@ -73,12 +73,6 @@ class TorchFinding:
         path = self.folder / "counterexample.json"
         return path if path.is_file() else None
 
-    def exit_codes(self, version: str) -> tuple[int, ...]:
-        """Return what the script may end with in a version of torch."""
-        if version in self.affects:
-            return (1,)
-        return (0, 2) if version in self.unaffected else (0, 1, 2)
-
     @property
     def about(self) -> dict[str, Any]:
         """What pages of several counterexamples say of it: the content of about.json."""

@@ -7,7 +7,9 @@ what it computes is an op of aten each, so that a mode sees it. Loads of a buffe
 
 from __future__ import annotations
 
+import functools
 import itertools
+import math
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -129,37 +131,39 @@ _REDUCTIONS: dict[str, Callable[..., Tensor]] = {
 }
 
 
-def _handler(memory: _Memory, nest: Loops) -> Any:
-    from torch._inductor.ops_handler import DefaultHandler
+class _Indices:
+    """What the indices of a loop nest come to.
 
-    full = nest.sizes + nest.reduced
-    rank, kept = len(full), len(nest.sizes)
-    dims = list(range(kept, rank))
-    places: dict[sympy.Symbol, int] = dict(zip(itertools.chain(*_symbols(nest)), range(rank), strict=True))
-    indirect: dict[sympy.Symbol, Tensor] = {}
-    masks: list[Tensor] = []
-    # What this nest has stored, by buffer and index: in another nest the same symbols count other loops.
-    stored: dict[tuple[str, Any], Tensor] = {}
+    Attributes:
+        full: the sizes of all loops.
+    """
 
-    def counted(expr: sympy.Expr) -> Tensor:
+    def __init__(self, nest: Loops) -> None:
+        self.full = nest.sizes + nest.reduced
+        self._places: dict[sympy.Symbol, int] = {s: k for k, s in enumerate(itertools.chain(*_symbols(nest)))}
+        self._loaded: dict[sympy.Symbol, Tensor] = {}
+
+    def loaded(self, values: Tensor) -> sympy.Symbol:
+        """A new symbol for indices that have been loaded or computed."""
+        symbol = sympy.Symbol(f"indirect{len(self._loaded)}", integer=True)
+        self._loaded[symbol] = values
+        return symbol
+
+    def counted(self, expr: sympy.Expr) -> Tensor:
         """An expression of indices, for every element."""
         expr = sympy.sympify(expr)
         if expr.is_Integer:
             return torch.full((), int(expr), dtype=torch.int64)
-        if expr in indirect:
-            return indirect[expr]
-        if expr in places:
-            place = places[expr]
-            shape = [1] * rank
-            shape[place] = full[place]
-            return torch.arange(full[place], dtype=torch.int64).view(shape)
-        name, arguments = type(expr).__name__, [counted(one) for one in expr.args]
+        if expr in self._loaded:
+            return self._loaded[expr]
+        if expr in self._places:
+            place = self._places[expr]
+            shape = [1] * len(self.full)
+            shape[place] = self.full[place]
+            return torch.arange(self.full[place], dtype=torch.int64).view(shape)
+        name, arguments = type(expr).__name__, [self.counted(one) for one in expr.args]
         if name in ("Add", "Mul"):
-            apply = torch.add if name == "Add" else torch.mul
-            result = arguments[0]
-            for one in arguments[1:]:
-                result = apply(result, one)
-            return result
+            return functools.reduce(torch.add if name == "Add" else torch.mul, arguments)
         if name in ("FloorDiv", "CleanDiv"):
             return torch.div(arguments[0], arguments[1], rounding_mode="floor")
         if name == "ModularIndexing":
@@ -170,139 +174,159 @@ def _handler(memory: _Memory, nest: Loops) -> Any:
             return arguments[0] if name == "Identity" else getattr(torch, f"{name.lower()}imum")(*arguments)
         raise Unsupported(f"a kernel of Inductor computes the index {expr}, whose {name} is not known here")
 
-    def affine(index: sympy.Expr) -> tuple[list[int], int] | None:
+    def affine(self, index: sympy.Expr) -> tuple[list[int], int] | None:
         """The strides of the loops and the offset, where that is all there is to an index."""
-        index = sympy.expand(index)
-        if masks or not index.free_symbols <= set(places):
+        index, places = sympy.expand(index), self._places
+        if not index.free_symbols <= set(places):
             return None
         strides = [
-            index.coeff(symbol) if size > 1 else sympy.Integer(0) for symbol, size in zip(places, full, strict=True)
+            index.coeff(symbol) if size > 1 else sympy.Integer(0)
+            for symbol, size in zip(places, self.full, strict=True)
         ]
         offset = index.subs(dict.fromkeys(places, 0))
         rest = index - offset - sum(s * symbol for s, symbol in zip(strides, places, strict=True))
-        alone = {symbol: 0 for symbol, size in zip(places, full, strict=True) if size <= 1}
+        alone = {symbol: 0 for symbol, size in zip(places, self.full, strict=True) if size <= 1}
         plain = all(s.is_Integer and s >= 0 for s in strides) and offset.is_Integer and offset >= 0
         if not plain or sympy.expand(rest.subs(alone)) != 0:
             return None
         return [int(s) for s in strides], int(offset)
 
-    def flat(buffer: Tensor) -> Tensor:
-        count = (
-            1 + sum((n - 1) * s for n, s in zip(buffer.shape, buffer.stride(), strict=True)) if buffer.numel() else 0
-        )
-        return buffer.as_strided((count,), (1,), buffer.storage_offset())
 
-    class Handler(DefaultHandler):
-        def _default(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            run = _RENAMED.get(name) or (getattr(torch, name) if name in _ELEMENTWISE else None)
-            if run is None:
-                raise Unsupported(f"a kernel of Inductor uses {name}, which is not known here")
-            return run(*args, **kwargs)
+def _flat(buffer: Tensor) -> Tensor:
+    count = 1 + sum((n - 1) * s for n, s in zip(buffer.shape, buffer.stride(), strict=True)) if buffer.numel() else 0
+    return buffer.as_strided((count,), (1,), buffer.storage_offset())
 
-        def constant(self, value: Any, dtype: torch.dtype) -> Any:
-            return torch.full((), value, dtype=dtype)
 
-        def load(self, name: str, index: sympy.Expr) -> Any:
-            key = (memory.kernel.renamed.get(name, name), index)
-            if key in stored:
-                return stored[key]
-            buffer, written = memory.buffer(name)
-            if not buffer.numel():
-                return torch.zeros((), dtype=buffer.dtype)
-            where = affine(index)
-            if where is None:
-                places_ = counted(index)
-                for _ in masks[:1]:
-                    places_ = torch.clamp(places_, 0, flat(buffer).numel() - 1)
-                return flat(buffer)[places_]
+def _handler(memory: _Memory, nest: Loops) -> Any:
+    """What performs the operations of a loop nest."""
+    from torch._inductor.ops_handler import DefaultHandler
+
+    class Handler(_Elements, DefaultHandler):
+        pass
+
+    return Handler(memory, nest)
+
+
+class _Elements:
+    """Performs operations for all elements at once. Inductor's handler hands on to `_default` what has no method here."""
+
+    def __init__(self, memory: _Memory, nest: Loops) -> None:
+        self._memory = memory
+        self._nest = nest
+        self._indices = _Indices(nest)
+        self._masks: list[Tensor] = []
+        # What this nest has stored, by buffer and index: in another nest the same symbols count other loops.
+        self._stored: dict[tuple[str, Any], Tensor] = {}
+
+    def _default(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        run = _RENAMED.get(name) or (getattr(torch, name) if name in _ELEMENTWISE else None)
+        if run is None:
+            raise Unsupported(f"a kernel of Inductor uses {name}, which is not known here")
+        return run(*args, **kwargs)
+
+    def constant(self, value: Any, dtype: torch.dtype) -> Any:
+        return torch.full((), value, dtype=dtype)
+
+    def load(self, name: str, index: sympy.Expr) -> Any:
+        key = (self._memory.kernel.renamed.get(name, name), index)
+        if key in self._stored:
+            return self._stored[key]
+        buffer, written = self._memory.buffer(name)
+        if not buffer.numel():
+            return torch.zeros((), dtype=buffer.dtype)
+        where = self._affine(index)
+        if where is None:
+            places_ = self._indices.counted(index)
+            for _ in self._masks[:1]:
+                places_ = torch.clamp(places_, 0, _flat(buffer).numel() - 1)
+            return _flat(buffer)[places_]
+        strides, offset = where
+        seen = buffer.as_strided(self._indices.full, strides, buffer.storage_offset() + offset)
+        return seen.clone() if written else seen
+
+    def _affine(self, index: sympy.Expr) -> tuple[list[int], int] | None:
+        """See `_Indices.affine`. Under a mask an index may lie outside of the buffer."""
+        return None if self._masks else self._indices.affine(index)
+
+    def store(self, name: str, index: sympy.Expr, value: Any, mode: str | None = None) -> None:
+        self._store(name, index, value, self._indices.full, mode)
+
+    def store_reduction(self, name: str, index: sympy.Expr, value: Any) -> None:
+        self._store(name, index, value, (*self._nest.sizes, *(1 for _ in self._nest.reduced)), None)
+
+    def _store(self, name: str, index: sympy.Expr, value: Any, shape: Sequence[int], mode: str | None) -> None:
+        buffer, _ = self._memory.buffer(name)
+        if 0 in shape:
+            return
+        where = self._affine(index)
+        if mode is None and where is not None:
             strides, offset = where
-            seen = buffer.as_strided(full, strides, buffer.storage_offset() + offset)
-            return seen.clone() if written else seen
+            buffer.as_strided(shape, strides, buffer.storage_offset() + offset).copy_(value)
+            self._stored[self._memory.kernel.renamed.get(name, name), index] = value
+            return
+        if mode not in (None, "atomic_add"):
+            raise Unsupported(f"a kernel of Inductor stores by {mode}, which is not known here")
+        accumulated = value.expand(shape).to(buffer.dtype)
+        _flat(buffer).index_put_([self._indices.counted(index).expand(shape)], accumulated, accumulate=mode is not None)
 
-        def store(self, name: str, index: sympy.Expr, value: Any, mode: str | None = None) -> None:
-            self._store(name, index, value, full, mode)
-
-        def store_reduction(self, name: str, index: sympy.Expr, value: Any) -> None:
-            self._store(name, index, value, (*nest.sizes, *(1 for _ in nest.reduced)), None)
-
-        def _store(self, name: str, index: sympy.Expr, value: Any, shape: Sequence[int], mode: str | None) -> None:
-            buffer, _ = memory.buffer(name)
-            if 0 in shape:
-                return
-            where = affine(index)
-            if mode is None and where is not None:
-                strides, offset = where
-                buffer.as_strided(shape, strides, buffer.storage_offset() + offset).copy_(value)
-                stored[memory.kernel.renamed.get(name, name), index] = value
-                return
-            if mode not in (None, "atomic_add"):
-                raise Unsupported(f"a kernel of Inductor stores by {mode}, which is not known here")
-            accumulated = value.expand(shape).to(buffer.dtype)
-            flat(buffer).index_put_([counted(index).expand(shape)], accumulated, accumulate=mode is not None)
-
-        def reduction(self, dtype: torch.dtype, src_dtype: torch.dtype, kind: str, value: Any) -> Any:
-            if kind.startswith("welford"):
-                if kind != "welford_reduce":
-                    raise Unsupported(f"a kernel of Inductor reduces by {kind}, which is not known here")
-                value = value.expand(full)
-                mean = torch.mean(value, dims, keepdim=True)
-                squares = torch.sum(torch.square(value - mean), dims, keepdim=True)
-                count = 1
-                for size in nest.reduced:
-                    count *= size
-                return mean, squares, torch.full((), float(count), dtype=dtype)
-            value = value.expand(full)
-            if kind in ("argmax", "argmin"):
-                return getattr(torch, kind)(value.reshape(*nest.sizes, -1), -1).view(*nest.sizes, *(1 for _ in dims))
-            if kind not in _REDUCTIONS:
+    def reduction(self, dtype: torch.dtype, src_dtype: torch.dtype, kind: str, value: Any) -> Any:
+        dims = list(range(len(self._nest.sizes), len(self._indices.full)))
+        if kind.startswith("welford"):
+            if kind != "welford_reduce":
                 raise Unsupported(f"a kernel of Inductor reduces by {kind}, which is not known here")
-            return _REDUCTIONS[kind](value, dims, dtype)
+            value = value.expand(self._indices.full)
+            mean = torch.mean(value, dims, keepdim=True)
+            squares = torch.sum(torch.square(value - mean), dims, keepdim=True)
+            return mean, squares, torch.full((), float(math.prod(self._nest.reduced)), dtype=dtype)
+        value = value.expand(self._indices.full)
+        if kind in ("argmax", "argmin"):
+            found = getattr(torch, kind)(value.reshape(*self._nest.sizes, -1), -1)
+            return found.view(*self._nest.sizes, *(1 for _ in dims))
+        if kind not in _REDUCTIONS:
+            raise Unsupported(f"a kernel of Inductor reduces by {kind}, which is not known here")
+        return _REDUCTIONS[kind](value, dims, dtype)
 
-        def to_dtype(self, x: Any, dtype: torch.dtype, src_dtype: Any = None, use_compute_types: bool = True) -> Any:
-            return x.to(dtype)
+    def to_dtype(self, x: Any, dtype: torch.dtype, src_dtype: Any = None, use_compute_types: bool = True) -> Any:
+        return x.to(dtype)
 
-        def index_expr(self, expr: sympy.Expr, dtype: torch.dtype) -> Any:
-            return counted(expr).to(dtype)
+    def index_expr(self, expr: sympy.Expr, dtype: torch.dtype) -> Any:
+        return self._indices.counted(expr).to(dtype)
 
-        def value_expr(self, expr: sympy.Expr, dtype: torch.dtype) -> Any:
-            return counted(expr).to(dtype)
+    def value_expr(self, expr: sympy.Expr, dtype: torch.dtype) -> Any:
+        return self._indices.counted(expr).to(dtype)
 
-        def indirect_indexing(self, x: Any, size: Any, check: bool = True, wrap_neg: bool = True) -> sympy.Symbol:
-            symbol = sympy.Symbol(f"indirect{len(indirect)}", integer=True)
-            limit = counted(size)
-            indirect[symbol] = torch.where(x < 0, x + limit, x) if wrap_neg else x
-            return symbol
+    def indirect_indexing(self, x: Any, size: Any, check: bool = True, wrap_neg: bool = True) -> sympy.Symbol:
+        limit = self._indices.counted(size)
+        return self._indices.loaded(torch.where(x < 0, x + limit, x) if wrap_neg else x)
 
-        def masked(self, mask: Any, body: Callable[[], Any], other: Any) -> Any:
-            masks.append(mask)
-            try:
-                inside = body()
-            finally:
-                masks.pop()
-            return torch.where(mask, inside, torch.full((), other, dtype=inside.dtype))
+    def masked(self, mask: Any, body: Callable[[], Any], other: Any) -> Any:
+        self._masks.append(mask)
+        try:
+            inside = body()
+        finally:
+            self._masks.pop()
+        return torch.where(mask, inside, torch.full((), other, dtype=inside.dtype))
 
-        def check_bounds(self, *_: Any, **__: Any) -> None:
-            return None
+    def check_bounds(self, *_: Any, **__: Any) -> None:
+        return None
 
-        def device_assert_async(self, *_: Any, **__: Any) -> None:
-            return None
+    def device_assert_async(self, *_: Any, **__: Any) -> None:
+        return None
 
-        def trunc_to_int(self, x: Any, dtype: torch.dtype) -> Any:
-            return torch.trunc(x).to(dtype)
+    def trunc_to_int(self, x: Any, dtype: torch.dtype) -> Any:
+        return torch.trunc(x).to(dtype)
 
-        def floor_to_int(self, x: Any, dtype: torch.dtype) -> Any:
-            return torch.floor(x).to(dtype)
+    def floor_to_int(self, x: Any, dtype: torch.dtype) -> Any:
+        return torch.floor(x).to(dtype)
 
-        def ceil_to_int(self, x: Any, dtype: torch.dtype) -> Any:
-            return torch.ceil(x).to(dtype)
+    def ceil_to_int(self, x: Any, dtype: torch.dtype) -> Any:
+        return torch.ceil(x).to(dtype)
 
-        def round_to_int(self, x: Any, dtype: torch.dtype) -> Any:
-            return torch.round(x).to(dtype)
+    def round_to_int(self, x: Any, dtype: torch.dtype) -> Any:
+        return torch.round(x).to(dtype)
 
-        def output(self, *args: Any) -> None:
-            return None
-
-    return Handler()
+    def output(self, *args: Any) -> None:
+        return None
 
 
 # --------------------------------------------------------------------------------------------- kernels of generated code

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from tcverify.ops import qualified_name
+from tcverify.program.partition import Partition
 from tcverify.pytorch.schedules import Role, Schedule, Step, in_flight
 
 
@@ -47,7 +48,7 @@ class _Storages:
     def __init__(self, leaves: Iterable[Any]) -> None:
         from torch._inductor import ir
 
-        self._parent: dict[str, str] = {}
+        self._classes: Partition[str] = Partition()
         self.children: dict[str, list[str]] = {}
         self.whole: dict[str, str] = {}
         own: dict[str, int] = {}
@@ -68,24 +69,19 @@ class _Storages:
                 self.children.setdefault(parent, []).extend(buffer.get_name() for buffer in leaf.get_outputs())
         self.sizes: dict[str, int] = {}
         for name, size in own.items():
-            storage = self._root(name)
+            storage = self._classes.of(name)
             self.sizes[storage] = max(self.sizes.get(storage, 0), size)
-        self.whole = {self._root(name): self._root(other) for name, other in pieces.items()}
+        self.whole = {self._classes.of(name): self._classes.of(other) for name, other in pieces.items()}
 
     def of(self, name: str) -> frozenset[str]:
         """The storages of a buffer, by the name of one of those in it."""
-        root = self._root(name)
+        root = self._classes.of(name)
         inside = (self.of(piece) for piece, whole in self.whole.items() if whole == root)
         return frozenset({root}).union(*inside)
 
-    def _root(self, name: str) -> str:
-        while self._parent.get(name, name) != name:
-            name = self._parent[name]
-        return name
-
     def _join(self, one: str, other: str) -> None:
-        first, second = sorted((self._root(one), self._root(other)), key=lambda name: (len(name), name))
-        self._parent[second] = first
+        first, second = sorted((self._classes.of(one), self._classes.of(other)), key=lambda name: (len(name), name))
+        self._classes.join(first, second)
 
 
 def _bytes(node: Any) -> int:

@@ -11,12 +11,10 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from tcverify.errors import UsageError
+from tcverify.ray.address import LOCAL
 
 if TYPE_CHECKING:
     from tcverify.workers import Crew
-
-#: The address that stands for a cluster of this machine alone, which ends with the run.
-LOCAL = "local"
 
 
 @contextmanager

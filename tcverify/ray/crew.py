@@ -9,14 +9,13 @@ import signal
 import socket
 import threading
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any
 
 import ray
 from ray.exceptions import RayError, TaskCancelledError
 
 from tcverify.errors import UsageError
-from tcverify.ray import LOCAL
+from tcverify.ray.address import LOCAL
 from tcverify.ray.pools import ray_executors
 from tcverify.workers import Worker
 
@@ -49,9 +48,7 @@ class RayCrew:
     def __enter__(self) -> RayCrew:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     @property

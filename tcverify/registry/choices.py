@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from typing import Literal, TypeAlias, TypeGuard, TypeVar, get_args
+
 #: Names by which users choose a number domain.
-DOMAINS = ("float64", "native", "exact")
+DomainName: TypeAlias = Literal["float64", "native", "exact"]
+DOMAINS: tuple[DomainName, ...] = get_args(DomainName)
 
 #: Sizes that a program may run on: its own where these fit into memory, else small ones; its own; small ones.
-SIZES = ("auto", "real", "small")
+SizesName: TypeAlias = Literal["auto", "real", "small"]
+SIZES: tuple[SizesName, ...] = get_args(SizesName)
 
 #: What each report is, by the name that `--report` takes.
 REPORTS = {
@@ -18,4 +23,12 @@ REPORTS = {
 #: What else can fail a run, by the name that `--fail-on` takes.
 CONDITIONS = ("inconclusive", "vacuity")
 
-__all__ = ["CONDITIONS", "DOMAINS", "REPORTS", "SIZES"]
+Word = TypeVar("Word", bound=str)
+
+
+def is_one_of(text: object, words: Collection[Word]) -> TypeGuard[Word]:
+    """Whether a text from outside is one of a vocabulary's words. Type checkers then know it as such."""
+    return isinstance(text, str) and text in words
+
+
+__all__ = ["CONDITIONS", "DOMAINS", "REPORTS", "SIZES", "DomainName", "SizesName", "Word", "is_one_of"]

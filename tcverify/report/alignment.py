@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from torch import fx
 
 from tcverify.ops import qualified_name
 from tcverify.program import Program
 from tcverify.report.listing import call_text, longest_increasing, value_text
+
+#: What a pass did with a node; see `Row`.
+Mark: TypeAlias = Literal["same", "changed", "moved", "removed", "inserted"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +26,7 @@ class Row:
         before, after: the nodes; None in the graph that has none here.
     """
 
-    mark: str
+    mark: Mark
     before: fx.Node | None
     after: fx.Node | None
 

@@ -6,11 +6,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tcverify.campaign import CampaignFinished
+from tcverify.campaign.events import Stop
 from tcverify.cases.baseline import Baseline, Known, reference
 from tcverify.report.sanitize import count, plain
 
 #: Ends of a campaign that say nothing about what it did not see.
-_CUT = ("interrupted", "first finding")
+_CUT: tuple[Stop, ...] = ("interrupted", "first finding")
 
 
 def known_line(entry: Known, programs: int) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import fx
@@ -23,6 +23,10 @@ QUOTES = "'\""
 TOKENS = frozenset(name.split("::")[-1] for name in (CURRENT_STREAM, STREAM))
 
 
+#: Whether a line is in both graphs (" "), only before ("-") or only after ("+") the pass.
+Sign: TypeAlias = Literal[" ", "-", "+"]
+
+
 @dataclass(frozen=True, slots=True)
 class Line:
     """One node.
@@ -33,7 +37,7 @@ class Line:
         text: the call.
     """
 
-    mark: str
+    mark: Sign
     node: str
     text: str
 

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
-from tcverify.campaign import Event, FindingFound
 from tcverify.cases.counterexample import Counterexample
 from tcverify.program import Contract, dumps
 from tcverify.registry.extensions import loaded_extensions
 from tcverify.registry.op_laws import declared_op_laws
+from tcverify.report.beside import FileReport
 from tcverify.report.listing import graph_lines
-from tcverify.report.sanitize import one_line
-from tcverify.system.files import write_atomically
 
 _TEMPLATE = '''\
 """Reproduces a finding of tcverify. Run it where `tcverify run` found it, so that the pass can be imported."""
@@ -78,25 +75,13 @@ def _near(reference: str) -> str:
     return str(path.relative_to(Path.cwd())) if path.is_absolute() and path.is_relative_to(Path.cwd()) else reference
 
 
-class ScriptReport:
-    """Subscribes to campaigns and writes repro.py beside every counterexample that can be replayed.
+class ScriptReport(FileReport):
+    """Writes repro.py beside every counterexample that can be replayed, and says so only where it cannot; see `FileReport`."""
 
-    Args:
-        tell: is told in one line why the script cannot be written: the finding itself is kept by then, so the run goes on.
-    """
+    name = "repro.py"
 
-    def __init__(self, report_dir: Path, tell: Callable[[str], None]) -> None:
-        self.report_dir = report_dir
-        self.tell = tell
-
-    def __call__(self, event: Event) -> None:
-        if isinstance(event, FindingFound) and event.counterexample.replayable:
-            case = event.counterexample
-            path = self.report_dir / case.id / "repro.py"
-            try:
-                write_atomically(path, to_script(case))
-            except Exception as error:  # noqa: BLE001 - a script that cannot be made must not end the run that found something
-                self.tell(f"{path} is not written: {one_line(error)}")
+    def content(self, case: Counterexample) -> str | None:
+        return to_script(case) if case.replayable else None
 
 
 def _promises(contract: Contract) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -12,19 +13,24 @@ from rich.live import Live
 from rich.text import Text
 
 from tcverify.campaign import CampaignFinished, CampaignStarted, Crashed, Event, FindingFound, Progress
+from tcverify.campaign.events import CampaignVerdict, Stop
 from tcverify.cases.counterexample import FILE_NAME, Counterexample
-from tcverify.report.block import make_block
+from tcverify.report.block import Block, make_block
 from tcverify.report.console import say
 from tcverify.report.coverage import kernel_lines, reach_line, searched_line, suspect_lines, unreached_lines
 from tcverify.report.known_findings import known_line
-from tcverify.report.listing import columns
+from tcverify.report.listing import Sign, columns
 from tcverify.report.sanitize import count, plain
 
-_MARK_STYLES = {"-": "red", "+": "green", " ": ""}
+_MARK_STYLES: dict[Sign, str] = {"-": "red", "+": "green", " ": ""}
 #: What helps where a pass finds nothing to change.
 _ELSEWHERE = "programs of your own: --strategy file.py:name, or graphs: tcverify check"
-_VERDICT_STYLES = {"passed": "bold green", "refuted": "bold red", "nothing tested": "bold yellow"}
-_STOPS = {
+_VERDICT_STYLES: dict[CampaignVerdict, str] = {
+    "passed": "bold green",
+    "refuted": "bold red",
+    "nothing tested": "bold yellow",
+}
+_STOPS: dict[Stop, str] = {
     "examples": "all programs drawn",
     "time": "time is up",
     "exhausted": "there are no more programs to draw",
@@ -252,58 +258,73 @@ def show(console: Console, case: Counterexample, path: Path | None) -> None:
         path: its file, see `make_block`.
     """
     block = make_block(case, path)
+    say(console, f"{block.name}  case {case.id} ".ljust(min(console.width, _RULE), "─"), "bold red")
+    _show_finding(console, block)
+    say(console)
+    _show_program(console, block)
+    _show_runs(console, block)
+    say(console, block.footer, "dim")
+    _show_commands(console, block.reproduce)
 
-    def line(text: str = "", style: str = "") -> None:
-        say(console, text, style)
 
-    def exactly(text: str) -> None:
-        console.print(Text(text), soft_wrap=True)
+def _exactly(console: Console, text: str) -> None:
+    """Print a line as it is, never broken."""
+    console.print(Text(text), soft_wrap=True)
 
-    line(f"{block.name}  case {case.id} ".ljust(min(console.width, _RULE), "─"), "bold red")
-    line(block.headline, "bold red")
-    line(block.title, "bold")
+
+def _show_finding(console: Console, block: Block) -> None:
+    """Print what was found, and whose work it is."""
+    say(console, block.headline, "bold red")
+    say(console, block.title, "bold")
     for text in block.detail:
-        if block.literal:
-            exactly(f"  {text}")
-        else:
-            line(f"  {text}")
+        (_exactly if block.literal else say)(console, f"  {text}")
     for text in block.times:
-        line(text)
+        say(console, text)
     if block.divergence:
-        line(f"first divergence: {block.divergence}")
+        say(console, f"first divergence: {block.divergence}")
     if block.made_by:
-        line(f"made by {block.made_by}")
+        say(console, f"made by {block.made_by}")
     if block.blame:
-        line(f"blame: {block.blame}", "bold")
-    line()
-    line(f"program: {block.program}")
+        say(console, f"blame: {block.blame}", "bold")
+
+
+def _show_program(console: Console, block: Block) -> None:
+    """Print the program, and what the pass made of it."""
+    say(console, f"program: {block.program}")
     for text in block.inputs:
-        line(f"  {text}")
-    line(block.caption)
+        say(console, f"  {text}")
+    say(console, block.caption)
     for entry in block.graph:
         arrow = "  ◀ here" if entry.node == block.blamed and entry.mark != "-" else ""
-        line(f"  {entry.mark} {entry.text}{arrow}", _MARK_STYLES[entry.mark])
+        say(console, f"  {entry.mark} {entry.text}{arrow}", _MARK_STYLES[entry.mark])
     if block.listing:
-        line("rank 0, after the pass")
+        say(console, "rank 0, after the pass")
         for text in block.listing:
-            line(f"    {text}")
+            say(console, f"    {text}")
+
+
+def _show_runs(console: Console, block: Block) -> None:
+    """Print what the runs showed beside the finding."""
     if block.values:
-        line("largest difference per rank")
+        say(console, "largest difference per rank")
         for text in block.values:
-            line(f"  {text}")
+            say(console, f"  {text}")
     if block.statistics:
-        line("collectives of rank 0, by the pass (times in µs)")
+        say(console, "collectives of rank 0, by the pass (times in µs)")
         for text in columns(block.statistics, right=range(2, 8)):
-            line(f"  {text}")
+            say(console, f"  {text}")
     for text in block.others:
-        line(f"also: {text}")
-    line(block.footer, "dim")
-    if not block.reproduce:
+        say(console, f"also: {text}")
+
+
+def _show_commands(console: Console, commands: Sequence[str]) -> None:
+    """Print what reproduces a case: on one line where that is wide enough."""
+    if not commands:
         return
-    together = f"Reproduce with:  {'   |   '.join(block.reproduce)}"
+    together = f"Reproduce with:  {'   |   '.join(commands)}"
     if len(together) <= console.width:
-        line(together)
+        say(console, together)
         return
-    line("Reproduce with:")
-    for text in block.reproduce:
-        exactly(f"  {text}")  # never broken: it is there to be copied
+    say(console, "Reproduce with:")
+    for text in commands:
+        _exactly(console, f"  {text}")  # it is there to be copied

@@ -11,17 +11,14 @@ Format: "Trace Event Format" (Google), events of phase X (slices), s and f (ends
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-from tcverify.campaign import Event, FindingFound
 from tcverify.cases.counterexample import Counterexample
 from tcverify.errors import UsageError
 from tcverify.program.stream_options import MAIN_STREAM
-from tcverify.report.sanitize import one_line, plain
+from tcverify.report.beside import FileReport
+from tcverify.report.sanitize import plain
 from tcverify.report.timetable import Timetable, marked_ops, time_facts, timed_ranks, timetables
-from tcverify.system.files import write_atomically
 
 TRACE_NAME = "trace.json"
 
@@ -166,28 +163,11 @@ def _name(what: str, pid: int, tid: int, **arguments: Any) -> dict[str, Any]:
     return {"ph": "M", "pid": pid, "tid": tid, "name": what, "args": arguments}
 
 
-class TraceReport:
-    """Subscribes to campaigns and writes trace.json beside every counterexample whose rewritten program has streams.
+class TraceReport(FileReport):
+    """Writes trace.json beside every counterexample whose rewritten program has streams; see `FileReport`."""
 
-    Args:
-        tell: is told in one line where the trace is, or why it cannot be made: the finding itself is kept by then, so the run
-            goes on.
-    """
+    name = TRACE_NAME
+    announcement = "Its timeline:  {} (open it in ui.perfetto.dev)"
 
-    def __init__(self, report_dir: Path, tell: Callable[[str], None]) -> None:
-        self.report_dir = report_dir
-        self.tell = tell
-
-    def __call__(self, event: Event) -> None:
-        if not isinstance(event, FindingFound):
-            return
-        case = event.counterexample
-        path = self.report_dir / case.id / TRACE_NAME
-        try:
-            if not timed_ranks(case):
-                return
-            write_atomically(path, to_trace(case))
-        except Exception as error:  # noqa: BLE001 - a trace that cannot be made must not end the run that found something
-            self.tell(f"{path} is not written: {one_line(error)}")
-        else:
-            self.tell(f"Its timeline:  {path} (open it in ui.perfetto.dev)")
+    def content(self, case: Counterexample) -> str | None:
+        return to_trace(case) if timed_ranks(case) else None

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Mapping, Sequence, Set
+from typing import Any, Protocol, TypeAlias
 
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from tcverify.ops import lookup, merged_runs, qualified_name
-from tcverify.scaled_down.sizes import Size
-
-if TYPE_CHECKING:
-    from tcverify.scaled_down.relations import Related
+from tcverify.ops import TensorSpec, lookup, merged_runs, qualified_name
+from tcverify.scaled_down.sizes import Size, Sizes
 
 #: The sizes of each tensor that a call gives; those that one of its arguments lists, and which argument that is.
 Made: TypeAlias = tuple[list[list[Size]], list[Size], int]
@@ -28,7 +25,35 @@ _VIEWS = frozenset({"aten::view", "aten::_unsafe_view", "aten::reshape", "aten::
 _EXPANSIONS = frozenset({"aten::expand", "aten::expand_copy", "aten::broadcast_to"})
 
 
-def by_places(node: fx.Node, related: Related) -> Made | None:
+class RelatedSoFar(Protocol):
+    """The sizes of a program up to a node; see `tcverify.scaled_down.relations.Related`."""
+
+    @property
+    def sizes(self) -> Sizes:
+        """What is known of all of them."""
+        ...
+
+    @property
+    def of(self) -> Mapping[fx.Node, list[list[Size]]]:
+        """Of the tensors that each node gives, in order."""
+        ...
+
+    @property
+    def ranks(self) -> Set[int]:
+        """How many ranks groups have."""
+        ...
+
+    @property
+    def beside(self) -> Set[fx.Node]:
+        """The nodes at which one dim may be the members of a group."""
+        ...
+
+    def specs(self, node: fx.Node) -> list[TensorSpec]:
+        """The tensors that a node gives."""
+        ...
+
+
+def by_places(node: fx.Node, related: RelatedSoFar) -> Made | None:
     """Relate the sizes at a call; None where its op is none of these, or is given something else than numbers."""
     name = qualified_name(node.target).split(".")[0]
     if name == "aten::cat":
@@ -45,7 +70,7 @@ def by_places(node: fx.Node, related: Related) -> Made | None:
     return make(node, own[0], related)
 
 
-def _joined(node: fx.Node, related: Related) -> Made | None:
+def _joined(node: fx.Node, related: RelatedSoFar) -> Made | None:
     listed = node.args[0] if node.args and isinstance(node.args[0], (list, tuple)) else ()
     parts = [related.of.get(one, []) if isinstance(one, fx.Node) else [] for one in listed]
     results = related.specs(node)
@@ -54,7 +79,7 @@ def _joined(node: fx.Node, related: Related) -> Made | None:
     return [[_whole(n, [part[0][place] for part in parts], related) for place, n in enumerate(results[0].shape)]], [], 0
 
 
-def _whole(number: int, parts: Sequence[Size], related: Related) -> Size:
+def _whole(number: int, parts: Sequence[Size], related: RelatedSoFar) -> Size:
     """The size of a dim of what is put together: that of all parts, or their sum."""
     sizes = related.sizes
     if all(sizes.number[part] == number for part in parts):
@@ -65,7 +90,7 @@ def _whole(number: int, parts: Sequence[Size], related: Related) -> Size:
     return whole
 
 
-def _cut(node: fx.Node, own: Sequence[Size], related: Related) -> Made | None:
+def _cut(node: fx.Node, own: Sequence[Size], related: RelatedSoFar) -> Made | None:
     numbers: Sequence[Any] = node.args[1]  # type: ignore[assignment]
     dim = node.args[2] if len(node.args) > 2 else node.kwargs.get("dim", 0)
     if type(dim) is not int or not -len(own) <= dim < len(own):
@@ -76,7 +101,7 @@ def _cut(node: fx.Node, own: Sequence[Size], related: Related) -> Made | None:
     return [[*own[:place], part, *own[place + 1 :]] for part in parts], parts, 1
 
 
-def _viewed(node: fx.Node, own: Sequence[Size], related: Related) -> Made | None:
+def _viewed(node: fx.Node, own: Sequence[Size], related: RelatedSoFar) -> Made | None:
     sizes, results = related.sizes, related.specs(node)
     before = [sizes.number[size] for size in own]
     if len(results) != 1 or math.prod(before) != math.prod(results[0].shape) or 0 in before:
@@ -128,7 +153,7 @@ def _elements(node: fx.Node) -> list[int]:
     return [math.prod(val.shape) for val in pytree.tree_leaves(node.meta.get("val")) if hasattr(val, "shape")]
 
 
-def _expanded(node: fx.Node, own: Sequence[Size], related: Related) -> Made | None:
+def _expanded(node: fx.Node, own: Sequence[Size], related: RelatedSoFar) -> Made | None:
     sizes, results = related.sizes, related.specs(node)
     if len(results) != 1 or len(results[0].shape) != len(node.args[1]):  # type: ignore[arg-type]
         return None
@@ -138,7 +163,7 @@ def _expanded(node: fx.Node, own: Sequence[Size], related: Related) -> Made | No
     return [made], made, 1
 
 
-def _filled(node: fx.Node, related: Related) -> Made | None:
+def _filled(node: fx.Node, related: RelatedSoFar) -> Made | None:
     """A tensor of the shape that it is given: equal numbers in that may be different sizes."""
     schema, results = getattr(node.target, "_schema", None), related.specs(node)
     if schema is None:

@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 
 from tcverify.errors import TcverifyError
 from tcverify.ops import ShapeError, TensorSpec, infer, lookup, merged_runs, qualified_name
+from tcverify.ops.leaves import leaves
 from tcverify.program import Program, RankConstant
 from tcverify.program.graph import constant_value
 from tcverify.scaled_down.places import beside_collectives, by_places
@@ -241,11 +242,7 @@ def tie_results(first: Related, second: Related, programs: Sequence[Program]) ->
 
 
 def _returned(graph: fx.Graph) -> list[fx.Node]:
-    leaves: list[Any] = []
-    for node in graph.nodes:
-        if node.op == "output":
-            map_aggregate(node.args, leaves.append)
-    return [leaf for leaf in leaves if isinstance(leaf, fx.Node)]
+    return [leaf for node in graph.nodes if node.op == "output" for leaf in leaves(node.args, fx.Node)]
 
 
 def _distinct(constants: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

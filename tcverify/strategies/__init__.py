@@ -32,6 +32,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Protocol
 
 from hypothesis import strategies as st
 
@@ -54,7 +55,6 @@ from tcverify.strategies.functional.programs import (
     decode_effects,
     decode_functional,
     decode_traced,
-    large_functional_program,
 )
 from tcverify.strategies.meshes import WORLD_SIZES, all_meshes
 from tcverify.strategies.registered import Factory, made_strategy
@@ -193,90 +193,40 @@ def transformer_programs(mesh: Mesh | None = None, world_size: int | None = None
     return _programs("structured", mesh, world_size)
 
 
-def near_miss_programs(mesh: Mesh | None = None, world_size: int | None = None) -> st.SearchStrategy[Program]:
-    """Draw transformer programs with up to three mutations. Arguments as of `transformer_programs`."""
-    return _programs("near-miss", mesh, world_size)
+class _Drawing(Protocol):
+    def __call__(self, mesh: Mesh | None = None, world_size: int | None = None) -> st.SearchStrategy[Program]: ...
 
 
-def aimed_programs(mesh: Mesh | None = None, world_size: int | None = None) -> st.SearchStrategy[Program]:
-    """Draw small programs that pass or fail one guard of a pattern. Arguments as of `transformer_programs`."""
-    return _programs("aimed", mesh, world_size)
+def _drawing(name: str, what: str) -> _Drawing:
+    """Return what makes the strategy of this name."""
+
+    def programs(mesh: Mesh | None = None, world_size: int | None = None) -> st.SearchStrategy[Program]:
+        return _programs(name, mesh, world_size)
+
+    programs.__name__ = programs.__qualname__ = f"{name.replace('-', '_')}_programs"
+    programs.__doc__ = f"Draw {what}. Arguments as of `transformer_programs`."
+    return programs
 
 
-def moe_programs(mesh: Mesh | None = None, world_size: int | None = None) -> st.SearchStrategy[Program]:
-    """Draw layers with mixture of experts. Arguments as of `transformer_programs`."""
-    return _programs("moe", mesh, world_size)
-
-
-def wild_programs(mesh: Mesh | None = None, world_size: int | None = None) -> st.SearchStrategy[Program]:
-    """Draw typed random graphs. Arguments as of `transformer_programs`."""
-    return _programs("wild", mesh, world_size)
-
-
-def overlap_programs(mesh: Mesh | None = None, world_size: int | None = None) -> st.SearchStrategy[Program]:
-    """Draw programs whose communication can run beside compute, with costs. Arguments as of `transformer_programs`."""
-    return _programs("overlap", mesh, world_size)
-
-
-def fsdp_programs(mesh: Mesh | None = None, world_size: int | None = None) -> st.SearchStrategy[Program]:
-    """Draw programs of sharded parameters, as traced FSDP has them. Arguments as of `transformer_programs`."""
-    return _programs("fsdp", mesh, world_size)
-
-
-def mixed_programs(mesh: Mesh | None = None, world_size: int | None = None) -> st.SearchStrategy[Program]:
-    """Draw programs of all kinds, a third of them structured. Arguments as of `transformer_programs`."""
-    return _programs("mixed", mesh, world_size)
-
-
-def functional_programs(mesh: Mesh | None = None, world_size: int | None = None) -> st.SearchStrategy[Program]:
-    """Draw programs with asynchronous collectives of all kinds. Arguments as of `transformer_programs`."""
-    return _programs("functional", mesh, world_size)
-
-
-def traced_programs(mesh: Mesh | None = None, world_size: int | None = None) -> st.SearchStrategy[Program]:
-    """Draw asynchronous programs without writes and effects. Arguments as of `transformer_programs`."""
-    return _programs("traced", mesh, world_size)
-
-
-def gram_programs(mesh: Mesh | None = None, world_size: int | None = None) -> st.SearchStrategy[Program]:
-    """Draw optimizer steps on Gram matrices of gathered rows. Arguments as of `transformer_programs`."""
-    return _programs("gram", mesh, world_size)
-
-
-def peephole_programs(mesh: Mesh | None = None, world_size: int | None = None) -> st.SearchStrategy[Program]:
-    """Draw the patterns that peephole passes look for. Arguments as of `transformer_programs`."""
-    return _programs("peephole", mesh, world_size)
-
-
-def data_parallel_programs(mesh: Mesh | None = None, world_size: int | None = None) -> st.SearchStrategy[Program]:
-    """Draw gradients that are reduced while others are computed. Arguments as of `transformer_programs`."""
-    return _programs("data-parallel", mesh, world_size)
-
-
-def sequence_functional_programs(mesh: Mesh | None = None, world_size: int | None = None) -> st.SearchStrategy[Program]:
-    """Draw tensor-parallel layers on functional collectives, as captured models have them. Arguments as of
-    `transformer_programs`."""
-    return _programs("sequence-functional", mesh, world_size)
-
-
-def effects_programs(mesh: Mesh | None = None, world_size: int | None = None) -> st.SearchStrategy[Program]:
-    """Draw sends, receives and barriers among collectives. Arguments as of `transformer_programs`."""
-    return _programs("effects", mesh, world_size)
-
-
-def async_tp_programs(mesh: Mesh | None = None, world_size: int | None = None) -> st.SearchStrategy[Program]:
-    """Draw products in chunks beside their collectives. Arguments as of `transformer_programs`."""
-    return _programs("async-tp", mesh, world_size)
-
-
-def bucketing_programs(mesh: Mesh | None = None, world_size: int | None = None) -> st.SearchStrategy[Program]:
-    """Draw collectives that a compiler puts into buckets. Arguments as of `transformer_programs`."""
-    return _programs("bucketing", mesh, world_size)
-
-
-def compiled_programs(mesh: Mesh | None = None, world_size: int | None = None) -> st.SearchStrategy[Program]:
-    """Draw functional programs, as compilers hand them to passes. Arguments as of `transformer_programs`."""
-    return _programs("compiled", mesh, world_size)
+near_miss_programs = _drawing("near-miss", "transformer programs with up to three mutations")
+aimed_programs = _drawing("aimed", "small programs that pass or fail one guard of a pattern")
+moe_programs = _drawing("moe", "layers with mixture of experts")
+wild_programs = _drawing("wild", "typed random graphs")
+overlap_programs = _drawing("overlap", "programs whose communication can run beside compute, with costs")
+fsdp_programs = _drawing("fsdp", "programs of sharded parameters, as traced FSDP has them")
+mixed_programs = _drawing("mixed", "programs of all kinds, a third of them structured")
+functional_programs = _drawing("functional", "programs with asynchronous collectives of all kinds")
+traced_programs = _drawing("traced", "asynchronous programs without writes and effects")
+gram_programs = _drawing("gram", "optimizer steps on Gram matrices of gathered rows")
+peephole_programs = _drawing("peephole", "the patterns that peephole passes look for")
+data_parallel_programs = _drawing("data-parallel", "gradients that are reduced while others are computed")
+sequence_functional_programs = _drawing(
+    "sequence-functional", "tensor-parallel layers on functional collectives, as captured models have them"
+)
+effects_programs = _drawing("effects", "sends, receives and barriers among collectives")
+async_tp_programs = _drawing("async-tp", "products in chunks beside their collectives")
+bucketing_programs = _drawing("bucketing", "collectives that a compiler puts into buckets")
+compiled_programs = _drawing("compiled", "functional programs, as compilers hand them to passes")
 
 
 def resharding_programs(mesh: Mesh | None = None, world_size: int | None = None) -> st.SearchStrategy[Program]:
@@ -362,7 +312,6 @@ __all__ = [
     "fsdp_programs",
     "functional_programs",
     "gram_programs",
-    "large_functional_program",
     "mixed_programs",
     "moe_programs",
     "near_miss_programs",

@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from tcverify.program.inputs import RecipeKind
+
 _Table = tuple[Any, ...]
 
 
@@ -46,7 +48,7 @@ class Setting:
     entry: str
     data: str
     eps: float
-    degenerate: str | None
+    degenerate: RecipeKind | None
     nest: str
     seed: int
 

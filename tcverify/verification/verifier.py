@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from time import perf_counter
 from types import MappingProxyType
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from tcverify.application import Pair, PassFailure, Subject, Watch, subject_of
 from tcverify.checks import CHECKS, Evidence, Request, apply_checks
@@ -15,9 +15,13 @@ from tcverify.domains import DOMAINS
 from tcverify.errors import ProgramError, UnsupportedOp, UsageError
 from tcverify.execution import MAX_RANKS, Comparison, Executor, Lockstep, Run
 from tcverify.program import Contract, Doubt, Finding, Note, NotSerialisable, Program
+from tcverify.registry.choices import DomainName
 from tcverify.scaled_down import small_pair
 from tcverify.verification.conditions import Unknown, condition
 from tcverify.verification.confirmation import confirmed, confirming_domain, start, worth_confirming
+
+#: What a verdict says.
+Status: TypeAlias = Literal["passed", "refuted", "inconclusive"]
 
 
 @dataclass(slots=True)
@@ -36,14 +40,14 @@ class Verdict:
         evidence: the kinds of evidence that were taken, and the seconds that each took.
     """
 
-    status: str
+    status: Status
     findings: list[Finding]
     doubts: list[Doubt]
     pair: Pair
     runs: list[Comparison] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
     notes: list[Note] = field(default_factory=list)
-    domain: str = "float64"
+    domain: DomainName = "float64"
     evidence: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -67,7 +71,7 @@ def verify(
     contract: Contract | None = None,
     confirm: Executor | None = None,
     checks: Iterable[str] | None = None,
-    domain: str = "float64",
+    domain: DomainName = "float64",
     deep: bool = False,
     always_confirm: bool = False,
     brief: bool = False,
@@ -147,7 +151,7 @@ def verification(
     contract: Contract,
     confirm: Executor | None,
     checks: list[str],
-    domain: str = "float64",
+    domain: DomainName = "float64",
     deep: bool = False,
     always_confirm: bool = False,
     watch: Watch | None = None,
@@ -185,7 +189,7 @@ def verification(
     findings = judged.findings
     if findings and pair.stages:
         findings = _blame(findings, evidence, request)
-    status = "refuted" if findings else "inconclusive" if doubts else "passed"
+    status: Status = "refuted" if findings else "inconclusive" if doubts else "passed"
     return Verdict(
         status, findings, doubts, pair, evidence.runs, clock.laps, judged.notes, domain, dict(evidence.seconds)
     )
@@ -195,7 +199,7 @@ class _Settled(Exception):
     """There is a verdict before anything is judged."""
 
     def __init__(
-        self, status: str, pair: Pair, *, doubt: tuple[str, str] | None = None, findings: Iterable[Finding] = ()
+        self, status: Status, pair: Pair, *, doubt: tuple[str, str] | None = None, findings: Iterable[Finding] = ()
     ) -> None:
         super().__init__(status)
         self.status, self.pair, self.findings = status, pair, list(findings)

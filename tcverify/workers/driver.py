@@ -27,6 +27,7 @@ from tcverify.campaign import (
     Subscriber,
 )
 from tcverify.campaign.earlier_failures import Failures
+from tcverify.campaign.events import Stop
 from tcverify.campaign.interrupts import Interrupts
 from tcverify.campaign.verdict import judge
 from tcverify.cases.baseline import Known, known_of
@@ -129,14 +130,14 @@ class DividedCampaign:
 
     # ----------------------------------------------------------------------------------------------------------- slices
 
-    def _slices(self) -> str:
+    def _slices(self) -> Stop:
         """Hand out slices until nothing is left to do; return why it ended."""
         cases = deque(tuple(self.plan.first[i : i + RANGE]) for i in range(0, len(self.plan.first), RANGE))
         number, drawn = 0, 0
-        stop = ""
+        stop: Stop | None = None
         most = _range(self.plan)
         while True:
-            while not stop and len(self._under_way) < self.crew.size:
+            while stop is None and len(self._under_way) < self.crew.size:
                 self._interrupts.check()
                 left = most if self.plan.max_examples is None else min(most, self.plan.max_examples - drawn)
                 if self._remaining() == 0:
@@ -149,7 +150,7 @@ class DividedCampaign:
                     number, drawn = number + 1, drawn + left
                 else:
                     stop = "examples"
-            if not self._under_way:
+            if stop is not None and not self._under_way:
                 return stop
             outcome = self._receive()
             if outcome is None:

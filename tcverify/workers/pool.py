@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from types import FrameType, TracebackType
+from types import FrameType
 
 from tcverify.application.guarded import LOAD_TIMEOUT, MESSAGE_TIMEOUT
 from tcverify.campaign import Statistics
@@ -65,9 +65,7 @@ class LocalCrew:
     def __enter__(self) -> LocalCrew:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     @property

@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from hypothesis.strategies import SearchStrategy
 
@@ -14,6 +14,7 @@ from tcverify import errors
 from tcverify.application import PassFacts, Point
 from tcverify.campaign import Case, Statistics
 from tcverify.campaign.corpus import decode_case, encode_case
+from tcverify.campaign.events import Stop
 from tcverify.cases.baseline import Known
 from tcverify.cases.counterexample import Counterexample, decode_counterexample, encode_counterexample
 from tcverify.errors import InternalError, TcverifyError
@@ -129,7 +130,7 @@ class Outcome:
     facts: PassFacts | None = None
     found: Sequence[Counterexample] = ()
     known: Sequence[tuple[Known, int]] = ()
-    stop: str = "examples"
+    stop: Stop | Literal["failed"] = "examples"
     warnings: Sequence[str] = ()
     crashed: Sequence[str] = ()
     error: TcverifyError | None = None

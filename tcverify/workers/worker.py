@@ -7,7 +7,6 @@ import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -51,9 +50,7 @@ class Worker:
         torch.set_num_threads(1)  # as `tcverify run` does
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._open.close()
 
     def work(self, text: str, *warnings: str, beat: Callable[[float], None] = lambda patience: None) -> str:

@@ -17,6 +17,7 @@ from tcverify.cli import verbs
 from tcverify.program.codec import MAX_BYTES
 from tests import warm
 from tests.cli.conftest import FOREIGN, environment, finish, only_case, pin, run_here, says, start
+from tests.faults.processes import alive, descendants
 
 SYNTAX_ERROR = "def broken(:\n"
 
@@ -260,32 +261,6 @@ def test_an_error_of_ours_says_so(bad: Path, monkeypatch: pytest.MonkeyPatch) ->
 # ------------------------------------------------------------------------------------------------- ends before the end
 
 
-def _children(pid: int) -> set[int]:
-    """All descendants of a process."""
-    found: set[int] = set()
-    waiting = [pid]
-    while waiting:
-        parent = waiting.pop()
-        try:
-            tasks = Path(f"/proc/{parent}/task").iterdir()
-            new = {int(c) for task in tasks for c in (task / "children").read_text().split()}
-        except OSError:
-            continue
-        found |= new
-        waiting += new
-    return found
-
-
-def _alive(pids: set[int]) -> set[int]:
-    def runs(pid: int) -> bool:
-        try:
-            return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-        except OSError:
-            return False
-
-    return {pid for pid in pids if runs(pid)}
-
-
 def _wait_for(condition: Any, process: warm.Started) -> None:
     deadline = time.monotonic() + 90
     while not condition():
@@ -296,9 +271,9 @@ def _wait_for(condition: Any, process: warm.Started) -> None:
 
 def _gone(pids: set[int]) -> bool:
     deadline = time.monotonic() + 10
-    while _alive(pids) and time.monotonic() < deadline:
+    while any(map(alive, pids)) and time.monotonic() < deadline:
         time.sleep(0.05)
-    return not _alive(pids)
+    return not any(map(alive, pids))
 
 
 RUN = ["-m", "tcverify", "run", "--world-size", "2", "--seed", "1", "--max-examples", "100000"]
@@ -310,7 +285,7 @@ def test_ctrl_c_keeps_what_was_found(tmp_path: Path, whole_group: bool) -> None:
     confirm = "gloo" if whole_group else "none"
     process = start(*RUN, "mine.py:raises", "--confirm", confirm, cwd=tmp_path)
     _wait_for(lambda: list(tmp_path.glob("reports/*/repro.py")), process)
-    children = _children(process.pid)
+    children = descendants(process.pid)
     assert children
     (os.killpg if whole_group else os.kill)(process.pid, signal.SIGINT)
     outcome = finish(process)
@@ -341,7 +316,7 @@ def test_ctrl_c_at_the_start(tmp_path: Path) -> None:
     process = start(*RUN, "mine.py:does_nothing", cwd=tmp_path)
     _wait_for((tmp_path / ".tcverify").exists, process)
     time.sleep(0.5)  # the fork server imports torch
-    children = _children(process.pid)
+    children = descendants(process.pid)
     os.killpg(process.pid, signal.SIGINT)
     outcome = finish(process)
     assert outcome.code == 130
@@ -362,7 +337,7 @@ def test_a_run_that_is_killed_leaves_no_process_and_is_told_of(tmp_path: Path) -
     (tmp_path / "mine.py").write_text(FOREIGN)
     process = start(*RUN, "mine.py:touches_and_hangs", "--confirm", "none", cwd=tmp_path)
     _wait_for((tmp_path / "running").exists, process)
-    children = _children(process.pid)
+    children = descendants(process.pid)
     process.kill()
     finish(process)
     assert _gone(children)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import json
 from pathlib import Path
 from types import ModuleType
@@ -18,16 +17,6 @@ PAGE = ROOT / "docs" / "pytorch.md"
 FOUND = ROOT / "reports" / "pytorch"
 TABLES = ("subjects", "versions", "campaigns", "covered", "findings", "unshown")
 MARKS = "".join(f"<!-- table: {name} -->\n<!-- end -->\n" for name in TABLES)
-
-
-@pytest.fixture(scope="module")
-def generate() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("tcverify_docs_generate", ROOT / "docs" / "generate.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def test_the_tables_of_the_page_are_up_to_date(generate: ModuleType) -> None:

@@ -16,7 +16,7 @@ from tcverify.passes import CommBuffers
 from tcverify.program import Program
 from tcverify.verification.verifier import verify
 from tests.passes.comm_buffers.test_comm_buffers import Build, Builder, program
-from tests.support.buffer_programs import drawn, lower
+from tests.support.buffer_programs import clash, drawn, lower
 
 Places = Mapping[str, tuple[int, int]]
 
@@ -200,7 +200,7 @@ def test_what_the_arena_shows_the_plan_could_have_told() -> None:
                 offset = draw.choice((0, 0, 64, 128, buffer.offset))
                 nodes[buffer.node].meta["comm_buffer"] = {**nodes[buffer.node].meta["comm_buffer"], "offset": offset}
                 moved.append(type(buffer)(**{**fields_of(buffer), "offset": offset}))
-            clashes.append({frozenset((a.node, b.node)) for a, b in combinations(moved, 2) if a.clashes(b)})
+            clashes.append({frozenset((a.node, b.node)) for a, b in combinations(moved, 2) if clash(a, b)})
         found = run_in_arena(original.with_graphs([module.graph for module in modules]))
         if found is None:
             continue

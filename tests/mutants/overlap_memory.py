@@ -10,49 +10,41 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from tcverify.passes.overlap import CommGraph, ReorderCommunicationPreservingPeakMemory, SinkWaitsIterative
-from tcverify.passes.overlap.iterative import Round, Setting
+from tcverify.passes.overlap.iterative import IterativePass, Round, Setting
 from tcverify.passes.overlap.iterative_raising import Raising, Rise
 from tcverify.passes.overlap.iterative_sinking import Sinking
 from tcverify.passes.overlap.memory import Footprint, Handover, Memory, StorageWalk
 from tcverify.passes.overlap.timeline import Timeline
 
 
-class RaiseUnjudged(ReorderCommunicationPreservingPeakMemory):
-    """The sound pass without its net; subclasses put a defect back and carry their own name."""
+class _Unjudged(IterativePass):
+    """Without the net of the sound pass; subclasses put a defect back and carry their own name."""
 
-    name = "RaiseUnjudged"
+    course: ClassVar[type[Round]]
+
+    def __init_subclass__(cls) -> None:
+        cls.name = cls.__name__
+
+    def round(self, setting: Setting, order: Sequence[int]) -> Round:
+        return self.course(setting, order)
+
+    def judge(self, setting: Setting, order: Sequence[int]) -> None:
+        pass
+
+    def is_worse(self, replayed: Timeline, before: Timeline) -> bool:
+        return False
+
+
+class RaiseUnjudged(_Unjudged, ReorderCommunicationPreservingPeakMemory):
+    """The sound pass without its net."""
+
     course: ClassVar[type[Raising]] = Raising
 
-    def __init_subclass__(cls) -> None:
-        cls.name = cls.__name__
 
-    def round(self, setting: Setting, order: Sequence[int]) -> Round:
-        return self.course(setting, order)
+class SinkUnjudged(_Unjudged, SinkWaitsIterative):
+    """The sound pass without its net."""
 
-    def judge(self, setting: Setting, order: Sequence[int]) -> None:
-        pass
-
-    def is_worse(self, replayed: Timeline, before: Timeline) -> bool:
-        return False
-
-
-class SinkUnjudged(SinkWaitsIterative):
-    """The sound pass without its net; subclasses put a defect back and carry their own name."""
-
-    name = "SinkUnjudged"
     course: ClassVar[type[Sinking]] = Sinking
-
-    def __init_subclass__(cls) -> None:
-        cls.name = cls.__name__
-
-    def round(self, setting: Setting, order: Sequence[int]) -> Round:
-        return self.course(setting, order)
-
-    def judge(self, setting: Setting, order: Sequence[int]) -> None:
-        pass
-
-    def is_worse(self, replayed: Timeline, before: Timeline) -> bool:
-        return False
 
 
 # -------------------------------------------------------------------------------------------------------------- memory

@@ -13,8 +13,8 @@ from tcverify.ops import DeviceMesh, Layout, Resharding
 from tcverify.passes import Pass
 from tcverify.passes.resharding.decisions import Communication, Plan
 from tcverify.passes.resharding.host_program import HostProgram
-from tcverify.passes.resharding.layouts import is_resharding
 from tcverify.passes.resharding.lowering import ConvertOpToCommunication, Writing
+from tests.support.naive_layouts import is_resharding
 
 
 class Mutant(HostProgram):

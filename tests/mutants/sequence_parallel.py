@@ -22,7 +22,7 @@ from tcverify.passes.sequence_parallel.layout import (
     shape_of,
     token_dim,
 )
-from tcverify.passes.sequence_parallel.sequence_parallel import Rewriting
+from tcverify.passes.sequence_parallel.moves import Rewriting
 
 
 class Mutant(SequenceParallel):

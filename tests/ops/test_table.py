@@ -30,7 +30,7 @@ aten = torch.ops.aten
         (operator.add, "python::add"),
         (len, "foreign::builtins.len"),
         (torch.cat, "foreign::torch._VariableFunctionsClass.cat"),
-        (Op, "foreign::tcverify.ops.table.Op"),
+        (Op, "foreign::tcverify.ops.op.Op"),
     ],
 )
 def test_a_target_has_a_qualified_name(target: Any, name: str) -> None:

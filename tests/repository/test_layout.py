@@ -3,7 +3,8 @@
 import ast
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,30 @@ def imported(tree: ast.Module) -> Iterator[str]:
             yield node.module or ""
 
 
+def reached(tree: ast.Module, known: Collection[str]) -> Iterator[str]:
+    """Every module that a file imports, whole or by what it has; a name that stands for a module is that module."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module is not None:
+            members = (f"{node.module}.{alias.name}" for alias in node.names)
+            yield from (member if member in known else node.module for member in members)
+
+
+def dependencies(trees: dict[str, ast.Module]) -> dict[str, set[str]]:
+    """By name of a module: which of the others it imports, for type checkers too, and inside of functions."""
+    return {name: trees.keys() & set(reached(tree, trees)) for name, tree in trees.items()}
+
+
+def circle(graph: dict[str, set[str]]) -> list[str]:
+    """Modules each of which imports the one before it, the first at either end; none where imports go in no circle."""
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return []
+
+
 def called(tree: ast.Module) -> Iterator[str]:
     """The name of every function that a file calls by its bare name."""
     for node in ast.walk(tree):
@@ -50,6 +75,29 @@ def test_strategies_are_imported_as_part_of_the_package(trees: dict[Path, ast.Mo
     # `import strategies` would make a second copy of the package, with classes of its own
     wrong = [path for path, tree in trees.items() if any(m.split(".")[0] == "strategies" for m in imported(tree))]
     assert names(wrong) == []
+
+
+def test_imports_go_in_no_circle(trees: dict[Path, ast.Module]) -> None:
+    package = {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): tree
+        for path, tree in trees.items()
+        if path.is_relative_to(ROOT / "tcverify")
+    }
+    del package["tcverify"]  # imports its public names for type checkers, and else when they are used
+    assert circle(dependencies(package)) == []
+
+
+def test_circles_of_imports_are_seen() -> None:
+    sources = {
+        "p.a": "def f():\n    from p import b",
+        "p.b": "if X:\n    from p.c import x",
+        "p.c": "import p.a",
+        "p": "",
+    }
+    graph = dependencies({name: ast.parse(text) for name, text in sources.items()})
+    assert graph == {"p.a": {"p.b"}, "p.b": {"p.c"}, "p.c": {"p.a"}, "p": set()}
+    assert sorted(set(circle(graph))) == ["p.a", "p.b", "p.c"]
+    assert circle({**graph, "p.c": set()}) == []
 
 
 def test_no_module_is_too_long() -> None:

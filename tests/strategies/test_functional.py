@@ -9,7 +9,6 @@ import pytest
 from tcverify.execution import Lockstep
 from tcverify.ops import qualified_name
 from tcverify.program import InputSpec, Mesh, MeshDim, Program, dumps, shard
-from tcverify.strategies import large_functional_program
 from tcverify.strategies.functional.building import program_of
 from tcverify.strategies.functional.choices import HEADER, KINDS, RECORD
 from tcverify.strategies.functional.programs import MOTIFS, WIDTH, decode_functional
@@ -18,6 +17,7 @@ from tcverify.strategies.timing import WIDTH as TIMING_WIDTH
 from tcverify.strategies.transformer.draft import PerRank
 from tcverify.strategies.transformer.sites import NoSite
 from tests.sizes import by_night
+from tests.support.large_functional import large_functional_program
 
 TP2 = Mesh.grid({"tp": 2})
 GRID = Mesh.grid({"dp": 2, "tp": 2})

@@ -11,72 +11,36 @@ from torch import fx
 
 from tcverify.application import Pair
 from tcverify.checks import CHECKS, Evidence
-from tcverify.program import Contract, GraphBuilder, InputSpec, Mesh, Program, RankBinding
+from tcverify.program import Contract, InputSpec, Mesh, Program
 from tcverify.program.finding import Doubt, Finding
 from tcverify.program.graph import copy_graph
+from tests.support.hand_written import SQUARES, Writing, written
 
 DP2 = Mesh.grid({"dp": 2})
 DP2_TP2 = Mesh.grid({"dp": 2, "tp": 2})
-INPUTS = tuple(InputSpec(name, (4, 4)) for name in ("x", "y"))
 
 
-class Functional(GraphBuilder):
-    """A builder of functional collectives, which keeps dead nodes.
-
-    Attributes:
-        x, y: the inputs, both [4, 4].
-    """
-
-    x: fx.Node
-    y: fx.Node
+class Functional(Writing):
+    """A builder of functional collectives."""
 
     def start(self, value: Any, group: str = "dp", kind: str = "all_reduce", cost_s: float | None = None) -> fx.Node:
         arguments = {"all_gather_into_tensor": (2, group), "reduce_scatter_tensor": ("sum", 2, group)}
         more = arguments.get(kind, ("sum", group))
-        return self.timed(self.call(f"_c10d_functional::{kind}", value, *more), cost_s)
+        return self.work(f"_c10d_functional::{kind}", value, *more, cost_s=cost_s)
 
     def wait(self, value: Any) -> fx.Node:
         return self.call("_c10d_functional::wait_tensor", value)
 
-    def mm(self, a: Any, b: Any = None, cost_s: float | None = None) -> fx.Node:
-        return self.timed(self.call("aten::mm", a, self.y if b is None else b), cost_s)
-
-    def relu(self, a: Any, cost_s: float | None = None) -> fx.Node:
-        return self.timed(self.call("aten::relu", a), cost_s)
-
-    def add(self, a: Any, b: Any, cost_s: float | None = None) -> fx.Node:
-        return self.timed(self.call("aten::add.Tensor", a, b), cost_s)
-
     def add_(self, a: Any, b: Any, cost_s: float | None = None) -> fx.Node:
-        return self.timed(self.call("aten::add_.Tensor", a, b), cost_s)
-
-    @staticmethod
-    def timed(node: fx.Node, cost_s: float | None) -> fx.Node:
-        if cost_s is not None:
-            node.meta["cost_s"] = cost_s
-        return node
-
-    def finish(self, result: Any) -> fx.Graph:
-        self._graph.output(result)
-        return self._graph
+        return self.work("aten::add_.Tensor", a, b, cost_s=cost_s)
 
 
 Build = Callable[[Functional], Any]
 
 
-def program(*builds: Build, mesh: Mesh = DP2, inputs: Sequence[InputSpec] = INPUTS) -> Program:
+def program(*builds: Build, mesh: Mesh = DP2, inputs: Sequence[InputSpec] = SQUARES) -> Program:
     """A program of these graphs: one for all ranks, or one per rank."""
-    made: list[Functional] = []
-    graphs = []
-    for i, build in enumerate(builds):
-        builder = Functional(mesh, {spec.name: spec for spec in inputs}, i)
-        nodes = [builder.input(spec.name) for spec in inputs]
-        builder.x, builder.y = nodes[0], nodes[-1]
-        graphs.append(builder.finish(build(builder)))
-        made.append(builder)
-    which = [min(rank, len(builds) - 1) for rank in range(mesh.world_size)]
-    bindings = tuple(RankBinding(i, made[i].bindings(rank)) for rank, i in enumerate(which))
-    return Program(mesh, tuple(graphs), bindings, tuple(inputs))
+    return written(Functional, builds, mesh, inputs)
 
 
 def edited(made: Program, edit: Callable[[fx.Graph, dict[str, fx.Node]], Any]) -> Program:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from tcverify.passes import CommBuffers
+from tcverify.passes.comm_buffers.plan import Buffer
 from tcverify.program import Program
 from tcverify.strategies import all_meshes
 from tcverify.strategies.functional import programs as functional
@@ -26,3 +27,9 @@ def lower(program: Program, **options: Any) -> Program:
     for module in modules:
         CommBuffers(**options)(module)
     return program.with_graphs([module.graph for module in modules])
+
+
+def clash(first: Buffer, second: Buffer) -> bool:
+    """Whether both are needed at the same time, and lie in the same bytes."""
+    together = first.birth <= second.death and second.birth <= first.death
+    return together and first.offset < second.offset + second.nbytes and second.offset < first.offset + first.nbytes

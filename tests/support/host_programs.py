@@ -10,24 +10,16 @@ from torch import fx
 
 from tcverify.application import Pair
 from tcverify.checks import CHECKS, Evidence
-from tcverify.program import Contract, GraphBuilder, InputSpec, Mesh, Program, RankBinding
+from tcverify.program import Contract, InputSpec, Mesh, Program
 from tcverify.program.finding import Doubt, Finding
+from tests.support.hand_written import SQUARES, Writing, written
 from tests.support.programs import TP2
 
-SQUARES = (InputSpec("x", (4, 4)), InputSpec("y", (4, 4)))
 TEAM = [0, 1]
 
 
-class Host(GraphBuilder):
-    """A builder of host IR, which keeps dead nodes.
-
-    Attributes:
-        x, y: the inputs, both [4, 4] unless the program says otherwise.
-        me: the rank whose graph it is.
-    """
-
-    x: fx.Node
-    y: fx.Node
+class Host(Writing):
+    """A builder of host IR. `me` is the rank whose graph it is."""
 
     @property
     def me(self) -> int:
@@ -61,24 +53,11 @@ class Host(GraphBuilder):
     def free(self, value: fx.Node) -> fx.Node:
         return self.post("deallocate", value)
 
-    def mm(self, a: fx.Node, b: fx.Node | None = None) -> fx.Node:
-        return self.call("aten::mm", a, self.y if b is None else b)
-
-    def relu(self, a: fx.Node) -> fx.Node:
-        return self.call("aten::relu", a)
-
-    def add(self, a: fx.Node, b: fx.Node) -> fx.Node:
-        return self.call("aten::add.Tensor", a, b)
-
     def put(self, into: fx.Node, value: fx.Node) -> fx.Node:
         return self.call("aten::copy_", into, value)
 
     def part(self, value: fx.Node, index: int, dim: int = 0) -> fx.Node:
         return self.call("aten::select.int", value, dim, index)
-
-    def finish(self, result: Any) -> fx.Graph:
-        self._graph.output(result)
-        return self._graph
 
 
 Build = Callable[[Host], Any]
@@ -86,13 +65,7 @@ Build = Callable[[Host], Any]
 
 def program(build: Build, mesh: Mesh = TP2, given: Sequence[InputSpec] = SQUARES) -> Program:
     """A program with a graph per rank."""
-    graphs, bindings = [], []
-    for rank in range(mesh.world_size):
-        builder = Host(mesh, {spec.name: spec for spec in given}, rank)
-        builder.x, builder.y = builder.input("x"), builder.input("y")
-        graphs.append(builder.finish(build(builder)))
-        bindings.append(RankBinding(rank, builder.bindings(rank)))
-    return Program(mesh, tuple(graphs), tuple(bindings), tuple(given))
+    return written(Host, [build] * mesh.world_size, mesh, given)
 
 
 def nothing(b: Host) -> Any:

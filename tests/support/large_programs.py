@@ -26,6 +26,7 @@ from tcverify.program import (
     shard,
     spmd_program,
 )
+from tests.support.hand_written import Keeping
 
 C = "_c10d_functional::"
 WAIT = f"{C}wait_tensor"
@@ -191,7 +192,7 @@ def pipeline(batches: int, layers: int, ranks: int = 4, marked: int | None = Non
     specs = {spec.name: spec for spec in (*first, *second)}
 
     def stage(number: int) -> tuple[GraphBuilder, fx.Graph]:
-        b = _Keeping(mesh, specs, number * width)
+        b = Keeping(mesh, specs, number * width)
         named = {spec.name: b.input(spec.name) for spec in (first, second)[number]}
         peer = b.constant("peer", lambda rank: (rank + width) % ranks)
         results = []
@@ -213,14 +214,6 @@ def pipeline(batches: int, layers: int, ranks: int = 4, marked: int | None = Non
     builders, graphs = zip(*(stage(number) for number in range(2)), strict=True)
     bindings = tuple(RankBinding(rank // width, builders[rank // width].bindings(rank)) for rank in range(ranks))
     return Program(mesh, graphs, bindings, tuple(specs.values()))
-
-
-class _Keeping(GraphBuilder):
-    """Keeps sends, which nobody reads."""
-
-    def finish(self, result: Any) -> fx.Graph:
-        self._graph.output(result)
-        return self._graph
 
 
 def branches(layers: int, ranks: int = 2, marked: int | None = None, hidden: int = HIDDEN) -> Program:
@@ -261,7 +254,7 @@ def uneven_readers(layers: int, ranks: int = 2, marked: int | None = None, hidde
     mesh = mesh_of(ranks)
 
     def graph_of(rank: int) -> tuple[GraphBuilder, fx.Graph]:
-        b = _Keeping(mesh, {spec.name: spec for spec in specs}, rank)
+        b = Keeping(mesh, {spec.name: spec for spec in specs}, rank)
         value, weight = b.input("x"), b.input("weight")
         for i in range(layers):
             made = b.call("aten::tanh", b.call("aten::mm", value, weight))

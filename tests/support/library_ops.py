@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-_KEPT: list[torch.library.Library] = []
+from tcverify.ops.definitions import lasting_library
 
 
 def _never(*_: Any, **__: Any) -> Any:
@@ -40,8 +40,7 @@ def define() -> None:
     """Define them, once per process, under whatever name this module is imported."""
     if hasattr(torch.ops.tcverify_library, "rope"):
         return
-    library = torch.library.Library("tcverify_library", "DEF")
-    _KEPT.append(library)
+    library = lasting_library("tcverify_library")
     for name, (schema, fake) in SCHEMAS.items():
         library.define(name + schema)
         library.impl(name, _never, "CPU")

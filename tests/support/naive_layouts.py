@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import torch
 
+from tcverify.ops import Resharding
 from tcverify.program import PlacedBuilder, Program
 
 
@@ -70,3 +71,22 @@ def whole_input(program: Program, name: str = "x") -> torch.Tensor:
     alone = b.build(b.input(name, found.shape, "[0] replicated", found.dtype, found.recipe), seed=program.seed)
     value = alone.values(0)[0]
     return value.double() if value.is_floating_point() else value
+
+
+def is_resharding(made: Resharding) -> bool:
+    """Whether a `set` or `reduce` takes more than what each rank has: other ranks hold something that it needs.
+
+    A mesh dim of one rank divides nothing, so whether something is sharded over it does not count.
+    """
+    source, target = made.source, made.target
+    if source.mesh != target.mesh:
+        return True
+    for size, before, after in zip(source.mesh.shape, source.sharding, target.sharding, strict=True):
+        if size == 1 or before is None:  # what all have, each can take its part of
+            continue
+        if before == made.dim or after is None:
+            return True
+        counted = after if made.dim is None or after < made.dim else after + 1  # in the operand
+        if before != counted:
+            return True
+    return False

@@ -104,10 +104,15 @@ def _storage(node: fx.Node) -> int:
     return specs_of(node)[0]
 
 
+def movable(found: CommGraph) -> list[fx.Node]:
+    """All nodes but placeholders and the output, in order."""
+    return [node for node in found.nodes if node.op not in ("placeholder", "output")]
+
+
 def legal_order(found: CommGraph, rng: random.Random) -> list[fx.Node]:
     """A random order that keeps every dependency."""
     missing = {node: len(found.predecessors[node]) for node in found.nodes}
-    ready = [node for node in found.movable if not missing[node]]
+    ready = [node for node in movable(found) if not missing[node]]
     fixed = [node for node in found.nodes if node.op == "placeholder"]
     order: list[fx.Node] = []
 

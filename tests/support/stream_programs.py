@@ -189,81 +189,11 @@ def judge(original: Program, graph: fx.Graph, rank: int = 0, *, inputs: str = "r
     Storage is that of real tensors, which the graph is run on: collectives by stand-ins that have the right shapes.
     """
     values = _run(original, graph, rank)
-    storage = _base_storages(graph, values)
-    kinds = {n: _kind(n, values) for n in graph.nodes}
-    problems: list[str] = []
-    ops: list[Op] = []
-    by_node: dict[fx.Node, Op] = {}
-    recorded: dict[fx.Node, Op] = {}
-    pending: list[fx.Node] = []
-    streams: dict[int, Op] = {}
-    produced: dict[fx.Node, Op] = {}
     nodes = list(graph.nodes)
-    reached: dict[int, set[int]] = {}
-    joined: set[int] = set()
-
-    def chain(arg: fx.Node) -> list[fx.Node]:
-        found = []
-        while _name(arg) == WAIT:
-            found.append(arg)
-            arg = arg.args[0]  # type: ignore[assignment]
-        return found
-
-    def tensor_args(n: fx.Node) -> list[fx.Node]:
-        found: list[fx.Node] = []
-        map_aggregate((n.args, n.kwargs), lambda a: found.append(a) if isinstance(a, fx.Node) else None)
-        return found
-
-    for position, n in enumerate(nodes):
-        kind = kinds[n]
-        if kind == "anchor":
-            if _name(n) == WAIT:
-                pending.append(n)
-                if any(kinds[user] not in ("work", "output") and _name(user) != WAIT for user in n.users):
-                    problems.append(f"{n.name} binds nothing")
-                continue
-            op = produced.get(n.args[0])  # type: ignore[arg-type]
-            if op is None or not ops or ops[-1] is not op:
-                problems.append(f"{n.name} records another op by position")
-            if op is not None:
-                recorded[n] = op
-                if op.stream != n.args[1]:
-                    problems.append(f"{n.name} names another stream than {op.node.name} runs on")
-            continue
-        if kind in ("alias", "scalar"):
-            if pending:
-                problems.append(f"{n.name} stands between waits and their op")
-            if n.all_input_nodes and n.all_input_nodes[0] in produced:
-                produced[n] = produced[n.all_input_nodes[0]]
-            continue
-        if kind == "input":
-            continue
-        waits = [w for arg in tensor_args(n) for w in chain(arg)]
-        if set(waits) != set(pending):
-            problems.append(f"{n.name}: waits by data {waits} and by position {pending} differ")
-        named = {int(w.args[1]) for w in waits}  # type: ignore[arg-type]
-        if len(named) > 1:
-            problems.append(f"{n.name} is bound to streams {named}")
-        after = next((m for m in nodes[position + 1 :] if kinds[m] != "alias"), None)
-        own = after is not None and kinds[after] == "anchor" and _name(after) == RECORD
-        default = int(after.args[1]) if own and kind == "work" else 0  # type: ignore[union-attr, arg-type]
-        stream = min(named) if named else default
-        tokens = [recorded[t] for w in waits for t in w.args[2]]  # type: ignore[union-attr]
-        pending = []
-        if kind == "output":
-            if stream != 0:
-                problems.append("the output is read on another stream than 0")
-            for other in [*tokens, *([streams[0]] if 0 in streams else [])]:
-                joined |= reached[id(other)] | {id(other)}
-            break
-        op = Op(n, stream, tokens, lookup(n.target).resources)
-        for other in [*tokens, *([streams[stream]] if stream in streams else [])]:
-            op.before |= reached[id(other)] | {id(other)}
-        reached[id(op)] = op.before
-        streams[stream] = op
-        by_node[n] = produced[n] = op
-        ops.append(op)
-    problems += _races(original, nodes, ops, by_node, storage, joined, inputs)
+    issue = _Issue(nodes, {n: _kind(n, values) for n in nodes})
+    issue.run()
+    problems, ops = issue.problems, issue.ops
+    problems += _races(original, nodes, ops, _base_storages(graph, values), issue.joined, inputs)
     collectives = [op for op in ops if "comm" in op.resources]
     for first, second in itertools.pairwise(collectives):
         if id(first) not in second.before:
@@ -271,6 +201,102 @@ def judge(original: Program, graph: fx.Graph, rank: int = 0, *, inputs: str = "r
     overhead = nodes[-1].meta["schedule"]["sync_overhead_s"] if "schedule" in nodes[-1].meta else 0.0
     makespan, serial = _replay(ops, overhead)
     return Judged(problems, ops, makespan, serial)
+
+
+class _Issue:
+    """Issues the nodes in order, as a runtime does that reads anchors by position, and compares that with what they say by data.
+
+    Attributes:
+        joined: ids of the ops that happen before the output.
+    """
+
+    def __init__(self, nodes: list[fx.Node], kinds: dict[fx.Node, str]) -> None:
+        self.nodes, self.kinds = nodes, kinds
+        self.problems: list[str] = []
+        self.ops: list[Op] = []
+        self.joined: set[int] = set()
+        self._recorded: dict[fx.Node, Op] = {}
+        self._pending: list[fx.Node] = []  # waits that no op has taken yet
+        self._streams: dict[int, Op] = {}  # the last op of each
+        self._produced: dict[fx.Node, Op] = {}
+
+    def run(self) -> None:
+        for position, n in enumerate(self.nodes):
+            kind = self.kinds[n]
+            if kind == "anchor":
+                self._wait(n) if _name(n) == WAIT else self._record(n)
+            elif kind in ("alias", "scalar"):
+                self._alias(n)
+            elif kind == "work":
+                self._work(n, position)
+            elif kind == "output":
+                self._output(n)
+
+    def _wait(self, n: fx.Node) -> None:
+        self._pending.append(n)
+        if any(self.kinds[user] not in ("work", "output") and _name(user) != WAIT for user in n.users):
+            self.problems.append(f"{n.name} binds nothing")
+
+    def _record(self, n: fx.Node) -> None:
+        op = self._produced.get(n.args[0])  # type: ignore[arg-type]
+        if op is None or not self.ops or self.ops[-1] is not op:
+            self.problems.append(f"{n.name} records another op by position")
+        if op is not None:
+            self._recorded[n] = op
+            if op.stream != n.args[1]:
+                self.problems.append(f"{n.name} names another stream than {op.node.name} runs on")
+
+    def _alias(self, n: fx.Node) -> None:
+        if self._pending:
+            self.problems.append(f"{n.name} stands between waits and their op")
+        if n.all_input_nodes and n.all_input_nodes[0] in self._produced:
+            self._produced[n] = self._produced[n.all_input_nodes[0]]
+
+    def _work(self, n: fx.Node, position: int) -> None:
+        after = next((m for m in self.nodes[position + 1 :] if self.kinds[m] != "alias"), None)
+        own = after is not None and self.kinds[after] == "anchor" and _name(after) == RECORD
+        stream, tokens = self._bound(n, int(after.args[1]) if own else 0)  # type: ignore[union-attr, arg-type]
+        op = Op(n, stream, tokens, lookup(n.target).resources, self._before(stream, tokens))
+        self._streams[stream] = self._produced[n] = op
+        self.ops.append(op)
+
+    def _output(self, n: fx.Node) -> None:
+        stream, tokens = self._bound(n, 0)
+        if stream != 0:
+            self.problems.append("the output is read on another stream than 0")
+        self.joined = self._before(0, tokens)
+
+    def _bound(self, n: fx.Node, default: int) -> tuple[int, list[Op]]:
+        """The stream that a node is bound to by its waits, and the ops that these wait for."""
+        waits = [w for arg in _tensor_args(n) for w in _chain(arg)]
+        if set(waits) != set(self._pending):
+            self.problems.append(f"{n.name}: waits by data {waits} and by position {self._pending} differ")
+        self._pending = []
+        named = {int(w.args[1]) for w in waits}  # type: ignore[arg-type]
+        if len(named) > 1:
+            self.problems.append(f"{n.name} is bound to streams {named}")
+        tokens = [self._recorded[t] for w in waits for t in w.args[2]]  # type: ignore[union-attr]
+        return min(named) if named else default, tokens
+
+    def _before(self, stream: int, tokens: list[Op]) -> set[int]:
+        """Ids of the ops that happen before what runs next on a stream, behind these tokens."""
+        direct = [*tokens, *([self._streams[stream]] if stream in self._streams else [])]
+        return set().union(*(other.before | {id(other)} for other in direct))
+
+
+def _chain(arg: fx.Node) -> list[fx.Node]:
+    """The waits that an argument comes through."""
+    found = []
+    while _name(arg) == WAIT:
+        found.append(arg)
+        arg = arg.args[0]  # type: ignore[assignment]
+    return found
+
+
+def _tensor_args(n: fx.Node) -> list[fx.Node]:
+    found: list[fx.Node] = []
+    map_aggregate((n.args, n.kwargs), lambda a: found.append(a) if isinstance(a, fx.Node) else None)
+    return found
 
 
 def _run(original: Program, graph: fx.Graph, rank: int) -> dict[fx.Node, Any]:
@@ -309,7 +335,6 @@ def _races(
     original: Program,
     nodes: list[fx.Node],
     ops: list[Op],
-    by_node: dict[fx.Node, Op],
     storage: dict[fx.Node, set[int]],
     joined: set[int],
     inputs: str,

@@ -6,9 +6,7 @@ That takes applications of the pass alone. Programs one edit away from a kernel 
 condition of which one outcome was never seen.
 """
 
-from tcverify.campaign.search.explorer import Explorer
-from tcverify.campaign.search.kernels import Kernel
 from tcverify.campaign.search.summary import KernelFound, Searched
 from tcverify.campaign.search.turns import Search, search_of
 
-__all__ = ["Explorer", "Kernel", "KernelFound", "Search", "Searched", "search_of"]
+__all__ = ["KernelFound", "Search", "Searched", "search_of"]

@@ -11,6 +11,7 @@ import torch
 from torch.fx.node import map_aggregate
 
 from tcverify.ops import qualified_name
+from tcverify.ops.leaves import leaves
 from tcverify.program import InputSpec, Placement, RankConstant, Recipe
 from tcverify.shrink.graph.facts import Facts
 from tcverify.shrink.graph.sketch import Ref, Sketch, Step, result_of, with_result
@@ -131,15 +132,7 @@ def plain_recipe(dtype: torch.dtype) -> Recipe:
 
 def operands(step: Step) -> list[str]:
     """What a step reads, once for each place where it does."""
-    found: list[str] = []
-
-    def look(value: Any) -> Any:
-        if isinstance(value, Ref):
-            found.append(value.name)
-        return value
-
-    map_aggregate((step.args, step.kwargs), look)
-    return found
+    return [ref.name for ref in leaves((step.args, step.kwargs), Ref)]
 
 
 def with_operand(step: Step, slot: int, ref: Any) -> Step:

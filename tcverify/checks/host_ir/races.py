@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from tcverify.checks.memory.parts import WHOLE, Part, covers, overlap
 from tcverify.checks.memory.storage import Touch
 from tcverify.checks.streams.clocks import Clocks
-from tcverify.checks.streams.races import Race, excerpt, hints
+from tcverify.checks.streams.races import Race, RaceKind, excerpt, hints
 from tcverify.checks.streams.reading import BEGINNING, Issued, Reading
 from tcverify.ops import DEALLOCATE
 from tcverify.program import Contract
@@ -69,7 +69,7 @@ def _compared(pasts: _Pasts, touch: Touch, at: int, second: int | None, stream: 
     for other in met:
         past = parts[other]
         if past.writer is not None and past.writer != at and not clocks.ordered(past.writer, at):
-            kind = "output" if second is None else "WAW" if touch.writes else "RAW"
+            kind: RaceKind = "output" if second is None else "WAW" if touch.writes else "RAW"
             found.append(Race(kind, past.writer, second, value, touch.storage))
         if touch.writes:
             late = [reader for reader in past.readers.values() if reader != at and not clocks.ordered(reader, at)]

@@ -14,7 +14,7 @@ from typing import Any
 from torch import fx
 
 from tcverify.checks.memory.storage import Memory, memory_of
-from tcverify.checks.streams.reading import BEGINNING, Issued, Reading, seconds
+from tcverify.checks.streams.reading import BEGINNING, Issued, Reading
 from tcverify.errors import ProgramError
 from tcverify.ops import RECORD, WAIT, Layout, Op, lookup, schema_of
 from tcverify.ops.dialects.host_ir import COMMUNICATION_WAIT, CURRENT_STREAM, SET_STREAM, STREAM, SYNCHRONIZE
@@ -133,21 +133,9 @@ class _Reader:
     def _issued(self, number: int, node: fx.Node, op: Op | None) -> Issued:
         touches = self._memory.touches[number]
         reads = {touch.storage: touch.through for touch in touches if not touch.writes}
-        return Issued(
-            number,
-            node.name,
-            op.name if op is not None else f"{node.op}::{node.target}",
-            op.resources if op is not None else ("compute",),
-            op.collective if op is not None else False,
-            seconds(node.meta.get("cost_s")),
-            (),
-            tuple(reads.items()),
-            tuple(dict.fromkeys(touch.storage for touch in touches if touch.writes)),
-            stream=self._current,
-            phase=op.phase if op is not None else None,
-            queued_on=self._current,
-            touches=touches,
-        )
+        writes = [touch.storage for touch in touches if touch.writes]
+        here = self._current
+        return Issued.of(number, node, op, reads, writes, stream=here, queued_on=here, touches=touches)
 
     # ------------------------------------------------------------------------------------------------- communications
 

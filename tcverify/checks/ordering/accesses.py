@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torch import fx
-from torch.fx.node import map_aggregate
 
 from tcverify.checks.memory.storage import Region, Touch, memory_of
 from tcverify.ops import DEALLOCATE, Op, lookup, schema_of
+from tcverify.ops.leaves import leaves
 from tcverify.program import Program, RankConstant
 from tcverify.program.graph import constant_value
 
@@ -186,17 +186,9 @@ def distinct_pairs(original: Program, rewritten: Program) -> Iterator[tuple[int,
 
 def _constants_that_matter(graph: fx.Graph) -> list[str]:
     """The rank constants that say which result of a tuple is meant, and what is freed."""
-    found: dict[str, None] = {}
-
-    def look(value: Any) -> Any:
-        if isinstance(value, RankConstant):
-            found[value.name] = None
-        return value
-
-    for node in graph.nodes:
-        if node.op == "call_function" and lookup(node.target).name in (RESIZE, "python::getitem"):
-            map_aggregate((node.args, node.kwargs), look)
-    return list(found)
+    calls = [node for node in graph.nodes if node.op == "call_function"]
+    chosen = [node for node in calls if lookup(node.target).name in (RESIZE, "python::getitem")]
+    return list(dict.fromkeys(one.name for node in chosen for one in leaves((node.args, node.kwargs), RankConstant)))
 
 
 def _read(graph: fx.Graph, constants: Mapping[str, Any]) -> Accesses:

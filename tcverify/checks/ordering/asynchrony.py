@@ -9,6 +9,7 @@ from __future__ import annotations
 import weakref
 from dataclasses import dataclass, field
 from itertools import islice
+from typing import Literal, TypeAlias, get_args
 
 from tcverify.checks.memory.parts import WHOLE, Part, overlap
 from tcverify.checks.ordering.accesses import Accesses, Step
@@ -21,6 +22,10 @@ class Flight:
 
     start: int
     number: int
+
+
+#: What a node races with: the write of the result, or the read of the input.
+Racing: TypeAlias = Literal["completion", "input"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +44,7 @@ class Hazard:
     flight: Flight
     node: int
     access: str
-    racing: str
+    racing: Racing
     storage: int
 
 
@@ -139,7 +144,7 @@ _MOST_COMPARED = 64
 
 
 def _close(
-    accesses: Accesses, index: int, storage: int, flights: dict[Flight, None], access: str, racing: str
+    accesses: Accesses, index: int, storage: int, flights: dict[Flight, None], access: str, racing: Racing
 ) -> Flight | None:
     """The latest transfer of a storage that a node comes close to: parts of a buffer that lie apart may be under way at once."""
     if accesses.parts:
@@ -166,7 +171,7 @@ def _parts(accesses: Accesses, index: int, storage: int, writes: bool | None) ->
     return [touch.part or WHOLE for touch in touches if writes is None or touch.writes == writes]
 
 
-def _accesses(step: Step, *, precise: bool) -> list[tuple[str, str, int]]:
+def _accesses(step: Step, *, precise: bool) -> list[tuple[str, Racing, int]]:
     """(access, what it can race with, storage) of a step, each once.
 
     Args:
@@ -177,9 +182,11 @@ def _accesses(step: Step, *, precise: bool) -> list[tuple[str, str, int]]:
     for transfer in step.transfers:
         reads.update(dict.fromkeys(transfer.source))
         writes.update(dict.fromkeys(s for s in transfer.target if s not in step.holds or s in step.touches))
-    found = [("reads", "completion", storage) for storage in reads if precise or storage not in writes]
+    found: list[tuple[str, Racing, int]] = [
+        ("reads", "completion", storage) for storage in reads if precise or storage not in writes
+    ]
     for access, storages in (("writes into", writes), ("frees", step.resized)):
-        found += [(access, racing, storage) for storage in storages for racing in ("completion", "input")]
+        found += [(access, racing, storage) for storage in storages for racing in get_args(Racing)]
     return found
 
 

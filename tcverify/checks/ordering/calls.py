@@ -90,15 +90,20 @@ def _group(op: Op, given: Mapping[str, Any], program: Program, rank: int) -> str
     return str(list(group)) if isinstance(group, (list, tuple)) else str(group)
 
 
-def reordered_collectives(original: Program, rewritten: Program) -> Finding | None:
-    """The first collective of a communicator, or op with an effect, that does not come in its turn, on the lowest rank."""
-    judged = set()
+def _different(original: Program, rewritten: Program) -> Iterator[int]:
+    """The lowest of the ranks that run the same before the pass, and the same behind it."""
+    seen = set()
     for rank in range(original.world_size):
         old, new = original.ranks[rank], rewritten.ranks[rank]
         key = (old.graph, new.graph, repr(sorted(old.constants.items())), repr(sorted(new.constants.items())))
-        if key in judged:
-            continue
-        judged.add(key)
+        if key not in seen:
+            seen.add(key)
+            yield rank
+
+
+def reordered_collectives(original: Program, rewritten: Program) -> Finding | None:
+    """The first collective of a communicator, or op with an effect, that does not come in its turn, on the lowest rank."""
+    for rank in _different(original, rewritten):
         (before, before_effects), (after, after_effects) = calls_of(original, rank), calls_of(rewritten, rank)
         for group in dict.fromkeys(call.group for call in (*before, *after)):
             mine, theirs = ([call for call in calls if call.group == group] for calls in (before, after))
@@ -120,13 +125,7 @@ def changed_effects(original: Program, rewritten: Program) -> Finding | None:
     graphs = (*original.graphs, *rewritten.graphs)
     if not any(op.effect for graph in graphs for _, op in _calling(graph)):
         return None
-    judged = set()
-    for rank in range(original.world_size):
-        old, new = original.ranks[rank], rewritten.ranks[rank]
-        key = (old.graph, new.graph, repr(sorted(old.constants.items())), repr(sorted(new.constants.items())))
-        if key in judged:
-            continue
-        judged.add(key)
+    for rank in _different(original, rewritten):
         before, after = (
             [call for call in calls_of(program, rank)[1] if call.blocks] for program in (original, rewritten)
         )

@@ -16,6 +16,7 @@ from torch import fx
 from tcverify.checks.ordering.accesses import Accesses, Step
 from tcverify.checks.ordering.asynchrony import asynchrony_of
 from tcverify.ops import qualified_name
+from tcverify.ops.leaves import leaves
 from tcverify.program import Program, RankConstant
 from tcverify.program.finding import Finding
 from tcverify.program.graph import constant_value
@@ -42,7 +43,9 @@ def changed_nodes(original: Program, rewritten: Program) -> Finding | None:
             if gone is not None:
                 return _changed(f"node '{gone}' of the original is gone", gone, rank)
             same = [(before[name], node) for name, node in after.items()]
-            varying = pairs[old.graph, new.graph] = [pair for pair in same if any(map(_varies, pair))]
+            varying = pairs[old.graph, new.graph] = [
+                pair for pair in same if leaves([(node.args, node.kwargs) for node in pair], RankConstant)
+            ]
         else:
             same = varying
         for mine, theirs in same:
@@ -56,12 +59,6 @@ def _changed(title: str, name: str, rank: int, mine: fx.Node | None = None, thei
     if mine is not None and theirs is not None:
         lines += [f"before: {mine.format_node()}", f"after: {theirs.format_node()}"]
     return Finding("changed-nodes", CHECK, title, "\n".join(lines), name, rank, {})
-
-
-def _varies(node: fx.Node) -> bool:
-    found: list[RankConstant] = []
-    fx.node.map_aggregate((node.args, node.kwargs), lambda v: found.append(v) if isinstance(v, RankConstant) else None)
-    return bool(found)
 
 
 def _signature(node: fx.Node, constants: Mapping[str, Any]) -> Any:

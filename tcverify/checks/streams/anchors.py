@@ -13,12 +13,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from torch import fx
-from torch.fx.node import map_aggregate
 
 from tcverify.checks.host_ir.streams import mixes, read_host_ir, reads_rank
 from tcverify.checks.memory.storage import Memory, in_host_ir, memory_of
-from tcverify.checks.streams.reading import BEGINNING, Issued, Reading, Recorded, Waiting, seconds, tokens_of
+from tcverify.checks.streams.reading import BEGINNING, Issued, Reading, Recorded, Waiting, tokens_of
 from tcverify.ops import RECORD, WAIT, lookup
+from tcverify.ops.leaves import leaves
 from tcverify.program import Program, RankConstant
 from tcverify.program.stream_options import MAIN_STREAM
 
@@ -86,16 +86,10 @@ def lowered_ranks(program: Program) -> list[tuple[Reading, list[int]]]:
 def _constants_that_matter(graph: fx.Graph) -> list[str]:
     """The rank constants that say streams and teams, or which result of a tuple is meant."""
     found: dict[str, None] = {}
-
-    def look(value: Any) -> Any:
-        if isinstance(value, RankConstant):
-            found[value.name] = None
-        return value
-
     for node in graph.nodes:
         name = lookup(node.target).name if node.op == "call_function" else ""
         if name in (WAIT, RECORD, "python::getitem") or name.startswith("host_ir::"):
-            map_aggregate((node.args, node.kwargs), look)
+            found.update(dict.fromkeys(one.name for one in leaves((node.args, node.kwargs), RankConstant)))
     return list(found)
 
 
@@ -188,23 +182,11 @@ class _Reader:
                 self._read(number, at, reads)
         output = node.op == "output"
         own = () if output else tuple(s for s in memory.holds[number] if s not in reads)
-        writes = tuple(dict.fromkeys(memory.writes[number] + own))
         for storage in memory.writes[number]:
             self._copies.pop(storage, None)  # from here on the copy is a value of its own
             self._written[storage] = number
         op = lookup(node.target) if node.op == "call_function" else None
-        issued = Issued(
-            number,
-            node.name,
-            op.name if op is not None else f"{node.op}::{node.target}",
-            op.resources if op is not None else ("compute",),
-            op.collective if op is not None else False,
-            seconds(node.meta.get("cost_s")),
-            tuple(gates),
-            tuple(reads.items()),
-            writes,
-            phase=op.phase if op is not None else None,
-        )
+        issued = Issued.of(number, node, op, reads, memory.writes[number] + own, gates=tuple(gates))
         self._expects_record = None
         if self._pending:
             issued.positional_stream = self._pending[-1].stream
@@ -233,14 +215,8 @@ class _Reader:
         reading = self._reading
         value, deps = _argument(node, 0, "x"), _argument(node, 2, "deps")
         stream = self._stream(number, node)
-        records: list[int] = []
-
-        def look(leaf: Any) -> Any:
-            if isinstance(leaf, fx.Node) and self._numbers[leaf] in reading.records:
-                records.append(self._numbers[leaf])
-            return leaf
-
-        map_aggregate(deps, look)
+        named = [self._numbers[record] for record in leaves(deps, fx.Node)]
+        records = [number for number in named if number in reading.records]
         inner: int | None = None
         if isinstance(value, fx.Node):
             at = self._numbers[value]

@@ -107,7 +107,7 @@ def _of_reading(
     found = [_mismatch(reading, clocks, contract, rank), _conflict(reading, contract, rank)]
     races = races_of(reading, clocks, contract)
     if races:
-        found.append(_race(reading, races, contract, rank))
+        found.append(_race(reading, races, rank))
     return found
 
 
@@ -224,7 +224,7 @@ def _around(reading: Reading, number: int) -> str:
 # --------------------------------------------------------------------------------------------------------------- races
 
 
-def _race(reading: Reading, races: list[Race], contract: Contract, rank: int) -> Finding:
+def _race(reading: Reading, races: list[Race], rank: int) -> Finding:
     race = races[0]
     first = reading.ops[race.first] if race.first != BEGINNING else None
     second = reading.ops[race.second] if race.second is not None else reading.output

@@ -13,6 +13,7 @@ from tcverify.checks.evidence import Evidence
 from tcverify.checks.streams.happens_before import found_of_order
 from tcverify.checks.values.equivalence import differences
 from tcverify.execution import Comparison, Exploration, Extreme, Timing, overlapped_starts, play
+from tcverify.execution.asynchrony import Moment
 from tcverify.program import Program
 from tcverify.program.finding import Doubt, Finding
 
@@ -55,7 +56,7 @@ def _raced(evidence: Evidence) -> Finding | Doubt | None:
     if _judged(evidence.runs[0], evidence):
         return None
 
-    def played(program: Program, words: str, timing: str | Timing) -> Extreme:
+    def played(program: Program, words: str, timing: Moment | Timing) -> Extreme:
         return play(request.baseline, program, request.lockstep, words, timing)
 
     for extreme in evidence.extremes:
@@ -72,16 +73,20 @@ def _raced(evidence: Evidence) -> Finding | Doubt | None:
     return None
 
 
+#: What is said of one collective at an extreme.
+_WORDS: dict[Moment, str] = {
+    "apart": "reads where it starts and writes as late as it may",
+    "wait": "reads and writes as late as it may",
+}
+
+
 def _to_blame(
-    evidence: Evidence, played: Callable[[Program, str, str | Timing], Extreme]
+    evidence: Evidence, played: Callable[[Program, str, Moment | Timing], Extreme]
 ) -> tuple[str, Extreme, Finding] | None:
     """The first start whose collective alone makes the difference, if one does."""
     program = evidence.pair.rewritten or evidence.pair.original
     for start in overlapped_starts(program)[:MOST_STARTS]:
-        for timing, words in (
-            ("apart", "reads where it starts and writes as late as it may"),
-            ("wait", "reads and writes as late as it may"),
-        ):
+        for timing, words in _WORDS.items():
             extreme = played(program, f"'{start}' {words}", _only(start, timing))
             seen = _judged(extreme.comparison, evidence)
             if seen:
@@ -89,7 +94,7 @@ def _to_blame(
     return None
 
 
-def _only(node: str, timing: str) -> Timing:
+def _only(node: str, timing: Moment) -> Timing:
     return lambda rank, start: timing if start == node else "issue"
 
 

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 from tcverify.checks.streams.clocks import Clocks
 from tcverify.checks.streams.reading import BEGINNING, Issued, Reading
 from tcverify.program import Contract
 from tcverify.program.stream_options import MAIN_STREAM
+
+#: Kinds of races; see `Race`.
+RaceKind: TypeAlias = Literal["RAW", "WAR", "WAW", "output"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +28,7 @@ class Race:
         storage: which storage.
     """
 
-    kind: str
+    kind: RaceKind
     first: int
     second: int | None
     value: int | None

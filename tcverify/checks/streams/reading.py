@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from torch import fx
+
 from tcverify.checks.memory.storage import Touch
+from tcverify.ops import Op
+from tcverify.ops.op import Phase
 from tcverify.program.stream_options import MAIN_STREAM
 
 #: Most ranks of a team that the name of its stream tells.
@@ -29,9 +34,9 @@ class Issued:
         cost_s: seconds that it takes, None where the node does not say.
         stream, after: by data flow, the stream it runs on and the ops whose tokens it waits for.
         positional_stream, positional_after: the same by position.
-        gates: the waits that stand directly on its operands.
         reads: (storage, node through which it reads it, anchors left out).
         writes: storages, of earlier values and of its own results.
+        gates: the waits that stand directly on its operands.
         phase: "start" of an asynchronous collective, "wait" for it, or None.
         queued_on: in host IR, the stream that is current where the host issues it; it is that of a communication only where it
             is posted.
@@ -44,16 +49,34 @@ class Issued:
     resources: tuple[str, ...]
     collective: bool
     cost_s: float | None
-    gates: tuple[int, ...]
     reads: tuple[tuple[int, int], ...]
     writes: tuple[int, ...]
+    gates: tuple[int, ...] = ()
     stream: int = MAIN_STREAM
     after: tuple[int, ...] = ()
     positional_stream: int = MAIN_STREAM
     positional_after: tuple[int, ...] = ()
-    phase: str | None = None
+    phase: Phase | None = None
     queued_on: int = MAIN_STREAM
     touches: tuple[Touch, ...] = ()
+
+    @classmethod
+    def of(
+        cls, number: int, node: fx.Node, op: Op | None, reads: Mapping[int, int], writes: Iterable[int], **more: Any
+    ) -> Issued:
+        """Return what a node issues, each storage that it writes once. An op that nobody knows computes."""
+        return cls(
+            number,
+            node.name,
+            op.name if op is not None else f"{node.op}::{node.target}",
+            op.resources if op is not None else ("compute",),
+            op.collective if op is not None else False,
+            seconds(node.meta.get("cost_s")),
+            reads=tuple(reads.items()),
+            writes=tuple(dict.fromkeys(writes)),
+            phase=op.phase if op is not None else None,
+            **more,
+        )
 
 
 @dataclass(slots=True)

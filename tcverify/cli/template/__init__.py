@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, TypeAlias
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
@@ -24,6 +25,10 @@ TORCH = {"torch29": "2.9.*", "torch211": "2.11.*", "torch213": "2.13.*"}
 _TABLE = re.compile(r"(?m)^\s*\[\s*tool\s*\.\s*[\"']?tcverify[\"']?\s*[].]")
 
 
+#: How a file that is to be written compares with the one that is there; see `Planned`.
+FileState: TypeAlias = Literal["new", "same", "changed", "longer"]
+
+
 @dataclass(frozen=True)
 class Planned:
     """A file that is to be written.
@@ -37,7 +42,7 @@ class Planned:
 
     path: str
     text: str
-    state: str
+    state: FileState
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import torch
 
 from tcverify.domains import FLOAT64, Domain
 from tcverify.errors import UnsupportedOp
-from tcverify.execution.asynchrony import Join, Timing, UnderWay
+from tcverify.execution.asynchrony import Join, Moment, Timing, UnderWay
 from tcverify.execution.compare import compare_native, compare_ranks
 from tcverify.execution.executor import Comparison, Run
 from tcverify.execution.interpreter import Event, NodeError, RankResult, Watch, rank_inputs, run_rank
@@ -46,7 +46,7 @@ class Lockstep:
         *,
         observe: bool = False,
         domain: Domain = FLOAT64,
-        timing: str | Timing = "issue",
+        timing: Moment | Timing = "issue",
         beside: Run | None = None,
     ) -> Run:
         """Run a program. See `Executor.run`.
@@ -133,7 +133,7 @@ def run_watched(
     *,
     domain: Domain = FLOAT64,
     order: Order | None = None,
-    timing: str | Timing = "issue",
+    timing: Moment | Timing = "issue",
 ) -> Run:
     """Run a program and let every step of every rank be watched. Raises as `Executor.run` does.
 
@@ -151,7 +151,7 @@ def _execute(
     watcher: Watcher | None = None,
     domain: Domain = FLOAT64,
     order_of: Order | None = None,
-    timing: str | Timing = "issue",
+    timing: Moment | Timing = "issue",
     conservative: bool = False,
 ) -> Run:
     order_of = perturbation.order if perturbation is not None else order_of

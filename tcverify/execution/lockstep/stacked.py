@@ -23,7 +23,7 @@ from torch.fx.node import map_aggregate
 from torch.utils import _pytree as pytree
 
 from tcverify.domains import Domain
-from tcverify.execution.asynchrony import Join, Timing, UnderWay, storage_of
+from tcverify.execution.asynchrony import Join, Moment, Timing, UnderWay, storage_of
 from tcverify.execution.compare import compare_ranks, storage_partition
 from tcverify.execution.executor import Run
 from tcverify.execution.freed import Freed
@@ -76,7 +76,7 @@ class _Kept:
 def run_stacked(
     program: Program,
     domain: Domain,
-    timing: str | Timing = "issue",
+    timing: Moment | Timing = "issue",
     beside: Run | None = None,
     perturbation: Perturbation | None = None,
 ) -> Run | None:
@@ -147,7 +147,7 @@ class _Ranks:
         program: Program,
         plan: Plan,
         domain: Domain,
-        timing: str | Timing,
+        timing: Moment | Timing,
         beside: Any,
         perturbation: Perturbation | None,
     ) -> None:

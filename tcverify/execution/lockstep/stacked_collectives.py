@@ -11,7 +11,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from tcverify.domains import Domain
-from tcverify.execution.asynchrony import Timing, contribution, storage_of, unwrite_
+from tcverify.execution.asynchrony import Moment, Timing, contribution, storage_of, unwrite_
 from tcverify.execution.interpreter import Call
 from tcverify.execution.lockstep.rows import Alignment, NotStackable, Stacked, firsts, place_of, stack_rows, storages_of
 from tcverify.execution.perturbation import Perturbation
@@ -73,7 +73,7 @@ class _UnderWay:
     starts: Sequence[Start]
     tensors: Sequence[torch.Tensor]
     outside: Sequence[bool]
-    timing: str
+    timing: Moment
     result: Stacked | None = None
 
 
@@ -92,7 +92,7 @@ class Collectives:
         ranks: int,
         alignment: Alignment,
         domain: Domain,
-        timing: str | Timing,
+        timing: Moment | Timing,
         perturbation: Perturbation | None = None,
     ) -> None:
         self._perturbation = perturbation

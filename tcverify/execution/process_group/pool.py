@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from types import TracebackType
+from typing import get_args
 
 from tcverify.domains import FLOAT64, Domain
 from tcverify.errors import ExecutorError, TcverifyError, UsageError
@@ -14,6 +14,7 @@ from tcverify.execution.interpreter import RankResult
 from tcverify.execution.plan import check_supported, plans_of
 from tcverify.execution.process_group.messages import Reply, encode_go, encode_request
 from tcverify.execution.process_group.processes import Group, RankGroup, RankLost, choose_core, name_ranks
+from tcverify.execution.process_group.worker import DeviceType
 from tcverify.program import Program, program_id
 from tcverify.registry.extensions import extended
 
@@ -69,14 +70,14 @@ class ProcessGroupPool:
         self,
         world_size: int,
         *,
-        device: str = "cpu",
+        device: DeviceType = "cpu",
         timeout: float = 60.0,
         core: int | None = None,
-        start_group: Callable[[int, str, int | None, float], Group] = RankGroup,
+        start_group: Callable[[int, DeviceType, int | None, float], Group] = RankGroup,
     ) -> None:
         if world_size < 1:
             raise UsageError(f"a process group of {world_size} ranks cannot be")
-        if device not in ("cpu", "cuda"):
+        if device not in get_args(DeviceType):
             raise UsageError(f"'{device}' is not a device of process groups", "use cpu (gloo) or cuda (nccl)")
         if not 0 < timeout <= 86400:
             raise UsageError(f"a time-out of {timeout} s is not between 0 and 86400 s")
@@ -94,9 +95,7 @@ class ProcessGroupPool:
     def __enter__(self) -> ProcessGroupPool:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

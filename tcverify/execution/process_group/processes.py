@@ -20,6 +20,7 @@ import torch.distributed as dist
 from tcverify.errors import ExecutorError, UsageError
 from tcverify.execution.process_group import worker
 from tcverify.execution.process_group.messages import Reply, decode_reply
+from tcverify.execution.process_group.worker import DeviceType
 from tcverify.registry.extensions import extended, extensions_here
 from tcverify.system import end_process, limit, scratch, start_process
 
@@ -84,7 +85,7 @@ class RankGroup:
         UsageError: there is no room for its directory.
     """
 
-    def __init__(self, world_size: int, device: str, core: int | None, timeout: float) -> None:
+    def __init__(self, world_size: int, device: DeviceType, core: int | None, timeout: float) -> None:
         _check_backend(device)
         self.directory = scratch.new_directory("group")
         self.extensions = extended()
@@ -228,7 +229,7 @@ def _end(ranks: list[_Rank], directory: str, owner: int) -> None:
     shutil.rmtree(directory, ignore_errors=True)
 
 
-def _check_backend(device: str) -> None:
+def _check_backend(device: DeviceType) -> None:
     available = dist.is_available() and (dist.is_nccl_available() if device == "cuda" else dist.is_gloo_available())
     if not available:
         backend = "nccl" if device == "cuda" else "gloo"

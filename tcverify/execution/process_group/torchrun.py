@@ -21,6 +21,7 @@ import torch.distributed as dist
 from tcverify.errors import ExecutorError, UsageError
 from tcverify.execution.process_group.messages import Reply, decode_reply
 from tcverify.execution.process_group.processes import START_SECONDS, RankLost, name_ranks
+from tcverify.execution.process_group.worker import DeviceType
 from tcverify.registry.extensions import extensions_here, loaded_extensions
 
 #: A store of torch.distributed, whose name is not exported for type checkers.
@@ -121,7 +122,7 @@ class StoreGroup:
         UsageError: there is no torchrun here, or it has started fewer ranks.
     """
 
-    def __init__(self, world_size: int, device: str, core: int | None, timeout: float) -> None:
+    def __init__(self, world_size: int, device: DeviceType, core: int | None, timeout: float) -> None:
         place = Place.here()
         if world_size > place.world_size:
             raise ExecutorError(f"torchrun has started {place.world_size} processes, fewer than {world_size} ranks")

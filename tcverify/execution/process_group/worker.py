@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Mapping
 from datetime import timedelta
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -33,12 +33,15 @@ from tcverify.system import log_to
 #: torch.distributed's own clock is put out of the way: the pool's is the only one, and it names program and ranks.
 _NEVER = timedelta(days=1)
 
+#: What ranks compute on, and so which backend they meet by: gloo or NCCL.
+DeviceType: TypeAlias = Literal["cpu", "cuda"]
+
 
 def main(
     connection: Connection,
     rank: int,
     world_size: int,
-    device: str,
+    device: DeviceType,
     directory: str,
     core: int | None,
     extensions: Mapping[str, Any],
@@ -69,7 +72,12 @@ def main(
 
 
 def _join(
-    rank: int, world_size: int, device: str, directory: str, core: int | None, rendezvous: tuple[str, int, str] | None
+    rank: int,
+    world_size: int,
+    device: DeviceType,
+    directory: str,
+    core: int | None,
+    rendezvous: tuple[str, int, str] | None,
 ) -> torch.device:
     # Before gloo makes its threads, which inherit both. Under SCHED_BATCH a woken rank does not preempt the one that woke
     # it: with all ranks on one core, an all_reduce of four takes a tenth of the time.

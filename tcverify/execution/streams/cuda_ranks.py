@@ -29,6 +29,7 @@ from tcverify.execution.executor import Run
 from tcverify.execution.interpreter import RankResult
 from tcverify.execution.plan import first_line, plans_of
 from tcverify.execution.process_group.messages import Reply, decode_reply, encode_reply
+from tcverify.execution.process_group.worker import DeviceType
 from tcverify.execution.streams.cuda_streams import CudaDevice, Device, play_orders
 from tcverify.execution.streams.exploration import MOST_OPS, Order
 from tcverify.execution.streams.issue import is_lowered, issue
@@ -38,6 +39,7 @@ from tcverify.ops import Collective
 from tcverify.ops.distributed import perform
 from tcverify.program import Contract, NotSerialisable, Program
 from tcverify.program.codec import dumps, loads
+from tcverify.program.contract import Boundary, InputsReady
 from tcverify.program.stream_options import MAIN_STREAM
 from tcverify.registry.extensions import extensions_here, load_extensions_of
 from tcverify.system import end_process, scratch, start_process
@@ -53,9 +55,8 @@ def explore_on_cuda(
     reference: Run | None = None,
     seeds: Sequence[int] = (0,),
     *,
-    boundary: str = "strict",
-    inputs: str = "ready",
-    timeout: float = TIMEOUT_S,
+    boundary: Boundary = "strict",
+    inputs: InputsReady = "ready",
 ) -> list[Observation]:
     """Run a lowered program on real CUDA streams, each stream delayed in turn, then ops drawn at random.
 
@@ -65,7 +66,6 @@ def explore_on_cuda(
         reference: the program's run in lockstep, by default that of the issue order.
         seeds: of the random draws.
         boundary, inputs: as a contract says, see `Contract`.
-        timeout: seconds until all ranks have run all orders.
 
     Returns:
         Outputs that were wrong, each once; nothing for a program that is not lowered, does not run to its end, or is too large.
@@ -85,7 +85,7 @@ def explore_on_cuda(
     used = sorted({op.stream for one in issued for op in one.ops})
     orders = [*(Order("starve", stream=s) for s in used), *(Order("random", seed) for seed in seeds)]
     if program.world_size > 1:
-        results = run_ranks(program, orders, boundary, inputs, timeout)
+        results = run_ranks(program, orders, boundary, inputs, TIMEOUT_S)
     else:
         try:
             results = [play_orders(issued[0], CudaDevice(), perform, orders)]
@@ -108,7 +108,7 @@ def observed(reference: Run, results: Sequence[Sequence[RankResult]], orders: Se
                 known.add(label)
                 text = f"{label} on CUDA streams differs from what it is in lockstep, and in one stream of the device"
                 name = f"{order}, on CUDA"
-                yield Observation("output", expected.rank, "output", MAIN_STREAM, "", MAIN_STREAM, text, name, ())
+                yield Observation("output", expected.rank, "output", MAIN_STREAM, "", text, name, ())
 
 
 def _wrong(expected: RankResult, found: RankResult) -> set[str]:
@@ -130,7 +130,12 @@ def staged(call: Collective, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def run_ranks(
-    program: Program, orders: Sequence[Order], boundary: str, inputs: str, timeout: float, device: str = "cuda"
+    program: Program,
+    orders: Sequence[Order],
+    boundary: Boundary,
+    inputs: InputsReady,
+    timeout: float,
+    device: DeviceType = "cuda",
 ) -> list[list[RankResult]]:
     """Run `play_orders` in one process per rank. Raises ExecutorError as `explore_on_cuda` does.
 
@@ -186,12 +191,12 @@ def serve_rank(
     connection: Connection,
     rank: int,
     world_size: int,
-    device: str,
+    device: DeviceType,
     backend: str,
     directory: str,
     text: str,
-    boundary: str,
-    inputs: str,
+    boundary: Boundary,
+    inputs: InputsReady,
     orders: Sequence[Order],
     extensions: Mapping[str, Any],
 ) -> None:

@@ -22,6 +22,7 @@ from tcverify.execution.streams.issue import Issued, whole_storage
 from tcverify.execution.streams.memory import poison, write
 from tcverify.execution.streams.queues import INPUTS, StreamOp
 from tcverify.ops import Collective
+from tcverify.ops.leaves import leaves
 from tcverify.program.graph import RankConstant, Slot
 
 #: Carries out one rank's side of a collective; returns a fresh tensor on the device of its operand.
@@ -54,8 +55,10 @@ class Places:
                 self._fresh[slot] = [i for i, s in enumerate(issued.storages[slot]) if s not in made]
                 made.update(issued.storages[slot])
                 args, kwargs = arguments(step, self.values, self._fill)
-                if not step.op.collective and not _tensors((args, kwargs)):
-                    self._constant[slot] = [tensor.to(device) for tensor in _tensors(step.run(*args, **kwargs))]
+                if not step.op.collective and not leaves((args, kwargs), torch.Tensor):
+                    self._constant[slot] = [
+                        tensor.to(device) for tensor in leaves(step.run(*args, **kwargs), torch.Tensor)
+                    ]
 
     def _placed(self, value: Any, storages: Sequence[int], device: torch.device) -> Any:
         numbers = iter(storages)
@@ -101,21 +104,21 @@ class Places:
             return found
         args, kwargs = arguments(step, self.values, self._fill)
         if not step.op.collective:
-            return _tensors(step.run(*args, **kwargs))
+            return leaves(step.run(*args, **kwargs), torch.Tensor)
         steps = step.run(self.issued.rank, *args, **kwargs)
         answer: torch.Tensor | None = None
         while True:
             try:
                 request = next(steps) if answer is None else steps.send(answer)
             except StopIteration as stop:
-                return _tensors(stop.value)
+                return leaves(stop.value, torch.Tensor)
             answer = self._transport(request.collective, request.tensor)
 
     def store(self, op: StreamOp, results: list[torch.Tensor]) -> None:
         """Write the fresh results of an op to their places."""
         if op.step is not None:
             slot = self._first + op.step
-            places = _tensors(self.values[slot])
+            places = leaves(self.values[slot], torch.Tensor)
             for i in self._fresh[slot]:
                 write(places[i], results[i])
 
@@ -131,10 +134,6 @@ class Places:
             plan.placeholders,
             plan.mutates,
         )
-
-
-def _tensors(value: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
 
 
 __all__ = ["Places", "Transport"]

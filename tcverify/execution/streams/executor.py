@@ -329,7 +329,6 @@ class _Playing:
                 op.node,
                 op.stream,
                 "" if other is None else ops[other].node,
-                op.stream if other is None else ops[other].stream,
                 text,
                 self._name,
                 tuple(self._event(*event) for event in events),

@@ -15,6 +15,7 @@ from __future__ import annotations
 import random
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Literal, TypeAlias
 
 from tcverify.execution.executor import Run
 from tcverify.execution.plan import plans_of
@@ -24,11 +25,16 @@ from tcverify.execution.streams.issue import Issued, is_lowered, issue
 from tcverify.execution.streams.observations import Observation
 from tcverify.execution.streams.queues import StreamOp
 from tcverify.program import Contract, Program
+from tcverify.program.contract import Boundary, InputsReady
 
 #: Most ops of one rank for which systematic orders are played: their cost grows with the square of this.
 SYSTEMATIC_OPS = 40
 #: Most ops of all ranks for which any order is played: a second per order, about.
 MOST_OPS = 20_000
+
+
+#: Kinds of orders; see `Order`.
+OrderKind: TypeAlias = Literal["issue", "random", "starve", "rush", "early"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +49,7 @@ class Order:
         rank, op: of "early": a rank and the number of an op in its issue order.
     """
 
-    kind: str
+    kind: OrderKind
     seed: int = 0
     stream: int = 0
     rank: int = 0
@@ -90,8 +96,8 @@ def explore(
     program: Program,
     *,
     reference: Run | None = None,
-    boundary: str = "strict",
-    inputs: str = "ready",
+    boundary: Boundary = "strict",
+    inputs: InputsReady = "ready",
     orders: Sequence[Order] | None = None,
     systematic: bool = False,
     seed: int = 0,

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import torch
 
@@ -20,11 +20,13 @@ from tcverify.execution.interpreter import RankResult
 from tcverify.execution.lockstep.lockstep import run_watched
 from tcverify.execution.plan import Plan, Step, check_supported, known_constant, plans_of, rank_constants
 from tcverify.execution.streams.cells import Cells, View, view_of
-from tcverify.execution.streams.issue import Issued, tensors_in, whole_storage
+from tcverify.execution.streams.issue import Issued, whole_storage
 from tcverify.execution.streams.queues import BEFORE, INPUTS, StreamOp, operand
 from tcverify.ops import resolve, schema_of
 from tcverify.ops.dialects.host_ir import CURRENT_STREAM, DEALLOCATE, SET_STREAM, STREAM, SYNCHRONIZE
+from tcverify.ops.leaves import leaves
 from tcverify.program import Program
+from tcverify.program.contract import Boundary, InputsReady
 from tcverify.program.graph import RankConstant, Slot
 from tcverify.program.stream_options import MAIN_STREAM
 
@@ -36,7 +38,7 @@ def is_host_ir(plan: Plan) -> bool:
     return any(step.op.name.startswith("host_ir::") and step.op.name != DEALLOCATE for step in plan.steps)
 
 
-def issue_host(program: Program, boundary: str, inputs: str) -> tuple[list[Issued], Run]:
+def issue_host(program: Program, boundary: Boundary, inputs: InputsReady) -> tuple[list[Issued], Run]:
     """Issue a program in host IR on every rank. As `issue`, which see; nothing where buffers lie in too many pieces."""
     plans = plans_of(program)
     check_supported(plans)
@@ -65,16 +67,20 @@ def issue_host(program: Program, boundary: str, inputs: str) -> tuple[list[Issue
 # ------------------------------------------------------------------------------------------------------------ watching
 
 
+#: What a step is to its stream; "none" is no work.
+_StepKind: TypeAlias = Literal["stream", "post", "wait", "input", "none", "work"]
+
+
 @dataclass(slots=True)
 class _Seen:
     """What one step did.
 
     Attributes:
-        kind: "stream", "post", "wait", "input", "none" (no work) or "work".
+        kind: what it is to its stream.
         reads, writes: views.
     """
 
-    kind: str
+    kind: _StepKind
     reads: tuple[View, ...] = ()
     writes: tuple[View, ...] = ()
 
@@ -99,11 +105,11 @@ class _Watch:
             self._save(name, value)
 
     def _save(self, name: str, value: Any) -> None:
-        for tensor in tensors_in(value):
+        for tensor in leaves(value, torch.Tensor):
             number = self._number(tensor, name)
             if number not in self.saved:
                 self.saved[number] = self.tensors[number], self.tensors[number].clone()
-        self.storages.append(tuple(self._number(t, name) for t in tensors_in(value)))
+        self.storages.append(tuple(self._number(t, name) for t in leaves(value, torch.Tensor)))
 
     def _number(self, tensor: torch.Tensor, name: str) -> int:
         key = tensor.untyped_storage()._cdata
@@ -118,7 +124,7 @@ class _Watch:
         return view_of(self._number(tensor, name), tensor)
 
     def __call__(self, step: Step, args: list[Any], kwargs: dict[str, Any], value: Any) -> Any:
-        operands = tensors_in((args, kwargs))
+        operands = leaves((args, kwargs), torch.Tensor)
         reads = tuple(dict.fromkeys(self._view(tensor, step.name) for tensor in operands))
         known = len(self.names)
         name = step.op.name
@@ -132,9 +138,9 @@ class _Watch:
             self._flying.difference_update(view.storage for view in reads)
             self._settle(operands)
         elif step.op.phase == "start":
-            out = tensors_in(value)
+            out = leaves(value, torch.Tensor)
             written = tuple(self._view(tensor, step.name) for tensor in out)
-            given = tensors_in((args[:1], {})) if name != "host_ir::recv" else []
+            given = leaves((args[:1], {}), torch.Tensor) if name != "host_ir::recv" else []
             seen = _Seen("post", tuple(self._view(tensor, step.name) for tensor in given), written)
             self._flying.update(view.storage for view in written)
             self._settle(out)
@@ -145,7 +151,7 @@ class _Watch:
         if seen.kind == "input":
             self._save(step.name, value)
         else:
-            made = tensors_in(value)
+            made = leaves(value, torch.Tensor)
             self.storages.append(tuple(self._number(tensor, step.name) for tensor in made))
             if seen.kind == "work":
                 fresh = (t for t in made if self._number(t, step.name) >= known)
@@ -176,7 +182,7 @@ class _Watch:
             if id(tensor) in declared or (changed and number not in self._flying):
                 written.append(self._view(tensor, step.name))
         self._settle(operands)
-        results = tensors_in(value)
+        results = leaves(value, torch.Tensor)
         if not written:
             held = {view.storage for view in reads}
             if not results or all(self._number(tensor, step.name) in held for tensor in results):
@@ -193,7 +199,7 @@ def _declared_writes(step: Step, args: list[Any], kwargs: dict[str, Any]) -> lis
     found = []
     for position, argument in enumerate(schema.arguments if schema is not None and schema.is_mutable else ()):
         if argument.alias_info is not None and argument.alias_info.is_write:
-            found += tensors_in(args[position] if position < len(args) else kwargs.get(argument.name))
+            found += leaves(args[position] if position < len(args) else kwargs.get(argument.name), torch.Tensor)
     return found
 
 
@@ -244,13 +250,13 @@ class _Queues:
 
 
 def _queued(
-    watch: _Watch, rank: int, constants: Mapping[str, Any], result: RankResult, boundary: str, inputs: str
+    watch: _Watch, rank: int, constants: Mapping[str, Any], result: RankResult, boundary: Boundary, inputs: InputsReady
 ) -> Issued | None:
     """The queues of one rank; None where it cannot be told apart what its ops touch."""
     plan = watch.plan
     first = len(plan.placeholders)
     end = len(plan.placeholders) + len(plan.steps)
-    returned = [view_of(watch._number(t, "output"), t) for t in tensors_in(result.outputs)]
+    returned = [view_of(watch._number(t, "output"), t) for t in leaves(result.outputs, torch.Tensor)]
     cells = Cells(watch.tensors)
     for view in (*returned, *(v for seen in watch.seen for v in (*seen.reads, *seen.writes))):
         cells.add(view)

@@ -13,9 +13,11 @@ from tcverify.execution.executor import Run
 from tcverify.execution.interpreter import RankResult
 from tcverify.execution.lockstep.lockstep import run_watched
 from tcverify.execution.plan import Plan, Step, check_supported, plans_of, rank_constants
-from tcverify.execution.streams.queues import Queues, StreamOp, operand, slots_in
+from tcverify.execution.streams.queues import Queues, StepKind, StreamOp, operand, slots_in
 from tcverify.ops import RECORD, WAIT, TensorSpec
+from tcverify.ops.leaves import leaves
 from tcverify.program import Program
+from tcverify.program.contract import Boundary, InputsReady
 from tcverify.program.graph import Slot
 
 
@@ -55,7 +57,7 @@ class Issued:
         return self.cells[named] if self.cells else named
 
 
-def issue(program: Program, boundary: str = "strict", inputs: str = "ready") -> tuple[list[Issued], Run]:
+def issue(program: Program, boundary: Boundary = "strict", inputs: InputsReady = "ready") -> tuple[list[Issued], Run]:
     """Issue a program on every rank. Returns what the ranks issue and the run in issue order, which may not have finished.
 
     Args:
@@ -103,7 +105,7 @@ class _Host:
 
     Attributes:
         copied: slots of the waits whose results are copies; None makes all of them copies.
-        kinds: per step: "input", "wait", "record", "alias", "scalar" or "work".
+        kinds: per step.
         reads, writes: per step, the storages of its operands, and those that it wrote.
         suspect: whether an op wrote into what a wait stands for.
     """
@@ -112,7 +114,7 @@ class _Host:
     specs: list[Any]
     values: list[Any]
     copied: frozenset[int] | None
-    kinds: list[str] = field(default_factory=list)
+    kinds: list[StepKind] = field(default_factory=list)
     reads: list[tuple[int, ...]] = field(default_factory=list)
     writes: list[tuple[int, ...]] = field(default_factory=list)
     storages: list[tuple[int, ...]] = field(default_factory=list)
@@ -129,12 +131,12 @@ class _Host:
             self._save(name, value)
 
     def _save(self, name: str, value: Any) -> None:
-        for tensor in tensors_in(value):
+        for tensor in leaves(value, torch.Tensor):
             number = self._number(tensor, name)
             if number not in self.saved:
                 whole = whole_storage(tensor)
                 self.saved[number] = whole, whole.clone()
-        self.storages.append(tuple(self._number(t, name) for t in tensors_in(value)))
+        self.storages.append(tuple(self._number(t, name) for t in leaves(value, torch.Tensor)))
 
     def _number(self, tensor: torch.Tensor, name: str) -> int:
         """Number of a tensor's storage. Tensors are kept, so that no storage takes the place of another."""
@@ -151,14 +153,14 @@ class _Host:
             return self._anchor(step, slot, args, kwargs, value)
         reads: dict[int, None] = {}
         written: list[int] = []
-        for tensor in tensors_in((args, kwargs)):
+        for tensor in leaves((args, kwargs), torch.Tensor):
             number = self._number(tensor, step.name)
             reads[number] = None
             if tensor._version != self._versions[number]:
                 self._versions[number] = tensor._version
                 written.append(number)
         if name.startswith("attribute::"):
-            kind = "input"
+            kind: StepKind = "input"
             self._save(step.name, value)
         else:
             kind, value = self._kind(step, slot, reads, written, value)
@@ -168,7 +170,7 @@ class _Host:
                     self._gated.add(slot)
                 self.suspect = self.suspect or any(not set(written).isdisjoint(self.storages[s]) for s in gated)
             known = len(self.names)
-            self.storages.append(tuple([self._number(t, step.name) for t in tensors_in(value)]))
+            self.storages.append(tuple([self._number(t, step.name) for t in leaves(value, torch.Tensor)]))
             if kind == "work":
                 written += [number for number in self.storages[-1] if number >= known]
         self._note(kind, value, tuple(reads), tuple(dict.fromkeys(written)))
@@ -187,15 +189,17 @@ class _Host:
         self._note("wait" if waits else "record", value, (), ())
         return value
 
-    def _note(self, kind: str, value: Any, reads: tuple[int, ...], writes: tuple[int, ...]) -> None:
+    def _note(self, kind: StepKind, value: Any, reads: tuple[int, ...], writes: tuple[int, ...]) -> None:
         self.values.append(value)
         self.kinds.append(kind)
         self.reads.append(reads)
         self.writes.append(writes)
 
-    def _kind(self, step: Step, slot: int, reads: Container[int], written: list[int], value: Any) -> tuple[str, Any]:
+    def _kind(
+        self, step: Step, slot: int, reads: Container[int], written: list[int], value: Any
+    ) -> tuple[StepKind, Any]:
         """Whether a step is work. One that the domain makes an alias, but not the dtypes of the graph, gets a copy."""
-        results = tensors_in(value)
+        results = leaves(value, torch.Tensor)
         if not results and not written:
             return "scalar", value
         shared = bool(results) and all(self._numbers.get(t.untyped_storage()._cdata, -1) in reads for t in results)
@@ -225,7 +229,9 @@ class _Host:
             first + i for i, kind in enumerate(self.kinds) if kind == "wait" and set(self.storages[first + i]) & written
         )
 
-    def issued(self, rank: int, constants: Mapping[str, Any], result: RankResult, boundary: str, inputs: str) -> Issued:
+    def issued(
+        self, rank: int, constants: Mapping[str, Any], result: RankResult, boundary: Boundary, inputs: InputsReady
+    ) -> Issued:
         """Return what the rank has issued, once the run is over."""
         calls: dict[str, tuple[tuple[int, ...], ...]] = {}
         for call in result.calls:
@@ -241,20 +247,4 @@ def whole_storage(tensor: torch.Tensor) -> torch.Tensor:
     return flat.set_(storage, 0, (storage.nbytes() // tensor.element_size(),), (1,))
 
 
-def tensors_in(value: Any) -> list[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        return [value]
-    found: list[torch.Tensor] = []
-    stack = [value]
-    while stack:
-        leaf = stack.pop()
-        if isinstance(leaf, torch.Tensor):
-            found.append(leaf)
-        elif isinstance(leaf, (list, tuple)):
-            stack.extend(reversed(leaf))
-        elif isinstance(leaf, dict):
-            stack.extend(reversed(leaf.values()))
-    return found
-
-
-__all__ = ["Issued", "is_lowered", "issue", "tensors_in", "whole_storage"]
+__all__ = ["Issued", "is_lowered", "issue", "whole_storage"]

@@ -18,6 +18,7 @@ from tcverify.execution.interpreter import arguments
 from tcverify.execution.plan import Step, known_constant
 from tcverify.execution.streams.issue import Issued, whole_storage
 from tcverify.execution.streams.queues import INPUTS, StreamOp
+from tcverify.ops.leaves import leaves
 from tcverify.program.graph import RankConstant, Slot
 
 
@@ -106,8 +107,8 @@ class Memory:
             for other in self._slots[slot]:
                 self.values[other] = value
         elif fresh:
-            places = [leaf for leaf in pytree.tree_leaves(self.values[slot]) if isinstance(leaf, torch.Tensor)]
-            found = [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+            places = leaves(self.values[slot], torch.Tensor)
+            found = leaves(value, torch.Tensor)
             for i in fresh:
                 write(places[i], found[i])
 

@@ -28,7 +28,7 @@ class Observation:
         kind: "RAW", "WAR" or "WAW" for accesses in the wrong order; "collective-order", "mismatch" or "deadlock" for
             collectives; "raised"; "output" for outputs that differ from those in issue order.
         node, stream: the op that saw it.
-        other, other_stream: the op that should have been complete, or that ran too early; "" where there is none.
+        other: the op that should have been complete, or that ran too early; "" where there is none.
         text: one sentence.
         order: the order's name.
         events: what had happened until then, in order, and what the op did that saw it.
@@ -39,7 +39,6 @@ class Observation:
     node: str
     stream: int
     other: str
-    other_stream: int
     text: str
     order: str
     events: tuple[Event, ...] = field(repr=False)

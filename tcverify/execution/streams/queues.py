@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
-
-from torch.fx.node import map_aggregate
+from typing import Any, Literal, Protocol, TypeAlias
 
 from tcverify.execution.plan import Plan, Step
+from tcverify.ops.leaves import leaves
 from tcverify.program.graph import Slot
 from tcverify.program.stream_options import MAIN_STREAM
 
@@ -57,11 +56,15 @@ class StreamOp:
         return self.on or f"stream {self.stream}"
 
 
+#: What a step is to its stream.
+StepKind: TypeAlias = Literal["input", "wait", "record", "alias", "scalar", "work"]
+
+
 class Watched(Protocol):
     """What was seen of a rank's steps.
 
     Attributes:
-        kinds: per step: "input", "wait", "record", "alias", "scalar" or "work".
+        kinds: per step.
         reads, writes: per step, the storages of its operands, and those that it wrote.
         storages: per slot, the storages of its tensors.
         aliases: slots of waits, and the slots whose values they stand for.
@@ -70,7 +73,7 @@ class Watched(Protocol):
     @property
     def plan(self) -> Plan: ...
     @property
-    def kinds(self) -> Sequence[str]: ...
+    def kinds(self) -> Sequence[StepKind]: ...
     @property
     def reads(self) -> Sequence[tuple[int, ...]]: ...
     @property
@@ -174,15 +177,7 @@ class Queues:
 
 def slots_in(template: Any) -> list[int]:
     """Numbers of the slots that an argument holds, in order."""
-    found: list[int] = []
-
-    def look(leaf: Any) -> Any:
-        if isinstance(leaf, Slot):
-            found.append(leaf.index)
-        return leaf
-
-    map_aggregate(template, look)
-    return found
+    return [slot.index for slot in leaves(template, Slot)]
 
 
 def operand(step: Step, position: int, name: str) -> Any:

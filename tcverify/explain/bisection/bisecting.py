@@ -18,6 +18,7 @@ from tcverify.execution import Executor
 from tcverify.explain.bisection.changes import changes_between
 from tcverify.explain.bisection.search import first_showing, minimal
 from tcverify.program import Ask, Blame, Contract, Program, Rewrite
+from tcverify.registry.choices import DomainName
 from tcverify.verification.verifier import Verdict, verify
 
 #: Seconds after which no new selection is tried.
@@ -42,7 +43,7 @@ class Terms:
     contract: Contract
     confirm: Executor | None = None
     checks: Sequence[str] | None = None
-    domain: str = "float64"
+    domain: DomainName = "float64"
     deep: bool = False
 
 

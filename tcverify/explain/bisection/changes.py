@@ -15,6 +15,7 @@ from torch import fx
 from torch.fx.node import map_aggregate
 
 from tcverify.ops import TensorSpec
+from tcverify.ops.leaves import leaves
 from tcverify.program import Program, RankConstant, Rewrite
 from tcverify.program.graph import KEPT_META, constant_value, map_structure
 from tcverify.report.alignment import correspondence
@@ -53,6 +54,31 @@ def changes_between(original: Program, rewritten: Program) -> Changes:
     return Changes(rewrites, original, ranks)
 
 
+class _Groups:
+    """Disjoint sets of nodes, each of them one change; a pair stands in them as its node of the rewritten graph.
+
+    Args:
+        partner_after: the partners of the original's nodes.
+    """
+
+    def __init__(self, partner_after: Mapping[fx.Node, fx.Node]) -> None:
+        self._partner_after = partner_after
+        self._leader: dict[fx.Node, fx.Node] = {}
+
+    def find(self, node: fx.Node) -> fx.Node:
+        """The node that stands for the set of this one."""
+        found = self._partner_after.get(node, node)
+        while found in self._leader:
+            found = self._leader[found]
+        return found
+
+    def join(self, one: fx.Node, other: fx.Node) -> None:
+        """Make one set of those of two nodes."""
+        first, second = self.find(one), self.find(other)
+        if first is not second:
+            self._leader[first] = second
+
+
 class _Rank:
     """What a pass has changed on one rank.
 
@@ -79,51 +105,53 @@ class _Rank:
 
     def _divide(self) -> None:
         """Number the changes, and note which one each node belongs to, and each operand of a pair."""
-        leader: dict[fx.Node, fx.Node] = {}
-
-        def find(node: fx.Node) -> fx.Node:
-            found = self._partner_after.get(node, node)
-            while found in leader:
-                found = leader[found]
-            return found
-
-        def join(one: fx.Node, other: fx.Node) -> None:
-            first, second = find(one), find(other)
-            if first is not second:
-                leader[first] = second
-
-        single = [node for node in (*self._before, *self._after) if not self._paired(node)]
+        groups = _Groups(self._partner_after)
         changed = {node for row in self._rows if row.mark == "moved" for node in (row.before, row.after) if node}
-        changed.update(single)
-        for node in single:
-            for user in node.users:
-                if not self._paired(user):
-                    join(node, user)
+        for node in (*self._before, *self._after):
+            if not self._paired(node):
+                changed.add(node)
+                for user in node.users:
+                    if not self._paired(user):
+                        groups.join(node, user)
         reshaped = {new for new, old in self._partner_before.items() if _shape(new) != _shape(old)}
         for new, old in self._partner_before.items():
-            mine, theirs = _operands(old), _operands(new)
-            if self._skeleton(old, 0) == self._skeleton(new, 1):
-                self._slots[new] = [self._decides(new, *slot) for slot in zip(mine, theirs, strict=True)]
-                for slot in zip(mine, theirs, strict=True):
-                    if not any(map(self._paired, slot)):
-                        join(*slot)
-            else:
-                changed.add(new)
-                for operand in (*mine, *theirs):
-                    if not self._paired(operand):
-                        join(operand, new)
-            rewired = new in self._slots.get(new, ())
+            rewired = self._rewired(new, old, groups)
             if rewired or new in reshaped or any(new.meta.get(key) != old.meta.get(key) for key in KEPT_META):
                 changed.add(new)
-            for operand in theirs if new in reshaped else ():
+            for operand in _operands(new) if new in reshaped else ():
                 if operand in reshaped or not self._paired(operand):
-                    join(operand, new)
+                    groups.join(operand, new)
+        self._number_changes(changed, groups)
+
+    def _rewired(self, new: fx.Node, old: fx.Node, groups: _Groups) -> bool:
+        """Whether a pair calls something else than before, or reads something else by a change of its own.
+
+        Notes whose changes decide what it reads, and joins what can only change together.
+        """
+        mine, theirs = _operands(old), _operands(new)
+        if self._skeleton(old, 0) != self._skeleton(new, 1):
+            for operand in (*mine, *theirs):
+                if not self._paired(operand):
+                    groups.join(operand, new)
+            return True
+        self._slots[new] = [self._decides(new, *slot) for slot in zip(mine, theirs, strict=True)]
+        for slot in zip(mine, theirs, strict=True):
+            if not any(map(self._paired, slot)):
+                groups.join(*slot)
+        return new in self._slots[new]
+
+    def _number_changes(self, changed: Set[fx.Node], groups: _Groups) -> None:
+        """Number the groups of changed nodes in the order of the rows, and note their names.
+
+        Args:
+            changed: nodes without a partner, and nodes of the rewritten graph.
+        """
         numbers: dict[fx.Node, int] = {}
         for row in self._rows:
             for node in filter(None, (row.after, row.before)):
                 if self._partner_after.get(node, node) not in changed or node.op == "placeholder":
                     continue
-                number = numbers.setdefault(find(node), len(numbers) + 1)
+                number = numbers.setdefault(groups.find(node), len(numbers) + 1)
                 if number > len(self.names):
                     self.names.append([])
                 self._number[node] = number
@@ -215,16 +243,7 @@ class _Rank:
 
 def _operands(node: fx.Node) -> list[fx.Node]:
     """The operands of a node place by place, those that it reads twice also twice."""
-    found: list[fx.Node] = []
-
-    def note(value: Any) -> Any:
-        if isinstance(value, fx.Node):
-            found.append(value)
-        return value
-
-    map_aggregate(node.args, note)
-    map_aggregate(node.kwargs, note)
-    return found
+    return leaves((node.args, node.kwargs), fx.Node)
 
 
 def _storage(node: fx.Node) -> int | None:

@@ -10,6 +10,7 @@ from torch import fx
 from tcverify.explain.diagnosis.buffers import astray as written_astray
 from tcverify.explain.diagnosis.buffers import never_written
 from tcverify.explain.diagnosis.versions import Versions, storage_root
+from tcverify.explain.relations.relation import IN_FULL
 from tcverify.explain.relations.storages import allocates, is_buffer, is_view
 from tcverify.ops import lookup
 
@@ -106,7 +107,7 @@ def displaced(of: Versions, node: fx.Node) -> bool:
 def _cut(of: Versions, node: fx.Node) -> bool:
     """Whether an inserted node takes a shard of what it reads whole."""
     read = [of.relations[operand.name].kind for operand in node.all_input_nodes if operand.name in of.relations]
-    return of.namesake(node) is None and bool(read) and all(kind in ("equal", "reshaped") for kind in read)
+    return of.namesake(node) is None and bool(read) and all(kind in IN_FULL for kind in read)
 
 
 def astray(of: Versions, node: fx.Node) -> list[fx.Node]:

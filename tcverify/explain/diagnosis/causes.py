@@ -16,6 +16,7 @@ from tcverify.explain.diagnosis.operands import in_another_order, too_late
 from tcverify.explain.diagnosis.unmatched import crossed
 from tcverify.explain.diagnosis.versions import Versions, output_node, storage_root, written_operands
 from tcverify.explain.relations import Relation, relation_between
+from tcverify.explain.relations.relation import IN_FULL, RelationKind
 from tcverify.explain.relations.storages import is_buffer
 from tcverify.ops import DEALLOCATE, RESIZE, Collective, lookup
 
@@ -26,7 +27,7 @@ MAX_TOLD = 3
 MAX_CHARACTERS = 40
 
 #: Relations that say by themselves what is wrong.
-OWN = frozenset({"wrong-shard", "permuted", "other-rank", "addends", "dtype"})
+OWN: frozenset[RelationKind] = frozenset({"wrong-shard", "permuted", "other-rank", "addends", "dtype"})
 
 #: What would make an output whole again that is a part of what it should be.
 NEEDED = {"shard": "nothing gathers it", "partial": "nothing adds it up"}
@@ -128,7 +129,7 @@ def _arguments(of: Versions, node: fx.Node, operands: Operands) -> str:
         was, now = before.get(name), after.get(name)
         if not _holds_node(was) and not _holds_node(now) and repr(was) != repr(now):
             told.append(f"its '{name}' is {_short(now)}, where the original's is {_short(was)}")
-    right = all(r.kind in ("equal", "reshaped") for _, r in operands)
+    right = all(r.kind in IN_FULL for _, r in operands)
     if told:
         return " and ".join(told[:MAX_TOLD]) + (": what it reads is the same" if right and operands else "")
     return ""

@@ -12,12 +12,13 @@ from tcverify.explain.diagnosis.buffers import brought_elsewhere, destination, n
 from tcverify.explain.diagnosis.versions import Versions, storage_root
 from tcverify.explain.relations.storages import allocates
 from tcverify.ops import Collective, Layout, Resharding, lookup
+from tcverify.ops.collective import CollectiveKind
 from tcverify.ops.dialects.multidevice import REDUCE, SET
 
 #: Communications whose members hold parts before, and those that leave parts.
-GATHERING = frozenset({"all_gather", "gather"})
-SCATTERING = frozenset({"scatter", "reduce_scatter"})
-REDUCING = frozenset({"all_reduce", "reduce_scatter", "reduce"})
+GATHERING: frozenset[CollectiveKind] = frozenset({"all_gather", "gather"})
+SCATTERING: frozenset[CollectiveKind] = frozenset({"scatter", "reduce_scatter"})
+REDUCING: frozenset[CollectiveKind] = frozenset({"all_reduce", "reduce_scatter", "reduce"})
 
 
 def asked_for(node: fx.Node | None) -> Resharding | None:

@@ -27,7 +27,7 @@ from tcverify.explain.relations.originals import (
     print_of,
     widened,
 )
-from tcverify.explain.relations.relation import Relation
+from tcverify.explain.relations.relation import IN_FULL, Relation, RelationKind
 from tcverify.explain.relations.storages import is_order
 from tcverify.explain.relations.tensors import FLOATING, Measure, Values, same, unpadded
 from tcverify.ops import RECORD, lookup
@@ -37,13 +37,13 @@ from tcverify.program import Program
 MAX_TWISTED = 3
 
 #: Kinds that explain a value only where no other does.
-SECOND = frozenset({"reshaped", "transposed", "nested"})
+SECOND: frozenset[RelationKind] = frozenset({"reshaped", "transposed", "nested"})
 
 #: Kinds of what a collective makes of a value: where the original makes the same, it is equal to that.
-WHOLE = frozenset({"gathered", "reduced"})
+WHOLE: frozenset[RelationKind] = frozenset({"gathered", "reduced"})
 
 #: Kinds that say less of a value than that it holds several, side by side.
-VAGUE = frozenset({"unrelated", "partly"})
+VAGUE: frozenset[RelationKind] = frozenset({"unrelated", "partly"})
 
 
 def relate(
@@ -143,7 +143,7 @@ def _filling(node: fx.Node, values: RankValues, name: str, setting: Setting, ori
     """What a communication is that should bring one value of the original: that, or what went wrong with it."""
     old = originals.values.get(name, {})
     relation = _explained(values, old, name, setting)
-    if relation is not None and relation.kind in ("equal", "reshaped"):
+    if relation is not None and relation.kind in IN_FULL:
         return relation
     given = next((o.name for o in node.all_input_nodes), "")
     return _twisted(values, old, name, [(given, of_step) for _, of_step in originals.steps(name)], setting)

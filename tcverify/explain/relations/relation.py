@@ -4,14 +4,46 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+#: Kinds of relations, each explained in a few words in `BRIEF`.
+RelationKind: TypeAlias = Literal[
+    "equal",
+    "reshaped",
+    "transposed",
+    "shard",
+    "gathered",
+    "partial",
+    "reduced",
+    "nested",
+    "step",
+    "bundle",
+    "chunk",
+    "wrong-shard",
+    "scaled",
+    "addends",
+    "sum",
+    "permuted",
+    "other-rank",
+    "dtype",
+    "partly",
+    "not-finite",
+    "unmet",
+    "misplaced",
+    "other",
+    "unrelated",
+]
 
 #: Kinds that say what a value is, on every rank.
-EXPLAINED = frozenset(
+EXPLAINED: frozenset[RelationKind] = frozenset(
     {"equal", "reshaped", "transposed", "shard", "gathered", "partial", "reduced", "nested", "step", "bundle", "chunk"}
 )
 
+#: Kinds of values that hold all of the original's, in its order.
+IN_FULL: tuple[RelationKind, ...] = ("equal", "reshaped")
+
 #: Every kind, in a few words for drawings and tables.
-BRIEF = {
+BRIEF: dict[RelationKind, str] = {
     "equal": "equal",
     "reshaped": "reshaped",
     "transposed": "dims in another order",
@@ -44,8 +76,8 @@ class Relation:
     """How the value of a rewritten node relates to the original's, over all ranks that have the node.
 
     Attributes:
-        kind: one of `BRIEF`. Those of `EXPLAINED` say what the value is on every rank; no sound rewrite is known to leave the
-            others behind, but they say what went wrong.
+        kind: those of `EXPLAINED` say what the value is on every rank; no sound rewrite is known to leave the others behind,
+            but they say what went wrong.
         original: the original's node, None when unrelated to any.
         text: the relation in words, to follow "it is".
         dim: the dim of a shard or gather.
@@ -58,7 +90,7 @@ class Relation:
         parts, sizes: of values side by side along `dim`, their relations and how long they are.
     """
 
-    kind: str
+    kind: RelationKind
     original: str | None
     text: str
     dim: int | None = None

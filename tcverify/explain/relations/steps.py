@@ -18,6 +18,7 @@ from tcverify.execution.interpreter import RankResult, arguments
 from tcverify.execution.plan import Plan, known_constant, plans_of, rank_constants
 from tcverify.explain.relations.tensors import Values, total
 from tcverify.ops import REDUCTIONS, Await, Request, Start
+from tcverify.ops.reductions import ReduceOp
 from tcverify.program import Program
 from tcverify.program.graph import RankConstant, Slot
 
@@ -196,7 +197,7 @@ def _resharded(requests: Mapping[int, Request | Start]) -> list[NamedValues]:
     return [("addend", own)] if own else []
 
 
-def neutral_of(reduce_op: str, dtype: torch.dtype) -> float | int | None:
+def neutral_of(reduce_op: ReduceOp, dtype: torch.dtype) -> float | int | None:
     """What changes no value that it is reduced with; None where nothing does."""
     if reduce_op in ("min", "max"):
         sign = 1 if reduce_op == "min" else -1

@@ -14,7 +14,7 @@ import torch
 from tcverify.domains import unwritten
 from tcverify.errors import UnsupportedOp
 from tcverify.ops.dialects.aten_attention import ATTENTION, meaning, outlined
-from tcverify.ops.table import TORCH, Op
+from tcverify.ops.op import TORCH, Op
 
 Tensor = torch.Tensor
 

@@ -13,15 +13,20 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tcverify.errors import UnsupportedOp
-from tcverify.ops.table import Op, lookup
+from tcverify.ops.op import Lookup, Op
 
 
-def wrapper(name: str, target: torch._ops.HigherOrderOperator) -> Op:
-    """What the wrapper of this qualified name means."""
-    return Op(name, partial(_call, target._name, False), native=partial(_call, target._name, True), uninterpreted=True)
+def wrapper(name: str, target: torch._ops.HigherOrderOperator, lookup: Lookup) -> Op:
+    """What the wrapper of this qualified name means.
+
+    Args:
+        lookup: says what the op means that is wrapped.
+    """
+    run, native = (partial(_call, lookup, target._name, native) for native in (False, True))
+    return Op(name, run, native=native, uninterpreted=True)
 
 
-def _call(name: str, native: bool, op: torch._ops.OpOverload, **kwargs: Any) -> Any:
+def _call(lookup: Lookup, name: str, native: bool, /, op: torch._ops.OpOverload, **kwargs: Any) -> Any:
     from torch._higher_order_ops import auto_functionalize
 
     found = lookup(op)

@@ -13,7 +13,8 @@ import torch
 
 from tcverify.domains import unwritten
 from tcverify.errors import UnsupportedOp
-from tcverify.ops.table import Op, register_dialect
+from tcverify.ops.op import Op
+from tcverify.ops.table import register_dialect
 
 Tensor = torch.Tensor
 

@@ -15,9 +15,11 @@ from typing import Any
 
 import torch
 
-from tcverify.ops.collective import Collective, Group
+from tcverify.ops.collective import Collective, CollectiveKind, Group
+from tcverify.ops.definitions import lasting_library
+from tcverify.ops.op import Await, Op, Phase, Request, Start
 from tcverify.ops.reductions import REDUCTIONS
-from tcverify.ops.table import Await, Op, Request, Start, register_dialect, registered_dialects
+from tcverify.ops.table import register_dialect, registered_dialects
 
 Tensor = torch.Tensor
 Steps = Generator[Request | Start | Await, Any, Any]
@@ -38,12 +40,12 @@ def checked_size(op: str, said: int, ranks: Sequence[int]) -> int:
     return said
 
 
-def started(kind: str, x: Tensor, output: Tensor, group: Group, **more: Any) -> Start:
+def started(kind: CollectiveKind, x: Tensor, output: Tensor, group: Group, **more: Any) -> Start:
     """The start of a collective of `x`, whose result goes to `output`."""
     return Start(called(kind, x, group, **more), x, output)
 
 
-def called(kind: str, x: Tensor, group: Group, **more: Any) -> Collective:
+def called(kind: CollectiveKind, x: Tensor, group: Group, **more: Any) -> Collective:
     """The call of a collective that `x` is contributed to, if c10d can carry it out."""
     reduce_op = more.get("reduce_op")
     if reduce_op is not None and reduce_op not in REDUCTIONS:
@@ -249,7 +251,7 @@ def _fakes(one: Callable[..., Tensor]) -> Callable[..., list[Tensor]]:
 
 
 def _op(
-    name: str, run: Callable[..., Steps], fake: Callable[..., Any], *, phase: str = "start", schema: str = ""
+    name: str, run: Callable[..., Steps], fake: Callable[..., Any], *, phase: Phase = "start", schema: str = ""
 ) -> Op:
     return Op(
         f"_c10d_functional::{name}", run, collective=True, aliases=bool(schema), fake=fake,
@@ -305,22 +307,18 @@ AUTOGRAD = tuple(
     if op.name.partition("::")[2] in ("all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single")
 )
 
-#: Registrations that live as long as the process.
-_KEPT: list[torch.library.Library] = []
-
 
 def _define_missing() -> None:
     """Define what an older torch does not have yet, with shapes for fake tensors; the tables say what it does."""
     if torch.distributed.is_available():
         # Some ops are defined there, in Python: it can no longer be imported once another has defined one of them.
         importlib.import_module("torch.distributed._functional_collectives")
-    library = torch.library.Library("_c10d_functional", "FRAGMENT")
+    library = lasting_library("_c10d_functional")
     for op in registered_dialects()["_c10d_functional"]:
         name = op.name.removeprefix("_c10d_functional::")
         if op.schema and op.fake is not None and not hasattr(torch.ops._c10d_functional, name):
             library.define(name + op.schema)
             library.impl(name, op.fake, "Meta")
-    _KEPT.append(library)
 
 
 register_dialect("_c10d_functional", OPS, load=_define_missing, complete=True)

@@ -14,7 +14,8 @@ import torch
 
 from tcverify.ops.collective import Collective, Group
 from tcverify.ops.dialects.c10d_functional import Steps, root_of, writable
-from tcverify.ops.table import Op, Start, register_dialect
+from tcverify.ops.op import Op, Start
+from tcverify.ops.table import register_dialect
 
 Tensor = torch.Tensor
 

@@ -9,7 +9,8 @@ import torch
 
 from tcverify.ops.collective import Group
 from tcverify.ops.dialects.c10d_functional import Steps, called, members
-from tcverify.ops.table import Op, Request, register_dialect
+from tcverify.ops.op import Op, Request
+from tcverify.ops.table import register_dialect
 
 Tensor = torch.Tensor
 

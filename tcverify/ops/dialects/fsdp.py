@@ -28,7 +28,8 @@ from collections.abc import Sequence
 import torch
 
 from tcverify.domains import poison_
-from tcverify.ops.table import Op, register_dialect
+from tcverify.ops.op import Op
+from tcverify.ops.table import register_dialect
 
 Tensor = torch.Tensor
 

@@ -17,8 +17,11 @@ import torch
 
 from tcverify.domains import poison_
 from tcverify.ops.collective import Collective, source_positions
-from tcverify.ops.reductions import REDUCTIONS
-from tcverify.ops.table import Await, Op, Start, register_dialect
+from tcverify.ops.definitions import define
+from tcverify.ops.op import Await, Op, Start
+from tcverify.ops.reductions import REDUCTIONS, ReduceOp
+from tcverify.ops.table import register_dialect
+from tcverify.registry.choices import is_one_of
 
 Tensor = torch.Tensor
 Steps = Generator[Start | Await, Any, Any]
@@ -73,8 +76,8 @@ def _root(op: str, team: Sequence[int], root: int) -> int:
     return root
 
 
-def _reduction(op: str, reduce_op: str) -> str:
-    if reduce_op not in REDUCTIONS:
+def _reduction(op: str, reduce_op: str) -> ReduceOp:
+    if not is_one_of(reduce_op, REDUCTIONS):
         raise ValueError(f"{op} reduces by '{reduce_op}'; known are {', '.join(REDUCTIONS)}")
     return reduce_op
 
@@ -350,25 +353,15 @@ OPS = (
     _host("deallocate", deallocate, no_work, aliases=True),
 )
 
-#: Registrations that live as long as the process.
-_KEPT: list[torch.library.Library] = []
+
+def _define() -> None:
+    """Define the ops in torch; those that take no tensor run as well, under fake tensors too."""
+    library = define("host_ir", OPS)
+    for name in ("current_stream", "stream"):
+        library.impl(name, token, "CompositeExplicitAutograd")
 
 
-def define_host_ir() -> None:
-    """Define the ops in torch: with shapes for fake tensors, and without kernels, since the tables say what they do."""
-    library = torch.library.Library("host_ir", "FRAGMENT")
-    for op in OPS:
-        name = op.name.removeprefix("host_ir::")
-        library.define(name + op.signature)
-        if name in ("current_stream", "stream"):
-            library.impl(name, op.fake, "CompositeExplicitAutograd")
-        else:
-            library.impl(name, op.fake, "Meta")
-        torch.fx.node.has_side_effect(getattr(torch.ops.host_ir, name).default)
-    _KEPT.append(library)
-
-
-register_dialect("host_ir", OPS, load=define_host_ir, complete=True)
+register_dialect("host_ir", OPS, load=_define, complete=True)
 
 __all__ = [
     "COMMUNICATION_WAIT",
@@ -380,5 +373,4 @@ __all__ = [
     "SET_STREAM",
     "STREAM",
     "SYNCHRONIZE",
-    "define_host_ir",
 ]

@@ -10,15 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from tcverify.errors import ProgramError
 from tcverify.ops.collective import Collective
+from tcverify.ops.definitions import define
 from tcverify.ops.layout import Layout
+from tcverify.ops.op import Op, Request
+from tcverify.ops.reductions import ReduceOp
 from tcverify.ops.resharding import Resharding
-from tcverify.ops.table import Op, Request, register_dialect
+from tcverify.ops.table import register_dialect
 
 Tensor = torch.Tensor
 Steps = Generator[Request, Tensor, Any]
@@ -82,7 +85,8 @@ def _steps(me: int, call: _Call, x: Tensor | None) -> Steps:
 def _asked(
     source: str, target: str, shape: Sequence[int], dim: int | None = None, reduce_op: str | None = None
 ) -> Resharding:
-    return Resharding(Layout.parse(source), Layout.parse(target), tuple(shape), dim, reduce_op)
+    known = cast(ReduceOp | None, reduce_op)  # `Resharding` refuses other words
+    return Resharding(Layout.parse(source), Layout.parse(target), tuple(shape), dim, known)
 
 
 def set_(
@@ -145,21 +149,6 @@ OPS = (
     ),
 )  # fmt: skip
 
-#: Registrations that live as long as the process.
-_KEPT: list[torch.library.Library] = []
+register_dialect("multidevice", OPS, load=lambda: define("multidevice", OPS), complete=True)
 
-
-def define_multidevice() -> None:
-    """Define the ops in torch: with shapes for fake tensors, and without kernels, since the tables say what they do."""
-    library = torch.library.Library("multidevice", "FRAGMENT")
-    for op in OPS:
-        name = op.name.removeprefix("multidevice::")
-        library.define(name + op.signature)
-        library.impl(name, op.fake, "Meta")
-        torch.fx.node.has_side_effect(getattr(torch.ops.multidevice, name).default)
-    _KEPT.append(library)
-
-
-register_dialect("multidevice", OPS, load=define_multidevice, complete=True)
-
-__all__ = ["OPS", "REDUCE", "SCHEMAS", "SET", "define_multidevice"]
+__all__ = ["OPS", "REDUCE", "SCHEMAS", "SET"]

@@ -12,7 +12,9 @@ from typing import Any
 import torch
 
 from tcverify.ops.collective import Collective, Group
-from tcverify.ops.table import Op, Request, register_dialect
+from tcverify.ops.definitions import define
+from tcverify.ops.op import Op, Request
+from tcverify.ops.table import register_dialect
 
 Tensor = torch.Tensor
 Steps = Generator[Request, Tensor, Any]
@@ -70,22 +72,6 @@ OPS = (
     _op("barrier", barrier, lambda group_name: None),
 )
 
-#: Registrations that live as long as the process.
-_KEPT: list[torch.library.Library] = []
+register_dialect("p2p", OPS, load=lambda: define("p2p", OPS), complete=True)
 
-
-def define_p2p() -> None:
-    """Define the ops in torch: with shapes for fake tensors, and without kernels, since the tables say what they do."""
-    library = torch.library.Library("p2p", "FRAGMENT")
-    for op in OPS:
-        name = op.name.removeprefix("p2p::")
-        library.define(name + op.signature)
-        if name != "barrier":
-            library.impl(name, op.fake, "Meta")
-        torch.fx.node.has_side_effect(getattr(torch.ops.p2p, name).default)
-    _KEPT.append(library)
-
-
-register_dialect("p2p", OPS, load=define_p2p, complete=True)
-
-__all__ = ["OPS", "SCHEMAS", "define_p2p"]
+__all__ = ["OPS", "SCHEMAS"]

@@ -30,7 +30,8 @@ from tcverify.ops.dialects.c10d_functional import (
     started,
     writable,
 )
-from tcverify.ops.table import Op, Request, register_dialect
+from tcverify.ops.op import Op, Request
+from tcverify.ops.table import register_dialect
 
 Tensor = torch.Tensor
 

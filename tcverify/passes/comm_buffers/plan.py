@@ -44,11 +44,6 @@ class Buffer:
     death: int
     collectives: tuple[str, ...]
 
-    def clashes(self, other: Buffer) -> bool:
-        """Whether both are needed at the same time, and lie in the same bytes."""
-        together = self.birth <= other.death and other.birth <= self.death
-        return together and self.offset < other.offset + other.nbytes and other.offset < self.offset + self.nbytes
-
 
 @dataclass(frozen=True, slots=True)
 class BufferPlan:

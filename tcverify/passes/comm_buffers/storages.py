@@ -10,7 +10,7 @@ end of the graph where nobody waits.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -190,23 +190,9 @@ def analyse(graph: fx.Graph) -> Analysis:
     """Follow the storages of a graph. Linear in it; never raises for what it does not understand."""
     found = Analysis()
     fresh = itertools.count().__next__
-    numbers: dict[int, int] = {}  # address of a placeholder's fake storage -> number
     pending: dict[Storage, list[Flight]] = {}
     ended: dict[Storage, tuple[Flight, ...]] = {}
-
-    def described(value: Any) -> Any:
-        if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-            return None
-        if not isinstance(value, FakeTensor):
-            return value
-        if not _has_numbers(value):
-            return None
-        spec = TensorSpec.of(value)
-        number = numbers.setdefault(value.untyped_storage()._cdata, -1)
-        if number < 0:
-            number = numbers[value.untyped_storage()._cdata] = fresh()
-        return TensorSpec(spec.shape, spec.stride, spec.dtype, spec.offset, number)
-
+    described = _describer(fresh)
     for position, node in enumerate(graph.nodes):
         found.position[node] = position
         operands = node.all_input_nodes
@@ -235,6 +221,30 @@ def analyse(graph: fx.Graph) -> Analysis:
             _end(found, node, position, touched, pending, ended)
     _settle(found, len(found.position) - 1)
     return found
+
+
+def _describer(fresh: Callable[[], int]) -> Callable[[Any], Any]:
+    """A function from the fake tensors of placeholders to specs, whose storages it numbers; None for what has no numbers.
+
+    Args:
+        fresh: gives a number that no storage has.
+    """
+    numbers: dict[int, int] = {}  # by the address of a fake storage
+
+    def described(value: Any) -> Any:
+        if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            return None
+        if not isinstance(value, FakeTensor):
+            return value
+        if not _has_numbers(value):
+            return None
+        spec = TensorSpec.of(value)
+        address = value.untyped_storage()._cdata
+        if address not in numbers:
+            numbers[address] = fresh()
+        return TensorSpec(spec.shape, spec.stride, spec.dtype, spec.offset, numbers[address])
+
+    return described
 
 
 def _follow(found: Analysis, node: fx.Node, fresh: Any) -> bool:

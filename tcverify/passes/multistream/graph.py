@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +25,7 @@ from torch.fx.node import map_aggregate
 
 from tcverify.errors import UnsupportedOp
 from tcverify.ops import RECORD, WAIT, ShapeError, TensorSpec, infer, lookup, resolve, schema_of
+from tcverify.ops.leaves import leaves
 from tcverify.ops.spec import contiguous_stride
 from tcverify.passes.editing import op_name
 from tcverify.program.graph import map_structure
@@ -135,20 +136,7 @@ def infer_specs(graph: fx.Graph, *, trust: bool = False) -> dict[fx.Node, Any]:
     """
     specs: dict[fx.Node, Any] = {}
     count = itertools.count()
-    numbers: dict[int, int] = {}
-
-    def described(tensor: Any) -> Any:
-        if isinstance(tensor, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-            raise NotLowered("an input is symbolic")
-        if not isinstance(tensor, torch.Tensor):
-            return tensor
-        if not _is_concrete(tensor):
-            raise NotLowered("a shape is symbolic or a tensor is not strided")
-        storage = tensor.untyped_storage()._cdata
-        if storage not in numbers:
-            numbers[storage] = next(count)
-        found = TensorSpec.of(tensor)
-        return TensorSpec(found.shape, found.stride, found.dtype, found.offset, numbers[storage])
+    described = _describer(count.__next__)
 
     def known(leaf: Any) -> Any:
         return specs[leaf] if isinstance(leaf, fx.Node) else leaf
@@ -178,6 +166,30 @@ def infer_specs(graph: fx.Graph, *, trust: bool = False) -> dict[fx.Node, Any]:
             raise NotLowered(f"meta['val'] of '{node.name}' is not what its operands imply")
         specs[node] = implied
     return specs
+
+
+def _describer(fresh: Callable[[], int]) -> Callable[[Any], Any]:
+    """A function from the tensors of inputs to specs, whose storages it numbers. It raises `NotLowered` for what is symbolic.
+
+    Args:
+        fresh: gives a number that no storage has.
+    """
+    numbers: dict[int, int] = {}  # by the address of a storage
+
+    def described(tensor: Any) -> Any:
+        if isinstance(tensor, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            raise NotLowered("an input is symbolic")
+        if not isinstance(tensor, torch.Tensor):
+            return tensor
+        if not _is_concrete(tensor):
+            raise NotLowered("a shape is symbolic or a tensor is not strided")
+        storage = tensor.untyped_storage()._cdata
+        if storage not in numbers:
+            numbers[storage] = fresh()
+        found = TensorSpec.of(tensor)
+        return TensorSpec(found.shape, found.stride, found.dtype, found.offset, numbers[storage])
+
+    return described
 
 
 def _is_concrete(tensor: torch.Tensor) -> bool:
@@ -211,7 +223,7 @@ def mutated_operands(node: fx.Node) -> frozenset[fx.Node]:
     for position, argument in enumerate(schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
             value = node.args[position] if position < len(node.args) else node.kwargs.get(argument.name)
-            map_aggregate((value,), lambda leaf: found.append(leaf) if isinstance(leaf, fx.Node) else None)
+            found += leaves(value, fx.Node)
     return frozenset(found)
 
 

@@ -93,11 +93,6 @@ class CommGraph:
         """
         return self.kinds[node]
 
-    @property
-    def movable(self) -> tuple[fx.Node, ...]:
-        """All nodes but placeholders and the output, in order."""
-        return tuple(node for node in self.nodes if node.op not in ("placeholder", "output"))
-
 
 def comm_graph(
     graph: fx.Graph,

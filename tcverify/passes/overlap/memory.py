@@ -20,7 +20,6 @@ from typing import Any
 import torch
 from torch import fx
 
-from tcverify.cost import storage_of
 from tcverify.errors import InternalError
 from tcverify.ops import TensorSpec, lookup, schema_of
 from tcverify.passes.overlap.graph import CommGraph
@@ -216,7 +215,7 @@ class StorageWalk:
             same = kind in ("wait", "free") or not set(roots).isdisjoint(accesses.writes[node])
             given = self._given(node, operands, roots) if same else None
             for tensor in _tensors(item):
-                key, size = storage_of(tensor)
+                key, size = _storage_of(tensor)
                 if size is None:
                     self._note_unknown(node)
                     size = 0
@@ -299,6 +298,28 @@ def _tensors(value: Any) -> Iterator[Any]:
     elif isinstance(value, (list, tuple)):
         for item in value:
             yield from _tensors(item)
+
+
+def _storage_of(value: TensorSpec | torch.Tensor) -> tuple[Any, int | None]:
+    """Return what tells the storage of a value from others (None where it is of its own, or not known), and the bytes up to the
+    last element of the value (None where they are not known)."""
+    shape: Sequence[Any]
+    stride: Sequence[Any]
+    offset: Any
+    if isinstance(value, TensorSpec):
+        key: Any = None if value.alias is None else ("alias", value.alias)
+        shape, stride, offset = value.shape, value.stride, value.offset
+    else:
+        if value.layout is not torch.strided:
+            return None, None
+        key = value.untyped_storage()._cdata
+        shape, stride, offset = tuple(value.shape), tuple(value.stride()), value.storage_offset()
+    if any(type(size) is not int for size in (*shape, *stride, offset)):
+        return key, None
+    if 0 in shape:
+        return key, 0
+    reach = offset + 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
+    return key, reach * value.dtype.itemsize
 
 
 __all__ = ["RESIZE", "Footprint", "Handover", "Memory", "StorageWalk", "footprint"]

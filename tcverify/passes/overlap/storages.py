@@ -8,6 +8,7 @@ be shared counts as shared, so that orders that are kept are never too few.
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,6 +19,8 @@ import torch
 from torch import fx
 
 from tcverify.ops import TensorSpec, lookup, schema_of
+from tcverify.ops.leaves import leaves
+from tcverify.program.partition import Partition
 
 Storages = tuple[int, ...]
 
@@ -118,11 +121,12 @@ def shared_places(graph: fx.Graph, found: Accesses) -> dict[int, int]:
 
 
 class _Cells:
-    """Union-find over cells: one for each node, or for each item of one that returns several values."""
+    """Cells, one for each node or for each item of one that returns several values, and which of them share a storage."""
 
     def __init__(self) -> None:
         self.of: dict[fx.Node, list[int | None]] = {}
-        self._parent: list[int] = []
+        self._new = itertools.count().__next__
+        self._classes: Partition[int] = Partition()
         self._by_key: dict[Any, int] = {}
 
     def add(self, node: fx.Node) -> None:
@@ -139,7 +143,7 @@ class _Cells:
             for key in keys:
                 assert cell is not None
                 if key is not None:
-                    self._unite(cell, self._by_key.setdefault(key, cell))
+                    self._classes.join(cell, self._by_key.setdefault(key, cell))
 
     def several(self, node: fx.Node) -> bool:
         """Whether a node is known to return a tuple or a list."""
@@ -159,25 +163,11 @@ class _Cells:
         """Tie every cell of the one to every cell of the other."""
         cells = [cell for cell in (*first, *second) if cell is not None]
         for cell in cells[1:]:
-            self._unite(cells[0], cell)
+            self._classes.join(cells[0], cell)
 
     def storages(self, cells: Iterable[int | None]) -> Storages:
         """The storages of cells, each once."""
-        return tuple(dict.fromkeys(self._root(cell) for cell in cells if cell is not None))
-
-    def _new(self) -> int:
-        self._parent.append(len(self._parent))
-        return len(self._parent) - 1
-
-    def _root(self, cell: int) -> int:
-        parent = self._parent
-        while parent[cell] != cell:
-            parent[cell] = parent[parent[cell]]
-            cell = parent[cell]
-        return cell
-
-    def _unite(self, first: int, second: int) -> None:
-        self._parent[self._root(second)] = self._root(first)
+        return tuple(dict.fromkeys(self._classes.of(cell) for cell in cells if cell is not None))
 
 
 def _tie(node: fx.Node, cells: _Cells) -> list[fx.Node]:
@@ -204,7 +194,7 @@ def _tie(node: fx.Node, cells: _Cells) -> list[fx.Node]:
             continue
         declared = True
         value = node.args[position] if position < len(node.args) else node.kwargs.get(argument.name)
-        operands = list(_nodes(value))
+        operands = leaves(value, fx.Node)
         if info.is_write:
             written += operands
         for number, theirs in enumerate(returned):
@@ -246,14 +236,6 @@ def _may_alias(argument: Any, result: Any) -> bool:
     """Sets of lists are empty: torch keeps them with what the list holds, where they cannot be read."""
     mine, theirs = argument.before_set, result.before_set
     return not mine or not theirs or bool(mine & theirs)
-
-
-def _nodes(value: Any) -> Iterator[fx.Node]:
-    if isinstance(value, fx.Node):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _nodes(item)
 
 
 def _joined(parts: Iterable[Storages]) -> Storages:

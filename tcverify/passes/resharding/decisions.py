@@ -21,11 +21,13 @@ Source: the table of nvFuser's conversion of resharding ops to communications.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias
 
 import torch
 
 from tcverify.errors import Unsupported
 from tcverify.ops import DeviceMesh, Layout, Resharding
+from tcverify.ops.reductions import ReduceOp
 
 #: Reductions of bits.
 BITWISE = ("band", "bor", "bxor")
@@ -43,12 +45,26 @@ class InnerResharding(Unsupported):
         self.axis = axis
 
 
+#: Names of communications in the `host_ir` dialect.
+CommunicationKind: TypeAlias = Literal[
+    "all_gather",
+    "all_reduce",
+    "all_to_all",
+    "broadcast",
+    "gather",
+    "recv",
+    "reduce",
+    "reduce_scatter",
+    "scatter",
+    "send",
+]
+
+
 @dataclass(frozen=True, slots=True)
 class Communication:
     """One communication, as one of its team posts it.
 
     Attributes:
-        kind: name in the `host_ir` dialect.
         team: ranks in the order in which shards are counted; of send and recv the sender, then the receiver.
         axis: the dim, of the operand, that is gathered, scattered, or by all_to_all brought together; else None.
         split: the dim that all_to_all divides; else None.
@@ -58,11 +74,11 @@ class Communication:
         gets: this rank has an output.
     """
 
-    kind: str
+    kind: CommunicationKind
     team: tuple[int, ...]
     axis: int | None = None
     split: int | None = None
-    reduce_op: str | None = None
+    reduce_op: ReduceOp | None = None
     root: int | None = None
     gives: bool = True
     gets: bool = True
@@ -256,7 +272,7 @@ def _set_across(made: Resharding, rank: int) -> Plan:
         )
     if gets is None and len(senders) == len(receivers) == 1:
         return _pairs(made, rank)
-    kind = "broadcast" if gets is None else "scatter"
+    kind: CommunicationKind = "broadcast" if gets is None else "scatter"
     if gets is not None:
         _check_outermost(made, gets)
     team = _joined(receivers, senders[0])

@@ -50,23 +50,4 @@ def stream_axis_of(node: fx.Node) -> int | None:
     return axis if type(axis) is int else None
 
 
-def is_resharding(made: Resharding) -> bool:
-    """Whether a `set` or `reduce` takes more than what each rank has: other ranks hold something that it needs.
-
-    A mesh dim of one rank divides nothing, so whether something is sharded over it does not count.
-    """
-    source, target = made.source, made.target
-    if source.mesh != target.mesh:
-        return True
-    for size, before, after in zip(source.mesh.shape, source.sharding, target.sharding, strict=True):
-        if size == 1 or before is None:  # what all have, each can take its part of
-            continue
-        if before == made.dim or after is None:
-            return True
-        counted = after if made.dim is None or after < made.dim else after + 1  # in the operand
-        if before != counted:
-            return True
-    return False
-
-
-__all__ = ["is_resharding", "layout_of", "resharding_of", "stream_axis_of"]
+__all__ = ["layout_of", "resharding_of", "stream_axis_of"]

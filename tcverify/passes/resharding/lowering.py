@@ -57,7 +57,8 @@ class ConvertOpToCommunication(Pass):
         writer = HostWriter(graph)
         displaced: list[fx.Node] = []
         for (node, made), decided in zip(asked, plans, strict=True):
-            for kind in [c.kind for c in decided.communications] or ["idle" if decided.part is None else "local"]:
+            kinds: list[str] = [c.kind for c in decided.communications]
+            for kind in kinds or ["idle" if decided.part is None else "local"]:
                 self.rewrites[kind] += 1
             with writer.before(node):
                 result = self.writing(writer, made, decided, arguments(node)).write()

@@ -9,7 +9,7 @@ projection that someone else reads on all tokens stays as it is.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import fx
 
@@ -23,21 +23,20 @@ from tcverify.passes.sequence_parallel.layout import (
     VIEWS,
     Move,
     Shard,
+    Stage,
     is_contiguous,
     shape_of,
     token_dim,
 )
-
-if TYPE_CHECKING:
-    from tcverify.passes.sequence_parallel.plan import Guards, MovePlan
+from tcverify.passes.sequence_parallel.moves import Guards, MovePlan
 
 #: The stage of a projection of which this rank computes its tokens, and of its bias, views and markers.
-PROJECTED = "projected"
+PROJECTED: Stage = "projected"
 _ATTENTION = frozenset({"tensor_cast::attention"})
 #: What may stand between attention and its projection.
 _TURNS = VIEWS | {"aten::transpose.int", "aten::permute", "aten::clone", "aten::_to_copy"}
 #: Stages of residuals that are local.
-_RESIDUALS = ("residual", "added", "experts")
+_RESIDUALS: tuple[Stage, ...] = ("residual", "added", "experts")
 
 
 class AttentionGuards:

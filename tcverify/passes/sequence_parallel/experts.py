@@ -20,16 +20,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import fx
 
 from tcverify.passes.editing import arguments, known_spec, op_name
 from tcverify.passes.placements import Placements
-from tcverify.passes.sequence_parallel.layout import ADD, GETITEM, Move, Shard, is_contiguous, shape_of
-
-if TYPE_CHECKING:
-    from tcverify.passes.sequence_parallel.plan import Guards, MovePlan
+from tcverify.passes.sequence_parallel.layout import ADD, GETITEM, Move, Shard, Stage, is_contiguous, shape_of
+from tcverify.passes.sequence_parallel.moves import Guards, MovePlan
 
 GATE, ROUTE, MULTIPLY, RETURN = (
     f"tensor_cast::{name}"
@@ -53,11 +51,11 @@ _ELEMENTWISE = {
 _REDUCING = frozenset({"aten::sum.dim_IntList", "aten::mean.dim", "aten::amax", "aten::amin"})
 
 #: Stages of this module's moves. Of those that are useful only to others, and of those that cannot be gathered.
-STAGES = frozenset({"tokens", "rows", "experts"})
-SERVING = frozenset({"tokens", "rows"})
-ROUTED = "rows"
+STAGES: frozenset[Stage] = frozenset({"tokens", "rows", "experts"})
+SERVING: frozenset[Stage] = frozenset({"tokens", "rows"})
+ROUTED: Stage = "rows"
 #: Stages of values that are there as a shard anyway, of which tokens can be taken.
-_LOCAL = frozenset({"normed", "residual", "added", "tokens", "experts"})
+_LOCAL: frozenset[Stage] = frozenset({"normed", "residual", "added", "tokens", "experts"})
 
 
 class ExpertGuards:
@@ -117,13 +115,13 @@ class _Asked:
     facts: Placements
     guards: Guards
 
-    def local(self, name: str, stages: frozenset[str] = _LOCAL) -> Move | None:
+    def local(self, name: str, stages: frozenset[Stage] = _LOCAL) -> Move | None:
         """The move of an operand of one of these stages. Only tensor_cast's division into shards along a dim counts."""
         operand = self.given.get(name)
         move = self.plan.moves.get(operand) if isinstance(operand, fx.Node) else None
         return move if move is not None and move.stage in stages and type(move.shard) is Shard else None
 
-    def moves(self, shard: Shard, stage: str, source: Move, operand: str, **fields: Any) -> Move | None:
+    def moves(self, shard: Shard, stage: Stage, source: Move, operand: str, **fields: Any) -> Move | None:
         """The move of the node, if its result can be gathered as it lies in memory."""
         results = [user for user in self.node.users if op_name(user) == GETITEM] if fields.get("items") else [self.node]
         if not all(map(is_contiguous, results)):

@@ -17,7 +17,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import fx
@@ -36,9 +36,7 @@ from tcverify.passes.sequence_parallel.layout import (
     is_contiguous,
     shape_of,
 )
-
-if TYPE_CHECKING:
-    from tcverify.passes.sequence_parallel.sequence_parallel import Rewriting
+from tcverify.passes.sequence_parallel.moves import Rewriting
 
 #: What computes and never communicates, whatever it means.
 _LOCAL = frozenset({"aten", "prims", "python"})

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias
 
 from torch import fx
 
@@ -145,7 +146,13 @@ class Norm:
     source: fx.Node
     weights: tuple[fx.Node, ...]
     nodes: tuple[fx.Node, ...]
-    items: tuple[str, ...] = ()
+    items: tuple[Stage, ...] = ()
+
+
+#: What a value that moves is; see `Move`, `experts` and `attention`.
+Stage: TypeAlias = Literal[
+    "reduced", "added", "residual", "normed", "tokens", "rows", "experts", "projected", "statistic"
+]
 
 
 @dataclass(slots=True)
@@ -173,14 +180,14 @@ class Move:
     node: fx.Node
     op: str
     shard: Shard
-    stage: str
+    stage: Stage
     source: fx.Node | None = None
     operand: str = ""
     other: fx.Node | None = None
     slot: str = ""
     local: bool = False
     pattern: str = ""
-    items: tuple[str, ...] = ()
+    items: tuple[Stage, ...] = ()
     norm: Norm | None = None
     routing: tuple[fx.Node, int] | None = None
 

@@ -11,10 +11,10 @@ from collections.abc import Collection, Iterator
 from torch import fx
 
 from tcverify.passes.editing import arguments, known_spec, op_name
-from tcverify.passes.sequence_parallel.layout import CASTS, Norm, only_casts, shape_of
+from tcverify.passes.sequence_parallel.layout import CASTS, Norm, Stage, only_casts, shape_of
 
 #: Norms that are one op: the names of their weights, and the stages of what they return.
-_FUSED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+_FUSED: dict[str, tuple[tuple[str, ...], tuple[Stage, ...]]] = {
     "aten::rms_norm": (("weight",), ()),
     "aten::_fused_rms_norm": (("weight",), ("normed", "statistic")),
     "aten::layer_norm": (("weight", "bias"), ()),
@@ -113,7 +113,7 @@ class NormFinder:
         return None
 
 
-def _fused(node: fx.Node, names: tuple[str, ...], items: tuple[str, ...]) -> Norm | None:
+def _fused(node: fx.Node, names: tuple[str, ...], items: tuple[Stage, ...]) -> Norm | None:
     given = arguments(node)
     source = given.get("input")
     spec = known_spec(source)

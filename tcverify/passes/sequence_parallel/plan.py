@@ -9,10 +9,9 @@ Linear in the graph: every value is taken back once at most, and once at most tu
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
 from torch import fx
 
@@ -34,113 +33,14 @@ from tcverify.passes.sequence_parallel.layout import (
     Move,
     Norm,
     Rows,
-    Shard,
+    Stage,
     is_contiguous,
     only_casts,
     shape_of,
 )
-
-
-class Guards(Protocol):
-    """What a pass asks before it lets a value move."""
-
-    patterns: frozenset[str]
-
-    def metadata_allows(self, node: fx.Node) -> bool:
-        """Whether the recorded shapes of a node can be relied on."""
-        ...
-
-    def reduction(self, node: fx.Node) -> Shard | None:
-        """How the result of an all_reduce, of either dialect, is divided, if it can be."""
-        ...
-
-    def weight_allows(self, weight: Any, shard: Shard, facts: Placements) -> bool:
-        """Whether a norm with this weight may move."""
-        ...
-
-    def addend_allows(self, addend: fx.Node, shard: Shard, facts: Placements) -> bool:
-        """Whether the other addend may be read as its chunk."""
-        ...
-
-    def same_division(self, shard: Shard, other: Shard) -> bool:
-        """Whether two values whose divided dims are aligned are divided alike."""
-        ...
-
-    def shapes_allow(self, addend: tuple[int, ...], other: tuple[int, ...]) -> bool:
-        """Whether two addends of these shapes have the same tokens."""
-        ...
-
-    def viewed_dim(self, before: tuple[int, ...], shard: Shard, after: tuple[int, ...]) -> int | None:
-        """The dim of a view that is divided when what it views is divided like that; None: it cannot move."""
-        ...
-
-    def tuple_allows(self, node: fx.Node) -> bool:
-        """Whether the readers of a tuple let its items move."""
-        ...
-
-    def marker_stays(self, marker: fx.Node) -> bool:
-        """Whether a marker that someone reads in full stays in full."""
-        ...
-
-    def expert_weight_allows(self, weight: Any, shard: Shard, facts: Placements) -> bool:
-        """Whether a matrix, or those of experts, allow the product by them to move."""
-        ...
-
-    def rows_allow(self, rows: Move, choices: Move) -> bool:
-        """Whether rows were routed by these choices."""
-        ...
-
-    def tokens_allow(self, tokens: Move, choices: Move) -> bool:
-        """Whether tokens and choices are divided alike."""
-        ...
-
-    def beside_allows(self, operand: Any, result: tuple[int, ...], shard: Shard, facts: Placements) -> bool:
-        """Whether an operand that does not move can stand beside tokens that do."""
-        ...
-
-    def reduced_dims_allow(self, dims: Sequence[int], shard: Shard) -> bool:
-        """Whether a reduction over these dims leaves tokens apart."""
-        ...
-
-    def projection_allows(self, operand: Any, weights: list[Any], shard: Shard, facts: Placements) -> bool:
-        """Whether attention may be sliced before its projection."""
-        ...
-
-    def meets(self, residual: Move) -> bool:
-        """Whether a residual is local, so that a projection may be, too."""
-        ...
-
+from tcverify.passes.sequence_parallel.moves import Guards, MovePlan
 
 _NONE: Mapping[fx.Node, Norm] = MappingProxyType({})
-
-
-@dataclass(slots=True)
-class MovePlan:
-    """What moves.
-
-    Attributes:
-        moves: by node, in graph order.
-        full: the nodes whose value on all tokens is read, too.
-        norm_of: the norm of each node that is only part of one.
-    """
-
-    moves: dict[fx.Node, Move] = field(default_factory=dict)
-    full: set[fx.Node] = field(default_factory=set)
-    norm_of: dict[fx.Node, fx.Node] = field(default_factory=dict)
-
-    def reads_shard(self, user: fx.Node, node: fx.Node) -> bool:
-        """Whether `user` moves and takes `node` as its shard."""
-        return self.taker(user, node) is not None
-
-    def taker(self, user: fx.Node, node: fx.Node) -> Move | None:
-        """The move of `user`, or of the norm that it is part of, if that takes `node` as its shard."""
-        move = self.moves.get(self.norm_of.get(user, user))
-        return move if move is not None and node in move.reads else None
-
-    def takers(self, node: fx.Node) -> list[Move]:
-        """All moves that take `node` as its shard."""
-        found = (self.taker(user, node) for user in node.users)
-        return list({id(move): move for move in found if move is not None}.values())
 
 
 def plan_moves(graph: fx.Graph, facts: Placements, guards: Guards, norms: Mapping[fx.Node, Norm] = _NONE) -> MovePlan:
@@ -169,7 +69,7 @@ def plan_moves(graph: fx.Graph, facts: Placements, guards: Guards, norms: Mappin
             if move is not None and all(map(relied_on, (*parts, *operands, *items))):
                 plan.moves[node] = move
     if plan.moves:
-        _take_back(plan, guards)
+        _Withdrawal(plan, guards).run()
     return plan
 
 
@@ -229,7 +129,7 @@ def _normed(norm: Norm, plan: MovePlan, facts: Placements, guards: Guards) -> Mo
 
 
 #: What a norm may take the shard of.
-_NORMABLE = ("reduced", "added", "experts")
+_NORMABLE: tuple[Stage, ...] = ("reduced", "added", "experts")
 
 
 def _computed(node: fx.Node, op: str, plan: MovePlan, facts: Placements, guards: Guards) -> Move | None:
@@ -321,54 +221,68 @@ def _serves(move: Move) -> bool:
     return not move.in_place or move.op in MARKERS or residual_sum or move.stage in _SERVING_STAGES
 
 
-def _take_back(plan: MovePlan, guards: Guards) -> None:
-    """Work off what follows from reads in full and from lost readers.
+class _Withdrawal:
+    """Takes back what must not move, or would be of no use: works off what follows from reads in full and from lost readers.
 
     Events: ("full", value): someone reads it on all tokens. ("lost", value): one reader fewer takes its shard. ("stay",
     value): it does not move.
     """
-    moves = plan.moves
-    readers: Counter[fx.Node] = Counter()
-    events: list[tuple[str, fx.Node]] = []
-    for node in moves:
-        readers[node] = len(plan.takers(node))
-        if not all(plan.reads_shard(user, node) for user in node.users):
-            events.append(("full", node))
-        if not readers[node]:
-            events.append(("lost", node))
-    while events:
-        event, node = events.pop()
-        move = moves.get(node)
-        if event == "full":
-            if node in plan.full:
-                continue
-            plan.full.add(node)
-            if move is not None and (move.stage == ROUTED or (move.stage == PROJECTED and move.in_place)):
+
+    def __init__(self, plan: MovePlan, guards: Guards) -> None:
+        self._plan = plan
+        self._guards = guards
+        self._readers: Counter[fx.Node] = Counter()
+        self._events: list[tuple[str, fx.Node]] = []
+
+    def run(self) -> None:
+        plan, events = self._plan, self._events
+        for node in plan.moves:
+            self._readers[node] = len(plan.takers(node))
+            if not all(plan.reads_shard(user, node) for user in node.users):
+                events.append(("full", node))
+            if not self._readers[node]:
+                events.append(("lost", node))
+        handlers = {"full": self._full, "lost": self._lost, "stay": self._stay}
+        while events:
+            event, node = events.pop()
+            handlers[event](node, plan.moves.get(node))
+
+    def _full(self, node: fx.Node, move: Move | None) -> None:
+        plan, events = self._plan, self._events
+        if node in plan.full:
+            return
+        plan.full.add(node)
+        if move is not None and (move.stage == ROUTED or (move.stage == PROJECTED and move.in_place)):
+            events.append(("stay", node))
+        if move is None or move.source is None:
+            return
+        if move.op in MARKERS:
+            if self._guards.marker_stays(node):
                 events.append(("stay", node))
-            if move is None or move.source is None:
-                continue
-            if move.op in MARKERS:
-                if guards.marker_stays(node):
-                    events.append(("stay", node))
-            elif not move.in_place:
-                events.append(("full", move.source))
-        elif event == "lost":
-            readers[node] -= 1
-            if move is not None and readers[node] <= 0 and _serves(move):
-                events.append(("stay", node))
-        elif move is not None:
-            takers = plan.takers(node)
-            del moves[node]
-            events += [(what, operand) for operand in move.reads for what in ("lost", "full")]
-            for theirs in takers:
-                # The other addend: its chunk can be sliced off instead.
-                if theirs.source is not node and theirs.stage not in STAGES:
-                    theirs.local = False
-                    theirs.pattern = _pattern(theirs, plan, guards)
-                    events.append(("full", node))
-                    if theirs.pattern in guards.patterns:
-                        continue
-                events.append(("stay", theirs.node))
+        elif not move.in_place:
+            events.append(("full", move.source))
+
+    def _lost(self, node: fx.Node, move: Move | None) -> None:
+        self._readers[node] -= 1
+        if move is not None and self._readers[node] <= 0 and _serves(move):
+            self._events.append(("stay", node))
+
+    def _stay(self, node: fx.Node, move: Move | None) -> None:
+        if move is None:
+            return
+        plan, events = self._plan, self._events
+        takers = plan.takers(node)
+        del plan.moves[node]
+        events += [(what, operand) for operand in move.reads for what in ("lost", "full")]
+        for theirs in takers:
+            # The other addend: its chunk can be sliced off instead.
+            if theirs.source is not node and theirs.stage not in STAGES:
+                theirs.local = False
+                theirs.pattern = _pattern(theirs, plan, self._guards)
+                events.append(("full", node))
+                if theirs.pattern in self._guards.patterns:
+                    continue
+            events.append(("stay", theirs.node))
 
 
-__all__ = ["Guards", "MovePlan", "plan_moves"]
+__all__ = ["plan_moves"]

@@ -26,7 +26,6 @@ then holds waits and casts, too.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from torch import fx
@@ -62,31 +61,10 @@ from tcverify.passes.sequence_parallel.layout import (
     token_dim,
     unbatched,
 )
+from tcverify.passes.sequence_parallel.moves import Rewriting
 from tcverify.passes.sequence_parallel.norms import NormFinder
-from tcverify.passes.sequence_parallel.plan import MovePlan, plan_moves
+from tcverify.passes.sequence_parallel.plan import plan_moves
 from tcverify.program import Contract
-
-
-@dataclass(slots=True)
-class Rewriting:
-    """A graph on its way.
-
-    Attributes:
-        shards: what has been rebuilt on the shard so far, by the value on all tokens.
-        gathers: what has been gathered so far, by the node or (tuple, item).
-        displaced: addends on all tokens that a norm reads no more.
-        gathering: the starts of the gathers that have been inserted.
-        bypassed: the starts of gathers of addends whose parts are read now.
-    """
-
-    graph: fx.Graph
-    facts: Placements
-    plan: MovePlan
-    shards: dict[fx.Node, fx.Node] = field(default_factory=dict)
-    gathers: dict[Any, fx.Node] = field(default_factory=dict)
-    displaced: list[fx.Node] = field(default_factory=list)
-    gathering: set[fx.Node] = field(default_factory=set)
-    bypassed: list[fx.Node] = field(default_factory=list)
 
 
 class SequenceParallel(RowRewriting, ExpertGuards, AttentionGuards, Pass):

@@ -14,6 +14,8 @@ from torch.fx.node import map_aggregate
 from tcverify.errors import InternalError, ProgramError
 from tcverify.ops import DeviceMesh, Layout, Resharding, TensorSpec, infer, resolve, schema_of
 from tcverify.ops.dialects.multidevice import REDUCE, SET
+from tcverify.ops.leaves import leaves
+from tcverify.ops.reductions import ReduceOp
 from tcverify.program.graph import RankBinding, add_node
 from tcverify.program.inputs import InputSpec, Recipe
 from tcverify.program.mesh import Mesh, MeshDim
@@ -130,7 +132,7 @@ class PlacedBuilder:
             ProgramError: operands on different meshes, or none; several results; a result that cannot lie so, or has no such dim.
             ShapeError: the parts do not fit together.
         """
-        operands = _placed_in((args, kwargs))
+        operands = leaves((args, kwargs), Placed)
         if not operands or any(operand.layout.mesh != operands[0].layout.mesh for operand in operands):
             meshes = ", ".join(str(operand.layout.mesh) for operand in operands)
             raise ProgramError(f"{op} takes operands on meshes {meshes or 'none'}", "bring them to one mesh with set")
@@ -161,7 +163,7 @@ class PlacedBuilder:
         return self._reshard(made, x, SET, (), stream_axis)
 
     def reduce(
-        self, x: Placed, dim: int, layout: Layout | str, reduce_op: str = "sum", *, stream_axis: int | None = None
+        self, x: Placed, dim: int, layout: Layout | str, reduce_op: ReduceOp = "sum", *, stream_axis: int | None = None
     ) -> Placed:
         """Reduce a tensor over a dim, and bring the result into a layout. Raises as `set` does."""
         made = Resharding(x.layout, self._layout(layout), x.shape, dim, reduce_op)
@@ -271,12 +273,6 @@ class PlacedBuilder:
 def _check_axis(op: str, axis: int | None, shape: Sequence[int]) -> None:
     if axis is not None and not 0 <= axis < len(shape):
         raise ProgramError(f"stream axis {axis} of {op}, whose result is of shape {list(shape)}")
-
-
-def _placed_in(value: Any) -> list[Placed]:
-    found: list[Placed] = []
-    map_aggregate(value, lambda leaf: found.append(leaf) if isinstance(leaf, Placed) else leaf)
-    return found
 
 
 __all__ = ["Placed", "PlacedBuilder"]

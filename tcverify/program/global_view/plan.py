@@ -14,6 +14,7 @@ from torch.fx.node import map_aggregate
 from tcverify.errors import ProgramError
 from tcverify.ops import Layout, resolve, schema_of
 from tcverify.ops.dialects.multidevice import REDUCE, SET
+from tcverify.ops.leaves import leaves
 from tcverify.program.global_view.builder import Placed, PlacedBuilder
 from tcverify.program.inputs import Recipe
 from tcverify.program.program import Program
@@ -144,15 +145,7 @@ class PlacedPlan:
 
 def uses(value: Any) -> tuple[str, ...]:
     """The names of the tensors in arguments, each once, in order."""
-    found: dict[str, None] = {}
-
-    def look(leaf: Any) -> Any:
-        if isinstance(leaf, Use):
-            found[leaf.name] = None
-        return leaf
-
-    map_aggregate(value, look)
-    return tuple(found)
+    return tuple(dict.fromkeys(use.name for use in leaves(value, Use)))
 
 
 __all__ = ["PlacedInput", "PlacedPlan", "PlacedStep", "Use", "uses"]

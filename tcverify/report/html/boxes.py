@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
 
 from torch import fx
 
 from tcverify.explain.relations import Relation
 from tcverify.ops import TensorSpec
 from tcverify.program import Placement, Program
-from tcverify.report.alignment import Row
+from tcverify.report.alignment import Mark, Row
 from tcverify.report.listing import op_text, value_text
 from tcverify.report.sanitize import count, plain
 
@@ -28,6 +29,13 @@ NOTE_CHARACTER = 5.6
 SIGN_ROOM = 20
 
 
+#: What a vertex stands for; a gap stands for rows that are left out.
+VertexKind: TypeAlias = Literal["call", "input", "return", "gap"]
+
+#: One of the two graphs: before ("b") or after ("a") the pass.
+SideKey: TypeAlias = Literal["b", "a"]
+
+
 @dataclass(slots=True)
 class Vertex:
     """A row, or a stretch of rows that are left out.
@@ -36,10 +44,10 @@ class Vertex:
         kind: "call", "input", "return" or "gap".
     """
 
-    kind: str
+    kind: VertexKind
     rows: list[Row] = field(default_factory=list)
 
-    def stands_in(self, side: str) -> bool:
+    def stands_in(self, side: SideKey) -> bool:
         return any(node_of(row, side) is not None for row in self.rows)
 
 
@@ -60,7 +68,7 @@ class Text:
     title: str
 
 
-def node_of(row: Row, side: str) -> fx.Node | None:
+def node_of(row: Row, side: SideKey) -> fx.Node | None:
     return row.before if side == "b" else row.after
 
 
@@ -70,7 +78,7 @@ def any_node(row: Row) -> fx.Node:
     return node
 
 
-def gap_text(vertex: Vertex, side: str, alone: bool) -> Text:
+def gap_text(vertex: Vertex, side: SideKey, alone: bool) -> Text:
     """What stands for nodes that are not drawn.
 
     Args:
@@ -137,10 +145,11 @@ def short_value(node: fx.Node) -> str:
     return one(node.meta.get("val"))
 
 
-def edge_mark(vertices: Sequence[Vertex], source: int, target: int) -> str:
+def edge_mark(vertices: Sequence[Vertex], source: int, target: int) -> Mark:
     """The mark of an edge: that of the end that only one graph has."""
     marks = {row.mark for i in (source, target) for row in vertices[i].rows}
-    return "same" if marks <= {"same", "changed"} else next(m for m in ("removed", "inserted", "moved") if m in marks)
+    shown: tuple[Mark, ...] = ("removed", "inserted", "moved")
+    return "same" if marks <= {"same", "changed"} else next(m for m in shown if m in marks)
 
 
 def _note(relation: Relation) -> str:

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from importlib import resources
 from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
-from tcverify.campaign import Event, FindingFound
 from tcverify.cases.counterexample import FILE_NAME, Counterexample
+from tcverify.report.beside import FileReport
 from tcverify.report.html.page import make_page
 from tcverify.report.html.streams import BAR
-from tcverify.report.sanitize import one_line
-from tcverify.system.files import write_atomically
 
 REPORT_NAME = "report.html"
 
@@ -57,26 +55,11 @@ def _asset(name: str) -> str:
     return resources.files("tcverify.report.html").joinpath("templates", name).read_text(encoding="utf-8")
 
 
-class HtmlReport:
-    """Subscribes to campaigns and writes report.html beside every counterexample.
+class HtmlReport(FileReport):
+    """Writes report.html beside every counterexample; see `FileReport`."""
 
-    Args:
-        tell: is told in one line where the page is, or why it cannot be made: the finding itself is kept by then, so the
-            run goes on.
-    """
+    name = REPORT_NAME
+    announcement = "See it drawn:  {}"
 
-    def __init__(self, report_dir: Path, tell: Callable[[str], None]) -> None:
-        self.report_dir = report_dir
-        self.tell = tell
-
-    def __call__(self, event: Event) -> None:
-        if not isinstance(event, FindingFound):
-            return
-        case = event.counterexample
-        path = self.report_dir / case.id / REPORT_NAME
-        try:
-            write_atomically(path, to_html(case, path.with_name(FILE_NAME)))
-        except Exception as error:  # noqa: BLE001 - a page that cannot be made must not end the run that found something
-            self.tell(f"{path} is not written: {one_line(error)}")
-        else:
-            self.tell(f"See it drawn:  {path}")
+    def content(self, case: Counterexample) -> str:
+        return to_html(case, self.report_dir / case.id / FILE_NAME)

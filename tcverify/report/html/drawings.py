@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from tcverify.cases.counterexample import Counterexample
 from tcverify.explain.diagnosis import Diagnosis
 from tcverify.program import Program
-from tcverify.report.alignment import Row, align
+from tcverify.report.alignment import Mark, Row, align
 from tcverify.report.html.graph import SIGNS, Drawing, Labels, draw
 from tcverify.report.html.nodes import Cards, Side, make_cards
 from tcverify.report.html.values import Runs
@@ -55,7 +55,12 @@ def make_sheets(case: Counterexample, diagnosis: Diagnosis, ranks: Sequence[int]
 
 def _against(rewritten: Program, one: tuple[int, str], other: tuple[int, str]) -> Sheet:
     """The graphs of two ranks, each with the node where it disagrees."""
-    signs = {**SIGNS, "removed": f"− rank {one[0]} only", "inserted": f"+ rank {other[0]} only", "changed": "~ differs"}
+    signs: dict[Mark, str] = {
+        **SIGNS,
+        "removed": f"− rank {one[0]} only",
+        "inserted": f"+ rank {other[0]} only",
+        "changed": "~ differs",
+    }
     captions = (f"Rank {one[0]}, after the pass", f"Rank {other[0]}, after the pass")
     labels = Labels(captions, signs, "r", {"b": {one[1]: "finding"}, "a": {other[1]: "finding"}})
     rows = align(rewritten, rewritten, one[0], other[0])

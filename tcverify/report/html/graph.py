@@ -9,13 +9,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import get_args
 
 from torch import fx
 
 from tcverify.explain.relations import Relation
 from tcverify.program import Program
-from tcverify.report.alignment import Row
-from tcverify.report.html.boxes import Vertex, box_text, edge_mark, gap_text, node_of, placement_texts
+from tcverify.report.alignment import Mark, Row
+from tcverify.report.html.boxes import (
+    SideKey,
+    Vertex,
+    VertexKind,
+    box_text,
+    edge_mark,
+    gap_text,
+    node_of,
+    placement_texts,
+)
 from tcverify.report.html.folding import BOX_HEIGHT, LAYER_GAP, Fold, fold, hidden_edges, path, slack, slots, top
 from tcverify.report.html.layout import CHANNEL, MARGIN, Item, Layout, lay_out
 from tcverify.report.html.order import stream_predecessors
@@ -52,8 +62,8 @@ class Box:
     """
 
     id: str
-    kind: str
-    mark: str
+    kind: VertexKind
+    mark: Mark
     sign: str
     x: float
     y: int
@@ -84,7 +94,7 @@ class Line:
     target: str
     path: str
     way: tuple[float, float, float]
-    mark: str
+    mark: Mark
     away: bool
 
 
@@ -158,7 +168,13 @@ class Drawing:
 
 
 #: The marks for those who see no colours.
-SIGNS = {"same": "", "removed": "− removed", "inserted": "+ inserted", "changed": "~ changed", "moved": "↕ moved"}
+SIGNS: dict[Mark, str] = {
+    "same": "",
+    "removed": "− removed",
+    "inserted": "+ inserted",
+    "changed": "~ changed",
+    "moved": "↕ moved",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,9 +189,9 @@ class Labels:
     """
 
     captions: tuple[str, ...]
-    signs: Mapping[str, str]
+    signs: Mapping[Mark, str]
     prefix: str
-    flags: Mapping[str, Mapping[str, str]]
+    flags: Mapping[SideKey, Mapping[str, str]]
 
 
 def draw(program: Program, rows: Sequence[Row], relations: Mapping[str, Relation], labels: Labels) -> Drawing:
@@ -188,14 +204,14 @@ def draw(program: Program, rows: Sequence[Row], relations: Mapping[str, Relation
     """
     shown = shown_rows(rows, {name for flags in labels.flags.values() for name in flags})
     vertices, numbers = make_vertices(rows, drawn_rows(rows, shown))
-    index = {
+    index: dict[tuple[SideKey, fx.Node], int] = {
         (side, node): i
         for i, vertex in enumerate(vertices)
         for row in vertex.rows
-        for side, node in (("b", row.before), ("a", row.after))
+        for side, node in zip(get_args(SideKey), (row.before, row.after), strict=True)
         if node is not None
     }
-    sides = ("b", "a")[: len(labels.captions)]
+    sides: tuple[SideKey, ...] = get_args(SideKey)[: len(labels.captions)]
     operands = {side: [_operands(vertex, side, i, index) for i, vertex in enumerate(vertices)] for side in sides}
     below = _below(vertices, sides[-1], index)
     items = [
@@ -246,7 +262,7 @@ class _Scene:
     layout: Layout
     folds: Sequence[Fold]
     slots: Sequence[int]
-    operands: Mapping[str, Sequence[tuple[int, ...]]]
+    operands: Mapping[SideKey, Sequence[tuple[int, ...]]]
     placements: Mapping[str, str]
 
     def fold_of(self, vertex: int) -> int | None:
@@ -255,7 +271,7 @@ class _Scene:
 
 
 def _panel(
-    scene: _Scene, side: str, left: float, caption: str, labels: Labels, relations: Mapping[str, Relation]
+    scene: _Scene, side: SideKey, left: float, caption: str, labels: Labels, relations: Mapping[str, Relation]
 ) -> Panel:
     layout, id = scene.layout, f"{labels.prefix}{side}"
     places, edges, right = layout.places, layout.edges[side], layout.rights[side]
@@ -304,7 +320,9 @@ def _fold_marks(scene: _Scene, boxes: Sequence[Box], right: float) -> tuple[Fold
     return tuple(found)
 
 
-def _operands(vertex: Vertex, side: str, number: int, index: Mapping[tuple[str, fx.Node], int]) -> tuple[int, ...]:
+def _operands(
+    vertex: Vertex, side: SideKey, number: int, index: Mapping[tuple[SideKey, fx.Node], int]
+) -> tuple[int, ...]:
     """Numbers of the vertices that a vertex reads, each once, in the order of its arguments."""
     found: dict[int, None] = {}
     for row in vertex.rows:
@@ -316,7 +334,9 @@ def _operands(vertex: Vertex, side: str, number: int, index: Mapping[tuple[str, 
     return tuple(found)
 
 
-def _below(vertices: Sequence[Vertex], side: str, index: Mapping[tuple[str, fx.Node], int]) -> list[tuple[int, ...]]:
+def _below(
+    vertices: Sequence[Vertex], side: SideKey, index: Mapping[tuple[SideKey, fx.Node], int]
+) -> list[tuple[int, ...]]:
     """Numbers of the vertices that each one is drawn below, in host programs; see `stream_predecessors`."""
     nodes = [node_of(vertex.rows[0], side) for vertex in vertices]
     graph = next((node.graph for node in nodes if node is not None), None)
@@ -328,14 +348,14 @@ def _below(vertices: Sequence[Vertex], side: str, index: Mapping[tuple[str, fx.N
     return found
 
 
-def _box(scene: _Scene, side: str, number: int, labels: Labels, relations: Mapping[str, Relation]) -> Box:
+def _box(scene: _Scene, side: SideKey, number: int, labels: Labels, relations: Mapping[str, Relation]) -> Box:
     vertex, place = scene.vertices[number], scene.layout.places[number]
-    other = "a" if side == "b" else "b"
+    other: SideKey = "a" if side == "b" else "b"
     twin = f"{labels.prefix}{other}{number}" if len(labels.captions) > 1 and vertex.stands_in(other) else ""
     node = node_of(vertex.rows[0], side) if vertex.kind != "gap" else None
     if node is None:
         text, flag, sign = gap_text(vertex, side, len(labels.captions) == 1), "", ""
-        mark = "changed" if text.note else "same"
+        mark: Mark = "changed" if text.note else "same"
     else:
         mark = vertex.rows[0].mark
         text = box_text(node, place.width, relations.get(node.name), scene.placements)
@@ -362,7 +382,7 @@ def _box(scene: _Scene, side: str, number: int, labels: Labels, relations: Mappi
     )
 
 
-def _summary(rows: Sequence[Row], signs: Mapping[str, str]) -> str:
+def _summary(rows: Sequence[Row], signs: Mapping[Mark, str]) -> str:
     numbers = {mark: sum(row.mark == mark for row in rows) for mark in SIGNS}
     numbers["moved"] //= 2
     parts = [f"{n} {signs[mark][2:]}" for mark, n in numbers.items() if n and mark != "same"]

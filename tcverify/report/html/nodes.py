@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import get_args
 
 from torch import fx
 
 from tcverify.explain.relations import Relation
 from tcverify.program import Program
 from tcverify.report.alignment import Row
-from tcverify.report.html.boxes import node_of, placement_texts
+from tcverify.report.html.boxes import SideKey, node_of, placement_texts
 from tcverify.report.html.graph import Box, Drawing
 from tcverify.report.html.values import MAX_CHARACTERS, Record, Runs, as_data, compared, record
 from tcverify.report.listing import graph_lines, value_text
@@ -96,14 +97,15 @@ def make_cards(
         runs: where the values are; None where graphs of two ranks are drawn.
     """
     values = _Values(relations, rows, runs)
-    boxes = [(side, box) for side, panel in zip("ba", drawing.panels, strict=False) for box in panel.boxes]
+    keys: tuple[SideKey, ...] = get_args(SideKey)
+    boxes = [(side, box) for side, panel in zip(keys, drawing.panels, strict=False) for box in panel.boxes]
     centre = next((box.row for _, box in boxes if box.flag and box.row is not None), None)
     if centre is None:
         centre = next((box.row for _, box in boxes if box.mark != "same" and box.row is not None), 0)
     known = {box.row: values.of(box.row) for _, box in sorted(boxes, key=lambda b: abs((b[1].row or 0) - centre))
              if box.row is not None}  # fmt: skip
     found: dict[str, Card] = {}
-    for side, version in zip("ba", sides, strict=False):
+    for side, version in zip(keys, sides, strict=False):
         texts = dict(graph_lines(version.program, version.rank))
         placements = placement_texts(version.program)
         for at, box in boxes:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 from tcverify.cases.counterexample import Counterexample
 from tcverify.program.finding import Finding
@@ -80,6 +81,10 @@ class Lane:
     role: str
 
 
+#: Kinds of arrows; see `Link`.
+LinkKind: TypeAlias = Literal["token", "missing", "queue"]
+
+
 @dataclass(frozen=True, slots=True)
 class Link:
     """An arrow from the end of an op to the beginning of another, or of the output.
@@ -88,7 +93,7 @@ class Link:
         kind: "token", "missing" for the order that a race lacks, or "queue" for communication that is issued and has not begun.
     """
 
-    kind: str
+    kind: LinkKind
     path: str
     title: str
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from tcverify.report.alignment import Row
-from tcverify.report.html.boxes import Vertex, any_node
+from tcverify.report.html.boxes import Vertex, VertexKind, any_node
 from tcverify.report.html.layout import Layout
 
 #: Rows of which nothing is folded; most that are in sight of longer graphs; and most that are drawn at all.
@@ -51,13 +51,17 @@ def drawn_rows(rows: Sequence[Row], shown: Collection[int]) -> set[int]:
     return drawn | set(inputs[:MAX_DRAWN])
 
 
+#: What nodes are drawn as, by `fx.Node.op`; all others are calls.
+_KINDS: dict[str, VertexKind] = {"placeholder": "input", "output": "return"}
+
+
 def make_vertices(rows: Sequence[Row], drawn: Collection[int]) -> tuple[list[Vertex], list[int | None]]:
     found: list[Vertex] = []
     numbers: list[int | None] = []
     for i, row in enumerate(rows):
         op = any_node(row).op
         if i in drawn:
-            found.append(Vertex({"placeholder": "input", "output": "return"}.get(op, "call"), [row]))
+            found.append(Vertex(_KINDS.get(op, "call"), [row]))
             numbers.append(i)
         elif op != "placeholder":
             if not found or found[-1].kind != "gap":

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from torch.fx.node import map_aggregate
-
 from tcverify.ops import Layout
 from tcverify.ops.dialects.multidevice import REDUCE
-from tcverify.program import PlacedInput, PlacedPlan, PlacedStep, Use
+from tcverify.ops.leaves import leaves
+from tcverify.program import PlacedInput, PlacedPlan, PlacedStep
 from tcverify.shrink.global_view.search import PlacedSearch
 
 
@@ -94,9 +93,7 @@ def _lower(layout: Layout, axis: int) -> Layout:
 
 def _says_numbers(step: PlacedStep) -> bool:
     """Whether integers, which may be dims, are among its arguments."""
-    found: list[object] = []
-    map_aggregate((step.args, step.kwargs), lambda leaf: found.append(leaf) if not isinstance(leaf, Use) else leaf)
-    return any(type(value) is int for value in found)
+    return any(type(value) is int for value in leaves((step.args, step.kwargs), int))
 
 
 __all__ = ["drop_axes", "shard_less"]

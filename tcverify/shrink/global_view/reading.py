@@ -56,7 +56,7 @@ def _read(program: Program) -> PlacedPlan:
         orders.append(order)
     specs = {spec.name: spec for spec in program.inputs}
     given = tuple(
-        PlacedInput(name, specs[name].shape, _everywhere(name, inputs[name]), specs[name].dtype, specs[name].recipe)
+        PlacedInput(name, specs[name].shape, _everywhere(inputs[name]), specs[name].dtype, specs[name].recipe)
         for name in specs
         if name in inputs
     )
@@ -95,7 +95,7 @@ def _step(node: fx.Node, constants: Any) -> PlacedStep:
     return PlacedStep(node.name, op, args, _layout(node), kwargs, axis)
 
 
-def _everywhere(name: str, found: dict[int, Layout]) -> Layout:
+def _everywhere(found: dict[int, Layout]) -> Layout:
     """The layout of an input, if just the ranks of its mesh have it."""
     layout = next(iter(found.values()))
     if set(found) != set(layout.mesh.ranks) or any(other != layout for other in found.values()):

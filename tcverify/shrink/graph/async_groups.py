@@ -6,12 +6,13 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from tcverify.ops import TensorSpec, lookup, schema_of
+from tcverify.ops.op import Phase
 from tcverify.shrink.graph.facts import UNKNOWN, Facts
 from tcverify.shrink.graph.sketch import Step, refs
 
 
-def phase_of(step: Step) -> str | None:
-    """ "start", "wait", or None."""
+def phase_of(step: Step) -> Phase | None:
+    """The phase of the op that a step calls, if any."""
     return lookup(step.target).phase if step.op == "call_function" else None
 
 

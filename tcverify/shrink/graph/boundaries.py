@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -114,13 +115,7 @@ def end_earlier(search: Search) -> None:
     if not search.facts.aligned:
         return
     units = _units(search.facts)
-    low, high = 0, len(units)
-    while high - low > 1:
-        middle = (low + high) // 2
-        if search.attempt(_ended(search.facts, units[:middle])):
-            high = middle
-        else:
-            low = middle
+    _approach(search, len(units), 0, lambda point: _ended(search.facts, units[:point]))
 
 
 def start_later(search: Search) -> None:
@@ -128,13 +123,17 @@ def start_later(search: Search) -> None:
     if not search.facts.aligned:
         return
     units = _units(search.facts)
-    low, high = 0, len(units)
-    while high - low > 1:
-        middle = (low + high) // 2
-        if search.attempt(_started(search, units[:middle])):
-            low = middle
+    _approach(search, 0, len(units), lambda point: _started(search, units[:point]))
+
+
+def _approach(search: Search, good: int, bad: int, cut: Callable[[int], Sketch | None]) -> None:
+    """Go from a point at which the program may be cut as far as possible towards one at which it may not, by halves."""
+    while abs(good - bad) > 1:
+        middle = (good + bad) // 2
+        if search.attempt(cut(middle)):
+            good = middle
         else:
-            high = middle
+            bad = middle
 
 
 def _units(facts: Facts) -> list[list[str]]:

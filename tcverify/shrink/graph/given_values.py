@@ -14,6 +14,7 @@ from dataclasses import replace
 import torch
 
 from tcverify.program import InputSpec, Mesh, Recipe
+from tcverify.program.placement import VARIES
 from tcverify.shrink.graph.sketch import Sketch
 
 
@@ -42,7 +43,7 @@ def on_ranks(spec: InputSpec, before: Mesh, after: Mesh, ranks: Sequence[int]) -
     if spec.recipe.kind != "given" or not math.prod(spec.shape):
         return spec
     blocks = _blocks(spec)
-    varying = [name for name, placement in spec.placements if placement.kind in ("partial", "varying", "unknown")]
+    varying = [name for name, placement in spec.placements if placement.kind in VARIES]
     if len(blocks) < 2 or not varying:
         return spec
 

@@ -15,6 +15,7 @@ from torch.fx.node import map_aggregate
 
 from tcverify.errors import ProgramError, TcverifyError, UnsupportedOp
 from tcverify.ops import ShapeError, TensorSpec, infer
+from tcverify.ops.leaves import leaves
 from tcverify.program import InputSpec, RankBinding, RankConstant
 from tcverify.program.graph import constant_value, map_structure
 from tcverify.shrink.graph.facts import FOLLOWS, NOTHING, RIGHT, UNKNOWN, WRONG, Facts, Typing
@@ -133,16 +134,7 @@ def _classes(sketch: Sketch) -> list[tuple[int, list[int]]]:
 
 def constants_of(graph: Graph) -> set[str]:
     """The names of the rank constants in a graph."""
-    found: set[str] = set()
-
-    def look(value: Any) -> Any:
-        if isinstance(value, RankConstant):
-            found.add(value.name)
-        return value
-
-    for step in graph:
-        map_aggregate((step.args, step.kwargs), look)
-    return found
+    return {constant.name for step in graph for constant in leaves((step.args, step.kwargs), RankConstant)}
 
 
 class _Fitter:

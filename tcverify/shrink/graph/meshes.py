@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from tcverify.errors import ProgramError
+from tcverify.ops.leaves import leaves
 from tcverify.program import REPLICATED, VARYING, InputSpec, Mesh, MeshDim, RankBinding, RankConstant
 from tcverify.shrink.graph.given_values import on_ranks, with_shape
 from tcverify.shrink.graph.named_groups import names_group, regrouped, with_group_name
@@ -210,15 +211,7 @@ def _separated(graphs: Sequence[Graph]) -> tuple[tuple[Graph, ...], dict[str, st
 
 
 def _constants(values: Any) -> set[str]:
-    found: set[str] = set()
-
-    def look(value: Any) -> Any:
-        if isinstance(value, RankConstant):
-            found.add(value.name)
-        return value
-
-    torch.fx.node.map_aggregate(values, look)
-    return found
+    return {constant.name for constant in leaves(values, RankConstant)}
 
 
 def _scaled(spec: InputSpec, before: Mesh, after: Mesh, rank: int) -> InputSpec:

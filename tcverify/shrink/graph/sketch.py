@@ -13,8 +13,10 @@ from torch.fx.node import map_aggregate
 
 from tcverify.errors import ProgramError
 from tcverify.ops import lookup, schema_of
+from tcverify.ops.leaves import leaves
 from tcverify.program import InputSpec, Mesh, Options, Program, RankBinding, StreamSettings
 from tcverify.program.graph import KEPT_META, add_node
+from tcverify.registry.choices import SizesName
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,20 +110,12 @@ class Sketch:
     modules: tuple[torch.nn.Module | None, ...]
     streams: StreamSettings | None = None
     options: Options = field(default_factory=dict)
-    sizes: str = "auto"
+    sizes: SizesName = "auto"
 
 
 def refs(value: Any) -> list[str]:
     """The names that an argument refers to, each once, in order."""
-    found: dict[str, None] = {}
-
-    def look(leaf: Any) -> Any:
-        if isinstance(leaf, Ref):
-            found[leaf.name] = None
-        return leaf
-
-    map_aggregate(value, look)
-    return list(found)
+    return list(dict.fromkeys(ref.name for ref in leaves(value, Ref)))
 
 
 def sketch_of(program: Program) -> Sketch:

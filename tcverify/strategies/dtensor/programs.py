@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from tcverify.ops import TensorSpec, qualified_name
 from tcverify.program import Mesh, Program
-from tcverify.strategies.dtensor.ops import FAMILIES, SIZES, Sheet
+from tcverify.strategies.dtensor.ops import FAMILIES
+from tcverify.strategies.dtensor.sheet import SIZES, Sheet
 from tcverify.strategies.transformer.draft import Draft, Value
 
 #: World sizes of drawn meshes, and the meshes of each: row-major grids, as DTensor has them.

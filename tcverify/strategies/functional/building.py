@@ -9,6 +9,7 @@ from torch import fx
 from torch.fx.node import map_aggregate
 
 from tcverify.ops import TensorSpec
+from tcverify.ops.leaves import leaves
 from tcverify.program import GraphBuilder, InputSpec, Program, RankBinding
 from tcverify.program.graph import add_node
 from tcverify.strategies.functional.script import Call, Script, Value
@@ -52,17 +53,8 @@ def _layouts(types: Any) -> Any:
 
 
 def _constants(script: Script) -> dict[str, Callable[[int], Any]]:
-    found: dict[str, Callable[[int], Any]] = {}
-
-    def look(arg: Any) -> Any:
-        if isinstance(arg, PerRank):
-            found[arg.name] = arg.of
-        return arg
-
-    for maker in script.makers:
-        if isinstance(maker, Call):
-            map_aggregate((maker.args, maker.kwargs), look)
-    return found
+    calls = [maker for maker in script.makers if isinstance(maker, Call)]
+    return {arg.name: arg.of for call in calls for arg in leaves((call.args, call.kwargs), PerRank)}
 
 
 def _names(script: Script) -> dict[int, str]:

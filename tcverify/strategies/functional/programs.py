@@ -6,7 +6,6 @@ Whatever the bytes: no start without a wait, nothing touched that is under way, 
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -194,36 +193,7 @@ def _free(node: fx.Node) -> bool:
     return op.aliases and op.phase is None and schema is not None and not schema.is_mutable
 
 
-def large_functional_program(mesh: Mesh, nodes: int, seed: int) -> Program:
-    """An asynchronous program of about `nodes` calls: repeated layers of compute with collectives, with costs. For benchmarks.
-
-    Equal arguments give equal programs.
-    """
-    # What leads nowhere is left out: how much that is, the first part shows.
-    part = min(nodes, 600)
-    program = _large(mesh, nodes * part // max(_large(mesh, part, seed).size, 1), seed)
-    timing = replace(decode_timing(bytes(TIMING_WIDTH)), known="all", spread="wide", balance=1.0, seed=seed % 256)
-    return priced(program, timing)
-
-
-#: What large programs consist of.
-_REPEATED = ("compute", "matmul", "collective", "norm", "gradient", "column-row", "unshard", "pipelined", "write")
-
-
-def _large(mesh: Mesh, calls: int, seed: int) -> Program:
-    generator = random.Random(seed)
-    flow = opened(mesh, Setting("any", 1, 8, 2, "f32", False, "varying", 3, seed % 256))
-    while len(flow.script) < calls:
-        kind = _REPEATED[generator.randrange(len(_REPEATED))]
-        record = replace(decode_record("any", generator.randbytes(RECORD_WIDTH)), kind=kind)
-        flow.attempt(MOTIFS[kind], record)
-        land(flow, flow.number)
-        flow.pool, flow.outputs = flow.pool[-16:], flow.outputs[-4:]
-        flow.number += 1
-    return closed(flow)
-
-
 __all__ = [
     "MOTIFS", "WIDTH", "decode_async_tp", "decode_data_parallel", "decode_effects", "decode_functional",
-    "decode_traced", "large_functional_program",
+    "decode_traced",
 ]  # fmt: skip

@@ -7,13 +7,14 @@ place. Every call is checked against that, so that what is written is free of ra
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch.fx.node import map_aggregate
 
 from tcverify.ops import ShapeError, TensorSpec, infer, lookup, resolve, schema_of
+from tcverify.ops.leaves import leaves
 from tcverify.program import InputSpec, Mesh
 from tcverify.strategies.transformer.draft import PerRank
 from tcverify.strategies.transformer.sites import NoSite
@@ -114,7 +115,7 @@ class Script:
         Raises:
             NoSite: some rank cannot run it, the members of a group would not agree, or it meets what is under way.
         """
-        operands = list(values_in((args, kwargs)))
+        operands = leaves((args, kwargs), Value)
         target = resolve(op)
         if self.pure and not _is_pure(target):
             raise NoSite
@@ -212,13 +213,13 @@ class Script:
 
     def _touched(self, target: Any, args: Any, kwargs: Any) -> tuple[set[int], set[int]]:
         """The storages of the operands, and those among them that the call writes into."""
-        read = {number for value in values_in((args, kwargs)) for number in storages(self.types[value.number][0])}
+        read = {number for value in leaves((args, kwargs), Value) for number in storages(self.types[value.number][0])}
         written: set[int] = set()
         schema = schema_of(target)
         for position, argument in enumerate(schema.arguments if schema is not None else ()):
             given = kwargs.get(argument.name) if argument.kwarg_only or position >= len(args) else args[position]
             if argument.alias_info is not None and argument.alias_info.is_write:
-                written |= {n for value in values_in([given]) for n in storages(self.types[value.number][0])}
+                written |= {n for value in leaves(given, Value) for n in storages(self.types[value.number][0])}
         return read, written
 
     def _require_quiet(self, read: set[int], written: set[int]) -> None:
@@ -238,7 +239,7 @@ class Script:
 
     def _require_agreement(self, group: str | None, target: Any, args: Sequence[Any]) -> None:
         """Raise NoSite unless the members of each group contribute equal shapes."""
-        if "all_to_all" in str(target) or not any(True for _ in values_in([args[:1]])):
+        if "all_to_all" in str(target) or not leaves(args[:1], Value):
             return
         for rank in range(self.mesh.world_size):
             over = args[-1]
@@ -248,7 +249,7 @@ class Script:
                 members = over.of(rank)
             else:
                 return  # between two ranks, whatever they are
-            for value in values_in([args[:1]]):
+            for value in leaves(args[:1], Value):
                 if any(self.spec(value, member).shape != self.spec(value, rank).shape for member in members):
                     raise NoSite
 
@@ -306,15 +307,4 @@ def storages(types: Any) -> set[int]:
     return {types.alias} if isinstance(types, TensorSpec) and types.alias is not None else set()
 
 
-def values_in(arg: Any) -> Iterator[Value]:
-    """The values in nested tuples, lists and dicts, in order."""
-    if isinstance(arg, Value):
-        yield arg
-    elif isinstance(arg, (tuple, list)):
-        for item in arg:
-            yield from values_in(item)
-    elif isinstance(arg, dict):
-        yield from values_in(list(arg.values()))
-
-
-__all__ = ["Call", "Flight", "Script", "Value", "storages", "values_in"]
+__all__ = ["Call", "Flight", "Script", "Value", "storages"]

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from tcverify.ops import DeviceMesh
+from tcverify.ops.reductions import ReduceOp
 from tcverify.strategies.choices import weighted
 
 _BYTE = tuple(range(256))
@@ -57,7 +58,7 @@ class ReshardingRecord:
     kind: str
     row: str
     sum: str
-    reduction: str
+    reduction: ReduceOp
     a: int
     b: int
     mesh: str

@@ -12,6 +12,7 @@ from torch.fx.node import map_aggregate
 from tcverify.errors import ProgramError
 from tcverify.ops import DeviceMesh, Layout, Resharding, TensorSpec, infer, resolve
 from tcverify.ops.dialects.multidevice import REDUCE, SET
+from tcverify.ops.reductions import ReduceOp
 from tcverify.ops.shapes import ShapeError
 from tcverify.program import PlacedInput, PlacedPlan, PlacedStep, Recipe, Use
 from tcverify.strategies.resharding.choices import ReshardingRecord, ReshardingSetting
@@ -128,7 +129,9 @@ class Flow:
         made = Resharding(x.layout, layout, x.shape)
         return self._add(SET, (x,), layout, x.shape, self._part(made, x), x.bound, stream_axis)
 
-    def reduce(self, x: Tensor, dim: int, layout: Layout, reduction: str, stream_axis: int | None = None) -> Tensor:
+    def reduce(
+        self, x: Tensor, dim: int, layout: Layout, reduction: ReduceOp, stream_axis: int | None = None
+    ) -> Tensor:
         """The value reduced over a dim, in another layout. Raises as `call` does."""
         if reduction == "avg" and not x.dtype.is_floating_point:
             reduction = "sum"

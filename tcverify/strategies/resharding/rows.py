@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tcverify.ops import DeviceMesh, Layout, Resharding
+from tcverify.ops.reductions import ReduceOp
 from tcverify.strategies.resharding.choices import ReshardingRecord, fitting, mesh_of, ordered
 from tcverify.strategies.resharding.flow import Flow, Tensor
 from tcverify.strategies.resharding.table import row_of
@@ -251,13 +252,10 @@ def _rooted(flow: Flow, record: ReshardingRecord) -> None:
     flow.reduce(x, dim, Layout.replicated(mesh), rooted_reduction(record))
 
 
-def rooted_reduction(record: ReshardingRecord) -> str:
+def rooted_reduction(record: ReshardingRecord) -> ReduceOp:
     """Mostly no sum."""
-    return (
-        record.reduction
-        if record.b // 8 % 4 == 3
-        else ("max", "avg", "min", "max", "product", "avg", "min")[record.b % 7]
-    )
+    others: tuple[ReduceOp, ...] = ("max", "avg", "min", "max", "product", "avg", "min")
+    return record.reduction if record.b // 8 % 4 == 3 else others[record.b % 7]
 
 
 def _local_sum(flow: Flow, record: ReshardingRecord) -> None:

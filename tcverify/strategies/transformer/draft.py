@@ -15,6 +15,7 @@ from torch.fx.node import map_aggregate
 
 from tcverify.errors import InternalError
 from tcverify.ops import ShapeError, TensorSpec, infer, lookup, resolve
+from tcverify.ops.leaves import leaves
 from tcverify.program import GraphBuilder, InputSpec, Mesh, Placement, Program, Recipe, spmd_program
 
 
@@ -87,7 +88,7 @@ class Step:
     reads: tuple[int, ...] = field(init=False)
 
     def __post_init__(self) -> None:
-        numbers = dict.fromkeys(value.number for value in values_in((self.args, self.kwargs)))
+        numbers = dict.fromkeys(value.number for value in leaves((self.args, self.kwargs), Value))
         object.__setattr__(self, "reads", tuple(numbers))
 
 
@@ -180,7 +181,7 @@ class Draft:
         self._makers[value.number] = replace(step, labels=(*step.labels, *self.scope), **fields)
         self._specs.clear()
 
-    def redirect(self, old: Value, new: Value, only: Callable[[Step], bool] = lambda step: True) -> None:
+    def redirect(self, old: Value, new: Value) -> None:
         """Let the steps that read `old` read `new`, except those that `new` depends on."""
         before = self._live(new, effects=False)
 
@@ -188,7 +189,7 @@ class Draft:
             return new if isinstance(arg, Value) and arg.number == old.number else arg
 
         for number, maker in enumerate(self._makers):
-            if not isinstance(maker, Step) or number in before or not only(maker):
+            if not isinstance(maker, Step) or number in before:
                 continue
             if old.number in maker.reads:
                 args = tuple(map_aggregate(maker.args, turned))
@@ -340,7 +341,7 @@ class Draft:
             for number, maker in enumerate(self._makers)
             if effects and isinstance(maker, Step) and maker.on is not None
         ]
-        todo = [value.number for value in values_in(result)]
+        todo = [value.number for value in leaves(result, Value)]
         while todo:
             while todo:
                 number = todo.pop()
@@ -375,17 +376,6 @@ class Draft:
                     step = self._makers[reader]
                     heapq.heappush(ready, (step.at if isinstance(step, Step) else -1, reader))
         return found
-
-
-def values_in(value: Any) -> Iterator[Value]:
-    """The values in nested tuples, lists and dicts, in order."""
-    if isinstance(value, Value):
-        yield value
-    elif isinstance(value, (tuple, list)):
-        for item in value:
-            yield from values_in(item)
-    elif isinstance(value, dict):
-        yield from values_in(list(value.values()))
 
 
 def _record(node: fx.Node, record: Callable[[Any], Any]) -> None:

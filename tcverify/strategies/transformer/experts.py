@@ -18,7 +18,6 @@ from tcverify.strategies.choices import (
     Block,
     Setting,
     decode_choices,
-    encode_choices,
     weighted,
 )
 from tcverify.strategies.transformer.draft import RANK, Group, PerRank, Value
@@ -301,10 +300,3 @@ def _with_shared(w: Writing, layer: Experts, block: Block, dim: str, x: Value, r
         gate = w.draft.call("aten::sigmoid", gate, gate)
         made = w.draft.call("aten::mul.Tensor", made, made, gate)
     return add(w, routed, made, f"shared-{layer.shared}")
-
-
-def encode_experts(setting: dict[str, Any], blocks: list[dict[str, Any]], layers: list[dict[str, Any]]) -> bytes:
-    """Return the choices that decode to these fields; fields that are left out get the simplest value. For tests."""
-    plain = encode_choices({"layers": len(layers), **setting}, blocks)[: HEADER_WIDTH + 2 * LAYERS * BLOCK_WIDTH]
-    found = [table.index(layer.get(name, table[0])) for layer in layers for name, table in FIELDS.items()]
-    return (plain + bytes(found)).ljust(WIDTH, b"\0")

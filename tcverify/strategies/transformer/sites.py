@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import torch
 
 from tcverify.ops import TensorSpec
+from tcverify.ops.leaves import leaves
 from tcverify.program import PARTIAL, VARYING, Placement, Recipe, shard
-from tcverify.strategies.transformer.draft import RANK, Group, PerRank, Step, Value, values_in
+from tcverify.strategies.transformer.draft import RANK, Group, PerRank, Step, Value
 from tcverify.strategies.transformer.programs import result
 from tcverify.strategies.transformer.writing import Writing
 
@@ -75,15 +76,15 @@ def readers(w: Writing, value: Value) -> list[tuple[Value, Step]]:
 
 def call(w: Writing, op: str, *args: Any, **kwargs: Any) -> Value:
     """Add a call, or raise NoSite when some rank could not run it."""
-    made = w.draft.attempt(op, next(values_in(args)), *args, **kwargs)
+    made = w.draft.attempt(op, leaves(args, Value)[0], *args, **kwargs)
     if made is None:
         raise NoSite
     return made
 
 
-def swap_in(w: Writing, old: Value, new: Value, only: Callable[[Step], bool] = lambda step: True) -> None:
+def swap_in(w: Writing, old: Value, new: Value) -> None:
     """Let all readers of `old`, the outputs among them, read `new`, except what `new` depends on."""
-    w.draft.redirect(old, new, only)
+    w.draft.redirect(old, new)
     if w.hidden.number == old.number:
         w.hidden = new
     w.extras = [new if isinstance(v, Value) and v.number == old.number else v for v in w.extras]

@@ -16,48 +16,73 @@ from tcverify.program import Contract
 from tests.support.host_programs import Build, Host, nothing, program
 
 
+class Drawing:
+    """A program on its way, sound or not: about a dozen steps on three streams."""
+
+    def __init__(self, b: Host, rng: random.Random) -> None:
+        self.b, self.rng = b, rng
+        self.streams = [b.current(), b.stream(0), b.stream(1)]
+        self.values, self.buffers, self.posted = [b.x, b.y], [b.empty(4, 4, 4)], list[fx.Node]()
+
+    def step(self) -> None:
+        b, rng = self.b, self.rng
+        step = rng.random()
+        if step < 0.2:
+            b.set(rng.choice(self.streams))
+        elif step < 0.45:
+            b.sync(rng.choice(self.streams))
+        elif step < 0.55:
+            self.values.append(b.mm(rng.choice(self.values), rng.choice(self.values)))
+        elif step < 0.6:
+            self.buffers.append(b.empty(4, 4, 4))
+        elif step < 0.75:
+            b.put(self.row(), rng.choice(self.values))
+        elif step < 0.82:
+            self.values.append(b.relu(self.row()))
+        elif step < 0.92:
+            self.post()
+        elif step < 0.96 and self.posted:
+            b.wait(rng.choice([*self.posted, *self.buffers]))
+        else:
+            self.free()
+
+    def row(self) -> fx.Node:
+        return self.b.part(self.rng.choice(self.buffers), self.rng.randrange(4), self.rng.randrange(3))
+
+    def post(self) -> None:
+        b, rng = self.b, self.rng
+        out = b.part(rng.choice(self.buffers), rng.randrange(4)) if rng.random() < 0.6 else b.empty(4, 4)
+        team = [0, 1] if rng.random() < 0.7 else [1, 0]
+        self.posted.append(b.post("all_reduce", rng.choice(self.values), "sum", team, out=out))
+        self.values.append(self.posted[-1])
+        if rng.random() < 0.7:
+            b.wait(self.posted[-1])
+
+    def free(self) -> None:
+        own = [value for value in self.values[2:] if value not in self.posted]
+        if own:
+            self.b.free(own[-1])
+            self.values.remove(own[-1])
+
+    def finish(self) -> Any:
+        self.b.set(self.streams[0])
+        if self.rng.random() < 0.6:
+            for stream in self.streams:
+                self.b.sync(stream)
+            for each in self.posted:
+                self.b.wait(each)
+        return tuple(self.values[-2:])
+
+
 def drawn(seed: int) -> Build:
-    """A program of a dozen steps on three streams, sound or not; the same on both ranks."""
+    """A random program, the same on both ranks."""
 
     def build(b: Host) -> Any:
         rng = random.Random(seed)
-        streams = [b.current(), b.stream(0), b.stream(1)]
-        values, buffers, posted = [b.x, b.y], [b.empty(4, 4, 4)], list[fx.Node]()
+        drawing = Drawing(b, rng)
         for _ in range(rng.randint(4, 12)):
-            step = rng.random()
-            if step < 0.2:
-                b.set(rng.choice(streams))
-            elif step < 0.45:
-                b.sync(rng.choice(streams))
-            elif step < 0.55:
-                values.append(b.mm(rng.choice(values), rng.choice(values)))
-            elif step < 0.6:
-                buffers.append(b.empty(4, 4, 4))
-            elif step < 0.75:
-                b.put(b.part(rng.choice(buffers), rng.randrange(4), rng.randrange(3)), rng.choice(values))
-            elif step < 0.82:
-                values.append(b.relu(b.part(rng.choice(buffers), rng.randrange(4), rng.randrange(3))))
-            elif step < 0.92:
-                out = b.part(rng.choice(buffers), rng.randrange(4)) if rng.random() < 0.6 else b.empty(4, 4)
-                team = [0, 1] if rng.random() < 0.7 else [1, 0]
-                posted.append(b.post("all_reduce", rng.choice(values), "sum", team, out=out))
-                values.append(posted[-1])
-                if rng.random() < 0.7:
-                    b.wait(posted[-1])
-            elif step < 0.96 and posted:
-                b.wait(rng.choice([*posted, *buffers]))
-            else:
-                own = [value for value in values[2:] if value not in posted]
-                if own:
-                    b.free(own[-1])
-                    values.remove(own[-1])
-        b.set(streams[0])
-        if rng.random() < 0.6:
-            for stream in streams:
-                b.sync(stream)
-            for each in posted:
-                b.wait(each)
-        return tuple(values[-2:])
+            drawing.step()
+        return drawing.finish()
 
     return build
 

@@ -55,7 +55,7 @@ def test_communication_queues_in_the_order_of_its_starts() -> None:
 def test_blocking_collectives_take_both_queues() -> None:
     def build(b: Functional) -> Any:
         started = b.start(b.x, cost_s=3 * US)
-        b.timed(b.call("p2p::barrier", "dp"), 2 * US)
+        b.work("p2p::barrier", "dp", cost_s=2 * US)
         product = b.mm(b.x, cost_s=1 * US)
         return b.add(b.wait(started), product, cost_s=1 * US)
 
@@ -84,8 +84,8 @@ def test_a_second_wait_and_views_take_no_time() -> None:
     def build(b: Functional) -> Any:
         started = b.start(b.x, cost_s=3 * US)
         view = b.call("aten::view", started, [16])
-        first = b.timed(b.wait(view), 7 * US)
-        return b.wait(started), b.timed(b.call("aten::view", first, [4, 4]), 9 * US)
+        first = b.work("_c10d_functional::wait_tensor", view, cost_s=7 * US)
+        return b.wait(started), b.work("aten::view", first, [4, 4], cost_s=9 * US)
 
     times = replay(program(build), 0)
     assert times.makespan_s == times.exposed_s == 3 * US
@@ -111,7 +111,7 @@ def test_exposed_time_is_the_makespan_without_compute() -> None:
                     case 1 if pending:
                         values.append(b.wait(pending.pop(chance.randrange(len(pending)))))
                     case 2:
-                        b.timed(b.call("p2p::barrier", "dp"), cost)
+                        b.work("p2p::barrier", "dp", cost_s=cost)
                     case _:
                         values.append(b.mm(chance.choice(values), cost_s=cost))
             return [*values[1:], *map(b.wait, pending)]

@@ -9,6 +9,7 @@ import torch
 from torch import fx
 
 from tcverify.passes.overlap import CommGraph, comm_graph, is_gemm_like, is_valid_order, placed
+from tests.support.overlap_orders import movable
 from tests.support.overlap_programs import GRID, TP2, Builder, names, program
 
 
@@ -160,7 +161,7 @@ def test_unsafe_reordering_leaves_effects_where_they_are() -> None:
 
     graph = program(build).graph_module(0).graph
     found = comm_graph(graph, unsafe_collectives_reorder=True)
-    edges = {node.name: before(found, node) for node in found.movable}
+    edges = {node.name: before(found, node) for node in movable(found)}
     assert edges["all_reduce_1"] == set()
     assert edges["barrier"] == {"all_reduce", "all_reduce_1"}
     assert edges["all_reduce_2"] == {"barrier"}

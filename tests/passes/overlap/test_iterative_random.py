@@ -18,9 +18,10 @@ from tcverify.passes.overlap import (
     is_valid_order,
 )
 from tcverify.program import Program
-from tcverify.strategies.functional.programs import decode_functional, large_functional_program
+from tcverify.strategies.functional.programs import decode_functional
 from tcverify.verification.verifier import verify
 from tests.sizes import by_night
+from tests.support.large_functional import large_functional_program
 from tests.support.overlap_orders import plain_levels, plain_makespan
 from tests.support.overlap_programs import GRID, TP2, US, drawn, names
 

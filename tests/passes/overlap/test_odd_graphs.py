@@ -80,7 +80,7 @@ def test_where_sizes_are_not_known_no_promise_about_memory_is_made(name: str) ->
 def test_what_returns_nothing_needs_no_value(name: str) -> None:
     def build(b: Functional) -> Any:
         start = b.start(b.relu(b.x, 1e-6), cost_s=3e-6)
-        b.timed(b.call("p2p::barrier", "dp"), 1e-6)
+        b.work("p2p::barrier", "dp", cost_s=1e-6)
         one = b.wait(start)
         return one, b.wait(b.start(b.mm(b.y, cost_s=1e-6), cost_s=1e-6)), b.mm(b.y, cost_s=3e-6)
 

@@ -18,6 +18,7 @@ from tcverify.passes.overlap import (
     is_valid_order,
 )
 from tcverify.verification.verifier import verify
+from tests.support.overlap_orders import movable
 from tests.support.overlap_programs import GRID, TP2, Note, closure, drawn, must_follow, names
 
 PROGRAMS = st.binary(min_size=75, max_size=75)
@@ -36,10 +37,10 @@ def test_the_dependencies_are_those_that_a_program_has(data: bytes, racy: bool) 
     program, notes = drawn(data, racy=racy)
     found = comm_graph(program.graph(0))
     numbers = {note.name: number for number, note in enumerate(notes)}
-    assert [node.name for node in found.movable] == list(numbers)
+    assert [node.name for node in movable(found)] == list(numbers)
     edges = [
         (numbers[earlier.name], numbers[node.name])
-        for node in found.movable
+        for node in movable(found)
         for earlier in found.predecessors[node]
         if earlier.op != "placeholder"
     ]
@@ -95,7 +96,7 @@ def test_no_wait_and_no_start_could_go_further(kind: type, data: bytes, racy: bo
     if not found.starts:
         assert names(gm.graph) == original
         return
-    for before, behind in itertools.pairwise(found.movable):
+    for before, behind in itertools.pairwise(movable(found)):
         if kind is SinkWaits and found.kind(before) == "wait" and found.kind(behind) != "wait":
             assert before in found.predecessors[behind]
         if kind is RaiseComms and found.kind(behind) == "start":

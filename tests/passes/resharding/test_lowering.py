@@ -18,11 +18,11 @@ from tcverify.ops.dialects.host_ir import SCHEMAS
 from tcverify.passes import disabled
 from tcverify.passes.editing import arguments, op_name, set_argument
 from tcverify.passes.resharding.decisions import BITWISE, plan
-from tcverify.passes.resharding.layouts import is_resharding
 from tcverify.passes.resharding.lowering import ConvertOpToCommunication, identity
 from tcverify.program import Program
 from tcverify.program.global_view.builder import Placed, PlacedBuilder
 from tcverify.verification.verifier import Verdict, verify
+from tests.support.naive_layouts import is_resharding
 
 MESHES = ("[0]", "[1]", "[0, 1, 2, 3]", "[0, 2, 3]", "[1, 0, 2]", "[1, 0]")
 PLACEMENTS = ("replicated", "shard(0)", "shard(1)")

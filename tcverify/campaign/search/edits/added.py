@@ -140,7 +140,8 @@ def _produce(site: Site, pattern: CallPattern, name: str, index: int) -> Sketch 
         return None
     editor = site.editor()
     made = pattern.add(editor, [editor.input(*type_) for type_ in types], types[0])
-    sketch = _first(editor, _selected(editor, made, pattern, index), site)
+    _selected(editor, made, pattern, index)
+    sketch = _first(editor)
     ref = Ref(editor.added[-1])
     if not site.is_input(name):
         return replaced(sketch, {name: ref})
@@ -155,7 +156,7 @@ def _produce(site: Site, pattern: CallPattern, name: str, index: int) -> Sketch 
     return replace(sketch, graphs=graphs, inputs=tuple(spec for spec in sketch.inputs if spec.name != name))
 
 
-def _first(editor: Editor, made: Ref, site: Site) -> Sketch:
+def _first(editor: Editor) -> Sketch:
     """Put the calls that were added before all others, so that all others may read them."""
 
     def ordered(graph: tuple[Step, ...]) -> tuple[Step, ...]:

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 
 from tcverify.ops.dialects.tensor_cast.ops import some_function
-from tcverify.ops.table import Op, lookup, resolve
+from tcverify.ops.op import Op
+from tcverify.ops.table import lookup, resolve
 
 _KINDS = ("symmetric", "asymmetric", "mxfp4")
 

@@ -16,11 +16,13 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from tcverify.ops.definitions import lasting_library
 from tcverify.ops.dialects.tensor_cast import experts, fused, quantised
 from tcverify.ops.dialects.tensor_cast import ops as meaning
 from tcverify.ops.distributed import perform
+from tcverify.ops.op import Op
 from tcverify.ops.spec import contiguous_stride
-from tcverify.ops.table import Op, register_dialect
+from tcverify.ops.table import register_dialect
 
 Tensor = torch.Tensor
 
@@ -235,13 +237,10 @@ OPS = (
     _op("_internal_record", meaning.token),
 )
 
-#: Registrations that live as long as the process; see `define_tensor_cast`.
-_KEPT: list[torch.library.Library] = []
-
 
 def define_tensor_cast() -> None:
     """Define the ops of namespace `tensor_cast` that nobody has defined yet, with kernels that compute."""
-    keep = torch.library.Library("tensor_cast", "FRAGMENT")
+    keep = lasting_library("tensor_cast")
     for op in OPS:
         name = op.name.removeprefix("tensor_cast::")
         if op.fake is None or hasattr(torch.ops.tensor_cast, name):
@@ -253,7 +252,6 @@ def define_tensor_cast() -> None:
         # torch forgets an op with its last registration, and calling what still refers to it then reads freed memory. With
         # one that stays, for a backend that is nobody's, graphs that hold this definition call the one that replaces it.
         keep.impl(name, torch.library.fallthrough_kernel, "FPGA")
-    _KEPT.append(keep)
 
 
 def late_definition(error: str) -> str | None:

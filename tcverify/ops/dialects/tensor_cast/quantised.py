@@ -34,7 +34,7 @@ import torch
 
 from tcverify.errors import UnsupportedOp
 from tcverify.ops.dialects.tensor_cast.ops import all_reduce
-from tcverify.ops.table import Request
+from tcverify.ops.op import Request
 
 Tensor = torch.Tensor
 #: The local ops, by name: each computes its result from the arguments given above.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal, TypeAlias, get_args
 
 from torch import fx
 
@@ -12,13 +13,14 @@ from tcverify.passes.resharding.pipelined.steps import Loop, Streams, copy, sele
 from tcverify.passes.resharding.writing import HostWriter
 
 #: Forms of the communication of each chunk.
-GATHER_FORMS = ("collective", "broadcast", "p2p", "ring")
+GatherForm: TypeAlias = Literal["collective", "broadcast", "p2p", "ring"]
+GATHER_FORMS: tuple[GatherForm, ...] = get_args(GatherForm)
 
 
 def gather_then_multiply(
     writer: HostWriter,
     found: GatherMatmul,
-    form: str,
+    form: GatherForm,
     streams: Streams,
     gathering: type[Gathering] | None = None,
 ) -> tuple[fx.Node, fx.Node]:
@@ -27,7 +29,7 @@ def gather_then_multiply(
     "collective" takes one all_gather per chunk of dim 0; the other forms have a step for every shard of every such chunk.
 
     Args:
-        form: one of `GATHER_FORMS`.
+        form: of the communication.
         gathering: writes the steps.
 
     Returns:

@@ -15,6 +15,7 @@ from tcverify.passes.resharding.pipelined.scatter import SCATTER_FORMS, Scatteri
 from tcverify.passes.resharding.pipelined.steps import Streams
 from tcverify.passes.resharding.writing import HostWriter
 from tcverify.program import Contract, rewrite
+from tcverify.registry.choices import Word, is_one_of
 
 
 class PipelinedMatmul(Pass):
@@ -84,10 +85,10 @@ class PipelinedMatmul(Pass):
                 self.rewrites["matmul-reduce-scatter"] += 1
         return ()
 
-    def _form(self, option: str, given: object, known: Sequence[str]) -> str:
-        if given not in known:
+    def _form(self, option: str, given: object, known: Sequence[Word]) -> Word:
+        if not is_one_of(given, known):
             raise UsageError(f"option {option} of pass '{self.name}' cannot be {given!r}", f"use {', '.join(known)}")
-        return str(given)
+        return given
 
 
 def _replace(node: fx.Node, value: fx.Node) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, TypeAlias, get_args
 
 from torch import fx
 
@@ -14,13 +14,14 @@ from tcverify.passes.resharding.pipelined.steps import Loop, Streams, copy, sele
 from tcverify.passes.resharding.writing import HostWriter
 
 #: Forms of the communication of each chunk.
-SCATTER_FORMS = ("collective", "reduce", "p2p", "ring")
+ScatterForm: TypeAlias = Literal["collective", "reduce", "p2p", "ring"]
+SCATTER_FORMS: tuple[ScatterForm, ...] = get_args(ScatterForm)
 
 
 def multiply_then_scatter(
     writer: HostWriter,
     found: MatmulScatter,
-    form: str,
+    form: ScatterForm,
     streams: Streams,
     scattering: type[Scattering] | None = None,
 ) -> fx.Node:
@@ -30,7 +31,7 @@ def multiply_then_scatter(
     chunk; the other forms have a step for every rank's part of every chunk.
 
     Args:
-        form: one of `SCATTER_FORMS`.
+        form: of the communication.
         scattering: writes the steps.
 
     Returns:

@@ -1,0 +1,53 @@
+"""Files that are written beside a counterexample while a run goes on."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from pathlib import Path
+from typing import ClassVar
+
+from tcverify.campaign import Event, FindingFound
+from tcverify.cases.counterexample import Counterexample
+from tcverify.report.sanitize import one_line
+from tcverify.system.files import write_atomically
+
+
+class FileReport(ABC):
+    """Subscribes to campaigns and writes a file beside every counterexample.
+
+    Args:
+        tell: is told in one line where the file is, or why it cannot be made: the finding itself is kept by then, so the run
+            goes on.
+    """
+
+    #: The file's name.
+    name: ClassVar[str]
+    #: What is said of a file that has been written, with its path in place of {}; "" where nothing is.
+    announcement: ClassVar[str] = ""
+
+    def __init__(self, report_dir: Path, tell: Callable[[str], None]) -> None:
+        self.report_dir = report_dir
+        self.tell = tell
+
+    @abstractmethod
+    def content(self, case: Counterexample) -> str | None:
+        """Return what the file holds; None where there is to be none."""
+
+    def __call__(self, event: Event) -> None:
+        if not isinstance(event, FindingFound):
+            return
+        path = self.report_dir / event.counterexample.id / self.name
+        try:
+            text = self.content(event.counterexample)
+            if text is None:
+                return
+            write_atomically(path, text)
+        except Exception as error:  # noqa: BLE001 - a file that cannot be made must not end the run that found something
+            self.tell(f"{path} is not written: {one_line(error)}")
+        else:
+            if self.announcement:
+                self.tell(self.announcement.format(path))
+
+
+__all__ = ["FileReport"]

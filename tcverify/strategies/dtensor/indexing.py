@@ -1,0 +1,96 @@
+"""Ops that index: gathers, scatters, writes into places, tables."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from tcverify.strategies.dtensor.sheet import SIZES, Sheet, dim_of
+from tcverify.strategies.transformer.draft import Value
+
+INDEXING = (
+    "gather", "index_select", "scatter.src", "scatter.value", "scatter_add", "index.Tensor", "index_put", "embedding",
+    "index_fill",
+    "index_add", "select_scatter", "slice_scatter", "index_copy", "scatter_reduce", "one_hot", "bucketize", "searchsorted",
+    "take",
+    "index.Two", "embedding_backward",
+)  # fmt: skip
+
+
+def indexing(s: Sheet, x: Value, a: int, b: int, c: int) -> list[Value]:
+    """Add a call that reads or writes places of `x`."""
+    name, shape, dim = INDEXING[a % len(INDEXING)], list(s.shape(x)), dim_of(s, x, b)
+    if not shape or 0 in shape:
+        return []
+    size, place = shape[dim], dim % len(shape)
+    line = s.input([SIZES[c % len(SIZES)]], 0, torch.int64, size)
+    if name in ("gather", "scatter.src", "scatter.value", "scatter_add", "scatter_reduce"):
+        return _per_element(s, x, name, dim, c)
+    if name.startswith("index"):
+        return _by_index(s, x, name, dim, line, c)
+    if name == "select_scatter":
+        return s.call(name, x, s.fitting(x, c, [*shape[:place], *shape[place + 1 :]]), dim, c % size)
+    if name == "slice_scatter":
+        return s.call(name, x, s.fitting(x, c, [*shape[:place], size - 1, *shape[place + 1 :]]), dim, 1, size)
+    return _looked_up(s, x, name, line, c)
+
+
+def _per_element(s: Sheet, x: Value, name: str, dim: int, c: int) -> list[Value]:
+    """Gather or scatter: every element has an index of its own."""
+    shape = list(s.shape(x))
+    size, place = shape[dim], dim % len(shape)
+    form = [*shape[:place], SIZES[c % len(SIZES)] if name == "gather" else size, *shape[place + 1 :]]
+    index = s.input(form, 0, torch.int64, size)
+    if name.startswith("scatter") and name != "scatter_add":  # which of equal places wins is open: each has its own
+        index = (s.call("argsort", s.input(form), dim) or [index])[0]
+    more: tuple[Any, ...] = {
+        "gather": (),
+        "scatter.value": (3.0,),
+        "scatter_reduce": (s.input(form, c), "amax"),
+    }.get(name, (s.fitting(x, c, form),))
+    return s.call("scatter_reduce.two" if name == "scatter_reduce" else name, x, dim, index, *more)
+
+
+def _by_index(s: Sheet, x: Value, name: str, dim: int, line: Value, c: int) -> list[Value]:
+    """Read or write whole slices, whose positions a line of integers holds."""
+    shape = list(s.shape(x))
+    size, place = shape[dim], dim % len(shape)
+    if name == "index_select":
+        return s.call(name, x, dim, line)
+    if name in ("index_add", "index_copy", "index_fill"):
+        order = (s.call("argsort", s.input([size]), 0) or [line])[0]
+        if name == "index_fill":
+            return s.call("index_fill.int_Scalar", x, dim, line, 4.0)
+        return s.call(name, x, dim, order, s.fitting(x, c, shape))
+    if name == "index.Tensor":
+        return s.call(name, x, [*[None] * place, line])
+    if name == "index_put":
+        rows = (s.call("argsort", s.input([size]), 0) or [line])[0]
+        return s.call(name, x, [*[None] * place, rows], s.fitting(x, c, shape), bool(c % 2))
+    if len(shape) < 2:
+        return []
+    other = s.input([SIZES[c % len(SIZES)]], 0, torch.int64, shape[-1])
+    first = s.input([SIZES[c % len(SIZES)]], 0, torch.int64, shape[0])
+    return s.call("index.Tensor", x, [first, *[None] * (len(shape) - 2), other])
+
+
+def _looked_up(s: Sheet, x: Value, name: str, line: Value, c: int) -> list[Value]:
+    """Look something up in a table, in sorted edges or in `x` as one line."""
+    shape = list(s.shape(x))
+    if name == "embedding":
+        table = s.input([SIZES[c % len(SIZES)] + 3, 4], c)
+        return s.call(name, table, s.input(shape, 0, torch.int64, SIZES[c % len(SIZES)] + 3))
+    if name == "embedding_backward":
+        index = s.input([shape[0]], 0, torch.int64, 5)
+        return s.call("embedding_dense_backward", x, index, 5, -1, False) if len(shape) == 2 else []
+    if name == "one_hot":
+        return s.call(name, s.input(shape, 0, torch.int64, 4), 4)
+    if name == "take":
+        return s.call(name, x, s.input([3], 0, torch.int64, math.prod(shape)))
+    edges = (s.call("sort", s.input([5], c), 0) or [line])[0]
+    return s.call("bucketize.Tensor", x, edges) if name == "bucketize" else s.call("searchsorted.Tensor", edges, x)
+
+
+__all__ = ["indexing"]

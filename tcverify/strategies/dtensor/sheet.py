@@ -1,0 +1,119 @@
+"""A program of whole tensors on its way: its inputs, and the values that calls can read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from tcverify.errors import UnsupportedOp
+from tcverify.ops import lookup, resolve
+from tcverify.program import PARTIAL, VARYING, Placement, Recipe
+from tcverify.strategies.transformer.draft import Draft, Value
+
+#: Sizes of dims: what divides evenly by few ranks, by none, fewer elements than ranks, one.
+SIZES = (4, 4, 4, 3, 5, 2, 6, 8, 1, 7)
+
+#: How the addends of partial inputs are reduced.
+REDUCTIONS = ("sum", "sum", "avg", "max", "min", "product")
+
+
+@dataclass(slots=True)
+class Sheet:
+    """A program on its way.
+
+    Attributes:
+        values: what ops can read, the oldest first.
+        inputs: inputs by name, with their dims.
+    """
+
+    draft: Draft
+    values: list[Value] = field(default_factory=list)
+    inputs: int = 0
+
+    def shape(self, value: Value) -> tuple[int, ...]:
+        return self.draft.shape(value) or ()
+
+    def dtype(self, value: Value) -> torch.dtype:
+        found: torch.dtype = self.draft.specs(value)[0].dtype
+        return found
+
+    def input(self, shape: Sequence[int], how: int = 0, dtype: torch.dtype = torch.float32, below: int = 2) -> Value:
+        """Add an input; floating ones may be partial over a dim of the mesh, or over two.
+
+        Args:
+            how: 0 to 127 for one that is the same on all ranks.
+            below: of integers the bound.
+        """
+        mesh = self.draft.mesh
+        name, like = f"x{self.inputs}", Value(0, dtype)
+        self.inputs += 1
+        kind = {torch.int64: Recipe("integers", float(below)), torch.bool: Recipe("mask")}.get(dtype, Recipe())
+        over: list[str] = []
+        if how >= 128 and dtype.is_floating_point:
+            number = how % (2 * len(mesh.dims))
+            over = [mesh.dims[number % len(mesh.dims)].name] if number < len(mesh.dims) else [d.name for d in mesh.dims]
+        reduction = REDUCTIONS[how // 8 % len(REDUCTIONS)]
+        placed: Placement = PARTIAL if reduction == "sum" else VARYING
+        made = self.draft.input(name, tuple(shape), dtype, tuple((dim, placed) for dim in over), kind)
+        for dim in over:
+            made = self.draft.call("_c10d_functional::all_reduce", like, made, reduction, dim)
+            made = self.draft.call("_c10d_functional::wait_tensor", like, made)
+        return made
+
+    def call(self, op: str, *args: Any, **kwargs: Any) -> list[Value]:
+        """Add a call, if this torch has the op and its arguments fit together; return its tensors."""
+        name = f"aten::{op}"
+        try:
+            if lookup(resolve(name)).run is None:
+                return []
+            made = self.draft.attempt(name, Value(0, torch.float32), *args, **kwargs)
+        except UnsupportedOp:
+            return []
+        if made is None:
+            return []
+        found = self.draft.specs(made)[0]
+        if not isinstance(found, (tuple, list)):
+            return [made]
+        parts = []
+        for number, spec in enumerate(found):
+            if spec is not None and number < 4:
+                like = Value(0, spec.dtype)
+                parts.append(self.draft.call("getitem", like, made, number))
+        return parts
+
+    def fitting(
+        self, x: Value, a: int, shape: Sequence[int] | None = None, dtype: torch.dtype = torch.float32
+    ) -> Value:
+        """A value of this shape: one that is there, a new input, or a new one that broadcasts to the shape of `x`."""
+        wanted = tuple(self.shape(x) if shape is None else shape)
+        fits = [v for v in self.values if self.shape(v) == wanted and self.dtype(v) == dtype]
+        if a % 4 != 3 and fits:
+            return fits[-1 - a // 4 % len(fits)]
+        if shape is None and a % 4 == 2:
+            cut = a // 4 % (len(wanted) + 1)
+            wanted = tuple(1 if (a >> 5) % 2 and n == 0 else s for n, s in enumerate(wanted[cut:]))
+        return self.input(wanted, a, dtype)
+
+
+def floating(sheet: Sheet, x: Value) -> Value:
+    """The value, as floating point."""
+    if sheet.dtype(x) == torch.float32:
+        return x
+    return (sheet.call("_to_copy", x, dtype=torch.float32) or [x])[0]
+
+
+def dim_of(s: Sheet, x: Value, a: int) -> int:
+    rank = max(1, len(s.shape(x)))
+    return a % rank - (rank if a >= 128 else 0)
+
+
+def dims_of(s: Sheet, x: Value, a: int) -> list[int]:
+    dims = len(s.shape(x))
+    found = [n for n in range(dims) if (a >> n) % 2 == 0]
+    return [n - dims for n in found] if a >= 128 else found
+
+
+__all__ = ["REDUCTIONS", "SIZES", "Sheet", "dim_of", "dims_of", "floating"]
