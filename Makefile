@@ -61,7 +61,7 @@ lint: $(VENV)/.dev
 
 clean:
 	rm -rf .venv .venv-* .tox build dist site *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
-	find tcverify strategies tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	find tcverify tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/.python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null || { \

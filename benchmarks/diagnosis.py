@@ -29,8 +29,8 @@ from hypothesis import seed as seeded
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # tests/ is no package that is installed
 
 from tcverify.application import InProcess
-from tcverify.application.loading import prepare
-from tcverify.campaign import Campaign, Plan
+from tcverify.application.loading import prepare_pass
+from tcverify.campaign import Campaign, CampaignPlan
 from tcverify.campaign.hypothesis_settings import SETTINGS
 from tcverify.cases.counterexample import Counterexample, read_counterexample, write_counterexample
 from tcverify.errors import TcverifyError
@@ -68,7 +68,7 @@ def find(mutant: str, seed: int, bound: int, shrink_time: float) -> Counterexamp
         for size in WORLD_SIZES:
             for fail_fast in (True, False):
                 with tempfile.TemporaryDirectory() as scratch:
-                    plan = Plan(
+                    plan = CampaignPlan(
                         programs(world_size=size),
                         f"{size} ranks",
                         Path(scratch) / "reports",
@@ -78,7 +78,7 @@ def find(mutant: str, seed: int, bound: int, shrink_time: float) -> Counterexamp
                         shrink_time=shrink_time,
                         fail_fast=fail_fast,
                     )
-                    finished = Campaign(InProcess(prepare(MUTANTS[mutant], "", {})), plan, None).run()
+                    finished = Campaign(InProcess(prepare_pass(MUTANTS[mutant], "", {})), plan, None).run()
                 cases = [case for case in finished.counterexamples if case.finding.kind in wanted]
                 if cases:
                     return cases[0]
@@ -140,7 +140,7 @@ def tamper(strategy: str, pass_name: str, world_size: int, programs: int, seed: 
     from tcverify.passes import Multistream, SequenceParallel
 
     torch.set_num_threads(1)
-    subject = InProcess(prepare({"multistream": Multistream}.get(pass_name, SequenceParallel), "", {}))
+    subject = InProcess(prepare_pass({"multistream": Multistream}.get(pass_name, SequenceParallel), "", {}))
     tally = Tally()
     found: list[Program] = []
 

@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from tcverify.application import subject_of
 from tcverify.checks.memory.liveness import peak_of
 from tcverify.checks.ordering.accesses import accesses_of
-from tcverify.checks.streams.replay import replay
+from tcverify.checks.streams.replay import replay_streams
 from tcverify.ops import lookup
 from tcverify.passes import BUILTIN
 from tcverify.program import Program
@@ -82,7 +82,7 @@ def main(programs: int, ranks: int, seed: int, strategy: str) -> None:
             changed += pair.changed
             assert pair.rewritten is not None, pair.failure
             for rank in range(ranks):
-                before, after = replay(program, rank).exposed_s, replay(pair.rewritten, rank).exposed_s
+                before, after = replay_streams(program, rank).exposed_s, replay_streams(pair.rewritten, rank).exposed_s
                 highest = [peak_of(accesses_of(each, rank)).nbytes for each in (pair.rewritten, program)]
                 peak = max(peak, highest[0] / max(highest[1], 1))
                 if before is None or after is None:

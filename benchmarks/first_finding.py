@@ -29,7 +29,7 @@ from hypothesis import strategies as st
 
 from tcverify import verify
 from tcverify.application import InProcess
-from tcverify.application.loading import prepare
+from tcverify.application.loading import prepare_pass
 from tcverify.campaign.hypothesis_settings import SETTINGS
 from tcverify.errors import UnsupportedOp
 from tcverify.ops import ShapeError
@@ -127,7 +127,7 @@ class Hunt:
 
 def hunt(name: str, drawn: st.SearchStrategy[Program], limit: int, number: int) -> Hunt:
     """Draw and verify programs until one shows the defect, as a campaign in lockstep does."""
-    subject = InProcess(prepare(MUTANTS[name], "", {}))
+    subject = InProcess(prepare_pass(MUTANTS[name], "", {}))
     count = changed = 0
     found = False
 

@@ -36,7 +36,7 @@ from throughput import PASS, campaign, cpu_seconds, pairs, run_on_group
 from tcverify.application import Guarded
 from tcverify.domains import FLOAT64
 from tcverify.execution import Lockstep, ProcessGroupPool, RankResult
-from tcverify.execution.interpreter import arguments, rank_inputs
+from tcverify.execution.interpreter import fill_arguments, rank_inputs
 from tcverify.execution.plan import known_constant, plans_of, rank_constants
 from tcverify.execution.process_group.processes import choose_core
 from tcverify.ops import distributed
@@ -179,7 +179,7 @@ def run_local_tensors(program: Program, mode: Any, make: Callable[[dict[int, Any
         return known_constant(leaf, constants[rank]) if isinstance(leaf, RankConstant) else leaf
 
     for step in plan.steps:
-        args, kwargs = arguments(step, values, lambda leaf: fill(leaf, 0))
+        args, kwargs = fill_arguments(step, values, lambda leaf: fill(leaf, 0))
         if step.op.collective:
             steps, answer = step.run(0, *args, **kwargs), None
             while True:
@@ -224,7 +224,7 @@ def _on_rank(step: Any, values: list[Any], fill: Callable[[Any, int], Any], rank
         value = fill(leaf, rank)
         return value._local_tensors[rank] if hasattr(value, "_local_tensors") else value
 
-    args, kwargs = arguments(step, values, own)
+    args, kwargs = fill_arguments(step, values, own)
     return step.run(*args, **kwargs)
 
 

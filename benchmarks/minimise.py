@@ -21,7 +21,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # tests/ is no package that is installed
 
 from tcverify.application import InProcess
-from tcverify.application.loading import prepare
+from tcverify.application.loading import prepare_pass
 from tcverify.program import Program
 from tcverify.shrink import Reduction, reduce, suspects_of
 from tcverify.shrink.graph import windows
@@ -31,7 +31,7 @@ from tests.support.large_cases import CASES, Case
 
 def reduced(case: Case, program: Program, limit: float) -> tuple[Reduction, float, float]:
     """The reduction, the seconds that it took, and the seconds of a trial of the whole program."""
-    subject = InProcess(prepare(case.defect, "", {}))
+    subject = InProcess(prepare_pass(case.defect, "", {}))
     begun = time.perf_counter()
     verdict = verify(subject, program, contract=case.contract)
     whole = time.perf_counter() - begun

@@ -27,7 +27,7 @@ from tcverify.checks.evidence import Evidence
 from tcverify.checks.streams.happens_before import check_happens_before
 from tcverify.checks.streams.schedule import check_schedule
 from tcverify.passes import Multistream
-from tcverify.passes.multistream.lowering import Lowering, plan_joins
+from tcverify.passes.multistream.lowering import StreamLowering, plan_joins
 from tcverify.program import GraphBuilder, InputSpec, Mesh, Program, spmd_program
 
 SIZES = (100, 300, 1_000, 3_000, 10_000)
@@ -103,7 +103,7 @@ def main(largest: int) -> None:
             parts, read = timed(scheduler.read, graph)
             schedule, plan = timed(scheduler.plan, parts)
             joins = plan_joins(parts, schedule.join)
-            state = Lowering(graph, parts, schedule)
+            state = StreamLowering(graph, parts, schedule)
             _, lower = timed(scheduler.lower, state, joins)
             gm = program.graph_module(0)
             tracemalloc.start()

@@ -27,8 +27,8 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # tests/ is no package that is installed
 
 from tcverify.application import InProcess
-from tcverify.application.loading import prepare
-from tcverify.campaign import Campaign, Plan
+from tcverify.application.loading import prepare_pass
+from tcverify.campaign import Campaign, CampaignPlan
 from tcverify.campaign.search import search_of
 from tcverify.strategies import STRATEGIES
 
@@ -65,9 +65,9 @@ def hunt(mutant: str, strategy: str, seed: int, bound: int, search: bool) -> Hun
 
     torch.set_num_threads(1)
     for drawn, size in grounds(mutant, strategy):
-        subject = InProcess(prepare(MUTANTS[mutant], "", {}))
+        subject = InProcess(prepare_pass(MUTANTS[mutant], "", {}))
         with tempfile.TemporaryDirectory() as scratch:
-            plan = Plan(
+            plan = CampaignPlan(
                 drawn(world_size=size),
                 f"{size} ranks",
                 Path(scratch) / "reports",

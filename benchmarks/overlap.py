@@ -20,7 +20,7 @@ from torch import fx
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tcverify.application import InProcess, load_pass
-from tcverify.checks.streams.replay import replay
+from tcverify.checks.streams.replay import replay_streams
 from tcverify.passes import Multistream
 from tcverify.passes.multistream.graph import NotLowered, edges_of
 from tcverify.program import Program
@@ -94,7 +94,7 @@ def main(programs: int, seed: int) -> None:
                         declared = next(n for n in graph.nodes if n.op == "output").meta.get("schedule")
                         if declared is None:
                             continue
-                        found = replay(pair.rewritten, rank)
+                        found = replay_streams(pair.rewritten, rank)
                         ranks += 1
                         exact += found.makespan_s == declared["makespan_s"]
                         gains.append(declared["serial_s"] / declared["makespan_s"])

@@ -25,9 +25,9 @@ import torch
 
 from tcverify import verify
 from tcverify.application import Guarded, InProcess
-from tcverify.application.loading import prepare
-from tcverify.campaign import Campaign, Event, FindingFound, Plan, Progress
-from tcverify.campaign.search import Search
+from tcverify.application.loading import prepare_pass
+from tcverify.campaign import Campaign, CampaignPlan, Event, FindingFound, Progress
+from tcverify.campaign.search import ProgramSearch
 from tcverify.program import Program
 from tcverify.strategies import programs_of
 
@@ -59,11 +59,11 @@ def hunt(target: str, sound: str, seconds: float, seed: int, world_sizes: list[i
     found = Sought()
     before = 0.0
     with Guarded(target, covered=() if search else None) as subject:
-        searching = Search(subject, seed) if search else None
+        searching = ProgramSearch(subject, seed) if search else None
         for size in world_sizes:
             with tempfile.TemporaryDirectory() as folder:
                 watch = _Watch(subject, target, sound, seconds / len(world_sizes))
-                plan = Plan(
+                plan = CampaignPlan(
                     programs_of("mixed", None, size), f"{size} ranks", Path(folder), Path(folder),
                     max_examples=None, max_time=100 * seconds, seed=seed, earlier=False, collect=True, search=searching,
                 )  # fmt: skip
@@ -130,7 +130,7 @@ def is_own(program: Program, target: str, sound: str) -> bool:
 
 def _loaded(target: str) -> InProcess:
     module, _, name = target.partition(":")
-    return InProcess(prepare(getattr(importlib.import_module(module), name), "", {}))
+    return InProcess(prepare_pass(getattr(importlib.import_module(module), name), "", {}))
 
 
 @click.command()

@@ -25,17 +25,17 @@ PASSES = ("identity", "torch:bucket_collectives", "torch:schedule_overlap_bucket
 def measure(path: Path, target: str, mesh: str) -> dict[str, object]:
     """Read one graph and verify a pass on it, in this process."""
     from tcverify.application import Guarded
-    from tcverify.capturing import Told, load
+    from tcverify.capturing import UserFacts, load
     from tcverify.cli import arguments
     from tcverify.program import Mesh
     from tcverify.verification.verifier import verify
 
     start = time.perf_counter()
     dp, tp = map(int, mesh.split("x"))
-    told = Told(Mesh.grid({"dp": dp, "tp": tp}), groups=groups_of(path))
+    told = UserFacts(Mesh.grid({"dp": dp, "tp": tp}), groups=groups_of(path))
     program = load([str(path)], told).program
     read = time.perf_counter() - start
-    with Guarded(arguments.target(target), timeout=900) as subject:
+    with Guarded(arguments.parse_target(target), timeout=900) as subject:
         verdict = verify(subject, program)
     return {
         "nodes": program.size,

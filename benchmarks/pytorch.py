@@ -30,7 +30,7 @@ import torch
 
 from tcverify.application import Guarded, load_pass
 from tcverify.application.apply import apply_pass
-from tcverify.campaign import Campaign, Plan
+from tcverify.campaign import Campaign, CampaignPlan
 from tcverify.campaign.events import CampaignFinished
 from tcverify.cases.baseline import Baseline, read_baseline, write_baseline
 from tcverify.errors import TcverifyError
@@ -149,7 +149,7 @@ def verified(
     known = read_baseline(path) if path.is_file() else Baseline()
     programs = with_options(programs_of(strategy, None, size), one.draws).map(note)
     with Guarded(one.target, timeout=SECONDS) as guarded, tempfile.TemporaryDirectory() as state:
-        plan = Plan(
+        plan = CampaignPlan(
             programs, f"{size} ranks", cases, Path(state), max_examples=None, max_time=seconds, seed=seed,
             shrink_time=15.0, baseline=known, collect=True, earlier=False,
         )  # fmt: skip

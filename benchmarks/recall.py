@@ -25,7 +25,7 @@ from pathlib import Path
 import click
 import torch
 
-from tcverify.campaign.patterns import Pattern
+from tcverify.campaign.patterns import ProgramPattern
 from tcverify.cases.counterexample import FILE_NAME, Counterexample, read_counterexample
 from tcverify.cases.fingerprint import fingerprint_of
 from tcverify.pytorch.findings import TorchFinding, read_findings
@@ -46,7 +46,7 @@ class Known:
 
     finding: TorchFinding
     fingerprint: str
-    pattern: Pattern
+    pattern: ProgramPattern
 
     def shown_by(self, case: Counterexample) -> bool:
         """Whether a counterexample shows it."""
@@ -55,7 +55,7 @@ class Known:
             return True
         if case.finding.kind != self.finding.kind:
             return False
-        pattern = Pattern(case.program)
+        pattern = ProgramPattern(case.program)
         return shown == self.fingerprint or self.pattern.within(pattern) or pattern.within(self.pattern)
 
 
@@ -67,7 +67,7 @@ def defects_of(subjects: tuple[str, ...]) -> dict[str, list[Known]]:
         if path is None or VERSION not in finding.affects or (subjects and finding.subject not in subjects):
             continue
         case = read_counterexample(path)
-        by_subject[finding.subject].append(Known(finding, fingerprint_of(case), Pattern(case.program)))
+        by_subject[finding.subject].append(Known(finding, fingerprint_of(case), ProgramPattern(case.program)))
     return by_subject
 
 

@@ -30,7 +30,7 @@ from tcverify import DeviceMesh, Layout, PlacedBuilder, ProcessGroupPool, Progra
 from tcverify.errors import Unsupported
 from tcverify.ops.reductions import ReduceOp
 from tcverify.passes import BUILTIN
-from tcverify.passes.resharding.decisions import InnerResharding, plan
+from tcverify.passes.resharding.decisions import InnerResharding, plan_resharding
 from tcverify.passes.resharding.layouts import resharding_of
 from tcverify.passes.resharding.pipelined.gather import GATHER_FORMS
 from tcverify.passes.resharding.pipelined.scatter import SCATTER_FORMS
@@ -69,7 +69,7 @@ def _named(program: Program) -> tuple[str, Program]:
                 continue
             op = "set" if made.dim is None else "reduce"
             try:
-                kinds |= {each.kind for each in plan(made, rank, node.meta["val"].dtype).communications}
+                kinds |= {each.kind for each in plan_resharding(made, rank, node.meta["val"].dtype).communications}
             except InnerResharding:
                 return f"{op}: inner, first brought to the front", program
             except Unsupported:

@@ -39,19 +39,19 @@ from rich.console import Console
 from rich.table import Table
 
 from tcverify.application import Guarded, Watch
-from tcverify.campaign import Campaign, CampaignFinished, Plan
+from tcverify.campaign import Campaign, CampaignFinished, CampaignPlan
 from tcverify.campaign.hypothesis_settings import SETTINGS
-from tcverify.campaign.pipeline import Flight, Pipeline
-from tcverify.campaign.search import Search
+from tcverify.campaign.pipeline import InFlightProgram, Pipeline
+from tcverify.campaign.search import ProgramSearch
 from tcverify.execution import Lockstep, ProcessGroupPool, RankResult, compare_ranks
 from tcverify.execution.asynchrony import Join
 from tcverify.execution.interpreter import rank_inputs, run_rank
-from tcverify.execution.plan import Plan as RankPlan
+from tcverify.execution.plan import ExecutionPlan as RankPlan
 from tcverify.execution.plan import plans_of, rank_constants
 from tcverify.ops.distributed import perform
 from tcverify.program import Program, dumps, loads
 from tcverify.strategies import transformer_programs
-from tcverify.verification.verifier import chosen_checks, verification
+from tcverify.verification.verifier import chosen_checks, verify_in_steps
 
 #: Programs of the campaign that is searched for each one of the others; and calls of those that are small.
 SEARCHED, SMALL = 5, 8
@@ -90,11 +90,11 @@ def measured(name: str, pids: Callable[[], Sequence[int]], work: Callable[[], in
 
 
 def campaign(
-    subject: Guarded, world_size: int, pool: ProcessGroupPool | None, programs: int, search: Search | None = None
+    subject: Guarded, world_size: int, pool: ProcessGroupPool | None, programs: int, search: ProgramSearch | None = None
 ) -> CampaignFinished:
     """Run a campaign in a fresh directory."""
     with tempfile.TemporaryDirectory() as scratch:
-        plan = Plan(
+        plan = CampaignPlan(
             transformer_programs(world_size=world_size),
             f"{world_size} ranks",
             Path(scratch) / "reports",
@@ -106,7 +106,7 @@ def campaign(
         return Campaign(subject, plan, pool).run()
 
 
-class Kept(Search):
+class Kept(ProgramSearch):
     """A search that keeps the programs that it makes."""
 
     def __init__(self, subject: Guarded, seed: int) -> None:
@@ -121,10 +121,10 @@ class Kept(Search):
 
 def verify_all(subject: Guarded, programs: Sequence[Program]) -> int:
     """Verify programs as a campaign verifies those that a search makes."""
-    pipeline = Pipeline(Flight.advance, lambda flight: None)
+    pipeline = Pipeline(InFlightProgram.advance, lambda flight: None)
     for program in programs:
         pipeline.answer()
-        steps = verification(
+        steps = verify_in_steps(
             subject,
             program,
             contract=subject.contract,
@@ -133,7 +133,7 @@ def verify_all(subject: Guarded, programs: Sequence[Program]) -> int:
             watch=Watch(),
             lean=True,
         )
-        pipeline.feed(Flight(program, False, steps))
+        pipeline.feed(InFlightProgram(program, False, steps))
     while len(pipeline):
         pipeline.answer()
         pipeline.feed(None)

@@ -13,17 +13,17 @@ from tcverify.application import Guarded, PassFacts
 from tcverify.cases.counterexample import Counterexample, make_counterexample
 from tcverify.errors import TcverifyError
 from tcverify.execution import Executor, ProcessGroupPool
-from tcverify.explain.bisection import Terms, bisect
+from tcverify.explain.bisection import FindingTerms, bisect
 from tcverify.program import Contract, Program
 from tcverify.registry.choices import DomainName
 from tcverify.report.console import make_console, say
-from tcverify.report.sanitize import error_text, plain
+from tcverify.report.sanitize import error_text, sanitize
 from tcverify.report.terminal import show
 from tcverify.verification.verifier import Verdict, verify
 
 
 @dataclass(frozen=True)
-class Replay:
+class ReplayResult:
     """What a replay found.
 
     Attributes:
@@ -41,7 +41,7 @@ class Replay:
     printed: str = ""
 
 
-def replay(case: Counterexample, confirm: Executor | None, *, blame: bool = False) -> Replay:
+def replay_case(case: Counterexample, confirm: Executor | None, *, blame: bool = False) -> ReplayResult:
     """Verify a counterexample's program again, with the same pass, contract, time-out and depth.
 
     Args:
@@ -49,7 +49,7 @@ def replay(case: Counterexample, confirm: Executor | None, *, blame: bool = Fals
         blame: whether to search for the rewrites that it comes from.
     """
     if not case.replayable:
-        return Replay("error", "the pass was a closure or an instance, which another process cannot find")
+        return ReplayResult("error", "the pass was a closure or an instance, which another process cannot find")
     try:
         with Guarded(case.facts.target, case.facts.options, timeout=case.pass_timeout) as subject:
             facts = subject.facts
@@ -60,27 +60,29 @@ def replay(case: Counterexample, confirm: Executor | None, *, blame: bool = Fals
             changed = bool(case.facts.source) and facts.source != case.facts.source
             outcome = replace(_judge(case, verdict, facts, changed), printed=subject.printed)
             if blame and outcome.case is not None:
-                terms = Terms(outcome.case.finding.kind, case.contract, confirm, domain=case.domain, deep=case.deep)
+                terms = FindingTerms(
+                    outcome.case.finding.kind, case.contract, confirm, domain=case.domain, deep=case.deep
+                )
                 named = replace(outcome.case, blame=bisect(subject, verdict, terms))
                 outcome = replace(outcome, case=named, message=f"{outcome.message}\nblame: {named.blame}")
     except TcverifyError as error:
-        return Replay("error", str(error))
+        return ReplayResult("error", str(error))
     return outcome
 
 
-def _judge(case: Counterexample, verdict: Verdict, facts: PassFacts, changed: bool) -> Replay:
+def _judge(case: Counterexample, verdict: Verdict, facts: PassFacts, changed: bool) -> ReplayResult:
     known = case.finding.kind
     kinds = [f.kind for f in verdict.findings]
     if not kinds:
         if verdict.status == "inconclusive":
-            return Replay("error", f"inconclusive: {verdict.doubts[0].detail}", None, changed)
+            return ReplayResult("error", f"inconclusive: {verdict.doubts[0].detail}", None, changed)
         aside = [note.detail for note in verdict.notes if note.reason == f"{case.domain}-aside"]
         if aside and case.finding.domain == case.domain:
-            return Replay(
+            return ReplayResult(
                 "error", f"the {case.domain} domain, which showed it, now steps aside: {aside[0]}", None, changed
             )
         gone = "the program passes" if known == "run-died" else f"{known} is gone"
-        return Replay("fixed", gone, None, changed)
+        return ReplayResult("fixed", gone, None, changed)
     kind = known if known in kinds else kinds[0]
     now = make_counterexample(
         verdict,
@@ -94,7 +96,7 @@ def _judge(case: Counterexample, verdict: Verdict, facts: PassFacts, changed: bo
         real_shapes=case.real_shapes,
     )
     instead = "" if kind == known else f" instead of {known}"
-    return Replay("failed", f"{kind}{instead}: {now.finding.title}", now, changed)
+    return ReplayResult("failed", f"{kind}{instead}: {now.finding.title}", now, changed)
 
 
 def reproduce(
@@ -137,9 +139,9 @@ def reproduce(
     if not found:
         say(console, f"{verdict.status}: {kind} does not show")
         for doubt in verdict.doubts:
-            say(console, plain(f"  {doubt.reason}: {doubt.detail}"))
+            say(console, sanitize(f"  {doubt.reason}: {doubt.detail}"))
         for note in verdict.notes:
-            say(console, plain(f"  {note.reason}: {note.detail}"))
+            say(console, sanitize(f"  {note.reason}: {note.detail}"))
         return 0 if verdict.status == "passed" else 2
     shown = kind if kind in found else found[0]
     case = make_counterexample(verdict, shown, facts, promises, deep=deep, pass_timeout=pass_timeout)
@@ -147,4 +149,4 @@ def reproduce(
     return 1
 
 
-__all__ = ["Replay", "replay", "reproduce"]
+__all__ = ["ReplayResult", "replay_case", "reproduce"]

@@ -2,14 +2,15 @@
 
 from tcverify.application.apply import apply_pass
 from tcverify.application.coverage.reachable import source_of
-from tcverify.application.coverage.recorder import Point
+from tcverify.application.coverage.recorder import CodePoint
 from tcverify.application.coverage.watched import Watch
-from tcverify.application.guarded import Applied, Guarded, InProcess, Subject, start_ahead, subject_of
+from tcverify.application.guarded import AppliedPass, Guarded, InProcess, Subject, start_ahead, subject_of
 from tcverify.application.loading import LoadedPass, load_pass
 from tcverify.application.pair import Defect, Pair, PassFacts, PassFailure
 
 __all__ = [
-    "Applied",
+    "AppliedPass",
+    "CodePoint",
     "Defect",
     "Guarded",
     "InProcess",
@@ -17,7 +18,6 @@ __all__ = [
     "Pair",
     "PassFacts",
     "PassFailure",
-    "Point",
     "Subject",
     "Watch",
     "apply_pass",

@@ -17,14 +17,14 @@ from torch.utils import _pytree as pytree
 
 from tcverify.application.loading import LoadedPass
 from tcverify.application.pair import Defect, Pair, PassFailure, Stage
-from tcverify.application.pattern_matchers import matchers_asking
+from tcverify.application.pattern_matchers import ask_before_matches
 from tcverify.application.pipeline import refresh_metadata
-from tcverify.application.rank_sampling import AppliedRanks, Modules, Unlike
-from tcverify.application.side_effects import watched
+from tcverify.application.rank_sampling import AppliedRanks, Modules, RanksDiffer
+from tcverify.application.side_effects import watch_global_state
 from tcverify.errors import TcverifyError, Unsupported, UnsupportedOp
 from tcverify.execution import Lockstep
 from tcverify.ops import define_ops, late_definition, qualified_name
-from tcverify.program import Allowed, Ask, NotSerialisable, Program, counted, decode_statistics, dumps
+from tcverify.program import Allowed, NotSerialisable, Program, RewriteRequest, count_rewrites, decode_statistics, dumps
 from tcverify.program.graph import KEPT_META, same_structure
 
 #: Metadata of graphs, node by node, by rank.
@@ -37,7 +37,7 @@ def apply_counted(loaded: LoadedPass, program: Program, allowed: Allowed) -> Pai
     Args:
         allowed: the rewrites that it may make.
     """
-    with _counting(allowed) as asked, matchers_asking():
+    with _counting(allowed) as asked, ask_before_matches():
         pair = apply_pass(loaded, program)
     pair.asked = asked[: program.world_size]
     return pair
@@ -48,14 +48,14 @@ class _Counts:
     """What is counted now: per rank, over all stages of a pipeline."""
 
     allowed: Allowed
-    asked: list[list[Ask]]
+    asked: list[list[RewriteRequest]]
 
 
 _COUNTS: ContextVar[_Counts | None] = ContextVar("what is counted", default=None)
 
 
 @contextlib.contextmanager
-def _counting(allowed: Allowed) -> Iterator[list[list[Ask]]]:
+def _counting(allowed: Allowed) -> Iterator[list[list[RewriteRequest]]]:
     counts = _Counts(allowed, [])
     token = _COUNTS.set(counts)
     try:
@@ -72,7 +72,7 @@ def _call(loaded: LoadedPass, module: fx.GraphModule, rank: int) -> Any:
     while len(counts.asked) <= rank:
         counts.asked.append([])
     allowed = None if counts.allowed is None else counts.allowed[rank] if rank < len(counts.allowed) else frozenset()
-    with counted(allowed) as asked:
+    with count_rewrites(allowed) as asked:
         try:
             return loaded.call(module)
         finally:
@@ -92,12 +92,12 @@ def apply_pass(loaded: LoadedPass, program: Program, *, deep: bool = False, judg
     ranks = AppliedRanks.some_of(program) if _COUNTS.get() is None else AppliedRanks.all_of(program)
     try:
         return _apply_on(ranks, loaded, program, deep=deep, judge=judge)
-    except Unlike:
+    except RanksDiffer:
         return _apply_on(AppliedRanks.all_of(program), loaded, program, deep=deep, judge=judge)
 
 
 def _apply_on(ranks: AppliedRanks, loaded: LoadedPass, program: Program, *, deep: bool, judge: bool) -> Pair:
-    """Apply a pass on some ranks. Raises `Unlike` where these do not tell what it does on the others."""
+    """Apply a pass on some ranks. Raises `RanksDiffer` where these do not tell what it does on the others."""
     pair = Pair(program)
     try:
         given = ranks.modules(program)
@@ -189,7 +189,7 @@ def _between(base: Program | None, ranks: AppliedRanks, modules: Modules, metada
     if base is None:
         return None
     if all(_is_original(base, rank, module.graph) for rank, module in modules.items()) and (
-        metadata is None or not any(_relabelled(metadata[rank], module.graph) for rank, module in modules.items())
+        metadata is None or not any(_metadata_changed(metadata[rank], module.graph) for rank, module in modules.items())
     ):
         return base
     try:
@@ -209,7 +209,7 @@ def _apply_to_ranks(
         base: the program that `modules` are the graphs of, where it is known.
         stage: the name of the pass, in a pipeline.
     """
-    with watched() as changed:
+    with watch_global_state() as changed:
         results = _results(loaded, modules, pair, base, stage)
     if changed.what:
         _note(pair, Defect("surroundings", 0, f"it {changed}", stage=stage))
@@ -243,7 +243,7 @@ def _results(
             message = "it changed the graph it was given, although it returned a new one"
             _note(pair, Defect("input-mutated", rank, message, stage=stage))
         rewrites.update(rewrites_of(loaded.subject))
-        for defect in defects_said(loaded.subject):
+        for defect in list_reported_defects(loaded.subject):
             _note(pair, replace(defect, rank=rank, stage=stage))
         if rank == 0:
             pair.statistics += decode_statistics(getattr(loaded.subject, "statistics", ()))
@@ -258,7 +258,7 @@ def rewrites_of(subject: Any) -> dict[str, int]:
     return {str(k): v for k, v in counts.items() if isinstance(v, int)} if isinstance(counts, dict) else {}
 
 
-def defects_said(subject: Any) -> list[Defect]:
+def list_reported_defects(subject: Any) -> list[Defect]:
     """What a pass says is wrong with its last call. It concerns forms of the graph that are not returned."""
     said = getattr(subject, "defects", None)
     return [one for one in said if isinstance(one, Defect)] if isinstance(said, list) else []
@@ -312,7 +312,7 @@ def _metadata(graph: fx.Graph) -> Sequence[tuple[Any, ...]]:
     return [(node.name, node.meta.get("val"), *(node.meta.get(key) for key in KEPT_META)) for node in graph.nodes]
 
 
-def _relabelled(before: Sequence[tuple[Any, ...]], graph: fx.Graph) -> bool:
+def _metadata_changed(before: Sequence[tuple[Any, ...]], graph: fx.Graph) -> bool:
     """Whether the metadata of a graph is no longer what it was, node by node."""
     rows = zip(before, _metadata(graph), strict=True)
     return any(a is not b for old, new in rows for a, b in zip(old, new, strict=True))
@@ -322,7 +322,7 @@ def _relabelled(before: Sequence[tuple[Any, ...]], graph: fx.Graph) -> bool:
 _DECLARED = ("after", "comm_buffer")
 
 
-def _redeclared(before: Sequence[tuple[Any, ...]], graph: fx.Graph) -> bool:
+def _declarations_changed(before: Sequence[tuple[Any, ...]], graph: fx.Graph) -> bool:
     """Whether a graph declares other orders of nodes, or other places of values, than it did."""
     places = [KEPT_META.index(key) - len(KEPT_META) for key in _DECLARED]
     rows = zip(before, _metadata(graph), strict=True)
@@ -342,8 +342,8 @@ def _inspect(pair: Pair, modules: Modules, metadata: Metadata, deep: bool) -> bo
     judged: list[tuple[int, fx.Graph]] = []
     for rank, module in modules.items():
         if _is_original(pair.original, rank, module.graph):
-            touched = touched or _relabelled(metadata[rank], module.graph)
-            pair.changed = pair.changed or _redeclared(metadata[rank], module.graph)
+            touched = touched or _metadata_changed(metadata[rank], module.graph)
+            pair.changed = pair.changed or _declarations_changed(metadata[rank], module.graph)
             continue
         touched = pair.changed = True
         origin = pair.original.ranks[rank].graph
@@ -439,12 +439,12 @@ def _program_of(program: Program, ranks: AppliedRanks, modules: Modules, pair: P
     try:
         rewritten = ranks.program_of(program, modules)
         dumps(rewritten)
-    except Unlike:
+    except RanksDiffer:
         raise
     except NotSerialisable as error:
         pair.foreign = error.message
         if ranks.samples:
-            raise Unlike from None
+            raise RanksDiffer from None
         try:
             return program.with_graphs([module.graph for module in modules.values()], list(modules.values()))
         except TcverifyError as second:

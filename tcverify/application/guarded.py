@@ -21,21 +21,21 @@ from typing import Any, Protocol
 import torch
 
 from tcverify.application.apply import apply_counted, apply_pass
-from tcverify.application.coverage.recorder import Point
+from tcverify.application.coverage.recorder import CodePoint
 from tcverify.application.coverage.vocabulary import Vocabulary
 from tcverify.application.coverage.watched import Watch, WatchedPass
-from tcverify.application.loading import LoadedPass, importable_target, load_pass, pipeline, prepare
+from tcverify.application.loading import LoadedPass, importable_target, load_pass, pipeline, prepare_pass
 from tcverify.application.messages import decode_pair, encode_pair, message_of, parts_of
 from tcverify.application.pair import Defect, Pair, PassFacts, PassFailure
 from tcverify.errors import InternalError, PassLoadError, ProgramError, TcverifyError
-from tcverify.program import Allowed, Contract, Program, dumps, read_asks
+from tcverify.program import Allowed, Contract, Program, decode_rewrite_requests, dumps
 from tcverify.program.codec import decode
 from tcverify.registry.extensions import extensions_here, load_extensions_of
 from tcverify.registry.pipelines import SEPARATOR
 from tcverify.system import (
     LAZY_MODULES,
     end_process,
-    limit,
+    limit_blocking,
     limit_memory,
     log_to,
     machine_memory,
@@ -141,7 +141,7 @@ class InProcess:
         """Nothing to let go of."""
 
 
-class Applied:
+class AppliedPass:
     """A pass that has run already, wherever that was: hands out what came of it.
 
     Args:
@@ -295,7 +295,7 @@ def subject_of(pass_: Any) -> Subject:
     Raises:
         PassLoadError: it cannot be loaded or is no pass.
     """
-    if isinstance(pass_, (Applied, Guarded, InProcess)):
+    if isinstance(pass_, (AppliedPass, Guarded, InProcess)):
         return pass_
     stages = list(pass_) if isinstance(pass_, (list, tuple)) else [pass_]
     targets = [stage if isinstance(stage, str) else importable_target(stage) for stage in stages]
@@ -304,8 +304,10 @@ def subject_of(pass_: Any) -> Subject:
     if len(stages) != 1:
         if not stages:
             raise PassLoadError("a pipeline needs stages", "give [first, second]")
-        return InProcess(pipeline([load_pass(s) if isinstance(s, str) else prepare(s, "", {}) for s in stages], {}))
-    return InProcess(prepare(stages[0], "", {}))
+        return InProcess(
+            pipeline([load_pass(s) if isinstance(s, str) else prepare_pass(s, "", {}) for s in stages], {})
+        )
+    return InProcess(prepare_pass(stages[0], "", {}))
 
 
 def _compare_hash_order(pair: Pair, other: Pair) -> None:
@@ -345,7 +347,7 @@ class _Worker:
         job["memory"] = MEMORY_LIMIT
         job["brief"] = timeout * _BRIEF
         self._process, self._connection = start_process(_serve, (json.dumps(job),), hash_seed=hash_seed)
-        limit(self._connection, MESSAGE_TIMEOUT)
+        limit_blocking(self._connection, MESSAGE_TIMEOUT)
         self.alive = True
         self._asked = self._dropped = False
         self._answers = 0
@@ -551,11 +553,13 @@ def _serve(connection: Connection, job_text: str) -> None:
             pair = apply_pass(loaded, program, deep=request["deep"])
         else:
             rows = request["count"]["allowed"]
-            pair = apply_counted(loaded, program, None if rows is None else list(map(frozenset, read_asks(rows))))
+            pair = apply_counted(
+                loaded, program, None if rows is None else list(map(frozenset, decode_rewrite_requests(rows)))
+            )
         if os.getpid() != worker:
             os._exit(0)  # the pass has forked: a second answer would be taken for that to the next question
         connection.send_bytes(encode_pair(pair, resident_bytes() - resident))
 
 
 def _watch_of(said: Any) -> Watch | None:
-    return None if said is None else Watch(frozenset(Point(*row) for row in said[0]), *said[1:])
+    return None if said is None else Watch(frozenset(CodePoint(*row) for row in said[0]), *said[1:])

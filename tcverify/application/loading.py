@@ -94,10 +94,10 @@ def _stage_name(subject: Any, target: str) -> str:
 
 def _load_one(target: str, options: Mapping[str, Any]) -> LoadedPass:
     subject, module = find(target)
-    return prepare(subject, target, options, source_hash(module))
+    return prepare_pass(subject, target, options, source_hash(module))
 
 
-def prepare(subject: Any, target: str, options: Mapping[str, Any], source: str = "") -> LoadedPass:
+def prepare_pass(subject: Any, target: str, options: Mapping[str, Any], source: str = "") -> LoadedPass:
     """Make `subject` (a class, an instance or a function) callable as a pass. Raises as `load_pass` does."""
     where = target or getattr(subject, "__qualname__", type(subject).__qualname__)
     if inspect.isclass(subject):
@@ -146,7 +146,7 @@ def _caller(subject: Any, where: str) -> Callable[[fx.GraphModule], Any]:
             f"'{where}' has the signature {inspect.signature(subject)}, which is not that of a pass", _PROTOCOL
         )
     if positional and takes_graph(subject):
-        return lambda gm: on_graph(subject, gm)
+        return lambda gm: apply_to_graph(subject, gm)
     if len(required) == 2:
         return lambda gm: subject(gm, [n.meta.get("val") for n in gm.graph.nodes if n.op == "placeholder"])
     return subject  # type: ignore[no-any-return]
@@ -165,7 +165,7 @@ def takes_graph(subject: Any) -> bool:
     return said is fx.Graph or (isinstance(said, str) and said.strip("\"' ").split(".")[-1] == "Graph")
 
 
-def on_graph(subject: Callable[[fx.Graph], Any], gm: fx.GraphModule) -> Any:
+def apply_to_graph(subject: Callable[[fx.Graph], Any], gm: fx.GraphModule) -> Any:
     """Call a pass on the graph of a module; a graph that it returns becomes one of a module."""
     returned = subject(gm.graph)
     if isinstance(returned, fx.Graph):

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from tcverify.application.coverage.recorder import Point
+from tcverify.application.coverage.recorder import CodePoint
 from tcverify.application.edit_log import EditPlace
 from tcverify.application.pair import Defect, Pair, PassFailure, Stage
 from tcverify.errors import InternalError, ProgramError, UnsupportedOp
 from tcverify.execution.records import decode_comparison, encode_comparison
-from tcverify.program import Program, decode_statistics, dumps, read_asks
+from tcverify.program import Program, decode_rewrite_requests, decode_statistics, dumps
 from tcverify.program.codec import decode
 
 
@@ -133,8 +133,8 @@ def decode_pair(program: Program, data: Any, texts: list[bytes]) -> Pair:
             seconds=data["seconds"],
             stages=_decode_stages(program, data["stages"], texts),
             statistics=decode_statistics(data["statistics"]),
-            asked=read_asks(data["asked"]),
-            reached=[Point(*row) for row in data["reached"]],
+            asked=decode_rewrite_requests(data["asked"]),
+            reached=[CodePoint(*row) for row in data["reached"]],
             edited=[
                 {name: tuple(EditPlace(*place) for place in places) for name, places in rank.items()}
                 for rank in data["edited"]

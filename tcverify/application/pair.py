@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
-from tcverify.application.coverage.recorder import Point
+from tcverify.application.coverage.recorder import CodePoint
 from tcverify.application.edit_log import EditPlace
 from tcverify.execution import Comparison
-from tcverify.program import Ask, CollectiveStatistics, Program
+from tcverify.program import CollectiveStatistics, Program, RewriteRequest
 
 #: How a pass failed to return; also the kind of the finding.
 FailureKind: TypeAlias = Literal["pass-raised", "pass-timeout", "pass-died"]
@@ -101,8 +101,8 @@ class Pair:
     seconds: float = 0.0
     stages: list[Stage] = field(default_factory=list)
     statistics: tuple[CollectiveStatistics, ...] = ()
-    asked: list[list[Ask]] = field(default_factory=list)
-    reached: list[Point] = field(default_factory=list)
+    asked: list[list[RewriteRequest]] = field(default_factory=list)
+    reached: list[CodePoint] = field(default_factory=list)
     looked: dict[tuple[str, int], tuple[str, ...]] = field(default_factory=dict)
     edited: list[dict[str, tuple[EditPlace, ...]]] = field(default_factory=list)
     outgrown: str | None = None

@@ -18,7 +18,7 @@ from tcverify.program import rewrite
 
 
 @contextlib.contextmanager
-def matchers_asking() -> Iterator[None]:
+def ask_before_matches() -> Iterator[None]:
     """Let the pattern matchers that are imported ask for every match (see `tcverify.rewrite`) inside the block."""
     with contextlib.ExitStack() as stack:
         entry = getattr(sys.modules.get("torch._inductor.pattern_matcher"), "PatternEntry", None)
@@ -78,4 +78,4 @@ def _matches_asking(match: Callable[..., Any]) -> Callable[..., Any]:
     return asking
 
 
-__all__ = ["matchers_asking"]
+__all__ = ["ask_before_matches"]

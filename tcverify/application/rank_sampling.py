@@ -21,7 +21,7 @@ Modules: TypeAlias = Mapping[int, fx.GraphModule]
 EACH = 16
 
 
-class Unlike(Exception):
+class RanksDiffer(Exception):
     """What a pass did on some ranks does not tell what it does on the others."""
 
 
@@ -120,16 +120,16 @@ def _linear(program: Program, sample: Sample) -> bool:
     known = {rank: program.ranks[rank] for rank in sample.chosen}
     try:
         found = _followed(program, sample, known)
-    except Unlike:
+    except RanksDiffer:
         return False
     return all(_same(found[rank], program.ranks[rank]) for rank in sample.others)
 
 
 def _followed(program: Program, sample: Sample, known: Mapping[int, RankBinding]) -> dict[int, RankBinding]:
-    """What the other ranks of a sample run. Raises `Unlike`."""
+    """What the other ranks of a sample run. Raises `RanksDiffer`."""
     first = known[sample.origin]
     if any(known[rank].graph != first.graph for rank in sample.chosen):
-        raise Unlike
+        raise RanksDiffer
 
     def place(name: str, rank: int) -> int:
         dim = program.mesh.dim(name)
@@ -141,7 +141,7 @@ def _followed(program: Program, sample: Sample, known: Mapping[int, RankBinding]
         for dim, step in sample.steps.items():
             moved = _numbers(known[step].constants[name])
             if len(moved) != len(total):
-                raise Unlike
+                raise RanksDiffer
             total = [t + place(dim, rank) * (b - a) for t, a, b in zip(total, origin, moved, strict=True)]
         return total if isinstance(first.constants[name], (list, tuple)) else total[0]
 
@@ -149,14 +149,14 @@ def _followed(program: Program, sample: Sample, known: Mapping[int, RankBinding]
         return RankBinding(first.graph, {name: value(name, rank) for name in first.constants})
 
     if not all(_same(binding(rank), known[rank]) for rank in sample.checks):
-        raise Unlike
+        raise RanksDiffer
     return {rank: binding(rank) for rank in sample.others}
 
 
 def _numbers(value: Any) -> list[int]:
     found = list(value) if isinstance(value, (list, tuple)) else [value]
     if any(type(number) is not int for number in found):
-        raise Unlike
+        raise RanksDiffer
     return found
 
 
@@ -168,4 +168,4 @@ def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, (list, tuple)) else value
 
 
-__all__ = ["AppliedRanks", "Modules", "Unlike"]
+__all__ = ["AppliedRanks", "Modules", "RanksDiffer"]

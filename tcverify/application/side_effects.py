@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class GlobalSetting:
     """One piece of global state.
 
     Attributes:
@@ -85,30 +85,30 @@ def _drawn_on(before: Any, now: Any) -> bool:
 
 
 #: Torch's global state, by what it is called, in the order in which it is put back: under a mode, what follows reads otherwise.
-SETTINGS: Mapping[str, Setting] = MappingProxyType(
+SETTINGS: Mapping[str, GlobalSetting] = MappingProxyType(
     {
-        "modes of dispatch": Setting(_get_current_dispatch_mode_stack, _dispatch_modes, _identical, shown=False),
-        "the default device": Setting(_default_device, torch.set_default_device),
-        "modes of functions": Setting(_get_current_function_mode_stack, _function_modes, _identical, shown=False),
-        "inference mode": Setting(torch.is_inference_mode_enabled, None),
-        "grad mode": Setting(torch.is_grad_enabled, torch._C._set_grad_enabled),
-        "the default dtype": Setting(torch.get_default_dtype, torch.set_default_dtype),
-        "autocast on the CPU": Setting(
+        "modes of dispatch": GlobalSetting(_get_current_dispatch_mode_stack, _dispatch_modes, _identical, shown=False),
+        "the default device": GlobalSetting(_default_device, torch.set_default_device),
+        "modes of functions": GlobalSetting(_get_current_function_mode_stack, _function_modes, _identical, shown=False),
+        "inference mode": GlobalSetting(torch.is_inference_mode_enabled, None),
+        "grad mode": GlobalSetting(torch.is_grad_enabled, torch._C._set_grad_enabled),
+        "the default dtype": GlobalSetting(torch.get_default_dtype, torch.set_default_dtype),
+        "autocast on the CPU": GlobalSetting(
             lambda: torch.is_autocast_enabled("cpu"), lambda on: torch.set_autocast_enabled("cpu", on)
         ),
-        "the number of threads": Setting(torch.get_num_threads, torch.set_num_threads),
-        "the mode of deterministic algorithms": Setting(
+        "the number of threads": GlobalSetting(torch.get_num_threads, torch.set_num_threads),
+        "the mode of deterministic algorithms": GlobalSetting(
             torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode
         ),
-        "anomaly detection": Setting(torch.is_anomaly_enabled, torch.set_anomaly_enabled),
-        "the seed of torch's random numbers": Setting(
+        "anomaly detection": GlobalSetting(torch.is_anomaly_enabled, torch.set_anomaly_enabled),
+        "the seed of torch's random numbers": GlobalSetting(
             lambda: (torch.initial_seed(), torch.get_rng_state()),
             lambda known: torch.set_rng_state(known[1]),
             lambda a, b: bool(a[0] == b[0]),
             shown=False,
         ),
-        "the seed of Python's random numbers": Setting(random.getstate, random.setstate, _drawn_on, shown=False),
-        "the process group": Setting(_group, None, lambda a, b: a is b, shown=False),
+        "the seed of Python's random numbers": GlobalSetting(random.getstate, random.setstate, _drawn_on, shown=False),
+        "the process group": GlobalSetting(_group, None, lambda a, b: a is b, shown=False),
     }
 )
 
@@ -136,7 +136,7 @@ _WRAPPED = (property, classmethod, staticmethod)
 
 
 @dataclass(slots=True)
-class Changed:
+class GlobalChanges:
     """What has changed while it was watched.
 
     Attributes:
@@ -153,9 +153,9 @@ class Changed:
 
 
 @contextlib.contextmanager
-def watched() -> Iterator[Changed]:
+def watch_global_state() -> Iterator[GlobalChanges]:
     """Watch torch's global state; at the end put back what is different, and say so in what this yields."""
-    changed = Changed([], [])
+    changed = GlobalChanges([], [])
     before = {name: setting.read() for name, setting in SETTINGS.items()}
     spaces = {name: dict(vars(owner)) for name, owner in _SPACES.items()}
     try:
@@ -176,7 +176,7 @@ def watched() -> Iterator[Changed]:
                 changed.left.append(name)
 
 
-def _unpatch(spaces: dict[str, dict[str, Any]], changed: Changed) -> None:
+def _unpatch(spaces: dict[str, dict[str, Any]], changed: GlobalChanges) -> None:
     """Put torch's own functions and classes back where others stand in their place. `spaces` holds all names as they were."""
     for space, known in spaces.items():
         owner = _SPACES[space]
@@ -195,4 +195,4 @@ def _unpatch(spaces: dict[str, dict[str, Any]], changed: Changed) -> None:
                 setattr(owner, name, value)
 
 
-__all__ = ["SETTINGS", "Changed", "Setting", "watched"]
+__all__ = ["SETTINGS", "GlobalChanges", "GlobalSetting", "watch_global_state"]

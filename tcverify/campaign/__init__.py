@@ -1,7 +1,7 @@
 """Runs many programs through the verifier, shrinks what fails and tells subscribers about it."""
 
 from tcverify.campaign.campaign import DEEP_EVERY, Campaign
-from tcverify.campaign.corpus import Case, Corpus
+from tcverify.campaign.corpus import Corpus, CorpusCase
 from tcverify.campaign.coverage import Coverage, FileReach
 from tcverify.campaign.events import (
     CampaignFinished,
@@ -16,8 +16,8 @@ from tcverify.campaign.events import (
     Subscriber,
 )
 from tcverify.campaign.hypothesis_settings import SETTINGS
-from tcverify.campaign.in_flight import recover
-from tcverify.campaign.plan import Blamer, Plan
+from tcverify.campaign.in_flight import recover_in_flight
+from tcverify.campaign.plan import Blamer, CampaignPlan
 
 __all__ = [
     "DEEP_EVERY",
@@ -25,19 +25,19 @@ __all__ = [
     "Blamer",
     "Campaign",
     "CampaignFinished",
+    "CampaignPlan",
     "CampaignStarted",
-    "Case",
     "Corpus",
+    "CorpusCase",
     "Coverage",
     "Crashed",
     "Event",
     "FileReach",
     "FindingFound",
-    "Plan",
     "Progress",
     "RunFinished",
     "RunStarted",
     "Statistics",
     "Subscriber",
-    "recover",
+    "recover_in_flight",
 ]

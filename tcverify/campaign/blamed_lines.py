@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tcverify.application import Subject, Watch
-from tcverify.cases.counterexample import Counterexample, MadeBy
+from tcverify.cases.counterexample import Counterexample, EditingLine
 from tcverify.explain.diagnosis import diagnose
 from tcverify.program import NotSerialisable
 from tcverify.system.files import source_name
@@ -12,7 +12,7 @@ from tcverify.system.files import source_name
 MOST = 8
 
 
-def made_by(subject: Subject, case: Counterexample) -> tuple[MadeBy, ...]:
+def find_editing_lines(subject: Subject, case: Counterexample) -> tuple[EditingLine, ...]:
     """Apply the pass once more, and return the lines that edited the nodes that a finding is about, those of the node that it
     names first; empty where nothing is known of them: the finding names no node, or it is not recorded what the pass reaches.
     """
@@ -30,7 +30,7 @@ def made_by(subject: Subject, case: Counterexample) -> tuple[MadeBy, ...]:
         names += ["output"] if first.output is not None else []
         names += [operand for operand, _ in first.operands]
     lines = dict.fromkeys(
-        MadeBy(name, place.what, source_name(place.file), place.line, place.function)
+        EditingLine(name, place.what, source_name(place.file), place.line, place.function)
         for name in dict.fromkeys(names)
         if name is not None
         for place in edited.get(name, ())
@@ -38,4 +38,4 @@ def made_by(subject: Subject, case: Counterexample) -> tuple[MadeBy, ...]:
     return tuple(lines)[:MOST]
 
 
-__all__ = ["made_by"]
+__all__ = ["find_editing_lines"]

@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis.errors import Unsatisfiable
 
 from tcverify.application import Subject
-from tcverify.campaign.blamed_lines import made_by
-from tcverify.campaign.corpus import Case, is_kernel, reasons_of, reasons_of_kernel
+from tcverify.campaign.blamed_lines import find_editing_lines
+from tcverify.campaign.campaign_verdict import judge_campaign
+from tcverify.campaign.corpus import CorpusCase, is_kernel, reasons_of, reasons_of_kernel
 from tcverify.campaign.earlier_failures import Failures
 from tcverify.campaign.events import (
     CampaignFinished,
@@ -28,21 +29,20 @@ from tcverify.campaign.events import (
     Subscriber,
 )
 from tcverify.campaign.hypothesis_settings import SETTINGS, keep_constants_out
-from tcverify.campaign.in_flight import InFlight, keep
+from tcverify.campaign.in_flight import InFlight, keep_crashed
 from tcverify.campaign.interrupts import Interrupts
 from tcverify.campaign.ledger import NOTED, Ledger
-from tcverify.campaign.pipeline import Flight, Pipeline
-from tcverify.campaign.plan import Plan
+from tcverify.campaign.pipeline import InFlightProgram, Pipeline
+from tcverify.campaign.plan import CampaignPlan
 from tcverify.campaign.shrinking import Target
-from tcverify.campaign.verdict import judge
-from tcverify.cases.baseline import Known, known_of, reference
+from tcverify.cases.baseline import KnownFinding, known_of, pass_reference
 from tcverify.cases.counterexample import Counterexample, make_counterexample, write_counterexample
 from tcverify.cases.fingerprint import fingerprint_of
 from tcverify.errors import PassLoadError, UsageError
 from tcverify.execution import Executor
 from tcverify.program import Program, program_id
 from tcverify.shrink import reduce, suspects_of
-from tcverify.verification.verifier import Phase, Verdict, chosen_checks, verification, verify
+from tcverify.verification.verifier import Phase, Verdict, chosen_checks, verify, verify_in_steps
 
 #: Share of programs that are applied deeply (see `verify`): those whose id is a multiple of this.
 DEEP_EVERY = 16
@@ -92,7 +92,7 @@ class _Failed:
     program: Program
     deep: bool
     verdict: Verdict
-    known: Mapping[str, Known]
+    known: Mapping[str, KnownFinding]
     shrunk: bool = False
 
 
@@ -106,7 +106,7 @@ class Campaign:
     """
 
     def __init__(
-        self, subject: Subject, plan: Plan, confirm: Executor | None, subscribers: Iterable[Subscriber] = ()
+        self, subject: Subject, plan: CampaignPlan, confirm: Executor | None, subscribers: Iterable[Subscriber] = ()
     ) -> None:
         self.subject = subject
         self.plan = plan
@@ -157,12 +157,12 @@ class Campaign:
         except BaseException as error:
             ours = isinstance(error, Exception) and not isinstance(error, (UsageError, PassLoadError))
             if ours and self._in_flight.path.is_file():
-                self._tell(Crashed(keep(self._in_flight.path, plan.report_dir)))
+                self._tell(Crashed(keep_crashed(self._in_flight.path, plan.report_dir)))
             raise
         finally:
             self._in_flight.clear()
         self.statistics.elapsed = time.monotonic() - self._start
-        verdict, why = judge(self.statistics, len(self.counterexamples), self.contract)
+        verdict, why = judge_campaign(self.statistics, len(self.counterexamples), self.contract)
         known = tuple(sorted(((e, n) for e, n in self._ledger.seen.items() if n), key=lambda one: one[0].key))
         finished = CampaignFinished(
             facts, plan.mesh, self.statistics, tuple(self.counterexamples), verdict, why, stop, plan.seed, known,
@@ -345,18 +345,18 @@ class Campaign:
         finally:
             self.statistics.seconds.update({"shrinking": time.monotonic() - start})
 
-    def _flight(self, program: Program) -> Flight:
+    def _flight(self, program: Program) -> InFlightProgram:
         some = int(program_id(program), 16) % DEEP_EVERY == 0
         deep = self.plan.deep or some
         made = self._search is not None and self._search.made(program)
-        steps = verification(
+        steps = verify_in_steps(
             self.subject, program, contract=self.contract, confirm=self.confirm if some or not made else None,
             checks=self._checks, domain=self.plan.domain, deep=deep, lean=made,
             watch=self._search.watch if self._search is not None else None,
         )  # fmt: skip
-        return Flight(program, deep, steps)
+        return InFlightProgram(program, deep, steps)
 
-    def _advance(self, flight: Flight, until: Phase | None) -> None:
+    def _advance(self, flight: InFlightProgram, until: Phase | None) -> None:
         try:
             with self._interrupts.open():
                 flight.advance(until)
@@ -364,10 +364,10 @@ class Campaign:
             self._note(flight)
             raise
 
-    def _note(self, flight: Flight) -> None:
+    def _note(self, flight: InFlightProgram) -> None:
         self._in_flight.note(flight.program, flight.deep)
 
-    def _take(self, flights: list[Flight]) -> None:
+    def _take(self, flights: list[InFlightProgram]) -> None:
         """Count programs that have come through; keep those that show a new kind of finding."""
         for flight in flights:
             if flight.verdict is None:
@@ -410,7 +410,7 @@ class Campaign:
         if self.plan.coverage is not None:
             self.plan.coverage.add(verdict.pair.reached)
 
-    def _count(self, program: Program, verdict: Verdict) -> dict[str, Known]:
+    def _count(self, program: Program, verdict: Verdict) -> dict[str, KnownFinding]:
         """Count a program; return those of its findings that are known, by kind."""
         known = self._ledger.accepted(verdict)
         self.statistics.count(program, verdict, known)
@@ -425,8 +425,8 @@ class Campaign:
     def _remember(self, program: Program, reasons: Iterable[str], kind: str = "", *, deep: bool = False) -> None:
         """Keep a program in the corpus if it shows something new."""
         if self.plan.corpus is not None:
-            target = reference(self.subject.facts)
-            self.plan.corpus.add(Case(target, self.plan.mesh, program, tuple(reasons), kind, deep))
+            target = pass_reference(self.subject.facts)
+            self.plan.corpus.add(CorpusCase(target, self.plan.mesh, program, tuple(reasons), kind, deep))
 
     def _keep_kernels(self) -> None:
         """Keep what the search has learnt: places that it has reached, kernels in the corpus."""
@@ -439,7 +439,7 @@ class Campaign:
     def _take_kernels(self) -> None:
         """Begin the search with what earlier campaigns have learnt."""
         if self.plan.corpus is not None and self._search is not None:
-            for case in self.plan.corpus.cases(reference(self.subject.facts), self.plan.mesh):
+            for case in self.plan.corpus.cases(pass_reference(self.subject.facts), self.plan.mesh):
                 if is_kernel(case):
                     self._interrupts.check()
                     self._in_flight.note(case.program, False)
@@ -447,7 +447,7 @@ class Campaign:
                         self._search.take(case.program)
             self._keep_kernels()
 
-    def _count_findings(self, verdict: Verdict, known: Mapping[str, Known], times: int) -> None:
+    def _count_findings(self, verdict: Verdict, known: Mapping[str, KnownFinding], times: int) -> None:
         """Count what is found on a program that is counted already, or (-1 `times`) take it back."""
         self.statistics.judge(verdict, known, times)
         for entry in known.values():
@@ -509,7 +509,7 @@ class Campaign:
         case = self._case(target, verdict)
         if confirm:
             with self._interrupts.open():
-                case = replace(case, made_by=made_by(self.subject, case))
+                case = replace(case, made_by=find_editing_lines(self.subject, case))
         try:
             write_counterexample(case, self.plan.report_dir)  # what follows may take long
             if confirm and self.plan.blame is not None:

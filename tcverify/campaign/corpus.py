@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tcverify.application import Point
+from tcverify.application import CodePoint
 from tcverify.errors import ProgramError, TcverifyError, UsageError
 from tcverify.execution import MAX_RANKS
 from tcverify.program import Program, dumps
@@ -36,7 +36,7 @@ _HINT = "choose another place with --corpus"
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class CorpusCase:
     """A program to be tried before any is drawn.
 
     Attributes:
@@ -110,10 +110,10 @@ class Corpus:
             except TcverifyError as error:
                 self._complain(error)
 
-    def cases(self, target: str, mesh: str) -> list[Case]:
+    def cases(self, target: str, mesh: str) -> list[CorpusCase]:
         """Return the cases of a pass on a mesh: findings first, small programs first, one for each reason."""
         self.refresh()
-        chosen: list[Case] = []
+        chosen: list[CorpusCase] = []
         reached: set[str] = set()
         for known in sorted(self._known, key=lambda one: (one.size, one.path.name)):
             if (known.target, known.mesh) != (target, mesh) or reached.issuperset(known.reasons):
@@ -128,7 +128,7 @@ class Corpus:
                 chosen.append(case)
         return sorted(chosen, key=lambda case: not case.kind)
 
-    def add(self, case: Case) -> bool:
+    def add(self, case: CorpusCase) -> bool:
         """Keep a case, if there is none for one of its reasons; whether it was kept. That it cannot be written is told once."""
         if all((case.target, case.mesh, reason) in self._reasons for reason in case.reasons):
             return False
@@ -164,7 +164,7 @@ def reasons_of(patterns: Iterable[str], labels: Iterable[str]) -> list[str]:
     return [f"{pattern} × {label}" for pattern in sorted(set(patterns)) for label in features or ["any program"]]
 
 
-def reasons_of_kernel(rewrite: Iterable[tuple[str, int]], places: Iterable[Point]) -> list[str]:
+def reasons_of_kernel(rewrite: Iterable[tuple[str, int]], places: Iterable[CodePoint]) -> list[str]:
     """Return the reasons to keep a kernel of a search: its rewrite, and each place of the pass that it was the first to reach."""
     ops = " ".join(f"{'+' if number > 0 else '-'}{op}" for op, number in rewrite)
     outcomes = {0: " is false", 1: " is true"}
@@ -172,7 +172,7 @@ def reasons_of_kernel(rewrite: Iterable[tuple[str, int]], places: Iterable[Point
     return [*([KERNEL + ops] if ops else []), *reached]
 
 
-def is_kernel(case: Case) -> bool:
+def is_kernel(case: CorpusCase) -> bool:
     """Whether a case was kept as a kernel of a search."""
     return any(reason.startswith(KERNEL) for reason in case.reasons)
 
@@ -184,7 +184,7 @@ def _hash(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()[:32]
 
 
-def encode_case(case: Case) -> dict[str, Any]:
+def encode_case(case: CorpusCase) -> dict[str, Any]:
     """Write a case as JSON-able data."""
     return {
         "format": FORMAT, "version": VERSION, "pass": case.target, "mesh": case.mesh, "reasons": list(case.reasons),
@@ -218,12 +218,12 @@ def _load(path: Path) -> tuple[dict[str, Any], int]:
     return data, len(content)
 
 
-def decode_case(data: dict[str, Any], where: str) -> Case:
+def decode_case(data: dict[str, Any], where: str) -> CorpusCase:
     """Read a case whose own fields are known to be of their types. Raises ProgramError for its program."""
     program = decode(data.get("program"), where)
     if program.world_size > MAX_RANKS:
         raise ProgramError(f"{where} holds a program of {program.world_size} ranks, more than {MAX_RANKS}")
-    return Case(data["pass"], data["mesh"], program, tuple(data["reasons"]), data["kind"], data["deep"])
+    return CorpusCase(data["pass"], data["mesh"], program, tuple(data["reasons"]), data["kind"], data["deep"])
 
 
-__all__ = ["Case", "Corpus", "decode_case", "encode_case", "is_kernel", "reasons_of", "reasons_of_kernel"]
+__all__ = ["Corpus", "CorpusCase", "decode_case", "encode_case", "is_kernel", "reasons_of", "reasons_of_kernel"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from tcverify.application import Point, source_of
+from tcverify.application import CodePoint, source_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,22 +40,22 @@ class Coverage:
 
     def __init__(self, files: Sequence[str]) -> None:
         self.files = tuple(files)
-        self.points: set[Point] = set()
+        self.points: set[CodePoint] = set()
 
-    def add(self, points: Iterable[Point]) -> None:
+    def add(self, points: Iterable[CodePoint]) -> None:
         """Take note of places that were reached."""
         self.points.update(points)
 
     def report(self) -> tuple[FileReach, ...]:
         """What was reached so far, file by file, those that define the pass first."""
-        by_file: dict[str, set[Point]] = {file: set() for file in self.files}
+        by_file: dict[str, set[CodePoint]] = {file: set() for file in self.files}
         for point in sorted(self.points):
             by_file.setdefault(point.file, set()).add(point)
         found = (_reach(file, points, whole=file in self.files) for file, points in by_file.items())
         return tuple(one for one in found if one.lines)
 
 
-def _reach(file: str, points: set[Point], *, whole: bool) -> FileReach:
+def _reach(file: str, points: set[CodePoint], *, whole: bool) -> FileReach:
     ran = {point.line for point in points if point.outcome < 0}
     went = {(point.line, point.outcome) for point in points if point.outcome >= 0}
     functions = source_of(file).functions

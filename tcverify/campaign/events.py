@@ -10,8 +10,8 @@ from typing import Literal, TypeAlias
 
 from tcverify.application import PassFacts
 from tcverify.campaign.coverage import FileReach
-from tcverify.campaign.search import Searched
-from tcverify.cases.baseline import Known
+from tcverify.campaign.search import SearchSummary
+from tcverify.cases.baseline import KnownFinding
 from tcverify.cases.counterexample import Counterexample
 from tcverify.program import Program
 from tcverify.registry.choices import DomainName
@@ -197,9 +197,9 @@ class CampaignFinished:
     why: str
     stop: Stop
     seed: int
-    known: tuple[tuple[Known, int], ...] = ()
+    known: tuple[tuple[KnownFinding, int], ...] = ()
     reached: tuple[FileReach, ...] = ()
-    searched: Searched | None = None
+    searched: SearchSummary | None = None
 
 
 Event: TypeAlias = RunStarted | CampaignStarted | Progress | FindingFound | Crashed | CampaignFinished | RunFinished

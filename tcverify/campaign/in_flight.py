@@ -13,9 +13,9 @@ from tcverify.application import Subject
 from tcverify.cases.counterexample import (
     Counterexample,
     case_id,
+    collect_versions,
     decode_counterexample,
     encode_counterexample,
-    environment,
 )
 from tcverify.errors import ProgramError, TcverifyError, UsageError
 from tcverify.program import Contract, Finding, Program, dumps
@@ -73,7 +73,7 @@ class InFlight:
                 size_drawn=program.size,
                 deep=deep,
                 pass_timeout=self._subject.timeout,
-                environment=environment(),
+                environment=collect_versions(),
             )
             head = {key: value for key, value in encode_counterexample(case).items() if key != "program"}
             self._heads[deep] = json.dumps(head)[:-1]
@@ -113,7 +113,7 @@ class InFlight:
             path.unlink(missing_ok=True)
 
 
-def recover(state_dir: Path, report_dir: Path) -> list[Path]:
+def recover_in_flight(state_dir: Path, report_dir: Path) -> list[Path]:
     """Keep the programs that were in flight when earlier runs died: move them to `report_dir/crashed-<id>.json`.
 
     Files of runs that are still alive stay where they are, and so do those of other machines that share the directory: whether
@@ -128,10 +128,10 @@ def recover(state_dir: Path, report_dir: Path) -> list[Path]:
                 scratch.unlink(missing_ok=True)
         for directory in (report_dir, *report_dir.iterdir()):
             remove_unfinished(directory)
-    return [keep(path, report_dir) for path in sorted(state_dir.glob(f"{_PREFIX}*.json")) if not _alive(path)]
+    return [keep_crashed(path, report_dir) for path in sorted(state_dir.glob(f"{_PREFIX}*.json")) if not _alive(path)]
 
 
-def keep(path: Path, report_dir: Path) -> Path:
+def keep_crashed(path: Path, report_dir: Path) -> Path:
     """Move one file of `InFlight` to `report_dir/crashed-<id>.json` and return where it is now.
 
     A file that cannot be read (a foreign hand) is kept as it is, under its own name.
@@ -169,4 +169,4 @@ def _alive(path: Path) -> bool:
     return name != writer() and is_alive(name)
 
 
-__all__ = ["InFlight", "keep", "read_in_flight", "recover"]
+__all__ = ["InFlight", "keep_crashed", "read_in_flight", "recover_in_flight"]

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from tcverify.campaign.patterns import Pattern
-from tcverify.cases.baseline import Known
+from tcverify.campaign.patterns import ProgramPattern
+from tcverify.cases.baseline import KnownFinding
 from tcverify.cases.fingerprint import fingerprint
 from tcverify.program import Finding, Program, program_id
 from tcverify.verification.verifier import Verdict
@@ -34,8 +34,8 @@ class _Cause:
         holds: whether no program that passed contains the pattern: else the pattern does not tell the cause.
     """
 
-    pattern: Pattern
-    entry: Known
+    pattern: ProgramPattern
+    entry: KnownFinding
     holds: bool = True
 
 
@@ -51,17 +51,17 @@ class Ledger:
         collect: whether a counterexample makes only its cause known, not its kind.
     """
 
-    def __init__(self, accepted: Iterable[Known] = (), *, collect: bool = False) -> None:
+    def __init__(self, accepted: Iterable[KnownFinding] = (), *, collect: bool = False) -> None:
         self.collect = collect
-        self.seen: Counter[Known] = Counter()  # programs by entry of the baseline
+        self.seen: Counter[KnownFinding] = Counter()  # programs by entry of the baseline
         self._accepted = frozenset(accepted)
         self._known = {(entry.kind, entry.fingerprint): entry for entry in self._accepted}
         self._closed: set[str] = set()
-        self._settled: dict[tuple[str, str], list[Known]] = {}
+        self._settled: dict[tuple[str, str], list[KnownFinding]] = {}
         self._causes: dict[str, list[_Cause]] = {}
         self._alike: Counter[tuple[str, str]] = Counter()
-        self._kept: dict[tuple[str, str], Known] = {}  # by kind and program
-        self._pattern: tuple[Program, Pattern] | None = None
+        self._kept: dict[tuple[str, str], KnownFinding] = {}  # by kind and program
+        self._pattern: tuple[Program, ProgramPattern] | None = None
         self._last: tuple[Verdict, dict[str, str]] | None = None
 
     def news(self, verdict: Verdict, tried: Collection[str] = ()) -> Finding | None:
@@ -75,7 +75,7 @@ class Ledger:
         news = [f for f in news if self._settled_as(verdict, f) is None]
         return min(news, key=lambda f: f.kind in NOTED, default=None)
 
-    def cause(self, program: Program, kind: str) -> Known | None:
+    def cause(self, program: Program, kind: str) -> KnownFinding | None:
         """The known cause of a finding of a kind that a program contains."""
         causes = [cause for cause in self._causes.get(kind, ()) if cause.holds]
         if not causes:
@@ -98,21 +98,21 @@ class Ledger:
                 if kind not in noted and cause.holds and cause.pattern.within(self._pattern_of(program)):
                     cause.holds = False
 
-    def _pattern_of(self, program: Program) -> Pattern:
+    def _pattern_of(self, program: Program) -> ProgramPattern:
         if self._pattern is None or self._pattern[0] is not program:
-            self._pattern = program, Pattern(program)
+            self._pattern = program, ProgramPattern(program)
         return self._pattern[1]
 
-    def accepted(self, verdict: Verdict) -> dict[str, Known]:
+    def accepted(self, verdict: Verdict) -> dict[str, KnownFinding]:
         """The entries of the baseline that the findings of a program as drawn are, by kind, as far as that is made sure of."""
         entries = {f.kind: self._settled_as(verdict, f) for f in verdict.findings}
         return self.of_baseline({kind: entry for kind, entry in entries.items() if entry is not None})
 
-    def of_baseline(self, known: Mapping[str, Known]) -> dict[str, Known]:
+    def of_baseline(self, known: Mapping[str, KnownFinding]) -> dict[str, KnownFinding]:
         """Of known findings by kind, those that stand in the baseline."""
         return {kind: entry for kind, entry in known.items() if entry in self._accepted}
 
-    def shrunk(self, verdict: Verdict, kind: str) -> Known | None:
+    def shrunk(self, verdict: Verdict, kind: str) -> KnownFinding | None:
         """The known finding that a finding on a shrunk program is."""
         finding = next(f for f in verdict.findings if f.kind == kind)
         if not self.by_fingerprint(kind):
@@ -126,19 +126,19 @@ class Ledger:
             return known
         return self.cause(verdict.pair.original, kind)
 
-    def settle(self, drawn: Verdict, kind: str, entry: Known) -> None:
+    def settle(self, drawn: Verdict, kind: str, entry: KnownFinding) -> None:
         """Remember that a program as drawn showed a known finding of this kind when it was shrunk."""
         finding = next(f for f in drawn.findings if f.kind == kind)
         self._settled.setdefault(self._key(drawn, finding), []).append(entry)
 
-    def add(self, entry: Known, program: Program | None = None) -> None:
+    def add(self, entry: KnownFinding, program: Program | None = None) -> None:
         """A counterexample of this finding is kept: the next one like it is not news."""
         if self.collect:
             self._known[entry.kind, entry.fingerprint] = entry
             self._alike[entry.kind, entry.fingerprint] += 1 if program is not None else MOST_ALIKE
             if program is not None:
                 self._kept[entry.kind, program_id(program)] = entry
-                self._causes.setdefault(entry.kind, []).append(_Cause(Pattern(program), entry))
+                self._causes.setdefault(entry.kind, []).append(_Cause(ProgramPattern(program), entry))
         else:
             self._closed.add(entry.kind)
 
@@ -146,7 +146,7 @@ class Ledger:
         """Whether findings of a kind are told apart by their fingerprints."""
         return self.collect or any(kind == known for known, _ in self._known)
 
-    def _settled_as(self, verdict: Verdict, finding: Finding) -> Known | None:
+    def _settled_as(self, verdict: Verdict, finding: Finding) -> KnownFinding | None:
         if not self.by_fingerprint(finding.kind):
             return None
         settled = self._settled.get(self._key(verdict, finding), [])

@@ -31,7 +31,7 @@ class _Call:
     readers: int
 
 
-class Pattern:
+class ProgramPattern:
     """The calls of a program: which op reads which one where. Inputs, numbers and sizes stand for any.
 
     A program contains it where each of its calls has a call of the same op that reads the counterparts of what it reads, and that
@@ -45,7 +45,7 @@ class Pattern:
     def __len__(self) -> int:
         return len(self._calls)
 
-    def within(self, other: Pattern) -> bool:
+    def within(self, other: ProgramPattern) -> bool:
         """Whether another pattern contains it."""
         if any(other._counts[label] < count for label, count in self._counts.items()):
             return False
@@ -56,7 +56,7 @@ class Pattern:
         return any(True for _ in self._matches(other, places, ()))
 
     def _matches(
-        self, other: Pattern, places: dict[tuple[str, int], list[int]], chosen: tuple[int, ...]
+        self, other: ProgramPattern, places: dict[tuple[str, int], list[int]], chosen: tuple[int, ...]
     ) -> Iterator[None]:
         if len(chosen) == len(self._calls):
             yield None
@@ -91,4 +91,4 @@ def _calls(graph: fx.Graph) -> list[_Call]:
     return found
 
 
-__all__ = ["Pattern"]
+__all__ = ["ProgramPattern"]

@@ -10,7 +10,7 @@ from tcverify.verification.verifier import Phase, Steps, Verdict
 
 
 @dataclass(eq=False, slots=True)
-class Flight:
+class InFlightProgram:
     """A program under way.
 
     Attributes:
@@ -41,21 +41,23 @@ class Pipeline:
         note: is told which program this process is about to work on.
     """
 
-    def __init__(self, advance: Callable[[Flight, Phase | None], None], note: Callable[[Flight], None]) -> None:
+    def __init__(
+        self, advance: Callable[[InFlightProgram, Phase | None], None], note: Callable[[InFlightProgram], None]
+    ) -> None:
         self._advance = advance
         self._note = note
-        self._applied: Flight | None = None  # the pass's process has it
-        self._confirmed: Flight | None = None  # the process group has it
+        self._applied: InFlightProgram | None = None  # the pass's process has it
+        self._confirmed: InFlightProgram | None = None  # the process group has it
 
     @property
-    def under_way(self) -> list[Flight]:
+    def under_way(self) -> list[InFlightProgram]:
         """The programs under way, the oldest first. One may have its verdict already."""
         return [flight for flight in (self._confirmed, self._applied) if flight is not None]
 
     def __len__(self) -> int:
         return len(self.under_way)
 
-    def answer(self) -> list[Flight]:
+    def answer(self) -> list[InFlightProgram]:
         """Wait for the pass's process; return its program if that says all about it (it failed, or hung)."""
         applied = self._applied
         if applied is None:
@@ -66,7 +68,7 @@ class Pipeline:
         self._applied = None
         return [applied]
 
-    def feed(self, flight: Flight | None) -> list[Flight]:
+    def feed(self, flight: InFlightProgram | None) -> list[InFlightProgram]:
         """Take a program in (None: no more come) after `answer`; return those that are finished by that."""
         applied, confirmed = self._applied, self._confirmed
         if flight is not None:
@@ -83,4 +85,4 @@ class Pipeline:
         return [one for one in (confirmed, applied) if one is not None and one.verdict is not None]
 
 
-__all__ = ["Flight", "Pipeline"]
+__all__ = ["InFlightProgram", "Pipeline"]

@@ -10,21 +10,21 @@ from typing import TypeAlias
 from hypothesis.strategies import SearchStrategy
 
 from tcverify.application import Subject
-from tcverify.campaign.corpus import Case, Corpus
+from tcverify.campaign.corpus import Corpus, CorpusCase
 from tcverify.campaign.coverage import Coverage
-from tcverify.campaign.search import Search
-from tcverify.cases.baseline import Baseline, Known
+from tcverify.campaign.search import ProgramSearch
+from tcverify.cases.baseline import Baseline, KnownFinding
 from tcverify.execution import Executor
 from tcverify.options import Options
 from tcverify.program import Blame, Contract, Program
 from tcverify.verification.verifier import Verdict
 
-#: See `Plan.blame`.
+#: See `CampaignPlan.blame`.
 Blamer: TypeAlias = Callable[[Subject, Verdict, str, bool, Executor | None], Blame]
 
 
 @dataclass(frozen=True)
-class Plan(Options):
+class CampaignPlan(Options):
     """What a campaign does; the bounds are in programs beside `first`.
 
     Attributes:
@@ -53,8 +53,8 @@ class Plan(Options):
     collect: bool = False
     blame: Blamer | None = None
     coverage: Coverage | None = None
-    told: Sequence[Known] = ()
-    first: Sequence[Case] = ()
+    told: Sequence[KnownFinding] = ()
+    first: Sequence[CorpusCase] = ()
     corpus: Corpus | None = None
-    search: Search | None = None
+    search: ProgramSearch | None = None
     strategy: str | None = None

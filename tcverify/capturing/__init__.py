@@ -4,16 +4,16 @@ from tcverify.capturing.assemble import RankRule, for_all_ranks, program_of
 from tcverify.capturing.model import capture
 from tcverify.capturing.normalize import InputFacts, plain
 from tcverify.capturing.record import Captured, CapturedInput, GroupFacts
-from tcverify.capturing.sources import Loaded, Told, load
+from tcverify.capturing.sources import LoadedProgram, UserFacts, load
 
 __all__ = [
     "Captured",
     "CapturedInput",
     "GroupFacts",
     "InputFacts",
-    "Loaded",
+    "LoadedProgram",
     "RankRule",
-    "Told",
+    "UserFacts",
     "capture",
     "for_all_ranks",
     "load",

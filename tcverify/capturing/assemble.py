@@ -11,8 +11,8 @@ from typing import Any
 
 from torch import fx
 
-from tcverify.capturing.groups import mesh_of, names_in, rank_arguments, rank_lists, renamed, unknown_group
-from tcverify.capturing.input_placements import own_values
+from tcverify.capturing.groups import group_names_in, mesh_of, rank_arguments, rank_lists, rename_groups, unknown_group
+from tcverify.capturing.input_placements import find_varying_inputs
 from tcverify.capturing.record import Captured, CapturedInput, GroupFacts
 from tcverify.errors import ProgramError
 from tcverify.program import REPLICATED, UNKNOWN, VARYING, InputSpec, Mesh, MeshDim, Placement, Program, Recipe
@@ -42,7 +42,7 @@ def program_of(
         ProgramError: the parts do not fit together.
     """
     for rank, captured in enumerate(captures):
-        for name in names_in(captured.graph):
+        for name in group_names_in(captured.graph):
             if name not in captured.groups:
                 raise unknown_group(name, rank)
     mesh, names = mesh_of(captures, mesh)
@@ -65,7 +65,7 @@ def program_of(
 def _named(graph: fx.Graph, dims: Mapping[str, str], names: Mapping[str, str]) -> fx.Graph:
     """A copy of a graph with other names of groups and placeholders."""
     copy = copy_graph(graph, names=names)
-    renamed(copy, dims)
+    rename_groups(copy, dims)
     for node in copy.nodes:
         if node.op == "placeholder":
             node.target = node.name
@@ -106,7 +106,7 @@ def _inputs(
     specs: list[InputSpec] = []
     renames: list[dict[str, str]] = [{} for _ in captures]
     taken = set(by_name)
-    told = own_values(captures[0].graph) if unknown else {}
+    told = find_varying_inputs(captures[0].graph) if unknown else {}
     for name, held in by_name.items():
         gathered = {names[0][group] for group in told.get(name, ())}
         placed = _placements(name, held, names, mesh, said.get(name))
@@ -122,7 +122,7 @@ def _inputs(
                     renames[rank][name] = own
             part, own_placed = {rank: held[rank] for rank in ranks}, placed if not number else ()
             if not own_placed and name not in said:
-                own_placed, mesh = _apart(part, mesh)
+                own_placed, mesh = _varying_placement(part, mesh)
                 if unknown and not own_placed and len(alike) == 1 and all(map(_is_unknown, part.values())):
                     own_placed = _unknown(mesh, gathered)
             spec, mesh = _spec(own, part, mesh, own_placed)
@@ -216,14 +216,14 @@ def _spec(name: str, held: Mapping[int, CapturedInput], mesh: Mesh, placed: Plac
     recipes = {rank: each.recipe for rank, each in held.items()}
     given = [r for r in recipes.values() if r.kind == "given"]
     if given and len(given) == len(recipes):
-        return _given(name, held, mesh)
+        return _make_given_input(name, held, mesh)
     recipe = next((r for r in recipes.values() if r.kind != "given"), one.recipe)
     if recipe.kind == "integers":
         recipe = Recipe("integers", min(r.scale for r in recipes.values() if r.kind == "integers"))
     return InputSpec(name, _global_shape(held, mesh, placed), one.spec.dtype, placed, recipe), mesh
 
 
-def _given(name: str, held: Mapping[int, CapturedInput], mesh: Mesh) -> tuple[InputSpec, Mesh]:
+def _make_given_input(name: str, held: Mapping[int, CapturedInput], mesh: Mesh) -> tuple[InputSpec, Mesh]:
     """An input that is given its values; where ranks differ, they are told by the mesh dims over which they do."""
     one = next(iter(held.values()))
     values = {rank: each.recipe.values for rank, each in held.items()}
@@ -246,7 +246,7 @@ def _given(name: str, held: Mapping[int, CapturedInput], mesh: Mesh) -> tuple[In
     return InputSpec(name, one.spec.shape, one.spec.dtype, placed, Recipe("given", values=flat)), mesh
 
 
-def _apart(held: Mapping[int, CapturedInput], mesh: Mesh) -> tuple[Placed, Mesh]:
+def _varying_placement(held: Mapping[int, CapturedInput], mesh: Mesh) -> tuple[Placed, Mesh]:
     """How an input is placed of which nothing is said: where ranks hold other values of it, as in parameters that a model has
     divided by itself, they are drawn apart, so that nobody takes one for the other."""
     digests = {rank: one.digest for rank, one in held.items() if one.placements is None}
@@ -346,7 +346,7 @@ def for_all_ranks(captured: Captured, mesh: Mesh, rank: int = 0, rules: Sequence
         ProgramError: a group is of no mesh dim, or a rule names what the graph does not have.
     """
     placing = {label for one in captured.inputs for label, _ in one.placements or () if label in captured.groups}
-    named = dict.fromkeys((*names_in(captured.graph), *sorted(placing)))
+    named = dict.fromkeys((*group_names_in(captured.graph), *sorted(placing)))
     dims = {name: _dim_of(mesh, rank, name, captured.groups.get(name)) for name in named}
     lists = {
         ranks: _dim_of(mesh, rank, str(list(ranks)), GroupFacts(None, ranks)) for ranks in rank_lists(captured.graph)

@@ -31,7 +31,7 @@ REASONS = {
 }
 
 
-def functional(module: fx.GraphModule) -> fx.GraphModule:
+def to_functional_collectives(module: fx.GraphModule) -> fx.GraphModule:
     """Return `module` with functional collectives in place of those of process groups; itself, if it has none of them.
 
     Raises:
@@ -250,4 +250,4 @@ def _val(value: Any) -> Any:
     return value.meta.get("val") if isinstance(value, fx.Node) else None
 
 
-__all__ = ["REASONS", "functional"]
+__all__ = ["REASONS", "to_functional_collectives"]

@@ -16,7 +16,7 @@ _ROLES: dict[str, InputRole] = {
 }
 
 
-def captured_export(exported: torch.export.ExportedProgram) -> Captured:
+def capture_exported(exported: torch.export.ExportedProgram) -> Captured:
     """What an exported program says of the rank that exported it."""
     state = {**exported.state_dict, **exported.constants}
     examples = iter(pytree.tree_leaves(exported.example_inputs) if exported.example_inputs is not None else ())
@@ -28,4 +28,4 @@ def captured_export(exported: torch.export.ExportedProgram) -> Captured:
     return plain(exported.graph_module, None, facts)
 
 
-__all__ = ["captured_export"]
+__all__ = ["capture_exported"]

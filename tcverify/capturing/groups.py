@@ -18,13 +18,13 @@ from tcverify.ops import lookup, qualified_name
 from tcverify.program import Mesh, MeshDim
 
 
-def names_in(graph: fx.Graph) -> list[str]:
+def group_names_in(graph: fx.Graph) -> list[str]:
     """The names of groups that the ops of a graph are given, in order of first use."""
     found = (node.args[place] if place is not None else node.kwargs[key] for node, place, key in _places(graph))
     return list(dict.fromkeys(name for name in found if isinstance(name, str)))
 
 
-def renamed(graph: fx.Graph, names: Mapping[str, str]) -> None:
+def rename_groups(graph: fx.Graph, names: Mapping[str, str]) -> None:
     """Give groups other names, in place."""
     for node, place, key in list(_places(graph)):
         name: Any = node.kwargs[key] if place is None else node.args[place]
@@ -52,7 +52,7 @@ def _places(graph: fx.Graph) -> Iterator[tuple[fx.Node, int | None, str]]:
             yield node, names.index(argument), argument
 
 
-def known_here(names: Iterable[str]) -> dict[str, GroupFacts]:
+def find_known_groups(names: Iterable[str]) -> dict[str, GroupFacts]:
     """What this process knows of groups by their c10d names: members, and the mesh dim or description they were made with."""
     if not (dist.is_available() and dist.is_initialized()):
         return {}
@@ -199,7 +199,7 @@ def mesh_text(mesh: Mesh) -> str:
     return ",".join(f"{dim.name}={len(dim.groups[0])}" for dim in mesh.dims)
 
 
-def of_sizes(sizes: Mapping[str, GroupSize], mesh: Mesh, rank: int) -> dict[str, GroupFacts]:
+def groups_from_sizes(sizes: Mapping[str, GroupSize], mesh: Mesh, rank: int) -> dict[str, GroupFacts]:
     """The groups of a rank of which only sizes are known: of the dim of that name or size, or, where there are as many groups as
     dims, in their order. Those that may be of several dims are left out.
 
@@ -228,7 +228,7 @@ def of_sizes(sizes: Mapping[str, GroupSize], mesh: Mesh, rank: int) -> dict[str,
 def rank_at(sizes: Mapping[str, GroupSize], mesh: Mesh) -> int | None:
     """The first rank that stands where it is said to stand in its groups; None where nothing is said, or none does."""
     for rank in range(mesh.world_size) if sizes else ():
-        dims = {name: mesh.dim(str(facts.label)) for name, facts in of_sizes(sizes, mesh, rank).items()}
+        dims = {name: mesh.dim(str(facts.label)) for name, facts in groups_from_sizes(sizes, mesh, rank).items()}
         if dims and all(dim.position(rank) == sizes[name].position for name, dim in dims.items()):
             return rank
     return None
@@ -242,16 +242,16 @@ def unknown_group(name: str, rank: int) -> ProgramError:
 
 
 __all__ = [
-    "known_here",
+    "find_known_groups",
+    "group_names_in",
+    "groups_from_sizes",
     "label_of",
     "mesh_of",
     "mesh_of_sizes",
     "mesh_text",
-    "names_in",
-    "of_sizes",
     "rank_arguments",
     "rank_at",
     "rank_lists",
-    "renamed",
+    "rename_groups",
     "unknown_group",
 ]  # fmt: skip

@@ -16,7 +16,7 @@ _OWN = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
 _CASTS = frozenset({"_to_copy", "convert_element_type", "clone", "contiguous", "copy", "copy_"})
 
 
-def own_values(graph: fx.Graph) -> dict[str, dict[str, None]]:
+def find_varying_inputs(graph: fx.Graph) -> dict[str, dict[str, None]]:
     """Return, by the names of placeholders, the names of the groups over which the graph gathers, sums or exchanges them."""
     found: dict[str, dict[str, None]] = {}
     for node in graph.nodes:
@@ -58,4 +58,4 @@ def _moves(node: fx.Node) -> bool:
     return name == "getitem" or name in _CASTS or is_structural(name)
 
 
-__all__ = ["own_values"]
+__all__ = ["find_varying_inputs"]

@@ -97,10 +97,10 @@ def facts_of(value: Any, role: InputRole, groups: dict[str, GroupFacts]) -> Inpu
         return InputFacts(role)
     if not isinstance(value, DTensor):
         return InputFacts(role, value=value)
-    return InputFacts(role, placed_over(value, groups), tuple(value.shape), value.to_local())
+    return InputFacts(role, placements_by_group(value, groups), tuple(value.shape), value.to_local())
 
 
-def placed_over(value: DTensor, groups: dict[str, GroupFacts]) -> tuple[tuple[str, Placement], ...]:
+def placements_by_group(value: DTensor, groups: dict[str, GroupFacts]) -> tuple[tuple[str, Placement], ...]:
     """How a DTensor is placed, by name of the group.
 
     Args:
@@ -133,4 +133,4 @@ def _placement(placement: Any, ndim: int) -> Placement:
     return shard(placement.dim % ndim) if hasattr(placement, "dim") else VARYING
 
 
-__all__ = ["capture", "facts_of", "placed_over"]
+__all__ = ["capture", "facts_of", "placements_by_group"]

@@ -22,11 +22,11 @@ from torch.fx.node import map_aggregate
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from tcverify.capturing.c10d_calls import functional
-from tcverify.capturing.groups import known_here, names_in
+from tcverify.capturing.c10d_calls import to_functional_collectives
+from tcverify.capturing.groups import find_known_groups, group_names_in
 from tcverify.capturing.recipes import digest_of, recipe_of
 from tcverify.capturing.record import Captured, CapturedInput, GroupFacts, InputRole
-from tcverify.capturing.symbolic_sizes import hint, spec_of
+from tcverify.capturing.symbolic_sizes import concrete_size, spec_of
 from tcverify.errors import ProgramError, UnsupportedOp
 from tcverify.ops import ShapeError, TensorSpec, infer, new_fake_mode, qualified_name
 from tcverify.program import Placement
@@ -78,18 +78,18 @@ def plain(
         example_inputs = None
         notes.append("the graph calls torch functions and modules: it was traced down to aten")
     eager = module
-    module = functional(eager)
+    module = to_functional_collectives(eager)
     if module is not eager:
         notes.append(
             "the graph calls process groups: their collectives were written as functional ones, each waited for at once"
         )
-    known = {**known_here(names_in(module.graph)), **(groups or {})}
+    known = {**find_known_groups(group_names_in(module.graph)), **(groups or {})}
     ranks = {name: one.ranks for name, one in known.items()}
     writer = _Writer(module, dict(facts or {}), example_inputs, ranks)
     graph = writer.write()
     if writer.reordered:
         notes.append(f"taken as contiguous in memory, which they were not: {', '.join(writer.reordered)}")
-    used = names_in(graph)
+    used = group_names_in(graph)
     return Captured(
         graph,
         tuple(writer.inputs),
@@ -151,7 +151,7 @@ def _traced(module: fx.GraphModule, example_inputs: Sequence[Any] | None) -> fx.
                 value = torch.empty_strided(spec.shape, spec.stride, dtype=spec.dtype)
         elif value is None:
             raise _no_shape(node)
-        values.append(hint(value, f"input '{node.name}'"))
+        values.append(concrete_size(value, f"input '{node.name}'"))
     for name, value in (*module.named_parameters(), *module.named_buffers()):
         _require_plain(value, f"attribute '{name}'")
     names = [n.name for n in module.graph.nodes if n.op == "placeholder"]
@@ -249,7 +249,7 @@ class _Writer:
         elif value is None and node.users and "val" not in node.meta and example is None:
             raise _no_shape(node)
         else:
-            self._made[node] = self._constant(hint(value, where))
+            self._made[node] = self._constant(concrete_size(value, where))
 
     @staticmethod
     def _constant(value: Any) -> Any:
@@ -311,7 +311,7 @@ class _Writer:
         where = f"node '{node.name}'"
         value = _value(node)
         if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-            self._made[node] = hint(value, where)
+            self._made[node] = concrete_size(value, where)
             return
         if node.op == "call_function" and _ASSERTIONS.match(qualified_name(node.target)):
             self._made[node] = None
@@ -356,12 +356,12 @@ class _Writer:
             return self._made[value]
         if isinstance(value, torch.device):
             return _CPU
-        return hint(value, "an argument")
+        return concrete_size(value, "an argument")
 
     def _leaf(self, value: Any, where: str) -> Any:
         if isinstance(value, torch.Tensor):
             return self._spec(value, where)
-        value = hint(value, where)
+        value = concrete_size(value, where)
         return value if isinstance(value, (int, float, bool, type(None))) else None
 
     def _spec(self, value: torch.Tensor, where: str) -> TensorSpec:

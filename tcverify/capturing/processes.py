@@ -22,7 +22,7 @@ import torch
 from torch import fx
 
 from tcverify.capturing.compile_artifacts import place_of, read_artifact, texts_in
-from tcverify.capturing.exported import captured_export
+from tcverify.capturing.exported import capture_exported
 from tcverify.capturing.normalize import plain
 from tcverify.capturing.record import Captured
 from tcverify.capturing.transport import decode_captured, encode_captured
@@ -37,7 +37,7 @@ DEFAULT_TIMEOUT = 300.0
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class CaptureSource:
     """Where a graph comes from.
 
     Attributes:
@@ -51,7 +51,7 @@ class Source:
     world_size: int | None = None
 
 
-def capture_all(sources: Sequence[Source], timeout: float = DEFAULT_TIMEOUT) -> list[Program | list[Captured]]:
+def capture_all(sources: Sequence[CaptureSource], timeout: float = DEFAULT_TIMEOUT) -> list[Program | list[Captured]]:
     """Capture from every source, several at a time; for each a program, or the graphs that it gives (one, or one per rank).
 
     Raises:
@@ -72,7 +72,7 @@ def capture_all(sources: Sequence[Source], timeout: float = DEFAULT_TIMEOUT) -> 
     return found
 
 
-def _start(source: Source) -> tuple[Any, Connection, BinaryIO]:
+def _start(source: CaptureSource) -> tuple[Any, Connection, BinaryIO]:
     log, path = scratch.new_log("capture")
     job = {
         **asdict(source),
@@ -86,7 +86,7 @@ def _start(source: Source) -> tuple[Any, Connection, BinaryIO]:
 
 
 def _answer(
-    source: Source, process: Any, connection: Connection, log: BinaryIO, timeout: float
+    source: CaptureSource, process: Any, connection: Connection, log: BinaryIO, timeout: float
 ) -> Program | list[Captured]:
     where = source.text if source.world_size is None else f"{source.text} on rank {source.rank}"
     try:
@@ -126,7 +126,7 @@ def _serve(connection: Connection, job_text: str) -> None:
         importlib.import_module(module)
     try:
         load_extensions_of(job["extensions"])
-        reply = _captured(Source(job["text"], job["rank"], job["world_size"]))
+        reply = _captured(CaptureSource(job["text"], job["rank"], job["world_size"]))
     except NotSerialisable as error:
         reply = {"error": [error.message, _EXTEND]}
     except TcverifyError as error:
@@ -139,7 +139,7 @@ def _serve(connection: Connection, job_text: str) -> None:
     connection.send_bytes(json.dumps(reply).encode())
 
 
-def _captured(source: Source) -> dict[str, Any]:
+def _captured(source: CaptureSource) -> dict[str, Any]:
     if (place := place_of(source.text)) is not None:
         path, number = place
         return {"captured": [encode_captured(read_artifact(texts_in(path)[number or 0]))]}
@@ -161,7 +161,7 @@ def _exported(path: str) -> Any:
         ) from error
 
 
-def _called(source: Source) -> Any:
+def _called(source: CaptureSource) -> Any:
     try:
         function, _ = find(source.text, "program")
     except PassLoadError as error:
@@ -221,7 +221,7 @@ def as_captured(made: Any) -> Captured:
     if isinstance(made, Captured):
         return made
     if isinstance(made, torch.export.ExportedProgram):
-        return captured_export(made)
+        return capture_exported(made)
     if isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], fx.GraphModule):
         return plain(made[0], list(made[1]))
     if isinstance(made, fx.GraphModule):
@@ -233,4 +233,4 @@ def as_captured(made: Any) -> Captured:
     )
 
 
-__all__ = ["DEFAULT_TIMEOUT", "Source", "as_captured", "capture_all"]
+__all__ = ["DEFAULT_TIMEOUT", "CaptureSource", "as_captured", "capture_all"]

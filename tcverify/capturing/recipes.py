@@ -46,15 +46,15 @@ def recipe_of(node: fx.Node, spec: TensorSpec, role: InputRole, value: torch.Ten
     kept = known and role in ("buffer", "constant") and not _unwritten(value)
     if not spec.dtype.is_floating_point and not spec.dtype.is_complex:
         if kept and value is not None:
-            return given(value)
+            return given_recipe(value)
         if spec.dtype == torch.bool:
             return Recipe("mask")
         example = value if known and value is not None and value.numel() else None
         if example is not None and example.min() < 0:  # such as the label that a loss ignores
-            return given(example)
+            return given_recipe(example)
         return Recipe("integers", float(_range(node) or (DEFAULT_RANGE if example is None else int(example.max()) + 1)))
     if kept and value is not None:
-        return given(value)
+        return given_recipe(value)
     if role == "parameter" and len(spec.shape) == 1 and _multiplies(node):
         return Recipe("norm_weight")
     if role == "parameter" and len(spec.shape) > 1:  # products of it are about as large as what it multiplies
@@ -84,7 +84,7 @@ def _unwritten(value: torch.Tensor | None) -> bool:
     return value is not None and value.is_floating_point() and bool(value.isnan().any())
 
 
-def given(value: torch.Tensor) -> Recipe:
+def given_recipe(value: torch.Tensor) -> Recipe:
     """The values of a tensor as they are."""
     flat = value.detach().cpu().reshape(-1)
     if flat.dtype.is_complex:  # real and imaginary parts, in turn
@@ -144,4 +144,4 @@ def _shape(value: Any) -> tuple[int, ...] | None:
     return spec.shape if isinstance(spec, TensorSpec) else None
 
 
-__all__ = ["DEFAULT_RANGE", "digest_of", "given", "recipe_of"]
+__all__ = ["DEFAULT_RANGE", "digest_of", "given_recipe", "recipe_of"]

@@ -9,8 +9,15 @@ from pathlib import Path
 
 from tcverify.capturing.assemble import RankRule, for_all_ranks, program_of
 from tcverify.capturing.compile_artifacts import ArtifactText, place_of, texts_in
-from tcverify.capturing.groups import mesh_of_sizes, mesh_text, names_in, of_sizes, rank_at, unknown_group
-from tcverify.capturing.processes import DEFAULT_TIMEOUT, Source, capture_all
+from tcverify.capturing.groups import (
+    group_names_in,
+    groups_from_sizes,
+    mesh_of_sizes,
+    mesh_text,
+    rank_at,
+    unknown_group,
+)
+from tcverify.capturing.processes import DEFAULT_TIMEOUT, CaptureSource, capture_all
 from tcverify.capturing.record import Captured, GroupFacts
 from tcverify.errors import ProgramError, UsageError
 from tcverify.program import Mesh, Placement, Program
@@ -21,7 +28,7 @@ MAX_FILE = 64 << 20
 
 
 @dataclass(frozen=True)
-class Told:
+class UserFacts:
     """What the user says of graphs beside themselves.
 
     Attributes:
@@ -47,14 +54,14 @@ class Told:
 
 
 @dataclass(frozen=True)
-class Loaded:
+class LoadedProgram:
     """A program, and what its user may want to know of how it came about."""
 
     program: Program
     notes: tuple[str, ...] = ()
 
 
-def load(sources: Sequence[str], told: Told) -> Loaded:
+def load(sources: Sequence[str], told: UserFacts) -> LoadedProgram:
     """Load one program: from one source, or from the graphs of all ranks in their order.
 
     A source is a tcverify program or counterexample (`.json`), an exported program (`.pt2`), or "module:function", which is
@@ -70,22 +77,22 @@ def load(sources: Sequence[str], told: Told) -> Loaded:
     if sources[0].endswith(".json"):
         if len(sources) > 1:
             raise UsageError("a program file holds the graphs of all ranks", "give one")
-        return Loaded(replace(_from_file(Path(sources[0])), seed=told.seed))
+        return LoadedProgram(replace(_from_file(Path(sources[0])), seed=told.seed))
     size = told.mesh.world_size if told.mesh is not None else told.world_size
     sources = sources if artifacts is None else artifacts
     if len(sources) > 1:
         if size not in (None, len(sources)):
             raise UsageError(f"{len(sources)} graphs are given for {size} ranks", "give one graph, or one per rank")
         size = len(sources)
-        wanted = [Source(text, rank, _group_size(text, size)) for rank, text in enumerate(sources)]
+        wanted = [CaptureSource(text, rank, _group_size(text, size)) for rank, text in enumerate(sources)]
     elif told.spmd or told.rules or sources[0].endswith(".pt2") or artifacts is not None or size is None:
-        wanted = [Source(sources[0], told.rank, _group_size(sources[0], size))]
+        wanted = [CaptureSource(sources[0], told.rank, _group_size(sources[0], size))]
     else:
-        wanted = [Source(sources[0], rank, size) for rank in range(size)]
+        wanted = [CaptureSource(sources[0], rank, size) for rank in range(size)]
     found = capture_all(wanted, told.timeout)
     first = found[0]
     if isinstance(first, Program):
-        return Loaded(replace(first, seed=told.seed))
+        return LoadedProgram(replace(first, seed=told.seed))
     captures = [captured for one in found if not isinstance(one, Program) for captured in one]
     if len(found) > 1 and len(captures) != len(found):
         raise ProgramError(
@@ -94,7 +101,7 @@ def load(sources: Sequence[str], told: Told) -> Loaded:
     return _of_captures(captures, told, size)
 
 
-def _of_captures(captures: list[Captured], told: Told, size: int | None) -> Loaded:
+def _of_captures(captures: list[Captured], told: UserFacts, size: int | None) -> LoadedProgram:
     mesh = told.mesh
     said = []
     if mesh is None and any(one.sizes for one in captures):
@@ -116,13 +123,13 @@ def _of_captures(captures: list[Captured], told: Told, size: int | None) -> Load
         captures = [_grouped(captured, told, mesh, rank) for rank, captured in enumerate(captures)]
     program = program_of(captures, mesh, told.placements, seed=told.seed, unknown=True)
     notes = dict.fromkeys(note for captured in captures for note in captured.notes)
-    return Loaded(program, (*notes, *said, *_assumed(program, captures, told)))
+    return LoadedProgram(program, (*notes, *said, *_assumed(program, captures, told)))
 
 
-def _grouped(captured: Captured, told: Told, mesh: Mesh | None, rank: int) -> Captured:
+def _grouped(captured: Captured, told: UserFacts, mesh: Mesh | None, rank: int) -> Captured:
     """Add what the user says of groups."""
     groups = dict(captured.groups)
-    used = names_in(captured.graph)
+    used = group_names_in(captured.graph)
     for name, said in told.groups.items():
         if isinstance(said, str):
             if mesh is None:
@@ -135,7 +142,10 @@ def _grouped(captured: Captured, told: Told, mesh: Mesh | None, rank: int) -> Ca
         elif name in used:
             raise ProgramError(f"rank {rank} uses group '{name}', but is in none of {[list(r) for r in said]}")
     if mesh is not None:
-        groups = {**of_sizes({n: captured.sizes[n] for n in used if n in captured.sizes}, mesh, rank), **groups}
+        groups = {
+            **groups_from_sizes({n: captured.sizes[n] for n in used if n in captured.sizes}, mesh, rank),
+            **groups,
+        }
     missing = [name for name in used if name not in groups]
     if missing and mesh is None:
         raise unknown_group(missing[0], rank)
@@ -148,7 +158,7 @@ def _grouped(captured: Captured, told: Told, mesh: Mesh | None, rank: int) -> Ca
     return replace(captured, groups=groups)
 
 
-def _assumed(program: Program, captures: Sequence[Captured], told: Told) -> list[str]:
+def _assumed(program: Program, captures: Sequence[Captured], told: UserFacts) -> list[str]:
     """What is said of inputs that are placed as nobody has said."""
     roles = {one.name: one.role for captured in captures for one in captured.inputs}
     known = {one.name for captured in captures for one in captured.inputs if one.placements is not None}
@@ -229,4 +239,4 @@ def _from_file(path: Path) -> Program:
     return decode(data, str(path))
 
 
-__all__ = ["Loaded", "Told", "load"]
+__all__ = ["LoadedProgram", "UserFacts", "load"]

@@ -10,7 +10,7 @@ from tcverify.errors import ProgramError
 from tcverify.ops import TensorSpec
 
 
-def hint(value: Any, where: str) -> Any:
+def concrete_size(value: Any, where: str) -> Any:
     """Return the number behind a symbolic one, without making the compiler promise that it is always this; others as they are.
 
     Raises:
@@ -35,9 +35,9 @@ def spec_of(tensor: torch.Tensor, where: str, aliases: dict[int, int]) -> Tensor
     """
     if tensor.layout is not torch.strided:
         raise ProgramError(f"{where} is a tensor of layout {tensor.layout}", "only strided tensors are supported")
-    sizes, strides = (tuple(int(hint(v, where)) for v in values) for values in (tensor.shape, tensor.stride()))
+    sizes, strides = (tuple(int(concrete_size(v, where)) for v in values) for values in (tensor.shape, tensor.stride()))
     alias = aliases.setdefault(tensor.untyped_storage()._cdata, len(aliases))
-    return TensorSpec(sizes, strides, tensor.dtype, int(hint(tensor.storage_offset(), where)), alias)
+    return TensorSpec(sizes, strides, tensor.dtype, int(concrete_size(tensor.storage_offset(), where)), alias)
 
 
-__all__ = ["hint", "spec_of"]
+__all__ = ["concrete_size", "spec_of"]

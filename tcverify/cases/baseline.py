@@ -41,7 +41,7 @@ _TOKEN = re.compile(r'"(?:\\.|[^"\\])*"|[][{}]')
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class KnownFinding:
     """One entry: a finding that is known.
 
     Attributes:
@@ -68,11 +68,11 @@ class Known:
 class Baseline:
     """Known findings, in the order of the file."""
 
-    known: tuple[Known, ...] = ()
+    known: tuple[KnownFinding, ...] = ()
 
-    def of(self, facts: PassFacts) -> Iterator[Known]:
+    def of(self, facts: PassFacts) -> Iterator[KnownFinding]:
         """Yield the known findings of one pass."""
-        return (entry for entry in self.known if entry.target == reference(facts))
+        return (entry for entry in self.known if entry.target == pass_reference(facts))
 
     def with_cases(self, cases: Iterable[Counterexample]) -> Baseline:
         """Return a baseline that holds these cases, too. Entries that it has stay as they are, with their reasons."""
@@ -83,17 +83,17 @@ class Baseline:
         return Baseline(tuple(found.values()))
 
 
-def reference(facts: PassFacts) -> str:
+def pass_reference(facts: PassFacts) -> str:
     """Return what a baseline calls a pass."""
     return facts.target or facts.name
 
 
-def known_of(case: Counterexample) -> Known:
+def known_of(case: Counterexample) -> KnownFinding:
     """Return the entry that stands for the finding of a case."""
     from tcverify.cases.fingerprint import fingerprint_of  # which takes torch; who has a case has it
 
     finding = case.finding
-    return Known(reference(case.facts), finding.kind, fingerprint_of(case), finding.title, case.id)
+    return KnownFinding(pass_reference(case.facts), finding.kind, fingerprint_of(case), finding.title, case.id)
 
 
 def add_to_baseline(path: Path, baseline: Baseline | None, cases: Sequence[Counterexample]) -> str:
@@ -168,7 +168,7 @@ def read_baseline(path: Path) -> Baseline:
     return Baseline(tuple(known))
 
 
-def _known(entry: Any, where: str) -> Known:
+def _known(entry: Any, where: str) -> KnownFinding:
     if not isinstance(entry, dict):
         raise UsageError(f"{where}: an entry is an object, not {json.dumps(entry)[:40]}", _HINT)
     needed, optional = ("pass", "kind", "fingerprint"), ("title", "case", "reason")
@@ -180,7 +180,7 @@ def _known(entry: Any, where: str) -> Known:
             raise UsageError(f'{where}: unknown key "{name[:40]}"', f"keys are {', '.join(needed + optional)}")
         if not isinstance(value, str):
             raise UsageError(f'{where}: "{name}" is {json.dumps(value)[:40]}, not a text', "write it in quotes")
-    return Known(entry["pass"], *(entry.get(name, "") for name in (*needed[1:], *optional)))
+    return KnownFinding(entry["pass"], *(entry.get(name, "") for name in (*needed[1:], *optional)))
 
 
 def _line(text: str, key: str) -> int:
@@ -203,4 +203,12 @@ def _entry_lines(text: str) -> list[int]:
     return lines
 
 
-__all__ = ["Baseline", "Known", "add_to_baseline", "known_of", "read_baseline", "reference", "write_baseline"]
+__all__ = [
+    "Baseline",
+    "KnownFinding",
+    "add_to_baseline",
+    "known_of",
+    "pass_reference",
+    "read_baseline",
+    "write_baseline",
+]

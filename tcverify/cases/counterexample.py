@@ -53,7 +53,7 @@ class RankValue:
 
 
 @dataclass(frozen=True)
-class MadeBy:
+class EditingLine:
     """A line of the pass that edited a node that a finding is about.
 
     Attributes:
@@ -116,7 +116,7 @@ class Counterexample:
     environment: Mapping[str, str] = field(default_factory=dict)
     statistics: tuple[CollectiveStatistics, ...] = ()
     blame: Blame | None = None
-    made_by: tuple[MadeBy, ...] = ()
+    made_by: tuple[EditingLine, ...] = ()
     real_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     @property
@@ -125,7 +125,7 @@ class Counterexample:
         return bool(self.facts.target)
 
 
-def environment() -> dict[str, str]:
+def collect_versions() -> dict[str, str]:
     """Versions of everything that a result may depend on."""
     import hypothesis
 
@@ -183,7 +183,7 @@ def make_counterexample(
         pass_timeout=pass_timeout,
         domain=verdict.domain,
         notes=tuple((note.reason, note.detail) for note in verdict.notes),
-        environment=environment(),
+        environment=collect_versions(),
         statistics=pair.statistics,
         real_shapes={
             spec.name: shape
@@ -317,10 +317,10 @@ def decode_counterexample(data: Any, where: str) -> Counterexample:
         raise ProgramError(f"{where}: malformed counterexample: {error}") from None
 
 
-def _made_by(data: Any) -> MadeBy:
+def _made_by(data: Any) -> EditingLine:
     texts = (_typed(data[key], str) for key in ("node", "what", "file", "function"))
     node, what, file, function = texts
-    return MadeBy(node, what, file, _typed(data["line"], int), function)
+    return EditingLine(node, what, file, _typed(data["line"], int), function)
 
 
 def _typed(value: Any, kind: type) -> Any:
@@ -420,9 +420,9 @@ __all__ = [
     "Counterexample",
     "RankValue",
     "case_id",
+    "collect_versions",
     "decode_counterexample",
     "encode_counterexample",
-    "environment",
     "find_counterexamples",
     "make_counterexample",
     "read_counterexample",

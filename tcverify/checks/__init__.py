@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from tcverify.checks.evidence import Evidence, Request
+from tcverify.checks.evidence import Evidence, EvidenceRequest
 from tcverify.errors import UsageError
 from tcverify.program.finding import KINDS, Doubt, Finding, Note, Said
 from tcverify.registry import checks as named
@@ -118,4 +118,4 @@ def apply_checks(names: list[str], evidence: Evidence, doubts: list[Doubt], note
     return findings
 
 
-__all__ = ["CHECKS", "Check", "Evidence", "Request", "apply_checks", "register_check", "register_evidence"]
+__all__ = ["CHECKS", "Check", "Evidence", "EvidenceRequest", "apply_checks", "register_check", "register_evidence"]

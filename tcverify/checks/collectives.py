@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tcverify.checks.evidence import Evidence
-from tcverify.checks.host_ir.meeting import streams_meet
+from tcverify.checks.host_ir.collective_matching import streams_meet
 from tcverify.execution import Run
 from tcverify.program.finding import Doubt, Finding
 

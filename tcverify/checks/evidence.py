@@ -22,7 +22,7 @@ MEASURES = frozenset({"conditioning", "rounding", "op-laws"})
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class EvidenceRequest:
     """How evidence is to be taken.
 
     Attributes:
@@ -56,7 +56,7 @@ class Evidence:
 
     pair: Pair
     contract: Contract
-    request: Request | None = None
+    request: EvidenceRequest | None = None
     taken: dict[str, Any] = field(default_factory=dict)
     measured: Evidence | None = None
     doubts: list[Doubt] = field(default_factory=list)
@@ -75,7 +75,7 @@ class Evidence:
         try:
             self.taken[kind] = EVIDENCE[kind](self)
         except (UnsupportedOp, ExecutorError) as error:
-            self.doubt(not_executed(error))
+            self.doubt(doubt_of_error(error))
         self.seconds[kind] = perf_counter() - start - (sum(self.seconds.values()) - others)
         return self.taken[kind]
 
@@ -160,9 +160,9 @@ class DomainRuns:
     aside: str = ""
 
 
-def not_executed(error: TcverifyError) -> Doubt:
+def doubt_of_error(error: TcverifyError) -> Doubt:
     """The doubt that an executor's error leaves."""
     return Doubt("unsupported-op" if isinstance(error, UnsupportedOp) else "executor-failed", error.message)
 
 
-__all__ = ["MEASURES", "DomainRuns", "Evidence", "Request", "not_executed"]
+__all__ = ["MEASURES", "DomainRuns", "Evidence", "EvidenceRequest", "doubt_of_error"]

@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-from tcverify.cases.baseline import Baseline, Known, read_baseline
+from tcverify.cases.baseline import Baseline, KnownFinding, read_baseline
 from tcverify.errors import UsageError
 from tcverify.pytorch import PREFIX, SUBJECTS, subject
 from tcverify.registry.checks import CHECKS
@@ -20,12 +20,12 @@ from tcverify.registry.extensions import load_extension
 from tcverify.registry.op_laws import declare_op_law
 from tcverify.registry.passes import BUILTIN, SUITED
 from tcverify.registry.pipelines import SEPARATOR, split_stages
-from tcverify.registry.strategies import DEFAULT_STRATEGY, STRATEGIES, together
+from tcverify.registry.strategies import DEFAULT_STRATEGY, STRATEGIES, join_strategy_names
 from tcverify.system.configuration import section, suggest
 from tcverify.system.files import write_atomically
 
 
-def configured_extensions(path: Path) -> None:
+def load_configured_extensions(path: Path) -> None:
     """Load the extensions, and declare the laws of ops, that [tool.tcverify] of a pyproject.toml names.
 
     Files are seen from where that lies.
@@ -47,7 +47,7 @@ def _listed(path: Path, name: str, example: str) -> list[str]:
     return listed
 
 
-def pairs(values: Sequence[str], option: str) -> dict[str, str]:
+def parse_pairs(values: Sequence[str], option: str) -> dict[str, str]:
     """Read values of the form name=value. Raises UsageError."""
     found: dict[str, str] = {}
     for value in values:
@@ -60,7 +60,7 @@ def pairs(values: Sequence[str], option: str) -> dict[str, str]:
     return found
 
 
-def names(text: str, known: Sequence[Word], what: str) -> list[Word]:
+def parse_names(text: str, known: Sequence[Word], what: str) -> list[Word]:
     """Read known names that are separated by commas. Raises UsageError for other names, or none."""
     found: list[Word] = []
     for name in (part.strip() for part in text.split(",") if part.strip()):
@@ -72,7 +72,7 @@ def names(text: str, known: Sequence[Word], what: str) -> list[Word]:
     return found
 
 
-def checks(text: str | None) -> list[str] | None:
+def parse_checks(text: str | None) -> list[str] | None:
     """Read --checks: names, and references module:attribute of checks, which are registered under the attribute's name.
 
     Returns:
@@ -91,7 +91,7 @@ def checks(text: str | None) -> list[str] | None:
 
             register_check(name, check)
         chosen.append(name)
-    return names(",".join(chosen), list(CHECKS), "check")
+    return parse_names(",".join(chosen), list(CHECKS), "check")
 
 
 def _referenced(text: str, what: str) -> tuple[str, Any]:
@@ -109,7 +109,7 @@ def _referenced(text: str, what: str) -> tuple[str, Any]:
     return attribute, getattr(module, attribute)
 
 
-def target(name: str) -> str:
+def parse_target(name: str) -> str:
     """Return the reference of a pass, or of a pipeline "first+second": built-in names are resolved, the rest must look like
     module:attribute.
 
@@ -118,7 +118,7 @@ def target(name: str) -> str:
     """
     stages = split_stages(name, lambda piece: piece in BUILTIN or ":" in piece)
     if len(stages) > 1:
-        return SEPARATOR.join(map(target, stages))
+        return SEPARATOR.join(map(parse_target, stages))
     if name.startswith(PREFIX):
         return subject(name).target
     if name in BUILTIN:
@@ -134,7 +134,7 @@ def target(name: str) -> str:
     )
 
 
-def strategies(given: str | None, passes: Sequence[str]) -> list[str | None]:
+def parse_strategies(given: str | None, passes: Sequence[str]) -> list[str | None]:
     """Return the strategy for each pass, named as on the command line: the given one, or several, else what suits the pass.
 
     A reference module:attribute is registered under the attribute's name. None: what suits the pass is to be found out.
@@ -148,7 +148,7 @@ def strategies(given: str | None, passes: Sequence[str]) -> list[str | None]:
             from tcverify.strategies import register_strategy
 
             register_strategy(name, programs)
-        return [together(names(name, list(STRATEGIES), "strategy"))] * len(passes)
+        return [join_strategy_names(parse_names(name, list(STRATEGIES), "strategy"))] * len(passes)
     known = {**SUITED, **{PREFIX + one.name: one.strategy for one in SUBJECTS.values()}}
     suited: list[str | None] = []
     for name in passes:
@@ -158,7 +158,7 @@ def strategies(given: str | None, passes: Sequence[str]) -> list[str | None]:
     return suited
 
 
-def covered(name: str) -> list[str]:
+def list_covered_modules(name: str) -> list[str]:
     """Return the modules whose code counts as that of a pass, or of a pipeline; none: the files that define it.
 
     PyTorch's own passes are called by classes of ours, which are not what is verified.
@@ -167,7 +167,7 @@ def covered(name: str) -> list[str]:
     return [subject(stage).source.partition(":")[0] for stage in stages if stage.startswith(PREFIX)]
 
 
-def draws(name: str, fixed: Collection[str]) -> dict[str, Sequence[Any]]:
+def list_option_draws(name: str, fixed: Collection[str]) -> dict[str, Sequence[Any]]:
     """Return the values from which options of a pass, or of the stages of a pipeline, are drawn with each program.
 
     Args:
@@ -181,7 +181,7 @@ def draws(name: str, fixed: Collection[str]) -> dict[str, Sequence[Any]]:
     return found
 
 
-def meshes(
+def parse_meshes(
     world_size: str | None, mesh: str | None, most: int = MAX_RANKS
 ) -> list[tuple[str, dict[str, int] | None, int]]:
     """Read --world-size and --mesh.
@@ -198,7 +198,7 @@ def meshes(
     if mesh is not None:
         if world_size is not None:
             raise UsageError("--mesh and --world-size exclude each other", "the mesh says how many ranks there are")
-        sizes = {name: _number(text, "--mesh") for name, text in pairs(mesh.split(","), "--mesh").items()}
+        sizes = {name: _number(text, "--mesh") for name, text in parse_pairs(mesh.split(","), "--mesh").items()}
         total = 1
         for size in sizes.values():
             total *= size
@@ -212,11 +212,11 @@ def meshes(
     return list(found.values())
 
 
-def one_mesh(world_size: str | None, mesh: str | None) -> tuple[dict[str, int] | None, int | None]:
+def parse_one_mesh(world_size: str | None, mesh: str | None) -> tuple[dict[str, int] | None, int | None]:
     """Read --world-size and --mesh for one program: sizes of the dims of the mesh, and the number of ranks. Raises UsageError."""
     if world_size is None and mesh is None:
         return None, None
-    found = meshes(world_size, mesh, MOST_RANKS)
+    found = parse_meshes(world_size, mesh, MOST_RANKS)
     if len(found) > 1:
         raise UsageError(
             f"--world-size {world_size} names {len(found)} sizes", "one program runs on one number of ranks"
@@ -224,10 +224,10 @@ def one_mesh(world_size: str | None, mesh: str | None) -> tuple[dict[str, int] |
     return found[0][1], found[0][2]
 
 
-def groups(values: Sequence[str]) -> dict[str, str | list[tuple[int, ...]]]:
+def parse_groups(values: Sequence[str]) -> dict[str, str | list[tuple[int, ...]]]:
     """Read --group NAME=DIM and --group NAME=0,1;2,3. Raises UsageError."""
     found: dict[str, str | list[tuple[int, ...]]] = {}
-    for name, text in pairs(values, "--group").items():
+    for name, text in parse_pairs(values, "--group").items():
         parts = [part.strip() for part in text.split(";") if part.strip()]
         lists = [[rank.strip() for rank in part.split(",")] for part in parts]
         if text.isidentifier():
@@ -255,7 +255,7 @@ def _require_ranks(size: int, most: int) -> None:
         raise UsageError(f"{size} ranks are more than {what}", f"use at most {most} ranks")
 
 
-def seconds(text: str) -> float:
+def parse_seconds(text: str) -> float:
     """Read a time: 90s, 30m, 8h, or a number of seconds. Raises UsageError."""
     units = {"s": 1, "m": 60, "h": 3600}
     number, unit = (text[:-1], text[-1]) if text[-1:] in units else (text, "s")
@@ -268,14 +268,14 @@ def seconds(text: str) -> float:
     return found
 
 
-def known_findings(read: Path | None, write: Path | None) -> Baseline | None:
+def read_known_findings(read: Path | None, write: Path | None) -> Baseline | None:
     """Read the known findings of --baseline, and of --write-baseline if that file is there. Where both name a finding, the first
     one's reason stands.
 
     Raises:
         UsageError: a file is missing, malformed or cannot be written.
     """
-    found: list[Known] = []
+    found: list[KnownFinding] = []
     if read is not None:
         found += read_baseline(read).known
     if write is not None:

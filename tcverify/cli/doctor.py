@@ -7,7 +7,7 @@ import os
 import torch
 import torch.distributed as dist
 
-from tcverify.cases.counterexample import environment
+from tcverify.cases.counterexample import collect_versions
 from tcverify.errors import TcverifyError, UsageError
 from tcverify.execution import Lockstep, ProcessGroupPool
 from tcverify.program import PARTIAL, InputSpec, Mesh, spmd_program
@@ -39,7 +39,7 @@ def facts() -> dict[str, str]:
         f"available, {torch.cuda.device_count()} CUDA devices" if has_nccl() else "no CUDA device, or not in this torch"
     )
     return {
-        **environment(),
+        **collect_versions(),
         "cores": str(len(os.sched_getaffinity(0))),
         "gloo": "available" if has_gloo() else "not in this torch",
         "nccl": nccl,

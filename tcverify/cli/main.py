@@ -32,7 +32,7 @@ from tcverify.registry.extensions import load_extension
 from tcverify.registry.op_laws import declare_op_law
 from tcverify.registry.passes import BUILTIN, DEFAULT, DESCRIPTIONS
 from tcverify.registry.strategies import STRATEGIES
-from tcverify.report.sanitize import error_text, plain
+from tcverify.report.sanitize import error_text, sanitize
 from tcverify.system import start_server
 from tcverify.system.configuration import configuration, section
 
@@ -108,7 +108,7 @@ def _load(context: click.Context, parameter: click.Parameter, references: tuple[
     configured = Path("pyproject.toml")
     if context.info_name in _START_PROCESSES and (references or "extension" in section(configured)):
         _begin_server()  # most extensions import torch
-    arguments.configured_extensions(configured)
+    arguments.load_configured_extensions(configured)
     for reference in references:
         load_extension(reference)
 
@@ -304,37 +304,37 @@ def run(
     """
     if any(":" in (named or "") for named in (strategy, checks)):
         _begin_server()  # they are modules of the user's, most of which import torch
-    meshes = arguments.meshes(world_size, mesh)
-    drawn = arguments.strategies(strategy, passes or DEFAULT)
-    limit_s = arguments.seconds(max_time) if max_time is not None else None
+    meshes = arguments.parse_meshes(world_size, mesh)
+    drawn = arguments.parse_strategies(strategy, passes or DEFAULT)
+    limit_s = arguments.parse_seconds(max_time) if max_time is not None else None
     settings = Settings(
-        targets=[arguments.target(name) for name in passes or DEFAULT],
-        pass_options=arguments.pairs(pass_option, "--pass-option"),
-        promises=arguments.pairs(contract, "--contract"),
+        targets=[arguments.parse_target(name) for name in passes or DEFAULT],
+        pass_options=arguments.parse_pairs(pass_option, "--pass-option"),
+        promises=arguments.parse_pairs(contract, "--contract"),
         confirm=confirm,
         domain=domain,
         max_examples=max_examples if max_examples is not None else None if limit_s is not None else 200,
         max_time=limit_s,
         seed=seed if seed is not None else new_seed(),
-        checks=arguments.checks(checks),
+        checks=arguments.parse_checks(checks),
         pass_timeout=pass_timeout,
         shrink_time=shrink_time,
         bisect=bisect,
-        covered=[arguments.covered(name) for name in passes or DEFAULT] if coverage else None,
+        covered=[arguments.list_covered_modules(name) for name in passes or DEFAULT] if coverage else None,
         search=search,
         kernels=kernels,
         report_dir=report_dir,
-        reports=arguments.names(report, tuple(REPORTS), "report"),
-        failing=arguments.names(fail_on, CONDITIONS, "condition") if fail_on is not None else [],
+        reports=arguments.parse_names(report, tuple(REPORTS), "report"),
+        failing=arguments.parse_names(fail_on, CONDITIONS, "condition") if fail_on is not None else [],
         fail_fast=fail_fast,
-        known=arguments.known_findings(baseline, write_baseline),
+        known=arguments.read_known_findings(baseline, write_baseline),
         baseline=baseline,
         write_baseline=write_baseline,
         corpus=corpus,
         workers=workers,
         ray=ray,
     )
-    options = [arguments.draws(name, settings.pass_options) for name in passes or DEFAULT]
+    options = [arguments.list_option_draws(name, settings.pass_options) for name in passes or DEFAULT]
     with _importing(processes=True):
         from tcverify.cli import verbs
     raise SystemExit(verbs.run(settings, meshes, drawn, options))
@@ -420,30 +420,30 @@ def check(
     """
     if ":" in (checks or ""):
         _begin_server()  # it is a module of the user's, most of which import torch
-    dims, size = arguments.one_mesh(world_size, mesh)
-    groups = arguments.groups(group)
-    placements = arguments.pairs(placement, "--placement")
+    dims, size = arguments.parse_one_mesh(world_size, mesh)
+    groups = arguments.parse_groups(group)
+    placements = arguments.parse_pairs(placement, "--placement")
     settings = Settings(
-        targets=[arguments.target(name) for name in passes],
-        pass_options=arguments.pairs(pass_option, "--pass-option"),
-        promises=arguments.pairs(contract, "--contract"),
+        targets=[arguments.parse_target(name) for name in passes],
+        pass_options=arguments.parse_pairs(pass_option, "--pass-option"),
+        promises=arguments.parse_pairs(contract, "--contract"),
         confirm=confirm,
         domain=domain,
         max_examples=draws,
         seed=seed,
-        checks=arguments.checks(checks),
+        checks=arguments.parse_checks(checks),
         pass_timeout=pass_timeout,
         shrink_time=shrink_time,
         bisect=bisect,
         report_dir=report_dir,
-        reports=arguments.names(report, tuple(REPORTS), "report"),
-        failing=arguments.names(fail_on, CONDITIONS, "condition"),
+        reports=arguments.parse_names(report, tuple(REPORTS), "report"),
+        failing=arguments.parse_names(fail_on, CONDITIONS, "condition"),
         deep=True,
         earlier=False,  # they would be other programs
     )
     with _importing(processes=True):
         from tcverify.cli import verbs
-    told = verbs.told(
+    told = verbs.parse_user_facts(
         dims, size, groups, placements, rank_constant,
         rank=rank, spmd=spmd, seed=seed, timeout=capture_timeout,
     )  # fmt: skip
@@ -464,8 +464,8 @@ def worker(command: tuple[str, ...]) -> None:
     if command[0] not in _START_PROCESSES:
         raise UsageError(f"a worker cannot serve '{command[0]}'", f"it serves {', '.join(_START_PROCESSES)}")
     with _importing():
-        from tcverify.execution.process_group.keeper import keep
-    raise SystemExit(keep(command))
+        from tcverify.execution.process_group.torchrun_keeper import run_keeper
+    raise SystemExit(run_keeper(command))
 
 
 # ------------------------------------------------------------------------------------------------------- replay, show
@@ -529,10 +529,14 @@ def init(directory: Path, passes: tuple[str, ...], force: bool, keep: bool, dry_
     from tcverify.cli import template
     from tcverify.report.console import make_console, say
 
-    planned = template.plan(directory, passes)
+    planned = template.plan_template(directory, passes)
     console = make_console()
-    for line in template.told(planned) if dry_run else template.done(planned, planned.write(force=force, keep=keep)):
-        say(console, plain(line))
+    for line in (
+        template.describe_plan(planned)
+        if dry_run
+        else template.describe_result(planned, planned.write(force=force, keep=keep))
+    ):
+        say(console, sanitize(line))
 
 
 # ---------------------------------------------------------------------------------------------------- passes, doctor

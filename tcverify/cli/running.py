@@ -19,44 +19,44 @@ from tcverify.campaign import (
     Blamer,
     Campaign,
     CampaignFinished,
-    Case,
+    CampaignPlan,
     Corpus,
+    CorpusCase,
     Coverage,
     Event,
-    Plan,
     RunFinished,
     RunStarted,
     Subscriber,
-    recover,
+    recover_in_flight,
 )
 from tcverify.campaign.events import Stop
-from tcverify.campaign.search import Search, search_of
-from tcverify.cases.baseline import add_to_baseline, reference
+from tcverify.campaign.search import ProgramSearch, search_of
+from tcverify.cases.baseline import add_to_baseline, pass_reference
 from tcverify.cli import arguments, doctor
 from tcverify.cli.settings import FAILED, INTERNAL, INTERRUPTED, PASSED, UNUSABLE, Settings
-from tcverify.cli.strategy_choice import suited
+from tcverify.cli.strategy_choice import choose_strategies
 from tcverify.errors import InternalError, TcverifyError, UsageError
 from tcverify.execution import Executor, executors, of_any_size
-from tcverify.explain.bisection import Terms, bisect
+from tcverify.explain.bisection import FindingTerms, bisect
 from tcverify.program import Blame, Contract, Mesh, Program
 from tcverify.ray import ray_crew
-from tcverify.registry.strategies import searchable
+from tcverify.registry.strategies import is_searchable
 from tcverify.report.console import say
 from tcverify.report.formats import reports
 from tcverify.report.known_findings import baseline_lines
-from tcverify.report.sanitize import count, plain
+from tcverify.report.sanitize import plural, sanitize
 from tcverify.report.script import ScriptReport
 from tcverify.report.terminal import TerminalReport
 from tcverify.strategies import DEFAULT_STRATEGY
 from tcverify.verification.verifier import Verdict
-from tcverify.workers import Crew, DividedCampaign, Drawing, LocalCrew
-from tcverify.workers.driver import recover as recover_workers
+from tcverify.workers import Crew, DividedCampaign, DrawPlan, LocalCrew
+from tcverify.workers.driver import recover_cases as recover_workers
 
 STATE_DIR = Path(".tcverify")
 
 
 @dataclass(frozen=True)
-class Job:
+class MeshJob:
     """The programs of one mesh.
 
     Attributes:
@@ -67,11 +67,11 @@ class Job:
 
     mesh: str
     world_size: int
-    drawings: Sequence[Drawing] = ()
+    drawings: Sequence[DrawPlan] = ()
     programs: Sequence[SearchStrategy[Program]] = ()
 
 
-def prepare(settings: Settings, console: Console) -> None:
+def prepare_directories(settings: Settings, console: Console) -> None:
     """See that results can be written, and keep what an earlier run left when it died.
 
     Raises:
@@ -81,7 +81,7 @@ def prepare(settings: Settings, console: Console) -> None:
     arguments.require_writable(settings.report_dir, "choose another place with --report-dir")
     arguments.require_writable(STATE_DIR, "run in a directory that you may write to")
     set_hypothesis_home_dir(STATE_DIR / "hypothesis")
-    for path in recover(STATE_DIR, settings.report_dir):
+    for path in recover_in_flight(STATE_DIR, settings.report_dir):
         say(console, f"An earlier run died while it verified a program, which is kept as {path}", "yellow")
         say(console, f"  look at it with: tcverify show {path}, try it again with: tcverify replay {path}", "yellow")
     for case in recover_workers(settings.report_dir):
@@ -89,7 +89,7 @@ def prepare(settings: Settings, console: Console) -> None:
         say(console, f"  look at it with: tcverify show {case.id}", "yellow")
 
 
-def campaigns(settings: Settings, jobs: Sequence[Job], console: Console) -> int:
+def run_campaigns(settings: Settings, jobs: Sequence[MeshJob], console: Console) -> int:
     """Verify every pass on every job's programs and return the exit code.
 
     Raises:
@@ -98,7 +98,7 @@ def campaigns(settings: Settings, jobs: Sequence[Job], console: Console) -> int:
     terminal = TerminalReport(console, settings.report_dir, kernels=settings.kernels)
 
     def tell(line: str) -> None:
-        say(console, plain(line))
+        say(console, sanitize(line))
 
     accepting = settings.write_baseline is not None
     subscribers: list[Subscriber] = [
@@ -131,9 +131,9 @@ def campaigns(settings: Settings, jobs: Sequence[Job], console: Console) -> int:
                     for number, (subject, promised, programs, coverage) in enumerate(
                         zip(subjects, contracts, job.programs, coverages, strict=True)
                     ):
-                        kept = corpus.cases(reference(subject.facts), job.mesh) if corpus is not None else ()
+                        kept = corpus.cases(pass_reference(subject.facts), job.mesh) if corpus is not None else ()
                         first = [*(tried[number] if job is jobs[0] else ()), *kept]
-                        plan = Plan(
+                        plan = CampaignPlan(
                             programs,
                             job.mesh,
                             settings.report_dir,
@@ -169,7 +169,7 @@ def campaigns(settings: Settings, jobs: Sequence[Job], console: Console) -> int:
                 say(console, line)
         if settings.write_baseline is not None:
             found = [case for event in terminal.finished for case in event.counterexamples]
-            say(console, plain(add_to_baseline(settings.write_baseline, settings.known, found)))
+            say(console, sanitize(add_to_baseline(settings.write_baseline, settings.known, found)))
         failing = _exit_code(terminal.finished, settings.failing, accepting=accepting)
         code = INTERRUPTED if stop == "interrupted" else failing
         end(code)
@@ -177,8 +177,8 @@ def campaigns(settings: Settings, jobs: Sequence[Job], console: Console) -> int:
 
 
 def _suited(
-    jobs: Sequence[Job], settings: Settings, tell: Callable[[str], None]
-) -> tuple[list[Job], list[tuple[Case, ...]]]:
+    jobs: Sequence[MeshJob], settings: Settings, tell: Callable[[str], None]
+) -> tuple[list[MeshJob], list[tuple[CorpusCase, ...]]]:
     """Find strategies for the passes that have none yet, and make all strategies, so that what cannot be drawn is refused now.
 
     Each pass is tried on programs like those of the first job, in a process of its own: what it reaches there does not count.
@@ -187,12 +187,12 @@ def _suited(
         The jobs with strategies; and for each pass what is to be verified first of the first job.
     """
     drawings = list(jobs[0].drawings)
-    first: list[tuple[Case, ...]] = [()] * len(settings.targets)
+    first: list[tuple[CorpusCase, ...]] = [()] * len(settings.targets)
     for number, drawing in enumerate(drawings):
         if drawing.strategy is None:
             mesh = Mesh.grid(drawing.mesh) if drawing.mesh is not None else None
             with Guarded(settings.targets[number], settings.pass_options, timeout=settings.pass_timeout) as subject:
-                found = suited(
+                found = choose_strategies(
                     subject, STATE_DIR, jobs[0].mesh, drawing.world_size, mesh,
                     max_examples=settings.max_examples, max_time=settings.max_time,
                 )  # fmt: skip
@@ -207,9 +207,9 @@ def _suited(
     return made, first
 
 
-def _search(subject: Subject, settings: Settings, job: Job, number: int) -> Search | None:
+def _search(subject: Subject, settings: Settings, job: MeshJob, number: int) -> ProgramSearch | None:
     """What makes programs for the pass of this number of what it did with others, where that is asked for."""
-    if not settings.search or not job.drawings or not searchable(job.drawings[number].strategy):
+    if not settings.search or not job.drawings or not is_searchable(job.drawings[number].strategy):
         return None
     return search_of(subject, settings.seed, settings.max_examples)
 
@@ -218,7 +218,7 @@ def _blamer(settings: Settings, contract: Contract) -> Blamer:
     """Names the rewrites that a finding comes from, as `--bisect` asks for."""
 
     def blame(subject: Subject, verdict: Verdict, kind: str, deep: bool, confirm: Executor | None) -> Blame:
-        return bisect(subject, verdict, Terms(kind, contract, confirm, settings.checks, settings.domain, deep))
+        return bisect(subject, verdict, FindingTerms(kind, contract, confirm, settings.checks, settings.domain, deep))
 
     return blame
 
@@ -284,12 +284,12 @@ def _exit_code(finished: Sequence[CampaignFinished], failing: Sequence[str], *, 
     return PASSED
 
 
-def redrawn(program: Program, draws: int) -> SearchStrategy[Program]:
+def draw_with_seeds(program: Program, draws: int) -> SearchStrategy[Program]:
     """The program with its own seed, and with the next ones."""
     return st.sampled_from([replace(program, seed=program.seed + number) for number in range(draws)])
 
 
-def described(program: Program) -> list[str]:
+def describe_program(program: Program) -> list[str]:
     """What a program is, in lines for the user who has just loaded it."""
     graphs = len(program.graphs)
     what = "one graph" if graphs == 1 else f"{graphs} graphs"
@@ -297,9 +297,9 @@ def described(program: Program) -> list[str]:
     for spec in program.inputs:
         for dim, placement in spec.placements:
             placed.setdefault(f"{placement} over {dim}", []).append(spec.name)
-    lines = [f"program: {program.mesh}; {what}, {count(program.size, 'node')}, {count(len(program.inputs), 'input')}"]
-    lines += [f"  {how}: {count(len(names), 'input')}" for how, names in placed.items()]
+    lines = [f"program: {program.mesh}; {what}, {plural(program.size, 'node')}, {plural(len(program.inputs), 'input')}"]
+    lines += [f"  {how}: {plural(len(names), 'input')}" for how, names in placed.items()]
     return lines
 
 
-__all__ = ["STATE_DIR", "Job", "campaigns", "described", "prepare", "redrawn"]
+__all__ = ["STATE_DIR", "MeshJob", "describe_program", "draw_with_seeds", "prepare_directories", "run_campaigns"]

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tcverify.application import Subject
-from tcverify.campaign import Case
+from tcverify.campaign import CorpusCase
 from tcverify.campaign.in_flight import InFlight
-from tcverify.cases.baseline import reference
+from tcverify.cases.baseline import pass_reference
 from tcverify.program import Mesh, Program
-from tcverify.strategies import DECODERS, DEFAULT_STRATEGY, all_meshes, together
+from tcverify.strategies import DECODERS, DEFAULT_STRATEGY, all_meshes, join_strategy_names
 
 #: Programs per strategy that a pass is tried on at first, and in all where it changes none of those.
 FIRST, ALL = 4, 16
@@ -25,7 +25,7 @@ SHARE = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Suited:
+class StrategyChoice:
     """What to verify a pass on of which nothing is known.
 
     Attributes:
@@ -34,15 +34,15 @@ class Suited:
     """
 
     names: tuple[str, ...] = (DEFAULT_STRATEGY,)
-    first: tuple[Case, ...] = ()
+    first: tuple[CorpusCase, ...] = ()
 
     @property
     def strategy(self) -> str:
         """All of them as one, as `programs_of` takes it."""
-        return together(self.names)
+        return join_strategy_names(self.names)
 
 
-def suited(
+def choose_strategies(
     subject: Subject,
     state_dir: Path,
     name: str,
@@ -51,7 +51,7 @@ def suited(
     *,
     max_examples: int | None = None,
     max_time: float | None = None,
-) -> Suited:
+) -> StrategyChoice:
     """Try a pass on programs, the same ones each time, and say what suits it. A pass that hangs or dies on one ends that.
 
     Args:
@@ -82,11 +82,11 @@ def suited(
 
 def _tried(
     subject: Subject, in_flight: InFlight, name: str, meshes: Sequence[Mesh], rounds: int, until: float
-) -> Suited:
+) -> StrategyChoice:
     tried = [strategy for strategy in DECODERS if strategy != DEFAULT_STRATEGY]
     drawn = _drawn(tried, rounds, meshes)
     did = dict.fromkeys(tried, 0)
-    failed: tuple[Case, ...] = ()
+    failed: tuple[CorpusCase, ...] = ()
     ahead = next(drawn, None)
     while ahead is not None:
         number, strategy, program = ahead
@@ -97,12 +97,12 @@ def _tried(
         ahead = next(drawn, None)  # while the pass works
         pair = answer()
         if pair.failure is not None:
-            failed = failed or (Case(reference(subject.facts), name, program, (pair.failure.kind,)),)
+            failed = failed or (CorpusCase(pass_reference(subject.facts), name, program, (pair.failure.kind,)),)
             if pair.failure.kind != "pass-raised":
-                return Suited(first=failed)
+                return StrategyChoice(first=failed)
         did[strategy] += pair.changed or pair.failure is not None
     most = max(did.values())
-    return Suited((DEFAULT_STRATEGY, *(one for one in tried if most and did[one] >= SHARE * most)), failed)
+    return StrategyChoice((DEFAULT_STRATEGY, *(one for one in tried if most and did[one] >= SHARE * most)), failed)
 
 
 def _drawn(strategies: Sequence[str], rounds: int, meshes: Sequence[Mesh]) -> Iterator[tuple[int, str, Program]]:
@@ -113,4 +113,4 @@ def _drawn(strategies: Sequence[str], rounds: int, meshes: Sequence[Mesh]) -> It
         yield number, strategy, decoder.decode(meshes[number % len(meshes)], choices[strategy].randbytes(decoder.width))
 
 
-__all__ = ["Suited", "suited"]
+__all__ = ["StrategyChoice", "choose_strategies"]

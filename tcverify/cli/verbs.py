@@ -11,25 +11,25 @@ from typing import Any
 
 import click
 
-from tcverify.capturing import RankRule, Told, load
+from tcverify.capturing import RankRule, UserFacts, load
 from tcverify.cases.counterexample import encode_counterexample, find_counterexamples, read_counterexample
 from tcverify.cli import doctor
-from tcverify.cli.running import Job, campaigns, described, prepare, redrawn
+from tcverify.cli.running import MeshJob, describe_program, draw_with_seeds, prepare_directories, run_campaigns
 from tcverify.cli.settings import FAILED, PASSED, UNUSABLE, Settings
 from tcverify.errors import ProgramError, TcverifyError, UsageError
 from tcverify.execution import Executor, executors
 from tcverify.program import Mesh, Placement, dumps
 from tcverify.registry.choices import SizesName
-from tcverify.replay import replay as replay_case
+from tcverify.replay import replay_case
 from tcverify.report.console import make_console, say
 from tcverify.report.html import to_gallery, to_html
 from tcverify.report.markdown import to_markdown
-from tcverify.report.sanitize import error_text, plain, plain_lines
+from tcverify.report.sanitize import error_text, sanitize, sanitize_lines
 from tcverify.report.terminal import show
 from tcverify.report.text import WIDTH, to_text
 from tcverify.report.trace import to_trace
 from tcverify.system.files import write_atomically
-from tcverify.workers import Drawing
+from tcverify.workers import DrawPlan
 
 
 def run(
@@ -41,20 +41,20 @@ def run(
     """Verify passes on drawn programs.
 
     Args:
-        meshes: as `arguments.meshes` reads them.
+        meshes: as `arguments.parse_meshes` reads them.
         strategies: of each pass; None: what suits it is to be found out.
         options: of each pass, values that are drawn with the programs.
     """
     console = make_console()
-    prepare(settings, console)
+    prepare_directories(settings, console)
     jobs = []
     for name, sizes, size in meshes:
-        drawings = [Drawing(one, size, sizes, told) for one, told in zip(strategies, options, strict=True)]
-        jobs.append(Job(name, size, drawings=drawings))
-    return campaigns(settings, jobs, console)
+        drawings = [DrawPlan(one, size, sizes, told) for one, told in zip(strategies, options, strict=True)]
+        jobs.append(MeshJob(name, size, drawings=drawings))
+    return run_campaigns(settings, jobs, console)
 
 
-def told(
+def parse_user_facts(
     sizes: Mapping[str, int] | None,
     world_size: int | None,
     groups: Mapping[str, str | Sequence[tuple[int, ...]]],
@@ -65,7 +65,7 @@ def told(
     spmd: bool,
     seed: int,
     timeout: float,
-) -> Told:
+) -> UserFacts:
     """Return what the user says of graphs beside themselves.
 
     Args:
@@ -79,7 +79,9 @@ def told(
     """
     mesh = Mesh.grid(sizes) if sizes is not None else None
     read = {name: _placements(name, text) for name, text in placements.items()}
-    return Told(mesh, world_size, groups, read, [RankRule.parse(rule) for rule in rules], rank, spmd, seed, timeout)
+    return UserFacts(
+        mesh, world_size, groups, read, [RankRule.parse(rule) for rule in rules], rank, spmd, seed, timeout
+    )
 
 
 def _placements(name: str, text: str) -> dict[str, Placement]:
@@ -97,7 +99,7 @@ def _placements(name: str, text: str) -> dict[str, Placement]:
     return found
 
 
-def check(settings: Settings, sources: Sequence[str], told: Told, save: Path | None, sizes: SizesName) -> int:
+def check(settings: Settings, sources: Sequence[str], told: UserFacts, save: Path | None, sizes: SizesName) -> int:
     """Verify passes on one program.
 
     Args:
@@ -106,20 +108,20 @@ def check(settings: Settings, sources: Sequence[str], told: Told, save: Path | N
         save: where the program is written, too.
     """
     console = make_console()
-    prepare(settings, console)
+    prepare_directories(settings, console)
     loaded = load(sources, told)
-    for line in (*described(loaded.program), *loaded.notes):
-        say(console, plain(line))
+    for line in (*describe_program(loaded.program), *loaded.notes):
+        say(console, sanitize(line))
     if save is not None:
         write_atomically(save, dumps(loaded.program) + "\n", "choose another place with --save")
     program = replace(loaded.program, sizes=sizes)
     name = sources[0] if len(sources) == 1 else f"{sources[0]} and {len(sources) - 1} more"
-    job = Job(
+    job = MeshJob(
         f"{name}, {program.world_size} ranks",
         program.world_size,
-        programs=[redrawn(program, settings.max_examples or 1)] * len(settings.targets),
+        programs=[draw_with_seeds(program, settings.max_examples or 1)] * len(settings.targets),
     )
-    return campaigns(settings, [job], console)
+    return run_campaigns(settings, [job], console)
 
 
 def replay(cases: Sequence[str], confirm: str, report_dir: Path, *, blame: bool) -> int:
@@ -149,7 +151,7 @@ def _replay_one(path: Path, executor_of: Callable[[int], Executor | None], *, al
 
     def tell(state: str, what: str, message: str) -> None:
         mark, style = _MARKS[state]
-        first, *rest = plain_lines(message) or [""]
+        first, *rest = sanitize_lines(message) or [""]
         say(console, f"{mark} {what}: {first}", style)
         for line in rest:
             say(console, f"  {line}")
@@ -160,12 +162,12 @@ def _replay_one(path: Path, executor_of: Callable[[int], Executor | None], *, al
     except TcverifyError as error:
         tell("error", "not replayed", str(error))
         return "error"
-    tell(outcome.state, f"{case.id} {plain(case.facts.name)}", outcome.message)
+    tell(outcome.state, f"{case.id} {sanitize(case.facts.name)}", outcome.message)
     if outcome.source_changed:
         say(console, "  the source of the pass has changed since the case was found")
     if outcome.printed and alone:
         say(console, "  what the pass has printed, on all ranks:")
-        for line in plain_lines(outcome.printed):
+        for line in sanitize_lines(outcome.printed):
             say(console, f"    {line}")
     if outcome.case is not None and alone:
         say(console)
@@ -221,4 +223,4 @@ def diagnose() -> int:
     return FAILED if problem else PASSED
 
 
-__all__ = ["check", "diagnose", "replay", "run", "show_cases", "told"]
+__all__ = ["check", "diagnose", "parse_user_facts", "replay", "run", "show_cases"]

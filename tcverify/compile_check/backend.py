@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import fx
 
-from tcverify.compile_check.checking import Checked, checked
-from tcverify.compile_check.graph_facts import Examples, examples_of, told
+from tcverify.compile_check.checking import CheckedPass, checked
+from tcverify.compile_check.graph_facts import Examples, examples_of, publish_examples
 from tcverify.errors import UsageError
 
 
@@ -23,7 +23,10 @@ class CheckedBackend:
     """
 
     def __init__(
-        self, passes: Sequence[Checked], compiler: Callable[..., Any] | None, options: Mapping[str, Any] | None = None
+        self,
+        passes: Sequence[CheckedPass],
+        compiler: Callable[..., Any] | None,
+        options: Mapping[str, Any] | None = None,
     ) -> None:
         self.passes = tuple(passes)
         self._options = dict(options or {})
@@ -43,7 +46,7 @@ class CheckedBackend:
     def _compiled(self, module: fx.GraphModule, inputs: Sequence[Any], examples: Examples) -> Any:
         from torch._functorch._aot_autograd.utils import make_boxed_func
 
-        with told(examples):
+        with publish_examples(examples):
             for one in self.passes:
                 returned = one(module)
                 module = module if returned is None else getattr(returned, "graph_module", returned)
@@ -81,7 +84,7 @@ def checked_backend(*passes: Any, compiler: str | Callable[..., Any] | None = No
         from torch._inductor.decomposition import select_decomp_table
 
         of_autograd["decompositions"] = select_decomp_table()
-    made = [one if isinstance(one, Checked) else checked(one, **options) for one in passes]
+    made = [one if isinstance(one, CheckedPass) else checked(one, **options) for one in passes]
     return CheckedBackend(made, compiler, of_autograd)
 
 

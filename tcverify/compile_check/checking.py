@@ -20,15 +20,36 @@ from torch import fx
 
 from tcverify.application import Guarded, InProcess, LoadedPass, Pair, PassFacts, Subject, load_pass
 from tcverify.application.apply import describe_error, returned_module, rewrites_of
-from tcverify.application.loading import on_graph, prepare, reference_of, source_hash, takes_graph
+from tcverify.application.loading import apply_to_graph, prepare_pass, reference_of, source_hash, takes_graph
 from tcverify.capturing.transport import decode_captured, encode_captured
-from tcverify.compile_check.calls import Given, apart, given, left, undone
-from tcverify.compile_check.graph_facts import Common, Place, Placements, annotated, groups_of, inputs_of, place_of
-from tcverify.compile_check.judgement import Judgement, Terms, decode_judgement, encode_judgement
-from tcverify.compile_check.judging import judge, pair_key
-from tcverify.compile_check.observing import Before, Observation, decode_observation, encode_observation, is_local
-from tcverify.compile_check.pairing import common_for_all, common_of, groups_in, mesh_for, pair_for_all, pair_of
-from tcverify.compile_check.rank_exchange import Missing, meet
+from tcverify.compile_check.graph_facts import (
+    JobPlace,
+    Placements,
+    SharedFacts,
+    find_job_place,
+    groups_of,
+    inputs_of,
+    write_annotations,
+)
+from tcverify.compile_check.judgement import Judgement, JudgingTerms, decode_judgement, encode_judgement
+from tcverify.compile_check.judging import judge_pair, pair_key
+from tcverify.compile_check.observing import GraphBefore, Observation, decode_observation, encode_observation, is_local
+from tcverify.compile_check.pairing import (
+    groups_in,
+    mesh_for,
+    pair_for_all,
+    pair_of,
+    shared_facts_for_all,
+    shared_facts_of,
+)
+from tcverify.compile_check.pass_calls import (
+    PassCall,
+    find_result_graph,
+    isolate_from_compile,
+    record_call,
+    restore_graph,
+)
+from tcverify.compile_check.rank_exchange import RanksMissing, exchange_with_rank_0
 from tcverify.compile_check.tally import Tally
 from tcverify.errors import ProgramError, TcverifyError, Unsupported, UsageError
 from tcverify.execution import Executor
@@ -54,7 +75,7 @@ PATIENCE = 5.0
 _NAMES: Counter[str] = Counter()
 
 
-class Checked(CustomGraphPass):
+class CheckedPass(CustomGraphPass):
     """A pass that is verified whenever it is called; made by `checked`, which says what the arguments are.
 
     Called as the pass is called, and returns what it returns. Attributes that it does not have are those of the pass.
@@ -63,7 +84,7 @@ class Checked(CustomGraphPass):
     def __init__(
         self,
         loaded: LoadedPass,
-        terms: Terms,
+        terms: JudgingTerms,
         *,
         mode: str,
         declared: bool,
@@ -92,15 +113,15 @@ class Checked(CustomGraphPass):
         self._told: set[Any] = set()
         self._tally = Tally(name)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Checked:
+    def __deepcopy__(self, memo: dict[int, Any]) -> CheckedPass:
         made = copy.copy(self)
         made._pass = copy.deepcopy(self._pass, memo)
         made._cache = None if self._cache is None else dict(self._cache)
         return made
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        called = given(args, kwargs)
-        place = place_of(self._mesh)
+        called = record_call(args, kwargs)
+        place = find_job_place(self._mesh)
         self._tally.calls += 1
         if place.world_size == 1:
             self._tally.unverified += 1
@@ -113,7 +134,7 @@ class Checked(CustomGraphPass):
         before, common = self._common(before, place)
         self._tally.seconds += perf_counter() - start
         try:
-            with annotated(called.graph, called.owner, place, groups, self._placements, common):
+            with write_annotations(called.graph, called.owner, place, groups, self._placements, common):
                 returned = self._pass(*args, **kwargs)
         except Exception as error:
             self._raised(error, before, place)
@@ -151,91 +172,93 @@ class Checked(CustomGraphPass):
 
     # ------------------------------------------------------------------------------------------------- before and after
 
-    def _before(self, called: Given, place: Place) -> Before | Judgement:
+    def _before(self, called: PassCall, place: JobPlace) -> GraphBefore | Judgement:
         try:
-            with apart():
+            with isolate_from_compile():
                 groups = groups_of(called.graph, place, self._mesh, self._groups)
-                return Before(called, inputs_of(called.graph), groups)
+                return GraphBefore(called, inputs_of(called.graph), groups)
         except Exception as error:  # noqa: BLE001 - whatever the graph holds, the compile goes on
             return self._doubt(error, "not-captured")
 
-    def _common(self, before: Before | Judgement, place: Place) -> tuple[Before | Judgement, Common]:
+    def _common(self, before: GraphBefore | Judgement, place: JobPlace) -> tuple[GraphBefore | Judgement, SharedFacts]:
         """What the ranks have in common, for the pass to know. Where they cannot be asked, nothing can be verified."""
-        if isinstance(before, Before) and is_local(before.captured):
-            return before, Common()
-        with apart():
+        if isinstance(before, GraphBefore) and is_local(before.captured):
+            return before, SharedFacts()
+        with isolate_from_compile():
             if place.real:
                 self._met += 1
                 return self._asked(before, place)
             if isinstance(before, Judgement):
-                return before, Common()
+                return before, SharedFacts()
             try:
                 mesh = self._mesh or mesh_for(before.captured.groups, place.world_size)
-                return before, common_for_all(before.captured, place.rank, mesh)
+                return before, shared_facts_for_all(before.captured, place.rank, mesh)
             except Exception as error:  # noqa: BLE001 - whatever the graph holds, the compile goes on
-                return self._doubt(error, "not-captured"), Common()
+                return self._doubt(error, "not-captured"), SharedFacts()
 
-    def _asked(self, before: Before | Judgement, place: Place) -> tuple[Before | Judgement, Common]:
+    def _asked(self, before: GraphBefore | Judgement, place: JobPlace) -> tuple[GraphBefore | Judgement, SharedFacts]:
         mine: Any = None
-        if isinstance(before, Before):
+        if isinstance(before, GraphBefore):
             with suppress(TcverifyError):  # the graph cannot travel: what is seen after the pass says so
                 mine = encode_captured(before.captured)
 
         def decide(theirs: list[Any]) -> Any:
             try:
                 captures = [decode_captured(one, f"the graph of rank {rank}") for rank, one in enumerate(theirs)]
-                return [asdict(common) for common in common_of(captures, None)]
+                return [asdict(common) for common in shared_facts_of(captures, None)]
             except Exception:  # noqa: BLE001 - whatever does not fit shows after the pass, with a reason
                 return None
 
         try:
-            found = meet(
+            found = exchange_with_rank_0(
                 f"{self._channel}/{self._met}/before", place.rank, place.world_size, mine, decide, timeout=self._timeout
             )
-        except Missing as error:
+        except RanksMissing as error:
             self._timeout = min(self._timeout, PATIENCE)
-            return Judgement.inconclusive("missing-ranks", str(error)), Common()
+            return Judgement.inconclusive("missing-ranks", str(error)), SharedFacts()
         except Exception as error:  # noqa: BLE001 - a store can fail in many ways; the compile goes on
-            return _no_store(error), Common()
+            return _no_store(error), SharedFacts()
         if found is None:
-            return before, Common()
-        return before, Common(*(tuple(found[place.rank][key]) for key in ("alike", "same_numbers")))
+            return before, SharedFacts()
+        return before, SharedFacts(*(tuple(found[place.rank][key]) for key in ("alike", "same_numbers")))
 
-    def _judgement(self, called: Given, returned: Any, before: Before | Judgement, place: Place) -> Judgement:
+    def _judgement(
+        self, called: PassCall, returned: Any, before: GraphBefore | Judgement, place: JobPlace
+    ) -> Judgement:
         if isinstance(before, Judgement) and before.doubts[0][0] in _NOBODY_THERE:
             return before
         terms = self._terms_for(called)
-        with apart():
+        with isolate_from_compile():
             seen = before if isinstance(before, Judgement) else self._seen(called, returned, before, place, terms)
             if isinstance(seen, Observation):
                 judgement = self._judged(seen, before, called, place, terms)
                 return replace(judgement, changed=judgement.changed or seen.changed)
-            local = isinstance(before, Before) and is_local(before.captured)
+            local = isinstance(before, GraphBefore) and is_local(before.captured)
             return self._together(seen, place, terms) if place.real and not local else seen
 
     def _seen(
-        self, called: Given, returned: Any, before: Before, place: Place, terms: Terms
+        self, called: PassCall, returned: Any, before: GraphBefore, place: JobPlace, terms: JudgingTerms
     ) -> Observation | Judgement:
         try:
             rewrites = rewrites_of(self._pass)
             self._tally.rewrites.update(rewrites)
-            done = left(called, returned, place.rank)
+            done = find_result_graph(called, returned, place.rank)
             return before.observe(done, place.rank, metadata=terms.contract.metadata, rewrites=rewrites)
         except Exception as error:  # noqa: BLE001 - whatever the pass left, the compile goes on
             return self._doubt(error, "not-captured")
 
     def _judged(
-        self, seen: Observation, before: Before | Judgement, called: Given, place: Place, terms: Terms
+        self, seen: Observation, before: GraphBefore | Judgement, called: PassCall, place: JobPlace, terms: JudgingTerms
     ) -> Judgement:
         if seen.local:
             return self._safely(lambda: (pair_of([seen.alone()], None, self._placements), None), terms)
         if not place.real:
             return self._safely(lambda: self._for_all(seen, place, called), terms)
-        if isinstance(before, Before) and is_local(before.captured):
+        if isinstance(before, GraphBefore) and is_local(before.captured):
             self._met += 1  # the pass has inserted the first collective: nobody has been asked yet
         return self._together(seen, place, terms)
 
-    def _for_all(self, seen: Observation, place: Place, called: Given) -> tuple[Pair, str | None]:
+    def _for_all(self, seen: Observation, place: JobPlace, called: PassCall) -> tuple[Pair, str | None]:
         mesh = self._mesh or mesh_for(groups_in(seen), place.world_size)
 
         def apply(gm: fx.GraphModule) -> fx.GraphModule:
@@ -246,14 +269,14 @@ class Checked(CustomGraphPass):
 
         return pair_for_all(seen, place.rank, mesh, self._placements, apply)
 
-    def _safely(self, make: Callable[[], tuple[Pair, str | None]], terms: Terms) -> Judgement:
+    def _safely(self, make: Callable[[], tuple[Pair, str | None]], terms: JudgingTerms) -> Judgement:
         """Make a pair and judge it, unless it is known; what fails is a doubt."""
         try:
             pair, doubt = make()
             key = pair_key(pair, terms) if self._cache is not None else None
             if key is not None and self._cache is not None and key in self._cache:
                 return replace(self._cache[key], cached=True)
-            judgement = judge(pair, terms, doubt)
+            judgement = judge_pair(pair, terms, doubt)
             if key is not None and self._cache is not None:
                 self._cache[key] = judgement
             return judgement
@@ -269,7 +292,7 @@ class Checked(CustomGraphPass):
 
     # ----------------------------------------------------------------------------------------------------------- ranks
 
-    def _together(self, seen: Observation | Judgement, place: Place, terms: Terms) -> Judgement:
+    def _together(self, seen: Observation | Judgement, place: JobPlace, terms: JudgingTerms) -> Judgement:
         """Judge what all ranks have seen: rank 0 does, for all."""
         mine: dict[str, Any]
         try:
@@ -280,23 +303,23 @@ class Checked(CustomGraphPass):
             mine = {"doubt": encode_judgement(Judgement.inconclusive("not-portable", error.message))}
         return self._met_with(mine, place, terms)
 
-    def _met_with(self, mine: dict[str, Any], place: Place, terms: Terms) -> Judgement:
+    def _met_with(self, mine: dict[str, Any], place: JobPlace, terms: JudgingTerms) -> Judgement:
         def decide(theirs: list[Any]) -> Any:
             return encode_judgement(self._decided(theirs, terms))
 
         try:
-            reply = meet(
+            reply = exchange_with_rank_0(
                 f"{self._channel}/{self._met}/after", place.rank, place.world_size, mine, decide,
                 timeout=self._timeout, extra=terms.minimise,
             )  # fmt: skip
-        except Missing as error:
+        except RanksMissing as error:
             self._timeout = min(self._timeout, PATIENCE)
             return Judgement.inconclusive("missing-ranks", str(error))
         except Exception as error:  # noqa: BLE001 - a store can fail in many ways; the compile goes on
             return _no_store(error)
         return decode_judgement(reply)
 
-    def _decided(self, theirs: list[Any], terms: Terms) -> Judgement:
+    def _decided(self, theirs: list[Any], terms: JudgingTerms) -> Judgement:
         for rank, one in enumerate(theirs):
             if "raised" in one:
                 text = f"pass-raised: the pass raised {one['raised']} on rank {rank}"
@@ -312,7 +335,7 @@ class Checked(CustomGraphPass):
 
         return self._safely(make, terms)
 
-    def _raised(self, error: Exception, before: Before | Judgement, place: Place) -> None:
+    def _raised(self, error: Exception, before: GraphBefore | Judgement, place: JobPlace) -> None:
         """Note that the pass raised, and let the other ranks know."""
         reason = "declined" if isinstance(error, Unsupported) else "pass-raised"
         if reason == "declined":
@@ -325,12 +348,12 @@ class Checked(CustomGraphPass):
         if place.real and not known:
             doubt = encode_judgement(Judgement.inconclusive(reason, describe_error(error)))
             mine = {"doubt": doubt} if reason == "declined" else {"raised": describe_error(error)}
-            with suppress(Exception), apart():
+            with suppress(Exception), isolate_from_compile():
                 self._met_with(mine, place, self._terms)
 
     # ----------------------------------------------------------------------------------------------------------- the end
 
-    def _terms_for(self, called: Given) -> Terms:
+    def _terms_for(self, called: PassCall) -> JudgingTerms:
         """How this call is judged: by what the pass promises, and by how it is called."""
         terms = self._terms
         if called.bare and not self._declared:
@@ -351,7 +374,7 @@ class Checked(CustomGraphPass):
         if judgement.path and judgement.path not in tally.cases:
             tally.cases.append(judgement.path)
 
-    def _concluded(self, judgement: Judgement, called: Given, returned: Any) -> Any:
+    def _concluded(self, judgement: Judgement, called: PassCall, returned: Any) -> Any:
         self._count(judgement)
         for reason, detail in judgement.doubts:
             self._say_once(f"inconclusive, {reason}: {detail}")
@@ -366,7 +389,7 @@ class Checked(CustomGraphPass):
         if not self._fallback:
             return returned
         LOG.error("%s: the compile goes on with the graph as it was before the pass", self._tally.name)
-        return undone(called, returned)
+        return restore_graph(called, returned)
 
     def _say_once(self, text: str, level: int = logging.WARNING) -> None:
         if text not in self._told:
@@ -382,16 +405,16 @@ def _no_store(error: Exception) -> Judgement:
     return Judgement.inconclusive("no-store", f"the ranks cannot talk to each other: {describe_error(error)}")
 
 
-def _calling(pass_: Any, called: Given) -> Callable[[fx.GraphModule], Any]:
+def _calling(pass_: Any, called: PassCall) -> Callable[[fx.GraphModule], Any]:
     """The pass as it was called, for other modules."""
     if called.bare:
-        return lambda gm: on_graph(pass_, gm)
+        return lambda gm: apply_to_graph(pass_, gm)
     if called.example_inputs is not None:
         return lambda gm: pass_(gm, [n.meta.get("val") for n in gm.graph.nodes if n.op == "placeholder"])
     return pass_  # type: ignore[no-any-return]
 
 
-def _subject(pass_: Any, facts: PassFacts, contract: Contract, called: Given) -> Subject:
+def _subject(pass_: Any, facts: PassFacts, contract: Contract, called: PassCall) -> Subject:
     """The pass, for smaller programs: in a process of its own where it can be imported, else a copy of it in this one."""
     if facts.target:
         return Guarded(facts.target, facts.options)
@@ -428,7 +451,7 @@ def checked(
     confirm: Executor | None = None,
     minimise: float = 20.0,
     fallback: bool = False,
-) -> Checked:
+) -> CheckedPass:
     """Make a pass verify itself on every graph that it is given in a real compile.
 
     What is returned is called as the pass is: with a `GraphModule`, with a module and example inputs, or with a `Graph`; so it
@@ -463,19 +486,19 @@ def checked(
     if fallback and mode != "log":
         raise UsageError("fallback goes with mode='log': mode='raise' ends the compile")
     loaded = _loaded(pass_, dict(options or {}))
-    terms = Terms(
+    terms = JudgingTerms(
         loaded.facts, contract or loaded.contract, None, minimise, None if report_dir is None else Path(report_dir),
         None if checks is None else chosen_checks(checks), confirm, domain,
     )  # fmt: skip
     declared = contract is not None or isinstance(getattr(loaded.subject, "contract", None), Contract)
-    return Checked(
+    return CheckedPass(
         loaded, terms, mode=mode, declared=declared, mesh=mesh, groups=groups or {}, placements=placements or {},
         cache=cache, timeout=timeout, fallback=fallback,
     )  # fmt: skip
 
 
 def _loaded(pass_: Any, options: dict[str, Any]) -> LoadedPass:
-    if isinstance(pass_, Checked):
+    if isinstance(pass_, CheckedPass):
         raise UsageError("the pass is checked already")
     if isinstance(pass_, str):
         return load_pass(pass_, options)
@@ -483,8 +506,8 @@ def _loaded(pass_: Any, options: dict[str, Any]) -> LoadedPass:
     known = pass_ if inspect.isclass(pass_) or inspect.isroutine(pass_) else type(pass_)
     module = sys.modules.get(getattr(known, "__module__", "") or "")
     if target is None:
-        return prepare(pass_, "", options)
-    return prepare(pass_, _from_here(target, module), options, source_hash(module))
+        return prepare_pass(pass_, "", options)
+    return prepare_pass(pass_, _from_here(target, module), options, source_hash(module))
 
 
 def _from_here(target: str, module: ModuleType | None) -> str:
@@ -498,4 +521,4 @@ def _from_here(target: str, module: ModuleType | None) -> str:
     return f"{path.relative_to(here)}:{attribute}" if here in path.parents else target
 
 
-__all__ = ["Checked", "checked"]
+__all__ = ["CheckedPass", "checked"]

@@ -15,10 +15,10 @@ from torch import fx
 from torch.distributed.tensor import DTensor
 
 from tcverify.capturing import GroupFacts, InputFacts
-from tcverify.capturing.groups import known_here, names_in
-from tcverify.capturing.model import placed_over
+from tcverify.capturing.groups import find_known_groups, group_names_in
+from tcverify.capturing.model import placements_by_group
 from tcverify.capturing.record import InputRole
-from tcverify.capturing.symbolic_sizes import hint
+from tcverify.capturing.symbolic_sizes import concrete_size
 from tcverify.errors import TcverifyError
 from tcverify.program import Mesh, Placement
 
@@ -56,7 +56,9 @@ def examples_of(inputs: Sequence[Any]) -> Examples:
         if isinstance(value, DTensor):
             try:
                 fact = InputFacts(
-                    role, placed_over(value, groups), tuple(int(hint(n, "an input")) for n in value.shape)
+                    role,
+                    placements_by_group(value, groups),
+                    tuple(int(concrete_size(n, "an input")) for n in value.shape),
                 )
             except (TcverifyError, LookupError, RuntimeError) as error:  # its process group may be gone
                 LOG.warning("the placement of an input is not known: %s: %s", type(error).__name__, error)
@@ -65,7 +67,7 @@ def examples_of(inputs: Sequence[Any]) -> Examples:
 
 
 @contextlib.contextmanager
-def told(examples: Examples) -> Iterator[None]:
+def publish_examples(examples: Examples) -> Iterator[None]:
     """Passes that are called inside see these examples."""
     token = _EXAMPLES.set(examples)
     try:
@@ -75,7 +77,7 @@ def told(examples: Examples) -> Iterator[None]:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class JobPlace:
     """Where this process stands among the ranks of a job.
 
     Attributes:
@@ -88,7 +90,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Common:
+class SharedFacts:
     """What the ranks have in common.
 
     Attributes:
@@ -100,26 +102,29 @@ class Common:
     same_numbers: tuple[str, ...] = ()
 
 
-def place_of(mesh: Mesh | None) -> Place:
+def find_job_place(mesh: Mesh | None) -> JobPlace:
     """Where this process stands. A mesh says that this rank speaks for all."""
     running = dist.is_available() and dist.is_initialized()
     rank = dist.get_rank() if running else 0
     size = dist.get_world_size() if running else 1
     if mesh is not None:
-        return Place(rank if rank < mesh.world_size else 0, mesh.world_size, False)
-    return Place(rank, size, running and size > 1 and dist.get_backend() != "fake")
+        return JobPlace(rank if rank < mesh.world_size else 0, mesh.world_size, False)
+    return JobPlace(rank, size, running and size > 1 and dist.get_backend() != "fake")
 
 
 def groups_of(
-    graph: fx.Graph, place: Place, mesh: Mesh | None, said: Mapping[str, str | Sequence[int]]
+    graph: fx.Graph, place: JobPlace, mesh: Mesh | None, said: Mapping[str, str | Sequence[int]]
 ) -> dict[str, GroupFacts]:
     """The groups that a graph names and those that its inputs are placed over, as far as they are known.
 
     Args:
         said: by name of the group the mesh dim that it is, or its ranks.
     """
-    found = {**known_here(names_in(graph)), **_EXAMPLES.get().groups}  # a mesh knows its dims by name, a group may not
-    for name in names_in(graph):
+    found = {
+        **find_known_groups(group_names_in(graph)),
+        **_EXAMPLES.get().groups,
+    }  # a mesh knows its dims by name, a group may not
+    for name in group_names_in(graph):
         dim = said.get(name, name)
         if not isinstance(dim, str):
             found[name] = GroupFacts(None, tuple(dim))
@@ -153,13 +158,13 @@ def inputs_of(graph: fx.Graph) -> dict[str, InputFacts]:
 
 
 @contextlib.contextmanager
-def annotated(
+def write_annotations(
     graph: fx.Graph,
     owner: fx.GraphModule | None,
-    place: Place,
+    place: JobPlace,
     groups: Mapping[str, GroupFacts],
     placements: Placements,
-    common: Common,
+    common: SharedFacts,
 ) -> Iterator[None]:
     """Inside, the graph tells a pass what programs of tcverify tell it; see `annotate`."""
     written = _write(graph, owner, place, groups, placements, common)
@@ -189,19 +194,19 @@ def annotate(
         mesh: the mesh dims, where there is no process group to ask.
         groups: by name of a group in the graph, the mesh dim that it is, or its ranks.
     """
-    place = place_of(mesh)
+    place = find_job_place(mesh)
     facts = groups_of(gm.graph, place, mesh, groups or {})
     calls = tuple(node.name for node in gm.graph.nodes if node.op == "call_function")
-    _write(gm.graph, gm, place, facts, placements or {}, Common(tuple(facts), calls))
+    _write(gm.graph, gm, place, facts, placements or {}, SharedFacts(tuple(facts), calls))
 
 
 def _write(
     graph: fx.Graph,
     owner: fx.GraphModule | None,
-    place: Place,
+    place: JobPlace,
     groups: Mapping[str, GroupFacts],
     placements: Placements,
-    common: Common,
+    common: SharedFacts,
 ) -> list[tuple[dict[str, Any], str]]:
     """Write what is known where nothing is written yet; returns what has been written, and where."""
     written: list[tuple[dict[str, Any], str]] = []
@@ -243,15 +248,15 @@ def _placed(
 
 
 __all__ = [
-    "Common",
     "Examples",
-    "Place",
+    "JobPlace",
     "Placements",
+    "SharedFacts",
     "annotate",
-    "annotated",
     "examples_of",
+    "find_job_place",
     "groups_of",
     "inputs_of",
-    "place_of",
-    "told",
+    "publish_examples",
+    "write_annotations",
 ]

@@ -54,13 +54,13 @@ def decode_judgement(data: dict[str, Any]) -> Judgement:
     return Judgement(**{**data, "doubts": doubts, "notes": tuple(data["notes"])})
 
 
-def altered(judgement: Judgement, **changes: Any) -> Judgement:
+def replace_fields(judgement: Judgement, **changes: Any) -> Judgement:
     """The judgement with other values of some fields."""
     return Judgement(**{**asdict(judgement), "doubts": judgement.doubts, "notes": judgement.notes, **changes})
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class JudgingTerms:
     """How calls of a pass are judged.
 
     Attributes:
@@ -82,4 +82,4 @@ class Terms:
     domain: DomainName = "float64"
 
 
-__all__ = ["Judgement", "Terms", "altered", "decode_judgement", "encode_judgement"]
+__all__ = ["Judgement", "JudgingTerms", "decode_judgement", "encode_judgement", "replace_fields"]

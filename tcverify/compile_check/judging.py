@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import hashlib
 
-from tcverify.application import Applied, Pair
-from tcverify.compile_check.judgement import Judgement, Terms, altered
+from tcverify.application import AppliedPass, Pair
+from tcverify.compile_check.judgement import Judgement, JudgingTerms, replace_fields
 from tcverify.program import NotSerialisable, dumps
-from tcverify.report.sanitize import plain
+from tcverify.report.sanitize import sanitize
 from tcverify.verification.verifier import verify
 
 
-def pair_key(pair: Pair, terms: Terms) -> str | None:
+def pair_key(pair: Pair, terms: JudgingTerms) -> str | None:
     """Tells a pair from others: a hash of the programs and of what they are judged by; None where they cannot be written down."""
     try:
         texts = [dumps(pair.original), "" if pair.rewritten is None else dumps(pair.rewritten)]
@@ -21,7 +21,7 @@ def pair_key(pair: Pair, terms: Terms) -> str | None:
     return hashlib.sha256("\0".join(texts).encode()).hexdigest()
 
 
-def judge(pair: Pair, terms: Terms, doubt: str | None = None) -> Judgement:
+def judge_pair(pair: Pair, terms: JudgingTerms, doubt: str | None = None) -> Judgement:
     """Verify what a pass has made of a program.
 
     Args:
@@ -30,7 +30,7 @@ def judge(pair: Pair, terms: Terms, doubt: str | None = None) -> Judgement:
     if pair.rewritten is pair.original and not pair.defects:
         return Judgement("passed")
     verdict = verify(
-        Applied(terms.facts, terms.contract, pair), pair.original, contract=terms.contract, confirm=terms.confirm,
+        AppliedPass(terms.facts, terms.contract, pair), pair.original, contract=terms.contract, confirm=terms.confirm,
         checks=terms.checks, domain=terms.domain,
     )  # fmt: skip
     notes = tuple(note.detail for note in verdict.notes)
@@ -40,16 +40,16 @@ def judge(pair: Pair, terms: Terms, doubt: str | None = None) -> Judgement:
     first = verdict.findings[0]
     if doubt is not None:
         return Judgement.inconclusive("one-rank", f"{doubt}; judged as it is: {first.title}", changed=pair.changed)
-    headline = f"{first.kind}: {plain(first.title)}"
+    headline = f"{first.kind}: {sanitize(first.title)}"
     found = Judgement("refuted", pair.changed, first.kind, headline, headline, notes=notes)
     try:
         dumps(pair.original)
     except NotSerialisable as error:
-        return altered(found, notes=(*notes, f"no counterexample is written: {error.message}"))
+        return replace_fields(found, notes=(*notes, f"no counterexample is written: {error.message}"))
     # Late: reports and reduction take long to import, and few compiles need them.
-    from tcverify.compile_check.recording import recorded
+    from tcverify.compile_check.recording import record_finding
 
-    return recorded(verdict, first.kind, found, terms)
+    return record_finding(verdict, first.kind, found, terms)
 
 
-__all__ = ["judge", "pair_key"]
+__all__ = ["judge_pair", "pair_key"]

@@ -13,10 +13,10 @@ from torch._subclasses.fake_tensor import FakeTensor
 from tcverify.application.apply import defects_of, signature
 from tcverify.application.pair import Defect
 from tcverify.capturing import Captured, CapturedInput, GroupFacts, InputFacts, plain
-from tcverify.capturing.groups import names_in, rank_lists
-from tcverify.capturing.recipes import given as given_values
+from tcverify.capturing.groups import group_names_in, rank_lists
+from tcverify.capturing.recipes import given_recipe as given_values
 from tcverify.capturing.transport import decode_captured, encode_captured
-from tcverify.compile_check.calls import Given, attribute
+from tcverify.compile_check.pass_calls import PassCall, get_module_attribute
 from tcverify.errors import ProgramError
 from tcverify.ops import define_ops
 from tcverify.program.graph import KEPT_META, add_node, copy_graph, same_structure
@@ -61,13 +61,13 @@ class Observation:
 
 def is_local(captured: Captured) -> bool:
     """Whether a graph names no group of ranks."""
-    return not names_in(captured.graph) and not rank_lists(captured.graph)
+    return not group_names_in(captured.graph) and not rank_lists(captured.graph)
 
 
-class Before:
+class GraphBefore:
     """A graph as it was before the pass, read."""
 
-    def __init__(self, called: Given, facts: Mapping[str, InputFacts], groups: Mapping[str, GroupFacts]) -> None:
+    def __init__(self, called: PassCall, facts: Mapping[str, InputFacts], groups: Mapping[str, GroupFacts]) -> None:
         define_ops()
         self.takes = signature(called.graph)
         self.annotated = all(n.op in ("placeholder", "output", "get_attr") or _has_value(n) for n in called.graph.nodes)
@@ -128,7 +128,7 @@ class Before:
         added = [one for one in after.inputs[number:] if one.name not in known]
         changed = [
             name for name, version in self._versions.items()
-            if (value := attribute(owner, name)) is not None and _version(value) != version
+            if (value := get_module_attribute(owner, name)) is not None and _version(value) != version
         ]  # fmt: skip
         if changed:
             raise ProgramError(
@@ -147,14 +147,14 @@ _DECLARED = ("after", "comm_buffer")
 
 
 def _as_they_are(
-    taken: Sequence[CapturedInput], lifted: Sequence[CapturedInput], given: Given, owner: fx.GraphModule | None
+    taken: Sequence[CapturedInput], lifted: Sequence[CapturedInput], given: PassCall, owner: fx.GraphModule | None
 ) -> list[CapturedInput]:
     """Give attributes the values that they have: a new one may have been computed from others."""
     values = {name: value for name, value in given.attributes.items() if isinstance(value, torch.Tensor)}
     if owner is not None:
         for node in owner.graph.nodes:
             if node.op == "get_attr":
-                values.setdefault(str(node.target), attribute(owner, str(node.target)))
+                values.setdefault(str(node.target), get_module_attribute(owner, str(node.target)))
     by_identifier = {name.replace(".", "_"): value for name, value in values.items()}
     found = list(taken)
     for one in lifted:
@@ -237,4 +237,4 @@ def decode_observation(data: Any, where: str) -> Observation:
     )
 
 
-__all__ = ["Before", "Observation", "decode_observation", "encode_observation", "is_local"]
+__all__ = ["GraphBefore", "Observation", "decode_observation", "encode_observation", "is_local"]

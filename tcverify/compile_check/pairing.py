@@ -14,8 +14,8 @@ from torch.utils import _pytree as pytree
 
 from tcverify.application.pair import Pair
 from tcverify.capturing import Captured, GroupFacts, for_all_ranks, program_of
-from tcverify.capturing.groups import mesh_of, names_in, renamed
-from tcverify.compile_check.graph_facts import EVERY, Common, Placements
+from tcverify.capturing.groups import group_names_in, mesh_of, rename_groups
+from tcverify.compile_check.graph_facts import EVERY, Placements, SharedFacts
 from tcverify.compile_check.observing import Observation
 from tcverify.errors import ProgramError
 from tcverify.ops import qualified_name
@@ -58,7 +58,7 @@ def pair_of(seen: Sequence[Observation], mesh: Mesh | None, placements: Placemen
     return pair
 
 
-def common_of(captures: Sequence[Captured], mesh: Mesh | None) -> list[Common]:
+def shared_facts_of(captures: Sequence[Captured], mesh: Mesh | None) -> list[SharedFacts]:
     """What the ranks have in common before the pass, for each rank in the names of its own graph.
 
     Raises:
@@ -68,13 +68,13 @@ def common_of(captures: Sequence[Captured], mesh: Mesh | None) -> list[Common]:
     found = []
     for module, dims in zip(program_of(captures, mesh).graph_modules(), names, strict=True):
         alike = tuple(name for name, dim in dims.items() if dim in module.meta["alike"])
-        found.append(Common(alike, tuple(sorted(module.meta.get("same_numbers", ())))))
+        found.append(SharedFacts(alike, tuple(sorted(module.meta.get("same_numbers", ())))))
     return found
 
 
-def common_for_all(captured: Captured, rank: int, mesh: Mesh) -> Common:
-    """The same where the graph of one rank stands for all. Raises as `common_of` does."""
-    return common_of(for_all_ranks(captured, mesh, rank), mesh)[rank]
+def shared_facts_for_all(captured: Captured, rank: int, mesh: Mesh) -> SharedFacts:
+    """The same where the graph of one rank stands for all. Raises as `shared_facts_of` does."""
+    return shared_facts_of(for_all_ranks(captured, mesh, rank), mesh)[rank]
 
 
 def groups_in(one: Observation) -> dict[str, GroupFacts]:
@@ -104,13 +104,13 @@ def _said(captures: Sequence[Captured], placements: Placements, mesh: Mesh) -> d
 def _placed_in(original: Program, rank: int, graph: fx.Graph, names: dict[str, str]) -> fx.Graph:
     """A rewritten graph with the mesh dims and the inputs of the program."""
     placed = copy_graph(graph)
-    renamed(placed, names)
+    rename_groups(placed, names)
     mine = [n for n in original.graphs[original.ranks[rank].graph].nodes if n.op == "placeholder"]
     theirs = [n for n in placed.nodes if n.op == "placeholder"]
     for own, node in zip(mine, theirs, strict=True):
         node.target = own.target
     dims = {dim.name for dim in original.mesh.dims}
-    strange = next((name for name in names_in(placed) if name not in dims), None)
+    strange = next((name for name in group_names_in(placed) if name not in dims), None)
     if strange is not None:
         raise ProgramError(f"the pass names the group '{strange}' on rank {rank}, of which nothing is known")
     return placed
@@ -231,4 +231,4 @@ def _as_rank(rank: int) -> mock._patch[object]:
     return mock.patch.object(dist, "get_rank", get_rank)
 
 
-__all__ = ["common_for_all", "common_of", "groups_in", "mesh_for", "pair_for_all", "pair_of"]
+__all__ = ["groups_in", "mesh_for", "pair_for_all", "pair_of", "shared_facts_for_all", "shared_facts_of"]

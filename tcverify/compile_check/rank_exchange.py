@@ -20,7 +20,7 @@ JUDGING = 300.0
 _PAUSE = 0.005
 
 
-class Missing(Exception):
+class RanksMissing(Exception):
     """Ranks did not show up in time. Fields: ranks, and seconds that were waited."""
 
     def __init__(self, ranks: Sequence[int], seconds: float) -> None:
@@ -32,7 +32,7 @@ class Missing(Exception):
         self.ranks = tuple(ranks)
 
 
-def meet(
+def exchange_with_rank_0(
     key: str,
     rank: int,
     world_size: int,
@@ -59,10 +59,10 @@ def meet(
     if rank > 0:
         store.set(f"{key}/{rank}", json.dumps(mine))
         if not _wait(store, f"{key}/here", timeout):
-            raise Missing([0], timeout)
+            raise RanksMissing([0], timeout)
         limit = timeout + extra + JUDGING
         if not _wait(store, f"{key}/reply", limit):
-            raise Missing([0], limit)
+            raise RanksMissing([0], limit)
         reply = json.loads(store.get(f"{key}/reply"))
     else:
         store.set(f"{key}/here", "1")
@@ -78,7 +78,7 @@ def meet(
             with suppress(RuntimeError, NotImplementedError):  # not every store can
                 store.delete_key(f"{key}/{other}")
     if "missing" in reply:
-        raise Missing(reply["missing"], timeout)
+        raise RanksMissing(reply["missing"], timeout)
     return reply["decided"]
 
 
@@ -94,4 +94,4 @@ def _wait(store: Any, key: str, seconds: float) -> bool:
     return True
 
 
-__all__ = ["JUDGING", "Missing", "meet"]
+__all__ = ["JUDGING", "RanksMissing", "exchange_with_rank_0"]

@@ -6,18 +6,18 @@ import time
 
 from tcverify.campaign import FindingFound
 from tcverify.cases.counterexample import make_counterexample, write_counterexample
-from tcverify.compile_check.judgement import Judgement, Terms, altered
+from tcverify.compile_check.judgement import Judgement, JudgingTerms, replace_fields
 from tcverify.errors import TcverifyError
 from tcverify.program import Program
 from tcverify.report.html import HtmlReport
-from tcverify.report.sanitize import count, plain
+from tcverify.report.sanitize import plural, sanitize
 from tcverify.report.script import ScriptReport
 from tcverify.report.text import to_text
 from tcverify.shrink import reduce, suspects_of
 from tcverify.verification.verifier import Verdict, verify
 
 
-def recorded(verdict: Verdict, kind: str, found: Judgement, terms: Terms) -> Judgement:
+def record_finding(verdict: Verdict, kind: str, found: Judgement, terms: JudgingTerms) -> Judgement:
     """Make the program of a finding small, write it down, and say so."""
     drawn = verdict.pair.original.size
     small, cut, notes = _smallest(verdict, kind, terms)
@@ -38,18 +38,18 @@ def recorded(verdict: Verdict, kind: str, found: Judgement, terms: Terms) -> Jud
     if not case.replayable:
         notes = (*notes, f"the pass {terms.facts.name} cannot be imported by name, so that nobody can replay this: give checked "
                          "a module:attribute")  # fmt: skip
-    text = "\n".join([to_text(case, path), *(plain(note) for note in notes)])
+    text = "\n".join([to_text(case, path), *(sanitize(note) for note in notes)])
     finding = case.finding
-    return altered(
+    return replace_fields(
         found,
-        headline=f"{kind}: {plain(finding.title)}",
+        headline=f"{kind}: {sanitize(finding.title)}",
         text=text,
         notes=notes,
         path="" if path is None else str(path),
     )
 
 
-def _smallest(verdict: Verdict, kind: str, terms: Terms) -> tuple[Verdict, bool, tuple[str, ...]]:
+def _smallest(verdict: Verdict, kind: str, terms: JudgingTerms) -> tuple[Verdict, bool, tuple[str, ...]]:
     """The smallest program that was found to show this kind of finding when the pass is applied to it.
 
     Returns:
@@ -77,10 +77,10 @@ def _smallest(verdict: Verdict, kind: str, terms: Terms) -> tuple[Verdict, bool,
             return verdict, False, (f"{why}: it is not made smaller, and a replay may show nothing",)
         cut = reduce(verdict.pair.original, shows, deadline, suspects_of(best[0], kind)).cut
     except TcverifyError as error:
-        return best[0], True, (f"made smaller up to {count(best[0].pair.original.size, 'node')}: {error.message}",)
+        return best[0], True, (f"made smaller up to {plural(best[0].pair.original.size, 'node')}: {error.message}",)
     finally:
         subject.close()
     return best[0], cut, ()
 
 
-__all__ = ["recorded"]
+__all__ = ["record_finding"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from tcverify.report.sanitize import count
+from tcverify.report.sanitize import plural
 
 
 @dataclass(slots=True)
@@ -65,7 +65,7 @@ class Tally:
             if number
         ]
         lines = [
-            f"{self.name}: {self.status}; {count(self.calls, 'graph')}, {self.changed} changed"
+            f"{self.name}: {self.status}; {plural(self.calls, 'graph')}, {self.changed} changed"
             + "".join(f", {text}" for text in verdicts)
             + (f", {self.cached} known from before" if self.cached else "")
             + f"; {self.seconds:.1f} s"
@@ -77,7 +77,7 @@ class Tally:
         if self.calls and not self.changed and not self.inconclusive:
             lines.append("  the pass never changed anything: nothing was tested")
         lines += [
-            f"  inconclusive, {reason}: {count(number, 'graph')} ({self.details[reason]})"
+            f"  inconclusive, {reason}: {plural(number, 'graph')} ({self.details[reason]})"
             for reason, number in self.doubts.most_common()
         ]
         lines += [f"  counterexample: {path}" for path in self.cases]

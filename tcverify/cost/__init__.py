@@ -3,7 +3,7 @@
 from tcverify.cost.collectives import algorithm_times, collective_time
 from tcverify.cost.device import DeviceProfile, Interconnect, LaunchCosts
 from tcverify.cost.model import MIN_COST_S, node_cost, takes_no_time
-from tcverify.cost.profiles import PROFILES, device, parse_profile
+from tcverify.cost.profiles import PROFILES, load_device_profile, parse_profile
 
 __all__ = [
     "MIN_COST_S",
@@ -13,7 +13,7 @@ __all__ = [
     "LaunchCosts",
     "algorithm_times",
     "collective_time",
-    "device",
+    "load_device_profile",
     "node_cost",
     "parse_profile",
     "takes_no_time",

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 
-class Tensor(NamedTuple):
+class TensorFacts(NamedTuple):
     """What the model sees of a tensor."""
 
     shape: tuple[int, ...]
@@ -26,23 +26,23 @@ class Work:
 
 
 #: Counts the FLOPs of a call from its arguments, in the order of its signature, and its first result.
-Counter = Callable[[list[Any], Tensor], Work]
+Counter = Callable[[list[Any], TensorFacts], Work]
 
 
-def no_work(values: list[Any], result: Tensor) -> Work:
+def no_work(values: list[Any], result: TensorFacts) -> Work:
     return Work()
 
 
 def _product(position: int) -> Counter:
     """A matrix product whose first factor is the argument at `position`: its last dim is summed over."""
 
-    def work(values: list[Any], result: Tensor) -> Work:
+    def work(values: list[Any], result: TensorFacts) -> Work:
         return Work(matmul=2.0 * math.prod(result.shape) * values[position].shape[-1])
 
     return work
 
 
-def _grouped(values: list[Any], result: Tensor) -> Work:
+def _grouped(values: list[Any], result: TensorFacts) -> Work:
     """Products of chunks [M_i, K], given as a list: each row of the result is one of K terms."""
     return Work(matmul=2.0 * math.prod(result.shape) * values[0][0].shape[-1])
 
@@ -51,14 +51,14 @@ def _quantised(bytes_per_element: float) -> Counter:
     """A product of x [M, K], so large an element, by weights: dequantising is a product and a sum per element of the result,
     since kernels scale what they have summed, as far as scales do not vary along K."""
 
-    def work(values: list[Any], result: Tensor) -> Work:
+    def work(values: list[Any], result: TensorFacts) -> Work:
         elements = math.prod(result.shape)
         return Work(matmul=2.0 * elements * values[0].shape[-1] / bytes_per_element, vector=2.0 * elements)
 
     return work
 
 
-def _attention(values: list[Any], result: Tensor) -> Work:
+def _attention(values: list[Any], result: TensorFacts) -> Work:
     """query [..., Sq, heads · size], key and value [..., Skv, kv heads, size]: the products with the keys and with the values,
     and a softmax of the logits in between."""
     length, _, head_size = values[1].shape[-3:]
@@ -70,7 +70,7 @@ def _attention_kernel(at: int, products: float) -> Counter:
     """Attention of q [batch, heads, queries, size], the argument at this position, to the keys [batch, key heads, keys, size]
     behind it: so many matrix products of that size, and a softmax of the logits."""
 
-    def work(values: list[Any], result: Tensor) -> Work:
+    def work(values: list[Any], result: TensorFacts) -> Work:
         q, k = values[at : at + 2]
         multiplied = math.prod(q.shape) * k.shape[-2]
         return Work(matmul=2.0 * products * multiplied, vector=_SOFTMAX * multiplied / max(q.shape[-1], 1))
@@ -78,22 +78,22 @@ def _attention_kernel(at: int, products: float) -> Counter:
     return work
 
 
-def _gathered_product(values: list[Any], result: Tensor) -> Work:
+def _gathered_product(values: list[Any], result: TensorFacts) -> Work:
     """A [..., K] gathered, and multiplied by each of several B [K, N]; `result` is A as a whole, or the first product."""
     rows = math.prod(result.shape[:-1])
     return Work(matmul=sum(2.0 * rows * math.prod(factor.shape) for factor in values[1]))
 
 
-def _scattered_product(values: list[Any], result: Tensor) -> Work:
+def _scattered_product(values: list[Any], result: TensorFacts) -> Work:
     return Work(matmul=2.0 * math.prod(values[0].shape) * values[1].shape[-1])
 
 
 def elementwise(flops: float) -> Counter:
     """`flops` per element of the first operand or of the result, whichever has more."""
 
-    def work(values: list[Any], result: Tensor) -> Work:
+    def work(values: list[Any], result: TensorFacts) -> Work:
         elements = math.prod(result.shape)
-        if values and type(values[0]) is Tensor:
+        if values and type(values[0]) is TensorFacts:
             elements = max(elements, math.prod(values[0].shape))
         return Work(vector=flops * elements)
 

@@ -28,7 +28,7 @@ from tcverify.cost.flops import (
     SPARSE,
     WORK,
     Counter,
-    Tensor,
+    TensorFacts,
     Work,
     elementwise,
     no_work,
@@ -138,7 +138,7 @@ def _described(value: Any) -> Any:
     """Metadata as the model sees it."""
     kind = type(value)
     if kind is TensorSpec or isinstance(value, torch.Tensor):
-        return Tensor(value.shape, value.dtype)
+        return TensorFacts(value.shape, value.dtype)
     if value is None or kind is int or kind is float or kind is bool:
         return value
     if isinstance(value, (list, tuple)):
@@ -146,8 +146,8 @@ def _described(value: Any) -> Any:
     return _Unknown
 
 
-def _tensors(value: Any, found: list[Tensor]) -> None:
-    if type(value) is Tensor:
+def _tensors(value: Any, found: list[TensorFacts]) -> None:
+    if type(value) is TensorFacts:
         found.append(value)
     elif type(value) is tuple:
         for item in value:
@@ -159,8 +159,8 @@ def _tensors(value: Any, found: list[Tensor]) -> None:
 
 def _time(op: _Traits, values: list[Any], result: Any, device: DeviceProfile) -> float:
     """Seconds of one call; of unknown shapes, 0."""
-    operands: list[Tensor] = []
-    results: list[Tensor] = []
+    operands: list[TensorFacts] = []
+    results: list[TensorFacts] = []
     _tensors(tuple(values), operands)
     _tensors(result, results)
     if not results and op.returns_nothing:  # what it writes into is among its operands
@@ -172,7 +172,7 @@ def _time(op: _Traits, values: list[Any], result: Any, device: DeviceProfile) ->
         moved = sum(map(_bytes, operands)) + sum(map(_bytes, results))
     if _Unknown in values or (not results and op.name not in _WITHOUT_TENSORS):
         return 0.0
-    if op.sparse is not None and type(values[op.sparse]) is Tensor:  # reads what it picks, not the whole table
+    if op.sparse is not None and type(values[op.sparse]) is TensorFacts:  # reads what it picks, not the whole table
         moved += min(_bytes(results[0]) - _bytes(values[op.sparse]), 0)
     try:
         work = op.work(values, results[0]) if results else Work()
@@ -191,7 +191,7 @@ def _time(op: _Traits, values: list[Any], result: Any, device: DeviceProfile) ->
     return max(compute, communication) + device.launch.comm
 
 
-def _bytes(tensor: Tensor) -> int:
+def _bytes(tensor: TensorFacts) -> int:
     return math.prod(tensor.shape) * tensor.dtype.itemsize
 
 
@@ -274,7 +274,7 @@ def _kind(named: bool, base: str, short: str) -> str | None:
     return _COLLECTIVES.get(short)
 
 
-def _communication(op: _Traits, values: list[Any], result: Tensor, device: DeviceProfile) -> float | None:
+def _communication(op: _Traits, values: list[Any], result: TensorFacts, device: DeviceProfile) -> float | None:
     """Seconds that the collective of an op takes; None when it has none, or one of another form than the tables know."""
     if op.collective is None or not (op.group or op.named is not None):
         return None

@@ -153,7 +153,7 @@ PROFILES: Mapping[str, DeviceProfile] = {
 _ALSO_CALLED = {"ATLAS_800_A2_376T_64G": "ascend-910b"}
 
 
-def device(name_or_path: str) -> DeviceProfile:
+def load_device_profile(name_or_path: str) -> DeviceProfile:
     """Return a device profile by the name of a known device, or by the path of a TOML file (`*.toml`).
 
     Raises:

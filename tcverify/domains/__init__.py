@@ -6,7 +6,7 @@ from tcverify.domains.exact.domain import DRAWS, MORE_DRAWS, Exact, ScrambledRea
 from tcverify.domains.exact.field import canonical, residue
 from tcverify.domains.float64 import FLOAT64, Float64
 from tcverify.domains.native import NATIVE
-from tcverify.domains.uninitialized import poison_, spoil_, unwritten
+from tcverify.domains.uninitialized import make_poisoned, poison_, spoil_
 from tcverify.registry.choices import DOMAINS
 
 
@@ -30,9 +30,9 @@ __all__ = [
     "ScrambledReals",
     "canonical",
     "domain_of",
+    "make_poisoned",
     "poison_",
     "residue",
     "residues",
     "spoil_",
-    "unwritten",
 ]

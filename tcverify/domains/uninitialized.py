@@ -24,7 +24,7 @@ def poison_(tensor: torch.Tensor) -> None:
         _fill(tensor, value)
 
 
-def unwritten(make: Callable[..., torch.Tensor], *args: Any, **kwargs: Any) -> torch.Tensor:
+def make_poisoned(make: Callable[..., torch.Tensor], *args: Any, **kwargs: Any) -> torch.Tensor:
     """Call a factory of uninitialised tensors, and fill what it makes."""
     mode = _get_current_dispatch_mode()
     value = getattr(mode, "unwritten", None)
@@ -58,4 +58,4 @@ def spoil_(tensor: torch.Tensor, value: float) -> None:
             tensor.fill_(least // 3 if least else 0xAA)  # 0xAA… and 0x55… shifted: no size, no index
 
 
-__all__ = ["RESIDUE", "poison_", "spoil_", "unwritten"]
+__all__ = ["RESIDUE", "make_poisoned", "poison_", "spoil_"]

@@ -2,12 +2,12 @@
 
 from tcverify.execution.any_size import AnySize, of_any_size
 from tcverify.execution.arena import ArenaRun, Clobber, has_buffers, run_in_arena
+from tcverify.execution.async_extremes import WORDS, Extreme, overlapped_starts, run_at_extreme, run_at_extremes
 from tcverify.execution.asynchrony import Timing
-from tcverify.execution.compare import Delta, compare_ranks, digest, pooled
+from tcverify.execution.compare import Delta, compare_ranks, digest, pooled_rms
 from tcverify.execution.exact_differences import Explanation, explain
-from tcverify.execution.executor import Comparison, Executor, Hang, Run, Wait
-from tcverify.execution.extremes import WORDS, Extreme, overlapped_starts, play, play_extremes
-from tcverify.execution.interpreter import Call, NodeError, RankResult
+from tcverify.execution.executor import CollectiveWait, Comparison, Executor, Hang, Run
+from tcverify.execution.interpreter import CollectiveCall, NodeError, RankResult
 from tcverify.execution.lockstep.lockstep import Lockstep
 from tcverify.execution.named_executors import (
     EXECUTORS,
@@ -20,7 +20,7 @@ from tcverify.execution.named_executors import (
 from tcverify.execution.process_group.pool import ProcessGroupPool
 from tcverify.execution.rounding import Noise, rounding_noise
 from tcverify.execution.streams.cuda_ranks import explore_on_cuda
-from tcverify.execution.streams.exploration import Exploration, Order, explore
+from tcverify.execution.streams.exploration import Exploration, StreamOrder, explore
 from tcverify.execution.streams.observations import Event
 from tcverify.registry.executors import MAX_RANKS
 
@@ -30,8 +30,9 @@ __all__ = [
     "WORDS",
     "AnySize",
     "ArenaRun",
-    "Call",
     "Clobber",
+    "CollectiveCall",
+    "CollectiveWait",
     "Comparison",
     "Delta",
     "Event",
@@ -43,12 +44,11 @@ __all__ = [
     "Lockstep",
     "NodeError",
     "Noise",
-    "Order",
     "ProcessGroupPool",
     "RankResult",
     "Run",
+    "StreamOrder",
     "Timing",
-    "Wait",
     "close_executor",
     "compare_ranks",
     "digest",
@@ -60,11 +60,11 @@ __all__ = [
     "make_executor",
     "of_any_size",
     "overlapped_starts",
-    "play",
-    "play_extremes",
-    "pooled",
+    "pooled_rms",
     "register_executor",
     "rounding_noise",
+    "run_at_extreme",
+    "run_at_extremes",
     "run_in_arena",
     "start_executor",
 ]

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from tcverify.execution.asynchrony import storage_of
-from tcverify.execution.freed import moves_nothing
-from tcverify.execution.plan import Plan, Step
+from tcverify.execution.freed_storages import moves_nothing
+from tcverify.execution.plan import ExecutionPlan, PlanStep
 from tcverify.ops import DEALLOCATE, is_allocation, resolve, schema_of
 from tcverify.ops.leaves import leaves
 from tcverify.program.graph import Slot
@@ -31,11 +31,11 @@ class Contents:
         self._buffers: dict[int, list[int]] = {}  # slots, by address of the storage, which `_open` keeps
 
     @classmethod
-    def of(cls, plan: Plan, values: dict[str, Any]) -> Contents | None:
+    def of(cls, plan: ExecutionPlan, values: dict[str, Any]) -> Contents | None:
         """What follows the run of a plan; None where it allocates nothing."""
         return cls(values) if any(is_allocation(step.op.name) for step in plan.steps) else None
 
-    def before(self, step: Step, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    def before(self, step: PlanStep, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Take note of a step that is about to run, on these arguments."""
         if step.op.name == DEALLOCATE:
             for tensor in leaves((args, kwargs), torch.Tensor):
@@ -45,7 +45,7 @@ class Contents:
             for slot in _read(step):
                 self._close(slot)
 
-    def made(self, slot: int, step: Step, value: Any) -> None:
+    def made(self, slot: int, step: PlanStep, value: Any) -> None:
         """Take note of what a step has made."""
         if isinstance(value, torch.Tensor) and (is_allocation(step.op.name) or moves_nothing(step.op)):
             key = storage_of(value)
@@ -66,7 +66,7 @@ class Contents:
             self._values[name] = tensor.clone()
 
 
-def _read(step: Step) -> list[int]:
+def _read(step: PlanStep) -> list[int]:
     """The slots of the operands that a step reads: all but those that its schema says it writes into."""
     written = _written(step.op.name)
     positional = (a for i, a in enumerate(step.args) if i not in written)

@@ -28,7 +28,7 @@ import torch
 from tcverify.execution.asynchrony import TIMINGS
 from tcverify.execution.executor import Comparison, Run
 from tcverify.execution.lockstep.lockstep import Lockstep, run_watched
-from tcverify.execution.plan import Step
+from tcverify.execution.plan import PlanStep
 from tcverify.execution.streams.memory import poison
 from tcverify.ops import TensorSpec, resolve, schema_of
 from tcverify.ops.leaves import leaves
@@ -45,7 +45,7 @@ _GRAIN = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ArenaPlace:
     """Where a rank's value of a node lies: bytes `offset` to `end`, for elements that are `ratio` times as large when carried."""
 
     node: str
@@ -135,7 +135,7 @@ def run_in_arena(program: Program, iterations: int = ITERATIONS) -> ArenaRun | N
     return found
 
 
-def _places(program: Program, rank: int) -> Iterator[Place]:
+def _places(program: Program, rank: int) -> Iterator[ArenaPlace]:
     for node in program.graphs[program.ranks[rank].graph].nodes:
         given, spec = node.meta.get(KEY), node.meta.get("val")
         if given is None or node.op in ("placeholder", "output"):
@@ -144,7 +144,7 @@ def _places(program: Program, rank: int) -> Iterator[Place]:
         if isinstance(spec, TensorSpec):
             size = max(size, spec.numel * spec.dtype.itemsize)
             ratio = 8 // spec.dtype.itemsize if spec.dtype.is_floating_point else 1
-        yield Place(node.name, int(given["offset"]), int(given["offset"]) + size, ratio)
+        yield ArenaPlace(node.name, int(given["offset"]), int(given["offset"]) + size, ratio)
 
 
 def _storage(tensor: torch.Tensor) -> int:
@@ -169,7 +169,7 @@ class _Trace:
             int, list[str]
         ] = {}  # storage that is to be written -> buffers that are needed until then
 
-    def watch(self, step: Step, args: list[Any], kwargs: dict[str, Any], value: Any) -> Any:
+    def watch(self, step: PlanStep, args: list[Any], kwargs: dict[str, Any], value: Any) -> Any:
         """See `interpreter.Watch`."""
         number = len(self.steps)
         self.steps.append(step.name)
@@ -201,7 +201,7 @@ class _Trace:
         self.last.update(dict.fromkeys([*under_way, *self.buffers(leaves(list(outputs), torch.Tensor))], math.inf))
 
 
-def _only_views(step: Step, operands: Sequence[torch.Tensor], value: Any) -> bool:
+def _only_views(step: PlanStep, operands: Sequence[torch.Tensor], value: Any) -> bool:
     """Whether a step looks at no contents: it selects, or makes views."""
     if step.op.name == "python::getitem":
         return True
@@ -230,7 +230,7 @@ def _is_dense(tensor: torch.Tensor) -> bool:
 class _Arena:
     """The memory of one rank in which its buffers lie."""
 
-    def __init__(self, rank: int, places: Sequence[Place], trace: _Trace, clobbers: list[Clobber]) -> None:
+    def __init__(self, rank: int, places: Sequence[ArenaPlace], trace: _Trace, clobbers: list[Clobber]) -> None:
         self.rank = rank
         self.places = {place.node: place for place in places}
         self.trace = trace
@@ -258,7 +258,7 @@ class _Arena:
         self._iteration, self._number = iteration, 0
         self._live = {key: value for key, value in self._live.items() if self.trace.last[key[1]] == math.inf}
 
-    def watch(self, step: Step, args: list[Any], kwargs: dict[str, Any], value: Any) -> Any:
+    def watch(self, step: PlanStep, args: list[Any], kwargs: dict[str, Any], value: Any) -> Any:
         """See `interpreter.Watch`."""
         place = self.places.get(step.name)
         if place is not None and isinstance(value, torch.Tensor) and value.numel():
@@ -270,7 +270,7 @@ class _Arena:
         self._number += 1
         return value
 
-    def _put(self, place: Place, value: torch.Tensor) -> torch.Tensor:
+    def _put(self, place: ArenaPlace, value: torch.Tensor) -> torch.Tensor:
         """Copy a value to its place and return it as it lies there."""
         for iteration, other in list(self._live):
             theirs = self.places[other]
@@ -296,7 +296,7 @@ class _Arena:
         places = (mine.offset, mine.end), (theirs.offset, theirs.end)
         self.clobbers.append(Clobber(self._iteration, self.rank, node, lost, reader, places))
 
-    def _lay_out(self, places: Sequence[Place]) -> int:
+    def _lay_out(self, places: Sequence[ArenaPlace]) -> int:
         """Put the pieces of the plan that hold buffers one behind the other; returns the size of all."""
         size = 0
         end = -1

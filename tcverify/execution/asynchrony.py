@@ -26,7 +26,7 @@ Timing: TypeAlias = Callable[[int, str], Moment]
 
 
 @dataclass(slots=True, eq=False)
-class UnderWay:
+class PendingCollective:
     """A collective that a rank has started.
 
     Attributes:
@@ -60,7 +60,7 @@ class UnderWay:
 class Join:
     """What a rank asks for at a wait: the ends of these."""
 
-    under_way: tuple[UnderWay, ...]
+    under_way: tuple[PendingCollective, ...]
 
 
 @dataclass(slots=True)
@@ -69,18 +69,18 @@ class Outstanding:
 
     timing: Moment | Callable[[str], Moment] = "issue"
     domain: Domain = FLOAT64
-    by_storage: dict[int, list[UnderWay]] = field(default_factory=dict)
+    by_storage: dict[int, list[PendingCollective]] = field(default_factory=dict)
 
-    def start(self, node: str, start: Start) -> UnderWay:
+    def start(self, node: str, start: Start) -> PendingCollective:
         """Begin what a node asks for."""
         timing = self.timing if isinstance(self.timing, str) else self.timing(node)
         tensor = contribution(start, timing)
         unwrite_(start, timing, self.domain)
-        made = UnderWay(node, start.collective, tensor, start.output, timing == "issue", timing != "issue")
+        made = PendingCollective(node, start.collective, tensor, start.output, timing == "issue", timing != "issue")
         self.by_storage.setdefault(storage_of(start.output), []).append(made)
         return made
 
-    def take(self, tensor: torch.Tensor) -> tuple[UnderWay, ...]:
+    def take(self, tensor: torch.Tensor) -> tuple[PendingCollective, ...]:
         """Return what was to write into the storage of a tensor, which is waited for now."""
         return tuple(self.by_storage.pop(storage_of(tensor), ()))
 
@@ -101,4 +101,14 @@ def storage_of(tensor: torch.Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
-__all__ = ["TIMINGS", "Join", "Moment", "Outstanding", "Timing", "UnderWay", "contribution", "storage_of", "unwrite_"]
+__all__ = [
+    "TIMINGS",
+    "Join",
+    "Moment",
+    "Outstanding",
+    "PendingCollective",
+    "Timing",
+    "contribution",
+    "storage_of",
+    "unwrite_",
+]

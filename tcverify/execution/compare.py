@@ -192,7 +192,7 @@ def _root_mean_square(difference: torch.Tensor, largest: float, elements: int) -
     return math.sqrt(float((difference / largest).square_().sum()) / elements) * largest
 
 
-def pooled(parts: Sequence[tuple[float, int]]) -> float:
+def pooled_rms(parts: Sequence[tuple[float, int]]) -> float:
     """The root mean square of several tensors' elements, from (that of a tensor, its number of elements)."""
     elements = sum(count for _, count in parts)
     largest = max((rms for rms, _ in parts), default=0.0)

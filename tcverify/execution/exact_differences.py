@@ -72,8 +72,10 @@ def explain(original: Program, rewritten: Program, draw: int) -> Explanation:
         return _of_order(original, rewritten) if ORDER in called else Explanation("defect")
     for name in sorted(called):
         if _differ_in(original, rewritten, name, set()):
-            return Explanation("aside", f"the rewrite relies on a law of {_told(name)}, which the field does not have")
-    names = ", ".join(sorted({_told(name) for name in called}))
+            return Explanation(
+                "aside", f"the rewrite relies on a law of {_strip_parameters(name)}, which the field does not have"
+            )
+    names = ", ".join(sorted({_strip_parameters(name) for name in called}))
     return Explanation("aside", f"the rewrite relies on laws of {names}, which the field does not have")
 
 
@@ -89,7 +91,7 @@ def _of_order(original: Program, rewritten: Program) -> Explanation:
     return Explanation("defect")
 
 
-def _told(name: str) -> str:
+def _strip_parameters(name: str) -> str:
     """The name of a function without its parameters."""
     return name if name == ORDER else name.split()[0]
 

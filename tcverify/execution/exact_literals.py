@@ -33,7 +33,7 @@ LARGEST = 1e100
 
 
 @dataclass(frozen=True, slots=True)
-class Rounded:
+class RoundedLiteral:
     """A literal that stands for an expression of other numbers.
 
     Attributes:
@@ -49,7 +49,7 @@ class Rounded:
 
 def rounded_literals(
     original: Program, rewritten: Program, old: set[float], new: set[float]
-) -> Iterator[list[Rounded]]:
+) -> Iterator[list[RoundedLiteral]]:
     """Offer explanations of the literals that only one of two programs has: each a list of what they may stand for.
 
     Those of the rewritten program may be computed from the original's; those of the original may have been each other's
@@ -65,7 +65,7 @@ def rounded_literals(
     products = _products(gone)
     yield _stand_for(fresh, products, shared)
     yield _stand_for(fresh, [], [*shared, *products])
-    inverses: list[Rounded] = []
+    inverses: list[RoundedLiteral] = []
     free: list[float] = []
     for value in gone:
         found = _stand_for([value], [_itself(v) for v in free], shared)
@@ -75,7 +75,9 @@ def rounded_literals(
     yield _stand_for(gone, _products(fresh), shared)
 
 
-def _stand_for(values: list[float], preferred: list[Rounded], others: list[Rounded]) -> list[Rounded]:
+def _stand_for(
+    values: list[float], preferred: list[RoundedLiteral], others: list[RoundedLiteral]
+) -> list[RoundedLiteral]:
     """What these literals stand for in terms of others, as far as that is found; by preferred ones where there is a choice."""
     found = []
     for value in values:
@@ -87,16 +89,16 @@ def _stand_for(values: list[float], preferred: list[Rounded], others: list[Round
     return found
 
 
-def _products(values: list[float]) -> list[Rounded]:
+def _products(values: list[float]) -> list[RoundedLiteral]:
     """Numbers, and all products of them and of their inverses; of the first five, if there are more."""
-    found: dict[str, Rounded] = {}
+    found: dict[str, RoundedLiteral] = {}
     for value in values[:5]:
         one = _itself(value)
-        inverse = Rounded(1 / one.value, f"1 / {one.expression}", _combined("/", 1, one.residue))
+        inverse = RoundedLiteral(1 / one.value, f"1 / {one.expression}", _combined("/", 1, one.residue))
         for known in list(found.values()):
             for factor in (one, inverse):
                 residue_ = _combined("·", known.residue, factor.residue)
-                made = Rounded(known.value * factor.value, f"{known.expression} · {factor.expression}", residue_)
+                made = RoundedLiteral(known.value * factor.value, f"{known.expression} · {factor.expression}", residue_)
                 found[made.expression] = made
         found[one.expression], found[inverse.expression] = one, inverse
     return sorted(found.values(), key=lambda e: len(e.expression)) + [_itself(v) for v in values[5:]]
@@ -132,18 +134,18 @@ def _attributes(program: Program) -> Iterator[tuple[str, torch.Tensor]]:
 # -------------------------------------------------------------------------------------------------------- expressions
 
 
-def _itself(number: float | int) -> Rounded:
-    return Rounded(float(number), repr(number), residue(number))
+def _itself(number: float | int) -> RoundedLiteral:
+    return RoundedLiteral(float(number), repr(number), residue(number))
 
 
-def _explained(value: float, first: list[Rounded], second: list[Rounded]) -> Rounded | None:
+def _explained(value: float, first: list[RoundedLiteral], second: list[RoundedLiteral]) -> RoundedLiteral | None:
     """What a literal stands for: an expression of one or two steps of which one operand is among `first`."""
     plain = {e.residue for e in (*first, *second)}  # (0.1 + 8) − 8 is 0.1 in the field, however it is rounded
     one_step = [e for e in _one_step(first, second) if e.residue not in plain or e in first or e in second]
     within = MAX_ULPS * math.ulp(value)
     for e in one_step:
         if abs(e.value - value) <= within:
-            return Rounded(value, e.expression, e.residue)
+            return RoundedLiteral(value, e.expression, e.residue)
     if not one_step:
         return None
     left = torch.tensor([e.value for e in one_step], dtype=torch.float64).unsqueeze(1)
@@ -157,27 +159,37 @@ def _explained(value: float, first: list[Rounded], second: list[Rounded]) -> Rou
         for i, j in near.nonzero()[:16].tolist():
             a, b = one_step[i], second[j]
             if sign == "\\":
-                found = Rounded(value, f"{b.expression} / ({a.expression})", _combined("/", b.residue, a.residue))
+                found = RoundedLiteral(
+                    value, f"{b.expression} / ({a.expression})", _combined("/", b.residue, a.residue)
+                )
             else:
-                found = Rounded(value, f"({a.expression}) {sign} {b.expression}", _combined(sign, a.residue, b.residue))
+                found = RoundedLiteral(
+                    value, f"({a.expression}) {sign} {b.expression}", _combined(sign, a.residue, b.residue)
+                )
             if found.residue not in plain:
                 return found
     return None
 
 
-def _one_step(first: list[Rounded], second: list[Rounded]) -> Iterator[Rounded]:
+def _one_step(first: list[RoundedLiteral], second: list[RoundedLiteral]) -> Iterator[RoundedLiteral]:
     """Numbers themselves, and what one step makes of them and of others."""
     for a in first:
         yield a
-        yield Rounded(-a.value, f"-{a.expression}", -a.residue)
+        yield RoundedLiteral(-a.value, f"-{a.expression}", -a.residue)
     pairs = [(a, b) for a in first for b in second]
     for a, b in pairs:  # products and quotients first: √2 is 1 / √½ and √½ + √½, and mostly came from the first
-        yield Rounded(a.value * b.value, f"{a.expression} · {b.expression}", _combined("·", a.residue, b.residue))
-        yield Rounded(a.value / b.value, f"{a.expression} / {b.expression}", _combined("/", a.residue, b.residue))
-        yield Rounded(b.value / a.value, f"{b.expression} / {a.expression}", _combined("/", b.residue, a.residue))
+        yield RoundedLiteral(
+            a.value * b.value, f"{a.expression} · {b.expression}", _combined("·", a.residue, b.residue)
+        )
+        yield RoundedLiteral(
+            a.value / b.value, f"{a.expression} / {b.expression}", _combined("/", a.residue, b.residue)
+        )
+        yield RoundedLiteral(
+            b.value / a.value, f"{b.expression} / {a.expression}", _combined("/", b.residue, a.residue)
+        )
     for a, b in pairs:
         for sign, value in _sums(a.value, b.value):
-            yield Rounded(value, f"{a.expression} {sign} {b.expression}", _combined(sign, a.residue, b.residue))
+            yield RoundedLiteral(value, f"{a.expression} {sign} {b.expression}", _combined(sign, a.residue, b.residue))
 
 
 def _sums(a: float, b: float) -> Iterator[tuple[str, float]]:
@@ -225,4 +237,4 @@ def _epsilons(program: Program) -> set[float]:
     return found
 
 
-__all__ = ["Rounded", "new_constant", "rounded_literals"]
+__all__ = ["RoundedLiteral", "new_constant", "rounded_literals"]

@@ -8,16 +8,16 @@ from typing import Any, Protocol
 
 from tcverify.domains import FLOAT64, Domain
 from tcverify.execution.compare import Delta
-from tcverify.execution.interpreter import Call, RankResult
+from tcverify.execution.interpreter import CollectiveCall, RankResult
 from tcverify.program import Program
 
 
 @dataclass(frozen=True, slots=True)
-class Wait:
+class CollectiveWait:
     """A rank that waits in a collective: its `ordinal`-th one (from 1) of this kind on this communicator."""
 
     rank: int
-    call: Call
+    call: CollectiveCall
     ordinal: int
 
     def __str__(self) -> str:
@@ -40,7 +40,7 @@ class Hang:
         finished: a rank that has ended without joining, when there is no cycle.
     """
 
-    waits: tuple[Wait, ...]
+    waits: tuple[CollectiveWait, ...]
     cycle: bool
     finished: int | None = None
 
@@ -66,7 +66,7 @@ class Run:
     executor: str
     ranks: list[RankResult]
     hang: Hang | None = None
-    mismatch: tuple[str, dict[int, Call]] | None = None
+    mismatch: tuple[str, dict[int, CollectiveCall]] | None = None
     domain: str = "float64"
     keeps: Any = field(default=None, repr=False)
 

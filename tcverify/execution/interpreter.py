@@ -1,7 +1,7 @@
 """The one interpreter: a rank is a generator that walks its FX graph and yields what it asks for at every collective.
 
-It yields a `Request` and is sent the result; an `UnderWay` where an asynchronous collective starts, and a `Join` where it waits
-for such collectives, and is sent None.
+It yields a `Request` and is sent the result; a `PendingCollective` where an asynchronous collective starts, and a `Join` where it
+waits for such collectives, and is sent None.
 
 Lockstep drives all generators of a program in one process; a rank process drives one and answers with a real process group.
 """
@@ -21,19 +21,19 @@ from torch.utils import _pytree as pytree
 from tcverify.domains import FLOAT64, Domain, domain_of
 from tcverify.errors import UnsupportedOp
 from tcverify.execution.allocations import Contents
-from tcverify.execution.asynchrony import Join, Moment, Outstanding, UnderWay
-from tcverify.execution.freed import Freed
-from tcverify.execution.plan import Plan, Step, first_line, known_constant
+from tcverify.execution.asynchrony import Join, Moment, Outstanding, PendingCollective
+from tcverify.execution.freed_storages import FreedStorages
+from tcverify.execution.plan import ExecutionPlan, PlanStep, first_line, known_constant
 from tcverify.ops import Await, Collective, Request, Start
 from tcverify.program import InputSpec, Mesh
 from tcverify.program.graph import RankConstant, Slot
-from tcverify.program.inputs import Sources, prepare
+from tcverify.program.inputs import Sources, prepare_inputs
 
 #: What a rank asks for.
-Event: TypeAlias = Request | UnderWay | Join
+Event: TypeAlias = Request | PendingCollective | Join
 
 #: Is told of a step, its arguments and its result; returns what is to stand for the result.
-Watch: TypeAlias = Callable[[Step, list[Any], dict[str, Any], Any], Any]
+Watch: TypeAlias = Callable[[PlanStep, list[Any], dict[str, Any], Any], Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class NodeError:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class CollectiveCall:
     """One collective that a rank entered."""
 
     node: str
@@ -79,7 +79,7 @@ class RankResult:
     inputs: list[torch.Tensor] = field(default_factory=list)
     input_names: list[str] = field(default_factory=list)
     mutates: bool = False
-    calls: list[Call] = field(default_factory=list)
+    calls: list[CollectiveCall] = field(default_factory=list)
     values: dict[str, Any] | None = None
     error: NodeError | None = None
     digest: list[list[float]] = field(default_factory=list)
@@ -87,7 +87,7 @@ class RankResult:
     scales: Sequence[float | None] = ()
 
 
-def rank_inputs(plan: Plan, rank: int, sources: Sources, domain: Domain = FLOAT64) -> Sequence[torch.Tensor]:
+def rank_inputs(plan: ExecutionPlan, rank: int, sources: Sources, domain: Domain = FLOAT64) -> Sequence[torch.Tensor]:
     """Return the inputs of a rank. Plans that write into nothing share them with each other: do not write into them.
 
     Raises:
@@ -111,12 +111,12 @@ def _kept_inputs(specs: tuple[InputSpec, ...], mesh: Mesh, rank: int, seed: int,
         first = _kept_inputs(specs, mesh, 0, seed, name)
         own = iter(_kept_inputs(tuple(spec for spec in specs if spec.placements), mesh, rank, seed, name))
         return [next(own) if spec.placements else value for spec, value in zip(specs, first, strict=True)]
-    prepare(specs, mesh, rank, seed, domain)
+    prepare_inputs(specs, mesh, rank, seed, domain)
     return [domain.carry(spec.values(mesh, rank, seed, domain)) for spec in specs]
 
 
 def run_rank(
-    plan: Plan,
+    plan: ExecutionPlan,
     rank: int,
     constants: Mapping[str, Any],
     inputs: Sequence[torch.Tensor],
@@ -152,9 +152,9 @@ def run_rank(
     fill = _filler(values, constants)
     started: dict[str, Any] = {}  # what starts have returned, where values are kept
     arrived = _arrival(result.values, started, perturb)
-    freed = Freed.of(plan)
+    freed = FreedStorages.of(plan)
     for step in plan.steps:
-        args, kwargs = arguments(step, values, fill)
+        args, kwargs = fill_arguments(step, values, fill)
         problem = freed.step(step, args, kwargs) if freed is not None else None
         if problem is not None:
             result.error = NodeError(step.name, problem)
@@ -196,7 +196,7 @@ def run_rank(
     return result
 
 
-def _observe(plan: Plan, inputs: Sequence[torch.Tensor], result: RankResult) -> Contents | None:
+def _observe(plan: ExecutionPlan, inputs: Sequence[torch.Tensor], result: RankResult) -> Contents | None:
     """Keep the inputs in the result, beside which the values of all nodes will stand; return what follows allocations."""
     result.values = {name: value.clone() for name, value in zip(plan.placeholders, inputs, strict=True)}
     return Contents.of(plan, result.values)
@@ -232,7 +232,7 @@ def _arrival(
     return arrived
 
 
-def arguments(step: Step, values: list[Any], fill: Callable[[Any], Any]) -> tuple[list[Any], dict[str, Any]]:
+def fill_arguments(step: PlanStep, values: list[Any], fill: Callable[[Any], Any]) -> tuple[list[Any], dict[str, Any]]:
     """Return the arguments of a step.
 
     Args:
@@ -248,7 +248,7 @@ def arguments(step: Step, values: list[Any], fill: Callable[[Any], Any]) -> tupl
 
 
 def _collective(
-    step: Step,
+    step: PlanStep,
     rank: int,
     args: list[Any],
     kwargs: dict[str, Any],
@@ -269,7 +269,7 @@ def _collective(
             if found:
                 yield step.name, Join(found)
             continue
-        result.calls.append(Call(step.name, asked.collective))
+        result.calls.append(CollectiveCall(step.name, asked.collective))
         if isinstance(asked, Start):
             begun = outstanding.start(step.name, asked)
             begun.finish = partial(arrived, step.name)

@@ -14,7 +14,7 @@ from torch.fx.node import map_aggregate
 
 from tcverify.domains import FLOAT64, Domain
 from tcverify.errors import TcverifyError, UnsupportedOp
-from tcverify.ops import Group, Op, any_device, by_meaning, lookup, qualified_name, resolve, schema_of
+from tcverify.ops import Group, Op, drop_device, lookup, qualified_name, resolve, run_by_meaning, schema_of
 from tcverify.ops.leaves import leaves
 from tcverify.program import Mesh, Program
 from tcverify.program.graph import RankConstant, Slot, constant_value
@@ -22,7 +22,7 @@ from tcverify.program.values import NotSerialisable, ValueReader, encode_value
 
 
 @dataclass(slots=True)
-class Step:
+class PlanStep:
     """One call.
 
     Attributes:
@@ -58,11 +58,11 @@ class Step:
 
 
 @dataclass(slots=True)
-class Plan:
+class ExecutionPlan:
     """A graph, prepared for running in a number domain."""
 
     placeholders: list[str]
-    steps: list[Step]
+    steps: list[PlanStep]
     result: Any
     unsupported: list[str]  # sentences naming each op without a meaning
 
@@ -84,10 +84,10 @@ class Plan:
         return found
 
 
-_PLANS: weakref.WeakKeyDictionary[fx.Graph, dict[bool, Plan]] = weakref.WeakKeyDictionary()
+_PLANS: weakref.WeakKeyDictionary[fx.Graph, dict[bool, ExecutionPlan]] = weakref.WeakKeyDictionary()
 
 
-def plan_of(graph: fx.Graph, module: torch.nn.Module | None = None, domain: Domain = FLOAT64) -> Plan:
+def plan_of(graph: fx.Graph, module: torch.nn.Module | None = None, domain: Domain = FLOAT64) -> ExecutionPlan:
     """Return the plan of a graph, made once per graph and carrier: domains that carry by float64 share it.
 
     Args:
@@ -100,19 +100,19 @@ def plan_of(graph: fx.Graph, module: torch.nn.Module | None = None, domain: Doma
     return plan
 
 
-def plans_of(program: Program, domain: Domain = FLOAT64) -> list[Plan]:
+def plans_of(program: Program, domain: Domain = FLOAT64) -> list[ExecutionPlan]:
     """Return the plan of every graph of a program."""
     modules = program.modules or (None,) * len(program.graphs)
     return [plan_of(graph, module, domain) for graph, module in zip(program.graphs, modules, strict=True)]
 
 
-def _make_plan(graph: fx.Graph, module: torch.nn.Module | None, domain: Domain) -> Plan:
+def _make_plan(graph: fx.Graph, module: torch.nn.Module | None, domain: Domain) -> ExecutionPlan:
     numbers: dict[fx.Node, int] = {}
     last_use: dict[int, int] = {}
-    plan = Plan([], [], None, [])
+    plan = ExecutionPlan([], [], None, [])
 
     def template(value: Any) -> Any:
-        return Slot(numbers[value]) if isinstance(value, fx.Node) else any_device(domain.literal(value))
+        return Slot(numbers[value]) if isinstance(value, fx.Node) else drop_device(domain.literal(value))
 
     for node in graph.nodes:  # passes may leave one behind a call
         if node.op == "placeholder":
@@ -146,7 +146,7 @@ _PLAIN = (int, float, str, type(None))
 
 def _step_of(
     node: fx.Node, op: Op, numbers: Mapping[fx.Node, int], template: Callable[[Any], Any], native: bool
-) -> Step:
+) -> PlanStep:
     """The step of a node.
 
     Args:
@@ -175,7 +175,7 @@ def _step_of(
             args.append(map_aggregate(argument, template))
             plain = plain and not _count(args[-1])
     carry = not op.aliases or not node.all_input_nodes or op.name.startswith(_FOREIGN)
-    return Step(node.name, op, args, kwargs, slots, not plain, carry, native=native, writes=_may_write(node))
+    return PlanStep(node.name, op, args, kwargs, slots, not plain, carry, native=native, writes=_may_write(node))
 
 
 def _group_position(node: fx.Node, op: Op) -> int | None:
@@ -241,7 +241,7 @@ def _op_of(node: fx.Node, module: torch.nn.Module | None, domain: Domain) -> Op:
     if node.op == "call_function":
         op = lookup(node.target)
         if op.name.startswith("foreign::") and module is not None:
-            return Op(op.name, by_meaning(node.target), aliases=True)  # type: ignore[arg-type]
+            return Op(op.name, run_by_meaning(node.target), aliases=True)  # type: ignore[arg-type]
         return op
     target = str(node.target)
     if node.op == "call_method":
@@ -258,7 +258,7 @@ def _op_of(node: fx.Node, module: torch.nn.Module | None, domain: Domain) -> Op:
         in_domain = copy.deepcopy(owner).to(torch.float64) if domain.carries else copy.deepcopy(owner)
     except Exception as error:  # noqa: BLE001 - modules copy and convert themselves as they like
         return Op(f"module::{target}", None, reason=f"it cannot be carried to float64: {first_line(error)}")
-    return Op(f"module::{target}", by_meaning(in_domain), aliases=True)
+    return Op(f"module::{target}", run_by_meaning(in_domain), aliases=True)
 
 
 def _unsupported(op: Op, node: str) -> str:
@@ -285,7 +285,7 @@ def first_line(error: Exception) -> str:
 _OPAQUE = ("foreign::", "module::")
 
 
-def check_supported(plans: Sequence[Plan], domain: Domain = FLOAT64) -> None:
+def check_supported(plans: Sequence[ExecutionPlan], domain: Domain = FLOAT64) -> None:
     """Raise `UnsupportedOp` naming the first op without a meaning in a domain."""
     for plan in plans:
         if domain.kind == "exact":
@@ -300,7 +300,7 @@ def check_supported(plans: Sequence[Plan], domain: Domain = FLOAT64) -> None:
 # ------------------------------------------------------------------------------------------------------- as messages
 
 
-def encode_plan(plan: Plan) -> list[Any]:
+def encode_plan(plan: ExecutionPlan) -> list[Any]:
     """Write a plan as JSON-able data, for a process that has no use for the graph.
 
     Raises:
@@ -321,7 +321,7 @@ def encode_plan(plan: Plan) -> list[Any]:
     return [plan.placeholders, steps, encode_value(plan.result)]
 
 
-def decode_plan(data: list[Any], domain: Domain = FLOAT64) -> Plan:
+def decode_plan(data: list[Any], domain: Domain = FLOAT64) -> ExecutionPlan:
     """Read what `encode_plan` wrote of a plan for this domain.
 
     Raises:
@@ -330,7 +330,7 @@ def decode_plan(data: list[Any], domain: Domain = FLOAT64) -> Plan:
     placeholders, steps, result = data
     slots = {number: Slot(number) for number in range(len(placeholders) + len(steps))}
     reader = ValueReader("the message")
-    plan = Plan(placeholders, [], reader.value(result, slots, "the output"), [])
+    plan = ExecutionPlan(placeholders, [], reader.value(result, slots, "the output"), [])
     ops: dict[str, Op] = {}
     for name, op_name, args, kwargs, positions, nested, carry, dead, writes in steps:
         op = ops.get(op_name) or ops.setdefault(op_name, lookup(resolve(op_name)))
@@ -340,5 +340,7 @@ def decode_plan(data: list[Any], domain: Domain = FLOAT64) -> Plan:
         args = [value if value is None else reader.value(value, slots, name) for value in args]
         kwargs = {key: reader.value(value, slots, name) for key, value in kwargs.items()} if kwargs else kwargs
         native = not domain.carries
-        plan.steps.append(Step(name, op, args, kwargs, positions, nested, carry, dead, native=native, writes=writes))
+        plan.steps.append(
+            PlanStep(name, op, args, kwargs, positions, nested, carry, dead, native=native, writes=writes)
+        )
     return plan

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tcverify.execution.executor import Comparison, Hang, Run, Wait
-from tcverify.execution.interpreter import Call
+from tcverify.execution.executor import CollectiveWait, Comparison, Hang, Run
+from tcverify.execution.interpreter import CollectiveCall
 from tcverify.execution.process_group.messages import (
     decode_collective,
     decode_delta,
@@ -53,8 +53,12 @@ def _decode_run(data: dict[str, Any]) -> Run:
     run = Run(data["executor"], ranks, domain=data["domain"])
     if "hang" in data:
         waits, cycle, finished = data["hang"]
-        run.hang = Hang(tuple(Wait(r, Call(n, decode_collective(c)), o) for r, n, c, o in waits), cycle, finished)
+        run.hang = Hang(
+            tuple(CollectiveWait(r, CollectiveCall(n, decode_collective(c)), o) for r, n, c, o in waits),
+            cycle,
+            finished,
+        )
     if "mismatch" in data:
         sentence, calls = data["mismatch"]
-        run.mismatch = sentence, {r: Call(n, decode_collective(c)) for r, n, c in calls}
+        run.mismatch = sentence, {r: CollectiveCall(n, decode_collective(c)) for r, n, c in calls}
     return run

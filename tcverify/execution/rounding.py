@@ -31,11 +31,11 @@ import torch
 from torch.utils import _pytree as pytree
 
 from tcverify.domains import NATIVE
-from tcverify.execution.compare import compare_ranks, pooled
+from tcverify.execution.compare import compare_ranks, pooled_rms
 from tcverify.execution.executor import Run
 from tcverify.execution.interpreter import Watch
 from tcverify.execution.lockstep.lockstep import run_watched
-from tcverify.execution.plan import Step
+from tcverify.execution.plan import PlanStep
 from tcverify.ops.dialects.multidevice import REDUCE
 from tcverify.program import Program
 
@@ -89,7 +89,7 @@ def rounding_noise(program: Program, reference: Run) -> dict[str, Noise]:
                 parts.setdefault(delta.label, []).append((delta.rms, delta.elements))
         for label, change in largest.items():
             before = found.get(label, Noise(0.0, 0.0))
-            roots.setdefault(label, []).append(pooled(parts[label]))
+            roots.setdefault(label, []).append(pooled_rms(parts[label]))
             found[label] = Noise(max(before.largest, change), max(roots[label]), _scatter(roots[label]))
     return found
 
@@ -104,7 +104,7 @@ def _dtypes(program: Program) -> Dtypes:
     found: Dtypes = {}
 
     def watcher(rank: int, inputs: list[torch.Tensor]) -> Watch:
-        def watch(step: Step, args: list[Any], kwargs: dict[str, Any], value: Any) -> Any:
+        def watch(step: PlanStep, args: list[Any], kwargs: dict[str, Any], value: Any) -> Any:
             found[rank, step.name] = [v.dtype for v in _tensors(value)]
             return value
 
@@ -125,7 +125,7 @@ class _Disturbance:
         return torch.randperm(members, generator=self._generator).tolist()
 
     def watcher(self, rank: int, inputs: list[torch.Tensor]) -> Watch:
-        def watch(step: Step, args: list[Any], kwargs: dict[str, Any], value: Any) -> Any:
+        def watch(step: PlanStep, args: list[Any], kwargs: dict[str, Any], value: Any) -> Any:
             dtypes = self._dtypes.get((rank, step.name))
             if dtypes is None or not _rounds(step):
                 return value
@@ -198,11 +198,11 @@ _MATMULS = frozenset({"mm", "bmm", "matmul", "mv", "dot", "linear"})
 _WITH_ADDEND = frozenset({"addmm", "baddbmm", "addmv"})
 
 
-def _base(step: Step) -> str:
+def _base(step: PlanStep) -> str:
     return step.op.name.partition("::")[2].split(".")[0]
 
 
-def _rounds(step: Step) -> bool:
+def _rounds(step: PlanStep) -> bool:
     """Whether an op computes: those that move, choose or view values do not round. One that writes does, as its form that
     does not write."""
     op = step.op
@@ -213,16 +213,16 @@ def _rounds(step: Step) -> bool:
     return not op.aliases or _base(step).endswith("_")
 
 
-def _has_steps(step: Step) -> bool:
+def _has_steps(step: PlanStep) -> bool:
     op = step.op
     return not op.aliases and not op.collective and (op.native is not None or _base(step) in _STEPS)
 
 
-def _sums(step: Step) -> bool:
+def _sums(step: PlanStep) -> bool:
     return step.op.name == REDUCE or _base(step).endswith(("all_reduce", "reduce_scatter"))
 
 
-def _growth(step: Step, args: list[Any], value: Any) -> Callable[[torch.dtype], float]:
+def _growth(step: PlanStep, args: list[Any], value: Any) -> Callable[[torch.dtype], float]:
     """The roundoff of the sums inside an op, relative to the size of the result, by its dtype."""
     terms = _terms(step, args, value)
     members = len(args[-1]) if _sums(step) and args and isinstance(args[-1], (list, tuple)) else 1
@@ -245,7 +245,7 @@ def _addends(args: list[Any]) -> int:
     return max(1, shape[dim]) if reduce_op in ("sum", "avg", "product") else 1
 
 
-def _terms(step: Step, args: list[Any], value: Any) -> int:
+def _terms(step: PlanStep, args: list[Any], value: Any) -> int:
     """How many terms each element of the result sums; 1 of ops that sum nothing."""
     name = _base(step)
     operands = [tensor for a in args for tensor in _tensors(a)]

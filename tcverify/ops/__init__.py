@@ -1,6 +1,6 @@
 """What ops mean: dialect tables by qualified name, collectives, shape inference. Nothing above knows dialects."""
 
-from tcverify.ops.collective import Collective, Group, complete, mismatch, reduced
+from tcverify.ops.collective import Collective, Group, complete, mismatch, reduce_contributions
 from tcverify.ops.dialects import (  # noqa: F401 - the modules register dialects
     bucketing,
     c10d_functional,
@@ -11,7 +11,7 @@ from tcverify.ops.dialects import (  # noqa: F401 - the modules register dialect
     p2p,
     symmetric_memory,
 )
-from tcverify.ops.dialects.aten import any_device, is_allocation
+from tcverify.ops.dialects.aten import drop_device, is_allocation
 from tcverify.ops.dialects.fsdp import RESIZE  # the module registers the fsdp dialect
 from tcverify.ops.dialects.host_ir import DEALLOCATE
 from tcverify.ops.dialects.tensor_cast.library import (  # the module registers the tensor_cast dialect
@@ -21,7 +21,7 @@ from tcverify.ops.dialects.tensor_cast.library import (  # the module registers 
 )
 from tcverify.ops.inference import infer
 from tcverify.ops.layout import DeviceMesh, Layout
-from tcverify.ops.nested import by_meaning
+from tcverify.ops.nested import run_by_meaning
 from tcverify.ops.op import Await, Op, Request, Start
 from tcverify.ops.reductions import REDUCTIONS
 from tcverify.ops.resharding import Resharding
@@ -29,7 +29,7 @@ from tcverify.ops.shapes import ShapeError, fake_tensor, new_fake_mode
 from tcverify.ops.signature import gives_more
 from tcverify.ops.spec import TensorSpec, merged_runs
 from tcverify.ops.table import (
-    current,
+    current_overload,
     define_ops,
     lookup,
     qualified_name,
@@ -56,11 +56,10 @@ __all__ = [
     "ShapeError",
     "Start",
     "TensorSpec",
-    "any_device",
-    "by_meaning",
     "complete",
-    "current",
+    "current_overload",
     "define_ops",
+    "drop_device",
     "fake_tensor",
     "gives_more",
     "infer",
@@ -71,9 +70,10 @@ __all__ = [
     "mismatch",
     "new_fake_mode",
     "qualified_name",
-    "reduced",
+    "reduce_contributions",
     "register_dialect",
     "registered_dialects",
     "resolve",
+    "run_by_meaning",
     "schema_of",
 ]

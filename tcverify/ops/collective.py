@@ -174,9 +174,9 @@ def complete(
     if call.kind in ("gather", "scatter", "reduce"):
         return _rooted(calls, tensors, order)
     if call.kind == "all_reduce":
-        return _repeated(reduced(call, tensors, order), len(tensors), apart)
+        return _repeated(reduce_contributions(call, tensors, order), len(tensors), apart)
     if call.kind == "reduce_scatter":
-        total = reduced(call, tensors, order)
+        total = reduce_contributions(call, tensors, order)
         return [_fresh(chunk) for chunk in total.chunk(len(tensors), _dim(call))]
     if call.kind == "all_gather":
         return _repeated(torch.cat(list(tensors), _dim(call)), len(tensors), apart)
@@ -244,7 +244,7 @@ def _rooted(
     if call.kind == "gather":
         results[at] = torch.cat([tensors[position] for position in sharing], _dim(call)).contiguous()
     elif call.kind == "reduce":
-        results[at] = reduced(call, tensors, order)
+        results[at] = reduce_contributions(call, tensors, order)
     else:
         chunks = tensors[at].chunk(len(sharing), _dim(call))
         for position, chunk in zip(sharing, chunks, strict=True):
@@ -262,11 +262,11 @@ def _resharded(call: Collective, tensors: Sequence[torch.Tensor], order: Sequenc
             raise ValueError(
                 f"ranks {differing[0]} and {differing[1]} hold different values of what '{made.source}' repeats"
             )
-    whole = resharded_whole(call, tensors, order)
+    whole = assemble_resharded(call, tensors, order)
     return [made.part(whole, rank) for rank in call.communicator]
 
 
-def resharded_whole(
+def assemble_resharded(
     call: Collective, tensors: Sequence[torch.Tensor], order: Sequence[int] | None = None
 ) -> torch.Tensor:
     """The whole result of a reshard, from the contributions of all members, in group order."""
@@ -278,12 +278,16 @@ def resharded_whole(
         return whole
     addends = made.addends(whole)
     if order is None:
-        return reduced(call, addends)
+        return reduce_contributions(call, addends)
     members = list(order)  # of whom there may be more or less than addends
-    return reduced(call, addends, sorted(range(len(addends)), key=lambda i: (members[i % len(members)], -i)))
+    return reduce_contributions(
+        call, addends, sorted(range(len(addends)), key=lambda i: (members[i % len(members)], -i))
+    )
 
 
-def reduced(call: Collective, tensors: Sequence[torch.Tensor], order: Sequence[int] | None = None) -> torch.Tensor:
+def reduce_contributions(
+    call: Collective, tensors: Sequence[torch.Tensor], order: Sequence[int] | None = None
+) -> torch.Tensor:
     """Reduce the members' contributions, given in group order, by the op of a call.
 
     Args:

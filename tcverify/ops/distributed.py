@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from tcverify.errors import ExecutorError, InternalError
-from tcverify.ops.collective import Collective, reduced, resharded_whole, source_positions
+from tcverify.ops.collective import Collective, assemble_resharded, reduce_contributions, source_positions
 
 #: By name, None for groups without one, and sorted ranks.
 _GROUPS: dict[tuple[str | None, tuple[int, ...]], dist.ProcessGroup] = {}
@@ -87,12 +87,12 @@ def perform(
 ) -> torch.Tensor:
     """Run one rank's side of a collective and return its result, a fresh contiguous tensor.
 
-    Blocks until every member has joined. Arguments and errors as of `begin`.
+    Blocks until every member has joined. Arguments and errors as of `start_collective`.
     """
-    return begin(call, tensor, running)()
+    return start_collective(call, tensor, running)()
 
 
-def begin(
+def start_collective(
     call: Collective, tensor: torch.Tensor, running: Callable[[], AbstractContextManager[Any]] = nullcontext
 ) -> Finish:
     """Start one rank's side of a collective, which reads `tensor` at once; call the result to wait for its end.
@@ -116,7 +116,7 @@ def begin(
     if call.reduce_op not in (None, "sum"):
         return _reduced_here(call, tensor, running)
     if tensor.dtype in _WIDENED:
-        wide = begin(replace(call, dtype=torch.int64), tensor.to(torch.int64), running)
+        wide = start_collective(replace(call, dtype=torch.int64), tensor.to(torch.int64), running)
         return lambda: wide().to(tensor.dtype)
     # Ranks that make the group of each named pair where they first need it would wait for each other around a ring.
     named_pair = call.kind == "send_recv" and call.group is not None
@@ -259,14 +259,14 @@ def _resharded(call: Collective, tensor: torch.Tensor, running: Callable[[], Abs
     for rank in made.source.holders():
         part = tensor if rank == me else tensor.new_zeros(local)
         sent = Collective("broadcast", call.communicator, local, call.dtype, root=rank)
-        finishes[rank] = begin(sent, part)
+        finishes[rank] = start_collective(sent, part)
 
     def finish() -> torch.Tensor:
         for rank, arrived in finishes.items():
             parts[rank] = arrived()
         with running():
             given = [parts.get(rank, tensor) for rank in call.communicator]
-            return made.part(resharded_whole(call, given), me)
+            return made.part(assemble_resharded(call, given), me)
 
     return finish
 
@@ -274,12 +274,12 @@ def _resharded(call: Collective, tensor: torch.Tensor, running: Callable[[], Abs
 def _reduced_here(call: Collective, tensor: torch.Tensor, running: Callable[[], AbstractContextManager[Any]]) -> Finish:
     """Gather and reduce: gloo has no averages, nor all reductions of all dtypes, and none in other number domains."""
     gather = replace(call, kind="all_gather", dim=0, reduce_op=None, shape=(1, *call.shape))
-    gathered = begin(gather, tensor.unsqueeze(0))
+    gathered = start_collective(gather, tensor.unsqueeze(0))
 
     def finish() -> torch.Tensor:
         parts = list(gathered())
         with running():
-            total = reduced(call, parts)
+            total = reduce_contributions(call, parts)
             if call.kind == "reduce_scatter" and call.dim is not None:
                 total = total.chunk(len(parts), call.dim)[call.communicator.index(dist.get_rank())]
             elif call.kind == "reduce" and dist.get_rank() != call.root:

@@ -35,7 +35,7 @@ class _ByMeaning(TorchFunctionMode):
         return op.require()(*args, **given)
 
 
-def by_meaning(function: Callable[..., Any]) -> Callable[..., Any]:
+def run_by_meaning(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return `function` with the calls of dialect ops in it carried out by their meaning.
 
     The result raises `UnsupportedOp` when the function calls a collective, or an op of a dialect that has no meaning.
@@ -48,4 +48,4 @@ def by_meaning(function: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-__all__ = ["by_meaning"]
+__all__ = ["run_by_meaning"]

@@ -23,7 +23,7 @@ from torch.utils import _pytree as pytree
 
 from tcverify.errors import UnsupportedOp
 from tcverify.ops.collective import Group
-from tcverify.ops.dialects.aten import any_device
+from tcverify.ops.dialects.aten import drop_device
 from tcverify.ops.op import Op
 from tcverify.ops.spec import TensorSpec
 
@@ -240,7 +240,7 @@ def _described(
 
     def fill(leaf: Any) -> Any:
         if not isinstance(leaf, TensorSpec):
-            return any_device(leaf)
+            return drop_device(leaf)
         made = make(leaf, storages.get(leaf.alias) if leaf.alias is not None else None)
         if leaf.alias is not None:
             storages.setdefault(leaf.alias, made.untyped_storage())

@@ -15,7 +15,7 @@ from tcverify.ops.op import Op
 Schema = torch._C.FunctionSchema
 
 
-def fit(op: Op, found: Schema) -> Op:
+def fit_signature(op: Op, found: Schema) -> Op:
     """Return `op`, which has a signature, for calls of an op that torch knows by the signature `found`.
 
     Signatures agree when they have the same arguments and results, where `SymInt` is `int`, and what `found` has beyond them
@@ -104,4 +104,4 @@ def _ordered(fake: Callable[..., Any], op: Op) -> Callable[..., Any]:
     return call
 
 
-__all__ = ["fit", "gives_more"]
+__all__ = ["fit_signature", "gives_more"]

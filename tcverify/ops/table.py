@@ -18,7 +18,7 @@ import torch
 from tcverify.errors import UnsupportedOp
 from tcverify.ops.dialects.aten import torch_op
 from tcverify.ops.op import TORCH, Op
-from tcverify.ops.signature import fit
+from tcverify.ops.signature import fit_signature
 
 #: Python callables that FX graphs use as targets, by the name they have in files.
 PYTHON_OPS: dict[str, Callable[..., Any]] = {
@@ -146,11 +146,11 @@ def _find(target: Any) -> Op:
     if op is None:
         if not isinstance(target, torch._ops.OpOverload):
             return Op(name, None, reason=f"no dialect '{namespace}' is registered")
-        from tcverify.ops.uninterpreted import uninterpreted
+        from tcverify.ops.uninterpreted import make_uninterpreted
 
-        return uninterpreted(target, name, lookup)
+        return make_uninterpreted(target, name, lookup)
     overload = target if isinstance(target, torch._ops.OpOverload) else getattr(target, "default", None)
-    return fit(op, overload._schema) if op.signature and overload is not None else op
+    return fit_signature(op, overload._schema) if op.signature and overload is not None else op
 
 
 def schema_of(target: Any) -> torch._C.FunctionSchema | None:
@@ -235,7 +235,7 @@ def _load_prim(name: str) -> None:
             import torch._inductor.inductor_prims
 
 
-def current(target: Any) -> Any:
+def current_overload(target: Any) -> Any:
     """Return the op that has the name of `target` now: another library may have defined it anew since a graph was made.
 
     What no dialect knows comes back as it is. Raises as `resolve` does.

@@ -53,7 +53,7 @@ _PARTNERS = re.compile(r"world_size|peer|(src|dst|source|target)(_rank)?|(device
 _MEND = "give it a meaning with tcverify.register_dialect"
 
 
-def uninterpreted(target: torch._ops.OpOverload, name: str, lookup: Lookup) -> Op:
+def make_uninterpreted(target: torch._ops.OpOverload, name: str, lookup: Lookup) -> Op:
     """Return the op as an uninterpreted function; one without a meaning, with the reason, where it cannot be one.
 
     Args:
@@ -124,7 +124,7 @@ class OpCall:
 
 
 @contextlib.contextmanager
-def recorded() -> Iterator[dict[OpCall, None]]:
+def record_calls() -> Iterator[dict[OpCall, None]]:
     """Collect the calls of uninterpreted ops that are made in this context, each once, in order."""
     calls: dict[OpCall, None] = {}
     _RECORDS.append(calls)
@@ -401,4 +401,4 @@ def _table(key: str, size: int) -> Tensor:
     return torch.randint(1, _WEIGHTS, (size, _PROJECTIONS), generator=generator)
 
 
-__all__ = ["OpCall", "recorded", "uninterpreted"]
+__all__ = ["OpCall", "make_uninterpreted", "record_calls"]

@@ -1,6 +1,6 @@
 """The passes that ship with tcverify."""
 
-from tcverify.passes.base import Pass, disabled
+from tcverify.passes.base import Pass, disable_passes
 from tcverify.passes.comm_buffers import CommBuffers
 from tcverify.passes.identity import Identity
 from tcverify.passes.multistream import Multistream
@@ -21,5 +21,5 @@ __all__ = [
     "Pass",
     "ReorderForComputeCommOverlap",
     "SequenceParallel",
-    "disabled",
+    "disable_passes",
 ]

@@ -22,7 +22,7 @@ _DISABLED: ContextVar[frozenset[str]] = ContextVar("disabled passes", default=fr
 
 
 @contextmanager
-def disabled(*names: str) -> Iterator[None]:
+def disable_passes(*names: str) -> Iterator[None]:
     """Make passes of these names do nothing inside the block, wherever they are made and called.
 
     Example:

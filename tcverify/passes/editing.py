@@ -21,7 +21,7 @@ def op_name(node: fx.Node) -> str:
     return lookup(node.target).name if node.op == "call_function" else ""
 
 
-def arguments(node: fx.Node) -> dict[str, Any]:
+def named_arguments(node: fx.Node) -> dict[str, Any]:
     """The arguments of a call of a torch op, positional and keyword ones alike, by their names in its schema."""
     names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
     return {**dict(zip(names, node.args, strict=False)), **node.kwargs}
@@ -52,7 +52,7 @@ def known_spec(node: Any) -> TensorSpec | None:
     return TensorSpec.of(val)
 
 
-def annotate(node: fx.Node) -> None:
+def infer_metadata(node: fx.Node) -> None:
     """Set `meta["val"]` of `node` to what its operands imply, in their fake mode; views share their operand's storage.
 
     Raises:

@@ -21,7 +21,7 @@ from torch import fx
 
 from tcverify.ops import lookup
 from tcverify.passes.aliasing import mutated_nodes
-from tcverify.passes.editing import arguments, known_spec
+from tcverify.passes.editing import known_spec, named_arguments
 from tcverify.program import REPLICATED, VARYING, Placement, shard
 
 #: aten ops, by name without overload. Elementwise: an integer among the arguments is an operand.
@@ -211,14 +211,14 @@ def _compute(node: fx.Node, name: str, found: Placements) -> None:
 def _whole_over(node: fx.Node, name: str, groups: Mapping[str, Sequence[int]]) -> Sequence[int] | None:
     """The group on whose members a collective gives equal results, if it is one that does."""
     if name in _WHOLE:
-        ranks: Sequence[int] = arguments(node)["rank_group"]
+        ranks: Sequence[int] = named_arguments(node)["rank_group"]
         return ranks
-    return groups.get(arguments(node)["group_name"]) if groups and name in _NAMED_WHOLE else None
+    return groups.get(named_arguments(node)["group_name"]) if groups and name in _NAMED_WHOLE else None
 
 
 def _scattered_over(node: fx.Node, name: str, groups: Mapping[str, Sequence[int]]) -> dict[tuple[int, ...], int] | None:
     """How a reduce_scatter divides its result: ordered group → dim."""
-    given, spec = arguments(node), known_spec(node)
+    given, spec = named_arguments(node), known_spec(node)
     group = given["rank_group"] if name == _SCATTER else groups.get(given["group_name"])
     if spec is None or group is None:
         return None

@@ -13,7 +13,7 @@ from tcverify.program.mesh import Mesh, MeshDim
 from tcverify.program.pass_options import Options
 from tcverify.program.placement import PARTIAL, REPLICATED, UNKNOWN, VARYING, Placement, shard
 from tcverify.program.program import Program
-from tcverify.program.rewriting import Allowed, Ask, counted, read_asks, rewrite
+from tcverify.program.rewriting import Allowed, RewriteRequest, count_rewrites, decode_rewrite_requests, rewrite
 from tcverify.program.statistics import CollectiveStatistics, decode_statistics
 from tcverify.program.stream_options import StreamSettings
 from tcverify.program.values import NotSerialisable
@@ -25,7 +25,6 @@ __all__ = [
     "UNKNOWN",
     "VARYING",
     "Allowed",
-    "Ask",
     "Blame",
     "CollectiveStatistics",
     "Contract",
@@ -49,18 +48,19 @@ __all__ = [
     "RankConstant",
     "Recipe",
     "Rewrite",
+    "RewriteRequest",
     "Said",
     "StreamSettings",
     "Use",
     "compute_nodes",
-    "counted",
+    "count_rewrites",
     "decode_blame",
+    "decode_rewrite_requests",
     "decode_statistics",
     "dumps",
     "encode_blame",
     "loads",
     "program_id",
-    "read_asks",
     "rewrite",
     "shard",
     "spmd_program",

@@ -17,7 +17,7 @@ from torch import fx
 from torch.fx.node import map_aggregate
 
 from tcverify.errors import ProgramError
-from tcverify.ops import TensorSpec, current, fake_tensor, new_fake_mode
+from tcverify.ops import TensorSpec, current_overload, fake_tensor, new_fake_mode
 from tcverify.ops.leaves import leaves
 
 #: Metadata that programs keep beside "val": `cost_s` is the predicted or measured time of a node, in seconds; `schedule`, on the
@@ -139,7 +139,7 @@ def bind(graph: fx.Graph, constants: Mapping[str, Any], fakes: Sequence[Any] | N
         value = next(values)
         return {**node.meta, "val": value} if "val" in node.meta else node.meta
 
-    return copy_graph(graph, constant, meta, target=current)
+    return copy_graph(graph, constant, meta, target=current_overload)
 
 
 def constant_value(constant: RankConstant, constants: Mapping[str, Any]) -> Any:

@@ -213,7 +213,7 @@ class InputSpec:
         return unit * scale
 
 
-def prepare(specs: Sequence[InputSpec], mesh: Mesh, rank: int, seed: int, domain: Domain = FLOAT64) -> None:
+def prepare_inputs(specs: Sequence[InputSpec], mesh: Mesh, rank: int, seed: int, domain: Domain = FLOAT64) -> None:
     """Make the numbers behind the values of these inputs in one go: small tensors cost little more together than alone."""
     draw = domain.draw if isinstance(domain, Exact) else None
     labels = [

@@ -27,7 +27,7 @@ from tcverify.program.inputs import InputSpec, Sources
 from tcverify.program.mesh import Mesh, MeshDim
 from tcverify.program.pass_options import Options, check_options
 from tcverify.program.placement import REPLICATED, UNKNOWN, VARYING, Placement
-from tcverify.program.sharing import alike, share
+from tcverify.program.sharing import group_alike, share
 from tcverify.program.stream_options import StreamSettings
 from tcverify.registry.choices import SizesName
 
@@ -231,7 +231,7 @@ class Program:
         same = {number: number for number in example}
         if len(example) > 1 and any(map(_is_asynchronous, self.graphs)):  # only then anybody asks, and it takes time
             values = [self.ranks[rank].constants for rank in example.values()]
-            same = dict(zip(example, alike([self.graphs[number] for number in example], values), strict=True))
+            same = dict(zip(example, group_alike([self.graphs[number] for number in example], values), strict=True))
         first: dict[Any, int] = {}
         return [
             first.setdefault((same[binding.graph], *(len(dim.group(rank)) for dim in self.mesh.dims)), rank)

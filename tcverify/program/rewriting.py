@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from torch import fx
 
 
-class Ask(NamedTuple):
+class RewriteRequest(NamedTuple):
     """A rewrite that a pass has asked for on one rank.
 
     Attributes:
@@ -34,8 +34,8 @@ class _Counting:
         allowed: what it may do; None is everything.
     """
 
-    allowed: Set[Ask] | None
-    asked: list[Ask] = field(default_factory=list)
+    allowed: Set[RewriteRequest] | None
+    asked: list[RewriteRequest] = field(default_factory=list)
     times: Counter[tuple[str, str]] = field(default_factory=Counter)
 
 
@@ -61,14 +61,14 @@ def rewrite(pattern: str, node: fx.Node | str | None = None) -> bool:
         return True
     where = node.name if isinstance(node, fx.Node) else str(node or "")
     same = str(pattern), where
-    ask = Ask(*same, counting.times[same])
+    ask = RewriteRequest(*same, counting.times[same])
     counting.times[same] += 1
     counting.asked.append(ask)
     return counting.allowed is None or ask in counting.allowed
 
 
 @contextmanager
-def counted(allowed: Set[Ask] | None) -> Iterator[list[Ask]]:
+def count_rewrites(allowed: Set[RewriteRequest] | None) -> Iterator[list[RewriteRequest]]:
     """Count the rewrites of one call of a pass, and refuse those that are not allowed. Yields those asked for, in order."""
     counting = _Counting(allowed)
     token = _COUNTING.set(counting)
@@ -78,12 +78,12 @@ def counted(allowed: Set[Ask] | None) -> Iterator[list[Ask]]:
         _COUNTING.reset(token)
 
 
-def read_asks(rows: Any) -> list[list[Ask]]:
+def decode_rewrite_requests(rows: Any) -> list[list[RewriteRequest]]:
     """Read what ranks ask for from JSON. Raises `TypeError` or `ValueError` where it is no such thing."""
-    return [[Ask(str(pattern), str(node), int(again)) for pattern, node, again in row] for row in rows]
+    return [[RewriteRequest(str(pattern), str(node), int(again)) for pattern, node, again in row] for row in rows]
 
 
 #: For each rank, the rewrites that a pass may make; None is all of them.
-Allowed = Sequence[Set[Ask]] | None
+Allowed = Sequence[Set[RewriteRequest]] | None
 
-__all__ = ["Allowed", "Ask", "counted", "read_asks", "rewrite"]
+__all__ = ["Allowed", "RewriteRequest", "count_rewrites", "decode_rewrite_requests", "rewrite"]

@@ -58,7 +58,7 @@ def share(
     return tuple(shared), tuple(b for b in bindings if b is not None)
 
 
-def alike(graphs: Sequence[fx.Graph], constants: Sequence[Mapping[str, Any]]) -> list[int]:
+def group_alike(graphs: Sequence[fx.Graph], constants: Sequence[Mapping[str, Any]]) -> list[int]:
     """For each graph the first one that differs from it in integers, names and metadata but shapes alone.
 
     Args:

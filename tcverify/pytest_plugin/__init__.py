@@ -28,7 +28,7 @@ from tcverify.pytest_plugin.options import (
     state_dir,
 )
 from tcverify.pytest_plugin.summary import ATTRIBUTE as REPORT_ATTRIBUTE
-from tcverify.pytest_plugin.summary import Item, write_summary
+from tcverify.pytest_plugin.summary import SummaryItem, write_summary
 from tcverify.report.sanitize import error_text
 
 if TYPE_CHECKING:
@@ -41,8 +41,8 @@ ARGUMENT = "verdict"
 
 _OPTIONS = pytest.StashKey[Options]()
 _SESSION = pytest.StashKey["Session"]()
-_ITEM = pytest.StashKey[Item]()
-_INTERRUPTED = pytest.StashKey[list[Item]]()
+_ITEM = pytest.StashKey[SummaryItem]()
+_INTERRUPTED = pytest.StashKey[list[SummaryItem]]()
 _EARLIER = pytest.StashKey[dict[str, tuple[int, int]]]()
 
 
@@ -171,7 +171,9 @@ def pytest_terminal_summary(
         for report in category
         if isinstance(report, pytest.TestReport) and hasattr(report, REPORT_ATTRIBUTE)
     ]
-    items = [Item.from_data(getattr(report, REPORT_ATTRIBUTE)) for report in reports] + config.stash[_INTERRUPTED]
+    items = [SummaryItem.from_data(getattr(report, REPORT_ATTRIBUTE)) for report in reports] + config.stash[
+        _INTERRUPTED
+    ]
     failed = {report.nodeid for report in reports if report.failed}
     notes: list[str] = []
     with contextlib.suppress(TcverifyError):  # options that make no sense, as the collection has said
@@ -185,10 +187,10 @@ def _recovered(config: pytest.Config) -> Iterator[str]:
     """Keep the programs on which processes of this run, or an earlier one, died."""
     directories = {path.parent for path in state_dir(config).glob("*/in-flight-*.json")}
     if directories:
-        from tcverify.campaign import recover
+        from tcverify.campaign import recover_in_flight
 
         for directory in sorted(directories):
-            for path in recover(directory, _options(config).report_dir):
+            for path in recover_in_flight(directory, _options(config).report_dir):
                 yield f"a run died while it verified a program, which is kept as {path}"
                 yield f"  look at it with: tcverify show {path}, try it again with: tcverify replay {path}"
 

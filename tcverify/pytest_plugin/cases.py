@@ -16,7 +16,7 @@ from tcverify.pytest_plugin.decorator import Verification
 from tcverify.pytest_plugin.options import Options
 from tcverify.pytest_plugin.profiles import PROFILES
 from tcverify.pytest_plugin.references import Reference, reference_to
-from tcverify.pytest_plugin.worlds import World, known_value, listed, make_worlds
+from tcverify.pytest_plugin.worlds import World, known_value, make_worlds, require_list
 from tcverify.registry.choices import DOMAINS, DomainName
 
 #: Most items of one pass and world.
@@ -24,7 +24,7 @@ MAX_SHARDS = 1000
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Case:
+class PytestCase:
     """What one item verifies. `contract` changes what the pass declares, or replaces it."""
 
     reference: Reference
@@ -50,7 +50,7 @@ class Case:
         return f"<{self.id}>"
 
 
-def make_cases(asked: Verification, options: Options) -> list[Case]:
+def make_cases(asked: Verification, options: Options) -> list[PytestCase]:
     """Return the cases that `verifies` asks for.
 
     Raises:
@@ -68,7 +68,7 @@ def make_cases(asked: Verification, options: Options) -> list[Case]:
     worlds = make_worlds(asked)
     references = [reference_to(pass_, options.start_dir, options.fresh_path) for pass_ in asked.passes]
     return [
-        Case(
+        PytestCase(
             reference,
             world,
             shard,
@@ -105,7 +105,9 @@ def _seconds(given: Any, name: str, above: float = -1.0) -> float:
 def _checks(given: Any) -> tuple[str, ...] | None:
     if given is None:
         return None
-    return tuple(known_value(name, tuple(CHECKS), "checks") for name in listed(given, "checks", '["equivalence"]'))
+    return tuple(
+        known_value(name, tuple(CHECKS), "checks") for name in require_list(given, "checks", '["equivalence"]')
+    )
 
 
 def _contract(given: Any) -> Contract | dict[str, str]:

@@ -62,7 +62,7 @@ def verifies(
 
     Each item runs a campaign. A pass that is refuted, or that nothing tested (no program passed, or the pass changed none;
     passes whose contract says `identity` are exempt), fails the item before the function is called. Otherwise the
-    function is called, once per item, with the campaign's `Outcome` as `verdict`, and may assert more about it: how often the
+    function is called, once per item, with the campaign's `ItemOutcome` as `verdict`, and may assert more about it: how often the
     pass fired, that nothing was inconclusive. It need not take `verdict`. Fixtures, marks and `parametrize` work as on any
     test function; the pass itself runs in a process of its own, which fixtures do not reach.
 

@@ -113,15 +113,15 @@ def read_options(config: pytest.Config) -> Options:
     Raises:
         UsageError: an option, an ini file or [tool.tcverify] asks for what does not exist.
     """
-    from tcverify.cli.arguments import configured_extensions, names
+    from tcverify.cli.arguments import load_configured_extensions, parse_names
     from tcverify.execution import EXECUTORS
 
-    configured_extensions(config.rootpath / "pyproject.toml")
+    load_configured_extensions(config.rootpath / "pyproject.toml")
     table = configuration(config.rootpath / "pyproject.toml")
 
     def chosen(name: str, known: tuple[Word, ...], default: Word) -> Word:
         text = config.getoption(f"tcverify_{name}") or config.getini(f"tcverify_{name}") or table.get(name, default)
-        return names(str(text), known, name)[0]
+        return parse_names(str(text), known, name)[0]
 
     start = config.invocation_params.dir
     place = report_dir(config)

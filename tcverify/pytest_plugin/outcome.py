@@ -9,7 +9,7 @@ from tcverify.cases.counterexample import Counterexample
 
 
 @dataclass(frozen=True, repr=False)
-class Outcome:
+class ItemOutcome:
     """The outcome of the campaign of one item.
 
     Attributes:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tcverify.application.loading import importable_target
-from tcverify.cli.arguments import target
+from tcverify.cli.arguments import parse_target
 from tcverify.errors import UsageError
 from tcverify.passes import BUILTIN
 
@@ -45,7 +45,7 @@ def reference_to(pass_: Any, start_dir: Path, fresh_path: Sequence[str]) -> Refe
         UsageError: it is no pass.
     """
     if isinstance(pass_, str):
-        found = target(pass_)
+        found = parse_target(pass_)
         file, _, _ = found.rpartition(":")
         if file.endswith(".py") and not (start_dir / file).is_file():
             raise UsageError(f"there is no file {file}", f"give its path from {start_dir}")

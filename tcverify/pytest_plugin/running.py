@@ -16,30 +16,30 @@ import torch
 from rich.console import Console
 
 from tcverify.application import InProcess, Subject
-from tcverify.campaign import Campaign, Crashed, Event, Plan, Subscriber
+from tcverify.campaign import Campaign, CampaignPlan, Crashed, Event, Subscriber
 from tcverify.campaign.earlier_failures import Failures
 from tcverify.campaign.search import search_of
 from tcverify.cases.counterexample import FILE_NAME, Counterexample
 from tcverify.cli.arguments import require_writable
 from tcverify.errors import InternalError, TcverifyError
 from tcverify.program import Contract
-from tcverify.pytest_plugin.cases import Case
+from tcverify.pytest_plugin.cases import PytestCase
 from tcverify.pytest_plugin.failures import NothingTested, NotVerified, refuted_by
 from tcverify.pytest_plugin.options import Options
-from tcverify.pytest_plugin.outcome import Outcome
+from tcverify.pytest_plugin.outcome import ItemOutcome
 from tcverify.pytest_plugin.session import Session
-from tcverify.pytest_plugin.summary import Case as ListedCase
-from tcverify.pytest_plugin.summary import Item
+from tcverify.pytest_plugin.summary import SummaryCase as ListedCase
+from tcverify.pytest_plugin.summary import SummaryItem
 from tcverify.report.block import make_block
 from tcverify.report.html import HtmlReport
-from tcverify.report.sanitize import count, error_text, plain
+from tcverify.report.sanitize import error_text, plural, sanitize
 from tcverify.report.script import ScriptReport
 from tcverify.report.terminal import show
 from tcverify.report.trace import TraceReport
 from tcverify.strategies import programs_of
 
 
-def run_case(case: Case, nodeid: str, options: Options, session: Session) -> tuple[Outcome, Item]:
+def run_case(case: PytestCase, nodeid: str, options: Options, session: Session) -> tuple[ItemOutcome, SummaryItem]:
     """Run the campaign of an item. What it finds is on disk when this returns.
 
     Returns:
@@ -62,7 +62,7 @@ def run_case(case: Case, nodeid: str, options: Options, session: Session) -> tup
             state_dir = options.state_dir / _directory_name(nodeid)
             suits = session.suited(case, state_dir)
             seed = item_seed(nodeid, options.seed)
-            plan = Plan(
+            plan = CampaignPlan(
                 case.world.programs if suits is None else programs_of(suits.strategy, case.world.mesh, case.world.size),
                 case.world.name,
                 options.report_dir,
@@ -91,11 +91,11 @@ def run_case(case: Case, nodeid: str, options: Options, session: Session) -> tup
     again = [known.id for known in finished.counterexamples if known.id in earlier]
     if again:
         notes.append(f"failed earlier and was tried first: {', '.join(again)} (pytest --cache-clear forgets it)")
-    outcome = Outcome(finished, case.world.name, case.shard, case.shards, case.confirm)
+    outcome = ItemOutcome(finished, case.world.name, case.shard, case.shards, case.confirm)
     return outcome, _summary(outcome, nodeid, options, tuple(notes))
 
 
-def require_passed(case: Case, outcome: Outcome, item: Item, options: Options) -> None:
+def require_passed(case: PytestCase, outcome: ItemOutcome, item: SummaryItem, options: Options) -> None:
     """Raise Refuted, or NothingTested, unless the campaign passed."""
     if outcome.status == "refuted":
         _refute(outcome, item, options)
@@ -103,24 +103,24 @@ def require_passed(case: Case, outcome: Outcome, item: Item, options: Options) -
         why = outcome.finished.why
         if case.world.thrown_away and not outcome.programs:
             why = f"the strategy drew no program of {case.world.name}"
-        name = plain(outcome.finished.facts.name)
+        name = sanitize(outcome.finished.facts.name)
         doubts = [
-            f"inconclusive, {reason}: {count(number, 'program')} ({plain(outcome.statistics.doubt_details[reason])})"
+            f"inconclusive, {reason}: {plural(number, 'program')} ({sanitize(outcome.statistics.doubt_details[reason])})"
             for reason, number in outcome.statistics.doubts.most_common()
         ]
-        headline = f"nothing tested: {plain(why)}"
+        headline = f"nothing tested: {sanitize(why)}"
         raise NothingTested(headline, "\n".join([f"{name} on {outcome.world}: {headline}", *doubts, item.line()]))
 
 
-def _refute(outcome: Outcome, item: Item, options: Options) -> NoReturn:
+def _refute(outcome: ItemOutcome, item: SummaryItem, options: Options) -> NoReturn:
     """The one place where findings become an exception."""
     found = outcome.counterexamples
     first = found[0].finding
     blocks = [_block(known, options.shown_dir / known.id / FILE_NAME) for known in found]
     more = f" (and {', '.join(known.finding.kind for known in found[1:])})" if len(found) > 1 else ""
-    ending = [f"{plain(outcome.finished.facts.name)} on {outcome.world}: {item.line()}", *map(plain, item.notes)]
+    ending = [f"{sanitize(outcome.finished.facts.name)} on {outcome.world}: {item.line()}", *map(sanitize, item.notes)]
     text = "\n\n".join([*blocks, "\n".join(ending)])
-    raise refuted_by(first.kind)(f"{first.kind}: {plain(first.title)}, case {found[0].id}{more}", text)
+    raise refuted_by(first.kind)(f"{first.kind}: {sanitize(first.title)}, case {found[0].id}{more}", text)
 
 
 def _block(case: Counterexample, path: Path) -> str:
@@ -140,17 +140,17 @@ def _directory_name(nodeid: str) -> str:
     return f"{readable}-{hashlib.sha256(nodeid.encode()).hexdigest()[:8]}"
 
 
-def _contract(case: Case, subject: Subject) -> Contract:
+def _contract(case: PytestCase, subject: Subject) -> Contract:
     return case.contract if isinstance(case.contract, Contract) else subject.contract.with_options(case.contract)
 
 
-def _summary(outcome: Outcome, nodeid: str, options: Options, notes: tuple[str, ...]) -> Item:
+def _summary(outcome: ItemOutcome, nodeid: str, options: Options, notes: tuple[str, ...]) -> SummaryItem:
     counts = outcome.statistics
     cases = []
     for known in outcome.counterexamples:
         commands = make_block(known, options.shown_dir / known.id / FILE_NAME).reproduce
         cases.append(ListedCase(known.id, known.finding.kind, known.facts.name, commands[0] if commands else ""))
-    return Item(
+    return SummaryItem(
         nodeid,
         outcome.status,
         counts.programs,
@@ -163,7 +163,9 @@ def _summary(outcome: Outcome, nodeid: str, options: Options, notes: tuple[str, 
         outcome.seed,
         tuple(cases),
         notes,
-        tuple(f"{why}: {count(n, 'program')} ({plain(counts.note_details[why])})" for why, n in counts.notes.items()),
+        tuple(
+            f"{why}: {plural(n, 'program')} ({sanitize(counts.note_details[why])})" for why, n in counts.notes.items()
+        ),
     )
 
 

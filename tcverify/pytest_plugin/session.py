@@ -8,11 +8,11 @@ from functools import partial
 from pathlib import Path
 
 from tcverify.application import Guarded, InProcess, Subject
-from tcverify.application.loading import prepare
-from tcverify.cli.strategy_choice import Suited, suited
+from tcverify.application.loading import prepare_pass
+from tcverify.cli.strategy_choice import StrategyChoice, choose_strategies
 from tcverify.errors import PassLoadError
 from tcverify.execution import AnySize, Executor, close_executor, make_executor, start_executor
-from tcverify.pytest_plugin.cases import Case
+from tcverify.pytest_plugin.cases import PytestCase
 
 #: Passes whose processes are kept for the items to come; each has one or two.
 KEPT_PASSES = 8
@@ -24,9 +24,9 @@ class Session:
     def __init__(self) -> None:
         self._pools: dict[tuple[str, int], Executor] = {}
         self._subjects: OrderedDict[str, Subject] = OrderedDict()
-        self._suited: dict[str, Suited] = {}
+        self._suited: dict[str, StrategyChoice] = {}
 
-    def executor(self, case: Case) -> Executor | None:
+    def executor(self, case: PytestCase) -> Executor | None:
         """Return what confirms a case, or None.
 
         Raises:
@@ -46,7 +46,7 @@ class Session:
         start_executor(self._pools[key])
         return self._pools[key]
 
-    def subject(self, case: Case) -> Subject:
+    def subject(self, case: PytestCase) -> Subject:
         """Return the pass of a case.
 
         Raises:
@@ -61,7 +61,7 @@ class Session:
         self._subjects.move_to_end(key)
         return self._subjects[key]
 
-    def suited(self, case: Case, state_dir: Path) -> Suited | None:
+    def suited(self, case: PytestCase, state_dir: Path) -> StrategyChoice | None:
         """Say what suits the pass of a case on its world; None where that is not asked for.
 
         Raises:
@@ -73,7 +73,7 @@ class Session:
             return None
         key = json.dumps([_key(case), world.label, case.max_examples])
         if key not in self._suited:
-            self._suited[key] = suited(
+            self._suited[key] = choose_strategies(
                 self.subject(case), state_dir, world.name, world.size, world.mesh, max_examples=case.max_examples
             )
         return self._suited[key]
@@ -88,15 +88,15 @@ class Session:
         self._pools.clear()
 
 
-def _key(case: Case) -> str:
+def _key(case: PytestCase) -> str:
     """Says which pass a case has, with which options."""
     name = ", ".join(case.reference.targets) or str(id(case.reference.subject))
     return json.dumps([name, case.pass_options, case.pass_timeout])
 
 
-def _open(case: Case) -> Subject:
+def _open(case: PytestCase) -> Subject:
     if not case.reference.targets:
-        return InProcess(prepare(case.reference.subject, "", case.pass_options))
+        return InProcess(prepare_pass(case.reference.subject, "", case.pass_options))
     *first, last = case.reference.targets
     for target in first:
         try:

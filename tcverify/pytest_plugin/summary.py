@@ -7,17 +7,17 @@ from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tcverify.report.sanitize import count, plain
+from tcverify.report.sanitize import plural, sanitize
 
 if TYPE_CHECKING:
     from _pytest.terminal import TerminalReporter
 
-#: Attribute of a test report that carries `Item.to_data()` from workers to the controller.
+#: Attribute of a test report that carries `SummaryItem.to_data()` from workers to the controller.
 ATTRIBUTE = "tcverify"
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class SummaryCase:
     """A counterexample, as the summary lists it."""
 
     id: str
@@ -27,7 +27,7 @@ class Case:
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
+class SummaryItem:
     """What the campaign of one item came to.
 
     Attributes:
@@ -49,21 +49,21 @@ class Item:
     fired: dict[str, int]
     doubts: dict[str, int]
     seed: int
-    cases: tuple[Case, ...] = ()
+    cases: tuple[SummaryCase, ...] = ()
     notes: tuple[str, ...] = ()
     said: tuple[str, ...] = ()
 
     def to_data(self) -> dict[str, Any]:
         """Return plain data, which travels between processes."""
         data = {name: getattr(self, name) for name in self.__slots__}
-        data["cases"] = [[getattr(case, name) for name in Case.__slots__] for case in self.cases]
+        data["cases"] = [[getattr(case, name) for name in SummaryCase.__slots__] for case in self.cases]
         data["notes"], data["said"] = list(self.notes), list(self.said)
         return data
 
     @classmethod
-    def from_data(cls, data: dict[str, Any]) -> Item:
+    def from_data(cls, data: dict[str, Any]) -> SummaryItem:
         """Read what `to_data` wrote."""
-        cases = tuple(Case(*case) for case in data["cases"])
+        cases = tuple(SummaryCase(*case) for case in data["cases"])
         return cls(**{**data, "cases": cases, "notes": tuple(data["notes"]), "said": tuple(data["said"])})
 
     def properties(self) -> Iterator[tuple[str, object]]:
@@ -78,8 +78,8 @@ class Item:
 
     def line(self) -> str:
         """Return one line about the campaign."""
-        parts = [count(self.programs, "program"), f"changed {_share(self.changed, self.programs)}"]
-        parts += [f"{plain(name)} {_share(number, self.programs)}" for name, number in sorted(self.fired.items())]
+        parts = [plural(self.programs, "program"), f"changed {_share(self.changed, self.programs)}"]
+        parts += [f"{sanitize(name)} {_share(number, self.programs)}" for name, number in sorted(self.fired.items())]
         if self.refuted:
             parts.append(f"{self.refuted} refuted")
         if self.inconclusive:
@@ -93,7 +93,12 @@ def _share(part: int, whole: int) -> str:
 
 
 def write_summary(
-    reporter: TerminalReporter, items: Iterable[Item], failed: Container[str], notes: Iterable[str], *, brief: bool
+    reporter: TerminalReporter,
+    items: Iterable[SummaryItem],
+    failed: Container[str],
+    notes: Iterable[str],
+    *,
+    brief: bool,
 ) -> None:
     """Write the section about all items: what each came to, then the counterexamples.
 
@@ -110,10 +115,12 @@ def write_summary(
         but = ", but the test failed" if item.verdict == "passed" and item.nodeid in failed else ""
         lines.append((f"{item.verdict}{but}: {item.nodeid}", {color: True}))
         lines.append((f"  {item.line()}", {}))
-        lines += [(f"  {plain(note)}", {"yellow": True}) for note in (*item.said, *item.notes)]
+        lines += [(f"  {sanitize(note)}", {"yellow": True}) for note in (*item.said, *item.notes)]
     cases = {case.id: case for item in items for case in item.cases}
-    lines += [(f"{c.id} {plain(c.name)}: {c.kind}{f'   {c.replay}' if c.replay else ''}", {}) for c in cases.values()]
-    lines += [(plain(note), {"yellow": True}) for note in notes]
+    lines += [
+        (f"{c.id} {sanitize(c.name)}: {c.kind}{f'   {c.replay}' if c.replay else ''}", {}) for c in cases.values()
+    ]
+    lines += [(sanitize(note), {"yellow": True}) for note in notes]
     if lines:
         reporter.write_sep("=", "tcverify")
         for line, markup in lines:

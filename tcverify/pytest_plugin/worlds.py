@@ -14,9 +14,9 @@ from tcverify.execution import MAX_RANKS
 from tcverify.program import Mesh, Program
 from tcverify.pytest_plugin.decorator import Verification
 from tcverify.registry.choices import Word, is_one_of
-from tcverify.registry.strategies import searchable
-from tcverify.strategies import DEFAULT_STRATEGY, STRATEGIES, WORLD_SIZES, programs_of, together
-from tcverify.strategies.registered import made_strategy, require_program
+from tcverify.registry.strategies import is_searchable
+from tcverify.strategies import DEFAULT_STRATEGY, STRATEGIES, WORLD_SIZES, join_strategy_names, programs_of
+from tcverify.strategies.registered import make_strategy, require_program
 from tcverify.system.configuration import suggest
 
 #: Programs of other sizes that a strategy may draw before one of the size that is asked for.
@@ -60,8 +60,8 @@ def make_worlds(asked: Verification) -> list[World]:
         programs = DEFAULT_STRATEGY
     if isinstance(programs, str):
         names = [known_value(name.strip(), tuple(STRATEGIES), "programs") for name in programs.split(",")]
-        factory: Callable[..., Any] = partial(programs_of, together(names))
-        searched = searchable(together(names))
+        factory: Callable[..., Any] = partial(programs_of, join_strategy_names(names))
+        searched = is_searchable(join_strategy_names(names))
     elif callable(programs):
         factory = programs
     else:
@@ -70,13 +70,13 @@ def make_worlds(asked: Verification) -> list[World]:
             "give a strategy of programs, a function that returns one, or the name of one",
         )
     if asked.meshes is not None:
-        meshes = [_mesh(mesh) for mesh in listed(asked.meshes, "meshes", '[{"tp": 2}]')]
+        meshes = [_mesh(mesh) for mesh in require_list(asked.meshes, "meshes", '[{"tp": 2}]')]
         return [
             World(
                 _mesh_label(mesh),
                 _mesh_name(mesh),
                 mesh.world_size,
-                made_strategy(factory, mesh, None),
+                make_strategy(factory, mesh, None),
                 mesh,
                 unasked,
                 searched=searched,
@@ -85,7 +85,7 @@ def make_worlds(asked: Verification) -> list[World]:
         ]
     return [
         World(
-            f"{size}ranks", f"{size} ranks", size, made_strategy(factory, None, size), suited=unasked, searched=searched
+            f"{size}ranks", f"{size} ranks", size, make_strategy(factory, None, size), suited=unasked, searched=searched
         )
         for size in _sizes(asked)
     ]
@@ -132,7 +132,7 @@ class _OfSize:
 
 
 def _sizes(asked: Verification) -> list[int]:
-    given = WORLD_SIZES if asked.world_sizes is None else listed(asked.world_sizes, "world_sizes", "(2, 4)")
+    given = WORLD_SIZES if asked.world_sizes is None else require_list(asked.world_sizes, "world_sizes", "(2, 4)")
     for size in given:
         if type(size) is not int or size < 1:
             raise UsageError(f"{repr(size)[:80]} in world_sizes is not a number of ranks", "write world_sizes=(2, 4)")
@@ -178,7 +178,7 @@ def _mesh_name(mesh: Mesh) -> str:
     return ",".join(f"{dim.name}={len(dim.groups[0])}" for dim in mesh.dims) if _is_grid(mesh) else str(mesh)
 
 
-def listed(given: Any, name: str, example: str) -> Sequence[Any]:
+def require_list(given: Any, name: str, example: str) -> Sequence[Any]:
     """Return a list that is one and is not empty, or raise UsageError."""
     if isinstance(given, (str, Mapping)) or not isinstance(given, Sequence):
         raise UsageError(f"{name}={repr(given)[:80]} is not a list", f"write {name}={example}")

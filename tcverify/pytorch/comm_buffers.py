@@ -17,8 +17,8 @@ from tcverify.application.pair import Defect
 from tcverify.errors import Unsupported
 from tcverify.pytorch.micro_pipeline import symmetric_memory
 from tcverify.pytorch.ordering import final_order
-from tcverify.pytorch.schedule_reading import names, read_schedule
-from tcverify.pytorch.schedules import Promise, Schedule
+from tcverify.pytorch.schedule_reading import names_of_nodes, read_schedule
+from tcverify.pytorch.schedules import NodeSchedule, OrderPromise
 from tcverify.pytorch.scheduling import CommsPass
 
 ONE_SHOT = "symm_mem::one_shot_all_reduce"
@@ -45,8 +45,8 @@ class CommLowering(CommsPass):
         self._chosen: list[dict[str, list[bool]]] = []
         self._leaked: list[Defect] = []
 
-    def promise(self, options: Mapping[str, Any]) -> Promise:
-        return Promise(order=False, opaque="nowhere")
+    def promise(self, options: Mapping[str, Any]) -> OrderPromise:
+        return OrderPromise(order=False, opaque="nowhere")
 
     def settings(self, options: Mapping[str, Any]) -> dict[str, Any]:
         told = {
@@ -73,7 +73,7 @@ class CommLowering(CommsPass):
                 raise
         self.defects += self._leaked[:1]
         if len(self._chosen) == gm.meta["world_size"]:
-            found = differing(self._chosen, self._groups)
+            found = find_one_shot_mismatch(self._chosen, self._groups)
             self.defects += [found] if found is not None else []
         return None
 
@@ -86,7 +86,7 @@ class CommLowering(CommsPass):
 
     @contextlib.contextmanager
     def watched(
-        self, gm: fx.GraphModule, seen: list[tuple[Schedule, list[list[str]]]], failed: list[BaseException]
+        self, gm: fx.GraphModule, seen: list[tuple[NodeSchedule, list[list[str]]]], failed: list[BaseException]
     ) -> Iterator[None]:
         from torch._inductor import comms
 
@@ -94,9 +94,9 @@ class CommLowering(CommsPass):
 
         def call(snodes: list[Any], name_to_buf: Any, name_to_fused_node: Any) -> list[Any]:
             given = read_schedule(snodes, gm.meta["groups"])
-            self._leaked = leaked(given, comm_buffers(snodes))
+            self._leaked = find_leaked_buffers(given, comm_buffers(snodes))
             self._chosen.append(one_shot(given))
-            seen.append((given, names(snodes)))
+            seen.append((given, names_of_nodes(snodes)))
             made: list[Any] = actual(snodes, name_to_buf, name_to_fused_node)
             return made
 
@@ -112,7 +112,7 @@ def comm_buffers(snodes: Sequence[Any]) -> set[str]:
     return {leaf.get_name() for leaf in leaves if isinstance(getattr(leaf.node, "layout", None), ir.CommBufferLayout)}
 
 
-def leaked(given: Schedule, mapped: Collection[str]) -> list[Defect]:
+def find_leaked_buffers(given: NodeSchedule, mapped: Collection[str]) -> list[Defect]:
     """Nodes whose result is in such memory and is returned, or a view of it."""
     message = "{} ({}) writes memory that all ranks map and that lives for good, and it is returned: the next call overwrites it"
     return [
@@ -122,7 +122,7 @@ def leaked(given: Schedule, mapped: Collection[str]) -> list[Defect]:
     ]
 
 
-def one_shot(given: Schedule) -> dict[str, list[bool]]:
+def one_shot(given: NodeSchedule) -> dict[str, list[bool]]:
     """Of each group, of each of its collectives in order, whether it is one-shot."""
     found: dict[str, list[bool]] = {}
     for step in given.steps:
@@ -131,7 +131,7 @@ def one_shot(given: Schedule) -> dict[str, list[bool]]:
     return found
 
 
-def differing(
+def find_one_shot_mismatch(
     chosen: Sequence[Mapping[str, Sequence[bool]]], groups: Sequence[Mapping[str, Collection[int]]]
 ) -> Defect | None:
     """The first collective that is one-shot on one rank and not on its peer."""
@@ -149,4 +149,4 @@ def differing(
     return None
 
 
-__all__ = ["CommLowering", "comm_buffers", "differing", "leaked", "one_shot"]
+__all__ = ["CommLowering", "comm_buffers", "find_leaked_buffers", "find_one_shot_mismatch", "one_shot"]

@@ -11,13 +11,13 @@ from unittest import mock
 import torch
 
 
-def known(function: Callable[..., Any], options: Mapping[str, Any]) -> dict[str, Any]:
+def filter_known_options(function: Callable[..., Any], options: Mapping[str, Any]) -> dict[str, Any]:
     """Those of the options that a function of this torch takes."""
     return {name: value for name, value in options.items() if name in inspect.signature(function).parameters}
 
 
 @contextlib.contextmanager
-def swapped(module: Any, **values: Any) -> Iterator[None]:
+def patch_attributes(module: Any, **values: Any) -> Iterator[None]:
     """Let a module have these attributes meanwhile; names that it does not have in this torch are left out."""
     with contextlib.ExitStack() as stack:
         for name, value in values.items():
@@ -33,8 +33,8 @@ def device_known() -> Iterator[None]:
     from torch.utils import _runtime_estimation
 
     with (
-        swapped(comm_analysis, get_gpu_type=lambda: comm_analysis.NVIDIA_GPU_TYPE.AMPERE),
-        swapped(
+        patch_attributes(comm_analysis, get_gpu_type=lambda: comm_analysis.NVIDIA_GPU_TYPE.AMPERE),
+        patch_attributes(
             _runtime_estimation,
             get_device_tflops=lambda *_, **__: 312.0,  # dense, in tensor cores
             get_gpu_dram_gbps=lambda *_: 1555.0,
@@ -72,4 +72,4 @@ def shardings_untraced() -> Iterator[None]:
         yield
 
 
-__all__ = ["device_known", "forget_shardings", "known", "shardings_untraced", "swapped"]
+__all__ = ["device_known", "filter_known_options", "forget_shardings", "patch_attributes", "shardings_untraced"]

@@ -17,7 +17,7 @@ from tcverify.pytorch.base import TorchPass
 from tcverify.pytorch.effects import define_shapes, effects_as
 from tcverify.pytorch.functional import functional_copy
 from tcverify.pytorch.kernels import define_kernel, forget_kernels
-from tcverify.pytorch.recording import recorded
+from tcverify.pytorch.recording import record_compiled
 
 Tensor = torch.Tensor
 
@@ -46,7 +46,7 @@ class Compile(TorchPass):
             compiled = compile_graph(module, values)
             result = next(node for node in gm.graph.nodes if node.op == "output").args[0]
             _, tree = pytree.tree_flatten(fx.node.map_aggregate(result, lambda x: x))
-            graph = recorded(
+            graph = record_compiled(
                 lambda given: compiled(*given),
                 list(zip((str(n.target) for n in gm.graph.nodes if n.op == "placeholder"), values, strict=True)),
                 lambda got: pytree.tree_unflatten(pytree.tree_leaves(got), tree),

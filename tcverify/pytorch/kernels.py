@@ -39,7 +39,7 @@ class Loops:
 
 
 @dataclass(frozen=True)
-class Kernel:
+class LoopKernel:
     """Loop nests that are one call of the generated code.
 
     Attributes:
@@ -75,7 +75,7 @@ def _symbols(nest: Loops) -> list[list[sympy.Symbol]]:
 class _Memory:
     """What a call of a kernel reads and writes."""
 
-    kernel: Kernel
+    kernel: LoopKernel
     arguments: Sequence[Any]
     made: dict[str, Tensor] = field(default_factory=dict)
 
@@ -335,11 +335,11 @@ class _Elements:
 _RUNNING = threading.Lock()
 
 #: Kernels that generated modules call, by number.
-_KERNELS: dict[int, Kernel] = {}
+_KERNELS: dict[int, LoopKernel] = {}
 _numbers = itertools.count()
 
 
-def kernel(number: int) -> Kernel:
+def kernel(number: int) -> LoopKernel:
     """The kernel of a number: what generated code calls in place of compiled C++."""
     return _KERNELS[number]
 
@@ -374,7 +374,7 @@ def define_kernel(scheduling: Any, src_code: str, nodes: Sequence[Any], kernel_a
         raise Unsupported("a kernel of Inductor is told sizes, which are numbers in programs")
     renamed = dict(V.graph.scheduler.mutation_real_name)
     number = next(_numbers)
-    _KERNELS[number] = Kernel(
+    _KERNELS[number] = LoopKernel(
         tuple(map(_loops, nodes)), positions, frozenset(shared), _local(nodes, positions), renamed
     )
     name = f"cpp_kernel_{wrapper.next_kernel_suffix()}"
@@ -401,4 +401,4 @@ def _local(nodes: Sequence[Any], positions: dict[str, int]) -> dict[str, tuple[i
     return found
 
 
-__all__ = ["Kernel", "Loops", "define_kernel", "forget_kernels", "kernel"]
+__all__ = ["LoopKernel", "Loops", "define_kernel", "forget_kernels", "kernel"]

@@ -10,9 +10,9 @@ from unittest import mock
 from torch import fx
 
 from tcverify.application.pair import Defect
-from tcverify.pytorch.schedule_reading import names, read_schedule
-from tcverify.pytorch.schedules import Promise, Schedule
-from tcverify.pytorch.scheduling import CommsPass, Ordered
+from tcverify.pytorch.schedule_reading import names_of_nodes, read_schedule
+from tcverify.pytorch.schedules import NodeSchedule, OrderPromise
+from tcverify.pytorch.scheduling import CommsPass, ScheduleSeen
 
 
 class DecideOrdering(CommsPass):
@@ -31,8 +31,8 @@ class DecideOrdering(CommsPass):
         super().__init__(**options)
         self._unchained: Defect | None = None
 
-    def promise(self, options: Mapping[str, Any]) -> Promise:
-        return Promise(opaque="among its own" if options["effects"] == "ordered" else "nowhere")
+    def promise(self, options: Mapping[str, Any]) -> OrderPromise:
+        return OrderPromise(opaque="among its own" if options["effects"] == "ordered" else "nowhere")
 
     def settings(self, options: Mapping[str, Any]) -> dict[str, Any]:
         told = {key: value for key, value in options.items() if key not in ("effects", "passes")}
@@ -45,7 +45,7 @@ class DecideOrdering(CommsPass):
 
     @contextlib.contextmanager
     def watched(
-        self, gm: fx.GraphModule, seen: list[tuple[Schedule, list[list[str]]]], failed: list[BaseException]
+        self, gm: fx.GraphModule, seen: list[tuple[NodeSchedule, list[list[str]]]], failed: list[BaseException]
     ) -> Iterator[None]:
         from torch._inductor import comms
 
@@ -58,8 +58,8 @@ class DecideOrdering(CommsPass):
             except Exception as error:
                 failed.append(error)
                 raise
-            self._unchained = unchained(given, made)
-            seen.append((given, names(made)))
+            self._unchained = find_unchained(given, made)
+            seen.append((given, names_of_nodes(made)))
             return made
 
         with mock.patch.object(comms, self.function, call), final_order(seen):
@@ -74,7 +74,7 @@ class DecideOrdering(CommsPass):
 
 
 @contextlib.contextmanager
-def final_order(seen: list[tuple[Schedule, list[list[str]]]]) -> Iterator[None]:
+def final_order(seen: list[tuple[NodeSchedule, list[list[str]]]]) -> Iterator[None]:
     """End compilations where the order of nodes is final, and put it in the place of the last that was seen.
 
     Nodes that only compute and that nobody reads are gone by then.
@@ -84,15 +84,15 @@ def final_order(seen: list[tuple[Schedule, list[list[str]]]]) -> Iterator[None]:
     def finish(scheduler: Any) -> None:
         if seen:
             given, _ = seen[-1]
-            units = names(scheduler.nodes)
+            units = names_of_nodes(scheduler.nodes)
             seen[-1] = given.only({name for unit in units for name in unit}), units
-        raise Ordered
+        raise ScheduleSeen
 
     with mock.patch.object(Scheduler, "process_grouped_nodes", finish):
         yield
 
 
-def unchained(given: Schedule, snodes: Sequence[Any]) -> Defect | None:
+def find_unchained(given: NodeSchedule, snodes: Sequence[Any]) -> Defect | None:
     """The first collective that does not depend on the one before it, be it by way of others."""
     needs: dict[str, set[str]] = {}
     makes: dict[str, str] = {}
@@ -124,4 +124,4 @@ def _behind(name: str, needs: Mapping[str, set[str]], makes: Mapping[str, str]) 
     return found
 
 
-__all__ = ["DecideOrdering", "final_order", "unchained"]
+__all__ = ["DecideOrdering", "final_order", "find_unchained"]

@@ -15,8 +15,8 @@ from torch import fx
 
 from tcverify.pytorch.base import TorchPass
 from tcverify.pytorch.bucketing import require_functional, without_second_waits
-from tcverify.pytorch.compat import device_known, known, swapped
-from tcverify.pytorch.control import plain_order
+from tcverify.pytorch.compat import device_known, filter_known_options, patch_attributes
+from tcverify.pytorch.control_deps import plain_order
 
 #: Estimates the time of a call, in milliseconds; the second argument is a size in bytes that counts instead of its own.
 Estimate = Callable[[fx.Node, "int | None"], "float | None"]
@@ -41,10 +41,10 @@ class ScheduleOverlapBucketing(TorchPass):
         without_second_waits(gm.graph)
         pass_ = module.schedule_overlap_bucketing
         told = {name: value for name, value in options.items() if name != "estimates"}
-        analytic = known(pass_, {"compute_estimator": "analytical"})
+        analytic = filter_known_options(pass_, {"compute_estimator": "analytical"})
         with _undisturbed(module):
             pass_(
-                gm, **known(pass_, told), **analytic,
+                gm, **filter_known_options(pass_, told), **analytic,
                 custom_runtime_estimation=_estimate(gm, options["estimates"], module.is_compute_node, bool(analytic)),
             )  # fmt: skip
         plain_order(gm)
@@ -76,7 +76,7 @@ class ManualOverlapBucketing(TorchPass):
             pass_(
                 gm, plan_of(modules, options["plan"]),
                 module_stack_fn=lambda node: [(owner[node], torch.nn.Module)] if node in owner else [],
-                **known(pass_, {name: options[name] for name in ("insert_overlap_deps", "bucket_mode")}),
+                **filter_known_options(pass_, {name: options[name] for name in ("insert_overlap_deps", "bucket_mode")}),
             )  # fmt: skip
         plain_order(gm)
         gm.recompile()
@@ -103,9 +103,11 @@ def _undisturbed(module: Any) -> Iterator[None]:
 
     with (
         device_known(),
-        swapped(module, get_cached_node_time=lambda _: None, set_cached_node_time=lambda *_, **__: None),
-        swapped(module, estimate_runtime_analytical=lambda _: 0.0),  # 2.11 asks a GPU for these, and only logs them
-        swapped(dist, all_gather_object=ask),
+        patch_attributes(module, get_cached_node_time=lambda _: None, set_cached_node_time=lambda *_, **__: None),
+        patch_attributes(
+            module, estimate_runtime_analytical=lambda _: 0.0
+        ),  # 2.11 asks a GPU for these, and only logs them
+        patch_attributes(dist, all_gather_object=ask),
     ):
         try:
             yield

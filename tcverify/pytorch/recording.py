@@ -21,7 +21,7 @@ from tcverify.ops import lookup, qualified_name, resolve
 Tensor = torch.Tensor
 
 
-def recorded(
+def record_compiled(
     call: Callable[[list[Tensor]], Any], placeholders: Sequence[tuple[str, Tensor]], returned: Callable[[Any], Any]
 ) -> fx.Graph:
     """Call compiled code and return what it did.
@@ -31,7 +31,7 @@ def recorded(
         placeholders: name and value of each input, in order. Values are written where the code writes its inputs.
         returned: brings what the code returned into the containers that the graph is to return.
     """
-    recorder = Recorder()
+    recorder = OpRecorder()
     for name, value in placeholders:
         recorder.input(name, value)
     with torch.no_grad(), recorder:
@@ -42,7 +42,7 @@ def recorded(
     return graph
 
 
-class Recorder(TorchDispatchMode):
+class OpRecorder(TorchDispatchMode):
     """Writes every op that runs under it into a graph, except for views: those are where tensors are used.
 
     Attributes:
@@ -183,4 +183,4 @@ def _without_out(func: Any) -> Any:
     return None
 
 
-__all__ = ["Recorder", "recorded"]
+__all__ = ["OpRecorder", "record_compiled"]

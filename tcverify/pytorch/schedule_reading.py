@@ -7,15 +7,15 @@ from typing import Any
 
 from tcverify.ops import qualified_name
 from tcverify.program.partition import Partition
-from tcverify.pytorch.schedules import Role, Schedule, Step, in_flight
+from tcverify.pytorch.schedules import NodeSchedule, Role, ScheduleStep, resolve_waits
 
 
-def names(snodes: Iterable[Any]) -> list[list[str]]:
+def names_of_nodes(snodes: Iterable[Any]) -> list[list[str]]:
     """The names of nodes, those of one fused node together."""
     return [[leaf.get_name() for leaf in snode.get_nodes()] for snode in snodes]
 
 
-def read_schedule(snodes: Sequence[Any], groups: Collection[str]) -> Schedule:
+def read_schedule(snodes: Sequence[Any], groups: Collection[str]) -> NodeSchedule:
     """The nodes of a scheduler.
 
     Args:
@@ -25,12 +25,12 @@ def read_schedule(snodes: Sequence[Any], groups: Collection[str]) -> Schedule:
 
     leaves = [list(snode.get_nodes()) for snode in snodes]
     storages = _Storages(leaf for unit in leaves for leaf in unit)
-    steps = iter(in_flight([_step(leaf, storages, groups) for unit in leaves for leaf in unit]))
+    steps = iter(resolve_waits([_step(leaf, storages, groups) for unit in leaves for leaf in unit]))
     units = tuple(tuple(next(steps) for _ in unit) for unit in leaves)
     given = set().union(*(storages.of(str(name)) for name in V.graph.graph_inputs))
     sizes = {storage: size for storage, size in storages.sizes.items() if storage not in given}
     kept = frozenset().union(*(storages.of(str(name)) for name in V.graph.get_output_names()))
-    return Schedule(units, sizes, kept, storages.whole)
+    return NodeSchedule(units, sizes, kept, storages.whole)
 
 
 class _Storages:
@@ -100,7 +100,7 @@ def _parent_of(leaf: Any) -> str | None:
     return str(inputs[0].get_name()) if inputs is not None else None
 
 
-def _step(leaf: Any, storages: _Storages, groups: Collection[str]) -> Step:
+def _step(leaf: Any, storages: _Storages, groups: Collection[str]) -> ScheduleStep:
     from torch._inductor import ir
     from torch._inductor.dependencies import WeakDep
 
@@ -118,7 +118,7 @@ def _step(leaf: Any, storages: _Storages, groups: Collection[str]) -> Step:
     nothing: frozenset[str] = frozenset()
     read, written = (nothing.union(*map(storages.of, touched)) for touched in (reads, writes))
     called: str = leaf.get_name()
-    return Step(called, op, read, written, role, group, int(called.rpartition("op")[2]))
+    return ScheduleStep(called, op, read, written, role, group, int(called.rpartition("op")[2]))
 
 
 def _role(node: Any, groups: Collection[str]) -> tuple[Role, str, str | None]:
@@ -141,4 +141,4 @@ def _role(node: Any, groups: Collection[str]) -> tuple[Role, str, str | None]:
     return role, op, group
 
 
-__all__ = ["names", "read_schedule"]
+__all__ = ["names_of_nodes", "read_schedule"]

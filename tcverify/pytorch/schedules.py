@@ -17,7 +17,7 @@ Role = Literal["compute", "collective", "wait", "opaque"]
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class ScheduleStep:
     """One node of the scheduler, as it stands in the list or inside of a fused node.
 
     Attributes:
@@ -45,7 +45,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Schedule:
+class NodeSchedule:
     """The nodes of the scheduler in order.
 
     Attributes:
@@ -55,29 +55,29 @@ class Schedule:
         whole: of which storage a storage is a piece, and allocated with it.
     """
 
-    units: tuple[tuple[Step, ...], ...]
+    units: tuple[tuple[ScheduleStep, ...], ...]
     sizes: Mapping[str, int]
     kept: frozenset[str] = frozenset()
     whole: Mapping[str, str] = field(default_factory=dict)
 
     @property
-    def steps(self) -> tuple[Step, ...]:
+    def steps(self) -> tuple[ScheduleStep, ...]:
         """All nodes in order."""
         return tuple(step for unit in self.units for step in unit)
 
-    def in_order_of(self, units: Sequence[Sequence[str]]) -> Schedule:
+    def in_order_of(self, units: Sequence[Sequence[str]]) -> NodeSchedule:
         """The same nodes in another order, given by name."""
         known = {step.name: step for step in self.steps}
         return replace(self, units=tuple(tuple(known[name] for name in unit) for unit in units))
 
-    def only(self, names: Collection[str]) -> Schedule:
+    def only(self, names: Collection[str]) -> NodeSchedule:
         """These nodes of it, those that communicate, and what waits."""
         units = (tuple(one for one in unit if one.name in names or one.role != "compute") for unit in self.units)
         return replace(self, units=tuple(unit for unit in units if unit))
 
 
 @dataclass(frozen=True, slots=True)
-class Promise:
+class OrderPromise:
     """What a pass promises besides the meaning of the graph.
 
     Attributes:
@@ -90,7 +90,7 @@ class Promise:
     opaque: Literal["everywhere", "among its own", "nowhere"] = "everywhere"
     budget: float | None = None
 
-    def keeps(self, first: Step, second: Step) -> bool:
+    def keeps(self, first: ScheduleStep, second: ScheduleStep) -> bool:
         """Whether two steps that communicate keep their order."""
         opaque = (first.role == "opaque") + (second.role == "opaque")
         if not opaque:
@@ -98,9 +98,9 @@ class Promise:
         return self.opaque == "everywhere" or (self.opaque == "among its own" and opaque == 2)
 
 
-def in_flight(steps: Sequence[Step]) -> tuple[Step, ...]:
+def resolve_waits(steps: Sequence[ScheduleStep]) -> tuple[ScheduleStep, ...]:
     """Let each wait read what the collective reads for which it waits: the last one that writes its storage."""
-    made: list[Step] = []
+    made: list[ScheduleStep] = []
     for step in steps:
         if step.role == "wait":
             starts = (one for one in reversed(made) if one.role == "collective" and one.writes & step.writes)
@@ -111,7 +111,7 @@ def in_flight(steps: Sequence[Step]) -> tuple[Step, ...]:
     return tuple(made)
 
 
-def defects_of_call(before: Schedule, units: Sequence[Sequence[str]], promise: Promise) -> list[Defect]:
+def defects_of_call(before: NodeSchedule, units: Sequence[Sequence[str]], promise: OrderPromise) -> list[Defect]:
     """What is wrong with the order that a pass has made, in names of nodes, of the nodes that it was given.
 
     Each defect names one node; the rank is left to the caller.
@@ -120,9 +120,9 @@ def defects_of_call(before: Schedule, units: Sequence[Sequence[str]], promise: P
     if lost is not None:
         return [Defect("nodes", 0, lost)]
     after = before.in_order_of(units)
-    found = [dependency(before, after), communication(before, after, promise)]
+    found = [find_swapped_dependency(before, after), find_swapped_communication(before, after, promise)]
     if promise.budget is not None:
-        found.append(memory(before, after, promise.budget))
+        found.append(find_memory_growth(before, after, promise.budget))
     return [one for one in found if one is not None]
 
 
@@ -138,7 +138,7 @@ def _lost(before: list[str], after: list[str]) -> str | None:
     return f"the pass returns other nodes than it was given: {'; '.join(said)}"
 
 
-def dependency(before: Schedule, after: Schedule) -> Defect | None:
+def find_swapped_dependency(before: NodeSchedule, after: NodeSchedule) -> Defect | None:
     """The first two nodes that touch one storage, one of them to write, and have swapped."""
     for first, second in _swapped(before.steps, after.steps):
         for what, shared in (
@@ -155,7 +155,7 @@ def dependency(before: Schedule, after: Schedule) -> Defect | None:
     return None
 
 
-def communication(before: Schedule, after: Schedule, promise: Promise) -> Defect | None:
+def find_swapped_communication(before: NodeSchedule, after: NodeSchedule, promise: OrderPromise) -> Defect | None:
     """The first two nodes that communicate, were to keep their order, and have swapped."""
     for first, second in _swapped(before.steps, after.steps, communicating=True):
         if promise.keeps(first, second):
@@ -167,13 +167,13 @@ def communication(before: Schedule, after: Schedule, promise: Promise) -> Defect
     return None
 
 
-def _described(step: Step) -> str:
+def _described(step: ScheduleStep) -> str:
     return f"{step.name} ({step.op}" + (f" on '{step.group}')" if step.group is not None else ")")
 
 
 def _swapped(
-    before: Sequence[Step], after: Sequence[Step], *, communicating: bool = False
-) -> Iterator[tuple[Step, Step]]:
+    before: Sequence[ScheduleStep], after: Sequence[ScheduleStep], *, communicating: bool = False
+) -> Iterator[tuple[ScheduleStep, ScheduleStep]]:
     """Pairs of steps of which the second stands before the first now.
 
     What an earlier pass had swapped may return to the order of the graph, in which every node stands behind what it depends on.
@@ -186,16 +186,16 @@ def _swapped(
                 yield first, second
 
 
-def memory(before: Schedule, after: Schedule, budget: float) -> Defect | None:
+def find_memory_growth(before: NodeSchedule, after: NodeSchedule, budget: float) -> Defect | None:
     """Whether peak memory has grown by more than a part of what it was."""
-    was, now = peak(before), peak(after)
+    was, now = peak_bytes(before), peak_bytes(after)
     if now <= was * (1 + budget):
         return None
     message = f"peak memory is {now} bytes and was {was} before the pass, which may add {budget:.0%} of that"
     return Defect("peak-memory", 0, message)
 
 
-def peak(schedule: Schedule) -> int:
+def peak_bytes(schedule: NodeSchedule) -> int:
     """The most bytes that are allocated at one time.
 
     A storage is allocated by the first unit that touches it and freed behind the last one. Memory inside of fused nodes counts,
@@ -220,9 +220,9 @@ def peak(schedule: Schedule) -> int:
     return most
 
 
-def across_ranks(
-    given: Sequence[Schedule],
-    made: Sequence[Schedule],
+def find_rank_disagreement(
+    given: Sequence[NodeSchedule],
+    made: Sequence[NodeSchedule],
     groups: Sequence[Mapping[str, Collection[int]]],
     roles: Collection[Role] = ("collective", "opaque"),
 ) -> Defect | None:
@@ -253,7 +253,7 @@ def across_ranks(
     return None
 
 
-def _numbers(schedule: Schedule, group: str, roles: Collection[Role]) -> list[int]:
+def _numbers(schedule: NodeSchedule, group: str, roles: Collection[Role]) -> list[int]:
     """The communication of a group in the order of a schedule, by what its number is in the graph."""
     found = [step for step in schedule.steps if step.role in roles and step.group == group]
     order = sorted(found, key=lambda step: step.place)
@@ -261,14 +261,14 @@ def _numbers(schedule: Schedule, group: str, roles: Collection[Role]) -> list[in
 
 
 __all__ = [
-    "Promise",
-    "Schedule",
-    "Step",
-    "across_ranks",
-    "communication",
+    "NodeSchedule",
+    "OrderPromise",
+    "ScheduleStep",
     "defects_of_call",
-    "dependency",
-    "in_flight",
-    "memory",
-    "peak",
+    "find_memory_growth",
+    "find_rank_disagreement",
+    "find_swapped_communication",
+    "find_swapped_dependency",
+    "peak_bytes",
+    "resolve_waits",
 ]

@@ -15,14 +15,14 @@ from tcverify.pytorch.base import TorchPass
 from tcverify.pytorch.compiling import compile_graph, example_inputs, inductor
 from tcverify.pytorch.effects import define_shapes, effects_as
 from tcverify.pytorch.functional import functional_copy
-from tcverify.pytorch.schedule_reading import names, read_schedule
-from tcverify.pytorch.schedules import Promise, Role, Schedule, across_ranks, defects_of_call
+from tcverify.pytorch.schedule_reading import names_of_nodes, read_schedule
+from tcverify.pytorch.schedules import NodeSchedule, OrderPromise, Role, defects_of_call, find_rank_disagreement
 
 #: Options that are no settings of Inductor's.
 _OURS = ("effects", "passes_before")
 
 
-class Ordered(BaseException):
+class ScheduleSeen(BaseException):
     """Ends a compilation whose schedule has been seen. No handler of errors on the way is to see it."""
 
 
@@ -43,13 +43,13 @@ class CommsPass(TorchPass):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self.defects: list[Defect] = []
-        self._given: list[Schedule] = []
-        self._made: list[Schedule] = []
+        self._given: list[NodeSchedule] = []
+        self._made: list[NodeSchedule] = []
         self._groups: list[Mapping[str, Sequence[int]]] = []
 
-    def promise(self, options: Mapping[str, Any]) -> Promise:
+    def promise(self, options: Mapping[str, Any]) -> OrderPromise:
         """What the pass promises with these options."""
-        return Promise()
+        return OrderPromise()
 
     def rewrite(self, gm: fx.GraphModule, options: Mapping[str, Any]) -> fx.GraphModule | None:
         """Compile up to the pass, and judge it."""
@@ -67,13 +67,13 @@ class CommsPass(TorchPass):
         self._made.append(given.in_order_of(units))
         self._groups.append(gm.meta["groups"])
         if len(self._given) == gm.meta["world_size"] and not any(d.aspect == "collective-order" for d in self.defects):
-            found = across_ranks(self._given, self._made, self._groups, self.compared)
+            found = find_rank_disagreement(self._given, self._made, self._groups, self.compared)
             self.defects += [found] if found is not None else []
         return None
 
-    def schedules(self, gm: fx.GraphModule, options: Mapping[str, Any]) -> tuple[Schedule, list[list[str]]] | None:
+    def schedules(self, gm: fx.GraphModule, options: Mapping[str, Any]) -> tuple[NodeSchedule, list[list[str]]] | None:
         """What the pass is given, and the order in which it returns that; None where it was not called."""
-        seen: list[tuple[Schedule, list[list[str]]]] = []
+        seen: list[tuple[NodeSchedule, list[list[str]]]] = []
         failed: list[BaseException] = []
         define_shapes()
         module, values = functional_copy(gm), example_inputs(gm)
@@ -85,7 +85,7 @@ class CommsPass(TorchPass):
         ):
             try:
                 compile_graph(module, values)
-            except Ordered:
+            except ScheduleSeen:
                 pass
             except Exception as error:
                 if failed:
@@ -101,7 +101,7 @@ class CommsPass(TorchPass):
 
     @contextlib.contextmanager
     def watched(
-        self, gm: fx.GraphModule, seen: list[tuple[Schedule, list[list[str]]]], failed: list[BaseException]
+        self, gm: fx.GraphModule, seen: list[tuple[NodeSchedule, list[list[str]]]], failed: list[BaseException]
     ) -> Iterator[None]:
         """Look at what the pass is given and what it returns, its last call at the end of the compilation."""
         from torch._inductor import comms
@@ -112,7 +112,7 @@ class CommsPass(TorchPass):
         def finish(snodes: list[Any]) -> list[Any]:
             # `call` is the last of the passes, and may be among the earlier ones.
             last(snodes)
-            raise Ordered
+            raise ScheduleSeen
 
         with (
             mock.patch.object(comms, "print", return_value=None, create=True),  # torch 2.9 says what it estimates
@@ -122,7 +122,7 @@ class CommsPass(TorchPass):
             yield
 
     def judged(
-        self, gm: fx.GraphModule, seen: list[tuple[Schedule, list[list[str]]]], failed: list[BaseException]
+        self, gm: fx.GraphModule, seen: list[tuple[NodeSchedule, list[list[str]]]], failed: list[BaseException]
     ) -> Callable[[list[Any]], list[Any]]:
         """The pass, which also says what it was given and what it returned, or how it failed."""
         from torch._inductor import comms
@@ -136,7 +136,7 @@ class CommsPass(TorchPass):
             except Exception as error:
                 failed.append(error)
                 raise
-            seen.append((given, names(made)))
+            seen.append((given, names_of_nodes(made)))
             return made
 
         return call
@@ -191,10 +191,10 @@ class _Iterative(CommsPass):
     unsafe: ClassVar[str]
     budget: ClassVar[str]
 
-    def promise(self, options: Mapping[str, Any]) -> Promise:
+    def promise(self, options: Mapping[str, Any]) -> OrderPromise:
         budget = options[self.budget] if has_setting(self.budget) else 0.0
         keeps = not has_setting(self.unsafe) or not options[self.unsafe]
-        return Promise(order=keeps, budget=budget)
+        return OrderPromise(order=keeps, budget=budget)
 
 
 class PreservePeakMemory(_Iterative):
@@ -225,8 +225,8 @@ class SimpleOverlap(CommsPass):
     name = "torch:comms.simple_overlap"
     function = "simple_overlap"
 
-    def promise(self, options: Mapping[str, Any]) -> Promise:
-        return Promise(budget=0.0)
+    def promise(self, options: Mapping[str, Any]) -> OrderPromise:
+        return OrderPromise(budget=0.0)
 
     def settings(self, options: Mapping[str, Any]) -> dict[str, Any]:
         told = {key: value for key, value in options.items() if key not in _OURS}
@@ -240,7 +240,7 @@ class SimpleOverlap(CommsPass):
 
     @contextlib.contextmanager
     def watched(
-        self, gm: fx.GraphModule, seen: list[tuple[Schedule, list[list[str]]]], failed: list[BaseException]
+        self, gm: fx.GraphModule, seen: list[tuple[NodeSchedule, list[list[str]]]], failed: list[BaseException]
     ) -> Iterator[None]:
         from torch._inductor import comms
 
@@ -248,7 +248,7 @@ class SimpleOverlap(CommsPass):
 
         def finish(snodes: list[Any]) -> list[Any]:
             call(snodes)
-            raise Ordered
+            raise ScheduleSeen
 
         with mock.patch.object(comms, self.function, finish):
             yield
@@ -256,10 +256,10 @@ class SimpleOverlap(CommsPass):
 
 __all__ = [
     "CommsPass",
-    "Ordered",
     "PreservePeakMemory",
     "RaiseComms",
     "ReorderCompute",
+    "ScheduleSeen",
     "SimpleOverlap",
     "SinkWaits",
     "SinkWaitsIterative",

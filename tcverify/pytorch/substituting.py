@@ -8,7 +8,7 @@ from typing import Any
 from torch import fx
 
 from tcverify.pytorch.base import TorchPass
-from tcverify.pytorch.compat import swapped
+from tcverify.pytorch.compat import patch_attributes
 
 
 class LowContentionCollectives(TorchPass):
@@ -39,7 +39,7 @@ class LowContentionCollectives(TorchPass):
             "aten_distributed_optimizations.low_contention_skip_overlap_check": options["skip_overlap_check"],
         }
         with (
-            swapped(
+            patch_attributes(
                 _symmetric_memory,
                 is_symm_mem_enabled_for_group=lambda name: str(name) in enabled, enable_symm_mem_for_group=enable,
             ),

@@ -10,13 +10,13 @@ from tcverify.registry.registry import Registry
 #: What takes each kind of evidence: a function of `Evidence`, called when a check first asks for the kind.
 EVIDENCE: Registry[Callable[..., Any]] = Registry(
     {
-        "lockstep": "tcverify.verification.evidence.lockstep:take",
-        "domain": "tcverify.verification.evidence.domain:take",
-        "second-application": "tcverify.verification.evidence.second_application:take",
-        "stream-orders": "tcverify.verification.evidence.stream_orders:take",
-        "timings": "tcverify.verification.evidence.timings:take",
-        "arena": "tcverify.verification.evidence.arena:take",
-        "exact-difference": "tcverify.verification.evidence.exact_difference:take",
+        "lockstep": "tcverify.verification.evidence.lockstep:run_lockstep",
+        "domain": "tcverify.verification.evidence.domain:run_in_domain",
+        "second-application": "tcverify.verification.evidence.second_application:compare_second_application",
+        "stream-orders": "tcverify.verification.evidence.stream_orders:explore_streams",
+        "timings": "tcverify.verification.evidence.timings:run_extremes",
+        "arena": "tcverify.verification.evidence.arena:run_arena",
+        "exact-difference": "tcverify.verification.evidence.exact_difference:explain_difference",
         "conditioning": "tcverify.verification.evidence.measures:conditioning",
         "rounding": "tcverify.verification.evidence.measures:rounding",
         "op-laws": "tcverify.verification.evidence.measures:op_laws",

@@ -51,14 +51,14 @@ def loaded_extensions() -> tuple[str, ...]:
     return tuple(_LOADED)
 
 
-def extended() -> tuple[str, ...]:
+def list_extension_state() -> tuple[str, ...]:
     """Return what processes that are started now know of the user's: extensions and laws."""
     return (*_LOADED, *declared_op_laws())
 
 
 def extensions_here() -> dict[str, list[str]]:
     """Return what another process needs to load the same extensions and laws, as JSON can hold it."""
-    if not extended():
+    if not list_extension_state():
         return {}
     return {"references": list(_LOADED), "laws": list(declared_op_laws()), "path": [str(Path.cwd()), *sys.path]}
 
@@ -89,8 +89,8 @@ _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 
 
 __all__ = [
-    "extended",
     "extensions_here",
+    "list_extension_state",
     "load_extension",
     "load_extensions_of",
     "loaded_extensions",

@@ -44,7 +44,7 @@ ALONE = ("dtensor",)
 SEPARATOR = ","
 
 
-def together(names: Iterable[str]) -> str:
+def join_strategy_names(names: Iterable[str]) -> str:
     """The name of what draws from several strategies, from each an equal share; `programs_of` takes it.
 
     Raises:
@@ -57,10 +57,10 @@ def together(names: Iterable[str]) -> str:
     return SEPARATOR.join(several)
 
 
-def searchable(name: str | None) -> bool:
+def is_searchable(name: str | None) -> bool:
     """Whether programs may be edited that a strategy draws, or several: those of users may rest on what an edit breaks."""
     parts = [] if name is None else name.split(SEPARATOR)
     return bool(parts) and all(part in STRATEGIES.references and part not in ALONE for part in parts)
 
 
-__all__ = ["ALONE", "DEFAULT_STRATEGY", "SEPARATOR", "STRATEGIES", "searchable", "together"]
+__all__ = ["ALONE", "DEFAULT_STRATEGY", "SEPARATOR", "STRATEGIES", "is_searchable", "join_strategy_names"]

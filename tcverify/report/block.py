@@ -10,8 +10,8 @@ from tcverify.cases.counterexample import FILE_NAME, Counterexample
 from tcverify.explain.diagnosis import Diagnosis, diagnose
 from tcverify.program import KINDS, Program
 from tcverify.program.statistics import TABLE_HEADINGS, table_rows
-from tcverify.report.listing import Line, difference, graph_lines, input_lines
-from tcverify.report.sanitize import count, plain, plain_lines
+from tcverify.report.listing import ListingLine, graph_lines, input_lines, listing_difference
+from tcverify.report.sanitize import plural, sanitize, sanitize_lines
 from tcverify.report.timetable import given_line, time_line, timetables
 
 #: Longest detail and longest graph that are shown, in lines; files hold them whole.
@@ -29,8 +29,8 @@ MAX_LINES = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
-    """What is shown of a counterexample. Every text is one line that no terminal acts upon, see `plain`.
+class ReportBlock:
+    """What is shown of a counterexample. Every text is one line that no terminal acts upon, see `sanitize`.
 
     Attributes:
         name: of the pass.
@@ -68,7 +68,7 @@ class Block:
     program: str
     inputs: list[str]
     rank: int
-    graph: list[Line]
+    graph: list[ListingLine]
     caption: str
     listing: list[str]
     blamed: str | None
@@ -79,7 +79,7 @@ class Block:
     reproduce: list[str]
 
 
-def make_block(case: Counterexample, path: Path | None, diagnosis: Diagnosis | None = None) -> Block:
+def make_block(case: Counterexample, path: Path | None, diagnosis: Diagnosis | None = None) -> ReportBlock:
     """Arrange a counterexample for people.
 
     Args:
@@ -100,34 +100,34 @@ def make_block(case: Counterexample, path: Path | None, diagnosis: Diagnosis | N
         f"rank {v.rank}: {v.label}{list(v.index)} expected {v.expected:.9g}, actual {v.actual:.9g}" for v in case.values
     ]
     graph, caption = _graph(case, diagnosis)
-    title = plain(finding.title)
-    return Block(
-        name=plain(case.facts.name),
-        headline=plain(f"{finding.kind}: {KINDS.get(finding.kind, finding.check)}"),
+    title = sanitize(finding.title)
+    return ReportBlock(
+        name=sanitize(case.facts.name),
+        headline=sanitize(f"{finding.kind}: {KINDS.get(finding.kind, finding.check)}"),
         title=title,
-        detail=[] if plain(finding.detail) in title else _shorten(plain_lines(finding.detail), MAX_DETAIL_LINES),
+        detail=[] if sanitize(finding.detail) in title else _shorten(sanitize_lines(finding.detail), MAX_DETAIL_LINES),
         times=_times(case, rank),
-        divergence=plain(str(diagnosis.first)) if diagnosis.first is not None else "",
-        made_by=plain("; ".join(map(str, case.made_by[:MAX_LINES]))),
-        blame=plain(str(case.blame)) if case.blame is not None else "",
+        divergence=sanitize(str(diagnosis.first)) if diagnosis.first is not None else "",
+        made_by=sanitize("; ".join(map(str, case.made_by[:MAX_LINES]))),
+        blame=sanitize(str(case.blame)) if case.blame is not None else "",
         literal=finding.check == "application",
-        program=f"{program.mesh}; {count(program.size, 'node')}{shrunk}; seed {program.seed}{_told(program)}",
-        inputs=[plain(text) for text in input_lines(program, case.real_shapes)],
+        program=f"{program.mesh}; {plural(program.size, 'node')}{shrunk}; seed {program.seed}{_told(program)}",
+        inputs=[sanitize(text) for text in input_lines(program, case.real_shapes)],
         rank=rank,
         graph=graph,
         caption=caption,
-        listing=_shorten(plain_lines(case.listing), MAX_GRAPH_LINES) if case.rewritten is None else [],
+        listing=_shorten(sanitize_lines(case.listing), MAX_GRAPH_LINES) if case.rewritten is None else [],
         blamed=_blamed(case, diagnosis),
-        values=_first([plain(text) for text in values]),
+        values=_first([sanitize(text) for text in values]),
         statistics=_statistics(case),
-        others=_first([plain(f"{f.kind}: {f.title}") for f in case.others]),
-        footer=plain(f"found by {finding.check} {where}{domain}; {versions}"),
+        others=_first([sanitize(f"{f.kind}: {f.title}") for f in case.others]),
+        footer=sanitize(f"found by {finding.check} {where}{domain}; {versions}"),
         reproduce=_commands(case, path) if path is not None else [],
     )
 
 
 def _statistics(case: Counterexample) -> list[tuple[str, ...]]:
-    rows = [tuple(map(plain, row)) for row in table_rows(case.statistics[:MAX_ENTRIES])]
+    rows = [tuple(map(sanitize, row)) for row in table_rows(case.statistics[:MAX_ENTRIES])]
     return [TABLE_HEADINGS, *rows] if rows else []
 
 
@@ -141,27 +141,27 @@ def _times(case: Counterexample, rank: int) -> list[str]:
         lines = [(f"time of rank {rank}", time_line(after))]
         lines += [("before the pass", time_line(before))] if before is not None else []
     lines.append(("told to the pass", given_line(case.program, rank)))
-    return [plain(f"{what}: {line}") for what, line in lines if line]
+    return [sanitize(f"{what}: {line}") for what, line in lines if line]
 
 
 def _blamed(case: Counterexample, diagnosis: Diagnosis) -> str | None:
     return diagnosis.first.node if diagnosis.first is not None else case.finding.node
 
 
-def _graph(case: Counterexample, diagnosis: Diagnosis) -> tuple[list[Line], str]:
+def _graph(case: Counterexample, diagnosis: Diagnosis) -> tuple[list[ListingLine], str]:
     rank = diagnosis.rank
     if case.rewritten is not None:
-        lines = difference(case.program, case.rewritten, rank)
+        lines = listing_difference(case.program, case.rewritten, rank)
         caption = f"rank {rank}, before ⇒ after the pass (- removed, + added)"
         if all(line.mark == " " for line in lines):
             caption = f"rank {rank}, unchanged by the pass"
     else:
-        lines = [Line(" ", name, text) for name, text in graph_lines(case.program, rank)]
+        lines = [ListingLine(" ", name, text) for name, text in graph_lines(case.program, rank)]
         caption = f"rank {rank}, before the pass"
-    return [Line(e.mark, e.node, plain(e.text)) for e in _focus(lines, _blamed(case, diagnosis))], caption
+    return [ListingLine(e.mark, e.node, sanitize(e.text)) for e in _focus(lines, _blamed(case, diagnosis))], caption
 
 
-def _focus(lines: list[Line], blamed: str | None) -> list[Line]:
+def _focus(lines: list[ListingLine], blamed: str | None) -> list[ListingLine]:
     """Of a long graph, keep what changed and what stands around it."""
     if len(lines) <= MAX_GRAPH_LINES:
         return lines
@@ -169,17 +169,17 @@ def _focus(lines: list[Line], blamed: str | None) -> list[Line]:
     for i, line in enumerate(lines):
         if line.mark != " " or line.node == blamed:
             near.update(range(i - CONTEXT, i + CONTEXT + 1))
-    kept: list[Line] = []
+    kept: list[ListingLine] = []
     skipped = 0
     for i, line in enumerate(lines):
         if i in near and len(kept) < MAX_GRAPH_LINES:
             if skipped:
-                kept.append(Line(" ", "", f"… {count(skipped, 'node')} …"))
+                kept.append(ListingLine(" ", "", f"… {plural(skipped, 'node')} …"))
                 skipped = 0
             kept.append(line)
         else:
             skipped += 1
-    return [*kept, Line(" ", "", f"… {count(skipped, 'node')} …")] if skipped else kept
+    return [*kept, ListingLine(" ", "", f"… {plural(skipped, 'node')} …")] if skipped else kept
 
 
 def _commands(case: Counterexample, path: Path) -> list[str]:
@@ -207,4 +207,4 @@ def _first(entries: list[str]) -> list[str]:
 def _told(program: Program) -> str:
     """The options that a program brings for the pass, as the end of a line about it."""
     named = (f"{name}={value}" for name, value in program.options.items())
-    return plain(f"; options {', '.join(named)}") if program.options else ""
+    return sanitize(f"; options {', '.join(named)}") if program.options else ""

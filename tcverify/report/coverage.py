@@ -10,11 +10,11 @@ from pathlib import Path
 from torch import fx
 
 from tcverify.campaign import FileReach
-from tcverify.campaign.search import KernelFound, Searched
+from tcverify.campaign.search import KernelFound, SearchSummary
 from tcverify.ops import qualified_name
 from tcverify.report.alignment import align
-from tcverify.report.listing import Line, difference, graph_lines, op_text
-from tcverify.report.sanitize import count, plain
+from tcverify.report.listing import ListingLine, graph_lines, listing_difference, op_text
+from tcverify.report.sanitize import plural, sanitize
 from tcverify.system.files import source_name
 
 #: Entries that are shown of each kind; events.ndjson holds all.
@@ -30,30 +30,30 @@ def reach_line(files: Sequence[FileReach]) -> str:
     ran, went = sum(one.lines_reached for one in files), sum(one.outcomes_reached for one in files)
     name = source_name(files[0].file)
     where = name if len(files) == 1 else f"{name} and {len(files) - 1} more"
-    return plain(f"reached of {where}: {ran} of {lines} lines, {went} of {outcomes} outcomes of conditions")
+    return sanitize(f"reached of {where}: {ran} of {lines} lines, {went} of {outcomes} outcomes of conditions")
 
 
-def searched_line(searched: Searched) -> str:
+def searched_line(searched: SearchSummary) -> str:
     """What a search came to, in a sentence that a user may quote."""
     number = len(searched.kernels)
-    shown = f"{count(number, 'kernel')} ({count(searched.behaviours, 'behaviour')})"
+    shown = f"{plural(number, 'kernel')} ({plural(searched.behaviours, 'behaviour')})"
     if searched.exhausted == number and not searched.skipped:
         line = f"searched: every program one edit away from {shown} was tried, {searched.tried:,} in all"
         return line + (f", {searched.further:,} of them further away" if searched.further else "")
-    line = f"searched: {shown}; {count(searched.tried - searched.further, 'program')} one edit away from them tried"
+    line = f"searched: {shown}; {plural(searched.tried - searched.further, 'program')} one edit away from them tried"
     line += f", all of those of {searched.exhausted:,}" if searched.exhausted else ""
     line += f"; {searched.further:,} further away" if searched.further else ""
     return line + (f"; {searched.skipped:,} with a known cause left out" if searched.skipped else "")
 
 
-def suspect_lines(searched: Searched) -> list[str]:
+def suspect_lines(searched: SearchSummary) -> list[str]:
     """Lines of the pass that most programs which go wrong reach, and few of those that pass."""
     found = []
     for one in searched.suspects:
         lines = f"{one.first}" if one.first == one.last else f"{one.first}-{one.last}"
-        often = f"{one.wrong} of {count(one.of_wrong, 'kernel')} that {'go' if one.of_wrong > 1 else 'goes'} wrong"
+        often = f"{one.wrong} of {plural(one.of_wrong, 'kernel')} that {'go' if one.of_wrong > 1 else 'goes'} wrong"
         found.append(
-            plain(
+            sanitize(
                 f"suspect: {source_name(one.file)}:{lines}, reached by {often}, by {one.passed} of {one.of_passed} that pass"
             )
         )
@@ -61,7 +61,7 @@ def suspect_lines(searched: Searched) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Pattern:
+class KernelPattern:
     """Kernels with which the pass does the same.
 
     Attributes:
@@ -78,7 +78,7 @@ class Pattern:
         return self.kernels[0].changed
 
 
-def patterns(searched: Searched) -> list[Pattern]:
+def group_kernels(searched: SearchSummary) -> list[KernelPattern]:
     """The kernels by what the pass does with them: those that it changes first, and of these those with the smallest kernels."""
     found: dict[object, list[KernelFound]] = {}
 
@@ -87,7 +87,7 @@ def patterns(searched: Searched) -> list[Pattern]:
 
     for kernel in sorted(searched.kernels, key=order):
         found.setdefault((kernel.changed, kernel.rewrite or rewrite_words(kernel)), []).append(kernel)
-    return [Pattern(rewrite_words(kernels[0]), tuple(kernels)) for kernels in found.values()]
+    return [KernelPattern(rewrite_words(kernels[0]), tuple(kernels)) for kernels in found.values()]
 
 
 def rewrite_words(kernel: KernelFound) -> str:
@@ -119,18 +119,18 @@ def changed_rank(kernel: KernelFound) -> int:
     for rank, (old, new) in enumerate(zip(kernel.program.ranks, kernel.rewritten.ranks, strict=True)):
         if (old.graph, new.graph) not in seen:
             seen.add((old.graph, new.graph))
-            if any(line.mark != " " for line in difference(kernel.program, kernel.rewritten, rank)):
+            if any(line.mark != " " for line in listing_difference(kernel.program, kernel.rewritten, rank)):
                 return rank
     return 0
 
 
-def kernel_listing(kernel: KernelFound) -> list[Line]:
+def kernel_listing(kernel: KernelFound) -> list[ListingLine]:
     """The graph of a kernel on the rank that `changed_rank` says, before ⇒ after the pass where it changes it."""
     if kernel.rewritten is not None:
-        found = difference(kernel.program, kernel.rewritten, changed_rank(kernel))
+        found = listing_difference(kernel.program, kernel.rewritten, changed_rank(kernel))
     else:
-        found = [Line(" ", name, text) for name, text in graph_lines(kernel.program, 0)]
-    return [Line(line.mark, line.node, plain(line.text)) for line in found]
+        found = [ListingLine(" ", name, text) for name, text in graph_lines(kernel.program, 0)]
+    return [ListingLine(line.mark, line.node, sanitize(line.text)) for line in found]
 
 
 def first_to_reach(kernel: KernelFound) -> str:
@@ -139,17 +139,17 @@ def first_to_reach(kernel: KernelFound) -> str:
     for point in kernel.reached:
         lines.setdefault(Path(point.file).name, set()).add(point.line)
     places = [f"{name}:{run}" for name, numbers in lines.items() for run in _runs(sorted(numbers))]
-    return plain(f"first to reach {', '.join(places[:MOST_PLACES])}") if places else ""
+    return sanitize(f"first to reach {', '.join(places[:MOST_PLACES])}") if places else ""
 
 
-def kernel_lines(searched: Searched) -> list[Line]:
+def kernel_lines(searched: SearchSummary) -> list[ListingLine]:
     """The patterns that the pass knows: of each the smallest kernel, before ⇒ after the pass."""
-    lines: list[Line] = []
+    lines: list[ListingLine] = []
 
     def line(text: str = "") -> None:
-        lines.append(Line(" ", "", text))
+        lines.append(ListingLine(" ", "", text))
 
-    for pattern in patterns(searched):
+    for pattern in group_kernels(searched):
         kernel, more = pattern.kernels[0], len(pattern.kernels) - 1
         line()
         line(f"kernel: {pattern.words}")
@@ -157,10 +157,10 @@ def kernel_lines(searched: Searched) -> list[Line]:
             line(f"  {where}")
         if rank := changed_rank(kernel):
             line(f"  on rank {rank}")
-        lines += [Line(one.mark, one.node, f"  {one.mark} {one.text}") for one in kernel_listing(kernel)]
+        lines += [ListingLine(one.mark, one.node, f"  {one.mark} {one.text}") for one in kernel_listing(kernel)]
         if more:
             same = "with this rewrite" if pattern.changed else f"left as {'it is' if more == 1 else 'they are'}"
-            line(f"  {count(more, 'more kernel')} {same}")
+            line(f"  {plural(more, 'more kernel')} {same}")
     return lines
 
 
@@ -196,7 +196,7 @@ def _short_names(ops: Sequence[str]) -> dict[str, str]:
         str,
     ]
     return {
-        op: plain(next(form(op) for form in forms if [form(one) for one in ops].count(form(op)) == 1)) for op in ops
+        op: sanitize(next(form(op) for form in forms if [form(one) for one in ops].count(form(op)) == 1)) for op in ops
     }
 
 
@@ -209,7 +209,7 @@ def unreached_lines(files: Sequence[FileReach]) -> list[str]:
         found += [f"{name} line {_listed(runs)}"] * bool(runs)
         found += [f"{name}: false on line {_listed([str(line) for line in one.always_true])}"] * bool(one.always_true)
         found += [f"{name}: a call of {_listed(one.uncalled)}"] * bool(one.uncalled)
-    return [plain(line) for line in found]
+    return [sanitize(line) for line in found]
 
 
 def _runs(lines: Sequence[int]) -> list[str]:
@@ -228,12 +228,12 @@ def _listed(entries: Sequence[str]) -> str:
 
 
 __all__ = [
-    "Pattern",
+    "KernelPattern",
     "changed_rank",
     "first_to_reach",
+    "group_kernels",
     "kernel_lines",
     "kernel_listing",
-    "patterns",
     "reach_line",
     "rewrite_words",
     "searched_line",

@@ -21,11 +21,11 @@ from typing import Any
 from xml.etree import ElementTree
 
 from tcverify.campaign import CampaignFinished, CampaignStarted, Crashed, Event, FindingFound, Progress, RunFinished
-from tcverify.cases.baseline import reference
+from tcverify.cases.baseline import pass_reference
 from tcverify.cases.counterexample import FILE_NAME, Counterexample
 from tcverify.report.coverage import reach_line, unreached_lines
 from tcverify.report.known_findings import known_line
-from tcverify.report.sanitize import count, one_line, plain
+from tcverify.report.sanitize import one_line, plural, sanitize
 from tcverify.report.text import to_text
 from tcverify.system.files import write_atomically
 
@@ -113,7 +113,7 @@ class JunitReport:
     def _suite(self, number: int, suite: _Suite) -> ElementTree.Element:
         started, finished = suite.started, suite.finished
         facts = {
-            "tcverify.pass": reference(started.facts),
+            "tcverify.pass": pass_reference(started.facts),
             "tcverify.mesh": started.mesh,
             "tcverify.seed": started.seed,
         }
@@ -125,7 +125,7 @@ class JunitReport:
             never = unreached_lines(finished.reached)
             facts |= {"tcverify.reached": reach_line(finished.reached)} if finished.reached else {}
             facts |= {"tcverify.never-reached": "; ".join(never)} if never else {}
-        name = f"{plain(started.facts.name)} on {started.mesh}"
+        name = f"{sanitize(started.facts.name)} on {started.mesh}"
         problem = suite.problem if finished is None else ""
         texts = self._output(suite), problem
         return _suite_element(number, name, suite.timestamp, suite.elapsed, facts, self._campaign(suite), texts)
@@ -133,7 +133,7 @@ class JunitReport:
     def _run_suite(self, number: int, ended: RunFinished) -> ElementTree.Element:
         """A suite that says why a run failed of whose campaigns none did."""
         case = ElementTree.Element("testcase", classname="tcverify", name="the run", time="0.000")
-        why = plain(ended.error) or f"the run ended with exit code {ended.code}"
+        why = sanitize(ended.error) or f"the run ended with exit code {ended.code}"
         _problem(case, "error", "run-failed", why)
         facts = {"tcverify.exit-code": ended.code}
         return _suite_element(number, "tcverify run", _now(), 0.0, facts, [case], ("", why))
@@ -148,12 +148,12 @@ class JunitReport:
             _problem(whole, "error", "unfinished", suite.problem)
         elif finished.stop == "interrupted":
             _problem(
-                whole, "error", "interrupted", f"interrupted after {count(finished.statistics.programs, 'program')}"
+                whole, "error", "interrupted", f"interrupted after {plural(finished.statistics.programs, 'program')}"
             )
         elif finished.verdict != "passed":
             _problem(whole, "failure", finished.verdict.replace(" ", "-"), finished.why or finished.verdict)
         elif finished.statistics.inconclusive and "inconclusive" in self.failing:
-            told = f"{count(finished.statistics.inconclusive, 'program')} inconclusive"
+            told = f"{plural(finished.statistics.inconclusive, 'program')} inconclusive"
             _problem(whole, "failure", "inconclusive", told)
         cases = [whole]
         for further in suite.cases[1:]:
@@ -165,27 +165,31 @@ class JunitReport:
         return cases
 
     def _case(self, started: CampaignStarted, name: str, seconds: float) -> ElementTree.Element:
-        where = f"{reference(started.facts)}[{started.mesh}]"
-        return ElementTree.Element("testcase", classname=_xml(where), name=_xml(plain(name)), time=f"{seconds:.3f}")
+        where = f"{pass_reference(started.facts)}[{started.mesh}]"
+        return ElementTree.Element("testcase", classname=_xml(where), name=_xml(sanitize(name)), time=f"{seconds:.3f}")
 
     def _finding(self, element: ElementTree.Element, case: Counterexample) -> None:
         told = f"{case.finding.kind}: {case.finding.title}, case {case.id}"
         if self.accepting:
-            ElementTree.SubElement(element, "skipped", message=_xml(plain(f"goes to the baseline: {told}")))
+            ElementTree.SubElement(element, "skipped", message=_xml(sanitize(f"goes to the baseline: {told}")))
             return
         text = to_text(case, self.report_dir / case.id / FILE_NAME)
-        _problem(element, "failure", case.finding.kind, plain(told), text)
+        _problem(element, "failure", case.finding.kind, sanitize(told), text)
 
     def _output(self, suite: _Suite) -> str:
         """What the summary on the terminal says beside the verdict."""
         if suite.finished is None:
             return ""
         counts = suite.finished.statistics
-        lines = [f"{suite.finished.verdict}: {count(counts.programs, 'program')}, {counts.changed} changed by the pass"]
+        lines = [
+            f"{suite.finished.verdict}: {plural(counts.programs, 'program')}, {counts.changed} changed by the pass"
+        ]
         for reason, number in counts.doubts.most_common():
-            lines.append(f"inconclusive, {reason}: {count(number, 'program')} ({plain(counts.doubt_details[reason])})")
+            lines.append(
+                f"inconclusive, {reason}: {plural(number, 'program')} ({sanitize(counts.doubt_details[reason])})"
+            )
         for reason, number in counts.notes.most_common():
-            lines.append(f"{reason}: {count(number, 'program')} ({plain(counts.note_details[reason])})")
+            lines.append(f"{reason}: {plural(number, 'program')} ({sanitize(counts.note_details[reason])})")
         return "\n".join(lines)
 
 
@@ -231,7 +235,7 @@ def _now() -> str:
 
 
 def _problem(element: ElementTree.Element, tag: str, kind: str, message: str, text: str = "") -> None:
-    problem = ElementTree.SubElement(element, tag, type=_xml(plain(kind)), message=_xml(message))
+    problem = ElementTree.SubElement(element, tag, type=_xml(sanitize(kind)), message=_xml(message))
     problem.text = _xml(text or message)
 
 

@@ -7,17 +7,17 @@ from pathlib import Path
 
 from tcverify.campaign import CampaignFinished
 from tcverify.campaign.events import Stop
-from tcverify.cases.baseline import Baseline, Known, reference
-from tcverify.report.sanitize import count, plain
+from tcverify.cases.baseline import Baseline, KnownFinding, pass_reference
+from tcverify.report.sanitize import plural, sanitize
 
 #: Ends of a campaign that say nothing about what it did not see.
 _CUT: tuple[Stop, ...] = ("interrupted", "first finding")
 
 
-def known_line(entry: Known, programs: int) -> str:
+def known_line(entry: KnownFinding, programs: int) -> str:
     """Return one line about a known finding that was seen."""
     why = entry.reason or "no reason is given"
-    return plain(f"known, {entry.kind}: {count(programs, 'program')} ({' '.join(why.split())})")
+    return sanitize(f"known, {entry.kind}: {plural(programs, 'program')} ({' '.join(why.split())})")
 
 
 def baseline_lines(baseline: Baseline, path: Path, finished: Sequence[CampaignFinished]) -> Iterator[str]:
@@ -25,17 +25,19 @@ def baseline_lines(baseline: Baseline, path: Path, finished: Sequence[CampaignFi
 
     Findings of passes that did not run, or not to the end, are not missed.
     """
-    whole = {reference(one.facts) for one in finished} - {reference(one.facts) for one in finished if one.stop in _CUT}
-    ran = {reference(one.facts) for one in finished}
+    whole = {pass_reference(one.facts) for one in finished} - {
+        pass_reference(one.facts) for one in finished if one.stop in _CUT
+    }
+    ran = {pass_reference(one.facts) for one in finished}
     seen = {entry.key for one in finished for entry, _ in one.known}
     asked = [entry for entry in baseline.known if entry.target in ran]
     others = len(baseline.known) - len(asked)
     elsewhere = f"; {others} of passes that did not run" if others else ""
     hits = sum(entry.key in seen for entry in asked)
-    yield plain(f"baseline {path}: {hits} of {count(len(asked), 'known finding')} seen{elsewhere}")
+    yield sanitize(f"baseline {path}: {hits} of {plural(len(asked), 'known finding')} seen{elsewhere}")
     for entry in asked:
         if entry.target in whole and entry.key not in seen:
-            yield plain(f"  no longer seen, {entry.kind} of {entry.target}: {entry.fingerprint}; remove it?")
+            yield sanitize(f"  no longer seen, {entry.kind} of {entry.target}: {entry.fingerprint}; remove it?")
 
 
 __all__ = ["baseline_lines", "known_line"]

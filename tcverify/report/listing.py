@@ -28,7 +28,7 @@ Sign: TypeAlias = Literal[" ", "-", "+"]
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class ListingLine:
     """One node.
 
     Attributes:
@@ -48,18 +48,18 @@ def graph_lines(program: Program, rank: int) -> list[tuple[str, str]]:
     return [(node.name, _line(node, binding.constants)) for node in program.graphs[binding.graph].nodes]
 
 
-def difference(before: Program, after: Program, rank: int) -> list[Line]:
+def listing_difference(before: Program, after: Program, rank: int) -> list[ListingLine]:
     """Return both graphs of a rank as one listing with the changes marked. Cost is n log n in the number of nodes."""
     old, new = graph_lines(before, rank), graph_lines(after, rank)
     places = {line: i for i, line in enumerate(old)}  # a line names its node: no two are equal
     paired = [(places[line], j) for j, line in enumerate(new) if line in places]
     kept = [paired[k] for k in longest_increasing([i for i, _ in paired])]
-    lines: list[Line] = []
+    lines: list[ListingLine] = []
     a = c = 0
     for b, d in [*kept, (len(old), len(new))]:
-        lines += [Line("-", name, text) for name, text in old[a:b]]
-        lines += [Line("+", name, text) for name, text in new[c:d]]
-        lines += [Line(" ", name, text) for name, text in old[b : b + 1]]
+        lines += [ListingLine("-", name, text) for name, text in old[a:b]]
+        lines += [ListingLine("+", name, text) for name, text in new[c:d]]
+        lines += [ListingLine(" ", name, text) for name, text in old[b : b + 1]]
         a, c = b + 1, d + 1
     return lines
 

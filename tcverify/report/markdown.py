@@ -7,8 +7,8 @@ from pathlib import Path
 from tcverify.cases.counterexample import Counterexample
 from tcverify.explain.diagnosis import diagnose
 from tcverify.program import KINDS
-from tcverify.report.block import Block, make_block
-from tcverify.report.sanitize import count, plain
+from tcverify.report.block import ReportBlock, make_block
+from tcverify.report.sanitize import plural, sanitize
 
 #: Lines of a graph or a detail beyond which it is folded away.
 OPEN_LINES = 20
@@ -33,13 +33,13 @@ def to_markdown(case: Counterexample, path: Path | None) -> str:
     if block.blame:
         parts += [f"**Blame:** {_code(block.blame)}", ""]
     if block.detail:
-        parts += [*_folded("", f"Detail, {count(len(block.detail), 'line')}", block.detail), ""]
+        parts += [*_folded("", f"Detail, {plural(len(block.detail), 'line')}", block.detail), ""]
     parts += [*_table(_facts(case, block)), ""]
     parts += ["**Inputs**", "", *_fence(block.inputs), ""] if block.inputs else []
     if block.graph:
         marked = [f"{e.mark} {e.text}{_here(block, e.node, e.mark)}" for e in block.graph]
         parts += [
-            *_folded(caption := f"R{block.caption[1:]}", f"{caption}, {count(len(marked), 'line')}", marked, "diff"),
+            *_folded(caption := f"R{block.caption[1:]}", f"{caption}, {plural(len(marked), 'line')}", marked, "diff"),
             "",
         ]
     if block.listing:
@@ -64,22 +64,22 @@ def to_markdown(case: Counterexample, path: Path | None) -> str:
     return "\n".join(parts).rstrip()
 
 
-def _facts(case: Counterexample, block: Block) -> list[tuple[str, str]]:
+def _facts(case: Counterexample, block: ReportBlock) -> list[tuple[str, str]]:
     """Rows of the table: what each is called, and its text as Markdown."""
     finding = case.finding
-    facts = [("case", _code(case.id)), ("pass", _code(plain(case.facts.target or case.facts.name)))]
+    facts = [("case", _code(case.id)), ("pass", _code(sanitize(case.facts.target or case.facts.name)))]
     options = ", ".join(f"{name}={value}" for name, value in case.facts.options.items())
-    facts += [("options", _code(plain(options)))] if options else []
+    facts += [("options", _code(sanitize(options)))] if options else []
     stage = finding.data.get("stage")
-    facts += [("stage to blame", _code(plain(str(stage))))] if stage else []
-    facts += [("node to blame", _code(plain(block.blamed)))] if block.blamed else []
-    facts += [("program", _code(plain(block.program)))]
+    facts += [("stage to blame", _code(sanitize(str(stage))))] if stage else []
+    facts += [("node to blame", _code(sanitize(block.blamed)))] if block.blamed else []
+    facts += [("program", _code(sanitize(block.program)))]
     facts += [(what, _code(line)) for what, _, line in (text.partition(": ") for text in block.times)]
     facts += [("found", _code(block.footer.removeprefix("found ")))]
     return facts
 
 
-def _here(block: Block, node: str, mark: str) -> str:
+def _here(block: ReportBlock, node: str, mark: str) -> str:
     return "  ◀ here" if node == block.blamed and mark != "-" else ""
 
 

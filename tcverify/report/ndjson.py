@@ -27,9 +27,9 @@ from tcverify.campaign import (
     RunStarted,
     Statistics,
 )
-from tcverify.campaign.search import Searched
-from tcverify.cases.baseline import reference
-from tcverify.cases.counterexample import FILE_NAME, Counterexample, environment
+from tcverify.campaign.search import SearchSummary
+from tcverify.cases.baseline import pass_reference
+from tcverify.cases.counterexample import FILE_NAME, Counterexample, collect_versions
 from tcverify.cases.fingerprint import fingerprint_of
 from tcverify.explain.diagnosis import diagnose
 from tcverify.program import KINDS, Blame, encode_blame
@@ -88,7 +88,12 @@ class EventLog:
         self._write("note", {**self._about, "reason": None, "text": text})
 
     def _begin(self, event: RunStarted) -> None:
-        head = {"schema": SCHEMA, "version": VERSION, "environment": environment(), "report_dir": str(self.report_dir)}
+        head = {
+            "schema": SCHEMA,
+            "version": VERSION,
+            "environment": collect_versions(),
+            "report_dir": str(self.report_dir),
+        }
         self._write(
             "run-started",
             {**head, "passes": list(event.passes), "meshes": list(event.meshes), "seed": event.seed},
@@ -96,7 +101,7 @@ class EventLog:
 
     def _begin_campaign(self, event: CampaignStarted) -> None:
         self._campaign += 1
-        self._about = {"campaign": self._campaign, "pass": reference(event.facts), "mesh": event.mesh}
+        self._about = {"campaign": self._campaign, "pass": pass_reference(event.facts), "mesh": event.mesh}
         self._doubts, self._notes = set(), set()
         self._next_progress = 0.0
         facts = {"name": event.facts.name, "options": dict(event.facts.options), "source": event.facts.source}
@@ -220,7 +225,7 @@ class EventLog:
             os.close(descriptor)
 
 
-def _searched(searched: Searched | None) -> dict[str, Any] | None:
+def _searched(searched: SearchSummary | None) -> dict[str, Any] | None:
     """What a search came to, in numbers, and the lines that it suspects."""
     if searched is None:
         return None

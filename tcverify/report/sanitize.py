@@ -15,7 +15,7 @@ MAX_LINE = 1000
 _ACTIVE = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 
 
-def plain(text: str) -> str:
+def sanitize(text: str) -> str:
     """Return one line of text in which control characters, escape sequences and line ends are spelled out."""
     shown = text.replace("\t", "    ") if len(text) <= MAX_LINE else f"{text[:MAX_LINE]} …"
     if shown.isascii() and shown.isprintable():
@@ -23,12 +23,12 @@ def plain(text: str) -> str:
     return "".join(ascii(c)[1:-1] if unicodedata.category(c) in _ACTIVE else c for c in shown)
 
 
-def plain_lines(text: str) -> list[str]:
-    """Return the lines of a text, each as `plain` makes it."""
-    return [plain(line) for line in text.rstrip().split("\n")] if text.strip() else []
+def sanitize_lines(text: str) -> list[str]:
+    """Return the lines of a text, each as `sanitize` makes it."""
+    return [sanitize(line) for line in text.rstrip().split("\n")] if text.strip() else []
 
 
-def count(number: int, noun: str) -> str:
+def plural(number: int, noun: str) -> str:
     """ "1 node", "2 nodes"."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
@@ -52,5 +52,5 @@ def one_line(error: Exception) -> str:
 def error_text(error: TcverifyError) -> str:
     """Return how an error is told: what is wrong and, indented below, how to mend it."""
     lines = [f"Error: {error.message}", *([f"hint: {error.hint}"] if error.hint else [])]
-    first, *rest = [line for text in lines for line in plain_lines(text)]
+    first, *rest = [line for text in lines for line in sanitize_lines(text)]
     return "\n".join([first, *(f"  {line}" for line in rest)])

@@ -15,12 +15,12 @@ from rich.text import Text
 from tcverify.campaign import CampaignFinished, CampaignStarted, Crashed, Event, FindingFound, Progress
 from tcverify.campaign.events import CampaignVerdict, Stop
 from tcverify.cases.counterexample import FILE_NAME, Counterexample
-from tcverify.report.block import Block, make_block
+from tcverify.report.block import ReportBlock, make_block
 from tcverify.report.console import say
 from tcverify.report.coverage import kernel_lines, reach_line, searched_line, suspect_lines, unreached_lines
 from tcverify.report.known_findings import known_line
 from tcverify.report.listing import Sign, columns
-from tcverify.report.sanitize import count, plain
+from tcverify.report.sanitize import plural, sanitize
 
 _MARK_STYLES: dict[Sign, str] = {"-": "red", "+": "green", " ": ""}
 #: What helps where a pass finds nothing to change.
@@ -91,7 +91,7 @@ class TerminalReport:
             show(self.console, case, self.report_dir / case.id / FILE_NAME)
             return
         block = make_block(case, None)
-        size = count(case.program.size, "node")
+        size = plural(case.program.size, "node")
         say(self.console, f"{block.name}  case {case.id}, made by the same lines as {before} ({size})", "bold red")
         say(self.console, f"  {block.divergence or block.title}")
 
@@ -103,11 +103,11 @@ class TerminalReport:
 
     def _start(self, event: CampaignStarted) -> None:
         self._started = event
-        bound = count(event.max_examples, "program") if event.max_examples is not None else f"{event.max_time:g} s"
+        bound = plural(event.max_examples, "program") if event.max_examples is not None else f"{event.max_time:g} s"
         tiers = "lockstep" if event.confirm == "none" else f"lockstep, then {event.confirm}"
-        earlier = f", {count(event.earlier, 'earlier failure')} first" if event.earlier else ""
-        cases = f", {count(event.cases, 'case')} first" if event.cases else ""
-        line = f"{plain(event.facts.name)} on {event.mesh}: {bound}, {tiers}, seed {event.seed}{earlier}{cases}"
+        earlier = f", {plural(event.earlier, 'earlier failure')} first" if event.earlier else ""
+        cases = f", {plural(event.cases, 'case')} first" if event.cases else ""
+        line = f"{sanitize(event.facts.name)} on {event.mesh}: {bound}, {tiers}, seed {event.seed}{earlier}{cases}"
         say(self.console, line, "bold")
         if not event.guarded:
             say(self.console, "  the pass runs in this process: if it hangs or dies, so does the run", "yellow")
@@ -126,12 +126,12 @@ class TerminalReport:
         counts, started = event.statistics, self._started
         rate = counts.programs / counts.elapsed if counts.elapsed else 0.0
         parts = [
-            count(counts.programs, "program"),
+            plural(counts.programs, "program"),
             f"{rate:.0f}/s",
             f"changed {_share(counts.changed, counts.programs)}",
         ]
         parts += [f"{name} {_share(n, counts.programs)}" for name, n in sorted(counts.fired.items())]
-        parts.append(count(sum(counts.findings.values()), "finding"))
+        parts.append(plural(sum(counts.findings.values()), "finding"))
         parts.append(f"{counts.elapsed:.0f} s")
         if started is not None and started.max_examples is not None and rate:
             parts.append(f"{max(0.0, (started.max_examples - counts.programs) / rate):.0f} s to go")
@@ -148,27 +148,27 @@ class TerminalReport:
         ran = ", ".join(f"{n} in {name}" if name == "lockstep" else f"{n} on {name}" for name, n in counts.ran.items())
         lines = [f"ran {ran or 'nowhere'}; {counts.changed} changed by the pass"]
         lines += [
-            f"{plain(name)}: {count(n, 'rewrite')} in {count(counts.fired[name], 'program')}"
+            f"{sanitize(name)}: {plural(n, 'rewrite')} in {plural(counts.fired[name], 'program')}"
             for name, n in sorted(counts.rewrites.items())
         ]
         rate = round(counts.programs / counts.elapsed) if counts.elapsed else 0
-        lines.append(f"{counts.elapsed:.1f} s, {count(rate, 'program')}/s; {_STOPS[event.stop]}")
+        lines.append(f"{counts.elapsed:.1f} s, {plural(rate, 'program')}/s; {_STOPS[event.stop]}")
         if event.counterexamples:
             say(self.console)
         style = _VERDICT_STYLES[event.verdict]
-        say(self.console, f"  {event.verdict}: {count(counts.programs, 'program')} ({verdicts})", style)
+        say(self.console, f"  {event.verdict}: {plural(counts.programs, 'program')} ({verdicts})", style)
         if event.why:
-            say(self.console, f"  {plain(event.why)}", style)
+            say(self.console, f"  {sanitize(event.why)}", style)
         if event.verdict == "nothing tested" and counts.passed:
             say(self.console, f"  {_ELSEWHERE}", style)
         for line in lines:
             say(self.console, f"  {line}")
         for reason, number in counts.doubts.most_common():
-            detail = plain(counts.doubt_details[reason])
-            say(self.console, f"  inconclusive, {reason}: {count(number, 'program')} ({detail})", "yellow")
+            detail = sanitize(counts.doubt_details[reason])
+            say(self.console, f"  inconclusive, {reason}: {plural(number, 'program')} ({detail})", "yellow")
         for reason, number in counts.notes.most_common():
-            detail = plain(counts.note_details[reason])
-            say(self.console, f"  {reason}: {count(number, 'program')} ({detail})")
+            detail = sanitize(counts.note_details[reason])
+            say(self.console, f"  {reason}: {plural(number, 'program')} ({detail})")
         for entry, number in event.known:
             say(self.console, f"  {known_line(entry, number)}", "yellow")
         cases: dict[str, list[str]] = {}
@@ -183,7 +183,7 @@ class TerminalReport:
         for kind, number in counts.findings.most_common():
             ids = cases.get(kind, [])
             which = f", case{'s' if len(ids) > 1 else ''} {', '.join(ids)}" if ids else ""
-            say(self.console, f"  {kind}: {count(number, 'program')}{which}", "red")
+            say(self.console, f"  {kind}: {plural(number, 'program')}{which}", "red")
 
     def summary(self) -> None:
         """Print the table of all campaigns, when there are several, and where their time went."""
@@ -236,7 +236,7 @@ class TerminalReport:
 def _row(event: CampaignFinished) -> tuple[str, ...]:
     counts = event.statistics
     return (
-        plain(event.facts.name),
+        sanitize(event.facts.name),
         event.mesh,
         str(counts.programs),
         str(sum(n for name, n in counts.ran.items() if name != "lockstep")),
@@ -272,7 +272,7 @@ def _exactly(console: Console, text: str) -> None:
     console.print(Text(text), soft_wrap=True)
 
 
-def _show_finding(console: Console, block: Block) -> None:
+def _show_finding(console: Console, block: ReportBlock) -> None:
     """Print what was found, and whose work it is."""
     say(console, block.headline, "bold red")
     say(console, block.title, "bold")
@@ -288,7 +288,7 @@ def _show_finding(console: Console, block: Block) -> None:
         say(console, f"blame: {block.blame}", "bold")
 
 
-def _show_program(console: Console, block: Block) -> None:
+def _show_program(console: Console, block: ReportBlock) -> None:
     """Print the program, and what the pass made of it."""
     say(console, f"program: {block.program}")
     for text in block.inputs:
@@ -303,7 +303,7 @@ def _show_program(console: Console, block: Block) -> None:
             say(console, f"    {text}")
 
 
-def _show_runs(console: Console, block: Block) -> None:
+def _show_runs(console: Console, block: ReportBlock) -> None:
     """Print what the runs showed beside the finding."""
     if block.values:
         say(console, "largest difference per rank")

@@ -10,20 +10,20 @@ from typing import Any
 
 from tcverify.cases.counterexample import Counterexample
 from tcverify.checks.streams.anchors import is_lowered, reading_of
-from tcverify.checks.streams.reading import seconds
-from tcverify.checks.streams.replay import COMMUNICATION, Arrow, ReplayedOp, Stall, replay
+from tcverify.checks.streams.reading import parse_seconds
+from tcverify.checks.streams.replay import COMMUNICATION, Arrow, ReplayedOp, Stall, replay_streams
 from tcverify.cost import MIN_COST_S
 from tcverify.program import Program
 from tcverify.program.finding import Finding
 from tcverify.program.stream_options import MAIN_STREAM
-from tcverify.report.sanitize import count
+from tcverify.report.sanitize import plural
 
 #: Different costs, and names of one cost, that a line tells.
 MOST_COSTS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Scheduled:
+class ScheduledOp:
     """One op. Times are seconds from the beginning, or steps of one op each where some op has no cost.
 
     Attributes:
@@ -57,7 +57,7 @@ class Timetable:
         lanes: of host IR, streams in words.
     """
 
-    ops: tuple[Scheduled, ...]
+    ops: tuple[ScheduledOp, ...]
     arrows: tuple[Arrow, ...]
     output: str
     join: float
@@ -143,7 +143,7 @@ def timetables(case: Counterexample, rank: int) -> tuple[Timetable | None, Timet
     after = timetable(rewritten, rank)
     costs = {op.node: op.end - op.start for op in after.ops} if after.timed else {}
     graph = case.program.graphs[case.program.ranks[rank].graph]
-    given = {node.name: seconds(node.meta.get("cost_s")) for node in graph.nodes}
+    given = {node.name: parse_seconds(node.meta.get("cost_s")) for node in graph.nodes}
     costs |= {name: max(MIN_COST_S, cost) for name, cost in given.items() if cost is not None}
     before = timetable(case.program, rank, costs)
     return (before if before.timed == after.timed else None), after
@@ -155,7 +155,7 @@ def timetable(program: Program, rank: int, costs: Mapping[str, float] | None = N
     Args:
         costs: seconds by node, which go before those of a graph without anchors where they name all its ops.
     """
-    found = replay(program, rank)
+    found = replay_streams(program, rank)
     ops = [op for op in map(_timed, found.ops) if op is not None]
     timed = len(ops) == len(found.ops)
     if not found.lowered and not found.asynchronous and costs is not None and all(op.node in costs for op in found.ops):
@@ -185,13 +185,13 @@ def timetable(program: Program, rank: int, costs: Mapping[str, float] | None = N
     )
 
 
-def _timed(op: ReplayedOp) -> Scheduled | None:
+def _timed(op: ReplayedOp) -> ScheduledOp | None:
     if op.start_s is None or op.end_s is None or not math.isfinite(op.end_s):
         return None
-    return Scheduled(op.node, op.op, op.stream, op.resources, op.start_s, op.end_s, op.issued_s)
+    return ScheduledOp(op.node, op.op, op.stream, op.resources, op.start_s, op.end_s, op.issued_s)
 
 
-def _in_steps(ops: tuple[ReplayedOp, ...], arrows: tuple[Arrow, ...], lengths: list[float]) -> list[Scheduled]:
+def _in_steps(ops: tuple[ReplayedOp, ...], arrows: tuple[Arrow, ...], lengths: list[float]) -> list[ScheduledOp]:
     """Each op as soon as its stream, its resources and its tokens allow, by lengths of ours."""
     sources: dict[str, list[str]] = {}
     for arrow in arrows:
@@ -205,11 +205,11 @@ def _in_steps(ops: tuple[ReplayedOp, ...], arrows: tuple[Arrow, ...], lengths: l
         start = max((*(free.get(need, 0.0) for need in needs), *ready), default=0.0)
         ends[op.node] = start + length
         free.update(dict.fromkeys(needs, start + length))
-        found.append(Scheduled(op.node, op.op, op.stream, op.resources, start, start + length))
+        found.append(ScheduledOp(op.node, op.op, op.stream, op.resources, start, start + length))
     return found
 
 
-def _roles(program: Program, ops: list[Scheduled]) -> dict[int, str]:
+def _roles(program: Program, ops: list[ScheduledOp]) -> dict[int, str]:
     """What streams are for: as the program says, else by what runs on them."""
     if program.streams is not None:
         roles = dict.fromkeys(program.streams.compute, "compute")
@@ -263,13 +263,13 @@ def time_facts(table: Timetable) -> list[tuple[str, str]]:
 
 def time_line(table: Timetable) -> str:
     """One line about the streams and times of a lowered graph; "" where some op has no cost."""
-    streams = f"on {count(len({op.stream for op in table.ops}), 'stream')}"
+    streams = f"on {plural(len({op.stream for op in table.ops}), 'stream')}"
     if table.asynchronous:
         streams = f"{sum(op.stream == COMMUNICATION for op in table.ops)} of them asynchronous"
     facts = time_facts(table)
     if not facts:
         return ""
-    return f"{count(len(table.ops), 'op')}{',' if table.asynchronous else ''} {streams}; " + ", ".join(
+    return f"{plural(len(table.ops), 'op')}{',' if table.asynchronous else ''} {streams}; " + ", ".join(
         f"{what} {time}" for what, time in facts
     )
 
@@ -278,7 +278,7 @@ def given_line(program: Program, rank: int) -> str:
     """One line about what a program says of time: costs of a rank's ops, streams, overhead and device; "" if nothing."""
     costs: dict[float, list[str]] = {}
     for node in program.graphs[program.ranks[rank].graph].nodes:
-        cost = seconds(node.meta.get("cost_s"))
+        cost = parse_seconds(node.meta.get("cost_s"))
         if cost is not None:
             costs.setdefault(cost, []).append(node.name)
     facts = []
@@ -326,7 +326,7 @@ def marked_ops(finding: Finding) -> dict[str, str]:
 
 
 __all__ = [
-    "Scheduled",
+    "ScheduledOp",
     "Timetable",
     "given_line",
     "lowered_ranks",

@@ -17,7 +17,7 @@ from tcverify.cases.counterexample import Counterexample
 from tcverify.errors import UsageError
 from tcverify.program.stream_options import MAIN_STREAM
 from tcverify.report.beside import FileReport
-from tcverify.report.sanitize import plain
+from tcverify.report.sanitize import sanitize
 from tcverify.report.timetable import Timetable, marked_ops, time_facts, timed_ranks, timetables
 
 TRACE_NAME = "trace.json"
@@ -62,8 +62,8 @@ def to_trace(case: Counterexample) -> str:
         events += _process(2 * rank + 1, f"rank {rank}", after, marks if case.finding.rank in (None, rank) else {})
     other = {
         "case": case.id,
-        "pass": plain(case.facts.name),
-        "finding": plain(f"{case.finding.kind}: {case.finding.title}"),
+        "pass": sanitize(case.facts.name),
+        "finding": sanitize(f"{case.finding.kind}: {case.finding.title}"),
         "ranks without streams, or left out": str(case.program.world_size - len(shown)),
     }
     trace = {"displayTimeUnit": "ns", "otherData": other, "traceEvents": events}
@@ -84,7 +84,11 @@ def _process(pid: int, name: str, table: Timetable, marks: dict[str, str]) -> li
         events.append(_name("thread_sort_index", pid, thread, sort_index=thread))
     scale = _MICROSECONDS if table.timed else 1.0
     for op in sorted(table.ops, key=lambda op: (op.stream, op.start)):
-        arguments: dict[str, Any] = {"node": plain(op.node), "op": plain(op.op), "resources": ", ".join(op.resources)}
+        arguments: dict[str, Any] = {
+            "node": sanitize(op.node),
+            "op": sanitize(op.op),
+            "resources": ", ".join(op.resources),
+        }
         if table.timed:
             arguments["cost_us"] = (op.end - op.start) * scale
         if op.issued is not None:
@@ -94,14 +98,14 @@ def _process(pid: int, name: str, table: Timetable, marks: dict[str, str]) -> li
         events.append(
             {
                 "ph": "X", "pid": pid, "tid": _thread(op.stream), "ts": op.start * scale, "dur": (op.end - op.start) * scale,
-                "name": plain(op.node), "cat": "+".join(op.resources), "args": arguments,
+                "name": sanitize(op.node), "cat": "+".join(op.resources), "args": arguments,
             }
         )  # fmt: skip
     if any(arrow.target == table.output for arrow in table.arrows):
         events.append(
             {
                 "ph": "X", "pid": pid, "tid": MAIN_STREAM, "ts": table.join * scale, "dur": 0.0,
-                "name": plain(table.output), "cat": "output", "args": {"node": plain(table.output)},
+                "name": sanitize(table.output), "cat": "output", "args": {"node": sanitize(table.output)},
             }
         )  # fmt: skip
     return events + _stalls(pid, table, marks) + _flows(pid, table, scale)
@@ -113,13 +117,13 @@ def _stalls(pid: int, table: Timetable, marks: dict[str, str]) -> list[dict[str,
     ops = {op.node: op for op in table.ops}
     for number, stall in enumerate(stall for stall in table.stalls if stall.node != stall.awaited):
         start, length = stall.start_s * _MICROSECONDS, (stall.end_s - stall.start_s) * _MICROSECONDS
-        arguments = {"node": plain(stall.node), "waits for": plain(stall.awaited)}
+        arguments = {"node": sanitize(stall.node), "waits for": sanitize(stall.awaited)}
         if stall.node in marks:
             arguments["finding"] = marks[stall.node]
         events.append(
             {
                 "ph": "X", "pid": pid, "tid": MAIN_STREAM, "ts": start, "dur": length,
-                "name": plain(f"waits for {stall.awaited}"), "cat": "stall", "args": arguments,
+                "name": sanitize(f"waits for {stall.awaited}"), "cat": "stall", "args": arguments,
             }
         )  # fmt: skip
         source = ops.get(stall.awaited)
@@ -144,7 +148,7 @@ def _flows(pid: int, table: Timetable, scale: float) -> list[dict[str, Any]]:
         left = source.start + (source.end - source.start) * 0.999
         stream, arrives = (target.stream, target.start) if target is not None else (MAIN_STREAM, table.join)
         common = {"pid": pid, "id": f"{pid}.{number}", "name": "token", "cat": "token"}
-        anchors = {what: plain(name) for what, name in (("record", arrow.record), ("wait", arrow.wait)) if name}
+        anchors = {what: sanitize(name) for what, name in (("record", arrow.record), ("wait", arrow.wait)) if name}
         flows.append({"ph": "s", "tid": _thread(source.stream), "ts": left * scale, **common, "args": anchors})
         flows.append({"ph": "f", "bp": "e", "tid": _thread(stream), "ts": arrives * scale, **common, "args": anchors})
     return flows

@@ -9,7 +9,7 @@ from dataclasses import replace
 from tcverify.application import Defect, Pair
 from tcverify.errors import ProgramError
 from tcverify.program import Program
-from tcverify.scaled_down.making import Twins, twins_of
+from tcverify.scaled_down.scaling import Twins, twins_of
 from tcverify.scaled_down.sizes import LEAST, SMALL
 from tcverify.system import machine_memory
 

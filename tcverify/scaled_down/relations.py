@@ -21,8 +21,8 @@ from tcverify.ops import ShapeError, TensorSpec, infer, lookup, merged_runs, qua
 from tcverify.ops.leaves import leaves
 from tcverify.program import Program, RankConstant
 from tcverify.program.graph import constant_value
-from tcverify.scaled_down.places import beside_collectives, by_places
-from tcverify.scaled_down.probing import Probe
+from tcverify.scaled_down.call_dims import beside_collectives, by_places
+from tcverify.scaled_down.size_probing import Probe
 from tcverify.scaled_down.sizes import Size, Sizes
 
 #: Ops of which a dim of an operand, or of a result, is the sum of those at the same place of several.
@@ -41,7 +41,7 @@ _REPEATS = frozenset({"aten::repeat"})
 Scope = dict[int, Size]
 
 
-class Related:
+class SizeRelations:
     """The sizes of a program.
 
     Args:
@@ -102,7 +102,7 @@ class Related:
         said = node.meta.get("val")
         if node.op != "call_function" or any(self.vals.get(read) is None for read in node.all_input_nodes):
             return said
-        found = inferred(node, self.vals.__getitem__, constants, groups, self._fresh)
+        found = infer_result(node, self.vals.__getitem__, constants, groups, self._fresh)
         if found is MISFIT and self.wrong is None:
             self.wrong = node.name
         return said if found in (MISFIT, UNKNOWN) else found
@@ -184,7 +184,7 @@ class Related:
                 return number(value) if type(value) is int and value > self.sizes.small else value
 
             given = mapped_literals(node, self.specs, changed, changed)
-            got = inferred(node, lambda read: values[read.name], constants, groups, self._fresh, given)
+            got = infer_result(node, lambda read: values[read.name], constants, groups, self._fresh, given)
             return None if got in (MISFIT, UNKNOWN) else [spec.shape for spec in specs_of(got)]
 
         operands = {read.name: (self.vals.get(read), self.of[read]) for read in node.all_input_nodes}
@@ -224,7 +224,7 @@ def _named(node: fx.Node, names: Collection[str]) -> bool:
     return node.op == "call_function" and qualified_name(node.target).split(".")[0] in names
 
 
-def _tie(first: Related, one: fx.Node, second: Related, other: fx.Node) -> None:
+def _tie(first: SizeRelations, one: fx.Node, second: SizeRelations, other: fx.Node) -> None:
     """Let what two nodes give stay of one shape, where it is."""
     for mine, theirs in zip(first.of.get(one, ()), second.of.get(other, ()), strict=False):
         numbers = [[related.sizes.number[s] for s in dims] for related, dims in ((first, mine), (second, theirs))]
@@ -233,7 +233,7 @@ def _tie(first: Related, one: fx.Node, second: Related, other: fx.Node) -> None:
                 first.sizes.tie(a, b)
 
 
-def tie_results(first: Related, second: Related, programs: Sequence[Program]) -> None:
+def tie_results(first: SizeRelations, second: SizeRelations, programs: Sequence[Program]) -> None:
     """What two programs return on a rank is compared: it stays of the same shapes."""
     ranks = zip(programs[0].ranks, programs[1].ranks, strict=True)
     for mine, theirs in dict.fromkeys((a.graph, b.graph) for a, b in ranks):
@@ -253,7 +253,7 @@ def _distinct(constants: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]
 UNKNOWN, MISFIT = "unknown", "misfit"
 
 
-def inferred(
+def infer_result(
     node: fx.Node,
     val: Callable[[fx.Node], Any],
     constants: Mapping[str, Any],
@@ -293,7 +293,9 @@ def specs_of(val: Any) -> list[TensorSpec]:
 class _Call:
     """What holds between the sizes at one call."""
 
-    def __init__(self, related: Related, node: fx.Node, scope: Scope, values: Sequence[Mapping[str, Any]]) -> None:
+    def __init__(
+        self, related: SizeRelations, node: fx.Node, scope: Scope, values: Sequence[Mapping[str, Any]]
+    ) -> None:
         self._related, self._node, self._scope, self._values = related, node, scope, values
         self.sizes = related.sizes
 
@@ -477,9 +479,9 @@ _SCALARS = frozenset({"end", "start", "other", "length", "high", "low", "size"})
 __all__ = [
     "MISFIT",
     "UNKNOWN",
-    "Related",
     "Scope",
-    "inferred",
+    "SizeRelations",
+    "infer_result",
     "mapped_literals",
     "specs_of",
     "tie_results",

@@ -21,18 +21,18 @@ from tcverify.shrink.graph.async_moves import (
     write_into_new,
 )
 from tcverify.shrink.graph.boundaries import drop_outputs, end_earlier, return_operands, start_later
-from tcverify.shrink.graph.details import simplify
 from tcverify.shrink.graph.meshes import shrink_mesh
 from tcverify.shrink.graph.moves import bypass, bypass_many, drop_inputs, merge_inputs, read_earlier
 from tcverify.shrink.graph.rescheduling import bypass_rescheduled
-from tcverify.shrink.graph.search import Search
+from tcverify.shrink.graph.search import SketchSearch
+from tcverify.shrink.graph.simplification import simplify
 from tcverify.shrink.graph.sizes import drop_axes, reshape_inputs, shrink_sizes
 from tcverify.shrink.graph.timing import simplify_timing
 from tcverify.shrink.graph.windows import cut_down
 from tcverify.shrink.greedy import OutOfTime, descend
 
 #: What is tried, again and again until none of it helps; the largest steps first.
-MOVES: tuple[Callable[[Search], None], ...] = (
+MOVES: tuple[Callable[[SketchSearch], None], ...] = (
     end_earlier,
     drop_outputs,
     start_later,
@@ -63,7 +63,7 @@ MOVES: tuple[Callable[[Search], None], ...] = (
 FEW_WAYS = 2
 
 #: What makes a program much smaller in few trials, and leaves its mesh: for a program that is only to show what a pass does.
-COARSE: tuple[Callable[[Search], None], ...] = (
+COARSE: tuple[Callable[[SketchSearch], None], ...] = (
     end_earlier,
     drop_outputs,
     start_later,
@@ -101,7 +101,7 @@ def reduce(
     shows: Callable[[Program], bool],
     deadline: float | None = None,
     suspects: Sequence[str] = (),
-    moves: Sequence[Callable[[Search], None]] = MOVES,
+    moves: Sequence[Callable[[SketchSearch], None]] = MOVES,
 ) -> Reduction:
     """Make a program smaller as long as `shows` holds, until no move makes it smaller.
 
@@ -121,7 +121,7 @@ def reduce(
     placed = reduce_placed(program, shows, deadline)
     if placed is not None:
         return Reduction(*placed)
-    search = Search(program, shows, deadline)
+    search = SketchSearch(program, shows, deadline)
     try:
         cut_down(search, suspects)
         descend(search, moves)

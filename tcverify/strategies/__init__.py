@@ -41,13 +41,13 @@ from tcverify.program import Mesh, Program
 from tcverify.registry import strategies as named
 from tcverify.registry.extensions import require_new
 from tcverify.registry.registry import Registry
-from tcverify.registry.strategies import DEFAULT_STRATEGY, SEPARATOR, together
+from tcverify.registry.strategies import DEFAULT_STRATEGY, SEPARATOR, join_strategy_names
 from tcverify.strategies import timing
-from tcverify.strategies.choices import WIDTH, decode_choices, weighted
+from tcverify.strategies.choices import WIDTH, decode_choices, weighted_table
 from tcverify.strategies.dtensor.programs import dtensor_programs
 from tcverify.strategies.fsdp.programs import WIDTH as FSDP_WIDTH
 from tcverify.strategies.fsdp.programs import decode_fsdp
-from tcverify.strategies.functional import bucketing, compiled, gram, peephole
+from tcverify.strategies.functional import bucketing, compiled, gram_matrices, peephole
 from tcverify.strategies.functional.programs import WIDTH as FUNCTIONAL_WIDTH
 from tcverify.strategies.functional.programs import (
     decode_async_tp,
@@ -57,20 +57,20 @@ from tcverify.strategies.functional.programs import (
     decode_traced,
 )
 from tcverify.strategies.meshes import WORLD_SIZES, all_meshes
-from tcverify.strategies.registered import Factory, made_strategy
+from tcverify.strategies.registered import Factory, make_strategy
 from tcverify.strategies.resharding.programs import RESHARDING_WORLD_SIZES, decode_resharding, plan_of
 from tcverify.strategies.resharding.programs import WIDTH as RESHARDING_WIDTH
 from tcverify.strategies.sequence_parallel.programs import WIDTH as SEQUENCE_WIDTH
 from tcverify.strategies.sequence_parallel.programs import decode_sequence_functional
 from tcverify.strategies.transformer import aimed, experts, near_miss, overlap
-from tcverify.strategies.transformer.programs import finish, write
+from tcverify.strategies.transformer.programs import finish_program, write_program
 from tcverify.strategies.wild.programs import WIDTH as WILD_WIDTH
 from tcverify.strategies.wild.programs import decode_wild
 
 
 def decode(mesh: Mesh, choices: bytes) -> Program:
     """Decode any bytes into a program on `mesh`; `b""` gives the smallest one. Equal arguments give equal programs."""
-    return finish(write(mesh, *decode_choices(choices)))
+    return finish_program(write_program(mesh, *decode_choices(choices)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ _ASYNCHRONOUS = {
     "functional": Decoder(decode_functional, FUNCTIONAL_WIDTH),
     "traced": Decoder(decode_traced, FUNCTIONAL_WIDTH),
     "peephole": Decoder(peephole.decode_peephole, peephole.WIDTH),
-    "gram": Decoder(gram.decode_gram, gram.WIDTH),
+    "gram": Decoder(gram_matrices.decode_gram, gram_matrices.WIDTH),
     "data-parallel": Decoder(decode_data_parallel, FUNCTIONAL_WIDTH),
     "async-tp": Decoder(decode_async_tp, FUNCTIONAL_WIDTH),
     "bucketing": Decoder(bucketing.decode_bucketing, bucketing.WIDTH),
@@ -113,11 +113,11 @@ _PLACED = {"resharding": Decoder(decode_resharding, RESHARDING_WIDTH)}
 
 #: What the first byte of a mixed program picks from: blocking collectives, simplest first, then layouts, and in the end
 #: asynchronous ones.
-_BLOCKING = weighted(("structured", 8), ("near-miss", 4), ("aimed", 2), ("wild", 2), ("overlap", 3))
+_BLOCKING = weighted_table(("structured", 8), ("near-miss", 4), ("aimed", 2), ("wild", 2), ("overlap", 3))
 _SHARES = (
     _BLOCKING * 9
-    + weighted(("structured", 5), ("near-miss", 2), ("moe", 12))
-    + weighted(
+    + weighted_table(("structured", 5), ("near-miss", 2), ("moe", 12))
+    + weighted_table(
         ("resharding", 16), ("overlap", 3), ("functional", 29), ("peephole", 4), ("sequence-functional", 6), ("fsdp", 8)
     )
 )
@@ -134,7 +134,7 @@ def _decode_mixed(mesh: Mesh, choices: bytes, *, any_mesh: bool = True) -> Progr
         part = "overlap"
     program = {**_PARTS, **_ASYNCHRONOUS, **_PLACED}[part].decode(mesh, choices[1 + timing.WIDTH :])
     costs = choices[1 : 1 + timing.WIDTH]
-    return program if part in _TIMED else timing.timed(program, timing.decode_timing(costs))
+    return program if part in _TIMED else timing.with_timing(program, timing.decode_timing(costs))
 
 
 #: Strategies whose programs come with costs.
@@ -280,16 +280,16 @@ def programs_of(name: str, mesh: Mesh | None = None, world_size: int | None = No
     """Return the strategy of this name for a mesh or a number of ranks.
 
     Args:
-        name: also one that `together` has made.
+        name: also one that `join_strategy_names` has made.
 
     Raises:
-        As `made_strategy` does.
+        As `make_strategy` does.
     """
     if SEPARATOR in name:
         return _programs(name, mesh, world_size)
     factory = STRATEGIES[name]
     if name not in STRATEGIES.references:
-        return made_strategy(factory, mesh, world_size)
+        return make_strategy(factory, mesh, world_size)
     return factory(mesh=mesh, world_size=world_size)
 
 
@@ -312,6 +312,7 @@ __all__ = [
     "fsdp_programs",
     "functional_programs",
     "gram_programs",
+    "join_strategy_names",
     "mixed_programs",
     "moe_programs",
     "near_miss_programs",
@@ -321,7 +322,6 @@ __all__ = [
     "register_strategy",
     "resharding_programs",
     "sequence_functional_programs",
-    "together",
     "traced_programs",
     "transformer_programs",
     "wild_programs",

@@ -15,13 +15,13 @@ from tcverify.program.inputs import RecipeKind
 _Table = tuple[Any, ...]
 
 
-def weighted(*entries: tuple[Any, int]) -> _Table:
+def weighted_table(*entries: tuple[Any, int]) -> _Table:
     """A table in which each entry stands as often as said."""
     return tuple(entry for entry, times in entries for _ in range(times))
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class TransformerSetting:
     """What holds for a whole program; see `HEADER` for the values.
 
     Attributes:
@@ -54,7 +54,7 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class BlockChoices:
     """One block: mixer → projection → collective → [view, marker] → residual and norm; see `BLOCK` for the values.
 
     Attributes:
@@ -99,12 +99,12 @@ class Block:
 
 _BYTE = tuple(range(256))
 
-#: Per field of `Setting`, what its byte picks from.
+#: Per field of `TransformerSetting`, what its byte picks from.
 HEADER: dict[str, _Table] = {
-    "layers": weighted((1, 6), (2, 5), (3, 3), (4, 1)),
-    "layout": weighted(("flat", 6), ("bsh", 7), ("sbh", 2)),
-    "batch": weighted((1, 6), (2, 6), (3, 1), (4, 2)),
-    "sequence": weighted(
+    "layers": weighted_table((1, 6), (2, 5), (3, 3), (4, 1)),
+    "layout": weighted_table(("flat", 6), ("bsh", 7), ("sbh", 2)),
+    "batch": weighted_table((1, 6), (2, 6), (3, 1), (4, 2)),
+    "sequence": weighted_table(
         ((1, 0), 6),
         ((2, 0), 10),
         ((4, 0), 3),
@@ -115,40 +115,40 @@ HEADER: dict[str, _Table] = {
         ((1, -1), 1),
         ((2, 1), 1),
     ),
-    "hidden": weighted((4, 4), (8, 5), (12, 3), (16, 2), (6, 2), (5, 1)),
-    "dtypes": weighted(("f32", 9), ("bf16", 4), ("bf16-norm32", 1), ("bf16-residual32", 1), ("bf16-reduce32", 1)),
-    "entry": weighted(("none", 2), ("norm", 9), ("reduce", 3), ("varying", 1)),
-    "data": weighted(("replicated", 5), ("varying", 1), ("shard", 2)),
+    "hidden": weighted_table((4, 4), (8, 5), (12, 3), (16, 2), (6, 2), (5, 1)),
+    "dtypes": weighted_table(("f32", 9), ("bf16", 4), ("bf16-norm32", 1), ("bf16-residual32", 1), ("bf16-reduce32", 1)),
+    "entry": weighted_table(("none", 2), ("norm", 9), ("reduce", 3), ("varying", 1)),
+    "data": weighted_table(("replicated", 5), ("varying", 1), ("shard", 2)),
     "eps": (1e-6, 1e-5, 1e-3),
-    "degenerate": weighted((None, 38), ("zero_rows", 1), ("cancelling", 1)),
-    "nest": weighted(("tuple", 12), ("list", 1), ("dict", 1), ("nested", 1)),
+    "degenerate": weighted_table((None, 38), ("zero_rows", 1), ("cancelling", 1)),
+    "nest": weighted_table(("tuple", 12), ("list", 1), ("dict", 1), ("nested", 1)),
     "seed": _BYTE,
 }
 
-ATTENTION = weighted(("none", 2), ("direct", 4), ("row", 2), ("bare-attention", 1), ("attention", 7))
-MLP = weighted(("none", 2), ("direct", 3), ("row", 2), ("bare-silu", 1), ("silu", 3), ("gelu", 3), ("swiglu", 3))
+ATTENTION = weighted_table(("none", 2), ("direct", 4), ("row", 2), ("bare-attention", 1), ("attention", 7))
+MLP = weighted_table(("none", 2), ("direct", 3), ("row", 2), ("bare-silu", 1), ("silu", 3), ("gelu", 3), ("swiglu", 3))
 
-#: Per field of `Block`, what its byte picks from; `mixer` from ATTENTION or MLP.
+#: Per field of `BlockChoices`, what its byte picks from; `mixer` from ATTENTION or MLP.
 BLOCK: dict[str, _Table] = {
     "mixer": ATTENTION,
     "width": _BYTE,
-    "bias": weighted(("none", 14), ("before", 2), ("column", 2), ("column-before", 1), ("after", 1)),
-    "reduce": weighted(("none", 1), ("all_reduce", 18), ("fused", 3), ("scatter-gather", 1)),
-    "dp": weighted((False, 4), (True, 1)),
-    "view": weighted(("none", 12), ("before", 1), ("between", 5), ("behind", 1), ("transpose", 1)),
-    "region": weighted(("none", 8), ("begin", 4), ("begin-end", 2), ("begin-end-copy", 1), ("copy", 1), ("end-copy", 1)),
-    "norm": weighted(
+    "bias": weighted_table(("none", 14), ("before", 2), ("column", 2), ("column-before", 1), ("after", 1)),
+    "reduce": weighted_table(("none", 1), ("all_reduce", 18), ("fused", 3), ("scatter-gather", 1)),
+    "dp": weighted_table((False, 4), (True, 1)),
+    "view": weighted_table(("none", 12), ("before", 1), ("between", 5), ("behind", 1), ("transpose", 1)),
+    "region": weighted_table(("none", 8), ("begin", 4), ("begin-end", 2), ("begin-end-copy", 1), ("copy", 1), ("end-copy", 1)),
+    "norm": weighted_table(
         ("none", 1), ("rms", 4), ("fused", 3), ("unfused", 11), ("fused-swapped", 1), ("fused2", 9), ("fused2-swapped", 2),
         ("layer", 1),
     ),
-    "residual": weighted(("stream", 10), ("input", 2), ("reduced", 1), ("varying", 1), ("first", 1)),
-    "users": weighted(("none", 10), ("output", 2), ("norm", 1), ("gelu", 1), ("add", 2), ("fused", 1)),
+    "residual": weighted_table(("stream", 10), ("input", 2), ("reduced", 1), ("varying", 1), ("first", 1)),
+    "users": weighted_table(("none", 10), ("output", 2), ("norm", 1), ("gelu", 1), ("add", 2), ("fused", 1)),
     "inside": (False, True),
-    "twin": weighted((False, 1), (True, 1)),
-    "keep": weighted(("none", 16), ("hidden", 1), ("residual", 2), ("tuple", 1)),
-    "tie": weighted((False, 5), (True, 1)),
-    "mask": weighted((False, 3), (True, 1)),
-    "linear": weighted(("float", 72), ("int8", 2), ("int4", 2), ("fp8", 1), ("mxfp4", 1)),
+    "twin": weighted_table((False, 1), (True, 1)),
+    "keep": weighted_table(("none", 16), ("hidden", 1), ("residual", 2), ("tuple", 1)),
+    "tie": weighted_table((False, 5), (True, 1)),
+    "mask": weighted_table((False, 3), (True, 1)),
+    "linear": weighted_table(("float", 72), ("int8", 2), ("int4", 2), ("fp8", 1), ("mxfp4", 1)),
     "align": (False, True),
 }  # fmt: skip
 
@@ -163,16 +163,16 @@ _MLP_BLOCK = (MLP, *list(BLOCK.values())[1:])
 _HEADER = tuple(HEADER.values())
 
 
-def decode_choices(choices: bytes) -> tuple[Setting, tuple[Block, ...]]:
+def decode_choices(choices: bytes) -> tuple[TransformerSetting, tuple[BlockChoices, ...]]:
     """Decode `WIDTH` bytes, whatever they are. Bytes that are missing count as 0, further ones are not read."""
     choices = choices.ljust(WIDTH, b"\0")
-    setting = Setting(*(table[byte % len(table)] for table, byte in zip(_HEADER, choices, strict=False)))
+    setting = TransformerSetting(*(table[byte % len(table)] for table, byte in zip(_HEADER, choices, strict=False)))
     blocks = []
     for number in range(2 * setting.layers):
         start = HEADER_WIDTH + number * BLOCK_WIDTH
         tables = _MLP_BLOCK if number % 2 else _ATTENTION_BLOCK
         record = choices[start : start + BLOCK_WIDTH]
-        blocks.append(Block(*(table[byte % len(table)] for table, byte in zip(tables, record, strict=True))))
+        blocks.append(BlockChoices(*(table[byte % len(table)] for table, byte in zip(tables, record, strict=True))))
     return setting, tuple(blocks)
 
 

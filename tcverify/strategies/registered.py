@@ -16,7 +16,7 @@ Factory = Callable[..., Any]
 _PROTOCOL = "it is called with mesh and world_size, one of them None, and returns a strategy"
 
 
-def made_strategy(factory: Factory, mesh: Mesh | None, world_size: int | None) -> st.SearchStrategy[Program]:
+def make_strategy(factory: Factory, mesh: Mesh | None, world_size: int | None) -> st.SearchStrategy[Program]:
     """Call what makes a strategy, and hold what it draws to the number of ranks that was asked for.
 
     Args:
@@ -55,4 +55,4 @@ def require_program(drawn: Any) -> Program:
     return drawn
 
 
-__all__ = ["Factory", "made_strategy", "require_program"]
+__all__ = ["Factory", "make_strategy", "require_program"]

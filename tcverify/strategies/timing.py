@@ -15,7 +15,7 @@ from tcverify.cost import PROFILES
 from tcverify.ops import lookup
 from tcverify.program import Program, RankBinding, StreamSettings
 from tcverify.program.graph import copy_graph
-from tcverify.strategies.choices import weighted
+from tcverify.strategies.choices import weighted_table
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +48,13 @@ class Timing:
 _BYTE = tuple(range(256))
 
 FIELDS: dict[str, tuple[object, ...]] = {
-    "known": weighted(("none", 3), ("all-device", 15), ("all", 6), ("some", 1), ("device", 3), ("some-device", 2)),
-    "spread": weighted(("equal", 1), ("few", 2), ("wide", 5)),
-    "balance": weighted((1.0, 4), (0.5, 2), (2.0, 2), (0.1, 1), (8.0, 1)),
-    "skew": weighted(("none", 9), ("slight", 1), ("independent", 1)),
-    "streams": weighted(
+    "known": weighted_table(
+        ("none", 3), ("all-device", 15), ("all", 6), ("some", 1), ("device", 3), ("some-device", 2)
+    ),
+    "spread": weighted_table(("equal", 1), ("few", 2), ("wide", 5)),
+    "balance": weighted_table((1.0, 4), (0.5, 2), (2.0, 2), (0.1, 1), (8.0, 1)),
+    "skew": weighted_table(("none", 9), ("slight", 1), ("independent", 1)),
+    "streams": weighted_table(
         (((0,), (1,)), 6),
         (((0,), (1, 2)), 2),
         (((1,), (0,)), 2),
@@ -61,7 +63,7 @@ FIELDS: dict[str, tuple[object, ...]] = {
         (((2, 0), (1, 3)), 1),
         (((0,), (0,)), 1),
     ),
-    "overhead": weighted((0.0, 3), (1e-6, 3), (3.7e-6, 2), (2e-5, 1)),
+    "overhead": weighted_table((0.0, 3), (1e-6, 3), (3.7e-6, 2), (2e-5, 1)),
     "device": tuple(PROFILES),
     "seed": _BYTE,
     "seed_high": _BYTE,
@@ -77,7 +79,7 @@ def decode_timing(choices: bytes) -> Timing:
     return Timing(*[table[byte % len(table)] for table, byte in zip(FIELDS.values(), padded, strict=False)])  # type: ignore[arg-type]
 
 
-def timed(program: Program, timing: Timing) -> Program:
+def with_timing(program: Program, timing: Timing) -> Program:
     """Return the program with costs and stream settings. A program that nobody else holds: its metadata is written into."""
     if timing.known == "none":
         return program

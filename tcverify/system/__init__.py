@@ -3,7 +3,7 @@
 from tcverify.system.processes import (
     LAZY_MODULES,
     end_process,
-    limit,
+    limit_blocking,
     limit_memory,
     log_to,
     machine_memory,
@@ -15,7 +15,7 @@ from tcverify.system.processes import (
 __all__ = [
     "LAZY_MODULES",
     "end_process",
-    "limit",
+    "limit_blocking",
     "limit_memory",
     "log_to",
     "machine_memory",

@@ -27,7 +27,7 @@ def configuration(path: Path, known: Iterable[str] | None = None) -> dict[str, A
     for key, value in section(path).items():
         name = key.replace("-", "_")
         if name in ("extension", "op_law"):
-            continue  # see `configured_extensions`
+            continue  # see `load_configured_extensions`
         if known is not None and name not in known:
             raise UsageError(
                 f"[tool.tcverify] in {path} has an unknown key '{key}'",

@@ -68,8 +68,8 @@ class _ForkServer:
             _could_start(),
             interrupts_kept_off(),
             main_hidden(),
-            scratch.serving(),
-            scratch.environment(self._changes),
+            scratch.serve_scratch(),
+            scratch.set_environment(self._changes),
         ):
             self._server.ensure_running()
 
@@ -127,7 +127,7 @@ def _could_start() -> Iterator[None]:
 
 
 def _run(target: Callable[..., None], place: str, *arguments: Any) -> None:
-    scratch.move_in(scratch.place_of(place, os.getpid()))
+    scratch.move_in(scratch.child_directory(place, os.getpid()))
     # A group of its own, so that what it starts (the code of others runs there) can be ended with it.
     os.setpgid(0, 0)
     resource.setrlimit(
@@ -211,7 +211,7 @@ def interrupts_kept_off() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def limit(connection: Connection, seconds: float) -> None:
+def limit_blocking(connection: Connection, seconds: float) -> None:
     """Let one read or write take so long at most; it then raises BlockingIOError. Against processes that stop in mid-message."""
     interval = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6) or 1)
     with socket.socket(fileno=os.dup(connection.fileno())) as end:

@@ -140,11 +140,11 @@ def _held(lock: int) -> bool:
 
 def variables() -> dict[str, str]:
     """Environment variables by which a process keeps its temporary files in the directory of this one."""
-    return {"TMPDIR": directory(), LASTING: lasting(), "TORCHINDUCTOR_CACHE_DIR": _inductor_cache()}
+    return {"TMPDIR": directory(), LASTING: lasting_directory(), "TORCHINDUCTOR_CACHE_DIR": _inductor_cache()}
 
 
 @contextlib.contextmanager
-def environment(changes: Mapping[str, str]) -> Iterator[None]:
+def set_environment(changes: Mapping[str, str]) -> Iterator[None]:
     """Let processes that are started inside have these environment variables."""
     before = {name: os.environ.get(name) for name in changes}
     os.environ.update(changes)
@@ -159,10 +159,10 @@ def environment(changes: Mapping[str, str]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def serving() -> Iterator[None]:
+def serve_scratch() -> Iterator[None]:
     """A fork server that is started inside keeps its files in the directory of this process, and removes it in the end."""
     path, place = directory(), tempfile.tempdir
-    with environment({**variables(), VARIABLE: path}):
+    with set_environment({**variables(), VARIABLE: path}):
         tempfile.tempdir = path  # by which multiprocessing makes the socket of the server
         try:
             yield
@@ -170,7 +170,7 @@ def serving() -> Iterator[None]:
             tempfile.tempdir = place
 
 
-def place_of(path: str, process: int) -> str:
+def child_directory(path: str, process: int) -> str:
     """The directory that a process has for itself, in that of the one that has started it."""
     return os.path.join(path, str(process))
 
@@ -189,17 +189,17 @@ def move_in(path: str) -> None:
 def clear(process: int) -> None:
     """Remove what a process that has ended, and that this one had started, has left in its place."""
     with contextlib.suppress(UsageError):  # not `directory`: it may have been removed, and nothing else be left to do
-        shutil.rmtree(place_of(_of(os.getpid()).path, process), ignore_errors=True)
+        shutil.rmtree(child_directory(_of(os.getpid()).path, process), ignore_errors=True)
 
 
-def lasting() -> str:
+def lasting_directory() -> str:
     """Where temporary files belong that are to outlive the run."""
     return os.environ.get(LASTING) or tempfile.gettempdir()
 
 
 def _root() -> str:
     """Where directories are made: where temporary files belong, unless the names of sockets would be too long there."""
-    places = [tempfile.gettempdir(), lasting(), "/tmp"]
+    places = [tempfile.gettempdir(), lasting_directory(), "/tmp"]
     return next((one for one in places if len(os.fsencode(one)) <= _LONGEST and os.access(one, os.W_OK)), places[0])
 
 
@@ -237,22 +237,22 @@ def _inductor_cache() -> str:
         user = re.sub(r'[\\/:*?"<>|]', "_", getpass.getuser())
     except (KeyError, OSError):  # it has no name
         user = str(os.getuid())
-    return os.environ.get("TORCHINDUCTOR_CACHE_DIR") or os.path.join(lasting(), f"torchinductor_{user}")
+    return os.environ.get("TORCHINDUCTOR_CACHE_DIR") or os.path.join(lasting_directory(), f"torchinductor_{user}")
 
 
 __all__ = [
     "PREFIX",
     "VARIABLE",
+    "child_directory",
     "clear",
     "directory",
-    "environment",
-    "lasting",
+    "lasting_directory",
     "move_in",
     "new_directory",
     "new_log",
-    "place_of",
     "remove_left",
     "remove_unused",
-    "serving",
+    "serve_scratch",
+    "set_environment",
     "variables",
 ]

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from tcverify.application import Pair
 from tcverify.checks import Evidence, apply_checks
-from tcverify.checks.evidence import not_executed
-from tcverify.checks.values.exact import agrees, differing
+from tcverify.checks.evidence import doubt_of_error
+from tcverify.checks.values.exact import agrees, filter_differing_draws
 from tcverify.domains import FLOAT64, NATIVE, Domain, domain_of
 from tcverify.errors import ExecutorError, ProgramError, UnsupportedOp
 from tcverify.execution import WORDS, Comparison, Executor, Lockstep, Run, digest, overlapped_starts
@@ -30,7 +30,7 @@ def confirming_domain(evidence: Evidence, findings: list[Finding], notes: list[N
     draws = [run for run in evidence.runs if run.domain.startswith("exact")]
     if draws and not any(n.reason in ("exact-aside", "literal-changed") for n in notes):
         # a draw that says what all of them together say
-        chosen = differing(draws) or [run for run in draws if agrees(run)]
+        chosen = filter_differing_draws(draws) or [run for run in draws if agrees(run)]
         return domain_of(chosen[0].domain)
     return FLOAT64
 
@@ -46,18 +46,20 @@ def worth_confirming(evidence: Evidence, findings: list[Finding], always: bool) 
     return always or not findings
 
 
-def start(confirm: Executor, pair: Pair, domain: Domain, doubts: list[Doubt]) -> Callable[[], Comparison] | None:
+def start_confirmation(
+    confirm: Executor, pair: Pair, domain: Domain, doubts: list[Doubt]
+) -> Callable[[], Comparison] | None:
     """Let the confirming executor start on both versions; None where it cannot."""
     if pair.rewritten is None:
         return None
     try:
         return confirm.start_comparison(pair.original, pair.rewritten, domain)
     except (UnsupportedOp, ExecutorError, ProgramError) as error:
-        doubts.append(not_executed(error))
+        doubts.append(doubt_of_error(error))
     return None
 
 
-def confirmed(
+def judge_confirmation(
     compare: Callable[[], Comparison],
     evidence: Evidence,
     findings: list[Finding],
@@ -70,7 +72,7 @@ def confirmed(
     try:
         comparison = compare()
     except (UnsupportedOp, ExecutorError, ProgramError) as error:
-        doubts.append(not_executed(error))
+        doubts.append(doubt_of_error(error))
         return findings
     name = comparison.executor
     alone = Evidence(pair, evidence.contract, taken={"lockstep": [comparison]}, measured=evidence)
@@ -130,4 +132,4 @@ def _divergence(lockstep: Run, other: Run, evidence: Evidence) -> str | None:
     return None
 
 
-__all__ = ["confirmed", "confirming_domain", "not_executed", "start", "worth_confirming"]
+__all__ = ["confirming_domain", "doubt_of_error", "judge_confirmation", "start_confirmation", "worth_confirming"]

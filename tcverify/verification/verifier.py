@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any, Literal, TypeAlias
 
 from tcverify.application import Pair, PassFailure, Subject, Watch, subject_of
-from tcverify.checks import CHECKS, Evidence, Request, apply_checks
+from tcverify.checks import CHECKS, Evidence, EvidenceRequest, apply_checks
 from tcverify.domains import DOMAINS
 from tcverify.errors import ProgramError, UnsupportedOp, UsageError
 from tcverify.execution import MAX_RANKS, Comparison, Executor, Lockstep, Run
@@ -18,7 +18,12 @@ from tcverify.program import Contract, Doubt, Finding, Note, NotSerialisable, Pr
 from tcverify.registry.choices import DomainName
 from tcverify.scaled_down import small_pair
 from tcverify.verification.conditions import Unknown, condition
-from tcverify.verification.confirmation import confirmed, confirming_domain, start, worth_confirming
+from tcverify.verification.confirmation import (
+    confirming_domain,
+    judge_confirmation,
+    start_confirmation,
+    worth_confirming,
+)
 
 #: What a verdict says.
 Status: TypeAlias = Literal["passed", "refuted", "inconclusive"]
@@ -99,7 +104,7 @@ def verify(
         raise UsageError(f"there is no number domain '{domain}'", f"domains are {', '.join(DOMAINS)}")
     subject = subject_of(pass_)
     try:
-        steps = verification(
+        steps = verify_in_steps(
             subject,
             program,
             contract=contract or subject.contract,
@@ -140,11 +145,11 @@ class Phase(Enum):
     CONFIRMING = "lockstep and checks have judged; the confirming executor has the program"
 
 
-#: A verification, to be advanced by `next`; returns the verdict. See `verification`.
+#: A verification, to be advanced by `next`; returns the verdict. See `verify_in_steps`.
 Steps: TypeAlias = Generator[Phase, None, Verdict]
 
 
-def verification(
+def verify_in_steps(
     subject: Subject,
     program: Program,
     *,
@@ -174,15 +179,15 @@ def verification(
         return Verdict(settled.status, settled.findings, settled.doubts, settled.pair, [], clock.laps, domain=domain)
     lockstep = Lockstep(contract.collectives == "conservative")
     on_device = deep and confirm is not None and confirm.name == "nccl"
-    request = Request(baseline, lockstep, checks, domain, deep, on_device)
+    request = EvidenceRequest(baseline, lockstep, checks, domain, deep, on_device)
     judged = _judge(pair, contract, request, clock)
     if judged.findings and pair.original.unknown and pair.rewritten is not None:
-        judged = _conditional(judged, brief, lambda equal: _judge(equal, contract, _on(equal, request), clock))
+        judged = _conditional(judged, brief, lambda equal: _judge(equal, contract, _request_for(equal, request), clock))
         confirm = confirm if judged.findings else None
     evidence, doubts = judged.evidence, judged.doubts
     if confirm is not None:
         yield from _confirm(confirm, judged, checks, clock, always_confirm)
-    if not judged.findings and not doubts and not _ran(evidence):
+    if not judged.findings and not doubts and not _rewritten_ran(evidence):
         doubts.append(
             Doubt("not-judged", "the rewritten program did not run, and the check that says why was not chosen")
         )
@@ -208,7 +213,7 @@ class _Settled(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Applying:
-    """How a pass is applied: arguments of `verification`."""
+    """How a pass is applied: arguments of `verify_in_steps`."""
 
     deep: bool
     watch: Watch | None
@@ -219,7 +224,7 @@ def _applied(
     subject: Subject, program: Program, contract: Contract, clock: _Clock, how: _Applying
 ) -> Generator[Phase, None, tuple[Pair, Run]]:
     """Apply the pass, and run the original meanwhile. Of large programs the pair is one of small sizes. Raises `_Settled`."""
-    answer, why = _begun(subject, program, how)
+    answer, why = _start_pass(subject, program, how)
     clock.lap("apply")
     yield Phase.APPLYING
 
@@ -259,7 +264,7 @@ def _applied(
     return pair, baseline
 
 
-def _begun(subject: Subject, program: Program, how: _Applying) -> tuple[Callable[[], Pair] | None, str]:
+def _start_pass(subject: Subject, program: Program, how: _Applying) -> tuple[Callable[[], Pair] | None, str]:
     """Give the program to the pass's process; None, and why, where it cannot go there."""
     try:
         return subject.start(program, deep=how.deep, watch=how.watch), ""
@@ -288,7 +293,7 @@ class _Judged:
     notes: list[Note]
 
 
-def _judge(pair: Pair, contract: Contract, request: Request, clock: _Clock) -> _Judged:
+def _judge(pair: Pair, contract: Contract, request: EvidenceRequest, clock: _Clock) -> _Judged:
     """Apply the checks, which take the evidence that they need."""
     evidence = Evidence(pair, contract, request)
     if pair.outgrown is not None:
@@ -303,7 +308,7 @@ def _judge(pair: Pair, contract: Contract, request: Request, clock: _Clock) -> _
     return _Judged(evidence, findings, list(dict.fromkeys([*evidence.doubts, *doubts])), notes)
 
 
-def _on(pair: Pair, request: Request) -> Request:
+def _request_for(pair: Pair, request: EvidenceRequest) -> EvidenceRequest:
     """The request for a pair with another original."""
     return replace(request, baseline=request.lockstep.run(pair.original))
 
@@ -343,18 +348,20 @@ def _confirm(
         return
     if worth_confirming(evidence, judged.findings, always):
         domain = confirming_domain(evidence, judged.findings, judged.notes)
-        comparison = start(confirm, pair, domain, judged.doubts)
+        comparison = start_confirmation(confirm, pair, domain, judged.doubts)
         clock.lap(confirm.name)
         if comparison is not None:
             yield Phase.CONFIRMING
             clock.resume()
-            judged.findings = confirmed(comparison, evidence, judged.findings, judged.doubts, judged.notes, checks)
+            judged.findings = judge_confirmation(
+                comparison, evidence, judged.findings, judged.doubts, judged.notes, checks
+            )
             clock.lap(confirm.name)
     if pair.foreign is not None and not judged.findings:
         judged.doubts.append(Doubt("not-portable", f"{pair.foreign}; judged in lockstep alone"))
 
 
-def _blame(findings: list[Finding], evidence: Evidence, request: Request) -> list[Finding]:
+def _blame(findings: list[Finding], evidence: Evidence, request: EvidenceRequest) -> list[Finding]:
     """Name, for each finding about a pipeline, the first stage behind which the program shows that kind of finding."""
     pair = evidence.pair
     culprits: dict[str, str] = {}
@@ -369,7 +376,7 @@ def _blame(findings: list[Finding], evidence: Evidence, request: Request) -> lis
     return _named(pair, findings, culprits)
 
 
-def _kinds_behind(program: Program, evidence: Evidence, request: Request) -> set[str]:
+def _kinds_behind(program: Program, evidence: Evidence, request: EvidenceRequest) -> set[str]:
     """Kinds of findings that the values of a program show; other orders and timings are not tried."""
     halfway = Pair(evidence.pair.original, program, changed=True)
     untried: dict[str, Any] = dict.fromkeys(("stream-orders", "timings", "arena"))
@@ -391,7 +398,7 @@ def _named(pair: Pair, findings: list[Finding], culprits: Mapping[str, str] = Ma
     return named
 
 
-def _ran(evidence: Evidence) -> bool:
+def _rewritten_ran(evidence: Evidence) -> bool:
     """Whether the rewritten program ran to its end, so that checks had something to look at."""
     return bool(evidence.runs) and all(run.rewritten.finished for run in evidence.runs)
 
@@ -426,4 +433,4 @@ class _Clock:
             self.laps[other] = self.laps.get(other, 0.0) + seconds
 
 
-__all__ = ["Phase", "Steps", "Verdict", "chosen_checks", "verification", "verify"]
+__all__ = ["Phase", "Steps", "Verdict", "chosen_checks", "verify", "verify_in_steps"]

@@ -2,7 +2,7 @@
 
 from tcverify.workers.driver import RANGE, DividedCampaign
 from tcverify.workers.pool import LocalCrew
-from tcverify.workers.slices import Crew, Drawing, Outcome, Slice
+from tcverify.workers.slices import Crew, DrawPlan, Slice, SliceOutcome
 from tcverify.workers.worker import Worker
 
-__all__ = ["RANGE", "Crew", "DividedCampaign", "Drawing", "LocalCrew", "Outcome", "Slice", "Worker"]
+__all__ = ["RANGE", "Crew", "DividedCampaign", "DrawPlan", "LocalCrew", "Slice", "SliceOutcome", "Worker"]

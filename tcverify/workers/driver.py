@@ -16,25 +16,25 @@ from typing import Any
 from tcverify.application import Guarded
 from tcverify.campaign import (
     CampaignFinished,
+    CampaignPlan,
     CampaignStarted,
-    Case,
+    CorpusCase,
     Crashed,
     Event,
     FindingFound,
-    Plan,
     Progress,
     Statistics,
     Subscriber,
 )
+from tcverify.campaign.campaign_verdict import judge_campaign
 from tcverify.campaign.earlier_failures import Failures
 from tcverify.campaign.events import Stop
 from tcverify.campaign.interrupts import Interrupts
-from tcverify.campaign.verdict import judge
-from tcverify.cases.baseline import Known, known_of
+from tcverify.cases.baseline import KnownFinding, known_of
 from tcverify.cases.counterexample import FILE_NAME, Counterexample, read_counterexample, write_counterexample
 from tcverify.errors import ExecutorError, TcverifyError
 from tcverify.registry.extensions import extensions_here
-from tcverify.workers.slices import Crew, Drawing, Outcome, Slice
+from tcverify.workers.slices import Crew, DrawPlan, Slice, SliceOutcome
 
 #: Programs of a slice. Which programs a seed draws does not depend on how many workers there are.
 RANGE = 50
@@ -60,7 +60,7 @@ class DividedCampaign:
     """
 
     def __init__(
-        self, subject: Guarded, plan: Plan, drawing: Drawing, confirm: str, crew: Crew, tell: Callable[[str], None],
+        self, subject: Guarded, plan: CampaignPlan, drawing: DrawPlan, confirm: str, crew: Crew, tell: Callable[[str], None],
         subscribers: Iterable[Subscriber] = (),
     ) -> None:  # fmt: skip
         self.subject = subject
@@ -75,9 +75,9 @@ class DividedCampaign:
         self._say = tell
         self._said: set[str] = set()
         self._start = time.monotonic()
-        self._seen: Counter[Known] = Counter()
+        self._seen: Counter[KnownFinding] = Counter()
         self._known = tuple(plan.baseline.of(subject.facts)) if plan.baseline is not None else ()
-        self._told: dict[tuple[str, str], Known] = {}
+        self._told: dict[tuple[str, str], KnownFinding] = {}
         self._failures = Failures(plan.state_dir, subject.facts, plan.mesh)
         self._interrupts = Interrupts()
         self._under_way: dict[int, Slice] = {}
@@ -119,7 +119,7 @@ class DividedCampaign:
             self.statistics.seconds
         )  # by all workers; a share of the time that has passed is meant
         self.statistics.seconds = Counter({phase: seconds / self.crew.size for phase, seconds in spent.items()})
-        verdict, why = judge(self.statistics, len(self.counterexamples), self.contract)
+        verdict, why = judge_campaign(self.statistics, len(self.counterexamples), self.contract)
         known = tuple(sorted(((e, n) for e, n in self._seen.items() if n), key=lambda one: one[0].key))
         finished = CampaignFinished(
             facts, plan.mesh, self.statistics, tuple(self.counterexamples), verdict, why, stop, plan.seed, known,
@@ -165,7 +165,7 @@ class DividedCampaign:
                 self._end()
                 return "first finding"
 
-    def _submit(self, number: int, programs: int, first: tuple[Case, ...]) -> None:
+    def _submit(self, number: int, programs: int, first: tuple[CorpusCase, ...]) -> None:
         plan, subject = self.plan, self.subject
         corpus = plan.corpus.directory.absolute() if plan.corpus is not None else None
         own = {
@@ -199,7 +199,7 @@ class DividedCampaign:
         self._under_way[number] = part
         self.crew.submit(number, part.dumps())
 
-    def _receive(self) -> Outcome | None:
+    def _receive(self) -> SliceOutcome | None:
         """Wait for an outcome and take it in; None where a slice is lost."""
         with self._interrupts.open() if not self._ending else contextlib.nullcontext():
             number, text = self.crew.next()
@@ -208,7 +208,7 @@ class DividedCampaign:
             self._lose(part)
             return None
         self._lost = 0
-        outcome = Outcome.loads(text)
+        outcome = SliceOutcome.loads(text)
         for line in outcome.warnings:
             if line not in self._said:
                 self._said.add(line)
@@ -312,7 +312,7 @@ class DividedCampaign:
             subscriber(event)
 
 
-def _range(plan: Plan) -> int:
+def _range(plan: CampaignPlan) -> int:
     """How many programs a slice has at most."""
     if plan.search is None:
         return RANGE
@@ -325,7 +325,7 @@ def _seed(seed: int, number: int) -> int:
     return int.from_bytes(hashlib.sha256(f"{seed} {number}".encode()).digest()[:4], "little")
 
 
-def recover(report_dir: Path) -> list[Counterexample]:
+def recover_cases(report_dir: Path) -> list[Counterexample]:
     """Return what workers of runs of this machine that have died had found and nobody had told, and put it where it belongs."""
     found = []
     for directory in sorted((report_dir / WORKERS_DIR).glob(f"{socket.gethostname()}-*")):
@@ -343,4 +343,4 @@ def recover(report_dir: Path) -> list[Counterexample]:
     return found
 
 
-__all__ = ["LOST_LIMIT", "RANGE", "WORKERS_DIR", "DividedCampaign", "recover"]
+__all__ = ["LOST_LIMIT", "RANGE", "WORKERS_DIR", "DividedCampaign", "recover_cases"]

@@ -14,8 +14,8 @@ from types import FrameType
 
 from tcverify.application.guarded import LOAD_TIMEOUT, MESSAGE_TIMEOUT
 from tcverify.campaign import Statistics
-from tcverify.system import end_process, limit, start_process
-from tcverify.workers.slices import Outcome
+from tcverify.system import end_process, limit_blocking, start_process
+from tcverify.workers.slices import SliceOutcome
 from tcverify.workers.worker import Worker
 
 #: Times that a slice is begun: a worker may die for reasons that have nothing to do with it, but hardly twice.
@@ -38,7 +38,7 @@ class _Process:
     Attributes:
         slice: what it does: number, text, and how often it has been begun.
         silent: seconds for which it has said nothing.
-        patience: seconds for which that is normal; a worker says so itself with all that it says, see `silence_of`.
+        patience: seconds for which that is normal; a worker says so itself with all that it says, see `longest_silence`.
     """
 
     process: BaseProcess
@@ -148,8 +148,8 @@ class LocalCrew:
         for _ in range(ATTEMPTS):
             worker = self._workers[place]
             if worker is None:
-                process, connection = start_process(serve, (place,), name=f"worker{place}", alone=False)
-                limit(connection, MESSAGE_TIMEOUT)
+                process, connection = start_process(serve_worker, (place,), name=f"worker{place}", alone=False)
+                limit_blocking(connection, MESSAGE_TIMEOUT)
                 worker = self._workers[place] = _Process(process, connection)
             worker.slice, worker.silent, worker.patience = (number, text, attempt), 0.0, BEGIN_SECONDS
             try:
@@ -173,7 +173,7 @@ class LocalCrew:
         return f"died of {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
 
 
-def serve(connection: Connection, place: int) -> None:
+def serve_worker(connection: Connection, place: int) -> None:
     """What runs in a worker: does slices until the driver is gone.
 
     Args:
@@ -205,10 +205,12 @@ def serve(connection: Connection, place: int) -> None:
             text = connection.recv_bytes().decode()
             busy = True
             answer = (
-                worker.work(text, beat=beat) if not interrupted else Outcome(Statistics(), stop="interrupted").dumps()
+                worker.work(text, beat=beat)
+                if not interrupted
+                else SliceOutcome(Statistics(), stop="interrupted").dumps()
             )
             busy = False
             connection.send_bytes(answer.encode())
 
 
-__all__ = ["ATTEMPTS", "LocalCrew", "serve"]
+__all__ = ["ATTEMPTS", "LocalCrew", "serve_worker"]

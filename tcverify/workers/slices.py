@@ -11,11 +11,11 @@ from typing import Any, Literal, Protocol
 from hypothesis.strategies import SearchStrategy
 
 from tcverify import errors
-from tcverify.application import PassFacts, Point
-from tcverify.campaign import Case, Statistics
+from tcverify.application import CodePoint, PassFacts
+from tcverify.campaign import CorpusCase, Statistics
 from tcverify.campaign.corpus import decode_case, encode_case
 from tcverify.campaign.events import Stop
-from tcverify.cases.baseline import Known
+from tcverify.cases.baseline import KnownFinding
 from tcverify.cases.counterexample import Counterexample, decode_counterexample, encode_counterexample
 from tcverify.errors import InternalError, TcverifyError
 from tcverify.options import Options
@@ -25,7 +25,7 @@ from tcverify.strategies.options import with_options
 
 
 @dataclass(frozen=True)
-class Drawing:
+class DrawPlan:
     """Which programs are drawn.
 
     Attributes:
@@ -68,7 +68,7 @@ class Slice(Options):
     """
 
     number: int
-    drawing: Drawing
+    drawing: DrawPlan
     mesh: str
     target: str
     pass_options: Mapping[str, Any]
@@ -81,9 +81,9 @@ class Slice(Options):
     state_dir: str
     corpus: str | None = None
     collect: bool = False
-    known: Sequence[Known] = ()
-    told: Sequence[Known] = ()
-    first: Sequence[Case] = ()
+    known: Sequence[KnownFinding] = ()
+    told: Sequence[KnownFinding] = ()
+    first: Sequence[CorpusCase] = ()
     extensions: Mapping[str, Any] = field(default_factory=dict)
     covered: Sequence[str] | None = None
     search: bool = False
@@ -105,14 +105,17 @@ class Slice(Options):
     def loads(cls, text: str) -> Slice:
         """Read what `dumps` wrote."""
         data = json.loads(text)
-        data["drawing"], data["contract"] = Drawing(**data["drawing"]), Contract.of(data["contract"])
-        data["known"], data["told"] = [Known(**e) for e in data["known"]], [Known(**e) for e in data["told"]]
+        data["drawing"], data["contract"] = DrawPlan(**data["drawing"]), Contract.of(data["contract"])
+        data["known"], data["told"] = (
+            [KnownFinding(**e) for e in data["known"]],
+            [KnownFinding(**e) for e in data["told"]],
+        )
         data["first"] = [decode_case(case, "the slice") for case in data["first"]]
         return cls(**data)
 
 
 @dataclass(frozen=True)
-class Outcome:
+class SliceOutcome:
     """What came of a slice.
 
     Attributes:
@@ -129,15 +132,15 @@ class Outcome:
     statistics: Statistics
     facts: PassFacts | None = None
     found: Sequence[Counterexample] = ()
-    known: Sequence[tuple[Known, int]] = ()
+    known: Sequence[tuple[KnownFinding, int]] = ()
     stop: Stop | Literal["failed"] = "examples"
     warnings: Sequence[str] = ()
     crashed: Sequence[str] = ()
     error: TcverifyError | None = None
     files: Sequence[str] = ()
-    reached: Collection[Point] = ()
+    reached: Collection[CodePoint] = ()
 
-    def reached_of(self, files: Sequence[str]) -> Iterator[Point]:
+    def reached_of(self, files: Sequence[str]) -> Iterator[CodePoint]:
         """What was reached, with the names that the files of the pass have elsewhere."""
         names = dict(zip(self.files, files, strict=False))
         return (point._replace(file=names.get(point.file, point.file)) for point in self.reached)
@@ -146,7 +149,7 @@ class Outcome:
         """Write it as one line of JSON."""
         error = self.error
         data = {
-            "statistics": asdict_of(self.statistics),
+            "statistics": statistics_as_data(self.statistics),
             "facts": None if self.facts is None else asdict(self.facts),
             "found": [encode_counterexample(case) for case in self.found],
             "known": [[asdict(entry), number] for entry, number in self.known],
@@ -160,30 +163,30 @@ class Outcome:
         return json.dumps(data)
 
     @classmethod
-    def loads(cls, text: str) -> Outcome:
+    def loads(cls, text: str) -> SliceOutcome:
         """Read what `dumps` wrote. Raises ProgramError for a counterexample that is none."""
         data = json.loads(text)
         return cls(
-            statistics_of(data["statistics"]),
+            statistics_from_data(data["statistics"]),
             None if data["facts"] is None else PassFacts(**data["facts"]),
             [decode_counterexample(case, "what a worker found") for case in data["found"]],
-            [(Known(**entry), number) for entry, number in data["known"]],
+            [(KnownFinding(**entry), number) for entry, number in data["known"]],
             data["stop"],
             data["warnings"],
             data["crashed"],
             None if data["error"] is None else decode_error(*data["error"]),
             data["files"],
-            [Point(*row) for row in data["reached"]],
+            [CodePoint(*row) for row in data["reached"]],
         )
 
 
-def asdict_of(counts: Statistics) -> dict[str, Any]:
+def statistics_as_data(counts: Statistics) -> dict[str, Any]:
     """Write statistics as JSON-able data."""
     return {one.name: getattr(counts, one.name) for one in fields(counts)}
 
 
-def statistics_of(data: Mapping[str, Any]) -> Statistics:
-    """Read what `asdict_of` wrote."""
+def statistics_from_data(data: Mapping[str, Any]) -> Statistics:
+    """Read what `statistics_as_data` wrote."""
     counts = Statistics()
     for name, value in data.items():
         setattr(counts, name, Counter(value) if isinstance(getattr(counts, name), Counter) else value)
@@ -204,7 +207,7 @@ def decode_error(name: str, message: str, hint: str | None) -> TcverifyError:
 
 
 class Crew(Protocol):
-    """Workers that do slices, wherever they are. What is sent and answered is the text of `Slice` and `Outcome`."""
+    """Workers that do slices, wherever they are. What is sent and answered is the text of `Slice` and `SliceOutcome`."""
 
     @property
     def size(self) -> int:
@@ -228,4 +231,13 @@ class Crew(Protocol):
         ...
 
 
-__all__ = ["Crew", "Drawing", "Outcome", "Slice", "asdict_of", "decode_error", "encode_error", "statistics_of"]
+__all__ = [
+    "Crew",
+    "DrawPlan",
+    "Slice",
+    "SliceOutcome",
+    "decode_error",
+    "encode_error",
+    "statistics_as_data",
+    "statistics_from_data",
+]

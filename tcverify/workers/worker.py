@@ -15,15 +15,15 @@ from hypothesis.strategies import SearchStrategy
 
 from tcverify.application import Guarded
 from tcverify.application.guarded import LOAD_TIMEOUT
-from tcverify.campaign import Campaign, Corpus, Coverage, Crashed, Event, Plan, Statistics
+from tcverify.campaign import Campaign, CampaignPlan, Corpus, Coverage, Crashed, Event, Statistics
 from tcverify.campaign.search import search_of
 from tcverify.cases.baseline import Baseline
 from tcverify.errors import InternalError, TcverifyError, UsageError
 from tcverify.execution import Executor, executors, of_any_size
 from tcverify.program import Program
 from tcverify.registry.extensions import load_extensions_of
-from tcverify.system.scratch import lasting
-from tcverify.workers.slices import Outcome, Slice
+from tcverify.system.scratch import lasting_directory
+from tcverify.workers.slices import Slice, SliceOutcome
 
 #: Makes what gives executors: see `executors`.
 Executors = Callable[[str], contextlib.AbstractContextManager[Callable[[int], Executor | None]]]
@@ -66,7 +66,7 @@ class Worker:
 
         def note(event: Event) -> None:
             if campaign is not None:
-                beat(silence_of(campaign.subject.timeout, campaign.confirm))
+                beat(longest_silence(campaign.subject.timeout, campaign.confirm))
             if isinstance(event, Crashed):
                 crashed.append(str(event.path))
 
@@ -76,10 +76,10 @@ class Worker:
         except TcverifyError as error:
             return self._failed(campaign, crashed, error)
         except KeyboardInterrupt:
-            return Outcome(Statistics(), stop="interrupted").dumps()
+            return SliceOutcome(Statistics(), stop="interrupted").dumps()
         except Exception as error:  # noqa: BLE001 - the driver tells it, as a run without workers does
             return self._failed(campaign, crashed, InternalError(f"{type(error).__name__}: {error}"))
-        outcome = Outcome(
+        outcome = SliceOutcome(
             finished.statistics, finished.facts, finished.counterexamples, finished.known, finished.stop, self._warnings,
             **_reached(campaign),
         )  # fmt: skip
@@ -91,7 +91,7 @@ class Worker:
         found = campaign.counterexamples if campaign is not None else []
         facts = campaign.subject.facts if campaign is not None else None
         reached = _reached(campaign) if campaign is not None else {}
-        return Outcome(statistics, facts, found, (), "failed", self._warnings, crashed, error, **reached).dumps()
+        return SliceOutcome(statistics, facts, found, (), "failed", self._warnings, crashed, error, **reached).dumps()
 
     def _campaign(self, part: Slice, note: Callable[[Event], None]) -> Campaign:
         with contextlib.suppress(OSError):  # this machine may not have it: then the pass is found by its name, or not
@@ -102,7 +102,7 @@ class Worker:
         subject = self._subject(part)
         if part.search:
             subject.forget()  # so that a slice finds the same, whatever this worker has done before
-        plan = Plan(
+        plan = CampaignPlan(
             self._programs(part),
             part.mesh,
             self._here(part.report_dir),
@@ -128,7 +128,7 @@ class Worker:
                 with tempfile.TemporaryFile(dir=path):
                     pass
             except OSError:
-                path = Path(tempfile.mkdtemp(prefix="tcverify-worker-", dir=lasting()))
+                path = Path(tempfile.mkdtemp(prefix="tcverify-worker-", dir=lasting_directory()))
                 self._warnings.append(f"a worker cannot write to {directory}; what it finds is kept in {path} there")
             self._elsewhere[directory] = path
         return self._elsewhere[directory]
@@ -170,7 +170,7 @@ class Worker:
             self._warnings.append(line)
 
 
-def silence_of(pass_timeout: float, confirm: Executor | None) -> float:
+def longest_silence(pass_timeout: float, confirm: Executor | None) -> float:
     """Return the most seconds that a sound campaign may need from one program, or trial of shrinking, to the next.
 
     A verification has as long as its pass (five time-outs when it is applied deeply, in two processes that may have to be
@@ -182,9 +182,9 @@ def silence_of(pass_timeout: float, confirm: Executor | None) -> float:
 
 
 def _reached(campaign: Campaign) -> dict[str, Any]:
-    """What a campaign has reached of its pass, as fields of an `Outcome`."""
+    """What a campaign has reached of its pass, as fields of a `SliceOutcome`."""
     coverage = campaign.plan.coverage
     return {} if coverage is None else {"files": coverage.files, "reached": coverage.points}
 
 
-__all__ = ["Executors", "Worker", "silence_of"]
+__all__ = ["Executors", "Worker", "longest_silence"]

@@ -13,8 +13,8 @@ from torch import fx
 
 from tcverify.application import Guarded, InProcess, Pair, subject_of
 from tcverify.application import guarded as guard
-from tcverify.application.loading import importable_target, load_pass, prepare
-from tcverify.application.side_effects import watched
+from tcverify.application.loading import importable_target, load_pass, prepare_pass
+from tcverify.application.side_effects import watch_global_state
 from tcverify.errors import PassLoadError, Unsupported
 from tcverify.passes import Identity
 from tcverify.program import InputSpec, Mesh, dumps, spmd_program
@@ -308,7 +308,7 @@ def test_importable_classes_run_guarded() -> None:
 
 
 def _apply_here(call: Callable[[fx.GraphModule], object], *, deep: bool = False) -> Pair:
-    return InProcess(prepare(call, "", {})).apply(reduce_then_norm(), deep=deep)
+    return InProcess(prepare_pass(call, "", {})).apply(reduce_then_norm(), deep=deep)
 
 
 def test_use_before_definition_is_a_lint_defect() -> None:
@@ -372,7 +372,7 @@ def test_metadata_alone_make_a_rewritten_program_too() -> None:
 
 def test_global_state_that_a_pass_changes_is_told_and_put_back() -> None:
     before = torch.get_default_dtype()
-    with watched() as changed:
+    with watch_global_state() as changed:
         torch.set_default_dtype(torch.float64)
     assert torch.get_default_dtype() is before
     assert str(changed) == "changed the default dtype from torch.float32 to torch.float64"

@@ -11,7 +11,7 @@ from tcverify import Guarded, verify
 from tcverify.application import InProcess, Watch
 from tcverify.application.coverage.recorder import Scope
 from tcverify.application.edit_log import EditRecorder
-from tcverify.application.loading import prepare
+from tcverify.application.loading import prepare_pass
 from tcverify.program import PARTIAL, InputSpec, Mesh, Program, spmd_program
 from tests.support import searched_passes
 
@@ -74,7 +74,7 @@ def test_graphs_are_as_they_were_afterwards(program):
 
 
 def test_a_process_of_its_own_says_the_same(program):
-    here = InProcess(prepare(searched_passes.inserts_and_moves, "", {})).start(program, watch=Watch(edits=True))()
+    here = InProcess(prepare_pass(searched_passes.inserts_and_moves, "", {})).start(program, watch=Watch(edits=True))()
     with Guarded("tests.support.searched_passes:inserts_and_moves", covered=()) as subject:
         there = subject.start(program, watch=Watch(edits=True))()
     assert here.edited == there.edited

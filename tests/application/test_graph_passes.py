@@ -7,8 +7,8 @@ import torch
 from torch import fx
 
 from tcverify import PARTIAL, InputSpec, Mesh, Program, spmd_program, verify
-from tcverify.application import Applied, PassFacts, load_pass
-from tcverify.application.loading import prepare, reference_of, takes_graph
+from tcverify.application import AppliedPass, PassFacts, load_pass
+from tcverify.application.loading import prepare_pass, reference_of, takes_graph
 from tcverify.application.pair import Pair
 from tcverify.errors import InternalError
 from tcverify.program import Contract
@@ -51,7 +51,7 @@ def test_a_graph_that_is_returned_becomes_that_of_a_module() -> None:
         return passes._copy(graph)
 
     gm = summed().graph_module(0)
-    made = prepare(renewed, "", {}).call(gm)
+    made = prepare_pass(renewed, "", {}).call(gm)
     assert isinstance(made, fx.GraphModule)
     assert made.graph is not gm.graph
     assert verify(renewed, summed()).status == "passed"
@@ -71,7 +71,7 @@ def test_passes_are_found_again_by_name() -> None:
 def test_what_a_pass_has_done_already_is_judged_without_it() -> None:
     program = summed()
     pair = Pair(program, program, changed=False)
-    done = Applied(PassFacts("mine"), Contract(), pair)
+    done = AppliedPass(PassFacts("mine"), Contract(), pair)
     assert verify(done, program).status == "passed"
     assert verify(done, program).pair is pair
     done.close()

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from torch import fx
 
 from tcverify.application import InProcess
-from tcverify.application.loading import prepare
+from tcverify.application.loading import prepare_pass
 from tcverify.cases.counterexample import make_counterexample
 from tcverify.errors import ProgramError
 from tcverify.program import Contract, Mesh, Program, dumps, loads, program_id
@@ -86,7 +86,7 @@ def test_malformed_options_in_files_are_refused(options: object) -> None:
 
 def test_the_one_that_matters_is_kept_and_the_others_are_dropped() -> None:
     told = program(**TOLD)
-    subject = InProcess(prepare(double_when_told, "", {}))
+    subject = InProcess(prepare_pass(double_when_told, "", {}))
     assert verify(subject, told).status == "refuted"
     assert verify(subject, replace(told, options={"cap": 0.5})).status != "refuted"
     reduced = reduce(told, lambda one: verify(subject, one).status == "refuted").program
@@ -109,7 +109,7 @@ def test_all_values_are_drawn_and_defaults_stay_unsaid() -> None:
 def test_reports_say_what_the_pass_was_told() -> None:
     told = program(mode="fast", text="<b>&")
     verdict = verify(double_when_told, told)
-    facts = prepare(double_when_told, "", {}).facts
+    facts = prepare_pass(double_when_told, "", {}).facts
     case = make_counterexample(verdict, verdict.findings[0].kind, facts, Contract())
     assert "; options mode=fast, text=<b>&" in to_text(case, None, 200)
     page = to_html(case, None)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from tcverify import Guarded
-from tcverify.application import Point, Watch, source_of
+from tcverify.application import CodePoint, Watch, source_of
 from tcverify.application.coverage.recorder import Recorder, Scope
 from tcverify.campaign import Coverage
 from tcverify.report.coverage import reach_line, unreached_lines
@@ -45,7 +45,7 @@ def run() -> None:
         reached_code.raises(0)
 
 
-def outcomes(points: list[Point]) -> set[tuple[int, int]]:
+def outcomes(points: list[CodePoint]) -> set[tuple[int, int]]:
     return {(point.line, point.outcome) for point in points if point.outcome >= 0}
 
 
@@ -91,7 +91,7 @@ def test_only_what_is_new_is_told(recorder: Recorder) -> None:
         reached_code.loop([1])
     new, again = recorder.taken(), recorder.taken()
     assert again == []
-    assert set(new) == {Point(FILE, line("loop"), 1), Point(FILE, line("printed"))}
+    assert set(new) == {CodePoint(FILE, line("loop"), 1), CodePoint(FILE, line("printed"))}
 
 
 def test_other_files_do_not_count(recorder: Recorder) -> None:
@@ -143,7 +143,7 @@ def test_what_changes_a_program_is_reached_whenever_that_is() -> None:
     with Guarded(f"{rewriting_passes.__name__}:rarely", covered=()) as subject:
         pairs = [subject.apply(negations(number)) for number in (1, 1, 1, 1, 3)]  # before 3.12 the 5th is not watched
     assert [pair.changed for pair in pairs] == [False, False, False, False, True]
-    assert Point(rewriting_passes.__file__, place) in pairs[-1].reached
+    assert CodePoint(rewriting_passes.__file__, place) in pairs[-1].reached
 
 
 def test_what_can_be_reached_of_a_file() -> None:
@@ -156,7 +156,7 @@ def test_what_can_be_reached_of_a_file() -> None:
 
 def test_coverage_says_what_was_never_reached() -> None:
     coverage = Coverage([FILE])
-    first = [Point(FILE, line("first")), Point(FILE, line("between")), Point(FILE, line("between"), 1)]
+    first = [CodePoint(FILE, line("first")), CodePoint(FILE, line("between")), CodePoint(FILE, line("between"), 1)]
     coverage.add(first[:2])
     coverage.add(first)
     (report,) = coverage.report()

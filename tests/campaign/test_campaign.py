@@ -21,18 +21,18 @@ from hypothesis import strategies as st
 from torch import fx
 
 from tcverify.application import InProcess, Subject
-from tcverify.application.loading import prepare
+from tcverify.application.loading import prepare_pass
 from tcverify.campaign import (
     Campaign,
     CampaignFinished,
+    CampaignPlan,
     CampaignStarted,
     Crashed,
     Event,
     FindingFound,
-    Plan,
     Progress,
     in_flight,
-    recover,
+    recover_in_flight,
 )
 from tcverify.campaign import campaign as campaign_driver
 from tcverify.campaign.earlier_failures import Failures
@@ -55,7 +55,7 @@ def reductions(gm: fx.GraphModule) -> list[fx.Node]:
 
 
 def _subject(pass_: Any, **contract: bool) -> Subject:
-    subject = InProcess(prepare(pass_, "", {}))
+    subject = InProcess(prepare_pass(pass_, "", {}))
     subject.contract = replace(subject.contract, **contract)
     return subject
 
@@ -72,7 +72,9 @@ def go(
     options = {"programs": STRUCTURED, "max_examples": 20, "seed": 1, "shrink_time": 2.0, **plan}
     where = {"report_dir": place / "reports", "state_dir": place / "state"}
     subject = pass_ if isinstance(pass_, InProcess) else _subject(pass_)
-    return Campaign(subject, Plan(mesh="2 ranks", contract=contract, **where, **options), confirm, subscribers).run()
+    return Campaign(
+        subject, CampaignPlan(mesh="2 ranks", contract=contract, **where, **options), confirm, subscribers
+    ).run()
 
 
 Run = Callable[..., CampaignFinished]
@@ -80,7 +82,7 @@ Run = Callable[..., CampaignFinished]
 
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
-    """Runs a pass in this process and in lockstep: `run(pass, max_examples=…)`; other names are those of `Plan`."""
+    """Runs a pass in this process and in lockstep: `run(pass, max_examples=…)`; other names are those of `CampaignPlan`."""
     return partial(go, tmp_path)
 
 
@@ -365,7 +367,7 @@ def test_an_error_of_ours_is_raised_and_its_program_kept(
         yield  # as verifications do, which are generators
 
     events: list[Event] = []
-    monkeypatch.setattr(campaign_driver, "verification", breaks)
+    monkeypatch.setattr(campaign_driver, "verify_in_steps", breaks)
     with pytest.raises(InternalError, match="oops"):
         run(Identity, subscribers=[events.append])
     (crashed,) = [event for event in events if isinstance(event, Crashed)]
@@ -386,8 +388,8 @@ def _programs_of(tmp_path: Path, name: str, seed: int) -> tuple[list[str], list[
             seen.append(program_id(program))
             return super().apply(program, deep=deep)
 
-    plan = Plan(STRUCTURED, "2 ranks", tmp_path / "reports", tmp_path / name, max_examples=15, seed=seed)
-    finished = Campaign(Watching(prepare(raises, "", {})), plan, None).run()
+    plan = CampaignPlan(STRUCTURED, "2 ranks", tmp_path / "reports", tmp_path / name, max_examples=15, seed=seed)
+    finished = Campaign(Watching(prepare_pass(raises, "", {})), plan, None).run()
     return seen, [case.id for case in finished.counterexamples]
 
 
@@ -461,7 +463,7 @@ def test_the_program_in_flight_is_on_disk_while_a_pass_runs(run: Run, tmp_path: 
             seen.append(dumps(case.program) == dumps(program) and case.deep == deep)
             return super().apply(program, deep=deep)
 
-    run(Looks(prepare(raises, "", {})))
+    run(Looks(prepare_pass(raises, "", {})))
     assert len(seen) > 20
     assert all(seen)
     assert not list((tmp_path / "state").glob("in-flight*"))
@@ -491,18 +493,18 @@ def _left_over(run: Run, tmp_path: Path, pid: int) -> Path:
 
 def test_what_a_dead_run_left_is_kept_as_a_counterexample(run: Run, tmp_path: Path) -> None:
     path = _left_over(run, tmp_path, _dead_pid())
-    (kept,) = recover(tmp_path / "state", tmp_path / "reports")
+    (kept,) = recover_in_flight(tmp_path / "state", tmp_path / "reports")
     case = read_counterexample(kept)
     assert kept == tmp_path / "reports" / f"crashed-{case.id}.json"
     assert case.finding.kind == "run-died"
     assert not path.exists()
-    assert recover(tmp_path / "state", tmp_path / "reports") == []
+    assert recover_in_flight(tmp_path / "state", tmp_path / "reports") == []
 
 
 def test_what_a_run_of_another_machine_has_left_is_for_that_machine(run: Run, tmp_path: Path) -> None:
     path = _left_over(run, tmp_path, _dead_pid())
     moved = path.rename(path.with_name(path.name.replace("in-flight-", "in-flight-x")))
-    assert recover(tmp_path / "state", tmp_path / "reports") == []
+    assert recover_in_flight(tmp_path / "state", tmp_path / "reports") == []
     assert moved.exists()
 
 
@@ -512,7 +514,7 @@ def seeded(seed: int) -> Program:
 
 def test_the_last_whole_line_is_the_program_in_flight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     programs = [seeded(number) for number in range(4)]
-    notes = InFlight(tmp_path, InProcess(prepare(raises, "", {})), Contract())
+    notes = InFlight(tmp_path, InProcess(prepare_pass(raises, "", {})), Contract())
     for program in programs[:3]:
         notes.note(program, False)
     assert dumps(read_in_flight(notes.path).program) == dumps(programs[2])
@@ -531,7 +533,7 @@ def test_the_last_whole_line_is_the_program_in_flight(tmp_path: Path, monkeypatc
 def test_a_program_that_cannot_be_written_down_whole_hides_no_later_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    notes = InFlight(tmp_path, InProcess(prepare(raises, "", {})), Contract())
+    notes = InFlight(tmp_path, InProcess(prepare_pass(raises, "", {})), Contract())
     notes.note(seeded(0), False)
     limit = notes.path.stat().st_size + 100
     monkeypatch.setattr(in_flight, "dumps", lambda program: "x" * (1 << 20))
@@ -553,27 +555,27 @@ def test_a_program_that_cannot_be_written_down_whole_hides_no_later_one(
 
 def test_what_a_living_run_has_in_flight_is_left_alone(run: Run, tmp_path: Path) -> None:
     path = _left_over(run, tmp_path, os.getppid())
-    assert recover(tmp_path / "state", tmp_path / "reports") == []
+    assert recover_in_flight(tmp_path / "state", tmp_path / "reports") == []
     assert path.exists()
 
 
 def test_a_truncated_file_in_flight_is_kept_as_it_is(run: Run, tmp_path: Path) -> None:
     path = _left_over(run, tmp_path, _dead_pid())
     path.write_text(path.read_text()[:50])
-    (kept,) = recover(tmp_path / "state", tmp_path / "reports")
+    (kept,) = recover_in_flight(tmp_path / "state", tmp_path / "reports")
     assert kept.name == path.name.replace("in-flight-", "crashed-")
     assert len(kept.read_text()) == 50
 
 
 def test_nothing_is_recovered_from_nothing(tmp_path: Path) -> None:
-    assert recover(tmp_path / "state", tmp_path / "reports") == []
+    assert recover_in_flight(tmp_path / "state", tmp_path / "reports") == []
     assert not list(tmp_path.iterdir())
 
 
 def test_ids_depend_on_program_pass_and_kind_alone(run: Run, tmp_path: Path) -> None:
     (case,) = run(raises).counterexamples
     data = json.loads((tmp_path / "reports" / case.id / "counterexample.json").read_text())
-    plan = Plan(
+    plan = CampaignPlan(
         st.just(case.program),
         "other",
         tmp_path / "elsewhere",

@@ -15,8 +15,8 @@ import pytest
 from torch import fx
 
 from tcverify.application import InProcess
-from tcverify.application.loading import prepare
-from tcverify.campaign import Campaign, CampaignFinished, Case, Corpus, Plan
+from tcverify.application.loading import prepare_pass
+from tcverify.campaign import Campaign, CampaignFinished, CampaignPlan, Corpus, CorpusCase
 from tcverify.campaign import corpus as corpus_module
 from tcverify.campaign.corpus import NAMED, reasons_of
 from tcverify.errors import UsageError
@@ -32,8 +32,8 @@ def silent(line: str) -> None:
     raise AssertionError(f"nothing was to be told, but: {line}")
 
 
-def case(seed: int = 0, *reasons: str, kind: str = "") -> Case:
-    return Case(TARGET, MESH, replace(reduce_then_norm(), seed=seed), reasons or (f"reason {seed}",), kind)
+def case(seed: int = 0, *reasons: str, kind: str = "") -> CorpusCase:
+    return CorpusCase(TARGET, MESH, replace(reduce_then_norm(), seed=seed), reasons or (f"reason {seed}",), kind)
 
 
 def test_cases_come_back_as_they_were(tmp_path: Path) -> None:
@@ -199,7 +199,7 @@ def drops_reductions(gm: fx.GraphModule) -> None:
 
 
 def run(pass_: Any, place: Path, **plan: Any) -> tuple[CampaignFinished, Corpus]:
-    subject = InProcess(prepare(pass_, TARGET, {}))
+    subject = InProcess(prepare_pass(pass_, TARGET, {}))
     corpus = Corpus(place / "corpus", silent)
     options = {
         "programs": transformer_programs(world_size=2),
@@ -208,7 +208,7 @@ def run(pass_: Any, place: Path, **plan: Any) -> tuple[CampaignFinished, Corpus]
         "shrink_time": 0.5,
         **plan,
     }
-    plan_ = Plan(
+    plan_ = CampaignPlan(
         mesh=MESH, report_dir=place / "reports", state_dir=place / "state", corpus=corpus, earlier=False,
         first=corpus.cases(TARGET, MESH), **options,
     )  # fmt: skip
@@ -255,10 +255,10 @@ def test_a_damaged_corpus_is_no_reason_to_pass(dropping: tuple[CampaignFinished,
     for path in (tmp_path / "corpus").iterdir():
         damaged(path, "flipped")
     told: list[str] = []
-    cases: list[Case] = Corpus(tmp_path / "corpus", told.append).cases(TARGET, MESH)
+    cases: list[CorpusCase] = Corpus(tmp_path / "corpus", told.append).cases(TARGET, MESH)
     assert told
     assert cases == []
-    subject = InProcess(prepare(drops_reductions, TARGET, {}))
+    subject = InProcess(prepare_pass(drops_reductions, TARGET, {}))
     where = {"report_dir": tmp_path / "reports", "state_dir": tmp_path / "state"}
-    plan = Plan(transformer_programs(world_size=2), MESH, **where, max_examples=0, first=cases, earlier=False)
+    plan = CampaignPlan(transformer_programs(world_size=2), MESH, **where, max_examples=0, first=cases, earlier=False)
     assert Campaign(subject, plan, None).run().verdict == "nothing tested"

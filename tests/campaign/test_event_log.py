@@ -14,20 +14,20 @@ from hypothesis import strategies as st
 from torch import fx
 
 from tcverify.application import InProcess
-from tcverify.application.loading import prepare
+from tcverify.application.loading import prepare_pass
 from tcverify.campaign import (
     Campaign,
+    CampaignPlan,
     CampaignStarted,
     Crashed,
     Event,
     FindingFound,
-    Plan,
     Progress,
     RunFinished,
     RunStarted,
     Statistics,
 )
-from tcverify.cases.baseline import Baseline, Known
+from tcverify.cases.baseline import Baseline, KnownFinding
 from tcverify.cases.counterexample import FILE_NAME
 from tcverify.errors import Unsupported
 from tcverify.report import ndjson
@@ -63,15 +63,15 @@ def events(tmp_path_factory: pytest.TempPathFactory) -> list[Event]:
     place = tmp_path_factory.mktemp("campaigns")
     told: list[Event] = [RunStarted(("raises", "drops", "declines"), ("2 ranks",), 1)]
     known = Baseline(
-        (Known("raises", "pass-raised", "the pass raised ValueError: no idea, in raises", reason="so it is"),)
+        (KnownFinding("raises", "pass-raised", "the pass raised ValueError: no idea, in raises", reason="so it is"),)
     )
     for pass_, baseline in ((raises, None), (raises, known), (drops_reductions, None), (declines, None)):
         programs = st.just(reduce_then_norm())
-        plan = Plan(
+        plan = CampaignPlan(
             programs, "2 ranks", place / "reports", place / f"{len(told)}", max_examples=5, seed=1, baseline=baseline
         )
         keep = lambda event: told.append(deepcopy(event) if isinstance(event, Progress) else event)  # noqa: E731
-        Campaign(InProcess(prepare(pass_, "", {})), plan, None, [keep]).run()
+        Campaign(InProcess(prepare_pass(pass_, "", {})), plan, None, [keep]).run()
     started = next(event for event in told if isinstance(event, CampaignStarted))
     return [*told, started, Crashed(place / "crashed-01234567.json"), RunFinished(3, "InternalError: oops")]
 

@@ -6,7 +6,7 @@ import pytest
 
 from tcverify.application import Pair
 from tcverify.campaign.ledger import Ledger
-from tcverify.cases.baseline import Known
+from tcverify.cases.baseline import KnownFinding
 from tcverify.program.finding import Finding
 from tcverify.verification.verifier import Verdict
 from tests.support.programs import reduce_then_norm
@@ -27,7 +27,7 @@ def test_what_goes_right_contains_no_cause() -> None:
     """Even where something is noted wrongly: else a pass that keeps no metadata hides all that contains its first cause."""
     ledger, program = Ledger(collect=True), reduce_then_norm()
     for kind in ("wrong-value", "stale-metadata"):
-        ledger.add(Known("pass", kind, "one"), program)
+        ledger.add(KnownFinding("pass", kind, "one"), program)
     assert ledger.masked(program)
     ledger.passed(program, ["stale-metadata"])
     assert not ledger.masked(program)
@@ -36,7 +36,7 @@ def test_what_goes_right_contains_no_cause() -> None:
 
 
 def test_the_program_of_a_counterexample_shows_it_whatever_else_goes_right() -> None:
-    ledger, program, entry = Ledger(collect=True), reduce_then_norm(), Known("pass", "wrong-value", "one")
+    ledger, program, entry = Ledger(collect=True), reduce_then_norm(), KnownFinding("pass", "wrong-value", "one")
     ledger.add(entry, program)
     ledger.passed(program)
     assert ledger.shrunk(Verdict("refuted", [WRONG], [], Pair(program)), "wrong-value") is entry

@@ -12,7 +12,7 @@ from torch import fx
 
 from tcverify import verify
 from tcverify.campaign.hypothesis_settings import SETTINGS
-from tcverify.checks.ordering import calls
+from tcverify.checks.ordering import collective_calls
 from tcverify.ops import Op
 from tcverify.passes import BUILTIN, SUITED
 from tcverify.program import Program
@@ -56,12 +56,12 @@ def test_no_graph_outlives_its_refutation() -> None:
 
 def test_a_memo_whose_values_hold_its_keys_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     memo: weakref.WeakKeyDictionary[fx.Graph, list[fx.Node]] = weakref.WeakKeyDictionary()
-    real = calls._calling
+    real = collective_calls._calling
 
     def remembers(graph: fx.Graph) -> Iterator[tuple[fx.Node, Op]]:
         memo[graph] = list(graph.nodes)
         return real(graph)
 
-    monkeypatch.setattr(calls, "_calling", remembers)
+    monkeypatch.setattr(collective_calls, "_calling", remembers)
     drawn, alive = kept_after(BUILTIN["sequence_parallel"](), "structured", 6)
     assert alive > drawn >= 6

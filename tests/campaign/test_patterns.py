@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from tcverify.campaign.patterns import Pattern
+from tcverify.campaign.patterns import ProgramPattern
 from tcverify.program import PARTIAL, InputSpec, Mesh, spmd_program
 
 
-def pattern(write) -> Pattern:
+def pattern(write) -> ProgramPattern:
     inputs = [InputSpec("x", (2, 4), placements=(("tp", PARTIAL),)), InputSpec("y", (2, 4))]
 
     def build(b):
         return write(b, b.input("x"), b.input("y"))
 
-    return Pattern(spmd_program(Mesh.grid({"tp": 2}), inputs, build))
+    return ProgramPattern(spmd_program(Mesh.grid({"tp": 2}), inputs, build))
 
 
 def reduced(b, x):

@@ -4,13 +4,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from tcverify.application import Pair
-from tcverify.campaign.pipeline import Flight, Pipeline
+from tcverify.campaign.pipeline import InFlightProgram, Pipeline
 from tcverify.program import Program
 from tcverify.verification.verifier import Phase, Verdict
 from tests.support.programs import reduce_then_norm
 
 
-def _flight(name: str, steps: int, log: list[str]) -> Flight:
+def _flight(name: str, steps: int, log: list[str]) -> InFlightProgram:
     """A verification of so many steps, which notes each."""
     program = reduce_then_norm()
 
@@ -21,11 +21,11 @@ def _flight(name: str, steps: int, log: list[str]) -> Flight:
         log.append(f"{name}{steps}")
         return Verdict("passed", [], [], Pair(program))
 
-    return Flight(program, False, verification())
+    return InFlightProgram(program, False, verification())
 
 
-def _run(flights: list[Flight]) -> Iterator[Flight]:
-    pipeline = Pipeline(Flight.advance, lambda flight: None)
+def _run(flights: list[InFlightProgram]) -> Iterator[InFlightProgram]:
+    pipeline = Pipeline(InFlightProgram.advance, lambda flight: None)
     for flight in flights:
         yield from pipeline.answer()
         yield from pipeline.feed(flight)
@@ -59,7 +59,7 @@ def test_programs_that_end_early_are_not_lost() -> None:
 def test_what_the_pass_says_all_about_is_out_before_the_next_goes_in() -> None:
     log: list[str] = []
     hangs, next_one = _flight("a", 3, log), _flight("b", 5, log)
-    pipeline = Pipeline(Flight.advance, lambda flight: None)
+    pipeline = Pipeline(InFlightProgram.advance, lambda flight: None)
     pipeline.feed(hangs)
     assert pipeline.answer() == [hangs]
     assert not len(pipeline)
@@ -70,7 +70,7 @@ def test_what_the_pass_says_all_about_is_out_before_the_next_goes_in() -> None:
 def test_the_program_that_this_process_works_on_is_noted_first() -> None:
     noted: list[Program] = []
     log: list[str] = []
-    pipeline = Pipeline(Flight.advance, lambda flight: noted.append(flight.program))
+    pipeline = Pipeline(InFlightProgram.advance, lambda flight: noted.append(flight.program))
     first, second = _flight("a", 5, log), _flight("b", 5, log)
     pipeline.feed(first)
     assert noted == [first.program]

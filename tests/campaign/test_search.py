@@ -10,11 +10,11 @@ import pytest
 from hypothesis import strategies as st
 
 from tcverify.application import InProcess
-from tcverify.application.loading import prepare
-from tcverify.campaign import Campaign, CampaignFinished, Corpus, Coverage, Plan
-from tcverify.campaign.search import Search, agenda, turns
+from tcverify.application.loading import prepare_pass
+from tcverify.campaign import Campaign, CampaignFinished, CampaignPlan, Corpus, Coverage
+from tcverify.campaign.search import ProgramSearch, agenda, turns
 from tcverify.campaign.search.edits import FAMILIES
-from tcverify.campaign.search.more_ranks import moved
+from tcverify.campaign.search.more_ranks import move_to_more_ranks
 from tcverify.execution import Lockstep
 from tcverify.program import PARTIAL, InputSpec, Mesh, Program, dumps, spmd_program
 from tcverify.report.coverage import kernel_lines, searched_line, suspect_lines
@@ -43,9 +43,11 @@ def chain(seed: int, ranks: int = 2) -> Program:
     return spmd_program(mesh, inputs, build, seed=seed)
 
 
-def run(place: Path, pass_: Any, *, search: bool = True, seed: int = 0, **plan: Any) -> tuple[CampaignFinished, Search]:
-    subject = InProcess(prepare(pass_, "", {}))
-    searching = Search(subject, seed)
+def run(
+    place: Path, pass_: Any, *, search: bool = True, seed: int = 0, **plan: Any
+) -> tuple[CampaignFinished, ProgramSearch]:
+    subject = InProcess(prepare_pass(pass_, "", {}))
+    searching = ProgramSearch(subject, seed)
     options = {
         "programs": st.integers(0, 10_000).map(chain),
         "max_examples": 600,
@@ -53,7 +55,7 @@ def run(place: Path, pass_: Any, *, search: bool = True, seed: int = 0, **plan: 
         "earlier": False,
         **plan,
     }
-    made = Plan(
+    made = CampaignPlan(
         mesh="2 ranks",
         report_dir=place,
         state_dir=place,
@@ -121,8 +123,8 @@ def test_nothing_is_learnt_once_the_time_is_over(over: bool):
         applied += 1
         cancels_negations(gm)
 
-    subject = InProcess(prepare(counts, "", {}))
-    search = Search(subject, 0)
+    subject = InProcess(prepare_pass(counts, "", {}))
+    search = ProgramSearch(subject, 0)
     for seed in range(turns.FIRST):
         program = chain(seed)
         search.note(program, subject.start(program, watch=search.watch)(), refuted=False)
@@ -165,11 +167,11 @@ def test_kernels_are_the_smallest_programs_that_show_what_a_pass_does(tmp_path: 
 
 def test_a_search_goes_on_with_other_ranks(tmp_path: Path):
     """What was learnt on two ranks makes the first programs on four; what is not seen there counts as never reached."""
-    subject = InProcess(prepare(cancels_negations, "", {}))
-    search = Search(subject, 0)
+    subject = InProcess(prepare_pass(cancels_negations, "", {}))
+    search = ProgramSearch(subject, 0)
     found, made = [], []
     for ranks in (2, 4, 2):
-        plan = Plan(
+        plan = CampaignPlan(
             st.integers(0, 10_000).map(lambda seed, ranks=ranks: chain(seed, ranks)), f"{ranks} ranks", tmp_path, tmp_path,
             max_examples=200, checks=CHECKS, earlier=False, search=search,
         )  # fmt: skip
@@ -233,11 +235,11 @@ def test_a_search_that_leaves_programs_out_says_so(tmp_path: Path):
 
 
 def test_programs_move_to_more_ranks():
-    made = list(moved(chain(0), 4))
+    made = list(move_to_more_ranks(chain(0), 4))
     assert [str(program.mesh) for program in made] == ["4 ranks; tp: [0, 1, 2, 3]"] * 2 + ["4 ranks; tp: [0, 1] [2, 3]"]
     assert [program.inputs[0].shape for program in made] == [(4, 8), (2, 4), (2, 4)]
     assert all(Lockstep().run(program).finished for program in made)
-    assert list(moved(chain(0), 3)) == []
+    assert list(move_to_more_ranks(chain(0), 3)) == []
 
 
 def test_sizes_of_groups_that_calls_say_follow_to_more_ranks():
@@ -248,7 +250,7 @@ def test_sizes_of_groups_that_calls_say_follow_to_more_ranks():
         )
 
     program = spmd_program(Mesh.grid({"tp": 2}), [InputSpec("x", (2, 4))], build)
-    larger, _, more = moved(program, 4)
+    larger, _, more = move_to_more_ranks(program, 4)
     assert "(%x, sum, 4, tp)" in str(larger.graphs[0])
     assert "(%x, sum, 2, tp)" in str(more.graphs[0])
     assert all(Lockstep().run(one).finished for one in (larger, more))

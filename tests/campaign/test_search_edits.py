@@ -7,14 +7,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tcverify.campaign.search.calls import Calls, Misfit, role_of
+from tcverify.campaign.search.calls import Calls, EditDoesNotFit, role_of
 from tcverify.campaign.search.edits import FAMILIES, Site
-from tcverify.campaign.search.synthesis import synthesised
+from tcverify.campaign.search.synthesis import synthesise_calls
 from tcverify.execution import Lockstep
 from tcverify.program import PARTIAL, InputSpec, Mesh, Program, Recipe, dumps, spmd_program
-from tcverify.shrink.graph.facts import Facts
-from tcverify.shrink.graph.legalize import facts_of, fit
+from tcverify.shrink.graph.legalize import facts_of, legalize_edit
 from tcverify.shrink.graph.sketch import program_of, sketch_of
+from tcverify.shrink.graph.step_facts import Facts
 
 OPS = ("aten::neg", "aten::add.Tensor", "tensor_cast::reduce_scatter", "tensor_cast::add_rms_norm2", "aten::view")
 
@@ -37,7 +37,7 @@ def reduce_norm(mesh: Mesh | None = None) -> Program:
 def calls() -> Calls:
     made = Calls(OPS)
     for name in OPS:
-        made.guess(synthesised(name))
+        made.guess(synthesise_calls(name))
     return made
 
 
@@ -52,9 +52,9 @@ def made(site: Site, family: str) -> list[Program]:
     for edit in FAMILIES[family](site):
         try:
             sketch = edit.make()
-        except Misfit:
+        except EditDoesNotFit:
             continue
-        facts = fit(site.facts, sketch) if sketch is not None else None
+        facts = legalize_edit(site.facts, sketch) if sketch is not None else None
         if isinstance(facts, Facts):
             found.append(program_of(facts.sketch))
     return found
@@ -190,12 +190,12 @@ def test_roles_of_rank_constants():
 
 
 def test_ops_that_no_program_has_shown_are_called_as_their_signatures_say():
-    (neg,) = synthesised("aten::neg")
+    (neg,) = synthesise_calls("aten::neg")
     assert neg.types == (((2, 4), neg.types[0][1]),)
-    (mm,) = synthesised("aten::mm")
+    (mm,) = synthesise_calls("aten::mm")
     assert [shape for shape, _ in mm.types] == [(2, 4), (4, 4)]
-    assert {pattern.args[1] for pattern in synthesised("tensor_cast::reduce_scatter")} == {0, 1}
-    assert synthesised("nobody::knows") == []
+    assert {pattern.args[1] for pattern in synthesise_calls("tensor_cast::reduce_scatter")} == {0, 1}
+    assert synthesise_calls("nobody::knows") == []
 
 
 def test_a_rank_alone_does_not_read_what_its_peers_read(site: Site):

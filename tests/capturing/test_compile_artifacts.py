@@ -12,9 +12,9 @@ from torch import fx
 from torch.torch_version import TorchVersion
 
 from tcverify import verify
-from tcverify.capturing import Loaded, Told, load
+from tcverify.capturing import LoadedProgram, UserFacts, load
 from tcverify.capturing.compile_artifacts import ArtifactText, read_artifact, texts_in
-from tcverify.capturing.groups import mesh_of_sizes, of_sizes, rank_at
+from tcverify.capturing.groups import groups_from_sizes, mesh_of_sizes, rank_at
 from tcverify.capturing.record import GroupSize
 from tcverify.errors import ProgramError, UsageError
 from tcverify.ops import qualified_name
@@ -30,12 +30,12 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return traced(tmp_path_factory.mktemp("traced"))
 
 
-def loaded(source: str, mesh: Mesh | None = None) -> Loaded:
-    return load([source], Told(mesh=mesh if GROUPS_ARE_TOLD else Mesh.grid({"tp": 4})))
+def loaded(source: str, mesh: Mesh | None = None) -> LoadedProgram:
+    return load([source], UserFacts(mesh=mesh if GROUPS_ARE_TOLD else Mesh.grid({"tp": 4})))
 
 
 @pytest.fixture(scope="module")
-def forward(log: Path) -> Loaded:
+def forward(log: Path) -> LoadedProgram:
     return loaded(f"{log}:0")
 
 
@@ -43,7 +43,7 @@ def ops(graph: fx.Graph) -> list[str]:
     return [qualified_name(node.target) for node in graph.nodes if node.op == "call_function"]
 
 
-def test_a_trace_log_holds_the_graphs_of_both_passes(log: Path, forward: Loaded) -> None:
+def test_a_trace_log_holds_the_graphs_of_both_passes(log: Path, forward: LoadedProgram) -> None:
     assert len(texts_in(log)) == 2
     assert forward.program.world_size == 4
     assert "_c10d_functional::all_reduce" in ops(forward.program.graphs[0])
@@ -55,7 +55,7 @@ def test_a_trace_log_holds_the_graphs_of_both_passes(log: Path, forward: Loaded)
         loaded(f"{log}:7")
 
 
-def test_it_is_verified_on_small_sizes(forward: Loaded) -> None:
+def test_it_is_verified_on_small_sizes(forward: LoadedProgram) -> None:
     assert forward.program.large
     verdict = verify(Identity(), forward.program)
     assert verdict.status == "passed"
@@ -72,7 +72,7 @@ def doubled(module: fx.GraphModule) -> None:
     last.replace_all_uses_with(made, delete_user_cb=lambda user: user is not made)
 
 
-def test_a_defect_is_found_at_real_sizes(forward: Loaded) -> None:
+def test_a_defect_is_found_at_real_sizes(forward: LoadedProgram) -> None:
     seen: list[Any] = []
 
     def wrong(module: fx.GraphModule) -> None:
@@ -91,7 +91,7 @@ def test_folders_hold_a_graph_for_every_rank(tmp_path: Path, log: Path) -> None:
         place = tmp_path / f"rank_{rank}" / "fx_graph_runnable_3.txt"
         place.parent.mkdir()
         place.write_text(text.text.replace("'rank': 0", f"'rank': {rank}"))
-    program = load([str(tmp_path)], Told(mesh=Mesh.grid({"tp": 4}))).program
+    program = load([str(tmp_path)], UserFacts(mesh=Mesh.grid({"tp": 4}))).program
     assert program.world_size == 4
     assert verify(Identity(), program).status == "passed"
 
@@ -106,7 +106,7 @@ def test_folders_of_debug_runs_name_their_graphs(tmp_path: Path, log: Path) -> N
             (place / kind).write_text(text.text)
     assert len(texts_in(tmp_path)) == 2
     with pytest.raises(UsageError) as refused:
-        load([str(tmp_path)], Told(mesh=Mesh.grid({"tp": 4})))
+        load([str(tmp_path)], UserFacts(mesh=Mesh.grid({"tp": 4})))
     assert f"{tmp_path}:1 is {tmp_path}/run_3/torchinductor/model__0_forward_0" in str(refused.value.hint)
     (tmp_path / "trace_rank_0.log").write_text(log.read_text())
     assert [one.rank for one in texts_in(tmp_path)] == [0, 0]
@@ -179,6 +179,9 @@ def test_positions_tell_the_rank_and_sizes_the_dims() -> None:
     sizes, mesh = {"9": GroupSize(4, 3), "1": GroupSize(2, 1)}, Mesh.grid({"dp": 2, "tp": 4})
     assert rank_at(sizes, mesh) == 7
     assert rank_at({}, mesh) is None
-    assert {name: facts.ranks for name, facts in of_sizes(sizes, mesh, 7).items()} == {"9": (4, 5, 6, 7), "1": (3, 7)}
+    assert {name: facts.ranks for name, facts in groups_from_sizes(sizes, mesh, 7).items()} == {
+        "9": (4, 5, 6, 7),
+        "1": (3, 7),
+    }
     with pytest.raises(ProgramError, match="group '9' has 4 ranks, and no dim of the mesh dp=2,tp=3"):
-        of_sizes(sizes, Mesh.grid({"dp": 2, "tp": 3}), 0)
+        groups_from_sizes(sizes, Mesh.grid({"dp": 2, "tp": 3}), 0)

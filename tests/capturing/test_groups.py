@@ -8,8 +8,8 @@ from torch import fx
 
 from tcverify.capturing import Captured, CapturedInput, GroupFacts, for_all_ranks, program_of
 from tcverify.capturing.groups import mesh_of
-from tcverify.capturing.input_placements import own_values
-from tcverify.capturing.sources import Told, _assumed
+from tcverify.capturing.input_placements import find_varying_inputs
+from tcverify.capturing.sources import UserFacts, _assumed
 from tcverify.errors import ProgramError
 from tcverify.ops import TensorSpec
 from tcverify.program import REPLICATED, Mesh, MeshDim
@@ -63,7 +63,7 @@ def test_what_is_assumed_of_inputs_goes_by_the_values_that_ranks_hold() -> None:
     assert {spec.name: [str(p) for _, p in spec.placements] for spec in program.inputs} == {
         "x": ["unknown"], "gain": [], "weight": ["varying"], "bias": [],
     }  # fmt: skip
-    unknown, apart = _assumed(program, captures, Told())
+    unknown, apart = _assumed(program, captures, UserFacts())
     assert "nothing says whether ranks hold the same of x: taken as different" in unknown
     assert "different on the ranks, as the values or the graph say: weight (" in apart
 
@@ -79,7 +79,7 @@ def test_what_a_graph_gathers_or_sums_every_rank_has_its_own_of() -> None:
     reduced = graph.call_function(functional.reduce_scatter_tensor.default, (grad, "sum", 2, "dp"))
     product = graph.call_function(torch.ops.aten.mul.Tensor, (x, whole))
     graph.output((graph.call_function(functional.all_reduce.default, (product, "sum", "tp")), reduced))
-    assert own_values(graph) == {"weight": {"dp": None}, "grad": {"dp": None}}
+    assert find_varying_inputs(graph) == {"weight": {"dp": None}, "grad": {"dp": None}}
 
     spec = TensorSpec.contiguous((2,), torch.float32)
     groups = {"dp": GroupFacts("dp", (0, 2)), "tp": GroupFacts("tp", (0, 1))}

@@ -11,7 +11,7 @@ from torch.torch_version import TorchVersion
 
 from tcverify import verify
 from tcverify.capturing import program_of
-from tcverify.capturing.processes import Source, capture_all
+from tcverify.capturing.processes import CaptureSource, capture_all
 from tcverify.errors import ProgramError
 from tcverify.execution import Lockstep, ProcessGroupPool
 from tcverify.ops import lookup
@@ -144,7 +144,8 @@ def test_what_torch_cannot_capture_is_said(model: str, way: str, why: str) -> No
 
 def eager(name: str) -> Program:
     sources = [
-        Source(f"{eager_programs.__file__}:{name}", rank, eager_programs.WORLD) for rank in range(eager_programs.WORLD)
+        CaptureSource(f"{eager_programs.__file__}:{name}", rank, eager_programs.WORLD)
+        for rank in range(eager_programs.WORLD)
     ]
     graphs = [one for found in capture_all(sources) if isinstance(found, list) for one in found]
     return program_of(graphs, placements={"x_1": {"world": VARYING}})

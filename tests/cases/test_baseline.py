@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from torch import fx
 
 from tcverify.application import InProcess, PassFacts
-from tcverify.application.loading import prepare
-from tcverify.campaign import Campaign, CampaignFinished, Plan, Statistics
-from tcverify.cases.baseline import Baseline, Known, known_of, read_baseline, write_baseline
+from tcverify.application.loading import prepare_pass
+from tcverify.campaign import Campaign, CampaignFinished, CampaignPlan, Statistics
+from tcverify.cases.baseline import Baseline, KnownFinding, known_of, read_baseline, write_baseline
 from tcverify.cases.counterexample import read_counterexample
 from tcverify.cases.fingerprint import MAX_LENGTH, fingerprint, fingerprint_of
 from tcverify.errors import UsageError
@@ -149,7 +149,7 @@ def test_the_case_has_the_fingerprint_of_its_finding() -> None:
 # ---------------------------------------------------------------------------------------------------------------- file
 
 
-ENTRY = Known("mine:Pass", "wrong-value", "norm is unrelated", "output 0 is wrong", "0123abcd", "accepted")
+ENTRY = KnownFinding("mine:Pass", "wrong-value", "norm is unrelated", "output 0 is wrong", "0123abcd", "accepted")
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
@@ -251,7 +251,7 @@ Run = Callable[..., CampaignFinished]
 def go(directory: Path, **plan: Any) -> CampaignFinished:
     where = {"report_dir": directory / "reports", "state_dir": directory / f"state{time.monotonic_ns()}"}
     options = {"programs": PROGRAMS, "max_examples": 30, "seed": 1, "shrink_time": 5.0, **where, **plan}
-    return Campaign(InProcess(prepare(TwoDefects, "", {})), Plan(mesh="2 ranks", **options), None).run()
+    return Campaign(InProcess(prepare_pass(TwoDefects, "", {})), CampaignPlan(mesh="2 ranks", **options), None).run()
 
 
 @pytest.fixture
@@ -268,7 +268,7 @@ def collecting(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def collected(collecting: Path) -> dict[str, Known]:
+def collected(collecting: Path) -> dict[str, KnownFinding]:
     """What such a run finds, by fingerprint."""
     cases = map(read_counterexample, collecting.glob("reports/*/counterexample.json"))
     return {fingerprint_of(case): known_of(case) for case in cases}
@@ -278,13 +278,13 @@ NEG, TANH = "exp is unrelated", "cos is unrelated"
 
 
 def test_a_run_keeps_one_case_per_kind_and_a_collecting_one_per_fingerprint(
-    run: Run, collected: dict[str, Known]
+    run: Run, collected: dict[str, KnownFinding]
 ) -> None:
     assert len(run().counterexamples) == 1
     assert set(collected) == {NEG, TANH}
 
 
-def test_known_findings_do_not_fail_a_campaign(run: Run, collected: dict[str, Known]) -> None:
+def test_known_findings_do_not_fail_a_campaign(run: Run, collected: dict[str, KnownFinding]) -> None:
     baseline = Baseline(tuple(collected.values()))
     finished = run(baseline=baseline, seed=2)
     assert (finished.verdict, finished.counterexamples) == ("passed", ())
@@ -297,7 +297,7 @@ def test_known_findings_do_not_fail_a_campaign(run: Run, collected: dict[str, Kn
 
 
 @pytest.mark.parametrize("known", [NEG, TANH])
-def test_a_new_finding_of_a_known_kind_is_found(run: Run, collected: dict[str, Known], known: str) -> None:
+def test_a_new_finding_of_a_known_kind_is_found(run: Run, collected: dict[str, KnownFinding], known: str) -> None:
     baseline = Baseline((collected[known],))
     finished = run(baseline=baseline, seed=2, fail_fast=True, max_examples=200)
     assert (finished.verdict, finished.stop) == ("refuted", "first finding")
@@ -305,13 +305,13 @@ def test_a_new_finding_of_a_known_kind_is_found(run: Run, collected: dict[str, K
     assert {fingerprint_of(case), known} == {NEG, TANH}
 
 
-def test_the_baseline_of_another_pass_does_not_matter(run: Run, collected: dict[str, Known]) -> None:
+def test_the_baseline_of_another_pass_does_not_matter(run: Run, collected: dict[str, KnownFinding]) -> None:
     entries = [replace(entry, target="another:Pass") for entry in collected.values()]
     finished = run(baseline=Baseline(tuple(entries)))
     assert (finished.verdict, finished.statistics.known, finished.known) == ("refuted", 0, ())
 
 
-def test_nothing_but_known_findings_is_nothing_tested(run: Run, collected: dict[str, Known]) -> None:
+def test_nothing_but_known_findings_is_nothing_tested(run: Run, collected: dict[str, KnownFinding]) -> None:
     baseline = Baseline(tuple(collected.values()))
     finished = run(baseline=baseline, programs=st.just(chain("aten::neg")))
     assert (finished.verdict, finished.why) == ("nothing tested", "no program passed (1 with known findings)")
@@ -321,8 +321,8 @@ def test_a_planted_defect_is_known_with_other_seeds(tmp_path: Path) -> None:
     def verified(seed: int, **plan: Any) -> CampaignFinished:
         where = {"report_dir": tmp_path / f"r{seed}", "state_dir": tmp_path / f"s{seed}"}
         options = {"max_examples": 12, "shrink_time": 3.0, "seed": seed, **where, **plan}
-        subject = InProcess(prepare(FirstChunkForAll, "", {}))
-        return Campaign(subject, Plan(transformer_programs(world_size=2), "2 ranks", **options), None).run()
+        subject = InProcess(prepare_pass(FirstChunkForAll, "", {}))
+        return Campaign(subject, CampaignPlan(transformer_programs(world_size=2), "2 ranks", **options), None).run()
 
     known = Baseline().with_cases(verified(1, collect=True, fail_fast=True).counterexamples)
     finished = verified(2, baseline=known)
@@ -332,7 +332,7 @@ def test_a_planted_defect_is_known_with_other_seeds(tmp_path: Path) -> None:
 
 
 def test_an_earlier_failure_that_is_known_does_not_fail_a_campaign(
-    run: Run, collecting: Path, collected: dict[str, Known]
+    run: Run, collecting: Path, collected: dict[str, KnownFinding]
 ) -> None:
     assert list(collecting.glob("state/failures/*/*/counterexample.json"))
     baseline, sound = Baseline(tuple(collected.values())), st.just(chain("aten::sigmoid"))
@@ -344,7 +344,7 @@ def test_an_earlier_failure_that_is_known_does_not_fail_a_campaign(
 # ------------------------------------------------------------------------------------------------------------- summary
 
 
-def _finished(name: str, stop: str, *known: tuple[Known, int]) -> CampaignFinished:
+def _finished(name: str, stop: str, *known: tuple[KnownFinding, int]) -> CampaignFinished:
     facts = PassFacts(name, f"mine:{name}")
     return CampaignFinished(facts, "2 ranks", Statistics(), (), "passed", "", stop, 1, known)
 

@@ -16,9 +16,9 @@ from tcverify.cases.counterexample import (
     Counterexample,
     RankValue,
     case_id,
+    collect_versions,
     decode_counterexample,
     encode_counterexample,
-    environment,
     find_counterexamples,
     make_counterexample,
     read_counterexample,
@@ -52,7 +52,7 @@ def some_case(**changes: Any) -> Counterexample:
         shrink_cut=True,
         deep=True,
         pass_timeout=1.5,
-        environment=environment(),
+        environment=collect_versions(),
     )
     return replace(case, **changes)
 

@@ -16,7 +16,7 @@ from tcverify.domains import DRAWS, Exact
 from tcverify.domains.exact import field
 from tcverify.errors import UnsupportedOp
 from tcverify.execution import Explanation, Lockstep, ProcessGroupPool, explain
-from tcverify.execution.exact_literals import Rounded, new_constant, rounded_literals
+from tcverify.execution.exact_literals import RoundedLiteral, new_constant, rounded_literals
 from tcverify.ops import TensorSpec
 from tcverify.ops.dialects.tensor_cast.library import OPS
 from tcverify.program import (
@@ -408,7 +408,7 @@ def test_folded_literals_are_noted_and_pass(name: str) -> None:
     assert sentence in note.detail
 
 
-def first_explanation(old: float, new: float) -> list[Rounded]:
+def first_explanation(old: float, new: float) -> list[RoundedLiteral]:
     before, after = (program(lambda g, factor=factor: g.scaled(g.y, factor)) for factor in (old, new))
     return next(iter(rounded_literals(before, after, {old}, {new})))
 

@@ -12,9 +12,18 @@ import torch
 from torch import fx
 
 from tcverify import Verdict, verify
-from tcverify.checks.values.native import LARGEST, RMS, Errors, errors_of, native_differences
+from tcverify.checks.values.native import LARGEST, RMS, OutputErrors, errors_of, native_differences
 from tcverify.domains import NATIVE
-from tcverify.execution import Comparison, Delta, Lockstep, Noise, ProcessGroupPool, RankResult, pooled, rounding_noise
+from tcverify.execution import (
+    Comparison,
+    Delta,
+    Lockstep,
+    Noise,
+    ProcessGroupPool,
+    RankResult,
+    pooled_rms,
+    rounding_noise,
+)
 from tcverify.execution.compare import compare_native
 from tcverify.explain.diagnosis import diagnose
 from tcverify.program import (
@@ -158,7 +167,7 @@ def test_the_original_s_own_error_is_a_fraction_of_the_noise() -> None:
             comparison = LOCKSTEP.compare(made, made, NATIVE)
             found = rounding_noise(made, LOCKSTEP.run(made))
             for label in ("output 0", "output 1"):
-                own = pooled([(d.own_rms, d.elements) for d in comparison.deltas if d.label == label])
+                own = pooled_rms([(d.own_rms, d.elements) for d in comparison.deltas if d.label == label])
                 assert 0.02 < own / found[label].rms < 0.5, (dtype, inner, label)
 
 
@@ -225,9 +234,9 @@ def test_outputs_that_come_to_share_storage_are_seen_in_the_native_domain_too() 
 
 
 def test_the_root_mean_square_of_several_tensors() -> None:
-    assert pooled([(3.0, 2), (0.0, 2)]) == pytest.approx(math.sqrt(4.5))
-    assert pooled([(1e200, 1), (1e200, 3)]) == pytest.approx(1e200)
-    assert pooled([]) == 0.0
+    assert pooled_rms([(3.0, 2), (0.0, 2)]) == pytest.approx(math.sqrt(4.5))
+    assert pooled_rms([(1e200, 1), (1e200, 3)]) == pytest.approx(1e200)
+    assert pooled_rms([]) == 0.0
 
 
 # ---------------------------------------------------------------------------------------------------------------- limits
@@ -301,7 +310,7 @@ def test_errors_use_the_measure_nearer_to_its_limit() -> None:
     found = errors_of([_delta(0.1, 1.9), _delta(0.1, 0.1, rank=1)], Noise(1.0, 1.0))
     assert found.measure == "largest"
     assert found.share == pytest.approx(1.9 / LARGEST, rel=1e-2)
-    assert Errors("largest", 0.0, 0.0, 0.0, 2.0).share == 0.0
+    assert OutputErrors("largest", 0.0, 0.0, 0.0, 2.0).share == 0.0
 
 
 def test_a_discrete_value_is_refuted_only_if_rounding_does_not_flip_it() -> None:

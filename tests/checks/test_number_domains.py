@@ -13,15 +13,15 @@ from torch import fx
 
 from tcverify import verify
 from tcverify.application import InProcess
-from tcverify.application.loading import prepare
-from tcverify.campaign import Campaign, Plan
+from tcverify.application.loading import prepare_pass
+from tcverify.campaign import Campaign, CampaignPlan
 from tcverify.cases.counterexample import decode_counterexample, encode_counterexample, make_counterexample
 from tcverify.checks import Evidence
 from tcverify.domains import DRAWS, NATIVE, Domain, Exact
 from tcverify.errors import ProgramError, UnsupportedOp, UsageError
 from tcverify.execution import Comparison, Executor, Lockstep, ProcessGroupPool
 from tcverify.program import Contract, GraphBuilder, InputSpec, Note, Program, spmd_program
-from tcverify.replay import replay
+from tcverify.replay import replay_case
 from tcverify.strategies import transformer_programs
 from tcverify.verification.confirmation import confirming_domain
 from tests.support import domain_passes
@@ -182,8 +182,8 @@ def test_an_unknown_domain_is_refused() -> None:
 
 
 def test_a_campaign_finds_and_keeps_what_its_domain_shows(tmp_path: Path) -> None:
-    subject = InProcess(prepare(last_digit_of_eps, "", {}))
-    plan = Plan(
+    subject = InProcess(prepare_pass(last_digit_of_eps, "", {}))
+    plan = CampaignPlan(
         transformer_programs(world_size=2), "2 ranks", tmp_path / "reports", tmp_path / "state",
         max_examples=30, seed=1, domain="exact", fail_fast=True,
     )  # fmt: skip
@@ -199,25 +199,25 @@ def test_a_campaign_finds_and_keeps_what_its_domain_shows(tmp_path: Path) -> Non
 @pytest.mark.parametrize("pass_", [last_digit_of_eps, adds_one])
 def test_the_values_of_a_case_are_those_that_its_finding_tells_of(pass_: Callable[[fx.GraphModule], None]) -> None:
     verdict = verify(pass_, reduce_then_norm(), domain="exact")
-    case = make_counterexample(verdict, "wrong-value", InProcess(prepare(pass_, "", {})).facts, Contract())
+    case = make_counterexample(verdict, "wrong-value", InProcess(prepare_pass(pass_, "", {})).facts, Contract())
     first = case.values[0]
     assert f"it is {first.actual:.9g} instead of {first.expected:.9g} (" in case.finding.detail
 
 
 def test_a_case_is_not_called_fixed_where_its_domain_steps_aside() -> None:
     verdict = verify(last_digit_of_eps, reduce_then_norm(), domain="exact")
-    facts = replace(InProcess(prepare(touched, "", {})).facts, target=f"{domain_passes.__name__}:touched")
+    facts = replace(InProcess(prepare_pass(touched, "", {})).facts, target=f"{domain_passes.__name__}:touched")
     case = make_counterexample(verdict, "wrong-value", facts, Contract())
-    again = replay(replace(case, program=norm_of_order_three()), None)
+    again = replay_case(replace(case, program=norm_of_order_three()), None)
     assert again.state == "error"
     assert again.message.startswith("the exact domain, which showed it, now steps aside: ")
-    assert replay(case, None).state == "fixed"
+    assert replay_case(case, None).state == "fixed"
 
 
 def test_files_keep_domain_and_notes() -> None:
     verdict = verify(last_digit_of_eps, reduce_then_norm(), domain="exact")
     verdict.notes.append(Note("exact-aside", "a reason"))
-    case = make_counterexample(verdict, "wrong-value", InProcess(prepare(touched, "", {})).facts, Contract())
+    case = make_counterexample(verdict, "wrong-value", InProcess(prepare_pass(touched, "", {})).facts, Contract())
     data = json.loads(json.dumps(encode_counterexample(case)))
     again = decode_counterexample(data, "here")
     assert (again.domain, again.notes) == ("exact", (("exact-aside", "a reason"),))
@@ -234,7 +234,7 @@ def test_the_values_of_a_case_are_those_that_its_finding_tells(
     pass_: Callable[[fx.GraphModule], None], domain: str
 ) -> None:
     verdict = verify(pass_, reduce_then_norm(), domain=domain)
-    case = make_counterexample(verdict, "wrong-value", InProcess(prepare(touched, "", {})).facts, Contract())
+    case = make_counterexample(verdict, "wrong-value", InProcess(prepare_pass(touched, "", {})).facts, Contract())
     first = case.values[0]
     assert f"{list(first.index)}" in case.finding.detail
     assert f"{first.actual:.9g}" in case.finding.detail

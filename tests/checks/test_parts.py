@@ -9,13 +9,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tcverify.checks.memory.parts import WHOLE, Part, covers, overlap, part_of
+from tcverify.checks.memory.parts import WHOLE, ByteRange, byte_range_of, covers, overlap
 from tcverify.ops import TensorSpec
 
 
-def part(tensor: torch.Tensor) -> Part:
+def part(tensor: torch.Tensor) -> ByteRange:
     spec = TensorSpec(tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.storage_offset(), 0)
-    found = part_of(spec)
+    found = byte_range_of(spec)
     assert found is not None
     return found
 
@@ -70,4 +70,4 @@ def test_large_chunks_along_any_dim_lie_apart(dim: int) -> None:
 
 
 def test_a_tensor_without_elements_has_no_part() -> None:
-    assert part_of(TensorSpec.contiguous((0, 4), torch.float32)) is None
+    assert byte_range_of(TensorSpec.contiguous((0, 4), torch.float32)) is None

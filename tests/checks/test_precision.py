@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from tcverify.checks.values.precision import coarser
+from tcverify.checks.values.precision import note_coarser_dtype
 from tests.support.lowered import Lowering, program
 
 
@@ -30,6 +30,6 @@ def cast(b: Lowering, dtype: torch.dtype | None) -> Any:
 def test_the_coarsest_dtypes_of_both_are_compared(
     before: torch.dtype | None, after: torch.dtype | None, names: str
 ) -> None:
-    note = coarser(program(lambda b: cast(b, before)), program(lambda b: cast(b, after)))
+    note = note_coarser_dtype(program(lambda b: cast(b, before)), program(lambda b: cast(b, after)))
     assert (note is not None) == bool(names)
     assert note is None or (note.reason == "coarser-dtype" and f"the pass rounds values to {names}" in note.detail)

@@ -7,13 +7,13 @@ import torch
 
 from tcverify.application import Pair
 from tcverify.checks import CHECKS, Evidence
-from tcverify.execution import Call, Comparison, Hang, Lockstep, NodeError, Run, Wait
+from tcverify.execution import CollectiveCall, CollectiveWait, Comparison, Hang, Lockstep, NodeError, Run
 from tcverify.ops import Collective
 from tcverify.program import Contract
 from tcverify.program.finding import Finding
 from tests.support.programs import reduce_then_norm
 
-CALL = Call("all_reduce", Collective("all_reduce", (0, 1), (4,), torch.float32, reduce_op="sum"))
+CALL = CollectiveCall("all_reduce", Collective("all_reduce", (0, 1), (4,), torch.float32, reduce_op="sum"))
 
 
 def said(run: Run) -> str:
@@ -39,7 +39,7 @@ def mismatched(run: Run) -> None:
 
 
 def hanging(run: Run) -> None:
-    run.hang = Hang((Wait(0, CALL, 1),), False, 1)
+    run.hang = Hang((CollectiveWait(0, CALL, 1),), False, 1)
 
 
 def failing(run: Run) -> None:

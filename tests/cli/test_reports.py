@@ -151,7 +151,7 @@ def test_a_run_that_crashes_says_so(here: Path, monkeypatch: pytest.MonkeyPatch)
         raise InternalError("oops")
         yield
 
-    monkeypatch.setattr(driver, "verification", breaks)
+    monkeypatch.setattr(driver, "verify_in_steps", breaks)
     says(go("--report", "junit,ndjson", "--report-dir", "crashed", strategy="sound"), 3, "internal error: oops")
     crashed, end = events("crashed")[-2:]
     assert Path(crashed["path"]).is_file()

@@ -16,13 +16,13 @@ from hypothesis.errors import NoSuchExample
 from torch import fx
 
 from tcverify.application import InProcess
-from tcverify.application.loading import prepare
+from tcverify.application.loading import prepare_pass
 from tcverify.campaign.in_flight import read_in_flight
-from tcverify.cli.strategy_choice import ALL, FIRST, Suited, suited
+from tcverify.cli.strategy_choice import ALL, FIRST, StrategyChoice, choose_strategies
 from tcverify.errors import UsageError
 from tcverify.passes import BUILTIN
 from tcverify.program import Mesh, Program
-from tcverify.strategies import DECODERS, STRATEGIES, programs_of, together
+from tcverify.strategies import DECODERS, STRATEGIES, join_strategy_names, programs_of
 
 OTHERS = len(DECODERS) - 1
 
@@ -44,8 +44,8 @@ class Counting:
         return self.calls / 2
 
 
-def found(subject: Any, place: Path, world_size: int = 2, mesh: Mesh | None = None) -> Suited:
-    return suited(InProcess(prepare(subject, "", {})), place, f"{world_size} ranks", world_size, mesh)
+def found(subject: Any, place: Path, world_size: int = 2, mesh: Mesh | None = None) -> StrategyChoice:
+    return choose_strategies(InProcess(prepare_pass(subject, "", {})), place, f"{world_size} ranks", world_size, mesh)
 
 
 def renames(name: str) -> Callable[[fx.Graph], None]:
@@ -85,14 +85,14 @@ def test_a_pass_that_never_fires_is_tried_longer_and_gets_the_default(
     assert ALL > FIRST
     monkeypatch.setattr("tcverify.cli.strategy_choice.ALL", FIRST + 1)
     subject = Counting(lambda graph: None)
-    assert found(subject, tmp_path) == Suited()
+    assert found(subject, tmp_path) == StrategyChoice()
     assert subject.programs == (FIRST + 1) * OTHERS
 
 
 def test_trying_takes_no_more_programs_than_what_comes_after(tmp_path: Path) -> None:
     for bound, programs in ((1, OTHERS), (2 * OTHERS + 1, 2 * OTHERS), (1000, FIRST * OTHERS)):
         subject = Counting(renames("_c10d_functional.wait_tensor"))
-        made = suited(InProcess(prepare(subject, "", {})), tmp_path, "2 ranks", 2, max_examples=bound)
+        made = choose_strategies(InProcess(prepare_pass(subject, "", {})), tmp_path, "2 ranks", 2, max_examples=bound)
         assert subject.programs == programs
         assert "functional" in made.names
 
@@ -101,7 +101,10 @@ def test_trying_takes_a_tenth_of_the_time(tmp_path: Path, monkeypatch: pytest.Mo
     seconds = itertools.count()
     monkeypatch.setattr("tcverify.cli.strategy_choice.time", SimpleNamespace(monotonic=lambda: next(seconds)))
     subject = Counting(lambda graph: None)
-    assert suited(InProcess(prepare(subject, "", {})), tmp_path, "2 ranks", 2, max_time=70) == Suited()
+    assert (
+        choose_strategies(InProcess(prepare_pass(subject, "", {})), tmp_path, "2 ranks", 2, max_time=70)
+        == StrategyChoice()
+    )
     assert subject.programs == 7
 
 
@@ -151,7 +154,7 @@ def holds(op: str) -> Callable[[Program], bool]:
 
 @pytest.mark.parametrize("mesh", [None, Mesh.grid({"tp": 2})])
 def test_programs_of_each_strategy_are_drawn(mesh: Mesh | None) -> None:
-    both = programs_of(together(["structured", "functional"]), mesh, None if mesh is not None else 2)
+    both = programs_of(join_strategy_names(["structured", "functional"]), mesh, None if mesh is not None else 2)
     for op in ("tensor_cast", "_c10d_functional"):
         program = find(both, holds(op), settings=FEW)
         assert program.world_size == 2
@@ -165,9 +168,9 @@ def test_programs_stay_on_the_mesh_that_is_asked_for() -> None:
 
 
 def test_names_come_once_and_what_stands_alone_is_refused() -> None:
-    assert together(["wild", "wild"]) == "wild"
-    assert together(["wild", "moe", "wild"]) == "wild,moe"
-    assert together(["dtensor"]) == "dtensor"
+    assert join_strategy_names(["wild", "wild"]) == "wild"
+    assert join_strategy_names(["wild", "moe", "wild"]) == "wild,moe"
+    assert join_strategy_names(["dtensor"]) == "dtensor"
     with pytest.raises(UsageError, match="strategy 'dtensor' cannot be drawn from together with others"):
-        together(["wild", "dtensor"])
+        join_strategy_names(["wild", "dtensor"])
     assert {"dtensor"} == set(STRATEGIES) - set(DECODERS)

@@ -49,9 +49,9 @@ def drops_reduction(gm: torch.fx.GraphModule) -> None:
 def here(pass_: Callable[..., None]) -> Any:
     """The pass, applied in this process: no worker that has not imported the library."""
     from tcverify.application import InProcess
-    from tcverify.application.loading import prepare
+    from tcverify.application.loading import prepare_pass
 
-    return InProcess(prepare(pass_, "", {}))
+    return InProcess(prepare_pass(pass_, "", {}))
 
 
 def program() -> Any:

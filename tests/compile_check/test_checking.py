@@ -19,7 +19,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from tcverify import PARTIAL, Mesh, ProcessGroupPool, Refuted, Unsupported, annotate, checked, shard, verify
 from tcverify.capturing import GroupFacts
 from tcverify.cases.counterexample import read_counterexample
-from tcverify.compile_check import Checked, Tally
+from tcverify.compile_check import CheckedPass, Tally
 from tcverify.compile_check.pairing import mesh_for
 from tcverify.errors import PassLoadError, ProgramError, UsageError
 from tcverify.passes.identity import Identity
@@ -394,7 +394,7 @@ class TestConventions:
     def test_copies_are_passes_too(self) -> None:
         pass_ = checked(passes.Graphwise(), **JOB)
         other = copy.deepcopy(pass_)
-        assert isinstance(other, Checked)
+        assert isinstance(other, CheckedPass)
         assert other._channel != pass_._channel  # ranks must not take calls of one for calls of the other
         other(traced().graph)
         assert (other.report().calls, pass_.report().calls) == (1, 0)

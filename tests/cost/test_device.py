@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tcverify.cost import PROFILES, DeviceProfile, Interconnect, LaunchCosts, device, parse_profile
+from tcverify.cost import PROFILES, DeviceProfile, Interconnect, LaunchCosts, load_device_profile, parse_profile
 from tcverify.errors import UsageError
 
 NODE = Interconnect("nvlink", 4, "clos", 100e9, 1e-6)
@@ -114,7 +114,7 @@ def test_rates_are_those_of_the_dtype_and_else_the_slowest() -> None:
 
 @pytest.mark.parametrize("name", list(PROFILES))
 def test_known_devices_say_where_their_figures_come_from(name: str) -> None:
-    profile = device(name)
+    profile = load_device_profile(name)
     assert profile.name == name
     assert len(profile.sources) >= 2
     assert profile.memory_rate < profile.matmul_rate(torch.bfloat16)
@@ -124,17 +124,17 @@ def test_known_devices_say_where_their_figures_come_from(name: str) -> None:
 
 
 def test_names_are_found_whatever_their_case_and_by_the_name_that_tensorcast_gives() -> None:
-    assert device("H100-SXM") is device("h100-sxm")
-    assert device("ATLAS_800_A2_376T_64G") is device("ascend-910b")
+    assert load_device_profile("H100-SXM") is load_device_profile("h100-sxm")
+    assert load_device_profile("ATLAS_800_A2_376T_64G") is load_device_profile("ascend-910b")
 
 
 def test_an_unknown_name_is_an_error_that_names_the_nearest() -> None:
     with pytest.raises(UsageError) as error:
-        device("h100")
+        load_device_profile("h100")
     assert "no device profile 'h100'" in error.value.message
     assert "did you mean h100-sxm" in str(error.value.hint)
     with pytest.raises(UsageError) as error:
-        device("zzz")
+        load_device_profile("zzz")
     assert str(error.value.hint).startswith("Known devices: h100-sxm, a100-sxm-80gb")
 
 
@@ -144,7 +144,7 @@ def test_an_unknown_name_is_an_error_that_names_the_nearest() -> None:
 def test_a_profile_is_read_from_toml(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text(TOML)
-    profile = device(str(path))
+    profile = load_device_profile(str(path))
     assert profile.name == "mine"
     assert profile.interconnects == (replace(NETWORK, efficiency=0.9), MESH)
     assert dict(profile.matmul_flops) == {torch.bfloat16: 1e14, torch.float8_e4m3fn: 2e14}
@@ -152,17 +152,17 @@ def test_a_profile_is_read_from_toml(tmp_path: Path) -> None:
     assert profile.launch == LaunchCosts(comm=1e-5)
     assert (profile.compute_efficiency, profile.memory_efficiency) == (0.5, 1.0)
     assert profile.sources == ("measured on Monday",)
-    assert device(str(path)) is profile
+    assert load_device_profile(str(path)) is profile
 
 
 def test_a_profile_that_changes_is_read_anew(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text(TOML)
-    before = device(str(path))
+    before = load_device_profile(str(path))
     path.write_text('name = "other"\n' + TOML)
     os.utime(path, ns=(1, 1))
     assert before.name == "mine"
-    assert device(str(path)).name == "other"
+    assert load_device_profile(str(path)).name == "other"
 
 
 @pytest.mark.parametrize(
@@ -215,8 +215,8 @@ def test_a_profile_without_interconnects_is_refused() -> None:
 
 def test_a_missing_or_unreadable_file_is_an_error_that_names_it(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"nowhere\.toml: No such file"):
-        device(str(tmp_path / "nowhere.toml"))
+        load_device_profile(str(tmp_path / "nowhere.toml"))
     binary = tmp_path / "binary.toml"
     binary.write_bytes(b"\xff\xfe")
     with pytest.raises(UsageError, match=r"device profile .*binary\.toml"):
-        device(str(binary))
+        load_device_profile(str(binary))

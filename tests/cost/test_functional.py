@@ -10,10 +10,10 @@ import torch
 import torch.distributed.fsdp._fully_shard._fsdp_collectives  # defines the ops
 from torch import fx
 
-from tcverify.cost import MIN_COST_S, DeviceProfile, collective_time, device, node_cost, takes_no_time
+from tcverify.cost import MIN_COST_S, DeviceProfile, collective_time, load_device_profile, node_cost, takes_no_time
 from tcverify.program import InputSpec, Mesh, spmd_program
 
-H100 = device("h100-sxm")
+H100 = load_device_profile("h100-sxm")
 NEAR = {"tp": (0, 1, 2, 3)}
 FAR = {"tp": (0, 8, 16, 24)}
 

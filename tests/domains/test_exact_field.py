@@ -100,14 +100,14 @@ def test_matrix_products_longer_than_a_block_are_not_rounded() -> None:
 @pytest.mark.parametrize("function", ["exp", "sin", "anything"])
 def test_hashes_spread_over_all_residues_and_depend_on_draw_and_function(function: str) -> None:
     x = torch.arange(2, 1 << 16, dtype=torch.float64)
-    found = field.hashed(function, 0, x)
+    found = field.keyed_hash(function, 0, x)
     assert bool(((found == found.round()) & (found.abs() <= H)).all())
     sixteenths = ((found + H) * 16 / P).floor().long().bincount(minlength=16)
     assert int((sixteenths - 4096).abs().max()) < 320  # five standard deviations
     assert int(found.unique().numel()) > 63_000  # of 65534 draws of 1048573, 2000 meet by chance
-    assert int((field.hashed(function, 1, x) == found).sum()) < 5
-    assert int((field.hashed(f"{function} other", 0, x) == found).sum()) < 5
-    assert torch.equal(field.hashed(function, 0, x), found)
+    assert int((field.keyed_hash(function, 1, x) == found).sum()) < 5
+    assert int((field.keyed_hash(f"{function} other", 0, x) == found).sum()) < 5
+    assert torch.equal(field.keyed_hash(function, 0, x), found)
 
 
 @FEW
@@ -115,25 +115,25 @@ def test_hashes_spread_over_all_residues_and_depend_on_draw_and_function(functio
 def test_hashes_keep_signs_of_odd_and_even_functions(values: list[int]) -> None:
     x = tensor(values)
     for function in ODD:
-        assert torch.equal(field.hashed(function, 0, -x), -field.hashed(function, 0, x))
-        assert field.hashed(function, 0, tensor([0, -0.0])).tolist() == [0, 0]
+        assert torch.equal(field.keyed_hash(function, 0, -x), -field.keyed_hash(function, 0, x))
+        assert field.keyed_hash(function, 0, tensor([0, -0.0])).tolist() == [0, 0]
     for function in EVEN:
-        assert torch.equal(field.hashed(function, 0, -x), field.hashed(function, 0, x))
+        assert torch.equal(field.keyed_hash(function, 0, -x), field.keyed_hash(function, 0, x))
 
 
 def test_hashes_keep_the_values_of_the_tables_as_torch_has_them() -> None:
     for table, at in ((AT_ZERO, 0.0), (AT_ONE, 1.0)):
         for function, value in table.items():
             assert getattr(torch, function)(tensor(at)).item() == value
-            assert field.hashed(function, 0, tensor(at)).item() == value
-            assert field.scrambled(function, tensor(at)).item() == pytest.approx(value, abs=1e-14)
+            assert field.keyed_hash(function, 0, tensor(at)).item() == value
+            assert field.keyed_smooth_function(function, tensor(at)).item() == pytest.approx(value, abs=1e-14)
 
 
 def test_only_exp_takes_infinities() -> None:
     infinities = tensor([-math.inf, math.inf])
-    assert field.hashed("exp", 0, infinities)[0].item() == 0
-    assert field.hashed("exp", 0, infinities)[1].isnan()
-    assert field.hashed("sqrt", 0, infinities).isnan().all()
+    assert field.keyed_hash("exp", 0, infinities)[0].item() == 0
+    assert field.keyed_hash("exp", 0, infinities)[1].isnan()
+    assert field.keyed_hash("sqrt", 0, infinities).isnan().all()
 
 
 # ------------------------------------------------------------------------------------------- functions of other reals
@@ -144,17 +144,19 @@ def test_only_exp_takes_infinities() -> None:
 def test_exchanged_functions_are_smooth_and_keep_signs(values: list[float]) -> None:
     x = tensor(values)
     for function in ("exp", "sqrt", "sin", "cos", "log", "anything"):
-        moved = (field.scrambled(function, x * (1 + 1e-12)) - field.scrambled(function, x)).abs()
+        moved = (
+            field.keyed_smooth_function(function, x * (1 + 1e-12)) - field.keyed_smooth_function(function, x)
+        ).abs()
         assert bool((moved <= 1e-9 * (1 + x.abs())).all())
-    assert torch.equal(field.scrambled("sin", -x), -field.scrambled("sin", x))
-    assert torch.equal(field.scrambled("cos", -x), field.scrambled("cos", x))
+    assert torch.equal(field.keyed_smooth_function("sin", -x), -field.keyed_smooth_function("sin", x))
+    assert torch.equal(field.keyed_smooth_function("cos", -x), field.keyed_smooth_function("cos", x))
     assert torch.equal(field.scrambled_order(-x), -field.scrambled_order(x))
 
 
 @pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
 def test_exchanged_functions_and_order_obey_no_law_at_any_scale(scale: float) -> None:
     a, b = scale * torch.linspace(0.3, 2, 50, dtype=torch.float64), scale * torch.linspace(0.7, 1, 50).double()
-    exp, sqrt = (lambda x: field.scrambled("exp", x)), (lambda x: field.scrambled("sqrt", x))
+    exp, sqrt = (lambda x: field.keyed_smooth_function("exp", x)), (lambda x: field.keyed_smooth_function("sqrt", x))
     assert bool(((exp(a + b) - exp(a) * exp(b)).abs() > 1e-9 * scale).double().mean() > 0.9)
     assert bool(((sqrt(a) * sqrt(a) - a).abs() > 1e-3 * scale).double().mean() > 0.9)
     positive = field.scrambled_order(a) > 0
@@ -191,14 +193,14 @@ def test_short_dyadic_numbers_stand_for_themselves(mantissa: int, exponent: int)
 
 def test_a_long_dyadic_number_that_no_simple_fraction_rounds_to_stands_for_itself() -> None:
     value = 1e-6 + 2.0**-72
-    assert field.simplest(value).denominator > field.MAX_DENOMINATOR
+    assert field.simplest_rational(value).denominator > field.MAX_DENOMINATOR
     assert residue(value) == of_fraction(Fraction(value))
 
 
 @FEW
 @given(LITERALS)
 def test_the_simplest_fraction_rounds_to_the_literal_and_none_is_simpler(value: float) -> None:
-    found = field.simplest(value)
+    found = field.simplest_rational(value)
     assert float(found) == value
     assert found.denominator <= Fraction(value).denominator
     if 1 < found.denominator < 200:
@@ -211,7 +213,7 @@ def test_the_next_float_is_another_number(value: float) -> None:
     """Two literals may have the same residue, by chance of one in P: never neighbours that stand for different fractions."""
     above = math.nextafter(value, math.inf)
     if math.isfinite(above):
-        assert field.simplest(value) < field.simplest(above)
+        assert field.simplest_rational(value) < field.simplest_rational(above)
 
 
 @pytest.mark.parametrize("eps", [1e-5, 1e-6, 1e-8, 1e-12])

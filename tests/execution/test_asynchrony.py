@@ -11,7 +11,7 @@ from torch import fx
 
 from tcverify import verify
 from tcverify.domains import NATIVE, Exact
-from tcverify.execution import Lockstep, ProcessGroupPool, Run, overlapped_starts, play_extremes
+from tcverify.execution import Lockstep, ProcessGroupPool, Run, overlapped_starts, run_at_extremes
 from tcverify.ops import REDUCTIONS, ShapeError
 from tcverify.program import PARTIAL, Contract, InputSpec, Mesh, MeshDim, Program
 from tcverify.program.builder import GraphBuilder, spmd_program
@@ -516,6 +516,6 @@ def test_only_collectives_during_which_nodes_run_are_played_at_other_timings() -
     p = program(build)
     assert overlapped_starts(p) == ["all_reduce_", "all_reduce_1"]
     baseline = LOCKSTEP.run(p)
-    assert len(play_extremes(baseline, p, LOCKSTEP)) == 4  # two for all of them, and mixtures
+    assert len(run_at_extremes(baseline, p, LOCKSTEP)) == 4  # two for all of them, and mixtures
     at_once = program(lambda b: wait(b, start(b, "all_reduce", b.input("x"), "sum", "tp")))
-    assert play_extremes(LOCKSTEP.run(at_once), at_once, LOCKSTEP) == []
+    assert run_at_extremes(LOCKSTEP.run(at_once), at_once, LOCKSTEP) == []

@@ -17,7 +17,7 @@ from tcverify.execution import Lockstep, Run
 from tcverify.execution.asynchrony import TIMINGS
 from tcverify.execution.compare import compare_ranks, storage_partition
 from tcverify.execution.lockstep.lockstep import _execute
-from tcverify.execution.lockstep.rows import Alignment
+from tcverify.execution.lockstep.rank_rows import Alignment
 from tcverify.execution.lockstep.stacked import run_stacked
 from tcverify.passes import SequenceParallel
 from tcverify.program import (

@@ -10,12 +10,12 @@ from torch import fx
 
 from tcverify import Guarded, Program, verify
 from tcverify.application import InProcess
-from tcverify.application.loading import prepare
-from tcverify.explain.bisection import Terms, bisect
+from tcverify.application.loading import prepare_pass
+from tcverify.explain.bisection import FindingTerms, bisect
 from tcverify.explain.bisection.changes import changes_between
-from tcverify.explain.bisection.search import first_showing, minimal
+from tcverify.explain.bisection.search import minimise_subset, smallest_showing_prefix
 from tcverify.passes import BUILTIN
-from tcverify.program import Ask, Blame, counted, decode_blame, encode_blame, rewrite
+from tcverify.program import Blame, RewriteRequest, count_rewrites, decode_blame, encode_blame, rewrite
 from tcverify.program.graph import same_structure
 from tcverify.strategies import DECODERS
 from tests.mutants.sequence_parallel import ResidualNotSliced
@@ -31,7 +31,7 @@ def blame(pass_: Callable[[fx.GraphModule], object], program: Program, kind: str
     with Guarded(f"{HERE}:{pass_.__name__}") as subject:
         verdict = verify(subject, program)
         assert kind in {finding.kind for finding in verdict.findings}
-        return bisect(subject, verdict, Terms(kind, subject.contract))
+        return bisect(subject, verdict, FindingTerms(kind, subject.contract))
 
 
 def numbers(found: Blame) -> list[int]:
@@ -96,7 +96,7 @@ def test_nothing_is_blamed_for_a_finding_that_is_not_there() -> None:
     with Guarded(f"{HERE}:sound") as subject:
         verdict = verify(subject, negations(3))
         assert verdict.status == "passed"
-        found = bisect(subject, verdict, Terms("wrong-value", subject.contract))
+        found = bisect(subject, verdict, FindingTerms("wrong-value", subject.contract))
     assert found.rewrites == ()
     assert "does not show" in found.why
 
@@ -104,13 +104,15 @@ def test_nothing_is_blamed_for_a_finding_that_is_not_there() -> None:
 def test_what_only_a_second_application_shows_is_not_bisected() -> None:
     with Guarded(f"{HERE}:third") as subject:
         verdict = verify(subject, negations(3))
-        assert "applied again" in bisect(subject, verdict, Terms("unrepeatable", subject.contract, deep=True)).why
+        assert (
+            "applied again" in bisect(subject, verdict, FindingTerms("unrepeatable", subject.contract, deep=True)).why
+        )
 
 
 def test_time_that_runs_out_is_said() -> None:
     with Guarded(f"{HERE}:third") as subject:
         verdict = verify(subject, negations(7))
-        found = bisect(subject, verdict, Terms("wrong-value", subject.contract), seconds=0)
+        found = bisect(subject, verdict, FindingTerms("wrong-value", subject.contract), seconds=0)
     assert "time ran out" in str(found)
 
 
@@ -119,7 +121,7 @@ def test_time_that_runs_out_is_said() -> None:
     [("sequence_parallel", "structured"), ("sink_waits", "functional"), ("comm_buffers", "functional")],
 )
 def test_no_change_is_the_original_and_all_are_the_rewritten_program(name: str, strategy: str) -> None:
-    subject = InProcess(prepare(BUILTIN[name], "", {}))
+    subject = InProcess(prepare_pass(BUILTIN[name], "", {}))
     several = 0
     for seed in range(6):
         choices = random.Random(seed).randbytes(DECODERS[strategy].width)
@@ -149,10 +151,10 @@ def test_a_defect_of_one_norm_among_several_is_named() -> None:
     pass_ = ResidualNotSliced()
     for seed in range(20):
         program = DECODERS["structured"].decode(TP2, random.Random(seed).randbytes(DECODERS["structured"].width))
-        subject = InProcess(prepare(pass_, "", {}))
+        subject = InProcess(prepare_pass(pass_, "", {}))
         verdict = verify(subject, program)
         if verdict.status == "refuted" and any(finding.kind == "rewritten-raises" for finding in verdict.findings):
-            found = bisect(subject, verdict, Terms("rewritten-raises", subject.contract))
+            found = bisect(subject, verdict, FindingTerms("rewritten-raises", subject.contract))
             assert found.rewrites
             assert not found.asked
             assert not found.why
@@ -162,7 +164,7 @@ def test_a_defect_of_one_norm_among_several_is_named() -> None:
 
 @pytest.mark.parametrize("program", [gathered(2, (0, 1), 2), scattered(2, (0, 1), 2)])
 def test_passes_of_ours_ask(program: Program) -> None:
-    subject = InProcess(prepare(BUILTIN["pipelined_matmul"], "", {}))
+    subject = InProcess(prepare_pass(BUILTIN["pipelined_matmul"], "", {}))
     ((ask, *others), *_) = subject.apply_counted(program, None).asked
     assert not others
     assert ask.pattern in ("allgather-matmul", "matmul-reduce-scatter")
@@ -182,22 +184,27 @@ def test_the_search_finds_what_is_minimal() -> None:
             trials.append(chosen)
             return needed <= chosen
 
-        last = first_showing(total, shows)
+        last = smallest_showing_prefix(total, shows)
         assert last == max(needed)
-        assert minimal(range(1, last + 1), shows) == sorted(needed)
+        assert minimise_subset(range(1, last + 1), shows) == sorted(needed)
         assert len(trials) < 60
 
 
 def test_a_pass_that_asks_is_free_outside_of_a_search() -> None:
     assert rewrite("anything", "node")
-    with counted(frozenset({Ask("a", "x"), Ask("b", "y", 1)})) as asked:
+    with count_rewrites(frozenset({RewriteRequest("a", "x"), RewriteRequest("b", "y", 1)})) as asked:
         assert [rewrite("a", "x"), rewrite("a", "x"), rewrite("b", "y"), rewrite("b", "y")] == [
             True,
             False,
             False,
             True,
         ]
-    assert asked == [Ask("a", "x"), Ask("a", "x", 1), Ask("b", "y"), Ask("b", "y", 1)]
+    assert asked == [
+        RewriteRequest("a", "x"),
+        RewriteRequest("a", "x", 1),
+        RewriteRequest("b", "y"),
+        RewriteRequest("b", "y", 1),
+    ]
 
 
 def test_blame_is_kept_in_files() -> None:

@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from tcverify.domains.exact.field import P, canonical
-from tcverify.execution import Call, RankResult, Run
+from tcverify.execution import CollectiveCall, RankResult, Run
 from tcverify.explain.relations import EXPLAINED, Measure
 from tcverify.explain.relations.grouping import Grouping, groupings
-from tcverify.explain.relations.layouts import Setting, layout
-from tcverify.explain.relations.mistakes import twist
+from tcverify.explain.relations.layouts import RelationContext, layout
+from tcverify.explain.relations.mistakes import recognise_mistake
 from tcverify.explain.relations.relation import BRIEF, Relation
 from tcverify.explain.relations.steps import neutral_of
-from tcverify.explain.relations.tensors import same
+from tcverify.explain.relations.tensors import values_close
 from tcverify.ops import REDUCTIONS, Collective
 from tcverify.program import InputSpec, Mesh, spmd_program
 
@@ -24,7 +24,7 @@ Values = dict[int, torch.Tensor]
 TP = Grouping("over tp [0, 1] [2, 3]", {0: (0, 1), 1: (0, 1), 2: (2, 3), 3: (2, 3)})
 DP = Grouping("over dp [0, 2] [1, 3]", {0: (0, 2), 2: (0, 2), 1: (1, 3), 3: (1, 3)})
 UNEVEN = Grouping("over ep [1, 2, 3]", {0: (0,), 1: (1, 2, 3), 2: (1, 2, 3), 3: (1, 2, 3)})
-SETTING = Setting([TP, DP])
+SETTING = RelationContext([TP, DP])
 
 
 def value(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -39,10 +39,12 @@ def each(make: Callable[[int], torch.Tensor]) -> Values:
     return {rank: make(rank) for rank in range(4)}
 
 
-def related(new: Mapping[int, torch.Tensor], old: Mapping[int, torch.Tensor], setting: Setting = SETTING) -> Relation:
+def related(
+    new: Mapping[int, torch.Tensor], old: Mapping[int, torch.Tensor], setting: RelationContext = SETTING
+) -> Relation:
     """As `relate` decides on one node and one candidate; the pool holds another value, and addends of the original's."""
     pool = [("bias", everywhere(value(4, 6, seed=9))), ("addend", ADDENDS)]
-    found = layout(new, old, "x", setting) or twist(new, old, "x", pool, setting)
+    found = layout(new, old, "x", setting) or recognise_mistake(new, old, "x", pool, setting)
     return found or Relation("unrelated", None, "unrelated")
 
 
@@ -150,9 +152,9 @@ def test_a_planted_relation_is_recognised(case: str) -> None:
 
 def test_uneven_parts_are_shards_and_ranks_outside_hold_the_whole() -> None:
     cuts = {0: X, 1: X[:1], 2: X[1:3], 3: X[3:]}
-    found = related(cuts, WHOLE, Setting([UNEVEN]))
+    found = related(cuts, WHOLE, RelationContext([UNEVEN]))
     assert found.text == "a shard of the original's 'x' along dim 0 over ep [1, 2, 3]"
-    assert related({**cuts, 2: X[1:2]}, WHOLE, Setting([UNEVEN])).kind == "unrelated"
+    assert related({**cuts, 2: X[1:2]}, WHOLE, RelationContext([UNEVEN])).kind == "unrelated"
 
 
 def test_a_shard_that_each_rank_has_of_its_own_value_loses_what_the_others_had() -> None:
@@ -207,7 +209,7 @@ def test_few_elements_are_no_multiple_unless_the_factor_is_simple() -> None:
 
 
 def test_residues_are_equal_or_not() -> None:
-    setting = Setting([TP, DP], Measure(0.0, 0.0, P))
+    setting = RelationContext([TP, DP], Measure(0.0, 0.0, P))
     field = everywhere(torch.tensor([[1.0, 5.0], [-7.0, 400000.0]], dtype=torch.float64))
     assert related(each(lambda r: field[r] + P), field, setting).kind == "equal"
     assert related(each(lambda r: field[r] + torch.eye(2)), field, setting).kind != "equal"
@@ -219,9 +221,9 @@ def test_residues_are_equal_or_not() -> None:
 
 def test_narrow_dtypes_differ_by_units_of_their_own() -> None:
     narrow = X.to(torch.bfloat16)
-    assert same(narrow * 1.01, narrow)
-    assert not same(narrow * 1.2, narrow)
-    assert not same(narrow * 1.01, narrow, Measure(1e-9, 1.0))
+    assert values_close(narrow * 1.01, narrow)
+    assert not values_close(narrow * 1.2, narrow)
+    assert not values_close(narrow * 1.01, narrow, Measure(1e-9, 1.0))
 
 
 def test_rows_are_chunks_in_another_order_only_where_whole_chunks_are() -> None:
@@ -233,7 +235,9 @@ def test_rows_are_chunks_in_another_order_only_where_whole_chunks_are() -> None:
 def test_ranks_beside_the_groups_that_are_called_stand_alone() -> None:
     program = spmd_program(Mesh.grid({"tp": 4}), [InputSpec("x", (4,))], lambda b: b.input("x"))
     run = Run("lockstep", [RankResult(rank) for rank in range(4)])
-    run.ranks[2].calls.append(Call("sum", Collective("all_reduce", (2, 1), (4,), torch.float32, reduce_op="sum")))
+    run.ranks[2].calls.append(
+        CollectiveCall("sum", Collective("all_reduce", (2, 1), (4,), torch.float32, reduce_op="sum"))
+    )
     mesh, called = groupings(program, run)
     assert (mesh.where, called.where) == ("over tp [0, 1, 2, 3]", "over [2, 1]")
     assert called.groups == {0: (0,), 1: (2, 1), 2: (2, 1), 3: (3,)}

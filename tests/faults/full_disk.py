@@ -17,8 +17,8 @@ from typing import Any
 
 from tcverify import ProcessGroupPool, verify
 from tcverify.application import Guarded, InProcess
-from tcverify.application.loading import prepare
-from tcverify.campaign import Campaign, Corpus, Event, FindingFound, Plan
+from tcverify.application.loading import prepare_pass
+from tcverify.campaign import Campaign, CampaignPlan, Corpus, Event, FindingFound
 from tcverify.cases.counterexample import read_counterexample
 from tcverify.errors import TcverifyError
 from tcverify.report.formats import REPORTS, reports
@@ -77,12 +77,12 @@ def campaign(disk: Path, room: int) -> None:
 
     try:
         place = disk / "reports"
-        plan = Plan(
+        plan = CampaignPlan(
             transformer_programs(world_size=2), "2 ranks", place, disk / "state", max_examples=5, shrink_time=2.0,
             corpus=Corpus(disk / "corpus", lines.append),
         )  # fmt: skip
         subscribers = [listen, ScriptReport(place, lines.append), *reports(REPORTS, place, lines.append)]
-        end = Campaign(InProcess(prepare(raises, "", {})), plan, None, subscribers).run().verdict
+        end = Campaign(InProcess(prepare_pass(raises, "", {})), plan, None, subscribers).run().verdict
     except TcverifyError as error:
         end = f"{type(error).__name__}: {error.message}"
     print(json.dumps({"end": end, "found": kinds, "told": lines, "damaged": list(damaged(disk))}), flush=True)

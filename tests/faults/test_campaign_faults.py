@@ -20,10 +20,10 @@ from hypothesis import strategies as st
 from torch import fx
 
 from tcverify.application import Guarded, InProcess
-from tcverify.application.loading import prepare
-from tcverify.campaign import Campaign, CampaignFinished, Corpus, Event, FindingFound, Plan, Progress
+from tcverify.application.loading import prepare_pass
+from tcverify.campaign import Campaign, CampaignFinished, CampaignPlan, Corpus, Event, FindingFound, Progress
 from tcverify.campaign.in_flight import read_in_flight
-from tcverify.cases.baseline import read_baseline, reference
+from tcverify.cases.baseline import pass_reference, read_baseline
 from tcverify.cases.counterexample import FILE_NAME, read_counterexample
 from tcverify.errors import UsageError
 from tcverify.program import Program
@@ -53,8 +53,8 @@ def campaign(
     subscribers: tuple[Callable[[Event], None], ...] = (),
     **options: Any,
 ) -> Campaign:
-    subject = pass_ if isinstance(pass_, Guarded) else InProcess(prepare(pass_, "", {}))
-    plan = Plan(
+    subject = pass_ if isinstance(pass_, Guarded) else InProcess(prepare_pass(pass_, "", {}))
+    plan = CampaignPlan(
         st.just(reduce_then_norm()) if programs is None else programs, "2 ranks", tmp_path / "reports", tmp_path / "state",
         **{"max_examples": 5, "shrink_time": 2.0, **options},
     )  # fmt: skip
@@ -250,7 +250,7 @@ def test_a_corpus_that_is_damaged_in_all_ways(tmp_path: Path) -> None:
     os.mkfifo(corpus.directory / names[-1])
     before = sorted(corpus.directory.iterdir())
     again = Corpus(tmp_path / "corpus", told.append)
-    first = again.cases(reference(campaign(tmp_path).subject.facts), "2 ranks")
+    first = again.cases(pass_reference(campaign(tmp_path).subject.facts), "2 ranks")
     assert len(told) == len(names)
     assert all(any(name in line and "left out" in line for line in told) for name in names)
     finished = campaign(tmp_path, corpus=again, first=first, earlier=False, max_examples=0).run()

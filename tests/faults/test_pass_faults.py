@@ -17,7 +17,7 @@ import torch.distributed as dist
 from tcverify import verify
 from tcverify.application import Guarded, InProcess
 from tcverify.application import guarded as guard
-from tcverify.application.loading import prepare
+from tcverify.application.loading import prepare_pass
 from tcverify.application.side_effects import SETTINGS
 from tcverify.system import resident_bytes, scratch
 from tcverify.verification.verifier import Verdict
@@ -46,7 +46,7 @@ def guarded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
 
 def here(pass_: Callable[..., None]) -> InProcess:
     """A pass in this process, although it could be imported."""
-    return InProcess(prepare(pass_, "", {}))
+    return InProcess(prepare_pass(pass_, "", {}))
 
 
 def judge(subject: Guarded) -> Verdict:

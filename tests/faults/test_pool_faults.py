@@ -17,7 +17,7 @@ import pytest
 
 from tcverify import verify
 from tcverify.application import InProcess
-from tcverify.application.loading import prepare
+from tcverify.application.loading import prepare_pass
 from tcverify.errors import ExecutorError
 from tcverify.execution import ProcessGroupPool
 from tcverify.execution.process_group import processes
@@ -193,11 +193,11 @@ def test_a_rank_out_of_memory_refutes_nothing(own_pool: ProcessGroupPool) -> Non
     (size,) = [int(pages) for pages in Path(f"/proc/{own_pool.pids[1]}/statm").read_text().split()[:1]]
     limit = size * resource.getpagesize() + (32 << 20)
     resource.prlimit(own_pool.pids[1], resource.RLIMIT_AS, (limit, limit))
-    verdict = verify(InProcess(prepare(passes.does_nothing, "", {})), program, confirm=own_pool)
+    verdict = verify(InProcess(prepare_pass(passes.does_nothing, "", {})), program, confirm=own_pool)
     assert (verdict.status, [doubt.reason for doubt in verdict.doubts]) == ("inconclusive", ["executor-failed"])
     assert "on rank 1, node 'full" in verdict.doubts[0].detail
     assert "out of memory" in verdict.doubts[0].detail
-    assert verify(InProcess(prepare(passes.does_nothing, "", {})), program, confirm=own_pool).status == "passed"
+    assert verify(InProcess(prepare_pass(passes.does_nothing, "", {})), program, confirm=own_pool).status == "passed"
 
 
 def test_a_rank_that_stops_before_a_large_request_is_a_time_out() -> None:

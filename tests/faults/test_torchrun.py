@@ -14,8 +14,8 @@ import pytest
 
 from tcverify.errors import ExecutorError, UsageError
 from tcverify.execution import ProcessGroupPool, make_executor
-from tcverify.execution.process_group.keeper import keep
-from tcverify.execution.process_group.torchrun import PIECE, VARIABLE, Channel, Place, StoreGroup
+from tcverify.execution.process_group.torchrun import PIECE, VARIABLE, Channel, StoreAddress, StoreGroup
+from tcverify.execution.process_group.torchrun_keeper import run_keeper
 from tests.faults.test_pool_faults import alive, summing, wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -26,10 +26,10 @@ ENVIRONMENT = {
 
 KEEPER = """\
 import sys
-from tcverify.execution.process_group.keeper import serve
-from tcverify.execution.process_group.torchrun import Place
-place = Place("127.0.0.1", int(sys.argv[1]), "test", 2)
-raise SystemExit(serve(place, int(sys.argv[2]), place.connect(), None))
+from tcverify.execution.process_group.torchrun_keeper import serve_keeper
+from tcverify.execution.process_group.torchrun import StoreAddress
+place = StoreAddress("127.0.0.1", int(sys.argv[1]), "test", 2)
+raise SystemExit(serve_keeper(place, int(sys.argv[2]), place.connect(), None))
 """
 
 
@@ -40,10 +40,10 @@ def free_port() -> int:
 
 
 @pytest.fixture(scope="module")
-def place() -> Iterator[Place]:
+def place() -> Iterator[StoreAddress]:
     """A store, and two keepers without torchrun."""
     port = free_port()
-    where = Place("127.0.0.1", port, "test", 2)
+    where = StoreAddress("127.0.0.1", port, "test", 2)
     store = where.connect(master=True)
     keepers = [subprocess.Popen([sys.executable, "-c", KEEPER, str(port), str(r)], env=ENVIRONMENT) for r in range(2)]
     with pytest.MonkeyPatch.context() as patch:
@@ -58,7 +58,7 @@ def place() -> Iterator[Place]:
                 one.kill()
 
 
-def test_messages_come_in_order_and_of_any_size(place: Place) -> None:
+def test_messages_come_in_order_and_of_any_size(place: StoreAddress) -> None:
     there, here = Channel(place.connect(), "c"), Channel(place.connect(), "c")
     large = os.urandom(2 * PIECE + 1)
     for message in (b"one", b"", large):
@@ -67,7 +67,7 @@ def test_messages_come_in_order_and_of_any_size(place: Place) -> None:
     assert here.get(0.01) is None
 
 
-def test_what_they_compute_is_what_a_pool_computes_and_a_death_is_told(place: Place) -> None:
+def test_what_they_compute_is_what_a_pool_computes_and_a_death_is_told(place: StoreAddress) -> None:
     program = summing(2)
     with ProcessGroupPool(2) as near, ProcessGroupPool(2, start_group=StoreGroup) as far:
         for mine, theirs in zip(near.run(program).ranks, far.run(program).ranks, strict=True):
@@ -85,7 +85,7 @@ def test_what_they_compute_is_what_a_pool_computes_and_a_death_is_told(place: Pl
     wait_until(lambda: not any(map(alive, last)))
 
 
-def test_more_ranks_than_torchrun_has_started_are_refused(place: Place) -> None:
+def test_more_ranks_than_torchrun_has_started_are_refused(place: StoreAddress) -> None:
     with pytest.raises(ExecutorError, match="has started 2 processes, fewer than 4 ranks"):
         make_executor("torchrun", 4).run(summing(4))
 
@@ -95,7 +95,7 @@ def test_without_torchrun_there_are_no_such_groups(monkeypatch: pytest.MonkeyPat
     with pytest.raises(UsageError, match="there is no torchrun here"):
         make_executor("torchrun", 2).run(summing(2))
     with pytest.raises(UsageError, match="torchrun has not started this"):
-        keep(["run"], {})
+        run_keeper(["run"], {})
 
 
 @pytest.mark.slow

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from tcverify.application import Guarded
-from tcverify.campaign import CampaignFinished, Plan
-from tcverify.workers import DividedCampaign, Drawing, LocalCrew, pool
-from tcverify.workers.worker import silence_of
+from tcverify.campaign import CampaignFinished, CampaignPlan
+from tcverify.workers import DividedCampaign, DrawPlan, LocalCrew, pool
+from tcverify.workers.worker import longest_silence
 from tests import warm
 
 ROOT = Path(__file__).parents[2]
@@ -74,8 +74,8 @@ def alive(pid: int) -> bool:
 
 
 def run(place: Path, crew: LocalCrew, told: list[str], name: str) -> CampaignFinished:
-    drawing = Drawing("structured", 2)
-    plan = Plan(
+    drawing = DrawPlan("structured", 2)
+    plan = CampaignPlan(
         drawing.programs(), "2 ranks", place / "reports", place / "state", max_examples=6, seed=1, earlier=False
     )  # fmt: skip
     with Guarded(f"{place / 'mine.py'}:{name}", timeout=2000.0) as subject:
@@ -137,8 +137,10 @@ def test_workers_that_die_before_they_take_anything_cost_their_slices(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(PASSES)
-    monkeypatch.setattr(pool, "serve", ends_at_once)
-    monkeypatch.setattr(pool, "limit", lambda connection, seconds: connection.poll(PATIENCE))  # until it has ended
+    monkeypatch.setattr(pool, "serve_worker", ends_at_once)
+    monkeypatch.setattr(
+        pool, "limit_blocking", lambda connection, seconds: connection.poll(PATIENCE)
+    )  # until it has ended
     told: list[str] = []
     with LocalCrew(2, told.append) as crew:
         lost = run(tmp_path, crew, told, "naps_once")
@@ -185,7 +187,7 @@ def test_a_worker_that_stops_is_killed_and_its_slice_done_again(
         stopper.join()
     require_done_again(finished, told, len(naps))
     assert all("had said nothing for 1 s and was killed" in line for line in told)
-    assert patience[0] == silence_of(2000.0, None)
+    assert patience[0] == longest_silence(2000.0, None)
     assert len(set(stopped)) == len(naps)
     assert not any(map(alive, stopped))
 

@@ -10,7 +10,7 @@ from torch import fx
 from tcverify.ops import TensorSpec, resolve
 from tcverify.passes.comm_buffers.comm_buffers import KEY
 from tcverify.passes.comm_buffers.lowering import ONE_SHOT, Lowering
-from tcverify.passes.comm_buffers.plan import Wanted
+from tcverify.passes.comm_buffers.plan import BufferRequest
 from tcverify.passes.comm_buffers.storages import Analysis, Storage
 from tests.mutants.comm_buffers import Mutant, OverwritesWhatIsReadLater
 
@@ -31,14 +31,14 @@ class InPlaceOnLiveValue(InPlace):
 class InputsPlaced(Mutant):
     """The operand of a collective lives in a buffer, whoever owns it: inputs too."""
 
-    def wanted(self, graph: fx.Graph, found: Analysis) -> list[Wanted]:
+    def wanted(self, graph: fx.Graph, found: Analysis) -> list[BufferRequest]:
         wanted = super().wanted(graph, found)
         for start in found.flights:
             operand, group = start.all_input_nodes[0], start.args[-1]
             known = any(one.node == operand.name for one in wanted)
             if operand.op == "placeholder" and not known and isinstance(group, str) and self.agrees(group):
                 size = int(operand.meta["val"].untyped_storage().nbytes())
-                wanted.append(Wanted(operand.name, group, size, 0, found.position[start], (start.name,)))
+                wanted.append(BufferRequest(operand.name, group, size, 0, found.position[start], (start.name,)))
         return wanted
 
 

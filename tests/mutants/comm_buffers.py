@@ -8,7 +8,7 @@ from torch import fx
 
 from tcverify.passes import CommBuffers
 from tcverify.passes.comm_buffers.lowering import Lowering
-from tcverify.passes.comm_buffers.plan import Wanted
+from tcverify.passes.comm_buffers.plan import BufferRequest
 from tcverify.passes.comm_buffers.storages import Analysis, Storage
 
 
@@ -63,7 +63,7 @@ class KeepsTheMetadata(Mutant):
 class FreesAtTheStart(Mutant):
     """A place is free again where the collective starts."""
 
-    def wanted(self, graph: fx.Graph, found: Analysis) -> list[Wanted]:
+    def wanted(self, graph: fx.Graph, found: Analysis) -> list[BufferRequest]:
         position = {node.name: number for node, number in found.position.items()}
         return [replace(w, death=max(position[name] for name in w.collectives)) for w in super().wanted(graph, found)]
 
@@ -71,7 +71,7 @@ class FreesAtTheStart(Mutant):
 class FreesAtTheWait(Mutant):
     """A place is free again where the collective ends, though its result lives there."""
 
-    def wanted(self, graph: fx.Graph, found: Analysis) -> list[Wanted]:
+    def wanted(self, graph: fx.Graph, found: Analysis) -> list[BufferRequest]:
         ends = {start.name: flight.end for start, flight in found.flights.items()}
         return [
             replace(w, death=min(w.death, max(ends.get(name, w.death) for name in w.collectives)))
@@ -82,7 +82,7 @@ class FreesAtTheWait(Mutant):
 class PlacesOutputs(Mutant):
     """What is returned lives in a buffer."""
 
-    def wanted(self, graph: fx.Graph, found: Analysis) -> list[Wanted]:
+    def wanted(self, graph: fx.Graph, found: Analysis) -> list[BufferRequest]:
         for storage in {id(s): s for node in found.position for s in found.held(node)}.values():
             storage.returned = False
         return super().wanted(graph, found)

@@ -13,7 +13,7 @@ import torch
 from torch import fx
 
 from tcverify.ops import lookup, resolve
-from tcverify.passes.editing import annotate, arguments, erase_unused, known_spec, op_name
+from tcverify.passes.editing import erase_unused, infer_metadata, known_spec, named_arguments, op_name
 
 ADD, MUL = "aten::add.Tensor", "aten::mul.Tensor"
 ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER = (
@@ -51,7 +51,7 @@ class Foreign:
         for node in graph.nodes:
             view = node.op == "call_function" and lookup(node.target).aliases
             if view and all(known_spec(known) is not None for known in (node, *node.all_input_nodes)):
-                annotate(node)
+                infer_metadata(node)
 
     def begin(self, graph: fx.Graph) -> None:
         """Look at the whole graph before anything is rewritten."""
@@ -63,7 +63,7 @@ class Foreign:
         """Insert a call, with its metadata."""
         with before.graph.inserting_before(before):
             made = before.graph.call_function(resolve(op), args, kwargs)
-        annotate(made)
+        infer_metadata(made)
         self.changed = True
         return made
 
@@ -104,7 +104,7 @@ class SinkAllReduce(Foreign):
             return
         for total in node.all_input_nodes:
             if op_name(total) == ALL_REDUCE and len(total.users) == 1 and shape(total) == shape(node):
-                given = arguments(total)
+                given = named_arguments(total)
                 early = self.put(
                     node, op_name(node), *(given["x"] if arg is total else arg for arg in node.args), **node.kwargs
                 )
@@ -146,7 +146,7 @@ class NormBelowGather(Foreign):
         whole, weight, eps = node.args
         if not isinstance(whole, fx.Node) or op_name(whole) != ALL_GATHER or len(shape(weight)) != 1:
             return
-        part, dim, rank, group = arguments(whole).values()
+        part, dim, rank, group = named_arguments(whole).values()
         sizes = shape(part)
         if not self.allows(dim, len(sizes)):
             return
@@ -173,7 +173,7 @@ class ReduceByGather(Foreign):
     def visit(self, graph: fx.Graph, node: fx.Node) -> None:
         if op_name(node) != ALL_REDUCE:
             return
-        given = arguments(node)
+        given = named_arguments(node)
         row = self.put(node, "aten::unsqueeze", given["x"], 0)
         rows = self.put(node, ALL_GATHER, row, 0, given["rank"], given["rank_group"])
         self.replace(node, self.total(node, rows, given["x"], len(given["rank_group"])))
@@ -209,9 +209,9 @@ class ScatterFirstDim(Foreign):
     """reduce_scatter along `dim` ⇒ the same along dim 0, between two transpositions."""
 
     def visit(self, graph: fx.Graph, node: fx.Node) -> None:
-        if op_name(node) != REDUCE_SCATTER or arguments(node)["dim"] % len(shape(node)) == 0:
+        if op_name(node) != REDUCE_SCATTER or named_arguments(node)["dim"] % len(shape(node)) == 0:
             return
-        x, dim, rank, group = arguments(node).values()
+        x, dim, rank, group = named_arguments(node).values()
         first = self.put(node, "aten::clone", self.put(node, "aten::transpose.int", x, 0, dim))
         self.replace(node, self.back(node, self.put(node, REDUCE_SCATTER, first, 0, rank, group), dim))
 
@@ -234,7 +234,7 @@ class ScatterBySlice(Foreign):
     def visit(self, graph: fx.Graph, node: fx.Node) -> None:
         if op_name(node) != REDUCE_SCATTER:
             return
-        x, dim, rank, group = arguments(node).values()
+        x, dim, rank, group = named_arguments(node).values()
         total = self.put(node, ALL_REDUCE, x, rank, group)
         start, size = self.start(node, dim, group.index(rank)), shape(node)[dim]
         self.replace(

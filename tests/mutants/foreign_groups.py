@@ -8,7 +8,7 @@ from typing import Any
 from torch import fx
 
 from tcverify.ops import lookup
-from tcverify.passes.editing import arguments, op_name
+from tcverify.passes.editing import named_arguments, op_name
 from tests.mutants.foreign import ADD, ALL_REDUCE, REDUCE_SCATTER, Foreign, shape, writes, written
 
 # ------------------------------------------------------------------------------------------------------- fused collectives
@@ -20,7 +20,7 @@ class FuseMatmul(Foreign):
     def visit(self, graph: fx.Graph, node: fx.Node) -> None:
         if op_name(node) != ALL_REDUCE:
             return
-        product, rank, group = arguments(node).values()
+        product, rank, group = named_arguments(node).values()
         if op_name(product) not in ("aten::mm", "aten::matmul") or len(product.users) > 1:
             return
         a, b = product.args
@@ -69,7 +69,7 @@ class Bucket(Foreign):
 
     def key(self, node: fx.Node) -> Hashable:
         """What two collectives have in common that share a bucket."""
-        return (op_name(node), tuple(arguments(node)["rank_group"]), node.meta["val"].dtype)
+        return (op_name(node), tuple(named_arguments(node)["rank_group"]), node.meta["val"].dtype)
 
     def kinds(self) -> tuple[str, ...]:
         return (ALL_REDUCE,)
@@ -92,9 +92,9 @@ class Bucket(Foreign):
         return second
 
     def merge(self, first: fx.Node, second: fx.Node) -> None:
-        at, given = self.place(first, second), arguments(first)
+        at, given = self.place(first, second), named_arguments(first)
         dtype = first.meta["val"].dtype
-        flat = [self.put(at, "aten::reshape", arguments(member)["x"], [-1]) for member in (first, second)]
+        flat = [self.put(at, "aten::reshape", named_arguments(member)["x"], [-1]) for member in (first, second)]
         flat = [
             part if part.meta["val"].dtype is dtype else self.put(at, "aten::_to_copy", part, dtype=dtype)
             for part in flat
@@ -127,7 +127,7 @@ class BucketOfAllKinds(Bucket):
         return (ALL_REDUCE, REDUCE_SCATTER)
 
     def key(self, node: fx.Node) -> Hashable:
-        return (tuple(arguments(node)["rank_group"]), node.meta["val"].dtype)
+        return (tuple(named_arguments(node)["rank_group"]), node.meta["val"].dtype)
 
 
 class BucketAtFirstMember(Bucket):
@@ -144,7 +144,7 @@ class BucketOfAllDtypes(Bucket):
     """A bucket has the dtype of its first member, and a second one of more digits is rounded to it (wrong-value)."""
 
     def key(self, node: fx.Node) -> Hashable:
-        return (op_name(node), tuple(arguments(node)["rank_group"]))
+        return (op_name(node), tuple(named_arguments(node)["rank_group"]))
 
 
 # ------------------------------------------------------------------------------------------------------------- dead code

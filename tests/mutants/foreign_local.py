@@ -9,7 +9,7 @@ from typing import ClassVar
 from torch import fx
 
 from tcverify.ops import lookup, resolve
-from tcverify.passes.editing import annotate, arguments, known_spec, op_name
+from tcverify.passes.editing import infer_metadata, known_spec, named_arguments, op_name
 from tcverify.program import Contract
 from tests.mutants.foreign import ADD, MUL, Foreign, shape, writes, written
 
@@ -98,7 +98,7 @@ class SplitLayerNorm(Foreign):
     def visit(self, graph: fx.Graph, node: fx.Node) -> None:
         if op_name(node) != LAYER_NORM:
             return
-        x, weight, bias, eps = arguments(node).values()
+        x, weight, bias, eps = named_arguments(node).values()
         mean = self.put(node, "aten::mean.dim", x, [-1], True)
         variance = self.put(node, "aten::var.correction", x, [-1], correction=self.correction, keepdim=True)
         scale = self.put(node, "aten::rsqrt", self.put(node, ADD, variance, eps))
@@ -198,7 +198,7 @@ class ReuseOperand(Foreign):
         old, new = value.meta.get("val"), node.meta["val"]
         if (old.shape, old.dtype, old.stride()) == (new.shape, new.dtype, new.stride()) and self.free(value, node):
             node.target = resolve(op)
-            annotate(node)
+            infer_metadata(node)
 
 
 class WrittenWhileRead(ReuseOperand):
@@ -228,7 +228,7 @@ class NameRegions(Foreign):
         marked = "tensor_cast::_internal_mark_region_begin"
         if op_name(node) == RMS_NORM and op_name(node.args[0]) != marked:  # type: ignore[arg-type]
             node.update_arg(0, self.put(node, marked, node.args[0], next(self.numbers)))
-            annotate(node)
+            infer_metadata(node)
 
 
 _NUMBERS = itertools.count(100)

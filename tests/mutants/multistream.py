@@ -12,14 +12,14 @@ from tcverify.ops import RECORD, WAIT, lookup
 from tcverify.passes import Multistream
 from tcverify.passes.editing import op_name
 from tcverify.passes.multistream.graph import (
-    Edge,
+    OrderEdge,
     StreamGraph,
     WorkOp,
     last_writers,
     mutated_operands,
 )
-from tcverify.passes.multistream.lowering import Lowering
-from tcverify.passes.multistream.schedule import Placed, Schedule
+from tcverify.passes.multistream.lowering import StreamLowering
+from tcverify.passes.multistream.schedule import PlacedOp, StreamSchedule
 from tcverify.program.stream_options import MAIN_STREAM
 
 
@@ -43,21 +43,21 @@ def is_view(node: fx.Node) -> bool:
 class TupleDependencyUntracked(Mutant):
     """Nothing waits for a value that is an item of a tuple (race)."""
 
-    def synchronises(self, edge: Edge) -> bool:
+    def synchronises(self, edge: OrderEdge) -> bool:
         return edge.operand is None or edge.operand.target is not operator.getitem
 
 
 class ViewDependencyUntracked(Mutant):
     """Nothing waits for a value that is seen through a view (race)."""
 
-    def synchronises(self, edge: Edge) -> bool:
+    def synchronises(self, edge: OrderEdge) -> bool:
         return edge.operand is None or not is_view(edge.operand)
 
 
 class ListDependencyUntracked(Mutant):
     """Nothing waits for an operand that stands in a list (race)."""
 
-    def synchronises(self, edge: Edge) -> bool:
+    def synchronises(self, edge: OrderEdge) -> bool:
         return edge.operand is None or any(
             edge.operand in user.args for user in edge.operand.users if not op_name(user).endswith("::cat")
         )
@@ -66,21 +66,21 @@ class ListDependencyUntracked(Mutant):
 class WriteAfterReadUntracked(Mutant):
     """A write does not wait for what reads the old value (race)."""
 
-    def synchronises(self, edge: Edge) -> bool:
+    def synchronises(self, edge: OrderEdge) -> bool:
         return edge.kind != "WAR"
 
 
 class WriteMovedBeforeRead(Mutant):
     """A write is scheduled without regard to what reads the old value (wrong-value, race)."""
 
-    def edges(self, parts: StreamGraph) -> list[Edge]:
+    def edges(self, parts: StreamGraph) -> list[OrderEdge]:
         return [edge for edge in super().edges(parts) if edge.kind != "WAR"]
 
 
 class WritesUnknown(Mutant):
     """Values are waited for where they are made, not where an op has written into them since (race)."""
 
-    def synchronises(self, edge: Edge) -> bool:
+    def synchronises(self, edge: OrderEdge) -> bool:
         return edge.kind in ("host", "collective")
 
 
@@ -90,27 +90,27 @@ class WritesUnknown(Mutant):
 class CollectivesUnordered(Mutant):
     """Collectives on several streams wait for their operands alone (unordered-collectives)."""
 
-    def synchronises(self, edge: Edge) -> bool:
+    def synchronises(self, edge: OrderEdge) -> bool:
         return edge.kind != "collective"
 
 
 class CostsOrderCollectives(Mutant):
     """Collectives are ordered by upward rank, which comes out otherwise where costs are others (deadlock, …)."""
 
-    def edges(self, parts: StreamGraph) -> list[Edge]:
+    def edges(self, parts: StreamGraph) -> list[OrderEdge]:
         return [edge for edge in super().edges(parts) if edge.kind != "collective"]
 
 
 class FusedOpUnordered(Mutant):
     """An op that multiplies and reduces is not ordered among the collectives (unordered-collectives, …)."""
 
-    def edges(self, parts: StreamGraph) -> list[Edge]:
+    def edges(self, parts: StreamGraph) -> list[OrderEdge]:
         last: int | None = None
         kept = [edge for edge in super().edges(parts) if edge.kind != "collective"]
         for op in parts.work:
             if op.resources == ("comm",):
                 if last is not None:
-                    kept.append(Edge(last, op.index, "collective"))
+                    kept.append(OrderEdge(last, op.index, "collective"))
                 last = op.index
         return kept
 
@@ -118,7 +118,7 @@ class FusedOpUnordered(Mutant):
 class TokenSharedByCollectives(Mutant):
     """All collectives of a stream share the token of its first one (race)."""
 
-    def record(self, state: Lowering, placed: Placed) -> fx.Node:
+    def record(self, state: StreamLowering, placed: PlacedOp) -> fx.Node:
         token = super().record(state, placed)
         if placed.op.resources != ("comm",):
             return token
@@ -136,21 +136,21 @@ class TokenSharedByCollectives(Mutant):
 class WaitNamesMainStream(Mutant):
     """Waits of collectives name stream 0, their records the stream of the schedule (stream-conflict)."""
 
-    def wait_stream(self, placed: Placed) -> int:
+    def wait_stream(self, placed: PlacedOp) -> int:
         return MAIN_STREAM if placed.op.resources == ("comm",) else placed.stream
 
 
 class RecordNamesMainStream(Mutant):
     """Records name stream 0 whatever the op runs on (stream-conflict)."""
 
-    def record_stream(self, placed: Placed) -> int:
+    def record_stream(self, placed: PlacedOp) -> int:
         return MAIN_STREAM
 
 
 class WaitForAnotherProducer(Mutant):
     """A wait takes the token of the op issued before the one that it should wait for (race)."""
 
-    def tokens(self, state: Lowering, placed: Placed) -> list[fx.Node]:
+    def tokens(self, state: StreamLowering, placed: PlacedOp) -> list[fx.Node]:
         issued = [p.op.index for p in state.schedule.placed]
         return [state.records[issued[max(0, issued.index(token) - 1)]] for token in placed.tokens]
 
@@ -158,17 +158,17 @@ class WaitForAnotherProducer(Mutant):
 class OneTokenPerWait(Mutant):
     """Of several tokens, a wait takes the last one alone (race)."""
 
-    def tokens(self, state: Lowering, placed: Placed) -> list[fx.Node]:
+    def tokens(self, state: StreamLowering, placed: PlacedOp) -> list[fx.Node]:
         return super().tokens(state, placed)[-1:]
 
-    def lower(self, state: Lowering, joins: Mapping[fx.Node, tuple[int, ...]]) -> None:
+    def lower(self, state: StreamLowering, joins: Mapping[fx.Node, tuple[int, ...]]) -> None:
         super().lower(state, {node: tokens[-1:] for node, tokens in joins.items()})
 
 
 class FirstWaitLost(Mutant):
     """The first op of a stream does not wait for anything (race)."""
 
-    def gate(self, state: Lowering, placed: Placed) -> None:
+    def gate(self, state: StreamLowering, placed: PlacedOp) -> None:
         first = next(p for p in state.schedule.placed if p.stream == placed.stream)
         if first is not placed:
             super().gate(state, placed)
@@ -177,11 +177,11 @@ class FirstWaitLost(Mutant):
 class WaitSharedByReaders(Mutant):
     """A second reader takes the wait of the first, whatever stream it runs on (stream-conflict, anchor-mismatch, race)."""
 
-    def lower(self, state: Lowering, joins: Mapping[fx.Node, tuple[int, ...]]) -> None:
+    def lower(self, state: StreamLowering, joins: Mapping[fx.Node, tuple[int, ...]]) -> None:
         self.gated: dict[fx.Node, fx.Node] = {}
         super().lower(state, joins)
 
-    def gate(self, state: Lowering, placed: Placed) -> None:
+    def gate(self, state: StreamLowering, placed: PlacedOp) -> None:
         carrier = self.carrier(state, placed)
         if carrier is not None and carrier in self.gated:
             placed.op.node.replace_input_with(carrier, self.gated[carrier])
@@ -195,7 +195,7 @@ class WaitSharedByReaders(Mutant):
 class GateBehindAView(Mutant):
     """What a view shows is gated, and not the view, which is no op that could wait (anchor-mismatch)."""
 
-    def gate(self, state: Lowering, placed: Placed) -> None:
+    def gate(self, state: StreamLowering, placed: PlacedOp) -> None:
         tokens, carrier = self.tokens(state, placed), self.carrier(state, placed)
         if carrier is None or not tokens or not is_view(carrier):
             super().gate(state, placed)
@@ -210,11 +210,11 @@ class GateBehindAView(Mutant):
 class WrittenOperandGated(Mutant):
     """An op that writes into an operand is given a copy of it (wrong-value)."""
 
-    def carrier(self, state: Lowering, placed: Placed) -> fx.Node | None:
+    def carrier(self, state: StreamLowering, placed: PlacedOp) -> fx.Node | None:
         written = mutated_operands(placed.op.node)
         return next(iter(written)) if written else super().carrier(state, placed)
 
-    def gate(self, state: Lowering, placed: Placed) -> None:
+    def gate(self, state: StreamLowering, placed: PlacedOp) -> None:
         carrier = self.carrier(state, placed)
         if carrier is not None:
             wait = self.wait(state, carrier, placed.stream, self.tokens(state, placed), placed.op.node)
@@ -224,7 +224,7 @@ class WrittenOperandGated(Mutant):
 class PreviousOpRecorded(Mutant):
     """A record names the op issued before the one that it stands behind (anchor-mismatch)."""
 
-    def recorded(self, state: Lowering, placed: Placed) -> fx.Node:
+    def recorded(self, state: StreamLowering, placed: PlacedOp) -> fx.Node:
         mine = super().recorded(state, placed)
         issued = [p for p in state.schedule.placed if p.op.index in state.records and p.stream == placed.stream]
         return state.records[issued[-1].op.index].args[0] if issued else mine  # type: ignore[return-value]
@@ -233,24 +233,26 @@ class PreviousOpRecorded(Mutant):
 class RecordedWhereNeeded(Mutant):
     """Records stand before the waits that need them, behind other ops of their stream (anchor-mismatch)."""
 
-    def record(self, state: Lowering, placed: Placed) -> fx.Node:
+    def record(self, state: StreamLowering, placed: PlacedOp) -> fx.Node:
         self.recorded(state, placed)
         return placed.op.node
 
-    def tokens(self, state: Lowering, placed: Placed) -> list[fx.Node]:
+    def tokens(self, state: StreamLowering, placed: PlacedOp) -> list[fx.Node]:
         by_number = {p.op.index: p for p in state.schedule.placed}
         return [self._late(state, by_number[token]) for token in placed.tokens]
 
-    def lower(self, state: Lowering, joins: Mapping[fx.Node, tuple[int, ...]]) -> None:
+    def lower(self, state: StreamLowering, joins: Mapping[fx.Node, tuple[int, ...]]) -> None:
         self.parts = state.parts
         super().lower(state, joins)
 
-    def wait(self, state: Lowering, value: fx.Node, stream: int, tokens: list[fx.Node], reader: fx.Node) -> fx.Node:
+    def wait(
+        self, state: StreamLowering, value: fx.Node, stream: int, tokens: list[fx.Node], reader: fx.Node
+    ) -> fx.Node:
         by_node = {p.op.node: p for p in state.schedule.placed}
         late = [self._late(state, by_node[token]) if token in by_node else token for token in tokens]
         return super().wait(state, value, stream, late, reader)
 
-    def _late(self, state: Lowering, placed: Placed) -> fx.Node:
+    def _late(self, state: StreamLowering, placed: PlacedOp) -> fx.Node:
         value, item = placed.op.node, placed.op.item
         if item is not None:
             value = next(user for user in value.users if user.target is operator.getitem)
@@ -263,7 +265,7 @@ class RecordedWhereNeeded(Mutant):
 class OutputsNotJoined(Mutant):
     """The output waits for nothing (race)."""
 
-    def lower(self, state: Lowering, joins: Mapping[fx.Node, tuple[int, ...]]) -> None:
+    def lower(self, state: StreamLowering, joins: Mapping[fx.Node, tuple[int, ...]]) -> None:
         super().lower(state, {})
 
 
@@ -278,7 +280,7 @@ class WritesIntoInputsNotJoined(Mutant):
 class JoinErasedAsDead(Mutant):
     """Tokens for the output go to waits that nobody reads, and dead code is erased (race)."""
 
-    def lower(self, state: Lowering, joins: Mapping[fx.Node, tuple[int, ...]]) -> None:
+    def lower(self, state: StreamLowering, joins: Mapping[fx.Node, tuple[int, ...]]) -> None:
         super().lower(state, {})
         output = state.parts.output
         with state.graph.inserting_before(output):
@@ -290,7 +292,7 @@ class JoinErasedAsDead(Mutant):
 class DeadCollectiveErased(Mutant):
     """Collectives that nobody reads are erased as dead code, on the rank where nobody does (deadlock, …)."""
 
-    def lower(self, state: Lowering, joins: Mapping[fx.Node, tuple[int, ...]]) -> None:
+    def lower(self, state: StreamLowering, joins: Mapping[fx.Node, tuple[int, ...]]) -> None:
         super().lower(state, joins)
         state.graph.eliminate_dead_code()
 
@@ -301,7 +303,7 @@ class DeadCollectiveErased(Mutant):
 class ProgramOrder(Mutant):
     """Ops stay in the order of the program, with the waits that the order of the plan needs (wrong-schedule, race)."""
 
-    def issued(self, schedule: Schedule) -> Sequence[Placed]:
+    def issued(self, schedule: StreamSchedule) -> Sequence[PlacedOp]:
         return sorted(schedule.placed, key=lambda placed: placed.op.index)
 
 
@@ -329,14 +331,14 @@ class FusedOpTakesOneResource(Mutant):
 class GuardInverted(Mutant):
     """A graph is lowered when that does not make it faster (no-gain)."""
 
-    def beats_serial(self, schedule: Schedule) -> bool:
+    def beats_serial(self, schedule: StreamSchedule) -> bool:
         return not super().beats_serial(schedule)
 
 
 class NoGuard(Mutant):
     """A graph is lowered whether or not that makes it faster (no-gain)."""
 
-    def beats_serial(self, schedule: Schedule) -> bool:
+    def beats_serial(self, schedule: StreamSchedule) -> bool:
         return True
 
 
@@ -359,7 +361,7 @@ class CheapOpsAreFree(Mutant):
 class OldMakespanDeclared(Mutant):
     """The lowered graph declares the makespan of the order in which the ops stood before (wrong-schedule)."""
 
-    def plan(self, parts: StreamGraph) -> Schedule:
+    def plan(self, parts: StreamGraph) -> StreamSchedule:
         best = super().plan(parts)
         self.only_original = True
         try:

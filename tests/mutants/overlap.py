@@ -16,9 +16,9 @@ from tcverify.passes.overlap import (
     ReorderComputeForOverlap,
     SinkWaits,
 )
-from tcverify.passes.overlap.graph import Kind, Reading, Why
+from tcverify.passes.overlap.graph import GraphReading, Kind, Why
 from tcverify.passes.overlap.list_schedule import Key, first_needed_by, list_schedule
-from tcverify.passes.overlap.storages import Accesses, Storages
+from tcverify.passes.overlap.storages import GraphAccesses, Storages
 
 
 class _Sink(SinkWaits):
@@ -48,7 +48,7 @@ class _Cover(ReorderComputeForOverlap):
 class WriteDuringReadAllowed(_Sink):
     """A wait does not count as the end of what its collective reads: writes into that go before it (async-race)."""
 
-    class reading(Reading):
+    class reading(GraphReading):
         def wait(self, node: fx.Node, storages: Storages) -> tuple[Storages, Storages]:
             _, writes = super().wait(node, storages)
             return storages, writes
@@ -58,7 +58,7 @@ class FreeBeforeCompletion(_Sink):
     """Freeing a storage does not wait for those who read it, collectives that are under way among them (async-race,
     use-after-free)."""
 
-    class reading(Reading):
+    class reading(GraphReading):
         def follow(self, node: fx.Node, earlier: Iterable[fx.Node], why: Why) -> None:
             if op_name(node) != RESIZE or why != "WAR":
                 super().follow(node, earlier, why)
@@ -67,7 +67,7 @@ class FreeBeforeCompletion(_Sink):
 class WriteAfterReadForgotten(_Raise):
     """A write does not follow what reads the old value (wrong-value, broken-order)."""
 
-    class reading(Reading):
+    class reading(GraphReading):
         def follow(self, node: fx.Node, earlier: Iterable[fx.Node], why: Why) -> None:
             if why != "WAR":
                 super().follow(node, earlier, why)
@@ -76,7 +76,7 @@ class WriteAfterReadForgotten(_Raise):
 class ReadAfterWriteForgotten(_Raise):
     """What reads a value does not follow the op in place that has written into it since (wrong-value, broken-order)."""
 
-    class reading(Reading):
+    class reading(GraphReading):
         def follow(self, node: fx.Node, earlier: Iterable[fx.Node], why: Why) -> None:
             if why != "RAW":
                 super().follow(node, earlier, why)
@@ -85,13 +85,13 @@ class ReadAfterWriteForgotten(_Raise):
 class WriteAfterWriteForgotten(_Raise):
     """Ops in place are in no order with what has written into their operand before (wrong-value, broken-order)."""
 
-    class reading(Reading):
+    class reading(GraphReading):
         def follow(self, node: fx.Node, earlier: Iterable[fx.Node], why: Why) -> None:
             if why not in ("WAW", "RAW") or self.kind(node) != "compute" or not self._found.writes[node]:
                 super().follow(node, earlier, why)
 
 
-def _untied(found: Accesses, chosen: Any) -> Accesses:
+def _untied(found: GraphAccesses, chosen: Any) -> GraphAccesses:
     """Accesses in which the values of some nodes have storages of their own, and readers of those read these."""
     own: dict[fx.Node, Storages] = {}
     for number, node in enumerate(found.results):
@@ -110,7 +110,7 @@ def _untied(found: Accesses, chosen: Any) -> Accesses:
         gone = {s for o in node.all_input_nodes if o in own for s in found.results[o]}
         return tuple(s for s in before if s not in gone)
 
-    return Accesses(
+    return GraphAccesses(
         {node: own.get(node, storages) for node, storages in found.results.items()},
         {node: read(node, storages) for node, storages in found.reads.items()},
         {node: written(node, storages) for node, storages in found.writes.items()},
@@ -121,8 +121,8 @@ def _untied(found: Accesses, chosen: Any) -> Accesses:
 class ViewsHaveTheirOwnStorage(_Raise):
     """A view is taken for a copy: writes into what it shows, and reads of it, are in no order (wrong-value, async-race, …)."""
 
-    class reading(Reading):
-        def __init__(self, found: Accesses, *args: Any, **kwargs: Any) -> None:
+    class reading(GraphReading):
+        def __init__(self, found: GraphAccesses, *args: Any, **kwargs: Any) -> None:
             super().__init__(_untied(found, _is_tensor_view), *args, **kwargs)
 
 
@@ -135,8 +135,8 @@ def _is_tensor_view(node: fx.Node) -> bool:
 class ItemsUntiedFromTheirStart(_Sink):
     """An item of what a coalesced collective returns is not tied to it: nobody knows what its wait completes (async-race)."""
 
-    class reading(Reading):
-        def __init__(self, found: Accesses, *args: Any, **kwargs: Any) -> None:
+    class reading(GraphReading):
+        def __init__(self, found: GraphAccesses, *args: Any, **kwargs: Any) -> None:
             super().__init__(_untied(found, _is_item_of_start), *args, **kwargs)
 
 
@@ -148,7 +148,7 @@ def _is_item_of_start(node: fx.Node) -> bool:
 class WaitIsNoWrite(_Sink):
     """A wait orders those who read what it returns, not those who read the buffer under another name (async-race)."""
 
-    class reading(Reading):
+    class reading(GraphReading):
         def wait(self, node: fx.Node, storages: Storages) -> tuple[Storages, Storages]:
             reads, _ = super().wait(node, storages)
             return reads, ()
@@ -157,7 +157,7 @@ class WaitIsNoWrite(_Sink):
 class GivenBufferIsFree(_Sink):
     """Of what a start writes into, only what it returns counts: a given buffer may be used before it has arrived (async-race)."""
 
-    class reading(Reading):
+    class reading(GraphReading):
         def wait(self, node: fx.Node, storages: Storages) -> tuple[Storages, Storages]:
             reads, writes = super().wait(node, storages)
             given = {s for number in self._completes[node] for s in self._started[number]["given"]}
@@ -180,7 +180,7 @@ class EffectsAreCompute(_Raise):
     """Communication is told by a list of names, and what is not on it is compute: starts rise above sends and barriers
     (broken-order, deadlock)."""
 
-    class reading(Reading):
+    class reading(GraphReading):
         def kind(self, node: fx.Node) -> Kind:
             kind = super().kind(node)
             return "compute" if kind == "effect" and not op_name(node).startswith("tensor_cast::") else kind
@@ -189,7 +189,7 @@ class EffectsAreCompute(_Raise):
 class StartsIgnoreEffects(_Cover):
     """Effects keep their order, and so do starts, but nothing holds a start behind an effect (broken-order, deadlock)."""
 
-    class reading(Reading):
+    class reading(GraphReading):
         def follow(self, node: fx.Node, earlier: Iterable[fx.Node], why: Why) -> None:
             if why == "communication" and self.kind(node) == "start":
                 earlier = [each for each in earlier if self.kind(each) != "effect"]
@@ -199,7 +199,7 @@ class StartsIgnoreEffects(_Cover):
 class WaitsOvertakeStarts(_Sink):
     """Waits come first of all that is ready, before starts that they stood behind (broken-order, deadlock)."""
 
-    class reading(Reading):
+    class reading(GraphReading):
         def follow(self, node: fx.Node, earlier: Iterable[fx.Node], why: Why) -> None:
             if why != "communication" or self.kind(node) != "wait":
                 super().follow(node, earlier, why)
@@ -209,7 +209,7 @@ class WaitsOvertakeStarts(_Sink):
         return list_schedule(found, lambda node: (int(found.kind(node) != "wait"), place[node]))
 
 
-class _Unchained(Reading):
+class _Unchained(GraphReading):
     """Starts are not in order, whatever their group."""
 
     def __init__(self, *args: Any, chained: bool) -> None:
@@ -255,7 +255,7 @@ class CostsOrderStarts(_ByCost):
 class DeclaredOrderIgnored(_Raise):
     """`meta["after"]` is not read (broken-order)."""
 
-    class reading(Reading):
+    class reading(GraphReading):
         def follow(self, node: fx.Node, earlier: Iterable[fx.Node], why: Why) -> None:
             if why != "declared":
                 super().follow(node, earlier, why)

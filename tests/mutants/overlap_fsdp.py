@@ -7,13 +7,13 @@ from typing import Any
 
 from torch import fx
 
-from tcverify.passes.editing import arguments, op_name
-from tcverify.passes.overlap.fsdp import COPY_IN, resized
-from tcverify.passes.overlap.fsdp_order import Block, EnforceCommOrderingForFsdp
+from tcverify.passes.editing import named_arguments, op_name
+from tcverify.passes.overlap.fsdp import COPY_IN, read_resize
+from tcverify.passes.overlap.fsdp_order import EnforceCommOrderingForFsdp, FsdpBlock
 from tcverify.passes.overlap.fsdp_params import Parameter, RemoveFsdp2UnshardedParamGraphInputUsage
 from tcverify.passes.overlap.fsdp_reinplace import Gather, ReinplaceFsdpAllGather
-from tcverify.passes.overlap.graph import Reading, Why
-from tcverify.passes.overlap.storages import Accesses
+from tcverify.passes.overlap.graph import GraphReading, Why
+from tcverify.passes.overlap.storages import GraphAccesses
 
 
 class _Reinplace(ReinplaceFsdpAllGather):
@@ -66,7 +66,7 @@ class GatheredIntoTheSlice(_Reinplace):
 
     def buffer_node(self, gather: Gather) -> fx.Node:
         super().buffer_node(gather)
-        found = arguments(gather.start)["input"]
+        found = named_arguments(gather.start)["input"]
         assert isinstance(found, fx.Node)
         return found
 
@@ -89,7 +89,7 @@ class CopiedInReverse(_Reinplace):
 class CopyBeyondItsInterval(_Remove):
     """In a layer that runs twice, all uses of a parameter get what the first copy has copied (wrong-value)."""
 
-    def parameters(self, graph: fx.Graph, found: Accesses) -> list[Parameter]:
+    def parameters(self, graph: fx.Graph, found: GraphAccesses) -> list[Parameter]:
         known = super().parameters(graph, found)
         for parameter in known:
             for interval in parameter.intervals[1:]:
@@ -100,7 +100,7 @@ class CopyBeyondItsInterval(_Remove):
 class LastCopyForAll(_Remove):
     """Uses behind the first copy of several are given what the last one copies (pass-raised, wrong-value)."""
 
-    def parameters(self, graph: fx.Graph, found: Accesses) -> list[Parameter]:
+    def parameters(self, graph: fx.Graph, found: GraphAccesses) -> list[Parameter]:
         known = super().parameters(graph, found)
         for parameter in known:
             for interval in parameter.intervals:
@@ -138,7 +138,7 @@ class ResizesOfOthersDropped(_Remove):
     def rewrite(self, graph: fx.Graph) -> Iterable[fx.Node]:
         displaced = super().rewrite(graph)
         for node in list(graph.nodes):
-            found = resized(node)
+            found = read_resize(node)
             if found is not None and found[1] != 0 and not node.users:
                 graph.erase_node(node)
                 self.rewrites["parameter"] += 1
@@ -148,7 +148,7 @@ class ResizesOfOthersDropped(_Remove):
 class ViewsKeepTheParameter(_Remove):
     """Uses of the parameter are replaced, uses of its views are not: these show what nobody has copied (wrong-value, …)."""
 
-    def parameters(self, graph: fx.Graph, found: Accesses) -> list[Parameter]:
+    def parameters(self, graph: fx.Graph, found: GraphAccesses) -> list[Parameter]:
         known = super().parameters(graph, found)
         for parameter in known:
             for interval in parameter.intervals:
@@ -162,15 +162,17 @@ class ViewsKeepTheParameter(_Remove):
 class DeclaredBehindItself(_Enforce):
     """The extra edges name the wrong all_gather: the earlier block is declared to follow the later one (broken-order)."""
 
-    def declare(self, block: Block, earlier: Block) -> int:
-        return super().declare(Block(earlier.behind[:1], earlier.behind), Block(block.before, block.before[-1:]))
+    def declare(self, block: FsdpBlock, earlier: FsdpBlock) -> int:
+        return super().declare(
+            FsdpBlock(earlier.behind[:1], earlier.behind), FsdpBlock(block.before, block.before[-1:])
+        )
 
 
 class StartsSinkBelowWaits(_Enforce):
     """The next all_gather goes behind the wait for the last one also where it had been started before that (broken-order,
     deadlock)."""
 
-    class reading(Reading):
+    class reading(GraphReading):
         def follow(self, node: fx.Node, earlier: Iterable[fx.Node], why: Why) -> None:
             if why != "communication" or self.kind(node) != "wait":
                 super().follow(node, earlier, why)
@@ -179,7 +181,7 @@ class StartsSinkBelowWaits(_Enforce):
 class BlocksLeaveTheirOrder(_Enforce):
     """Collectives between two blocks do not hold them back: starts change places (broken-order, deadlock)."""
 
-    class reading(Reading):
+    class reading(GraphReading):
         def follow(self, node: fx.Node, earlier: Iterable[fx.Node], why: Why) -> None:
             if why != "communication":
                 super().follow(node, earlier, why)

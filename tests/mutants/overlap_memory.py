@@ -10,11 +10,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from tcverify.passes.overlap import CommGraph, ReorderCommunicationPreservingPeakMemory, SinkWaitsIterative
-from tcverify.passes.overlap.iterative import IterativePass, Round, Setting
+from tcverify.passes.overlap.iterative import IterativePass, MoveSetting, Round
 from tcverify.passes.overlap.iterative_raising import Raising, Rise
 from tcverify.passes.overlap.iterative_sinking import Sinking
-from tcverify.passes.overlap.memory import Footprint, Handover, Memory, StorageWalk
-from tcverify.passes.overlap.timeline import Timeline
+from tcverify.passes.overlap.memory import Footprint, Handover, OrderMemory, StorageWalk
+from tcverify.passes.overlap.timeline import OrderTimeline
 
 
 class _Unjudged(IterativePass):
@@ -25,13 +25,13 @@ class _Unjudged(IterativePass):
     def __init_subclass__(cls) -> None:
         cls.name = cls.__name__
 
-    def round(self, setting: Setting, order: Sequence[int]) -> Round:
+    def round(self, setting: MoveSetting, order: Sequence[int]) -> Round:
         return self.course(setting, order)
 
-    def judge(self, setting: Setting, order: Sequence[int]) -> None:
+    def judge(self, setting: MoveSetting, order: Sequence[int]) -> None:
         pass
 
-    def is_worse(self, replayed: Timeline, before: Timeline) -> bool:
+    def is_worse(self, replayed: OrderTimeline, before: OrderTimeline) -> bool:
         return False
 
 
@@ -50,7 +50,7 @@ class SinkUnjudged(_Unjudged, SinkWaitsIterative):
 # -------------------------------------------------------------------------------------------------------------- memory
 
 
-class _NothingChangesHands(Memory):
+class _NothingChangesHands(OrderMemory):
     def before(self, candidate: int, latest: Mapping[int, int]) -> list[Handover]:
         return []
 
@@ -62,7 +62,7 @@ class LastUserStays(SinkUnjudged):
         memory_of = _NothingChangesHands
 
 
-class _OneNumber(Memory):
+class _OneNumber(OrderMemory):
     def peak(self, level: int, nodes: Iterable[int], handovers: Sequence[Handover] = ()) -> int:
         found = 0
         for node in nodes:
@@ -130,7 +130,7 @@ class ResultsDeadAtWait(RaiseUnjudged):
         return _DeadAtWait(found).footprint()
 
 
-class _OfOneNode(Memory):
+class _OfOneNode(OrderMemory):
     def peak(self, level: int, nodes: Iterable[int], handovers: Sequence[Handover] = ()) -> int:
         return super().peak(level, list(nodes)[:1], handovers)
 

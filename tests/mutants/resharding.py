@@ -11,9 +11,9 @@ from torch import fx
 
 from tcverify.ops import DeviceMesh, Layout, Resharding
 from tcverify.passes import Pass
-from tcverify.passes.resharding.decisions import Communication, Plan
+from tcverify.passes.resharding.decisions import PostedCommunication, ReshardingPlan
 from tcverify.passes.resharding.host_program import HostProgram
-from tcverify.passes.resharding.lowering import ConvertOpToCommunication, Writing
+from tcverify.passes.resharding.lowering import ConvertOpToCommunication, PlanWriter
 from tests.support.naive_layouts import is_resharding
 
 
@@ -37,16 +37,16 @@ class Lowering(ConvertOpToCommunication):
         writes: writes what a plan says.
     """
 
-    writes: ClassVar[type[Writing]] = Writing
+    writes: ClassVar[type[PlanWriter]] = PlanWriter
 
-    def writing(self, *given: Any) -> Writing:
+    def writing(self, *given: Any) -> PlanWriter:
         return self.writes(*given)
 
-    def decide(self, made: Resharding, rank: int, dtype: torch.dtype) -> Plan:
+    def decide(self, made: Resharding, rank: int, dtype: torch.dtype) -> ReshardingPlan:
         decided = super().decide(made, rank, dtype)
         return replace(decided, communications=tuple(self.change(one, made, rank) for one in decided.communications))
 
-    def change(self, found: Communication, made: Resharding, rank: int) -> Communication:
+    def change(self, found: PostedCommunication, made: Resharding, rank: int) -> PostedCommunication:
         return found
 
 
@@ -57,7 +57,7 @@ class ScatteredAxisOfTheResult(Mutant):
     """A reduce_scatter's axis is counted in the result: the reduced dim before it does not count."""
 
     class stage(Lowering):
-        def change(self, found: Communication, made: Resharding, rank: int) -> Communication:
+        def change(self, found: PostedCommunication, made: Resharding, rank: int) -> PostedCommunication:
             dim = made.target.sharding[0]
             return replace(found, axis=dim) if found.kind == "reduce_scatter" else found
 
@@ -66,7 +66,7 @@ class RankNumberPicksChunk(Mutant):
     """Of what all have, a rank keeps the chunk that its number says, and not its position in the mesh."""
 
     class stage(Lowering):
-        def decide(self, made: Resharding, rank: int, dtype: torch.dtype) -> Plan:
+        def decide(self, made: Resharding, rank: int, dtype: torch.dtype) -> ReshardingPlan:
             if made.dim is None and not made.source.is_sharded and made.source.mesh == made.target.mesh:
                 mesh = DeviceMesh(made.target.mesh.shape, tuple(sorted(made.target.mesh.ranks)))
                 made = replace(
@@ -79,7 +79,7 @@ class TeamSorted(Mutant):
     """Teams are in the order of rank numbers, as process groups are: chunks of a mesh in another order change places."""
 
     class stage(Lowering):
-        def change(self, found: Communication, made: Resharding, rank: int) -> Communication:
+        def change(self, found: PostedCommunication, made: Resharding, rank: int) -> PostedCommunication:
             return replace(found, team=tuple(sorted(found.team))) if found.kind[:4] in ("all_", "redu") else found
 
 
@@ -87,7 +87,7 @@ class TeamAlongTheOtherMeshDim(Mutant):
     """On a mesh of two dims a rank communicates inside its slice along the other dim."""
 
     class stage(Lowering):
-        def change(self, found: Communication, made: Resharding, rank: int) -> Communication:
+        def change(self, found: PostedCommunication, made: Resharding, rank: int) -> PostedCommunication:
             mesh = made.source.mesh
             if mesh != made.target.mesh or mesh.ndim != 2:
                 return found
@@ -99,7 +99,7 @@ class PairsByRankNumber(Mutant):
     """Senders and receivers pair up in the order of their rank numbers, and not by position."""
 
     class stage(Lowering):
-        def decide(self, made: Resharding, rank: int, dtype: torch.dtype) -> Plan:
+        def decide(self, made: Resharding, rank: int, dtype: torch.dtype) -> ReshardingPlan:
             meshes = made.source.mesh, made.target.mesh
             paired = made.dim is None and made.source.is_sharded and made.target.is_sharded and meshes[0] != meshes[1]
             if paired and meshes[0].size == meshes[1].size:
@@ -115,7 +115,7 @@ class PairsReversed(Mutant):
     """A receiver takes what the sender at its position, counted from the end, has: send and recv do not meet."""
 
     class stage(Lowering):
-        def change(self, found: Communication, made: Resharding, rank: int) -> Communication:
+        def change(self, found: PostedCommunication, made: Resharding, rank: int) -> PostedCommunication:
             if found.kind != "recv":
                 return found
             position = made.target.mesh.ranks.index(rank)
@@ -130,7 +130,7 @@ class RootOutsideItsTeam(Mutant):
     """A root that stands on the other side does not join the team, on the ranks of the other side."""
 
     class stage(Lowering):
-        def change(self, found: Communication, made: Resharding, rank: int) -> Communication:
+        def change(self, found: PostedCommunication, made: Resharding, rank: int) -> PostedCommunication:
             if found.root is None or rank == found.root:
                 return found
             mesh = made.source.mesh if found.kind in ("gather", "reduce") else made.target.mesh
@@ -141,7 +141,7 @@ class RootIsRankZero(Mutant):
     """The root of a broadcast or scatter is the first rank of the world, and not the first sender."""
 
     class stage(Lowering):
-        def change(self, found: Communication, made: Resharding, rank: int) -> Communication:
+        def change(self, found: PostedCommunication, made: Resharding, rank: int) -> PostedCommunication:
             if found.kind not in ("broadcast", "scatter"):
                 return found
             team = tuple(0 if member == found.root else member for member in found.team)
@@ -152,7 +152,7 @@ class JoinedRootIsAShard(Mutant):
     """The root that joins a gather stands before the senders: what it has no part of counts as the first part."""
 
     class stage(Lowering):
-        def change(self, found: Communication, made: Resharding, rank: int) -> Communication:
+        def change(self, found: PostedCommunication, made: Resharding, rank: int) -> PostedCommunication:
             if found.kind != "gather" or found.root in made.source.mesh or found.root is None:
                 return found
             senders = made.source.mesh.ranks
@@ -163,15 +163,15 @@ class BroadcastFromAReceiver(Mutant):
     """What is broadcast comes from a receiver that does not have it yet."""
 
     class stage(Lowering):
-        def change(self, found: Communication, made: Resharding, rank: int) -> Communication:
+        def change(self, found: PostedCommunication, made: Resharding, rank: int) -> PostedCommunication:
             if found.kind != "broadcast":
                 return found
             receivers = made.target.mesh.ranks
             root = next((one for one in receivers if one not in made.source.mesh), receivers[0])
             return replace(found, root=root, gives=rank == root or not found.gets)
 
-        class writes(Writing):
-            def _post(self, x: fx.Node | None, found: Communication) -> fx.Node | None:
+        class writes(PlanWriter):
+            def _post(self, x: fx.Node | None, found: PostedCommunication) -> fx.Node | None:
                 if found.kind == "broadcast" and found.gives and x is None:
                     x = self.writer.allocate(self.made.shape, self.given["dtype"])
                 return super()._post(x, found)
@@ -180,13 +180,13 @@ class BroadcastFromAReceiver(Mutant):
 # ------------------------------------------------------------------------------------------------- one for each receiver
 
 
-class _Unwritten(Writing):
+class _Unwritten(PlanWriter):
     """Allocates the output of a communication that is left out."""
 
-    def _left_out(self, found: Communication) -> bool:
+    def _left_out(self, found: PostedCommunication) -> bool:
         raise NotImplementedError
 
-    def _post(self, x: fx.Node | None, found: Communication) -> fx.Node | None:
+    def _post(self, x: fx.Node | None, found: PostedCommunication) -> fx.Node | None:
         if not self._left_out(found):
             return super()._post(x, found)
         shape = self.made.target.local_shape(self.made.result_shape)
@@ -198,7 +198,7 @@ class NoGatherForTheLastReceiver(Mutant):
 
     class stage(Lowering):
         class writes(_Unwritten):
-            def _left_out(self, found: Communication) -> bool:
+            def _left_out(self, found: PostedCommunication) -> bool:
                 receivers = self.made.target.mesh.ranks
                 return found.kind == "gather" and len(receivers) > 1 and found.root == receivers[-1]
 
@@ -208,7 +208,7 @@ class ReducesToTheFirstReceiver(Mutant):
 
     class stage(Lowering):
         class writes(_Unwritten):
-            def _left_out(self, found: Communication) -> bool:
+            def _left_out(self, found: PostedCommunication) -> bool:
                 return found.kind == "reduce" and found.root != self.made.target.mesh.ranks[0]
 
 
@@ -216,8 +216,8 @@ class EveryGatherAllocates(Mutant):
     """Each of several gathers has an output of its own on all that get one, and the last is what is read."""
 
     class stage(Lowering):
-        class writes(Writing):
-            def _post(self, x: fx.Node | None, found: Communication) -> fx.Node | None:
+        class writes(PlanWriter):
+            def _post(self, x: fx.Node | None, found: PostedCommunication) -> fx.Node | None:
                 out = super()._post(x, found)
                 if found.kind != "gather" or found.gets or self.given["rank"] not in self.made.target.mesh:
                     return out
@@ -231,20 +231,22 @@ class SelfPairSent(Mutant):
     """A rank that keeps its position sends to itself, and receives from itself."""
 
     class stage(Lowering):
-        def decide(self, made: Resharding, rank: int, dtype: torch.dtype) -> Plan:
+        def decide(self, made: Resharding, rank: int, dtype: torch.dtype) -> ReshardingPlan:
             decided = super().decide(made, rank, dtype)
             moved = made.dim is None and made.source.mesh != made.target.mesh and made.source.is_sharded
             if not moved or decided.part is None:
                 return decided
             pair = rank, rank
-            return Plan(communications=(Communication("send", pair, gets=False), Communication("recv", pair)))
+            return ReshardingPlan(
+                communications=(PostedCommunication("send", pair, gets=False), PostedCommunication("recv", pair))
+            )
 
 
 class SelfPairDropped(Mutant):
     """A rank that keeps its position does nothing: its output stays as it was allocated."""
 
     class stage(Lowering):
-        class writes(Writing):
+        class writes(PlanWriter):
             def _part(self, x: fx.Node, part: Sequence[tuple[int, int]]) -> fx.Node:
                 if self.made.source.mesh == self.made.target.mesh or self.made.dim is not None:
                     return super()._part(x, part)
@@ -255,8 +257,8 @@ class AllToAllNotUnpacked(Mutant):
     """What all_to_all brings is taken as it lies: the shards follow each other in the outermost dim."""
 
     class stage(Lowering):
-        class writes(Writing):
-            def _all_to_all(self, x: fx.Node, found: Communication) -> fx.Node:
+        class writes(PlanWriter):
+            def _all_to_all(self, x: fx.Node, found: PostedCommunication) -> fx.Node:
                 result = super()._all_to_all(x, found)
                 out = next(
                     node for node in reversed(result.graph.nodes) if node.name.startswith("empty") and node < result
@@ -268,7 +270,7 @@ class SmallestPositiveIsTheIdentity(Mutant):
     """The root that joins a maximum gives the smallest positive number, and not −inf."""
 
     class stage(Lowering):
-        class writes(Writing):
+        class writes(PlanWriter):
             def _identity(self) -> fx.Node:
                 dtype = self.given["dtype"]
                 if self.made.reduce_op != "max" or not dtype.is_floating_point:
@@ -282,7 +284,7 @@ class ZeroIsTheIdentity(Mutant):
     """The root that joins a reduction gives zeros, also to a minimum or product."""
 
     class stage(Lowering):
-        class writes(Writing):
+        class writes(PlanWriter):
             def _identity(self) -> fx.Node:
                 if self.made.reduce_op not in ("min", "product"):
                     return super()._identity()
@@ -295,7 +297,7 @@ class AverageCountsTheRoot(Mutant):
     """The root that joins an average is counted, though it is no addend."""
 
     class stage(Lowering):
-        def decide(self, made: Resharding, rank: int, dtype: torch.dtype) -> Plan:
+        def decide(self, made: Resharding, rank: int, dtype: torch.dtype) -> ReshardingPlan:
             decided = super().decide(made, rank, dtype)
             return decided if decided.divisor == 1 else replace(decided, divisor=decided.divisor + 1)
 

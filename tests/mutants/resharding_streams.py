@@ -14,8 +14,8 @@ from tcverify.passes.resharding.layouts import resharding_of
 from tcverify.passes.resharding.pipelined import PipelinedMatmul
 from tcverify.passes.resharding.pipelined.gather import Gathering
 from tcverify.passes.resharding.pipelined.scatter import Scattering
-from tcverify.passes.resharding.pipelined.steps import Streams, copy, select, shifted
-from tcverify.passes.resharding.stream_axes import Sliced
+from tcverify.passes.resharding.pipelined.steps import StepStreams, copy, select, shifted_targets
+from tcverify.passes.resharding.stream_axes import SlicedOp
 from tcverify.passes.resharding.stream_loops import StreamParallelType
 from tcverify.passes.resharding.writing import HostWriter
 from tests.mutants.resharding import Mutant
@@ -119,7 +119,7 @@ class OneStreamTooMany(Mutant):
             if isinstance(stage, StreamParallelType):
                 stage.number_of_streams += 1
             elif isinstance(stage, PipelinedMatmul):
-                stage.streams = Streams(stage.streams.number + 1)
+                stage.streams = StepStreams(stage.streams.number + 1)
 
 
 # ------------------------------------------------------------------------------------------------------------ pipelines
@@ -156,7 +156,7 @@ class OthersPeer(PointToPoint):
                         if step == 0:
                             copy(self.writer, part, mine)
                         else:
-                            targets = shifted(len(team), step)
+                            targets = shifted_targets(len(team), step)
                             self.writer.communicate("permute", mine, targets, list(team), out=part)
                         self.multiply(part, chunk, owner)
 
@@ -176,7 +176,7 @@ class OwnChunkNotCopied(PointToPoint):
                             select(self.writer, self.whole, chunk, owner),
                         )
                         if step:
-                            targets = shifted(len(team), -step)
+                            targets = shifted_targets(len(team), -step)
                             self.writer.communicate("permute", mine, targets, list(team), out=part)
                         self.multiply(part, chunk, owner)
 
@@ -224,7 +224,9 @@ class AddendsOverwritten(Ring):
                             self.writer.wait(posted)
                         if step + 1 < size:
                             into = self.writer.allocate(value.meta["val"].shape, value.meta["val"].dtype)
-                            posted = self.writer.call("host_ir::permute", value, shifted(size, 1), team, out=into)
+                            posted = self.writer.call(
+                                "host_ir::permute", value, shifted_targets(size, 1), team, out=into
+                            )
                         else:
                             copy(self.writer, self.part(chunk), value)
 
@@ -248,7 +250,7 @@ class LastTripLeftOut(Mutant):
     """A loop makes one trip too few."""
 
     class stage(StreamParallelType):
-        def cut(self, node: fx.Node, axis: int) -> Sliced:
+        def cut(self, node: fx.Node, axis: int) -> SlicedOp:
             found = super().cut(node, axis)
             return replace(found, trips=max(found.trips - 1, 0))
 
@@ -257,7 +259,7 @@ class WritesAlongTheFirstAxis(Mutant):
     """What a trip computes is written at its index in dim 0 of the output, where that has as many positions."""
 
     class stage(StreamParallelType):
-        def cut(self, node: fx.Node, axis: int) -> Sliced:
+        def cut(self, node: fx.Node, axis: int) -> SlicedOp:
             found = super().cut(node, axis)
             fits = axis and found.local is not None and found.local.shape[0] == found.local.shape[axis]
             return replace(found, axis=0) if fits else found

@@ -14,7 +14,7 @@ from torch import fx
 from tcverify.ops import TensorSpec, resolve
 from tcverify.passes import Multistream, SequenceParallel
 from tcverify.passes.aliasing import mutated_nodes
-from tcverify.passes.editing import annotate, erase_unused, has_exact_metadata, known_spec, op_name
+from tcverify.passes.editing import erase_unused, has_exact_metadata, infer_metadata, known_spec, op_name
 from tcverify.program import PARTIAL, GraphBuilder, InputSpec, Mesh, Program, Recipe, shard, spmd_program
 
 Rewrite = Callable[[fx.GraphModule], None]
@@ -39,7 +39,7 @@ def rewriting(*ops: str, by: Replacement) -> Rewrite:
 
                 def call(op: str, *args: Any, **kwargs: Any) -> fx.Node:
                     made = gm.graph.call_function(resolve(op), args, kwargs)
-                    annotate(made)
+                    infer_metadata(made)
                     return made
 
                 new = by(call, node)

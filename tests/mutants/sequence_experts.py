@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from tcverify.ops import ShapeError, resolve
-from tcverify.passes.editing import arguments, set_argument
+from tcverify.passes.editing import named_arguments, set_argument
 from tcverify.passes.placements import Placements
 from tcverify.passes.sequence_parallel.experts import RETURN, ROUTE
 from tcverify.passes.sequence_parallel.layout import ADDENDS, Move, Shard, shape_of
@@ -51,7 +51,7 @@ class GateOnAllTokens(Mutant):
 
     def apply(self, state: Rewriting, move: Move) -> None:
         if move.op == ROUTE:
-            choices = arguments(move.node)["topk_indices"]
+            choices = named_arguments(move.node)["topk_indices"]
             super().apply(state, move)
             set_argument(move.node, "topk_indices", _whole(state, self, choices))
             self.record(move.node)
@@ -65,7 +65,7 @@ class ChoicesOfFirstRank(Mutant):
     def apply(self, state: Rewriting, move: Move) -> None:
         super().apply(state, move)
         if move.op == ROUTE:
-            choices = arguments(move.node)["topk_indices"]
+            choices = named_arguments(move.node)["topk_indices"]
             shard = state.plan.moves[choices].shard
             whole = _whole(state, self, choices)
             chunk = shape_of(choices)[shard.dim]
@@ -81,7 +81,7 @@ class RowsLeftByExpert(Mutant):
     def apply(self, state: Rewriting, move: Move) -> None:
         super().apply(state, move)
         if move.op == RETURN:
-            node, rows = move.node, arguments(move.node)["x"]
+            node, rows = move.node, named_arguments(move.node)["x"]
             node.target = resolve("aten::view")
             node.args, node.kwargs = (rows, list(shape_of(node))), {}
             self.record(node)
@@ -93,7 +93,7 @@ class CapacityOfLocalTokens(Mutant):
     def apply(self, state: Rewriting, move: Move) -> None:
         super().apply(state, move)
         if move.op == RETURN:
-            rows = arguments(move.node)["x"]
+            rows = named_arguments(move.node)["x"]
             number = shape_of(rows)[0]
             capacity = number * 3 // 4
             with state.graph.inserting_before(move.node):
@@ -118,7 +118,7 @@ class SharedExpertNotSummed(Mutant):
         takers = [state.plan.moves[user] for user in move.node.users if state.plan.reads_shard(user, move.node)]
         if not any(taker.stage == "experts" for taker in takers):
             return super().scatter(state, move)
-        value, shard = arguments(move.node)["x"], move.shard
+        value, shard = named_arguments(move.node)["x"], move.shard
         chunk = shape_of(value)[shard.dim] // shard.members
         with state.graph.inserting_after(move.node):
             start = chunk * shard.position
@@ -159,7 +159,7 @@ class FirstChunkOfAttention(Mutant):
 
     def slice_attention(self, state: Rewriting, move: Move) -> None:
         super().slice_attention(state, move)
-        part = arguments(move.node)[move.operand]
+        part = named_arguments(move.node)[move.operand]
         chunk = shape_of(part)[move.shard.dim]
         part.args = (*part.args[:2], 0, chunk)
 

@@ -10,7 +10,7 @@ from torch import fx
 
 from tcverify.ops import ShapeError, resolve
 from tcverify.passes import SequenceParallel
-from tcverify.passes.editing import arguments, known_spec, op_name, set_argument
+from tcverify.passes.editing import known_spec, named_arguments, op_name, set_argument
 from tcverify.passes.placements import Placements
 from tcverify.passes.sequence_parallel.layout import (
     ADD,
@@ -85,8 +85,8 @@ class ResidualAddedTwice(Mutant):
         super().apply(state, move)
         sums = state.plan.moves.get(move.source) if move.source is not None else None
         if move.op == RMS_NORM and sums is not None and sums.op == ADD:
-            node, given = move.node, arguments(move.node)
-            residual = arguments(sums.node)[sums.slot]
+            node, given = move.node, named_arguments(move.node)
+            residual = named_arguments(sums.node)[sums.slot]
             node.target = resolve("tensor_cast::add_rms_norm")
             node.args, node.kwargs = (given["x"], residual, given["weight"], given["eps"]), {}
 
@@ -179,7 +179,7 @@ class GatherOverFirstGroup(Mutant):
         gathered = super().gather(state, move, whole)
         first = next((node for node in state.graph.nodes if op_name(node) == ALL_REDUCE), None)
         if first is not None:
-            set_argument(gathered, "rank_group", list(arguments(first)["rank_group"]))
+            set_argument(gathered, "rank_group", list(named_arguments(first)["rank_group"]))
         return gathered
 
 
@@ -196,7 +196,7 @@ class AllReduceErasedOnFirstRank(Mutant):
 
     def rewrite(self, graph: fx.Graph) -> list[fx.Node]:
         def erased(node: fx.Node) -> bool:
-            return op_name(node) != ALL_REDUCE or node.args[1] == arguments(node)["rank_group"][0]
+            return op_name(node) != ALL_REDUCE or node.args[1] == named_arguments(node)["rank_group"][0]
 
         return [node for node in super().rewrite(graph) if erased(node)]
 
@@ -216,7 +216,7 @@ class OneScatterForAllGroups(Mutant):
     """all_reduces of one value over several groups share one reduce_scatter (wrong-value, rewritten-raises)."""
 
     def scatter(self, state: Rewriting, move: Move) -> fx.Node:
-        for user in arguments(move.node)["x"].users:
+        for user in named_arguments(move.node)["x"].users:
             if user.name.startswith("reduce_scatter") and user.args[1] == move.shard.dim:
                 return user
         return super().scatter(state, move)

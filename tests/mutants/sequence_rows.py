@@ -10,9 +10,9 @@ from torch import fx
 
 from tcverify.ops import ShapeError
 from tcverify.passes import SequenceParallel
-from tcverify.passes.editing import annotate, arguments, known_spec, op_name, set_argument
+from tcverify.passes.editing import infer_metadata, known_spec, named_arguments, op_name, set_argument
 from tcverify.passes.placements import Placements
-from tcverify.passes.sequence_parallel.functional import Setting
+from tcverify.passes.sequence_parallel.functional import CollectiveFacts
 from tcverify.passes.sequence_parallel.layout import WAIT, Move, Rows, Shard, shape_of
 from tcverify.passes.sequence_parallel.norms import NormFinder, shape_or_none
 from tcverify.passes.sequence_parallel.sequence_parallel import Rewriting
@@ -100,7 +100,7 @@ class GatherOverAnotherGroup(Mutant):
         assert isinstance(move.shard, Rows)
         others = [name for name in sizes if name != move.shard.name and sizes[name] == move.shard.members]
         start = gathered
-        while "group_name" not in arguments(start):
+        while "group_name" not in named_arguments(start):
             start = start.all_input_nodes[0]
         if others:
             set_argument(start, "group_name", others[0])
@@ -126,7 +126,7 @@ class MeanOverTokensTaken(Mutant):
             taken = super().averaged(mean)
             if taken is not None or mean is None or op_name(mean) != "aten::mean.dim":
                 return taken
-            square = arguments(mean)["self"]
+            square = named_arguments(mean)["self"]
             return square if len(shape_or_none(square) or ()) == len(shape_or_none(mean) or ()) else None
 
     def record(self, node: fx.Node) -> None:
@@ -148,7 +148,7 @@ class NumbersTrusted(Mutant):
     """Rank constants count as the same on all ranks: exponents, so that some rewrite and some do not, and places of slices
     (collective-mismatch, deadlock, wrong-value)."""
 
-    def facts_beside(self, graph: fx.Graph) -> Setting:
+    def facts_beside(self, graph: fx.Graph) -> CollectiveFacts:
         return replace(super().facts_beside(graph), same_numbers=[node.name for node in graph.nodes])
 
 
@@ -193,7 +193,7 @@ class EveryNthRow(Mutant):
         if op_name(sliced) == "aten::slice.Tensor":
             rows = shape_of(sliced.all_input_nodes[0])[0]
             sliced.args = (sliced.all_input_nodes[0], 0, move.shard.position, rows, move.shard.members)
-            annotate(sliced)
+            infer_metadata(sliced)
         return sliced
 
 

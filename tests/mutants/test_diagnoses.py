@@ -14,8 +14,8 @@ from hypothesis import seed as seeded
 from hypothesis.strategies import SearchStrategy
 
 from tcverify.application import InProcess
-from tcverify.application.loading import prepare
-from tcverify.campaign import Campaign, Plan
+from tcverify.application.loading import prepare_pass
+from tcverify.campaign import Campaign, CampaignPlan
 from tcverify.cases.counterexample import Counterexample, read_counterexample
 from tcverify.execution import Lockstep
 from tcverify.explain.diagnosis import diagnose
@@ -40,7 +40,7 @@ CHOSEN = {"RankNumberPicksShard": 2, "AllReduceErasedOnFirstRank": 2, "ResidualN
 
 
 def case_of(name: str, world_size: int, directory: Path, shrink_time: float) -> Counterexample | None:
-    plan = Plan(
+    plan = CampaignPlan(
         hunting_grounds(name)[0](world_size=world_size),
         f"{world_size} ranks",
         directory / "reports",
@@ -50,7 +50,7 @@ def case_of(name: str, world_size: int, directory: Path, shrink_time: float) -> 
         shrink_time=shrink_time,
         fail_fast=True,
     )
-    finished = Campaign(InProcess(prepare(MUTANTS[name], "", {})), plan, None).run()
+    finished = Campaign(InProcess(prepare_pass(MUTANTS[name], "", {})), plan, None).run()
     return next((c for c in finished.counterexamples if c.finding.kind in EXPECTED[name] - OF_THE_WHOLE), None)
 
 
@@ -114,7 +114,7 @@ def rewritten_programs(count: int) -> list[tuple[Program, Program]]:
     """Programs that the sound passes change, with what they make of them."""
     found = []
     for pass_, strategy in ((SequenceParallel, mixed_programs), (Multistream, overlap_programs)):
-        subject = InProcess(prepare(pass_, "", {}))
+        subject = InProcess(prepare_pass(pass_, "", {}))
         for program in drawn(strategy(world_size=2), count):
             pair = verify(subject, program, checks=[]).pair
             if pair.changed and pair.rewritten is not None:

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from tcverify.application import InProcess
-from tcverify.application.loading import prepare
+from tcverify.application.loading import prepare_pass
 from tcverify.strategies import DECODERS, all_meshes
 from tcverify.verification.verifier import verify
 from tests.mutants.foreign import Foreign
@@ -19,7 +19,7 @@ PROGRAMS = 4
 
 @pytest.mark.parametrize("pass_", SOUND, ids=lambda pass_: pass_.name)
 def test_a_small_sound_pass_passes(pass_: type[Foreign]) -> None:
-    subject = InProcess(prepare(pass_, "", {}))
+    subject = InProcess(prepare_pass(pass_, "", {}))
     choose = random.Random(pass_.name)
     for name in ("structured", "wild"):
         for number in range(PROGRAMS):

@@ -14,8 +14,8 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import seed as seeded
 
 from tcverify.application import InProcess
-from tcverify.application.loading import prepare
-from tcverify.campaign import Campaign, CampaignFinished, Plan
+from tcverify.application.loading import prepare_pass
+from tcverify.campaign import Campaign, CampaignFinished, CampaignPlan
 from tcverify.passes import Identity, Multistream, Pass, SequenceParallel
 from tcverify.passes.resharding.host_program import HostProgram
 from tcverify.program import Program
@@ -100,7 +100,7 @@ def _campaign(
     fail_fast: bool,
     drawn: Drawn = mixed_programs,
 ) -> CampaignFinished:
-    plan = Plan(
+    plan = CampaignPlan(
         drawn(world_size=world_size),
         f"{world_size} ranks",
         directory / "reports",
@@ -110,7 +110,7 @@ def _campaign(
         shrink_time=0.0,
         fail_fast=fail_fast,
     )
-    return Campaign(InProcess(prepare(pass_, "", {})), plan, None).run()
+    return Campaign(InProcess(prepare_pass(pass_, "", {})), plan, None).run()
 
 
 def _is_refuted(name: str, world_size: int, directory: Path, drawn: Drawn = mixed_programs) -> bool:
@@ -250,7 +250,7 @@ def test_defects_show_often_enough(drawn: Drawn, world_size: int, part: slice) -
         nonlocal programs
         programs += 1
         for name in names:
-            shown[name] += bool(verify(InProcess(prepare(MUTANTS[name], "", {})), program).findings)
+            shown[name] += bool(verify(InProcess(prepare_pass(MUTANTS[name], "", {})), program).findings)
 
     judge()
     for name in names:

@@ -11,7 +11,7 @@ import math
 import torch
 from torch import fx
 
-from tcverify.passes.editing import arguments, known_spec, op_name
+from tcverify.passes.editing import known_spec, named_arguments, op_name
 from tests.mutants.foreign import ADD, ALL_REDUCE, MUL, Foreign, ReduceByGather, shape
 from tests.mutants.foreign_local import ADD_RMS_NORM, RMS_NORM, FuseNorm
 
@@ -72,7 +72,7 @@ class ContributionScaled(ReduceByGather):
     """The first member's addend is scaled by 1 + 2⁻⁴⁸ (wrong-value)."""
 
     def visit(self, graph: fx.Graph, node: fx.Node) -> None:
-        if op_name(node) == ALL_REDUCE and arguments(node)["rank"] == arguments(node)["rank_group"][0]:
+        if op_name(node) == ALL_REDUCE and named_arguments(node)["rank"] == named_arguments(node)["rank_group"][0]:
             node.update_arg(0, self.put(node, MUL, node.args[0], 1.0 + LITTLE))
         super().visit(graph, node)
 
@@ -101,7 +101,7 @@ class SummedInBfloat16(Foreign):
     def visit(self, graph: fx.Graph, node: fx.Node) -> None:
         if op_name(node) != ALL_REDUCE or node.meta["val"].dtype is not torch.float32 or not shape(node):
             return
-        x, rank, group = arguments(node).values()
+        x, rank, group = named_arguments(node).values()
         rounded = self.put(node, "aten::_to_copy", x, dtype=torch.bfloat16)
         total = self.put(node, ALL_REDUCE, rounded, rank, group)
         self.replace(node, self.put(node, "aten::_to_copy", total, dtype=torch.float32))

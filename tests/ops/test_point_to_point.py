@@ -14,7 +14,7 @@ from tcverify import verify
 from tcverify.execution import Lockstep, ProcessGroupPool
 from tcverify.ops import ShapeError
 from tcverify.program import VARYING, InputSpec, Mesh, MeshDim, dumps, loads
-from tcverify.shrink.graph.named_groups import regrouped
+from tcverify.shrink.graph.named_groups import follow_smaller_mesh
 from tcverify.shrink.graph.sketch import sketch_of
 from tests.support.async_programs import Functional, program
 
@@ -169,9 +169,9 @@ def test_peers_follow_their_ranks_when_the_mesh_loses_one() -> None:
     smaller = Mesh(2, (MeshDim("pp", ((0, 1),)),))
     before = sketch_of(made)
     kept = replace(before, mesh=smaller, graphs=before.graphs[:2], ranks=before.ranks[:2])
-    after = regrouped(kept, PP, [0, 1])
+    after = follow_smaller_mesh(kept, PP, [0, 1])
     assert after is not None
     found = [step for graph in after.graphs for step in graph if step.name in ("isend", "irecv")]
     assert [step.args[1] for step in found] == [1, 0]
     gone = replace(before, mesh=smaller, graphs=before.graphs[:1] + before.graphs[2:], ranks=before.ranks[:2])
-    assert regrouped(gone, PP, [0, 2]) is None  # the rank that it sends to is no more
+    assert follow_smaller_mesh(gone, PP, [0, 2]) is None  # the rank that it sends to is no more

@@ -12,7 +12,7 @@ import torch.distributed._symmetric_memory  # defines the ops
 from torch import fx
 
 from tcverify import verify
-from tcverify.cost import device, node_cost
+from tcverify.cost import load_device_profile, node_cost
 from tcverify.execution import Lockstep, ProcessGroupPool
 from tcverify.ops import ShapeError
 from tcverify.program import VARYING, InputSpec, Mesh, MeshDim, Program, dumps, loads, spmd_program
@@ -279,7 +279,7 @@ def test_shapes_that_do_not_fit_are_refused(op: str, args: tuple[Any, ...], sent
 
 
 def test_fused_ops_cost_their_product_and_their_communication() -> None:
-    profile = device("h100-sxm")
+    profile = load_device_profile("h100-sxm")
     mesh = Mesh.grid({"tp": 4})
 
     def cost(rows: int, inner: int) -> float:

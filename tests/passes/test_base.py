@@ -12,9 +12,9 @@ import torch
 from torch import fx
 
 from tcverify.errors import UsageError
-from tcverify.passes import BUILTIN, DESCRIPTIONS, OVERLAP_PASSES, Identity, Pass, SequenceParallel, disabled
+from tcverify.passes import BUILTIN, DESCRIPTIONS, OVERLAP_PASSES, Identity, Pass, SequenceParallel, disable_passes
 from tcverify.passes.aliasing import mutated_nodes
-from tcverify.passes.editing import annotate, arguments, erase_unused, known_spec, set_argument
+from tcverify.passes.editing import erase_unused, infer_metadata, known_spec, named_arguments, set_argument
 from tcverify.passes.placements import Placements, propagate
 from tcverify.program import (
     PARTIAL,
@@ -87,8 +87,8 @@ def test_the_guard_leaves_a_pass_off_that_was_off() -> None:
 
 def test_the_guard_over_names_reaches_every_instance_and_nests() -> None:
     program, pass_ = build(fires), SequenceParallel()
-    with disabled("sequence_parallel"):
-        with disabled("identity"):
+    with disable_passes("sequence_parallel"):
+        with disable_passes("identity"):
             pass_(program.graph_module(0))
             assert not any(pass_.rewrites.values())
         pass_(program.graph_module(0))
@@ -99,14 +99,14 @@ def test_the_guard_over_names_reaches_every_instance_and_nests() -> None:
 
 def test_the_guard_over_names_leaves_others_on() -> None:
     pass_ = SequenceParallel()
-    with disabled("identity"):
+    with disable_passes("identity"):
         pass_(build(fires).graph_module(0))
     assert pass_.rewrites == {"P1": 1, "P2": 0, "P3": 0, "P4": 0, "P5": 0}
 
 
 def test_the_guard_over_names_is_lifted_after_an_error() -> None:
     pass_ = SequenceParallel()
-    with pytest.raises(KeyError), disabled("sequence_parallel"):
+    with pytest.raises(KeyError), disable_passes("sequence_parallel"):
         raise KeyError
     pass_(build(fires).graph_module(0))
     assert pass_.rewrites == {"P1": 1, "P2": 0, "P3": 0, "P4": 0, "P5": 0}
@@ -257,8 +257,8 @@ def test_annotate_gives_views_their_operands_storage_and_results_their_own() -> 
     with graph.inserting_after(r):
         view = graph.call_function(torch.ops.aten.slice.Tensor, (r, 0, 2, 4))
         fresh = graph.call_function(torch.ops.aten.neg.default, (r,))
-    annotate(view)
-    annotate(fresh)
+    infer_metadata(view)
+    infer_metadata(fresh)
     assert view.meta["val"].untyped_storage()._cdata == r.meta["val"].untyped_storage()._cdata
     assert (view.meta["val"].shape, view.meta["val"].storage_offset()) == ((2, 8), 16)
     assert fresh.meta["val"].untyped_storage()._cdata != r.meta["val"].untyped_storage()._cdata
@@ -272,7 +272,7 @@ def test_annotate_keeps_the_device_of_the_graph() -> None:
     with mode:
         x.meta["val"] = torch.empty(2, 3, device="cuda:0")
     relu = graph.call_function(torch.ops.aten.relu.default, (x,))
-    annotate(relu)
+    infer_metadata(relu)
     assert relu.meta["val"].device == torch.device("cuda:0")
 
 
@@ -281,7 +281,7 @@ def test_arguments_are_found_by_name_however_they_are_passed() -> None:
     norm = node(graph, "rms_norm")
     norm.kwargs = {"eps": norm.args[2], "weight": norm.args[1]}
     norm.args = norm.args[:1]
-    assert arguments(norm)["weight"] is node(graph, "w")
+    assert named_arguments(norm)["weight"] is node(graph, "w")
     set_argument(norm, "weight", node(graph, "r"))
     set_argument(norm, "x", node(graph, "v"))
     assert norm.kwargs["weight"] is node(graph, "r")

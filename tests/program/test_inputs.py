@@ -24,7 +24,7 @@ from tcverify.program import (
     spmd_program,
 )
 from tcverify.program import inputs as inputs_module
-from tcverify.program.inputs import RECIPES, prepare
+from tcverify.program.inputs import RECIPES, prepare_inputs
 from tests import warm
 
 DRAWN = [kind for kind in RECIPES if kind != "given"]
@@ -266,7 +266,7 @@ def test_values_made_together_are_those_made_alone(kind: str) -> None:
     ]
     alone = [spec.values(GRID, 1, 41) for spec in specs]
     inputs_module._UNITS.clear()
-    prepare(specs, GRID, 1, 41)
+    prepare_inputs(specs, GRID, 1, 41)
     assert all(torch.equal(x, spec.values(GRID, 1, 41)) for x, spec in zip(alone, specs, strict=True))
 
 

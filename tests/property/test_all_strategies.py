@@ -11,7 +11,7 @@ import pytest
 from torch.utils import _pytree as pytree
 
 from tcverify.application import InProcess, Subject
-from tcverify.application.loading import prepare
+from tcverify.application.loading import prepare_pass
 from tcverify.execution import Lockstep
 from tcverify.ops import TensorSpec
 from tcverify.passes import Identity, SequenceParallel
@@ -78,7 +78,7 @@ def test_any_bytes_decode_on_any_mesh(name: str, choices: bytes) -> None:
 
 @EACH
 def test_the_identity_is_never_refuted_nor_in_doubt(name: str) -> None:
-    subject = InProcess(prepare(Identity, "", {}))
+    subject = InProcess(prepare_pass(Identity, "", {}))
     verdicts = [verify(subject, program) for program in sample(name, by_night(60, 8), seed=4)]
     assert [v.findings or v.doubts for v in verdicts if v.status != "passed"] == []
 
@@ -124,7 +124,7 @@ STRUCTURED = ("P1", "P2", "P3")
     "world_size", [4, *(pytest.param(size, marks=pytest.mark.slow) for size in WORLD_SIZES if size < 4)]
 )
 def test_each_pattern_fires_in_a_fifth_of_a_small_sample(world_size: int) -> None:
-    found = shares("structured", world_size, 80, InProcess(prepare(SequenceParallel, "", {})))
+    found = shares("structured", world_size, 80, InProcess(prepare_pass(SequenceParallel, "", {})))
     assert min(found[pattern] for pattern in STRUCTURED) >= 0.2, found
 
 
@@ -132,7 +132,7 @@ def test_each_pattern_fires_in_a_fifth_of_a_small_sample(world_size: int) -> Non
     "world_size", [2, *(pytest.param(size, marks=pytest.mark.slow) for size in WORLD_SIZES if size > 2)]
 )
 def test_experts_and_attention_are_kept_on_local_tokens_often_enough(world_size: int) -> None:
-    found = shares("moe", world_size, by_night(120, 60), InProcess(prepare(SequenceParallel, "", {})))
+    found = shares("moe", world_size, by_night(120, 60), InProcess(prepare_pass(SequenceParallel, "", {})))
     assert min(found[pattern] for pattern in STRUCTURED) >= 0.15, found
     assert found["P4"] >= 0.15, found
     assert found["P5"] >= 0.02, found
@@ -142,7 +142,7 @@ def test_experts_and_attention_are_kept_on_local_tokens_often_enough(world_size:
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
 def test_each_pattern_fires_in_a_quarter_of_the_structured_programs(world_size: int) -> None:
     """`-s` shows the shares of all strategies."""
-    subject = InProcess(prepare(SequenceParallel, "", {}))
+    subject = InProcess(prepare_pass(SequenceParallel, "", {}))
     for name in DECODERS:
         found = shares(name, world_size, 500, subject)
         print(

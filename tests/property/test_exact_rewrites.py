@@ -12,7 +12,7 @@ from torch import fx
 
 from tcverify import verify
 from tcverify.application import InProcess
-from tcverify.application.loading import prepare
+from tcverify.application.loading import prepare_pass
 from tests.property.test_all_strategies import EACH, sample
 from tests.sizes import by_night
 
@@ -83,7 +83,7 @@ def take_apart(gm: fx.GraphModule) -> fx.GraphModule:
     return _TakenApart(gm).transform()
 
 
-SUBJECT = InProcess(prepare(take_apart, "", {}))
+SUBJECT = InProcess(prepare_pass(take_apart, "", {}))
 
 
 @EACH

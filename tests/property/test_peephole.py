@@ -12,7 +12,7 @@ import torch
 from torch import fx
 
 from tcverify.application import InProcess
-from tcverify.application.loading import prepare
+from tcverify.application.loading import prepare_pass
 from tcverify.program import Program
 from tcverify.strategies import DECODERS, all_meshes
 from tcverify.strategies.functional.peephole import WIDTH
@@ -34,7 +34,7 @@ def sample(count: int, seed: int) -> list[Program]:
 
 def test_every_program_runs_and_each_kind_is_drawn() -> None:
     programs = sample(60, seed=1)
-    nothing = InProcess(prepare(lambda gm: None, "", {}))
+    nothing = InProcess(prepare_pass(lambda gm: None, "", {}))
     for program in programs[:25]:
         verdict = verify(nothing, program)
         assert verdict.status == "passed", (program.labels, verdict.doubts)
@@ -215,7 +215,7 @@ def reinplace(
 
 
 def verdicts(count: int, function: Any, fits: Callable[[Program], bool], **options: bool) -> Iterator[Verdict]:
-    subject = InProcess(prepare(lambda gm: function(gm, **options), "", {}))
+    subject = InProcess(prepare_pass(lambda gm: function(gm, **options), "", {}))
     return (verify(subject, program) for program in sample(count, seed=2) if fits(program))
 
 

@@ -16,11 +16,11 @@ from torch import fx
 
 from tcverify import verify
 from tcverify.application import LoadedPass, apply_pass, load_pass
-from tcverify.application.loading import prepare
+from tcverify.application.loading import prepare_pass
 from tcverify.execution import Lockstep, ProcessGroupPool
 from tcverify.execution.asynchrony import TIMINGS
 from tcverify.ops import DeviceMesh, Layout
-from tcverify.passes import BUILTIN, disabled
+from tcverify.passes import BUILTIN, disable_passes
 from tcverify.program import Mesh, Placed, PlacedBuilder, Program, Recipe
 from tcverify.strategies import resharding_programs
 from tcverify.strategies.resharding.programs import WIDTH, decode_resharding
@@ -58,7 +58,7 @@ def program(source: Layout, build: Build, shape: tuple[int, ...] = SHAPE, seed: 
 
 @cache
 def loaded(target: str, **options: Any) -> LoadedPass:
-    return prepare(BUILTIN[target], target, options) if target in BUILTIN else load_pass(target, options)
+    return prepare_pass(BUILTIN[target], target, options) if target in BUILTIN else load_pass(target, options)
 
 
 def versions(made: Program, pass_: str = LOWERING) -> list[Program]:
@@ -216,7 +216,7 @@ def test_results_do_not_depend_on_the_number_of_streams() -> None:
 def test_a_disabled_pass_is_the_identity() -> None:
     for made in drawn(4, seed=2):
         for name in ("resharding", LOWERING, "insert_deallocations", "stream_parallel_type", "pipelined_matmul"):
-            with disabled(name):
+            with disable_passes(name):
                 assert not apply_pass(loaded(name), made).changed, name
             assert not apply_pass(loaded(name, enabled=False), made).changed, name
 

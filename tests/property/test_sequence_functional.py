@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from tcverify.application import InProcess
-from tcverify.application.loading import prepare
+from tcverify.application.loading import prepare_pass
 from tcverify.execution import ProcessGroupPool
 from tcverify.passes import SequenceParallel
 from tcverify.passes.editing import op_name
@@ -31,7 +31,7 @@ def sample(count: int, seed: int, world_sizes: tuple[int, ...] = WORLD_SIZES) ->
 
 def judge(count: int, seed: int, domain: str = "float64") -> Counter[str]:
     """Verify so many programs; count how many changed, and in how many each pattern fired."""
-    subject = InProcess(prepare(SequenceParallel, "", {}))
+    subject = InProcess(prepare_pass(SequenceParallel, "", {}))
     found: Counter[str] = Counter()
     for program in sample(count, seed):
         verdict = verify(subject, program, domain=domain)
@@ -61,7 +61,7 @@ def test_soak(seed: int) -> None:
 
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_on_a_process_group(world_size: int) -> None:
-    subject = InProcess(prepare(SequenceParallel, "", {}))
+    subject = InProcess(prepare_pass(SequenceParallel, "", {}))
     with ProcessGroupPool(world_size) as pool:
         for program in sample(12, 8, (world_size,)):
             verdict = verify(subject, program, confirm=pool)

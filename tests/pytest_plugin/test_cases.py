@@ -14,11 +14,11 @@ from tcverify import Mesh, Program
 from tcverify.errors import UsageError
 from tcverify.passes import Identity, SequenceParallel
 from tcverify.program import MeshDim
-from tcverify.pytest_plugin.cases import Case, make_cases
+from tcverify.pytest_plugin.cases import PytestCase, make_cases
 from tcverify.pytest_plugin.decorator import ATTRIBUTE, Verification, verifies
 from tcverify.pytest_plugin.options import FRESH_PATH, Options
 from tcverify.pytest_plugin.running import item_seed
-from tcverify.pytest_plugin.summary import Item, write_summary
+from tcverify.pytest_plugin.summary import SummaryItem, write_summary
 from tcverify.pytest_plugin.worlds import MAX_THROWN_AWAY
 from tcverify.strategies import decode, transformer_programs
 
@@ -36,7 +36,7 @@ def asked(*passes: Any, **arguments: Any) -> Verification:
     return found
 
 
-def cases(*passes: Any, **arguments: Any) -> list[Case]:
+def cases(*passes: Any, **arguments: Any) -> list[PytestCase]:
     return make_cases(asked(*passes, **arguments), OPTIONS)
 
 
@@ -223,7 +223,7 @@ def test_the_domain_is_that_of_the_options_unless_the_decorator_names_one() -> N
 
 
 def test_a_domain_that_stepped_aside_is_told_of_an_item_that_passed() -> None:
-    item = Item("test_a.py::test_a", "passed", 3, 3, 0, 0, 2, {}, {}, 1, said=("exact-aside: 2 programs (why)",))
+    item = SummaryItem("test_a.py::test_a", "passed", 3, 3, 0, 0, 2, {}, {}, 1, said=("exact-aside: 2 programs (why)",))
     lines: list[str] = []
 
     class Lines:
@@ -231,5 +231,5 @@ def test_a_domain_that_stepped_aside_is_told_of_an_item_that_passed() -> None:
         write_line = staticmethod(lambda line, **markup: lines.append(line))
 
     quiet = replace(item, nodeid="test_a.py::test_b", said=())
-    write_summary(Lines(), [Item.from_data(item.to_data()), quiet], (), (), brief=True)  # type: ignore[arg-type]
+    write_summary(Lines(), [SummaryItem.from_data(item.to_data()), quiet], (), (), brief=True)  # type: ignore[arg-type]
     assert lines == ["passed: test_a.py::test_a", f"  {item.line()}", "  exact-aside: 2 programs (why)"]

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 import tcverify
 from tcverify.application import InProcess
-from tcverify.application.loading import prepare
-from tcverify.campaign import Campaign, CampaignFinished, Event, Plan, Progress
+from tcverify.application.loading import prepare_pass
+from tcverify.campaign import Campaign, CampaignFinished, CampaignPlan, Event, Progress
 from tcverify.passes import Identity
 from tcverify.program import KINDS, Program, program_id
 from tcverify.pytest_plugin import failures, profiles
@@ -62,8 +62,8 @@ def campaign(directory: Path, **options: Any) -> tuple[CampaignFinished, list[st
 
     arguments = {"programs": transformer_programs(world_size=2).map(note), "seed": 3, "max_examples": 8, **options}
     subscribers = arguments.pop("subscribers", ())
-    plan = Plan(mesh="2 ranks", report_dir=directory / "reports", state_dir=directory / "state", **arguments)
-    finished = Campaign(InProcess(prepare(Identity, "", {})), plan, None, subscribers).run()
+    plan = CampaignPlan(mesh="2 ranks", report_dir=directory / "reports", state_dir=directory / "state", **arguments)
+    finished = Campaign(InProcess(prepare_pass(Identity, "", {})), plan, None, subscribers).run()
     return finished, drawn
 
 

@@ -18,7 +18,7 @@ from tcverify.cases.counterexample import read_counterexample
 from tcverify.errors import UsageError
 from tcverify.pytorch import PREFIX, SUBJECTS
 from tcverify.pytorch.findings import TorchFinding, read_finding, read_findings
-from tcverify.replay import replay
+from tcverify.replay import replay_case
 
 FINDINGS = Path(__file__).parents[2] / "reports" / "pytorch"
 TORCH = torch.__version__.partition("+")[0]
@@ -84,7 +84,7 @@ def require_replays(finding: TorchFinding, version: str) -> None:
     assert finding.counterexample is not None
     case = read_counterexample(finding.counterexample)
     assert case.finding.kind == finding.kind, f"{finding.counterexample} shows {case.finding.kind}"
-    again = replay(case, None)
+    again = replay_case(case, None)
     shows = again.case is not None and again.case.finding.kind == finding.kind
     if version in finding.affects:
         assert shows, f"torch {version} does not show it: {again.state}, {again.message}"

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch._inductor.virtualized import ops
 
-from tcverify.pytorch.kernels import Kernel, Loops
+from tcverify.pytorch.kernels import LoopKernel, Loops
 
 
 def rows(outer: Any, _: Any) -> None:
@@ -33,7 +33,7 @@ def test_what_a_nest_has_stored_is_read_again_in_the_loops_of_the_next() -> None
     scale, side, made = torch.zeros(8), torch.zeros(4), torch.zeros(32)
     nests = (Loops(rows, (8,), ()), Loops(turned, (4,), ()), Loops(elements, (4, 8), ()))
     positions = {"given": 0, "scale": 1, "turned": 2, "made": 3}
-    Kernel(nests, positions, frozenset(), {}, {})(given, scale, side, made)
+    LoopKernel(nests, positions, frozenset(), {}, {})(given, scale, side, made)
     assert scale.tolist() == (-given).tolist()
     assert side.tolist() == (-given[:4]).tolist()
     assert made.view(8, 4).tolist() == (-given[:, None] - given[:4]).tolist()

@@ -15,10 +15,10 @@ from tcverify import verify
 from tcverify.ops import RESIZE
 from tcverify.program import Contract, InputSpec, Mesh, Program, RankBinding, spmd_program
 from tcverify.pytorch import SUBJECTS
-from tcverify.pytorch.comm_buffers import CommLowering, differing, leaked, one_shot
+from tcverify.pytorch.comm_buffers import CommLowering, find_leaked_buffers, find_one_shot_mismatch, one_shot
 from tcverify.pytorch.fsdp_graphs import RemoveUnsharded, without_out
 from tcverify.pytorch.ordering import DecideOrdering
-from tcverify.pytorch.schedules import Promise, Step, across_ranks
+from tcverify.pytorch.schedules import OrderPromise, ScheduleStep, find_rank_disagreement
 from tcverify.pytorch.scheduling import SimpleOverlap
 from tcverify.pytorch.subjects import release
 from tests.pytorch.test_schedules import independent, judged, kinds, planted, program, schedule, step, swap
@@ -36,7 +36,7 @@ C10D = "_c10d_functional::"
 )
 def test_how_far_the_order_of_opaque_communication_counts(opaque, with_collective, with_opaque):
     start, send = step("a", "x", "y", "collective", "tp"), step("b", role="opaque")
-    promise = Promise(opaque=opaque)
+    promise = OrderPromise(opaque=opaque)
     assert judged(schedule(start, send), "b a", promise) == ["collective-order"] * with_collective
     assert judged(schedule(send, step("c", role="opaque")), "c b", promise) == ["collective-order"] * with_opaque
 
@@ -49,27 +49,27 @@ def test_nodes_that_only_compute_may_be_gone():
 def test_only_roles_that_count_are_compared():
     given = schedule(step("a", role="opaque", group="tp"), step("b", role="opaque", group="tp"))
     turned, groups = given.in_order_of([["b"], ["a"]]), [{"tp": (0, 1)}, {"tp": (0, 1)}]
-    assert across_ranks([given, given], [given, turned], groups) is not None
-    assert across_ranks([given, given], [given, turned], groups, ("collective",)) is None
+    assert find_rank_disagreement([given, given], [given, turned], groups) is not None
+    assert find_rank_disagreement([given, given], [given, turned], groups, ("collective",)) is None
 
 
 def test_ranks_choose_one_shot_alike():
     groups = [{"tp": (0, 1)}, {"tp": (0, 1)}]
     first, second = (
-        schedule(Step("a", op, role="collective", group="tp"), step("b", role="collective", group="tp"))
+        schedule(ScheduleStep("a", op, role="collective", group="tp"), step("b", role="collective", group="tp"))
         for op in ("symm_mem::one_shot_all_reduce", "_c10d_functional::all_reduce_")
     )
     assert one_shot(first) == {"tp": [True, False]}
-    assert differing([one_shot(first), one_shot(first)], groups) is None
-    found = differing([one_shot(first), one_shot(second)], groups)
+    assert find_one_shot_mismatch([one_shot(first), one_shot(first)], groups) is None
+    found = find_one_shot_mismatch([one_shot(first), one_shot(second)], groups)
     assert found is not None
     assert (found.aspect, found.rank) == ("comm-buffer", 1)
 
 
 def test_mapped_memory_is_not_returned():
     given = schedule(step("a", "", "s"), step("b", "s", "t"), kept="t")
-    assert leaked(given, {"a"}) == []
-    assert [one.node for one in leaked(given, {"b"})] == ["b"]
+    assert find_leaked_buffers(given, {"a"}) == []
+    assert [one.node for one in find_leaked_buffers(given, {"b"})] == ["b"]
 
 
 # ------------------------------------------------------------------------------------------------ in Inductor

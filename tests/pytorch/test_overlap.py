@@ -13,8 +13,8 @@ from torch import fx
 from tcverify import verify
 from tcverify.program import VARYING, GraphBuilder, InputSpec, Mesh, Program, RankBinding, spmd_program
 from tcverify.pytorch import PREFIX, SUBJECTS
-from tcverify.pytorch.compat import known
-from tcverify.pytorch.control import plain_order
+from tcverify.pytorch.compat import filter_known_options
+from tcverify.pytorch.control_deps import plain_order
 from tcverify.pytorch.overlap import ManualOverlapBucketing, ScheduleOverlapBucketing, plan_of
 from tcverify.pytorch.substituting import DecompComms, LowContentionCollectives
 
@@ -88,7 +88,7 @@ def test_a_scheduler_that_forgets_waits_is_refuted(monkeypatch: pytest.MonkeyPat
 def test_modules_are_bucketed_and_the_result_is_the_same(plan: str) -> None:
     from torch._inductor.fx_passes.overlap_manual_scheduling import manual_overlap_bucketing
 
-    if not known(manual_overlap_bucketing, {"bucket_mode": "default"}):
+    if not filter_known_options(manual_overlap_bucketing, {"bucket_mode": "default"}):
         pytest.skip(
             "this torch has one mode of buckets alone: it views values as bytes, which no number domain carries"
         )

@@ -13,7 +13,15 @@ from torch._inductor import comms
 
 from tcverify import verify
 from tcverify.program import InputSpec, Mesh, Program, spmd_program
-from tcverify.pytorch.schedules import Promise, Schedule, Step, across_ranks, defects_of_call, in_flight, peak
+from tcverify.pytorch.schedules import (
+    NodeSchedule,
+    OrderPromise,
+    ScheduleStep,
+    defects_of_call,
+    find_rank_disagreement,
+    peak_bytes,
+    resolve_waits,
+)
 from tcverify.pytorch.scheduling import (
     PreservePeakMemory,
     RaiseComms,
@@ -27,18 +35,18 @@ MESH = Mesh.grid({"tp": 2})
 C10D = "_c10d_functional::"
 
 
-def step(name: str, reads: str = "", writes: str = "", role: Any = "compute", group: str | None = None) -> Step:
-    return Step(name, "op", frozenset(reads.split()), frozenset(writes.split()), role, group)
+def step(name: str, reads: str = "", writes: str = "", role: Any = "compute", group: str | None = None) -> ScheduleStep:
+    return ScheduleStep(name, "op", frozenset(reads.split()), frozenset(writes.split()), role, group)
 
 
-def schedule(*steps: Step, sizes: dict[str, int] | None = None, kept: str = "") -> Schedule:
+def schedule(*steps: ScheduleStep, sizes: dict[str, int] | None = None, kept: str = "") -> NodeSchedule:
     placed = [replace(one, place=place) for place, one in enumerate(steps)]
-    return Schedule(tuple((one,) for one in placed), sizes or {}, frozenset(kept.split()))
+    return NodeSchedule(tuple((one,) for one in placed), sizes or {}, frozenset(kept.split()))
 
 
-def judged(given: Schedule, order: str, promise: Promise | None = None) -> list[str]:
+def judged(given: NodeSchedule, order: str, promise: OrderPromise | None = None) -> list[str]:
     units = [[name] for name in order.split()]
-    return [one.aspect for one in defects_of_call(given, units, promise or Promise())]
+    return [one.aspect for one in defects_of_call(given, units, promise or OrderPromise())]
 
 
 # ------------------------------------------------------------------------------------------------ on plain data
@@ -65,15 +73,15 @@ def test_nodes_that_read_one_storage_may_swap():
 
 def test_a_wait_reads_what_its_collective_reads():
     start, wait = step("a", "x", "y", "collective", "tp"), step("b", "y", "y", "wait")
-    given = schedule(*in_flight([start, wait, step("c", "", "x")]))
+    given = schedule(*resolve_waits([start, wait, step("c", "", "x")]))
     assert judged(given, "a c b") == ["dependency"]
-    assert judged(schedule(*in_flight([start, wait, step("c", "x", "z")])), "a c b") == []
+    assert judged(schedule(*resolve_waits([start, wait, step("c", "x", "z")])), "a c b") == []
 
 
 @pytest.mark.parametrize(("order", "what"), [("a", "lost"), ("a b b", "twice"), ("a b c", "new")])
 def test_other_nodes_than_were_given_are_found(order, what):
     given = schedule(step("a"), step("b"))
-    (found,) = defects_of_call(given, [[name] for name in order.split()], Promise())
+    (found,) = defects_of_call(given, [[name] for name in order.split()], OrderPromise())
     assert found.aspect == "nodes"
     assert what in found.message
 
@@ -81,24 +89,24 @@ def test_other_nodes_than_were_given_are_found(order, what):
 def test_the_order_of_collectives_counts_where_it_is_promised():
     given = schedule(step("a", "x", "y", "collective", "tp"), step("b", "z", "w", "collective", "dp"))
     assert judged(given, "b a") == ["collective-order"]
-    assert judged(given, "b a", Promise(order=False)) == []
+    assert judged(given, "b a", OrderPromise(order=False)) == []
 
 
 def test_opaque_communication_keeps_its_place():
     given = schedule(step("a", "x", "y", "collective", "tp"), step("b", role="opaque"), step("c", "v", "w"))
-    assert judged(given, "b a c", Promise(order=False)) == ["collective-order"]
-    assert judged(given, "c a b", Promise(order=False)) == []
+    assert judged(given, "b a c", OrderPromise(order=False)) == ["collective-order"]
+    assert judged(given, "c a b", OrderPromise(order=False)) == []
 
 
 def test_ranks_that_order_collectives_differently_are_found():
     given = schedule(step("a", "x", "y", "collective", "tp"), step("b", "z", "w", "collective", "tp"))
     turned = given.in_order_of([["b"], ["a"]])
     groups = [{"tp": (0, 1)}, {"tp": (0, 1)}]
-    found = across_ranks([given, given], [given, turned], groups)
+    found = find_rank_disagreement([given, given], [given, turned], groups)
     assert found is not None
     assert (found.aspect, found.rank) == ("collective-order", 1)
-    assert across_ranks([given, given], [turned, turned], groups) is None
-    assert across_ranks([given, given], [given, turned], [{"tp": (0,)}, {"tp": (1,)}]) is None
+    assert find_rank_disagreement([given, given], [turned, turned], groups) is None
+    assert find_rank_disagreement([given, given], [given, turned], [{"tp": (0,)}, {"tp": (1,)}]) is None
 
 
 def test_nodes_may_return_to_the_order_of_the_graph():
@@ -108,8 +116,8 @@ def test_nodes_may_return_to_the_order_of_the_graph():
     turned = graph.in_order_of([["b"], ["a"]])  # by a pass before this one
     assert judged(turned, "a b") == []
     groups = [{"tp": (0, 1)}, {"tp": (0, 1)}]
-    assert across_ranks([turned, graph], [graph, graph], groups) is None
-    assert across_ranks([turned, turned], [turned, graph], groups) is not None
+    assert find_rank_disagreement([turned, graph], [graph, graph], groups) is None
+    assert find_rank_disagreement([turned, turned], [turned, graph], groups) is not None
 
 
 def test_peak_memory_is_that_of_lifetimes():
@@ -117,17 +125,17 @@ def test_peak_memory_is_that_of_lifetimes():
         step("a", "", "s"), step("b", "s", "t"), step("c", "", "u"), step("d", "u t", "v"),
         sizes={"s": 8, "t": 1, "u": 8, "v": 1}, kept="v",
     )  # fmt: skip
-    assert peak(given) == 10  # t, u and v
-    assert judged(given, "c a b d", Promise(budget=0.5)) == ["peak-memory"]  # u beside s and t: 17
-    assert judged(given, "c a b d", Promise(budget=0.7)) == []
+    assert peak_bytes(given) == 10  # t, u and v
+    assert judged(given, "c a b d", OrderPromise(budget=0.5)) == ["peak-memory"]  # u beside s and t: 17
+    assert judged(given, "c a b d", OrderPromise(budget=0.7)) == []
     assert judged(given, "c a b d") == []
 
 
 def test_pieces_are_allocated_with_the_whole():
     given = schedule(step("a", "", "p"), step("b", "", "t"), step("c", "t", "q"), sizes={"w": 8, "t": 1})
-    whole = Schedule(given.units, given.sizes, whole={"p": "w", "q": "w"})
-    assert peak(whole) == 9
-    assert peak(given) == 1
+    whole = NodeSchedule(given.units, given.sizes, whole={"p": "w", "q": "w"})
+    assert peak_bytes(whole) == 9
+    assert peak_bytes(given) == 1
 
 
 # ------------------------------------------------------------------------------------------------ in Inductor
@@ -212,8 +220,8 @@ def test_collectives_that_swap_on_one_rank_are_found_where_their_order_is_not_pr
         return nodes
 
     class Free(RaiseComms):
-        def promise(self, options: Any) -> Promise:
-            return Promise(order=False)
+        def promise(self, options: Any) -> OrderPromise:
+            return OrderPromise(order=False)
 
     with planted("raise_comms", change):
         (finding,) = verify(Free(), program(independent)).findings

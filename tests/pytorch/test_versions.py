@@ -44,11 +44,11 @@ def test_it_can_be_verified(name: str) -> None:
     one = SUBJECTS[name]
     if not one.here:
         with pytest.raises(UsageError) as raised:
-            arguments.target(PREFIX + name)
+            arguments.parse_target(PREFIX + name)
         assert one.versions in (raised.value.hint or "")
         return
     found: Counter[str] = Counter()
-    subject = InProcess(load_pass(arguments.target(PREFIX + name)))
+    subject = InProcess(load_pass(arguments.parse_target(PREFIX + name)))
 
     @settings(max_examples=6, database=None, derandomize=True, deadline=None, phases=[Phase.generate])
     @given(with_options(programs_of(one.strategy, None, 2), one.draws))

@@ -10,8 +10,8 @@ import pytest
 from torch import fx
 
 from tcverify.application import InProcess
-from tcverify.application.loading import prepare
-from tcverify.campaign import Campaign, Plan
+from tcverify.application.loading import prepare_pass
+from tcverify.campaign import Campaign, CampaignPlan
 from tcverify.cases.counterexample import Counterexample
 from tcverify.ops import lookup, qualified_name, resolve
 from tcverify.program import Contract
@@ -95,11 +95,11 @@ MINIMA: dict[Planted, dict[str, int]] = {
 
 def _found(planted: Planted, seed: int, directory: Path) -> tuple[Counterexample, int]:
     world_size = WORLD_SIZES[seed % len(WORLD_SIZES)]
-    plan = Plan(
+    plan = CampaignPlan(
         functional_programs(world_size=world_size), f"{world_size} ranks", directory / f"reports-{seed}",
         directory / f"state-{seed}", max_examples=1000, seed=seed, shrink_time=600.0, fail_fast=True,
     )  # fmt: skip
-    finished = Campaign(InProcess(prepare(planted, "", {})), plan, None).run()
+    finished = Campaign(InProcess(prepare_pass(planted, "", {})), plan, None).run()
     (case,) = finished.counterexamples
     assert not case.shrink_cut
     return case, finished.statistics.shrinking

@@ -11,8 +11,8 @@ import pytest
 from torch import fx
 
 from tcverify.application import InProcess
-from tcverify.application.loading import prepare
-from tcverify.campaign import Campaign, Plan
+from tcverify.application.loading import prepare_pass
+from tcverify.campaign import Campaign, CampaignPlan
 from tcverify.ops import Layout, qualified_name
 from tcverify.passes.resharding.host_program import HostProgram
 from tcverify.passes.resharding.lowering import ConvertOpToCommunication
@@ -111,7 +111,7 @@ MINIMA: dict[Planted, tuple[int, int]] = {
 
 def _refuted(planted: Planted, seed: int) -> Iterator[tuple[Program, str]]:
     """Drawn programs that show the defect, the large ones alone, with what is found."""
-    subject, generator = InProcess(prepare(planted, "", {})), random.Random(seed)
+    subject, generator = InProcess(prepare_pass(planted, "", {})), random.Random(seed)
     while True:
         size = generator.choice(RESHARDING_WORLD_SIZES)
         program = resharding.plan_of(size, generator.randbytes(resharding.WIDTH)).build()
@@ -123,7 +123,7 @@ def _refuted(planted: Planted, seed: int) -> Iterator[tuple[Program, str]]:
 
 def _reduced(planted: Planted, program: Program, kind: str) -> tuple[PlacedPlan, float]:
     """What is left of a program, and seconds per trial."""
-    subject = InProcess(prepare(planted, "", {}))
+    subject = InProcess(prepare_pass(planted, "", {}))
     before = time.perf_counter()
     reduction = reduce(program, lambda trial: any(f.kind == kind for f in verify(subject, trial).findings))
     left = plan_of(reduction.program)
@@ -161,10 +161,10 @@ def _reaches(planted: Planted, count: int, seed: int) -> None:
 
 
 def test_a_campaign_ends_at_the_cause(tmp_path: Path) -> None:
-    plan = Plan(
+    plan = CampaignPlan(
         resharding_programs(), "2 to 6 ranks", tmp_path / "reports", tmp_path / "state", max_examples=300, seed=4,
         shrink_time=600.0, fail_fast=True,
     )  # fmt: skip
-    (case,) = Campaign(InProcess(prepare(ranks_sorted, "", {})), plan, None).run().counterexamples
+    (case,) = Campaign(InProcess(prepare_pass(ranks_sorted, "", {})), plan, None).run().counterexamples
     assert not case.shrink_cut
     assert (case.program.size, case.program.world_size) == (1, 2)

@@ -14,8 +14,8 @@ import pytest
 from torch import fx
 
 from tcverify.application import InProcess
-from tcverify.application.loading import prepare
-from tcverify.campaign import Campaign, Plan
+from tcverify.application.loading import prepare_pass
+from tcverify.campaign import Campaign, CampaignPlan
 from tcverify.ops import qualified_name
 from tcverify.program import Program
 from tcverify.shrink import reduce
@@ -112,7 +112,7 @@ CHOSEN_STREAMS = ("WrittenOperandGated", "WaitSharedByReaders", "OldMakespanDecl
 def _found(name: str, seed: int, directory: Path, drawn: Drawn) -> tuple[Program, int]:
     """The program of the first counterexample, and trials that it took to reduce it to it."""
     world_size = WORLD_SIZES[seed % len(WORLD_SIZES)]
-    plan = Plan(
+    plan = CampaignPlan(
         drawn(world_size=world_size),
         f"{world_size} ranks",
         directory / f"reports-{seed}",
@@ -122,7 +122,7 @@ def _found(name: str, seed: int, directory: Path, drawn: Drawn) -> tuple[Program
         shrink_time=600.0,
         fail_fast=True,
     )
-    finished = Campaign(InProcess(prepare(MUTANTS[name], "", {})), plan, None).run()
+    finished = Campaign(InProcess(prepare_pass(MUTANTS[name], "", {})), plan, None).run()
     (case,) = finished.counterexamples
     assert not case.shrink_cut
     return case.program, finished.statistics.shrinking

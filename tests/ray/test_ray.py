@@ -18,13 +18,13 @@ from typing import Any
 import pytest
 
 from tcverify.application import Guarded
-from tcverify.campaign import CampaignFinished, Plan
+from tcverify.campaign import CampaignFinished, CampaignPlan
 from tcverify.domains import FLOAT64
 from tcverify.errors import ExecutorError, UsageError
 from tcverify.execution import ProcessGroupPool
 from tcverify.program import Mesh
 from tcverify.ray import ray_crew
-from tcverify.workers import DividedCampaign, Drawing, driver
+from tcverify.workers import DividedCampaign, DrawPlan, driver
 from tests.support.programs import reduce_then_norm
 
 ROOT = Path(__file__).parents[2]
@@ -92,8 +92,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def run(
     place: Path, name: str, address: str, told: list[str], programs: int, confirm: str = "none"
 ) -> CampaignFinished:
-    drawing = Drawing("structured", 2)
-    plan = Plan(
+    drawing = DrawPlan("structured", 2)
+    plan = CampaignPlan(
         drawing.programs(), "2 ranks", place / "reports", place / "state", max_examples=programs, seed=1, earlier=False,
         shrink_time=1.0,
     )  # fmt: skip

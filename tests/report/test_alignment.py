@@ -11,7 +11,7 @@ import torch
 from tcverify.ops import TensorSpec
 from tcverify.program import Program
 from tcverify.report.alignment import align
-from tcverify.report.listing import difference, longest_increasing
+from tcverify.report.listing import listing_difference, longest_increasing
 from tests.support.html_cases import blocks, case
 
 
@@ -83,7 +83,7 @@ def test_both_graphs_keep_their_order() -> None:
 def test_listings_keep_both_graphs_in_order() -> None:
     found = case("deadlock")
     assert found.rewritten is not None
-    lines = difference(found.program, found.rewritten, 0)
+    lines = listing_difference(found.program, found.rewritten, 0)
     assert [line.node for line in lines if line.mark != "+"] == [
         "x",
         "y",

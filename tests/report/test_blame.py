@@ -10,8 +10,8 @@ import pytest
 from hypothesis import strategies as st
 
 from tcverify.application import InProcess, Subject
-from tcverify.application.loading import prepare
-from tcverify.campaign import Campaign, FindingFound, Plan
+from tcverify.application.loading import prepare_pass
+from tcverify.campaign import Campaign, CampaignPlan, FindingFound
 from tcverify.cases.counterexample import (
     decode_counterexample,
     encode_counterexample,
@@ -20,7 +20,7 @@ from tcverify.cases.counterexample import (
 )
 from tcverify.errors import ProgramError
 from tcverify.execution import Executor
-from tcverify.explain.bisection import Terms, bisect
+from tcverify.explain.bisection import FindingTerms, bisect
 from tcverify.program import Blame, Program, Rewrite
 from tcverify.report.html import to_html
 from tcverify.report.markdown import to_markdown
@@ -66,18 +66,18 @@ def test_files_hold_it() -> None:
         decode_counterexample(data, "here")
 
 
-def plan(directory: Path, **more: object) -> Plan:
+def plan(directory: Path, **more: object) -> CampaignPlan:
     programs: st.SearchStrategy[Program] = st.just(negations(5))
     state = directory / "state"
-    return Plan(programs, "2 ranks", directory / "reports", state, max_examples=1, shrink_time=0.0, **more)  # type: ignore[arg-type]
+    return CampaignPlan(programs, "2 ranks", directory / "reports", state, max_examples=1, shrink_time=0.0, **more)  # type: ignore[arg-type]
 
 
 def blame(subject: Subject, verdict: Verdict, kind: str, deep: bool, confirm: Executor | None) -> Blame:
-    return bisect(subject, verdict, Terms(kind, subject.contract, confirm, deep=deep))
+    return bisect(subject, verdict, FindingTerms(kind, subject.contract, confirm, deep=deep))
 
 
 def test_a_campaign_keeps_it(tmp_path: Path) -> None:
-    finished = Campaign(InProcess(prepare(third, "", {})), plan(tmp_path, blame=blame), None).run()
+    finished = Campaign(InProcess(prepare_pass(third, "", {})), plan(tmp_path, blame=blame), None).run()
     (found,) = finished.counterexamples
     assert str(found.blame).startswith("rewrite 3 of 5, product")
     (path,) = find_counterexamples(str(tmp_path / "reports"), tmp_path)
@@ -90,7 +90,7 @@ def test_an_interrupt_of_the_search_loses_no_finding(tmp_path: Path) -> None:
 
     told: list[object] = []
     finished = Campaign(
-        InProcess(prepare(third, "", {})), plan(tmp_path, blame=interrupted), None, [told.append]
+        InProcess(prepare_pass(third, "", {})), plan(tmp_path, blame=interrupted), None, [told.append]
     ).run()  # fmt: skip
     assert (finished.stop, finished.verdict, len(finished.counterexamples)) == ("interrupted", "refuted", 1)
     assert len(find_counterexamples(str(tmp_path / "reports"), tmp_path)) == 1

@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 
 from tcverify.report.html.folding import BOX_HEIGHT, Fold, fold, hidden_edges, path, slack, slots, top
-from tcverify.report.html.layout import Edge, Place
+from tcverify.report.html.layout import ItemPlace, LayoutEdge
 from tcverify.report.html.page import make_page
 from tests.support.html_cases import case
 
@@ -36,7 +36,7 @@ def test_a_closed_fold_is_one_slot() -> None:
 
 
 def test_an_edge_leads_down_from_box_to_box() -> None:
-    edge = Edge(0, 1, 50.0, 300.0, 80.0)
+    edge = LayoutEdge(0, 1, 50.0, 300.0, 80.0)
     assert path(edge, 400.0, 0.0, 0, 1).startswith(f"M50 {top(0) + BOX_HEIGHT}C50 ")
     far = path(edge, 400.0, 0.0, 0, 4)
     numbers = [float(n) for n in re.findall(r"[-\d.]+", far)]
@@ -47,8 +47,8 @@ def test_an_edge_leads_down_from_box_to_box() -> None:
 
 
 def test_channels_move_to_what_is_in_sight() -> None:
-    inside, beyond = Edge(0, 1, 50.0, 120.0, 50.0), Edge(0, 2, 50.0, 411.0, 60.0)
-    seen = [Place(10.0, 196.0, 0, 0)]
+    inside, beyond = LayoutEdge(0, 1, 50.0, 120.0, 50.0), LayoutEdge(0, 2, 50.0, 411.0, 60.0)
+    seen = [ItemPlace(10.0, 196.0, 0, 0)]
     moved = slack(400.0, seen, [inside, beyond])
     assert moved == 400.0 - 206.0
     assert " 217 " in path(beyond, 400.0, moved, 0, 3)
@@ -56,8 +56,8 @@ def test_channels_move_to_what_is_in_sight() -> None:
 
 
 def test_a_fold_swallows_its_own_edges_and_all_but_one_from_the_same_source() -> None:
-    places = [Place(0.0, 10.0, layer, 0) for layer in range(5)]
-    edges = [Edge(o, i, 0.0, 0.0, 0.0) for o, i in ((0, 1), (1, 2), (0, 2), (2, 4), (0, 4))]
+    places = [ItemPlace(0.0, 10.0, layer, 0) for layer in range(5)]
+    edges = [LayoutEdge(o, i, 0.0, 0.0, 0.0) for o, i in ((0, 1), (1, 2), (0, 2), (2, 4), (0, 4))]
     assert hidden_edges(edges, places, [Fold(1, 3)]) == {1, 2}
     assert hidden_edges(edges, places, []) == set()
 

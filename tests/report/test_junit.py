@@ -23,7 +23,7 @@ from tcverify.campaign import (
     RunStarted,
     Statistics,
 )
-from tcverify.cases.baseline import Known
+from tcverify.cases.baseline import KnownFinding
 from tcverify.cases.counterexample import Counterexample
 from tcverify.program import Finding
 from tcverify.report.junit import JUNIT_NAME, JunitReport
@@ -32,7 +32,7 @@ from tests.report.test_report import nasty_case
 
 FACTS = PassFacts("Pass", "mine:Pass")
 STARTED = CampaignStarted(FACTS, "2 ranks", "gloo", 20, None, 1, True)
-KNOWN = Known("mine:Pass", "race", "'op' is read early", reason="accepted")
+KNOWN = KnownFinding("mine:Pass", "race", "'op' is read early", reason="accepted")
 
 
 def finished(verdict: str = "passed", *cases: Counterexample, **changes: Any) -> CampaignFinished:

@@ -12,13 +12,13 @@ import torch
 from rich.console import Console
 from torch import fx
 
-from tcverify.application import InProcess, Point
-from tcverify.application.loading import prepare
+from tcverify.application import CodePoint, InProcess
+from tcverify.application.loading import prepare_pass
 from tcverify.campaign import CampaignFinished, Event, RunFinished, Statistics
-from tcverify.campaign.search import KernelFound, Searched
+from tcverify.campaign.search import KernelFound, SearchSummary
 from tcverify.campaign.search.kernels import Rewrite, kernel_of
 from tcverify.program import Mesh, Program
-from tcverify.report.coverage import changed_rank, kernel_lines, patterns, rewrite_words
+from tcverify.report.coverage import changed_rank, group_kernels, kernel_lines, rewrite_words
 from tcverify.report.formats import reports
 from tcverify.report.html import kernels
 from tcverify.report.html.kernels import PAGE_NAME, KernelReport, make_kernel_page, to_kernel_page
@@ -71,8 +71,8 @@ def renames_another_addition(gm: fx.GraphModule) -> None:
     gm.graph.erase_node(node)
 
 
-def kernel(pass_: Callable[[fx.GraphModule], None], program: Program, new: Sequence[Point] = ()) -> KernelFound:
-    subject = InProcess(prepare(pass_, "", {}))
+def kernel(pass_: Callable[[fx.GraphModule], None], program: Program, new: Sequence[CodePoint] = ()) -> KernelFound:
+    subject = InProcess(prepare_pass(pass_, "", {}))
     one = kernel_of(program, (), lambda p, watch: subject.start(p, watch=watch)(), (), ())
     return KernelFound(program, tuple(new), one.rewrite, one.changed, one.rewritten)
 
@@ -87,13 +87,13 @@ def finished(*found: KernelFound, name: str = "mine", mesh: str = "2 ranks") -> 
         "",
         "examples",
         1,
-        searched=Searched(found),
+        searched=SearchSummary(found),
     )
 
 
 @pytest.fixture
 def dropping() -> KernelFound:
-    return kernel(drops_middle_reduction, blocks(1), [Point("/home/me/mine.py", n, -1) for n in (3, 7, 8, 9)])
+    return kernel(drops_middle_reduction, blocks(1), [CodePoint("/home/me/mine.py", n, -1) for n in (3, 7, 8, 9)])
 
 
 # ------------------------------------------------------------------------------------------------------------- in words
@@ -143,8 +143,8 @@ def test_what_is_no_program_is_not_kept() -> None:
 def test_of_a_rewrite_the_smallest_kernel_is_shown_and_the_others_are_counted(dropping: KernelFound) -> None:
     more = [replace(kernel(drops_middle_reduction, blocks(n)), rewrite=dropping.rewrite) for n in (3, 2)]
     alone = [kernel(leaves_alone, blocks(n)) for n in (2, 1)]
-    searched = Searched((*more, *alone, dropping, kernel(swaps_operands, blocks(1))))
-    assert [(one.words, len(one.kernels)) for one in patterns(searched)] == [
+    searched = SearchSummary((*more, *alone, dropping, kernel(swaps_operands, blocks(1))))
+    assert [(one.words, len(one.kernels)) for one in group_kernels(searched)] == [
         ("drops all_reduce", 3),
         ("rewires add", 1),
         ("left as it is", 2),
@@ -189,7 +189,7 @@ def test_of_a_rewrite_the_smallest_kernel_is_shown_and_the_others_are_counted(dr
 
 
 def test_the_rank_is_told_where_it_is_not_the_first() -> None:
-    lines = [line.text for line in kernel_lines(Searched((kernel(swaps_on_odd_ranks, two_groups()),)))]
+    lines = [line.text for line in kernel_lines(SearchSummary((kernel(swaps_on_odd_ranks, two_groups()),)))]
     assert "  on rank 1" in lines
     assert sum(line.startswith(("  - ", "  + ")) for line in lines) == 2
 
@@ -242,7 +242,7 @@ def test_what_others_wrote_stays_text() -> None:
     for node in program.graphs[0].nodes:
         if node.op == "call_function":
             node.name = f"{HOSTILE}{node.name}"
-    found = kernel(leaves_alone, program, [Point(f"/home/{HOSTILE}", 1)])
+    found = kernel(leaves_alone, program, [CodePoint(f"/home/{HOSTILE}", 1)])
     found = replace(found, rewrite=((f"a::{HOSTILE.replace('.', '')}", 1),), changed=True)
     drawn = replace(found, rewritten=two_groups())
     page = Reader(to_kernel_page([finished(found, drawn, name=HOSTILE, mesh=HOSTILE)]))

@@ -20,9 +20,9 @@ from tcverify.program import Finding, GraphBuilder, Program, loads, spmd_program
 from tcverify.report import block as blocks
 from tcverify.report.block import make_block
 from tcverify.report.console import make_console
-from tcverify.report.listing import columns, difference
+from tcverify.report.listing import columns, listing_difference
 from tcverify.report.markdown import to_markdown
-from tcverify.report.sanitize import count, error_text, plain, wrap
+from tcverify.report.sanitize import error_text, plural, sanitize, wrap
 from tcverify.report.script import to_script
 from tcverify.report.terminal import show
 from tcverify.report.text import to_text
@@ -164,7 +164,7 @@ def test_the_script_holds_the_program() -> None:
 
 
 def test_plain_leaves_ordinary_text_alone() -> None:
-    assert plain("all_reduce → norm · 2⁻⁵¹ «é» 日本") == "all_reduce → norm · 2⁻⁵¹ «é» 日本"
+    assert sanitize("all_reduce → norm · 2⁻⁵¹ «é» 日本") == "all_reduce → norm · 2⁻⁵¹ «é» 日本"
 
 
 @pytest.mark.parametrize(
@@ -178,18 +178,18 @@ def test_plain_leaves_ordinary_text_alone() -> None:
     ],
 )
 def test_plain_spells_out_what_acts(text: str, expected: str) -> None:
-    assert plain(text) == expected
+    assert sanitize(text) == expected
 
 
 def test_plain_bounds_the_length() -> None:
-    assert len(plain("x" * 10**6)) < 1100
+    assert len(sanitize("x" * 10**6)) < 1100
 
 
 # --------------------------------------------------------------------------------------------------------------- shape
 
 
 def test_plurals() -> None:
-    assert [count(n, "node") for n in (0, 1, 2)] == ["0 nodes", "1 node", "2 nodes"]
+    assert [plural(n, "node") for n in (0, 1, 2)] == ["0 nodes", "1 node", "2 nodes"]
 
 
 def test_lines_are_broken_at_blanks_and_indented() -> None:
@@ -259,7 +259,7 @@ def test_of_a_long_graph_only_the_change_is_shown() -> None:
 
 
 def test_the_difference_of_equal_programs_has_no_marks() -> None:
-    assert {line.mark for line in difference(reduce_then_norm(), reduce_then_norm(), 0)} == {" "}
+    assert {line.mark for line in listing_difference(reduce_then_norm(), reduce_then_norm(), 0)} == {" "}
 
 
 def test_an_unchanged_program_is_called_so() -> None:

@@ -18,7 +18,7 @@ from torch import fx
 
 from tcverify.campaign import FindingFound
 from tcverify.cases.counterexample import Counterexample, write_counterexample
-from tcverify.checks.streams.replay import replay
+from tcverify.checks.streams.replay import replay_streams
 from tcverify.cli.main import main
 from tcverify.errors import UsageError
 from tcverify.passes import Multistream
@@ -113,7 +113,7 @@ def test_slices_are_what_the_replay_says() -> None:
             }
             expected = {
                 (op.node, op.stream, op.op, ", ".join(op.resources)): (op.start_s, op.end_s)
-                for op in replay(program, rank).ops
+                for op in replay_streams(program, rank).ops
             }
             assert told.keys() == expected.keys()
             for key, (start, end) in expected.items():
@@ -126,7 +126,7 @@ def test_flows_are_the_arrows_of_the_replay() -> None:
     case = schedule_case("race", 3)
     assert case.rewritten is not None
     told = {(e["args"]["record"], e["args"]["wait"]) for e in events(case) if e["ph"] == "s" and e["pid"] == 3}
-    assert told == {(arrow.record, arrow.wait) for arrow in replay(case.rewritten, 1).arrows}
+    assert told == {(arrow.record, arrow.wait) for arrow in replay_streams(case.rewritten, 1).arrows}
 
 
 def test_processes_and_threads_are_named_and_sorted() -> None:
@@ -290,7 +290,7 @@ def test_other_ranks_bear_no_marks() -> None:
 def test_long_graphs_are_drawn_around_the_finding() -> None:
     case = schedule_case("race", 40)
     assert case.rewritten is not None
-    last = [op.node for op in replay(case.rewritten, 0).ops][-30]
+    last = [op.node for op in replay_streams(case.rewritten, 0).ops][-30]
     moved = replace(case, finding=replace(case.finding, data={}, node=last))
     for given, name in ((case, "add_rms_norm2"), (moved, last)):
         drawn = draw_schedule(given, 0)
@@ -305,7 +305,7 @@ def test_long_graphs_are_drawn_around_the_finding() -> None:
 def test_accesses_that_are_far_apart_show_the_second() -> None:
     case = schedule_case("race", 40)
     assert case.rewritten is not None
-    names = [op.node for op in replay(case.rewritten, 0).ops]
+    names = [op.node for op in replay_streams(case.rewritten, 0).ops]
     far = replace(case, finding=replace(case.finding, node=None, data={"first": names[0], "second": names[-1]}))
     _, after = charts(far)
     assert [bar.mark for bar in after.bars if bar.mark] == ["second"]

@@ -13,7 +13,7 @@ from hypothesis import given, seed, settings
 
 from tcverify import verify
 from tcverify.application import InProcess, Pair
-from tcverify.application.loading import prepare
+from tcverify.application.loading import prepare_pass
 from tcverify.campaign.hypothesis_settings import SETTINGS
 from tcverify.errors import ProgramError
 from tcverify.execution import Lockstep
@@ -325,7 +325,7 @@ def test_nothing_that_is_small_changes() -> None:
 @pytest.mark.parametrize("strategy", ["structured", "moe", "overlap", "bucketing"])
 def test_a_program_and_its_twin_have_one_verdict(strategy: str) -> None:
     seen: Counter[str] = Counter()
-    sound, broken = (InProcess(prepare(p, "", {})) for p in (SequenceParallel, FirstChunkForAll))
+    sound, broken = (InProcess(prepare_pass(p, "", {})) for p in (SequenceParallel, FirstChunkForAll))
 
     @seed(3)
     @settings(SETTINGS, max_examples=12)

@@ -51,7 +51,7 @@ ALLOWED = {
         "compile",
     ): "the source of the pass's own module is parsed for its lines, and not run",
     (
-        "tcverify/execution/process_group/keeper.py",
+        "tcverify/execution/process_group/torchrun_keeper.py",
         "subprocess",
     ): "tcverify itself, started by its keeper with the user's arguments, no shell",
     (

@@ -13,7 +13,7 @@ from torch import fx
 from tcverify.execution import Lockstep
 from tcverify.program import PARTIAL, VARYING, GraphBuilder, InputSpec, Mesh, MeshDim, Program, Recipe, spmd_program
 from tcverify.shrink import reduce
-from tcverify.shrink.graph.async_groups import untidy
+from tcverify.shrink.graph.async_groups import count_untidy
 from tcverify.shrink.graph.legalize import facts_of
 from tcverify.shrink.graph.sketch import sketch_of
 from tcverify.strategies import DECODERS, all_meshes
@@ -45,7 +45,7 @@ def reduced(program: Program, shows: Callable[[Program], bool]) -> Program:
     """What is left, every program on the way being in order."""
 
     def watched(trial: Program) -> bool:
-        assert untidy(facts_of(sketch_of(trial))) == 0
+        assert count_untidy(facts_of(sketch_of(trial))) == 0
         return shows(trial)
 
     assert watched(program)
@@ -152,9 +152,9 @@ def test_what_is_written_into_a_buffer_is_written_into_a_new_tensor() -> None:
 
 def test_no_edit_takes_a_wait_from_its_start() -> None:
     program = written(lambda b, x: waited(b, "all_reduce", x, "sum", "tp"))
-    assert untidy(facts_of(sketch_of(program))) == 0
+    assert count_untidy(facts_of(sketch_of(program))) == 0
     racing = written(lambda b, x: b.call("aten::relu", b.call(C + "all_reduce", x, "sum", "tp")))
-    assert untidy(facts_of(sketch_of(racing))) == 2  # read, and never waited for
+    assert count_untidy(facts_of(sketch_of(racing))) == 2  # read, and never waited for
     assert ops(reduced(program, lambda p: bool(named(p, C + "all_reduce")))) == ["all_reduce", "wait_tensor"]
 
 

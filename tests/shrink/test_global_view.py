@@ -199,7 +199,7 @@ def test_writes_and_what_nobody_needs_go() -> None:
 
 
 def test_costs_that_matter_are_kept() -> None:
-    program = timing.timed(
+    program = timing.with_timing(
         chain(2, "[0] replicated", "[0, 1] replicated", relu=True), timing.decode_timing(b"\x05" * 9)
     )
     assert program.streams is not None

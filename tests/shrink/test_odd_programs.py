@@ -29,8 +29,8 @@ from tcverify.program import (
     spmd_program,
 )
 from tcverify.shrink import reduce
-from tcverify.shrink.graph.legalize import facts_of, fit
-from tcverify.shrink.graph.sketch import Ref, replaced, sketch_of
+from tcverify.shrink.graph.legalize import facts_of, legalize_edit
+from tcverify.shrink.graph.sketch import Ref, replace_steps, sketch_of
 from tests.support.predicates import has_neg, named, ops, reduced_then_normed
 from tests.support.programs import TP2, reduce_then_norm
 
@@ -213,8 +213,8 @@ def test_no_step_reads_what_its_rank_lacks() -> None:
     facts = facts_of(sketch_of(program))
     assert not facts.precedes("relu_default", "select_int")
     assert facts.precedes("x", "select_int")
-    assert fit(facts, replaced(facts.sketch, {"select_int": Ref("relu_default")})) is None
-    assert fit(facts, replaced(facts.sketch, {"select_int": Ref("x")})) is not None
+    assert legalize_edit(facts, replace_steps(facts.sketch, {"select_int": Ref("relu_default")})) is None
+    assert legalize_edit(facts, replace_steps(facts.sketch, {"select_int": Ref("x")})) is not None
     reduction = reduce(program, has_neg)
     assert has_neg(reduction.program)
     for graph in reduction.program.graphs:

@@ -30,7 +30,7 @@ from tcverify.program import (
     spmd_program,
 )
 from tcverify.shrink import Reduction, greedy, reduce
-from tcverify.shrink.graph.static_shapes import reshaped
+from tcverify.shrink.graph.static_shapes import reshape_like
 from tcverify.strategies import all_meshes, decode
 from tests.support.predicates import has_neg, is_call, named, ops, reduced_then_normed
 from tests.support.programs import TP2, reduce_then_norm
@@ -179,12 +179,12 @@ def test_views_follow_the_sizes_of_their_operands() -> None:
     ],
 )
 def test_shapes_of_views(before: Any, result: Any, after: Any, expected: Any) -> None:
-    assert reshaped(before, result, after) == expected
+    assert reshape_like(before, result, after) == expected
 
 
 def test_of_several_dims_either_may_give_way() -> None:
-    assert reshaped((12,), (2, 6), (24,), "first") == (4, 6)
-    assert reshaped((12,), (2, 6), (24,), "last") == (2, 12)
+    assert reshape_like((12,), (2, 6), (24,), "first") == (4, 6)
+    assert reshape_like((12,), (2, 6), (24,), "last") == (2, 12)
 
 
 # ------------------------------------------------------------------------------------------------------------- meshes

@@ -6,14 +6,16 @@ from dataclasses import replace
 
 from tcverify.program import Program, StreamSettings
 from tcverify.shrink import reduce
-from tcverify.strategies.timing import FIELDS, Timing, timed
+from tcverify.strategies.timing import FIELDS, Timing, with_timing
 from tests.support.programs import reduce_then_norm
 
 
 def drawn(**fields: object) -> Program:
     """A small program with costs."""
     choices = {"known": "all", "spread": "wide", "streams": ((3,), (5, 6)), "overhead": 3.7e-6, "seed": 7, **fields}
-    return timed(reduce_then_norm(), Timing(**{name: choices.get(name, table[0]) for name, table in FIELDS.items()}))  # type: ignore[arg-type]
+    return with_timing(
+        reduce_then_norm(), Timing(**{name: choices.get(name, table[0]) for name, table in FIELDS.items()})
+    )  # type: ignore[arg-type]
 
 
 def cost(program: Program, name: str, rank: int = 0) -> float | None:

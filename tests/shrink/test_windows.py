@@ -12,7 +12,7 @@ import torch
 from torch import fx
 
 from tcverify.application import InProcess, Pair
-from tcverify.application.loading import prepare
+from tcverify.application.loading import prepare_pass
 from tcverify.execution import Lockstep, Run
 from tcverify.passes import SequenceParallel
 from tcverify.passes.identity import Identity
@@ -31,17 +31,18 @@ from tcverify.program import (
     spmd_program,
 )
 from tcverify.shrink import Reduction, greedy, reduce, suspects_of
-from tcverify.shrink.graph import replacements, units, windows
-from tcverify.shrink.graph.async_groups import phase_of, untidy
-from tcverify.shrink.graph.facts import Facts
-from tcverify.shrink.graph.given_values import as_on_rank, below, on_ranks, plainer, with_shape
-from tcverify.shrink.graph.legalize import facts_of, fit
-from tcverify.shrink.graph.narrowing import narrow, wide
+from tcverify.shrink.graph import inseparable_calls as units
+from tcverify.shrink.graph import replacements, windows
+from tcverify.shrink.graph.async_groups import count_untidy, phase_of
+from tcverify.shrink.graph.given_values import clamp_indices, fix_to_rank, keep_ranks, plain_input, with_shape
+from tcverify.shrink.graph.inseparable_calls import units_of
+from tcverify.shrink.graph.legalize import facts_of, legalize_edit
+from tcverify.shrink.graph.narrowing import is_wide, narrow
 from tcverify.shrink.graph.replacements import Values
-from tcverify.shrink.graph.search import Search
+from tcverify.shrink.graph.search import SketchSearch
 from tcverify.shrink.graph.sketch import program_of, sketch_of
-from tcverify.shrink.graph.units import units_of
-from tcverify.shrink.graph.windows import kept
+from tcverify.shrink.graph.step_facts import Facts
+from tcverify.shrink.graph.windows import keep_calls
 from tcverify.verification.verifier import Verdict, verify
 from tests.mutants.foreign import SunkBelowConstant
 from tests.sizes import NIGHT, by_night
@@ -54,7 +55,7 @@ TP2, TP4 = Mesh.grid({"tp": 2}), Mesh.grid({"tp": 4})
 
 def judging(case: Case) -> Callable[[Program], Verdict]:
     """Verifies the pass of a case on a program."""
-    subject = InProcess(prepare(case.defect, "", {}))
+    subject = InProcess(prepare_pass(case.defect, "", {}))
     return lambda program: verify(subject, program, contract=case.contract)
 
 
@@ -167,7 +168,7 @@ def test_a_program_that_shows_nothing_stays_as_it_is(make: Callable[[int], Progr
 def test_a_sound_pass_shows_nothing_on_any_cut() -> None:
     """What stands for values must not break what a pass may rest on: then a sound pass would be refuted."""
     program = large.transformer(40, 2, marked=20)
-    subject = InProcess(prepare(SequenceParallel(), "", {}))
+    subject = InProcess(prepare_pass(SequenceParallel(), "", {}))
     facts, values = facts_of(sketch_of(program)), Values(program)
     changed = 0
     for made in random_cuts(facts, values, 20, seed=3):
@@ -217,11 +218,11 @@ def random_cuts(facts: Facts, values: Values, count: int, seed: int) -> Iterator
         share = generator.choice([0.05, 0.3, 0.8])
         chosen = [unit for unit in every if generator.random() < share]
         keep = [{name for unit in chosen for i, name in unit.places if i == g} for g in range(len(facts.steps))]
-        edit = kept(facts, values, keep)
+        edit = keep_calls(facts, values, keep)
         assert edit is not None
-        fitted = fit(facts, edit)
+        fitted = legalize_edit(facts, edit)
         assert fitted is not None
-        assert untidy(fitted) <= untidy(facts)
+        assert count_untidy(fitted) <= count_untidy(facts)
         yield program_of(fitted.sketch)
 
 
@@ -287,8 +288,8 @@ def test_a_value_that_is_equal_on_all_ranks_is_replaced_by_one_that_is() -> None
     middle = "add_2"
     (norm,) = (user.name for user in facts.users[0][middle] if "rms_norm" in user.name)
 
-    after_sum = kept(facts, values, [{norm}])
-    before_sum = kept(facts, values, [{"all_reduce_2"}])
+    after_sum = keep_calls(facts, values, [{norm}])
+    before_sum = keep_calls(facts, values, [{"all_reduce_2"}])
 
     assert after_sum is not None
     assert before_sum is not None
@@ -302,7 +303,7 @@ def test_what_stands_under_a_root_stays_above_zero() -> None:
     program = large.tensor_parallel(4)
     facts, values = facts_of(sketch_of(program)), Values(program)
 
-    edit = kept(facts, values, [{"rsqrt_2"}])
+    edit = keep_calls(facts, values, [{"rsqrt_2"}])
 
     assert edit is not None
     (spec,) = (spec for spec in edit.inputs if spec.name.startswith("%"))
@@ -326,10 +327,10 @@ def test_one_name_may_be_another_value_in_another_graph() -> None:
     program = Program(mesh, (first, second), bindings, tuple(specs))
     facts, values = facts_of(sketch_of(program)), Values(program)
 
-    edit = kept(facts, values, [{"abs_1"}, {"neg"}])
+    edit = keep_calls(facts, values, [{"abs_1"}, {"neg"}])
 
     assert edit is not None
-    fitted = fit(facts, edit)
+    fitted = legalize_edit(facts, edit)
     assert fitted is not None
     made = program_of(fitted.sketch)
     assert sorted(spec.shape for spec in made.inputs) == [(3, 2), (4, 6)]
@@ -430,10 +431,10 @@ def test_indices_stay_inside_of_what_they_index(kind: str) -> None:
     def shows(trial: Program) -> bool:
         return bool(named(trial, "aten::embedding")) and Lockstep().run(trial).finished
 
-    search = Search(spmd_program(TP2, specs, build), shows, None)
-    assert wide(search)
+    search = SketchSearch(spmd_program(TP2, specs, build), shows, None)
+    assert is_wide(search)
     narrow(search)
-    assert not wide(search)
+    assert not is_wide(search)
     assert shows(search.program)
 
     found = reduce(search.program, shows).program
@@ -454,7 +455,7 @@ def test_views_with_static_shapes_follow() -> None:
         return value
 
     program = spmd_program(TP2, specs, build)
-    search = Search(program, lambda trial: trial.size == program.size and Lockstep().run(trial).finished, None)
+    search = SketchSearch(program, lambda trial: trial.size == program.size and Lockstep().run(trial).finished, None)
 
     narrow(search)
 
@@ -494,7 +495,7 @@ def test_values_follow_the_ranks_that_are_left() -> None:
     ranks = [1, 3]
     after = Mesh.grid({"dp": 2, "tp": 1})
 
-    smaller = on_ranks(spec, mesh, after, ranks)
+    smaller = keep_ranks(spec, mesh, after, ranks)
 
     for new, old in enumerate(ranks):
         assert torch.equal(local(smaller, after, new), local(spec, mesh, old))
@@ -503,19 +504,19 @@ def test_values_follow_the_ranks_that_are_left() -> None:
 def test_a_shard_of_given_values_is_what_the_rank_holds() -> None:
     spec = InputSpec("x", (4, 6), torch.int64, (("tp", shard(0)),), GIVEN)
 
-    made = as_on_rank(spec, TP2, 1, 0)
+    made = fix_to_rank(spec, TP2, 1, 0)
 
     assert made.placements == ()
     assert torch.equal(local(made, TP2, 0), local(spec, TP2, 1))
 
 
 def test_given_values_give_way_to_drawn_ones_in_their_range() -> None:
-    assert plainer(InputSpec("x", (24,), torch.int64, recipe=GIVEN)).recipe == Recipe("integers", 24.0)
-    assert plainer(InputSpec("x", (24,), recipe=GIVEN)).recipe == Recipe()
+    assert plain_input(InputSpec("x", (24,), torch.int64, recipe=GIVEN)).recipe == Recipe("integers", 24.0)
+    assert plain_input(InputSpec("x", (24,), recipe=GIVEN)).recipe == Recipe()
     mask = Recipe("given", values=(0.0, 1.0))
-    assert plainer(InputSpec("x", (2,), torch.bool, recipe=mask)).recipe == Recipe("mask")
+    assert plain_input(InputSpec("x", (2,), torch.bool, recipe=mask)).recipe == Recipe("mask")
     negative = InputSpec("x", (2,), torch.int64, recipe=Recipe("given", values=(-1.0, 1.0)))
-    assert plainer(negative) is negative
+    assert plain_input(negative) is negative
 
 
 def test_integers_are_cut_off_at_the_size_that_they_index() -> None:
@@ -523,12 +524,12 @@ def test_integers_are_cut_off_at_the_size_that_they_index() -> None:
     program = spmd_program(TP2, specs, lambda b: (b.input("i"), b.input("f")))
     sketch = sketch_of(program)
 
-    made = below(sketch, {32: 4, 1000: 2})
+    made = clamp_indices(sketch, {32: 4, 1000: 2})
 
     assert made is not None
     assert max(made.inputs[0].recipe.values) == 3
     assert made.inputs[1] == specs[1]
-    assert below(sketch, {16: 4}) is None  # they are no indices of so small a dim
+    assert clamp_indices(sketch, {16: 4}) is None  # they are no indices of so small a dim
 
 
 def test_a_program_with_given_indices_is_reduced_with_them() -> None:

@@ -8,49 +8,49 @@ import torch
 from tcverify.errors import InternalError
 from tcverify.ops import ShapeError
 from tcverify.program import PARTIAL, Mesh, MeshDim, Recipe, shard
-from tcverify.strategies.transformer.draft import RANK, Draft, Group, PerRank, Value
+from tcverify.strategies.transformer.draft import RANK, DraftGroup, DraftValue, PerRank, ProgramDraft
 
 TP2 = Mesh.grid({"tp": 2})
 UNEVEN = Mesh(3, (MeshDim("tp", ((0,), (1, 2))),))
 ALL_REDUCE = "tensor_cast::all_reduce"
 
 
-def tokens(draft: Draft, rows: int = 4, sharded: bool = False) -> Value:
+def tokens(draft: ProgramDraft, rows: int = 4, sharded: bool = False) -> DraftValue:
     return draft.input("x", (rows, 8), torch.float32, (("tp", shard(0) if sharded else PARTIAL),), Recipe())
 
 
-def names(draft: Draft, result: Value) -> list[str]:
+def names(draft: ProgramDraft, result: DraftValue) -> list[str]:
     return [n.name for n in draft.program(result, 0, ()).graphs[0].nodes if n.op == "call_function"]
 
 
 def test_values_have_a_shape_as_soon_as_they_are_written() -> None:
-    draft = Draft(TP2)
-    part = draft.call("tensor_cast::reduce_scatter", (x := tokens(draft)), x, 0, RANK, Group("tp"))
+    draft = ProgramDraft(TP2)
+    part = draft.call("tensor_cast::reduce_scatter", (x := tokens(draft)), x, 0, RANK, DraftGroup("tp"))
     assert draft.shape(part) == (2, 8)
 
 
 def test_what_differs_between_ranks_has_no_shape() -> None:
-    draft = Draft(TP2)
+    draft = ProgramDraft(TP2)
     assert draft.shape(tokens(draft, rows=3, sharded=True)) is None
 
 
 def test_a_call_that_some_rank_cannot_run_is_not_added() -> None:
-    draft = Draft(UNEVEN)
+    draft = ProgramDraft(UNEVEN)
     x = tokens(draft, rows=3)
-    assert draft.attempt("tensor_cast::reduce_scatter", x, x, 0, RANK, Group("tp")) is None
-    assert draft.attempt("tensor_cast::reduce_scatter", x, x, 1, RANK, Group("tp")) is not None
+    assert draft.attempt("tensor_cast::reduce_scatter", x, x, 0, RANK, DraftGroup("tp")) is None
+    assert draft.attempt("tensor_cast::reduce_scatter", x, x, 1, RANK, DraftGroup("tp")) is not None
 
 
 def test_members_of_a_group_contribute_equal_shapes() -> None:
-    draft = Draft(TP2)
+    draft = ProgramDraft(TP2)
     x = tokens(draft, rows=3, sharded=True)
-    assert draft.attempt(ALL_REDUCE, x, x, RANK, Group("tp")) is None
+    assert draft.attempt(ALL_REDUCE, x, x, RANK, DraftGroup("tp")) is None
     alone = PerRank("alone", lambda rank: [rank])
     assert draft.attempt(ALL_REDUCE, x, x, RANK, alone) is not None
 
 
 def test_check_raises_for_what_an_edit_has_broken() -> None:
-    draft = Draft(TP2)
+    draft = ProgramDraft(TP2)
     x = tokens(draft)
     made = draft.call("aten::view", x, x, [8, 4])
     draft.check(made)
@@ -60,9 +60,9 @@ def test_check_raises_for_what_an_edit_has_broken() -> None:
 
 
 def test_readers_are_redirected_but_for_what_the_new_value_reads() -> None:
-    draft = Draft(TP2)
+    draft = ProgramDraft(TP2)
     x = tokens(draft)
-    total = draft.call(ALL_REDUCE, x, x, RANK, Group("tp"))
+    total = draft.call(ALL_REDUCE, x, x, RANK, DraftGroup("tp"))
     end = draft.call("tensor_cast::gelu", x, total)
     draft.behind = total
     between = draft.call("tensor_cast::silu", x, total)
@@ -71,9 +71,9 @@ def test_readers_are_redirected_but_for_what_the_new_value_reads() -> None:
 
 
 def test_a_step_behind_a_value_runs_before_its_other_readers() -> None:
-    draft = Draft(TP2)
+    draft = ProgramDraft(TP2)
     x = tokens(draft)
-    total = draft.call(ALL_REDUCE, x, x, RANK, Group("tp"))
+    total = draft.call(ALL_REDUCE, x, x, RANK, DraftGroup("tp"))
     end = draft.call("tensor_cast::gelu", x, total)
     draft.behind = total
     written = draft.call("aten::add_.Tensor", x, total, 0.5)
@@ -82,7 +82,7 @@ def test_a_step_behind_a_value_runs_before_its_other_readers() -> None:
 
 
 def test_a_write_into_what_is_not_needed_is_dropped() -> None:
-    draft = Draft(TP2)
+    draft = ProgramDraft(TP2)
     x, other = tokens(draft), tokens(draft)
     total = draft.call("aten::clone", x, other)
     draft.change(draft.call("aten::add_.Tensor", x, total, 0.5), on=total)
@@ -90,7 +90,7 @@ def test_a_write_into_what_is_not_needed_is_dropped() -> None:
 
 
 def test_a_copy_is_changed_apart() -> None:
-    draft = Draft(TP2)
+    draft = ProgramDraft(TP2)
     x = tokens(draft)
     made = draft.call("tensor_cast::gelu", x, x)
     trial = draft.copy()
@@ -99,13 +99,13 @@ def test_a_copy_is_changed_apart() -> None:
 
 
 def test_an_input_cannot_be_changed() -> None:
-    draft = Draft(TP2)
+    draft = ProgramDraft(TP2)
     with pytest.raises(InternalError, match="an input of a draft cannot be changed"):
         draft.change(tokens(draft), args=())
 
 
 def test_values_of_one_rank_constant() -> None:
-    draft = Draft(TP2)
+    draft = ProgramDraft(TP2)
     x = tokens(draft)
     start = PerRank("start", lambda rank: 2 * rank)
     end = PerRank("end", lambda rank: 2 * rank + 2)

@@ -13,8 +13,8 @@ from tcverify.program import Mesh, Program, dumps
 from tcverify.strategies import DECODERS
 from tcverify.strategies.choices import decode_choices, encode_choices
 from tcverify.strategies.transformer.mutations import MUTATIONS
-from tcverify.strategies.transformer.near_miss import KINDS, RECORDS, SIZES, WIDTH, decode_records, mutated
-from tcverify.strategies.transformer.programs import finish, write
+from tcverify.strategies.transformer.near_miss import KINDS, RECORDS, SIZES, WIDTH, decode_records, write_mutated
+from tcverify.strategies.transformer.programs import finish_program, write_program
 
 TP2 = Mesh.grid({"tp": 2})
 GRID = Mesh.grid({"dp": 2, "tp": 2})
@@ -29,7 +29,7 @@ def near_miss(
     *records: tuple[str, int, int], mesh: Mesh = TP2, blocks: Any = (FIRST, SECOND, THIRD), **setting: Any
 ) -> Program:
     setting = {"sequence": (2, 0), "layout": "bsh", "batch": 2, "entry": "norm"} | setting
-    return mutated(mesh, *decode_choices(encode_choices(setting, list(blocks))), list(records))
+    return write_mutated(mesh, *decode_choices(encode_choices(setting, list(blocks))), list(records))
 
 
 def calls(program: Program, op: str) -> list[fx.Node]:
@@ -48,7 +48,7 @@ def test_the_table_of_kinds_names_every_mutation_and_no_other() -> None:
 
 def test_no_choices_mutate_nothing() -> None:
     assert decode_records(b"") == [("none", 0, 0)] * RECORDS
-    plain = finish(write(TP2, *decode_choices(b"")))
+    plain = finish_program(write_program(TP2, *decode_choices(b"")))
     program = DECODERS["near-miss"].decode(TP2, b"")
     assert (program.size, len(program.inputs)) == (plain.size, len(plain.inputs))
 

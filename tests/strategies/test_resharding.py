@@ -15,11 +15,20 @@ from tcverify.execution import Lockstep
 from tcverify.ops import DeviceMesh, Layout, Resharding, qualified_name
 from tcverify.program import Mesh, MeshDim, PlacedPlan, Program, dumps
 from tcverify.strategies import RESHARDING_WORLD_SIZES
-from tcverify.strategies.resharding.choices import HEADER, KINDS, MESHES, RECORD, RECORDS, fitting, grid_of, mesh_of
+from tcverify.strategies.resharding.choices import (
+    HEADER,
+    KINDS,
+    MESHES,
+    RECORD,
+    RECORDS,
+    fitting_mesh,
+    grid_of,
+    mesh_of,
+)
+from tcverify.strategies.resharding.decision_table import row_of
 from tcverify.strategies.resharding.motifs import MOTIFS
 from tcverify.strategies.resharding.programs import WIDTH, decode_resharding, plan_of
-from tcverify.strategies.resharding.rows import ROWS, SUMS
-from tcverify.strategies.resharding.table import row_of
+from tcverify.strategies.resharding.table_rows import ROWS, SUMS
 
 
 def drawn(world_size: int, *records: dict[str, object], **header: object) -> PlacedPlan:
@@ -97,9 +106,9 @@ def test_a_grid_has_two_dims_and_the_simplest_is_square() -> None:
 
 def test_meshes_are_cut_to_what_divides() -> None:
     mesh = DeviceMesh.of(3, 0, 2, 1)
-    assert fitting(mesh, 6) == DeviceMesh.of(3, 0, 2)
-    assert fitting(mesh, 7) is None
-    assert fitting(DeviceMesh.of(2), 7) == DeviceMesh.of(2)
+    assert fitting_mesh(mesh, 6) == DeviceMesh.of(3, 0, 2)
+    assert fitting_mesh(mesh, 7) is None
+    assert fitting_mesh(DeviceMesh.of(2), 7) == DeviceMesh.of(2)
 
 
 # ---------------------------------------------------------------------------------------------------------------- rows

@@ -13,7 +13,15 @@ from tcverify.execution import Lockstep
 from tcverify.ops import qualified_name
 from tcverify.program import Mesh, MeshDim, Program, dumps
 from tcverify.strategies import STRATEGIES, WORLD_SIZES, all_meshes, decode, transformer_programs
-from tcverify.strategies.choices import BLOCK, HEADER, WIDTH, Block, Setting, decode_choices, encode_choices
+from tcverify.strategies.choices import (
+    BLOCK,
+    HEADER,
+    WIDTH,
+    BlockChoices,
+    TransformerSetting,
+    decode_choices,
+    encode_choices,
+)
 from tcverify.strategies.transformer.roles import roles_of
 
 TP2 = Mesh.grid({"tp": 2})
@@ -35,8 +43,8 @@ def group_names(program: Program) -> set[str]:
 
 
 def test_the_tables_are_in_the_order_of_the_records() -> None:
-    assert [f.name for f in fields(Setting)] == list(HEADER)
-    assert [f.name for f in fields(Block)] == list(BLOCK)
+    assert [f.name for f in fields(TransformerSetting)] == list(HEADER)
+    assert [f.name for f in fields(BlockChoices)] == list(BLOCK)
 
 
 def test_no_choices_give_the_program_that_returns_its_input() -> None:

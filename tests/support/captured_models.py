@@ -24,7 +24,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 from tcverify.capturing import Captured, capture, program_of
-from tcverify.capturing.processes import Source, capture_all
+from tcverify.capturing.processes import CaptureSource, capture_all
 from tcverify.ops import qualified_name
 from tcverify.program import VARYING, Program
 from tests.sizes import by_night
@@ -362,7 +362,7 @@ def captured(model: str, way: str) -> Program:
     Raises:
         ProgramError: it cannot be captured in this way.
     """
-    sources = [Source(f"{__file__}:{model}_by_{way}", rank, WORLD) for rank in range(WORLD)]
+    sources = [CaptureSource(f"{__file__}:{model}_by_{way}", rank, WORLD) for rank in range(WORLD)]
     found: list[Captured] = []
     for graphs in capture_all(sources):
         assert isinstance(graphs, list)

@@ -6,9 +6,9 @@ import random
 from dataclasses import replace
 
 from tcverify.program import Mesh, Program
-from tcverify.strategies.functional.choices import RECORD_WIDTH, Setting, decode_record
-from tcverify.strategies.functional.collectives import land
-from tcverify.strategies.functional.programs import MOTIFS, closed, opened, priced
+from tcverify.strategies.functional.choices import RECORD_WIDTH, FunctionalSetting, decode_record
+from tcverify.strategies.functional.collectives import wait_for_due
+from tcverify.strategies.functional.programs import MOTIFS, add_costs, close_flow, open_flow
 from tcverify.strategies.timing import WIDTH as TIMING_WIDTH
 from tcverify.strategies.timing import decode_timing
 
@@ -22,7 +22,7 @@ def large_functional_program(mesh: Mesh, nodes: int, seed: int) -> Program:
     part = min(nodes, 600)
     program = _large(mesh, nodes * part // max(_large(mesh, part, seed).size, 1), seed)
     timing = replace(decode_timing(bytes(TIMING_WIDTH)), known="all", spread="wide", balance=1.0, seed=seed % 256)
-    return priced(program, timing)
+    return add_costs(program, timing)
 
 
 #: What large programs consist of.
@@ -31,12 +31,12 @@ _REPEATED = ("compute", "matmul", "collective", "norm", "gradient", "column-row"
 
 def _large(mesh: Mesh, calls: int, seed: int) -> Program:
     generator = random.Random(seed)
-    flow = opened(mesh, Setting("any", 1, 8, 2, "f32", False, "varying", 3, seed % 256))
+    flow = open_flow(mesh, FunctionalSetting("any", 1, 8, 2, "f32", False, "varying", 3, seed % 256))
     while len(flow.script) < calls:
         kind = _REPEATED[generator.randrange(len(_REPEATED))]
         record = replace(decode_record("any", generator.randbytes(RECORD_WIDTH)), kind=kind)
         flow.attempt(MOTIFS[kind], record)
-        land(flow, flow.number)
+        wait_for_due(flow, flow.number)
         flow.pool, flow.outputs = flow.pool[-16:], flow.outputs[-4:]
         flow.number += 1
-    return closed(flow)
+    return close_flow(flow)

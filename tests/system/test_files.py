@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tcverify.campaign import Corpus, recover
+from tcverify.campaign import Corpus, recover_in_flight
 from tcverify.errors import UsageError
 from tcverify.system.files import remove_unfinished, write_atomically, writer
 
@@ -69,7 +69,7 @@ def test_what_others_may_still_write_is_left_alone(tmp_path: Path) -> None:
 def test_a_run_removes_what_a_dead_one_left_of_a_counterexample(tmp_path: Path) -> None:
     reports = tmp_path / "reports"
     places = [left_behind(reports / "0123abcd" / "counterexample.json"), left_behind(reports / "crashed-0123abcd.json")]
-    assert recover(tmp_path / "state", reports) == []
+    assert recover_in_flight(tmp_path / "state", reports) == []
     assert not any(place.exists() for place in places)
 
 

@@ -12,29 +12,29 @@ from typing import Any
 import pytest
 from hypothesis import strategies as st
 
-from tcverify.application import Guarded, Point
+from tcverify.application import CodePoint, Guarded
 from tcverify.campaign import (
     CampaignFinished,
+    CampaignPlan,
     CampaignStarted,
-    Case,
     Corpus,
+    CorpusCase,
     Coverage,
     Event,
     FindingFound,
-    Plan,
     Progress,
     Statistics,
 )
-from tcverify.campaign.search import Search
-from tcverify.cases.baseline import Baseline, Known, known_of
+from tcverify.campaign.search import ProgramSearch
+from tcverify.cases.baseline import Baseline, KnownFinding, known_of
 from tcverify.cases.counterexample import read_counterexample, write_counterexample
 from tcverify.errors import ExecutorError, PassLoadError, UnsupportedOp, UsageError
 from tcverify.program import Contract, Mesh, Program, dumps
 from tcverify.report.coverage import unreached_lines
 from tcverify.strategies import STRATEGIES, register_strategy
-from tcverify.workers import RANGE, DividedCampaign, Drawing, Outcome, Slice, Worker, driver
-from tcverify.workers.driver import LOST_LIMIT, WORKERS_DIR, recover
-from tcverify.workers.worker import silence_of
+from tcverify.workers import RANGE, DividedCampaign, DrawPlan, Slice, SliceOutcome, Worker, driver
+from tcverify.workers.driver import LOST_LIMIT, WORKERS_DIR, recover_cases
+from tcverify.workers.worker import longest_silence
 from tests.support.programs import reduce_then_norm
 
 PASSES = """\
@@ -92,7 +92,7 @@ def whole(gm):
 def done():
     pass
 """
-TWO = Drawing("small", 2)
+TWO = DrawPlan("small", 2)
 
 
 def small(mesh: Mesh | None = None, world_size: int | None = None) -> st.SearchStrategy[Program]:
@@ -168,7 +168,7 @@ def run(tmp_path: Path, subject: Callable[[str], Guarded]) -> Iterator[Callable[
     ) -> CampaignFinished:
         crews.append(crew or Here())
         options: dict[str, Any] = {"max_examples": 20, "seed": 1, "shrink_time": 0.5, "earlier": False, **plan}
-        plan_ = Plan(TWO.programs(), "2 ranks", tmp_path / "reports", tmp_path / "state", **options)
+        plan_ = CampaignPlan(TWO.programs(), "2 ranks", tmp_path / "reports", tmp_path / "state", **options)
         campaign = DividedCampaign(
             of if isinstance(of, Guarded) else subject(of), plan_, TWO, "none", crews[-1],
             (told if told is not None else []).append, [(events if events is not None else []).append],
@@ -186,10 +186,10 @@ Run = Callable[..., CampaignFinished]
 
 
 def test_a_slice_is_read_as_it_was_written() -> None:
-    case = Case("mine:Pass", "2 ranks", reduce_then_norm(), ("a",), "wrong-value", deep=True)
+    case = CorpusCase("mine:Pass", "2 ranks", reduce_then_norm(), ("a",), "wrong-value", deep=True)
     known = (known_entry(),)
     part = Slice(
-        number=3, drawing=Drawing("structured", 4, {"dp": 2, "tp": 2}, {"cap": [1, "x", False]}), mesh="dp=2,tp=2",
+        number=3, drawing=DrawPlan("structured", 4, {"dp": 2, "tp": 2}, {"cap": [1, "x", False]}), mesh="dp=2,tp=2",
         target="mine:Pass", pass_options={"a": "b"}, pass_timeout=7.0, contract=Contract(metadata=False), confirm="gloo",
         checks=["equivalence"], domain="exact", shrink_time=1.5, max_examples=50, max_time=None, seed=99, directory="/d",
         report_dir="/r", state_dir="/s", corpus="/c", fail_fast=True, collect=True, deep=True, earlier=True, known=known,
@@ -203,14 +203,14 @@ def test_a_slice_is_read_as_it_was_written() -> None:
     again.drawing.programs().validate()
 
 
-def known_entry() -> Known:
-    return Known("mine:Pass", "wrong-value", "norm is #", "title", "abc", "reason")
+def known_entry() -> KnownFinding:
+    return KnownFinding("mine:Pass", "wrong-value", "norm is #", "title", "abc", "reason")
 
 
 @pytest.mark.parametrize("error", [UsageError("no", "do"), PassLoadError("what"), UnsupportedOp("aten::x", "why")])
 def test_errors_of_workers_are_errors_here(error: Any) -> None:
     counts = Statistics(programs=3, fired=Counter(p=2), doubt_details={"a": "b"})
-    outcome = Outcome.loads(Outcome(counts, stop="failed", crashed=["x"], error=error).dumps())
+    outcome = SliceOutcome.loads(SliceOutcome(counts, stop="failed", crashed=["x"], error=error).dumps())
     assert type(outcome.error) is type(error)
     assert (outcome.error.message, outcome.error.hint) == (error.message, error.hint)
     assert outcome.statistics == counts
@@ -292,7 +292,7 @@ def test_time_ends_it(run: Run) -> None:
 def test_cases_are_tried_first_and_beside_the_programs(run: Run, tmp_path: Path) -> None:
     corpus = Corpus(tmp_path / "corpus", pytest.fail)
     program = reduce_then_norm()
-    first = [Case("mine:Pass", "2 ranks", replace(program, seed=seed), ("a",)) for seed in range(3)]
+    first = [CorpusCase("mine:Pass", "2 ranks", replace(program, seed=seed), ("a",)) for seed in range(3)]
     crew = Here()
     finished = run("tcverify.passes:SequenceParallel", crew, first=first, corpus=corpus, max_examples=2)
     assert finished.statistics.programs == finished.statistics.passed == 5
@@ -342,9 +342,9 @@ def test_a_campaign_may_be_silent_for_as_long_as_its_limits_let_it() -> None:
         timeout = 600.0
 
     executor: Any = Patient()
-    assert silence_of(20.0, None) > 3 * 5 * 20.0
-    assert silence_of(100.0, None) - silence_of(20.0, None) > 3 * 5 * 80.0
-    assert silence_of(20.0, executor) - silence_of(20.0, None) > 3 * 600.0
+    assert longest_silence(20.0, None) > 3 * 5 * 20.0
+    assert longest_silence(100.0, None) - longest_silence(20.0, None) > 3 * 5 * 80.0
+    assert longest_silence(20.0, executor) - longest_silence(20.0, None) > 3 * 600.0
 
 
 def slice_of(target: str, place: Path, **options: Any) -> Slice:
@@ -360,17 +360,17 @@ def test_a_worker_says_with_each_program_for_how_long_silence_is_normal(tmp_path
     beats: list[float] = []
     part = slice_of("tcverify.passes:Identity", tmp_path, max_examples=5)
     with Worker() as worker:
-        outcome = Outcome.loads(worker.work(part.dumps(), beat=beats.append))
+        outcome = SliceOutcome.loads(worker.work(part.dumps(), beat=beats.append))
     assert outcome.statistics.programs == 5
     assert len(beats) >= 5
-    assert set(beats) == {silence_of(20.0, None)}
+    assert set(beats) == {longest_silence(20.0, None)}
 
 
 def test_a_slice_is_searched_as_well_whatever_its_worker_has_done_before(tmp_path: Path) -> None:
     target = "tests.support.searched_passes:cancels_negations"
     part = slice_of(target, tmp_path, checks=["equivalence"], max_examples=100, covered=(), search=True)
     with Worker() as worker:
-        first, second = (Outcome.loads(worker.work(part.dumps())) for _ in range(2))
+        first, second = (SliceOutcome.loads(worker.work(part.dumps())) for _ in range(2))
     assert first.statistics.changed > 0
     assert first.statistics.changed == second.statistics.changed
     assert first.reached == second.reached
@@ -379,18 +379,18 @@ def test_a_slice_is_searched_as_well_whatever_its_worker_has_done_before(tmp_pat
 def test_shares_of_a_searched_campaign_are_large_enough_to_learn_something(run: Run) -> None:
     here = Here(size=2)
     with Guarded("tests.support.searched_passes:cancels_negations", covered=()) as subject:
-        finished = run(subject, here, max_examples=210, checks=["equivalence"], search=Search(subject, 1))
+        finished = run(subject, here, max_examples=210, checks=["equivalence"], search=ProgramSearch(subject, 1))
     assert finished.statistics.programs == 210
     assert [part.max_examples for part in here.given] == [100, 100, 10]
     assert finished.statistics.changed > 0  # no program that is drawn has two negations
 
 
 def test_files_of_a_pass_that_lie_elsewhere_on_a_worker_are_taken_for_those_here() -> None:
-    outcome = Outcome(
-        Statistics(), files=["/there/a.py"], reached={Point("/there/a.py", 3), Point("/there/b.py", 1, 0)}
+    outcome = SliceOutcome(
+        Statistics(), files=["/there/a.py"], reached={CodePoint("/there/a.py", 3), CodePoint("/there/b.py", 1, 0)}
     )
-    again = Outcome.loads(outcome.dumps())
-    assert set(again.reached_of(["/here/a.py"])) == {Point("/here/a.py", 3), Point("/there/b.py", 1, 0)}
+    again = SliceOutcome.loads(outcome.dumps())
+    assert set(again.reached_of(["/here/a.py"])) == {CodePoint("/here/a.py", 3), CodePoint("/there/b.py", 1, 0)}
 
 
 # ------------------------------------------------------------------------------------------------------- what goes wrong
@@ -434,7 +434,10 @@ def test_what_a_lost_slice_had_found_is_kept(run: Run, tmp_path: Path) -> None:
 def test_an_error_of_a_worker_ends_the_run_and_keeps_what_was_found(run: Run, tmp_path: Path) -> None:
     (case, *_) = run("drops_reductions").counterexamples
     crew, events = Here(size=2), list[Event]()
-    outcomes = [Outcome(Statistics(), stop="failed", error=PassLoadError("gone")), Outcome(Statistics(), found=[case])]
+    outcomes = [
+        SliceOutcome(Statistics(), stop="failed", error=PassLoadError("gone")),
+        SliceOutcome(Statistics(), found=[case]),
+    ]
     crew.next = lambda: (crew._waiting.pop()[0], outcomes.pop(0).dumps())  # type: ignore[method-assign]
     with pytest.raises(PassLoadError, match="gone"):
         run("drops_reductions", crew, events=events, max_examples=2 * RANGE)
@@ -457,7 +460,7 @@ def test_a_finding_that_cannot_be_kept_stays_where_the_worker_put_it(run: Run, t
 
     def closed() -> tuple[int, str | None]:
         answer = plain_next()
-        for one in Outcome.loads(answer[1] or "").found:
+        for one in SliceOutcome.loads(answer[1] or "").found:
             (tmp_path / "reports" / one.id).write_text("")  # for root, too: no directory can be made there
         return answer
 
@@ -473,7 +476,7 @@ def test_what_nobody_told_is_found_by_the_next_run(run: Run, tmp_path: Path) -> 
     left = tmp_path / "other" / WORKERS_DIR
     write_counterexample(case, left / f"{socket.gethostname()}-{2**22 + 1}" / "0")
     write_counterexample(case, left / f"{socket.gethostname()}-1" / "0")  # init lives
-    assert [one.id for one in recover(tmp_path / "other")] == [case.id]
+    assert [one.id for one in recover_cases(tmp_path / "other")] == [case.id]
     assert (tmp_path / "other" / case.id / "counterexample.json").is_file()
     assert [path.name for path in left.iterdir()] == [f"{socket.gethostname()}-1"]
-    assert recover(tmp_path / "other") == []
+    assert recover_cases(tmp_path / "other") == []

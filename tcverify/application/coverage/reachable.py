@@ -56,7 +56,7 @@ class Function:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class ReachableCode:
     """What can be reached in a file; nothing where it cannot be read.
 
     Attributes:
@@ -72,14 +72,14 @@ class Source:
 
 
 @cache
-def source_of(file: str) -> Source:
+def source_of(file: str) -> ReachableCode:
     """Read a file. One that is no source file that this Python reads has nothing to reach."""
     try:
         text = Path(file).read_text(encoding="utf-8")
         tree = ast.parse(text)
         code = compile(text, file, "exec", dont_inherit=True)
     except (OSError, ValueError, SyntaxError):
-        return Source((), {}, {})
+        return ReachableCode((), {}, {})
     conditions: dict[int, Condition] = {}
     true: dict[int, tuple[int, ...]] = {}
     for node in sorted(filter(None, map(_condition, ast.walk(tree))), key=lambda one: one.line):
@@ -98,7 +98,7 @@ def source_of(file: str) -> Source:
     for name, found, first, last in _functions(code, "", bodies):
         lines = frozenset(line for line in found if first <= line <= last)
         functions.append(Function(name, lines, lines & own))
-    return Source(tuple(functions), conditions, true, returned)
+    return ReachableCode(tuple(functions), conditions, true, returned)
 
 
 #: Functions that answer with true or false.
@@ -161,4 +161,4 @@ def _lines(code: CodeType) -> set[int]:
     return found
 
 
-__all__ = ["Condition", "Function", "Source", "returns_condition", "source_of"]
+__all__ = ["Condition", "Function", "ReachableCode", "returns_condition", "source_of"]

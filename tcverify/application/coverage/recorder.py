@@ -27,7 +27,7 @@ from tcverify.application.coverage.reachable import source_of
 _MONITORING: Any = getattr(sys, "monitoring", None)
 
 
-class Point(NamedTuple):
+class CodePoint(NamedTuple):
     """A place in the pass's code that was reached.
 
     Attributes:
@@ -114,8 +114,8 @@ class Recorder:
 
     def __init__(self, scope: Scope, *, monitored: bool | None = None) -> None:
         self.scope = scope
-        self._seen: set[Point] = set()
-        self._new: list[Point] = []
+        self._seen: set[CodePoint] = set()
+        self._new: list[CodePoint] = []
         self._programs = 1
         self._traced = True
         self._outcomes: set[Hashable] = set()  # of programs that were watched
@@ -123,13 +123,13 @@ class Recorder:
         self._digested: set[tuple[int, int, int]] = set()
         self._foreign: set[str] = set()  # names of files that do not belong to the pass
         self._steps: dict[str, set[tuple[int, int]]] = {}
-        self._missing: dict[int, tuple[set[Point], int]] = {}
+        self._missing: dict[int, tuple[set[CodePoint], int]] = {}
         self._looked: dict[tuple[str, int], dict[str, None]] | None = None
         self._tool: int | None = None
         if monitored if monitored is not None else _MONITORING is not None:
             self._tool = self._monitor()
 
-    def taken(self) -> list[Point]:
+    def taken(self) -> list[CodePoint]:
         """What a program has reached for the first time; called after each.
 
         Where watching costs time, the 1st, 2nd, 4th, 8th, … program is watched, each that follows one that was watched and
@@ -152,7 +152,7 @@ class Recorder:
             self._outcomes.add(outcome)
         return missed
 
-    def ask(self, points: Iterable[Point], *, look: bool = False) -> None:
+    def ask(self, points: Iterable[CodePoint], *, look: bool = False) -> None:
         """Report these places again if the next program reaches them, and watch it in any case.
 
         Args:
@@ -162,7 +162,7 @@ class Recorder:
         self._traced = True
         self.forget(points)
 
-    def forget(self, points: Iterable[Point] | None) -> None:
+    def forget(self, points: Iterable[CodePoint] | None) -> None:
         """Report these places (None: all) again, as if no program had reached them."""
         again = self._seen.intersection(self._seen if points is None else points)
         if again:
@@ -211,21 +211,21 @@ class Recorder:
             _MONITORING.free_tool_id(self._tool)
             self._tool = None
 
-    def _reach(self, point: Point) -> None:
+    def _reach(self, point: CodePoint) -> None:
         if point not in self._seen:
             self._seen.add(point)
             self._new.append(point)
 
     def _ran(self, file: str, line: int) -> None:
         """Note that a line runs, and with it that the conditions were true in whose bodies it stands."""
-        self._reach(Point(file, line))
+        self._reach(CodePoint(file, line))
         for condition in source_of(file).true.get(line, ()):
-            self._reach(Point(file, condition, 1))
+            self._reach(CodePoint(file, condition, 1))
 
     def _returned(self, file: str, line: int, value: Any) -> None:
         """Note what a function returned, where that is a condition. Of other objects it is not asked whether they are true."""
         if line in source_of(file).returned and (value is None or isinstance(value, (bool, int, list, tuple, fx.Node))):
-            self._reach(Point(file, line, int(bool(value))))
+            self._reach(CodePoint(file, line, int(bool(value))))
 
     # ------------------------------------------------------------------------------------------------ sys.monitoring
 
@@ -267,7 +267,7 @@ class Recorder:
             line = _layout(code).line(offset)
             self._returned(file, line, value)
             wanted = line in source_of(file).returned and not all(
-                Point(file, line, one) in self._seen for one in (0, 1)
+                CodePoint(file, line, one) in self._seen for one in (0, 1)
             )
             return None if wanted else monitoring.DISABLE
 
@@ -293,8 +293,8 @@ class Recorder:
         if outcome is None and layout.leaves(target):
             outcome = False  # a jump back or a return is filed under the line of the condition
         if outcome is not None:
-            self._reach(Point(file, condition.line, int(outcome)))
-        if Point(file, condition.line, 0) in self._seen:
+            self._reach(CodePoint(file, condition.line, int(outcome)))
+        if CodePoint(file, condition.line, 0) in self._seen:
             return True
         self._digested.add((id(code), offset, target))
         return False
@@ -332,7 +332,7 @@ class Recorder:
 
         return trace
 
-    def _left(self, code: CodeType, file: str) -> set[Point]:
+    def _left(self, code: CodeType, file: str) -> set[CodePoint]:
         """What is yet to be reached of a function."""
         missing, known = self._missing.get(id(code), (None, 0))
         if missing is None:
@@ -342,8 +342,8 @@ class Recorder:
             lines = {line for _, _, line in code.co_lines() if line} & counted
             conditions = {source.conditions[line].line for line in lines if line in source.conditions}
             conditions |= lines & source.returned
-            missing = {Point(file, line) for line in lines}
-            missing |= {Point(file, line, outcome) for line in conditions for outcome in (0, 1)}
+            missing = {CodePoint(file, line) for line in lines}
+            missing |= {CodePoint(file, line, outcome) for line in conditions for outcome in (0, 1)}
         if known != len(self._seen):
             missing = {point for point in missing if point not in self._seen}
             self._missing[id(code)] = missing, len(self._seen)
@@ -356,7 +356,7 @@ class Recorder:
         condition = source_of(file).conditions.get(last)
         outcome = None if condition is None else bool(line) and condition.outcome(line)
         if condition is not None and outcome is not None:
-            self._reach(Point(file, condition.line, int(outcome)))
+            self._reach(CodePoint(file, condition.line, int(outcome)))
 
 
 class _Layout:
@@ -382,4 +382,4 @@ def _layout(code: CodeType) -> _Layout:
     return _Layout(code)
 
 
-__all__ = ["Point", "Recorder", "Scope", "scope_of"]
+__all__ = ["CodePoint", "Recorder", "Scope", "scope_of"]

@@ -11,7 +11,7 @@ from typing import Any
 from torch import fx
 
 from tcverify.application.apply import apply_pass
-from tcverify.application.coverage.recorder import Point, Recorder, scope_of
+from tcverify.application.coverage.recorder import CodePoint, Recorder, scope_of
 from tcverify.application.coverage.vocabulary import Vocabulary, vocabulary_of
 from tcverify.application.edit_log import EditPlace, EditRecorder
 from tcverify.application.loading import LoadedPass
@@ -30,7 +30,7 @@ class Watch:
         judge: whether the rewritten program is wanted, and what is wrong with it; else what is reached is all that is reported.
     """
 
-    points: frozenset[Point] = frozenset()
+    points: frozenset[CodePoint] = frozenset()
     look: bool = False
     edits: bool = False
     judge: bool = True
@@ -53,7 +53,7 @@ class WatchedPass:
         self._plain = loaded
         self._loaded = self._watched(loaded) if self._recorder.traces else loaded
         self._brief = brief
-        self._last: list[Point] = []
+        self._last: list[CodePoint] = []
         self.files = self._scope.files
 
     @cached_property

@@ -6,7 +6,7 @@ That takes applications of the pass alone. Programs one edit away from a kernel 
 condition of which one outcome was never seen.
 """
 
-from tcverify.campaign.search.summary import KernelFound, Searched
-from tcverify.campaign.search.turns import Search, search_of
+from tcverify.campaign.search.summary import KernelFound, SearchSummary
+from tcverify.campaign.search.turns import ProgramSearch, search_of
 
-__all__ = ["KernelFound", "Search", "Searched", "search_of"]
+__all__ = ["KernelFound", "ProgramSearch", "SearchSummary", "search_of"]

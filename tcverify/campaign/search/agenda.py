@@ -8,12 +8,12 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
-from tcverify.application import Point
+from tcverify.application import CodePoint
 from tcverify.application.coverage.vocabulary import Vocabulary
 from tcverify.campaign.search.calls import CallPattern
 from tcverify.campaign.search.edits import FAMILIES, Edit, Site
 from tcverify.campaign.search.kernels import Kernel, outlines
-from tcverify.shrink.graph.facts import Facts
+from tcverify.shrink.graph.step_facts import Facts
 
 #: How many of the edits that are tried are such as may turn a condition of which one outcome was never seen, while there are any.
 GOALS = 0.5
@@ -159,7 +159,7 @@ class Agenda:
         """Say whether an edit of a family has led to something new."""
         self._yields.count(family, new)
 
-    def next(self, points: Collection[Point]) -> tuple[Kernel, str, Edit] | None:
+    def next(self, points: Collection[CodePoint]) -> tuple[Kernel, str, Edit] | None:
         """The edit that is tried next, with its kernel and family; None where none is left.
 
         Args:
@@ -215,7 +215,7 @@ class Agenda:
             self.apart,
         )
 
-    def _aimed(self, points: Collection[Point]) -> tuple[Kernel, str, Edit] | None:
+    def _aimed(self, points: Collection[CodePoint]) -> tuple[Kernel, str, Edit] | None:
         """An edit that may turn a condition of which one outcome was never seen, with its kernel and family."""
         if self._seen != (now := (len(self.kernels), len(points))):
             self._seen = now
@@ -250,7 +250,7 @@ class Agenda:
         return sorted(found, key=lambda one: _serves(one[1], goals))
 
 
-def _wanted(kernel: Kernel, points: Collection[Point]) -> frozenset[tuple[str, int]]:
+def _wanted(kernel: Kernel, points: Collection[CodePoint]) -> frozenset[tuple[str, int]]:
     return frozenset(
         (p.file, p.line) for p in kernel.new if p.outcome >= 0 and p._replace(outcome=1 - p.outcome) not in points
     )

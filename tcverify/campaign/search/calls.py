@@ -13,9 +13,9 @@ from torch.fx.node import map_aggregate
 from tcverify.campaign.search.editor import Editor, operands
 from tcverify.ops import TensorSpec, qualified_name
 from tcverify.program import Mesh, RankConstant
-from tcverify.shrink.graph.facts import Facts
-from tcverify.shrink.graph.sketch import Ref, Step
-from tcverify.shrink.graph.static_shapes import refitted
+from tcverify.shrink.graph.sketch import Ref, SketchStep
+from tcverify.shrink.graph.static_shapes import refit_call
+from tcverify.shrink.graph.step_facts import Facts
 
 Type = tuple[tuple[int, ...], torch.dtype]
 
@@ -23,7 +23,7 @@ Type = tuple[tuple[int, ...], torch.dtype]
 MOST = 4
 
 
-class Misfit(Exception):
+class EditDoesNotFit(Exception):
     """An edit comes to nothing."""
 
 
@@ -179,7 +179,7 @@ class CallPattern:
         for name, role in self.constants.items():
             values = role.fitting(editor.facts.sketch.mesh).on(editor.facts.sketch.mesh)
             if values is None:
-                raise Misfit
+                raise EditDoesNotFit
             names[name] = editor.constant(name, values)
 
         def leaf(value: Any) -> Any:
@@ -188,9 +188,9 @@ class CallPattern:
             return names[value.name] if isinstance(value, RankConstant) else value
 
         args, kwargs = map_aggregate((self.args, self.kwargs), leaf)
-        step = Step("", "call_function", self.target, tuple(args), dict(kwargs))
+        step = SketchStep("", "call_function", self.target, tuple(args), dict(kwargs))
         if self.types and self.types[0][0] != first[0]:
-            step = refitted(step, self.types[0][0], self.result, first[0], "first")
+            step = refit_call(step, self.types[0][0], self.result, first[0], "first")
         return editor.call(self.target, step.args, step.kwargs, behind)
 
 
@@ -204,7 +204,7 @@ def patterns_of(facts: Facts) -> Iterator[CallPattern]:
                     yield pattern
 
 
-def _pattern(facts: Facts, graph: int, step: Step) -> CallPattern | None:
+def _pattern(facts: Facts, graph: int, step: SketchStep) -> CallPattern | None:
     real = facts.typings[graph].real
     specs = [spec for name in operands(step) if isinstance(spec := real.get(name), TensorSpec)]
     if not specs or len(specs) < len(operands(step)):
@@ -279,4 +279,4 @@ def _beside(shape: tuple[int, ...], first: tuple[int, ...]) -> tuple[Any, ...]:
     return tuple(next((back for back, n in enumerate(reversed(first)) if n == size), "size") for size in shape)
 
 
-__all__ = ["CallPattern", "Calls", "Hole", "Misfit", "Role", "Type", "patterns_of"]
+__all__ = ["CallPattern", "Calls", "EditDoesNotFit", "Hole", "Role", "Type", "patterns_of"]

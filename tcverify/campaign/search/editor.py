@@ -13,8 +13,8 @@ from torch.fx.node import map_aggregate
 from tcverify.ops import qualified_name
 from tcverify.ops.leaves import leaves
 from tcverify.program import InputSpec, Placement, RankConstant, Recipe
-from tcverify.shrink.graph.facts import Facts
-from tcverify.shrink.graph.sketch import Ref, Sketch, Step, result_of, with_result
+from tcverify.shrink.graph.sketch import Ref, Sketch, SketchStep, result_of, with_result
+from tcverify.shrink.graph.step_facts import Facts
 
 
 class Editor:
@@ -46,7 +46,7 @@ class Editor:
         self._inputs.append(InputSpec(name, tuple(shape), dtype, placements, recipe or plain_recipe(dtype)))
         for graph in self._graphs:
             first = sum(step.op == "placeholder" for step in graph)
-            graph.insert(first, Step(name, "placeholder", name, ()))
+            graph.insert(first, SketchStep(name, "placeholder", name, ()))
         return Ref(name)
 
     def call(self, target: Any, args: Any, kwargs: Mapping[str, Any], behind: str | None = None) -> Ref:
@@ -55,7 +55,7 @@ class Editor:
         name = next(f"{short}_{i}" for i in itertools.count(1) if f"{short}_{i}" not in self._taken)
         self._taken.add(name)
         self.added.append(name)
-        step = Step(name, "call_function", target, tuple(args), dict(kwargs))
+        step = SketchStep(name, "call_function", target, tuple(args), dict(kwargs))
         for graph in self._graphs:
             known = {one.name: place for place, one in enumerate(graph)}
             if all(read in known for read in step.reads):
@@ -85,7 +85,7 @@ class Editor:
                 if step.name == reader:
                     graph[place] = with_operand(step, slot, ref)
 
-    def change(self, step: Step) -> None:
+    def change(self, step: SketchStep) -> None:
         """Put a step in the place of the one of its name."""
         for graph in self._graphs:
             for place, old in enumerate(graph):
@@ -130,12 +130,12 @@ def plain_recipe(dtype: torch.dtype) -> Recipe:
     return Recipe() if dtype.is_floating_point or dtype.is_complex else Recipe("integers", 2.0)
 
 
-def operands(step: Step) -> list[str]:
+def operands(step: SketchStep) -> list[str]:
     """What a step reads, once for each place where it does."""
     return [ref.name for ref in leaves((step.args, step.kwargs), Ref)]
 
 
-def with_operand(step: Step, slot: int, ref: Any) -> Step:
+def with_operand(step: SketchStep, slot: int, ref: Any) -> SketchStep:
     numbers = itertools.count()
 
     def leaf(value: Any) -> Any:

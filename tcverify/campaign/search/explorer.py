@@ -7,20 +7,20 @@ import random
 from collections import deque
 from collections.abc import Iterator
 
-from tcverify.application import Pair, Point, Watch
+from tcverify.application import CodePoint, Pair, Watch
 from tcverify.application.coverage.vocabulary import Vocabulary
 from tcverify.campaign.search.agenda import Agenda
-from tcverify.campaign.search.calls import CallPattern, Calls, Misfit
+from tcverify.campaign.search.calls import CallPattern, Calls, EditDoesNotFit
 from tcverify.campaign.search.edits import Edit
 from tcverify.campaign.search.kernels import Apply, Edge, Kernel, Rewrite, edges_of, kernel_of, kernels_of, rewrite_of
-from tcverify.campaign.search.more_ranks import moved
-from tcverify.campaign.search.synthesis import synthesised
+from tcverify.campaign.search.more_ranks import move_to_more_ranks
+from tcverify.campaign.search.synthesis import synthesise_calls
 from tcverify.errors import TcverifyError
 from tcverify.program import Program, program_id
-from tcverify.shrink.graph.async_groups import untidy
-from tcverify.shrink.graph.facts import Facts
-from tcverify.shrink.graph.legalize import facts_of, fit
+from tcverify.shrink.graph.async_groups import count_untidy
+from tcverify.shrink.graph.legalize import facts_of, legalize_edit
 from tcverify.shrink.graph.sketch import program_of, sketch_of
+from tcverify.shrink.graph.step_facts import Facts
 
 #: Nodes of programs that the pass is applied to for reductions: at first, and for each node of the programs that were tried.
 AT_FIRST, PER_NODE = 1_500, 1
@@ -49,13 +49,13 @@ class Explorer:
     """
 
     def __init__(self, apply: Apply, vocabulary: Vocabulary, seed: int = 0) -> None:
-        self.points: dict[Point, None] = {}
+        self.points: dict[CodePoint, None] = {}
         self._apply = apply
         self._named = vocabulary.ops
         self._agenda = Agenda(vocabulary, self._patterns, seed)
         self._calls = Calls(vocabulary.ops)
         for name in vocabulary.ops:
-            self._calls.guess(synthesised(name))
+            self._calls.guess(synthesise_calls(name))
         self._rewrites: set[Rewrite] = {()}
         self._edges: set[Edge] = set()
         self._parents: dict[str, tuple[Kernel, str, Facts]] = {}  # by program that was made: of what, and by which edit
@@ -111,7 +111,7 @@ class Explorer:
         elif pair.changed and not refuted:
             self._neutral.append((parent, facts))
 
-    def _as_it_is(self, program: Program, points: list[Point], parent: Kernel, refuted: bool) -> Iterator[Kernel]:
+    def _as_it_is(self, program: Program, points: list[CodePoint], parent: Kernel, refuted: bool) -> Iterator[Kernel]:
         kernel = kernel_of(program, points, self._trial, self.points, self._named, parent)
         kernel.judged, kernel.refuted, kernel.wrong = 1, int(refuted), refuted
         yield kernel
@@ -192,7 +192,7 @@ class Explorer:
         others = sorted(self._calls.others(), key=lambda pattern: pattern.target not in inside)
         return [*named, *others[: FEW_PATTERNS - len(named)]]
 
-    def move(self, world_size: int) -> list[Point]:
+    def move(self, world_size: int) -> list[CodePoint]:
         """Go on with programs of other ranks: with the kernels that do there what they did.
 
         Returns:
@@ -204,7 +204,7 @@ class Explorer:
         self._untried.clear()
         self._unjudged.clear()
         for kernel in self._agenda.clear():
-            for program in moved(kernel.program, world_size):
+            for program in move_to_more_ranks(kernel.program, world_size):
                 again = kernel_of(program, kernel.new, self._apply, lost, self._named)
                 if again.changed == kernel.changed and again.rewrite == kernel.rewrite:
                     self._keep(again)
@@ -270,10 +270,10 @@ def _legal(facts: Facts, edit: Edit) -> tuple[Program, Facts] | None:
     """The program that an edit comes to, if it is a legal one, and what is known of it."""
     try:
         sketch = edit.make()
-    except Misfit:
+    except EditDoesNotFit:
         return None
-    made = None if sketch is None else fit(facts, sketch)
-    if made is None or untidy(made) > untidy(facts):
+    made = None if sketch is None else legalize_edit(facts, sketch)
+    if made is None or count_untidy(made) > count_untidy(facts):
         return None
     try:
         return program_of(made.sketch), made

@@ -10,13 +10,13 @@ from typing import TypeAlias
 
 from torch import fx
 
-from tcverify.application import Pair, Point, Watch
+from tcverify.application import CodePoint, Pair, Watch
 from tcverify.ops import qualified_name
 from tcverify.program import Program, program_id
 from tcverify.shrink import COARSE, reduce
-from tcverify.shrink.graph.facts import Facts
 from tcverify.shrink.graph.legalize import facts_of
 from tcverify.shrink.graph.sketch import sketch_of
+from tcverify.shrink.graph.step_facts import Facts
 from tcverify.shrink.graph.windows import keep_around
 from tcverify.shrink.greedy import OutOfTime
 
@@ -108,8 +108,8 @@ class Kernel:
     """
 
     program: Program
-    new: frozenset[Point]
-    reached: frozenset[Point]
+    new: frozenset[CodePoint]
+    reached: frozenset[CodePoint]
     rewrite: Rewrite
     edges: frozenset[Edge]
     changed: bool
@@ -164,9 +164,9 @@ def outlines(facts: Facts) -> set[tuple[str, ...]]:
 
 def kernel_of(
     program: Program,
-    new: Iterable[Point],
+    new: Iterable[CodePoint],
     apply: Apply,
-    known: Iterable[Point],
+    known: Iterable[CodePoint],
     named: Collection[str],
     parent: Kernel | None = None,
 ) -> Kernel:
@@ -195,10 +195,10 @@ def kernel_of(
 
 def kernels_of(
     program: Program,
-    new: Iterable[Point],
+    new: Iterable[CodePoint],
     rewritten: Pair | None,
     apply: Apply,
-    known: Iterable[Point],
+    known: Iterable[CodePoint],
     named: Collection[str],
 ) -> Iterator[Kernel]:
     """The kernels of what a program has shown: its rewrite, where that is new, and the places that are new, the last first.

@@ -9,12 +9,12 @@ from typing import Any
 from tcverify.campaign.search.calls import role_of
 from tcverify.errors import TcverifyError
 from tcverify.program import Mesh, MeshDim, Program, RankBinding
-from tcverify.shrink.graph.legalize import facts_of, fit
-from tcverify.shrink.graph.named_groups import regrouped
+from tcverify.shrink.graph.legalize import facts_of, legalize_edit
+from tcverify.shrink.graph.named_groups import follow_smaller_mesh
 from tcverify.shrink.graph.sketch import Sketch, program_of, sketch_of
 
 
-def moved(program: Program, world_size: int) -> Iterator[Program]:
+def move_to_more_ranks(program: Program, world_size: int) -> Iterator[Program]:
     """The same program on more ranks: in larger groups, of larger inputs and of the same ones; and in more groups.
 
     Yields:
@@ -35,7 +35,7 @@ def moved(program: Program, world_size: int) -> Iterator[Program]:
             replace(spec, shape=tuple(sizes * n if n > 1 else n for n in spec.shape)) for spec in made.inputs
         )
         try:
-            fitted = fit(facts_of(made), replace(made, inputs=inputs))
+            fitted = legalize_edit(facts_of(made), replace(made, inputs=inputs))
             if fitted is not None:
                 yield program_of(fitted.sketch)
         except TcverifyError:
@@ -77,7 +77,7 @@ def _on(sketch: Sketch, mesh: Mesh, ranks: Sequence[int]) -> Sketch | None:
         for known, value in zip(constants, values, strict=True):
             known[name] = value
     made = replace(sketch, mesh=mesh, ranks=tuple(RankBinding(0, known) for known in constants))
-    return regrouped(made, sketch.mesh, ranks)
+    return follow_smaller_mesh(made, sketch.mesh, ranks)
 
 
-__all__ = ["moved"]
+__all__ = ["move_to_more_ranks"]

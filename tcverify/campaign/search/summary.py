@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tcverify.application import Point
+from tcverify.application import CodePoint
 from tcverify.campaign.search.kernels import Rewrite
 from tcverify.campaign.search.localisation import Suspect
 from tcverify.program import Program
@@ -22,14 +22,14 @@ class KernelFound:
     """
 
     program: Program
-    reached: tuple[Point, ...]
+    reached: tuple[CodePoint, ...]
     rewrite: Rewrite
     changed: bool
     rewritten: Program | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Searched:
+class SearchSummary:
     """What a search came to.
 
     Attributes:
@@ -50,4 +50,4 @@ class Searched:
     suspects: tuple[Suspect, ...] = ()
 
 
-__all__ = ["KernelFound", "Searched"]
+__all__ = ["KernelFound", "SearchSummary"]

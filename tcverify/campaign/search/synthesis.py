@@ -32,7 +32,7 @@ _TEXTS = {"reduce_op": "sum", "reduction": "mean"}
 _RANK, _GROUP = RankConstant("rank"), RankConstant("group")
 
 
-def synthesised(name: str) -> list[CallPattern]:
+def synthesise_calls(name: str) -> list[CallPattern]:
     """Return calls of an op that its shape rules take; none where no guess fits."""
     try:
         target = resolve(name)
@@ -104,4 +104,4 @@ def _value(argument: Any, choice: int, holes: Iterator[int]) -> Any:
     return {"bool": False, "str": _TEXTS.get(name)}.get(kind)
 
 
-__all__ = ["synthesised"]
+__all__ = ["synthesise_calls"]

@@ -6,11 +6,11 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator
 
-from tcverify.application import Pair, Point, Subject, Watch
+from tcverify.application import CodePoint, Pair, Subject, Watch
 from tcverify.campaign.search.explorer import Explorer
 from tcverify.campaign.search.kernels import Kernel
 from tcverify.campaign.search.localisation import suspects_of
-from tcverify.campaign.search.summary import KernelFound, Searched
+from tcverify.campaign.search.summary import KernelFound, SearchSummary
 from tcverify.program import NotSerialisable, Program, program_id
 from tcverify.shrink.greedy import OutOfTime
 
@@ -35,12 +35,12 @@ QUIET, QUIET_SHARE = 1_000, 0.5
 MOST_FATAL = 3
 
 
-def search_of(subject: Subject, seed: int, programs: int | None) -> Search | None:
+def search_of(subject: Subject, seed: int, programs: int | None) -> ProgramSearch | None:
     """Return the search of a campaign of so many programs (None: of a time); None where these are so few that all are drawn."""
-    return Search(subject, seed) if programs is None or programs >= FEWEST else None
+    return ProgramSearch(subject, seed) if programs is None or programs >= FEWEST else None
 
 
-class Search:
+class ProgramSearch:
     """Learns what a pass does from the programs of a campaign, and makes programs of that.
 
     Args:
@@ -56,12 +56,12 @@ class Search:
         self._seed = seed
         self._explorer: Explorer | None = None
         self._shown: list[tuple[Program, Pair, bool]] = []
-        self._missed: dict[Point, int] = {}
+        self._missed: dict[CodePoint, int] = {}
         self._drawn = 0
         self._made: set[str] = set()
         self._skipped = self._seen = self._quiet = 0
         self._taken = False
-        self._reached: set[Point] = set()
+        self._reached: set[CodePoint] = set()
         self._left = True  # whether there was a program to make when that was last asked for
         self._fatal = 0
         self._ranks = 0
@@ -116,7 +116,7 @@ class Search:
         """The kernels that have come since this was last asked for."""
         return [] if self._explorer is None else self._explorer.news()
 
-    def reached(self) -> set[Point]:
+    def reached(self) -> set[CodePoint]:
         """The places of the pass that it has reached since this was last asked for, other than by programs of the campaign."""
         reached, self._reached = self._reached, set()
         return reached
@@ -168,16 +168,16 @@ class Search:
         """Whether all that can be made was tried, and nothing new came up for long."""
         return not self._left and self._quiet >= max(QUIET, QUIET_SHARE * self._seen)
 
-    def summary(self) -> Searched:
+    def summary(self) -> SearchSummary:
         """What it came to so far."""
         if self._explorer is None:
-            return Searched()
+            return SearchSummary()
         kernels = (
             KernelFound(one.program, tuple(sorted(one.new)), one.rewrite, one.changed, one.rewritten)
             for one in self.kernels
         )
         explorer = self._explorer
-        return Searched(
+        return SearchSummary(
             tuple(kernels), explorer.behaviours, len(self._made), explorer.further, self._skipped, explorer.exhausted,
             suspects_of(self.kernels),
         )  # fmt: skip
@@ -200,4 +200,4 @@ def _has_layouts(program: Program) -> bool:
     return any("layout" in node.meta for graph in program.graphs for node in graph.nodes)
 
 
-__all__ = ["FIRST", "MOST", "Search", "search_of"]
+__all__ = ["FIRST", "MOST", "ProgramSearch", "search_of"]

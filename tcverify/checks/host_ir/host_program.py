@@ -10,7 +10,7 @@ from tcverify.checks.evidence import Evidence
 from tcverify.checks.host_ir.races import host_races_of, stream_around, stream_words
 from tcverify.checks.streams.anchors import lowered_ranks
 from tcverify.checks.streams.races import clocks_of
-from tcverify.checks.streams.reading import BEGINNING, Reading
+from tcverify.checks.streams.reading import BEGINNING, StreamReading
 from tcverify.ops import lookup
 from tcverify.ops.dialects.multidevice import REDUCE, SET
 from tcverify.program import Contract, Program
@@ -44,7 +44,7 @@ def check_host_program(evidence: Evidence) -> list[Finding | Doubt]:
 # ------------------------------------------------------------------------------------------------------------- streams
 
 
-def _of_streams(reading: Reading, contract: Contract, rank: int) -> Iterator[Finding]:
+def _of_streams(reading: StreamReading, contract: Contract, rank: int) -> Iterator[Finding]:
     promised = contract.streams
     if reading.conflicts:  # it is not known which streams are meant
         return
@@ -74,11 +74,11 @@ def _bad_index(name: str, index: int, promised: float | None, rank: int) -> Find
     return Finding("stream-index", CHECK, title, detail, name, rank, {"index": index, "streams": promised})
 
 
-def _last_switch(reading: Reading) -> str | None:
+def _last_switch(reading: StreamReading) -> str | None:
     return reading.names[reading.switches[-1]] if reading.switches else None
 
 
-def _unsynchronised(reading: Reading, contract: Contract, rank: int) -> Finding | None:
+def _unsynchronised(reading: StreamReading, contract: Contract, rank: int) -> Finding | None:
     """The first op of the first worker that does not wait for the caller's stream, where no race says so already."""
     clocks = clocks_of(reading)
     seen = {MAIN_STREAM}

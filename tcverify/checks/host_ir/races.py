@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from tcverify.checks.memory.parts import WHOLE, Part, covers, overlap
+from tcverify.checks.memory.parts import WHOLE, ByteRange, covers, overlap
 from tcverify.checks.memory.storage import Touch
 from tcverify.checks.streams.clocks import Clocks
 from tcverify.checks.streams.races import Race, RaceKind, excerpt, hints
-from tcverify.checks.streams.reading import BEGINNING, Issued, Reading
+from tcverify.checks.streams.reading import BEGINNING, IssuedOp, StreamReading
 from tcverify.ops import DEALLOCATE
 from tcverify.program import Contract
 from tcverify.program.finding import Finding
@@ -24,10 +24,10 @@ class _Past:
 
 
 #: By storage and part.
-_Pasts = dict[int, dict[Part, _Past]]
+_Pasts = dict[int, dict[ByteRange, _Past]]
 
 
-def host_races_of(reading: Reading, clocks: Clocks, contract: Contract) -> list[Race]:
+def host_races_of(reading: StreamReading, clocks: Clocks, contract: Contract) -> list[Race]:
     """Return the races of a graph in host IR, in issue order.
 
     An access is compared with the last accesses of the parts that overlap its own: of those to a storage, linear in its
@@ -84,7 +84,7 @@ def _compared(pasts: _Pasts, touch: Touch, at: int, second: int | None, stream: 
     return found
 
 
-def told_elsewhere(reading: Reading, race: Race) -> bool:
+def is_reported_elsewhere(reading: StreamReading, race: Race) -> bool:
     """Whether another check says the same: that of order, where the host has not come to a wait for a communication; that of
     memory, where it uses again what it has freed."""
     if race.first == BEGINNING:
@@ -101,7 +101,7 @@ def told_elsewhere(reading: Reading, race: Race) -> bool:
 # ------------------------------------------------------------------------------------------------------------- in words
 
 
-def host_race(reading: Reading, races: list[Race], rank: int) -> Finding:
+def host_race(reading: StreamReading, races: list[Race], rank: int) -> Finding:
     """Report the first of some races of a graph."""
     race = races[0]
     first = reading.ops[race.first] if race.first != BEGINNING else None
@@ -118,16 +118,16 @@ def host_race(reading: Reading, races: list[Race], rank: int) -> Finding:
     }
     blamed = first if race.kind == "output" else second
     name = blamed.name if blamed is not None else None
-    return Finding("race", "happens-before", described(reading, race), "\n".join(lines), name, rank, data)
+    return Finding("race", "happens-before", describe_race(reading, race), "\n".join(lines), name, rank, data)
 
 
-def stream_around(reading: Reading, op: Issued) -> str:
+def stream_around(reading: StreamReading, op: IssuedOp) -> str:
     """What a stream runs before and after an op; of a communication, the stream behind which it begins."""
     queue = [other for other in reading.ops if op.queued_on in (other.stream, other.queued_on)]
     return excerpt(stream_words(reading, op.queued_on), queue, op)
 
 
-def described(reading: Reading, race: Race) -> str:
+def describe_race(reading: StreamReading, race: Race) -> str:
     """A race in one sentence: both accesses, where they run, and what is missing between them."""
     first = reading.ops[race.first] if race.first != BEGINNING else None
     second = reading.ops[race.second] if race.second is not None else reading.output
@@ -140,30 +140,30 @@ def described(reading: Reading, race: Race) -> str:
     else:
         what = "read" if race.kind == "WAR" else "write"
         by = "" if first.name == value else f" by '{first.name}'"
-        access = f"its {what}{by} {where(reading, first)}"
+        access = f"its {what}{by} {describe_place(reading, first)}"
     if race.kind == "output":
         what = f"output '{value}'" if race.value is not None else f"input '{value}', which the graph mutates,"
         return f"{what} is read on {stream_words(reading, MAIN_STREAM)} before {access} is complete: {missing}"
-    me = f"'{second.name}' {where(reading, second)}" if second is not None else "the caller"
+    me = f"'{second.name}' {describe_place(reading, second)}" if second is not None else "the caller"
     frees = second is not None and second.op == DEALLOCATE
     verb = "frees" if frees else "reads" if race.kind == "RAW" else "writes into"
     known = "input " if first is None else ""
     return f"{me} {verb} {known}'{value}' before {access} is complete: {missing}"
 
 
-def where(reading: Reading, op: Issued) -> str:
+def describe_place(reading: StreamReading, op: IssuedOp) -> str:
     """Where an op runs: "on worker stream 1", "on the stream of team [0, 1]"."""
     return f"on {stream_words(reading, op.stream)}"
 
 
-def stream_words(reading: Reading, stream: int) -> str:
+def stream_words(reading: StreamReading, stream: int) -> str:
     """A stream in the words of the source program: whose it is."""
     if stream in reading.teams:
         return f"the stream of team {list(reading.teams[stream])}"
     return "the caller's stream" if stream == MAIN_STREAM else f"worker stream {stream - 1}"
 
 
-def _missing(reading: Reading, race: Race, first: Issued | None, second: Issued | None) -> str:
+def _missing(reading: StreamReading, race: Race, first: IssuedOp | None, second: IssuedOp | None) -> str:
     """The wait or synchronisation that is missing between two accesses."""
     waiting = stream_words(reading, second.queued_on if second is not None else MAIN_STREAM)
     if first is None:
@@ -178,4 +178,12 @@ def _missing(reading: Reading, race: Race, first: Issued | None, second: Issued 
     return f"{waiting} is not synchronised with {stream_words(reading, first.queued_on)} behind '{first.name}'"
 
 
-__all__ = ["described", "host_race", "host_races_of", "stream_around", "stream_words", "told_elsewhere", "where"]
+__all__ = [
+    "describe_place",
+    "describe_race",
+    "host_race",
+    "host_races_of",
+    "is_reported_elsewhere",
+    "stream_around",
+    "stream_words",
+]

@@ -13,8 +13,8 @@ from typing import Any
 
 from torch import fx
 
-from tcverify.checks.memory.storage import Memory, memory_of
-from tcverify.checks.streams.reading import BEGINNING, Issued, Reading
+from tcverify.checks.memory.storage import GraphMemory, memory_of
+from tcverify.checks.streams.reading import BEGINNING, IssuedOp, StreamReading
 from tcverify.errors import ProgramError
 from tcverify.ops import RECORD, WAIT, Layout, Op, lookup, schema_of
 from tcverify.ops.dialects.host_ir import COMMUNICATION_WAIT, CURRENT_STREAM, SET_STREAM, STREAM, SYNCHRONIZE
@@ -30,7 +30,7 @@ def reads_rank(graph: fx.Graph) -> bool:
     return any(node.op == "call_function" and lookup(node.target).name in _TO_A_PEER for node in graph.nodes)
 
 
-def mixes(graph: fx.Graph) -> tuple[str, str] | None:
+def find_mixed_anchors(graph: fx.Graph) -> tuple[str, str] | None:
     """The first anchor and the first op of host IR of a graph that has both, by their names."""
     anchor = host = ""
     for node in graph.nodes:
@@ -40,7 +40,7 @@ def mixes(graph: fx.Graph) -> tuple[str, str] | None:
     return (anchor, host) if anchor and host else None
 
 
-def read_host_ir(graph: fx.Graph, constants: Mapping[str, Any], rank: int) -> Reading:
+def read_host_ir(graph: fx.Graph, constants: Mapping[str, Any], rank: int) -> StreamReading:
     """Read a graph of host IR, in the order in which the host issues it. Linear in the graph (times streams)."""
     return _Reader(graph, constants, rank).read()
 
@@ -50,9 +50,9 @@ class _Reader:
         self._graph = graph
         self._constants = constants
         self._rank = rank
-        self._memory: Memory = memory_of(graph, constants)
+        self._memory: GraphMemory = memory_of(graph, constants)
         self._unknown = set(self._memory.unknown)
-        self._reading = Reading(lowered=True, host=True)
+        self._reading = StreamReading(lowered=True, host=True)
         self._numbers: dict[fx.Node, int] = {}
         self._current = MAIN_STREAM
         self._tokens: dict[fx.Node, int] = {}  # what stands for a stream -> the stream
@@ -66,7 +66,7 @@ class _Reader:
         self._teams: dict[tuple[int, ...], int] = {}
         self._resharded: dict[tuple[int, ...], int] = {}  # ranks -> the last op that reshards among them
 
-    def read(self) -> Reading:
+    def read(self) -> StreamReading:
         reading = self._reading
         for number, node in enumerate(self._graph.nodes):
             self._numbers[node] = number
@@ -108,7 +108,7 @@ class _Reader:
             self._last[self._current] = len(self._reading.ops)
             self._reading.ops.append(issued)
 
-    def _earlier(self, node: fx.Node, issued: Issued) -> tuple[int, ...]:
+    def _earlier(self, node: fx.Node, issued: IssuedOp) -> tuple[int, ...]:
         """The op before a `set` or `reduce` among the same ranks: not lowered yet, they keep their order like those of a team."""
         if not issued.op.startswith("multidevice::"):
             return ()
@@ -130,12 +130,12 @@ class _Reader:
         given = {storage for operand in node.all_input_nodes for storage in memory.holds[self._numbers[operand]]}
         return not given.issuperset(memory.holds[number])
 
-    def _issued(self, number: int, node: fx.Node, op: Op | None) -> Issued:
+    def _issued(self, number: int, node: fx.Node, op: Op | None) -> IssuedOp:
         touches = self._memory.touches[number]
         reads = {touch.storage: touch.through for touch in touches if not touch.writes}
         writes = [touch.storage for touch in touches if touch.writes]
         here = self._current
-        return Issued.of(number, node, op, reads, writes, stream=here, queued_on=here, touches=touches)
+        return IssuedOp.of(number, node, op, reads, writes, stream=here, queued_on=here, touches=touches)
 
     # ------------------------------------------------------------------------------------------------- communications
 
@@ -237,4 +237,4 @@ class _Reader:
         return value
 
 
-__all__ = ["mixes", "read_host_ir", "reads_rank"]
+__all__ = ["find_mixed_anchors", "read_host_ir", "reads_rank"]

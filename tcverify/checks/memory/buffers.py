@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from tcverify.checks.memory.liveness import lives_of
-from tcverify.checks.ordering.accesses import Accesses, Step, accesses_of
-from tcverify.checks.ordering.calls import calls_of
+from tcverify.checks.ordering.accesses import Accesses, AccessStep, accesses_of
+from tcverify.checks.ordering.collective_calls import calls_of
 from tcverify.program import Program
 from tcverify.program.finding import Finding
 
@@ -19,7 +19,7 @@ CHECK = "memory"
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Place:
+class BufferPlace:
     """Where a value lives in the arena of its rank, in bytes; the node that says so, and the group whose ranks agree on it."""
 
     offset: int
@@ -43,7 +43,7 @@ def buffer_findings(program: Program) -> list[Finding]:
     """Return what is wrong with the buffers of a program: one finding per kind, the first on the lowest rank."""
     found: dict[str, Finding] = {}
     judged = set()
-    places: dict[int, dict[int, Place]] = {}
+    places: dict[int, dict[int, BufferPlace]] = {}
     for rank in range(program.world_size):
         accesses = accesses_of(program, rank)
         if id(accesses) in judged:
@@ -62,7 +62,7 @@ def buffer_findings(program: Program) -> list[Finding]:
     return list(found.values())
 
 
-def _own(of: Accesses, rank: int, buffers: dict[int, Place]) -> Iterator[Finding]:
+def _own(of: Accesses, rank: int, buffers: dict[int, BufferPlace]) -> Iterator[Finding]:
     """Collect the buffers of a graph, by storage, and report those that cannot be."""
     for step in of.steps:
         if step.buffer is None:
@@ -90,23 +90,23 @@ def _own(of: Accesses, rank: int, buffers: dict[int, Place]) -> Iterator[Finding
             yield _wrong(title, step.name, rank, data)
 
 
-def _place(step: Step) -> Place | None:
+def _place(step: AccessStep) -> BufferPlace | None:
     said: Any = step.buffer
     if not isinstance(said, dict):
         return None
     offset, nbytes = said.get("offset"), said.get("nbytes")
     if type(offset) is not int or type(nbytes) is not int or offset < 0 or nbytes < 0:
         return None
-    return Place(offset, nbytes, step.name, str(said.get("group", "")))
+    return BufferPlace(offset, nbytes, step.name, str(said.get("group", "")))
 
 
-def _collision(of: Accesses, buffers: dict[int, Place], rank: int) -> Finding | None:
+def _collision(of: Accesses, buffers: dict[int, BufferPlace], rank: int) -> Finding | None:
     """The first value that comes to lie on another one that still lives. Up to there, what lives does not overlap."""
     if len(buffers) < 2:
         return None
-    live: list[Place] = []  # by offset
-    ends: list[tuple[int, Place]] = []
-    until: dict[Place, int] = {}
+    live: list[BufferPlace] = []  # by offset
+    ends: list[tuple[int, BufferPlace]] = []
+    until: dict[BufferPlace, int] = {}
     for life in lives_of(of):
         place = buffers.get(life.storage)
         if place is None or not place.nbytes:
@@ -124,7 +124,7 @@ def _collision(of: Accesses, buffers: dict[int, Place], rank: int) -> Finding | 
     return None
 
 
-def _overlap(of: Accesses, first: Place, second: Place, last: int, rank: int) -> Finding:
+def _overlap(of: Accesses, first: BufferPlace, second: BufferPlace, last: int, rank: int) -> Finding:
     title = f"'{second.node}' comes to lie on '{first.node}', which still lives, in the communication buffers"
     lines = [
         f"'{first.node}' has {first} until '{of.steps[last].name}'",
@@ -138,10 +138,10 @@ def _overlap(of: Accesses, first: Place, second: Place, last: int, rank: int) ->
     return Finding("overlapping-buffers", CHECK, title, "\n".join(lines), second.node, rank, data)
 
 
-def _mismatch(program: Program, places: dict[int, dict[int, Place]]) -> Finding | None:
+def _mismatch(program: Program, places: dict[int, dict[int, BufferPlace]]) -> Finding | None:
     """The first collective whose buffers lie elsewhere on another rank of its group."""
     told: dict[tuple[str, int], tuple[int, str, list[_Where]]] = {}
-    steps: dict[int, dict[str, Step]] = {}
+    steps: dict[int, dict[str, AccessStep]] = {}
     for rank in range(program.world_size):
         accesses = accesses_of(program, rank)
         by_name = steps.get(id(accesses))
@@ -158,14 +158,14 @@ def _mismatch(program: Program, places: dict[int, dict[int, Place]]) -> Finding 
                     f"those on rank {other}"
                 )
                 lines = [
-                    f"rank {r}: '{n}' {_told(found)}"
+                    f"rank {r}: '{n}' {_format_buffers(found)}"
                     for r, n, found in ((other, node, theirs), (rank, call.node, mine))
                 ]
                 return _wrong(title, call.node, rank, {"group": call.group, "number": number}, "\n".join(lines))
     return None
 
 
-def _buffers(step: Step, group: str, places: dict[int, Place]) -> list[_Where]:
+def _buffers(step: AccessStep, group: str, places: dict[int, BufferPlace]) -> list[_Where]:
     """Offset and bytes of the operands of a collective, None for those that lie elsewhere, or in buffers of another group, whose
     ranks need not agree with these. Where the result goes is a matter of each rank: one may reduce in place, and another not."""
     sources = [s for transfer in step.transfers for s in transfer.source] or step.touches
@@ -180,7 +180,7 @@ def _differ(mine: list[_Where], theirs: list[_Where], *, symmetric: bool) -> boo
     return any(a != b and (symmetric or None not in (a, b)) for a, b in zip(mine, theirs, strict=True))
 
 
-def _told(found: list[_Where]) -> str:
+def _format_buffers(found: list[_Where]) -> str:
     texts = [f"bytes {place[0]} to {sum(place)}" if place is not None else "no buffer" for place in found]
     return ", ".join(texts)
 
@@ -189,4 +189,4 @@ def _wrong(title: str, node: str, rank: int, data: dict[str, Any], detail: str =
     return Finding("buffer-mismatch", CHECK, title, detail, node, rank, data)
 
 
-__all__ = ["Place", "buffer_findings"]
+__all__ = ["BufferPlace", "buffer_findings"]

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from tcverify.checks.ordering.accesses import Accesses
-from tcverify.checks.ordering.asynchrony import Flight, asynchrony_of
+from tcverify.checks.ordering.asynchrony import TransferInFlight, asynchrony_of
 
 
 @dataclass(frozen=True, slots=True)
-class Life:
+class StorageLife:
     """A time during which a storage lives: from the first to the last node, by index, with so many bytes."""
 
     storage: int
@@ -34,20 +34,20 @@ class Peak:
     live: tuple[tuple[str, int], ...]
 
 
-def lives_of(accesses: Accesses) -> list[Life]:
+def lives_of(accesses: Accesses) -> list[StorageLife]:
     """Return when every storage lives, by its first node. Linear in the graph; storages of unknown size have no bytes."""
     spans = _spans(accesses)
     resized: dict[int, list[tuple[int, int | None]]] = {}
     for index, step in enumerate(accesses.steps):
         for storage, size in step.resized.items():
             resized.setdefault(storage, []).append((index, size))
-    found: list[Life] = []
+    found: list[StorageLife] = []
     for storage, (first, last) in spans.items():
         nbytes = accesses.nbytes.get(storage, 0)
         if storage in resized:
-            found += _segments(Life(storage, first, last, nbytes), resized[storage])
+            found += _segments(StorageLife(storage, first, last, nbytes), resized[storage])
         else:
-            found.append(Life(storage, first, last, nbytes))
+            found.append(StorageLife(storage, first, last, nbytes))
     found.sort(key=lambda life: life.first)
     return found
 
@@ -64,7 +64,7 @@ def _spans(accesses: Accesses) -> dict[int, tuple[int, int]]:
     asynchrony = asynchrony_of(accesses)
     for index, step in enumerate(steps):
         for number, transfer in enumerate(step.transfers):
-            until = asynchrony.landed.get(Flight(index, number), end)
+            until = asynchrony.landed.get(TransferInFlight(index, number), end)
             for storage in transfer.source:
                 last[storage] = max(last[storage], until)
     for storage in accesses.inputs:
@@ -72,17 +72,17 @@ def _spans(accesses: Accesses) -> dict[int, tuple[int, int]]:
     return {storage: (first[storage], last[storage]) for storage in first}
 
 
-def _segments(whole: Life, events: list[tuple[int, int | None]]) -> Iterator[Life]:
+def _segments(whole: StorageLife, events: list[tuple[int, int | None]]) -> Iterator[StorageLife]:
     begin: int | None = whole.first
     nbytes = whole.nbytes
     for index, size in events:
         if size == 0 and begin is not None:
-            yield Life(whole.storage, begin, index, nbytes)
+            yield StorageLife(whole.storage, begin, index, nbytes)
             begin = None
         elif size != 0 and begin is None:
             begin, nbytes = index, whole.nbytes if size is None else size
     if begin is not None:
-        yield Life(whole.storage, begin, max(begin, whole.last), nbytes)
+        yield StorageLife(whole.storage, begin, max(begin, whole.last), nbytes)
 
 
 def peak_of(accesses: Accesses) -> Peak:
@@ -102,11 +102,11 @@ def peak_of(accesses: Accesses) -> Peak:
     return Peak(most, accesses.steps[at].name if accesses.steps else "", tuple(live))
 
 
-def unsized(accesses: Accesses) -> str | None:
+def find_unsized_value(accesses: Accesses) -> str | None:
     """The name of a value whose bytes are not known, if there is one."""
     missing = (s for step in accesses.steps for s in step.holds if s not in accesses.nbytes)
     storage = next(missing, None)
     return None if storage is None else accesses.value(storage)
 
 
-__all__ = ["Life", "Peak", "lives_of", "peak_of", "unsized"]
+__all__ = ["Peak", "StorageLife", "find_unsized_value", "lives_of", "peak_of"]

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from tcverify.checks.evidence import Evidence
 from tcverify.checks.memory.buffers import buffer_findings
-from tcverify.checks.memory.liveness import Peak, peak_of, unsized
-from tcverify.checks.ordering.accesses import Accesses, Step, distinct_pairs, traits_of
+from tcverify.checks.memory.liveness import Peak, find_unsized_value, peak_of
+from tcverify.checks.ordering.accesses import Accesses, AccessStep, distinct_pairs, traits_of
 from tcverify.program.finding import Doubt, Finding
 
 CHECK = "memory"
@@ -34,7 +34,7 @@ def check_memory(evidence: Evidence) -> list[Finding | Doubt]:
         return []
     for rank, before, after in distinct_pairs(original, rewritten):
         if budget is not None:
-            unknown = unsized(before) or unsized(after)
+            unknown = find_unsized_value(before) or find_unsized_value(after)
             finding = _peak(peak_of(before), peak_of(after), budget, rank)
             if unknown is not None and not doubts:
                 sentence = f"the size of '{unknown}' is not known, so that peaks of memory cannot be compared"
@@ -127,7 +127,7 @@ def _freeing(of: Accesses) -> _Freeing:
     return found
 
 
-def _uses(step: Step) -> Iterator[tuple[str, int]]:
+def _uses(step: AccessStep) -> Iterator[tuple[str, int]]:
     reads = dict.fromkeys((*step.reads, *(s for t in step.transfers for s in t.source)))
     writes = dict.fromkeys((*step.writes, *(s for t in step.transfers for s in t.target if s in step.touches)))
     yield from (("reads", storage) for storage in reads if storage not in writes)

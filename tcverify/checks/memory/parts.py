@@ -17,7 +17,7 @@ _LONGEST = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ByteRange:
     """Bytes of a storage: those at `first` plus a sum of (0 … size − 1) · stride over `dims`.
 
     Attributes:
@@ -37,10 +37,10 @@ class Part:
 
 
 #: All of a storage.
-WHOLE = Part(0, inf, ())
+WHOLE = ByteRange(0, inf, ())
 
 
-def part_of(spec: TensorSpec) -> Part | None:
+def byte_range_of(spec: TensorSpec) -> ByteRange | None:
     """The bytes that the elements of a tensor take; None of a tensor without elements."""
     if not spec.numel:
         return None
@@ -49,7 +49,7 @@ def part_of(spec: TensorSpec) -> Part | None:
 
 
 @lru_cache(maxsize=4096)
-def _part(first: int, shape: tuple[int, ...], stride: tuple[int, ...], itemsize: int) -> Part:
+def _part(first: int, shape: tuple[int, ...], stride: tuple[int, ...], itemsize: int) -> ByteRange:
     dims = sorted((step * itemsize, n) for n, step in zip(shape, stride, strict=True) if n > 1 and step)
     found = [(1, itemsize)]
     for step, n in dims:
@@ -59,15 +59,15 @@ def _part(first: int, shape: tuple[int, ...], stride: tuple[int, ...], itemsize:
         else:
             found.append((step, n))
     last = first + sum(step * (n - 1) for step, n in found)
-    return Part(first, last + 1, tuple(reversed(found)))
+    return ByteRange(first, last + 1, tuple(reversed(found)))
 
 
-def covers(outer: Part, inner: Part) -> bool:
+def covers(outer: ByteRange, inner: ByteRange) -> bool:
     """Whether a part has all bytes of another one. False where that is not plain to see."""
     return outer == inner or (outer.dense and outer.first <= inner.first and inner.end <= outer.end)
 
 
-def overlap(a: Part, b: Part) -> bool:
+def overlap(a: ByteRange, b: ByteRange) -> bool:
     """Whether two parts of one storage have a byte in common. True where that cannot be found out."""
     if a.end <= b.first or b.end <= a.first:
         return False
@@ -77,7 +77,7 @@ def overlap(a: Part, b: Part) -> bool:
 
 
 @lru_cache(maxsize=65536)
-def _overlap(a: Part, b: Part) -> bool:
+def _overlap(a: ByteRange, b: ByteRange) -> bool:
     strides = sorted({step for part in (a, b) for step, _ in part.dims} | {1}, reverse=True)
     if all(coarse % fine == 0 for coarse, fine in pairwise(strides)):
         mine, theirs = _box(a, strides), _box(b, strides)
@@ -87,7 +87,7 @@ def _overlap(a: Part, b: Part) -> bool:
     return end - first > _LONGEST or bool(_bytes(a, first) & _bytes(b, first))
 
 
-def _box(part: Part, strides: list[int]) -> list[tuple[int, int]] | None:
+def _box(part: ByteRange, strides: list[int]) -> list[tuple[int, int]] | None:
     """The numbers of a part's bytes, written with digits worth `strides`: from which to which value each digit goes. None where
     the digits do not go through their values independently of each other."""
     sizes = dict(part.dims)
@@ -114,7 +114,7 @@ def _box(part: Part, strides: list[int]) -> list[tuple[int, int]] | None:
     return found
 
 
-def _bytes(part: Part, first: int) -> int:
+def _bytes(part: ByteRange, first: int) -> int:
     """The bytes of a part as the bits of a number, from `first` on."""
     mask = 1
     for step, size in reversed(part.dims):
@@ -126,4 +126,4 @@ def _bytes(part: Part, first: int) -> int:
     return mask << (part.first - first)
 
 
-__all__ = ["WHOLE", "Part", "covers", "overlap", "part_of"]
+__all__ = ["WHOLE", "ByteRange", "byte_range_of", "covers", "overlap"]

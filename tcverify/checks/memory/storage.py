@@ -16,7 +16,7 @@ from typing import Any
 from torch import fx
 from torch.fx.node import map_aggregate
 
-from tcverify.checks.memory.parts import Part, part_of
+from tcverify.checks.memory.parts import ByteRange, byte_range_of
 from tcverify.errors import ProgramError, UnsupportedOp
 from tcverify.ops import ShapeError, TensorSpec, infer, lookup, schema_of
 from tcverify.program import RankConstant
@@ -71,7 +71,7 @@ class RealValues:
 
 
 @dataclass(slots=True)
-class Memory:
+class GraphMemory:
     """What the nodes of a graph hold and write, by their numbers in graph order.
 
     Storages are numbers. Two views of one storage count as one, also where they do not overlap: which elements a kernel
@@ -108,7 +108,7 @@ class Touch:
 
     storage: int
     through: int
-    part: Part | None
+    part: ByteRange | None
     writes: bool
 
 
@@ -145,10 +145,10 @@ def regions_of(value: Any) -> tuple[Region, ...]:
     return tuple(found)
 
 
-def memory_of(graph: fx.Graph, constants: Mapping[str, Any]) -> Memory:
+def memory_of(graph: fx.Graph, constants: Mapping[str, Any]) -> GraphMemory:
     """Return what the nodes of a program's graph hold and write. Linear in the graph; never raises."""
     values = RealValues()
-    memory = Memory([], [], [], {}, [])
+    memory = GraphMemory([], [], [], {}, [])
     holds: dict[fx.Node, tuple[int, ...]] = {}
     attributes: dict[str, tuple[int, ...]] = {}
     numbers: dict[fx.Node, int] | None = {} if in_host_ir(graph) else None
@@ -206,7 +206,7 @@ def _parts(node: fx.Node, number: int, storages: Sequence[int], values: RealValu
         map_structure(lambda leaf: specs.append(leaf) if isinstance(leaf, TensorSpec) else None, values[node])
     for storage in storages:
         mine = [spec for spec in specs if spec.alias == storage]
-        parts = [part_of(spec) for spec in mine]
+        parts = [byte_range_of(spec) for spec in mine]
         yield from (Touch(storage, number, part, writes) for part in parts if part is not None)
         if not mine:
             yield Touch(storage, number, None, writes)
@@ -280,4 +280,4 @@ def _storages(spec: Any) -> tuple[int, ...]:
     return tuple(dict.fromkeys(found))
 
 
-__all__ = ["Memory", "RealValues", "Region", "Touch", "in_host_ir", "memory_of"]
+__all__ = ["GraphMemory", "RealValues", "Region", "Touch", "in_host_ir", "memory_of"]

@@ -41,7 +41,7 @@ class Transfer:
 
 
 @dataclass(slots=True)
-class Step:
+class AccessStep:
     """What one node does.
 
     Attributes:
@@ -97,7 +97,7 @@ class Accesses:
         parts: of a graph in host IR, per node what it does with which parts of storages.
     """
 
-    steps: list[Step] = field(default_factory=list)
+    steps: list[AccessStep] = field(default_factory=list)
     inputs: dict[int, str] = field(default_factory=dict)
     outputs: tuple[int, ...] = ()
     owner: dict[int, tuple[str, int]] = field(default_factory=dict)
@@ -207,7 +207,7 @@ def _read(graph: fx.Graph, constants: Mapping[str, Any]) -> Accesses:
                 found.inputs.setdefault(storage, node.name)
         touched = tuple(dict.fromkeys(s for operand in node.all_input_nodes for s in holds[operand]))
         after = node.meta.get("after")
-        step = Step(node.name, node.op, touched, held, buffer=node.meta.get("comm_buffer"))
+        step = AccessStep(node.name, node.op, touched, held, buffer=node.meta.get("comm_buffer"))
         step.operands = tuple(numbers[operand] for operand in node.all_input_nodes)
         step.after = tuple(map(str, after)) if isinstance(after, (list, tuple)) else ()
         if node.op == "output":
@@ -221,7 +221,7 @@ def _read(graph: fx.Graph, constants: Mapping[str, Any]) -> Accesses:
 
 
 def _call(
-    step: Step,
+    step: AccessStep,
     node: fx.Node,
     op: Op | None,
     writes: tuple[int, ...],
@@ -248,7 +248,7 @@ def _call(
         step.reads = step.touches if unknown or not _only_looks(step, writes) else ()
 
 
-def _only_looks(step: Step, writes: tuple[int, ...]) -> bool:
+def _only_looks(step: AccessStep, writes: tuple[int, ...]) -> bool:
     """Whether a call makes views, or numbers from shapes."""
     if step.op.startswith(_SHAPE_ONLY):
         return True
@@ -282,4 +282,4 @@ def _transfers(
     return (Transfer(tuple(dict.fromkeys(s for source in sources for s in source)), made),)
 
 
-__all__ = ["RESIZE", "Accesses", "Step", "Traits", "Transfer", "accesses_of", "distinct_pairs", "traits_of"]
+__all__ = ["RESIZE", "AccessStep", "Accesses", "Traits", "Transfer", "accesses_of", "distinct_pairs", "traits_of"]

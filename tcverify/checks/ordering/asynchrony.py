@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Literal, TypeAlias, get_args
 
-from tcverify.checks.memory.parts import WHOLE, Part, overlap
-from tcverify.checks.ordering.accesses import Accesses, Step
+from tcverify.checks.memory.parts import WHOLE, ByteRange, overlap
+from tcverify.checks.ordering.accesses import Accesses, AccessStep
 from tcverify.ops.dialects.host_ir import COMMUNICATION_WAIT
 
 
 @dataclass(frozen=True, slots=True)
-class Flight:
+class TransferInFlight:
     """One transfer of a start. `number` tells transfers of one start apart."""
 
     start: int
@@ -41,7 +41,7 @@ class Hazard:
         storage: the one that both touch.
     """
 
-    flight: Flight
+    flight: TransferInFlight
     node: int
     access: str
     racing: Racing
@@ -59,8 +59,8 @@ class Asynchrony:
         hazards: in graph order; of each node, storage and kind of access the latest transfer that it races with.
     """
 
-    landed: dict[Flight, int] = field(default_factory=dict)
-    lost: dict[Flight, tuple[int, ...]] = field(default_factory=dict)
+    landed: dict[TransferInFlight, int] = field(default_factory=dict)
+    lost: dict[TransferInFlight, tuple[int, ...]] = field(default_factory=dict)
     idle: dict[int, tuple[int, ...]] = field(default_factory=dict)
     hazards: list[Hazard] = field(default_factory=list)
 
@@ -69,16 +69,16 @@ class _Air:
     """What is under way: by the storages that are written, and by those that are read."""
 
     def __init__(self) -> None:
-        self.arriving: dict[int, dict[Flight, None]] = {}
-        self.leaving: dict[int, dict[Flight, None]] = {}
+        self.arriving: dict[int, dict[TransferInFlight, None]] = {}
+        self.leaving: dict[int, dict[TransferInFlight, None]] = {}
 
-    def depart(self, flight: Flight, source: tuple[int, ...], target: tuple[int, ...]) -> None:
+    def depart(self, flight: TransferInFlight, source: tuple[int, ...], target: tuple[int, ...]) -> None:
         for storage in target:
             self.arriving.setdefault(storage, {})[flight] = None
         for storage in source:
             self.leaving.setdefault(storage, {})[flight] = None
 
-    def land(self, flight: Flight, source: tuple[int, ...], target: tuple[int, ...]) -> None:
+    def land(self, flight: TransferInFlight, source: tuple[int, ...], target: tuple[int, ...]) -> None:
         for by, storages in ((self.arriving, target), (self.leaving, source)):
             for storage in storages:
                 flights = by.get(storage, {})
@@ -120,19 +120,19 @@ def _follow(accesses: Accesses) -> Asynchrony:
             if close is not None:
                 found.hazards.append(Hazard(close, index, access, racing, storage))
         for number, transfer in enumerate(step.transfers):
-            air.depart(Flight(index, number), transfer.source, transfer.target)
+            air.depart(TransferInFlight(index, number), transfer.source, transfer.target)
         if step.op == "output":
             break
     for index, step in enumerate(steps):
         for number, transfer in enumerate(step.transfers):
-            flight = Flight(index, number)
+            flight = TransferInFlight(index, number)
             if flight not in found.landed:
                 found.lost[flight] = transfer.target
     _returned(accesses, found, air)
     return found
 
 
-def _awaited_alone(step: Step, steps: list[Step]) -> int | None:
+def _awaited_alone(step: AccessStep, steps: list[AccessStep]) -> int | None:
     """The communication of host IR whose own result a wait takes."""
     if step.op != COMMUNICATION_WAIT or not step.operands or not steps[step.operands[0]].transfers:
         return None
@@ -144,8 +144,8 @@ _MOST_COMPARED = 64
 
 
 def _close(
-    accesses: Accesses, index: int, storage: int, flights: dict[Flight, None], access: str, racing: Racing
-) -> Flight | None:
+    accesses: Accesses, index: int, storage: int, flights: dict[TransferInFlight, None], access: str, racing: Racing
+) -> TransferInFlight | None:
     """The latest transfer of a storage that a node comes close to: parts of a buffer that lie apart may be under way at once."""
     if accesses.parts:
         writes = None if access == "frees" or accesses.steps[index].op == "output" else access == "writes into"
@@ -163,7 +163,7 @@ def _close(
     return None
 
 
-def _parts(accesses: Accesses, index: int, storage: int, writes: bool | None) -> list[Part]:
+def _parts(accesses: Accesses, index: int, storage: int, writes: bool | None) -> list[ByteRange]:
     """The parts of a storage that a node reads or writes; None stands for all of it."""
     if writes is None and accesses.steps[index].op != "output":
         return [WHOLE]
@@ -171,7 +171,7 @@ def _parts(accesses: Accesses, index: int, storage: int, writes: bool | None) ->
     return [touch.part or WHOLE for touch in touches if writes is None or touch.writes == writes]
 
 
-def _accesses(step: Step, *, precise: bool) -> list[tuple[str, Racing, int]]:
+def _accesses(step: AccessStep, *, precise: bool) -> list[tuple[str, Racing, int]]:
     """(access, what it can race with, storage) of a step, each once.
 
     Args:
@@ -200,4 +200,4 @@ def _returned(accesses: Accesses, found: Asynchrony, air: _Air) -> None:
                 found.hazards.append(Hazard(next(reversed(flights)), end, "reads", "completion", storage))
 
 
-__all__ = ["Asynchrony", "Flight", "Hazard", "asynchrony_of"]
+__all__ = ["Asynchrony", "Hazard", "TransferInFlight", "asynchrony_of"]

@@ -12,8 +12,8 @@ from itertools import pairwise
 
 from tcverify.checks.evidence import Evidence
 from tcverify.checks.ordering.accesses import Accesses, distinct_pairs, traits_of
-from tcverify.checks.ordering.asynchrony import Asynchrony, Flight, Hazard, asynchrony_of
-from tcverify.checks.ordering.calls import changed_effects, reordered_collectives
+from tcverify.checks.ordering.asynchrony import Asynchrony, Hazard, TransferInFlight, asynchrony_of
+from tcverify.checks.ordering.collective_calls import changed_effects, reordered_collectives
 from tcverify.checks.ordering.permutation import broken_edge, changed_nodes
 from tcverify.program import Program
 from tcverify.program.finding import Doubt, Finding
@@ -129,7 +129,7 @@ def _lost(
     if not now.lost:
         return
     waited = {(before.steps[f.start].name, f.number): before.steps[wait].name for f, wait in then.landed.items()}
-    read: dict[Flight, Hazard] = {}
+    read: dict[TransferInFlight, Hazard] = {}
     for hazard in hazards:
         if hazard.racing == "completion":
             read.setdefault(hazard.flight, hazard)

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import fx
 
-from tcverify.checks.ordering.accesses import Accesses, Step
+from tcverify.checks.ordering.accesses import Accesses, AccessStep
 from tcverify.checks.ordering.asynchrony import asynchrony_of
 from tcverify.ops import qualified_name
 from tcverify.ops.leaves import leaves
@@ -165,7 +165,7 @@ def _versions(of: Accesses) -> tuple[dict[tuple[str, _Storage], str | None], dic
     return read, written
 
 
-def _touched(step: Step) -> tuple[dict[int, None], dict[int, None]]:
+def _touched(step: AccessStep) -> tuple[dict[int, None], dict[int, None]]:
     """What a step reads and writes of what was there before, whenever it does so."""
     reads = dict.fromkeys((*step.reads, *(s for t in step.transfers for s in t.source)))
     made = {storage for storage in step.holds if storage not in step.touches}
@@ -180,8 +180,8 @@ def _communication(before: Accesses, after: Accesses, place: Mapping[str, int], 
     """Edges among starts, blocking collectives, effects, and the moments at which a rank waits for something to arrive."""
     issued = [step for step in before.steps if step.issues]
     # Of any two effects, or an effect and a start, the order stays; of any two, where that is promised.
-    last: Step | None = None
-    last_effect: Step | None = None
+    last: AccessStep | None = None
+    last_effect: AccessStep | None = None
     for step in issued:
         for earlier in (last if starts or step.effect else None, last_effect):
             if earlier is not None and place[earlier.name] > place[step.name]:

@@ -14,9 +14,9 @@ from typing import Any
 
 from torch import fx
 
-from tcverify.checks.host_ir.streams import mixes, read_host_ir, reads_rank
-from tcverify.checks.memory.storage import Memory, in_host_ir, memory_of
-from tcverify.checks.streams.reading import BEGINNING, Issued, Reading, Recorded, Waiting, tokens_of
+from tcverify.checks.host_ir.streams import find_mixed_anchors, read_host_ir, reads_rank
+from tcverify.checks.memory.storage import GraphMemory, in_host_ir, memory_of
+from tcverify.checks.streams.reading import BEGINNING, EventRecord, EventWait, IssuedOp, StreamReading, tokens_of
 from tcverify.ops import RECORD, WAIT, lookup
 from tcverify.ops.leaves import leaves
 from tcverify.program import Program, RankConstant
@@ -35,10 +35,10 @@ def is_lowered(graph: fx.Graph) -> bool:
 
 
 _LOWERED: weakref.WeakKeyDictionary[fx.Graph, bool] = weakref.WeakKeyDictionary()
-_READINGS: weakref.WeakKeyDictionary[fx.Graph, tuple[list[str], dict[Any, Reading]]] = weakref.WeakKeyDictionary()
+_READINGS: weakref.WeakKeyDictionary[fx.Graph, tuple[list[str], dict[Any, StreamReading]]] = weakref.WeakKeyDictionary()
 
 
-def reading_of(program: Program, rank: int) -> Reading:
+def reading_of(program: Program, rank: int) -> StreamReading:
     """Return the reading of a rank's graph. Ranks share one unless rank constants tell their streams apart."""
     binding = program.ranks[rank]
     graph = program.graphs[binding.graph]
@@ -52,7 +52,7 @@ def reading_of(program: Program, rank: int) -> Reading:
         key = (*key, rank)
     reading = readings.get(key)
     if reading is None:
-        mixed = mixes(graph) if host else None
+        mixed = find_mixed_anchors(graph) if host else None
         if host and mixed is None:
             reading = read_host_ir(graph, binding.constants, rank)
         else:
@@ -72,10 +72,10 @@ def _needs_rank(graph: fx.Graph) -> bool:
 _NEEDS_RANK: weakref.WeakKeyDictionary[fx.Graph, bool] = weakref.WeakKeyDictionary()
 
 
-def lowered_ranks(program: Program) -> list[tuple[Reading, list[int]]]:
+def lowered_ranks(program: Program) -> list[tuple[StreamReading, list[int]]]:
     """Return the different readings of a program's lowered graphs, each with the ranks that have it, in rank order."""
     lowered = [is_lowered(graph) for graph in program.graphs]
-    found: dict[int, tuple[Reading, list[int]]] = {}
+    found: dict[int, tuple[StreamReading, list[int]]] = {}
     for rank, binding in enumerate(program.ranks):
         if lowered[binding.graph]:
             reading = reading_of(program, rank)
@@ -103,9 +103,9 @@ class _Reader:
     def __init__(self, graph: fx.Graph, constants: Mapping[str, Any]) -> None:
         self._graph = graph
         self._constants = constants
-        self._memory: Memory = memory_of(graph, constants)
+        self._memory: GraphMemory = memory_of(graph, constants)
         self._unknown = set(self._memory.unknown)
-        self._reading = Reading()
+        self._reading = StreamReading()
         self._numbers: dict[fx.Node, int] = {}
         self._producer: list[int] = []  # by node number: the op that made its value
         self._base: list[int] = []  # by node number: the value that a chain of waits gates
@@ -114,11 +114,11 @@ class _Reader:
         ] = {}  # storage of a wait's result, while nobody has written it -> the node it copies
         self._copied_at: dict[int, int] = {}  # storage of a wait's result -> the wait
         self._written: dict[int, int] = {}  # storage -> the last node that wrote into it after it was made
-        self._pending: list[Waiting] = []
-        self._expects_record: Issued | None = None  # what was dispatched last, if nothing has bound it yet
+        self._pending: list[EventWait] = []
+        self._expects_record: IssuedOp | None = None  # what was dispatched last, if nothing has bound it yet
         self._marks: list[list[int]] = []  # by op: its records by data flow
 
-    def read(self) -> Reading:
+    def read(self) -> StreamReading:
         reading = self._reading
         for number, node in enumerate(self._graph.nodes):
             self._numbers[node] = number
@@ -169,7 +169,7 @@ class _Reader:
             return None
         return next(o for o in operands if not set(memory.holds[o]).isdisjoint(held))
 
-    def _issue(self, number: int, node: fx.Node) -> Issued:
+    def _issue(self, number: int, node: fx.Node) -> IssuedOp:
         """Dispatch an op, or the output: it takes the waits that are pending."""
         memory = self._memory
         gates: list[int] = []
@@ -186,7 +186,7 @@ class _Reader:
             self._copies.pop(storage, None)  # from here on the copy is a value of its own
             self._written[storage] = number
         op = lookup(node.target) if node.op == "call_function" else None
-        issued = Issued.of(number, node, op, reads, memory.writes[number] + own, gates=tuple(gates))
+        issued = IssuedOp.of(number, node, op, reads, memory.writes[number] + own, gates=tuple(gates))
         self._expects_record = None
         if self._pending:
             issued.positional_stream = self._pending[-1].stream
@@ -224,7 +224,7 @@ class _Reader:
             inner = at if at in reading.waits else None
             self._copies.update(dict.fromkeys(self._memory.holds[number], at))
             self._copied_at.update(dict.fromkeys(self._memory.holds[number], number))
-        waiting = reading.waits[number] = Waiting(number, stream, tuple(dict.fromkeys(records)), inner)
+        waiting = reading.waits[number] = EventWait(number, stream, tuple(dict.fromkeys(records)), inner)
         self._pending.append(waiting)
         self._expects_record = None
         reading.lowered = True
@@ -234,7 +234,7 @@ class _Reader:
         value = _argument(node, 0, "x")
         stream = self._stream(number, node)
         op = self._producer[self._numbers[value]] if isinstance(value, fx.Node) else BEGINNING
-        reading.records[number] = Recorded(number, stream, op, len(reading.ops) - 1)
+        reading.records[number] = EventRecord(number, stream, op, len(reading.ops) - 1)
         if op != BEGINNING:
             self._marks[op].append(number)
         if self._expects_record is not None:
@@ -251,7 +251,7 @@ class _Reader:
         self._reading.conflicts.append((number, [None], [number]))
         return MAIN_STREAM
 
-    def _settle(self, op: Issued, marks: list[int]) -> None:
+    def _settle(self, op: IssuedOp, marks: list[int]) -> None:
         """Find out by data flow where an op runs and what it waits for, once all its records are known."""
         reading = self._reading
         op.after = tuple(dict.fromkeys(reading.records[record].op for record, _ in tokens_of(reading, op)))

@@ -9,7 +9,7 @@ from torch.fx.node import map_aggregate
 
 from tcverify.checks.streams.clocks import Clocks
 from tcverify.checks.streams.races import stream_around
-from tcverify.checks.streams.reading import Issued, Reading
+from tcverify.checks.streams.reading import IssuedOp, StreamReading
 from tcverify.execution import Run
 from tcverify.ops import lookup, schema_of
 from tcverify.program import Program, RankConstant
@@ -20,7 +20,7 @@ CHECK = "happens-before"
 
 
 def unordered_collectives(
-    program: Program, reading: Reading, clocks: Clocks, ranks: list[int], run: Run | None
+    program: Program, reading: StreamReading, clocks: Clocks, ranks: list[int], run: Run | None
 ) -> Finding | None:
     """Two collectives of one communicator that a rank may enter in either order. Communicators are lists of ranks."""
     ops = [(i, op) for i, op in enumerate(reading.ops) if op.collective]
@@ -39,7 +39,7 @@ def unordered_collectives(
 
 
 def _unordered_pair(
-    reading: Reading, first: Issued, second: Issued, communicator: tuple[int, ...], rank: int
+    reading: StreamReading, first: IssuedOp, second: IssuedOp, communicator: tuple[int, ...], rank: int
 ) -> Finding:
     title = (
         f"'{second.name}' on stream {second.stream} is not ordered after '{first.name}' on stream {first.stream}, and both are "

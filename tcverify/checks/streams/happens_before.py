@@ -10,12 +10,12 @@ from dataclasses import replace
 from typing import Any
 
 from tcverify.checks.evidence import Evidence
-from tcverify.checks.host_ir.races import host_race, host_races_of, told_elsewhere
+from tcverify.checks.host_ir.races import host_race, host_races_of, is_reported_elsewhere
 from tcverify.checks.streams.anchors import lowered_ranks
 from tcverify.checks.streams.clocks import Clocks
 from tcverify.checks.streams.communicators import unordered_collectives
-from tcverify.checks.streams.races import AROUND, Race, clocks_of, described, hints, races_of, stream_around
-from tcverify.checks.streams.reading import BEGINNING, Issued, Reading, tokens_of
+from tcverify.checks.streams.races import AROUND, Race, clocks_of, describe_race, hints, races_of, stream_around
+from tcverify.checks.streams.reading import BEGINNING, IssuedOp, StreamReading, tokens_of
 from tcverify.execution import Exploration
 from tcverify.program import Contract
 from tcverify.program.finding import Doubt, Finding
@@ -35,10 +35,10 @@ def check_happens_before(evidence: Evidence) -> list[Finding | Doubt]:
     One finding per kind: the first on the lowest rank. Graphs that say nothing of streams, and programs that the pass left
     alone, are not looked at. In host IR, what the checks of order and memory say is left to them.
     """
-    return found_of_order(evidence, everything=False)
+    return find_order_violations(evidence, everything=False)
 
 
-def found_of_order(evidence: Evidence, *, everything: bool) -> list[Finding | Doubt]:
+def find_order_violations(evidence: Evidence, *, everything: bool) -> list[Finding | Doubt]:
     """See `check_happens_before`.
 
     Args:
@@ -87,7 +87,7 @@ def _with_order(finding: Finding, exploration: Exploration | None) -> Finding:
     return replace(finding, detail="\n".join(lines), data={**finding.data, "order": seen.order, "events": events})
 
 
-def _unclear(reading: Reading) -> str:
+def _unclear(reading: StreamReading) -> str:
     """Why a graph cannot be read, where it cannot."""
     if reading.mixed is not None:
         return "'{}' is an anchor, and '{}' is host IR".format(*reading.mixed)
@@ -96,13 +96,13 @@ def _unclear(reading: Reading) -> str:
 
 
 def _of_reading(
-    reading: Reading, clocks: Clocks, contract: Contract, rank: int, everything: bool
+    reading: StreamReading, clocks: Clocks, contract: Contract, rank: int, everything: bool
 ) -> list[Finding | None]:
     if reading.host:
         if reading.conflicts:
             return [_no_stream(reading, rank)]
         races = host_races_of(reading, clocks, contract)
-        races = races if everything else [race for race in races if not told_elsewhere(reading, race)]
+        races = races if everything else [race for race in races if not is_reported_elsewhere(reading, race)]
         return [host_race(reading, races, rank)] if races else []
     found = [_mismatch(reading, clocks, contract, rank), _conflict(reading, contract, rank)]
     races = races_of(reading, clocks, contract)
@@ -111,7 +111,7 @@ def _of_reading(
     return found
 
 
-def _no_stream(reading: Reading, rank: int) -> Finding:
+def _no_stream(reading: StreamReading, rank: int) -> Finding:
     """The first op of host IR that is given no stream where it takes one."""
     name = reading.names[min(number for number, _, _ in reading.conflicts)]
     title = f"'{name}' names no stream: streams are what 'current_stream', and 'stream' of a whole number, return"
@@ -121,7 +121,7 @@ def _no_stream(reading: Reading, rank: int) -> Finding:
 # ------------------------------------------------------------------------------------------------------------- anchors
 
 
-def _conflict(reading: Reading, contract: Contract, rank: int) -> Finding | None:
+def _conflict(reading: StreamReading, contract: Contract, rank: int) -> Finding | None:
     output = reading.output.number if reading.output is not None else -1
     for number, streams, anchors in sorted(reading.conflicts):
         name = reading.names[number]
@@ -142,7 +142,7 @@ def _conflict(reading: Reading, contract: Contract, rank: int) -> Finding | None
     return None
 
 
-def _anchor(reading: Reading, anchor: int) -> str:
+def _anchor(reading: StreamReading, anchor: int) -> str:
     waiting = reading.waits.get(anchor)
     what, stream = ("wait", waiting.stream) if waiting is not None else ("record", reading.records[anchor].stream)
     return f"{what} '{reading.names[anchor]}' names stream {stream}"
@@ -152,7 +152,7 @@ def _rest(streams: list[int | None]) -> str:
     return " and ".join(map(str, streams[1:]))
 
 
-def _mismatch(reading: Reading, clocks: Clocks, contract: Contract, rank: int) -> Finding | None:
+def _mismatch(reading: StreamReading, clocks: Clocks, contract: Contract, rank: int) -> Finding | None:
     """The first anchor or op, in graph order, for which data flow and position differ."""
     found: list[tuple[int, str, str]] = []  # node, what differs, title
     issued = [*reading.ops]
@@ -193,7 +193,7 @@ def _mismatch(reading: Reading, clocks: Clocks, contract: Contract, rank: int) -
     )  # fmt: skip
 
 
-def _other_order(reading: Reading, issued: list[Issued], clocks: Clocks) -> list[tuple[int, str, str]]:
+def _other_order(reading: StreamReading, issued: list[IssuedOp], clocks: Clocks) -> list[tuple[int, str, str]]:
     """Streams and records agree; the first op that comes after another op in one reading alone, or nothing."""
     positional = clocks_of(reading, positional=True)
     for index, op in enumerate(issued):
@@ -210,11 +210,11 @@ def _other_order(reading: Reading, issued: list[Issued], clocks: Clocks) -> list
     return []
 
 
-def _op_name(reading: Reading, op: int) -> str:
+def _op_name(reading: StreamReading, op: int) -> str:
     return "no op" if op == BEGINNING else f"'{reading.ops[op].name}'"
 
 
-def _around(reading: Reading, number: int) -> str:
+def _around(reading: StreamReading, number: int) -> str:
     """The nodes around one, in graph order."""
     start, end = max(0, number - AROUND), min(len(reading.names), number + AROUND + 1)
     shown = [f"[{name}]" if i == number else name for i, name in enumerate(reading.names[start:end], start)]
@@ -224,7 +224,7 @@ def _around(reading: Reading, number: int) -> str:
 # --------------------------------------------------------------------------------------------------------------- races
 
 
-def _race(reading: Reading, races: list[Race], rank: int) -> Finding:
+def _race(reading: StreamReading, races: list[Race], rank: int) -> Finding:
     race = races[0]
     first = reading.ops[race.first] if race.first != BEGINNING else None
     second = reading.ops[race.second] if race.second is not None else reading.output
@@ -246,7 +246,7 @@ def _race(reading: Reading, races: list[Race], rank: int) -> Finding:
     }
     blamed = first if race.kind == "output" else second
     name = blamed.name if blamed is not None else None
-    return Finding("race", CHECK, described(reading, race), "\n".join(lines), name, rank, data)
+    return Finding("race", CHECK, describe_race(reading, race), "\n".join(lines), name, rank, data)
 
 
 def _list(names: list[str]) -> str:

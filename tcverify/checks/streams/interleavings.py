@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tcverify.checks.evidence import Evidence
-from tcverify.checks.streams.happens_before import found_of_order
+from tcverify.checks.streams.happens_before import find_order_violations
 from tcverify.checks.values.equivalence import differences
-from tcverify.execution import Comparison, Exploration, Extreme, Timing, overlapped_starts, play
+from tcverify.execution import Comparison, Exploration, Extreme, Timing, overlapped_starts, run_at_extreme
 from tcverify.execution.asynchrony import Moment
 from tcverify.program import Program
 from tcverify.program.finding import Doubt, Finding
@@ -35,7 +35,7 @@ def check_interleavings(evidence: Evidence) -> list[Finding | Doubt]:
     exploration = evidence.exploration
     if exploration is None:
         return []
-    static = found_of_order(evidence, everything=True)
+    static = find_order_violations(evidence, everything=True)
     if any(isinstance(found, Doubt) for found in static):  # it does not know what some op reads
         return []
     kinds = {found.kind for found in static if isinstance(found, Finding)}
@@ -57,7 +57,7 @@ def _raced(evidence: Evidence) -> Finding | Doubt | None:
         return None
 
     def played(program: Program, words: str, timing: Moment | Timing) -> Extreme:
-        return play(request.baseline, program, request.lockstep, words, timing)
+        return run_at_extreme(request.baseline, program, request.lockstep, words, timing)
 
     for extreme in evidence.extremes:
         seen = _judged(extreme.comparison, evidence)

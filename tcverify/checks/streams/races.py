@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from tcverify.checks.streams.clocks import Clocks
-from tcverify.checks.streams.reading import BEGINNING, Issued, Reading
+from tcverify.checks.streams.reading import BEGINNING, IssuedOp, StreamReading
 from tcverify.program import Contract
 from tcverify.program.stream_options import MAIN_STREAM
 
@@ -21,8 +21,8 @@ class Race:
 
     Attributes:
         kind: "RAW", "WAR" or "WAW", by what the host issues first; "output" when the second access is the caller's.
-        first, second: ops, by index in `Reading.ops`; the first may be `BEGINNING` (inputs that are written on the main stream),
-            the second is None for the output node.
+        first, second: ops, by index in `StreamReading.ops`; the first may be `BEGINNING` (inputs that are written on the main
+            stream), the second is None for the output node.
         value: the node (by number) through which the second reaches the storage; None for an input that the graph mutates
             and does not return.
         storage: which storage.
@@ -35,7 +35,7 @@ class Race:
     storage: int
 
 
-def clocks_of(reading: Reading, *, positional: bool = False) -> Clocks:
+def clocks_of(reading: StreamReading, *, positional: bool = False) -> Clocks:
     """The order of a reading's ops, the output node behind them."""
     ops, output = reading.ops, [reading.output] if reading.output is not None else []
     end = [MAIN_STREAM for _ in output]
@@ -44,7 +44,7 @@ def clocks_of(reading: Reading, *, positional: bool = False) -> Clocks:
     return Clocks([op.stream for op in ops] + end, [op.after for op in (*ops, *output)])
 
 
-def races_of(reading: Reading, clocks: Clocks, contract: Contract) -> list[Race]:
+def races_of(reading: StreamReading, clocks: Clocks, contract: Contract) -> list[Race]:
     """Return the races of a graph in issue order, by data flow. Linear in ops (times streams).
 
     An access is compared with the last write of its storage and, when it writes, with the last read of every stream since:
@@ -78,7 +78,7 @@ def races_of(reading: Reading, clocks: Clocks, contract: Contract) -> list[Race]
     return found
 
 
-def _unjoined(reading: Reading, output: Issued, clocks: Clocks, written: dict[int, int]) -> list[Race]:
+def _unjoined(reading: StreamReading, output: IssuedOp, clocks: Clocks, written: dict[int, int]) -> list[Race]:
     """Writes that the caller does not wait for: it reads the outputs, and inputs that have been mutated, on the main stream."""
     end = len(reading.ops)
     through: dict[int, int | None] = dict(output.reads)
@@ -92,7 +92,7 @@ def _unjoined(reading: Reading, output: Issued, clocks: Clocks, written: dict[in
     ]
 
 
-def described(reading: Reading, race: Race) -> str:
+def describe_race(reading: StreamReading, race: Race) -> str:
     """A race in one sentence: both accesses, their streams, and the order that is missing."""
     first = reading.ops[race.first] if race.first != BEGINNING else None
     value = reading.names[race.value] if race.value is not None else reading.inputs.get(race.storage, "?")
@@ -119,12 +119,12 @@ def described(reading: Reading, race: Race) -> str:
 AROUND = 3
 
 
-def stream_around(reading: Reading, op: Issued) -> str:
+def stream_around(reading: StreamReading, op: IssuedOp) -> str:
     """What a stream runs before and after an op."""
     return excerpt(f"stream {op.stream}", [other for other in reading.ops if other.stream == op.stream], op)
 
 
-def excerpt(words: str, queue: Sequence[Issued], op: Issued) -> str:
+def excerpt(words: str, queue: Sequence[IssuedOp], op: IssuedOp) -> str:
     """The part of a queue around one op of it, marked, behind the words for the queue."""
     at = next(i for i, other in enumerate(queue) if other is op)
     start, end = max(0, at - AROUND), at + AROUND + 1
@@ -144,4 +144,4 @@ def hints(races: Sequence[Race]) -> list[str]:
     return lines
 
 
-__all__ = ["AROUND", "Race", "clocks_of", "described", "excerpt", "hints", "races_of", "stream_around"]
+__all__ = ["AROUND", "Race", "clocks_of", "describe_race", "excerpt", "hints", "races_of", "stream_around"]

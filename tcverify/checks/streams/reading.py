@@ -22,10 +22,10 @@ BEGINNING = -1
 
 
 @dataclass(slots=True)
-class Issued:
+class IssuedOp:
     """A work op, or the output node, as the host issues it.
 
-    Ops are named by their index in `Reading.ops`; nodes by their number in graph order.
+    Ops are named by their index in `StreamReading.ops`; nodes by their number in graph order.
 
     Attributes:
         number, name, op: the node, and its op by qualified name.
@@ -63,7 +63,7 @@ class Issued:
     @classmethod
     def of(
         cls, number: int, node: fx.Node, op: Op | None, reads: Mapping[int, int], writes: Iterable[int], **more: Any
-    ) -> Issued:
+    ) -> IssuedOp:
         """Return what a node issues, each storage that it writes once. An op that nobody knows computes."""
         return cls(
             number,
@@ -71,7 +71,7 @@ class Issued:
             op.name if op is not None else f"{node.op}::{node.target}",
             op.resources if op is not None else ("compute",),
             op.collective if op is not None else False,
-            seconds(node.meta.get("cost_s")),
+            parse_seconds(node.meta.get("cost_s")),
             reads=tuple(reads.items()),
             writes=tuple(dict.fromkeys(writes)),
             phase=op.phase if op is not None else None,
@@ -80,7 +80,7 @@ class Issued:
 
 
 @dataclass(slots=True)
-class Recorded:
+class EventRecord:
     """A record: its stream, and the op that its token completes, by data flow and by position."""
 
     number: int
@@ -90,7 +90,7 @@ class Recorded:
 
 
 @dataclass(slots=True)
-class Waiting:
+class EventWait:
     """A wait: its stream, the records (by node number) whose tokens it names, and the wait whose result it gates, if any."""
 
     number: int
@@ -100,7 +100,7 @@ class Waiting:
 
 
 @dataclass(slots=True)
-class Reading:
+class StreamReading:
     """What one rank's graph does on streams. Holds no nodes, so that it can be kept as long as the graph lives.
 
     Attributes:
@@ -126,10 +126,10 @@ class Reading:
     """
 
     names: list[str] = field(default_factory=list)
-    ops: list[Issued] = field(default_factory=list)
-    output: Issued | None = None
-    records: dict[int, Recorded] = field(default_factory=dict)
-    waits: dict[int, Waiting] = field(default_factory=dict)
+    ops: list[IssuedOp] = field(default_factory=list)
+    output: IssuedOp | None = None
+    records: dict[int, EventRecord] = field(default_factory=dict)
+    waits: dict[int, EventWait] = field(default_factory=dict)
     inputs: dict[int, str] = field(default_factory=dict)
     conflicts: list[tuple[int, list[int | None], list[int]]] = field(default_factory=list)
     stale: list[tuple[int, int, int]] = field(default_factory=list)
@@ -160,7 +160,7 @@ class Reading:
         return not self.lowered and any(op.phase == "start" for op in self.ops)
 
 
-def tokens_of(reading: Reading, op: Issued) -> list[tuple[int, int]]:
+def tokens_of(reading: StreamReading, op: IssuedOp) -> list[tuple[int, int]]:
     """Return (record, wait that names it) for every token that binds an op by data flow, by their node numbers."""
     found: dict[tuple[int, int], None] = {}
     for gate in op.gates:
@@ -172,7 +172,7 @@ def tokens_of(reading: Reading, op: Issued) -> list[tuple[int, int]]:
     return list(found)
 
 
-def seconds(value: Any) -> float | None:
+def parse_seconds(value: Any) -> float | None:
     """Return a time as metadata has it, None where it is none: no number, not finite, too large, negative."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
@@ -183,4 +183,4 @@ def seconds(value: Any) -> float | None:
     return time if math.isfinite(time) and time >= 0 else None
 
 
-__all__ = ["BEGINNING", "Issued", "Reading", "Recorded", "Waiting", "seconds", "tokens_of"]
+__all__ = ["BEGINNING", "EventRecord", "EventWait", "IssuedOp", "StreamReading", "parse_seconds", "tokens_of"]

@@ -2,7 +2,7 @@
 
 Ops go in issue order. An op starts when its stream is free, when its resources (compute, comm: one of each) are free, and
 when every op that it waits for has ended, plus the synchronisation overhead where that op ran on another stream. Graphs without
-streams whose collectives are asynchronous run as `timeline` says.
+streams whose collectives are asynchronous run as `compute_timeline` says.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tcverify.checks.streams.anchors import reading_of
-from tcverify.checks.streams.reading import BEGINNING, Issued, Reading, seconds, tokens_of
-from tcverify.checks.streams.timeline import Stall, timeline
+from tcverify.checks.streams.reading import BEGINNING, IssuedOp, StreamReading, parse_seconds, tokens_of
+from tcverify.checks.streams.timeline import Stall, compute_timeline
 from tcverify.program import Program
 
 
@@ -59,7 +59,7 @@ class Arrow:
 
 
 @dataclass(frozen=True, slots=True)
-class Replay:
+class StreamReplay:
     """One rank's graph on its streams.
 
     Attributes:
@@ -89,7 +89,7 @@ class Replay:
     lanes: Mapping[int, str] = field(default_factory=dict)
 
 
-def replay(program: Program, rank: int, *, least_cost_s: float = 0.0) -> Replay:
+def replay_streams(program: Program, rank: int, *, least_cost_s: float = 0.0) -> StreamReplay:
     """Replay the graph of one rank, lowered or not. Linear in the graph; raises nothing.
 
     Args:
@@ -98,15 +98,15 @@ def replay(program: Program, rank: int, *, least_cost_s: float = 0.0) -> Replay:
     return replay_reading(reading_of(program, rank), program, least_cost_s=least_cost_s)
 
 
-def replay_reading(reading: Reading, program: Program, *, least_cost_s: float = 0.0) -> Replay:
-    """Replay one reading of a graph of `program`; see `replay`."""
+def replay_reading(reading: StreamReading, program: Program, *, least_cost_s: float = 0.0) -> StreamReplay:
+    """Replay one reading of a graph of `program`; see `replay_streams`."""
     if reading.asynchronous:
         return _asynchronous(reading)
     ops, overhead = reading.ops, sync_overhead_s(program, reading)
     costs = [max(op.cost_s, least_cost_s) for op in ops if op.cost_s is not None]
     if len(costs) < len(ops):
         untimed = tuple(ReplayedOp(op.name, op.op, op.stream, op.resources, None, None) for op in ops)
-        return Replay(
+        return StreamReplay(
             reading.lowered, untimed, _arrows(reading), overhead, None, None, None, None, lanes=_lanes(reading)
         )
     ends = _ends(ops, costs, overhead)
@@ -118,7 +118,7 @@ def replay_reading(reading: Reading, program: Program, *, least_cost_s: float = 
     for cost in costs:  # not sum(): it compensates for rounding in newer Pythons
         serial += cost
     makespan = max((end for _, end in ends), default=0.0)
-    return Replay(
+    return StreamReplay(
         reading.lowered,
         timed,
         _arrows(reading),
@@ -131,11 +131,11 @@ def replay_reading(reading: Reading, program: Program, *, least_cost_s: float = 
     )
 
 
-def _lanes(reading: Reading) -> dict[int, str]:
+def _lanes(reading: StreamReading) -> dict[int, str]:
     return {op.stream: reading.lane(op.stream) for op in reading.ops} if reading.host else {}
 
 
-def _asynchronous(reading: Reading) -> Replay:
+def _asynchronous(reading: StreamReading) -> StreamReplay:
     """Waits and frees take no time of their own, whatever their nodes say."""
     ops = reading.ops
     work = [op for op in ops if op.phase != "wait"]
@@ -146,8 +146,8 @@ def _asynchronous(reading: Reading) -> Replay:
         untimed = tuple(
             ReplayedOp(op.name, op.op, lane, op.resources, None, None) for op, lane in zip(work, lanes, strict=True)
         )
-        return Replay(False, untimed, (), 0.0, None, None, None, None, asynchronous=True)
-    found = timeline(ops, costs, reading.output.name if reading.output is not None else "output")
+        return StreamReplay(False, untimed, (), 0.0, None, None, None, None, asynchronous=True)
+    found = compute_timeline(ops, costs, reading.output.name if reading.output is not None else "output")
     spans = [span for op, span in zip(ops, found.spans, strict=True) if op.phase != "wait"]
     timed = tuple(
         ReplayedOp(op.name, op.op, lane, op.resources, span.start, span.end, span.issued if lane else None)
@@ -157,18 +157,18 @@ def _asynchronous(reading: Reading) -> Replay:
     for cost in costs:
         serial += cost
     path = _critical_path(ops, costs)
-    return Replay(False, timed, (), 0.0, found.makespan_s, serial, path, found.exposed_s, True, found.stalls)
+    return StreamReplay(False, timed, (), 0.0, found.makespan_s, serial, path, found.exposed_s, True, found.stalls)
 
 
-def sync_overhead_s(program: Program, reading: Reading) -> float:
+def sync_overhead_s(program: Program, reading: StreamReading) -> float:
     """Seconds between ops of different streams: as the program says, else as the graph declares, else 0."""
     if program.streams is not None:
         return program.streams.sync_overhead_s
     declared: Any = reading.schedule.get("sync_overhead_s") if isinstance(reading.schedule, dict) else None
-    return seconds(declared) or 0.0
+    return parse_seconds(declared) or 0.0
 
 
-def _ends(ops: list[Issued], costs: list[float], overhead: float) -> list[tuple[float, float]]:
+def _ends(ops: list[IssuedOp], costs: list[float], overhead: float) -> list[tuple[float, float]]:
     """Start and end of every op."""
     streams: dict[int, float] = {}
     resources: dict[str, float] = {}
@@ -189,7 +189,7 @@ def _ends(ops: list[Issued], costs: list[float], overhead: float) -> list[tuple[
     return found
 
 
-def _critical_path(ops: list[Issued], costs: list[float]) -> float:
+def _critical_path(ops: list[IssuedOp], costs: list[float]) -> float:
     written: dict[int, float] = {}  # storage -> when the write is complete that its readers see
     read: dict[int, float] = {}  # storage -> when all its reads since are
     communication = longest = 0.0
@@ -235,7 +235,7 @@ def _exposed(ops: tuple[ReplayedOp, ...]) -> float:
     return exposed
 
 
-def _arrows(reading: Reading) -> tuple[Arrow, ...]:
+def _arrows(reading: StreamReading) -> tuple[Arrow, ...]:
     found: dict[Arrow, None] = {}
     names = reading.names
     end = [] if reading.output is None else [reading.output]
@@ -251,4 +251,13 @@ def _arrows(reading: Reading) -> tuple[Arrow, ...]:
     return tuple(found)
 
 
-__all__ = ["COMMUNICATION", "Arrow", "Replay", "ReplayedOp", "Stall", "replay", "replay_reading", "sync_overhead_s"]
+__all__ = [
+    "COMMUNICATION",
+    "Arrow",
+    "ReplayedOp",
+    "Stall",
+    "StreamReplay",
+    "replay_reading",
+    "replay_streams",
+    "sync_overhead_s",
+]

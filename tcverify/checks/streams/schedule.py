@@ -8,8 +8,8 @@ from torch import fx
 
 from tcverify.checks.evidence import Evidence
 from tcverify.checks.streams.anchors import lowered_ranks, reading_of
-from tcverify.checks.streams.reading import Reading, seconds
-from tcverify.checks.streams.replay import Replay, replay, replay_reading
+from tcverify.checks.streams.reading import StreamReading, parse_seconds
+from tcverify.checks.streams.replay import StreamReplay, replay_reading, replay_streams
 from tcverify.ops import TensorSpec, qualified_name
 from tcverify.program import Program
 from tcverify.program.finding import Doubt, Finding
@@ -58,7 +58,7 @@ def _exposed(original: Program, rewritten: Program) -> Finding | None:
         judged.add(numbers)
         asynchronous = any(reading_of(p, rank).asynchronous for p in (original, rewritten))
         least = 0.0 if asynchronous else LEAST_COST_S
-        times = [replay(p, rank, least_cost_s=least) for p in (original, rewritten)]
+        times = [replay_streams(p, rank, least_cost_s=least) for p in (original, rewritten)]
         before, after = (found.exposed_s for found in times)
         # Sums in another order differ by rounding.
         slack = 1e-9 * (times[0].makespan_s or 0.0) if asynchronous else 0.0
@@ -75,7 +75,7 @@ def _exposed(original: Program, rewritten: Program) -> Finding | None:
 _MOST_STALLS = 4
 
 
-def _stalls(before: Replay, after: Replay) -> tuple[str | None, str]:
+def _stalls(before: StreamReplay, after: StreamReplay) -> tuple[str | None, str]:
     """Where compute waits for longer than before: the node where that is most, and some of them in words."""
     lengths: list[dict[str, float]] = [{}, {}]
     for found, length in zip((before, after), lengths, strict=True):
@@ -92,7 +92,7 @@ def _stalls(before: Replay, after: Replay) -> tuple[str | None, str]:
     return (grown[0] if grown else None), "\n".join(lines)
 
 
-def _judge(original: Program, rewritten: Program, reading: Reading, rank: int) -> Finding | None:
+def _judge(original: Program, rewritten: Program, reading: StreamReading, rank: int) -> Finding | None:
     output = reading.output.name if reading.output is not None else None
     declared = reading.schedule
     if declared is None:
@@ -124,12 +124,12 @@ def _malformed(declared: Any) -> str | None:
     for key in DECLARED:
         if key not in declared:
             return f"lacks '{key}'"
-        if seconds(declared[key]) is None:
+        if parse_seconds(declared[key]) is None:
             return f"gives no time for '{key}': {str(declared[key])[:40]}"
     return None
 
 
-def _costs(original: Program, rewritten: Program, reading: Reading, rank: int) -> Finding | None:
+def _costs(original: Program, rewritten: Program, reading: StreamReading, rank: int) -> Finding | None:
     """Every op has a cost: that of its namesake in the original, where that is the same op and has one."""
     before = {n.name: n for n in original.graphs[original.ranks[rank].graph].nodes if "cost_s" in n.meta}
     after = {n.name: n for n in rewritten.graphs[rewritten.ranks[rank].graph].nodes}
@@ -142,7 +142,7 @@ def _costs(original: Program, rewritten: Program, reading: Reading, rank: int) -
         # An earlier stage may have changed what the op works on, and with it its cost.
         if same is None or not _same_work(same, node):
             continue
-        given = seconds(same.meta["cost_s"])
+        given = parse_seconds(same.meta["cost_s"])
         if given is not None and op.cost_s != max(LEAST_COST_S, given):
             reckoned, meant = _both(op.cost_s, max(LEAST_COST_S, given))
             title = f"the schedule reckons with {reckoned} for '{op.name}', but the op takes {meant}"
@@ -162,7 +162,7 @@ def _same_work(first: fx.Node, second: fx.Node) -> bool:
     return before is None or after is None or bool(map_structure(shape, before) == map_structure(shape, after))
 
 
-def _times(declared: dict[str, float], real: Replay, output: str | None, rank: int) -> Finding | None:
+def _times(declared: dict[str, float], real: StreamReplay, output: str | None, rank: int) -> Finding | None:
     makespan, serial, critical = real.makespan_s, real.serial_s, real.critical_path_s
     if makespan is None or serial is None or critical is None:
         return None
@@ -186,7 +186,7 @@ def _times(declared: dict[str, float], real: Replay, output: str | None, rank: i
     return None
 
 
-def _overview(declared: dict[str, float], real: Replay) -> str:
+def _overview(declared: dict[str, float], real: StreamReplay) -> str:
     rows = [f"{'':13}  declared   replayed"]
     for key, value in (
         ("makespan_s", real.makespan_s),

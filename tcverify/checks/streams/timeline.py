@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tcverify.checks.streams.reading import Issued
+from tcverify.checks.streams.reading import IssuedOp
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Timeline:
     exposed_s: float
 
 
-def timeline(ops: Sequence[Issued], costs: Sequence[float], output: str) -> Timeline:
+def compute_timeline(ops: Sequence[IssuedOp], costs: Sequence[float], output: str) -> Timeline:
     """Return when ops run that take so many seconds. Linear in ops."""
     now = channel = 0.0  # until when compute, and communication, is taken
     arriving: dict[
@@ -97,4 +97,4 @@ def timeline(ops: Sequence[Issued], costs: Sequence[float], output: str) -> Time
     return Timeline(tuple(spans), tuple(stalls), max(now, channel), exposed)
 
 
-__all__ = ["Span", "Stall", "Timeline", "timeline"]
+__all__ = ["Span", "Stall", "Timeline", "compute_timeline"]

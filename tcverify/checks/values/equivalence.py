@@ -9,7 +9,7 @@ from tcverify.checks.evidence import Evidence
 from tcverify.checks.values.arena import arena_findings
 from tcverify.checks.values.exact import agrees, exact_differences
 from tcverify.checks.values.native import native_differences
-from tcverify.checks.values.precision import coarser
+from tcverify.checks.values.precision import note_coarser_dtype
 from tcverify.execution import Comparison, Delta
 from tcverify.program.finding import Doubt, Finding, Note, Said
 
@@ -64,7 +64,7 @@ def _judged(evidence: Evidence) -> list[Said]:
         return found
     pair = evidence.pair
     if pair.changed and pair.rewritten is not None and all(c.domain != "native" for c in evidence.runs):
-        note = coarser(pair.original, pair.rewritten)
+        note = note_coarser_dtype(pair.original, pair.rewritten)
         found += [note] if note is not None else []
     if evidence.aside:
         return [*found, Note("exact-aside", evidence.aside)]

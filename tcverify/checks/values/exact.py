@@ -21,7 +21,7 @@ def _differs(delta: Delta) -> bool:
     return bool(delta.difference) or delta.problem is not None or delta.overflow
 
 
-def differing(comparisons: list[Comparison]) -> list[Comparison]:
+def filter_differing_draws(comparisons: list[Comparison]) -> list[Comparison]:
     """Return the draws in which the versions differ, unless they do so by chance: in too few of them.
 
     A single draw may differ by chance, where a divisor or an argument of max happens to be 0; and it may agree although there is
@@ -38,7 +38,7 @@ def exact_differences(comparisons: list[Comparison], explain: Callable[[], Expla
         comparisons: one per draw, from one executor.
         explain: says why the versions differ; costly.
     """
-    counted = differing(comparisons)
+    counted = filter_differing_draws(comparisons)
     if not counted:
         return []
     why = explain()
@@ -65,4 +65,4 @@ def _difference(delta: Delta) -> str:
     return f"at {list(delta.worst)} it is {delta.actual:.0f} instead of {delta.expected:.0f} (mod 1048573)"
 
 
-__all__ = ["agrees", "differing", "exact_differences"]
+__all__ = ["agrees", "exact_differences", "filter_differing_draws"]

@@ -34,7 +34,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from tcverify.execution import Comparison, Delta, Noise, pooled
+from tcverify.execution import Comparison, Delta, Noise, pooled_rms
 from tcverify.program.finding import Doubt, Finding
 
 #: See the module's docstring.
@@ -57,7 +57,7 @@ def native_differences(comparison: Comparison, noise: Callable[[], Mapping[str, 
         by_label.setdefault(delta.label, []).append(delta)
     known: Mapping[str, Noise] | None = None
     doubts: list[Finding | Doubt] = []
-    worst: tuple[Errors, list[Delta]] | None = None
+    worst: tuple[OutputErrors, list[Delta]] | None = None
     for label, deltas in by_label.items():
         problem = next((d for d in deltas if d.problem is not None), None)
         if problem is not None:
@@ -90,7 +90,7 @@ _NONE = Noise(0.0, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
-class Errors:
+class OutputErrors:
     """By one measure, what the errors of an output are and what they may be.
 
     Attributes:
@@ -120,18 +120,18 @@ class Errors:
         return math.inf if self.error else 0.0
 
 
-def errors_of(deltas: list[Delta], noise: Noise) -> Errors:
+def errors_of(deltas: list[Delta], noise: Noise) -> OutputErrors:
     """The errors of one output on all ranks, by the measure that uses more of its limit."""
     by_count = 1 / math.sqrt(max(1, sum(d.elements for d in deltas)))
     allowance = 1 + SCATTER * max(by_count, math.sqrt(2) * noise.scatter - by_count)
-    by_rms = Errors("root mean square", _rms(deltas), _rms(deltas, own=True), noise.rms, RMS * allowance)
+    by_rms = OutputErrors("root mean square", _rms(deltas), _rms(deltas, own=True), noise.rms, RMS * allowance)
     largest, own = max(d.difference for d in deltas), max(d.own for d in deltas)
-    by_largest = Errors("largest", largest, own, noise.largest, LARGEST * allowance)
+    by_largest = OutputErrors("largest", largest, own, noise.largest, LARGEST * allowance)
     return by_rms if by_rms.share >= by_largest.share else by_largest
 
 
 def _rms(deltas: list[Delta], own: bool = False) -> float:
-    return pooled([(d.own_rms if own else d.rms, d.elements) for d in deltas])
+    return pooled_rms([(d.own_rms if own else d.rms, d.elements) for d in deltas])
 
 
 def _no_worse(deltas: list[Delta]) -> bool:
@@ -143,7 +143,7 @@ def _no_worse(deltas: list[Delta]) -> bool:
 # -------------------------------------------------------------------------------------------------------------- findings
 
 
-def _inaccurate(errors: Errors, deltas: list[Delta], comparison: Comparison) -> Finding:
+def _inaccurate(errors: OutputErrors, deltas: list[Delta], comparison: Comparison) -> Finding:
     delta = max(deltas, key=lambda d: d.difference)
     dtype = str(delta.dtype).removeprefix("torch.")
     ranks = sorted(d.rank for d in deltas if d.difference > d.own)[:8] or [delta.rank]
@@ -177,4 +177,4 @@ def _wrong(delta: Delta, comparison: Comparison) -> Finding:
     return Finding(kind, "equivalence", title, delta.problem or "", None, delta.rank, data)
 
 
-__all__ = ["LARGEST", "RMS", "SCATTER", "Errors", "errors_of", "native_differences"]
+__all__ = ["LARGEST", "RMS", "SCATTER", "OutputErrors", "errors_of", "native_differences"]

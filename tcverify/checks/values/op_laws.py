@@ -20,7 +20,7 @@ from tcverify.checks.values.equivalence import differences
 from tcverify.errors import UnsupportedOp
 from tcverify.execution import Comparison, Lockstep
 from tcverify.ops import lookup
-from tcverify.ops.uninterpreted import OpCall, recorded
+from tcverify.ops.uninterpreted import OpCall, record_calls
 from tcverify.program import Doubt, Finding, Program
 from tcverify.registry.op_laws import OpLaw, law_of, supposing
 
@@ -43,7 +43,7 @@ def law_needed(original: Program, rewritten: Program) -> Doubt | None:
         if number == _MOST:
             break
         if _agree(original, rewritten, laws, lockstep):
-            return Doubt("law-needed", _told(laws, before, new))
+            return Doubt("law-needed", _describe_laws(laws, before, new))
     if (not new and not gone) or _wrong_beside(original, rewritten, lockstep):
         return None
     call = (new or gone)[0]
@@ -108,7 +108,7 @@ def _known(call: OpCall, others: list[OpCall]) -> bool:
 
 
 def _calls(program: Program) -> list[OpCall]:
-    with recorded() as calls:
+    with record_calls() as calls:
         Lockstep().run(program)
     return list(calls)
 
@@ -177,7 +177,7 @@ def _both(declared: OpLaw | None, law: OpLaw) -> OpLaw:
     return OpLaw(rows, law.pointwise or declared.pointwise, law.linear if law.linear is not None else declared.linear)
 
 
-def _told(laws: Mapping[str, OpLaw], before: list[OpCall], new: list[OpCall]) -> str:
+def _describe_laws(laws: Mapping[str, OpLaw], before: list[OpCall], new: list[OpCall]) -> str:
     told = " and ".join(f"{name} is {text}" for name, law in laws.items() for text in law.texts)
     options = " ".join(_options(name, law) for name, law in laws.items())
     given = next((call for call in new if call.name in laws), None)

@@ -12,7 +12,7 @@ from tcverify.program import Program
 from tcverify.program.finding import Note
 
 
-def coarser(original: Program, rewritten: Program) -> Note | None:
+def note_coarser_dtype(original: Program, rewritten: Program) -> Note | None:
     """Note a floating dtype of the rewritten program that is coarser than all of the original's, as metadata have it."""
     before, after = (max(_dtypes(version), key=_step, default=None) for version in (original, rewritten))
     if before is None or after is None or _step(after) <= _step(before):
@@ -38,4 +38,4 @@ def _step(dtype: torch.dtype) -> float:
     return torch.finfo(dtype).eps
 
 
-__all__ = ["coarser"]
+__all__ = ["note_coarser_dtype"]

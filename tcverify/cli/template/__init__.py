@@ -11,7 +11,7 @@ from typing import Literal, TypeAlias
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from tcverify.cli.arguments import target
+from tcverify.cli.arguments import parse_target
 from tcverify.errors import UsageError
 from tcverify.system.files import write_atomically
 
@@ -25,12 +25,12 @@ TORCH = {"torch29": "2.9.*", "torch211": "2.11.*", "torch213": "2.13.*"}
 _TABLE = re.compile(r"(?m)^\s*\[\s*tool\s*\.\s*[\"']?tcverify[\"']?\s*[].]")
 
 
-#: How a file that is to be written compares with the one that is there; see `Planned`.
+#: How a file that is to be written compares with the one that is there; see `PlannedFile`.
 FileState: TypeAlias = Literal["new", "same", "changed", "longer"]
 
 
 @dataclass(frozen=True)
-class Planned:
+class PlannedFile:
     """A file that is to be written.
 
     Attributes:
@@ -46,7 +46,7 @@ class Planned:
 
 
 @dataclass(frozen=True)
-class Plan:
+class TemplatePlan:
     """What `tcverify init` would do.
 
     Attributes:
@@ -55,7 +55,7 @@ class Plan:
     """
 
     directory: Path
-    files: tuple[Planned, ...]
+    files: tuple[PlannedFile, ...]
     advice: tuple[str, ...]
     passes: tuple[str, ...]
 
@@ -63,7 +63,7 @@ class Plan:
     def _where(self) -> str:
         return "here" if self.directory.resolve() == Path.cwd() else f"in {self.directory}"
 
-    def write(self, *, force: bool = False, keep: bool = False) -> list[Planned]:
+    def write(self, *, force: bool = False, keep: bool = False) -> list[PlannedFile]:
         """Write the files and return them.
 
         Args:
@@ -92,7 +92,7 @@ class Plan:
         return written
 
 
-def plan(directory: Path, passes: Sequence[str]) -> Plan:
+def plan_template(directory: Path, passes: Sequence[str]) -> TemplatePlan:
     """Plan what is written into a directory.
 
     Args:
@@ -120,14 +120,14 @@ def plan(directory: Path, passes: Sequence[str]) -> Plan:
     table, advice = render("pyproject.toml.j2"), []
     known = _read(directory / "pyproject.toml")
     if known is None:
-        files.append(Planned("pyproject.toml", table, "new"))
+        files.append(PlannedFile("pyproject.toml", table, "new"))
     elif _TABLE.search(known):
         advice.append("pyproject.toml has [tool.tcverify] already and is left alone; a new one would be")
         advice += [f"    {line}" for line in table.strip().splitlines()]
     else:
         gap = "" if not known else "\n" if known.endswith("\n") else "\n\n"
-        files.append(Planned("pyproject.toml", known + gap + table, "longer"))
-    return Plan(directory, tuple(files), tuple(advice), chosen)
+        files.append(PlannedFile("pyproject.toml", known + gap + table, "longer"))
+    return TemplatePlan(directory, tuple(files), tuple(advice), chosen)
 
 
 _DID = {"new": "wrote", "changed": "overwrote", "longer": "added [tool.tcverify] to"}
@@ -137,12 +137,12 @@ _WOULD = {
 }  # fmt: skip
 
 
-def told(planned: Plan) -> list[str]:
+def describe_plan(planned: TemplatePlan) -> list[str]:
     """Say what would be done, in lines."""
     return [*(f"{_WOULD[file.state]} {file.path}" for file in planned.files), *planned.advice]
 
 
-def done(planned: Plan, written: Sequence[Planned]) -> list[str]:
+def describe_result(planned: TemplatePlan, written: Sequence[PlannedFile]) -> list[str]:
     """Say what has been done, in lines, and what to do next."""
     left = [file.path for file in planned.files if file not in written]
     return [
@@ -162,7 +162,7 @@ def done(planned: Plan, written: Sequence[Planned]) -> list[str]:
 def _require_reference(directory: Path, reference: str) -> None:
     if not re.fullmatch(r"[\w.:/+-]+", reference):
         raise UsageError(f"'{reference}' is not a pass", "name it as module:attribute, or as path/to/file.py:attribute")
-    for stage in target(reference).split("+"):
+    for stage in parse_target(reference).split("+"):
         file = stage.rpartition(":")[0]
         if file.endswith(".py") and not (directory / file).is_file():
             raise UsageError(
@@ -192,9 +192,9 @@ def _renderer(**variables: object) -> Callable[[str], str]:
     return lambda name: environment.get_template(name).render(**variables)
 
 
-def _planned(directory: Path, path: str, text: str) -> Planned:
+def _planned(directory: Path, path: str, text: str) -> PlannedFile:
     known = _read(directory / path)
-    return Planned(path, text, "new" if known is None else "same" if known == text else "changed")
+    return PlannedFile(path, text, "new" if known is None else "same" if known == text else "changed")
 
 
 def _read(path: Path) -> str | None:
@@ -220,4 +220,4 @@ def _declares_project(directory: Path) -> bool:
     return "project" in table or "build-system" in table
 
 
-__all__ = ["EXAMPLE", "Plan", "Planned", "done", "plan", "told"]
+__all__ = ["EXAMPLE", "PlannedFile", "TemplatePlan", "describe_plan", "describe_result", "plan_template"]

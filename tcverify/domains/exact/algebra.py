@@ -117,7 +117,7 @@ class Field:
         Args:
             real: computes it in the reals, where torch has no function of one argument by this name.
         """
-        found = field.hashed(name, self.draw, x)
+        found = field.keyed_hash(name, self.draw, x)
         if self.infinite and bool(found.isnan().any()):
             raise UnsupportedOp(name, "the exact domain does not carry infinities through it")
         return found
@@ -151,7 +151,7 @@ class Field:
 ORDER = "the order of numbers"
 
 
-class Scrambled(Field):
+class ScrambledField(Field):
     """float64 in which other functions stand for exp, sqrt, …, and another order for that of numbers: smooth ones.
 
     Programs that are equal by the laws of fields agree here as in float64: up to rounding. Where they do not, one of them relies
@@ -210,7 +210,7 @@ class Scrambled(Field):
     def function(self, name: str, x: Tensor, real: Callable[[], Tensor] | None = None) -> Tensor:
         self.called.add(name)
         if self.only in (None, name):
-            return field.scrambled(name, x)
+            return field.keyed_smooth_function(name, x)
         return real() if real is not None else getattr(torch, name)(x)
 
     def choose(self, run: Callable[..., Any], *values: Tensor) -> Any:

@@ -17,8 +17,8 @@ from tcverify.domains.exact import (
     functions,  # noqa: F401 - adds to EXACT
     gradients,  # noqa: F401 - adds to EXACT
 )
-from tcverify.domains.exact.algebra import Field, Scrambled
-from tcverify.domains.exact.indexing import CHOOSING, COMPARING, by_order, is_structural
+from tcverify.domains.exact.algebra import Field, ScrambledField
+from tcverify.domains.exact.indexing import CHOOSING, COMPARING, is_structural, run_by_order
 from tcverify.domains.exact.ops import EXACT
 from tcverify.domains.float64 import FLOAT64
 from tcverify.errors import UnsupportedOp
@@ -75,7 +75,7 @@ class Exact(Domain):
 
 
 class ScrambledReals(Domain):
-    """float64 where some functions are exchanged for others; see `Scrambled`.
+    """float64 where some functions are exchanged for others; see `ScrambledField`.
 
     Args:
         only: the one function that is exchanged; None exchanges all.
@@ -85,7 +85,7 @@ class ScrambledReals(Domain):
     name = "float64"
 
     def __init__(self, only: str | None = None, order: int = 0) -> None:
-        self.algebra = Scrambled(only, order)
+        self.algebra = ScrambledField(only, order)
 
     def carry(self, value: Any) -> Any:
         """See `Domain.carry`."""
@@ -168,7 +168,7 @@ class _Mode(TorchDispatchMode):
         if is_structural(name):
             return func(*args, **kwargs)
         if name in CHOOSING or name in COMPARING:
-            return by_order(k, func, name, args, kwargs)
+            return run_by_order(k, func, name, args, kwargs)
         if func._can_decompose():  # made of other ops by torch itself
             with self:
                 return func.decompose(*args, **kwargs)

@@ -124,7 +124,7 @@ def _key(function: str, draw: int) -> int:
     return int.from_bytes(hashlib.blake2b(f"{draw} {function}".encode(), digest_size=8).digest(), "little", signed=True)
 
 
-def hashed(function: str, draw: int, x: Tensor) -> Tensor:
+def keyed_hash(function: str, draw: int, x: Tensor) -> Tensor:
     """A keyed hash of every element, as a residue. exp(−inf) = 0; other infinities become NaN."""
     argument = x.abs() if function in ODD or function in EVEN else x
     z = argument.nan_to_num(0.0, 0.0, 0.0).long() * -7046029254386353131 + _key(function, draw)
@@ -159,8 +159,8 @@ def _numbers(function: str) -> tuple[float, float, float, float]:
     return a, b, c, d
 
 
-def scrambled(function: str, x: Tensor) -> Tensor:
-    """Another function of real numbers, smooth and keyed by a name, that keeps of the function what `hashed` keeps of it."""
+def keyed_smooth_function(function: str, x: Tensor) -> Tensor:
+    """Another function of real numbers, smooth and keyed by a name, that keeps of the function what `keyed_hash` keeps of it."""
     a, b, c, d = _numbers(function)
 
     def plain(x: Tensor) -> Tensor:
@@ -217,16 +217,16 @@ def residue(literal: float | int | bool) -> float:
         raise ValueError("NaN has no residue")
     if math.isinf(literal):
         return literal
-    value = simplest(literal)
+    value = simplest_rational(literal)
     if value.denominator > MAX_DENOMINATOR or value.denominator % P == 0:
         value = Fraction(literal)
     return _symmetric(value.numerator * pow(value.denominator, -1, P))
 
 
-def simplest(x: float) -> Fraction:
+def simplest_rational(x: float) -> Fraction:
     """The rational of least denominator that rounds to a float."""
     if x < 0:
-        return -simplest(-x)
+        return -simplest_rational(-x)
     exact = Fraction(x)
     if exact.denominator == 1:
         return exact

@@ -9,53 +9,53 @@ from typing import Any
 import torch
 
 from tcverify.domains.exact.algebra import Field
-from tcverify.domains.exact.ops import dims_of, exact, mean_of, scaled, summed, var_mean, without
+from tcverify.domains.exact.ops import dims_of, drop_reduced_dims, mean_of, register_exact, scale_by, sum_over, var_mean
 
 Tensor = torch.Tensor
 
 
-@exact("rsqrt")
+@register_exact("rsqrt")
 def _rsqrt(k: Field, x: Tensor) -> Tensor:
     return k.inverse(k.function("sqrt", k.embed(x)))
 
 
-@exact("expm1")
+@register_exact("expm1")
 def _expm1(k: Field, x: Tensor) -> Tensor:
     return k.settle(k.function("exp", x) - 1)
 
 
-@exact("log1p")
+@register_exact("log1p")
 def _log1p(k: Field, x: Tensor) -> Tensor:
     return k.function("log", k.settle(x + 1))
 
 
-@exact("erfc")
+@register_exact("erfc")
 def _erfc(k: Field, x: Tensor) -> Tensor:
     return k.settle(1 - k.function("erf", x))
 
 
-@exact("sigmoid")
+@register_exact("sigmoid")
 def _sigmoid(k: Field, x: Tensor) -> Tensor:
     return k.inverse(k.settle(1 + k.function("exp", -k.embed(x))))
 
 
-@exact("silu")
+@register_exact("silu")
 def _silu(k: Field, x: Tensor) -> Tensor:
     return k.multiply(x, _sigmoid(k, x))
 
 
-@exact("log_sigmoid_forward")
+@register_exact("log_sigmoid_forward")
 def _log_sigmoid(k: Field, x: Tensor) -> tuple[Tensor, Tensor]:
     return -k.function("log", k.settle(1 + k.function("exp", -x))), torch.zeros_like(x)
 
 
-@exact("softplus")
+@register_exact("softplus")
 def _softplus(k: Field, x: Tensor, beta: Any = 1, threshold: Any = 20) -> Tensor:
-    inside = k.function("exp", scaled(k, x, beta))
+    inside = k.function("exp", scale_by(k, x, beta))
     return k.multiply(k.function("log", k.settle(1 + inside)), k.inverse(torch.tensor(float(k.literal(beta)))))
 
 
-@exact("gelu")
+@register_exact("gelu")
 def _gelu(k: Field, x: Tensor, approximate: str = "none") -> Tensor:
     half = k.multiply(x, k.literal(0.5))
     if approximate == "none":
@@ -70,34 +70,34 @@ def _exponentials(k: Field, x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
     return shifted, k.function("exp", shifted)
 
 
-@exact("_softmax", "_safe_softmax", "softmax")
+@register_exact("_softmax", "_safe_softmax", "softmax")
 def _softmax(k: Field, x: Tensor, dim: int, half_to_float: Any = None, dtype: Any = None) -> Tensor:
     if x.numel() == 0:
         return x.clone()
     masked = (x == -math.inf).all(dim, keepdim=True)
     x = x.masked_fill(masked, 0.0)  # torch says NaN there, or 0; who asks for such rows replaces them
     _, exponentials = _exponentials(k, x, dim)
-    return k.multiply(exponentials, k.inverse(summed(k, exponentials, [dim], True)))
+    return k.multiply(exponentials, k.inverse(sum_over(k, exponentials, [dim], True)))
 
 
-@exact("_log_softmax", "log_softmax")
+@register_exact("_log_softmax", "log_softmax")
 def _log_softmax(k: Field, x: Tensor, dim: int, half_to_float: Any = None, dtype: Any = None) -> Tensor:
     if x.numel() == 0:
         return x.clone()
     shifted, exponentials = _exponentials(k, x, dim)
-    return k.settle(shifted - k.function("log", summed(k, exponentials, [dim], True)))
+    return k.settle(shifted - k.function("log", sum_over(k, exponentials, [dim], True)))
 
 
-@exact("logsumexp")
+@register_exact("logsumexp")
 def _logsumexp(k: Field, x: Tensor, dim: Any, keepdim: bool = False) -> Tensor:
     dims = dims_of(x, dim)
     largest = k.choose(lambda v: v.amax(dims, keepdim=True), x)
     exponentials = k.function("exp", k.settle(x - largest))
-    found = k.settle(k.function("log", summed(k, exponentials, dims, True)) + largest)
-    return found if keepdim else without(found, x, dims)
+    found = k.settle(k.function("log", sum_over(k, exponentials, dims, True)) + largest)
+    return found if keepdim else drop_reduced_dims(found, x, dims)
 
 
-@exact("native_layer_norm")
+@register_exact("native_layer_norm")
 def _native_layer_norm(
     k: Field, x: Tensor, shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -109,7 +109,7 @@ def _native_layer_norm(
     return out if bias is None else k.settle(out + bias), mean, scale
 
 
-@exact("_fused_rms_norm")
+@register_exact("_fused_rms_norm")
 def _fused_rms_norm(
     k: Field, x: Tensor, shape: Sequence[int], weight: Tensor | None, eps: float | None
 ) -> tuple[Tensor, Tensor]:

@@ -12,33 +12,33 @@ from typing import Any
 import torch
 
 from tcverify.domains.exact.algebra import Field
-from tcverify.domains.exact.ops import EXACT, exact, summed
+from tcverify.domains.exact.ops import EXACT, register_exact, sum_over
 
 Tensor = torch.Tensor
 
 
-@exact("sigmoid_backward")
+@register_exact("sigmoid_backward")
 def _sigmoid_backward(k: Field, grad: Tensor, out: Tensor) -> Tensor:
     return k.multiply(grad, k.multiply(out, k.settle(1 - out)))
 
 
-@exact("tanh_backward")
+@register_exact("tanh_backward")
 def _tanh_backward(k: Field, grad: Tensor, out: Tensor) -> Tensor:
     return k.multiply(grad, k.settle(1 - k.multiply(out, out)))
 
 
-@exact("silu_backward")
+@register_exact("silu_backward")
 def _silu_backward(k: Field, grad: Tensor, x: Tensor) -> Tensor:
     gate = EXACT["sigmoid"](k, x)
     return k.multiply(k.multiply(grad, gate), k.settle(1 + k.multiply(x, k.settle(1 - gate))))
 
 
-@exact("threshold_backward")
+@register_exact("threshold_backward")
 def _threshold_backward(k: Field, grad: Tensor, x: Tensor, threshold: Any) -> Tensor:
     return torch.where(EXACT["le"](k, x, threshold), torch.zeros_like(grad), grad)
 
 
-@exact("gelu_backward")
+@register_exact("gelu_backward")
 def _gelu_backward(k: Field, grad: Tensor, x: Tensor, approximate: str = "none") -> Tensor:
     half = k.literal(0.5)
     if approximate == "none":
@@ -54,17 +54,17 @@ def _gelu_backward(k: Field, grad: Tensor, x: Tensor, approximate: str = "none")
     return k.multiply(grad, k.settle(k.multiply(half, k.settle(1 + bent)) + steep))
 
 
-@exact("_softmax_backward_data")
+@register_exact("_softmax_backward_data")
 def _softmax_backward(k: Field, grad: Tensor, out: Tensor, dim: int, dtype: Any) -> Tensor:
     weighted = k.multiply(grad, out)
-    return k.settle(weighted - k.multiply(out, summed(k, weighted, [dim], True)))
+    return k.settle(weighted - k.multiply(out, sum_over(k, weighted, [dim], True)))
 
 
-@exact("_log_softmax_backward_data")
+@register_exact("_log_softmax_backward_data")
 def _log_softmax_backward(k: Field, grad: Tensor, out: Tensor, dim: int, dtype: Any) -> Tensor:
-    return k.settle(grad - k.multiply(k.function("exp", out), summed(k, grad, [dim], True)))
+    return k.settle(grad - k.multiply(k.function("exp", out), sum_over(k, grad, [dim], True)))
 
 
-@exact("native_dropout_backward")
+@register_exact("native_dropout_backward")
 def _dropout_backward(k: Field, grad: Tensor, mask: Tensor, scale: Any) -> Tensor:
     return k.multiply(k.multiply(grad, k.embed(mask)), k.literal(scale))

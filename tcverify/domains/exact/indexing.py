@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from tcverify.domains.exact.algebra import Field
-from tcverify.domains.exact.ops import EXACT, Meaning, exact, scaled
+from tcverify.domains.exact.ops import EXACT, Meaning, register_exact, scale_by
 from tcverify.errors import UnsupportedOp
 
 Tensor = torch.Tensor
@@ -17,62 +17,62 @@ aten = torch.ops.aten
 # ------------------------------------------------------------------------------------ sums into places, and constants
 
 
-@exact("index_add")
+@register_exact("index_add")
 def _index_add(k: Field, x: Tensor, dim: int, index: Tensor, source: Tensor, alpha: Any = 1) -> Tensor:
-    return k.settle(torch.index_add(x, dim, index, scaled(k, source, alpha)))
+    return k.settle(torch.index_add(x, dim, index, scale_by(k, source, alpha)))
 
 
-@exact("scatter_add")
+@register_exact("scatter_add")
 def _scatter_add(k: Field, x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
     return k.settle(torch.scatter_add(x, dim, index, source))
 
 
-@exact("index_put")
+@register_exact("index_put")
 def _index_put(k: Field, x: Tensor, indices: Any, values: Tensor, accumulate: bool = False) -> Tensor:
     return k.settle(torch.ops.aten.index_put.default(x, indices, values, accumulate))
 
 
-@exact("scatter")
+@register_exact("scatter")
 def _scatter(k: Field, x: Tensor, dim: int, index: Tensor, source: Any, *, reduce: str | None = None) -> Tensor:
     if reduce is not None:
         raise UnsupportedOp("aten::scatter", f"the exact domain has no meaning for reduce={reduce!r}")
     return torch.scatter(x, dim, index, k.literal(source))
 
 
-@exact("constant_pad_nd")
+@register_exact("constant_pad_nd")
 def _pad(k: Field, x: Tensor, pad: Sequence[int], value: Any = 0) -> Tensor:
     padded: Tensor = aten.constant_pad_nd.default(k.embed(x), pad, k.literal(value))
     return padded
 
 
-@exact("masked_scatter")
+@register_exact("masked_scatter")
 def _masked_scatter(k: Field, x: Tensor, mask: Tensor, source: Tensor) -> Tensor:
     return torch.masked_scatter(x, mask, source)
 
 
-@exact("lift_fresh", "lift_fresh_copy", "lift")
+@register_exact("lift_fresh", "lift_fresh_copy", "lift")
 def _lift(k: Field, x: Tensor) -> Tensor:
     return k.constants(x)  # a literal of Python code, or a residue, which stands for itself
 
 
-@exact("full_like")
+@register_exact("full_like")
 def _full_like(k: Field, x: Tensor, value: Any, dtype: torch.dtype | None = None, **_: Any) -> Any:
     if dtype is not None and not dtype.is_floating_point:
         return torch.full_like(x, value, dtype=dtype)
     return _fill(k, torch.empty_like(x, dtype=torch.float64), value)
 
 
-@exact("masked_fill")
+@register_exact("masked_fill")
 def _masked_fill(k: Field, x: Tensor, mask: Tensor, value: Any) -> Tensor:
     return x.masked_fill(mask, k.literal(value))
 
 
-@exact("fill")
+@register_exact("fill")
 def _fill(k: Field, x: Tensor, value: Any) -> Tensor:
     return torch.full_like(x, 0.0).add_(k.literal(value))
 
 
-@exact("where")
+@register_exact("where")
 def _where(k: Field, condition: Tensor, a: Any, b: Any) -> Tensor:
     return torch.where(condition, k.literal(a), k.literal(b))
 
@@ -89,7 +89,7 @@ CHOOSING = frozenset(
 COMPARING = frozenset({"sign", "sgn", "argmax", "argmin", "argsort", "signbit"})
 
 
-def by_order(k: Field, func: Callable[..., Any], name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def run_by_order(k: Field, func: Callable[..., Any], name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Run an op of `CHOOSING` or `COMPARING`. Ties of a sort stay in order of their index."""
     if name == "sort":
         return k.choose(lambda x: _sorted(x, args[1:], kwargs), args[0])
@@ -124,7 +124,7 @@ EXACT.update({name: _comparison(name) for name in ("eq", "ne", "lt", "le", "gt",
 _EXACT_LT = EXACT["lt"]
 
 
-@exact("clamp")
+@register_exact("clamp")
 def _clamp(k: Field, x: Tensor, min: Any = None, max: Any = None) -> Tensor:
     given = [bound is not None for bound in (min, max)]
     bounds = [torch.as_tensor(k.literal(b), dtype=torch.float64) for b in (min, max) if b is not None]
@@ -137,27 +137,27 @@ def _clamp(k: Field, x: Tensor, min: Any = None, max: Any = None) -> Tensor:
     return found
 
 
-@exact("clamp_min")
+@register_exact("clamp_min")
 def _clamp_min(k: Field, x: Tensor, min: Any) -> Any:
     return _clamp(k, x, min)
 
 
-@exact("clamp_max")
+@register_exact("clamp_max")
 def _clamp_max(k: Field, x: Tensor, max: Any) -> Any:
     return _clamp(k, x, None, max)
 
 
-@exact("hardtanh")
+@register_exact("hardtanh")
 def _hardtanh(k: Field, x: Tensor, min_val: Any = -1, max_val: Any = 1) -> Any:
     return _clamp(k, x, min_val, max_val)
 
 
-@exact("leaky_relu")
+@register_exact("leaky_relu")
 def _leaky_relu(k: Field, x: Tensor, negative_slope: Any = 0.01) -> Tensor:
     return torch.where(EXACT["gt"](k, x, 0), x, k.multiply(x, k.literal(negative_slope)))
 
 
-@exact("topk")
+@register_exact("topk")
 def _topk(k: Field, x: Tensor, count: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:
     def run(x: Tensor) -> tuple[Tensor, Tensor]:
         values, indices = torch.sort(x, dim=dim, descending=largest, stable=True)

@@ -25,7 +25,7 @@ Meaning = Callable[..., Any]
 EXACT: dict[str, Meaning] = {}
 
 
-def exact(*names: str) -> Callable[[Meaning], Meaning]:
+def register_exact(*names: str) -> Callable[[Meaning], Meaning]:
     """Register the meaning of aten ops, by name without the overload."""
 
     def add(meaning: Meaning) -> Meaning:
@@ -35,56 +35,56 @@ def exact(*names: str) -> Callable[[Meaning], Meaning]:
     return add
 
 
-def scaled(k: Field, x: Any, factor: Any) -> Any:
+def scale_by(k: Field, x: Any, factor: Any) -> Any:
     return x if type(factor) is int and factor == 1 else k.multiply(x, k.literal(factor))
 
 
 # ---------------------------------------------------------------------------------------------------------- arithmetic
 
 
-@exact("add")
+@register_exact("add")
 def _add(k: Field, a: Any, b: Any, alpha: Any = 1) -> Tensor:
-    return k.settle(torch.add(k.literal(a), scaled(k, k.literal(b), alpha)))
+    return k.settle(torch.add(k.literal(a), scale_by(k, k.literal(b), alpha)))
 
 
-@exact("sub")
+@register_exact("sub")
 def _sub(k: Field, a: Any, b: Any, alpha: Any = 1) -> Tensor:
-    return k.settle(torch.sub(k.literal(a), scaled(k, k.literal(b), alpha)))
+    return k.settle(torch.sub(k.literal(a), scale_by(k, k.literal(b), alpha)))
 
 
-@exact("rsub")
+@register_exact("rsub")
 def _rsub(k: Field, a: Any, b: Any, alpha: Any = 1) -> Tensor:
-    return k.settle(torch.sub(k.literal(b), scaled(k, k.literal(a), alpha)))
+    return k.settle(torch.sub(k.literal(b), scale_by(k, k.literal(a), alpha)))
 
 
-@exact("mul")
+@register_exact("mul")
 def _mul(k: Field, a: Any, b: Any) -> Tensor:
     return k.multiply(k.literal(a), k.literal(b))
 
 
-@exact("div", "true_divide", "divide")
+@register_exact("div", "true_divide", "divide")
 def _div(k: Field, a: Any, b: Any, rounding_mode: str | None = None) -> Tensor:
     divisor = torch.as_tensor(k.literal(b), dtype=torch.float64)
     quotient = k.multiply(k.literal(a), k.inverse(divisor))
     return quotient if rounding_mode is None else k.function(rounding_mode, quotient)  # "floor" or "trunc"
 
 
-@exact("reciprocal")
+@register_exact("reciprocal")
 def _reciprocal(k: Field, x: Tensor) -> Tensor:
     return k.inverse(k.embed(x))
 
 
-@exact("neg")
+@register_exact("neg")
 def _neg(k: Field, x: Tensor) -> Tensor:
     return -x
 
 
-@exact("square")
+@register_exact("square")
 def _square(k: Field, x: Tensor) -> Tensor:
     return k.multiply(x, x)
 
 
-@exact("pow")
+@register_exact("pow")
 def _pow(k: Field, base: Any, exponent: Any) -> Tensor:
     if not isinstance(exponent, torch.Tensor):
         if float(exponent).is_integer() and abs(exponent) < 1 << 20:
@@ -98,17 +98,17 @@ def _pow(k: Field, base: Any, exponent: Any) -> Tensor:
     raise UnsupportedOp("aten::pow", "the exact domain has no power of two tensors")
 
 
-@exact("addcmul")
+@register_exact("addcmul")
 def _addcmul(k: Field, x: Tensor, a: Tensor, b: Tensor, value: Any = 1) -> Tensor:
-    return k.settle(x + scaled(k, k.multiply(a, b), value))
+    return k.settle(x + scale_by(k, k.multiply(a, b), value))
 
 
-@exact("addcdiv")
+@register_exact("addcdiv")
 def _addcdiv(k: Field, x: Tensor, a: Tensor, b: Tensor, value: Any = 1) -> Tensor:
-    return k.settle(x + scaled(k, k.multiply(a, k.inverse(b)), value))
+    return k.settle(x + scale_by(k, k.multiply(a, k.inverse(b)), value))
 
 
-@exact("lerp")
+@register_exact("lerp")
 def _lerp(k: Field, start: Tensor, end: Tensor, weight: Any) -> Tensor:
     return k.settle(start + k.multiply(k.settle(end - start), k.literal(weight)))
 
@@ -116,23 +116,23 @@ def _lerp(k: Field, start: Tensor, end: Tensor, weight: Any) -> Tensor:
 # ------------------------------------------------------------------------------------------------------- matrix products
 
 
-@exact("mm", "bmm", "mv", "dot")
+@register_exact("mm", "bmm", "mv", "dot")
 def _matmul(k: Field, a: Tensor, b: Tensor) -> Tensor:
     by_dims = {(2, 2): aten.mm.default, (3, 3): aten.bmm.default, (2, 1): aten.mv.default, (1, 1): aten.dot.default}
     return k.matmul(k.embed(a), k.embed(b), by_dims[a.dim(), b.dim()])
 
 
-@exact("addmm", "addmv", "baddbmm")
+@register_exact("addmm", "addmv", "baddbmm")
 def _addmm(k: Field, x: Tensor, a: Tensor, b: Tensor, beta: Any = 1, alpha: Any = 1) -> Tensor:
-    return k.settle(scaled(k, x, beta) + scaled(k, _matmul(k, a, b), alpha))
+    return k.settle(scale_by(k, x, beta) + scale_by(k, _matmul(k, a, b), alpha))
 
 
-@exact("addbmm")
+@register_exact("addbmm")
 def _addbmm(k: Field, x: Tensor, a: Tensor, b: Tensor, beta: Any = 1, alpha: Any = 1) -> Tensor:
-    return k.settle(scaled(k, x, beta) + scaled(k, k.settle(_matmul(k, a, b).sum(0)), alpha))
+    return k.settle(scale_by(k, x, beta) + scale_by(k, k.settle(_matmul(k, a, b).sum(0)), alpha))
 
 
-@exact("convolution")
+@register_exact("convolution")
 def _convolution(k: Field, x: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
     if weight.numel() > weight.shape[0] * field.BLOCK:  # one element of the result adds up so many products
         raise UnsupportedOp("aten::convolution", f"the exact domain adds up at most {field.BLOCK} products in one")
@@ -160,24 +160,24 @@ def _floating(dtype: torch.dtype | None) -> None:
         raise UnsupportedOp(f"a sum as {dtype}", "the exact domain has no casts from floating to integer values")
 
 
-@exact("sum")
-def summed(k: Field, x: Tensor, dim: Any = None, keepdim: bool = False, dtype: torch.dtype | None = None) -> Tensor:
+@register_exact("sum")
+def sum_over(k: Field, x: Tensor, dim: Any = None, keepdim: bool = False, dtype: torch.dtype | None = None) -> Tensor:
     _floating(dtype)
     return k.settle(torch.sum(k.embed(x), dims_of(x, dim), keepdim))
 
 
-@exact("mean")
+@register_exact("mean")
 def mean_of(k: Field, x: Tensor, dim: Any = None, keepdim: bool = False, dtype: torch.dtype | None = None) -> Tensor:
-    return k.multiply(summed(k, x, dim, keepdim), k.reciprocal(_count(x, dim)))
+    return k.multiply(sum_over(k, x, dim, keepdim), k.reciprocal(_count(x, dim)))
 
 
-@exact("cumsum")
+@register_exact("cumsum")
 def _cumsum(k: Field, x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
     _floating(dtype)
     return k.settle(torch.cumsum(k.embed(x), dim))
 
 
-@exact("prod")
+@register_exact("prod")
 def _prod(
     k: Field, x: Tensor, dim: int | None = None, keepdim: bool = False, dtype: torch.dtype | None = None
 ) -> Tensor:
@@ -186,7 +186,7 @@ def _prod(
     return k.product_along(value.reshape(-1), 0, False) if dim is None else k.product_along(value, dim, keepdim)
 
 
-@exact("cumprod")
+@register_exact("cumprod")
 def _cumprod(k: Field, x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
     _floating(dtype)
     found = [piece for piece in k.embed(x).unbind(dim)] if x.dim() else [k.embed(x)]
@@ -195,13 +195,13 @@ def _cumprod(k: Field, x: Tensor, dim: int, dtype: torch.dtype | None = None) ->
     return torch.stack(found, dim) if x.dim() and found else k.embed(x).clone()
 
 
-@exact("var")
+@register_exact("var")
 def _var(k: Field, x: Tensor, dim: Any = None, correction: Any = None, keepdim: bool = False) -> Tensor:
     variance: Tensor = var_mean(k, x, dim, correction, keepdim)[0]
     return variance
 
 
-@exact("var_mean")
+@register_exact("var_mean")
 def var_mean(
     k: Field, x: Tensor, dim: Any = None, correction: Any = None, keepdim: bool = False
 ) -> tuple[Tensor, Tensor]:
@@ -212,28 +212,28 @@ def var_mean(
     mean = mean_of(k, x, dim, True)
     centred = k.settle(x - mean)
     degrees = _count(x, dim) - correction
-    total = summed(k, k.multiply(centred, centred), dim, keepdim)
+    total = sum_over(k, k.multiply(centred, centred), dim, keepdim)
     if degrees != int(degrees) or degrees <= 0:
         raise UnsupportedOp("aten::var", f"the exact domain cannot divide by {degrees}")
-    return k.multiply(total, k.reciprocal(int(degrees))), mean if keepdim else without(mean, x, dim)
+    return k.multiply(total, k.reciprocal(int(degrees))), mean if keepdim else drop_reduced_dims(mean, x, dim)
 
 
-def without(mean: Tensor, x: Tensor, dim: Any) -> Tensor:
+def drop_reduced_dims(mean: Tensor, x: Tensor, dim: Any) -> Tensor:
     """Drop the dims of size 1 that a reduction with keepdim has left."""
     dims = set(dims_of(x, dim))
     return mean.reshape([size for d, size in enumerate(mean.shape) if d not in dims])
 
 
-@exact("std")
+@register_exact("std")
 def _std(k: Field, x: Tensor, dim: Any = None, correction: Any = None, keepdim: bool = False) -> Tensor:
     return k.function("sqrt", _var(k, x, dim, correction, keepdim))
 
 
-@exact("linalg_vector_norm", "norm")
+@register_exact("linalg_vector_norm", "norm")
 def _norm(k: Field, x: Tensor, p: Any = 2, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Tensor:
     if p is None or p == 2:
-        return k.function("sqrt", summed(k, k.multiply(x, x), dim, keepdim))
+        return k.function("sqrt", sum_over(k, k.multiply(x, x), dim, keepdim))
     if p == 1:
-        total: Tensor = summed(k, k.choose(torch.abs, x), dim, keepdim)
+        total: Tensor = sum_over(k, k.choose(torch.abs, x), dim, keepdim)
         return total
     raise UnsupportedOp("aten::linalg_vector_norm", f"the exact domain has no norm of order {p}")

@@ -12,11 +12,11 @@ import torch
 
 from tcverify.domains import FLOAT64, Domain
 from tcverify.errors import UnsupportedOp
-from tcverify.execution.asynchrony import Join, Moment, Timing, UnderWay
+from tcverify.execution.asynchrony import Join, Moment, PendingCollective, Timing
 from tcverify.execution.compare import compare_native, compare_ranks
 from tcverify.execution.executor import Comparison, Run
 from tcverify.execution.interpreter import Event, NodeError, RankResult, Watch, rank_inputs, run_rank
-from tcverify.execution.lockstep.matching import Entry, Matcher
+from tcverify.execution.lockstep.collective_matching import MatchEntry, Matcher
 from tcverify.execution.lockstep.stacked import STACKED_FROM, run_stacked
 from tcverify.execution.perturbation import Perturbation
 from tcverify.execution.plan import check_supported, plans_of, rank_constants
@@ -180,11 +180,11 @@ def _execute(
 
 
 @dataclass(frozen=True, slots=True)
-class Met:
+class MetCollective:
     """The members' calls of a collective that have met, and wait until nothing else can go on: the `number`-th such one."""
 
     number: int
-    members: list[Entry]
+    members: list[MatchEntry]
 
 
 @dataclass(slots=True)
@@ -197,10 +197,10 @@ class _Drive:
     conservative: bool
     matcher: Matcher = field(default_factory=Matcher)
     runnable: deque[tuple[int, Any]] = field(default_factory=deque)
-    entries: dict[int, Entry] = field(
+    entries: dict[int, MatchEntry] = field(
         default_factory=dict
     )  # by the address of what is under way, which the entry keeps
-    late: dict[int, Met] = field(default_factory=dict)  # by the address of each entry, which it keeps
+    late: dict[int, MetCollective] = field(default_factory=dict)  # by the address of each entry, which it keeps
     met: int = 0  # how many collectives have been late
 
     def all(self) -> None:
@@ -233,7 +233,7 @@ class _Drive:
             problem = f"ValueError: it names rank {strangers[0]!r}, which the mesh does not have"
             self.run.ranks[rank].error = NodeError(node, problem)
             return True
-        under_way = event if isinstance(event, UnderWay) else None
+        under_way = event if isinstance(event, PendingCollective) else None
         entry, members = self.matcher.enter(rank, node, collective, event.tensor, under_way)
         if under_way is None:
             self.matcher.parked[rank] = [entry]
@@ -247,7 +247,7 @@ class _Drive:
                 self.runnable.append((rank, None))
         return not members or self._meet(members)
 
-    def _meet(self, members: list[Entry]) -> bool:
+    def _meet(self, members: list[MatchEntry]) -> bool:
         """All members of a collective have issued it."""
         calls = [entry.call.collective for entry in members]
         sentence = mismatch(calls)
@@ -255,13 +255,13 @@ class _Drive:
             self.run.mismatch = sentence, {entry.rank: entry.call for entry in members}
             return False
         if any(entry.under_way is not None and entry.under_way.late for entry in members) and not self.conservative:
-            met = Met(self.met, members)
+            met = MetCollective(self.met, members)
             self.met += 1
             self.late.update((id(entry), met) for entry in members)
             return True
         return self._carry_out(members)
 
-    def _carry_out(self, members: list[Entry]) -> bool:
+    def _carry_out(self, members: list[MatchEntry]) -> bool:
         order = self.order_of(len(members)) if self.order_of is not None else None
         try:
             answers = complete([e.call.collective for e in members], [e.tensor for e in members], order)
@@ -282,7 +282,7 @@ class _Drive:
                 self._go_on(entry.rank, None if waiting[-1].under_way is not None else answer)
         return True
 
-    def _wait(self, rank: int, entries: list[Entry]) -> None:
+    def _wait(self, rank: int, entries: list[MatchEntry]) -> None:
         if all(entry.done for entry in entries):
             self.runnable.append((rank, None))
         else:

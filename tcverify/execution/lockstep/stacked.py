@@ -23,30 +23,30 @@ from torch.fx.node import map_aggregate
 from torch.utils import _pytree as pytree
 
 from tcverify.domains import Domain
-from tcverify.execution.asynchrony import Join, Moment, Timing, UnderWay, storage_of
+from tcverify.execution.asynchrony import Join, Moment, PendingCollective, Timing, storage_of
 from tcverify.execution.compare import compare_ranks, storage_partition
 from tcverify.execution.executor import Run
-from tcverify.execution.freed import Freed
-from tcverify.execution.interpreter import RankResult, arguments, rank_inputs, run_rank
-from tcverify.execution.lockstep.rows import (
+from tcverify.execution.freed_storages import FreedStorages
+from tcverify.execution.interpreter import RankResult, fill_arguments, rank_inputs, run_rank
+from tcverify.execution.lockstep.rank_rows import (
     MOST_ELEMENTS,
     Alignment,
     ByRank,
     NotStackable,
     Rows,
-    Scattered,
-    Stacked,
+    ScatteredRows,
+    StackedRows,
     arguments_of,
-    firsts,
+    first_ranks,
     last_writes,
-    place_of,
+    memory_layout_of,
     slots_of,
     stack_rows,
     storages_of,
 )
 from tcverify.execution.lockstep.stacked_collectives import Collectives
 from tcverify.execution.perturbation import Perturbation
-from tcverify.execution.plan import Plan, Step, known_constant, plans_of, rank_constants
+from tcverify.execution.plan import ExecutionPlan, PlanStep, known_constant, plans_of, rank_constants
 from tcverify.program import InputSpec, Mesh, Program
 from tcverify.program.graph import RankConstant, Slot, copy_graph
 from tcverify.program.sharing import share
@@ -62,7 +62,7 @@ _SMALL = 1e-6
 
 
 #: Inputs that runs which still exist have read, by all that they depend on: both versions of a program read the same ones.
-_READ: weakref.WeakValueDictionary[Any, Stacked] = weakref.WeakValueDictionary()
+_READ: weakref.WeakValueDictionary[Any, StackedRows] = weakref.WeakValueDictionary()
 
 
 @dataclass(slots=True, eq=False)
@@ -92,7 +92,7 @@ def run_stacked(
     """
     program = _merged(program)
     plan = plans_of(program, domain)[0]
-    if len(program.graphs) > 1 or not domain.carries or Freed.of(plan) is not None:
+    if len(program.graphs) > 1 or not domain.carries or FreedStorages.of(plan) is not None:
         return None
     try:
         ranks = _Ranks(program, plan, domain, timing, beside.keeps if beside is not None else None, perturbation)
@@ -145,7 +145,7 @@ class _Ranks:
     def __init__(
         self,
         program: Program,
-        plan: Plan,
+        plan: ExecutionPlan,
         domain: Domain,
         timing: Moment | Timing,
         beside: Any,
@@ -225,13 +225,13 @@ class _Ranks:
             except StopIteration as stop:
                 return stop.value, contributed
             answer = None
-            arriving: Sequence[Any] = [event] if isinstance(event, UnderWay) and event.early else []
+            arriving: Sequence[Any] = [event] if isinstance(event, PendingCollective) and event.early else []
             if isinstance(event, Join):
                 arriving = [one for one in event.under_way if not one.done]
             for one in arriving:
                 contributed.append(one.tensor.clone())
                 one.write(next(answers))
-            if not isinstance(event, (Join, UnderWay)):
+            if not isinstance(event, (Join, PendingCollective)):
                 contributed.append(event.tensor.clone())
                 answer = next(answers)
 
@@ -247,7 +247,7 @@ class _Ranks:
             made = _READ.get(key)
             if made is None:
                 made = self._input(spec, parts[names])
-                if isinstance(made, Stacked):
+                if isinstance(made, StackedRows):
                     _READ[key] = made
             inputs.append(made)
         return inputs
@@ -255,37 +255,37 @@ class _Ranks:
     def _input(self, spec: InputSpec, parts: Sequence[Any]) -> Any:
         """An input on all ranks: made once for those of the same part."""
         sources, rows = self.program.sources, self.alignment.rows_of(parts)
-        ranks = firsts(rows)
+        ranks = first_ranks(rows)
         shapes = {spec.local_shape(sources.mesh, rank) for rank in ranks}
         if len(shapes) > 1 or (len(ranks) > 1 and len(ranks) * prod(*shapes) > MOST_ELEMENTS):
             raise NotStackable
         made = self.domain.carry(spec.values_of(sources.mesh, ranks, sources.seed, self.domain))
-        return Stacked(made, rows) if len(ranks) > 1 else made[0]
+        return StackedRows(made, rows) if len(ranks) > 1 else made[0]
 
-    def _copied_too_soon(self, step: Step, values: Sequence[Any]) -> bool:
+    def _copied_too_soon(self, step: PlanStep, values: Sequence[Any]) -> bool:
         """Whether a step may make views of what a collective has still to write into, of which ranks share other rows than of
         another operand: it would be copied."""
         if not self.collectives.under_way or step.op.collective or not step.op.aliases:
             return False
         leaves = pytree.tree_leaves([values[slot] for slot in slots_of(step)])
-        stacked = [leaf for leaf in leaves if isinstance(leaf, Stacked)]
+        stacked = [leaf for leaf in leaves if isinstance(leaf, StackedRows)]
         pending = (storage_of(leaf.tensor) in self.collectives.under_way for leaf in stacked)
         return len({leaf.rows for leaf in stacked}) > 1 and any(pending)
 
-    def _together(self, step: Step, values: list[Any], apart: bool) -> Any:
+    def _together(self, step: PlanStep, values: list[Any], apart: bool) -> Any:
         """Call an op once for all ranks.
 
         Args:
             apart: whether each rank has to have a row of its own in the result.
         """
-        args, kwargs = arguments(step, values, _filler(values, self.constants[0]))
+        args, kwargs = fill_arguments(step, values, _filler(values, self.constants[0]))
         leaves, tree = pytree.tree_flatten((args, kwargs))
-        if any(isinstance(leaf, Scattered) for leaf in leaves):
+        if any(isinstance(leaf, ScatteredRows) for leaf in leaves):
             if step.op.aliases or step.writes:
                 return self._one_by_one(step, values, apart)
-            leaves = [self._gathered(leaf.tensors) if isinstance(leaf, Scattered) else leaf for leaf in leaves]
+            leaves = [self._gathered(leaf.tensors) if isinstance(leaf, ScatteredRows) else leaf for leaf in leaves]
             args, kwargs = pytree.tree_unflatten(leaves, tree)
-        places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Stacked)]
+        places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, StackedRows)]
         if not places:
             made = self._carried(step, step.run(*args, **kwargs))
             return pytree.tree_map_only(torch.Tensor, self._own, made) if apart else made
@@ -307,7 +307,7 @@ class _Ranks:
             return self._one_by_one(step, values, apart)
         return pytree.tree_map_only(torch.Tensor, lambda tensor: stack_rows(tensor, rows), found)
 
-    def _one_by_one(self, step: Step, values: Sequence[Any], apart: bool) -> Any:
+    def _one_by_one(self, step: PlanStep, values: Sequence[Any], apart: bool) -> Any:
         """Call an op on every rank's slices; let collectives meet."""
         slots = slots_of(step)
         leaves, tree = pytree.tree_flatten([values[slot] for slot in slots])
@@ -316,30 +316,32 @@ class _Ranks:
         slices = _slices(leaves, self.size)
         for rank, one in enumerate(slices):
             given = dict(zip(slots, one if plain else pytree.tree_unflatten(one, tree), strict=True))
-            args, kwargs = arguments(step, given, _filler(given, self.constants[rank]))  # type: ignore[arg-type]
+            args, kwargs = fill_arguments(step, given, _filler(given, self.constants[rank]))  # type: ignore[arg-type]
             found.append(step.run(rank, *args, **kwargs) if step.op.collective else step.run(*args, **kwargs))
         if step.op.collective:
             found = self.collectives.meet(step, found, slices, apart)
-            if isinstance(found, Stacked):
+            if isinstance(found, StackedRows):
                 return found
-        known = {place_of(one): leaf for leaf, one in zip(leaves, slices[0], strict=True) if isinstance(leaf, ByRank)}
+        known = {
+            memory_layout_of(one): leaf for leaf, one in zip(leaves, slices[0], strict=True) if isinstance(leaf, ByRank)
+        }
         # Collectives return operands, and new tensors: no parts of operands
         inside = set() if step.op.collective else storages_of(slices)
         made = self._restacked(found, apart, known, inside)
         return pytree.tree_map(partial(self._carried_rows, step), made)
 
-    def _carried(self, step: Step, value: Any) -> Any:
+    def _carried(self, step: PlanStep, value: Any) -> Any:
         if not step.carry:
             return value
         return self.domain.constant(value) if step.constant else self.domain.carry(value)
 
-    def _carried_rows(self, step: Step, value: Any) -> Any:
-        if isinstance(value, Scattered):
+    def _carried_rows(self, step: PlanStep, value: Any) -> Any:
+        if isinstance(value, ScatteredRows):
             return value  # views are carried as what they are views of
-        if not isinstance(value, Stacked):
+        if not isinstance(value, StackedRows):
             return self._carried(step, value)
         made = self._carried(step, value.tensor)
-        return value if made is value.tensor else Stacked(made, value.rows)
+        return value if made is value.tensor else StackedRows(made, value.rows)
 
     def _restacked(self, found: Sequence[Any], apart: bool, operands: Mapping[Any, ByRank], inside: set[int]) -> Any:
         """Every rank's value as one; they have to nest alike, and to have the same shapes.
@@ -366,45 +368,45 @@ class _Ranks:
             raise NotStackable
         if any(one.shape != first.shape or one.dtype != first.dtype for one in column):
             raise NotStackable
-        places = list(map(place_of, column))
+        places = list(map(memory_layout_of, column))
         operand = operands.get(places[0])
-        if operand is not None and places == list(map(place_of, operand.slices())):
+        if operand is not None and places == list(map(memory_layout_of, operand.slices())):
             return operand
         if any(storage_of(one) in inside for one in column):
-            return Scattered(tuple(column))
+            return ScatteredRows(tuple(column))
         if apart:
             return stack_rows(torch.stack(list(column)), self.alignment.apart)
         return self._gathered(column)
 
     def _gathered(self, column: Sequence[torch.Tensor]) -> Any:
         """A copy of what ranks hold: a row for each place in memory."""
-        rows = self.alignment.rows_of(list(map(place_of, column)))
-        return stack_rows(torch.stack([column[rank] for rank in firsts(rows)]), rows) if any(rows) else column[0]
+        rows = self.alignment.rows_of(list(map(memory_layout_of, column)))
+        return stack_rows(torch.stack([column[rank] for rank in first_ranks(rows)]), rows) if any(rows) else column[0]
 
-    def _own(self, value: Any) -> Stacked:
+    def _own(self, value: Any) -> StackedRows:
         """A row for each rank, where all ranks may write into theirs."""
-        if isinstance(value, Stacked):
+        if isinstance(value, StackedRows):
             within = self._within(value, self.alignment.apart)
-            return Stacked(within.clone() if within is value.tensor else within, self.alignment.apart)
+            return StackedRows(within.clone() if within is value.tensor else within, self.alignment.apart)
         if value.numel() * self.size > MOST_ELEMENTS:
             raise NotStackable
-        return Stacked(torch.stack([value] * self.size), self.alignment.apart)
+        return StackedRows(torch.stack([value] * self.size), self.alignment.apart)
 
-    def _within(self, value: Stacked, rows: Rows) -> torch.Tensor:
+    def _within(self, value: StackedRows, rows: Rows) -> torch.Tensor:
         if self.alignment.elements(value, rows) > MOST_ELEMENTS:
             raise NotStackable
         return self.alignment.within(value, rows)
 
 
 def _perturbed(perturbation: Perturbation, value: Any) -> Any:
-    if isinstance(value, Stacked):
-        return Stacked(perturbation(value.tensor), value.rows)
+    if isinstance(value, StackedRows):
+        return StackedRows(perturbation(value.tensor), value.rows)
     return perturbation(value) if isinstance(value, torch.Tensor) else value
 
 
 def _same(value: Any, known: Any) -> bool:
     """Whether a value is another one, to the bit."""
-    if not isinstance(value, Stacked) or not isinstance(known, Stacked):
+    if not isinstance(value, StackedRows) or not isinstance(known, StackedRows):
         return False
     mine, other = value.tensor, known.tensor
     if value.rows != known.rows:
@@ -417,7 +419,7 @@ def _same(value: Any, known: Any) -> bool:
 
 def _scales(value: Any, ranks: int) -> list[float | None]:
     """The largest magnitude of a value on each rank, where that is one."""
-    one = value.tensor if isinstance(value, Stacked) else None
+    one = value.tensor if isinstance(value, StackedRows) else None
     if one is None or not one.is_floating_point() or not one.numel():
         return [None] * ranks
     found = one.abs().flatten(1).amax(1).tolist() if one.dim() > 1 else one.abs().tolist()
@@ -451,7 +453,7 @@ def _filler(values: Any, constants: dict[str, Any]) -> Callable[[Any], Any]:
     return fill
 
 
-def _constants_of(step: Step) -> list[str]:
+def _constants_of(step: PlanStep) -> list[str]:
     return [leaf.name for leaf in arguments_of(step) if isinstance(leaf, RankConstant)] if step.nested else []
 
 

@@ -12,10 +12,18 @@ from torch.utils import _pytree as pytree
 
 from tcverify.domains import Domain
 from tcverify.execution.asynchrony import Moment, Timing, contribution, storage_of, unwrite_
-from tcverify.execution.interpreter import Call
-from tcverify.execution.lockstep.rows import Alignment, NotStackable, Stacked, firsts, place_of, stack_rows, storages_of
+from tcverify.execution.interpreter import CollectiveCall
+from tcverify.execution.lockstep.rank_rows import (
+    Alignment,
+    NotStackable,
+    StackedRows,
+    first_ranks,
+    memory_layout_of,
+    stack_rows,
+    storages_of,
+)
 from tcverify.execution.perturbation import Perturbation
-from tcverify.execution.plan import Step
+from tcverify.execution.plan import PlanStep
 from tcverify.ops import Await, Collective, Request, Start, complete, mismatch
 from tcverify.ops.collective import ALIKE
 
@@ -49,7 +57,7 @@ def _returned(by: Sequence[_Arrived], value: Any) -> Any:
     if len(by) == 1 and by[0].output is value:
         return by[0].result
     same = [one for one in by if storage_of(one.output) == storage_of(value)]
-    if len(same) == 1 and place_of(same[0].output) == place_of(value):
+    if len(same) == 1 and memory_layout_of(same[0].output) == memory_layout_of(value):
         return same[0].result
     for one in same:
         one.write()
@@ -74,7 +82,7 @@ class _UnderWay:
     tensors: Sequence[torch.Tensor]
     outside: Sequence[bool]
     timing: Moment
-    result: Stacked | None = None
+    result: StackedRows | None = None
 
 
 class Collectives:
@@ -99,11 +107,11 @@ class Collectives:
         self._size, self._alignment, self._domain, self._timing = ranks, alignment, domain, timing
         self._started_so_far = 0
         self.under_way: dict[int, list[_UnderWay]] = {}
-        self.calls: list[list[Call]] = [[] for _ in range(ranks)]
+        self.calls: list[list[CollectiveCall]] = [[] for _ in range(ranks)]
         self.contributed: list[torch.Tensor] = []
         self.answers: list[torch.Tensor] = []
 
-    def meet(self, step: Step, generators: Sequence[Any], slices: Sequence[Sequence[Any]], apart: bool) -> Any:
+    def meet(self, step: PlanStep, generators: Sequence[Any], slices: Sequence[Sequence[Any]], apart: bool) -> Any:
         """Drive every rank's side of a collective to its end; return what each of them returns, or the stack of it."""
         answers: list[Any] = [None] * self._size
         timing = self._timing if isinstance(self._timing, str) else self._timing(0, step.name)
@@ -125,7 +133,7 @@ class Collectives:
                     waits += 1
                     self._arrive(asked.tensor, arrived, apart)
                     continue
-                self.calls[rank].append(Call(step.name, asked.collective))
+                self.calls[rank].append(CollectiveCall(step.name, asked.collective))
                 if isinstance(asked, Start):
                     starts.append(asked)
                 requests.append(Request(asked.collective, asked.tensor))
@@ -173,7 +181,7 @@ class Collectives:
         alike = not (inside or apart) and begun.starts[0].collective.kind in ALIKE
         keys = [start.collective.communicator if alike else rank for rank, start in enumerate(begun.starts)]
         rows = self._alignment.rows_of(keys)
-        ranks = firsts(rows)
+        ranks = first_ranks(rows)
         for rank in range(self._size) if inside else ranks:
             unwrite_(begun.starts[rank], begun.timing, self._domain)
         made: Any = ended
@@ -229,7 +237,7 @@ class Collectives:
                 raise NotStackable
             tensors = [requests[m].tensor for m in members]
             call = calls[0]
-            key = (call.signature, *((c.splits, *place_of(t)) for c, t in zip(calls, tensors, strict=True)))
+            key = (call.signature, *((c.splits, *memory_layout_of(t)) for c, t in zip(calls, tensors, strict=True)))
             named = call.root is not None or call.resharding is not None
             found = None if named else known.get(key)
             if found is None:

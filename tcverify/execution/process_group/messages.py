@@ -18,8 +18,8 @@ import torch
 from tcverify.domains import Domain, domain_of
 from tcverify.errors import ExecutorError, InternalError, ProgramError, TcverifyError, UnsupportedOp
 from tcverify.execution.compare import Delta, digest
-from tcverify.execution.interpreter import Call, NodeError, RankResult
-from tcverify.execution.plan import Plan, decode_plan, encode_plan, plans_of
+from tcverify.execution.interpreter import CollectiveCall, NodeError, RankResult
+from tcverify.execution.plan import ExecutionPlan, decode_plan, encode_plan, plans_of
 from tcverify.ops import Collective, Layout, Resharding
 from tcverify.program import NotSerialisable, Program
 from tcverify.program.codec import encode_ranks, encode_sources
@@ -56,10 +56,10 @@ class Reply:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class RankJob:
     """A program as rank processes run it."""
 
-    plans: list[Plan]
+    plans: list[ExecutionPlan]
     ranks: tuple[RankBinding, ...]
     sources: Sources
     domain: Domain
@@ -93,7 +93,7 @@ def encode_request(number: int, programs: Sequence[Program], observe: bool, doma
     return _dumps({"id": number, "jobs": jobs, "observe": observe})
 
 
-def decode_jobs(data: list[Any]) -> Iterator[Job | None]:
+def decode_jobs(data: list[Any]) -> Iterator[RankJob | None]:
     """Read the programs of a request, each when it is asked for; None is the same one again.
 
     Raises:
@@ -111,7 +111,7 @@ def decode_jobs(data: list[Any]) -> Iterator[Job | None]:
             raise InternalError("a request without inputs")
         domain = domain_of(job["domain"])
         plans = [decode_plan(plan, domain) for plan in job["plans"]]
-        yield Job(plans, reader.ranks(job["ranks"]), sources, domain)
+        yield RankJob(plans, reader.ranks(job["ranks"]), sources, domain)
 
 
 def encode_go(number: int) -> bytes:
@@ -198,7 +198,7 @@ def encode_result(result: RankResult, store: _Storages | None) -> dict[str, Any]
 
 def decode_result(rank: int, data: dict[str, Any], storages: list[torch.UntypedStorage]) -> RankResult:
     result = RankResult(rank, structure=data["structure"], digest=data["digest"])
-    result.calls = [Call(node, decode_collective(collective)) for node, collective in data["calls"]]
+    result.calls = [CollectiveCall(node, decode_collective(collective)) for node, collective in data["calls"]]
     if "error" in data:
         result.error = NodeError(*data["error"])
     if "outputs" in data:

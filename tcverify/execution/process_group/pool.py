@@ -13,10 +13,10 @@ from tcverify.execution.executor import Comparison, Run
 from tcverify.execution.interpreter import RankResult
 from tcverify.execution.plan import check_supported, plans_of
 from tcverify.execution.process_group.messages import Reply, encode_go, encode_request
-from tcverify.execution.process_group.processes import Group, RankGroup, RankLost, choose_core, name_ranks
+from tcverify.execution.process_group.processes import RankGroup, RankGroupProtocol, RankLost, choose_core, name_ranks
 from tcverify.execution.process_group.worker import DeviceType
 from tcverify.program import Program, program_id
-from tcverify.registry.extensions import extended
+from tcverify.registry.extensions import list_extension_state
 
 #: Seconds that the other ranks get to come through once a node has raised on one: they may wait for it in a collective.
 GRACE_SECONDS = 0.5
@@ -73,7 +73,7 @@ class ProcessGroupPool:
         device: DeviceType = "cpu",
         timeout: float = 60.0,
         core: int | None = None,
-        start_group: Callable[[int, DeviceType, int | None, float], Group] = RankGroup,
+        start_group: Callable[[int, DeviceType, int | None, float], RankGroupProtocol] = RankGroup,
     ) -> None:
         if world_size < 1:
             raise UsageError(f"a process group of {world_size} ranks cannot be")
@@ -87,7 +87,7 @@ class ProcessGroupPool:
         self._device = device
         self._core = choose_core(core) if device == "cpu" else None
         self._start_group = start_group
-        self._group: Group | None = None
+        self._group: RankGroupProtocol | None = None
         self._number = 0
         self._tickets: list[Ticket] = []  # not done yet, in the order in which the ranks serve them
         self._since = 0.0  # when the first of them became the first
@@ -215,9 +215,9 @@ class ProcessGroupPool:
             if not self._tell(ticket.request, range(self.world_size)):
                 break
 
-    def _outdated(self, group: Group) -> bool:
+    def _outdated(self, group: RankGroupProtocol) -> bool:
         """Whether new ranks are needed: one has died, or they lack an extension."""
-        return group.extensions != extended() or group.lost(0) is not None
+        return group.extensions != list_extension_state() or group.lost(0) is not None
 
     def _tell(self, message: bytes, ranks: Iterable[int]) -> bool:
         """Send a message to these ranks; whether all of them took it."""

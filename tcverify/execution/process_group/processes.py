@@ -21,8 +21,8 @@ from tcverify.errors import ExecutorError, UsageError
 from tcverify.execution.process_group import worker
 from tcverify.execution.process_group.messages import Reply, decode_reply
 from tcverify.execution.process_group.worker import DeviceType
-from tcverify.registry.extensions import extended, extensions_here
-from tcverify.system import end_process, limit, scratch, start_process
+from tcverify.registry.extensions import extensions_here, list_extension_state
+from tcverify.system import end_process, limit_blocking, scratch, start_process
 
 #: Seconds until every rank has joined. The first group of a process waits for a new interpreter that imports torch.
 START_SECONDS = 120.0
@@ -41,7 +41,7 @@ class RankLost(Exception):
         self.how = how
 
 
-class Group(Protocol):
+class RankGroupProtocol(Protocol):
     """The living ranks of one group, wherever they are. See `RankGroup`."""
 
     extensions: tuple[str, ...]
@@ -88,7 +88,7 @@ class RankGroup:
     def __init__(self, world_size: int, device: DeviceType, core: int | None, timeout: float) -> None:
         _check_backend(device)
         self.directory = scratch.new_directory("group")
-        self.extensions = extended()
+        self.extensions = list_extension_state()
         self._ranks: list[_Rank] = []
         # Also when the owner forgets the group, and at interpreter exit.
         self._kill = weakref.finalize(self, _end, self._ranks, self.directory, os.getpid())
@@ -96,7 +96,7 @@ class RankGroup:
             for rank in range(world_size):
                 arguments = rank, world_size, device, self.directory, core, extensions_here()
                 self._ranks.append(_Rank(*start_process(worker.main, arguments, name=f"rank{rank}")))
-                limit(self._ranks[-1].connection, timeout)
+                limit_blocking(self._ranks[-1].connection, timeout)
             self._wait_until_ready()
         except (OSError, EOFError) as error:
             self.kill()

@@ -41,7 +41,7 @@ STORE_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class StoreAddress:
     """Where a run's store is, and how many keepers there are.
 
     Attributes:
@@ -71,7 +71,7 @@ class Place:
         return json.dumps(asdict(self))
 
     @classmethod
-    def here(cls) -> Place:
+    def here(cls) -> StoreAddress:
         """Return the place that `VARIABLE` names. Raises UsageError where it is not set."""
         text = os.environ.get(VARIABLE)
         if text is None:
@@ -123,7 +123,7 @@ class StoreGroup:
     """
 
     def __init__(self, world_size: int, device: DeviceType, core: int | None, timeout: float) -> None:
-        place = Place.here()
+        place = StoreAddress.here()
         if world_size > place.world_size:
             raise ExecutorError(f"torchrun has started {place.world_size} processes, fewer than {world_size} ranks")
         self.extensions = loaded_extensions()
@@ -212,4 +212,4 @@ class StoreGroup:
         return True
 
 
-__all__ = ["VARIABLE", "Channel", "Place", "StoreGroup"]
+__all__ = ["VARIABLE", "Channel", "StoreAddress", "StoreGroup"]

@@ -21,12 +21,12 @@ import torch
 import torch.distributed as dist
 
 from tcverify.errors import ProgramError, UnsupportedOp
-from tcverify.execution.asynchrony import Join, UnderWay
+from tcverify.execution.asynchrony import Join, PendingCollective
 from tcverify.execution.compare import compare_native, compare_ranks
 from tcverify.execution.interpreter import RankResult, rank_inputs, run_rank
-from tcverify.execution.plan import Plan, check_supported, group_name, rank_constants
-from tcverify.execution.process_group.messages import Job, Reply, decode_jobs, encode_reply
-from tcverify.ops.distributed import Finish, begin, join_group, perform
+from tcverify.execution.plan import ExecutionPlan, check_supported, group_name, rank_constants
+from tcverify.execution.process_group.messages import RankJob, Reply, decode_jobs, encode_reply
+from tcverify.ops.distributed import Finish, join_group, perform, start_collective
 from tcverify.registry.extensions import load_extensions_of
 from tcverify.system import log_to
 
@@ -135,7 +135,7 @@ def _serve(rank: int, place: torch.device, connection: Connection) -> None:
 
 def _answer(rank: int, place: torch.device, request: dict[str, Any]) -> Reply:
     reply = Reply(request["id"])
-    under_way: dict[UnderWay, Finish] = {}
+    under_way: dict[PendingCollective, Finish] = {}
     try:
         for job in decode_jobs(request["jobs"]):
             result = reply.results[-1] if job is None else _run(job, rank, place, request["observe"], under_way)
@@ -156,7 +156,9 @@ def _answer(rank: int, place: torch.device, request: dict[str, Any]) -> Reply:
     return reply
 
 
-def _run(job: Job, rank: int, place: torch.device, observe: bool, under_way: dict[UnderWay, Finish]) -> RankResult:
+def _run(
+    job: RankJob, rank: int, place: torch.device, observe: bool, under_way: dict[PendingCollective, Finish]
+) -> RankResult:
     """Run a program. What stays in `under_way` nobody has waited for: the rank raised, and its peers need not come to it."""
     check_supported(job.plans, job.domain)  # those of all ranks, so that every rank refuses and none waits for another
     binding = job.ranks[rank]
@@ -180,8 +182,8 @@ def _run(job: Job, rank: int, place: torch.device, observe: bool, under_way: dic
             if isinstance(event, Join):
                 for one in event.under_way:
                     one.write(job.domain.settle(under_way.pop(one)()))
-            elif isinstance(event, UnderWay):
-                under_way[event] = begin(event.collective, event.tensor, job.domain.running)
+            elif isinstance(event, PendingCollective):
+                under_way[event] = start_collective(event.collective, event.tensor, job.domain.running)
             else:
                 answer = job.domain.settle(perform(event.collective, event.tensor, job.domain.running))
         except Exception as error:  # gloo and nccl raise plain RuntimeErrors
@@ -197,7 +199,7 @@ def _run(job: Job, rank: int, place: torch.device, observe: bool, under_way: dic
     return result
 
 
-def _asynchronous_groups(plans: list[Plan]) -> list[str]:
+def _asynchronous_groups(plans: list[ExecutionPlan]) -> list[str]:
     """Names of the groups on which some rank starts collectives, in one order on all ranks.
 
     Their process groups are made before the program runs. Making one waits for its members, where a start does not wait: ranks

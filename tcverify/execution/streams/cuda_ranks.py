@@ -30,10 +30,10 @@ from tcverify.execution.interpreter import RankResult
 from tcverify.execution.plan import first_line, plans_of
 from tcverify.execution.process_group.messages import Reply, decode_reply, encode_reply
 from tcverify.execution.process_group.worker import DeviceType
-from tcverify.execution.streams.cuda_streams import CudaDevice, Device, play_orders
-from tcverify.execution.streams.exploration import MOST_OPS, Order
+from tcverify.execution.streams.cuda_streams import CudaDevice, Device, run_orders
+from tcverify.execution.streams.exploration import MOST_OPS, StreamOrder
 from tcverify.execution.streams.issue import is_lowered, issue
-from tcverify.execution.streams.observations import Observation
+from tcverify.execution.streams.observations import OrderObservation
 from tcverify.execution.streams.simulated import QueuedDevice
 from tcverify.ops import Collective
 from tcverify.ops.distributed import perform
@@ -57,7 +57,7 @@ def explore_on_cuda(
     *,
     boundary: Boundary = "strict",
     inputs: InputsReady = "ready",
-) -> list[Observation]:
+) -> list[OrderObservation]:
     """Run a lowered program on real CUDA streams, each stream delayed in turn, then ops drawn at random.
 
     Not run on a GPU yet.
@@ -83,32 +83,34 @@ def explore_on_cuda(
     if not issued or sum(len(one.ops) for one in issued) > MOST_OPS:
         return []
     used = sorted({op.stream for one in issued for op in one.ops})
-    orders = [*(Order("starve", stream=s) for s in used), *(Order("random", seed) for seed in seeds)]
+    orders = [*(StreamOrder("starve", stream=s) for s in used), *(StreamOrder("random", seed) for seed in seeds)]
     if program.world_size > 1:
         results = run_ranks(program, orders, boundary, inputs, TIMEOUT_S)
     else:
         try:
-            results = [play_orders(issued[0], CudaDevice(), perform, orders)]
+            results = [run_orders(issued[0], CudaDevice(), perform, orders)]
         except RuntimeError as error:  # what CUDA raises, when an op fails that was launched before, or memory is short
             raise ExecutorError(f"the CUDA device fails: {first_line(error)}") from error
     reference = run if reference is None or not reference.finished else reference
-    return list(observed(reference, results, orders))
+    return list(compare_orders(reference, results, orders))
 
 
-def observed(reference: Run, results: Sequence[Sequence[RankResult]], orders: Sequence[Order]) -> Iterator[Observation]:
+def compare_orders(
+    reference: Run, results: Sequence[Sequence[RankResult]], orders: Sequence[StreamOrder]
+) -> Iterator[OrderObservation]:
     """Say which outputs differ from lockstep's and from those in one stream, each in the first order that shows it.
 
     Args:
-        results: per rank, as `play_orders` returns them.
+        results: per rank, as `run_orders` returns them.
     """
     for expected, (alone, *others) in zip(reference.ranks, results, strict=True):
         known: set[str] = set()
-        for order, found in zip([Order("issue"), *orders], others, strict=True):
+        for order, found in zip([StreamOrder("issue"), *orders], others, strict=True):
             for label in _wrong(expected, found) & _wrong(alone, found) - known:
                 known.add(label)
                 text = f"{label} on CUDA streams differs from what it is in lockstep, and in one stream of the device"
                 name = f"{order}, on CUDA"
-                yield Observation("output", expected.rank, "output", MAIN_STREAM, "", text, name, ())
+                yield OrderObservation("output", expected.rank, "output", MAIN_STREAM, "", text, name, ())
 
 
 def _wrong(expected: RankResult, found: RankResult) -> set[str]:
@@ -124,20 +126,20 @@ def backend_of(world_size: int) -> str:
     return "nccl" if dist.is_nccl_available() and torch.cuda.device_count() >= world_size else "gloo"
 
 
-def staged(call: Collective, tensor: torch.Tensor) -> torch.Tensor:
+def run_through_host(call: Collective, tensor: torch.Tensor) -> torch.Tensor:
     """Carry out a collective of tensors on a device through the host. Gloo knows few collectives of CUDA tensors."""
     return perform(call, tensor.cpu()).to(tensor.device)
 
 
 def run_ranks(
     program: Program,
-    orders: Sequence[Order],
+    orders: Sequence[StreamOrder],
     boundary: Boundary,
     inputs: InputsReady,
     timeout: float,
     device: DeviceType = "cuda",
 ) -> list[list[RankResult]]:
-    """Run `play_orders` in one process per rank. Raises ExecutorError as `explore_on_cuda` does.
+    """Run `run_orders` in one process per rank. Raises ExecutorError as `explore_on_cuda` does.
 
     Args:
         device: "cuda", or "cpu" for queues in the place of a device.
@@ -197,7 +199,7 @@ def serve_rank(
     text: str,
     boundary: Boundary,
     inputs: InputsReady,
-    orders: Sequence[Order],
+    orders: Sequence[StreamOrder],
     extensions: Mapping[str, Any],
 ) -> None:
     """Be one rank: run the orders, answer, and stay until killed, since peers may still read this rank's memory."""
@@ -214,8 +216,8 @@ def serve_rank(
         never = timedelta(days=1)  # the clock is the parent's
         dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=never)
         issued, _ = issue(loads(text), boundary, inputs)
-        transport = perform if backend == "nccl" else staged
-        reply.results = play_orders(issued[rank], streams, transport, orders)
+        transport = perform if backend == "nccl" else run_through_host
+        reply.results = run_orders(issued[rank], streams, transport, orders)
     except Exception as error:  # noqa: BLE001 - a reply that never comes would say less than any error
         reply.failure = f"{type(error).__name__}: {error}"
     for message in encode_reply(reply, values=True):
@@ -224,4 +226,4 @@ def serve_rank(
         connection.recv_bytes()
 
 
-__all__ = ["backend_of", "explore_on_cuda", "observed", "run_ranks", "serve_rank", "staged"]
+__all__ = ["backend_of", "compare_orders", "explore_on_cuda", "run_ranks", "run_through_host", "serve_rank"]

@@ -28,9 +28,9 @@ import torch
 from tcverify.errors import ExecutorError, UnsupportedOp
 from tcverify.execution.interpreter import RankResult
 from tcverify.execution.plan import first_line
-from tcverify.execution.streams.device_memory import Places, Transport
-from tcverify.execution.streams.exploration import Order
-from tcverify.execution.streams.issue import Issued
+from tcverify.execution.streams.device_memory import DeviceMemory, Transport
+from tcverify.execution.streams.exploration import StreamOrder
+from tcverify.execution.streams.issue import IssuedRank
 from tcverify.execution.streams.launches import Launch, delay_seconds, held_back, in_one_stream, launches
 from tcverify.program.stream_options import MAIN_STREAM
 
@@ -97,7 +97,7 @@ class CudaDevice:
         self._events.clear()
 
 
-def play(places: Places, device: Device, plan: Sequence[Launch]) -> RankResult:
+def run_launches(places: DeviceMemory, device: Device, plan: Sequence[Launch]) -> RankResult:
     """Give a rank's launches to a device, in order; returns what stream 0 sees at the end, on the CPU.
 
     Raises:
@@ -146,22 +146,27 @@ def play(places: Places, device: Device, plan: Sequence[Launch]) -> RankResult:
     return result
 
 
-def play_orders(issued: Issued, device: Device, transport: Transport, orders: Sequence[Order]) -> list[RankResult]:
-    """Run a rank in one stream, on its streams without delays, and in the orders given. Raises as `play` does.
+def run_orders(
+    issued: IssuedRank, device: Device, transport: Transport, orders: Sequence[StreamOrder]
+) -> list[RankResult]:
+    """Run a rank in one stream, on its streams without delays, and in the orders given. Raises as `run_launches` does.
 
     Returns:
         One result per run: that in one stream, that without delays, then one per order.
     """
-    places = Places(issued, device.place, transport)
-    results = [play(places, device, in_one_stream(issued.ops)), play(places, device, launches(issued.ops))]
+    places = DeviceMemory(issued, device.place, transport)
+    results = [
+        run_launches(places, device, in_one_stream(issued.ops)),
+        run_launches(places, device, launches(issued.ops)),
+    ]
     begun = time.perf_counter()
-    play(places, device, launches(issued.ops))
+    run_launches(places, device, launches(issued.ops))
     seconds = time.perf_counter() - begun
     for order in orders:
         held = held_back(order, issued.ops, issued.rank)
         plan = launches(issued.ops, held, delay_seconds(seconds, len(held)))
-        results.append(play(places, device, plan))
+        results.append(run_launches(places, device, plan))
     return results
 
 
-__all__ = ["CudaDevice", "Device", "play", "play_orders"]
+__all__ = ["CudaDevice", "Device", "run_launches", "run_orders"]

@@ -16,9 +16,9 @@ import torch
 from torch.fx.node import map_aggregate
 from torch.utils import _pytree as pytree
 
-from tcverify.execution.interpreter import RankResult, arguments
+from tcverify.execution.interpreter import RankResult, fill_arguments
 from tcverify.execution.plan import known_constant
-from tcverify.execution.streams.issue import Issued, whole_storage
+from tcverify.execution.streams.issue import IssuedRank, whole_storage
 from tcverify.execution.streams.memory import poison, write
 from tcverify.execution.streams.queues import INPUTS, StreamOp
 from tcverify.ops import Collective
@@ -29,14 +29,14 @@ from tcverify.program.graph import RankConstant, Slot
 Transport = Callable[[Collective, torch.Tensor], torch.Tensor]
 
 
-class Places:
+class DeviceMemory:
     """The values of one rank on a device, and how its ops read and write them.
 
     Attributes:
         values: of every slot: tensors in their places, with the storage sharing of the run in issue order.
     """
 
-    def __init__(self, issued: Issued, device: torch.device, transport: Transport) -> None:
+    def __init__(self, issued: IssuedRank, device: torch.device, transport: Transport) -> None:
         self.issued = issued
         self.values: list[Any] = []
         self._transport = transport
@@ -54,7 +54,7 @@ class Places:
                 slot, step = self._first + op.step, issued.plan.steps[op.step]
                 self._fresh[slot] = [i for i, s in enumerate(issued.storages[slot]) if s not in made]
                 made.update(issued.storages[slot])
-                args, kwargs = arguments(step, self.values, self._fill)
+                args, kwargs = fill_arguments(step, self.values, self._fill)
                 if not step.op.collective and not leaves((args, kwargs), torch.Tensor):
                     self._constant[slot] = [
                         tensor.to(device) for tensor in leaves(step.run(*args, **kwargs), torch.Tensor)
@@ -102,7 +102,7 @@ class Places:
         if slot in self._constant:
             found: list[torch.Tensor] = self._constant[slot]
             return found
-        args, kwargs = arguments(step, self.values, self._fill)
+        args, kwargs = fill_arguments(step, self.values, self._fill)
         if not step.op.collective:
             return leaves(step.run(*args, **kwargs), torch.Tensor)
         steps = step.run(self.issued.rank, *args, **kwargs)
@@ -136,4 +136,4 @@ class Places:
         )
 
 
-__all__ = ["Places", "Transport"]
+__all__ = ["DeviceMemory", "Transport"]

@@ -23,9 +23,9 @@ import torch
 from tcverify.errors import UnsupportedOp
 from tcverify.execution.interpreter import RankResult
 from tcverify.execution.plan import first_line
-from tcverify.execution.streams.issue import Issued
-from tcverify.execution.streams.memory import Memory
-from tcverify.execution.streams.observations import Event, Observation
+from tcverify.execution.streams.issue import IssuedRank
+from tcverify.execution.streams.memory import RankMemory
+from tcverify.execution.streams.observations import Event, OrderObservation
 from tcverify.execution.streams.queues import BEFORE, StreamOp
 from tcverify.ops import Request, Start, complete, mismatch
 
@@ -48,7 +48,7 @@ class _Joined:
     request: Request | Start
 
 
-class Streams:
+class SimulatedStreams:
     """The streams of all ranks of a program that has been issued; every call of `run` plays one order.
 
     Args:
@@ -58,12 +58,12 @@ class Streams:
         failing: names of the orders in which anything went wrong.
     """
 
-    def __init__(self, issued: Sequence[Issued], reference: Sequence[RankResult]) -> None:
+    def __init__(self, issued: Sequence[IssuedRank], reference: Sequence[RankResult]) -> None:
         self.issued = issued
         self.failing: list[str] = []
         self._known: set[tuple[Any, ...]] = set()
         self._reference = reference
-        self._memories = [Memory(rank) for rank in issued]
+        self._memories = [RankMemory(rank) for rank in issued]
         self._users: list[list[list[int]]] = []
         self._earlier: list[dict[int, int]] = []  # op -> the one before it on the same communicator
         for rank in issued:
@@ -80,7 +80,7 @@ class Streams:
             self._users.append(users)
             self._earlier.append(earlier)
 
-    def run(self, name: str, priority: Priority) -> list[Observation]:
+    def run(self, name: str, priority: Priority) -> list[OrderObservation]:
         """Run all ops in the order that the priorities give; returns what went wrong, unless an earlier order showed it.
 
         Always ends: every step completes an op, or begins one, and when none can go what waits is a deadlock.
@@ -99,7 +99,7 @@ class Streams:
 class _Playing:
     """One order, being played."""
 
-    def __init__(self, streams: Streams, name: str, priority: Priority, known: set[tuple[Any, ...]]) -> None:
+    def __init__(self, streams: SimulatedStreams, name: str, priority: Priority, known: set[tuple[Any, ...]]) -> None:
         self._issued = streams.issued
         self._memories = streams._memories
         self._reference = streams._reference
@@ -107,7 +107,7 @@ class _Playing:
         self._earlier = streams._earlier
         self._name = name
         self._priority = priority
-        self._seen: list[Observation] = []
+        self._seen: list[OrderObservation] = []
         self._known = known
         self.wrong = False
         self._events: list[tuple[Place, str]] = []
@@ -120,7 +120,7 @@ class _Playing:
         self._stopped = False
         self._phase = "runs"  # what the op does that is at work now
 
-    def play(self) -> list[Observation]:
+    def play(self) -> list[OrderObservation]:
         for memory in self._memories:
             memory.reset()
         for rank, issued in enumerate(self._issued):
@@ -323,7 +323,7 @@ class _Playing:
         if events[-1:] != [(place, self._phase)]:  # a collective that has begun says so itself
             events.append((place, self._phase))
         self._seen.append(
-            Observation(
+            OrderObservation(
                 kind,
                 rank,
                 op.node,
@@ -344,4 +344,4 @@ def _same(expected: Any, actual: Any) -> bool:
     return torch.equal(expected, actual) or torch.allclose(expected, actual, rtol=1e-12, atol=0.0, equal_nan=True)
 
 
-__all__ = ["MOST_OBSERVATIONS", "Place", "Priority", "Streams"]
+__all__ = ["MOST_OBSERVATIONS", "Place", "Priority", "SimulatedStreams"]

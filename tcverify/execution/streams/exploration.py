@@ -19,10 +19,10 @@ from typing import Literal, TypeAlias
 
 from tcverify.execution.executor import Run
 from tcverify.execution.plan import plans_of
-from tcverify.execution.streams.executor import Place, Priority, Streams
+from tcverify.execution.streams.executor import Place, Priority, SimulatedStreams
 from tcverify.execution.streams.host_issue import is_host_ir, issue_host
-from tcverify.execution.streams.issue import Issued, is_lowered, issue
-from tcverify.execution.streams.observations import Observation
+from tcverify.execution.streams.issue import IssuedRank, is_lowered, issue
+from tcverify.execution.streams.observations import OrderObservation
 from tcverify.execution.streams.queues import StreamOp
 from tcverify.program import Contract, Program
 from tcverify.program.contract import Boundary, InputsReady
@@ -33,12 +33,12 @@ SYSTEMATIC_OPS = 40
 MOST_OPS = 20_000
 
 
-#: Kinds of orders; see `Order`.
+#: Kinds of orders; see `StreamOrder`.
 OrderKind: TypeAlias = Literal["issue", "random", "starve", "rush", "early"]
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class StreamOrder:
     """How an adversary chooses among the streams that can go.
 
     Attributes:
@@ -76,14 +76,16 @@ class Exploration:
         streams: the stream of every op, by node, per rank.
     """
 
-    orders: list[Order] = field(default_factory=list)
-    observations: list[Observation] = field(default_factory=list)
+    orders: list[StreamOrder] = field(default_factory=list)
+    observations: list[OrderObservation] = field(default_factory=list)
     failing: list[str] = field(default_factory=list)
     complete: bool = False
     settled: int = 0
     streams: list[dict[str, int]] = field(default_factory=list)
 
-    def shown(self, kinds: Collection[str], rank: int | None = None, node: str | None = None) -> Observation | None:
+    def shown(
+        self, kinds: Collection[str], rank: int | None = None, node: str | None = None
+    ) -> OrderObservation | None:
         """The observation of one of these kinds that the fewest events lead to; one of this rank and node where there is one."""
         return min(
             (o for o in self.observations if o.kind in kinds),
@@ -98,7 +100,7 @@ def explore(
     reference: Run | None = None,
     boundary: Boundary = "strict",
     inputs: InputsReady = "ready",
-    orders: Sequence[Order] | None = None,
+    orders: Sequence[StreamOrder] | None = None,
     systematic: bool = False,
     seed: int = 0,
 ) -> Exploration | None:
@@ -130,7 +132,7 @@ def explore(
     if not issued:
         return None
     reference = run if reference is None or not reference.finished else reference
-    streams = Streams(issued, reference.ranks)
+    streams = SimulatedStreams(issued, reference.ranks)
     found = Exploration(streams=[{op.node: op.stream for op in rank.ops} for rank in issued])
     whole = _Whole(issued)
     chosen = list(few_orders(issued, seed) if orders is None else orders)
@@ -147,20 +149,20 @@ def explore(
     return found
 
 
-def few_orders(issued: Sequence[Issued], seed: int = 0) -> list[Order]:
+def few_orders(issued: Sequence[IssuedRank], seed: int = 0) -> list[StreamOrder]:
     """Each stream starved in turn, and one random order."""
     used = sorted({op.stream for rank in issued for op in rank.ops})
-    return [*(Order("starve", stream=stream) for stream in used), Order("random", seed)]
+    return [*(StreamOrder("starve", stream=stream) for stream in used), StreamOrder("random", seed)]
 
 
-def early_orders(issued: Sequence[Issued]) -> Iterator[Order]:
+def early_orders(issued: Sequence[IssuedRank]) -> Iterator[StreamOrder]:
     """For every op the order in which it goes as early as it can. Of ranks that issue the same ops alike, for the first one."""
     known: set[tuple[StreamOp, ...]] = set()
     for rank, one in enumerate(issued):
         alike = tuple(_renamed(one.ops))
         if alike not in known:
             known.add(alike)
-            yield from (Order("early", rank=rank, op=number) for number in range(len(one.ops)))
+            yield from (StreamOrder("early", rank=rank, op=number) for number in range(len(one.ops)))
 
 
 def _renamed(ops: Sequence[StreamOp]) -> Iterator[StreamOp]:
@@ -173,7 +175,7 @@ def _renamed(ops: Sequence[StreamOp]) -> Iterator[StreamOp]:
         yield op
 
 
-def _priority(order: Order, issued: Sequence[Issued], whole: _Whole) -> Priority:
+def _priority(order: StreamOrder, issued: Sequence[IssuedRank], whole: _Whole) -> Priority:
     if order.kind == "issue":
         return lambda place, ends: place[1]
     if order.kind == "random":
@@ -199,7 +201,7 @@ def _priority(order: Order, issued: Sequence[Issued], whole: _Whole) -> Priority
 class _Whole:
     """What has to happen before what, over all ranks: (place, False) is the begin of an op, (place, True) its end."""
 
-    def __init__(self, issued: Sequence[Issued]) -> None:
+    def __init__(self, issued: Sequence[IssuedRank]) -> None:
         self._issued = issued
         calls: dict[tuple[tuple[int, ...], int], list[int]] = {}  # ops that enter a communicator, by rank
         for rank, one in enumerate(issued):
@@ -257,4 +259,4 @@ def _conflict(first: StreamOp, second: StreamOp) -> bool:
     )
 
 
-__all__ = ["MOST_OPS", "SYSTEMATIC_OPS", "Exploration", "Order", "early_orders", "explore", "few_orders"]
+__all__ = ["MOST_OPS", "SYSTEMATIC_OPS", "Exploration", "StreamOrder", "early_orders", "explore", "few_orders"]

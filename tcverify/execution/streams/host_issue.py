@@ -18,9 +18,9 @@ import torch
 from tcverify.execution.executor import Run
 from tcverify.execution.interpreter import RankResult
 from tcverify.execution.lockstep.lockstep import run_watched
-from tcverify.execution.plan import Plan, Step, check_supported, known_constant, plans_of, rank_constants
-from tcverify.execution.streams.cells import Cells, View, view_of
-from tcverify.execution.streams.issue import Issued, whole_storage
+from tcverify.execution.plan import ExecutionPlan, PlanStep, check_supported, known_constant, plans_of, rank_constants
+from tcverify.execution.streams.issue import IssuedRank, whole_storage
+from tcverify.execution.streams.memory_cells import Cells, View, view_of
 from tcverify.execution.streams.queues import BEFORE, INPUTS, StreamOp, operand
 from tcverify.ops import resolve, schema_of
 from tcverify.ops.dialects.host_ir import CURRENT_STREAM, DEALLOCATE, SET_STREAM, STREAM, SYNCHRONIZE
@@ -33,12 +33,12 @@ from tcverify.program.stream_options import MAIN_STREAM
 _STREAM_OPS = (CURRENT_STREAM, SET_STREAM, STREAM, SYNCHRONIZE)
 
 
-def is_host_ir(plan: Plan) -> bool:
+def is_host_ir(plan: ExecutionPlan) -> bool:
     """Whether a graph posts communications of host IR, or sets streams. One that only frees has one order."""
     return any(step.op.name.startswith("host_ir::") and step.op.name != DEALLOCATE for step in plan.steps)
 
 
-def issue_host(program: Program, boundary: Boundary, inputs: InputsReady) -> tuple[list[Issued], Run]:
+def issue_host(program: Program, boundary: Boundary, inputs: InputsReady) -> tuple[list[IssuedRank], Run]:
     """Issue a program in host IR on every rank. As `issue`, which see; nothing where buffers lie in too many pieces."""
     plans = plans_of(program)
     check_supported(plans)
@@ -89,7 +89,7 @@ class _Seen:
 class _Watch:
     """Watches one rank, step by step."""
 
-    plan: Plan
+    plan: ExecutionPlan
     values: list[Any]
     seen: list[_Seen] = field(default_factory=list)
     storages: list[tuple[int, ...]] = field(default_factory=list)
@@ -123,7 +123,7 @@ class _Watch:
     def _view(self, tensor: torch.Tensor, name: str) -> View:
         return view_of(self._number(tensor, name), tensor)
 
-    def __call__(self, step: Step, args: list[Any], kwargs: dict[str, Any], value: Any) -> Any:
+    def __call__(self, step: PlanStep, args: list[Any], kwargs: dict[str, Any], value: Any) -> Any:
         operands = leaves((args, kwargs), torch.Tensor)
         reads = tuple(dict.fromkeys(self._view(tensor, step.name) for tensor in operands))
         known = len(self.names)
@@ -167,7 +167,7 @@ class _Watch:
 
     def _local(
         self,
-        step: Step,
+        step: PlanStep,
         args: list[Any],
         kwargs: dict[str, Any],
         value: Any,
@@ -190,7 +190,7 @@ class _Watch:
         return _Seen("work", reads, tuple(written))
 
 
-def _declared_writes(step: Step, args: list[Any], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+def _declared_writes(step: PlanStep, args: list[Any], kwargs: dict[str, Any]) -> list[torch.Tensor]:
     """The tensors into which the schema of an op says that it writes."""
     try:
         schema = schema_of(resolve(step.op.name))
@@ -251,7 +251,7 @@ class _Queues:
 
 def _queued(
     watch: _Watch, rank: int, constants: Mapping[str, Any], result: RankResult, boundary: Boundary, inputs: InputsReady
-) -> Issued | None:
+) -> IssuedRank | None:
     """The queues of one rank; None where it cannot be told apart what its ops touch."""
     plan = watch.plan
     first = len(plan.placeholders)
@@ -310,13 +310,13 @@ def _queued(
     if len(watch.storages) != end:
         raise AssertionError("a step was not watched")
     names = [watch.names[number] for number in cells.storages]
-    return Issued(
+    return IssuedRank(
         rank, plan, constants, queues.ops, watch.values, watch.storages, {}, names, watch.saved, tuple(cells.storages)
     )
 
 
 def _stream_step(
-    step: Step, slot: int, current: int, streams: dict[int, int], queues: _Queues, constants: Mapping[str, Any]
+    step: PlanStep, slot: int, current: int, streams: dict[int, int], queues: _Queues, constants: Mapping[str, Any]
 ) -> int:
     """Take note of a step that is about streams. Returns the stream that is current behind it."""
     if step.op.name == CURRENT_STREAM:

@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 from tcverify.execution.executor import Run
 from tcverify.execution.interpreter import RankResult
 from tcverify.execution.lockstep.lockstep import run_watched
-from tcverify.execution.plan import Plan, Step, check_supported, plans_of, rank_constants
+from tcverify.execution.plan import ExecutionPlan, PlanStep, check_supported, plans_of, rank_constants
 from tcverify.execution.streams.queues import Queues, StepKind, StreamOp, operand, slots_in
 from tcverify.ops import RECORD, WAIT, TensorSpec
 from tcverify.ops.leaves import leaves
@@ -21,13 +21,13 @@ from tcverify.program.contract import Boundary, InputsReady
 from tcverify.program.graph import Slot
 
 
-def is_lowered(plan: Plan) -> bool:
+def is_lowered(plan: ExecutionPlan) -> bool:
     """Whether a graph contains anchors."""
     return any(step.op.name in (WAIT, RECORD) for step in plan.steps)
 
 
 @dataclass(slots=True)
-class Issued:
+class IssuedRank:
     """What one rank issues.
 
     Attributes:
@@ -42,7 +42,7 @@ class Issued:
     """
 
     rank: int
-    plan: Plan
+    plan: ExecutionPlan
     constants: Mapping[str, Any]
     ops: list[StreamOp]
     values: list[Any]
@@ -57,7 +57,9 @@ class Issued:
         return self.cells[named] if self.cells else named
 
 
-def issue(program: Program, boundary: Boundary = "strict", inputs: InputsReady = "ready") -> tuple[list[Issued], Run]:
+def issue(
+    program: Program, boundary: Boundary = "strict", inputs: InputsReady = "ready"
+) -> tuple[list[IssuedRank], Run]:
     """Issue a program on every rank. Returns what the ranks issue and the run in issue order, which may not have finished.
 
     Args:
@@ -87,7 +89,7 @@ def issue(program: Program, boundary: Boundary = "strict", inputs: InputsReady =
 
 
 def _run(
-    program: Program, plans: list[Plan], specs: list[list[Any]], copied: list[frozenset[int]] | None
+    program: Program, plans: list[ExecutionPlan], specs: list[list[Any]], copied: list[frozenset[int]] | None
 ) -> tuple[list[_Host], Run]:
     hosts: list[_Host] = []
 
@@ -110,7 +112,7 @@ class _Host:
         suspect: whether an op wrote into what a wait stands for.
     """
 
-    plan: Plan
+    plan: ExecutionPlan
     specs: list[Any]
     values: list[Any]
     copied: frozenset[int] | None
@@ -147,7 +149,7 @@ class _Host:
             self._versions[len(self.names) - 1] = tensor._version
         return self._numbers[key]
 
-    def __call__(self, step: Step, args: list[Any], kwargs: dict[str, Any], value: Any) -> Any:
+    def __call__(self, step: PlanStep, args: list[Any], kwargs: dict[str, Any], value: Any) -> Any:
         name, slot = step.op.name, len(self.values)
         if name in (WAIT, RECORD):
             return self._anchor(step, slot, args, kwargs, value)
@@ -176,7 +178,7 @@ class _Host:
         self._note(kind, value, tuple(reads), tuple(dict.fromkeys(written)))
         return value
 
-    def _anchor(self, step: Step, slot: int, args: list[Any], kwargs: dict[str, Any], value: Any) -> Any:
+    def _anchor(self, step: PlanStep, slot: int, args: list[Any], kwargs: dict[str, Any], value: Any) -> Any:
         """Let a wait stand for what it waits for, unless it is to be a copy."""
         waits = step.op.name == WAIT
         if waits:
@@ -196,7 +198,7 @@ class _Host:
         self.writes.append(writes)
 
     def _kind(
-        self, step: Step, slot: int, reads: Container[int], written: list[int], value: Any
+        self, step: PlanStep, slot: int, reads: Container[int], written: list[int], value: Any
     ) -> tuple[StepKind, Any]:
         """Whether a step is work. One that the domain makes an alias, but not the dtypes of the graph, gets a copy."""
         results = leaves(value, torch.Tensor)
@@ -209,7 +211,7 @@ class _Host:
             return "work", pytree.tree_map_only(torch.Tensor, torch.clone, value)
         return "alias", value
 
-    def _casts(self, step: Step, slot: int) -> bool:
+    def _casts(self, step: PlanStep, slot: int) -> bool:
         """Whether the graph says that the result has another dtype than the operand: then it cannot be a view."""
         mine = self.specs[slot]
         first = next((a for a in step.args if isinstance(a, Slot)), None)
@@ -231,13 +233,15 @@ class _Host:
 
     def issued(
         self, rank: int, constants: Mapping[str, Any], result: RankResult, boundary: Boundary, inputs: InputsReady
-    ) -> Issued:
+    ) -> IssuedRank:
         """Return what the rank has issued, once the run is over."""
         calls: dict[str, tuple[tuple[int, ...], ...]] = {}
         for call in result.calls:
             calls[call.node] = (*calls.get(call.node, ()), call.collective.communicator)
         ops = Queues(self, calls, inputs == "stream0").ops(lenient=boundary == "lenient")
-        return Issued(rank, self.plan, constants, ops, self.values, self.storages, self.aliases, self.names, self.saved)
+        return IssuedRank(
+            rank, self.plan, constants, ops, self.values, self.storages, self.aliases, self.names, self.saved
+        )
 
 
 def whole_storage(tensor: torch.Tensor) -> torch.Tensor:
@@ -247,4 +251,4 @@ def whole_storage(tensor: torch.Tensor) -> torch.Tensor:
     return flat.set_(storage, 0, (storage.nbytes() // tensor.element_size(),), (1,))
 
 
-__all__ = ["Issued", "is_lowered", "issue", "whole_storage"]
+__all__ = ["IssuedRank", "is_lowered", "issue", "whole_storage"]

@@ -1,6 +1,6 @@
 """What a host gives to the streams of a device, in order: what is put where, behind which events, and how long it is held back.
 
-Nothing here touches a device. An order (see `Order`) that prefers some ops to others becomes delays before those others: a
+Nothing here touches a device. An order (see `StreamOrder`) that prefers some ops to others becomes delays before those others: a
 device cannot be told which stream goes next, but a stream that sleeps lets the others pass.
 """
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tcverify.errors import UsageError
-from tcverify.execution.streams.exploration import Order
+from tcverify.execution.streams.exploration import StreamOrder
 from tcverify.execution.streams.queues import StreamOp
 from tcverify.program.stream_options import MAIN_STREAM
 
@@ -71,7 +71,7 @@ def in_one_stream(ops: Sequence[StreamOp]) -> list[Launch]:
     return [Launch(number, "run", MAIN_STREAM, (), 0.0, False) for number in range(len(ops))]
 
 
-def held_back(order: Order, ops: Sequence[StreamOp], rank: int = 0) -> frozenset[int]:
+def held_back(order: StreamOrder, ops: Sequence[StreamOp], rank: int = 0) -> frozenset[int]:
     """Return the numbers of the ops of a rank that an order holds back.
 
     Raises:

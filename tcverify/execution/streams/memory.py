@@ -14,22 +14,22 @@ from torch.fx.node import map_aggregate
 from torch.utils import _pytree as pytree
 
 from tcverify.domains import FLOAT64
-from tcverify.execution.interpreter import arguments
-from tcverify.execution.plan import Step, known_constant
-from tcverify.execution.streams.issue import Issued, whole_storage
+from tcverify.execution.interpreter import fill_arguments
+from tcverify.execution.plan import PlanStep, known_constant
+from tcverify.execution.streams.issue import IssuedRank, whole_storage
 from tcverify.execution.streams.queues import INPUTS, StreamOp
 from tcverify.ops.leaves import leaves
 from tcverify.program.graph import RankConstant, Slot
 
 
-class Memory:
+class RankMemory:
     """The values of one rank, and how its ops read and write them.
 
     Attributes:
         values: of every slot, now.
     """
 
-    def __init__(self, issued: Issued) -> None:
+    def __init__(self, issued: IssuedRank) -> None:
         self.issued = issued
         self.values: list[Any] = []
         self._first = len(issued.plan.placeholders)
@@ -83,7 +83,7 @@ class Memory:
             return self.values[leaf.index]
         return known_constant(leaf, self.issued.constants) if isinstance(leaf, RankConstant) else leaf
 
-    def begin(self, op: StreamOp) -> tuple[Step, list[Any], dict[str, Any]] | None:
+    def begin(self, op: StreamOp) -> tuple[PlanStep, list[Any], dict[str, Any]] | None:
         """Return what an op calls, with its arguments as they are now; None for what is no step."""
         for slot, source in op.copies:
             self.values[slot].copy_(self.values[source])
@@ -93,7 +93,7 @@ class Memory:
                     whole.copy_(contents)
             return None
         step = self.issued.plan.steps[op.step]
-        return step, *arguments(step, self.values, self.fill)
+        return step, *fill_arguments(step, self.values, self.fill)
 
     def store(self, op: StreamOp, value: Any) -> None:
         """Write what an op has computed."""
@@ -137,4 +137,4 @@ def poison(like: torch.Tensor) -> torch.Tensor:
     return ~like if like.dtype is torch.bool else like + 1
 
 
-__all__ = ["Memory", "poison", "write"]
+__all__ = ["RankMemory", "poison", "write"]

@@ -21,7 +21,7 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True)
-class Observation:
+class OrderObservation:
     """What went wrong in one order.
 
     Attributes:

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeAlias
 
-from tcverify.execution.plan import Plan, Step
+from tcverify.execution.plan import ExecutionPlan, PlanStep
 from tcverify.ops.leaves import leaves
 from tcverify.program.graph import Slot
 from tcverify.program.stream_options import MAIN_STREAM
@@ -60,7 +60,7 @@ class StreamOp:
 StepKind: TypeAlias = Literal["input", "wait", "record", "alias", "scalar", "work"]
 
 
-class Watched(Protocol):
+class WatchedRank(Protocol):
     """What was seen of a rank's steps.
 
     Attributes:
@@ -71,7 +71,7 @@ class Watched(Protocol):
     """
 
     @property
-    def plan(self) -> Plan: ...
+    def plan(self) -> ExecutionPlan: ...
     @property
     def kinds(self) -> Sequence[StepKind]: ...
     @property
@@ -90,7 +90,9 @@ class Watched(Protocol):
 class Queues:
     """Puts the steps of a rank into queues, by position."""
 
-    def __init__(self, host: Watched, calls: Mapping[str, tuple[tuple[int, ...], ...]], inputs_on_main: bool) -> None:
+    def __init__(
+        self, host: WatchedRank, calls: Mapping[str, tuple[tuple[int, ...], ...]], inputs_on_main: bool
+    ) -> None:
         self._host = host
         self._calls = calls
         self._ops: list[StreamOp] = []
@@ -180,8 +182,8 @@ def slots_in(template: Any) -> list[int]:
     return [slot.index for slot in leaves(template, Slot)]
 
 
-def operand(step: Step, position: int, name: str) -> Any:
+def operand(step: PlanStep, position: int, name: str) -> Any:
     return step.args[position] if len(step.args) > position else step.kwargs[name]
 
 
-__all__ = ["BEFORE", "INPUTS", "Queues", "StreamOp", "Watched", "operand", "slots_in"]
+__all__ = ["BEFORE", "INPUTS", "Queues", "StreamOp", "WatchedRank", "operand", "slots_in"]

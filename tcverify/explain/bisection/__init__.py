@@ -1,5 +1,5 @@
 """Takes what a pass did apart, rewrite by rewrite, to name the one that is to blame."""
 
-from tcverify.explain.bisection.bisecting import Terms, bisect
+from tcverify.explain.bisection.bisecting import FindingTerms, bisect
 
-__all__ = ["Terms", "bisect"]
+__all__ = ["FindingTerms", "bisect"]

@@ -12,12 +12,12 @@ import time
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, replace
 
-from tcverify.application import Applied, Pair, Subject
+from tcverify.application import AppliedPass, Pair, Subject
 from tcverify.errors import TcverifyError
 from tcverify.execution import Executor
 from tcverify.explain.bisection.changes import changes_between
-from tcverify.explain.bisection.search import first_showing, minimal
-from tcverify.program import Ask, Blame, Contract, Program, Rewrite
+from tcverify.explain.bisection.search import minimise_subset, smallest_showing_prefix
+from tcverify.program import Blame, Contract, Program, Rewrite, RewriteRequest
 from tcverify.registry.choices import DomainName
 from tcverify.verification.verifier import Verdict, verify
 
@@ -30,7 +30,7 @@ class _OutOfTime(Exception):
 
 
 @dataclass(frozen=True)
-class Terms:
+class FindingTerms:
     """How the finding came about: what it takes to see it again.
 
     Attributes:
@@ -47,7 +47,7 @@ class Terms:
     deep: bool = False
 
 
-def bisect(subject: Subject, verdict: Verdict, terms: Terms, seconds: float = TIME_S) -> Blame:
+def bisect(subject: Subject, verdict: Verdict, terms: FindingTerms, seconds: float = TIME_S) -> Blame:
     """Find the rewrites of a pass that show a finding where none of them can be left out.
 
     Args:
@@ -69,7 +69,7 @@ def bisect(subject: Subject, verdict: Verdict, terms: Terms, seconds: float = TI
 
 
 class _Search:
-    def __init__(self, subject: Subject, verdict: Verdict, terms: Terms, deadline: float) -> None:
+    def __init__(self, subject: Subject, verdict: Verdict, terms: FindingTerms, deadline: float) -> None:
         self.subject = subject
         self.terms = terms
         self.deadline = deadline
@@ -92,7 +92,7 @@ class _Search:
         rewrites = tuple(Rewrite(i, one.pattern, one.node) for i, one in enumerate(fullest, 1))
 
         def trial(chosen: Set[int]) -> Pair:
-            allowed: list[Set[Ask]] = [
+            allowed: list[Set[RewriteRequest]] = [
                 frozenset(one for i, one in enumerate(row, 1) if i in chosen) for row in asked
             ]  # fmt: skip
             return self.subject.apply_counted(self._program, allowed)
@@ -135,10 +135,10 @@ class _Search:
                     return blame([], "it does not show when the pass's rewrites are put together again")
             if shows(frozenset()):
                 return blame([], "it shows with all of them left out")
-            numbers = numbers[: first_showing(len(numbers), shows)]
+            numbers = numbers[: smallest_showing_prefix(len(numbers), shows)]
             if shows(frozenset(numbers[-1:])):
                 numbers = numbers[-1:]
-            numbers = minimal(numbers, shows)
+            numbers = minimise_subset(numbers, shows)
             rest = everything - set(numbers)
             return blame(numbers, others=bool(rest) and shows(rest))
         except _OutOfTime:
@@ -152,10 +152,10 @@ class _Search:
             return False  # it is no program: it can show nothing
         terms = self.terms
         verdict = verify(
-            Applied(self.subject.facts, terms.contract, replace(pair, stages=[])), self._program, contract=terms.contract,
+            AppliedPass(self.subject.facts, terms.contract, replace(pair, stages=[])), self._program, contract=terms.contract,
             confirm=self._confirm, checks=terms.checks, domain=terms.domain, always_confirm=self._confirm is not None,
         )  # fmt: skip
         return any(finding.kind == terms.kind for finding in verdict.findings)
 
 
-__all__ = ["TIME_S", "Terms", "bisect"]
+__all__ = ["TIME_S", "FindingTerms", "bisect"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence, Set
 
 
-def first_showing(total: int, shows: Callable[[Set[int]], bool]) -> int:
+def smallest_showing_prefix(total: int, shows: Callable[[Set[int]], bool]) -> int:
     """Return a number k so that the first k show it and the first k - 1 do not. Needs log2(total) trials.
 
     Args:
@@ -25,7 +25,7 @@ def first_showing(total: int, shows: Callable[[Set[int]], bool]) -> int:
     return high
 
 
-def minimal(numbers: Sequence[int], shows: Callable[[Set[int]], bool]) -> list[int]:
+def minimise_subset(numbers: Sequence[int], shows: Callable[[Set[int]], bool]) -> list[int]:
     """Return a part of `numbers` that shows it, where leaving out any one of them does not.
 
     Args:
@@ -48,4 +48,4 @@ def minimal(numbers: Sequence[int], shows: Callable[[Set[int]], bool]) -> list[i
             step = max(1, step // 2)
 
 
-__all__ = ["first_showing", "minimal"]
+__all__ = ["minimise_subset", "smallest_showing_prefix"]

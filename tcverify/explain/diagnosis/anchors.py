@@ -12,7 +12,7 @@ from tcverify.explain.relations import Relation
 from tcverify.ops import RECORD, WAIT, TensorSpec, lookup
 
 
-def misplaced(of: Versions, name: str | None) -> Divergence | None:
+def find_misplaced_anchor(of: Versions, name: str | None) -> Divergence | None:
     """The anchor that binds an op by position alone, or the first one that binds it by data flow alone; None for neither.
 
     A runtime gives pending waits to the next op that is issued; an op without any runs on the stream of the record behind it.

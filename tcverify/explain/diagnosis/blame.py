@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 
 from torch import fx
 
-from tcverify.explain.diagnosis.buffers import astray as written_astray
-from tcverify.explain.diagnosis.buffers import never_written
+from tcverify.explain.diagnosis.buffers import describe_unwritten
+from tcverify.explain.diagnosis.buffers import writes_wrong_part as written_astray
 from tcverify.explain.diagnosis.versions import Versions, storage_root
 from tcverify.explain.relations.relation import IN_FULL
 from tcverify.explain.relations.storages import allocates, is_buffer, is_view
@@ -18,28 +18,28 @@ from tcverify.ops import lookup
 IN_PARTS = frozenset({"shard", "partial", "nested"})
 
 
-def upward(of: Versions, start: Sequence[fx.Node]) -> fx.Node | None:
+def find_first_suspicious(of: Versions, start: Sequence[fx.Node]) -> fx.Node | None:
     """The first in graph order of the suspicious values that lead to `start` through nothing but suspicious values.
 
     An allocation is only what others write into it: they come before it, wherever it stands.
     """
     seen: dict[str, fx.Node] = {}
     looked_into: set[fx.Node] = set()
-    stack = [node for node in start if suspicious(of, node)]
+    stack = [node for node in start if is_suspicious(of, node)]
     for node in start:
         stack += _wrong_writers(of, node, looked_into)
     while stack:
         node = stack.pop()
         if node.name not in seen:
             seen[node.name] = node
-            stack += [operand for operand in node.all_input_nodes if suspicious(of, operand)]
-            stack += astray(of, node)
-            stack += [w for o in node.all_input_nodes for w in of.writes(o, node) if suspicious(of, w)]
+            stack += [operand for operand in node.all_input_nodes if is_suspicious(of, operand)]
+            stack += find_wrong_operands(of, node)
+            stack += [w for o in node.all_input_nodes for w in of.writes(o, node) if is_suspicious(of, w)]
             stack += [w for o in node.all_input_nodes for w in of.clobbers(o, node)]
             stack += [w for o in node.all_input_nodes for w in _wrong_writers(of, o, looked_into)]
     ordered = [seen[name] for name in of.relations if name in seen]
     if of.hosts:
-        holes = (node for node in ordered if allocates(node) and never_written(of, node))
+        holes = (node for node in ordered if allocates(node) and describe_unwritten(of, node))
         written = (node for node in ordered if not is_buffer(node))
         return next(itertools.chain(holes, written, ordered), None)
     return ordered[0] if ordered else None
@@ -51,10 +51,10 @@ def _wrong_writers(of: Versions, node: fx.Node, looked_into: set[fx.Node]) -> li
     if not of.hosts or not allocates(root) or root in looked_into:
         return []
     looked_into.add(root)
-    return [writer for writer in of.all_writers(root) if suspicious(of, writer)]
+    return [writer for writer in of.all_writers(root) if is_suspicious(of, writer)]
 
 
-def suspicious(of: Versions, node: fx.Node) -> bool:
+def is_suspicious(of: Versions, node: fx.Node) -> bool:
     """Whether a value may be what makes another one wrong: nothing explains it, or what does promises no good."""
     relation = of.relations.get(node.name)
     if relation is None:
@@ -62,7 +62,12 @@ def suspicious(of: Versions, node: fx.Node) -> bool:
     if not relation.explained or relation.loses:
         return not _shows(of, node)
     fraction = relation.kind == "partial" and (relation.alike or relation.original == node.name)
-    return fraction or bent(of, node) or displaced(of, node) or (of.hosts and written_astray(of, node))
+    return (
+        fraction
+        or is_wrongly_reshaped(of, node)
+        or is_divided_otherwise(of, node)
+        or (of.hosts and written_astray(of, node))
+    )
 
 
 def _shows(of: Versions, node: fx.Node) -> bool:
@@ -73,7 +78,7 @@ def _shows(of: Versions, node: fx.Node) -> bool:
         if relation is None:
             return False
         if relation.explained and not relation.loses:
-            return not suspicious(of, node)
+            return not is_suspicious(of, node)
     return False
 
 
@@ -83,7 +88,7 @@ def _is_shown(of: Versions, node: fx.Node) -> bool:
     return is_view(node) or lookup(node.target).name == "aten::clone"
 
 
-def bent(of: Versions, node: fx.Node) -> bool:
+def is_wrongly_reshaped(of: Versions, node: fx.Node) -> bool:
     """Whether parts have been put together to another shape than they were parts of."""
     relation = of.relations[node.name]
     if relation.kind not in ("reshaped", "transposed") and not (relation.kind == "shard" and relation.view):
@@ -92,7 +97,7 @@ def bent(of: Versions, node: fx.Node) -> bool:
     return any(r.kind in IN_PARTS for r in read)
 
 
-def displaced(of: Versions, node: fx.Node) -> bool:
+def is_divided_otherwise(of: Versions, node: fx.Node) -> bool:
     """Whether a value is divided over the ranks of the collective that the original has it from, in another order."""
     relation = of.relations[node.name]
     group = relation.groups.get(of.rank)
@@ -110,7 +115,7 @@ def _cut(of: Versions, node: fx.Node) -> bool:
     return of.namesake(node) is None and bool(read) and all(kind in IN_FULL for kind in read)
 
 
-def astray(of: Versions, node: fx.Node) -> list[fx.Node]:
+def find_wrong_operands(of: Versions, node: fx.Node) -> list[fx.Node]:
     """Operands that are explained, but by another value than the one that the original's node reads, and were made so.
 
     Of an operand that is the original's other value itself, the reader is to blame. But one that bears the name of what

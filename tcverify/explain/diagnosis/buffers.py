@@ -11,16 +11,16 @@ from torch import fx
 from torch.fx.node import map_aggregate
 
 from tcverify.explain.diagnosis.versions import Versions, storage_root, written_operands
-from tcverify.explain.relations.chunks import place_of
+from tcverify.explain.relations.chunks import index_in_whole
 from tcverify.explain.relations.storages import allocates, is_view
-from tcverify.explain.relations.tensors import same
+from tcverify.explain.relations.tensors import values_close
 from tcverify.ops import TensorSpec
 
 #: Allocations with more elements are not looked into part by part.
 MAX_ELEMENTS = 1 << 18
 
 
-def stands_for(of: Versions, root: fx.Node) -> str | None:
+def original_of_allocation(of: Versions, root: fx.Node) -> str | None:
     """The original's node that an allocation holds the value of, in whatever shape."""
     relation = of.relations.get(root.name)
     return of.stands.get(root.name) or (relation.original if relation is not None else None)
@@ -32,12 +32,12 @@ def destination(node: fx.Node) -> fx.Node | None:
     return into if into is not None and allocates(storage_root(into)) else None
 
 
-def expected(of: Versions, node: fx.Node) -> tuple[str, torch.Tensor, torch.Tensor] | None:
+def expected_write(of: Versions, node: fx.Node) -> tuple[str, torch.Tensor, torch.Tensor] | None:
     """What a node should write into an allocation: the original's node, its value, and the part of it that belongs there."""
     into = destination(node)
     if into is None:
         return None
-    name = stands_for(of, storage_root(into))
+    name = original_of_allocation(of, storage_root(into))
     whole = (of.before.ranks[of.rank].values or {}).get(name or "")
     places = _places(into)
     spec = storage_root(into).meta.get("val")
@@ -48,28 +48,28 @@ def expected(of: Versions, node: fx.Node) -> tuple[str, torch.Tensor, torch.Tens
     return name, whole, whole.reshape(-1)[places]
 
 
-def astray(of: Versions, node: fx.Node) -> bool:
+def writes_wrong_part(of: Versions, node: fx.Node) -> bool:
     """Whether a node writes into an allocation what does not belong there."""
-    belongs, value = expected(of, node), _value(of, node)
+    belongs, value = expected_write(of, node), _value(of, node)
     if belongs is None or value is None or belongs[2].numel() != value.numel():
         return False
-    return not same(value.reshape(belongs[2].shape), belongs[2], of.measure)
+    return not values_close(value.reshape(belongs[2].shape), belongs[2], of.measure)
 
 
-def brought_elsewhere(of: Versions, node: fx.Node) -> str:
+def describe_wrong_place(of: Versions, node: fx.Node) -> str:
     """Where what a node writes belongs, if it belongs to the original's value, but elsewhere."""
-    relation, belongs = of.relations.get(node.name), expected(of, node)
-    if relation is None or relation.kind != "chunk" or belongs is None or not astray(of, node):
+    relation, belongs = of.relations.get(node.name), expected_write(of, node)
+    if relation is None or relation.kind != "chunk" or belongs is None or not writes_wrong_part(of, node):
         return ""
     name, whole, part = belongs
-    place = place_of(part, whole, of.measure)
+    place = index_in_whole(part, whole, of.measure)
     there = f"chunk {place} of '{name}'" if place is not None else f"another part of '{name}'"
     return f"it is written to where {there} belongs"
 
 
-def never_written(of: Versions, root: fx.Node) -> str:
+def describe_unwritten(of: Versions, root: fx.Node) -> str:
     """What nobody writes of an allocation, in words; "" if all of it is written."""
-    instead = f", where the original has '{name}'" if (name := stands_for(of, root)) is not None else ""
+    instead = f", where the original has '{name}'" if (name := original_of_allocation(of, root)) is not None else ""
     writing = of.all_writers(root)
     if not writing:
         return f"nothing writes into it{instead}"
@@ -129,4 +129,11 @@ def _shown(view: fx.Node, value: torch.Tensor) -> Any:
         return None
 
 
-__all__ = ["astray", "brought_elsewhere", "destination", "expected", "never_written", "stands_for"]
+__all__ = [
+    "describe_unwritten",
+    "describe_wrong_place",
+    "destination",
+    "expected_write",
+    "original_of_allocation",
+    "writes_wrong_part",
+]

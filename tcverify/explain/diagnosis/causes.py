@@ -10,10 +10,10 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from tcverify.explain.diagnosis.blame import displaced
-from tcverify.explain.diagnosis.communications import of_host
-from tcverify.explain.diagnosis.operands import in_another_order, too_late
-from tcverify.explain.diagnosis.unmatched import crossed
+from tcverify.explain.diagnosis.blame import is_divided_otherwise
+from tcverify.explain.diagnosis.communications import find_host_fault
+from tcverify.explain.diagnosis.operands import describe_late_read, describe_swapped_operands
+from tcverify.explain.diagnosis.unmatched import describe_crossed_call
 from tcverify.explain.diagnosis.versions import Versions, output_node, storage_root, written_operands
 from tcverify.explain.relations import Relation, relation_between
 from tcverify.explain.relations.relation import IN_FULL, RelationKind
@@ -55,7 +55,7 @@ def cause(
     of: Versions, node: fx.Node, relation: Relation, operands: Operands, *, output: int | None, raises: bool
 ) -> str:
     """Say in a few words what makes a node wrong, to follow a colon; "" where nothing can be said."""
-    if raises and (why := freed(of, node)):
+    if raises and (why := find_freed_operand(of, node)):
         return why
     if output is not None:
         returned = output_node(of.old, output)
@@ -67,16 +67,16 @@ def cause(
             or _together(of, node)
         )
     for reason in (
-        of_host(of, node)[1],
+        find_host_fault(of, node)[1],
         _item(of, node),
         _own_arguments(of, node, operands),
-        in_another_order(of, node),
-        crossed(of, node),
+        describe_swapped_operands(of, node),
+        describe_crossed_call(of, node),
         _together(of, node),
         _loses(of, node, relation),
         _displaced(of, node, relation),
         _overwrites(of, node),
-        too_late(of, node),
+        describe_late_read(of, node),
         _other_op(of, node),
         _unfit(of, operands),
         _stale(of, node),
@@ -143,7 +143,7 @@ def _own_arguments(of: Versions, node: fx.Node, operands: Operands) -> str:
     return _arguments(of, node, operands) if same and equal else ""
 
 
-def freed(of: Versions, node: fx.Node) -> str:
+def find_freed_operand(of: Versions, node: fx.Node) -> str:
     """An operand whose memory has been given back."""
     for operand in node.all_input_nodes:
         for freeing in of.new.nodes:
@@ -191,7 +191,7 @@ def _overwrites(of: Versions, node: fx.Node) -> str:
 
 
 def _displaced(of: Versions, node: fx.Node, relation: Relation) -> str:
-    if relation.kind != "shard" or relation.original is None or not displaced(of, node):
+    if relation.kind != "shard" or relation.original is None or not is_divided_otherwise(of, node):
         return ""
     homes = ", ".join(str(list(home)) for home in sorted(of.home[relation.original]))
     return f"it is divided over {list(relation.groups[of.rank])}, where the original has '{relation.original}' from {homes}"

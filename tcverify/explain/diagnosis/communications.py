@@ -8,7 +8,12 @@ from collections.abc import Sequence
 import torch
 from torch import fx
 
-from tcverify.explain.diagnosis.buffers import brought_elsewhere, destination, never_written, stands_for
+from tcverify.explain.diagnosis.buffers import (
+    describe_unwritten,
+    describe_wrong_place,
+    destination,
+    original_of_allocation,
+)
 from tcverify.explain.diagnosis.versions import Versions, storage_root
 from tcverify.explain.relations.storages import allocates
 from tcverify.ops import Collective, Layout, Resharding, lookup
@@ -21,7 +26,7 @@ SCATTERING: frozenset[CollectiveKind] = frozenset({"scatter", "reduce_scatter"})
 REDUCING: frozenset[CollectiveKind] = frozenset({"all_reduce", "reduce_scatter", "reduce"})
 
 
-def asked_for(node: fx.Node | None) -> Resharding | None:
+def resharding_asked_for(node: fx.Node | None) -> Resharding | None:
     """What a `set` or `reduce` of the original asks for; None for anything else."""
     if node is None or node.op != "call_function" or (name := lookup(node.target).name) not in (SET, REDUCE):
         return None
@@ -34,9 +39,9 @@ def fault(of: Versions, node: fx.Node) -> tuple[str, str]:
     """What is wrong with a communication: in a word or two, and as what follows a colon; ("", "") if nothing is known."""
     call = of.called.get(node.name)
     into = destination(node) if call is not None else None
-    name = stands_for(of, storage_root(into)) if into is not None else None
+    name = original_of_allocation(of, storage_root(into)) if into is not None else None
     stood = of.old_nodes.get(name or "")
-    made = asked_for(stood)
+    made = resharding_asked_for(stood)
     if call is None or stood is None or made is None:
         found = [("neutral element", _neutral(of, node))]
     else:
@@ -52,17 +57,17 @@ def fault(of: Versions, node: fx.Node) -> tuple[str, str]:
     return next(((aspect, text) for aspect, text in found if text), ("", ""))
 
 
-def of_host(of: Versions, node: fx.Node) -> tuple[str, str]:
+def find_host_fault(of: Versions, node: fx.Node) -> tuple[str, str]:
     """Of host IR: what is wrong with a communication, with what is written into an allocation, or that nothing is.
 
     In a word or two, and as what follows a colon; see `fault`.
     """
     if not of.hosts:
         return "", ""
-    if allocates(node) and (missing := never_written(of, node)):
+    if allocates(node) and (missing := describe_unwritten(of, node)):
         return "unwritten memory", missing
     aspect, text = fault(of, node)
-    if not text and (text := brought_elsewhere(of, node)):
+    if not text and (text := describe_wrong_place(of, node)):
         aspect = "place"
     return aspect, text
 
@@ -151,7 +156,11 @@ def _neutral(of: Versions, node: fx.Node) -> str:
     for user in node.users:
         call = of.called.get(user.name)
         into = destination(user) if call is not None and call.kind in REDUCING else None
-        made = asked_for(of.old_nodes.get(stands_for(of, storage_root(into)) or "")) if into is not None else None
+        made = (
+            resharding_asked_for(of.old_nodes.get(original_of_allocation(of, storage_root(into)) or ""))
+            if into is not None
+            else None
+        )
         value = (of.after.ranks[of.rank].values or {}).get(node.name)
         if made is None or made.dim is None or of.rank in made.source.mesh or not isinstance(value, torch.Tensor):
             continue
@@ -166,4 +175,4 @@ def _ranks(ranks: Sequence[int]) -> str:
     return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
 
 
-__all__ = ["asked_for", "fault", "of_host"]
+__all__ = ["fault", "find_host_fault", "resharding_asked_for"]

@@ -14,12 +14,12 @@ from tcverify.domains import FLOAT64, NATIVE, Domain, domain_of
 from tcverify.domains.exact.field import P
 from tcverify.errors import ProgramError, UnsupportedOp
 from tcverify.execution import Lockstep, Run
-from tcverify.explain.diagnosis.anchors import misplaced
-from tcverify.explain.diagnosis.blame import suspicious, upward
-from tcverify.explain.diagnosis.causes import cause, freed, operands_of
-from tcverify.explain.diagnosis.communications import of_host
+from tcverify.explain.diagnosis.anchors import find_misplaced_anchor
+from tcverify.explain.diagnosis.blame import find_first_suspicious, is_suspicious
+from tcverify.explain.diagnosis.causes import cause, find_freed_operand, operands_of
+from tcverify.explain.diagnosis.communications import find_host_fault
 from tcverify.explain.diagnosis.divergence import Diagnosis, Divergence
-from tcverify.explain.diagnosis.operands import first_unlike, too_late
+from tcverify.explain.diagnosis.operands import describe_late_read, find_first_unlike
 from tcverify.explain.diagnosis.unmatched import disagreement
 from tcverify.explain.diagnosis.versions import (
     Versions,
@@ -132,7 +132,7 @@ def _first(of: Versions, finding: Finding) -> Divergence | None:
     if finding.kind in ("collective-mismatch", "deadlock"):
         return disagreement(of)
     if finding.kind == "anchor-mismatch":
-        return misplaced(of, finding.node)
+        return find_misplaced_anchor(of, finding.node)
     if not of.after.finished:
         return None
     label = str(finding.data.get("label", ""))
@@ -149,7 +149,7 @@ def _before_error(of: Versions, name: str, message: str) -> Divergence | None:
     node = of.new_nodes.get(name)
     if node is None:
         return None
-    above = None if freed(of, node) else upward(of, node.all_input_nodes)
+    above = None if find_freed_operand(of, node) else find_first_suspicious(of, node.all_input_nodes)
     if above is not None:
         return _divergence(of, above)
     relation = Relation("unrelated", None, f"where rank {of.rank} raises {message}", None, (of.rank,))
@@ -163,16 +163,16 @@ def _returned(of: Versions, index: int) -> Divergence | None:
         return None
     relation = of.relations[new.name]
     if not relation.explained or relation.loses:
-        found = upward(of, [new])
+        found = find_first_suspicious(of, [new])
         return None if found is None else _divergence(of, found)
     if relation.kind == "equal" and relation.original == old.name:
         found = next(iter(of.clobbers(new, of.new.output_node())), None)
         return None if found is None else _divergence(of, found)
     if relation.kind in ("equal", "gathered", "reduced") and new.name == old.name:
-        misread = first_unlike(of, new)
+        misread = find_first_unlike(of, new)
         if misread is not None and misread is not new:
             return _divergence(of, misread)
-        if misread is new and too_late(of, new):
+        if misread is new and describe_late_read(of, new):
             return _divergence(of, new)
     instead = "" if relation.original == old.name else f", where the original returns '{old.name}'"
     return _divergence(of, new, replace(relation, text=relation.text + instead), output=index)
@@ -191,7 +191,7 @@ def _written(of: Versions, label: str) -> Divergence | None:
     """Where the value of an input after the run goes wrong: what is written into it, or that nothing is."""
     name = label.removeprefix("input '").removesuffix("' after the run")
     old, new = _writers(of.old_nodes.get(name), of.old), _writers(of.new_nodes.get(name), of.new)
-    found = upward(of, [written for writer in new for written in (writer, *writer.all_input_nodes)])
+    found = find_first_suspicious(of, [written for writer in new for written in (writer, *writer.all_input_nodes)])
     if found is not None:
         return _divergence(of, found)
     for writer in old:
@@ -213,8 +213,8 @@ def _written(of: Versions, label: str) -> Divergence | None:
     if missing is not None and name in of.new_nodes:
         text = f"never written by '{missing.name}', which the original writes into it"
         return _divergence(of, of.new_nodes[name], Relation("unrelated", name, text))
-    unexplained = [n for n in of.new.nodes if n.name in of.relations and suspicious(of, n)]
-    found = upward(of, unexplained)
+    unexplained = [n for n in of.new.nodes if n.name in of.relations and is_suspicious(of, n)]
+    found = find_first_suspicious(of, unexplained)
     return None if found is None else _divergence(of, found)
 
 
@@ -237,7 +237,7 @@ def _divergence(
     if output is None and not raises and _another_value(of, node, relation):
         relation = replace(relation, kind="other", text="not what the original's is")
     why = cause(of, node, relation, operands, output=output, raises=raises)
-    aspect = "" if raises or output is not None else of_host(of, node)[0]
+    aspect = "" if raises or output is not None else find_host_fault(of, node)[0]
     return Divergence(node.name, relation, output, operands, raises, why, of.rank, alone and not raises, aspect)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import fx
 
-from tcverify.execution import Call
+from tcverify.execution import CollectiveCall
 from tcverify.explain.diagnosis.communications import fault
 from tcverify.explain.diagnosis.divergence import Divergence
 from tcverify.explain.diagnosis.versions import Versions
@@ -18,7 +18,7 @@ from tcverify.ops import Collective, lookup
 from tcverify.program.graph import RankConstant, constant_value
 
 
-def of_posts(of: Versions) -> Divergence | None:
+def find_unlike_post(of: Versions) -> Divergence | None:
     """The communication that not all of its team post alike, or at all."""
     if of.after.mismatch is not None:
         return _unlike(of, of.after.mismatch[1])
@@ -45,7 +45,7 @@ def of_posts(of: Versions) -> Divergence | None:
     return None
 
 
-def _unlike(of: Versions, calls: dict[int, Call]) -> Divergence | None:
+def _unlike(of: Versions, calls: dict[int, CollectiveCall]) -> Divergence | None:
     """Of a team that disagrees, the member whose communication is not what the original's layouts ask for; else who is alone."""
     for rank, call in calls.items():
         there = replace(of, rank=rank, relations={})
@@ -64,7 +64,7 @@ def _unlike(of: Versions, calls: dict[int, Call]) -> Divergence | None:
     return _disagrees(odd, calls[odd].node, calls, "")
 
 
-def _disagrees(rank: int, node: str, calls: dict[int, Call], why: str) -> Divergence:
+def _disagrees(rank: int, node: str, calls: dict[int, CollectiveCall], why: str) -> Divergence:
     others = ", ".join(str(other) for other in calls if other != rank)
     text = f"not what rank{'s' if len(calls) > 2 else ''} {others} {'post' if len(calls) > 2 else 'posts'}"
     return Divergence(node, Relation("unmet", None, text, None, (rank,)), None, (), cause=why, rank=rank)
@@ -106,4 +106,4 @@ def _plain(value: Any, constants: Any) -> Any:
     return constant_value(value, constants) if isinstance(value, RankConstant) else value
 
 
-__all__ = ["of_posts"]
+__all__ = ["find_unlike_post"]

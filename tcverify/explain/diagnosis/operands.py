@@ -10,7 +10,7 @@ from tcverify.explain.diagnosis.versions import Versions, storage_root
 from tcverify.explain.relations import relation_between
 
 
-def first_unlike(of: Versions, start: fx.Node) -> fx.Node | None:
+def find_first_unlike(of: Versions, start: fx.Node) -> fx.Node | None:
     """The first in graph order of the nodes that lead to `start` through nodes whose values are not those of their namesakes."""
     seen: dict[str, fx.Node] = {}
     stack = [start]
@@ -32,7 +32,7 @@ def _unlike(of: Versions, node: fx.Node) -> bool:
     return relation is None or relation.kind != "equal"
 
 
-def too_late(of: Versions, node: fx.Node) -> str:
+def describe_late_read(of: Versions, node: fx.Node) -> str:
     """An operand that is read, or written, only after a write that comes later in the original."""
     for operand, read in of.paired(node):
         if operand.name != read.name:
@@ -47,7 +47,7 @@ def too_late(of: Versions, node: fx.Node) -> str:
     return ""
 
 
-def in_another_order(of: Versions, node: fx.Node) -> str:
+def describe_swapped_operands(of: Versions, node: fx.Node) -> str:
     """The same operands, in another order."""
     namesake = of.namesake(node)
     if namesake is None or namesake.target != node.target:
@@ -67,4 +67,4 @@ def _list(names: Sequence[str]) -> str:
     return shown if len(names) <= 4 else f"{shown}, …"
 
 
-__all__ = ["first_unlike", "in_another_order", "too_late"]
+__all__ = ["describe_late_read", "describe_swapped_operands", "find_first_unlike"]

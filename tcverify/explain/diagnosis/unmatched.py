@@ -6,7 +6,7 @@ from torch import fx
 
 from tcverify.execution import Run
 from tcverify.explain.diagnosis.divergence import Divergence
-from tcverify.explain.diagnosis.host_ir import of_posts
+from tcverify.explain.diagnosis.host_ir import find_unlike_post
 from tcverify.explain.diagnosis.versions import Versions
 from tcverify.explain.relations import Relation
 
@@ -14,7 +14,7 @@ from tcverify.explain.relations import Relation
 def disagreement(of: Versions) -> Divergence | None:
     """The call that not all members of a group make, where the ranks' graphs say so."""
     if of.hosts:
-        return of_posts(of)
+        return find_unlike_post(of)
     calls = _calls(of)
     for original in (True, False):
         for rank, node in calls.items():
@@ -32,7 +32,7 @@ def disagreement(of: Versions) -> Divergence | None:
     return None
 
 
-def crossed(of: Versions, node: fx.Node) -> str:
+def describe_crossed_call(of: Versions, node: fx.Node) -> str:
     """Another call of a member than the one that a node's call meets in the original; "" where it meets the same ones."""
     met, meets = _partners(of.before, of.rank, node.name), _partners(of.after, of.rank, node.name)
     for rank in sorted(met.keys() & meets.keys()):

@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 from tcverify.execution import Run
 from tcverify.explain.relations import Measure, Relation, relation_between
-from tcverify.explain.relations.originals import stands_for
+from tcverify.explain.relations.originals import map_to_originals
 from tcverify.explain.relations.storages import allocates, is_host_ir, storage_root, writers, written_operands
 from tcverify.explain.relations.tensors import FLOATING
 from tcverify.ops import Collective
@@ -116,8 +116,8 @@ class Versions:
 
     @cached_property
     def stands(self) -> dict[str, str]:
-        """By inserted node, what the original has in its place; see `stands_for` of relations."""
-        return stands_for(self.old, self.new) if self.hosts else {}
+        """By inserted node, what the original has in its place; see `map_to_originals` of relations."""
+        return map_to_originals(self.old, self.new) if self.hosts else {}
 
     @cached_property
     def hosts(self) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 
 from tcverify.explain.relations.relation import Relation
-from tcverify.explain.relations.tensors import Measure, same
+from tcverify.explain.relations.tensors import Measure, values_close
 
 #: Parts of one value that are looked at.
 MAX_PARTS = 256
@@ -23,19 +23,19 @@ def chunk(
         old: the original's values, by rank.
     """
     for other in [rank, *(r for r in old if r != rank)]:
-        place = place_of(value, old[other], measure) if other in old else None
+        place = index_in_whole(value, old[other], measure) if other in old else None
         if place is not None:
             where = "" if other == rank else f" on rank {other}"
             return Relation("chunk", name, f"chunk {place} of the original's '{name}'{where}")
     return None
 
 
-def place_of(value: torch.Tensor, whole: torch.Tensor, measure: Measure) -> str | None:
+def index_in_whole(value: torch.Tensor, whole: torch.Tensor, measure: Measure) -> str | None:
     """Where in another value one stands, as an index: "[2]", "[:, 0, 1]", "[2:4]"; None where it stands nowhere."""
     if not 0 < value.numel() < whole.numel() or value.dtype != whole.dtype:
         return None
     for text, part in itertools.islice(_parts(whole, value.shape), MAX_PARTS):
-        if same(value, part, measure):
+        if values_close(value, part, measure):
             return text
     return None
 
@@ -64,4 +64,4 @@ def _index(at: Mapping[int, str]) -> str:
     return f"[{', '.join(at.get(dim, ':') for dim in range(max(at) + 1))}]"
 
 
-__all__ = ["chunk", "place_of"]
+__all__ = ["chunk", "index_in_whole"]

@@ -10,9 +10,9 @@ import torch
 
 from tcverify.explain.relations.forms import Form
 from tcverify.explain.relations.grouping import Grouping
-from tcverify.explain.relations.layouts import Setting
+from tcverify.explain.relations.layouts import RelationContext
 from tcverify.explain.relations.relation import Relation
-from tcverify.explain.relations.tensors import Measure, Values, same, total, viewed
+from tcverify.explain.relations.tensors import Measure, Values, sum_tensors, values_close, view_or_none
 
 #: Values of the original, by node name, that could have been added or left out.
 Pool: TypeAlias = Sequence[tuple[str, Values]]
@@ -27,16 +27,16 @@ FEW = 3
 SIMPLE, DENOMINATOR, LARGEST = 1e-7, 16, 64
 
 
-def scaled(
-    new: Values, old: Values, name: str, form: Form, differing: Sequence[int], pool: Pool, setting: Setting
+def relate_scaled(
+    new: Values, old: Values, name: str, form: Form, differing: Sequence[int], pool: Pool, setting: RelationContext
 ) -> Relation | None:
     rank = differing[0]
     if not all(_linear(new[r], form.expected[r]) for r in differing):
         return None
     for factor in _factors(new[rank], form.expected[rank], setting, rank):
-        if all(same(new[r], form.expected[r] * factor, setting.measure) for r in differing):
+        if all(values_close(new[r], form.expected[r] * factor, setting.measure) for r in differing):
             where = next((f" {g.where}" for g in _of_size(factor, setting.groupings, rank)), "")
-            text = f"{times(factor)} {form.text}{where if form.grouping is None else ''}"
+            text = f"{format_factor(factor)} {form.text}{where if form.grouping is None else ''}"
             return Relation("scaled", name, text, form.dim, tuple(differing))
     return None
 
@@ -46,7 +46,7 @@ def _linear(value: torch.Tensor, expected: torch.Tensor) -> bool:
     return floating and value.shape == expected.shape and value.numel() <= MAX_ELEMENTS
 
 
-def _factors(value: torch.Tensor, expected: torch.Tensor, setting: Setting, rank: int) -> Iterator[float]:
+def _factors(value: torch.Tensor, expected: torch.Tensor, setting: RelationContext, rank: int) -> Iterator[float]:
     """Factors by which a value could be a multiple of another."""
     modulus = setting.measure.modulus
     sizes = dict.fromkeys(len(g.groups[rank]) for g in setting.groupings if rank in g.groups)
@@ -93,7 +93,7 @@ def _of_size(factor: float, groupings: Sequence[Grouping], rank: int) -> Iterato
             yield grouping
 
 
-def times(factor: float) -> str:
+def format_factor(factor: float) -> str:
     """A factor in words."""
     near = Fraction(factor).limit_denominator(DENOMINATOR)
     if abs(factor - 1) < 1e-6 and factor != 1:
@@ -105,8 +105,8 @@ def times(factor: float) -> str:
     return f"{near.numerator} times" if near.denominator == 1 else f"{near} of"
 
 
-def addends(
-    new: Values, old: Values, name: str, form: Form, differing: Sequence[int], pool: Pool, setting: Setting
+def relate_addends(
+    new: Values, old: Values, name: str, form: Form, differing: Sequence[int], pool: Pool, setting: RelationContext
 ) -> Relation | None:
     """Of a sum over a group: which members' addends are missing, or counted more than once."""
     rank = differing[0]
@@ -117,14 +117,14 @@ def addends(
             group = grouping.groups.get(rank, ())
             if not group or not all(m in values and values[m].is_floating_point() for m in group):
                 continue
-            whole = total([values[m] for m in group])
-            seen = None if whole is None else viewed(whole, old[rank].shape)
-            if seen is None or not same(seen, old[rank], setting.measure):
+            whole = sum_tensors([values[m] for m in group])
+            seen = None if whole is None else view_or_none(whole, old[rank].shape)
+            if seen is None or not values_close(seen, old[rank], setting.measure):
                 continue
-            parts = [form.local(v, rank) for m in group if (v := viewed(values[m], old[rank].shape)) is not None]
+            parts = [form.local(v, rank) for m in group if (v := view_or_none(values[m], old[rank].shape)) is not None]
             counts = _combination(new[rank], [p for p in parts if p is not None], setting.measure)
             if counts is not None and len(counts) == len(group):
-                text = f"{form.text} on rank {rank}, {_told(counts, group, source)} {grouping.where}"
+                text = f"{form.text} on rank {rank}, {_describe_counts(counts, group, source)} {grouping.where}"
                 return Relation("addends", name, text, form.dim, tuple(differing), groups=grouping.groups)
     return None
 
@@ -146,7 +146,7 @@ def _combination(value: torch.Tensor, parts: Sequence[torch.Tensor], measure: Me
     return found if float((combined - value).abs().max()) <= measure.tolerance * scale else None
 
 
-def _told(counts: Sequence[float], group: Sequence[int], source: str) -> str:
+def _describe_counts(counts: Sequence[float], group: Sequence[int], source: str) -> str:
     """Which addends are missing or counted otherwise than once."""
     missing = [rank for rank, count in zip(group, counts, strict=True) if count == 0]
     told = []
@@ -161,8 +161,8 @@ def _told(counts: Sequence[float], group: Sequence[int], source: str) -> str:
     return " and ".join(told)
 
 
-def added(
-    new: Values, old: Values, name: str, form: Form, differing: Sequence[int], pool: Pool, setting: Setting
+def relate_added(
+    new: Values, old: Values, name: str, form: Form, differing: Sequence[int], pool: Pool, setting: RelationContext
 ) -> Relation | None:
     """A multiple of another value is added, or taken away."""
     rank = differing[0]
@@ -177,14 +177,14 @@ def added(
         factor = _quotient(new[rank] - form.expected[rank], parts[rank])
         if factor is None or abs(factor) <= setting.measure.tolerance:
             continue
-        if all(same(new[r], form.expected[r] + parts[r] * factor, setting.measure) for r in differing):
+        if all(values_close(new[r], form.expected[r] + parts[r] * factor, setting.measure) for r in differing):
             return Relation("sum", name, f"{form.text} {_plus(factor)} '{source}'", form.dim, tuple(differing))
     return None
 
 
 def _plus(factor: float) -> str:
     sign = "plus" if factor > 0 else "minus"
-    return sign if abs(factor) == 1 else f"{sign} {times(abs(factor))}"
+    return sign if abs(factor) == 1 else f"{sign} {format_factor(abs(factor))}"
 
 
 def _broadcast(value: torch.Tensor, form: Form, like: torch.Tensor, rank: int) -> torch.Tensor | None:
@@ -196,5 +196,5 @@ def _broadcast(value: torch.Tensor, form: Form, like: torch.Tensor, rank: int) -
             value = value.expand(like.shape)
         except RuntimeError:
             return None
-    seen = viewed(value, like.shape)
+    seen = view_or_none(value, like.shape)
     return None if seen is None else form.local(seen, rank)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 
 from tcverify.explain.relations.grouping import Grouping
-from tcverify.explain.relations.layouts import Setting, part_of, sizes_along
-from tcverify.explain.relations.tensors import Values, joined, viewed
+from tcverify.explain.relations.layouts import RelationContext, sizes_along, slice_part
+from tcverify.explain.relations.tensors import Values, concatenate_or_none, view_or_none
 
 #: Forms that are looked at.
 MAX_FORMS = 6
@@ -35,7 +35,7 @@ class Form:
     sizes: Callable[[int], list[int]] | None = None
 
 
-def forms(new: Values, old: Values, name: str, setting: Setting) -> Iterator[Form]:
+def forms(new: Values, old: Values, name: str, setting: RelationContext) -> Iterator[Form]:
     """The forms of one node's values in which they have the sizes of another's, the simplest first; at most `MAX_FORMS`."""
     found = 0
     for form in _forms(new, old, name, setting):
@@ -46,8 +46,8 @@ def forms(new: Values, old: Values, name: str, setting: Setting) -> Iterator[For
                 return
 
 
-def _forms(new: Values, old: Values, name: str, setting: Setting) -> Iterator[Form | None]:
-    yield _form(new, old, f"the original's '{name}'", lambda value, rank: viewed(value, new[rank].shape))
+def _forms(new: Values, old: Values, name: str, setting: RelationContext) -> Iterator[Form | None]:
+    yield _form(new, old, f"the original's '{name}'", lambda value, rank: view_or_none(value, new[rank].shape))
     for grouping in setting.groupings:
         if not (grouping.groups.keys() >= new.keys() and grouping.groups.keys() <= old.keys()):
             continue
@@ -58,8 +58,8 @@ def _forms(new: Values, old: Values, name: str, setting: Setting) -> Iterator[Fo
             def gather(
                 value: torch.Tensor, rank: int, along: int = dim, over: Grouping = grouping
             ) -> torch.Tensor | None:
-                whole = joined([value if m == rank else old[m] for m in over.groups[rank]], along)
-                return None if whole is None else viewed(whole, new[rank].shape)
+                whole = concatenate_or_none([value if m == rank else old[m] for m in over.groups[rank]], along)
+                return None if whole is None else view_or_none(whole, new[rank].shape)
 
             yield _form(new, old, f"the original's '{name}' gathered along dim {dim} {grouping.where}", gather)
 
@@ -81,7 +81,7 @@ def _shard(new: Values, old: Values, name: str, grouping: Grouping, dim: int) ->
         return sizes_along(new, old, dim, rank, grouping)
 
     def cut(value: torch.Tensor, rank: int) -> torch.Tensor | None:
-        return part_of(value, new[rank].shape, dim, sizes(rank), grouping.position(rank))
+        return slice_part(value, new[rank].shape, dim, sizes(rank), grouping.position(rank))
 
     made = _form(new, old, f"a shard of the original's '{name}' along dim {dim} {grouping.where}", cut)
     if made is None or any(made.expected[r].shape != new[r].shape for r in new):

@@ -13,7 +13,16 @@ import torch
 
 from tcverify.explain.relations.grouping import Grouping
 from tcverify.explain.relations.relation import Relation
-from tcverify.explain.relations.tensors import FLOATING, Measure, Values, joined, same, total, unpadded, viewed
+from tcverify.explain.relations.tensors import (
+    FLOATING,
+    Measure,
+    Values,
+    concatenate_or_none,
+    strip_leading_ones,
+    sum_tensors,
+    values_close,
+    view_or_none,
+)
 
 #: Larger values are not looked at for dims in another order, or for two divisions at once.
 MAX_NESTED = 1 << 20
@@ -23,7 +32,7 @@ MAX_DIMS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class RelationContext:
     """What relations are looked for in.
 
     Attributes:
@@ -37,7 +46,7 @@ class Setting:
     nested: bool = True
 
 
-def layout(new: Values, old: Values, name: str, setting: Setting) -> Relation | None:
+def layout(new: Values, old: Values, name: str, setting: RelationContext) -> Relation | None:
     """The relation that explains one node's values by another's, or None.
 
     Args:
@@ -45,7 +54,7 @@ def layout(new: Values, old: Values, name: str, setting: Setting) -> Relation | 
         old: by rank; of all ranks of `new` at least.
     """
     measure = setting.measure
-    if all(same(new[r], old[r], measure) for r in new):
+    if all(values_close(new[r], old[r], measure) for r in new):
         return Relation("equal", name, f"equal to the original's '{name}'")
     if all(_flat(new[r], old[r], measure) for r in new):
         return Relation("reshaped", name, f"the original's '{name}' in another shape")
@@ -60,15 +69,15 @@ def layout(new: Values, old: Values, name: str, setting: Setting) -> Relation | 
 
 
 def _flat(value: torch.Tensor, expected: torch.Tensor, measure: Measure) -> bool:
-    return value.numel() == expected.numel() and same(value.reshape(-1), expected.reshape(-1), measure)
+    return value.numel() == expected.numel() and values_close(value.reshape(-1), expected.reshape(-1), measure)
 
 
-def _divided(new: Values, old: Values, name: str, grouping: Grouping, setting: Setting) -> Relation | None:
+def _divided(new: Values, old: Values, name: str, grouping: Grouping, setting: RelationContext) -> Relation | None:
     """One division over one grouping."""
     measure, where, groups = setting.measure, grouping.where, grouping.groups
     for dim in _dims(new, old, grouping):
         if all(_is_part(new, old, r, dim, grouping, measure) for r in new):
-            varies = not all(same(old[m], old[r], measure) for r in new for m in groups[r])
+            varies = not all(values_close(old[m], old[r], measure) for r in new for m in groups[r])
             view = _view(new, old, dim, grouping)
             seen = f", seen as {list(view)}," if view else ""
             text = f"a shard of the original's '{name}'{seen} along dim {dim} {where}"
@@ -78,17 +87,17 @@ def _divided(new: Values, old: Values, name: str, grouping: Grouping, setting: S
     for dim in _dims(old, new, grouping):
         if all(_is_whole(new[r], [old[m] for m in groups[r]], dim, measure) for r in new):
             rank = grouping.example(new)
-            view = _otherwise(new[rank].shape, joined([old[m] for m in groups[rank]], dim))
+            view = _otherwise(new[rank].shape, concatenate_or_none([old[m] for m in groups[rank]], dim))
             text = f"the original's '{name}' gathered along dim {dim} {where}{_in_shape(view)}"
             return Relation("gathered", name, text, dim, groups=groups, view=view)
     if all(m in new for r in new for m in groups[r]) and all(
         _is_sum(old[r], [new[m] for m in groups[r]], measure) for r in new
     ):
         view = _otherwise(next(iter(new.values())).shape, old[next(iter(new))])
-        alike = all(same(new[m], new[r], measure) for r in new for m in groups[r])
+        alike = all(values_close(new[m], new[r], measure) for r in new for m in groups[r])
         text = f"a partial sum of the original's '{name}' {where}{_in_shape(view)}"
         return Relation("partial", name, text, groups=groups, view=view, alike=alike)
-    varying = not all(same(old[m], old[r], measure) for r in new for m in groups[r])
+    varying = not all(values_close(old[m], old[r], measure) for r in new for m in groups[r])
     if varying and all(_is_sum(new[r], [old[m] for m in groups[r]], measure) for r in new):
         view = _otherwise(next(iter(new.values())).shape, old[next(iter(new))])
         text = f"the sum of the original's '{name}' {where}{_in_shape(view)}"
@@ -106,7 +115,7 @@ def _view(new: Values, old: Values, dim: int, grouping: Grouping) -> tuple[int, 
 
 def _otherwise(shape: Sequence[int], value: torch.Tensor | None) -> tuple[int, ...]:
     """A shape, where a value has another one."""
-    return () if value is None or unpadded(shape) == unpadded(value.shape) else tuple(shape)
+    return () if value is None or strip_leading_ones(shape) == strip_leading_ones(value.shape) else tuple(shape)
 
 
 def _in_shape(view: Sequence[int]) -> str:
@@ -123,7 +132,7 @@ def _dims(part: Values, whole: Values, grouping: Grouping) -> Iterator[int]:
     for dim in range(len(shape)):
         joined_shape = list(shape)
         joined_shape[dim] = sum(sizes_along(part, whole, dim, rank, grouping))
-        if unpadded(joined_shape) == unpadded(total_shape):
+        if strip_leading_ones(joined_shape) == strip_leading_ones(total_shape):
             yield dim
         else:
             views.append(dim)
@@ -141,7 +150,7 @@ def sizes_along(part: Values, whole: Values, dim: int, rank: int, grouping: Grou
     return [max(0, min(size, (i + 1) * step) - i * step) for i in range(len(group))]
 
 
-def part_of(
+def slice_part(
     old: torch.Tensor, shape: Sequence[int], dim: int, sizes: Sequence[int], position: int
 ) -> torch.Tensor | None:
     """The part of a value at a position, when it is divided along a dim of the view whose parts have this shape."""
@@ -149,30 +158,30 @@ def part_of(
         return None
     whole = list(shape)
     whole[dim] = sum(sizes)
-    seen = viewed(old, whole)
+    seen = view_or_none(old, whole)
     return None if seen is None else seen.narrow(dim, sum(sizes[:position]), sizes[position])
 
 
 def _is_part(new: Values, old: Values, rank: int, dim: int, grouping: Grouping, measure: Measure) -> bool:
     sizes = sizes_along(new, old, dim, rank, grouping)
-    part = part_of(old[rank], new[rank].shape, dim, sizes, grouping.position(rank))
-    return part is not None and same(new[rank], part, measure)
+    part = slice_part(old[rank], new[rank].shape, dim, sizes, grouping.position(rank))
+    return part is not None and values_close(new[rank], part, measure)
 
 
 def _is_whole(value: torch.Tensor, parts: Sequence[torch.Tensor], dim: int, measure: Measure) -> bool:
     if value.numel() != sum(part.numel() for part in parts):
         return False
-    found = joined(parts, dim)
-    seen = None if found is None else viewed(found, value.shape)
-    return seen is not None and same(value, seen, measure)
+    found = concatenate_or_none(parts, dim)
+    seen = None if found is None else view_or_none(found, value.shape)
+    return seen is not None and values_close(value, seen, measure)
 
 
 def _is_sum(value: torch.Tensor, addends: Sequence[torch.Tensor], measure: Measure) -> bool:
     if any(addend.numel() != value.numel() for addend in addends):
         return False
-    found = total(addends)
-    seen = None if found is None else viewed(found, value.shape)
-    return seen is not None and same(value, seen, measure)
+    found = sum_tensors(addends)
+    seen = None if found is None else view_or_none(found, value.shape)
+    return seen is not None and values_close(value, seen, measure)
 
 
 def _transposed(new: Values, old: Values, name: str, measure: Measure) -> Relation | None:
@@ -182,7 +191,7 @@ def _transposed(new: Values, old: Values, name: str, measure: Measure) -> Relati
     if new[rank].dim() != dims or not 2 <= dims <= MAX_DIMS or new[rank].numel() < 2:
         return None
     for order in itertools.permutations(range(dims)):
-        if all(old[r].dim() == dims and same(new[r], old[r].permute(order), measure) for r in new):
+        if all(old[r].dim() == dims and values_close(new[r], old[r].permute(order), measure) for r in new):
             text = f"the original's '{name}' with its dims in order {list(order)}"
             return Relation("transposed", name, text)
     return None
@@ -191,19 +200,19 @@ def _transposed(new: Values, old: Values, name: str, measure: Measure) -> Relati
 # -------------------------------------------------------------------------------------------------------------- nested
 
 
-def _nested(new: Values, old: Values, name: str, setting: Setting) -> Relation | None:
+def _nested(new: Values, old: Values, name: str, setting: RelationContext) -> Relation | None:
     """One division of what is divided over another grouping: the outer one is undone, then the inner one is looked for."""
     for outer, inner in itertools.product(setting.groupings, repeat=2):
         if not all(g.groups.keys() >= new.keys() and g.groups.keys() <= old.keys() for g in (outer, inner)):
             continue
         if outer is not inner and all(m in new for r in new for m in outer.groups[r]):
-            for words, undone in _undone(new, old, outer, inner):
+            for words, undone in _undo_outer_division(new, old, outer, inner):
                 found = _divided(undone, old, name, inner, setting)
                 if found is not None and found.kind in ("shard", "partial"):
                     text = f"{words} {outer.where} of {found.text}"
                     return Relation("nested", name, text, found.dim, groups=found.groups, loses=found.loses)
         summed = _summed(old, outer)
-        if summed is None or all(same(old[m], old[r], setting.measure) for r in new for m in outer.groups[r]):
+        if summed is None or all(values_close(old[m], old[r], setting.measure) for r in new for m in outer.groups[r]):
             continue  # a sum of equal values is a multiple: nothing that a sound rewrite divides
         found = _divided(new, summed, name, inner, setting)
         if found is not None and found.kind == "shard" and not found.loses:
@@ -212,7 +221,7 @@ def _nested(new: Values, old: Values, name: str, setting: Setting) -> Relation |
     return None
 
 
-def _undone(new: Values, old: Values, outer: Grouping, inner: Grouping) -> Iterator[tuple[str, Values]]:
+def _undo_outer_division(new: Values, old: Values, outer: Grouping, inner: Grouping) -> Iterator[tuple[str, Values]]:
     """The values as they were before the outer division, where sizes allow that the inner one gives them."""
     rank = inner.example(new)
     size, whole = new[rank].numel(), old[rank].numel()
@@ -230,13 +239,15 @@ def _undone(new: Values, old: Values, outer: Grouping, inner: Grouping) -> Itera
 
 def _summed(values: Values, grouping: Grouping) -> Values | None:
     """Per rank the sum over its group; None where there is none."""
-    found = {rank: total([values[m] for m in grouping.groups[rank]]) for rank in values if rank in grouping.groups}
+    found = {
+        rank: sum_tensors([values[m] for m in grouping.groups[rank]]) for rank in values if rank in grouping.groups
+    }
     return _complete(found, values)
 
 
 def _joined(values: Values, grouping: Grouping, dim: int) -> Values | None:
     """Per rank its group's values along `dim`; None where they cannot be joined."""
-    found = {rank: joined([values[m] for m in grouping.groups[rank]], dim) for rank in values}
+    found = {rank: concatenate_or_none([values[m] for m in grouping.groups[rank]], dim) for rank in values}
     return _complete(found, values)
 
 

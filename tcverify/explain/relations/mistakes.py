@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import torch
 
-from tcverify.explain.relations.combinations import Pool, added, addends, scaled
+from tcverify.explain.relations.combinations import Pool, relate_added, relate_addends, relate_scaled
 from tcverify.explain.relations.forms import Form, forms
-from tcverify.explain.relations.layouts import Setting, part_of
+from tcverify.explain.relations.layouts import RelationContext, slice_part
 from tcverify.explain.relations.relation import Relation
-from tcverify.explain.relations.tensors import Measure, Values, same
+from tcverify.explain.relations.tensors import Measure, Values, values_close
 
 #: Larger values are not searched for orders of rows.
 MAX_ELEMENTS = 1 << 18
@@ -23,7 +23,7 @@ MAX_ROWS, MAX_LISTED = 64, 16
 FEW = 3
 
 
-def twist(new: Values, old: Values, name: str, pool: Pool, setting: Setting) -> Relation | None:
+def recognise_mistake(new: Values, old: Values, name: str, pool: Pool, setting: RelationContext) -> Relation | None:
     """What is wrong with values that should be those of the original's node `name`, or None where nothing is recognised.
 
     Args:
@@ -31,15 +31,24 @@ def twist(new: Values, old: Values, name: str, pool: Pool, setting: Setting) -> 
     """
     found = list(forms(new, old, name, setting))
     for form in found:
-        differing = tuple(r for r in new if not same(new[r], form.expected[r], setting.measure))
+        differing = tuple(r for r in new if not values_close(new[r], form.expected[r], setting.measure))
         if not differing or any(new[r].numel() == 0 for r in differing):
             continue
-        for look in (_dtype, _wrong_shard, _not_finite, scaled, addends, added, _permuted, _other_rank):
+        for look in (
+            _dtype,
+            _wrong_shard,
+            _not_finite,
+            relate_scaled,
+            relate_addends,
+            relate_added,
+            _permuted,
+            _other_rank,
+        ):
             relation = look(new, old, name, form, differing, pool, setting)
             if relation is not None:
                 return relation
     for form in found:
-        differing = tuple(r for r in new if not same(new[r], form.expected[r], setting.measure))
+        differing = tuple(r for r in new if not values_close(new[r], form.expected[r], setting.measure))
         if differing:
             relation = _partly(new, form, name, differing, setting)
             if relation is not None:
@@ -51,11 +60,11 @@ def twist(new: Values, old: Values, name: str, pool: Pool, setting: Setting) -> 
 
 
 def _dtype(
-    new: Values, old: Values, name: str, form: Form, differing: Sequence[int], pool: Pool, setting: Setting
+    new: Values, old: Values, name: str, form: Form, differing: Sequence[int], pool: Pool, setting: RelationContext
 ) -> Relation | None:
     if not all(new[r].dtype != old[r].dtype for r in differing):
         return None
-    if not all(same(new[r].double(), form.expected[r].double(), setting.measure) for r in differing):
+    if not all(values_close(new[r].double(), form.expected[r].double(), setting.measure) for r in differing):
         return None
     rank = differing[0]
     was, now = (str(v.dtype).removeprefix("torch.") for v in (old[rank], new[rank]))
@@ -63,15 +72,17 @@ def _dtype(
 
 
 def _wrong_shard(
-    new: Values, old: Values, name: str, form: Form, differing: Sequence[int], pool: Pool, setting: Setting
+    new: Values, old: Values, name: str, form: Form, differing: Sequence[int], pool: Pool, setting: RelationContext
 ) -> Relation | None:
     if form.dim is None or form.grouping is None or form.sizes is None:
         return None
     placed: dict[int, int] = {}
     for rank in differing:
         sizes = form.sizes(rank)
-        parts = [part_of(old[rank], new[rank].shape, form.dim, sizes, i) for i in range(len(sizes))]
-        at = next((i for i, p in enumerate(parts) if p is not None and same(new[rank], p, setting.measure)), None)
+        parts = [slice_part(old[rank], new[rank].shape, form.dim, sizes, i) for i in range(len(sizes))]
+        at = next(
+            (i for i, p in enumerate(parts) if p is not None and values_close(new[rank], p, setting.measure)), None
+        )
         if at is None:
             return None
         placed[rank] = at
@@ -84,7 +95,7 @@ def _wrong_shard(
 
 
 def _not_finite(
-    new: Values, old: Values, name: str, form: Form, differing: Sequence[int], pool: Pool, setting: Setting
+    new: Values, old: Values, name: str, form: Form, differing: Sequence[int], pool: Pool, setting: RelationContext
 ) -> Relation | None:
     rank = differing[0]
     value, expected = new[rank], form.expected[rank]
@@ -100,7 +111,7 @@ def _not_finite(
 
 
 def _permuted(
-    new: Values, old: Values, name: str, form: Form, differing: Sequence[int], pool: Pool, setting: Setting
+    new: Values, old: Values, name: str, form: Form, differing: Sequence[int], pool: Pool, setting: RelationContext
 ) -> Relation | None:
     rank = differing[0]
     value, expected = new[rank], form.expected[rank]
@@ -130,7 +141,7 @@ def _order(value: torch.Tensor, expected: torch.Tensor, dim: int, measure: Measu
     found: list[int] = []
     for i in range(size):
         tried = [i, *range(size)]
-        at = next((j for j in tried if same(rows[i], known[j], _absolute(known[j], expected, measure))), None)
+        at = next((j for j in tried if values_close(rows[i], known[j], _absolute(known[j], expected, measure))), None)
         if at is None:
             return None
         found.append(at)
@@ -163,19 +174,19 @@ def _chunks(order: Sequence[int], parts: int) -> list[int] | None:
 
 
 def _other_rank(
-    new: Values, old: Values, name: str, form: Form, differing: Sequence[int], pool: Pool, setting: Setting
+    new: Values, old: Values, name: str, form: Form, differing: Sequence[int], pool: Pool, setting: RelationContext
 ) -> Relation | None:
     rank = differing[0]
     members = dict.fromkeys(m for g in setting.groupings for m in g.groups.get(rank, ()) if m != rank and m in old)
     for member in members:
         there = form.local(old[member], rank)
-        if there is not None and same(new[rank], there, setting.measure):
+        if there is not None and values_close(new[rank], there, setting.measure):
             text = f"on rank {rank} what {form.text} is on rank {member}"
             return Relation("other-rank", name, text, form.dim, tuple(differing))
     return None
 
 
-def _partly(new: Values, form: Form, name: str, differing: Sequence[int], setting: Setting) -> Relation | None:
+def _partly(new: Values, form: Form, name: str, differing: Sequence[int], setting: RelationContext) -> Relation | None:
     rank = differing[0]
     value, expected = new[rank], form.expected[rank]
     if value.dtype != expected.dtype or value.shape != expected.shape or not value.dim() or value.numel() <= FEW:

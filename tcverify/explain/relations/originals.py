@@ -14,7 +14,7 @@ from torch import fx
 from tcverify.execution import Run
 from tcverify.explain.relations.combinations import Pool
 from tcverify.explain.relations.grouping import groupings
-from tcverify.explain.relations.layouts import Setting
+from tcverify.explain.relations.layouts import RelationContext
 from tcverify.explain.relations.relation import Relation
 from tcverify.explain.relations.steps import NamedValues, steps_of
 from tcverify.explain.relations.storages import allocates, is_communication, is_host_ir, storage_root, written_operands
@@ -46,7 +46,7 @@ class Originals:
         apart: names of nodes that the rewritten graph no longer has, or has as another op: they may have been taken apart.
         steps: of an op, what it computes on its way.
         stands: by node of the rewritten graph that is none of the original's, what the original has in its place; see
-            `stands_for`.
+            `map_to_originals`.
         fills: by communication that writes the whole of an allocation, what that stands for.
         peers: by node of the rewritten graph, the ranks on which that name means the same.
     """
@@ -55,7 +55,7 @@ class Originals:
     values: Mapping[str, RankValues]
     alike: Mapping[Any, str]
     rank: int
-    setting: Setting
+    setting: RelationContext
     apart: frozenset[str]
     steps: Callable[[str], list[NamedValues]]
     stands: Mapping[str, str]
@@ -67,13 +67,13 @@ def originals_of(
     program: Program, before: Run, rewritten: Program, after: Run, rank: int, measure: Measure
 ) -> Originals:
     graph = program.graphs[program.ranks[rank].graph]
-    values = by_node(graph, before)
+    values = values_by_node(graph, before)
     alike: dict[Any, str] = {}
     for name, by_rank in values.items():
-        print_ = print_of(by_rank.get(rank))
+        print_ = fingerprint_value(by_rank.get(rank))
         if print_ is not None:
             alike.setdefault(print_, name)
-    setting = Setting(groupings(program, before, after), measure)
+    setting = RelationContext(groupings(program, before, after), measure)
     nodes = {node.name: node for node in graph.nodes}
     kept = {node.name: node.target for node in rewritten.graphs[rewritten.ranks[rank].graph].nodes}
     calls = [node for node in graph.nodes if node.op == "call_function"]
@@ -94,7 +94,7 @@ def originals_of(
     def peers(name: str) -> frozenset[int] | None:
         return None if name in nodes else together
 
-    stands = stands_for(graph, new_graph) if together is not None else {}
+    stands = map_to_originals(graph, new_graph) if together is not None else {}
     return Originals(
         nodes, values, alike, rank, setting, frozenset(apart), steps, stands, _fills(new_graph, stands), peers
     )
@@ -125,7 +125,7 @@ def _numel(node: fx.Node) -> Any:
     return getattr(node.meta.get("val"), "numel", None)
 
 
-def stands_for(old: fx.Graph, new: fx.Graph) -> dict[str, str]:
+def map_to_originals(old: fx.Graph, new: fx.Graph) -> dict[str, str]:
     """By name of an inserted node, what the original has in its place: what the same op, or the output, reads there."""
     originals = {node.name: node for node in old.nodes}
     found: dict[str, str] = {}
@@ -141,24 +141,24 @@ def stands_for(old: fx.Graph, new: fx.Graph) -> dict[str, str]:
     return found
 
 
-def by_node(graph: fx.Graph, run: Run) -> dict[str, dict[int, Any]]:
+def values_by_node(graph: fx.Graph, run: Run) -> dict[str, dict[int, Any]]:
     """Per node name the values by rank."""
     found: dict[str, dict[int, Any]] = {node.name: {} for node in graph.nodes}
     for result in run.ranks:
         for name, value in (result.values or {}).items():
             if name in found:
-                found[name][result.rank] = widened(value)
+                found[name][result.rank] = widen_small_floats(value)
     return found
 
 
-def widened(value: Any) -> Any:
+def widen_small_floats(value: Any) -> Any:
     """Values of floating dtypes of one byte, with which torch does not compute, as float32."""
     if isinstance(value, torch.Tensor) and value.is_floating_point() and value.dtype.itemsize == 1:
         return value.float()
-    return type(value)(map(widened, value)) if type(value) in (tuple, list) else value
+    return type(value)(map(widen_small_floats, value)) if type(value) in (tuple, list) else value
 
 
-def print_of(value: Any) -> Any:
+def fingerprint_value(value: Any) -> Any:
     """What equal values have in common and others hardly do, whatever their shape; None for values of which many are equal."""
     if not isinstance(value, torch.Tensor) or not value.is_floating_point() or value.numel() < 2:
         return None
@@ -177,7 +177,7 @@ def candidates_of(node: fx.Node, originals: Originals, found: Mapping[str, Relat
     namesake = [originals.nodes[node.name]] if node.name in originals.nodes else []
     if node.name in originals.stands:
         namesake.append(originals.nodes[originals.stands[node.name]])
-    yield from near(roots, namesake)
+    yield from list_neighbours(roots, namesake)
 
 
 def _of_its_shape(node: fx.Node, originals: Originals) -> Iterator[str]:
@@ -195,7 +195,7 @@ def _shape(node: fx.Node) -> Any:
     return getattr(node.meta.get("val"), "shape", ())
 
 
-def near(roots: Sequence[fx.Node], namesake: Sequence[fx.Node] = ()) -> Iterator[str]:
+def list_neighbours(roots: Sequence[fx.Node], namesake: Sequence[fx.Node] = ()) -> Iterator[str]:
     """Names of a few nodes of the original, and of what reads them, directly or at second hand."""
     seen: set[str] = set()
     users = [user for root in roots if len(root.users) <= MAX_READERS for user in root.users]

@@ -14,22 +14,22 @@ from tcverify.explain.relations.buckets import bundle
 from tcverify.explain.relations.chunks import chunk
 from tcverify.explain.relations.combinations import Pool
 from tcverify.explain.relations.grouping import groupings
-from tcverify.explain.relations.layouts import Setting, layout
-from tcverify.explain.relations.mistakes import twist
+from tcverify.explain.relations.layouts import RelationContext, layout
+from tcverify.explain.relations.mistakes import recognise_mistake
 from tcverify.explain.relations.originals import (
     Originals,
     RankValues,
-    by_node,
     candidates_of,
-    near,
+    fingerprint_value,
+    list_neighbours,
     originals_of,
     pool_of,
-    print_of,
-    widened,
+    values_by_node,
+    widen_small_floats,
 )
 from tcverify.explain.relations.relation import IN_FULL, Relation, RelationKind
 from tcverify.explain.relations.storages import is_order
-from tcverify.explain.relations.tensors import FLOATING, Measure, Values, same, unpadded
+from tcverify.explain.relations.tensors import FLOATING, Measure, Values, strip_leading_ones, values_close
 from tcverify.ops import RECORD, lookup
 from tcverify.program import Program
 
@@ -55,7 +55,7 @@ def relate(
     what has the same values. Cost is linear in nodes and ranks.
     """
     new_graph = rewritten.graphs[rewritten.ranks[rank].graph]
-    new = by_node(new_graph, after)
+    new = values_by_node(new_graph, after)
     originals = originals_of(program, before, rewritten, after, rank, measure)
     found: dict[str, Relation] = {}
     for node in new_graph.nodes:
@@ -75,7 +75,7 @@ def _part(values: Values, was: Relation, originals: Originals) -> Relation | Non
     """What a part of a value is, when the part of the operand that it comes from is `was`."""
     roots = [originals.nodes[was.original]] if was.original is not None else []
     whole: Relation | None = None
-    for name in near(roots):
+    for name in list_neighbours(roots):
         relation = _explained(values, originals.values.get(name, {}), name, originals.setting)
         if relation is not None and relation.kind not in WHOLE:
             return relation
@@ -87,9 +87,13 @@ def relation_between(
     program: Program, before: Run, after: Run, node: str, original: str, measure: Measure = FLOATING
 ) -> Relation | None:
     """How the value of one rewritten node relates to that of one original node; None where it does not."""
-    new = {r.rank: widened(r.values[node]) for r in after.ranks if r.values is not None and node in r.values}
-    old = {r.rank: widened(r.values[original]) for r in before.ranks if r.values is not None and original in r.values}
-    setting = Setting(groupings(program, before, after), measure)
+    new = {r.rank: widen_small_floats(r.values[node]) for r in after.ranks if r.values is not None and node in r.values}
+    old = {
+        r.rank: widen_small_floats(r.values[original])
+        for r in before.ranks
+        if r.values is not None and original in r.values
+    }
+    setting = RelationContext(groupings(program, before, after), measure)
     return _explained(new, old, original, setting) or _twisted(new, old, original, (), setting)
 
 
@@ -110,7 +114,7 @@ def _best(node: fx.Node, values: RankValues, originals: Originals, found: Mappin
         relation = _filling(node, values, originals.fills[node.name], setting, originals)
         if relation is not None:
             return relation
-    far = originals.alike.get(print_of(values.get(originals.rank)))
+    far = originals.alike.get(fingerprint_value(values.get(originals.rank)))
     second: Relation | None = None
     whole: Relation | None = None
     for name in [*candidates, far] if far is not None and far not in candidates else candidates:
@@ -139,7 +143,9 @@ def _best(node: fx.Node, values: RankValues, originals: Originals, found: Mappin
     return _unrelated(node, values, originals) if step is None else step
 
 
-def _filling(node: fx.Node, values: RankValues, name: str, setting: Setting, originals: Originals) -> Relation | None:
+def _filling(
+    node: fx.Node, values: RankValues, name: str, setting: RelationContext, originals: Originals
+) -> Relation | None:
     """What a communication is that should bring one value of the original: that, or what went wrong with it."""
     old = originals.values.get(name, {})
     relation = _explained(values, old, name, setting)
@@ -179,7 +185,7 @@ def _step(node: fx.Node, values: RankValues, candidates: Sequence[str], original
             if relation is not None and not relation.loses and (alike or relation.kind == "equal"):
                 return replace(relation, kind="step", original=name)
             if multiple is None and _shapes(values) == _shapes(of_step):
-                twisted = twist(values, of_step, said, (), setting)
+                twisted = recognise_mistake(values, of_step, said, (), setting)
                 if twisted is not None and twisted.kind == "scaled":
                     multiple = replace(twisted, original=name)
     return multiple
@@ -199,7 +205,7 @@ def _unrelated(node: fx.Node, values: RankValues, originals: Originals) -> Relat
     if (
         isinstance(mine, torch.Tensor)
         and isinstance(theirs, torch.Tensor)
-        and unpadded(mine.shape) != unpadded(theirs.shape)
+        and strip_leading_ones(mine.shape) != strip_leading_ones(theirs.shape)
     ):
         text += f", which is {list(theirs.shape)} where it is {list(mine.shape)}"
     return Relation("unrelated", node.name, text, None, ranks if len(ranks) < len(values) else ())
@@ -210,7 +216,7 @@ def _unrelated(node: fx.Node, values: RankValues, originals: Originals) -> Relat
 
 def _equal(value: Any, expected: Any, measure: Measure) -> bool:
     if isinstance(value, torch.Tensor) and isinstance(expected, torch.Tensor):
-        return same(value, expected, measure)
+        return values_close(value, expected, measure)
     if isinstance(value, (tuple, list)) and isinstance(expected, (tuple, list)):
         return len(value) == len(expected) and all(map(_equal, value, expected, [measure] * len(value)))
     return (
@@ -218,7 +224,7 @@ def _equal(value: Any, expected: Any, measure: Measure) -> bool:
     )
 
 
-def _explained(values: RankValues, expected: RankValues, name: str, setting: Setting) -> Relation | None:
+def _explained(values: RankValues, expected: RankValues, name: str, setting: RelationContext) -> Relation | None:
     """The relation that explains one node's values by another's; tuples element by element."""
     if not values or not values.keys() <= expected.keys():
         return None
@@ -248,7 +254,9 @@ def _combined(parts: Sequence[Relation], name: str) -> Relation:
     return Relation("reshaped", name, text, loses=any(p.loses for p in parts))
 
 
-def _twisted(values: RankValues, expected: RankValues, name: str, pool: Pool, setting: Setting) -> Relation | None:
+def _twisted(
+    values: RankValues, expected: RankValues, name: str, pool: Pool, setting: RelationContext
+) -> Relation | None:
     """What is wrong with one node's values if they should be another's; of tuples, with the first element that is wrong."""
     if not values or not values.keys() <= expected.keys():
         return None
@@ -259,7 +267,7 @@ def _twisted(values: RankValues, expected: RankValues, name: str, pool: Pool, se
                 relation = _twisted(new, old, f"{name}[{i}]", pool, setting)
                 return None if relation is None else replace(relation, original=name)
         return None
-    return twist(values, expected, name, pool, setting) if _all_tensors(values, expected) else None
+    return recognise_mistake(values, expected, name, pool, setting) if _all_tensors(values, expected) else None
 
 
 def _elements(values: RankValues, expected: RankValues) -> list[tuple[RankValues, RankValues]] | None:

@@ -14,9 +14,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tcverify.domains import domain_of
 from tcverify.execution import Run
-from tcverify.execution.interpreter import RankResult, arguments
-from tcverify.execution.plan import Plan, known_constant, plans_of, rank_constants
-from tcverify.explain.relations.tensors import Values, total
+from tcverify.execution.interpreter import RankResult, fill_arguments
+from tcverify.execution.plan import ExecutionPlan, known_constant, plans_of, rank_constants
+from tcverify.explain.relations.tensors import Values, sum_tensors
 from tcverify.ops import REDUCTIONS, Await, Request, Start
 from tcverify.ops.reductions import ReduceOp
 from tcverify.program import Program
@@ -61,7 +61,7 @@ def steps_of(program: Program, run: Run, name: str) -> list[NamedValues]:
 
 
 def _again(
-    plan: Plan, name: str, result: RankResult, constants: Mapping[str, Any], recorder: _Recorder, run: Run
+    plan: ExecutionPlan, name: str, result: RankResult, constants: Mapping[str, Any], recorder: _Recorder, run: Run
 ) -> Request | Start | None:
     """Run one op again, up to its first request when it is a collective, and return that."""
     names = [*plan.placeholders, *(step.name for step in plan.steps)]
@@ -81,7 +81,9 @@ def _again(
         return None
     filled = {number: pytree.tree_map_only(torch.Tensor, torch.clone, value) for number, value in filled.items()}
     dense = [filled.get(number) for number in range(len(names))]
-    args, kwargs = arguments(step, dense, lambda leaf: filled[leaf.index] if isinstance(leaf, Slot) else fill(leaf))
+    args, kwargs = fill_arguments(
+        step, dense, lambda leaf: filled[leaf.index] if isinstance(leaf, Slot) else fill(leaf)
+    )
     try:
         with domain_of(run.domain).running(), recorder:
             if not step.op.collective:
@@ -171,7 +173,7 @@ def _reduced(requests: Mapping[int, Request | Start]) -> list[NamedValues]:
         if request.collective.reduce_op is None or not all(member in requests for member in group):
             return []
         parts = [requests[member].tensor for member in group]
-        whole = total(parts)
+        whole = sum_tensors(parts)
         if whole is None:
             return []
         addends[rank], sums[rank] = torch.stack(parts), whole

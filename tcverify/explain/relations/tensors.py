@@ -37,7 +37,7 @@ class Measure:
 FLOATING = Measure()
 
 
-def same(value: torch.Tensor, expected: torch.Tensor, measure: Measure = FLOATING) -> bool:
+def values_close(value: torch.Tensor, expected: torch.Tensor, measure: Measure = FLOATING) -> bool:
     """Whether shapes and dtypes agree, NaN and infinities stand at the same places, and the rest differs by rounding at most."""
     if value.shape != expected.shape or value.dtype != expected.dtype:
         return False
@@ -48,24 +48,24 @@ def same(value: torch.Tensor, expected: torch.Tensor, measure: Measure = FLOATIN
         limit = max(limit, measure.units * torch.finfo(expected.dtype).eps)
     scale = float(expected.abs().max())
     if math.isfinite(scale):
-        return largest(value - expected, measure) <= limit * scale * (not measure.modulus)
+        return largest_magnitude(value - expected, measure) <= limit * scale * (not measure.modulus)
     finite = expected.isfinite()
     patterns = (value == expected) | (value.isnan() & expected.isnan()) | (finite & value.isfinite())
     if not bool(patterns.all()):
         return False
     difference = (value - expected)[finite]
     rest = float(expected[finite].abs().max()) if difference.numel() else 0.0
-    return not difference.numel() or largest(difference, measure) <= limit * rest * (not measure.modulus)
+    return not difference.numel() or largest_magnitude(difference, measure) <= limit * rest * (not measure.modulus)
 
 
-def largest(difference: torch.Tensor, measure: Measure) -> float:
+def largest_magnitude(difference: torch.Tensor, measure: Measure) -> float:
     """The largest magnitude of a difference; of residues, 0 where all are multiples of the modulus."""
     if measure.modulus:
         difference = torch.remainder(difference, measure.modulus)
     return float(difference.abs().max())
 
 
-def total(values: Sequence[torch.Tensor]) -> torch.Tensor | None:
+def sum_tensors(values: Sequence[torch.Tensor]) -> torch.Tensor | None:
     """The sum of tensors of one shape; None where they cannot be summed."""
     if len({(v.shape, v.dtype) for v in values}) > 1 or values[0].dtype is torch.bool:
         return None
@@ -75,21 +75,21 @@ def total(values: Sequence[torch.Tensor]) -> torch.Tensor | None:
     return found
 
 
-def joined(values: Sequence[torch.Tensor], dim: int) -> torch.Tensor | None:
+def concatenate_or_none(values: Sequence[torch.Tensor], dim: int) -> torch.Tensor | None:
     """The concatenation along `dim`; None where they cannot be joined."""
     if len({(len(v.shape), v.shape[:dim], v.shape[dim + 1 :], v.dtype) for v in values}) > 1:
         return None
     return torch.cat(list(values), dim)
 
 
-def viewed(value: torch.Tensor, shape: Sequence[int]) -> torch.Tensor | None:
+def view_or_none(value: torch.Tensor, shape: Sequence[int]) -> torch.Tensor | None:
     """The value in another shape; None where it has another number of elements."""
     if tuple(value.shape) == tuple(shape):
         return value
     return value.reshape(tuple(shape)) if value.numel() == math.prod(shape) else None
 
 
-def unpadded(shape: Sequence[int]) -> tuple[int, ...]:
+def strip_leading_ones(shape: Sequence[int]) -> tuple[int, ...]:
     """A shape without its leading dims of size 1."""
     start = next((i for i, size in enumerate(shape) if size != 1), len(shape))
     return tuple(shape[start:])

@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from tcverify.domains import unwritten
+from tcverify.domains import make_poisoned
 from tcverify.errors import UnsupportedOp
-from tcverify.ops.dialects.aten_attention import ATTENTION, meaning, outlined
+from tcverify.ops.dialects.aten_attention import ATTENTION, meaning, shape_function_of
 from tcverify.ops.op import TORCH, Op
 
 Tensor = torch.Tensor
@@ -39,7 +39,7 @@ _DRAWING = frozenset(
 _TOKENS = frozenset({"_make_token", "_sink_tokens"})
 
 
-def any_device(value: Any) -> Any:
+def drop_device(value: Any) -> Any:
     """An argument without its device: ops run where the program runs, whatever device it was written for."""
     return None if isinstance(value, torch.device) and value.type != "meta" else value
 
@@ -60,7 +60,7 @@ def torch_op(name: str, target: Any) -> Op:
     if reason is not None:
         return Op(name, None, reason=reason)
     if base in _UNWRITTEN:
-        return Op(name, partial(unwritten, target))
+        return Op(name, partial(make_poisoned, target))
     if namespace == "aten" and base in ATTENTION and not overload:
         run, native, fake = meaning(base, target)
         return Op(name, run, native=native, fake=fake)
@@ -82,7 +82,7 @@ def torch_op(name: str, target: Any) -> Op:
         parts = _decomposition(target)
         if parts is None:
             return Op(name, None, reason="no CPU has a kernel of it, and torch does not decompose it")
-        return Op(name, parts, fake=outlined(target))
+        return Op(name, parts, fake=shape_function_of(target))
     return Op(name, target, aliases=aliases or "maybe_aliasing_or_mutating" in _tags(target))
 
 
@@ -173,4 +173,4 @@ def _moved(x: Tensor, device: Any = None, non_blocking: bool = False) -> Tensor:
     return x.clone()
 
 
-__all__ = ["any_device", "is_allocation", "torch_op"]
+__all__ = ["drop_device", "is_allocation", "torch_op"]

@@ -100,7 +100,7 @@ _LIE_AS = {
 }
 
 
-def described(target: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def describe_results(target: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """What `target` returns for these arguments, without values: tensors on the device "meta", and numbers."""
     with _disable_current_modes(), torch.no_grad():
         given, named = pytree.tree_map_only(Tensor, _outline, (tuple(args), kwargs))
@@ -134,7 +134,7 @@ def _lying_as(outline: Any, value: Any) -> Any:
 
 
 def _results(target: Any, args: Sequence[Any], kwargs: dict[str, Any], values: Sequence[Any]) -> Any:
-    outlines = described(target, args, kwargs)
+    outlines = describe_results(target, args, kwargs)
     if isinstance(outlines, Tensor):
         return _lying_as(outlines, values[0])
     padded = [*values, *[None] * (len(outlines) - len(values))]
@@ -213,12 +213,12 @@ def _like_bias(grad: Tensor, bias: Tensor) -> Tensor:
     return grad.sum(broadcast, keepdim=True) if broadcast else grad
 
 
-def in_float32(run: Callable[..., Any], target: Any) -> Callable[..., Any]:
+def run_in_float32(run: Callable[..., Any], target: Any) -> Callable[..., Any]:
     """`run` in the dtypes of the program: computed in float32 at least, as kernels do, and rounded to what the op returns."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         given, named = pytree.tree_map_only(Tensor, _widened, (args, kwargs))
-        outlines = described(target, args, kwargs)
+        outlines = describe_results(target, args, kwargs)
         return pytree.tree_map(_as_dtype, run(*given, **named), outlines, is_leaf=lambda leaf: leaf is None)
 
     return call
@@ -256,9 +256,9 @@ def has_kernel(name: str) -> bool:
     return name in (*_USERS, *(f"_scaled_dot_product_flash_attention_for_cpu{form}" for form in ("", "_backward")))
 
 
-def outlined(target: Any) -> Callable[..., Any]:
+def shape_function_of(target: Any) -> Callable[..., Any]:
     """Shapes of an op that no CPU runs."""
-    return lambda *args, **kwargs: described(target, args, kwargs)
+    return lambda *args, **kwargs: describe_results(target, args, kwargs)
 
 
 def _guarded(kernel: Callable[..., Any], otherwise: Callable[..., Any]) -> Callable[..., Any]:
@@ -277,10 +277,10 @@ def meaning(name: str, target: Any) -> tuple[Callable[..., Any], Callable[..., A
     if has_kernel(name):
         return (
             run,
-            _guarded(target, in_float32(run, target)),
-            outlined(target),
+            _guarded(target, run_in_float32(run, target)),
+            shape_function_of(target),
         )  # kernels do not look whether operands fit
-    return run, in_float32(run, target), outlined(target)
+    return run, run_in_float32(run, target), shape_function_of(target)
 
 
-__all__ = ["ATTENTION", "attend", "attend_backward", "described", "meaning", "outlined"]
+__all__ = ["ATTENTION", "attend", "attend_backward", "describe_results", "meaning", "shape_function_of"]

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from tcverify.domains import unwritten
+from tcverify.domains import make_poisoned
 from tcverify.errors import UnsupportedOp
 from tcverify.ops.op import Op
 from tcverify.ops.table import register_dialect
@@ -52,7 +52,7 @@ def _gathering(ag_ins: Sequence[Tensor], group_size: int, rest: Sequence[Any], c
         after = after[1:]
     rank = after[0]
     elements = sum(one.numel() for one in ag_ins)
-    buffer = unwritten(torch.empty, elements * group_size, dtype=carrier)
+    buffer = make_poisoned(torch.empty, elements * group_size, dtype=carrier)
     mine = buffer.narrow(0, elements * rank, elements)
     for place, source in zip(mine.split([one.numel() for one in ag_ins]), ag_ins, strict=True):
         place.copy_(source.reshape(-1))

@@ -34,18 +34,18 @@ def members(op: str, me: int, group: Group) -> tuple[int, ...]:
     return group.ranks
 
 
-def checked_size(op: str, said: int, ranks: Sequence[int]) -> int:
+def check_group_size(op: str, said: int, ranks: Sequence[int]) -> int:
     if said != len(ranks):
         raise ValueError(f"{op} says group_size={said}, but the group has {len(ranks)} ranks")
     return said
 
 
-def started(kind: CollectiveKind, x: Tensor, output: Tensor, group: Group, **more: Any) -> Start:
+def make_start(kind: CollectiveKind, x: Tensor, output: Tensor, group: Group, **more: Any) -> Start:
     """The start of a collective of `x`, whose result goes to `output`."""
-    return Start(called(kind, x, group, **more), x, output)
+    return Start(make_collective(kind, x, group, **more), x, output)
 
 
-def called(kind: CollectiveKind, x: Tensor, group: Group, **more: Any) -> Collective:
+def make_collective(kind: CollectiveKind, x: Tensor, group: Group, **more: Any) -> Collective:
     """The call of a collective that `x` is contributed to, if c10d can carry it out."""
     reduce_op = more.get("reduce_op")
     if reduce_op is not None and reduce_op not in REDUCTIONS:
@@ -55,21 +55,21 @@ def called(kind: CollectiveKind, x: Tensor, group: Group, **more: Any) -> Collec
     return Collective(kind, group.ranks, tuple(x.shape), x.dtype, group=group.name, **more)
 
 
-def divided(op: str, x: Tensor, parts: int) -> list[int]:
+def divided_shape(op: str, x: Tensor, parts: int) -> list[int]:
     """The shape of a part along dim 0."""
     if not x.dim() or x.shape[0] % parts:
         raise ValueError(f"{op} cannot divide dim 0 of shape {list(x.shape)} by {parts} ranks")
     return [x.shape[0] // parts, *x.shape[1:]]
 
 
-def fits(op: str, out: Tensor, shape: Sequence[int]) -> None:
+def require_shape(op: str, out: Tensor, shape: Sequence[int]) -> None:
     """Refuse an output that is not of this shape, or cannot be written into."""
     if list(out.shape) != list(shape):
         raise ValueError(f"{op} writes shape {list(shape)} into an output of shape {list(out.shape)}")
-    writable(op, out)
+    require_writable(op, out)
 
 
-def writable(op: str, x: Tensor) -> Tensor:
+def require_writable(op: str, x: Tensor) -> Tensor:
     """Communication writes memory from end to end: NCCL refuses what has gaps or another order, gloo writes into the gaps."""
     if not x.is_contiguous():
         raise ValueError(
@@ -90,30 +90,32 @@ def all_reduce(me: int, input: Tensor, reduce_op: str, group_name: Group) -> Ste
     """Reduce over the group into a new tensor."""
     members("all_reduce", me, group_name)
     output = torch.zeros_like(input, memory_format=torch.contiguous_format)
-    yield started("all_reduce", input, output, group_name, reduce_op=reduce_op)
+    yield make_start("all_reduce", input, output, group_name, reduce_op=reduce_op)
     return output
 
 
 def all_reduce_(me: int, input: Tensor, reduce_op: str, group_name: Group) -> Steps:
     """Reduce over the group into the operand."""
     members("all_reduce_", me, group_name)
-    yield started("all_reduce", input, writable("all_reduce_", input), group_name, reduce_op=reduce_op)
+    yield make_start("all_reduce", input, require_writable("all_reduce_", input), group_name, reduce_op=reduce_op)
     return input
 
 
 def all_gather(me: int, input: Tensor, group_size: int, group_name: Group) -> Steps:
     """Concatenation along dim 0 in group order."""
-    n = checked_size("all_gather_into_tensor", group_size, members("all_gather_into_tensor", me, group_name))
+    n = check_group_size("all_gather_into_tensor", group_size, members("all_gather_into_tensor", me, group_name))
     output = input.new_zeros(gathered_shape(input, n))
-    yield started("all_gather", rows(input), output, group_name, dim=0)
+    yield make_start("all_gather", rows(input), output, group_name, dim=0)
     return output
 
 
 def all_gather_out(me: int, input: Tensor, group_size: int, group_name: Group, *, out: Tensor) -> Steps:
     """Concatenation along dim 0 in group order, into `out`."""
-    n = checked_size("all_gather_into_tensor_out", group_size, members("all_gather_into_tensor_out", me, group_name))
-    fits("all_gather_into_tensor_out", out, gathered_shape(input, n))
-    yield started("all_gather", rows(input), out, group_name, dim=0)
+    n = check_group_size(
+        "all_gather_into_tensor_out", group_size, members("all_gather_into_tensor_out", me, group_name)
+    )
+    require_shape("all_gather_into_tensor_out", out, gathered_shape(input, n))
+    yield make_start("all_gather", rows(input), out, group_name, dim=0)
     return out
 
 
@@ -124,9 +126,9 @@ def rows(x: Tensor) -> Tensor:
 
 def reduce_scatter(me: int, input: Tensor, reduce_op: str, group_size: int, group_name: Group) -> Steps:
     """Reduce over the group, then the chunk along dim 0 at this rank's position."""
-    n = checked_size("reduce_scatter_tensor", group_size, members("reduce_scatter_tensor", me, group_name))
-    output = input.new_zeros(divided("reduce_scatter_tensor", input, n))
-    yield started("reduce_scatter", input, output, group_name, dim=0, reduce_op=reduce_op)
+    n = check_group_size("reduce_scatter_tensor", group_size, members("reduce_scatter_tensor", me, group_name))
+    output = input.new_zeros(divided_shape("reduce_scatter_tensor", input, n))
+    yield make_start("reduce_scatter", input, output, group_name, dim=0, reduce_op=reduce_op)
     return output
 
 
@@ -140,9 +142,9 @@ def reduce_scatter_out(
     out: Tensor,
 ) -> Steps:
     """Reduce over the group, then the chunk along dim 0 at this rank's position, into `out`."""
-    n = checked_size("reduce_scatter_tensor_out", group_size, members("reduce_scatter_tensor_out", me, group_name))
-    fits("reduce_scatter_tensor_out", out, divided("reduce_scatter_tensor_out", input, n))
-    yield started("reduce_scatter", input, out, group_name, dim=0, reduce_op=reduce_op)
+    n = check_group_size("reduce_scatter_tensor_out", group_size, members("reduce_scatter_tensor_out", me, group_name))
+    require_shape("reduce_scatter_tensor_out", out, divided_shape("reduce_scatter_tensor_out", input, n))
+    yield make_start("reduce_scatter", input, out, group_name, dim=0, reduce_op=reduce_op)
     return out
 
 
@@ -163,21 +165,21 @@ def all_to_all(
     if sum(splits[0]) != input.shape[0]:
         raise ValueError(f"all_to_all_single splits {list(splits[0])} do not add up to size {input.shape[0]} of dim 0")
     output = input.new_zeros([sum(splits[1]), *input.shape[1:]])
-    yield started("all_to_all", input, output, group_name, splits=splits)
+    yield make_start("all_to_all", input, output, group_name, splits=splits)
     return output
 
 
 def broadcast(me: int, input: Tensor, src: int, group_name: Group) -> Steps:
     """The tensor of the rank at position `src` of the group."""
     output = torch.zeros_like(input, memory_format=torch.contiguous_format)
-    yield started("broadcast", input, output, group_name, root=root_of("broadcast", me, src, group_name))
+    yield make_start("broadcast", input, output, group_name, root=root_of("broadcast", me, src, group_name))
     return output
 
 
 def broadcast_(me: int, input: Tensor, src: int, group_name: Group) -> Steps:
     """The tensor of the rank at position `src` of the group, into the operand."""
     root = root_of("broadcast_", me, src, group_name)
-    yield started("broadcast", input, writable("broadcast_", input), group_name, root=root)
+    yield make_start("broadcast", input, require_writable("broadcast_", input), group_name, root=root)
     return input
 
 
@@ -216,10 +218,10 @@ def _same(x: Tensor, *_: Any, **__: Any) -> Tensor:
 
 def _fake_in_place(op: str) -> Callable[..., Tensor]:
     """The operand itself, if it can be written into."""
-    return lambda x, *_: writable(op, x)
+    return lambda x, *_: require_writable(op, x)
 
 
-def like(x: Tensor, *_: Any) -> Tensor:
+def empty_like(x: Tensor, *_: Any) -> Tensor:
     """A contiguous tensor of this shape and dtype."""
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
@@ -229,7 +231,7 @@ def _fake_gather(x: Tensor, group_size: int, *_: Any) -> Tensor:
 
 
 def _fake_scatter(x: Tensor, reduce_op: str, group_size: int, *_: Any) -> Tensor:
-    return x.new_empty(divided("reduce_scatter_tensor", x, group_size))
+    return x.new_empty(divided_shape("reduce_scatter_tensor", x, group_size))
 
 
 def _fake_all_to_all(x: Tensor, output_split_sizes: Sequence[int], *_: Any) -> Tensor:
@@ -237,12 +239,12 @@ def _fake_all_to_all(x: Tensor, output_split_sizes: Sequence[int], *_: Any) -> T
 
 
 def _fake_gather_out(x: Tensor, group_size: int, group_name: str, *, out: Tensor) -> Tensor:
-    fits("all_gather_into_tensor_out", out, gathered_shape(x, group_size))
+    require_shape("all_gather_into_tensor_out", out, gathered_shape(x, group_size))
     return out
 
 
 def _fake_scatter_out(x: Tensor, reduce_op: str, group_size: int, group_name: str, *, out: Tensor) -> Tensor:
-    fits("reduce_scatter_tensor_out", out, divided("reduce_scatter_tensor_out", x, group_size))
+    require_shape("reduce_scatter_tensor_out", out, divided_shape("reduce_scatter_tensor_out", x, group_size))
     return out
 
 
@@ -261,12 +263,12 @@ def _op(
 
 
 OPS = (
-    _op("all_reduce", all_reduce, like),
+    _op("all_reduce", all_reduce, empty_like),
     _op(
         "all_reduce_", all_reduce_, _fake_in_place("all_reduce_"),
         schema="(Tensor(a!) input, str reduce_op, str group_name) -> Tensor(a!)",
     ),
-    _op("all_reduce_coalesced", _each(all_reduce), _fakes(like)),
+    _op("all_reduce_coalesced", _each(all_reduce), _fakes(empty_like)),
     _op(
         "all_reduce_coalesced_", _each(all_reduce_), _fakes(_fake_in_place("all_reduce_coalesced_")),
         schema="(Tensor(a!)[] inputs, str reduce_op, str group_name) -> Tensor(a!)[]",
@@ -284,7 +286,7 @@ OPS = (
         schema="(Tensor input, str reduce_op, int group_size, str group_name, *, Tensor(a!) out) -> Tensor(a!)",
     ),
     _op("all_to_all_single", all_to_all, _fake_all_to_all),
-    _op("broadcast", broadcast, like),
+    _op("broadcast", broadcast, empty_like),
     _op(
         "broadcast_", broadcast_, _fake_in_place("broadcast_"),
         schema="(Tensor(a!) input, int src, str group_name) -> Tensor(a!)",
@@ -327,14 +329,14 @@ register_dialect("_c10d_functional_autograd", AUTOGRAD, complete=True)
 __all__ = [
     "AUTOGRAD",
     "OPS",
-    "called",
-    "divided",
-    "fits",
+    "divided_shape",
+    "empty_like",
     "gathered_shape",
-    "like",
+    "make_collective",
+    "make_start",
     "members",
+    "require_shape",
+    "require_writable",
     "root_of",
     "rows",
-    "started",
-    "writable",
 ]

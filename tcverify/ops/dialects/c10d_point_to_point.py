@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 
 from tcverify.ops.collective import Collective, Group
-from tcverify.ops.dialects.c10d_functional import Steps, root_of, writable
+from tcverify.ops.dialects.c10d_functional import Steps, require_writable, root_of
 from tcverify.ops.op import Op, Start
 from tcverify.ops.table import register_dialect
 
@@ -39,7 +39,7 @@ def isend(me: int, tensor: Tensor, dst: int, tag: int, group_name: Group) -> Ste
 def irecv(me: int, tensor: Tensor, src: int, tag: int, group_name: Group) -> Steps:
     """Receive from the rank at position `src` into the operand."""
     source = root_of("irecv", me, src, group_name)
-    yield _transfer(writable("irecv", tensor), tensor, source, me, tag, group_name)
+    yield _transfer(require_writable("irecv", tensor), tensor, source, me, tag, group_name)
     return tensor
 
 
@@ -76,7 +76,7 @@ def _fake_isend(tensor: Tensor, dst: int, tag: int, group_name: str) -> Tensor:
 
 
 def _fake_irecv(tensor: Tensor, src: int, tag: int, group_name: str) -> Tensor:
-    return writable("irecv", tensor)
+    return require_writable("irecv", tensor)
 
 
 def _fake_batch(
@@ -87,7 +87,10 @@ def _fake_batch(
     group_name: str,
 ) -> list[Tensor]:
     _batch(op_list, peer_list, tag_list, tensors)
-    return [x.new_empty(0) if op == "isend" else writable("irecv", x) for op, x in zip(op_list, tensors, strict=True)]
+    return [
+        x.new_empty(0) if op == "isend" else require_writable("irecv", x)
+        for op, x in zip(op_list, tensors, strict=True)
+    ]
 
 
 OPS = (

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 
 from tcverify.ops.collective import Group
-from tcverify.ops.dialects.c10d_functional import Steps, called, members
+from tcverify.ops.dialects.c10d_functional import Steps, make_collective, members
 from tcverify.ops.op import Op, Request
 from tcverify.ops.table import register_dialect
 
@@ -20,7 +20,7 @@ def shard_dim_alltoall(me: int, input: Tensor, gather_dim: int, shard_dim: int, 
     parts = len(members("shard_dim_alltoall", me, group_name))
     rows = _chunk_shape(input, gather_dim, shard_dim, parts)[shard_dim]
     sent = torch.stack(input.split(rows, shard_dim))
-    call = called("all_to_all", sent, group_name, splits=((1,) * parts, (1,) * parts))
+    call = make_collective("all_to_all", sent, group_name, splits=((1,) * parts, (1,) * parts))
     received: Tensor = yield Request(call, sent)
     return torch.cat(received.unbind(), gather_dim)
 

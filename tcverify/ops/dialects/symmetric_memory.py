@@ -19,16 +19,16 @@ from tcverify.domains import poison_
 from tcverify.ops.collective import Group
 from tcverify.ops.dialects.c10d_functional import (
     Steps,
-    called,
-    divided,
-    fits,
+    divided_shape,
+    empty_like,
     gathered_shape,
-    like,
+    make_collective,
+    make_start,
     members,
+    require_shape,
+    require_writable,
     root_of,
     rows,
-    started,
-    writable,
 )
 from tcverify.ops.op import Op, Request
 from tcverify.ops.table import register_dialect
@@ -42,7 +42,7 @@ def _reduced(op: str, me: int, x: Tensor, reduce_op: str, group: Group) -> Steps
         raise ValueError(
             f"{op} sums contiguous tensors, and is to reduce by {reduce_op} over stride {list(x.stride())}"
         )
-    return (yield Request(called("all_reduce", x, group, reduce_op=reduce_op), x))
+    return (yield Request(make_collective("all_reduce", x, group, reduce_op=reduce_op), x))
 
 
 def _all_reduce(op: str) -> Callable[..., Steps]:
@@ -56,7 +56,7 @@ def _all_reduce(op: str) -> Callable[..., Steps]:
 def _all_reduce_out(op: str, *, spoils: bool = False) -> Callable[..., Steps]:
     def run(me: int, input: Tensor, reduce_op: str, group_name: Group, out: Tensor) -> Steps:
         """Sum over the group into `out`."""
-        fits(op, out, input.shape)
+        require_shape(op, out, input.shape)
         total = yield from _reduced(op, me, input, reduce_op, group_name)
         if spoils:
             poison_(input)
@@ -68,7 +68,7 @@ def _all_reduce_out(op: str, *, spoils: bool = False) -> Callable[..., Steps]:
 def _all_reduce_in_place(op: str) -> Callable[..., Steps]:
     def run(me: int, input: Tensor, reduce_op: str, group_name: Group) -> Steps:
         """Sum over the group into the operand."""
-        return input.copy_((yield from _reduced(op, me, writable(op, input), reduce_op, group_name)))
+        return input.copy_((yield from _reduced(op, me, require_writable(op, input), reduce_op, group_name)))
 
     return run
 
@@ -92,14 +92,16 @@ def one_shot_all_reduce_copy_out(
     me: int, symm_buffer: Tensor, local_input: Tensor, reduce_op: str, group_name: Group, out: Tensor
 ) -> Steps:
     """Copy the operand into the buffer, and sum over the group into `out`."""
-    fits("one_shot_all_reduce_copy_out", out, local_input.shape)
+    require_shape("one_shot_all_reduce_copy_out", out, local_input.shape)
     return out.copy_((yield from one_shot_all_reduce_copy(me, symm_buffer, local_input, reduce_op, group_name)))
 
 
 def multimem_all_gather_out(me: int, input: Tensor, group_name: Group, out: Tensor) -> Steps:
     """Concatenation along dim 0 in group order, into `out`."""
-    fits("multimem_all_gather_out", out, gathered_shape(input, len(members("multimem_all_gather_out", me, group_name))))
-    return out.copy_((yield Request(called("all_gather", rows(input), group_name, dim=0), rows(input))))
+    require_shape(
+        "multimem_all_gather_out", out, gathered_shape(input, len(members("multimem_all_gather_out", me, group_name)))
+    )
+    return out.copy_((yield Request(make_collective("all_gather", rows(input), group_name, dim=0), rows(input))))
 
 
 def multimem_one_shot_reduce_out(
@@ -107,18 +109,18 @@ def multimem_one_shot_reduce_out(
 ) -> Steps:
     """Sum over the group into `out` of the rank at position `root`; that of others keeps what it holds."""
     rank = root_of("multimem_one_shot_reduce_out", me, root, group_name, "to")
-    fits("multimem_one_shot_reduce_out", out, input.shape)
+    require_shape("multimem_one_shot_reduce_out", out, input.shape)
     if reduce_op != "sum":
         raise ValueError(f"multimem_one_shot_reduce_out sums, and is to reduce by {reduce_op}")
-    total = yield Request(called("reduce", input, group_name, reduce_op="sum", root=rank), input)
+    total = yield Request(make_collective("reduce", input, group_name, reduce_op="sum", root=rank), input)
     return out.copy_(total) if me == rank else out
 
 
 def reduce_scatter_out(me: int, input: Tensor, group_name: Group, split_last_dim: bool, output: Tensor) -> Steps:
     """Sum over the group, then the chunk at this rank's position along dim 0, or the last, into `output`."""
     n, dim = len(members("reduce_scatter_out", me, group_name)), input.dim() - 1 if split_last_dim else 0
-    fits("reduce_scatter_out", output, _scattered(input, dim, n))
-    part = yield Request(called("reduce_scatter", input, group_name, dim=dim, reduce_op="sum"), input)
+    require_shape("reduce_scatter_out", output, _scattered(input, dim, n))
+    part = yield Request(make_collective("reduce_scatter", input, group_name, dim=dim, reduce_op="sum"), input)
     poison_(input)
     return output.copy_(part)
 
@@ -134,21 +136,21 @@ def _scattered(x: Tensor, dim: int, parts: int) -> list[int]:
 def low_contention_all_gather(me: int, tensor: Tensor, group_name: Group) -> Steps:
     """Concatenation along dim 0 in group order; starts."""
     output = tensor.new_zeros(gathered_shape(tensor, len(members("_low_contention_all_gather", me, group_name))))
-    yield started("all_gather", rows(tensor), output, group_name, dim=0)
+    yield make_start("all_gather", rows(tensor), output, group_name, dim=0)
     return output
 
 
 def low_contention_all_gather_multicast(me: int, tensor: Tensor, group_name: Group) -> Steps:
     """Concatenation along dim 0 in group order."""
     members("_low_contention_all_gather_ce_multicast", me, group_name)
-    return (yield Request(called("all_gather", rows(tensor), group_name, dim=0), rows(tensor)))
+    return (yield Request(make_collective("all_gather", rows(tensor), group_name, dim=0), rows(tensor)))
 
 
 def low_contention_all_gather_multicast_out(me: int, tensor: Tensor, group_name: Group, out: Tensor) -> Steps:
     """Concatenation along dim 0 in group order, into `out`."""
     op = "_low_contention_all_gather_ce_multicast_out"
-    fits(op, out, gathered_shape(tensor, len(members(op, me, group_name))))
-    return out.copy_((yield Request(called("all_gather", rows(tensor), group_name, dim=0), rows(tensor))))
+    require_shape(op, out, gathered_shape(tensor, len(members(op, me, group_name))))
+    return out.copy_((yield Request(make_collective("all_gather", rows(tensor), group_name, dim=0), rows(tensor))))
 
 
 def low_contention_reduce_scatter(me: int, tensor: Tensor, reduce_op: str, group_name: Group) -> Steps:
@@ -156,8 +158,8 @@ def low_contention_reduce_scatter(me: int, tensor: Tensor, reduce_op: str, group
     op = "_low_contention_reduce_scatter"
     if reduce_op not in ("sum", "avg"):
         raise ValueError(f"{op} sums or averages, and is to reduce by {reduce_op}")
-    output = tensor.new_zeros(divided(op, tensor, len(members(op, me, group_name))))
-    yield started("reduce_scatter", tensor, output, group_name, dim=0, reduce_op=reduce_op)
+    output = tensor.new_zeros(divided_shape(op, tensor, len(members(op, me, group_name))))
+    yield make_start("reduce_scatter", tensor, output, group_name, dim=0, reduce_op=reduce_op)
     return output
 
 
@@ -168,7 +170,7 @@ def fused_all_gather_matmul(
     members("fused_all_gather_matmul", me, group_name)
     dim = _gather_dim(A, gather_dim)
     shard = A.contiguous()
-    whole: Tensor = yield Request(called("all_gather", shard, group_name, dim=dim), shard)
+    whole: Tensor = yield Request(make_collective("all_gather", shard, group_name, dim=dim), shard)
     return _multiplied(whole, Bs, dim, return_A)
 
 
@@ -194,7 +196,9 @@ def fused_matmul_reduce_scatter(
     n, product = len(members("fused_matmul_reduce_scatter", me, group_name)), A @ B
     _scattered(product, scatter_dim, n)
     dim = scatter_dim % product.dim()
-    return (yield Request(called("reduce_scatter", product, group_name, dim=dim, reduce_op=reduce_op), product))
+    return (
+        yield Request(make_collective("reduce_scatter", product, group_name, dim=dim, reduce_op=reduce_op), product)
+    )
 
 
 # --------------------------------------------------------------------------------------------------------- the dialect
@@ -202,43 +206,45 @@ def fused_matmul_reduce_scatter(
 
 def _fake_out(op: str) -> Callable[..., Tensor]:
     def fake(input: Tensor, reduce_op: str, group_name: str, out: Tensor) -> Tensor:
-        fits(op, out, input.shape)
+        require_shape(op, out, input.shape)
         return out
 
     return fake
 
 
 def _fake_in_place(op: str) -> Callable[..., Tensor]:
-    return lambda x, *_: writable(op, x)
+    return lambda x, *_: require_writable(op, x)
 
 
 def _fake_copy(symm_buffer: Tensor, local_input: Tensor, *_: Any) -> Tensor:
     _buffered("one_shot_all_reduce_copy", symm_buffer, local_input)
-    return like(local_input)
+    return empty_like(local_input)
 
 
 def _fake_copy_out(symm_buffer: Tensor, local_input: Tensor, reduce_op: str, group_name: str, out: Tensor) -> Tensor:
-    fits("one_shot_all_reduce_copy_out", out, local_input.shape)
+    require_shape("one_shot_all_reduce_copy_out", out, local_input.shape)
     return out
 
 
 def _fake_gather_out(input: Tensor, group: Group, out: Tensor) -> Tensor:
-    fits("multimem_all_gather_out", out, gathered_shape(input, len(group.ranks)))
+    require_shape("multimem_all_gather_out", out, gathered_shape(input, len(group.ranks)))
     return out
 
 
 def _fake_multicast_out(tensor: Tensor, group: Group, out: Tensor) -> Tensor:
-    fits("_low_contention_all_gather_ce_multicast_out", out, gathered_shape(tensor, len(group.ranks)))
+    require_shape("_low_contention_all_gather_ce_multicast_out", out, gathered_shape(tensor, len(group.ranks)))
     return out
 
 
 def _fake_reduce_out(input: Tensor, reduce_op: str, root: int, group_name: str, out: Tensor) -> Tensor:
-    fits("multimem_one_shot_reduce_out", out, input.shape)
+    require_shape("multimem_one_shot_reduce_out", out, input.shape)
     return out
 
 
 def _fake_scatter_out(input: Tensor, group: Group, split_last_dim: bool, output: Tensor) -> Tensor:
-    fits("reduce_scatter_out", output, _scattered(input, input.dim() - 1 if split_last_dim else 0, len(group.ranks)))
+    require_shape(
+        "reduce_scatter_out", output, _scattered(input, input.dim() - 1 if split_last_dim else 0, len(group.ranks))
+    )
     return output
 
 
@@ -247,7 +253,7 @@ def _fake_gather(tensor: Tensor, group: Group) -> Tensor:
 
 
 def _fake_scatter(tensor: Tensor, reduce_op: str, group: Group) -> Tensor:
-    return tensor.new_empty(divided("_low_contention_reduce_scatter", tensor, len(group.ranks)))
+    return tensor.new_empty(divided_shape("_low_contention_reduce_scatter", tensor, len(group.ranks)))
 
 
 def _fake_gather_matmul(
@@ -273,7 +279,7 @@ _OUT = "(Tensor input, str reduce_op, str group_name, Tensor(a!) out) -> Tensor(
 _IN_PLACE = "(Tensor(a!) input, str reduce_op, str group_name) -> Tensor(a!)"
 
 _MEANT = (
-    _op("one_shot_all_reduce", _all_reduce("one_shot_all_reduce"), like),
+    _op("one_shot_all_reduce", _all_reduce("one_shot_all_reduce"), empty_like),
     _op(
         "one_shot_all_reduce_out", _all_reduce_out("one_shot_all_reduce_out"), _fake_out("one_shot_all_reduce_out"),
         schema=_OUT,
@@ -301,7 +307,7 @@ _MEANT = (
         "multimem_all_reduce_", _all_reduce_in_place("multimem_all_reduce_"), _fake_in_place("multimem_all_reduce_"),
         schema=_IN_PLACE,
     ),
-    _op("multimem_one_shot_all_reduce", _all_reduce("multimem_one_shot_all_reduce"), like),
+    _op("multimem_one_shot_all_reduce", _all_reduce("multimem_one_shot_all_reduce"), empty_like),
     _op(
         "multimem_one_shot_all_reduce_out", _all_reduce_out("multimem_one_shot_all_reduce_out"),
         _fake_out("multimem_one_shot_all_reduce_out"), schema=_OUT,

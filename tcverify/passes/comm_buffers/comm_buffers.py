@@ -37,7 +37,7 @@ from tcverify.passes.comm_buffers.lowering import (
     may_be_placed,
     operands,
 )
-from tcverify.passes.comm_buffers.plan import BufferPlan, Wanted, plan_buffers
+from tcverify.passes.comm_buffers.plan import BufferPlan, BufferRequest, plan_buffers
 from tcverify.passes.comm_buffers.storages import Analysis, Storage, analyse, group_of, operation
 from tcverify.passes.overlap.reordering import is_lowered
 from tcverify.program import Contract
@@ -151,7 +151,7 @@ class CommBuffers(Pass):
         """Whether the members of a group are several, and come to the same decisions."""
         return group not in self._alone and (self._groups is None or group in self._groups)
 
-    def wanted(self, graph: fx.Graph, found: Analysis) -> list[Wanted]:
+    def wanted(self, graph: fx.Graph, found: Analysis) -> list[BufferRequest]:
         """What lives in a buffer, in the order of the collectives that use it first."""
         users: dict[Storage, list[tuple[str, str]]] = {}
         elsewhere: set[Storage] = set()  # what is sent to ranks that may have no buffer for it
@@ -171,7 +171,7 @@ class CommBuffers(Pass):
                 if may_be_placed(storage) and is_whole(spec, storage):
                     users.setdefault(storage, []).append((group, node.name))
         return [
-            Wanted(
+            BufferRequest(
                 storage.owner.name, calls[0][0], storage.nbytes, storage.birth, storage.death,
                 tuple(dict.fromkeys(name for _, name in calls)),
             )

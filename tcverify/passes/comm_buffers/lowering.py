@@ -21,7 +21,7 @@ from torch import fx
 
 from tcverify.ops import TensorSpec, resolve
 from tcverify.passes.comm_buffers.storages import Analysis, Storage, group_of, nbytes, operation
-from tcverify.passes.editing import annotate, arguments, declared_after
+from tcverify.passes.editing import declared_after, infer_metadata, named_arguments
 
 ALL_REDUCE = "_c10d_functional::all_reduce"
 IN_PLACE = "_c10d_functional::all_reduce_"
@@ -112,7 +112,7 @@ class Lowering:
     # ---------------------------------------------------------------------------------------------------------- forms
 
     def _all_reduce(self, start: fx.Node, group: str) -> None:
-        given = arguments(start)
+        given = named_arguments(start)
         x, spec = given["input"], self.analysis.spec(given["input"])
         result = self.analysis.storage(start)
         if spec is None or result is None:
@@ -136,7 +136,7 @@ class Lowering:
             ready.group = group
 
     def _all_reduce_in_place(self, start: fx.Node, group: str) -> None:
-        given = arguments(start)
+        given = named_arguments(start)
         x, spec = given["input"], self.analysis.spec(given["input"])
         ready = self.fits(x, group)
         if spec is None or ready is None:
@@ -231,7 +231,7 @@ class Lowering:
 
     def retarget(self, start: fx.Node, name: str, x: fx.Node, second: fx.Node | None = None) -> None:
         """Make a start call another op, on x; it keeps its place, its name and what else it is given."""
-        given = arguments(start)
+        given = named_arguments(start)
         start.target = resolve(name)
         start.args = (x, given["reduce_op"], given["group_name"]) if second is None else (x, second)
         start.kwargs = {}
@@ -272,12 +272,12 @@ class Lowering:
                 continue
             moved.add(node)
             if all("val" in operand.meta for operand in node.all_input_nodes):
-                annotate(node)
+                infer_metadata(node)
 
 
 def operands(start: fx.Node) -> list[fx.Node]:
     """What a collective reads: its first argument, or each tensor of the list that it is."""
-    given = arguments(start)
+    given = named_arguments(start)
     value = given.get("input", given.get("inputs", ()))
     return [value] if isinstance(value, fx.Node) else [one for one in value if isinstance(one, fx.Node)]
 

@@ -13,7 +13,7 @@ from heapq import heappop, heappush
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class BufferRequest:
     """What a plan has to find a place for.
 
     Attributes:
@@ -34,7 +34,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """A buffer that has found its place, at `offset` bytes. See `Wanted`."""
+    """A buffer that has found its place, at `offset` bytes. See `BufferRequest`."""
 
     node: str
     group: str
@@ -70,14 +70,14 @@ class BufferPlan:
         return "\n".join([*lines, f"{len(self.buffers)} buffers in {self.nbytes} bytes; {how}"])
 
 
-def plan_buffers(wanted: Sequence[Wanted], alignment: int, *, reuse: bool) -> BufferPlan:
+def plan_buffers(wanted: Sequence[BufferRequest], alignment: int, *, reuse: bool) -> BufferPlan:
     """Find a place for everything that is wanted.
 
     Args:
         alignment: of which offsets are multiples, in bytes.
         reuse: whether buffers that are never needed at the same time may share a place.
     """
-    offsets = pack(wanted, alignment) if reuse else in_a_row(wanted, alignment)
+    offsets = pack(wanted, alignment) if reuse else offsets_in_a_row(wanted, alignment)
     buffers = tuple(
         Buffer(one.node, one.group, offset, one.nbytes, one.birth, one.death, one.collectives)
         for one, offset in zip(wanted, offsets, strict=True)
@@ -85,16 +85,16 @@ def plan_buffers(wanted: Sequence[Wanted], alignment: int, *, reuse: bool) -> Bu
     return BufferPlan(buffers, reuse, max((b.offset + b.nbytes for b in buffers), default=0))
 
 
-def in_a_row(wanted: Sequence[Wanted], alignment: int) -> list[int]:
+def offsets_in_a_row(wanted: Sequence[BufferRequest], alignment: int) -> list[int]:
     """Offsets one behind the other."""
     offsets, end = [], 0
     for one in wanted:
         offsets.append(end)
-        end += aligned(one.nbytes, alignment)
+        end += align_up(one.nbytes, alignment)
     return offsets
 
 
-def pack(wanted: Sequence[Wanted], alignment: int) -> list[int]:
+def pack(wanted: Sequence[BufferRequest], alignment: int) -> list[int]:
     """Offsets such that no two that are needed at the same time overlap.
 
     In the order of their births, each takes the smallest gap that it fits into, the lowest of equal ones, or what lies behind all
@@ -108,7 +108,7 @@ def pack(wanted: Sequence[Wanted], alignment: int) -> list[int]:
         while ends and ends[0][0] < one.birth:
             _, offset, end = heappop(ends)
             live.remove((offset, end))
-        size = aligned(one.nbytes, alignment)
+        size = align_up(one.nbytes, alignment)
         best: tuple[int, int] | None = None
         free = 0
         for offset, end in live:
@@ -123,6 +123,6 @@ def pack(wanted: Sequence[Wanted], alignment: int) -> list[int]:
     return offsets
 
 
-def aligned(nbytes: int, alignment: int) -> int:
+def align_up(nbytes: int, alignment: int) -> int:
     """The next multiple of the alignment."""
     return -(-nbytes // alignment) * alignment

@@ -92,7 +92,7 @@ class Storage:
 
 
 @dataclass(slots=True, eq=False)
-class Flight:
+class CollectiveFlight:
     """An asynchronous collective: from its start until all its results have been waited for.
 
     Attributes:
@@ -124,8 +124,8 @@ class Analysis:
 
     specs: dict[fx.Node, Any] = field(default_factory=dict)
     position: dict[fx.Node, int] = field(default_factory=dict)
-    flights: dict[fx.Node, Flight] = field(default_factory=dict)
-    completed: dict[fx.Node, tuple[Flight, ...]] = field(default_factory=dict)
+    flights: dict[fx.Node, CollectiveFlight] = field(default_factory=dict)
+    completed: dict[fx.Node, tuple[CollectiveFlight, ...]] = field(default_factory=dict)
     talkers: list[tuple[int, str | None]] = field(default_factory=list)
     misdescribed: set[fx.Node] = field(default_factory=set)
     _storages: dict[int, Storage] = field(default_factory=dict)
@@ -190,8 +190,8 @@ def analyse(graph: fx.Graph) -> Analysis:
     """Follow the storages of a graph. Linear in it; never raises for what it does not understand."""
     found = Analysis()
     fresh = itertools.count().__next__
-    pending: dict[Storage, list[Flight]] = {}
-    ended: dict[Storage, tuple[Flight, ...]] = {}
+    pending: dict[Storage, list[CollectiveFlight]] = {}
+    ended: dict[Storage, tuple[CollectiveFlight, ...]] = {}
     described = _describer(fresh)
     for position, node in enumerate(graph.nodes):
         found.position[node] = position
@@ -306,10 +306,14 @@ def _refits(op: Op) -> bool:
 
 
 def _begin(
-    found: Analysis, node: fx.Node, position: int, touched: list[Storage], pending: dict[Storage, list[Flight]]
+    found: Analysis,
+    node: fx.Node,
+    position: int,
+    touched: list[Storage],
+    pending: dict[Storage, list[CollectiveFlight]],
 ) -> None:
     outputs = set(found.held(node))
-    flight = Flight(node, position, outputs, position)
+    flight = CollectiveFlight(node, position, outputs, position)
     flight.risky = any(pending.get(storage) for storage in {*touched, *outputs})
     for storage in outputs:
         pending.setdefault(storage, []).append(flight)
@@ -321,10 +325,10 @@ def _end(
     node: fx.Node,
     position: int,
     touched: list[Storage],
-    pending: dict[Storage, list[Flight]],
-    ended: dict[Storage, tuple[Flight, ...]],
+    pending: dict[Storage, list[CollectiveFlight]],
+    ended: dict[Storage, tuple[CollectiveFlight, ...]],
 ) -> None:
-    completed: list[Flight] = []
+    completed: list[CollectiveFlight] = []
     for storage in touched:
         flights = tuple(pending.pop(storage, ()))
         if flights:

@@ -69,7 +69,7 @@ class WorkOp:
 
 
 @dataclass(frozen=True, slots=True)
-class Edge:
+class OrderEdge:
     """An order between two ops that every schedule keeps.
 
     Attributes:
@@ -269,7 +269,7 @@ def carriers_of(node: fx.Node, specs: Specs) -> tuple[fx.Node, ...]:
     return tuple(found)
 
 
-def copied(spec: TensorSpec) -> TensorSpec:
+def spec_of_copy(spec: TensorSpec) -> TensorSpec:
     """The spec of a copy that a wait makes."""
     if spec.stride == contiguous_stride(spec.shape):
         return TensorSpec(spec.shape, spec.stride, spec.dtype, 0, -1)
@@ -280,7 +280,7 @@ def copied(spec: TensorSpec) -> TensorSpec:
 
 
 def _may_be_copied(node: fx.Node, operand: fx.Node, specs: Specs) -> bool:
-    copy = copied(specs[operand])
+    copy = spec_of_copy(specs[operand])
     if copy.layout == specs[operand].layout:
         return True
 
@@ -376,7 +376,7 @@ def take_apart(graph: fx.Graph, specs: Specs, costs: Mapping[fx.Node, tuple[floa
 # -------------------------------------------------------------------------------------------------------------- edges
 
 
-def edges_of(graph: StreamGraph) -> Iterator[Edge]:
+def edges_of(graph: StreamGraph) -> Iterator[OrderEdge]:
     """Yield the orders that every schedule keeps. Their number is linear in the operands of the graph.
 
     All collectives of the rank are chained in their original order, whatever their groups: with groups that overlap, chains
@@ -388,17 +388,17 @@ def edges_of(graph: StreamGraph) -> Iterator[Edge]:
     for op in graph.work:
         for storage, operand in op.reads:
             if storage in writer:
-                yield Edge(writer[storage], op.index, "RAW", operand)
+                yield OrderEdge(writer[storage], op.index, "RAW", operand)
         for operand in op.node.all_input_nodes:
             for first in graph.producers[operand]:
-                yield Edge(first, op.index, "host", operand)
+                yield OrderEdge(first, op.index, "host", operand)
         for storage in op.writes:
-            yield from (Edge(reader, op.index, "WAR") for reader in readers.get(storage, ()))
+            yield from (OrderEdge(reader, op.index, "WAR") for reader in readers.get(storage, ()))
             if storage in writer:
-                yield Edge(writer[storage], op.index, "WAW")
+                yield OrderEdge(writer[storage], op.index, "WAW")
         if op.communicates:
             if last_collective is not None:
-                yield Edge(last_collective, op.index, "collective")
+                yield OrderEdge(last_collective, op.index, "collective")
             last_collective = op.index
         for storage, _ in op.reads:
             readers.setdefault(storage, []).append(op.index)
@@ -406,7 +406,7 @@ def edges_of(graph: StreamGraph) -> Iterator[Edge]:
             writer[storage], readers[storage] = op.index, []
 
 
-def predecessors(count: int, edges: Iterable[Edge]) -> list[tuple[int, ...]]:
+def predecessors(count: int, edges: Iterable[OrderEdge]) -> list[tuple[int, ...]]:
     """For each of `count` ops, the ops that it must follow, in the original order."""
     found: list[set[int]] = [set() for _ in range(count)]
     for edge in edges:
@@ -432,7 +432,23 @@ def mutated_after(graph: StreamGraph) -> list[tuple[int, ...]]:
 
 
 __all__ = [
-    "ANCHORS", "RECORD", "WAIT", "Edge", "NotLowered", "StreamGraph", "WorkOp", "carriers_of", "copied", "edges_of",
-    "infer_specs", "is_host", "last_writers", "mutated_after", "mutated_operands", "predecessors", "storages_of",
-    "take_apart", "tensors",
+    "ANCHORS",
+    "RECORD",
+    "WAIT",
+    "NotLowered",
+    "OrderEdge",
+    "StreamGraph",
+    "WorkOp",
+    "carriers_of",
+    "edges_of",
+    "infer_specs",
+    "is_host",
+    "last_writers",
+    "mutated_after",
+    "mutated_operands",
+    "predecessors",
+    "spec_of_copy",
+    "storages_of",
+    "take_apart",
+    "tensors",
 ]  # fmt: skip

@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from torch import fx
 
 from tcverify.ops import TensorSpec
-from tcverify.passes.multistream.graph import NotLowered, StreamGraph, copied, last_writers
-from tcverify.passes.multistream.schedule import Schedule
+from tcverify.passes.multistream.graph import NotLowered, StreamGraph, last_writers, spec_of_copy
+from tcverify.passes.multistream.schedule import StreamSchedule
 
 
 @dataclass(slots=True)
-class Lowering:
+class StreamLowering:
     """A graph on its way.
 
     Attributes:
@@ -28,7 +28,7 @@ class Lowering:
 
     graph: fx.Graph
     parts: StreamGraph
-    schedule: Schedule
+    schedule: StreamSchedule
     records: dict[int, fx.Node] = field(default_factory=dict)
     waits: int = 0
     _missing: dict[fx.Node, int] = field(default_factory=dict)
@@ -103,7 +103,7 @@ def joined_storages(parts: StreamGraph) -> set[int]:
     return {storage for node in read for storage in parts.storages(node)}
 
 
-def joinable(parts: StreamGraph) -> list[fx.Node]:
+def joinable_outputs(parts: StreamGraph) -> list[fx.Node]:
     """Outputs in whose place a copy may be returned: single tensors, dense, that share storage with no input or other output."""
     shared = [storage for node in parts.inputs for storage in parts.storages(node)]
     leaves = parts.output.all_input_nodes
@@ -116,7 +116,7 @@ def joinable(parts: StreamGraph) -> list[fx.Node]:
     for node in leaves:
         spec = parts.specs[node]
         alone = isinstance(spec, TensorSpec) and spec.alias is not None and counts[spec.alias] == 1
-        if alone and copied(spec).layout == spec.layout:
+        if alone and spec_of_copy(spec).layout == spec.layout:
             found.append(node)
     return found
 
@@ -127,7 +127,7 @@ def plan_joins(parts: StreamGraph, tokens: Sequence[int]) -> Mapping[fx.Node, tu
     Raises:
         NotLowered: tokens are needed, but no output may be replaced by a copy that waits.
     """
-    able = joinable(parts)
+    able = joinable_outputs(parts)
     if tokens and not able:
         raise NotLowered("no output could wait for other streams: they share storage with inputs or with each other")
     owner: dict[int, fx.Node] = {}
@@ -140,4 +140,4 @@ def plan_joins(parts: StreamGraph, tokens: Sequence[int]) -> Mapping[fx.Node, tu
     return {node: tuple(own) for node, own in joins.items()}
 
 
-__all__ = ["Lowering", "joinable", "joined_storages", "plan_joins"]
+__all__ = ["StreamLowering", "joinable_outputs", "joined_storages", "plan_joins"]

@@ -34,15 +34,15 @@ from typing import Any, ClassVar
 from torch import fx
 
 from tcverify.cost import DeviceProfile, node_cost
-from tcverify.cost import device as device_profile
+from tcverify.cost import load_device_profile as device_profile
 from tcverify.errors import ProgramError, Unsupported, UsageError
 from tcverify.ops import RECORD, WAIT, lookup, resolve
 from tcverify.passes.base import Pass
-from tcverify.passes.editing import annotate
+from tcverify.passes.editing import infer_metadata
 from tcverify.passes.multistream.graph import (
     ANCHORS,
-    Edge,
     NotLowered,
+    OrderEdge,
     StreamGraph,
     WorkOp,
     edges_of,
@@ -53,8 +53,15 @@ from tcverify.passes.multistream.graph import (
     predecessors,
     take_apart,
 )
-from tcverify.passes.multistream.lowering import Lowering, joined_storages, plan_joins
-from tcverify.passes.multistream.schedule import Placed, Schedule, list_schedule, rank_order, start_order, upward_ranks
+from tcverify.passes.multistream.lowering import StreamLowering, joined_storages, plan_joins
+from tcverify.passes.multistream.schedule import (
+    PlacedOp,
+    StreamSchedule,
+    list_schedule,
+    rank_order,
+    start_order,
+    upward_ranks,
+)
 from tcverify.program import Contract
 from tcverify.program.stream_options import MAIN_STREAM, StreamSettings
 
@@ -99,7 +106,7 @@ class Multistream(Pass):
             self._chosen.update(self._roles(streams))
         if sync_overhead_s is not None:
             self._chosen["sync_overhead_s"] = self._seconds(sync_overhead_s)
-        self.schedule: Schedule | None = None
+        self.schedule: StreamSchedule | None = None
         self.use(None)
 
     def __call__(self, gm: fx.GraphModule) -> fx.GraphModule:
@@ -126,7 +133,7 @@ class Multistream(Pass):
         if not self.beats_serial(schedule):
             log.info("a graph keeps its one stream: it takes %.3g s that way", schedule.serial_s)
             return []
-        self.lower(Lowering(graph, parts, schedule), joins)
+        self.lower(StreamLowering(graph, parts, schedule), joins)
         self.schedule = schedule
         return []
 
@@ -167,11 +174,11 @@ class Multistream(Pass):
         """The resources that the schedule gives to an op alone."""
         return op.resources
 
-    def edges(self, parts: StreamGraph) -> list[Edge]:
+    def edges(self, parts: StreamGraph) -> list[OrderEdge]:
         """The orders that the schedule keeps."""
         return list(edges_of(parts))
 
-    def synchronises(self, edge: Edge) -> bool:
+    def synchronises(self, edge: OrderEdge) -> bool:
         """Whether an order is made sure of by a token where it crosses streams."""
         return True
 
@@ -179,7 +186,7 @@ class Multistream(Pass):
         """The synchronisation overhead that the schedule counts."""
         return self.settings.sync_overhead_s
 
-    def plan(self, parts: StreamGraph) -> Schedule:
+    def plan(self, parts: StreamGraph) -> StreamSchedule:
         """Return the fastest schedule of those tried. Raises `NotLowered` when none can be written into the graph."""
         edges = self.edges(parts)
         before = predecessors(len(parts.work), edges)
@@ -187,10 +194,10 @@ class Multistream(Pass):
         kept = mutated_after(parts)
         join = self.joined(parts)
 
-        def allowed(op: WorkOp, placed: Mapping[int, Placed]) -> Sequence[int]:
+        def allowed(op: WorkOp, placed: Mapping[int, PlacedOp]) -> Sequence[int]:
             return self.allowed_streams(op, {placed[first].stream for first in kept[op.index]})
 
-        best: Schedule | None = None
+        best: StreamSchedule | None = None
         refusal = NotLowered("it does nothing")
         for order in self.orders(parts, before):
             try:
@@ -232,13 +239,13 @@ class Multistream(Pass):
         """The ops that the output follows: the last writers of outputs and of inputs."""
         return last_writers(parts, joined_storages(parts))
 
-    def beats_serial(self, schedule: Schedule) -> bool:
+    def beats_serial(self, schedule: StreamSchedule) -> bool:
         """Whether the schedule is worth it."""
         return schedule.makespan_s < schedule.serial_s
 
     # ------------------------------------------------------------------------------------------------------- lowering
 
-    def lower(self, state: Lowering, joins: Mapping[fx.Node, tuple[int, ...]]) -> None:
+    def lower(self, state: StreamLowering, joins: Mapping[fx.Node, tuple[int, ...]]) -> None:
         """Write the schedule into the graph."""
         output = state.parts.output
         with state.graph.inserting_before(output):
@@ -252,11 +259,11 @@ class Multistream(Pass):
         moved = sum(1 for number, placed in enumerate(state.schedule.placed) if placed.op.index != number)
         self.rewrites.update(lowered=1, moved=moved, waits=state.waits)
 
-    def issued(self, schedule: Schedule) -> Sequence[Placed]:
+    def issued(self, schedule: StreamSchedule) -> Sequence[PlacedOp]:
         """The order in which ops stand in the lowered graph."""
         return schedule.placed
 
-    def issue(self, state: Lowering, placed: Placed) -> None:
+    def issue(self, state: StreamLowering, placed: PlacedOp) -> None:
         """Move one op behind everything issued so far, with its wait and its record."""
         node = placed.op.node
         self.gate(state, placed)
@@ -265,7 +272,7 @@ class Multistream(Pass):
         state.records[placed.op.index] = self.record(state, placed)
         state.issue_hosts_of(node)
 
-    def gate(self, state: Lowering, placed: Placed) -> None:
+    def gate(self, state: StreamLowering, placed: PlacedOp) -> None:
         """Insert the wait of an op: where it needs tokens, and to bind it to a stream other than the main one."""
         node, tokens = placed.op.node, self.tokens(state, placed)
         carrier = self.carrier(state, placed)
@@ -273,11 +280,11 @@ class Multistream(Pass):
             wait = self.wait(state, carrier, self.wait_stream(placed), tokens, node)
             node.replace_input_with(carrier, wait)
 
-    def tokens(self, state: Lowering, placed: Placed) -> list[fx.Node]:
+    def tokens(self, state: StreamLowering, placed: PlacedOp) -> list[fx.Node]:
         """The tokens that an op waits for."""
         return [state.records[token] for token in placed.tokens]
 
-    def carrier(self, state: Lowering, placed: Placed) -> fx.Node | None:
+    def carrier(self, state: StreamLowering, placed: PlacedOp) -> fx.Node | None:
         """The operand that is gated: one that comes from an op that is waited for, if there is one."""
         carriers = placed.op.carriers
         for carrier in carriers:
@@ -285,19 +292,19 @@ class Multistream(Pass):
                 return carrier
         return carriers[0] if carriers else None
 
-    def wait_stream(self, placed: Placed) -> int:
+    def wait_stream(self, placed: PlacedOp) -> int:
         """The stream that the wait of an op names."""
         return placed.stream
 
-    def record_stream(self, placed: Placed) -> int:
+    def record_stream(self, placed: PlacedOp) -> int:
         """The stream that the record of an op names."""
         return placed.stream
 
-    def record(self, state: Lowering, placed: Placed) -> fx.Node:
+    def record(self, state: StreamLowering, placed: PlacedOp) -> fx.Node:
         """Insert the record of an op and return its token."""
         return self.token(state, self.recorded(state, placed), self.record_stream(placed), placed.op.node)
 
-    def recorded(self, state: Lowering, placed: Placed) -> fx.Node:
+    def recorded(self, state: StreamLowering, placed: PlacedOp) -> fx.Node:
         """What is recorded: the result of the op, or an item of it."""
         node = placed.op.node
         if placed.op.item is None:
@@ -312,26 +319,28 @@ class Multistream(Pass):
         item.meta["val"] = node.meta["val"][placed.op.item]
         return item
 
-    def wait(self, state: Lowering, value: fx.Node, stream: int, tokens: list[fx.Node], reader: fx.Node) -> fx.Node:
+    def wait(
+        self, state: StreamLowering, value: fx.Node, stream: int, tokens: list[fx.Node], reader: fx.Node
+    ) -> fx.Node:
         """Insert a wait for `reader`, which takes it in the place of `value`."""
         state.waits += 1
         wait = self.insert(state, WAIT, (value, stream, tokens), f"{reader.name}_wait")
         self.describe(wait)
         return wait
 
-    def token(self, state: Lowering, value: fx.Node, stream: int, op: fx.Node) -> fx.Node:
+    def token(self, state: StreamLowering, value: fx.Node, stream: int, op: fx.Node) -> fx.Node:
         """Insert the record of what produced `value`."""
         token = self.insert(state, RECORD, (value, stream), f"{op.name}_record")
         self.describe(token)
         return token
 
-    def insert(self, state: Lowering, op: str, args: tuple[Any, ...], name: str) -> fx.Node:
+    def insert(self, state: StreamLowering, op: str, args: tuple[Any, ...], name: str) -> fx.Node:
         """Insert a call behind everything issued so far."""
         return state.graph.create_node("call_function", resolve(op), args, name=name)
 
     def describe(self, node: fx.Node) -> None:
         """Say what an inserted node produces."""
-        annotate(node)
+        infer_metadata(node)
 
     # -------------------------------------------------------------------------------------------------------- options
 

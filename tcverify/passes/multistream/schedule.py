@@ -17,7 +17,7 @@ from tcverify.program.stream_options import MAIN_STREAM
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class PlacedOp:
     """An op on its stream.
 
     Attributes:
@@ -32,7 +32,7 @@ class Placed:
 
 
 @dataclass(frozen=True, slots=True)
-class Schedule:
+class StreamSchedule:
     """Work in the order in which it is issued, with what it takes.
 
     Attributes:
@@ -42,7 +42,7 @@ class Schedule:
         critical_path_s: longest chain of costs that no schedule can shorten.
     """
 
-    placed: tuple[Placed, ...]
+    placed: tuple[PlacedOp, ...]
     join: tuple[int, ...]
     makespan_s: float
     serial_s: float
@@ -143,7 +143,7 @@ def critical_path(work: Sequence[WorkOp], before: Sequence[Sequence[int]]) -> fl
     return max(ends, default=0.0)
 
 
-class Clocks:
+class StreamClocks:
     """What is known to be done when an op ends: per stream, how many of its ops.
 
     Streams are FIFO and tokens complete the op they record, so that a dependency on the seventh op of a stream covers the
@@ -203,12 +203,12 @@ class Clocks:
 def list_schedule(
     order: Sequence[WorkOp],
     before: Sequence[Sequence[int]],
-    allowed: Callable[[WorkOp, Mapping[int, Placed]], Sequence[int]],
+    allowed: Callable[[WorkOp, Mapping[int, PlacedOp]], Sequence[int]],
     busy: Callable[[WorkOp], Sequence[str]],
     overhead_s: float,
     synchronised: Sequence[Sequence[int]] | None = None,
     join: Sequence[int] = (),
-) -> Schedule:
+) -> StreamSchedule:
     """Put each op of `order` on the stream on which it ends first.
 
     Args:
@@ -227,14 +227,14 @@ def list_schedule(
     for op in order:
         streams = allowed(op, made.placed)
         wanted = made.latest_first((before if synchronised is None else synchronised)[op.index])
-        best: Placed | None = None
+        best: PlacedOp | None = None
         for stream in streams if overhead_s else made.longest_idle(streams):
             start = made.start(stream, busy(op), before[op.index])
             if best is not None and start + op.cost_s >= best.end_s:
                 continue
             tokens = made.clocks.missing(stream, wanted)
             if not tokens or op.carriers:
-                best = Placed(op, stream, start, start + op.cost_s, tokens)
+                best = PlacedOp(op, stream, start, start + op.cost_s, tokens)
         if best is None:
             raise NotLowered(f"'{op.node.name}' has no operand that could wait for what it must follow")
         made.issue(best, busy(op))
@@ -243,7 +243,7 @@ def list_schedule(
     for op in order:
         serial += op.cost_s
     by_number = sorted(order, key=lambda op: op.index)
-    return Schedule(
+    return StreamSchedule(
         placed,
         made.clocks.missing(MAIN_STREAM, made.latest_first(join)),
         max((p.end_s for p in placed), default=0.0),
@@ -261,8 +261,8 @@ class _Timeline:
     """
 
     def __init__(self, count: int, overhead_s: float) -> None:
-        self.placed: dict[int, Placed] = {}
-        self.clocks = Clocks(count)
+        self.placed: dict[int, PlacedOp] = {}
+        self.clocks = StreamClocks(count)
         self._overhead_s = overhead_s
         self._issued: dict[int, int] = {}
         self._streams: dict[int, float] = {}
@@ -286,7 +286,7 @@ class _Timeline:
             start = max(start, other.end_s if other.stream == stream else other.end_s + self._overhead_s)
         return start
 
-    def issue(self, placed: Placed, busy: Sequence[str]) -> None:
+    def issue(self, placed: PlacedOp, busy: Sequence[str]) -> None:
         """Put the op behind those that have been placed."""
         index = placed.op.index
         self.clocks.issue(index, placed.stream, placed.tokens)
@@ -298,9 +298,9 @@ class _Timeline:
 
 
 __all__ = [
-    "Clocks",
-    "Placed",
-    "Schedule",
+    "PlacedOp",
+    "StreamClocks",
+    "StreamSchedule",
     "critical_path",
     "list_schedule",
     "rank_order",

@@ -5,13 +5,13 @@ from tcverify.passes.overlap.fsdp_order import EnforceCommOrderingForFsdp
 from tcverify.passes.overlap.fsdp_params import RemoveFsdp2UnshardedParamGraphInputUsage
 from tcverify.passes.overlap.fsdp_reinplace import ReinplaceFsdpAllGather
 from tcverify.passes.overlap.graph import (
+    AsyncCommunication,
     CommGraph,
-    Communication,
     Kind,
     comm_graph,
     is_gemm_like,
     is_valid_order,
-    placed,
+    put_in_order,
 )
 from tcverify.passes.overlap.iterative import IterativePass
 from tcverify.passes.overlap.iterative_raising import ReorderCommunicationPreservingPeakMemory
@@ -23,14 +23,14 @@ from tcverify.passes.overlap.reordering import (
     ReorderComputeForOverlap,
     SinkWaits,
 )
-from tcverify.passes.overlap.runtimes import Runtimes, aligned, runtimes
+from tcverify.passes.overlap.runtimes import Runtimes, align_runtimes, runtimes
 from tcverify.passes.overlap.visualize import VisualizeOverlap, overlap_trace, visualize_overlap
 from tcverify.registry.passes import OVERLAP_PASSES
 
 __all__ = [
     "OVERLAP_PASSES",
+    "AsyncCommunication",
     "CommGraph",
-    "Communication",
     "DecideGlobalOrderingOfComms",
     "EnforceCommOrderingForFsdp",
     "IterativePass",
@@ -46,12 +46,12 @@ __all__ = [
     "SinkWaits",
     "SinkWaitsIterative",
     "VisualizeOverlap",
-    "aligned",
+    "align_runtimes",
     "comm_graph",
     "is_gemm_like",
     "is_valid_order",
     "overlap_trace",
-    "placed",
+    "put_in_order",
     "runtimes",
     "visualize_overlap",
 ]

@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from tcverify.ops import RESIZE, lookup
-from tcverify.passes.editing import annotate, arguments, op_name
+from tcverify.passes.editing import infer_metadata, named_arguments, op_name
 
 COPY_IN = "fsdp::all_gather_copy_in"
 COPY_OUT = "fsdp::split_with_sizes_copy"
@@ -20,7 +20,7 @@ GATHER_OUT = "_c10d_functional::all_gather_into_tensor_out"
 SCATTERS = ("_c10d_functional::reduce_scatter_tensor", "_c10d_functional::reduce_scatter_tensor_out")
 
 
-def copied_in(node: Any) -> fx.Node | None:
+def find_copy_in(node: Any) -> fx.Node | None:
     """The `all_gather_copy_in` whose first result, this rank's slice of the buffer, `node` is; None where it is no such thing."""
     if op_name_of(node) != "python::getitem" or node.args[1] not in (0, -2):
         return None
@@ -33,11 +33,11 @@ def op_name_of(node: Any) -> str:
     return op_name(node) if isinstance(node, fx.Node) else ""
 
 
-def resized(node: fx.Node) -> tuple[Any, Any] | None:
+def read_resize(node: fx.Node) -> tuple[Any, Any] | None:
     """(tensor, number of bytes) of a resizing of a storage; None for all other nodes."""
     if op_name(node) != RESIZE:
         return None
-    found = arguments(node)
+    found = named_arguments(node)
     return found.get("variable"), found.get("new_size")
 
 
@@ -49,7 +49,7 @@ def annotate_aliases(graph: fx.Graph, changed: Iterable[fx.Node]) -> None:
             continue
         reached = node in touched or (touched.intersection(node.all_input_nodes) and lookup(node.target).aliases)
         if reached and any(True for _ in tensors_in(node.meta["val"])):
-            annotate(node)
+            infer_metadata(node)
             touched.add(node)
 
 
@@ -63,6 +63,6 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
 
 
 __all__ = [
-    "CHUNK_CAT", "COPY", "COPY_IN", "COPY_OUT", "GATHER", "GATHER_OUT", "SCATTERS", "annotate_aliases", "copied_in",
-    "op_name_of", "resized",
+    "CHUNK_CAT", "COPY", "COPY_IN", "COPY_OUT", "GATHER", "GATHER_OUT", "SCATTERS", "annotate_aliases", "find_copy_in",
+    "op_name_of", "read_resize",
 ]  # fmt: skip

@@ -10,9 +10,9 @@ from typing import ClassVar
 from torch import fx
 
 from tcverify.passes.base import Pass
-from tcverify.passes.editing import arguments, declared_after, op_name
-from tcverify.passes.overlap.fsdp import CHUNK_CAT, COPY_OUT, GATHER, GATHER_OUT, SCATTERS, copied_in
-from tcverify.passes.overlap.graph import CommGraph, Communication, Reading, comm_graph, placed
+from tcverify.passes.editing import declared_after, named_arguments, op_name
+from tcverify.passes.overlap.fsdp import CHUNK_CAT, COPY_OUT, GATHER, GATHER_OUT, SCATTERS, find_copy_in
+from tcverify.passes.overlap.graph import AsyncCommunication, CommGraph, GraphReading, comm_graph, put_in_order
 from tcverify.passes.overlap.reordering import is_lowered
 from tcverify.program import Contract
 
@@ -21,7 +21,7 @@ _Key = tuple[int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class FsdpBlock:
     """A collective of FSDP and what belongs to it.
 
     Attributes:
@@ -46,7 +46,7 @@ class EnforceCommOrderingForFsdp(Pass):
     name: ClassVar[str] = "enforce_comm_ordering_for_fsdp"
     contract: ClassVar[Contract] = Contract(idempotent=True, order=True, collective_order=True)
     PATTERNS: ClassVar[tuple[str, ...]] = ("all_gather", "reduce_scatter", "moved")
-    reading: ClassVar[type[Reading]] = Reading
+    reading: ClassVar[type[GraphReading]] = GraphReading
 
     def rewrite(self, graph: fx.Graph) -> Iterable[fx.Node]:
         """See `Pass.rewrite`. Near-linear in the graph."""
@@ -64,10 +64,10 @@ class EnforceCommOrderingForFsdp(Pass):
                 elif order.put_behind(second.before, first.behind):
                     order.gather(first.behind)
                     self.rewrites[pattern] += self.declare(second, first)
-        self.rewrites["moved"] = placed(graph, order.sorted())
+        self.rewrites["moved"] = put_in_order(graph, order.sorted())
         return ()
 
-    def declare(self, block: Block, earlier: Block) -> int:
+    def declare(self, block: FsdpBlock, earlier: FsdpBlock) -> int:
         """Note that a block follows what stands behind an earlier one. Returns how many nodes did not say so."""
         return _declare(block.before, earlier.behind)
 
@@ -124,7 +124,7 @@ def _declare(nodes: Sequence[fx.Node], others: Sequence[fx.Node]) -> int:
 # ------------------------------------------------------------------------------------------------------------- blocks
 
 
-def _all_gathers(found: CommGraph) -> list[Block]:
+def _all_gathers(found: CommGraph) -> list[FsdpBlock]:
     """The all_gathers of slices that were copied in, in the order in which they start."""
     blocks = []
     place = {node: number for number, node in enumerate(found.nodes)}
@@ -132,13 +132,13 @@ def _all_gathers(found: CommGraph) -> list[Block]:
         start = communication.start
         if op_name(start) not in (GATHER, GATHER_OUT) or not communication.waits:
             continue
-        copy_in = copied_in(arguments(start).get("input"))
+        copy_in = find_copy_in(named_arguments(start).get("input"))
         if copy_in is None:
             continue
         slices = [user for user in copy_in.users if user in start.all_input_nodes]
         before = _with_private_operands(found, [copy_in, *slices, start])
         behind = _copy_out(found, communication, place)
-        blocks.append(Block(tuple(sorted(before, key=place.__getitem__)), behind))
+        blocks.append(FsdpBlock(tuple(sorted(before, key=place.__getitem__)), behind))
     return blocks
 
 
@@ -162,7 +162,7 @@ def _is_private(found: CommGraph, node: fx.Node, members: dict[fx.Node, None]) -
     return silent and node.op == "call_function" and all(user in members for user in node.users)
 
 
-def _copy_out(found: CommGraph, communication: Communication, place: Mapping[fx.Node, int]) -> tuple[fx.Node, ...]:
+def _copy_out(found: CommGraph, communication: AsyncCommunication, place: Mapping[fx.Node, int]) -> tuple[fx.Node, ...]:
     """The first wait for a collective, the views of its result, and what copies out of them."""
     wait = communication.waits[0]
     members = {wait: None}
@@ -177,13 +177,13 @@ def _copy_out(found: CommGraph, communication: Communication, place: Mapping[fx.
     return tuple(sorted((node for node in members if place[node] <= last), key=place.__getitem__))
 
 
-def _reduce_scatters(found: CommGraph) -> list[Block]:
+def _reduce_scatters(found: CommGraph) -> list[FsdpBlock]:
     """The reduce_scatters of what `chunk_cat` has written, in the order in which they start."""
     last_write: dict[int, fx.Node] = {}
     since: dict[int, dict[fx.Node, None]] = {}  # by storage, what touches it behind its chunk_cat
     written_by: dict[fx.Node, list[fx.Node]] = {}
     for node in found.nodes:
-        source = arguments(node).get("input") if op_name(node) in SCATTERS else None
+        source = named_arguments(node).get("input") if op_name(node) in SCATTERS else None
         if isinstance(source, fx.Node):
             for storage in found.accesses.results[source]:
                 if storage in last_write:
@@ -199,7 +199,7 @@ def _reduce_scatters(found: CommGraph) -> list[Block]:
         behind = written_by.get(communication.start)
         if behind is not None and communication.waits:
             quiet = [node for node in behind if found.kind(node) in ("compute", "free") and node.op == "call_function"]
-            blocks.append(Block((*quiet, communication.start), (communication.waits[0],)))
+            blocks.append(FsdpBlock((*quiet, communication.start), (communication.waits[0],)))
     return blocks
 
 

@@ -13,10 +13,10 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from tcverify.ops import lookup
 from tcverify.passes.base import Pass
-from tcverify.passes.editing import arguments, declared_after, known_spec, op_name
-from tcverify.passes.overlap.fsdp import COPY, annotate_aliases, resized
+from tcverify.passes.editing import declared_after, known_spec, named_arguments, op_name
+from tcverify.passes.overlap.fsdp import COPY, annotate_aliases, read_resize
 from tcverify.passes.overlap.reordering import is_lowered
-from tcverify.passes.overlap.storages import Accesses, accesses
+from tcverify.passes.overlap.storages import GraphAccesses, accesses
 from tcverify.program import Contract
 
 
@@ -104,7 +104,7 @@ class RemoveFsdp2UnshardedParamGraphInputUsage(Pass):
             annotate_aliases(graph, [node for node in changed if node in views])
         return [interval.source for parameter in parameters for interval in parameter.intervals]
 
-    def parameters(self, graph: fx.Graph, found: Accesses) -> list[Parameter]:
+    def parameters(self, graph: fx.Graph, found: GraphAccesses) -> list[Parameter]:
         """The inputs into which `fsdp::copy_` copies, each with what the graph does with it."""
         return _parameters(graph, found, self.objection)
 
@@ -117,11 +117,11 @@ class RemoveFsdp2UnshardedParamGraphInputUsage(Pass):
         return _unneeded(parameter)
 
 
-def _parameters(graph: fx.Graph, found: Accesses, objection: Callable[[Parameter, str], str]) -> list[Parameter]:
+def _parameters(graph: fx.Graph, found: GraphAccesses, objection: Callable[[Parameter, str], str]) -> list[Parameter]:
     by_storage: dict[int, Parameter] = {}
     for node in graph.nodes:
         if op_name(node) == COPY:
-            target = arguments(node).get("tensor")
+            target = named_arguments(node).get("tensor")
             if isinstance(target, fx.Node) and target.op == "placeholder" and len(found.results[target]) == 1:
                 by_storage.setdefault(found.results[target][0], Parameter(target))
     if not by_storage:
@@ -153,7 +153,7 @@ def _follow(
     storage: int,
     node: fx.Node,
     place: int,
-    found: Accesses,
+    found: GraphAccesses,
     by_storage: dict[int, Parameter],
 ) -> str:
     """Take note of a node that touches the storage of a parameter. Returns why the parameter has to stay, or ""."""
@@ -161,13 +161,13 @@ def _follow(
         return "" if node is parameter.node else f"it shares storage with '{node.name}'"
     if node.op == "output":
         return "it is returned"
-    resize = resized(node)
+    resize = read_resize(node)
     if (resize is not None or op_name(node) == COPY) and node.users:
         return f"the result of '{node.name}' is read"
     if resize is not None:
         return _resize(parameter, node, *resize)
-    if op_name(node) == COPY and arguments(node).get("tensor") is parameter.node:
-        source = arguments(node).get("data")
+    if op_name(node) == COPY and named_arguments(node).get("tensor") is parameter.node:
+        source = named_arguments(node).get("data")
         if not isinstance(source, fx.Node) or node.kwargs:
             return "nothing is known of what is copied"
         if any(s in by_storage for s in found.results[source]):
@@ -195,7 +195,7 @@ def _resize(parameter: Parameter, node: fx.Node, variable: object, size: object)
     return ""
 
 
-def _read(parameter: Parameter, storage: int, node: fx.Node, place: int, found: Accesses) -> str:
+def _read(parameter: Parameter, storage: int, node: fx.Node, place: int, found: GraphAccesses) -> str:
     interval = parameter.current
     if interval is None:
         return f"'{node.name}' uses it where nothing has been copied into it"
@@ -217,7 +217,9 @@ def _same_layout(source: fx.Node, target: fx.Node) -> bool:
     return one is not None and other is not None and one.layout == other.layout
 
 
-def _at_the_end(parameter: Parameter, found: Accesses, writes: dict[int, list[int]], places: dict[fx.Node, int]) -> str:
+def _at_the_end(
+    parameter: Parameter, found: GraphAccesses, writes: dict[int, list[int]], places: dict[fx.Node, int]
+) -> str:
     """Say why a parameter has to stay whose whole graph has been read, or ""."""
     if not parameter.freed:
         return "it is not freed at the end"
@@ -236,7 +238,7 @@ def _unneeded(parameter: Parameter) -> list[fx.Node]:
     val = parameter.node.meta.get("val")
     if isinstance(val, FakeTensor) and val.untyped_storage().nbytes() == 0:
         return parameter.resizes
-    kept = next(node for node in parameter.resizes if resized(node) == (parameter.node, 0))
+    kept = next(node for node in parameter.resizes if read_resize(node) == (parameter.node, 0))
     return [node for node in parameter.resizes if node is not kept]
 
 

@@ -10,8 +10,8 @@ from torch import fx
 
 from tcverify.ops import resolve
 from tcverify.passes.base import Pass
-from tcverify.passes.editing import annotate, arguments, known_spec, op_name
-from tcverify.passes.overlap.fsdp import GATHER, GATHER_OUT, annotate_aliases, copied_in
+from tcverify.passes.editing import infer_metadata, known_spec, named_arguments, op_name
+from tcverify.passes.overlap.fsdp import GATHER, GATHER_OUT, annotate_aliases, find_copy_in
 from tcverify.passes.overlap.reordering import is_lowered
 from tcverify.passes.overlap.storages import accesses
 from tcverify.program import Contract
@@ -76,7 +76,7 @@ def _gathers(graph: fx.Graph, is_alone: Callable[[Gather, list[fx.Node], dict[fx
     for node in graph.nodes:
         if op_name(node) != GATHER:
             continue
-        copy_in = copied_in(arguments(node).get("input"))
+        copy_in = find_copy_in(named_arguments(node).get("input"))
         if copy_in is None or len(found.writes[copy_in]) != 1 or not _fits(node, copy_in):
             continue
         if not _at_own_place(node, copy_in):
@@ -98,7 +98,7 @@ def _gathers(graph: fx.Graph, is_alone: Callable[[Gather, list[fx.Node], dict[fx
 
 def _fits(start: fx.Node, copy_in: fx.Node) -> bool:
     """Whether the buffer has the shape, strides and dtype of what is gathered."""
-    buffer, result = known_spec(arguments(copy_in)["all_gather_output"]), known_spec(start)
+    buffer, result = known_spec(named_arguments(copy_in)["all_gather_output"]), known_spec(start)
     return buffer is not None and result is not None and buffer.layout == result.layout
 
 
@@ -108,8 +108,8 @@ def _at_own_place(start: fx.Node, copy_in: fx.Node) -> bool:
     Elsewhere, what arrives from another rank would overwrite the slice before it has been sent.
     """
     meta = getattr(start.graph.owning_module, "meta", {})
-    ranks, rank = (meta.get("groups") or {}).get(arguments(start).get("group_name")), meta.get("rank")
-    place = arguments(copy_in).get("rank")
+    ranks, rank = (meta.get("groups") or {}).get(named_arguments(start).get("group_name")), meta.get("rank")
+    place = named_arguments(copy_in).get("rank")
     if ranks is None or rank is None or type(place) is not int:
         return True
     return place < len(ranks) and ranks[place] == rank
@@ -128,7 +128,7 @@ def _alone(gather: Gather, users: list[fx.Node], place: dict[fx.Node, int]) -> b
 
 def _buffer_node(gather: Gather) -> fx.Node:
     """The node that stands for the buffer behind the copy-in: one that is there already, or a new one."""
-    slice_node = arguments(gather.start)["input"]
+    slice_node = named_arguments(gather.start)["input"]
     for user in gather.copy_in.users:
         if op_name(user) == "python::getitem" and user.args[1] in (1, -1):
             if user is not slice_node.next:  # may stand behind the all_gather
@@ -136,7 +136,7 @@ def _buffer_node(gather: Gather) -> fx.Node:
             return user
     with gather.start.graph.inserting_after(slice_node):
         made = gather.start.graph.call_function(slice_node.target, (gather.copy_in, 1))
-    annotate(made)
+    infer_metadata(made)
     return made
 
 

@@ -28,7 +28,7 @@ from tcverify.cost.flops import WORK
 from tcverify.ops import lookup, schema_of
 from tcverify.passes.editing import declared_after
 from tcverify.passes.overlap.hazards import AccessOrder
-from tcverify.passes.overlap.storages import Accesses, Storages, accesses, is_view, shared_places
+from tcverify.passes.overlap.storages import GraphAccesses, Storages, accesses, is_view, shared_places
 
 Kind = Literal["start", "wait", "effect", "compute", "free"]
 
@@ -37,7 +37,7 @@ Why = Literal["data", "RAW", "WAR", "WAW", "communication", "declared"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Communication:
+class AsyncCommunication:
     """An asynchronous collective.
 
     Attributes:
@@ -78,11 +78,11 @@ class CommGraph:
     nodes: tuple[fx.Node, ...]
     predecessors: Mapping[fx.Node, tuple[fx.Node, ...]]
     successors: Mapping[fx.Node, tuple[fx.Node, ...]]
-    starts: tuple[Communication, ...]
-    communication_of: Mapping[fx.Node, Communication]
-    completes: Mapping[fx.Node, tuple[Communication, ...]]
+    starts: tuple[AsyncCommunication, ...]
+    communication_of: Mapping[fx.Node, AsyncCommunication]
+    completes: Mapping[fx.Node, tuple[AsyncCommunication, ...]]
     kinds: Mapping[fx.Node, Kind] = field(repr=False)
-    accesses: Accesses = field(repr=False)
+    accesses: GraphAccesses = field(repr=False)
 
     def kind(self, node: fx.Node) -> Kind:
         """What a node is.
@@ -99,7 +99,7 @@ def comm_graph(
     groups: Mapping[str, Sequence[int]] | None = None,
     *,
     unsafe_collectives_reorder: bool = False,
-    reading: type[Reading] | None = None,
+    reading: type[GraphReading] | None = None,
 ) -> CommGraph:
     """Return the dependencies of `graph`. Linear in the graph.
 
@@ -108,23 +108,23 @@ def comm_graph(
         unsafe_collectives_reorder: leave out the edges of communication between asynchronous collectives: starts and waits may
             then change places wherever data allows it. UNSAFE: ranks may start collectives in different orders, which hangs
             them or mixes up their data. Effects keep their place all the same.
-        reading: what collects the edges; `Reading` unless given.
+        reading: what collects the edges; `GraphReading` unless given.
     """
     if groups is None:
         groups = getattr(graph.owning_module, "meta", {}).get("groups", {})
     found = accesses(graph)
     places = shared_places(graph, found)
-    walk = (reading or Reading)(found, places, groups or {}, chained=not unsafe_collectives_reorder)
+    walk = (reading or GraphReading)(found, places, groups or {}, chained=not unsafe_collectives_reorder)
     for node in graph.nodes:
         walk.add(node)
     return walk.finish()
 
 
-class Reading:
+class GraphReading:
     """Walks a graph in order and collects its edges."""
 
     def __init__(
-        self, found: Accesses, places: Mapping[int, int], groups: Mapping[str, Sequence[int]], *, chained: bool
+        self, found: GraphAccesses, places: Mapping[int, int], groups: Mapping[str, Sequence[int]], *, chained: bool
     ) -> None:
         self._storages = AccessOrder(places)
         self._chained = chained
@@ -243,7 +243,7 @@ class Reading:
         for node, before in predecessors.items():
             for earlier in before:
                 successors[earlier].append(node)
-        starts = tuple(Communication(**{**parts, "waits": tuple(parts["waits"])}) for parts in self._started)
+        starts = tuple(AsyncCommunication(**{**parts, "waits": tuple(parts["waits"])}) for parts in self._started)
         completes = {node: tuple(starts[number] for number in numbers) for node, numbers in self._completes.items()}
         communication_of = {each.start: each for each in starts}
         communication_of.update((wait, found[-1]) for wait, found in completes.items() if found)
@@ -309,7 +309,7 @@ def is_valid_order(found: CommGraph, order: Sequence[fx.Node]) -> bool:
     return all(place[earlier] < place[node] for node, before in found.predecessors.items() for earlier in before)
 
 
-def placed(graph: fx.Graph, order: Iterable[fx.Node]) -> int:
+def put_in_order(graph: fx.Graph, order: Iterable[fx.Node]) -> int:
     """Put the nodes of `graph` into `order`, in place and in linear time.
 
     Args:
@@ -328,5 +328,13 @@ def placed(graph: fx.Graph, order: Iterable[fx.Node]) -> int:
 
 
 __all__ = [
-    "CommGraph", "Communication", "Kind", "Reading", "Why", "comm_graph", "is_gemm_like", "is_valid_order", "placed",
+    "AsyncCommunication",
+    "CommGraph",
+    "GraphReading",
+    "Kind",
+    "Why",
+    "comm_graph",
+    "is_gemm_like",
+    "is_valid_order",
+    "put_in_order",
 ]  # fmt: skip

@@ -18,14 +18,22 @@ from typing import Any, ClassVar
 from torch import fx
 
 from tcverify.cost import DeviceProfile
-from tcverify.cost import device as device_profile
+from tcverify.cost import load_device_profile as device_profile
 from tcverify.errors import InternalError, UsageError
 from tcverify.ops import lookup
 from tcverify.passes.overlap.graph import CommGraph, is_gemm_like, is_valid_order
-from tcverify.passes.overlap.memory import Footprint, Memory, footprint
+from tcverify.passes.overlap.memory import Footprint, OrderMemory, footprint
 from tcverify.passes.overlap.reordering import OverlapPass
-from tcverify.passes.overlap.runtimes import Gather, Runtimes, agreed, runtimes
-from tcverify.passes.overlap.timeline import Tasks, Timeline, covering, exposures, seconds, tasks, timeline
+from tcverify.passes.overlap.runtimes import Gather, Runtimes, agree_on_runtimes, runtimes
+from tcverify.passes.overlap.timeline import (
+    OrderTimeline,
+    Tasks,
+    covering_times,
+    exposures,
+    replay_order,
+    tasks,
+    to_seconds,
+)
 from tcverify.program import CollectiveStatistics, Contract
 
 log = logging.getLogger(__name__)
@@ -56,7 +64,7 @@ class Freedom:
 
 
 @dataclass(slots=True)
-class Progress:
+class CollectiveProgress:
     """What has been done for one collective.
 
     Attributes:
@@ -70,7 +78,7 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class MoveSetting:
     """A graph as the passes work on it. Nodes are numbers, in graph order.
 
     Attributes:
@@ -106,7 +114,7 @@ class Setting:
         return is_gemm_like(self.found.nodes[number])
 
 
-class Line:
+class GroupLine:
     """An order in which groups and the nodes beside them change places in no time.
 
     Attributes:
@@ -163,15 +171,15 @@ class Round:
         progress: per start or wait that was treated, what was done for it.
     """
 
-    memory_of: ClassVar[type[Memory]] = Memory
+    memory_of: ClassVar[type[OrderMemory]] = OrderMemory
 
-    def __init__(self, setting: Setting, order: Sequence[int]) -> None:
+    def __init__(self, setting: MoveSetting, order: Sequence[int]) -> None:
         self.setting = setting
         self.work = setting.work
-        self.line = Line(order)
+        self.line = GroupLine(order)
         self.order = tuple(order)
         self.memory = self.memory_of(setting.footprint, order)
-        self.progress: dict[int, Progress] = {}
+        self.progress: dict[int, CollectiveProgress] = {}
         self.moves_left = MAX_MOVES_PER_NODE * len(order)
 
     @abstractmethod
@@ -183,7 +191,7 @@ class Round:
         limit = self.setting.freedom.limit
         if limit is not None and len(self.progress) >= limit:
             return False
-        self.progress[number] = Progress()
+        self.progress[number] = CollectiveProgress()
         return True
 
     def checked(self) -> None:
@@ -202,7 +210,7 @@ class IterativePass(OverlapPass):
     """A pass that moves asynchronous collectives step by step within a budget of memory. Leaves each collective's statistics.
 
     Peak memory never exceeds (1 + memory_budget) times what it was; graphs with values of unknown size are left alone. Where
-    times of all nodes are known and used, the time in which communication is exposed never grows, by the model of `timeline`;
+    times of all nodes are known and used, the time in which communication is exposed never grows, by the model of `replay_order`;
     the contract promises that where the times are those that the program tells, not a device of choice or a median over ranks.
 
     Args:
@@ -260,7 +268,7 @@ class IterativePass(OverlapPass):
         )
 
     @abstractmethod
-    def round(self, setting: Setting, order: Sequence[int]) -> Round:
+    def round(self, setting: MoveSetting, order: Sequence[int]) -> Round:
         """One way through the graph in a given order."""
 
     def __call__(self, gm: fx.GraphModule) -> fx.GraphModule:
@@ -276,36 +284,36 @@ class IterativePass(OverlapPass):
             log.info("%s leaves a graph alone: nobody knows how much memory '%s' allocates", self.name, name)
             return found.nodes
         start = sorted(range(len(found.nodes)), key=lambda number: found.nodes[number].op != "placeholder")
-        before = timeline(setting.work, start)
-        order, progress = start, dict[int, Progress]()
+        before = replay_order(setting.work, start)
+        order, progress = start, dict[int, CollectiveProgress]()
         for _ in range(MAX_ROUNDS):
             one = self.round(setting, order)
             one.run()
             after = one.line.order()
             _note(progress, one.progress)
-            faster = timeline(setting.work, after).makespan < timeline(setting.work, order).makespan
+            faster = replay_order(setting.work, after).makespan < replay_order(setting.work, order).makespan
             order = after
             if not (setting.work.timed and faster):
                 break
         self.judge(setting, order)
-        replayed = timeline(setting.work, order)
+        replayed = replay_order(setting.work, order)
         if self.is_worse(replayed, before):  # what was decided step by step promises that it is not
             log.warning("%s gives up an order that would expose more communication", self.name)
             order, replayed, progress = start, before, {}
         self.statistics = _statistics(setting, progress, exposures(setting.work, before), replayed)
-        gained = seconds(before.exposed - replayed.exposed)
+        gained = to_seconds(before.exposed - replayed.exposed)
         log.info("%s: %.4g µs less exposed, %s collectives", self.name, gained * 1e6, len(self.statistics))
         return [found.nodes[number] for number in order]
 
-    def _setting(self, found: CommGraph) -> Setting:
+    def _setting(self, found: CommGraph) -> MoveSetting:
         times = runtimes(found, self.profile) if self.timed else None
         if self.timed:
-            times = agreed(found, times, align=self.align, gather=self.gather)
+            times = agree_on_runtimes(found, times, align=self.align, gather=self.gather)
         numbers = {node: number for number, node in enumerate(found.nodes)}
         of = self.footprint(found)
         order = range(len(found.nodes))
-        base = max(Memory(of, order).levels(order), default=0)
-        return Setting(
+        base = max(OrderMemory(of, order).levels(order), default=0)
+        return MoveSetting(
             found,
             numbers,
             tuple(tuple(map(numbers.__getitem__, found.predecessors[node])) for node in found.nodes),
@@ -325,15 +333,15 @@ class IterativePass(OverlapPass):
         """What the nodes of a graph keep busy, and for how long."""
         return tasks(found, times)
 
-    def is_worse(self, replayed: Timeline, before: Timeline) -> bool:
+    def is_worse(self, replayed: OrderTimeline, before: OrderTimeline) -> bool:
         """Whether an order is given up."""
         return replayed.makespan > before.makespan
 
-    def judge(self, setting: Setting, order: Sequence[int]) -> None:
+    def judge(self, setting: MoveSetting, order: Sequence[int]) -> None:
         """Raise `InternalError` for an order that breaks a dependency, or takes more memory than the budget says."""
         if not is_valid_order(setting.found, [setting.found.nodes[number] for number in order]):
             raise InternalError(f"pass '{self.name}' has broken a dependency")
-        peak = max(Memory(setting.footprint, order).levels(order), default=0)
+        peak = max(OrderMemory(setting.footprint, order).levels(order), default=0)
         if peak > setting.budget:
             raise InternalError(f"pass '{self.name}' has raised peak memory to {peak} B, above {setting.budget} B")
 
@@ -353,7 +361,7 @@ class IterativePass(OverlapPass):
         return number
 
 
-def _note(progress: dict[int, Progress], more: dict[int, Progress]) -> None:
+def _note(progress: dict[int, CollectiveProgress], more: dict[int, CollectiveProgress]) -> None:
     for number, each in more.items():
         known = progress.setdefault(number, each)
         if known is not each:
@@ -363,10 +371,10 @@ def _note(progress: dict[int, Progress], more: dict[int, Progress]) -> None:
 
 
 def _statistics(
-    setting: Setting, progress: dict[int, Progress], exposed_before: dict[int, int], replayed: Any
+    setting: MoveSetting, progress: dict[int, CollectiveProgress], exposed_before: dict[int, int], replayed: Any
 ) -> tuple[CollectiveStatistics, ...]:
     work, found = setting.work, setting.found
-    exposed, covered = exposures(work, replayed), covering(work, replayed)
+    exposed, covered = exposures(work, replayed), covering_times(work, replayed)
     rows = []
     for number, each in sorted(progress.items()):
         node = found.nodes[number]
@@ -375,7 +383,7 @@ def _statistics(
         cost = work.costs[start]
 
         def time(value: int) -> float | None:
-            return seconds(value) if work.timed else None
+            return to_seconds(value) if work.timed else None
 
         rows.append(
             CollectiveStatistics(
@@ -400,10 +408,10 @@ __all__ = [
     "MAX_IDLE_MOVES",
     "MAX_MOVES_PER_NODE",
     "NO_LIMIT",
+    "CollectiveProgress",
     "Freedom",
+    "GroupLine",
     "IterativePass",
-    "Line",
-    "Progress",
+    "MoveSetting",
     "Round",
-    "Setting",
 ]

@@ -5,7 +5,14 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 
-from tcverify.passes.overlap.iterative import MAX_GROUP, MAX_IDLE_MOVES, IterativePass, Progress, Round, Setting
+from tcverify.passes.overlap.iterative import (
+    MAX_GROUP,
+    MAX_IDLE_MOVES,
+    CollectiveProgress,
+    IterativePass,
+    MoveSetting,
+    Round,
+)
 from tcverify.passes.overlap.timeline import Now, Tail
 
 
@@ -18,7 +25,7 @@ class ReorderCommunicationPreservingPeakMemory(IterativePass):
 
     name = "reorder_communication_preserving_peak_memory"
 
-    def round(self, setting: Setting, order: Sequence[int]) -> Round:
+    def round(self, setting: MoveSetting, order: Sequence[int]) -> Round:
         return Raising(setting, order)
 
 
@@ -136,7 +143,7 @@ class Rise:
         self.covered = course.covered[node]
         self.earliest = self.now.compute
         self.gained_at = 0
-        self.progress: Progress = course.progress[node]
+        self.progress: CollectiveProgress = course.progress[node]
 
     def run(self) -> None:
         line = self.course.line

@@ -6,7 +6,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from tcverify.passes.overlap.iterative import MAX_GROUP, MAX_IDLE_MOVES, IterativePass, Progress, Round, Setting
+from tcverify.passes.overlap.iterative import (
+    MAX_GROUP,
+    MAX_IDLE_MOVES,
+    CollectiveProgress,
+    IterativePass,
+    MoveSetting,
+    Round,
+)
 from tcverify.passes.overlap.timeline import Now, Tail
 
 
@@ -28,7 +35,7 @@ class SinkWaitsIterative(IterativePass):
         swap = self._boolean("swap_with_collectives", swap_with_collectives)
         self.freedom = replace(self.freedom, swap_with_collectives=swap)
 
-    def round(self, setting: Setting, order: Sequence[int]) -> Round:
+    def round(self, setting: MoveSetting, order: Sequence[int]) -> Round:
         return Sinking(setting, order)
 
 
@@ -89,7 +96,7 @@ class Sink:
         self.now, self.level = course.times[node], course.levels[node]
         self.latest_time = self.now.compute
         self.gained_at = 0
-        self.progress: Progress = course.progress[node]
+        self.progress: CollectiveProgress = course.progress[node]
         self.take_along(node)
 
     def run(self) -> None:

@@ -52,7 +52,7 @@ class Footprint:
     unknown: tuple[str, ...]
 
 
-class Memory:
+class OrderMemory:
     """The memory of an order of nodes, while candidates change places with groups of nodes beside them.
 
     Attributes:
@@ -322,4 +322,4 @@ def _storage_of(value: TensorSpec | torch.Tensor) -> tuple[Any, int | None]:
     return key, reach * value.dtype.itemsize
 
 
-__all__ = ["RESIZE", "Footprint", "Handover", "Memory", "StorageWalk", "footprint"]
+__all__ = ["RESIZE", "Footprint", "Handover", "OrderMemory", "StorageWalk", "footprint"]

@@ -17,13 +17,13 @@ from typing import Any, ClassVar
 from torch import fx
 
 from tcverify.cost import DeviceProfile
-from tcverify.cost import device as device_profile
+from tcverify.cost import load_device_profile as device_profile
 from tcverify.ops import RECORD, WAIT, lookup
 from tcverify.passes.base import Pass
 from tcverify.passes.editing import declared_after
-from tcverify.passes.overlap.graph import CommGraph, Reading, comm_graph, placed
+from tcverify.passes.overlap.graph import CommGraph, GraphReading, comm_graph, put_in_order
 from tcverify.passes.overlap.list_schedule import Key, first_needed_by, list_schedule, overlap_schedule
-from tcverify.passes.overlap.runtimes import Gather, Runtimes, agreed, runtimes
+from tcverify.passes.overlap.runtimes import Gather, Runtimes, agree_on_runtimes, runtimes
 from tcverify.program import Contract
 
 log = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ class OverlapPass(Pass):
 
     contract: ClassVar[Contract] = Contract(order=True, collective_order=True)
     PATTERNS = ("moved",)
-    reading: ClassVar[type[Reading]] = Reading
+    reading: ClassVar[type[GraphReading]] = GraphReading
 
     def __init__(self, *, unsafe_collectives_reorder: bool | str = False, **options: Any) -> None:
         super().__init__(**options)
@@ -56,7 +56,7 @@ class OverlapPass(Pass):
             return []
         found = self.read(graph)
         if found.starts:
-            self.rewrites["moved"] = placed(graph, self.reordered(found))
+            self.rewrites["moved"] = put_in_order(graph, self.reordered(found))
         return []
 
     def read(self, graph: fx.Graph) -> CommGraph:
@@ -135,7 +135,7 @@ class ReorderComputeForOverlap(OverlapPass):
 
     def times(self, found: CommGraph) -> Runtimes | None:
         """Seconds per node, None where they are not known."""
-        return agreed(found, runtimes(found, self.profile), align=self.align, gather=self.gather)
+        return agree_on_runtimes(found, runtimes(found, self.profile), align=self.align, gather=self.gather)
 
 
 class DecideGlobalOrderingOfComms(Pass):

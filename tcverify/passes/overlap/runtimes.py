@@ -10,7 +10,7 @@ from typing import Any
 from torch import fx
 
 from tcverify.cost import DeviceProfile, node_cost, takes_no_time
-from tcverify.cost import device as device_profile
+from tcverify.cost import load_device_profile as device_profile
 from tcverify.errors import UsageError
 from tcverify.passes.overlap.graph import CommGraph
 from tcverify.program.stream_options import StreamSettings
@@ -54,7 +54,7 @@ def runtimes(found: CommGraph, device: DeviceProfile | None = None) -> dict[fx.N
     return times
 
 
-def agreed(
+def agree_on_runtimes(
     found: CommGraph, times: dict[fx.Node, float] | None, *, align: bool, gather: Gather | None = None
 ) -> dict[fx.Node, float] | None:
     """Return the times by which a pass decides that asks for times at all.
@@ -63,15 +63,15 @@ def agreed(
     rely any more on running the same graph: the module no longer says so (`meta["alike"]`).
 
     Args:
-        align, gather: see `aligned`.
+        align, gather: see `align_runtimes`.
     """
     owner = found.nodes[0].graph.owning_module if found.nodes else None
     if not (align and (gather is not None or _many())) and owner is not None and "alike" in owner.meta:
         owner.meta["alike"] = ()
-    return aligned(times, gather) if align else times
+    return align_runtimes(times, gather) if align else times
 
 
-def aligned(times: Runtimes | None, gather: Gather | None = None) -> dict[fx.Node, float] | None:
+def align_runtimes(times: Runtimes | None, gather: Gather | None = None) -> dict[fx.Node, float] | None:
     """Return the median over ranks of the time of every node, so that ranks that measure or estimate differently decide alike.
 
     All ranks must call this, for graphs with the same nodes in the same order.
@@ -135,4 +135,4 @@ def _is_time(value: Any) -> bool:
     return type(value) in (int, float) and 0 <= value < _TOO_LONG_S
 
 
-__all__ = ["Gather", "Runtimes", "agreed", "aligned", "runtimes"]
+__all__ = ["Gather", "Runtimes", "agree_on_runtimes", "align_runtimes", "runtimes"]

@@ -26,7 +26,7 @@ Storages = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Accesses:
+class GraphAccesses:
     """Storages of a graph, as numbers.
 
     Attributes:
@@ -42,7 +42,7 @@ class Accesses:
     items: dict[fx.Node, tuple[Storages, ...]]
 
 
-def accesses(graph: fx.Graph) -> Accesses:
+def accesses(graph: fx.Graph) -> GraphAccesses:
     """Return what every node of `graph` reads and writes. Linear in the graph."""
     cells = _Cells()
     written: dict[fx.Node, list[fx.Node]] = {}
@@ -72,10 +72,10 @@ def accesses(graph: fx.Graph) -> Accesses:
         else:
             reads[node] = _joined(results[operand] for operand in node.all_input_nodes)
         writes[node] = _joined(results[operand] for operand in written.get(node, ()))
-    return Accesses(results, reads, writes, items)
+    return GraphAccesses(results, reads, writes, items)
 
 
-def is_view(node: fx.Node, found: Accesses) -> bool:
+def is_view(node: fx.Node, found: GraphAccesses) -> bool:
     """Whether a call takes no time: an item of a tuple, a view, or arithmetic on numbers.
 
     An op that only may return a view, such as reshape, is one exactly where its metadata shows the storage of an operand.
@@ -95,7 +95,7 @@ def is_view(node: fx.Node, found: Accesses) -> bool:
     return not mine or not theirs or set(mine) <= theirs
 
 
-def shared_places(graph: fx.Graph, found: Accesses) -> dict[int, int]:
+def shared_places(graph: fx.Graph, found: GraphAccesses) -> dict[int, int]:
     """Return for storages that overlap in the arena of their rank (`meta["comm_buffer"]`) what stands for their place.
 
     Places are negative numbers. Storages share one where a chain of overlapping ranges joins them.
@@ -260,4 +260,4 @@ def _recorded(node: fx.Node) -> list[Any]:
     return [key for key in _keys(node.meta.get("val")) if key is not None]
 
 
-__all__ = ["Accesses", "Storages", "accesses", "is_view", "shared_places"]
+__all__ = ["GraphAccesses", "Storages", "accesses", "is_view", "shared_places"]

@@ -132,7 +132,7 @@ def tasks(found: CommGraph, times: Mapping[fx.Node, float] | None) -> Tasks:
             communicates = node.op == "call_function" and "comm" in lookup(node.target).resources
             queues.append("both" if kind == "effect" and communicates else "compute")
     costs = [
-        0 if times is None or queue == "wait" else units(times[node])
+        0 if times is None or queue == "wait" else to_units(times[node])
         for node, queue in zip(found.nodes, queues, strict=True)
     ]
     return Tasks(
@@ -144,12 +144,12 @@ def tasks(found: CommGraph, times: Mapping[fx.Node, float] | None) -> Tasks:
     )
 
 
-def units(time_s: float) -> int:
+def to_units(time_s: float) -> int:
     """Seconds in units of time."""
     return int(time_s * 2.0**90)
 
 
-def seconds(time: int) -> float:
+def to_seconds(time: int) -> float:
     """Units of time in seconds."""
     return float(time) * UNIT_S
 
@@ -171,7 +171,7 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class Timeline:
+class OrderTimeline:
     """An order, replayed.
 
     Attributes:
@@ -187,7 +187,7 @@ class Timeline:
     exposed: int
 
 
-def timeline(work: Tasks, order: Sequence[int]) -> Timeline:
+def replay_order(work: Tasks, order: Sequence[int]) -> OrderTimeline:
     """Replay an order from its beginning."""
     now = Now(0, 0)
     ends: dict[int, int] = {}
@@ -202,10 +202,10 @@ def timeline(work: Tasks, order: Sequence[int]) -> Timeline:
         end = now.communication if queue in ("start", "both") else now.compute
         spans.append(Span(node, issued, issued if queue in ("compute", "wait") else end - cost, end))
     makespan = max(now)
-    return Timeline(tuple(spans), makespan - now.compute, makespan, makespan - computed)
+    return OrderTimeline(tuple(spans), makespan - now.compute, makespan, makespan - computed)
 
 
-def exposures(work: Tasks, replayed: Timeline) -> dict[int, int]:
+def exposures(work: Tasks, replayed: OrderTimeline) -> dict[int, int]:
     """How long each start of an asynchronous collective is exposed: how long waits for it hold compute up.
 
     A wait for several counts for the one that ends last; what nobody waits for holds up the output.
@@ -221,7 +221,7 @@ def exposures(work: Tasks, replayed: Timeline) -> dict[int, int]:
     return exposed
 
 
-def covering(work: Tasks, replayed: Timeline) -> dict[int, int]:
+def covering_times(work: Tasks, replayed: OrderTimeline) -> dict[int, int]:
     """How long the compute is that stands between each start and the first wait for it (or the end), by start."""
     total = 0
     at_start: dict[int, int] = {}
@@ -240,14 +240,14 @@ def covering(work: Tasks, replayed: Timeline) -> dict[int, int]:
 
 __all__ = [
     "Now",
+    "OrderTimeline",
     "Span",
     "Tail",
     "Tasks",
-    "Timeline",
-    "covering",
+    "covering_times",
     "exposures",
-    "seconds",
+    "replay_order",
     "tasks",
-    "timeline",
-    "units",
+    "to_seconds",
+    "to_units",
 ]

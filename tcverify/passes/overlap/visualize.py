@@ -12,12 +12,12 @@ from typing import Any, ClassVar
 from torch import fx
 
 from tcverify.cost import DeviceProfile
-from tcverify.cost import device as device_profile
+from tcverify.cost import load_device_profile as device_profile
 from tcverify.errors import UsageError
 from tcverify.passes.base import Pass
 from tcverify.passes.overlap.graph import CommGraph, comm_graph
 from tcverify.passes.overlap.runtimes import runtimes
-from tcverify.passes.overlap.timeline import Tasks, Timeline, seconds, tasks, timeline
+from tcverify.passes.overlap.timeline import OrderTimeline, Tasks, replay_order, tasks, to_seconds
 from tcverify.program import Contract
 
 log = logging.getLogger(__name__)
@@ -88,7 +88,7 @@ def visualize_overlap(found: CommGraph, device: DeviceProfile | None = None) -> 
     """
     times = runtimes(found, device)
     work = tasks(found, times)
-    replayed = timeline(work, range(len(found.nodes)))
+    replayed = replay_order(work, range(len(found.nodes)))
     lines = [_heading(work, replayed)]
     lanes: list[int | None] = []
     for span in replayed.spans:
@@ -97,23 +97,23 @@ def visualize_overlap(found: CommGraph, device: DeviceProfile | None = None) -> 
         if queue == "compute" and found.kind(node) == "free":
             continue
         marks = _marks(work, lanes, span.node)
-        takes = f"{seconds(work.costs[span.node]) * 1e6:9.4g}" if work.timed and queue != "wait" else " " * 9
-        issued = f"{seconds(span.issued) * 1e6:11.6g}" if work.timed else " " * 11
+        takes = f"{to_seconds(work.costs[span.node]) * 1e6:9.4g}" if work.timed and queue != "wait" else " " * 9
+        issued = f"{to_seconds(span.issued) * 1e6:11.6g}" if work.timed else " " * 11
         held = span.end - span.issued if queue == "wait" else span.begin - span.issued if queue == "both" else 0
-        stall = f"  exposed {seconds(held + (work.costs[span.node] if queue == 'both' else 0)) * 1e6:.4g}"
+        stall = f"  exposed {to_seconds(held + (work.costs[span.node] if queue == 'both' else 0)) * 1e6:.4g}"
         text = f"{issued}  {marks:{LANES}}  {_short(node.name):{_NAME}}  {queue:7}{takes}"
         lines.append((text + stall if held or (queue == "both" and work.timed) else text).rstrip()[:WIDTH])
     if work.timed:
-        joined = f"  exposed {seconds(replayed.joined) * 1e6:.4g}" if replayed.joined else ""
-        lines.append(f"{seconds(replayed.makespan) * 1e6:11.6g}  {'':{LANES}}  {'end':{_NAME}}{joined}".rstrip())
+        joined = f"  exposed {to_seconds(replayed.joined) * 1e6:.4g}" if replayed.joined else ""
+        lines.append(f"{to_seconds(replayed.makespan) * 1e6:11.6g}  {'':{LANES}}  {'end':{_NAME}}{joined}".rstrip())
     return "\n".join(lines)
 
 
-def _heading(work: Tasks, replayed: Timeline) -> str:
+def _heading(work: Tasks, replayed: OrderTimeline) -> str:
     starts = f"{len(work.waits)} asynchronous collective{'s' * (len(work.waits) != 1)}"
     if not work.timed:
         return f"{starts}; times are not known"
-    makespan, exposed = (f"{seconds(time) * 1e6:.6g} µs" for time in (replayed.makespan, replayed.exposed))
+    makespan, exposed = (f"{to_seconds(time) * 1e6:.6g} µs" for time in (replayed.makespan, replayed.exposed))
     return f"{starts}; {makespan} in all, of which {exposed} without compute"
 
 
@@ -151,11 +151,11 @@ def overlap_trace(found: CommGraph, device: DeviceProfile | None = None) -> dict
         for lane, name in enumerate(("compute", "communication"))
     ]
     waited: set[int] = set()
-    for span in timeline(work, range(len(found.nodes))).spans:
+    for span in replay_order(work, range(len(found.nodes))).spans:
         node = found.nodes[span.node]
         queue = work.queues[span.node]
-        begin, issued = seconds(span.begin) * 1e6, seconds(span.issued) * 1e6
-        lasts = seconds(span.end - span.begin) * 1e6
+        begin, issued = to_seconds(span.begin) * 1e6, to_seconds(span.issued) * 1e6
+        lasts = to_seconds(span.end - span.begin) * 1e6
         for lane in {"compute": (0,), "wait": (0,), "start": (1,), "both": (0, 1)}[queue]:
             if lasts or queue == "start":
                 events.append(
@@ -168,7 +168,7 @@ def overlap_trace(found: CommGraph, device: DeviceProfile | None = None) -> dict
             if start not in waited:
                 waited.add(start)
                 end = {"name": "under way", "ph": "f", "bp": "e", "id": start, "pid": 0, "tid": 0}
-                events.append({**end, "ts": seconds(span.end) * 1e6})
+                events.append({**end, "ts": to_seconds(span.end) * 1e6})
     return {"displayTimeUnit": "ns", "traceEvents": events}
 
 

@@ -12,8 +12,8 @@ from tcverify.errors import Unsupported
 from tcverify.ops import Layout, Resharding
 from tcverify.ops.dialects.multidevice import REDUCE, SET
 from tcverify.passes.base import Pass
-from tcverify.passes.editing import arguments, known_spec
-from tcverify.passes.resharding.decisions import InnerResharding, plan
+from tcverify.passes.editing import known_spec, named_arguments
+from tcverify.passes.resharding.decisions import InnerResharding, plan_resharding
 from tcverify.passes.resharding.layouts import resharding_of, stream_axis_of
 from tcverify.passes.resharding.writing import HostWriter
 from tcverify.program import Contract, rewrite
@@ -57,9 +57,9 @@ def _inner_axis(node: fx.Node, made: Resharding) -> int | None:
     Raises:
         Unsupported: it is one, and the shape of its operand is not known.
     """
-    given = arguments(node)
+    given = named_arguments(node)
     try:
-        plan(made, given["rank"], given["dtype"])
+        plan_resharding(made, given["rank"], given["dtype"])
     except InnerResharding as error:
         if given["x"] is not None and known_spec(given["x"]) is None:
             raise Unsupported(
@@ -74,7 +74,7 @@ def _inner_axis(node: fx.Node, made: Resharding) -> int | None:
 
 def _with_axis_outermost(writer: HostWriter, node: fx.Node, made: Resharding, axis: int) -> fx.Node:
     """Write the resharding with one dim of the operand in front. Returns what stands for the old result."""
-    given = arguments(node)
+    given = named_arguments(node)
     x, rank = given["x"], given["rank"]
     order = [axis, *(dim for dim in range(len(made.shape)) if dim != axis)]
     source = _renumbered(made.source, order)

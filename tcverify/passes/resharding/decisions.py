@@ -61,7 +61,7 @@ CommunicationKind: TypeAlias = Literal[
 
 
 @dataclass(frozen=True, slots=True)
-class Communication:
+class PostedCommunication:
     """One communication, as one of its team posts it.
 
     Attributes:
@@ -85,7 +85,7 @@ class Communication:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ReshardingPlan:
     """What one rank does for a resharding. A reduced dim is reduced locally first, then the communications follow in order.
 
     Attributes:
@@ -96,11 +96,11 @@ class Plan:
     """
 
     part: tuple[tuple[int, int], ...] | None = None
-    communications: tuple[Communication, ...] = ()
+    communications: tuple[PostedCommunication, ...] = ()
     divisor: int = 1
 
 
-def plan(made: Resharding, rank: int, dtype: torch.dtype) -> Plan:
+def plan_resharding(made: Resharding, rank: int, dtype: torch.dtype) -> ReshardingPlan:
     """Decide what a rank does. All ranks decide for the same communications.
 
     Args:
@@ -119,7 +119,7 @@ def plan(made: Resharding, rank: int, dtype: torch.dtype) -> Plan:
         raise Unsupported(f"'{made}' {error.message}", error.hint) from None
 
 
-def _decide(made: Resharding, rank: int, dtype: torch.dtype) -> Plan:
+def _decide(made: Resharding, rank: int, dtype: torch.dtype) -> ReshardingPlan:
     if made.dim is not None:
         _check_reduction(made, dtype)
     if _is_local(made):
@@ -174,18 +174,18 @@ def _is_divided(layout: Layout) -> bool:
     return any(dim is not None for dim in layout.sharding)
 
 
-def _local(made: Resharding, rank: int) -> Plan:
+def _local(made: Resharding, rank: int) -> ReshardingPlan:
     if rank not in made.target.mesh:
-        return Plan()
+        return ReshardingPlan()
     had = [s for dim, s in enumerate(made.source.place(rank, made.shape)) if dim != made.dim]
     gets = made.target.place(rank, made.result_shape)
-    return Plan(tuple((g.start - h.start, g.stop - h.start) for h, g in zip(had, gets, strict=True)))
+    return ReshardingPlan(tuple((g.start - h.start, g.stop - h.start) for h, g in zip(had, gets, strict=True)))
 
 
 # ----------------------------------------------------------------------------------------------------------- on one mesh
 
 
-def _within(made: Resharding, rank: int) -> Plan:
+def _within(made: Resharding, rank: int) -> ReshardingPlan:
     """On one mesh, one dim of it changes."""
     before, after = _before(made), made.target.sharding
     reduced = None if made.dim is None else made.source.mesh_dim(made.dim)
@@ -202,15 +202,17 @@ def _within(made: Resharding, rank: int) -> Plan:
     had, gets = made.source.sharding[along], after[along]
     if made.dim is not None:
         if gets is None:
-            return Plan(communications=(Communication("all_reduce", team, reduce_op=made.reduce_op),))
+            return ReshardingPlan(communications=(PostedCommunication("all_reduce", team, reduce_op=made.reduce_op),))
         axis = _counted(gets, made.dim)
         _check_outermost(made, axis)
-        return Plan(communications=(Communication("reduce_scatter", team, axis, reduce_op=made.reduce_op),))
+        return ReshardingPlan(
+            communications=(PostedCommunication("reduce_scatter", team, axis, reduce_op=made.reduce_op),)
+        )
     if gets is not None:
-        return Plan(communications=(Communication("all_to_all", team, had, gets),))
+        return ReshardingPlan(communications=(PostedCommunication("all_to_all", team, had, gets),))
     assert had is not None  # else it is local
     _check_outermost(made, had)
-    return Plan(communications=(Communication("all_gather", team, had),))
+    return ReshardingPlan(communications=(PostedCommunication("all_gather", team, had),))
 
 
 def _counted(dim: int, reduced: int) -> int:
@@ -245,7 +247,7 @@ def _check_outermost(made: Resharding, axis: int) -> None:
 # ----------------------------------------------------------------------------------------------- from one mesh to another
 
 
-def _set_across(made: Resharding, rank: int) -> Plan:
+def _set_across(made: Resharding, rank: int) -> ReshardingPlan:
     senders, receivers = made.source.mesh.ranks, made.target.mesh.ranks
     (had,), (gets,) = made.source.sharding, made.target.sharding
     if had is not None and gets is not None:
@@ -263,9 +265,9 @@ def _set_across(made: Resharding, rank: int) -> Plan:
     if had is not None:
         _check_outermost(made, had)
         teams = [(root, _joined(senders, root)) for root in receivers]
-        return Plan(
+        return ReshardingPlan(
             communications=tuple(
-                Communication("gather", team, had, root=root, gives=rank in senders, gets=rank == root)
+                PostedCommunication("gather", team, had, root=root, gives=rank in senders, gets=rank == root)
                 for root, team in teams
                 if rank in team
             )
@@ -277,31 +279,31 @@ def _set_across(made: Resharding, rank: int) -> Plan:
         _check_outermost(made, gets)
     team = _joined(receivers, senders[0])
     if rank not in team:
-        return Plan()
+        return ReshardingPlan()
     gives = rank == senders[0]
-    found = Communication(kind, team, gets, root=senders[0], gives=gives, gets=rank in receivers)
-    return Plan(communications=(found,))
+    found = PostedCommunication(kind, team, gets, root=senders[0], gives=gives, gets=rank in receivers)
+    return ReshardingPlan(communications=(found,))
 
 
 def _joined(team: tuple[int, ...], root: int) -> tuple[int, ...]:
     return team if root in team else (*team, root)
 
 
-def _pairs(made: Resharding, rank: int) -> Plan:
+def _pairs(made: Resharding, rank: int) -> ReshardingPlan:
     """The sender at each position sends to the receiver there. One that is both has what it gets."""
     found = []
     for sender, receiver in zip(made.source.mesh.ranks, made.target.mesh.ranks, strict=True):
         if rank == sender == receiver:
             local = made.source.local_shape(made.shape)
-            return Plan(tuple((0, size) for size in local))
+            return ReshardingPlan(tuple((0, size) for size in local))
         if rank == sender:
-            found.append(Communication("send", (sender, receiver), gets=False))
+            found.append(PostedCommunication("send", (sender, receiver), gets=False))
         elif rank == receiver:
-            found.append(Communication("recv", (sender, receiver), gives=False))
-    return Plan(communications=tuple(found))
+            found.append(PostedCommunication("recv", (sender, receiver), gives=False))
+    return ReshardingPlan(communications=tuple(found))
 
 
-def _reduce_across(made: Resharding, rank: int) -> Plan:
+def _reduce_across(made: Resharding, rank: int) -> ReshardingPlan:
     senders, receivers = made.source.mesh.ranks, made.target.mesh.ranks
     (had,), (gets,) = made.source.sharding, made.target.sharding
     if len(senders) > 1 and had != made.dim:
@@ -311,7 +313,7 @@ def _reduce_across(made: Resharding, rank: int) -> Plan:
             f"would be a reduce_scatter from mesh {made.source.mesh} to mesh {made.target.mesh}",
             "scatter on the mesh of the operand, or reduce to the other mesh and divide there",
         )
-    found: list[Communication] = []
+    found: list[PostedCommunication] = []
     part: tuple[tuple[int, int], ...] | None = None
     divisor = 1
     for root in receivers:
@@ -324,10 +326,12 @@ def _reduce_across(made: Resharding, rank: int) -> Plan:
         # A root that joins counts as a member, and is no addend: an average is a sum, divided by what gave something.
         joins = root not in senders
         op = "sum" if joins and made.reduce_op == "avg" else made.reduce_op
-        found.append(Communication("reduce", team, reduce_op=op, root=root, gives=rank in senders, gets=rank == root))
+        found.append(
+            PostedCommunication("reduce", team, reduce_op=op, root=root, gives=rank in senders, gets=rank == root)
+        )
         if rank == root and op != made.reduce_op:
             divisor = len(senders)
-    return Plan(part, tuple(found), divisor)
+    return ReshardingPlan(part, tuple(found), divisor)
 
 
-__all__ = ["BITWISE", "Communication", "InnerResharding", "Plan", "plan"]
+__all__ = ["BITWISE", "InnerResharding", "PostedCommunication", "ReshardingPlan", "plan_resharding"]

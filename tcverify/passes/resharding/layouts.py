@@ -7,7 +7,7 @@ from torch import fx
 from tcverify.errors import ProgramError, Unsupported
 from tcverify.ops import Layout, Resharding
 from tcverify.ops.dialects.multidevice import REDUCE, SET
-from tcverify.passes.editing import arguments, op_name
+from tcverify.passes.editing import named_arguments, op_name
 
 
 def resharding_of(node: fx.Node) -> Resharding | None:
@@ -18,7 +18,7 @@ def resharding_of(node: fx.Node) -> Resharding | None:
     """
     if op_name(node) not in (SET, REDUCE):
         return None
-    given = arguments(node)
+    given = named_arguments(node)
     try:
         source, target = Layout.parse(given["source"]), Layout.parse(given["target"])
         return Resharding(source, target, tuple(given["shape"]), given.get("dim"), given.get("reduce_op"))

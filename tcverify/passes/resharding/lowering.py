@@ -13,8 +13,8 @@ from torch import fx
 from tcverify.errors import Unsupported
 from tcverify.ops import Resharding
 from tcverify.passes.base import Pass
-from tcverify.passes.editing import arguments, known_spec
-from tcverify.passes.resharding.decisions import BITWISE, Communication, Plan, plan
+from tcverify.passes.editing import known_spec, named_arguments
+from tcverify.passes.resharding.decisions import BITWISE, PostedCommunication, ReshardingPlan, plan_resharding
 from tcverify.passes.resharding.layouts import resharding_of
 from tcverify.passes.resharding.writing import HostWriter
 from tcverify.program import Contract
@@ -34,9 +34,9 @@ _PAIRWISE = {
 class ConvertOpToCommunication(Pass):
     """Lowers what changes layouts to communications, each waited for at once.
 
-    Every rank does its part of what `decisions.plan` says: it allocates the output if it gets something, makes the operand
-    contiguous, posts and waits. A rank that takes no part does nothing. Stream axes of local ops stay: loops over them are
-    another pass's.
+    Every rank does its part of what `decisions.plan_resharding` says: it allocates the output if it gets something, makes the
+    operand contiguous, posts and waits. A rank that takes no part does nothing. Stream axes of local ops stay: loops over them
+    are another pass's.
     """
 
     name = "convert_op_to_communication"
@@ -61,10 +61,10 @@ class ConvertOpToCommunication(Pass):
             for kind in kinds or ["idle" if decided.part is None else "local"]:
                 self.rewrites[kind] += 1
             with writer.before(node):
-                result = self.writing(writer, made, decided, arguments(node)).write()
+                result = self.writing(writer, made, decided, named_arguments(node)).write()
                 if node.users:
                     # A rank that gets nothing has a value without elements, in case that somebody names it.
-                    result = result if result is not None else writer.allocate([0], arguments(node)["dtype"])
+                    result = result if result is not None else writer.allocate([0], named_arguments(node)["dtype"])
                     result.meta["layout"] = str(made.target)
                     node.replace_all_uses_with(result)
             displaced += node.all_input_nodes
@@ -75,16 +75,18 @@ class ConvertOpToCommunication(Pass):
         """The nodes to lower, and what they ask for."""
         return [(node, made) for node in graph.nodes if (made := resharding_of(node)) is not None]
 
-    def decide(self, made: Resharding, rank: int, dtype: torch.dtype) -> Plan:
-        """What a rank does for a resharding. See `decisions.plan`."""
-        return plan(made, rank, dtype)
+    def decide(self, made: Resharding, rank: int, dtype: torch.dtype) -> ReshardingPlan:
+        """What a rank does for a resharding. See `decisions.plan_resharding`."""
+        return plan_resharding(made, rank, dtype)
 
-    def writing(self, writer: HostWriter, made: Resharding, decided: Plan, given: dict[str, Any]) -> Writing:
+    def writing(
+        self, writer: HostWriter, made: Resharding, decided: ReshardingPlan, given: dict[str, Any]
+    ) -> PlanWriter:
         """What writes that, for an op with these arguments."""
-        return Writing(writer, made, decided, given)
+        return PlanWriter(writer, made, decided, given)
 
-    def _plan(self, node: fx.Node, made: Resharding) -> Plan:
-        given = arguments(node)
+    def _plan(self, node: fx.Node, made: Resharding) -> ReshardingPlan:
+        given = named_arguments(node)
         x = given["x"]
         if x is not None and known_spec(x) is None:
             raise Unsupported(
@@ -98,7 +100,7 @@ class ConvertOpToCommunication(Pass):
 
 
 @dataclass(frozen=True, slots=True)
-class Writing:
+class PlanWriter:
     """Writes what a plan says for one `set` or `reduce`.
 
     Attributes:
@@ -107,7 +109,7 @@ class Writing:
 
     writer: HostWriter
     made: Resharding
-    plan: Plan
+    plan: ReshardingPlan
     given: dict[str, Any]
 
     def write(self) -> fx.Node | None:
@@ -175,7 +177,7 @@ class Writing:
 
     # --------------------------------------------------------------------------------------------------- communications
 
-    def _post(self, x: fx.Node | None, found: Communication) -> fx.Node | None:
+    def _post(self, x: fx.Node | None, found: PostedCommunication) -> fx.Node | None:
         """Post one communication and wait for it. Returns the output, if this rank has one."""
         made, writer = self.made, self.writer
         if found.kind == "reduce" and not found.gives:
@@ -195,7 +197,7 @@ class Writing:
             writer.communicate(found.kind, posted_x, *(value for value in values if value is not None), out=view)
         return out
 
-    def _all_to_all(self, x: fx.Node, found: Communication) -> fx.Node:
+    def _all_to_all(self, x: fx.Node, found: PostedCommunication) -> fx.Node:
         """Chunks of the dim that is divided go to the others, and their shards of the other dim come together."""
         call, members = self.writer.call, len(found.team)
         gathered, split = found.axis or 0, found.split or 0
@@ -236,4 +238,4 @@ def _shape(x: fx.Node) -> Sequence[int]:
     return tuple(x.meta["val"].shape)
 
 
-__all__ = ["ConvertOpToCommunication", "Writing", "identity"]
+__all__ = ["ConvertOpToCommunication", "PlanWriter", "identity"]

@@ -14,7 +14,7 @@ from torch import fx
 
 from tcverify.errors import Unsupported
 from tcverify.ops import Layout, Resharding, TensorSpec, lookup, schema_of
-from tcverify.passes.editing import arguments, known_spec, op_name
+from tcverify.passes.editing import known_spec, named_arguments, op_name
 from tcverify.passes.resharding.layouts import layout_of, resharding_of
 
 #: Reductions over dims that need not be the stream axis; `dim` names them.
@@ -32,7 +32,7 @@ _REGROUPING = frozenset(
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Part:
+class OperandSlice:
     """An operand, at the index of the trip.
 
     Attributes:
@@ -48,13 +48,13 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Sliced:
+class SlicedOp:
     """An op, cut along its result's stream axis.
 
     Attributes:
         trips: size of the axis.
         local: shape, strides and dtype of the result on this rank, or None if it gets none of it.
-        op: what computes one index, by qualified name, with `args` and `kwargs` that hold a `Part` where they read one.
+        op: what computes one index, by qualified name, with `args` and `kwargs` that hold an `OperandSlice` where they read one.
         narrowed: a dim of size 1 of what `op` returns that is taken out, or None.
         addend: what is added at last.
         communicates: whether other ranks take part.
@@ -68,17 +68,17 @@ class Sliced:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     narrowed: int | None = None
-    addend: Part | None = None
+    addend: OperandSlice | None = None
     communicates: bool = False
 
     @property
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[OperandSlice]:
         """All that it reads at the index, the same operand once for each place."""
-        found = [value for value in (*self.args, *self.kwargs.values()) if isinstance(value, Part)]
+        found = [value for value in (*self.args, *self.kwargs.values()) if isinstance(value, OperandSlice)]
         return found if self.addend is None else [*found, self.addend]
 
 
-def sliced(node: fx.Node, axis: int) -> Sliced:
+def slice_op(node: fx.Node, axis: int) -> SlicedOp:
     """Cut an op along a dim of its result.
 
     Raises:
@@ -109,7 +109,7 @@ def sliced(node: fx.Node, axis: int) -> Sliced:
     return _rule(node, name)(node, axis, spec)
 
 
-def _rule(node: fx.Node, name: str) -> Callable[[fx.Node, int, TensorSpec], Sliced]:
+def _rule(node: fx.Node, name: str) -> Callable[[fx.Node, int, TensorSpec], SlicedOp]:
     if name in _PRODUCTS:
         return _linear if name == "aten::linear" else _product
     if name in _REDUCTIONS:
@@ -129,17 +129,17 @@ def _rule(node: fx.Node, name: str) -> Callable[[fx.Node, int, TensorSpec], Slic
 # ------------------------------------------------------------------------------------------------------- rules by op
 
 
-def _resharding(node: fx.Node, axis: int, made: Resharding) -> Sliced:
+def _resharding(node: fx.Node, axis: int, made: Resharding) -> SlicedOp:
     """The same change of layout for what lies at the index, by which every rank that takes part makes the same trips."""
     _check_axis(node, axis, len(made.result_shape))
     read = axis if made.dim is None or axis < made.dim else axis + 1
     for layout, dim in ((made.target, axis), (made.source, read)):
         if layout.parts(dim) > 1:
             _refuse_sharded(node, axis, layout)
-    given = arguments(node)
+    given = named_arguments(node)
     if given["x"] is not None:
         _shape(node, given["x"])
-        given["x"] = Part(given["x"], read)
+        given["x"] = OperandSlice(given["x"], read)
     given["shape"] = [size for dim, size in enumerate(made.shape) if dim != read]
     given["source"], given["target"] = str(_without(made.source, read)), str(_without(made.target, axis))
     if made.dim is not None:
@@ -148,7 +148,7 @@ def _resharding(node: fx.Node, axis: int, made: Resharding) -> Sliced:
     if given["rank"] in made.target.mesh:
         _shape(node, node)
         local = TensorSpec.contiguous(made.target.local_shape(made.result_shape), given["dtype"])
-    return Sliced(
+    return SlicedOp(
         node, axis, made.result_shape[axis], local, op_name(node), tuple(given.values()), {},
         communicates=len(made.ranks) > 1,
     )  # fmt: skip
@@ -160,8 +160,8 @@ def _without(layout: Layout, dim: int) -> Layout:
     return Layout(layout.mesh, tuple(kept))
 
 
-def _elementwise(node: fx.Node, axis: int, spec: TensorSpec) -> Sliced:
-    given = {name: value for name, value in arguments(node).items() if name != "memory_format"}
+def _elementwise(node: fx.Node, axis: int, spec: TensorSpec) -> SlicedOp:
+    given = {name: value for name, value in named_arguments(node).items() if name != "memory_format"}
     operands = {name: value for name, value in given.items() if isinstance(value, fx.Node)}
     for name, value in operands.items():
         given[name] = _aligned(node, value, axis - len(spec.shape), spec.shape[axis])
@@ -169,20 +169,20 @@ def _elementwise(node: fx.Node, axis: int, spec: TensorSpec) -> Sliced:
         return _cut(node, axis, spec, op_name(node), given)
     # Of several dtypes, that of a tensor without dims counts less: none loses its last one.
     for name, value in operands.items():
-        if isinstance(part := given[name], Part) and len(_shape(node, value)) == 1:
+        if isinstance(part := given[name], OperandSlice) and len(_shape(node, value)) == 1:
             given[name] = replace(part, widened=0)
     return replace(_cut(node, axis, spec, op_name(node), given), narrowed=0 if len(spec.shape) == 1 else None)
 
 
-def _aligned(node: fx.Node, operand: fx.Node, position: int, trips: int) -> Part | fx.Node:
+def _aligned(node: fx.Node, operand: fx.Node, position: int, trips: int) -> OperandSlice | fx.Node:
     """The part of an operand that is broadcast, given the position of the axis from the right (negative)."""
     shape = _shape(node, operand)
     dim = len(shape) + position
-    return Part(operand, dim, repeated=shape[dim] != trips) if dim >= 0 else operand
+    return OperandSlice(operand, dim, repeated=shape[dim] != trips) if dim >= 0 else operand
 
 
-def _reduction(node: fx.Node, axis: int, spec: TensorSpec) -> Sliced:
-    given = arguments(node)
+def _reduction(node: fx.Node, axis: int, spec: TensorSpec) -> SlicedOp:
+    given = named_arguments(node)
     operand, kept = given["self"], bool(given.get("keepdim", False))
     size = len(_shape(node, operand))
     named = given.get("dim")
@@ -190,33 +190,33 @@ def _reduction(node: fx.Node, axis: int, spec: TensorSpec) -> Sliced:
     if kept and axis in dims:
         _refuse_mixing(node, axis)
     read = axis if kept else [dim for dim in range(size) if dim not in dims][axis]
-    given.update(self=Part(operand, read), dim=[dim - (dim > read) for dim in dims])
+    given.update(self=OperandSlice(operand, read), dim=[dim - (dim > read) for dim in dims])
     return _cut(node, axis, spec, op_name(node), given)
 
 
-def _along(node: fx.Node, axis: int, spec: TensorSpec) -> Sliced:
-    given = arguments(node)
+def _along(node: fx.Node, axis: int, spec: TensorSpec) -> SlicedOp:
+    given = named_arguments(node)
     dim = given["dim"] % len(spec.shape)
     if dim == axis:
         _refuse_mixing(node, axis)
-    given.update(self=Part(given["self"], axis), dim=dim - (dim > axis))
+    given.update(self=OperandSlice(given["self"], axis), dim=dim - (dim > axis))
     return _cut(node, axis, spec, op_name(node), given)
 
 
-def _product(node: fx.Node, axis: int, spec: TensorSpec) -> Sliced:
+def _product(node: fx.Node, axis: int, spec: TensorSpec) -> SlicedOp:
     """The axis is that of the rows (M), of the columns (N), or one of the batch, which operands may lack or repeat."""
-    given = arguments(node)
+    given = named_arguments(node)
     left, right = given["self"], given["other" if "other" in given else "mat2"]
     a, b = len(_shape(node, left)), len(_shape(node, right))
     columns, rows = int(b > 1), int(a > 1)
     behind = len(spec.shape) - axis
     if columns and behind == 1:
         # A vector for the columns would be taken for a batch of rows where the right side has a batch.
-        args: tuple[Any, ...] = (left, Part(right, b - 1, widened=b - 1 if b > 2 else None))
+        args: tuple[Any, ...] = (left, OperandSlice(right, b - 1, widened=b - 1 if b > 2 else None))
         narrowed = len(spec.shape) - 1 if b > 2 else None
     elif rows and behind == columns + 1:
         both = a > 2 and b > 2
-        args = (Part(left, a - 2, widened=a - 2 if both else None), right)
+        args = (OperandSlice(left, a - 2, widened=a - 2 if both else None), right)
         narrowed = axis if both else None
     else:
         batch = columns + rows - behind  # from the right, negative
@@ -226,11 +226,11 @@ def _product(node: fx.Node, axis: int, spec: TensorSpec) -> Sliced:
             for side, size, free in sides
         )
         narrowed = None
-    return Sliced(node, axis, spec.shape[axis], spec, "aten::matmul", args, {}, narrowed)
+    return SlicedOp(node, axis, spec.shape[axis], spec, "aten::matmul", args, {}, narrowed)
 
 
-def _linear(node: fx.Node, axis: int, spec: TensorSpec) -> Sliced:
-    given = arguments(node)
+def _linear(node: fx.Node, axis: int, spec: TensorSpec) -> SlicedOp:
+    given = named_arguments(node)
     x, weight, bias = given["input"], given["weight"], given.get("bias")
     if len(_shape(node, weight)) != 2 or (bias is not None and _shape(node, bias) != spec.shape[-1:]):
         _refuse(
@@ -239,18 +239,18 @@ def _linear(node: fx.Node, axis: int, spec: TensorSpec) -> Sliced:
             "multiply with matmul, and add the bias with add",
         )
     if axis < len(spec.shape) - 1:
-        args = (Part(x, axis), weight) if bias is None else (Part(x, axis), weight, bias)
-        return Sliced(node, axis, spec.shape[axis], spec, op_name(node), args, {})
-    args = (x, Part(weight, 0))
-    addend = None if bias is None else Part(bias, 0)
-    return Sliced(node, axis, spec.shape[axis], spec, "aten::matmul", args, {}, addend=addend)
+        args = (OperandSlice(x, axis), weight) if bias is None else (OperandSlice(x, axis), weight, bias)
+        return SlicedOp(node, axis, spec.shape[axis], spec, op_name(node), args, {})
+    args = (x, OperandSlice(weight, 0))
+    addend = None if bias is None else OperandSlice(bias, 0)
+    return SlicedOp(node, axis, spec.shape[axis], spec, "aten::matmul", args, {}, addend=addend)
 
 
-def _cut(node: fx.Node, axis: int, spec: TensorSpec, op: str, given: dict[str, Any]) -> Sliced:
+def _cut(node: fx.Node, axis: int, spec: TensorSpec, op: str, given: dict[str, Any]) -> SlicedOp:
     """The same op of parts, with arguments passed the way they were."""
     count = len(node.args)
     positional, named = list(given.items())[:count], list(given.items())[count:]
-    return Sliced(node, axis, spec.shape[axis], spec, op, tuple(value for _, value in positional), dict(named))
+    return SlicedOp(node, axis, spec.shape[axis], spec, op, tuple(value for _, value in positional), dict(named))
 
 
 # ----------------------------------------------------------------------------------------------------------- refusals
@@ -305,4 +305,4 @@ def _refuse(node: fx.Node, message: str, hint: str) -> NoReturn:
     raise Unsupported(f"'{node.name}' cannot be computed along a stream axis: {message}", hint)
 
 
-__all__ = ["Part", "Sliced", "sliced"]
+__all__ = ["OperandSlice", "SlicedOp", "slice_op"]

@@ -24,7 +24,7 @@ from tcverify.errors import Unsupported
 from tcverify.ops import TensorSpec, fake_tensor
 from tcverify.passes.base import Pass
 from tcverify.passes.resharding.layouts import stream_axis_of
-from tcverify.passes.resharding.stream_axes import Part, Sliced, sliced
+from tcverify.passes.resharding.stream_axes import OperandSlice, SlicedOp, slice_op
 from tcverify.passes.resharding.writing import HostWriter
 from tcverify.program import Contract
 
@@ -72,16 +72,16 @@ class StreamParallelType(Pass):
         self.rewrites["ops"] = sum(len(loop.ops) for loop in loops)
         return []
 
-    def cut(self, node: fx.Node, axis: int) -> Sliced:
-        """Cut an op along a dim of its result. See `stream_axes.sliced`."""
-        return sliced(node, axis)
+    def cut(self, node: fx.Node, axis: int) -> SlicedOp:
+        """Cut an op along a dim of its result. See `stream_axes.slice_op`."""
+        return slice_op(node, axis)
 
 
 @dataclass(slots=True, eq=False)
 class _Loop:
     """Ops that are computed in the trips of one loop, in order, and nodes between them that do nothing."""
 
-    ops: list[Sliced] = field(default_factory=list)
+    ops: list[SlicedOp] = field(default_factory=list)
     between: list[fx.Node] = field(default_factory=list)
     axes: dict[fx.Node, int] = field(default_factory=dict)  # of their results
 
@@ -89,7 +89,7 @@ class _Loop:
     def trips(self) -> int:
         return self.ops[0].trips
 
-    def takes(self, op: Sliced) -> bool:
+    def takes(self, op: SlicedOp) -> bool:
         """Whether an op that directly follows may join."""
         if op.trips != self.trips or (op.communicates and any(one.communicates for one in self.ops)):
             return False
@@ -99,13 +99,13 @@ class _Loop:
         alike = all(not part.repeated and self.axes[part.node] == part.dim for part in parts)
         return bool(parts) and alike and self.axes.keys().isdisjoint(whole)
 
-    def add(self, op: Sliced) -> None:
+    def add(self, op: SlicedOp) -> None:
         """Let an op join."""
         self.ops.append(op)
         self.axes[op.node] = op.axis
 
 
-def _loops(graph: fx.Graph, cut: Callable[[fx.Node, int], Sliced]) -> Iterator[_Loop]:
+def _loops(graph: fx.Graph, cut: Callable[[fx.Node, int], SlicedOp]) -> Iterator[_Loop]:
     """The loops of a graph, in order. Raises `Unsupported` where an op cannot be in one."""
     loop: _Loop | None = None
     for node in graph.nodes:
@@ -215,7 +215,7 @@ def _write_trip(w: HostWriter, loop: _Loop, index: int, results: dict[fx.Node, f
         return selected[key]
 
     def read(value: Any) -> Any:
-        if not isinstance(value, Part):
+        if not isinstance(value, OperandSlice):
             return results.get(value, value) if isinstance(value, fx.Node) else value
         found = at(results.get(value.node, value.node), value.dim, 0 if value.repeated else index)
         return found if value.widened is None else w.call("aten::unsqueeze", found, value.widened)

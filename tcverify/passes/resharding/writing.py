@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from tcverify.ops import TensorSpec, fake_tensor, infer, new_fake_mode, resolve
 from tcverify.ops.dialects.host_ir import CURRENT_STREAM, DEALLOCATE, SET_STREAM, STREAM, SYNCHRONIZE
-from tcverify.passes.editing import annotate
+from tcverify.passes.editing import infer_metadata
 
 
 class HostWriter:
@@ -40,7 +40,7 @@ class HostWriter:
         node = self.graph.create_node("call_function", resolve(op), args, kwargs, name)
         known = (leaf for operand in node.all_input_nodes for leaf in pytree.tree_leaves(operand.meta.get("val")))
         if any(isinstance(leaf, FakeTensor) for leaf in known):
-            annotate(node)
+            infer_metadata(node)
         else:
             count = itertools.count()
             implied = infer(node.target, args, kwargs, count.__next__)

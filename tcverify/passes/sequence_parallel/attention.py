@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import fx
 
-from tcverify.passes.editing import arguments, known_spec, op_name
+from tcverify.passes.editing import known_spec, named_arguments, op_name
 from tcverify.passes.placements import Placements
 from tcverify.passes.sequence_parallel.experts import PRODUCTS
 from tcverify.passes.sequence_parallel.layout import (
@@ -51,12 +51,12 @@ class AttentionGuards:
         return residual.stage in _RESIDUALS and type(residual.shard) is Shard
 
 
-def projected(node: fx.Node, op: str, plan: MovePlan, facts: Placements, guards: Guards) -> Move | None:
+def move_projection(node: fx.Node, op: str, plan: MovePlan, facts: Placements, guards: Guards) -> Move | None:
     """Let the projection behind attention move that the sum `node` adds to a local residual, and return the move of the addend.
 
     None where there is no such projection, or one that cannot move.
     """
-    given = arguments(node)
+    given = named_arguments(node)
     names = ADDENDS[op]
     if "P5" not in guards.patterns or len(names) != 2:
         return None
@@ -83,7 +83,7 @@ def _chain(addend: fx.Node, residual: Move, plan: MovePlan, facts: Placements, g
     if op not in PRODUCTS or not all(_reliable(one, plan, facts, guards) for one in (node, *behind)):
         return None
     name, matrix, vector = PRODUCTS[op]
-    given = arguments(node)
+    given = named_arguments(node)
     operand, weight = given[name], known_spec(given[matrix])
     shape = shape_of(node)
     if weight is None or len(weight.shape) != 2 or len(shape) < 2 or not _is_attention(operand):
@@ -134,4 +134,4 @@ def _is_attention(value: Any) -> bool:
     return isinstance(value, fx.Node) and op_name(value) in _ATTENTION
 
 
-__all__ = ["PROJECTED", "AttentionGuards", "projected"]
+__all__ = ["PROJECTED", "AttentionGuards", "move_projection"]

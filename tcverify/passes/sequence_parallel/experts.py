@@ -24,7 +24,7 @@ from typing import Any
 
 from torch import fx
 
-from tcverify.passes.editing import arguments, known_spec, op_name
+from tcverify.passes.editing import known_spec, named_arguments, op_name
 from tcverify.passes.placements import Placements
 from tcverify.passes.sequence_parallel.layout import ADD, GETITEM, Move, Shard, Stage, is_contiguous, shape_of
 from tcverify.passes.sequence_parallel.moves import Guards, MovePlan
@@ -135,7 +135,7 @@ def expert_move(node: fx.Node, op: str, plan: MovePlan, facts: Placements, guard
         return None
     if op not in _RULES and op not in PRODUCTS and op not in _ELEMENTWISE and op not in _REDUCING:
         return None
-    asked = _Asked(node, op, arguments(node), plan, facts, guards)
+    asked = _Asked(node, op, named_arguments(node), plan, facts, guards)
     if op in PRODUCTS:
         return _product(asked)
     if op in _ELEMENTWISE:

@@ -24,7 +24,7 @@ from torch import fx
 
 from tcverify.ops import RECORD, TensorSpec, fake_tensor, lookup, resolve
 from tcverify.ops import WAIT as GATE
-from tcverify.passes.editing import annotate, arguments, erase_unused, known_spec, op_name, set_argument
+from tcverify.passes.editing import erase_unused, infer_metadata, known_spec, named_arguments, op_name, set_argument
 from tcverify.passes.sequence_parallel.layout import (
     NAMED_GATHER,
     NAMED_SCATTER,
@@ -43,7 +43,7 @@ _LOCAL = frozenset({"aten", "prims", "python"})
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class CollectiveFacts:
     """What a graph's functional collectives may be rewritten by.
 
     Attributes:
@@ -59,11 +59,11 @@ class Setting:
     same_dims: Collection[str] | None = None
 
 
-def setting_of(graph: fx.Graph) -> Setting:
+def read_collective_facts(graph: fx.Graph) -> CollectiveFacts:
     """Read what is said of a graph beside it."""
     meta: Mapping[str, Any] = getattr(graph.owning_module, "meta", {})
     rank, groups, numbers = meta.get("rank"), meta.get("groups"), meta.get("same_numbers")
-    unknown = Setting(same_dims=numbers)
+    unknown = CollectiveFacts(same_dims=numbers)
     if (
         type(rank) is not int
         or not isinstance(groups, Mapping)
@@ -74,7 +74,7 @@ def setting_of(graph: fx.Graph) -> Setting:
         return unknown
     if any(_meets_by_number(node) for node in graph.nodes):
         return unknown
-    return Setting(rank, {name: tuple(ranks) for name, ranks in groups.items()}, numbers or (), numbers)
+    return CollectiveFacts(rank, {name: tuple(ranks) for name, ranks in groups.items()}, numbers or (), numbers)
 
 
 def _meets_by_number(node: fx.Node) -> bool:
@@ -90,17 +90,17 @@ def _meets_by_number(node: fx.Node) -> bool:
         return op.name.split("::")[0] not in _LOCAL
     if op.name in (RECORD, GATE):
         return True
-    return op.collective and op.phase != "wait" and op.group is None and "rank_group" not in arguments(node)
+    return op.collective and op.phase != "wait" and op.group is None and "rank_group" not in named_arguments(node)
 
 
 class RowRewriting(ABC):
     """What a pass inserts to work on blocks of rows. The pass calls it for moves whose shard is `Rows`."""
 
-    setting: Setting = Setting()
+    setting: CollectiveFacts = CollectiveFacts()
 
     def rows_reduced(self, node: fx.Node) -> Rows | None:
         """How the rows of the all_reduce `node` are divided: None unless it sums over a group that divides them."""
-        given = arguments(node)
+        given = named_arguments(node)
         group = self.setting.groups.get(given["group_name"], ())
         spec, addend = known_spec(node), known_spec(given["input"])
         if spec is None or addend is None or spec.shape != addend.shape or len(spec.shape) not in (2, 3):
@@ -137,7 +137,7 @@ class RowRewriting(ABC):
         shard = move.shard
         assert isinstance(shard, Rows)
         with state.graph.inserting_before(move.node.next):
-            value = self.as_rows(state, arguments(move.node)["input"], f"{move.node.name}_rows")
+            value = self.as_rows(state, named_arguments(move.node)["input"], f"{move.node.name}_rows")
             args = (value, "sum", shard.members, self.group_name(shard))
             return self.insert(state, NAMED_SCATTER, args, "reduce_scatter")
 
@@ -175,7 +175,7 @@ class RowRewriting(ABC):
             cast = state.graph.create_node(
                 "call_function", move.node.target, args, dict(move.node.kwargs), name=f"{move.node.name}_shard"
             )
-            annotate(cast)
+            infer_metadata(cast)
             return cast
 
     # ------------------------------------------------------------------------------------------------ norms and addends
@@ -214,7 +214,7 @@ class RowRewriting(ABC):
         start = _gather_behind(addend)
         if op_name(start) != NAMED_GATHER or known_spec(start) is None:
             return None
-        given = arguments(start)
+        given = named_arguments(start)
         part, spec = given["input"], known_spec(given["input"])
         if (
             spec is None
@@ -290,4 +290,4 @@ def _rows_of(shape: tuple[int, ...]) -> int:
     return rows
 
 
-__all__ = ["RowRewriting", "Setting", "setting_of"]
+__all__ = ["CollectiveFacts", "RowRewriting", "read_collective_facts"]

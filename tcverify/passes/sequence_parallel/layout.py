@@ -218,7 +218,7 @@ def shape_of(node: fx.Node) -> tuple[int, ...]:
     return tuple(node.meta["val"].shape)
 
 
-def unbatched(shape: tuple[int, ...]) -> tuple[int, ...]:
+def drop_batch_dims(shape: tuple[int, ...]) -> tuple[int, ...]:
     """The shape without leading dims of size 1: what a rank-reduced value of one batch has."""
     leading = next((i for i, size in enumerate(shape) if size != 1), len(shape))
     return shape[leading:]

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator
 
 from torch import fx
 
-from tcverify.passes.editing import arguments, known_spec, op_name
+from tcverify.passes.editing import known_spec, named_arguments, op_name
 from tcverify.passes.sequence_parallel.layout import CASTS, Norm, Stage, only_casts, shape_of
 
 #: Norms that are one op: the names of their weights, and the stages of what they return.
@@ -92,7 +92,7 @@ class NormFinder:
         """square, of the mean of square over its last dim, which stays as one of size 1."""
         if mean is None or op_name(mean) != "aten::mean.dim" or not self._settles_dims(mean):
             return None
-        given = arguments(mean)
+        given = named_arguments(mean)
         square, dims = given["self"], given.get("dim")
         before, after = shape_or_none(square), shape_or_none(mean)
         if not before or after is None or not isinstance(dims, list | tuple) or given.get("dtype") is not None:
@@ -114,7 +114,7 @@ class NormFinder:
 
 
 def _fused(node: fx.Node, names: tuple[str, ...], items: tuple[Stage, ...]) -> Norm | None:
-    given = arguments(node)
+    given = named_arguments(node)
     source = given.get("input")
     spec = known_spec(source)
     if not isinstance(source, fx.Node) or spec is None or list(given["normalized_shape"]) != list(spec.shape[-1:]):

@@ -15,9 +15,9 @@ from typing import Any
 
 from torch import fx
 
-from tcverify.passes.editing import arguments, known_spec, op_name
+from tcverify.passes.editing import known_spec, named_arguments, op_name
 from tcverify.passes.placements import Placements
-from tcverify.passes.sequence_parallel.attention import PROJECTED, projected
+from tcverify.passes.sequence_parallel.attention import PROJECTED, move_projection
 from tcverify.passes.sequence_parallel.experts import ROUTED, SERVING, STAGES, expert_move
 from tcverify.passes.sequence_parallel.layout import (
     ADD,
@@ -134,8 +134,8 @@ _NORMABLE: tuple[Stage, ...] = ("reduced", "added", "experts")
 
 def _computed(node: fx.Node, op: str, plan: MovePlan, facts: Placements, guards: Guards) -> Move | None:
     """The move of a sum or a norm."""
-    given = arguments(node)
-    source = _source(given, op, plan) or projected(node, op, plan, facts, guards)
+    given = named_arguments(node)
+    source = _source(given, op, plan) or move_projection(node, op, plan, facts, guards)
     results = [user for user in node.users if op_name(user) == GETITEM] if op == ADD_RMS_NORM2 else [node]
     if source is None or (op == ADD_RMS_NORM2 and not guards.tuple_allows(node)):
         return None

@@ -33,17 +33,17 @@ from torch import fx
 from tcverify.ops import resolve
 from tcverify.passes.base import Pass
 from tcverify.passes.editing import (
-    annotate,
-    arguments,
     has_exact_metadata,
+    infer_metadata,
     known_spec,
+    named_arguments,
     op_name,
     set_argument,
 )
 from tcverify.passes.placements import Placements, propagate
 from tcverify.passes.sequence_parallel.attention import PROJECTED, AttentionGuards
 from tcverify.passes.sequence_parallel.experts import ExpertGuards
-from tcverify.passes.sequence_parallel.functional import RowRewriting, Setting, setting_of
+from tcverify.passes.sequence_parallel.functional import CollectiveFacts, RowRewriting, read_collective_facts
 from tcverify.passes.sequence_parallel.layout import (
     ADD_RMS_NORM,
     ALL_GATHER,
@@ -56,10 +56,10 @@ from tcverify.passes.sequence_parallel.layout import (
     Move,
     Rows,
     Shard,
+    drop_batch_dims,
     is_contiguous,
     shape_of,
     token_dim,
-    unbatched,
 )
 from tcverify.passes.sequence_parallel.moves import Rewriting
 from tcverify.passes.sequence_parallel.norms import NormFinder
@@ -100,9 +100,9 @@ class SequenceParallel(RowRewriting, ExpertGuards, AttentionGuards, Pass):
 
     # -------------------------------------------------------------------------------------------------------- guards
 
-    def facts_beside(self, graph: fx.Graph) -> Setting:
+    def facts_beside(self, graph: fx.Graph) -> CollectiveFacts:
         """What is said of the ranks and groups beside the graph."""
-        return setting_of(graph)
+        return read_collective_facts(graph)
 
     def placements(self, graph: fx.Graph) -> Placements:
         """What is known of the placements of the graph's values."""
@@ -116,7 +116,7 @@ class SequenceParallel(RowRewriting, ExpertGuards, AttentionGuards, Pass):
         """How the result of the all_reduce `node` is divided, unless its tokens cannot be divided among its group."""
         if op_name(node) == START:
             return self.rows_reduced(node) if self.setting.groups else None
-        given = arguments(node)
+        given = named_arguments(node)
         rank, group = given["rank"], given["rank_group"]
         spec, addend = known_spec(node), known_spec(given["x"])
         if spec is None or addend is None or spec.shape != addend.shape or len(spec.shape) not in (2, 3):
@@ -147,7 +147,7 @@ class SequenceParallel(RowRewriting, ExpertGuards, AttentionGuards, Pass):
 
     def shapes_allow(self, addend: tuple[int, ...], other: tuple[int, ...]) -> bool:
         """Whether two addends have the same tokens: they differ by leading dims of size 1 at most."""
-        return unbatched(addend) == unbatched(other)
+        return drop_batch_dims(addend) == drop_batch_dims(other)
 
     def viewed_dim(self, before: tuple[int, ...], shard: Shard, after: tuple[int, ...]) -> int | None:
         """The dim of a view that is divided when what it views is, if chunks of the one are chunks of the other."""
@@ -179,7 +179,7 @@ class SequenceParallel(RowRewriting, ExpertGuards, AttentionGuards, Pass):
         elif move.op != GETITEM:
             set_argument(node, move.operand, self.local(state, move.source))
         if move.other is not None:
-            addend = arguments(node)[move.slot]  # as the graph stands now
+            addend = named_arguments(node)[move.slot]  # as the graph stands now
             state.displaced.append(addend)
             chunk = self.local(state, move.other) if move.local else self.sliced(state, addend, move)
             set_argument(node, move.slot, chunk)
@@ -205,7 +205,7 @@ class SequenceParallel(RowRewriting, ExpertGuards, AttentionGuards, Pass):
         """Insert the reduce_scatter, next to the all_reduce."""
         if isinstance(move.shard, Rows):
             return self.scatter_rows(state, move)
-        value = arguments(move.node)["x"]  # as the graph stands now
+        value = named_arguments(move.node)["x"]  # as the graph stands now
         args = (value, self.scatter_dim(move), move.shard.rank, list(move.shard.group))
         with state.graph.inserting_after(move.node):
             return self.insert(state, REDUCE_SCATTER, args, "reduce_scatter")
@@ -235,7 +235,7 @@ class SequenceParallel(RowRewriting, ExpertGuards, AttentionGuards, Pass):
         shape, shard = shape_of(addend), move.shard
         dim = state.plan.moves[move.source].shard.dim - len(shape_of(move.source)) + len(shape)
         if op_name(addend) == ALL_GATHER:
-            given = arguments(addend)
+            given = named_arguments(addend)
             part: fx.Node = given["x"]
             gathered = Shard(given["rank"], tuple(given["rank_group"]), given["dim"] % len(shape))
             if self.same_division(shard.along(dim), gathered) and is_contiguous(part) and not state.facts.mutated(part):
@@ -247,7 +247,7 @@ class SequenceParallel(RowRewriting, ExpertGuards, AttentionGuards, Pass):
 
     def slice_attention(self, state: Rewriting, move: Move) -> None:
         """Let a projection read this rank's chunk of the attention."""
-        addend = arguments(move.node)[move.operand]
+        addend = named_arguments(move.node)[move.operand]
         shape = shape_of(addend)
         chunk = shape[move.shard.dim] // move.shard.members
         start = self.chunk_start(chunk, move.shard)
@@ -318,9 +318,9 @@ class SequenceParallel(RowRewriting, ExpertGuards, AttentionGuards, Pass):
     def insert(self, state: Rewriting, op: str, args: tuple[Any, ...], name: str) -> fx.Node:
         """Insert a call at the graph's insertion point, with its metadata."""
         node = state.graph.create_node("call_function", resolve(op), args, name=name)
-        annotate(node)
+        infer_metadata(node)
         return node
 
     def record(self, node: fx.Node) -> None:
         """Renew the metadata of a node whose operands have changed."""
-        annotate(node)
+        infer_metadata(node)

@@ -13,7 +13,7 @@ from tcverify.ops import TensorSpec
 from tcverify.program import Placement, Program
 from tcverify.report.alignment import Mark, Row
 from tcverify.report.listing import op_text, value_text
-from tcverify.report.sanitize import count, plain
+from tcverify.report.sanitize import plural, sanitize
 
 _SHORT = {
     "float64": "f64", "float32": "f32", "float16": "f16", "bfloat16": "bf16", "int64": "i64", "int32": "i32",
@@ -85,7 +85,7 @@ def gap_text(vertex: Vertex, side: SideKey, alone: bool) -> Text:
         alone: whether there is no other graph that they could differ from.
     """
     changed = sum(row.mark != "same" for row in vertex.rows)
-    own = count(
+    own = plural(
         sum(node_of(row, side) is not None for row in vertex.rows), "node" if changed or alone else "unchanged node"
     )
     return Text(f"… {own} …", "", f"{changed} of them changed" if changed else "", "", f"{own}, not drawn")
@@ -122,7 +122,7 @@ def box_text(
         _fit(name, int((width - 14) / NAME_CHARACTER)),
         _fit(note, int((width - 12) / NOTE_CHARACTER)),
         note_kind,
-        plain(title),
+        sanitize(title),
     )
 
 
@@ -174,7 +174,7 @@ def _placed(placement: Placement, dim: str) -> str:
 
 
 def _fit(text: str, width: int) -> str:
-    text = plain(text)
+    text = sanitize(text)
     return text if len(text) <= width else f"{text[: max(1, width - 1)]}…"
 
 

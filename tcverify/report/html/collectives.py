@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from tcverify.execution import Call, Run
+from tcverify.execution import CollectiveCall, Run
 from tcverify.ops import Collective, mismatch
 from tcverify.report.html.values import ranks_text
-from tcverify.report.sanitize import count, plain
+from tcverify.report.sanitize import plural, sanitize
 
 #: Most ranks that are told apart in tables, most columns of collectives and ranks that are looked at for them, and most
 #: rows, of which so many stand above the first difference.
@@ -41,7 +41,7 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True)
-class Timeline:
+class CollectiveTimeline:
     """The collectives of one version. A row holds what completes together; the last rows hold what never does.
 
     Attributes:
@@ -61,7 +61,7 @@ class Timeline:
         return [ranks_text(ranks) for ranks in self.columns]
 
 
-def timelines(before: Run | None, after: Run | None, first: Iterable[int] = ()) -> tuple[Timeline, ...]:
+def timelines(before: Run | None, after: Run | None, first: Iterable[int] = ()) -> tuple[CollectiveTimeline, ...]:
     """Arrange the collectives of both versions, as far as they ran. Of long ones, the rows around the first difference.
 
     Args:
@@ -112,7 +112,7 @@ def _same_ends(tables: Sequence[_Rows]) -> tuple[int, int]:
     return head, tail
 
 
-def _arrange(run: Run, caption: str, ranks: Sequence[int], rows: _Rows, same: tuple[int, int]) -> Timeline:
+def _arrange(run: Run, caption: str, ranks: Sequence[int], rows: _Rows, same: tuple[int, int]) -> CollectiveTimeline:
     head, tail = same
     columns: dict[tuple[Cell | None, ...], list[int]] = {}
     for rank in ranks:
@@ -134,17 +134,17 @@ def _arrange(run: Run, caption: str, ranks: Sequence[int], rows: _Rows, same: tu
         table = [*table[start : start + MAX_ROWS], *ends]
     left_out = len(run.ranks) - sum(map(len, shown))
     if left_out:
-        omitted.append(count(left_out, "further rank"))
-    return Timeline(caption, tuple(shown), tuple(table), ", ".join(omitted))
+        omitted.append(plural(left_out, "further rank"))
+    return CollectiveTimeline(caption, tuple(shown), tuple(table), ", ".join(omitted))
 
 
-def _match(run: Run) -> tuple[list[dict[int, Call]], dict[int, Call]]:
+def _match(run: Run) -> tuple[list[dict[int, CollectiveCall]], dict[int, CollectiveCall]]:
     """Replay the calls: what completes together, step by step, and the calls that never complete, by rank."""
     queues = {result.rank: deque(result.calls) for result in run.ranks}
-    steps: list[dict[int, Call]] = []
+    steps: list[dict[int, CollectiveCall]] = []
     candidates = set(queues)
     while candidates:
-        step: dict[int, Call] = {}
+        step: dict[int, CollectiveCall] = {}
         for rank in sorted(candidates):
             if rank not in step and queues[rank]:
                 step.update(_meeting(queues, queues[rank][0], [m for m in queues if m not in step], depth=1))
@@ -161,14 +161,16 @@ def _match(run: Run) -> tuple[list[dict[int, Call]], dict[int, Call]]:
     return steps, {rank: queue[0] for rank, queue in queues.items() if queue}
 
 
-def _meeting(queues: Mapping[int, deque[Call]], call: Call, free: Sequence[int], depth: int | None) -> dict[int, Call]:
+def _meeting(
+    queues: Mapping[int, deque[CollectiveCall]], call: CollectiveCall, free: Sequence[int], depth: int | None
+) -> dict[int, CollectiveCall]:
     """The members' calls that meet `call`, by rank; none where one is missing.
 
     Args:
         free: ranks that may take part.
         depth: how many calls of each queue are looked at.
     """
-    found: dict[int, Call] = {}
+    found: dict[int, CollectiveCall] = {}
     for member in call.collective.communicator:
         ahead = islice(queues[member], depth) if member in free else ()
         other = next((c for c in ahead if c.collective.channel == call.collective.channel), None)
@@ -178,14 +180,14 @@ def _meeting(queues: Mapping[int, deque[Call]], call: Call, free: Sequence[int],
     return {} if mismatch([c.collective for c in found.values()]) is not None else found
 
 
-def _cell(call: Call | None, state: str) -> Cell | None:
+def _cell(call: CollectiveCall | None, state: str) -> Cell | None:
     if call is None:
         return None
     collective = call.collective
     group = str(list(collective.communicator))
     if collective.group is not None:
-        group = f"'{plain(collective.group)}' {group}"
-    return Cell(state, collective.kind, group, contribution(collective), plain(call.node))
+        group = f"'{sanitize(collective.group)}' {group}"
+    return Cell(state, collective.kind, group, contribution(collective), sanitize(call.node))
 
 
 def contribution(collective: Collective) -> str:
@@ -211,7 +213,7 @@ def contribution(collective: Collective) -> str:
 def _end(run: Run, rank: int, stuck: bool) -> Cell:
     result = run.ranks[rank]
     if result.error is not None:
-        return Cell("raised", "raises", detail=plain(result.error.message), node=plain(result.error.node))
+        return Cell("raised", "raises", detail=sanitize(result.error.message), node=sanitize(result.error.node))
     if run.mismatch is not None:
         at_fault = rank in run.mismatch[1]
         return Cell("mismatch" if at_fault else "ended", "disagrees" if at_fault else "stopped with the others")
@@ -220,4 +222,4 @@ def _end(run: Run, rank: int, stuck: bool) -> Cell:
     return Cell("ended", "finished")
 
 
-__all__ = ["Cell", "Timeline", "contribution", "timelines"]
+__all__ = ["Cell", "CollectiveTimeline", "contribution", "timelines"]

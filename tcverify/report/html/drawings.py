@@ -16,7 +16,7 @@ from tcverify.report.html.values import Runs
 
 
 @dataclass(frozen=True, slots=True)
-class Sheet:
+class DrawingSheet:
     """A drawing under its heading, and what is known of its nodes."""
 
     heading: str
@@ -24,7 +24,7 @@ class Sheet:
     cards: Cards
 
 
-def make_sheets(case: Counterexample, diagnosis: Diagnosis, ranks: Sequence[int]) -> tuple[Sheet, ...]:
+def make_sheets(case: Counterexample, diagnosis: Diagnosis, ranks: Sequence[int]) -> tuple[DrawingSheet, ...]:
     """Draw the graphs of a counterexample.
 
     Args:
@@ -42,18 +42,20 @@ def make_sheets(case: Counterexample, diagnosis: Diagnosis, ranks: Sequence[int]
         rows = [Row("same", node, None) for node in program.graphs[program.ranks[rank].graph].nodes]
         drawing = draw(program, rows, {}, Labels(("Before the pass",), SIGNS, "p", {"b": flags}))
         return (
-            Sheet(f"The program on rank {rank}", drawing, make_cards(drawing, rows, [Side(program, rank)], {}, runs)),
+            DrawingSheet(
+                f"The program on rank {rank}", drawing, make_cards(drawing, rows, [Side(program, rank)], {}, runs)
+            ),
         )
     relations = diagnosis.relations or {}
     rows = align(program, rewritten, rank)
     drawing = draw(program, rows, relations, Labels(("Before the pass", "After the pass"), SIGNS, "p", {"a": flags}))
     cards = make_cards(drawing, rows, [Side(program, rank), Side(rewritten, rank)], relations, runs)
-    found = Sheet(f"The program on rank {rank}, before ⇒ after the pass", drawing, cards)
+    found = DrawingSheet(f"The program on rank {rank}, before ⇒ after the pass", drawing, cards)
     pair = _disagreeing(rewritten, diagnosis)
     return (found,) if pair is None else (found, _against(rewritten, *pair))
 
 
-def _against(rewritten: Program, one: tuple[int, str], other: tuple[int, str]) -> Sheet:
+def _against(rewritten: Program, one: tuple[int, str], other: tuple[int, str]) -> DrawingSheet:
     """The graphs of two ranks, each with the node where it disagrees."""
     signs: dict[Mark, str] = {
         **SIGNS,
@@ -66,7 +68,7 @@ def _against(rewritten: Program, one: tuple[int, str], other: tuple[int, str]) -
     rows = align(rewritten, rewritten, one[0], other[0])
     drawing = draw(rewritten, rows, {}, labels)
     cards = make_cards(drawing, rows, [Side(rewritten, rank) for rank, _ in (one, other)], {}, None)
-    return Sheet(f"After the pass, rank {one[0]} against rank {other[0]}", drawing, cards)
+    return DrawingSheet(f"After the pass, rank {one[0]} against rank {other[0]}", drawing, cards)
 
 
 def _disagreeing(rewritten: Program, diagnosis: Diagnosis) -> tuple[tuple[int, str], tuple[int, str]] | None:
@@ -84,4 +86,4 @@ def _disagreeing(rewritten: Program, diagnosis: Diagnosis) -> tuple[tuple[int, s
     return next(((nodes[0], node) for node, graph in zip(nodes, graphs, strict=True) if graph != graphs[0]), None)
 
 
-__all__ = ["Sheet", "make_sheets"]
+__all__ = ["DrawingSheet", "make_sheets"]

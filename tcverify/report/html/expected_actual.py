@@ -10,7 +10,7 @@ from tcverify.cases.counterexample import Counterexample, RankValue
 from tcverify.explain.diagnosis import Diagnosis
 from tcverify.report.html.collectives import contribution
 from tcverify.report.html.values import ranks_text
-from tcverify.report.sanitize import plain
+from tcverify.report.sanitize import sanitize
 
 #: Rows that are shown.
 MAX_CONTRASTS = 8
@@ -56,16 +56,16 @@ def _rows(case: Counterexample, diagnosis: Diagnosis) -> Sequence[tuple[int, Con
         sentence = "every member of the group calls the same collective"
         calls = sorted(after.mismatch[1].items())
         found = [(r, f"{call.collective.kind}({contribution(call.collective)})") for r, call in calls]
-        return [(r, Contrast("", "", sentence, plain(text))) for r, text in found]
+        return [(r, Contrast("", "", sentence, sanitize(text))) for r, text in found]
     if after is not None and after.hang is not None:
         return [
-            (w.rank, Contrast("", "", "every rank finishes", plain(f"waits for ever in {w.call.node}")))
+            (w.rank, Contrast("", "", "every rank finishes", sanitize(f"waits for ever in {w.call.node}")))
             for w in after.hang.waits
         ]
     if finding.kind == "rewritten-raises":
-        return [(0, Contrast(where, "", "finishes, as the original does", plain(finding.detail or finding.title)))]
+        return [(0, Contrast(where, "", "finishes, as the original does", sanitize(finding.detail or finding.title)))]
     if finding.check == "application":
-        return [(0, Contrast(where, "", "the pass returns a graph", plain(finding.title)))]
+        return [(0, Contrast(where, "", "the pass returns a graph", sanitize(finding.title)))]
     return []
 
 
@@ -76,7 +76,7 @@ def _value(value: RankValue, domain: str) -> Contrast:
     text = "" if residues else f"{difference:.3g}"
     if not residues and value.expected and math.isfinite(difference):
         text += f" ({100 * difference / abs(value.expected):.3g} %)"
-    what = f"{plain(value.label)}{list(value.index)}"
+    what = f"{sanitize(value.label)}{list(value.index)}"
     return Contrast("", what, f"{value.expected:.9g}", f"{value.actual:.9g}", text)
 
 

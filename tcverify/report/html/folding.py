@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from tcverify.report.html.layout import Edge, Place
+from tcverify.report.html.layout import ItemPlace, LayoutEdge
 
 #: Sizes in pixels: a box, what lies between two layers, and the space above the first.
 BOX_HEIGHT = 52
@@ -61,7 +61,7 @@ def top(slot: int) -> int:
     return TOP + slot * (BOX_HEIGHT + LAYER_GAP)
 
 
-def slack(right: float, boxes: Iterable[Place], edges: Iterable[Edge]) -> float:
+def slack(right: float, boxes: Iterable[ItemPlace], edges: Iterable[LayoutEdge]) -> float:
     """By how much the channels of a graph may move to the left, as long as only this is in sight, in pixels.
 
     Args:
@@ -72,7 +72,7 @@ def slack(right: float, boxes: Iterable[Place], edges: Iterable[Edge]) -> float:
     return right - max(ends, default=right)
 
 
-def path(edge: Edge, right: float, moved: float, source: int, target: int) -> str:
+def path(edge: LayoutEdge, right: float, moved: float, source: int, target: int) -> str:
     """Return an edge as SVG path data: straight down on its way, bent in the space between two layers.
 
     Args:
@@ -95,7 +95,7 @@ def _bend(x: float, y: int, to_x: float, to_y: int) -> str:
     return f"C{x:g} {middle} {to_x:g} {middle} {to_x:g} {to_y}"
 
 
-def hidden_edges(edges: Sequence[Edge], places: Sequence[Place], folds: Sequence[Fold]) -> set[int]:
+def hidden_edges(edges: Sequence[LayoutEdge], places: Sequence[ItemPlace], folds: Sequence[Fold]) -> set[int]:
     """Numbers of the edges that a closed fold swallows: those inside it, and all but one from the same source into it."""
     where = {layer: i for i, f in enumerate(folds) for layer in range(f.first, f.last + 1)}
     hidden = set()

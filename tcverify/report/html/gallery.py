@@ -16,7 +16,7 @@ from tcverify.report.block import make_block
 from tcverify.report.html.document import REPORT_NAME, render
 from tcverify.report.html.drawings import make_sheets
 from tcverify.report.html.graph import Drawing
-from tcverify.report.sanitize import count, plain
+from tcverify.report.sanitize import plural, sanitize
 
 ABOUT_NAME = "about.json"
 
@@ -104,7 +104,7 @@ def make_gallery(paths: Sequence[Path], folder: Path) -> Gallery:
     for exhibit in exhibits:
         groups.setdefault(exhibit.about.group, []).append(exhibit)
     known = [e.met for e in exhibits if e.met is not None]
-    summary = f"{count(len(exhibits), 'case')} in {len(groups)} class{'es' * (len(groups) != 1)}"
+    summary = f"{plural(len(exhibits), 'case')} in {len(groups)} class{'es' * (len(groups) != 1)}"
     if known:
         summary += f"; the report names the planted node in {sum(known)} of the {len(known)} whose place is known"
     ordered = tuple((group, tuple(sorted(groups[group], key=lambda e: e.about.title))) for group in sorted(groups))
@@ -137,11 +137,11 @@ def read_about(folder: Path) -> About | None:
     for key, kind in _KEYS.items():
         _require(path, data, key, kind)
     return About(
-        plain(data["title"]),
-        plain(data["class"]),
-        plain(data["what"]),
-        tuple(map(plain, data.get("planted", []))),
-        tuple(map(plain, data.get("seen_in", []))),
+        sanitize(data["title"]),
+        sanitize(data["class"]),
+        sanitize(data["what"]),
+        tuple(map(sanitize, data.get("planted", []))),
+        tuple(map(sanitize, data.get("seen_in", []))),
     )
 
 
@@ -161,7 +161,7 @@ def _exhibit(number: int, path: Path, folder: Path) -> Exhibit:
     block = make_block(case, path, diagnosis)
     sheets = make_sheets(case, diagnosis, ())
     first = diagnosis.first.node if diagnosis.first is not None else None
-    blamed = tuple(dict.fromkeys(plain(node) for node in (case.finding.node, first) if node is not None))
+    blamed = tuple(dict.fromkeys(sanitize(node) for node in (case.finding.node, first) if node is not None))
     about = told or _untold(case)
     page = path.parent / REPORT_NAME
     inside = page.is_file() and page.is_relative_to(folder)
@@ -169,27 +169,27 @@ def _exhibit(number: int, path: Path, folder: Path) -> Exhibit:
         anchor=f"case-{number + 1}",
         case=case.id,
         about=about,
-        kind=plain(case.finding.kind),
-        kind_text=plain(KINDS.get(case.finding.kind, case.finding.check)),
+        kind=sanitize(case.finding.kind),
+        kind_text=sanitize(KINDS.get(case.finding.kind, case.finding.check)),
         title=block.title,
         divergence=block.divergence,
-        facts=plain(
-            f"{case.facts.name}; {case.program.world_size} ranks; {count(case.program.size, 'node')}; "
+        facts=sanitize(
+            f"{case.facts.name}; {case.program.world_size} ranks; {plural(case.program.size, 'node')}; "
             f"{case.finding.check} check"
         ),
         drawing=sheets[-1].drawing if sheets else None,
         heading=sheets[-1].heading if sheets else "",
         blamed=blamed,
         met=bool(set(blamed) & set(about.planted)) if about.planted else None,
-        command=plain(block.reproduce[0]) if block.reproduce else "",
+        command=sanitize(block.reproduce[0]) if block.reproduce else "",
         report=page.relative_to(folder).as_posix() if inside else "",
     )
 
 
 def _untold(case: Counterexample) -> About:
     """What can be said of a case of which nobody said anything."""
-    kind = plain(case.finding.kind)
-    return About(f"{kind} in {plain(case.facts.name)}", kind, plain(case.finding.title))
+    kind = sanitize(case.finding.kind)
+    return About(f"{kind} in {sanitize(case.facts.name)}", kind, sanitize(case.finding.title))
 
 
 __all__ = ["About", "Exhibit", "Gallery", "make_gallery", "read_about", "to_gallery"]

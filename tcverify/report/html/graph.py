@@ -27,10 +27,10 @@ from tcverify.report.html.boxes import (
     placement_texts,
 )
 from tcverify.report.html.folding import BOX_HEIGHT, LAYER_GAP, Fold, fold, hidden_edges, path, slack, slots, top
-from tcverify.report.html.layout import CHANNEL, MARGIN, Item, Layout, lay_out
+from tcverify.report.html.layout import CHANNEL, MARGIN, DrawingLayout, LayoutItem, lay_out
 from tcverify.report.html.order import stream_predecessors
 from tcverify.report.html.visibility import drawn_rows, make_vertices, shown_rows, visible_layers
-from tcverify.report.sanitize import count
+from tcverify.report.sanitize import plural
 
 #: Widest drawing that something stands beside, in pixels.
 MAX_BESIDE = 920.0
@@ -82,7 +82,7 @@ class Box:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class EdgeLine:
     """One edge: an SVG path from the box `source` to the box `target`.
 
     Attributes:
@@ -135,7 +135,7 @@ class Panel:
     right: float
     channels: int
     boxes: tuple[Box, ...]
-    lines: tuple[Line, ...]
+    lines: tuple[EdgeLine, ...]
     folds: tuple[FoldMark, ...]
 
 
@@ -215,7 +215,7 @@ def draw(program: Program, rows: Sequence[Row], relations: Mapping[str, Relation
     operands = {side: [_operands(vertex, side, i, index) for i, vertex in enumerate(vertices)] for side in sides}
     below = _below(vertices, sides[-1], index)
     items = [
-        Item(
+        LayoutItem(
             vertex.kind == "input",
             {s for s in sides if vertex.stands_in(s)},
             {s: operands[s][i] for s in sides},
@@ -259,7 +259,7 @@ class _Scene:
 
     vertices: Sequence[Vertex]
     numbers: Sequence[int | None]
-    layout: Layout
+    layout: DrawingLayout
     folds: Sequence[Fold]
     slots: Sequence[int]
     operands: Mapping[SideKey, Sequence[tuple[int, ...]]]
@@ -281,7 +281,7 @@ def _panel(
     seen = [places[i] for i, box in zip(stands, boxes, strict=True) if not box.away]
     moved = slack(right, seen, [e for i, e in enumerate(edges) if i not in hidden])
     lines = tuple(
-        Line(
+        EdgeLine(
             f"{id}{e.source}",
             f"{id}{e.target}",
             path(e, right, moved, *(scene.slots[places[end].layer] for end in (e.source, e.target)))
@@ -312,7 +312,7 @@ def _fold_marks(scene: _Scene, boxes: Sequence[Box], right: float) -> tuple[Fold
         inside = [box for box in boxes if f.first <= box.layer <= f.last]
         changed = sum(box.mark != "same" for box in inside)
         wrong = sum(box.note_kind == "wrong" for box in inside)
-        text = count(len(inside), "node" if changed else "unchanged node")
+        text = plural(len(inside), "node" if changed else "unchanged node")
         notes = [f"{changed} changed"] * (changed > 0)
         notes += ["values differ" if wrong == len(inside) else f"{wrong} with other values"] * (wrong > 0)
         y = top(scene.slots[f.first])
@@ -389,4 +389,4 @@ def _summary(rows: Sequence[Row], signs: Mapping[Mark, str]) -> str:
     return ", ".join([*parts, f"{numbers['same']} the same"])
 
 
-__all__ = ["BOX_HEIGHT", "SIGNS", "Box", "Drawing", "FoldMark", "Labels", "Line", "Panel", "draw"]
+__all__ = ["BOX_HEIGHT", "SIGNS", "Box", "Drawing", "EdgeLine", "FoldMark", "Labels", "Panel", "draw"]

@@ -9,11 +9,18 @@ from pathlib import Path
 from tcverify.campaign import CampaignFinished, Event, RunFinished
 from tcverify.campaign.search import KernelFound
 from tcverify.report.alignment import align
-from tcverify.report.coverage import Pattern, changed_rank, first_to_reach, kernel_listing, patterns, searched_line
+from tcverify.report.coverage import (
+    KernelPattern,
+    changed_rank,
+    first_to_reach,
+    group_kernels,
+    kernel_listing,
+    searched_line,
+)
 from tcverify.report.html.document import render
 from tcverify.report.html.graph import SIGNS, Drawing, Labels, draw
-from tcverify.report.listing import Line
-from tcverify.report.sanitize import count, one_line, plain
+from tcverify.report.listing import ListingLine
+from tcverify.report.sanitize import one_line, plural, sanitize
 from tcverify.system.files import write_atomically
 
 PAGE_NAME = "kernels.html"
@@ -41,13 +48,13 @@ class Plate:
 
     anchor: str
     facts: str
-    listing: tuple[Line, ...]
+    listing: tuple[ListingLine, ...]
     left_out: int
     drawing: Drawing | None
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class RewriteGroup:
     """A rewrite and the kernels that show it, the smallest first.
 
     Attributes:
@@ -72,7 +79,7 @@ class Section:
     anchor: str
     title: str
     facts: str
-    groups: tuple[Group, ...]
+    groups: tuple[RewriteGroup, ...]
     left_out: int
     alone: tuple[Plate, ...]
     alone_left_out: int
@@ -93,7 +100,9 @@ def to_kernel_page(finished: Sequence[CampaignFinished]) -> str:
 
 def make_kernel_page(finished: Sequence[CampaignFinished]) -> KernelPage:
     """Arrange the kernels of campaigns for the page: a section for each campaign that has found one which the pass changes."""
-    found = [(event, patterns(event.searched)) for event in finished if event.searched is not None and _shows(event)]
+    found = [
+        (event, group_kernels(event.searched)) for event in finished if event.searched is not None and _shows(event)
+    ]
     ranked = sorted(
         (place, number, which)
         for number, (_, all_patterns) in enumerate(found)
@@ -109,7 +118,7 @@ def make_kernel_page(finished: Sequence[CampaignFinished]) -> KernelPage:
             for which, pattern in enumerate(all_patterns)
         ]
         sections.append(_section(number, event, all_patterns, shares))
-    names = list(dict.fromkeys(plain(event.facts.name) for event, _ in found))
+    names = list(dict.fromkeys(sanitize(event.facts.name) for event, _ in found))
     return KernelPage(f"What {names[0]} does" if len(names) == 1 else "What the passes do", tuple(sections))
 
 
@@ -117,7 +126,7 @@ def _shows(event: CampaignFinished) -> bool:
     return event.searched is not None and any(kernel.changed for kernel in event.searched.kernels)
 
 
-def _section(number: int, event: CampaignFinished, found: Sequence[Pattern], shares: Sequence[int]) -> Section:
+def _section(number: int, event: CampaignFinished, found: Sequence[KernelPattern], shares: Sequence[int]) -> Section:
     """Arrange the kernels of one campaign.
 
     Args:
@@ -128,7 +137,7 @@ def _section(number: int, event: CampaignFinished, found: Sequence[Pattern], sha
     changed = [(pattern, share) for pattern, share in zip(found, shares, strict=True) if pattern.changed]
     alone = [kernel for pattern in found if not pattern.changed for kernel in pattern.kernels]
     groups = [
-        Group(
+        RewriteGroup(
             pattern.words,
             len(pattern.kernels),
             tuple(
@@ -139,11 +148,11 @@ def _section(number: int, event: CampaignFinished, found: Sequence[Pattern], sha
         for which, (pattern, share) in enumerate(changed, 1)
         if share
     ]
-    programs = count(event.statistics.programs, "program")
+    programs = plural(event.statistics.programs, "program")
     return Section(
         anchor=anchor,
-        title=plain(f"{event.facts.name} on {event.mesh}"),
-        facts=plain(f"{programs}, seed {event.seed}; {searched_line(event.searched)}"),
+        title=sanitize(f"{event.facts.name} on {event.mesh}"),
+        facts=sanitize(f"{programs}, seed {event.seed}; {searched_line(event.searched)}"),
         groups=tuple(groups),
         left_out=len(changed) - len(groups),
         alone=tuple(_plate(f"{anchor}-alone-{i}", kernel) for i, kernel in enumerate(alone[:MOST_LISTED], 1)),
@@ -154,7 +163,7 @@ def _section(number: int, event: CampaignFinished, found: Sequence[Pattern], sha
 def _plate(anchor: str, kernel: KernelFound) -> Plate:
     rank, lines = changed_rank(kernel), kernel_listing(kernel)
     drawing = None
-    size = count(kernel.program.size, "node")
+    size = plural(kernel.program.size, "node")
     if kernel.rewritten is not None:
         labels = Labels(("Before the pass", "After the pass"), SIGNS, "p", {})
         drawing = draw(kernel.program, align(kernel.program, kernel.rewritten, rank), {}, labels)

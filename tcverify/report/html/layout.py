@@ -18,7 +18,7 @@ MARGIN = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
+class LayoutItem:
     """What is to be placed, in an order in which operands come first.
 
     Attributes:
@@ -35,7 +35,7 @@ class Item:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ItemPlace:
     """Where an item stands: pixels from the left edge of its graph, its layer, and its grid column."""
 
     x: float
@@ -45,7 +45,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Edge:
+class LayoutEdge:
     """From the bottom of an item to the top of another that reads it.
 
     Attributes:
@@ -60,11 +60,11 @@ class Edge:
 
 
 @dataclass(slots=True)
-class Layout:
+class DrawingLayout:
     """Places by item; edges, right ends of the items and channels beyond them by graph; and the number of layers."""
 
-    places: list[Place]
-    edges: dict[str, list[Edge]]
+    places: list[ItemPlace]
+    edges: dict[str, list[LayoutEdge]]
     rights: dict[str, float]
     channels: dict[str, int]
     layers: int
@@ -101,7 +101,7 @@ class _Grid:
         return at == len(stack) or stack[at] >= layers.stop
 
 
-def lay_out(items: Sequence[Item], sides: Sequence[str]) -> Layout:
+def lay_out(items: Sequence[LayoutItem], sides: Sequence[str]) -> DrawingLayout:
     """Place items. They stand at the same place in all graphs that have them."""
     layers = _layers(items)
     grid = _Grid()
@@ -121,7 +121,7 @@ def lay_out(items: Sequence[Item], sides: Sequence[str]) -> Layout:
         if item.narrow:
             columns[i] = grid.place(item.sides, layers[i], 1, columns[reader[i]] if i in reader else 0)
     places = [
-        Place(
+        ItemPlace(
             float(MARGIN + columns[i] * COLUMN),
             float((1 if item.narrow else 2) * COLUMN - SPACE),
             layers[i],
@@ -130,13 +130,13 @@ def lay_out(items: Sequence[Item], sides: Sequence[str]) -> Layout:
         for i, item in enumerate(items)
     ]
     grid.stack()
-    layout = Layout(places, {}, {}, {}, 1 + max(layers, default=-1))
+    layout = DrawingLayout(places, {}, {}, {}, 1 + max(layers, default=-1))
     for side in sides:
         _route(items, layout, grid, side)
     return layout
 
 
-def _layers(items: Sequence[Item]) -> list[int]:
+def _layers(items: Sequence[LayoutItem]) -> list[int]:
     """The longest path to each item over the edges of all graphs; inputs right above their first reader."""
     layers: list[int] = []
     for item in items:
@@ -152,7 +152,7 @@ def _layers(items: Sequence[Item]) -> list[int]:
     return found
 
 
-def _route(items: Sequence[Item], layout: Layout, grid: _Grid, side: str) -> None:
+def _route(items: Sequence[LayoutItem], layout: DrawingLayout, grid: _Grid, side: str) -> None:
     """Lay the edges of one graph."""
     places = layout.places
     right = max((p.x + p.width for p, item in zip(places, items, strict=True) if side in item.sides), default=0.0)
@@ -174,7 +174,7 @@ def _route(items: Sequence[Item], layout: Layout, grid: _Grid, side: str) -> Non
         a, b = places[source], places[target]
         start, end = a.x + a.width / 2, ends[source, target]
         way = straight.get((source, target), right + CHANNEL * (1 + channels.get(source, 0)))
-        edges.append(Edge(source, target, start, end if b.layer == a.layer + 1 else way, end))
+        edges.append(LayoutEdge(source, target, start, end if b.layer == a.layer + 1 else way, end))
     layout.edges[side] = edges
     layout.rights[side] = right
     layout.channels[side] = 1 + max(channels.values(), default=-1)
@@ -184,7 +184,7 @@ def _column(x: float) -> int:
     return int((x - MARGIN) // COLUMN)
 
 
-def _port(items: Sequence[Item], places: Sequence[Place], side: str, pair: tuple[int, int]) -> float:
+def _port(items: Sequence[LayoutItem], places: Sequence[ItemPlace], side: str, pair: tuple[int, int]) -> float:
     """Where an edge enters its target: operands from left to right as they stand above."""
     source, target = pair
     operands = sorted(items[target].operands[side], key=lambda o: (places[o].x + places[o].width / 2, o))

@@ -14,9 +14,9 @@ from tcverify.program import Program
 from tcverify.report.alignment import Row
 from tcverify.report.html.boxes import SideKey, node_of, placement_texts
 from tcverify.report.html.graph import Box, Drawing
-from tcverify.report.html.values import MAX_CHARACTERS, Record, Runs, as_data, compared, record
+from tcverify.report.html.values import MAX_CHARACTERS, Runs, ValueRecord, as_data, is_comparable, record
 from tcverify.report.listing import graph_lines, value_text
-from tcverify.report.sanitize import plain
+from tcverify.report.sanitize import sanitize
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +53,9 @@ class Cards:
     """The nodes of a page by the ids of their boxes, and their values."""
 
     by_box: Mapping[str, Card]
-    records: tuple[Record, ...]
+    records: tuple[ValueRecord, ...]
 
-    def of(self, id: str) -> tuple[Card, Record | None]:
+    def of(self, id: str) -> tuple[Card, ValueRecord | None]:
         card = self.by_box[id]
         return card, None if card.values is None else self.records[card.values]
 
@@ -122,12 +122,12 @@ def _card(
     node: fx.Node, box: Box, text: str, placements: Mapping[str, str], relation: Relation | None, values: int | None
 ) -> Card:
     return Card(
-        name=plain(node.name),
-        call=plain(text.partition(" = ")[2] if node.op != "output" else text),
-        value=plain(value_text(node.meta.get("val"))),
-        placement=plain(placements.get(node.name, "") or "replicated") if node.op == "placeholder" else "",
+        name=sanitize(node.name),
+        call=sanitize(text.partition(" = ")[2] if node.op != "output" else text),
+        value=sanitize(value_text(node.meta.get("val"))),
+        placement=sanitize(placements.get(node.name, "") or "replicated") if node.op == "placeholder" else "",
         mark=box.sign[2:],
-        relation=plain(relation.text) if relation is not None else "",
+        relation=sanitize(relation.text) if relation is not None else "",
         wrong=relation is not None and not relation.explained,
         flag=box.flag,
         operands=box.operands,
@@ -140,7 +140,7 @@ class _Values:
 
     def __init__(self, relations: Mapping[str, Relation], rows: Sequence[Row], runs: Runs | None) -> None:
         self.relations, self.rows, self.runs = relations, rows, runs
-        self.records: list[Record] = []
+        self.records: list[ValueRecord] = []
         self.room = MAX_CHARACTERS
 
     def of(self, number: int) -> tuple[int | None, int | None]:
@@ -150,7 +150,7 @@ class _Values:
         after = row.after.name if row.after is not None else ""
         relation = self.relations.get(after)
         against = relation.original or "" if relation is not None else before
-        comparable = relation is None or compared(relation)
+        comparable = relation is None or is_comparable(relation)
         if before and (not after or against != before):
             own = self._keep(before, "", False)
             return own, self._keep(against, after, comparable) if after else None
@@ -171,7 +171,7 @@ class _Values:
 def merge(cards: Sequence[Cards]) -> Cards:
     """The nodes of several drawings, whose boxes have ids of their own, as one."""
     nodes: dict[str, Card] = {}
-    records: list[Record] = []
+    records: list[ValueRecord] = []
     for one in cards:
         for id, card in one.by_box.items():
             nodes[id] = card if card.values is None else replace(card, values=card.values + len(records))

@@ -13,16 +13,16 @@ from tcverify.explain.diagnosis import Diagnosis, diagnose
 from tcverify.explain.relations import Relation
 from tcverify.explain.relations.storages import is_buffer, is_host_ir, written_operands
 from tcverify.program import KINDS
-from tcverify.report.block import Block, make_block
-from tcverify.report.html.collectives import MAX_RANKS, Timeline, timelines
-from tcverify.report.html.drawings import Sheet, make_sheets
+from tcverify.report.block import ReportBlock, make_block
+from tcverify.report.html.collectives import MAX_RANKS, CollectiveTimeline, timelines
+from tcverify.report.html.drawings import DrawingSheet, make_sheets
 from tcverify.report.html.expected_actual import Contrast, make_contrasts
 from tcverify.report.html.nodes import Card, merge
 from tcverify.report.html.ranks import Dim, Input, make_dims, make_inputs
-from tcverify.report.html.streams import Schedule, draw_schedule
-from tcverify.report.html.values import Record, Runs, compared, ranks_text, record
-from tcverify.report.html.waiting import Waiting, waiting
-from tcverify.report.sanitize import count, plain, plain_lines
+from tcverify.report.html.streams import ScheduleDrawing, draw_schedule
+from tcverify.report.html.values import Runs, ValueRecord, is_comparable, ranks_text, record
+from tcverify.report.html.waiting import WaitingCycle, describe_waiting
+from tcverify.report.sanitize import plural, sanitize, sanitize_lines
 
 #: Rows of the table of relations, and lines of a listing or detail, that a page holds.
 MAX_RELATIONS = 80
@@ -60,13 +60,13 @@ class HtmlPage:
     contrasts_left_out: int
     contrasts_cut: int
     detail: tuple[str, ...]
-    sheets: tuple[Sheet, ...]
+    sheets: tuple[DrawingSheet, ...]
     focus: str
-    blamed: tuple[tuple[str, Card, Record | None], ...]
+    blamed: tuple[tuple[str, Card, ValueRecord | None], ...]
     data: str
-    schedule: Schedule | None
+    schedule: ScheduleDrawing | None
     schedule_first: bool
-    block: Block
+    block: ReportBlock
     blame: str
     foreign: tuple[str, ...]
     relations: tuple[NodeValue, ...]
@@ -74,8 +74,8 @@ class HtmlPage:
     values_domain: str
     relations_left_out: int
     why: str
-    timelines: tuple[Timeline, ...]
-    waiting: Waiting | None
+    timelines: tuple[CollectiveTimeline, ...]
+    waiting: WaitingCycle | None
     dims: tuple[Dim, ...]
     inputs: tuple[Input, ...]
     input_headings: tuple[str, ...]
@@ -107,18 +107,20 @@ def make_page(case: Counterexample, path: Path | None) -> HtmlPage:
     relations = _relations(diagnosis)
     return HtmlPage(
         id=case.id,
-        kind=plain(finding.kind),
-        check=plain(finding.check),
-        kind_text=plain(KINDS.get(finding.kind, finding.check)),
-        title=plain(finding.title),
+        kind=sanitize(finding.kind),
+        check=sanitize(finding.check),
+        kind_text=sanitize(KINDS.get(finding.kind, finding.check)),
+        title=sanitize(finding.title),
         rank=diagnosis.rank,
         facts=_facts(case),
-        notes=tuple(plain(sentence) for _, sentence in case.notes),
+        notes=tuple(sanitize(sentence) for _, sentence in case.notes),
         divergence=block.divergence,
         contrasts=contrasts,
         contrasts_left_out=contrasts_left_out,
         contrasts_cut=MAX_VALUES if len(case.values) == MAX_VALUES < program.world_size else 0,
-        detail=_bounded(plain_lines(finding.detail)) if plain(finding.detail) not in plain(finding.title) else (),
+        detail=_bounded(sanitize_lines(finding.detail))
+        if sanitize(finding.detail) not in sanitize(finding.title)
+        else (),
         sheets=sheets,
         focus=_focus(sheets),
         blamed=_blamed(
@@ -132,31 +134,31 @@ def make_page(case: Counterexample, path: Path | None) -> HtmlPage:
         schedule_first=finding.check in ("happens-before", "interleavings", "order", "schedule"),
         block=block,
         blame="finding" if finding.node is not None else "diverges",
-        foreign=_bounded(plain_lines(case.listing)) if case.rewritten is None else (),
+        foreign=_bounded(sanitize_lines(case.listing)) if case.rewritten is None else (),
         relations=_window(relations),
         relations_summary=_counted(relations),
-        values_domain=plain(diagnosis.before.domain.partition(":")[0]) if diagnosis.before is not None else "",
+        values_domain=sanitize(diagnosis.before.domain.partition(":")[0]) if diagnosis.before is not None else "",
         relations_left_out=max(0, len(relations) - MAX_RELATIONS),
-        why=plain(diagnosis.why),
+        why=sanitize(diagnosis.why),
         timelines=timelines(diagnosis.before, diagnosis.after, suspects),
-        waiting=waiting(diagnosis.after) if diagnosis.after is not None else None,
+        waiting=describe_waiting(diagnosis.after) if diagnosis.after is not None else None,
         dims=make_dims(program),
         inputs=inputs,
         input_headings=tuple(f"{ranks_text(held)} hold{'s' * (len(held) == 1)}" for held in holders),
         seed=program.seed,
-        others=tuple((plain(f.kind), plain(f.title)) for f in case.others),
+        others=tuple((sanitize(f.kind), sanitize(f.title)) for f in case.others),
         contract=_pairs(asdict(case.contract)),
         options=_pairs({**program.options, **case.facts.options}),
         environment=_pairs(case.environment),
-        target=plain(case.facts.target or case.facts.name),
+        target=sanitize(case.facts.target or case.facts.name),
         replayable=case.replayable,
-        reproduce=tuple(map(plain, block.reproduce)),
+        reproduce=tuple(map(sanitize, block.reproduce)),
     )
 
 
 def _facts(case: Counterexample) -> tuple[tuple[str, str], ...]:
     program = case.program
-    size = count(program.size, "node")
+    size = plural(program.size, "node")
     if case.size_drawn > program.size:
         size += f", shrunk from {case.size_drawn}"
     if case.shrink_cut:
@@ -173,24 +175,26 @@ def _facts(case: Counterexample) -> tuple[tuple[str, str], ...]:
         ("Found by", found),
         ("Number domain", domain),
     )
-    return tuple((label, plain(text)) for label, text in facts)
+    return tuple((label, sanitize(text)) for label, text in facts)
 
 
 def _pairs(facts: object) -> tuple[tuple[str, str], ...]:
-    return tuple((plain(str(k)), plain(str(v))) for k, v in facts.items()) if hasattr(facts, "items") else ()
+    return tuple((sanitize(str(k)), sanitize(str(v))) for k, v in facts.items()) if hasattr(facts, "items") else ()
 
 
 def _bounded(lines: list[str]) -> tuple[str, ...]:
     more = len(lines) - MAX_LINES
     return (
-        tuple(lines) if more <= 0 else (*lines[:MAX_LINES], f"… {count(more, 'further line')} in counterexample.json …")
+        tuple(lines)
+        if more <= 0
+        else (*lines[:MAX_LINES], f"… {plural(more, 'further line')} in counterexample.json …")
     )
 
 
 def _relations(diagnosis: Diagnosis) -> list[NodeValue]:
     first = diagnosis.first.node if diagnosis.first is not None else None
     found = (diagnosis.relations or {}).items()
-    return [NodeValue(plain(node), plain(r.text), r.kind, r.explained, node == first) for node, r in found]
+    return [NodeValue(sanitize(node), sanitize(r.text), r.kind, r.explained, node == first) for node, r in found]
 
 
 def _window(relations: Sequence[NodeValue]) -> tuple[NodeValue, ...]:
@@ -205,7 +209,7 @@ def _counted(relations: Sequence[NodeValue]) -> str:
     return ", ".join(f"{n} {kind}" for kind, n in Counter(r.kind for r in relations).items())
 
 
-def _focus(sheets: Sequence[Sheet]) -> str:
+def _focus(sheets: Sequence[DrawingSheet]) -> str:
     """The id of the box to look at first: the one to blame, else the first that the pass changed; or ""."""
     boxes = [box for sheet in sheets[:1] for panel in reversed(sheet.drawing.panels) for box in panel.boxes]
     found = next((box for box in boxes if box.flag), None) or next((box for box in boxes if box.mark != "same"), None)
@@ -213,8 +217,8 @@ def _focus(sheets: Sequence[Sheet]) -> str:
 
 
 def _blamed(
-    sheets: Sequence[Sheet], reads: Mapping[str, Relation], runs: Runs, filled: frozenset[str]
-) -> tuple[tuple[str, Card, Record | None], ...]:
+    sheets: Sequence[DrawingSheet], reads: Mapping[str, Relation], runs: Runs, filled: frozenset[str]
+) -> tuple[tuple[str, Card, ValueRecord | None], ...]:
     """The box to look at first and what it reads, each with its id and values.
 
     Args:
@@ -233,8 +237,8 @@ def _blamed(
                 continue
             relation = reads.get(card.name)
             if relation is not None:
-                card = replace(card, relation=plain(relation.text), wrong=not relation.explained)
-                values = record(runs, relation.original or "", card.name, compared(relation)) or values
+                card = replace(card, relation=sanitize(relation.text), wrong=not relation.explained)
+                values = record(runs, relation.original or "", card.name, is_comparable(relation)) or values
             found.append((operand, card, values))
     return tuple(found)
 

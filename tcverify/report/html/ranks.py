@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 from tcverify.program import InputSpec, Program
 from tcverify.report.html.collectives import MAX_RANKS
-from tcverify.report.sanitize import plain
+from tcverify.report.sanitize import sanitize
 
 #: Groups of a mesh dim that are shown.
 MAX_GROUPS = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class MeshGroup:
     """An ordered group of a mesh dim."""
 
     ranks: tuple[int, ...]
@@ -24,7 +24,7 @@ class Group:
 @dataclass(frozen=True, slots=True)
 class Dim:
     name: str
-    groups: tuple[Group, ...]
+    groups: tuple[MeshGroup, ...]
     more: int
 
 
@@ -44,8 +44,8 @@ class Input:
 def make_dims(program: Program) -> tuple[Dim, ...]:
     return tuple(
         Dim(
-            plain(dim.name),
-            tuple(Group(g[:MAX_RANKS], max(0, len(g) - MAX_RANKS)) for g in dim.groups[:MAX_GROUPS]),
+            sanitize(dim.name),
+            tuple(MeshGroup(g[:MAX_RANKS], max(0, len(g) - MAX_RANKS)) for g in dim.groups[:MAX_GROUPS]),
             max(0, len(dim.groups) - MAX_GROUPS),
         )
         for dim in program.mesh.dims
@@ -71,10 +71,10 @@ def _input(spec: InputSpec, parts: tuple[str, ...], given: Sequence[int] | None)
     placement = ", ".join(f"{placement} over {dim}" for dim, placement in spec.placements) or "replicated"
     recipe = spec.recipe.kind if spec.recipe.scale == 1.0 else f"{spec.recipe.kind} × {spec.recipe.scale:.3g}"
     return Input(
-        plain(spec.name),
+        sanitize(spec.name),
         str(spec.dtype).removeprefix("torch."),
         str(list(spec.shape)),
-        plain(placement),
+        sanitize(placement),
         recipe,
         parts,
         str(list(given)) if given is not None else "",
@@ -95,4 +95,4 @@ def _part(spec: InputSpec, program: Program, rank: int) -> str:
     return ", ".join(cuts) or "all"
 
 
-__all__ = ["Dim", "Group", "Input", "make_dims", "make_inputs"]
+__all__ = ["Dim", "Input", "MeshGroup", "make_dims", "make_inputs"]

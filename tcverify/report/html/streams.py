@@ -15,8 +15,8 @@ from typing import Literal, TypeAlias
 from tcverify.cases.counterexample import Counterexample
 from tcverify.program.finding import Finding
 from tcverify.program.stream_options import MAIN_STREAM
-from tcverify.report.sanitize import count, plain
-from tcverify.report.timetable import Scheduled, Timetable, marked_ops, microseconds, time_facts, timetables
+from tcverify.report.sanitize import plural, sanitize
+from tcverify.report.timetable import ScheduledOp, Timetable, marked_ops, microseconds, time_facts, timetables
 
 #: Graphs of so many ops are drawn whole, and so many ops of longer ones.
 MAX_WHOLE = 120
@@ -120,7 +120,7 @@ class Chart:
 
 
 @dataclass(frozen=True, slots=True)
-class Schedule:
+class ScheduleDrawing:
     """The drawing, what stands above it and the table below it.
 
     Attributes:
@@ -157,7 +157,7 @@ class Schedule:
 class _Window:
     """The ops of one version that are drawn, from when on, and how wide a unit of time is."""
 
-    ops: tuple[Scheduled, ...]
+    ops: tuple[ScheduledOp, ...]
     origin: float
     scale: float
     width: float
@@ -166,7 +166,7 @@ class _Window:
         return GUTTER + (time - self.origin) * self.scale
 
 
-def draw_schedule(case: Counterexample, rank: int) -> Schedule | None:
+def draw_schedule(case: Counterexample, rank: int) -> ScheduleDrawing | None:
     """Draw the streams of a rank, or return None where its rewritten graph has none."""
     found = timetables(case, rank)
     if found is None:
@@ -195,7 +195,7 @@ def draw_schedule(case: Counterexample, rank: int) -> Schedule | None:
     left_out = len(after.ops) - len(chosen)
     bars = [bar for chart in charts for bar in chart.bars]
     rows = _rows(after, chosen[:MAX_ROWS], marks)
-    return Schedule(
+    return ScheduleDrawing(
         rank=rank,
         width=width,
         height=top - BETWEEN,
@@ -207,16 +207,16 @@ def draw_schedule(case: Counterexample, rank: int) -> Schedule | None:
         unit="µs" if after.timed else "steps",
         kinds=tuple(kind for kind in ("compute", "comm", "both", "stall") if any(bar.kind == kind for bar in bars)),
         missing=any(link.kind == "missing" for chart in charts for link in chart.links),
-        summary=f"{count(len(after.ops), 'op')} on {count(len({op.stream for op in after.ops}), 'stream')} of rank {rank}"
+        summary=f"{plural(len(after.ops), 'op')} on {plural(len({op.stream for op in after.ops}), 'stream')} of rank {rank}"
         if not after.asynchronous
-        else f"{count(len(after.ops), 'op')} of rank {rank}, communication beside compute",
+        else f"{plural(len(after.ops), 'op')} of rank {rank}, communication beside compute",
         heading=f"{'Timeline' if after.asynchronous else 'Streams'} of rank {rank}",
         streams=not after.asynchronous,
         queues=any(link.kind == "queue" for chart in charts for link in chart.links),
     )
 
 
-def _chosen(table: Timetable, marks: Mapping[str, str]) -> list[Scheduled]:
+def _chosen(table: Timetable, marks: Mapping[str, str]) -> list[ScheduledOp]:
     """All ops, or those around the ones that the finding is about."""
     if len(table.ops) <= MAX_WHOLE:
         return list(table.ops)
@@ -229,7 +229,7 @@ def _chosen(table: Timetable, marks: Mapping[str, str]) -> list[Scheduled]:
     return list(table.ops[start : start + MAX_BARS])
 
 
-def _span(ops: Sequence[Scheduled]) -> tuple[float, float]:
+def _span(ops: Sequence[ScheduledOp]) -> tuple[float, float]:
     return min((op.start for op in ops), default=0.0), max((op.end for op in ops), default=0.0)
 
 
@@ -242,7 +242,7 @@ def _note(after: Timetable, before: Timetable | None, left_out: int) -> str:
     if before is None:
         sentences.append("The ops of the original have no costs, so that its time is not drawn.")
     if left_out:
-        sentences.append(f"{count(left_out, 'op')} away from the finding are not drawn.")
+        sentences.append(f"{plural(left_out, 'op')} away from the finding are not drawn.")
     return " ".join(sentences)
 
 
@@ -288,11 +288,13 @@ def _stalls(table: Timetable, window: _Window, y: float, marks: Mapping[str, str
         mark = marks.get(stall.node, "")
         pin = None
         if mark:
-            label = f"▼ {mark}: {plain(stall.node)[:40]}"
+            label = f"▼ {mark}: {sanitize(stall.node)[:40]}"
             size = CHARACTER * len(label) + 8
             pin = Pin(min(max(GUTTER, x + width / 2 - size / 2), window.width - size), y - PIN - 2, size, label)
         title = f"{stall.node}: compute waits {length} for {stall.awaited or 'communication'}"
-        found.append(Bar(x, y, width, "stall", plain(stall.node), _fit(stall.node, width), plain(title), mark, pin))
+        found.append(
+            Bar(x, y, width, "stall", sanitize(stall.node), _fit(stall.node, width), sanitize(title), mark, pin)
+        )
     return found
 
 
@@ -305,25 +307,25 @@ def _queues(table: Timetable, window: _Window, lanes: Mapping[int, float]) -> li
             start, end = max(GUTTER, window.x(op.issued)), window.x(op.start)
             length = microseconds(op.start - op.issued) if table.timed else f"{op.start - op.issued:.0f} steps"
             title = f"'{op.node}' is issued {length} before its communication begins"
-            links.append(Link("queue", f"M{start:.1f} {y:.1f}H{end:.1f}", plain(title)))
+            links.append(Link("queue", f"M{start:.1f} {y:.1f}H{end:.1f}", sanitize(title)))
     return links
 
 
-def _bar(op: Scheduled, table: Timetable, window: _Window, y: float, marks: Mapping[str, str], low: bool) -> Bar:
+def _bar(op: ScheduledOp, table: Timetable, window: _Window, y: float, marks: Mapping[str, str], low: bool) -> Bar:
     x = window.x(op.start)
     width = max(1.5, (op.end - op.start) * window.scale - 2)  # a gap tells neighbours apart
     kind = "both" if len(op.resources) > 1 else "comm" if "comm" in op.resources else "compute"
     mark = marks.get(op.node, "")
     pin = None
     if mark:
-        label = f"{'▲' if low else '▼'} {mark}: {plain(op.node)[:40]}"
+        label = f"{'▲' if low else '▼'} {mark}: {sanitize(op.node)[:40]}"
         size = CHARACTER * len(label) + 8
         left = min(max(GUTTER, x + width / 2 - size / 2), window.width - size)
         pin = Pin(left, y + BAR + 4 if low else y - PIN - 2, size, label)
-    return Bar(x, y, width, kind, plain(op.node), _fit(op.node, width), plain(_told(op, table)), mark, pin)
+    return Bar(x, y, width, kind, sanitize(op.node), _fit(op.node, width), sanitize(_told(op, table)), mark, pin)
 
 
-def _told(op: Scheduled, table: Timetable) -> str:
+def _told(op: ScheduledOp, table: Timetable) -> str:
     show = microseconds if table.timed else "{:.0f}".format
     when = f"{show(op.start)} to {show(op.end)}"
     if table.timed:
@@ -334,7 +336,7 @@ def _told(op: Scheduled, table: Timetable) -> str:
 
 def _fit(name: str, width: float) -> str:
     room = int((width - 5) / CHARACTER)
-    text = plain(name)
+    text = sanitize(name)
     if len(text) <= room:
         return text
     return f"{text[: room - 1]}…" if room >= 4 else ""
@@ -361,7 +363,7 @@ def _links(table: Timetable, window: _Window, lanes: Mapping[int, float], end: f
         path = _curve(window.x(source.end) - 2, lanes[source.stream], x + 2, lanes[stream])
         how = f"record '{arrow.record}', wait '{arrow.wait}'" if arrow.record else f"by '{arrow.wait}'"
         title = f"'{arrow.target}' waits for '{arrow.source}' ({how})"
-        links.append(Link("token", path, plain(title)))
+        links.append(Link("token", path, sanitize(title)))
     return links
 
 
@@ -381,7 +383,7 @@ def _missing(
         return None
     what = f"'{second}'" if target is not None else "the output"
     path = _curve(window.x(source.end) - 2, lanes[source.stream], x + 2, lanes[stream])
-    return Link("missing", path, plain(f"nothing makes {what} wait for '{first}'"))
+    return Link("missing", path, sanitize(f"nothing makes {what} wait for '{first}'"))
 
 
 def _at_the_end(table: Timetable, finding: Finding | None) -> bool:
@@ -403,7 +405,7 @@ def _ticks(window: _Window, timed: bool) -> tuple[tuple[float, str], ...]:
     return tuple((window.x(n * step / factor), f"{n * step:.6g}") for n in numbers if n * step <= high + step * 1e-6)
 
 
-def _rows(table: Timetable, ops: Sequence[Scheduled], marks: Mapping[str, str]) -> tuple[tuple[str, ...], ...]:
+def _rows(table: Timetable, ops: Sequence[ScheduledOp], marks: Mapping[str, str]) -> tuple[tuple[str, ...], ...]:
     waits: dict[str, list[str]] = {}
     for arrow in table.arrows:
         waits.setdefault(arrow.target, []).append(arrow.source)
@@ -418,8 +420,8 @@ def _rows(table: Timetable, ops: Sequence[Scheduled], marks: Mapping[str, str]) 
         times = (f"{op.start * factor:.6g}", f"{op.end * factor:.6g}")
         lane = table.lane(op.stream)[0] if table.asynchronous or table.lanes else str(op.stream)
         texts = (str(numbers[op.node]), op.node, op.op, lane, *times, after, marks.get(op.node, ""))
-        rows.append(tuple(map(plain, texts)))
+        rows.append(tuple(map(sanitize, texts)))
     return tuple(rows)
 
 
-__all__ = ["BAR", "Bar", "Chart", "Lane", "Link", "Pin", "Schedule", "draw_schedule"]
+__all__ = ["BAR", "Bar", "Chart", "Lane", "Link", "Pin", "ScheduleDrawing", "draw_schedule"]

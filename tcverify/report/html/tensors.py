@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from tcverify.explain.relations import TOLERANCE
-from tcverify.report.sanitize import count
+from tcverify.report.sanitize import plural
 
 #: Tensors of so many elements are shown whole.
 MAX_ELEMENTS = 64
@@ -53,7 +53,7 @@ class Numbers:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class ValueEntry:
     """What one rank computed, or several ranks alike.
 
     Attributes:
@@ -76,7 +76,7 @@ class Entry:
     wrong: bool
 
 
-def entries_of(before: Any, after: Any, comparable: bool) -> list[Entry]:
+def entries_of(before: Any, after: Any, comparable: bool) -> list[ValueEntry]:
     """Return what is to be said of two values: one entry, or one per element of a tuple.
 
     Args:
@@ -96,34 +96,32 @@ def entries_of(before: Any, after: Any, comparable: bool) -> list[Entry]:
     return [entry] if entry is not None else []
 
 
-def _entry(part: str, before: Any, after: Any, comparable: bool) -> Entry | None:
+def _entry(part: str, before: Any, after: Any, comparable: bool) -> ValueEntry | None:
     old, new = (_tensor(v) for v in (before, after))
     if old is None and new is None:
         return None
     both = old is not None and new is not None
     if not both or not comparable:
-        return Entry("", part, _numbers(old), _numbers(new), (), None, "", False)
+        return ValueEntry("", part, _numbers(old), _numbers(new), (), None, "", False)
     assert old is not None
     assert new is not None
     if old.shape != new.shape:
         verdict = f"of shape {list(new.shape)}, where the original has {list(old.shape)}"
-        return Entry("", part, _numbers(old), _numbers(new), (), None, verdict, True)
+        return ValueEntry("", part, _numbers(old), _numbers(new), (), None, verdict, True)
     differ = _differ(old, new)
     if not bool(differ.any()):
-        return Entry("", part, _numbers(old), _numbers(new), (), None, "equal", False)
+        return ValueEntry("", part, _numbers(old), _numbers(new), (), None, "equal", False)
     numbers, flat_old, flat_new = differ.reshape(-1).nonzero().reshape(-1), old.reshape(-1), new.reshape(-1)
     distance = (flat_new.double() - flat_old.double()).abs()
     worst = int(numbers[int(torch.nan_to_num(distance[numbers], nan=math.inf, posinf=math.inf).argmax())])
     one, other = _apart(flat_old[worst].item(), flat_new[worst].item())
     gap = float(distance[worst])
-    verdict = (
-        f"{len(numbers)} of {count(old.numel(), 'element')} differ, most at {_index(old.shape, worst)}: {one} ⇒ {other}"
-    )
+    verdict = f"{len(numbers)} of {plural(old.numel(), 'element')} differ, most at {_index(old.shape, worst)}: {one} ⇒ {other}"
     if math.isfinite(gap):
         verdict += f", difference {gap:.3g}"
     few = old.numel() <= MAX_ELEMENTS
     pair = _distinct(old, new, differ) if few else _sampled(old, new, differ, worst)
-    return Entry("", part, *pair, tuple(numbers.tolist()) if few else (), worst if few else None, verdict, True)
+    return ValueEntry("", part, *pair, tuple(numbers.tolist()) if few else (), worst if few else None, verdict, True)
 
 
 def _tensor(value: Any) -> torch.Tensor | None:
@@ -225,4 +223,4 @@ def _row_index(shape: Sequence[int], number: int) -> str:
     return "" if len(shape) < 2 else f"{_index(shape, number)[:-1].rpartition(',')[0]}, :]"
 
 
-__all__ = ["MAX_ELEMENTS", "MAX_SAMPLE", "Entry", "Numbers", "entries_of"]
+__all__ = ["MAX_ELEMENTS", "MAX_SAMPLE", "Numbers", "ValueEntry", "entries_of"]

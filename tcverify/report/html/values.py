@@ -9,8 +9,8 @@ from typing import Any
 
 from tcverify.execution import Run
 from tcverify.explain.relations import Relation
-from tcverify.report.html.tensors import Entry, Numbers, entries_of
-from tcverify.report.sanitize import count
+from tcverify.report.html.tensors import Numbers, ValueEntry, entries_of
+from tcverify.report.sanitize import plural
 
 #: Different values of one node that are shown; ranks whose values agree count once.
 MAX_ENTRIES = 8
@@ -20,7 +20,7 @@ MAX_CHARACTERS = 300_000
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class ValueRecord:
     """The values of a node and its counterpart.
 
     Attributes:
@@ -31,7 +31,7 @@ class Record:
 
     before: str
     after: str
-    entries: tuple[Entry, ...]
+    entries: tuple[ValueEntry, ...]
     more: str
 
     @property
@@ -52,7 +52,7 @@ class Runs:
     ranks: Sequence[int]
 
 
-def record(runs: Runs, before: str, after: str, comparable: bool) -> Record | None:
+def record(runs: Runs, before: str, after: str, comparable: bool) -> ValueRecord | None:
     """Return the values of a node; None where none is known.
 
     Args:
@@ -60,7 +60,7 @@ def record(runs: Runs, before: str, after: str, comparable: bool) -> Record | No
         comparable: whether both are to be equal, so that a difference is wrong.
     """
     old, new = _by_rank(runs.before, before), _by_rank(runs.after, after)
-    groups: dict[tuple[object, ...], tuple[list[int], list[Entry]]] = {}
+    groups: dict[tuple[object, ...], tuple[list[int], list[ValueEntry]]] = {}
     left_out = 0
     for rank in runs.ranks:
         if rank not in old and rank not in new:
@@ -75,15 +75,15 @@ def record(runs: Runs, before: str, after: str, comparable: bool) -> Record | No
         return None
     known = (old.keys() | new.keys()) - set(runs.ranks)
     found = [
-        Entry(rank_text(ranks), e.part, e.before, e.after, e.differing, e.worst, e.verdict, e.wrong)
+        ValueEntry(rank_text(ranks), e.part, e.before, e.after, e.differing, e.worst, e.verdict, e.wrong)
         for ranks, entries in groups.values()
         for e in entries
     ]
     more = left_out + len(known)
-    return Record(before, after, tuple(found), f"{count(more, 'further rank')}" if more else "")
+    return ValueRecord(before, after, tuple(found), f"{plural(more, 'further rank')}" if more else "")
 
 
-def compared(relation: Relation) -> bool:
+def is_comparable(relation: Relation) -> bool:
     """Whether two values of this relation are to be compared element by element: they are equal, or should be."""
     return relation.kind == "equal" or not relation.explained
 
@@ -114,7 +114,7 @@ def _by_rank(run: Run | None, name: str) -> dict[int, Any]:
     return {r.rank: r.values[name] for r in run.ranks if r.values is not None and name in r.values}
 
 
-def as_data(found: Record) -> dict[str, Any]:
+def as_data(found: ValueRecord) -> dict[str, Any]:
     """The record as the page's script reads it: see `showValues` in report.js."""
 
     def numbers(value: Numbers | None) -> list[Any] | None:
@@ -137,4 +137,4 @@ def as_data(found: Record) -> dict[str, Any]:
     }
 
 
-__all__ = ["Record", "Runs", "as_data", "compared", "rank_text", "ranks_text", "record"]
+__all__ = ["Runs", "ValueRecord", "as_data", "is_comparable", "rank_text", "ranks_text", "record"]

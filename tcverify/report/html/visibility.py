@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 
 from tcverify.report.alignment import Row
 from tcverify.report.html.boxes import Vertex, VertexKind, any_node
-from tcverify.report.html.layout import Layout
+from tcverify.report.html.layout import DrawingLayout
 
 #: Rows of which nothing is folded; most that are in sight of longer graphs; and most that are drawn at all.
 MAX_WHOLE = 28
@@ -72,7 +72,7 @@ def make_vertices(rows: Sequence[Row], drawn: Collection[int]) -> tuple[list[Ver
 
 
 def visible_layers(
-    vertices: Sequence[Vertex], numbers: Sequence[int | None], shown: Collection[int], layout: Layout
+    vertices: Sequence[Vertex], numbers: Sequence[int | None], shown: Collection[int], layout: DrawingLayout
 ) -> set[int]:
     """The layers that are in sight at first."""
     layers = {

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from tcverify.execution import Run
-from tcverify.report.sanitize import count, plain
+from tcverify.report.sanitize import plural, sanitize
 
 #: Stations of a line, and most that are drawn.
 PER_LINE = 6
@@ -32,7 +32,7 @@ class Station:
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class WaitingCycle:
     """Ranks that wait for ever, each for the next.
 
     Attributes:
@@ -54,15 +54,15 @@ class Waiting:
         return tuple(s.rank for s in self.stations)
 
 
-def waiting(run: Run) -> Waiting | None:
+def describe_waiting(run: Run) -> WaitingCycle | None:
     """Describe the ranks of a run that wait for ever."""
     hang = run.hang
     if hang is None:
         return None
     known = [(wait.rank, wait.call.node) for wait in hang.waits]
-    sentences = [plain(f"{wait} (node '{wait.call.node}')") for wait in hang.waits[:MAX_STATIONS]]
+    sentences = [sanitize(f"{wait} (node '{wait.call.node}')") for wait in hang.waits[:MAX_STATIONS]]
     if len(hang.waits) > MAX_STATIONS:
-        sentences.append(f"and {count(len(hang.waits) - MAX_STATIONS, 'further rank')}")
+        sentences.append(f"and {plural(len(hang.waits) - MAX_STATIONS, 'further rank')}")
     if hang.finished is not None:
         known.append((hang.finished, "has finished"))
         sentences.append(f"rank {hang.finished} has finished without joining")
@@ -71,7 +71,7 @@ def waiting(run: Run) -> Waiting | None:
     lines = -(-len(stations) // PER_LINE)
     if hang.cycle and len(stations) > 1:
         arrows.append(_way_back(stations[-1], stations[0]))
-    return Waiting(
+    return WaitingCycle(
         tuple(stations),
         tuple(arrows),
         tuple(sentences),
@@ -84,7 +84,7 @@ def waiting(run: Run) -> Waiting | None:
 def _station(number: int, rank: int, text: str) -> Station:
     line, at = divmod(number, PER_LINE)
     column = at if line % 2 == 0 else PER_LINE - 1 - at
-    text = plain(text)
+    text = sanitize(text)
     shown = text if len(text) <= ROOM else f"{text[: ROOM - 1]}…"
     return Station(rank, LEFT + column * STEP_X, TOP + line * STEP_Y, shown)
 
@@ -102,4 +102,4 @@ def _way_back(last: Station, first: Station) -> str:
     return f"M{x} {bottom}V{bottom + 18}H8V{first.y + HEIGHT // 2}H{first.x}"
 
 
-__all__ = ["Station", "Waiting", "waiting"]
+__all__ = ["Station", "WaitingCycle", "describe_waiting"]

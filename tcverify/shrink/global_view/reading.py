@@ -60,8 +60,8 @@ def _read(program: Program) -> PlacedPlan:
         for name in specs
         if name in inputs
     )
-    called = tuple(_one(name, steps[name]) for name in merged(orders))
-    outputs = tuple(name for name, _ in merged(results))
+    called = tuple(_one(name, steps[name]) for name in merge_orders(orders))
+    outputs = tuple(name for name, _ in merge_orders(results))
     return PlacedPlan(program.world_size, given, called, outputs, program.seed, program.labels)
 
 
@@ -133,7 +133,7 @@ def _occurrences(result: Any) -> list[tuple[str, int]]:
     return found
 
 
-def merged(orders: Sequence[Sequence[_Item]]) -> list[_Item]:
+def merge_orders(orders: Sequence[Sequence[_Item]]) -> list[_Item]:
     """All items in an order that agrees with all those orders. Raises where there is none."""
     numbers: dict[_Item, int] = {}
     later: dict[_Item, list[_Item]] = {}
@@ -160,4 +160,4 @@ def merged(orders: Sequence[Sequence[_Item]]) -> list[_Item]:
     return found
 
 
-__all__ = ["merged", "plan_of"]
+__all__ = ["merge_orders", "plan_of"]

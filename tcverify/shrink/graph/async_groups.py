@@ -7,11 +7,11 @@ from typing import Any
 
 from tcverify.ops import TensorSpec, lookup, schema_of
 from tcverify.ops.op import Phase
-from tcverify.shrink.graph.facts import UNKNOWN, Facts
-from tcverify.shrink.graph.sketch import Step, refs
+from tcverify.shrink.graph.sketch import SketchStep, refs
+from tcverify.shrink.graph.step_facts import UNKNOWN, Facts
 
 
-def phase_of(step: Step) -> Phase | None:
+def phase_of(step: SketchStep) -> Phase | None:
     """The phase of the op that a step calls, if any."""
     return lookup(step.target).phase if step.op == "call_function" else None
 
@@ -53,7 +53,7 @@ def waits_of(facts: Facts, names: Collection[str]) -> list[str]:
     return added
 
 
-def untidy(facts: Facts) -> int:
+def count_untidy(facts: Facts) -> int:
     """How often a program touches what is under way, and how many starts nobody waits for.
 
     Passes are refuted by programs that are in order. So an edit may take nothing away of the order there was.
@@ -82,7 +82,7 @@ def _untidy(facts: Facts, number: int) -> int:
     return count + len(under_way)
 
 
-def _written(step: Step, real: Mapping[str, Any]) -> set[int]:
+def _written(step: SketchStep, real: Mapping[str, Any]) -> set[int]:
     """The storages that a call writes into."""
     schema = schema_of(step.target) if step.op == "call_function" else None
     found: set[int] = set()
@@ -100,4 +100,4 @@ def storages(real: Any) -> set[int]:
     return {real.alias} if real is not UNKNOWN and isinstance(real, TensorSpec) and real.alias is not None else set()
 
 
-__all__ = ["phase_of", "starts", "storages", "untidy", "waits_for", "waits_of"]
+__all__ = ["count_untidy", "phase_of", "starts", "storages", "waits_for", "waits_of"]

@@ -11,12 +11,12 @@ from tcverify.errors import ProgramError, UnsupportedOp
 from tcverify.ops import lookup, qualified_name, resolve
 from tcverify.program import InputSpec
 from tcverify.shrink.graph.async_groups import starts, waits_for
-from tcverify.shrink.graph.facts import Facts
 from tcverify.shrink.graph.legalize import constants_of
 from tcverify.shrink.graph.moves import substitutes
 from tcverify.shrink.graph.named_groups import held_value
-from tcverify.shrink.graph.search import Search
-from tcverify.shrink.graph.sketch import AFTER, Ref, Replacements, Sketch, Step, replaced
+from tcverify.shrink.graph.search import SketchSearch
+from tcverify.shrink.graph.sketch import AFTER, Ref, Replacements, Sketch, SketchStep, replace_steps
+from tcverify.shrink.graph.step_facts import Facts
 
 #: Ways to do without a collective that are tried.
 MOST_WAYS = 6
@@ -25,7 +25,7 @@ MOST_WAYS = 6
 # --------------------------------------------------------------------------------------------------- starts and waits
 
 
-def bypass_collectives(search: Search) -> None:
+def bypass_collectives(search: SketchSearch) -> None:
     """Do without a start and all waits for it at once: a wait alone, or a start alone, would make another program of it."""
     for name in reversed(starts(search.facts)):
         if not search.facts.where(name):
@@ -33,13 +33,13 @@ def bypass_collectives(search: Search) -> None:
         waits = waits_for(search.facts, name)
         for second in reversed(waits[1:]):
             if search.facts.where(second) and search.facts.replaceable(second, waits[0]):
-                search.attempt(replaced(search.sketch, {second: Ref(waits[0])}))
+                search.attempt(replace_steps(search.sketch, {second: Ref(waits[0])}))
         for number, way in enumerate(_ways(search, name)):
-            if number >= MOST_WAYS or search.attempt(replaced(search.sketch, way)):
+            if number >= MOST_WAYS or search.attempt(replace_steps(search.sketch, way)):
                 break
 
 
-def _ways(search: Search, name: str) -> Iterator[Replacements]:
+def _ways(search: SketchSearch, name: str) -> Iterator[Replacements]:
     """What is read in place of what was waited for."""
     facts = search.facts
     selections = _selections(facts, name)
@@ -58,7 +58,7 @@ def _selections(facts: Facts, name: str) -> list[str]:
     return list(dict.fromkeys(user.name for user in users if user.selects))
 
 
-def _options(search: Search, item: str, start: str) -> Iterator[dict[str, Ref | InputSpec | None]]:
+def _options(search: SketchSearch, item: str, start: str) -> Iterator[dict[str, Ref | InputSpec | None]]:
     """Ways to do without the waits for one result."""
     facts = search.facts
     waits = [w for w in waits_for(facts, item) if facts.where(w)]
@@ -85,7 +85,7 @@ def _stand_in(facts: Facts, name: str) -> Ref | None:
     return Ref(operand)
 
 
-def narrow_coalesced(search: Search) -> None:
+def narrow_coalesced(search: SketchSearch) -> None:
     """Leave operands out of a coalesced call; what is left of one operand is written as a plain call."""
     for name in reversed(starts(search.facts)):
         again = True
@@ -98,17 +98,17 @@ def narrow_coalesced(search: Search) -> None:
                 search.attempt(_plain_form(search.sketch, name))
 
 
-def _narrowed(search: Search, name: str, index: int) -> Iterable[Sketch]:
+def _narrowed(search: SketchSearch, name: str, index: int) -> Iterable[Sketch]:
     facts = search.facts
     steps = facts.steps[facts.where(name)[0]]
     own = [item for item in _selections(facts, name) if steps[item].args[1] == index]
     ways = list(_options(search, own[0], name))[:MOST_WAYS] if own else [{}]
     for way in ways:
-        yield _without_operand(replaced(search.sketch, {**way, **dict.fromkeys(own)}), name, index)
+        yield _without_operand(replace_steps(search.sketch, {**way, **dict.fromkeys(own)}), name, index)
 
 
 def _without_operand(sketch: Sketch, name: str, index: int) -> Sketch:
-    def changed(step: Step) -> Step:
+    def changed(step: SketchStep) -> SketchStep:
         if step.name == name:
             listed = step.args[0]
             return replace(step, args=([*listed[:index], *listed[index + 1 :]], *step.args[1:]))
@@ -123,29 +123,29 @@ def _plain_form(sketch: Sketch, name: str) -> Sketch | None:
     """The call of one operand in place of the coalesced call of a list of one."""
     items = [s.name for g in sketch.graphs for s in g if s.selects and s.args[:1] == (Ref(name),)]
 
-    def changed(step: Step) -> Step:
+    def changed(step: SketchStep) -> SketchStep:
         if step.name != name:
             return step
         plain = qualified_name(step.target).replace("_coalesced", "")
         return replace(step, target=resolve(plain), args=(step.args[0][0], *step.args[1:]), meta=_unsaid(step))
 
     try:
-        return replaced(_each(sketch, changed), {item: Ref(name) for item in items})
+        return replace_steps(_each(sketch, changed), {item: Ref(name) for item in items})
     except UnsupportedOp:
         return None
 
 
-def _unsaid(step: Step) -> dict[str, Any]:
+def _unsaid(step: SketchStep) -> dict[str, Any]:
     """Metadata of a call that gives something of another kind now: what it said of that is said anew."""
     said = step.meta.get("val")
     return {**step.meta, "val": said[0]} if isinstance(said, (list, tuple)) and said else step.meta
 
 
-def write_into_new(search: Search) -> None:
+def write_into_new(search: SketchSearch) -> None:
     """Let collectives that write into a given tensor make a new one."""
     for name in starts(search.facts):
 
-        def changed(step: Step, name: str = name) -> Step:
+        def changed(step: SketchStep, name: str = name) -> SketchStep:
             if step.name != name or "out" not in step.kwargs:
                 return step
             kwargs = {key: value for key, value in step.kwargs.items() if key != "out"}
@@ -162,7 +162,7 @@ def _each(sketch: Sketch, change: Any) -> Sketch:
 # ------------------------------------------------------------------------------------------------------- what differs
 
 
-def run_one_graph(search: Search) -> None:
+def run_one_graph(search: SketchSearch) -> None:
     """Let all ranks run the graph of one of them."""
     for number, graph in enumerate(search.sketch.graphs):
         if len(search.sketch.graphs) < 2:
@@ -175,17 +175,17 @@ def run_one_graph(search: Search) -> None:
             return
 
 
-def drop_transfers(search: Search) -> None:
+def drop_transfers(search: SketchSearch) -> None:
     """Do without sends and the receives that they meet: all of them, or one after the other."""
     found = _matched(search.facts)
     if not found:
         return
     everything = [name for names in found for name in names]
-    if search.attempt(replaced(search.sketch, dict(_without_transfers(search.facts, everything)))):
+    if search.attempt(replace_steps(search.sketch, dict(_without_transfers(search.facts, everything)))):
         return
     for names in found:
         left = [name for name in names if search.facts.where(name)]
-        search.attempt(replaced(search.sketch, dict(_without_transfers(search.facts, left))))
+        search.attempt(replace_steps(search.sketch, dict(_without_transfers(search.facts, left))))
 
 
 def _without_transfers(facts: Facts, names: list[str]) -> Iterator[tuple[str, Ref | None]]:
@@ -223,12 +223,12 @@ def _matched(facts: Facts) -> list[list[str]]:
     return [sorted(names) for names in {id(names): names for names in together.values()}.values()]
 
 
-def drop_declared_order(search: Search) -> None:
+def drop_declared_order(search: SketchSearch) -> None:
     """Do without the orders that only metadata declares: all of them, or call by call."""
     named = [step.name for graph in search.sketch.graphs for step in graph if step.after]
 
     def without(names: list[str]) -> Sketch:
-        def changed(step: Step) -> Step:
+        def changed(step: SketchStep) -> SketchStep:
             if step.name not in names:
                 return step
             return replace(step, meta={key: value for key, value in step.meta.items() if key != AFTER})

@@ -9,10 +9,10 @@ from typing import Any
 
 from tcverify.program import InputSpec
 from tcverify.shrink.graph.async_groups import waits_of
-from tcverify.shrink.graph.facts import Facts
 from tcverify.shrink.graph.replacements import stand_ins
-from tcverify.shrink.graph.search import Search
-from tcverify.shrink.graph.sketch import Ref, Sketch, refs, replaced, result_of, with_result, with_results
+from tcverify.shrink.graph.search import SketchSearch
+from tcverify.shrink.graph.sketch import Ref, Sketch, refs, replace_steps, result_of, with_result, with_results
+from tcverify.shrink.graph.step_facts import Facts
 
 #: Outputs that are tried alone.
 MANY_OUTPUTS = 8
@@ -21,7 +21,7 @@ MANY_OUTPUTS = 8
 # ------------------------------------------------------------------------------------------------------------- outputs
 
 
-def drop_outputs(search: Search) -> None:
+def drop_outputs(search: SketchSearch) -> None:
     """Keep one output, or as few as possible."""
     count = max((len(_leaves(result_of(graph))) for graph in search.sketch.graphs), default=0)
     if count < 2:
@@ -82,7 +82,7 @@ def _picked(result: Any, kept: set[int]) -> Any:
     return () if picked is empty else picked
 
 
-def return_operands(search: Search) -> None:
+def return_operands(search: SketchSearch) -> None:
     """Return what an output is computed from in place of it, so that it goes."""
     again = True
     while again:
@@ -110,7 +110,7 @@ def _peeled(facts: Facts, name: str) -> Sketch | None:
 # ---------------------------------------------------------------------------------------------------------- both ends
 
 
-def end_earlier(search: Search) -> None:
+def end_earlier(search: SketchSearch) -> None:
     """Find the earliest point at which the program may end, all values that are alive there being returned."""
     if not search.facts.aligned:
         return
@@ -118,7 +118,7 @@ def end_earlier(search: Search) -> None:
     _approach(search, len(units), 0, lambda point: _ended(search.facts, units[:point]))
 
 
-def start_later(search: Search) -> None:
+def start_later(search: SketchSearch) -> None:
     """Find the latest point at which the program may start, with inputs for the values that are needed from there on."""
     if not search.facts.aligned:
         return
@@ -126,7 +126,7 @@ def start_later(search: Search) -> None:
     _approach(search, 0, len(units), lambda point: _started(search, units[:point]))
 
 
-def _approach(search: Search, good: int, bad: int, cut: Callable[[int], Sketch | None]) -> None:
+def _approach(search: SketchSearch, good: int, bad: int, cut: Callable[[int], Sketch | None]) -> None:
     """Go from a point at which the program may be cut as far as possible towards one at which it may not, by halves."""
     while abs(good - bad) > 1:
         middle = (good + bad) // 2
@@ -168,7 +168,7 @@ def _ended(facts: Facts, units: list[list[str]]) -> Sketch | None:
     return replace(facts.sketch, graphs=tuple(graphs))
 
 
-def _started(search: Search, units: list[list[str]]) -> Sketch | None:
+def _started(search: SketchSearch, units: list[list[str]]) -> Sketch | None:
     facts = search.facts
     mapping: dict[str, Ref | InputSpec | None] = {name: None for unit in units for name in unit}
     for name in _border(facts, units):
@@ -188,7 +188,7 @@ def _started(search: Search, units: list[list[str]]) -> Sketch | None:
     sketch = with_results(facts.sketch, rest)
     if any(not _leaves(result_of(graph)) for graph in sketch.graphs):
         return None
-    return replaced(sketch, mapping)
+    return replace_steps(sketch, mapping)
 
 
 __all__ = ["drop_outputs", "end_earlier", "return_operands", "start_later"]

@@ -34,7 +34,7 @@ def with_shape(spec: InputSpec, shape: tuple[int, ...]) -> InputSpec:
     return replace(new, recipe=_given(chosen))
 
 
-def on_ranks(spec: InputSpec, before: Mesh, after: Mesh, ranks: Sequence[int]) -> InputSpec:
+def keep_ranks(spec: InputSpec, before: Mesh, after: Mesh, ranks: Sequence[int]) -> InputSpec:
     """The input on a mesh that has lost ranks: what is given to each member follows the ranks that are left.
 
     Args:
@@ -61,7 +61,7 @@ def _lengths(mesh: Mesh, names: Sequence[str], rank: int) -> list[range]:
     return [range(len(mesh.dim(name).group(rank))) for name in names]
 
 
-def as_on_rank(spec: InputSpec, mesh: Mesh, rank: int, seed: int) -> InputSpec:
+def fix_to_rank(spec: InputSpec, mesh: Mesh, rank: int, seed: int) -> InputSpec:
     """The input as a rank holds it, the same on all ranks."""
     recipe = spec.recipe
     if recipe.kind == "given":
@@ -69,7 +69,7 @@ def as_on_rank(spec: InputSpec, mesh: Mesh, rank: int, seed: int) -> InputSpec:
     return replace(spec, shape=spec.local_shape(mesh, rank), placements=(), recipe=recipe)
 
 
-def plainer(spec: InputSpec) -> InputSpec:
+def plain_input(spec: InputSpec) -> InputSpec:
     """Drawn values in place of given ones, and plain ones in place of others; integers stay in the range that they have."""
     if spec.dtype.is_floating_point:
         return replace(spec, recipe=Recipe())
@@ -84,7 +84,7 @@ def plainer(spec: InputSpec) -> InputSpec:
     return replace(spec, recipe=Recipe("integers", max(spec.recipe.values, default=0) + 1))
 
 
-def below(sketch: Sketch, sizes: Mapping[int, int]) -> Sketch | None:
+def clamp_indices(sketch: Sketch, sizes: Mapping[int, int]) -> Sketch | None:
     """The sketch whose integers still index a dim that shrinks, if they did so; None where that changes none.
 
     Args:
@@ -121,4 +121,4 @@ def _given(blocks: Sequence[torch.Tensor]) -> Recipe:
     return Recipe("given", values=tuple(value for block in blocks for value in block.flatten().tolist()))
 
 
-__all__ = ["as_on_rank", "below", "on_ranks", "plainer", "with_shape"]
+__all__ = ["clamp_indices", "fix_to_rank", "keep_ranks", "plain_input", "with_shape"]

@@ -18,9 +18,9 @@ from tcverify.ops import ShapeError, TensorSpec, infer
 from tcverify.ops.leaves import leaves
 from tcverify.program import InputSpec, RankBinding, RankConstant
 from tcverify.program.graph import constant_value, map_structure
-from tcverify.shrink.graph.facts import FOLLOWS, NOTHING, RIGHT, UNKNOWN, WRONG, Facts, Typing
-from tcverify.shrink.graph.sketch import Graph, Ref, Sketch, Step, live_names
-from tcverify.shrink.graph.static_shapes import refitted
+from tcverify.shrink.graph.sketch import Graph, Ref, Sketch, SketchStep, live_names
+from tcverify.shrink.graph.static_shapes import refit_call
+from tcverify.shrink.graph.step_facts import FOLLOWS, NOTHING, RIGHT, UNKNOWN, WRONG, Facts, Typing
 
 
 def facts_of(sketch: Sketch) -> Facts:
@@ -35,7 +35,7 @@ def facts_of(sketch: Sketch) -> Facts:
     return Facts(sketch, tuple(typings))
 
 
-def fit(facts: Facts, sketch: Sketch, prefer: str = "first") -> Facts | None:
+def legalize_edit(facts: Facts, sketch: Sketch, prefer: str = "first") -> Facts | None:
     """Make an edit of `facts.sketch` a legal program, or return None.
 
     What the edit has left without a reader goes; ranks whose shapes have come apart get graphs of their own; static shapes in
@@ -84,7 +84,7 @@ def _pruned(facts: Facts, sketch: Sketch) -> Sketch:
         counterpart = min(number, len(facts.steps) - 1)
         before, live_before = facts.steps[counterpart], facts.live[counterpart]
 
-        def keep(step: Step, before: Any = before, live_before: Any = live_before) -> bool:
+        def keep(step: SketchStep, before: Any = before, live_before: Any = live_before) -> bool:
             if step.effect or (step.name in before and step.name not in live_before):
                 return True
             return step.collective and differ
@@ -110,7 +110,7 @@ def _named(sketch: Sketch, taken: set[str]) -> Sketch:
     def leaf(value: Any) -> Any:
         return Ref(names[value.name]) if isinstance(value, Ref) and value.name in names else value
 
-    def renamed(step: Step) -> Step:
+    def renamed(step: SketchStep) -> SketchStep:
         if step.name in names:
             return replace(step, name=names[step.name], target=names[step.name])
         return step.mapped(leaf) if any(name in names for name in step.reads) else step
@@ -146,7 +146,7 @@ class _Fitter:
     """
 
     def __init__(self, sketch: Sketch, rank: int, before: Typing | None, prefer: str = "first") -> None:
-        self.steps: list[Step] = []
+        self.steps: list[SketchStep] = []
         self._specs: Mapping[str, InputSpec] = {spec.name: spec for spec in sketch.inputs}
         self._mesh, self._rank = sketch.mesh, rank
         self._constants = sketch.ranks[rank].constants if sketch.ranks else {}
@@ -168,7 +168,7 @@ class _Fitter:
         """Whether these steps have been taken: on another rank, what a step is to read may be missing."""
         return all(name in self._real for name in names)
 
-    def add(self, step: Step) -> bool:
+    def add(self, step: SketchStep) -> bool:
         """Take the next step; returns whether its operands fit together, or did not before."""
         if step.op == "output":
             self.steps.append(step)
@@ -195,7 +195,7 @@ class _Fitter:
         self.steps.append(self._record(step, real, recorded))
         return True
 
-    def _infer(self, step: Step, known: Mapping[str, Any]) -> Any:
+    def _infer(self, step: SketchStep, known: Mapping[str, Any]) -> Any:
         if any(known.get(name, UNKNOWN) is UNKNOWN for name in step.reads):
             return UNKNOWN
 
@@ -207,19 +207,19 @@ class _Fitter:
         args, kwargs = map_aggregate(step.args, leaf), dict(map_aggregate(step.kwargs, leaf))
         return infer(step.target, args, kwargs, self._fresh, self._mesh.groups(self._rank))
 
-    def _refitted(self, step: Step) -> Step:
+    def _refitted(self, step: SketchStep) -> SketchStep:
         first = step.args[0] if step.args else None
         if not isinstance(first, Ref):
             return step
         old, new = self._before.real.get(first.name), self._real.get(first.name)
         if not isinstance(old, TensorSpec) or not isinstance(new, TensorSpec) or old.shape == new.shape:
             return step
-        return refitted(step, old.shape, self._before.real.get(step.name), new.shape, self._prefer)
+        return refit_call(step, old.shape, self._before.real.get(step.name), new.shape, self._prefer)
 
     def _own(self, spec: Any) -> Any:
         return _in_storage(spec, self._fresh()) if isinstance(spec, TensorSpec) else spec
 
-    def _record(self, step: Step, real: Any, recorded: Any) -> Step:
+    def _record(self, step: SketchStep, real: Any, recorded: Any) -> SketchStep:
         """Return the step with its metadata renewed; while finding out, see how the metadata relates to what is real."""
         if self._finding_out:
             if recorded is not UNKNOWN:
@@ -244,7 +244,7 @@ class _Fitter:
         meta = {**step.meta, "val": map_structure(self._numbered(recorded), said)}
         return replace(step, meta=meta)
 
-    def _judge(self, step: Step, real: Any, recorded: Any) -> str:
+    def _judge(self, step: SketchStep, real: Any, recorded: Any) -> str:
         if _layout(recorded) == _layout(real) and self._note(recorded, real):
             return RIGHT
         try:
@@ -301,4 +301,4 @@ def _aliases(value: Any) -> list[int | None]:
     return found
 
 
-__all__ = ["constants_of", "facts_of", "fit"]
+__all__ = ["constants_of", "facts_of", "legalize_edit"]

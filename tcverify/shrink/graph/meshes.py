@@ -12,11 +12,11 @@ import torch
 from tcverify.errors import ProgramError
 from tcverify.ops.leaves import leaves
 from tcverify.program import REPLICATED, VARYING, InputSpec, Mesh, MeshDim, RankBinding, RankConstant
-from tcverify.shrink.graph.given_values import on_ranks, with_shape
-from tcverify.shrink.graph.named_groups import names_group, regrouped, with_group_name
-from tcverify.shrink.graph.search import Search
+from tcverify.shrink.graph.given_values import keep_ranks, with_shape
+from tcverify.shrink.graph.named_groups import follow_smaller_mesh, names_group, with_group_name
+from tcverify.shrink.graph.search import SketchSearch
 from tcverify.shrink.graph.sizes import BOTH_WAYS
-from tcverify.shrink.graph.sketch import Graph, Sketch, Step
+from tcverify.shrink.graph.sketch import Graph, Sketch, SketchStep
 
 #: Names of arguments that hold ranks.
 RANK_ARGUMENTS = frozenset({"rank", "rank_group", "source_rank", "target_rank", "peer"})
@@ -28,7 +28,7 @@ FEWEST = 2
 MOST_LINKS = 8
 
 
-def shrink_mesh(search: Search) -> None:
+def shrink_mesh(search: SketchSearch) -> None:
     """Drop ranks, then bring the rest into natural order, then drop dims."""
     while any(_attempt(search, ranks) for ranks in (*_smaller(search.sketch.mesh), *_links(search.sketch))):
         pass
@@ -42,7 +42,7 @@ def shrink_mesh(search: Search) -> None:
             search.attempt(_as_one_dim(search.sketch, first, second))
 
 
-def _attempt(search: Search, ranks: Sequence[int]) -> bool:
+def _attempt(search: SketchSearch, ranks: Sequence[int]) -> bool:
     edits = [_on_ranks(search.sketch, ranks, keep_local=keep) for keep in (False, True)]
     first = edits[0]
     if first is not None:
@@ -90,7 +90,7 @@ def _links(sketch: Sketch) -> list[list[int]]:
     return [[rank for rank in range(world) if rank != gone] for gone in reversed(range(world))]
 
 
-def _rank_names(step: Step) -> list[str]:
+def _rank_names(step: SketchStep) -> list[str]:
     """The names of the arguments of a call that may hold ranks."""
     if step.op != "call_function" or not isinstance(step.target, torch._ops.OpOverload):
         return []
@@ -110,7 +110,7 @@ def _on_ranks(sketch: Sketch, ranks: Sequence[int], *, keep_local: bool) -> Sket
         dims.append(MeshDim(dim.name, tuple(sorted((group for group in groups if group), key=min))))
     try:
         mesh = Mesh(len(ranks), tuple(dims))
-        inputs = tuple(on_ranks(spec, sketch.mesh, mesh, ranks) for spec in sketch.inputs)
+        inputs = tuple(keep_ranks(spec, sketch.mesh, mesh, ranks) for spec in sketch.inputs)
         if keep_local:
             inputs = tuple(_scaled(spec, sketch.mesh, mesh, ranks[0]) for spec in inputs)
     except ProgramError:
@@ -130,7 +130,7 @@ def _on_ranks(sketch: Sketch, ranks: Sequence[int], *, keep_local: bool) -> Sket
     except KeyError:
         return None
     smaller = replace(sketch, mesh=mesh, graphs=graphs, ranks=tuple(bindings), inputs=inputs)
-    return regrouped(smaller, sketch.mesh, ranks)
+    return follow_smaller_mesh(smaller, sketch.mesh, ranks)
 
 
 def _followed(sketch: Sketch, name: str, rank: int, kept: Mapping[int, int]) -> Any:
@@ -150,7 +150,7 @@ def _renumbered(value: Any, new_number: Mapping[int, int]) -> Any:
     return new_number.get(value)
 
 
-def _rank_arguments(step: Step) -> Iterable[tuple[int | str, Any]]:
+def _rank_arguments(step: SketchStep) -> Iterable[tuple[int | str, Any]]:
     """The arguments of a call that hold ranks, by position or name."""
     if step.op != "call_function" or not isinstance(step.target, torch._ops.OpOverload):
         return
@@ -163,12 +163,12 @@ def _rank_arguments(step: Step) -> Iterable[tuple[int | str, Any]]:
             yield name, value
 
 
-def _with_arguments(step: Step, new: Mapping[int | str, Any]) -> Step:
+def _with_arguments(step: SketchStep, new: Mapping[int | str, Any]) -> SketchStep:
     args = tuple(new.get(position, value) for position, value in enumerate(step.args))
     return replace(step, args=args, kwargs={name: new.get(name, value) for name, value in step.kwargs.items()})
 
 
-def _relabelled(step: Step, new_number: Mapping[int, int]) -> Step:
+def _relabelled(step: SketchStep, new_number: Mapping[int, int]) -> SketchStep:
     """Renumber ranks that stand in a call themselves. Raises KeyError when none of a call's ranks is kept."""
     new: dict[int | str, Any] = {}
     for where, value in _rank_arguments(step):
@@ -199,7 +199,7 @@ def _separated(graphs: Sequence[Graph]) -> tuple[tuple[Graph, ...], dict[str, st
     if all(old == new for old, new in names.items()):
         return tuple(graphs), names
 
-    def renamed(step: Step) -> Step:
+    def renamed(step: SketchStep) -> SketchStep:
         new = {
             where: RankConstant(names[value.name])
             for where, value in _rank_arguments(step)

@@ -8,10 +8,10 @@ from itertools import islice
 from typing import Any
 
 from tcverify.program import InputSpec
-from tcverify.shrink.graph.facts import Facts
 from tcverify.shrink.graph.replacements import may_replace, stand_ins
-from tcverify.shrink.graph.search import Search
-from tcverify.shrink.graph.sketch import Ref, Replacements, Sketch, replaced
+from tcverify.shrink.graph.search import SketchSearch
+from tcverify.shrink.graph.sketch import Ref, Replacements, Sketch, replace_steps
+from tcverify.shrink.graph.step_facts import Facts
 
 #: Earlier values, and inputs, that are tried in place of one value.
 NEAREST = 3
@@ -23,7 +23,7 @@ DEPTH = 3
 # --------------------------------------------------------------------------------------------------------------- nodes
 
 
-def bypass_many(search: Search) -> None:
+def bypass_many(search: SketchSearch) -> None:
     """Bypass halves, quarters, … of all nodes at once, each by the first way that it can be."""
 
     def edit(names: list[str]) -> Sketch | None:
@@ -31,12 +31,12 @@ def bypass_many(search: Search) -> None:
         for name in names:
             if search.facts.where(name):
                 mapping.update(next(iter(ways_around(search, name)), {}))
-        return replaced(search.sketch, mapping) if mapping else None
+        return replace_steps(search.sketch, mapping) if mapping else None
 
     search.in_chunks(list(reversed(_computing(search.facts))), edit, least=2)
 
 
-def bypass(search: Search, most: int | None = None) -> None:
+def bypass(search: SketchSearch, most: int | None = None) -> None:
     """Bypass single nodes, in every way that each can be.
 
     Args:
@@ -45,12 +45,12 @@ def bypass(search: Search, most: int | None = None) -> None:
     for name in list(reversed(search.facts.calls)):
         if not search.facts.where(name):
             continue
-        edits = (replaced(search.sketch, way) for way in islice(ways_around(search, name), most))
+        edits = (replace_steps(search.sketch, way) for way in islice(ways_around(search, name), most))
         if search.attempt(*edits) or search.facts.aligned:
             continue
         for graph in search.facts.where(name):
             ways = list(islice(ways_around(search, name), most))
-            if any(search.attempt(replaced(search.sketch, way, [graph])) for way in ways):
+            if any(search.attempt(replace_steps(search.sketch, way, [graph])) for way in ways):
                 break
 
 
@@ -59,7 +59,7 @@ def _computing(facts: Facts) -> list[str]:
     return [name for name in facts.calls if name not in selections]
 
 
-def ways_around(search: Search, name: str) -> Iterable[Replacements]:
+def ways_around(search: SketchSearch, name: str) -> Iterable[Replacements]:
     """Ways to do without a step: what is read in its place, or in place of the results that are selected from it."""
     facts = search.facts
     users = [user for i in facts.where(name) for user in facts.users[i][name]]
@@ -80,7 +80,7 @@ def ways_around(search: Search, name: str) -> Iterable[Replacements]:
         yield {name: None, **dict(zip(selections, chosen, strict=True))}
 
 
-def substitutes(search: Search, name: str, source: str) -> Iterable[Ref | InputSpec]:
+def substitutes(search: SketchSearch, name: str, source: str) -> Iterable[Ref | InputSpec]:
     """What can be read in place of `name`, a result of `source`: what `source` reads, or is computed from, an input, a new input.
 
     It is equal on all ranks on which `name` is, and of its shape and dtype; but what `source` reads may, at last, be of any.
@@ -112,7 +112,7 @@ def _ancestors(facts: Facts, name: str, source: str) -> tuple[list[str], list[st
     return near, list(seen)[len(near) :]
 
 
-def read_earlier(search: Search) -> None:
+def read_earlier(search: SketchSearch) -> None:
     """Let calls read earlier values of equal type: inputs first, then what their operands are computed from."""
     for name in [*reversed(search.facts.calls), "output"]:
         for operand in _operands(search.facts, name):
@@ -124,7 +124,7 @@ def _operands(facts: Facts, name: str) -> list[str]:
     return list(dict.fromkeys(read for steps in facts.steps if name in steps for read in steps[name].reads))
 
 
-def _earlier(search: Search, name: str) -> list[str]:
+def _earlier(search: SketchSearch, name: str) -> list[str]:
     facts, values = search.facts, search.values
     before = [spec.name for spec in facts.sketch.inputs]
     if facts.where(name) and facts.steps[facts.where(name)[0]][name].calls:
@@ -144,7 +144,7 @@ def _rewired(sketch: Sketch, name: str, operand: str, other: str) -> Sketch:
 # -------------------------------------------------------------------------------------------------------------- inputs
 
 
-def drop_inputs(search: Search) -> None:
+def drop_inputs(search: SketchSearch) -> None:
     """Drop inputs that nobody reads, all at once or one by one."""
 
     def unread() -> list[str]:
@@ -152,12 +152,12 @@ def drop_inputs(search: Search) -> None:
         names = [spec.name for spec in facts.sketch.inputs]
         return [n for n in names if not any(facts.users[i][n] for i in facts.where(n))]
 
-    search.in_chunks(unread(), lambda names: replaced(search.sketch, dict.fromkeys(names)))
+    search.in_chunks(unread(), lambda names: replace_steps(search.sketch, dict.fromkeys(names)))
     for name in unread():
-        search.attempt(replaced(search.sketch, {name: None}))
+        search.attempt(replace_steps(search.sketch, {name: None}))
 
 
-def merge_inputs(search: Search) -> None:
+def merge_inputs(search: SketchSearch) -> None:
     """Let inputs of one type and placement be one."""
     for name in [spec.name for spec in reversed(search.sketch.inputs)]:
         specs = {spec.name: spec for spec in search.sketch.inputs}
@@ -168,7 +168,7 @@ def merge_inputs(search: Search) -> None:
             for other in specs.values()
             if other.placements == specs[name].placements and search.facts.replaceable(name, other.name)
         ]
-        search.attempt(*(replaced(search.sketch, {name: Ref(other)}) for other in same[:NEAREST]))
+        search.attempt(*(replace_steps(search.sketch, {name: Ref(other)}) for other in same[:NEAREST]))
 
 
 __all__ = ["bypass", "bypass_many", "drop_inputs", "merge_inputs", "read_earlier", "substitutes", "ways_around"]

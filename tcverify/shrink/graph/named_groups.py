@@ -12,7 +12,7 @@ from tcverify.errors import ProgramError
 from tcverify.ops import lookup
 from tcverify.program import Mesh, RankBinding, RankConstant
 from tcverify.program.graph import constant_value
-from tcverify.shrink.graph.sketch import Sketch, Step
+from tcverify.shrink.graph.sketch import Sketch, SketchStep
 
 #: Arguments that hold a size per member, in group order.
 _SPLITS = ("output_split_sizes", "input_split_sizes")
@@ -23,13 +23,13 @@ def names_group(sketch: Sketch, name: str) -> bool:
     return any(group_of(step) == name for graph in sketch.graphs for step in graph)
 
 
-def group_of(step: Step) -> str | None:
+def group_of(step: SketchStep) -> str | None:
     """The name of the group that a call names; None where it names none."""
     found = [value for _, name, value in _arguments(step) if name == lookup(step.target).group]
     return found[0] if found and isinstance(found[0], str) else None
 
 
-def says_group_size(step: Step) -> set[int | str]:
+def says_group_size(step: SketchStep) -> set[int | str]:
     """Positions and keywords of arguments that say how large the group is that a call names."""
     return {where for where, name, _ in _arguments(step) if name == "group_size"}
 
@@ -37,7 +37,7 @@ def says_group_size(step: Step) -> set[int | str]:
 def with_group_name(sketch: Sketch, old: str, new: str) -> Sketch:
     """Return the sketch whose calls name another group in place of one."""
 
-    def changed(step: Step) -> Step:
+    def changed(step: SketchStep) -> SketchStep:
         if group_of(step) != old:
             return step
         places = {where: new for where, name, _ in _arguments(step) if name == lookup(step.target).group}
@@ -46,7 +46,7 @@ def with_group_name(sketch: Sketch, old: str, new: str) -> Sketch:
     return replace(sketch, graphs=tuple(tuple(map(changed, graph)) for graph in sketch.graphs))
 
 
-def regrouped(sketch: Sketch, before: Mesh, ranks: Sequence[int]) -> Sketch | None:
+def follow_smaller_mesh(sketch: Sketch, before: Mesh, ranks: Sequence[int]) -> Sketch | None:
     """Let the sizes, positions and splits in calls that name groups follow a mesh that has lost ranks, or has more of them.
 
     Args:
@@ -84,7 +84,7 @@ def regrouped(sketch: Sketch, before: Mesh, ranks: Sequence[int]) -> Sketch | No
 
 
 def _following(
-    step: Step, name: str, dim: str, now: Mesh, before: Mesh, ranks: Sequence[int]
+    step: SketchStep, name: str, dim: str, now: Mesh, before: Mesh, ranks: Sequence[int]
 ) -> Callable[[int, Any], Any] | None:
     """How an argument of this name follows: a function of the rank and of what the argument was."""
 
@@ -130,7 +130,7 @@ def _written(held: Mapping[int, Any], constants: Sequence[dict[str, Any]], name:
     return RankConstant(name)
 
 
-def _arguments(step: Step) -> Iterator[tuple[int | str, str, Any]]:
+def _arguments(step: SketchStep) -> Iterator[tuple[int | str, str, Any]]:
     """Position or keyword, name and value of the arguments of a call that can name a group."""
     if step.op != "call_function" or not isinstance(step.target, torch._ops.OpOverload):
         return
@@ -143,9 +143,9 @@ def _arguments(step: Step) -> Iterator[tuple[int | str, str, Any]]:
         yield name, name, value
 
 
-def _with(step: Step, new: Mapping[int | str, Any]) -> Step:
+def _with(step: SketchStep, new: Mapping[int | str, Any]) -> SketchStep:
     args = tuple(new.get(position, value) for position, value in enumerate(step.args))
     return replace(step, args=args, kwargs={name: new.get(name, value) for name, value in step.kwargs.items()})
 
 
-__all__ = ["group_of", "held_value", "names_group", "regrouped", "says_group_size", "with_group_name"]
+__all__ = ["follow_smaller_mesh", "group_of", "held_value", "names_group", "says_group_size", "with_group_name"]

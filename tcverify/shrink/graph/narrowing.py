@@ -10,8 +10,8 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 
-from tcverify.shrink.graph.given_values import below, with_shape
-from tcverify.shrink.graph.search import Search
+from tcverify.shrink.graph.given_values import clamp_indices, with_shape
+from tcverify.shrink.graph.search import SketchSearch
 from tcverify.shrink.graph.sizes import BOTH_WAYS
 
 #: Elements of all inputs, for each call of the program, beyond which a trial's time goes by elements and not by calls.
@@ -24,14 +24,14 @@ FACTORS = (512, 128, 32, 8, 4, 2)
 LEAST = 4
 
 
-def narrow(search: Search) -> None:
+def narrow(search: SketchSearch) -> None:
     """Scale the dims of a wide program: all that a factor divides, then all of one size with what are multiples of it."""
     for factor in FACTORS:
-        while wide(search) and _attempt(search, lambda size, by=factor: _scaled(size, by)):  # type: ignore[misc]
+        while is_wide(search) and _attempt(search, lambda size, by=factor: _scaled(size, by)):  # type: ignore[misc]
             pass
     for size in sorted({size for spec in search.sketch.inputs for size in spec.shape}, reverse=True):
         for factor in FACTORS:
-            if not wide(search):
+            if not is_wide(search):
                 return
             if _attempt(search, lambda own, s=size, by=factor: _scaled(own, by) if own == s else own) or _attempt(  # type: ignore[misc]
                 search,
@@ -40,7 +40,7 @@ def narrow(search: Search) -> None:
                 break
 
 
-def wide(search: Search) -> bool:
+def is_wide(search: SketchSearch) -> bool:
     """Whether a program has many elements for its calls."""
     return sum(math.prod(spec.shape) for spec in search.sketch.inputs) > WIDE * len(search.facts.calls)
 
@@ -49,15 +49,15 @@ def _scaled(size: int, factor: int) -> int:
     return size // factor if size % factor == 0 and size // factor >= LEAST else size
 
 
-def _attempt(search: Search, change: Callable[[int], int]) -> bool:
+def _attempt(search: SketchSearch, change: Callable[[int], int]) -> bool:
     sketch = search.sketch
     inputs = tuple(with_shape(spec, tuple(map(change, spec.shape))) for spec in sketch.inputs)
     if inputs == sketch.inputs:
         return False
     search.check_time()
     edit = replace(sketch, inputs=inputs)
-    edits = (edit, below(edit, {size: change(size) for spec in sketch.inputs for size in spec.shape}))
+    edits = (edit, clamp_indices(edit, {size: change(size) for spec in sketch.inputs for size in spec.shape}))
     return any(search.attempt(*edits, prefer=way) for way in BOTH_WAYS)
 
 
-__all__ = ["WIDE", "narrow", "wide"]
+__all__ = ["WIDE", "is_wide", "narrow"]

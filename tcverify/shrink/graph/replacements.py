@@ -16,8 +16,8 @@ from tcverify.errors import TcverifyError
 from tcverify.execution import Lockstep, Run
 from tcverify.ops import TensorSpec, qualified_name
 from tcverify.program import PARTIAL, VARYING, InputSpec, MeshDim, Program, Recipe, shard
-from tcverify.shrink.graph.facts import Facts
-from tcverify.shrink.graph.sketch import Step
+from tcverify.shrink.graph.sketch import SketchStep
+from tcverify.shrink.graph.step_facts import Facts
 
 #: Elements of all values on all ranks that are kept at most: 1 GiB of float64. Of larger programs, nothing is known to be equal.
 MAX_ELEMENTS = 1 << 27
@@ -149,7 +149,7 @@ def may_replace(facts: Facts, values: Values, name: str, by: str) -> bool:
 def is_summed(facts: Facts, name: str) -> bool:
     """Whether a collective that reduces reads a value: its values on the ranks are then addends."""
 
-    def reduces(user: Step) -> bool:
+    def reduces(user: SketchStep) -> bool:
         return user.collective and "reduce" in qualified_name(user.target)
 
     return any(reduces(user) for i in facts.where(name) for user in facts.users[i][name])

@@ -15,8 +15,8 @@ from typing import Any
 from tcverify.program import InputSpec
 from tcverify.shrink.graph.moves import ways_around
 from tcverify.shrink.graph.replacements import stand_ins
-from tcverify.shrink.graph.search import Search
-from tcverify.shrink.graph.sketch import Ref, Replacements, Sketch, Step, replaced, result_of, with_results
+from tcverify.shrink.graph.search import SketchSearch
+from tcverify.shrink.graph.sketch import Ref, Replacements, Sketch, SketchStep, replace_steps, result_of, with_results
 from tcverify.shrink.graph.timing import LONG, SHORT, with_costs
 
 #: Compute nodes of the largest programs on which this is tried.
@@ -26,7 +26,7 @@ MOST_NODES = 6
 MOST_WAYS = 2
 
 
-def bypass_rescheduled(search: Search) -> None:
+def bypass_rescheduled(search: SketchSearch) -> None:
     """Bypass single nodes, each with one edge cut, or with other costs."""
     for edits in (_with_other_costs, _with_an_edge_cut):
         for name in list(reversed(search.facts.calls)):
@@ -43,16 +43,16 @@ def _is_small(sketch: Sketch) -> bool:
     return timed and all(sum(map(_works, graph)) <= MOST_NODES for graph in sketch.graphs)
 
 
-def _works(step: Step) -> bool:
+def _works(step: SketchStep) -> bool:
     return step.calls and not step.selects
 
 
 # --------------------------------------------------------------------------------------------------------------- costs
 
 
-def _with_other_costs(search: Search, way: Replacements) -> Iterator[Sketch]:
+def _with_other_costs(search: SketchSearch, way: Replacements) -> Iterator[Sketch]:
     """All costs equal; each in turn shorter than the others, then each in turn longer."""
-    shorter = replaced(search.sketch, way)
+    shorter = replace_steps(search.sketch, way)
     names = [step.name for step in shorter.graphs[0] if _works(step)]
     yield with_costs(shorter, lambda _: LONG)
     for name in names:
@@ -64,10 +64,10 @@ def _with_other_costs(search: Search, way: Replacements) -> Iterator[Sketch]:
 # --------------------------------------------------------------------------------------------------------------- edges
 
 
-def _with_an_edge_cut(search: Search, way: Replacements) -> Iterator[Sketch]:
+def _with_an_edge_cut(search: SketchSearch, way: Replacements) -> Iterator[Sketch]:
     """One operand of a call a new input; what was read there is returned where nothing else reads it."""
     facts = search.facts
-    shorter = replaced(search.sketch, way)
+    shorter = replace_steps(search.sketch, way)
     steps = {step.name: step for step in shorter.graphs[0]}
     for reader in [step for step in shorter.graphs[0] if step.calls]:
         for operand in reader.reads:
@@ -84,10 +84,10 @@ def _cut(sketch: Sketch, reader: str, operand: str, spec: InputSpec, *, returned
     def leaf(value: Any) -> Any:
         return Ref(spec.name) if value == Ref(operand) else value
 
-    def changed(graph: tuple[Step, ...]) -> tuple[Step, ...]:
+    def changed(graph: tuple[SketchStep, ...]) -> tuple[SketchStep, ...]:
         steps = tuple(step.mapped(leaf) if step.name == reader else step for step in graph)
         first = sum(step.op == "placeholder" for step in steps)
-        return (*steps[:first], Step(spec.name, "placeholder", spec.name, ()), *steps[first:])
+        return (*steps[:first], SketchStep(spec.name, "placeholder", spec.name, ()), *steps[first:])
 
     graphs = tuple(changed(graph) for graph in sketch.graphs)
     cut = replace(sketch, graphs=graphs, inputs=(*sketch.inputs, spec))

@@ -14,11 +14,11 @@ from torch.fx.node import map_aggregate
 
 from tcverify.errors import ProgramError
 from tcverify.program import Program, StreamSettings
-from tcverify.shrink.graph.async_groups import untidy
-from tcverify.shrink.graph.facts import Facts
-from tcverify.shrink.graph.legalize import facts_of, fit
+from tcverify.shrink.graph.async_groups import count_untidy
+from tcverify.shrink.graph.legalize import facts_of, legalize_edit
 from tcverify.shrink.graph.replacements import Values
 from tcverify.shrink.graph.sketch import Ref, Sketch, program_of, refs, result_of, sketch_of
+from tcverify.shrink.graph.step_facts import Facts
 from tcverify.shrink.greedy import Greedy
 
 #: What an eps is when it does not matter.
@@ -34,7 +34,7 @@ PLAIN_COSTS = (1e-6, 1e-5)
 LARGE = 150
 
 
-class Search(Greedy):
+class SketchSearch(Greedy):
     """Tries edits of the smallest program so far and keeps those that are smaller and still show what is looked for.
 
     The smallest program is `program`, what is known of it `facts`.
@@ -43,7 +43,7 @@ class Search(Greedy):
     def __init__(self, program: Program, shows: Callable[[Program], bool], deadline: float | None) -> None:
         super().__init__(shows, deadline)
         self._take(program, facts_of(sketch_of(program)))
-        self._untidy = untidy(self.facts)
+        self._untidy = count_untidy(self.facts)
 
     def _take(self, program: Program, facts: Facts) -> None:
         self.program, self.facts = program, facts
@@ -68,7 +68,7 @@ class Search(Greedy):
         """Try edits in order until one is kept; returns whether one is.
 
         Args:
-            prefer: see `fit`.
+            prefer: see `legalize_edit`.
 
         Raises:
             OutOfTime: the deadline has passed, and there is something to try.
@@ -78,13 +78,13 @@ class Search(Greedy):
                 continue
             if self.largest > LARGE:
                 self.check_time()
-            if self.attempt_as(fit(self.facts, edit, prefer)):
+            if self.attempt_as(legalize_edit(self.facts, edit, prefer)):
                 return True
         return False
 
     def attempt_as(self, facts: Facts | None) -> bool:
         """Try what an edit has become. See `attempt`."""
-        if facts is None or not weight(facts.sketch) < self._weight or untidy(facts) > self._untidy:
+        if facts is None or not weight(facts.sketch) < self._weight or count_untidy(facts) > self._untidy:
             return False
         try:
             program = program_of(facts.sketch)
@@ -218,4 +218,4 @@ def _containers(result: Any) -> int:
     return count
 
 
-__all__ = ["LARGE", "PLAIN_COSTS", "Search", "plain_numbers", "weight"]
+__all__ = ["LARGE", "PLAIN_COSTS", "SketchSearch", "plain_numbers", "weight"]

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from tcverify.program import InputSpec, shard
-from tcverify.shrink.graph.given_values import below, with_shape
-from tcverify.shrink.graph.legalize import fit
+from tcverify.shrink.graph.given_values import clamp_indices, with_shape
+from tcverify.shrink.graph.legalize import legalize_edit
 from tcverify.shrink.graph.replacements import may_replace
-from tcverify.shrink.graph.search import Search
-from tcverify.shrink.graph.sketch import Ref, Sketch, replaced
+from tcverify.shrink.graph.search import SketchSearch
+from tcverify.shrink.graph.sketch import Ref, Sketch, replace_steps
 
 #: A dim of an input: its name and the number of the dim.
 Axis = tuple[str, int]
@@ -26,7 +26,7 @@ MANY = 400
 SEVERAL = 16
 
 
-def shrink_sizes(search: Search) -> None:
+def shrink_sizes(search: SketchSearch) -> None:
     """Shrink the sizes of inputs, each set of dims that belong together to the smallest size that will do."""
     done: set[Axis] = set()
     for spec in list(search.sketch.inputs):
@@ -37,7 +37,7 @@ def shrink_sizes(search: Search) -> None:
                 _shrink(search, tied)
 
 
-def _shrink(search: Search, tied: Mapping[Axis, int]) -> None:
+def _shrink(search: SketchSearch, tied: Mapping[Axis, int]) -> None:
     unit = _unit(search.sketch, tied)
     last = {(spec.name, len(spec.shape) - 1) for spec in search.sketch.inputs}
     least = 2 if last & set(tied) else 1  # the norm of a row of one element is its sign
@@ -47,7 +47,7 @@ def _shrink(search: Search, tied: Mapping[Axis, int]) -> None:
             edit = _resized(search.sketch, sizes)
             edits = [
                 one
-                for one in (edit, below(edit, {unit * factor: sizes[axis] for axis, factor in tied.items()}))
+                for one in (edit, clamp_indices(edit, {unit * factor: sizes[axis] for axis, factor in tied.items()}))
                 if one is not None
             ]
             if any(search.attempt(*edits, prefer=way) for way in BOTH_WAYS):
@@ -59,7 +59,7 @@ def _unit(sketch: Sketch, tied: Mapping[Axis, int]) -> int:
     return next(spec.shape[axis] for spec in sketch.inputs if spec.name == name) // factor
 
 
-def _tied(search: Search, axis: Axis) -> dict[Axis, int]:
+def _tied(search: SketchSearch, axis: Axis) -> dict[Axis, int]:
     """The dims that change with `axis`, each with its size as a multiple of the common unit; empty when none can change.
 
     They are found by doubling: sets of dims are tried until one fits together, and then those of it are left out that need
@@ -90,7 +90,7 @@ def _sets(axis: Axis, sizes: Mapping[Axis, int], few: bool) -> Iterator[list[Axi
             yield [axis, *chosen]
 
 
-def drop_axes(search: Search) -> None:
+def drop_axes(search: SketchSearch) -> None:
     """Drop dims of size 1 of inputs with more than two: of all inputs at once, or of one."""
     names = [spec.name for spec in search.sketch.inputs]
     search.attempt(_squeezed(search.sketch, names))
@@ -98,7 +98,7 @@ def drop_axes(search: Search) -> None:
         search.attempt(_squeezed(search.sketch, [name]))
 
 
-def reshape_inputs(search: Search) -> None:
+def reshape_inputs(search: SketchSearch) -> None:
     """Do without a call that changes the shape of its operand: inputs take the shape in its place.
 
     Either those that its operand comes from have the shape that it makes, or those that its result meets have the shape of
@@ -123,7 +123,7 @@ def _without_call(sketch: Sketch, name: str, operand: str, old: tuple[int, ...],
     inputs = tuple(
         with_shape(spec, new) if spec.shape == old and not _sharded(spec) else spec for spec in sketch.inputs
     )
-    return None if inputs == sketch.inputs else replaced(replace(sketch, inputs=inputs), {name: Ref(operand)})
+    return None if inputs == sketch.inputs else replace_steps(replace(sketch, inputs=inputs), {name: Ref(operand)})
 
 
 def _sharded(spec: InputSpec) -> bool:
@@ -146,9 +146,9 @@ def _squeezed(sketch: Sketch, names: Sequence[str]) -> Sketch:
     return replace(sketch, inputs=tuple(change(spec) for spec in sketch.inputs))
 
 
-def _fits(search: Search, tied: Iterable[Axis], sizes: Mapping[Axis, int]) -> bool:
+def _fits(search: SketchSearch, tied: Iterable[Axis], sizes: Mapping[Axis, int]) -> bool:
     edit = _resized(search.sketch, {axis: 2 * sizes[axis] for axis in tied})
-    return any(fit(search.facts, edit, way) is not None for way in BOTH_WAYS)
+    return any(legalize_edit(search.facts, edit, way) is not None for way in BOTH_WAYS)
 
 
 def _resized(sketch: Sketch, sizes: Mapping[Axis, int]) -> Sketch:

@@ -34,7 +34,7 @@ _PLAIN_META = frozenset({"val", "cost_s", "schedule"})
 
 
 @dataclass(frozen=True)
-class Step:
+class SketchStep:
     """One node of a graph, placeholders and output included. What is asked of it again and again is found out once.
 
     Attributes:
@@ -83,14 +83,14 @@ class Step:
         """The names of the steps that must run before it, as its metadata says."""
         return refs(self.meta.get(AFTER, ()))
 
-    def mapped(self, leaf: Callable[[Any], Any]) -> Step:
+    def mapped(self, leaf: Callable[[Any], Any]) -> SketchStep:
         """Return the step with `leaf` applied to every leaf of its arguments and of metadata that may name steps."""
         args, kwargs = map_aggregate(self.args, leaf), map_aggregate(self.kwargs, leaf)
         meta = {key: value if key in _PLAIN_META else map_aggregate(value, leaf) for key, value in self.meta.items()}
         return replace(self, args=args, kwargs=dict(kwargs), meta=meta)
 
 
-Graph = tuple[Step, ...]
+Graph = tuple[SketchStep, ...]
 
 #: What is read in place of a step: an earlier step (which may be replaced itself), an input to be added, or None where nobody
 #: reads it.
@@ -134,7 +134,7 @@ def sketch_of(program: Program) -> Sketch:
     )
 
 
-def _step(node: fx.Node) -> Step:
+def _step(node: fx.Node) -> SketchStep:
     def leaf(value: Any) -> Any:
         return Ref(value.name) if isinstance(value, fx.Node) else value
 
@@ -144,7 +144,7 @@ def _step(node: fx.Node) -> Step:
     if "val" in node.meta:
         meta["val"] = node.meta["val"]
     kwargs = dict(map_aggregate(node.kwargs, leaf))
-    return Step(node.name, node.op, node.target, map_aggregate(node.args, leaf), kwargs, meta, node.type)
+    return SketchStep(node.name, node.op, node.target, map_aggregate(node.args, leaf), kwargs, meta, node.type)
 
 
 def program_of(sketch: Sketch) -> Program:
@@ -181,7 +181,7 @@ def _graph(steps: Graph) -> fx.Graph:
     return graph
 
 
-def live_names(graph: Graph, keep: Callable[[Step], bool]) -> set[str]:
+def live_names(graph: Graph, keep: Callable[[SketchStep], bool]) -> set[str]:
     """The steps that the output needs, and those that `keep` says, with what they need."""
     live: set[str] = set()
     for step in reversed(graph):
@@ -193,14 +193,14 @@ def live_names(graph: Graph, keep: Callable[[Step], bool]) -> set[str]:
 
 def _replaced(graph: Graph, mapping: Replacements) -> Graph:
     final: dict[str, str | None] = {}
-    added: list[Step] = []
+    added: list[SketchStep] = []
     for step in graph:
         if step.name not in mapping:
             continue
         new = mapping[step.name]
         if isinstance(new, InputSpec):
             final[step.name] = new.name
-            added.append(Step(new.name, "placeholder", new.name, ()))
+            added.append(SketchStep(new.name, "placeholder", new.name, ()))
         else:
             final[step.name] = None if new is None else final.get(new.name, new.name)
     if not final:
@@ -231,7 +231,7 @@ def with_result(graph: Graph, result: Any) -> Graph:
     return (*graph[:-1], replace(graph[-1], args=(result,)))
 
 
-def replaced(sketch: Sketch, mapping: Replacements, graphs: Sequence[int] | None = None) -> Sketch:
+def replace_steps(sketch: Sketch, mapping: Replacements, graphs: Sequence[int] | None = None) -> Sketch:
     """Return the sketch without the steps that `mapping` names, in all graphs or in some."""
     new = tuple(
         _replaced(graph, mapping) if graphs is None or i in graphs else graph for i, graph in enumerate(sketch.graphs)
@@ -247,6 +247,6 @@ def with_results(sketch: Sketch, result: Callable[[int, Any], Any]) -> Sketch:
 
 
 __all__ = [
-    "AFTER", "Graph", "Ref", "Replacements", "Sketch", "Step", "live_names", "program_of", "refs", "replaced", "result_of",
-    "sketch_of", "with_result", "with_results",
+    "AFTER", "Graph", "Ref", "Replacements", "Sketch", "SketchStep", "live_names", "program_of", "refs", "replace_steps",
+    "result_of", "sketch_of", "with_result", "with_results",
 ]  # fmt: skip

@@ -8,27 +8,27 @@ from dataclasses import replace
 from typing import Any
 
 from tcverify.ops import TensorSpec, merged_runs, qualified_name
-from tcverify.shrink.graph.sketch import Step
+from tcverify.shrink.graph.sketch import SketchStep
 
 Shape = tuple[int, ...]
 
 _RESHAPES = frozenset({"aten::view", "aten::reshape", "aten::_unsafe_view"})
 
 
-def refitted(step: Step, before: Shape, result: Any, after: Shape, prefer: str) -> Step:
+def refit_call(step: SketchStep, before: Shape, result: Any, after: Shape, prefer: str) -> SketchStep:
     """Return the call with the static shape that fits its operand now; the call itself where there is nothing to fit.
 
     Args:
         before, after: the shape of the first operand.
         result: what the call produced before.
-        prefer: see `reshaped`.
+        prefer: see `reshape_like`.
     """
     name = qualified_name(step.target)
     if len(step.args) < 2 or not isinstance(result, TensorSpec):
         return step
     new: Shape | None = None
     if name in _RESHAPES:
-        new = reshaped(before, result.shape, after, prefer)
+        new = reshape_like(before, result.shape, after, prefer)
     elif name == "aten::expand" and len(result.shape) == len(before):
         sizes = zip(before, result.shape, after, strict=True)
         new = tuple(now if old == made else made for old, made, now in sizes)
@@ -42,7 +42,7 @@ def refitted(step: Step, before: Shape, result: Any, after: Shape, prefer: str) 
     return replace(step, args=(step.args[0], shape, *step.args[2:]))
 
 
-def _resplit(step: Step, before: int, after: int) -> Step:
+def _resplit(step: SketchStep, before: int, after: int) -> SketchStep:
     """The call with splits that are what the old ones were to the rows, where they can be."""
     splits = [list(split) if isinstance(split, (list, tuple)) else None for split in step.args[1:3]]
     new: list[Any] = []
@@ -53,7 +53,7 @@ def _resplit(step: Step, before: int, after: int) -> Step:
     return replace(step, args=(step.args[0], *new, *step.args[3:]))
 
 
-def reshaped(before: Shape, result: Shape, after: Shape, prefer: str = "first") -> Shape | None:
+def reshape_like(before: Shape, result: Shape, after: Shape, prefer: str = "first") -> Shape | None:
     """The shape of a view of `after` that is what `result` was to `before`: the same dims are merged and split.
 
     Args:
@@ -97,4 +97,4 @@ def _resized(dims: Sequence[int], total: int, before: Shape, after: Shape, prefe
     return None
 
 
-__all__ = ["refitted", "reshaped"]
+__all__ = ["refit_call", "reshape_like"]

@@ -6,16 +6,16 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from tcverify.cost import MIN_COST_S, device, node_cost
+from tcverify.cost import MIN_COST_S, load_device_profile, node_cost
 from tcverify.errors import TcverifyError
 from tcverify.program import Program, StreamSettings
-from tcverify.shrink.graph.search import PLAIN_COSTS, Search
-from tcverify.shrink.graph.sketch import Sketch, Step
+from tcverify.shrink.graph.search import PLAIN_COSTS, SketchSearch
+from tcverify.shrink.graph.sketch import Sketch, SketchStep
 
 SHORT, LONG = PLAIN_COSTS
 
 
-def simplify_timing(search: Search) -> None:
+def simplify_timing(search: SketchSearch) -> None:
     """Do without costs and settings, or else make them equal on all ranks, then one after the other plain."""
     if search.attempt(_without(search.sketch)):
         return
@@ -36,7 +36,7 @@ def simplify_timing(search: Search) -> None:
     _make_costs_plain(search)
 
 
-def _make_costs_plain(search: Search) -> None:
+def _make_costs_plain(search: SketchSearch) -> None:
     """All costs short, or all long; else as many as can be, and of the rest one digit."""
 
     def costed(*plain: float) -> list[str]:
@@ -59,11 +59,11 @@ def _nearest(cost: float) -> float:
     return SHORT if cost**2 < SHORT * LONG else LONG
 
 
-def _mapped(sketch: Sketch, change: Callable[[Step], Step]) -> Sketch:
+def _mapped(sketch: Sketch, change: Callable[[SketchStep], SketchStep]) -> Sketch:
     return replace(sketch, graphs=tuple(tuple(change(step) for step in graph) for graph in sketch.graphs))
 
 
-def _costing(step: Step, cost: Any) -> Step:
+def _costing(step: SketchStep, cost: Any) -> SketchStep:
     """The step with another cost, or without one."""
     meta = {key: value for key, value in step.meta.items() if key != "cost_s"}
     return replace(step, meta=meta if cost is None else {**meta, "cost_s": cost})
@@ -86,7 +86,7 @@ def _with_settings(sketch: Sketch, change: Callable[[StreamSettings], StreamSett
 def _with_cost(sketch: Sketch, names: Collection[str], change: Callable[[float], float]) -> Sketch:
     """Another cost for these steps, on all ranks, made from the one that they have."""
 
-    def changed(step: Step) -> Step:
+    def changed(step: SketchStep) -> SketchStep:
         if step.name not in names or "cost_s" not in step.meta:
             return step
         return _costing(step, change(step.meta["cost_s"]))
@@ -97,7 +97,7 @@ def _with_cost(sketch: Sketch, names: Collection[str], change: Callable[[float],
 # -------------------------------------------------------------------------------------------------------------- device
 
 
-def _do_without_device(search: Search) -> None:
+def _do_without_device(search: SketchSearch) -> None:
     """Say what ops cost where a device is named to estimate it for: ten microseconds each, or what the estimate is."""
     streams = search.sketch.streams
     if streams is None or streams.device is None:
@@ -110,14 +110,14 @@ def _do_without_device(search: Search) -> None:
     )
 
 
-def with_costs(sketch: Sketch, cost: Callable[[Step], float]) -> Sketch:
+def with_costs(sketch: Sketch, cost: Callable[[SketchStep], float]) -> Sketch:
     """The sketch with a cost for every call that may take time."""
     return _mapped(sketch, lambda step: _costing(step, cost(step)) if step.calls and not step.selects else step)
 
 
 def _with_estimates(sketch: Sketch, program: Program, name: str) -> Sketch | None:
     try:
-        profile = device(name)
+        profile = load_device_profile(name)
         estimates: list[Mapping[str, float | None]] = []
         for number, graph in enumerate(program.graphs):
             constants = next((b.constants for b in program.ranks if b.graph == number), {})
@@ -127,7 +127,7 @@ def _with_estimates(sketch: Sketch, program: Program, name: str) -> Sketch | Non
         return None  # no such device, or an op that no estimate can be made for
     known = iter(estimates)
 
-    def costed() -> Iterator[tuple[Step, ...]]:
+    def costed() -> Iterator[tuple[SketchStep, ...]]:
         for graph in sketch.graphs:
             costs = next(known)
             yield tuple(

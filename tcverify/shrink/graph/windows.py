@@ -19,13 +19,13 @@ from typing import Any
 from tcverify.ops import TensorSpec
 from tcverify.program import InputSpec
 from tcverify.shrink.graph.async_groups import phase_of
-from tcverify.shrink.graph.facts import Facts
-from tcverify.shrink.graph.legalize import fit
-from tcverify.shrink.graph.narrowing import narrow, wide
+from tcverify.shrink.graph.inseparable_calls import Place, units_of
+from tcverify.shrink.graph.legalize import legalize_edit
+from tcverify.shrink.graph.narrowing import is_wide, narrow
 from tcverify.shrink.graph.replacements import POSITIVE, Values, stand_ins
-from tcverify.shrink.graph.search import LARGE, Search
-from tcverify.shrink.graph.sketch import Graph, Ref, Sketch, Step, refs, result_of, with_result
-from tcverify.shrink.graph.units import Place, units_of
+from tcverify.shrink.graph.search import LARGE, SketchSearch
+from tcverify.shrink.graph.sketch import Graph, Ref, Sketch, SketchStep, refs, result_of, with_result
+from tcverify.shrink.graph.step_facts import Facts
 
 #: Units that single moves deal with well.
 FEW = 12
@@ -43,7 +43,7 @@ MOST_SUSPECTS = 6
 LEAST_SHARE = 16
 
 
-def cut_down(search: Search, suspects: Sequence[str] = ()) -> None:
+def cut_down(search: SketchSearch, suspects: Sequence[str] = ()) -> None:
     """Keep as few units of a large program as the finding needs, roughly.
 
     Args:
@@ -52,14 +52,14 @@ def cut_down(search: Search, suspects: Sequence[str] = ()) -> None:
     if search.largest <= LARGE:
         return
     cutting = _Cutting(search)
-    if wide(search) and not cutting.around(suspects, CLOSE):
+    if is_wide(search) and not cutting.around(suspects, CLOSE):
         narrow(search)
         cutting = _Cutting(search)
     cutting.around(suspects)
     cutting.cut()
 
 
-def keep_around(search: Search, names: Sequence[str]) -> None:
+def keep_around(search: SketchSearch, names: Sequence[str]) -> None:
     """Keep as few units as will do of those nearest to some nodes in the flow of data: these alone, then ever more with them.
 
     For small programs: each number of units is a trial.
@@ -75,7 +75,7 @@ class _Cutting:
         kept: the units that are left, as numbers in order.
     """
 
-    def __init__(self, search: Search) -> None:
+    def __init__(self, search: SketchSearch) -> None:
         self._search, self._facts, self._values = search, search.facts, search.values
         self._units = units_of(self._facts, self._values.run)
         self._owner: dict[Place, int] = {p: i for i, unit in enumerate(self._units) for p in unit.places}
@@ -90,8 +90,8 @@ class _Cutting:
         """Try to keep these units alone."""
         self._search.check_time()
         keep = [{name for i, name in self._places(numbers) if i == graph} for graph in range(len(self._facts.steps))]
-        edit = kept(self._facts, self._values, keep)
-        if edit is None or not self._search.attempt_as(fit(self._facts, edit)):
+        edit = keep_calls(self._facts, self._values, keep)
+        if edit is None or not self._search.attempt_as(legalize_edit(self._facts, edit)):
             return False
         self.kept = list(numbers)
         return True
@@ -173,7 +173,7 @@ class _Cutting:
 # ------------------------------------------------------------------------------------------------------------ the edit
 
 
-def kept(facts: Facts, values: Values, keep: Sequence[set[str]]) -> Sketch | None:
+def keep_calls(facts: Facts, values: Values, keep: Sequence[set[str]]) -> Sketch | None:
     """The sketch with some of its calls alone.
 
     Args:
@@ -230,12 +230,12 @@ def _cut(facts: Facts, number: int, keep: set[str], new: dict[str, str]) -> Grap
             return value
         return Ref(new[value.name]) if value.name in new else None
 
-    def changed(step: Step) -> Step:
+    def changed(step: SketchStep) -> SketchStep:
         return step.mapped(leaf) if any(name in gone for name in (*step.reads, *step.after)) else step
 
     graph = facts.sketch.graphs[number]
     given = [step for step in graph if step.op == "placeholder"]
-    added = [Step(name, "placeholder", name, ()) for name in new.values()]
+    added = [SketchStep(name, "placeholder", name, ()) for name in new.values()]
     rest = [changed(step) for step in graph if step.op not in ("placeholder", "output") and step.name not in gone]
     return with_result((*given, *added, *rest, graph[-1]), _result(facts, number, keep, gone))
 
@@ -256,4 +256,4 @@ def _result(facts: Facts, number: int, keep: set[str], gone: set[str]) -> Any:
     return tuple(Ref(name) for name in dict.fromkeys((*returned, *border)))
 
 
-__all__ = ["cut_down", "keep_around", "kept"]
+__all__ = ["cut_down", "keep_around", "keep_calls"]

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from tcverify.strategies.dtensor.sheet import SIZES, Sheet, dim_of
-from tcverify.strategies.transformer.draft import Value
+from tcverify.strategies.dtensor.sheet import SIZES, OpWriter, dim_of
+from tcverify.strategies.transformer.draft import DraftValue
 
 INDEXING = (
     "gather", "index_select", "scatter.src", "scatter.value", "scatter_add", "index.Tensor", "index_put", "embedding",
@@ -19,7 +19,7 @@ INDEXING = (
 )  # fmt: skip
 
 
-def indexing(s: Sheet, x: Value, a: int, b: int, c: int) -> list[Value]:
+def indexing(s: OpWriter, x: DraftValue, a: int, b: int, c: int) -> list[DraftValue]:
     """Add a call that reads or writes places of `x`."""
     name, shape, dim = INDEXING[a % len(INDEXING)], list(s.shape(x)), dim_of(s, x, b)
     if not shape or 0 in shape:
@@ -37,7 +37,7 @@ def indexing(s: Sheet, x: Value, a: int, b: int, c: int) -> list[Value]:
     return _looked_up(s, x, name, line, c)
 
 
-def _per_element(s: Sheet, x: Value, name: str, dim: int, c: int) -> list[Value]:
+def _per_element(s: OpWriter, x: DraftValue, name: str, dim: int, c: int) -> list[DraftValue]:
     """Gather or scatter: every element has an index of its own."""
     shape = list(s.shape(x))
     size, place = shape[dim], dim % len(shape)
@@ -53,7 +53,7 @@ def _per_element(s: Sheet, x: Value, name: str, dim: int, c: int) -> list[Value]
     return s.call("scatter_reduce.two" if name == "scatter_reduce" else name, x, dim, index, *more)
 
 
-def _by_index(s: Sheet, x: Value, name: str, dim: int, line: Value, c: int) -> list[Value]:
+def _by_index(s: OpWriter, x: DraftValue, name: str, dim: int, line: DraftValue, c: int) -> list[DraftValue]:
     """Read or write whole slices, whose positions a line of integers holds."""
     shape = list(s.shape(x))
     size, place = shape[dim], dim % len(shape)
@@ -76,7 +76,7 @@ def _by_index(s: Sheet, x: Value, name: str, dim: int, line: Value, c: int) -> l
     return s.call("index.Tensor", x, [first, *[None] * (len(shape) - 2), other])
 
 
-def _looked_up(s: Sheet, x: Value, name: str, line: Value, c: int) -> list[Value]:
+def _looked_up(s: OpWriter, x: DraftValue, name: str, line: DraftValue, c: int) -> list[DraftValue]:
     """Look something up in a table, in sorted edges or in `x` as one line."""
     shape = list(s.shape(x))
     if name == "embedding":

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from tcverify.strategies.dtensor.sheet import SIZES, Sheet, dim_of, floating
-from tcverify.strategies.transformer.draft import Value
+from tcverify.strategies.dtensor.sheet import SIZES, OpWriter, dim_of, to_floating
+from tcverify.strategies.transformer.draft import DraftValue
 
 PRODUCTS = (
     "mm", "bmm", "addmm", "baddbmm", "matmul", "mv", "dot", "linear", "einsum", "outer", "inner", "kron", "addmv", "addbmm",
@@ -20,9 +20,9 @@ NORMS = (
 )  # fmt: skip
 
 
-def products(s: Sheet, x: Value, a: int, b: int, c: int) -> list[Value]:
+def products(s: OpWriter, x: DraftValue, a: int, b: int, c: int) -> list[DraftValue]:
     """Add a product of `x` and something that fits: the one that is asked for, where `x` has the dims for it."""
-    name, x = PRODUCTS[a % len(PRODUCTS)], floating(s, x)
+    name, x = PRODUCTS[a % len(PRODUCTS)], to_floating(s, x)
     shape, wide = list(s.shape(x)), SIZES[c % len(SIZES)]
     if not shape:
         return []
@@ -36,7 +36,7 @@ def products(s: Sheet, x: Value, a: int, b: int, c: int) -> list[Value]:
     return s.call("matmul", x, s.input([inner, wide], b)) if a % 2 else s.call("matmul", x, s.input([inner], b))
 
 
-def _of_vectors(s: Sheet, x: Value, name: str, b: int, c: int) -> list[Value] | None:
+def _of_vectors(s: OpWriter, x: DraftValue, name: str, b: int, c: int) -> list[DraftValue] | None:
     """Add a product of vectors; None: this is none."""
     if name in ("dot", "vdot", "inner"):
         return s.call(name, x, s.fitting(x, b, s.shape(x)))
@@ -45,7 +45,7 @@ def _of_vectors(s: Sheet, x: Value, name: str, b: int, c: int) -> list[Value] | 
     return None
 
 
-def _of_matrices(s: Sheet, x: Value, name: str, b: int, c: int) -> list[Value] | None:
+def _of_matrices(s: OpWriter, x: DraftValue, name: str, b: int, c: int) -> list[DraftValue] | None:
     """Add a product of matrices, or of one and a vector; None: this is none."""
     (rows, inner), wide = s.shape(x), SIZES[c % len(SIZES)]
     right = s.fitting(x, b, [inner, wide])
@@ -69,7 +69,7 @@ def _of_matrices(s: Sheet, x: Value, name: str, b: int, c: int) -> list[Value] |
     return None
 
 
-def _of_batches(s: Sheet, x: Value, name: str, b: int, c: int) -> list[Value] | None:
+def _of_batches(s: OpWriter, x: DraftValue, name: str, b: int, c: int) -> list[DraftValue] | None:
     """Add a product of batches of matrices; None: this is none."""
     (batch, rows, inner), wide = s.shape(x), SIZES[c % len(SIZES)]
     right = s.fitting(x, b, [batch, inner, wide])
@@ -83,9 +83,9 @@ def _of_batches(s: Sheet, x: Value, name: str, b: int, c: int) -> list[Value] | 
     return None
 
 
-def layers(s: Sheet, x: Value, a: int, b: int, c: int) -> list[Value]:
+def layers(s: OpWriter, x: DraftValue, a: int, b: int, c: int) -> list[DraftValue]:
     """Add a call that a layer of a model, or its loss, consists of."""
-    name, x = NORMS[a % len(NORMS)], floating(s, x)
+    name, x = NORMS[a % len(NORMS)], to_floating(s, x)
     shape = list(s.shape(x))
     if not shape:
         return []
@@ -105,7 +105,7 @@ def layers(s: Sheet, x: Value, a: int, b: int, c: int) -> list[Value]:
     return s.call("linalg_norm", x, None, [dim_of(s, x, c)], True)
 
 
-def _norm(s: Sheet, x: Value, name: str, b: int, c: int) -> list[Value]:
+def _norm(s: OpWriter, x: DraftValue, name: str, b: int, c: int) -> list[DraftValue]:
     shape = list(s.shape(x))
     form = shape[-1:] if b % 3 else shape[-2:]
     weight = s.input(form, b) if b % 2 else None
@@ -115,7 +115,7 @@ def _norm(s: Sheet, x: Value, name: str, b: int, c: int) -> list[Value]:
     return s.call(name, x, form, weight, bias, 1e-5)
 
 
-def _on_images(s: Sheet, x: Value, name: str, b: int, c: int) -> list[Value]:
+def _on_images(s: OpWriter, x: DraftValue, name: str, b: int, c: int) -> list[DraftValue]:
     """Add a call on a batch of images: `x`, or a new input where that is none."""
     shape = list(s.shape(x))
     if len(shape) != 4:
@@ -136,7 +136,7 @@ def _on_images(s: Sheet, x: Value, name: str, b: int, c: int) -> list[Value]:
     return s.call("avg_pool2d" if name == "avg_pool2d" else "max_pool2d_with_indices", x, [2, 2], [1 + c % 2, 1])
 
 
-def _loss(s: Sheet, x: Value, name: str, c: int) -> list[Value]:
+def _loss(s: OpWriter, x: DraftValue, name: str, c: int) -> list[DraftValue]:
     shape = list(s.shape(x))
     if len(shape) != 2 or 0 in shape:
         return []

@@ -10,8 +10,8 @@ import torch
 
 from tcverify.strategies.dtensor.indexing import indexing
 from tcverify.strategies.dtensor.layers import layers, products
-from tcverify.strategies.dtensor.sheet import SIZES, Sheet, dim_of, dims_of, floating
-from tcverify.strategies.transformer.draft import Value
+from tcverify.strategies.dtensor.sheet import SIZES, OpWriter, dim_of, dims_of, to_floating
+from tcverify.strategies.transformer.draft import DraftValue
 
 _SCALARS = (2.0, -1.5, 0.5, 10.0, 0.0, -1.0, 3.0)
 
@@ -91,12 +91,12 @@ WRITES = (
 _INTEGERS = (torch.int64, torch.int32)
 
 
-def _unary(s: Sheet, x: Value, a: int, b: int, c: int) -> list[Value]:
+def _unary(s: OpWriter, x: DraftValue, a: int, b: int, c: int) -> list[DraftValue]:
     name = UNARY[a % len(UNARY)]
-    return s.call(name, x if b % 4 else floating(s, x))
+    return s.call(name, x if b % 4 else to_floating(s, x))
 
 
-def _scalar(s: Sheet, x: Value, a: int, b: int, c: int) -> list[Value]:
+def _scalar(s: OpWriter, x: DraftValue, a: int, b: int, c: int) -> list[DraftValue]:
     name, number = WITH_SCALAR[a % len(WITH_SCALAR)], _SCALARS[b % len(_SCALARS)]
     if name == "pow.Scalar":
         return s.call(name, abs(number), x)
@@ -109,11 +109,11 @@ def _scalar(s: Sheet, x: Value, a: int, b: int, c: int) -> list[Value]:
     if name in ("add.Scalar", "sub.Scalar", "mul.Scalar", "div.Scalar") and c % 3:
         name = name.replace("Scalar", "Tensor")  # what Python's operators call with a number
     if name == "threshold":
-        return s.call(name, floating(s, x), number, -3.0)
+        return s.call(name, to_floating(s, x), number, -3.0)
     return s.call(name, x, number)
 
 
-def _binary(s: Sheet, x: Value, a: int, b: int, c: int) -> list[Value]:
+def _binary(s: OpWriter, x: DraftValue, a: int, b: int, c: int) -> list[DraftValue]:
     name = BINARY[a % len(BINARY)]
     y = s.fitting(x, b)
     if c % 3 == 1:
@@ -121,13 +121,13 @@ def _binary(s: Sheet, x: Value, a: int, b: int, c: int) -> list[Value]:
     if name in ("add.alpha", "sub.alpha"):
         return s.call(f"{name[:3]}.Tensor", x, y, alpha=_SCALARS[c // 3 % len(_SCALARS)])
     if name in ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"):
-        return s.call(name, floating(s, x), floating(s, y), c // 3 % 3)
+        return s.call(name, to_floating(s, x), to_floating(s, y), c // 3 % 3)
     if name == "div.Tensor_mode":
         return s.call(name, x, y, rounding_mode=("floor", "trunc", None)[c // 3 % 3])
     return s.call(name, x, y)
 
 
-def _ternary(s: Sheet, x: Value, a: int, b: int, c: int) -> list[Value]:
+def _ternary(s: OpWriter, x: DraftValue, a: int, b: int, c: int) -> list[DraftValue]:
     name = TERNARY[a % len(TERNARY)]
     y = s.fitting(x, b)
     if name in ("where", "masked_fill.Scalar", "masked_fill.Tensor"):
@@ -143,10 +143,10 @@ def _ternary(s: Sheet, x: Value, a: int, b: int, c: int) -> list[Value]:
     return s.call(name, x, y, z)
 
 
-def _over_dims(s: Sheet, x: Value, a: int, b: int, c: int) -> list[Value]:
+def _over_dims(s: OpWriter, x: DraftValue, a: int, b: int, c: int) -> list[DraftValue]:
     name, dims, keep = OVER_DIMS[a % len(OVER_DIMS)], dims_of(s, x, b), bool(c % 2)
     if name not in ("any.dims", "all.dims", "count_nonzero.dim_IntList", "sum.dim_IntList"):
-        x = floating(s, x)
+        x = to_floating(s, x)
     if name in ("var.correction", "std.correction", "var_mean.correction"):
         return s.call(name, x, dims, correction=(1, 0, 2)[c // 2 % 3], keepdim=keep)
     if name == "linalg_vector_norm":
@@ -156,7 +156,7 @@ def _over_dims(s: Sheet, x: Value, a: int, b: int, c: int) -> list[Value]:
     return s.call(name, x, dims) if name.startswith("count") else s.call(name, x, dims, keep)
 
 
-def _over_dim(s: Sheet, x: Value, a: int, b: int, c: int) -> list[Value]:
+def _over_dim(s: OpWriter, x: DraftValue, a: int, b: int, c: int) -> list[DraftValue]:
     name, dim, keep = OVER_DIM[a % len(OVER_DIM)], dim_of(s, x, b), bool(c % 2)
     if name == "kthvalue":
         return s.call(name, x, 1 + c // 2 % 2, dim, keep)
@@ -167,18 +167,18 @@ def _over_dim(s: Sheet, x: Value, a: int, b: int, c: int) -> list[Value]:
     )
 
 
-def _over_all(s: Sheet, x: Value, a: int, b: int, c: int) -> list[Value]:
+def _over_all(s: OpWriter, x: DraftValue, a: int, b: int, c: int) -> list[DraftValue]:
     name = OVER_ALL[a % len(OVER_ALL)]
-    x = x if b % 3 else floating(s, x)
+    x = x if b % 3 else to_floating(s, x)
     if name in ("linalg_vector_norm", "norm.Scalar"):
         return s.call(name, x, (2.0, 1.0, 3.0, float("inf"))[c % 4])
     return s.call(name, x, bool(c % 2)) if name in ("var", "std") else s.call(name, x)
 
 
-def _along(s: Sheet, x: Value, a: int, b: int, c: int) -> list[Value]:
+def _along(s: OpWriter, x: DraftValue, a: int, b: int, c: int) -> list[DraftValue]:
     name, dim = ALONG[a % len(ALONG)], dim_of(s, x, b)
     if name in ("_softmax", "_log_softmax"):
-        return s.call(name, floating(s, x), dim, False)
+        return s.call(name, to_floating(s, x), dim, False)
     if name == "flip":
         return s.call(name, x, [dim] if c % 2 else dims_of(s, x, c))
     if name == "topk":
@@ -186,11 +186,11 @@ def _along(s: Sheet, x: Value, a: int, b: int, c: int) -> list[Value]:
     if name == "sort":
         return s.call(name, x, dim, bool(c % 2))
     if name == "renorm":
-        return s.call(name, floating(s, x), 2.0, dim, 0.5)
+        return s.call(name, to_floating(s, x), 2.0, dim, 0.5)
     return s.call(name, x) if name == "msort" else s.call(name, x, dim)
 
 
-def _views(s: Sheet, x: Value, a: int, b: int, c: int) -> list[Value]:
+def _views(s: OpWriter, x: DraftValue, a: int, b: int, c: int) -> list[DraftValue]:
     name, shape, dim = VIEWS[a % len(VIEWS)], list(s.shape(x)), dim_of(s, x, b)
     size, place = (shape[dim] if shape else 1), dim % max(1, len(shape))
     reshape = ("view", "reshape", "_unsafe_view")[c % 3]
@@ -235,7 +235,7 @@ def _views(s: Sheet, x: Value, a: int, b: int, c: int) -> list[Value]:
     return s.call(name, x, *simple[name])
 
 
-def _many(s: Sheet, x: Value, a: int, b: int, c: int) -> list[Value]:
+def _many(s: OpWriter, x: DraftValue, a: int, b: int, c: int) -> list[DraftValue]:
     name, shape, dim = MANY[a % len(MANY)], list(s.shape(x)), dim_of(s, x, c)
     y = s.fitting(x, b, shape, s.dtype(x)) if s.dtype(x) in (torch.float32, torch.bool) else x
     if name == "cat":
@@ -252,11 +252,11 @@ def _many(s: Sheet, x: Value, a: int, b: int, c: int) -> list[Value]:
     return s.call(name, [x, y])
 
 
-def _cast(s: Sheet, x: Value, a: int, b: int, c: int) -> list[Value]:
+def _cast(s: OpWriter, x: DraftValue, a: int, b: int, c: int) -> list[DraftValue]:
     return s.call("_to_copy", x, dtype=CASTS[a % len(CASTS)])
 
 
-def _write(s: Sheet, x: Value, a: int, b: int, c: int) -> list[Value]:
+def _write(s: OpWriter, x: DraftValue, a: int, b: int, c: int) -> list[DraftValue]:
     name = WRITES[a % len(WRITES)]
     fresh = s.call("clone", x)
     if not fresh:
@@ -276,7 +276,7 @@ def _write(s: Sheet, x: Value, a: int, b: int, c: int) -> list[Value]:
     return s.call(name, fresh[0], *args)
 
 
-Family = Callable[[Sheet, Value, int, int, int], list[Value]]
+Family = Callable[[OpWriter, DraftValue, int, int, int], list[DraftValue]]
 
 FAMILIES: tuple[Family, ...] = (
     _unary, _scalar, _binary, _ternary, _over_dims, _over_dim, _over_all, _along, _views, _views, indexing, products,

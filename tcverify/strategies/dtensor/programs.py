@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from tcverify.ops import TensorSpec, qualified_name
 from tcverify.program import Mesh, Program
 from tcverify.strategies.dtensor.ops import FAMILIES
-from tcverify.strategies.dtensor.sheet import SIZES, Sheet
-from tcverify.strategies.transformer.draft import Draft, Value
+from tcverify.strategies.dtensor.sheet import SIZES, OpWriter
+from tcverify.strategies.transformer.draft import DraftValue, ProgramDraft
 
 #: World sizes of drawn meshes, and the meshes of each: row-major grids, as DTensor has them.
 _MESHES: dict[int, tuple[dict[str, int], ...]] = {
@@ -44,7 +44,7 @@ def meshes(world_size: int) -> tuple[Mesh, ...]:
 def decode_dtensor(mesh: Mesh, choices: bytes) -> Program:
     """Decode any bytes into a program on `mesh`. What does not fit together is left out."""
     choices = choices.ljust(WIDTH, b"\0")
-    sheet = Sheet(Draft(mesh, scope=("dtensor",)))
+    sheet = OpWriter(ProgramDraft(mesh, scope=("dtensor",)))
     at = 2
     for _ in range(INPUTS):
         dims, one, two, three, how = choices[at : at + INPUT_WIDTH]
@@ -53,7 +53,7 @@ def decode_dtensor(mesh: Mesh, choices: bytes) -> Program:
         if dims >= 250 and shape:
             shape[0] = 0
         sheet.values.append(sheet.input(shape, how))
-    made: list[Value] = []
+    made: list[DraftValue] = []
     number = 1 + choices[1] % RECORDS
     for _ in range(number):
         family, which, a, b, c = choices[at : at + RECORD_WIDTH]

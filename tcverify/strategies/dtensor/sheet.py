@@ -11,7 +11,7 @@ import torch
 from tcverify.errors import UnsupportedOp
 from tcverify.ops import lookup, resolve
 from tcverify.program import PARTIAL, VARYING, Placement, Recipe
-from tcverify.strategies.transformer.draft import Draft, Value
+from tcverify.strategies.transformer.draft import DraftValue, ProgramDraft
 
 #: Sizes of dims: what divides evenly by few ranks, by none, fewer elements than ranks, one.
 SIZES = (4, 4, 4, 3, 5, 2, 6, 8, 1, 7)
@@ -21,7 +21,7 @@ REDUCTIONS = ("sum", "sum", "avg", "max", "min", "product")
 
 
 @dataclass(slots=True)
-class Sheet:
+class OpWriter:
     """A program on its way.
 
     Attributes:
@@ -29,18 +29,20 @@ class Sheet:
         inputs: inputs by name, with their dims.
     """
 
-    draft: Draft
-    values: list[Value] = field(default_factory=list)
+    draft: ProgramDraft
+    values: list[DraftValue] = field(default_factory=list)
     inputs: int = 0
 
-    def shape(self, value: Value) -> tuple[int, ...]:
+    def shape(self, value: DraftValue) -> tuple[int, ...]:
         return self.draft.shape(value) or ()
 
-    def dtype(self, value: Value) -> torch.dtype:
+    def dtype(self, value: DraftValue) -> torch.dtype:
         found: torch.dtype = self.draft.specs(value)[0].dtype
         return found
 
-    def input(self, shape: Sequence[int], how: int = 0, dtype: torch.dtype = torch.float32, below: int = 2) -> Value:
+    def input(
+        self, shape: Sequence[int], how: int = 0, dtype: torch.dtype = torch.float32, below: int = 2
+    ) -> DraftValue:
         """Add an input; floating ones may be partial over a dim of the mesh, or over two.
 
         Args:
@@ -48,7 +50,7 @@ class Sheet:
             below: of integers the bound.
         """
         mesh = self.draft.mesh
-        name, like = f"x{self.inputs}", Value(0, dtype)
+        name, like = f"x{self.inputs}", DraftValue(0, dtype)
         self.inputs += 1
         kind = {torch.int64: Recipe("integers", float(below)), torch.bool: Recipe("mask")}.get(dtype, Recipe())
         over: list[str] = []
@@ -63,13 +65,13 @@ class Sheet:
             made = self.draft.call("_c10d_functional::wait_tensor", like, made)
         return made
 
-    def call(self, op: str, *args: Any, **kwargs: Any) -> list[Value]:
+    def call(self, op: str, *args: Any, **kwargs: Any) -> list[DraftValue]:
         """Add a call, if this torch has the op and its arguments fit together; return its tensors."""
         name = f"aten::{op}"
         try:
             if lookup(resolve(name)).run is None:
                 return []
-            made = self.draft.attempt(name, Value(0, torch.float32), *args, **kwargs)
+            made = self.draft.attempt(name, DraftValue(0, torch.float32), *args, **kwargs)
         except UnsupportedOp:
             return []
         if made is None:
@@ -80,13 +82,13 @@ class Sheet:
         parts = []
         for number, spec in enumerate(found):
             if spec is not None and number < 4:
-                like = Value(0, spec.dtype)
+                like = DraftValue(0, spec.dtype)
                 parts.append(self.draft.call("getitem", like, made, number))
         return parts
 
     def fitting(
-        self, x: Value, a: int, shape: Sequence[int] | None = None, dtype: torch.dtype = torch.float32
-    ) -> Value:
+        self, x: DraftValue, a: int, shape: Sequence[int] | None = None, dtype: torch.dtype = torch.float32
+    ) -> DraftValue:
         """A value of this shape: one that is there, a new input, or a new one that broadcasts to the shape of `x`."""
         wanted = tuple(self.shape(x) if shape is None else shape)
         fits = [v for v in self.values if self.shape(v) == wanted and self.dtype(v) == dtype]
@@ -98,22 +100,22 @@ class Sheet:
         return self.input(wanted, a, dtype)
 
 
-def floating(sheet: Sheet, x: Value) -> Value:
+def to_floating(sheet: OpWriter, x: DraftValue) -> DraftValue:
     """The value, as floating point."""
     if sheet.dtype(x) == torch.float32:
         return x
     return (sheet.call("_to_copy", x, dtype=torch.float32) or [x])[0]
 
 
-def dim_of(s: Sheet, x: Value, a: int) -> int:
+def dim_of(s: OpWriter, x: DraftValue, a: int) -> int:
     rank = max(1, len(s.shape(x)))
     return a % rank - (rank if a >= 128 else 0)
 
 
-def dims_of(s: Sheet, x: Value, a: int) -> list[int]:
+def dims_of(s: OpWriter, x: DraftValue, a: int) -> list[int]:
     dims = len(s.shape(x))
     found = [n for n in range(dims) if (a >> n) % 2 == 0]
     return [n - dims for n in found] if a >= 128 else found
 
 
-__all__ = ["REDUCTIONS", "SIZES", "Sheet", "dim_of", "dims_of", "floating"]
+__all__ = ["REDUCTIONS", "SIZES", "OpWriter", "dim_of", "dims_of", "to_floating"]

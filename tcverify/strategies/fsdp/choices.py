@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tcverify.strategies.choices import weighted
+from tcverify.strategies.choices import weighted_table
 from tcverify.strategies.timing import WIDTH as TIMING_WIDTH
 
 
@@ -77,22 +77,22 @@ class FsdpLayer:
 
 
 HEADER: dict[str, tuple[Any, ...]] = {
-    "layers": weighted((1, 2), (2, 6), (3, 4), (4, 2)),
-    "tokens": weighted((2, 3), (4, 3), (3, 1), (1, 1)),
-    "hidden": weighted((1, 4), (2, 3), (3, 1)),
-    "uneven": weighted((0, 4), (1, 1)),
-    "dtypes": weighted(("f32", 6), ("mixed", 4), ("bf16", 1), ("low", 1), ("late", 1)),
-    "gather": weighted(("functional", 3), ("out", 1)),
-    "copy_out": weighted(("split-copy", 6), ("views", 2), ("whole", 2), ("direct", 1)),
-    "target": weighted(("input", 4), ("value", 1)),
-    "prologue": weighted((True, 3), (False, 2)),
-    "backward": weighted((True, 3), (False, 2)),
-    "reshard": weighted((True, 4), (False, 1)),
-    "prefetch": weighted(("none", 6), ("early", 3), ("overlapping", 2)),
-    "reduce": weighted(("avg", 1), ("sum", 1)),
-    "dims": weighted(("main", 3), ("alternate", 1)),
-    "hybrid": weighted((False, 2), (True, 1)),
-    "accumulate": weighted(("new", 3), ("cast", 2), ("add", 1)),
+    "layers": weighted_table((1, 2), (2, 6), (3, 4), (4, 2)),
+    "tokens": weighted_table((2, 3), (4, 3), (3, 1), (1, 1)),
+    "hidden": weighted_table((1, 4), (2, 3), (3, 1)),
+    "uneven": weighted_table((0, 4), (1, 1)),
+    "dtypes": weighted_table(("f32", 6), ("mixed", 4), ("bf16", 1), ("low", 1), ("late", 1)),
+    "gather": weighted_table(("functional", 3), ("out", 1)),
+    "copy_out": weighted_table(("split-copy", 6), ("views", 2), ("whole", 2), ("direct", 1)),
+    "target": weighted_table(("input", 4), ("value", 1)),
+    "prologue": weighted_table((True, 3), (False, 2)),
+    "backward": weighted_table((True, 3), (False, 2)),
+    "reshard": weighted_table((True, 4), (False, 1)),
+    "prefetch": weighted_table(("none", 6), ("early", 3), ("overlapping", 2)),
+    "reduce": weighted_table(("avg", 1), ("sum", 1)),
+    "dims": weighted_table(("main", 3), ("alternate", 1)),
+    "hybrid": weighted_table((False, 2), (True, 1)),
+    "accumulate": weighted_table(("new", 3), ("cast", 2), ("add", 1)),
     "seed": tuple(range(256)),
 }
 
@@ -105,19 +105,19 @@ HEADER: dict[str, tuple[Any, ...]] = {
 #: - "by-view": it is used by a view; "returned-view": and a view of it that was used is returned as a copy.
 #: - "stepped": its shards change before they are gathered again, for another layer or for the backward.
 #: - "free-twice", "resize-full": it is freed twice, allocated twice.
-TWISTS = weighted(
+TWISTS = weighted_table(
     ("none", 21), ("stepped", 3), ("buffer-read", 2), ("buffer-returned", 1), ("buffer-reused", 3), ("kept", 1), ("returned", 1),
     ("written", 1), ("early-use", 1), ("overwritten", 1), ("stale-view", 2), ("by-view", 4), ("returned-view", 1),
     ("free-twice", 1), ("resize-full", 1),
 )  # fmt: skip
 
 LAYER: dict[str, tuple[Any, ...]] = {
-    "kind": weighted(("linear", 3), ("norm", 3), ("mlp", 3), ("bias", 2)),
+    "kind": weighted_table(("linear", 3), ("norm", 3), ("mlp", 3), ("bias", 2)),
     "width": (1, 2, 3),
-    "reuse": weighted((False, 4), (True, 1)),
+    "reuse": weighted_table((False, 4), (True, 1)),
     "share": (True, False),
     "twist": TWISTS,
-    "late": weighted((False, 5), (True, 1)),
+    "late": weighted_table((False, 5), (True, 1)),
 }
 
 HEADER_WIDTH = len(HEADER)

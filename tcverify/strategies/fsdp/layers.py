@@ -48,7 +48,7 @@ class Param:
 
 
 @dataclass(slots=True, eq=False)
-class Layer:
+class LayerParams:
     """A layer.
 
     Attributes:
@@ -61,7 +61,7 @@ class Layer:
     record: FsdpLayer
     dim: str
     params: tuple[Param, ...]
-    of: Layer = field(default=None)  # type: ignore[assignment] # itself
+    of: LayerParams = field(default=None)  # type: ignore[assignment] # itself
 
     def __post_init__(self) -> None:
         if self.of is None:
@@ -77,7 +77,7 @@ class Layer:
         return next(param for param in self.params if param.role == role)
 
 
-def inputs_of(roles: Roles, setting: FsdpSetting, layers: list[Layer]) -> list[InputSpec]:
+def inputs_of(roles: Roles, setting: FsdpSetting, layers: list[LayerParams]) -> list[InputSpec]:
     """The activations, and of every layer with parameters of its own their shards, the whole ones and sums of gradients."""
     hidden = layers[0].params[0].shape[0]
     varying = tuple((dim, VARYING) for dim in roles.members)
@@ -107,7 +107,7 @@ def gathered_dtype(setting: FsdpSetting) -> torch.dtype:
     return F32 if setting.dtypes in ("f32", "late") else BF16
 
 
-def forward(b: GraphBuilder, layer: Layer, weights: dict[str, fx.Node], x: fx.Node) -> fx.Node:
+def forward(b: GraphBuilder, layer: LayerParams, weights: dict[str, fx.Node], x: fx.Node) -> fx.Node:
     """What a layer makes of activations [tokens, hidden]."""
 
     def of(role: str) -> fx.Node:
@@ -130,7 +130,7 @@ def _normed(b: GraphBuilder, x: fx.Node) -> fx.Node:
 
 
 def backward(
-    b: GraphBuilder, layer: Layer, weights: dict[str, fx.Node], x: fx.Node, gradient: fx.Node
+    b: GraphBuilder, layer: LayerParams, weights: dict[str, fx.Node], x: fx.Node, gradient: fx.Node
 ) -> tuple[fx.Node, dict[str, fx.Node]]:
     """What a layer makes of the gradient of its result: the gradient of its input, and those of its parameters.
 
@@ -161,4 +161,4 @@ def backward(
     return linear("w", x, gradient), found
 
 
-__all__ = ["BF16", "F32", "Layer", "Param", "backward", "compute_dtype", "forward", "gathered_dtype", "inputs_of"]
+__all__ = ["BF16", "F32", "LayerParams", "Param", "backward", "compute_dtype", "forward", "gathered_dtype", "inputs_of"]

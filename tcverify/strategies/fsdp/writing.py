@@ -16,7 +16,7 @@ from tcverify.strategies.fsdp.choices import FsdpSetting
 from tcverify.strategies.fsdp.layers import (
     BF16,
     F32,
-    Layer,
+    LayerParams,
     Param,
     backward,
     compute_dtype,
@@ -39,7 +39,7 @@ class _Gathering:
 
 
 @dataclass(slots=True)
-class Writer:
+class FsdpWriter:
     """Writes the graph of a class of ranks.
 
     Attributes:
@@ -56,7 +56,7 @@ class Writer:
     b: GraphBuilder
     roles: Roles
     setting: FsdpSetting
-    layers: list[Layer]
+    layers: list[LayerParams]
     full: dict[int, dict[str, fx.Node]] = field(default_factory=dict)
     casts: dict[str, fx.Node] = field(default_factory=dict)
     buffers: dict[int, fx.Node] = field(default_factory=dict)
@@ -64,7 +64,7 @@ class Writer:
     whole: set[str] = field(default_factory=set)
     inputs: dict[str, fx.Node] = field(default_factory=dict)
     stale: dict[str, fx.Node] = field(default_factory=dict)
-    tail: list[Layer] = field(default_factory=list)
+    tail: list[LayerParams] = field(default_factory=list)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -118,7 +118,9 @@ class Writer:
         self._after_all()
         return (value, *gradients, *self.extras)
 
-    def _gathered(self, order: list[Layer], again: bool = False) -> Iterator[tuple[Layer, dict[str, fx.Node]]]:
+    def _gathered(
+        self, order: list[LayerParams], again: bool = False
+    ) -> Iterator[tuple[LayerParams, dict[str, fx.Node]]]:
         """Go through layers in an order, each with its parameters in full; what is prefetched has been started by then."""
         if again and not self.setting.reshard:
             for layer in order:
@@ -141,7 +143,7 @@ class Writer:
 
     # ---------------------------------------------------------------------------------------------------------- gathering
 
-    def _start(self, layer: Layer) -> _Gathering:
+    def _start(self, layer: LayerParams) -> _Gathering:
         n = self.size(layer.dim)
         if layer.record.twist == "stepped" and layer.of.number in self.full:
             for param in layer.params:
@@ -166,7 +168,7 @@ class Writer:
             result = self.b.call(f"{_C10D}all_gather_into_tensor", mine, n, layer.dim)
         return _Gathering(result, buffer, sizes)
 
-    def _shard(self, layer: Layer, param: Param) -> fx.Node:
+    def _shard(self, layer: LayerParams, param: Param) -> fx.Node:
         if layer.of is not layer and layer.record.share and param.name in self.casts:
             return self.casts[param.name]
         found = self.inputs[f"{param.name}_shard"]
@@ -175,7 +177,7 @@ class Writer:
         self.casts[param.name] = found = self.view(found, [-1])
         return found
 
-    def _finish(self, layer: Layer, gathering: _Gathering) -> dict[str, fx.Node]:
+    def _finish(self, layer: LayerParams, gathering: _Gathering) -> dict[str, fx.Node]:
         n = self.size(layer.dim)
         waited = self.b.call(f"{_C10D}wait_tensor", gathering.result)
         rows = self.view(waited, [n, -1])
@@ -208,7 +210,7 @@ class Writer:
             self.b.call("aten::mul_.Tensor", self.inputs[layer.params[0].name], 0.5)
         return {param.name: self.inputs[param.name] for param in layer.params}
 
-    def _taken_apart(self, layer: Layer, rows: fx.Node, sizes: list[int]) -> dict[str, fx.Node]:
+    def _taken_apart(self, layer: LayerParams, rows: fx.Node, sizes: list[int]) -> dict[str, fx.Node]:
         n = self.size(layer.dim)
         flat: list[fx.Node] = []
         if self.setting.copy_out == "whole" and len(sizes) == 1:
@@ -235,12 +237,12 @@ class Writer:
     def _bytes(self, param: Param) -> int:
         return math.prod(param.shape) * self.dtype.itemsize
 
-    def _allocate(self, layer: Layer, param: Param) -> None:
+    def _allocate(self, layer: LayerParams, param: Param) -> None:
         for _ in range(2 if layer.record.twist == "resize-full" else 1):
             self.b.call(RESIZE, self.inputs[param.name], self._bytes(param))
         self.whole.add(param.name)
 
-    def _free(self, layer: Layer) -> None:
+    def _free(self, layer: LayerParams) -> None:
         if self.setting.target != "input":
             return
         if layer.record.late and layer not in self.tail:
@@ -254,14 +256,14 @@ class Writer:
             if layer.record.twist == "free-twice":
                 self.b.call(RESIZE, self.inputs[param.name], 0)
 
-    def _flush(self, upcoming: Layer | None = None) -> None:
+    def _flush(self, upcoming: LayerParams | None = None) -> None:
         """Free what is to be freed late; before a layer that gathers them again, its own parameters at the latest."""
         for layer in list(self.tail):
             if upcoming is None or upcoming.of is layer.of:
                 self._free(layer)
                 self.tail.remove(layer)
 
-    def _before_all(self, layer: Layer) -> None:
+    def _before_all(self, layer: LayerParams) -> None:
         if layer.of is not layer or self.setting.target != "input":
             return
         for param in layer.params:
@@ -287,7 +289,7 @@ class Writer:
                     if layer.record.twist == "returned":
                         self.extras.append(self.inputs[param.name])
 
-    def _viewed(self, layer: Layer, weights: dict[str, fx.Node]) -> dict[str, fx.Node]:
+    def _viewed(self, layer: LayerParams, weights: dict[str, fx.Node]) -> dict[str, fx.Node]:
         """The parameters as the layer uses them."""
         found = dict(weights)
         first = layer.params[0]
@@ -302,7 +304,7 @@ class Writer:
 
     # ----------------------------------------------------------------------------------------------------------- gradients
 
-    def _reduced(self, layer: Layer, gradients: dict[str, fx.Node]) -> list[fx.Node]:
+    def _reduced(self, layer: LayerParams, gradients: dict[str, fx.Node]) -> list[fx.Node]:
         """Reduce and scatter the gradients of a layer, side by side."""
         n = self.size(layer.dim)
         ordered = [gradients[param.name] for param in layer.params]
@@ -339,4 +341,4 @@ class Writer:
         return next((name for name in others if len(self.roles.members[dim]) == 1), None)
 
 
-__all__ = ["Writer"]
+__all__ = ["FsdpWriter"]

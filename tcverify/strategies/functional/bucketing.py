@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 from tcverify.program import VARYING, InputSpec, Mesh, Program, Recipe
-from tcverify.strategies.choices import weighted
+from tcverify.strategies.choices import weighted_table
 from tcverify.strategies.functional.building import program_of
-from tcverify.strategies.functional.script import Script, Value
+from tcverify.strategies.functional.script import Script, ScriptValue
 from tcverify.strategies.transformer.draft import PerRank
 from tcverify.strategies.transformer.roles import Roles, roles_of
 from tcverify.strategies.transformer.sites import NoSite
@@ -30,13 +30,13 @@ MOST_ELEMENTS = 1024
 _SHAPES: tuple[tuple[int, ...], ...] = (
     (1,), (2,), (3,), (1, 2), (2, 3), (4,), (1, 1), (2, 1, 3), (0,), (0, 2), (2, 0), (5,), (3, 2), (7,),
 )  # fmt: skip
-_DTYPES = weighted(
+_DTYPES = weighted_table(
     (torch.float32, 8), (torch.bfloat16, 3), (torch.float64, 1), (torch.int64, 3), (torch.int32, 1), (torch.float16, 1)
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class BucketingRecord:
     """One step of writing; see `RECORD` for the values.
 
     Attributes:
@@ -64,19 +64,19 @@ class Record:
 
 
 RECORD: dict[str, tuple[Any, ...]] = {
-    "kind": weighted(
+    "kind": weighted_table(
         ("none", 2), ("all_gather", 9), ("reduce_scatter", 7), ("all_reduce", 5), ("compute", 3), ("add", 3), ("write", 1),
         ("all_to_all", 1),
     ),
-    "source": weighted(("input", 9), ("made", 6), ("cast", 3), ("turned", 2), ("used", 2), ("padded", 2)),
+    "source": weighted_table(("input", 9), ("made", 6), ("cast", 3), ("turned", 2), ("used", 2), ("padded", 2)),
     "a": _BYTE,
     "b": _BYTE,
     "shape": _SHAPES,
     "dtype": _DTYPES,
-    "reduce_op": weighted(("sum", 8), ("avg", 3), ("max", 1), ("product", 1)),
+    "reduce_op": weighted_table(("sum", 8), ("avg", 3), ("max", 1), ("product", 1)),
     "group": _BYTE,
-    "delay": weighted((0, 9), (1, 2), (2, 2), (-1, 2)),
-    "use": weighted(("pool", 5), ("cos", 4), ("output", 3), ("view", 2), ("twice", 2), ("cast", 1), ("wait again", 1)),
+    "delay": weighted_table((0, 9), (1, 2), (2, 2), (-1, 2)),
+    "use": weighted_table(("pool", 5), ("cos", 4), ("output", 3), ("view", 2), ("twice", 2), ("cast", 1), ("wait again", 1)),
 }  # fmt: skip
 
 RECORDS = 10
@@ -86,7 +86,7 @@ WIDTH = 2 + RECORDS * RECORD_WIDTH
 
 
 @dataclass(slots=True)
-class _State:
+class _BucketingWriter:
     """A program half written.
 
     Attributes:
@@ -100,22 +100,24 @@ class _State:
     script: Script
     roles: Roles
     alike: torch.dtype | None
-    pool: list[Value] = field(default_factory=list)
-    waiting: list[tuple[int, Value, Record]] = field(default_factory=list)
-    outputs: list[Value] = field(default_factory=list)
-    late: list[tuple[Value, Value]] = field(default_factory=list)
+    pool: list[ScriptValue] = field(default_factory=list)
+    waiting: list[tuple[int, ScriptValue, BucketingRecord]] = field(default_factory=list)
+    outputs: list[ScriptValue] = field(default_factory=list)
+    late: list[tuple[ScriptValue, ScriptValue]] = field(default_factory=list)
 
 
 def decode_bucketing(mesh: Mesh, choices: bytes) -> Program:
     """Decode any bytes into a program of functional collectives. What does not fit is left out."""
     choices = choices.ljust(WIDTH, b"\0")
-    state = _State(Script(mesh), roles_of(mesh), None if choices[1] % 2 else _DTYPES[choices[1] // 2 % len(_DTYPES)])
+    state = _BucketingWriter(
+        Script(mesh), roles_of(mesh), None if choices[1] % 2 else _DTYPES[choices[1] // 2 % len(_DTYPES)]
+    )
     x = _input(state, "x", (2,), torch.float32)
     state.pool.append(x)
     for number in range(RECORDS):
         _land(state, number)
         row = choices[2 + number * RECORD_WIDTH :][:RECORD_WIDTH]
-        record = Record(*(table[byte % len(table)] for table, byte in zip(RECORD.values(), row, strict=True)))
+        record = BucketingRecord(*(table[byte % len(table)] for table, byte in zip(RECORD.values(), row, strict=True)))
         length, flying = len(state.script), dict(state.script.flying)
         lists = [list(one) for one in (state.pool, state.waiting, state.outputs, state.late)]
         try:
@@ -131,7 +133,7 @@ def decode_bucketing(mesh: Mesh, choices: bytes) -> Program:
     return program_of(state.script, list(kept.values()), choices[0], ["bucketing"])
 
 
-def _write(state: _State, r: Record, number: int) -> None:
+def _write(state: _BucketingWriter, r: BucketingRecord, number: int) -> None:
     if r.kind == "none":
         return
     if r.kind == "compute":
@@ -172,7 +174,7 @@ def _write(state: _State, r: Record, number: int) -> None:
     state.waiting.append((number + r.delay if r.delay >= 0 else RECORDS, started, r))
 
 
-def _land(state: _State, number: int | None) -> None:
+def _land(state: _BucketingWriter, number: int | None) -> None:
     """Wait for what is due before a record, or for everything, in the order of starts."""
     due = [one for one in state.waiting if number is None or one[0] < number]
     state.waiting = [one for one in state.waiting if one not in due]
@@ -195,7 +197,7 @@ def _land(state: _State, number: int | None) -> None:
         state.pool.append(value)
 
 
-def _operand(state: _State, r: Record, dim: str) -> Value:
+def _operand(state: _BucketingWriter, r: BucketingRecord, dim: str) -> ScriptValue:
     """What a collective is of."""
     call = state.script.call
     parts = state.roles.multiple(dim) if r.kind in ("reduce_scatter", "all_to_all") else 1
@@ -220,11 +222,11 @@ def _operand(state: _State, r: Record, dim: str) -> Value:
     return made
 
 
-def _floating(state: _State, value: Value) -> bool:
+def _floating(state: _BucketingWriter, value: ScriptValue) -> bool:
     return state.script.spec(value).dtype.is_floating_point
 
 
-def _padded(state: _State, r: Record, dim: str, dtype: torch.dtype) -> Value:
+def _padded(state: _BucketingWriter, r: BucketingRecord, dim: str, dtype: torch.dtype) -> ScriptValue:
     """The chunks of a tensor that the group does not divide, each filled up with zeros."""
     sizes = set(state.roles.sizes(dim))
     if len(sizes) > 1:
@@ -246,8 +248,8 @@ def _padded(state: _State, r: Record, dim: str, dtype: torch.dtype) -> Value:
 
 
 def _input(
-    state: _State, name: str, shape: Sequence[int], dtype: torch.dtype, dim: str = "", *, wide: bool = False
-) -> Value:
+    state: _BucketingWriter, name: str, shape: Sequence[int], dtype: torch.dtype, dim: str = "", *, wide: bool = False
+) -> ScriptValue:
     """An input that has this shape, and another value, on every rank. Integers are small, or such as floating point has not."""
     recipe = Recipe() if dtype.is_floating_point else Recipe("wide") if wide else Recipe("integers", 50.0)
     placements = state.roles.declared([(dim or state.roles.main, VARYING)])
@@ -255,13 +257,13 @@ def _input(
     return state.script.input(spec, 0.6 if dtype.is_floating_point else 50.0)
 
 
-def _picked(state: _State, choice: int) -> Value:
+def _picked(state: _BucketingWriter, choice: int) -> ScriptValue:
     """A value that has been made: 0 the newest, and newer ones more often."""
     found = [value for value in state.pool if state.script.readable(value)]
     return found[-1 - (choice**2 * len(found) >> 16)]
 
 
-def _bounded(state: _State, value: Value) -> Value:
+def _bounded(state: _BucketingWriter, value: ScriptValue) -> ScriptValue:
     """The value, scaled down where it has become large."""
     if state.script.elements(value) > MOST_ELEMENTS:
         raise NoSite
@@ -270,19 +272,19 @@ def _bounded(state: _State, value: Value) -> Value:
     return state.script.call("aten::mul.Tensor", value, 0.125, rms=value.rms / 8)
 
 
-def _dim(state: _State, r: Record) -> str:
+def _dim(state: _BucketingWriter, r: BucketingRecord) -> str:
     dims = [dim.name for dim in state.script.mesh.dims]
     return state.roles.main if state.alike and r.group % 8 else dims[r.group % len(dims)]
 
 
-def _size(state: _State, dim: str) -> Any:
+def _size(state: _BucketingWriter, dim: str) -> Any:
     sizes = set(state.roles.sizes(dim))
     if len(sizes) == 1:
         return sizes.pop()
     return PerRank(f"{dim}_size", lambda rank: len(state.script.mesh.dim(dim).group(rank)))
 
 
-def _parts(state: _State, dim: str, rank: int, rows: int) -> list[int]:
+def _parts(state: _BucketingWriter, dim: str, rank: int, rows: int) -> list[int]:
     size = len(state.script.mesh.dim(dim).group(rank))
     return [rows // size] * size
 

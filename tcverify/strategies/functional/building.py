@@ -12,11 +12,11 @@ from tcverify.ops import TensorSpec
 from tcverify.ops.leaves import leaves
 from tcverify.program import GraphBuilder, InputSpec, Program, RankBinding
 from tcverify.program.graph import add_node
-from tcverify.strategies.functional.script import Call, Script, Value
+from tcverify.strategies.functional.script import Script, ScriptCall, ScriptValue
 from tcverify.strategies.transformer.draft import PerRank
 
 
-def program_of(script: Script, result: Sequence[Value], seed: int, labels: Sequence[str]) -> Program:
+def program_of(script: Script, result: Sequence[ScriptValue], seed: int, labels: Sequence[str]) -> Program:
     """Build the program that returns a tuple of these values. Ranks with equal calls and shapes share a graph."""
     inputs = tuple(maker for maker in script.makers if isinstance(maker, InputSpec))
     constants = _constants(script)
@@ -42,7 +42,7 @@ def _order(script: Script, rank: int) -> tuple[int, ...]:
     return tuple(n for n in order if _runs(script.makers[n], rank))
 
 
-def _runs(maker: InputSpec | Call, rank: int) -> bool:
+def _runs(maker: InputSpec | ScriptCall, rank: int) -> bool:
     return isinstance(maker, InputSpec) or maker.only is None or rank in maker.only
 
 
@@ -53,7 +53,7 @@ def _layouts(types: Any) -> Any:
 
 
 def _constants(script: Script) -> dict[str, Callable[[int], Any]]:
-    calls = [maker for maker in script.makers if isinstance(maker, Call)]
+    calls = [maker for maker in script.makers if isinstance(maker, ScriptCall)]
     return {arg.name: arg.of for call in calls for arg in leaves((call.args, call.kwargs), PerRank)}
 
 
@@ -63,20 +63,20 @@ def _names(script: Script) -> dict[int, str]:
     for maker in script.makers:
         if isinstance(maker, InputSpec):
             space.placeholder(maker.name)
-    calls = [(n, maker) for n, maker in enumerate(script.makers) if isinstance(maker, Call)]
+    calls = [(n, maker) for n, maker in enumerate(script.makers) if isinstance(maker, ScriptCall)]
     bases = {n: maker.op.split("::")[-1].split(".")[0] for n, maker in calls}
     return {n: space.placeholder(base).name for n, base in bases.items()}
 
 
 def _graph(
-    script: Script, rank: int, order: Sequence[int], result: Sequence[Value], names: Mapping[int, str]
+    script: Script, rank: int, order: Sequence[int], result: Sequence[ScriptValue], names: Mapping[int, str]
 ) -> fx.Graph:
     specs = {maker.name: maker for maker in script.makers if isinstance(maker, InputSpec)}
     builder = GraphBuilder(script.mesh, specs, rank)
     nodes = {n: builder.input(maker.name) for n, maker in enumerate(script.makers) if isinstance(maker, InputSpec)}
 
     def fill(arg: Any) -> Any:
-        if isinstance(arg, Value):
+        if isinstance(arg, ScriptValue):
             return nodes[arg.number]
         return builder.constant(arg.name, arg.of) if isinstance(arg, PerRank) else arg
 
@@ -90,7 +90,7 @@ def _graph(
             kwargs = dict(map_aggregate(maker.kwargs, fill))
             nodes[number] = builder.call(maker.op, *map_aggregate(maker.args, fill), **kwargs)
     graph = builder.finish(tuple(nodes[value.number] for value in result), {nodes[number] for number in script.dead})
-    if script.swaps or any(isinstance(maker, Call) and maker.only is not None for maker in script.makers):
+    if script.swaps or any(isinstance(maker, ScriptCall) and maker.only is not None for maker in script.makers):
         made = {nodes[n]: names[n] for n in order if n in names}
         graph, copies = _renamed(graph, made)
         nodes = {n: copies[node] for n, node in nodes.items() if node in copies}

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tcverify.strategies.choices import weighted
+from tcverify.strategies.choices import weighted_table
 from tcverify.strategies.timing import WIDTH as TIMING_WIDTH
 
 _BYTE = tuple(range(256))
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class FunctionalSetting:
     """What holds for a whole program; see `HEADER` for the values.
 
     Attributes:
@@ -39,7 +39,7 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class FunctionalRecord:
     """One step of writing; see `RECORD` for the values.
 
     Attributes:
@@ -63,38 +63,38 @@ class Record:
 
 
 HEADER: dict[str, tuple[Any, ...]] = {
-    "theme": weighted(("any", 6), ("data-parallel", 5), ("tensor-parallel", 4), ("async-tp", 2), ("opaque", 2)),
+    "theme": weighted_table(("any", 6), ("data-parallel", 5), ("tensor-parallel", 4), ("async-tp", 2), ("opaque", 2)),
     "depth": (1, 2, 2, 3, 2, 3, 4),
-    "hidden": weighted((4, 3), (8, 4), (2, 2), (12, 1), (16, 2), (6, 1), (5, 1), (32, 1)),
-    "tokens": weighted((1, 3), (2, 4), (4, 2), (3, 1), (8, 1)),
-    "dtype": weighted(("f32", 4), ("bf16", 1)),
-    "late": weighted((False, 3), (True, 1)),
-    "data": weighted(("varying", 5), ("partial", 2), ("shard", 2), ("replicated", 1)),
-    "outputs": weighted((3, 1), (6, 2), (2, 1), (8, 1)),
+    "hidden": weighted_table((4, 3), (8, 4), (2, 2), (12, 1), (16, 2), (6, 1), (5, 1), (32, 1)),
+    "tokens": weighted_table((1, 3), (2, 4), (4, 2), (3, 1), (8, 1)),
+    "dtype": weighted_table(("f32", 4), ("bf16", 1)),
+    "late": weighted_table((False, 3), (True, 1)),
+    "data": weighted_table(("varying", 5), ("partial", 2), ("shard", 2), ("replicated", 1)),
+    "outputs": weighted_table((3, 1), (6, 2), (2, 1), (8, 1)),
     "seed": _BYTE,
 }
 
 #: What a record's kind picks from, by theme; "layer" is the theme's own.
 KINDS: dict[str, tuple[str, ...]] = {
-    "any": weighted(
+    "any": weighted_table(
         ("none", 2), ("collective", 12), ("compute", 9), ("matmul", 5), ("norm", 3), ("write", 3), ("view", 3),
         ("pair", 3), ("unshard", 2), ("gradient", 2), ("column-row", 1), ("pipelined", 1), ("exchange", 2),
         ("pipeline", 1), ("barrier", 1), ("swapped", 2), ("after", 2), ("ragged", 2), ("integers", 2), ("blocking", 1),
         ("buffer", 2), ("inputs", 1),
     ),
-    "data-parallel": weighted(
+    "data-parallel": weighted_table(
         ("none", 3), ("gradient", 4), ("compute", 5), ("collective", 3), ("write", 3), ("matmul", 3), ("unshard", 2),
         ("pair", 1), ("norm", 1), ("view", 1), ("after", 1), ("ragged", 1), ("integers", 1), ("barrier", 1),
     ),
-    "tensor-parallel": weighted(
+    "tensor-parallel": weighted_table(
         ("none", 2), ("column-row", 3), ("collective", 5), ("compute", 5), ("norm", 3), ("matmul", 3), ("view", 2),
         ("pair", 2), ("write", 2), ("after", 1), ("blocking", 1), ("ragged", 1), ("swapped", 1), ("buffer", 1),
     ),
-    "async-tp": weighted(
+    "async-tp": weighted_table(
         ("none", 2), ("pipelined", 5), ("compute", 4), ("collective", 3), ("matmul", 2), ("norm", 2), ("write", 2),
         ("exchange", 1), ("view", 1), ("after", 1), ("pair", 1),
     ),
-    "opaque": weighted(
+    "opaque": weighted_table(
         ("none", 2), ("exchange", 5), ("pipeline", 4), ("barrier", 3), ("collective", 6), ("compute", 5), ("matmul", 3),
         ("swapped", 3), ("write", 2), ("pair", 2), ("view", 1), ("after", 1), ("blocking", 1),
     ),
@@ -105,10 +105,10 @@ RECORD: dict[str, tuple[Any, ...]] = {
     "a": _BYTE,
     "b": _BYTE,
     "how": _BYTE,
-    "form": weighted(("new", 10), ("in-place", 4), ("coalesced", 2), ("coalesced-in-place", 1), ("out", 2)),
+    "form": weighted_table(("new", 10), ("in-place", 4), ("coalesced", 2), ("coalesced-in-place", 1), ("out", 2)),
     "group": _BYTE,
-    "delay": weighted((0, 8), (1, 4), (2, 3), (3, 1), (-1, 3)),
-    "use": weighted(
+    "delay": weighted_table((0, 8), (1, 4), (2, 3), (3, 1), (-1, 3)),
+    "use": weighted_table(
         ("pool", 4), ("main", 6), ("users", 3), ("view", 3), ("write-operand", 3), ("update", 2), ("twice", 2),
         ("output", 2), ("later", 2), ("nothing", 1), ("slice", 2),
     ),
@@ -120,18 +120,18 @@ HEADER_WIDTH, RECORD_WIDTH = len(HEADER), len(RECORD)
 WIDTH = HEADER_WIDTH + TIMING_WIDTH + RECORDS * RECORD_WIDTH
 
 
-def decode_setting(choices: bytes) -> Setting:
+def decode_setting(choices: bytes) -> FunctionalSetting:
     """Decode the header, `HEADER_WIDTH` bytes."""
-    return Setting(*(table[byte % len(table)] for table, byte in zip(HEADER.values(), choices, strict=True)))
+    return FunctionalSetting(*(table[byte % len(table)] for table, byte in zip(HEADER.values(), choices, strict=True)))
 
 
-def decode_record(theme: str, choices: bytes) -> Record:
+def decode_record(theme: str, choices: bytes) -> FunctionalRecord:
     """Decode a record, `RECORD_WIDTH` bytes."""
     tables = (KINDS[theme], *list(RECORD.values())[1:])
-    return Record(*(table[byte % len(table)] for table, byte in zip(tables, choices, strict=True)))
+    return FunctionalRecord(*(table[byte % len(table)] for table, byte in zip(tables, choices, strict=True)))
 
 
 __all__ = [
-    "HEADER", "HEADER_WIDTH", "KINDS", "RECORD", "RECORDS", "RECORD_WIDTH", "WIDTH", "Record", "Setting",
+    "HEADER", "HEADER_WIDTH", "KINDS", "RECORD", "RECORDS", "RECORD_WIDTH", "WIDTH", "FunctionalRecord", "FunctionalSetting",
     "decode_record", "decode_setting",
 ]  # fmt: skip

@@ -5,25 +5,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tcverify.strategies.functional.choices import Record
+from tcverify.strategies.functional.choices import FunctionalRecord
 from tcverify.strategies.functional.flow import (
     ADD,
     MOST_ELEMENTS,
     MUL,
-    Flow,
+    FunctionalFlow,
     Pending,
     add,
-    bounded,
-    floating,
+    bound_value,
     group_size,
+    is_floating,
     new_input,
-    normed,
     partner,
     per_rank,
     unary,
-    written,
+    write_into_value,
+    write_norm,
 )
-from tcverify.strategies.functional.script import Value
+from tcverify.strategies.functional.script import ScriptValue
 from tcverify.strategies.transformer.sites import NoSite
 
 WAIT = "_c10d_functional::wait_tensor"
@@ -41,13 +41,19 @@ REDUCE_OPS = ("sum", "sum", "avg", "sum", "avg", "max", "min", "product")
 LAST = 1 << 30
 
 
-def begin(
-    flow: Flow, kind: str, operands: Sequence[Value], dim: str, form: str = "new", how: int = 0, reduce_op: str = ""
-) -> tuple[Value, ...]:
+def start_collective(
+    flow: FunctionalFlow,
+    kind: str,
+    operands: Sequence[ScriptValue],
+    dim: str,
+    form: str = "new",
+    how: int = 0,
+    reduce_op: str = "",
+) -> tuple[ScriptValue, ...]:
     """Start a collective on values; several make one coalesced call, or one call each where the kind has no such form.
 
     Args:
-        form: as of `Record`; where the kind does not have it, a new result.
+        form: as of `FunctionalRecord`; where the kind does not have it, a new result.
         how: a byte that picks the reduction, the root and the splits.
 
     Returns:
@@ -91,7 +97,7 @@ def begin(
     return tuple(made)
 
 
-def _buffer(flow: Flow, kind: str, value: Value, dim: str) -> Value:
+def _buffer(flow: FunctionalFlow, kind: str, value: ScriptValue, dim: str) -> ScriptValue:
     """A new tensor that a collective can write its result into."""
     mesh, script = flow.script.mesh, flow.script
 
@@ -108,7 +114,7 @@ def _buffer(flow: Flow, kind: str, value: Value, dim: str) -> Value:
     return script.call("aten::new_zeros", value, sizes)
 
 
-def _exchange(flow: Flow, value: Value, dim: str, how: int) -> Value:
+def _exchange(flow: FunctionalFlow, value: ScriptValue, dim: str, how: int) -> ScriptValue:
     """All-to-all, of equal parts or with more for the last position."""
     spec, mesh = flow.script.spec(value), flow.script.mesh.dim(dim)
     rows = spec.shape[0] if spec.shape else 0
@@ -132,7 +138,7 @@ def _exchange(flow: Flow, value: Value, dim: str, how: int) -> Value:
     return flow.script.call("_c10d_functional::all_to_all_single", value, got, sent, dim)
 
 
-def _broadcast(flow: Flow, value: Value, dim: str, form: str, how: int) -> Value:
+def _broadcast(flow: FunctionalFlow, value: ScriptValue, dim: str, form: str, how: int) -> ScriptValue:
     source = how % min(flow.roles.sizes(dim))
     if form == "in-place":
         own = flow.script.call("aten::clone", value)
@@ -143,7 +149,9 @@ def _broadcast(flow: Flow, value: Value, dim: str, form: str, how: int) -> Value
 # -------------------------------------------------------------------------------------------------------------- waits
 
 
-def launch(flow: Flow, record: Record, items: tuple[Value, ...], operands: Sequence[Value]) -> None:
+def schedule_wait(
+    flow: FunctionalFlow, record: FunctionalRecord, items: tuple[ScriptValue, ...], operands: Sequence[ScriptValue]
+) -> None:
     """Let what is under way be waited for when the record says: at once, and used later or at once, or later."""
     pending = Pending(items, LAST if record.delay < 0 else flow.number + record.delay, record, tuple(operands))
     flow.pending.append(pending)
@@ -155,7 +163,7 @@ def launch(flow: Flow, record: Record, items: tuple[Value, ...], operands: Seque
             use(flow, waited)
 
 
-def land(flow: Flow, behind: int) -> None:
+def wait_for_due(flow: FunctionalFlow, behind: int) -> None:
     """Wait for, and use, what is due behind a record."""
     due = [pending for pending in flow.pending if pending.due <= behind]
     flow.pending = [pending for pending in flow.pending if pending.due > behind]
@@ -163,7 +171,7 @@ def land(flow: Flow, behind: int) -> None:
         use(flow, _waited(flow, pending))
 
 
-def _waited(flow: Flow, pending: Pending) -> Pending:
+def _waited(flow: FunctionalFlow, pending: Pending) -> Pending:
     if pending.waited:
         return pending
     items = [flow.script.call(WAIT, item) for item in pending.items]
@@ -173,16 +181,16 @@ def _waited(flow: Flow, pending: Pending) -> Pending:
     return replace(pending, items=tuple(items), waited=True)
 
 
-def use(flow: Flow, pending: Pending) -> None:
+def use(flow: FunctionalFlow, pending: Pending) -> None:
     """Do with what has arrived what the record says; where that does not fit, only let others read it."""
     for item in pending.items:
         if not flow.attempt(lambda inner, record, item=item: _use(inner, record, item, pending), pending.record):  # type: ignore[misc]
             flow.pool.append(item)
 
 
-def _use(flow: Flow, record: Record, item: Value, pending: Pending) -> None:
+def _use(flow: FunctionalFlow, record: FunctionalRecord, item: ScriptValue, pending: Pending) -> None:
     script, how = flow.script, record.how
-    if not floating(flow, item):
+    if not is_floating(flow, item):
         flow.outputs.append(item)
         return
     if record.use == "main":
@@ -201,14 +209,14 @@ def _use(flow: Flow, record: Record, item: Value, pending: Pending) -> None:
     elif record.use == "write-operand":
         flow.pool.append(item)
         target = pending.operands[0]
-        written(flow, target, how // 4)
+        write_into_value(flow, target, how // 4)
         flow.labels.append("write-behind")
     elif record.use == "update":
         update(flow, item, None, how)
     elif record.use == "twice":
         flow.pool.append(item)
         if len(pending.items) > 1 and item is pending.items[-1]:
-            flow.pool.append(bounded(flow, script.call(ADD, item, pending.items[0], rms=2 * item.rms)))
+            flow.pool.append(bound_value(flow, script.call(ADD, item, pending.items[0], rms=2 * item.rms)))
     elif record.use == "output":
         flow.outputs.append(item)
     elif record.use == "later":
@@ -217,7 +225,7 @@ def _use(flow: Flow, record: Record, item: Value, pending: Pending) -> None:
         flow.pool.append(item)
 
 
-def _join(flow: Flow, item: Value, how: int) -> None:
+def _join(flow: FunctionalFlow, item: ScriptValue, how: int) -> None:
     """Add to the main activation what fits it, or norm it; of more rows the first."""
     script = flow.script
     shape, main = script.shape(item), script.shape(flow.main)
@@ -226,12 +234,12 @@ def _join(flow: Flow, item: Value, how: int) -> None:
     if shape != main:
         item = script.call("aten::slice.Tensor", item, 0, 0, main[0])
     if how % 4 == 3:
-        item = normed(flow, item, how // 4)
+        item = write_norm(flow, item, how // 4)
     flow.pool.append(flow.main)
     flow.main = add(flow, flow.main, item)
 
 
-def update(flow: Flow, gradient: Value, parameter: Value | None, how: int) -> None:
+def update(flow: FunctionalFlow, gradient: ScriptValue, parameter: ScriptValue | None, how: int) -> None:
     """Step a parameter as an optimizer does: at once, through a momentum that is an input too, or by a copy."""
     script = flow.script
     if parameter is None or not script.same_type(parameter, gradient):
@@ -252,7 +260,7 @@ def update(flow: Flow, gradient: Value, parameter: Value | None, how: int) -> No
         script.call("aten::add_.Tensor", parameter, gradient, alpha=-0.125)
 
 
-def companion(flow: Flow, value: Value, choice: int) -> Value:
+def companion(flow: FunctionalFlow, value: ScriptValue, choice: int) -> ScriptValue:
     """Another operand for a coalesced call: not the same value, of its own size where there is one."""
     script, dtype = flow.script, flow.script.spec(value).dtype
     found = [v for v in flow.pool if v != value and script.readable(v) and script.spec(v).dtype is dtype]
@@ -260,4 +268,15 @@ def companion(flow: Flow, value: Value, choice: int) -> Value:
     return found[choice % len(found)] if found and choice % 3 else partner(flow, value, 3)
 
 
-__all__ = ["KINDS", "LAST", "REDUCE_OPS", "WAIT", "begin", "companion", "land", "launch", "update", "use"]
+__all__ = [
+    "KINDS",
+    "LAST",
+    "REDUCE_OPS",
+    "WAIT",
+    "companion",
+    "schedule_wait",
+    "start_collective",
+    "update",
+    "use",
+    "wait_for_due",
+]

@@ -13,24 +13,24 @@ from functools import partial
 import torch
 
 from tcverify.program import InputSpec, Mesh, Program, Recipe
-from tcverify.strategies.functional.choices import Record, Setting
-from tcverify.strategies.functional.collectives import KINDS, WAIT, begin, companion
+from tcverify.strategies.functional.choices import FunctionalRecord, FunctionalSetting
+from tcverify.strategies.functional.collectives import KINDS, WAIT, companion, start_collective
 from tcverify.strategies.functional.flow import (
     ADD,
-    Flow,
-    bounded,
-    floating,
+    FunctionalFlow,
+    bound_value,
     group_size,
-    multiplied,
+    is_floating,
+    multiply_by_weight,
     new_input,
-    operand,
     partner,
-    recent,
+    pick_operand,
+    pick_recent,
     unary,
     weight,
 )
-from tcverify.strategies.functional.programs import closed, opened
-from tcverify.strategies.functional.script import Value
+from tcverify.strategies.functional.programs import close_flow, open_flow
+from tcverify.strategies.functional.script import ScriptValue
 from tcverify.strategies.transformer.sites import NoSite
 
 RECORDS, RECORD_WIDTH, HEADER_WIDTH = 10, 7, 5
@@ -47,9 +47,9 @@ _KINDS = (
 class Epilogue:
     """What is copied into inputs at the end: (input, value); and inputs that may be."""
 
-    copies: list[tuple[Value, Value]] = field(default_factory=list)
-    inputs: list[Value] = field(default_factory=list)
-    late: list[Value] = field(default_factory=list)
+    copies: list[tuple[ScriptValue, ScriptValue]] = field(default_factory=list)
+    inputs: list[ScriptValue] = field(default_factory=list)
+    late: list[ScriptValue] = field(default_factory=list)
 
 
 def decode_compiled(mesh: Mesh, choices: bytes) -> Program:
@@ -58,8 +58,8 @@ def decode_compiled(mesh: Mesh, choices: bytes) -> Program:
     head = choices[:HEADER_WIDTH]
     hidden = _HIDDEN[head[0] % len(_HIDDEN)]
     data = ("varying", "partial", "varying", "shard")[head[1] % 4]
-    setting = Setting("any", 1, hidden, 1 + head[2] % 3, "f32", bool(head[3] % 2), data, 6, head[4])
-    flow = opened(mesh, setting)
+    setting = FunctionalSetting("any", 1, hidden, 1 + head[2] % 3, "f32", bool(head[3] % 2), data, 6, head[4])
+    flow = open_flow(mesh, setting)
     end = Epilogue(inputs=[flow.main])
     for number in range(RECORDS):
         row = choices[HEADER_WIDTH + number * RECORD_WIDTH :][:RECORD_WIDTH]
@@ -77,20 +77,20 @@ def decode_compiled(mesh: Mesh, choices: bytes) -> Program:
         if target.number not in copied and flow.script.same_type(target, source):
             copied.add(target.number)
             flow.script.call("aten::copy_", target, source)
-    program = closed(flow)
+    program = close_flow(flow)
     return replace(program, labels=("compiled", *(one for one in program.labels if one not in ("functional", "any"))))
 
 
-def _record(kind: str, row: bytes) -> Record:
-    return Record(kind, row[1], row[2], row[3], "new", row[4], row[5] % 4, str(row[6]))
+def _record(kind: str, row: bytes) -> FunctionalRecord:
+    return FunctionalRecord(kind, row[1], row[2], row[3], "new", row[4], row[5] % 4, str(row[6]))
 
 
-def _keep(flow: Flow, end: Epilogue, value: Value, r: Record) -> None:
+def _keep(flow: FunctionalFlow, end: Epilogue, value: ScriptValue, r: FunctionalRecord) -> None:
     """Let a value be read by others, returned, copied into an input, or several of these."""
     use = int(r.use) % 8
     if use in (0, 1, 4):
         flow.pool.append(value)
-    if use in (1, 2, 5) or not floating(flow, value):
+    if use in (1, 2, 5) or not is_floating(flow, value):
         flow.outputs.append(value)
     if use in (3, 4, 5):
         _copied(flow, end, value, r.b)
@@ -101,17 +101,17 @@ def _keep(flow: Flow, end: Epilogue, value: Value, r: Record) -> None:
         flow.pool += [value, first]
 
 
-def _kept(end: Epilogue, value: Value, flow: Flow, r: Record) -> None:
-    _keep(flow, end, bounded(flow, value), r)
+def _kept(end: Epilogue, value: ScriptValue, flow: FunctionalFlow, r: FunctionalRecord) -> None:
+    _keep(flow, end, bound_value(flow, value), r)
 
 
-def _returned(value: Value, flow: Flow, r: Record) -> None:
+def _returned(value: ScriptValue, flow: FunctionalFlow, r: FunctionalRecord) -> None:
     flow.outputs.append(unary(flow, value, 0))
 
 
-def _copied(flow: Flow, end: Epilogue, value: Value, choice: int) -> None:
+def _copied(flow: FunctionalFlow, end: Epilogue, value: ScriptValue, choice: int) -> None:
     found = [one for one in end.inputs if flow.script.same_type(one, value)]
-    target = recent(found, choice) if found and choice % 4 != 3 else None
+    target = pick_recent(found, choice) if found and choice % 4 != 3 else None
     if target is None:
         spec = flow.script.spec(value)
         target = new_input(flow, "state", flow.script.shape(value), "varying", dtype=spec.dtype)
@@ -122,23 +122,25 @@ def _copied(flow: Flow, end: Epilogue, value: Value, choice: int) -> None:
     end.copies.append((target, value))
 
 
-def _operand(flow: Flow, end: Epilogue, r: Record, need: Callable[[Value], bool] = lambda value: True) -> Value:
+def _operand(
+    flow: FunctionalFlow, end: Epilogue, r: FunctionalRecord, need: Callable[[ScriptValue], bool] = lambda value: True
+) -> ScriptValue:
     """What a motif works on; an input more often than elsewhere, since those are what is written into."""
-    found = [one for one in end.inputs if flow.script.readable(one) and floating(flow, one) and need(one)]
+    found = [one for one in end.inputs if flow.script.readable(one) and is_floating(flow, one) and need(one)]
     if r.a % 3 == 2 and found:
-        return recent(found, r.a)
-    value = operand(flow, r.a, need)
+        return pick_recent(found, r.a)
+    value = pick_operand(flow, r.a, need)
     if isinstance(flow.script.makers[value.number], InputSpec) and value not in end.inputs:
         end.inputs.append(value)
     return value
 
 
-def _collective(flow: Flow, r: Record, end: Epilogue) -> None:
+def _collective(flow: FunctionalFlow, r: FunctionalRecord, end: Epilogue) -> None:
     """A collective whose wait stands behind it, or some records later; of two values at once here and there."""
     kind, dim = KINDS[r.how % len(KINDS)], flow.dim(r.group)
     multiple = flow.roles.multiple(dim)
 
-    def fits(value: Value) -> bool:
+    def fits(value: ScriptValue) -> bool:
         shape = flow.script.spec(value).shape
         return bool(shape) and (kind != "reduce_scatter" or shape[0] % multiple == 0)
 
@@ -148,23 +150,23 @@ def _collective(flow: Flow, r: Record, end: Epilogue) -> None:
         form = "coalesced"
         if not fits(operands[1]):
             raise NoSite
-    _launch(flow, end, r, list(begin(flow, kind, operands, dim, form, r.how // 8)))
+    _launch(flow, end, r, list(start_collective(flow, kind, operands, dim, form, r.how // 8)))
 
 
 @dataclass(frozen=True, slots=True)
 class _Flight:
-    items: tuple[Value, ...]
+    items: tuple[ScriptValue, ...]
     due: int
-    record: Record
+    record: FunctionalRecord
 
 
-def _launch(flow: Flow, end: Epilogue, r: Record, items: list[Value]) -> None:
+def _launch(flow: FunctionalFlow, end: Epilogue, r: FunctionalRecord, items: list[ScriptValue]) -> None:
     flow.pending.append(_Flight(tuple(items), flow.number + r.delay, r))  # type: ignore[arg-type]
     if r.delay == 0:
         _land(flow, end, flow.number)
 
 
-def _land(flow: Flow, end: Epilogue, number: int) -> None:
+def _land(flow: FunctionalFlow, end: Epilogue, number: int) -> None:
     """Wait for what is due."""
     flights: list[_Flight] = flow.pending  # type: ignore[assignment]
     due = [one for one in flights if one.due <= number]
@@ -176,16 +178,16 @@ def _land(flow: Flow, end: Epilogue, number: int) -> None:
                 flow.outputs.append(arrived)
 
 
-def _compute(flow: Flow, r: Record, end: Epilogue) -> None:
+def _compute(flow: FunctionalFlow, r: FunctionalRecord, end: Epilogue) -> None:
     value = _operand(flow, end, r)
     if r.how % 3 == 0:
         other = partner(flow, value, r.b)
-        _keep(flow, end, bounded(flow, flow.script.call(ADD, value, other, rms=value.rms + other.rms)), r)
+        _keep(flow, end, bound_value(flow, flow.script.call(ADD, value, other, rms=value.rms + other.rms)), r)
         return
     _keep(flow, end, unary(flow, value, r.how // 3), r)
 
 
-def _scatter(flow: Flow, r: Record, end: Epilogue) -> None:
+def _scatter(flow: FunctionalFlow, r: FunctionalRecord, end: Epilogue) -> None:
     """A value with some of its rows replaced."""
     call = flow.script.call
     value = _operand(flow, end, r, lambda v: len(flow.script.spec(v).shape) == 2)
@@ -208,7 +210,7 @@ def _scatter(flow: Flow, r: Record, end: Epilogue) -> None:
     _keep(flow, end, made, r)
 
 
-def _update(flow: Flow, r: Record, end: Epilogue) -> None:
+def _update(flow: FunctionalFlow, r: FunctionalRecord, end: Epilogue) -> None:
     """A value is copied into an input at the end."""
     value = _operand(flow, end, r)
     if r.how % 3:
@@ -216,7 +218,7 @@ def _update(flow: Flow, r: Record, end: Epilogue) -> None:
     _copied(flow, end, value, r.b)
 
 
-def _swap(flow: Flow, r: Record, end: Epilogue) -> None:
+def _swap(flow: FunctionalFlow, r: FunctionalRecord, end: Epilogue) -> None:
     """Two inputs change places, by way of a copy."""
     first = _operand(flow, end, r, lambda v: v in end.inputs)
     second = new_input(flow, "state", flow.script.shape(first), "varying", dtype=flow.script.spec(first).dtype)
@@ -226,14 +228,14 @@ def _swap(flow: Flow, r: Record, end: Epilogue) -> None:
     end.copies += [(first, second), (second, kept)]
 
 
-def _wait(flow: Flow, r: Record, end: Epilogue) -> None:
+def _wait(flow: FunctionalFlow, r: FunctionalRecord, end: Epilogue) -> None:
     """A wait for what is there already: an input, or what has been waited for."""
     value = _operand(flow, end, r)
     _keep(flow, end, flow.script.call(WAIT, value), replace(r, use="0"))
     flow.labels.append("waited-twice")
 
 
-def _view(flow: Flow, r: Record, end: Epilogue) -> None:
+def _view(flow: FunctionalFlow, r: FunctionalRecord, end: Epilogue) -> None:
     value = _operand(flow, end, r, lambda v: len(flow.script.spec(v).shape) == 2)
     rows, columns = flow.script.shape(value)
     if r.how % 3 == 0:
@@ -244,7 +246,7 @@ def _view(flow: Flow, r: Record, end: Epilogue) -> None:
         flow.outputs.append(flow.script.call("aten::view", value, [-1]))
 
 
-def _parts(flow: Flow, value: Value, dim: str, along: int, order: int) -> list[Value]:
+def _parts(flow: FunctionalFlow, value: ScriptValue, dim: str, along: int, order: int) -> list[ScriptValue]:
     """The chunks of a value along a dim, one for each member of the group; in another order where `order` says so."""
     extent = flow.script.shape(value)[along]
     sizes = set(flow.roles.sizes(dim))
@@ -265,13 +267,13 @@ def _parts(flow: Flow, value: Value, dim: str, along: int, order: int) -> list[V
     return parts
 
 
-def _gather_product(flow: Flow, r: Record, end: Epilogue) -> None:
+def _gather_product(flow: FunctionalFlow, r: FunctionalRecord, end: Epilogue) -> None:
     """Products of what is gathered, along any dim, of rows or of batches of rows."""
     dim, call, hidden = flow.dim(r.group), flow.script.call, flow.setting.hidden
     deep = r.how % 2
     shape = (flow.tokens, 2, hidden) if deep else (flow.tokens, hidden)
     part = new_input(flow, "part", shape, "varying", dim)
-    (started,) = begin(flow, "all_gather", [part], dim)
+    (started,) = start_collective(flow, "all_gather", [part], dim)
     whole = call(WAIT, started)
     along = r.how // 2 % 4 % len(shape)
     if along:
@@ -281,7 +283,7 @@ def _gather_product(flow: Flow, r: Record, end: Epilogue) -> None:
     rows = call("aten::reshape", whole, [-1, inner]) if deep else whole
     for number in range(1 + r.how // 8 % 2):
         by = _weight(flow, rows, inner, (hidden, 5)[number], r.how // 16)
-        made, _ = multiplied(flow, rows, by)
+        made, _ = multiply_by_weight(flow, rows, by)
         if deep:
             back = [*flow.script.shape(whole)[:-1], (hidden, 5)[number]]
             made = call("aten::reshape", made, back[1:2] + back[:1] + back[2:] if r.a % 16 == 15 else back)
@@ -291,7 +293,7 @@ def _gather_product(flow: Flow, r: Record, end: Epilogue) -> None:
     flow.labels.append("gather-product")
 
 
-def _weight(flow: Flow, value: Value, inner: int, width: int, how: int) -> Value:
+def _weight(flow: FunctionalFlow, value: ScriptValue, inner: int, width: int, how: int) -> ScriptValue:
     """A weight, as it is or turned; here and there one that is computed behind what came before."""
     if how % 3 == 1:
         return flow.script.call("aten::t", weight(flow, value, (width, inner)))
@@ -299,14 +301,14 @@ def _weight(flow: Flow, value: Value, inner: int, width: int, how: int) -> Value
     return unary(flow, made, how) if how % 3 == 2 else made
 
 
-def _product_scatter(flow: Flow, r: Record, end: Epilogue) -> None:
+def _product_scatter(flow: FunctionalFlow, r: FunctionalRecord, end: Epilogue) -> None:
     """A product that is reduced and scattered, along any dim, of rows or of batches of rows."""
     dim, call, hidden = flow.dim(r.group), flow.script.call, flow.setting.hidden
     deep = r.how % 2
     shape = (flow.tokens, flow.tokens, hidden) if deep else (flow.tokens, hidden)
     value = new_input(flow, "part", shape, "varying", dim)
     rows = call("aten::reshape", value, [-1, hidden]) if deep else value
-    made, _ = multiplied(flow, rows, _weight(flow, rows, hidden, flow.tokens, r.b))
+    made, _ = multiply_by_weight(flow, rows, _weight(flow, rows, hidden, flow.tokens, r.b))
     if deep:
         flat = [flow.tokens, flow.tokens, flow.tokens]
         halves = [1, flow.tokens * flow.tokens, flow.tokens] if r.how // 8 % 4 == 3 else flat
@@ -315,12 +317,12 @@ def _product_scatter(flow: Flow, r: Record, end: Epilogue) -> None:
     if along:
         made = call("aten::cat", _parts(flow, made, dim, along, r.a))
     op = ("sum", "avg", "sum", "max")[r.how // 32 % 4]
-    (started,) = begin(flow, "reduce_scatter", [made], dim, reduce_op=op)
+    (started,) = start_collective(flow, "reduce_scatter", [made], dim, reduce_op=op)
     flow.labels.append("product-scatter")
     _launch(flow, end, r, [started])
 
 
-def _gradients(flow: Flow, r: Record, end: Epilogue) -> None:
+def _gradients(flow: FunctionalFlow, r: FunctionalRecord, end: Epilogue) -> None:
     """Gradients, divided and reduced as data-parallel hooks do it; copied into inputs, or returned."""
     call = flow.script.call
     for number in range(2 + r.how % 2):
@@ -336,7 +338,7 @@ def _gradients(flow: Flow, r: Record, end: Epilogue) -> None:
             size = 2
         divided = call("aten::div.Tensor", gradient, size)
         op = "max" if r.b // 16 % 8 == 7 and number else "sum"
-        (started,) = begin(flow, "all_reduce", [divided], dim, reduce_op=op)
+        (started,) = start_collective(flow, "all_reduce", [divided], dim, reduce_op=op)
         arrived = call(WAIT, started)
         if r.how // 16 % 2:
             spec = flow.script.spec(arrived)
@@ -347,7 +349,7 @@ def _gradients(flow: Flow, r: Record, end: Epilogue) -> None:
     flow.labels.append("gradients")
 
 
-_MOTIFS: dict[str, Callable[[Flow, Record, Epilogue], None]] = {
+_MOTIFS: dict[str, Callable[[FunctionalFlow, FunctionalRecord, Epilogue], None]] = {
     "collective": _collective,
     "compute": _compute,
     "scatter": _scatter,

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from tcverify.program import PARTIAL, VARYING, InputSpec, Placement, Recipe, shard
-from tcverify.strategies.functional.choices import Record, Setting
-from tcverify.strategies.functional.script import Script, Value
+from tcverify.strategies.functional.choices import FunctionalRecord, FunctionalSetting
+from tcverify.strategies.functional.script import Script, ScriptValue
 from tcverify.strategies.transformer.draft import RANK, PerRank
 from tcverify.strategies.transformer.roles import Roles
 from tcverify.strategies.transformer.sites import UNIFORM, NoSite
@@ -36,15 +36,15 @@ class Pending:
         waited: whether the waits have run.
     """
 
-    items: tuple[Value, ...]
+    items: tuple[ScriptValue, ...]
     due: int
-    record: Record
-    operands: tuple[Value, ...]
+    record: FunctionalRecord
+    operands: tuple[ScriptValue, ...]
     waited: bool = False
 
 
 @dataclass(slots=True)
-class Flow:
+class FunctionalFlow:
     """An asynchronous program half written.
 
     Attributes:
@@ -62,16 +62,16 @@ class Flow:
 
     script: Script
     roles: Roles
-    setting: Setting
+    setting: FunctionalSetting
     tokens: int
-    main: Value = field(init=False)
-    pool: list[Value] = field(default_factory=list)
-    outputs: list[Value] = field(default_factory=list)
-    later: list[Value] = field(default_factory=list)
+    main: ScriptValue = field(init=False)
+    pool: list[ScriptValue] = field(default_factory=list)
+    outputs: list[ScriptValue] = field(default_factory=list)
+    later: list[ScriptValue] = field(default_factory=list)
     pending: list[Pending] = field(default_factory=list)
-    saved: list[tuple[Value, Value]] = field(default_factory=list)
-    grads: list[Value] = field(default_factory=list)
-    grad: Value | None = None
+    saved: list[tuple[ScriptValue, ScriptValue]] = field(default_factory=list)
+    grads: list[ScriptValue] = field(default_factory=list)
+    grad: ScriptValue | None = None
     number: int = 0
     labels: list[str] = field(default_factory=list)
 
@@ -88,7 +88,7 @@ class Flow:
         other = self.roles.other
         return other if other is not None and choice % 5 > 2 else self.roles.main
 
-    def attempt(self, write: Callable[[Flow, Record], None], record: Record) -> bool:
+    def attempt(self, write: Callable[[FunctionalFlow, FunctionalRecord], None], record: FunctionalRecord) -> bool:
         """Write a piece if it fits, else leave everything as it was."""
         length, flying = len(self.script), self.script.flying
         lists = {name: list(getattr(self, name)) for name in _LISTS}
@@ -111,7 +111,7 @@ _LISTS = ("pool", "outputs", "later", "pending", "saved", "grads", "labels")
 # ----------------------------------------------------------------------------------------------------------- operands
 
 
-def recent(found: Sequence[Value], choice: int) -> Value:
+def pick_recent(found: Sequence[ScriptValue], choice: int) -> ScriptValue:
     """The value that a byte picks: 0 the newest, and newer ones more often."""
     if not found:
         raise NoSite
@@ -119,14 +119,14 @@ def recent(found: Sequence[Value], choice: int) -> Value:
 
 
 def new_input(
-    flow: Flow,
+    flow: FunctionalFlow,
     role: str,
     shape: Sequence[int],
     kind: str = "replicated",
     dim: str = "",
     dtype: torch.dtype | None = None,
     recipe: Recipe = UNIFORM,
-) -> Value:
+) -> ScriptValue:
     """Add an input that has this shape on every rank.
 
     Args:
@@ -143,42 +143,44 @@ def new_input(
     return flow.script.input(InputSpec(role, tuple(whole), dtype or flow.dtype, placements, recipe), 0.6 * recipe.scale)
 
 
-def operand(flow: Flow, choice: int, need: Callable[[Value], bool] = lambda value: True) -> Value:
+def pick_operand(
+    flow: FunctionalFlow, choice: int, need: Callable[[ScriptValue], bool] = lambda value: True
+) -> ScriptValue:
     """A value that can be read now and meets a need; an input straight from the caller here and there."""
-    found = [v for v in (*flow.pool, flow.main) if flow.script.readable(v) and floating(flow, v) and need(v)]
+    found = [v for v in (*flow.pool, flow.main) if flow.script.readable(v) and is_floating(flow, v) and need(v)]
     if choice % 8 == 7 or not found:
         made = new_input(flow, "x", (flow.tokens, flow.setting.hidden), flow.setting.data, flow.dim(choice // 8))
         if need(made):
             return made
-    return recent(found, choice)
+    return pick_recent(found, choice)
 
 
-def floating(flow: Flow, value: Value) -> bool:
+def is_floating(flow: FunctionalFlow, value: ScriptValue) -> bool:
     return flow.script.spec(value).dtype.is_floating_point
 
 
-def partner(flow: Flow, value: Value, choice: int) -> Value:
+def partner(flow: FunctionalFlow, value: ScriptValue, choice: int) -> ScriptValue:
     """Another value of one type with `value`, or a new input."""
     found = [v for v in (*flow.pool, flow.main) if flow.script.readable(v) and flow.script.same_type(v, value)]
     if found and choice % 4 != 3:
-        return recent(found, choice)
+        return pick_recent(found, choice)
     spec = flow.script.spec(value)
     return new_input(flow, "y", flow.script.shape(value), "varying", dtype=spec.dtype)
 
 
-def per_rank(flow: Flow, name: str, of: Callable[[int], Any]) -> Any:
+def per_rank(flow: FunctionalFlow, name: str, of: Callable[[int], Any]) -> Any:
     """What `of` says, where it says one thing on all ranks, else a rank constant."""
     said = [of(rank) for rank in range(flow.script.mesh.world_size)]
     return said[0] if all(one == said[0] for one in said) else PerRank(name, of)
 
 
-def group_of(flow: Flow, dim: str) -> PerRank:
+def group_of(flow: FunctionalFlow, dim: str) -> PerRank:
     """The ranks of each rank's group, for collectives of tensor_cast."""
     found = flow.script.mesh.dim(dim)
     return PerRank(dim, lambda rank: list(found.group(rank)))
 
 
-def group_size(flow: Flow, dim: str) -> Any:
+def group_size(flow: FunctionalFlow, dim: str) -> Any:
     found = flow.script.mesh.dim(dim)
     return per_rank(flow, f"{dim}_size", lambda rank: len(found.group(rank)))
 
@@ -186,7 +188,7 @@ def group_size(flow: Flow, dim: str) -> Any:
 # ------------------------------------------------------------------------------------------------------------ compute
 
 
-def bounded(flow: Flow, value: Value) -> Value:
+def bound_value(flow: FunctionalFlow, value: ScriptValue) -> ScriptValue:
     """The value, scaled down where it has become large."""
     if flow.script.elements(value) > MOST_ELEMENTS:
         raise NoSite
@@ -195,28 +197,35 @@ def bounded(flow: Flow, value: Value) -> Value:
     return flow.script.call(MUL, value, 0.125, rms=value.rms / 8)
 
 
-def add(flow: Flow, a: Value, b: Value) -> Value:
-    return bounded(flow, flow.script.call(ADD, a, b, rms=a.rms + b.rms))
+def add(flow: FunctionalFlow, a: ScriptValue, b: ScriptValue) -> ScriptValue:
+    return bound_value(flow, flow.script.call(ADD, a, b, rms=a.rms + b.rms))
 
 
-def matmul(flow: Flow, value: Value, width: int, role: str = "w", kind: str = "varying", dim: str = "") -> Value:
+def matmul(
+    flow: FunctionalFlow, value: ScriptValue, width: int, role: str = "w", kind: str = "varying", dim: str = ""
+) -> ScriptValue:
     """Multiply rows by a new weight."""
     inner = flow.script.spec(value).shape[-1]
-    made, _ = multiplied(flow, value, weight(flow, value, (inner, width), role, kind, dim))
+    made, _ = multiply_by_weight(flow, value, weight(flow, value, (inner, width), role, kind, dim))
     return made
 
 
 def weight(
-    flow: Flow, value: Value, shape: tuple[int, int], role: str = "w", kind: str = "varying", dim: str = ""
-) -> Value:
+    flow: FunctionalFlow,
+    value: ScriptValue,
+    shape: tuple[int, int],
+    role: str = "w",
+    kind: str = "varying",
+    dim: str = "",
+) -> ScriptValue:
     """A weight for what `value` is, scaled by a power of two so that products are about 0.6."""
     scale = 2.0 ** round(-math.log2(math.sqrt(max(shape[0], 1)) * max(value.rms, 1e-2)))
     return new_input(flow, role, shape, kind, dim, flow.script.spec(value).dtype, Recipe(scale=scale))
 
 
-def multiplied(flow: Flow, value: Value, by: Value) -> tuple[Value, Value]:
+def multiply_by_weight(flow: FunctionalFlow, value: ScriptValue, by: ScriptValue) -> tuple[ScriptValue, ScriptValue]:
     """The product, bounded, and the weight."""
-    return bounded(flow, flow.script.call("aten::mm", value, by, rms=0.6)), by
+    return bound_value(flow, flow.script.call("aten::mm", value, by, rms=0.6)), by
 
 
 UNARY = (
@@ -225,11 +234,11 @@ UNARY = (
 )  # fmt: skip
 
 
-def unary(flow: Flow, value: Value, choice: int) -> Value:
-    return bounded(flow, flow.script.call(UNARY[choice % len(UNARY)], value))
+def unary(flow: FunctionalFlow, value: ScriptValue, choice: int) -> ScriptValue:
+    return bound_value(flow, flow.script.call(UNARY[choice % len(UNARY)], value))
 
 
-def normed(flow: Flow, value: Value, choice: int) -> Value:
+def write_norm(flow: FunctionalFlow, value: ScriptValue, choice: int) -> ScriptValue:
     """A norm of the rows: one op, one with a residual, or the ops that it is made of."""
     spec = flow.script.spec(value)
     gain = new_input(flow, "gain", spec.shape[-1:], dtype=spec.dtype, recipe=Recipe("norm_weight"))
@@ -244,9 +253,9 @@ def normed(flow: Flow, value: Value, choice: int) -> Value:
     return call("tensor_cast::add_rms_norm", value, partner(flow, value, choice // 3), gain, 1e-5, rms=1.0)
 
 
-def written(flow: Flow, target: Value, choice: int, source: Value | None = None) -> None:
+def write_into_value(flow: FunctionalFlow, target: ScriptValue, choice: int, source: ScriptValue | None = None) -> None:
     """Write into a value that nobody is reading: add, scale or copy."""
-    if not flow.script.writable(target) or not floating(flow, target):
+    if not flow.script.writable(target) or not is_floating(flow, target):
         raise NoSite
     how = choice % 4
     if how == 1 and source is None:
@@ -263,7 +272,28 @@ def written(flow: Flow, target: Value, choice: int, source: Value | None = None)
 
 
 __all__ = [
-    "ADD", "BF16", "F32", "MUL", "RANK", "Flow", "Pending", "add", "bounded", "floating", "group_of", "group_size",
-    "matmul", "multiplied", "new_input", "normed", "operand", "partner", "per_rank", "recent", "replace", "unary",
-    "weight", "written",
+    "ADD",
+    "BF16",
+    "F32",
+    "MUL",
+    "RANK",
+    "FunctionalFlow",
+    "Pending",
+    "add",
+    "bound_value",
+    "group_of",
+    "group_size",
+    "is_floating",
+    "matmul",
+    "multiply_by_weight",
+    "new_input",
+    "partner",
+    "per_rank",
+    "pick_operand",
+    "pick_recent",
+    "replace",
+    "unary",
+    "weight",
+    "write_into_value",
+    "write_norm",
 ]  # fmt: skip

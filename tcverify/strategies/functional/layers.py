@@ -2,34 +2,34 @@
 
 from __future__ import annotations
 
-from tcverify.strategies.functional.choices import Record
-from tcverify.strategies.functional.collectives import LAST, WAIT, begin, launch, update
+from tcverify.strategies.functional.choices import FunctionalRecord
+from tcverify.strategies.functional.collectives import LAST, WAIT, schedule_wait, start_collective, update
 from tcverify.strategies.functional.flow import (
     MUL,
-    Flow,
+    FunctionalFlow,
     add,
-    bounded,
+    bound_value,
     matmul,
-    multiplied,
+    multiply_by_weight,
     new_input,
-    normed,
     unary,
     weight,
+    write_norm,
 )
-from tcverify.strategies.functional.script import Value
+from tcverify.strategies.functional.script import ScriptValue
 from tcverify.strategies.transformer.sites import NoSite
 
 
-def forward(flow: Flow, r: Record) -> None:
+def forward(flow: FunctionalFlow, r: FunctionalRecord) -> None:
     """A layer whose activation and weight are kept for its gradient."""
     hidden = flow.setting.hidden
     own = weight(flow, flow.main, (hidden, hidden), "weight", "replicated")
     flow.saved.append((flow.main, own))
-    made, _ = multiplied(flow, flow.main, own)
+    made, _ = multiply_by_weight(flow, flow.main, own)
     flow.main = unary(flow, made, r.how // 64)
 
 
-def gradient(flow: Flow, r: Record) -> None:
+def gradient(flow: FunctionalFlow, r: FunctionalRecord) -> None:
     """The gradient of the latest layer that has none yet, reduced over the data-parallel dim; then that of its input."""
     call = flow.script.call
     if not flow.saved:
@@ -42,10 +42,10 @@ def gradient(flow: Flow, r: Record) -> None:
     if flow.grad is None:
         flow.grad = new_input(flow, "grad", (flow.tokens, hidden), "varying", dim)
     made = call("aten::mm", call("aten::transpose.int", value, 0, 1), flow.grad, rms=0.6)
-    scaled = bounded(flow, call(MUL, made, 1.0 / max(flow.tokens, 1), rms=0.6))
+    scaled = bound_value(flow, call(MUL, made, 1.0 / max(flow.tokens, 1), rms=0.6))
     if flow.saved:
         turned = call("aten::transpose.int", own, 0, 1)
-        flow.grad = bounded(flow, call("aten::mm", flow.grad, turned, rms=0.6))
+        flow.grad = bound_value(flow, call("aten::mm", flow.grad, turned, rms=0.6))
     flow.labels.append("gradient")
     op = ("avg", "sum", "avg", "sum", "max")[r.b % 5]
     if r.form.startswith("coalesced") or r.how % 8 == 7:
@@ -56,23 +56,23 @@ def gradient(flow: Flow, r: Record) -> None:
         if r.how % 8 == 7:
             _bucket(flow, r, held, dim, op)
         else:
-            launch(flow, r, begin(flow, "all_reduce", held, dim, r.form, reduce_op=op), held)
+            schedule_wait(flow, r, start_collective(flow, "all_reduce", held, dim, r.form, reduce_op=op), held)
         return
-    items = begin(flow, "all_reduce", [scaled], dim, r.form, r.how, reduce_op=op)
+    items = start_collective(flow, "all_reduce", [scaled], dim, r.form, r.how, reduce_op=op)
     if r.use == "update" and r.delay == 0:
         update(flow, call(WAIT, items[0]), own, r.how)
     else:
-        launch(flow, r, items, [scaled])
+        schedule_wait(flow, r, items, [scaled])
 
 
-def _bucket(flow: Flow, r: Record, grads: list[Value], dim: str, op: str) -> None:
+def _bucket(flow: FunctionalFlow, r: FunctionalRecord, grads: list[ScriptValue], dim: str, op: str) -> None:
     """One all_reduce of all gradients, laid out one behind the other."""
     call = flow.script.call
     bucket = call("aten::cat", [call("aten::view", grad, [-1]) for grad in grads], rms=grads[0].rms)
-    (item,) = begin(flow, "all_reduce", [bucket], dim, r.form, reduce_op=op)
+    (item,) = start_collective(flow, "all_reduce", [bucket], dim, r.form, reduce_op=op)
     flow.labels.append("bucket")
     if r.how // 8 % 2:
-        launch(flow, r, (item,), [bucket])
+        schedule_wait(flow, r, (item,), [bucket])
         return
     arrived = call(WAIT, item)
     start = 0
@@ -84,32 +84,32 @@ def _bucket(flow: Flow, r: Record, grads: list[Value], dim: str, op: str) -> Non
         start += size
 
 
-def column_row(flow: Flow, r: Record) -> None:
+def column_row(flow: FunctionalFlow, r: FunctionalRecord) -> None:
     """A tensor-parallel block: gathered tokens or not, two products, their sum reduced or scattered, residual and norm."""
     call, dim, main = flow.script.call, flow.roles.main, flow.main
     hidden = flow.setting.hidden
     gathered = r.how % 2 == 0
     value = main
     if gathered:
-        (started,) = begin(flow, "all_gather", [main], dim, r.form if r.form == "out" else "new")
+        (started,) = start_collective(flow, "all_gather", [main], dim, r.form if r.form == "out" else "new")
         beside = unary(flow, main, r.how // 8) if r.how // 2 % 2 else main
         main = beside
         value = call(WAIT, started)
     inner = matmul(flow, value, (hidden, 2 * hidden, 4)[r.b % 3], "up", "shard" if r.b % 2 else "varying", dim)
     partial = matmul(flow, unary(flow, inner, r.b // 3), hidden, "down", "varying", dim)
     kind = "reduce_scatter" if gathered else "all_reduce"
-    (started,) = begin(flow, kind, [partial], dim, r.form, reduce_op="sum")
+    (started,) = start_collective(flow, kind, [partial], dim, r.form, reduce_op="sum")
     if r.delay == 0:
-        arrived = bounded(flow, call(WAIT, started))
+        arrived = bound_value(flow, call(WAIT, started))
         total = add(flow, arrived, main)
         flow.pool += [flow.main, arrived]
-        flow.main = normed(flow, total, r.how // 16) if r.how // 4 % 2 else total
+        flow.main = write_norm(flow, total, r.how // 16) if r.how // 4 % 2 else total
     else:
-        launch(flow, r, (started,), [partial])
+        schedule_wait(flow, r, (started,), [partial])
     flow.labels.append("column-row")
 
 
-def pipelined(flow: Flow, r: Record) -> None:
+def chunked_product(flow: FunctionalFlow, r: FunctionalRecord) -> None:
     """A product in chunks of rows, each beside the collective of another: gathers in front of it, or reductions behind it."""
     call, dim = flow.script.call, flow.roles.main
     hidden = flow.setting.hidden
@@ -122,25 +122,25 @@ def pipelined(flow: Flow, r: Record) -> None:
     chunks = [call("aten::slice.Tensor", flow.main, 0, i * step, (i + 1) * step) for i in range(count)]
     flow.labels.append("pipelined")
     if r.how % 2:
-        started: list[Value] = []
+        started: list[ScriptValue] = []
         for chunk in chunks:
             made = call("aten::mm", chunk, own, rms=0.6)
-            started += begin(flow, "all_reduce", [made], dim, r.form, reduce_op="sum")
+            started += start_collective(flow, "all_reduce", [made], dim, r.form, reduce_op="sum")
         whole = call("aten::cat", [call(WAIT, item) for item in started], rms=started[0].rms)
         flow.pool.append(flow.main)
-        flow.main = add(flow, flow.main, bounded(flow, whole))
+        flow.main = add(flow, flow.main, bound_value(flow, whole))
         return
     ahead = 1 if r.how // 2 % 2 else count
-    started = [begin(flow, "all_gather", [chunk], dim)[0] for chunk in chunks[:ahead]]
+    started = [start_collective(flow, "all_gather", [chunk], dim)[0] for chunk in chunks[:ahead]]
     made_of = []
     for i in range(count):
         arrived = call(WAIT, started[i])
         if len(started) < count:
-            started += begin(flow, "all_gather", [chunks[len(started)]], dim)
+            started += start_collective(flow, "all_gather", [chunks[len(started)]], dim)
         made_of.append(call("aten::mm", arrived, own, rms=0.6))
-    whole = bounded(flow, call("aten::cat", made_of, rms=0.6))
-    (scattered,) = begin(flow, "reduce_scatter", [whole], dim, reduce_op="sum")
-    launch(flow, r, (scattered,), [whole])
+    whole = bound_value(flow, call("aten::cat", made_of, rms=0.6))
+    (scattered,) = start_collective(flow, "reduce_scatter", [whole], dim, reduce_op="sum")
+    schedule_wait(flow, r, (scattered,), [whole])
 
 
-__all__ = ["LAST", "column_row", "forward", "gradient", "pipelined"]
+__all__ = ["LAST", "chunked_product", "column_row", "forward", "gradient"]

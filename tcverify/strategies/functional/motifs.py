@@ -5,41 +5,41 @@ from __future__ import annotations
 import torch
 
 from tcverify.program import InputSpec, Recipe, shard
-from tcverify.strategies.functional.choices import Record
-from tcverify.strategies.functional.collectives import KINDS, WAIT, begin, companion, launch
+from tcverify.strategies.functional.choices import FunctionalRecord
+from tcverify.strategies.functional.collectives import KINDS, WAIT, companion, schedule_wait, start_collective
 from tcverify.strategies.functional.flow import (
     ADD,
     MUL,
     RANK,
-    Flow,
+    FunctionalFlow,
     add,
-    bounded,
-    floating,
+    bound_value,
     group_of,
+    is_floating,
     matmul,
     new_input,
-    normed,
-    operand,
     partner,
-    recent,
+    pick_operand,
+    pick_recent,
     unary,
     weight,
-    written,
+    write_into_value,
+    write_norm,
 )
-from tcverify.strategies.functional.script import Value
+from tcverify.strategies.functional.script import ScriptValue
 from tcverify.strategies.transformer.sites import NoSite
 
 
-def collective(flow: Flow, r: Record) -> None:
+def collective(flow: FunctionalFlow, r: FunctionalRecord) -> None:
     """A collective of any kind, of a value or straight of an input."""
     kind, dim = KINDS[r.how % len(KINDS)], flow.dim(r.group)
     multiple = flow.roles.multiple(dim)
 
-    def fits(value: Value) -> bool:
+    def fits(value: ScriptValue) -> bool:
         shape = flow.script.spec(value).shape
         return bool(shape) and (kind != "reduce_scatter" or shape[0] % multiple == 0)
 
-    first = operand(flow, r.a, fits)
+    first = pick_operand(flow, r.a, fits)
     if r.how // 8 % 8 == 7 and flow.script.writable(first):
         flow.script.call("aten::mul_.Tensor", first, 0.5)
         flow.labels.append("write-before")
@@ -48,16 +48,16 @@ def collective(flow: Flow, r: Record) -> None:
         other = companion(flow, first, r.b)
         if fits(other):
             operands.append(other)
-    launch(flow, r, begin(flow, kind, operands, dim, r.form, r.how // 8), operands)
+    schedule_wait(flow, r, start_collective(flow, kind, operands, dim, r.form, r.how // 8), operands)
 
 
-def compute(flow: Flow, r: Record) -> None:
+def compute(flow: FunctionalFlow, r: FunctionalRecord) -> None:
     """An op on every element of a value, or of two; of the main activation most often."""
     if r.how % 2 == 0:
         flow.pool.append(flow.main)
         flow.main = unary(flow, flow.main, r.how // 2)
         return
-    value = operand(flow, r.a)
+    value = pick_operand(flow, r.a)
     if r.how // 2 % 2:
         flow.pool.append(unary(flow, value, r.how // 4))
         return
@@ -65,10 +65,10 @@ def compute(flow: Flow, r: Record) -> None:
     ops = (ADD, MUL, "aten::sub.Tensor", "aten::maximum", "tensor_cast::swiglu", ADD)
     op = ops[r.how // 4 % len(ops)]
     rms = value.rms * other.rms if op == MUL else value.rms + other.rms
-    flow.pool.append(bounded(flow, flow.script.call(op, value, other, rms=rms)))
+    flow.pool.append(bound_value(flow, flow.script.call(op, value, other, rms=rms)))
 
 
-def product(flow: Flow, r: Record) -> None:
+def product(flow: FunctionalFlow, r: FunctionalRecord) -> None:
     """A matrix product with a new weight; wide ones are far larger than anything else."""
     hidden = flow.setting.hidden
     width = (hidden, 4 * hidden, 2, 128, hidden, 16)[r.how // 2 % 6]
@@ -76,34 +76,38 @@ def product(flow: Flow, r: Record) -> None:
         flow.pool.append(flow.main)
         flow.main = matmul(flow, flow.main, width)
         return
-    value = operand(flow, r.a, lambda value: len(flow.script.spec(value).shape) == 2)
+    value = pick_operand(flow, r.a, lambda value: len(flow.script.spec(value).shape) == 2)
     made = matmul(flow, value, width)
     if r.how % 4 == 1 and width > 16:  # and back, so that much lives for a short while
         made = matmul(flow, unary(flow, made, r.b), hidden)
     flow.pool.append(made)
 
 
-def norm(flow: Flow, r: Record) -> None:
+def norm(flow: FunctionalFlow, r: FunctionalRecord) -> None:
     """A norm, of the main activation or of another."""
     if r.how % 2 == 0:
         flow.pool.append(flow.main)
-        flow.main = normed(flow, flow.main, r.how // 2)
+        flow.main = write_norm(flow, flow.main, r.how // 2)
     else:
-        flow.pool.append(normed(flow, operand(flow, r.a, lambda v: len(flow.script.spec(v).shape) == 2), r.how // 2))
+        flow.pool.append(
+            write_norm(flow, pick_operand(flow, r.a, lambda v: len(flow.script.spec(v).shape) == 2), r.how // 2)
+        )
 
 
-def write(flow: Flow, r: Record) -> None:
+def write(flow: FunctionalFlow, r: FunctionalRecord) -> None:
     """A write into a value that others may read, or into one view of it."""
-    target = operand(flow, r.a, flow.script.writable)
+    target = pick_operand(flow, r.a, flow.script.writable)
     if r.how // 4 % 3 == 2 and (flow.script.spec(target).shape or (0,))[0] > 1:
         target = flow.script.call("aten::slice.Tensor", target, 0, 0, 1)
-    written(flow, target, r.how, None if r.how % 8 else operand(flow, r.b, lambda v: flow.script.same_type(v, target)))
+    write_into_value(
+        flow, target, r.how, None if r.how % 8 else pick_operand(flow, r.b, lambda v: flow.script.same_type(v, target))
+    )
     flow.labels.append("write")
 
 
-def view(flow: Flow, r: Record) -> None:
+def view(flow: FunctionalFlow, r: FunctionalRecord) -> None:
     """Another view of a value, or two that overlap."""
-    value = operand(flow, r.a, lambda v: len(flow.script.spec(v).shape) == 2)
+    value = pick_operand(flow, r.a, lambda v: len(flow.script.spec(v).shape) == 2)
     rows, columns = flow.script.shape(value)
     call = flow.script.call
     kind = r.how % 5
@@ -121,36 +125,36 @@ def view(flow: Flow, r: Record) -> None:
         flow.pool.append(call("aten::select.int", value, 0, 0))
 
 
-def pair(flow: Flow, r: Record) -> None:
+def pair(flow: FunctionalFlow, r: FunctionalRecord) -> None:
     """Two collectives beside each other: alike but in kind; or the second of what is computed behind the first."""
     dim = flow.dim(r.group)
     multiple = flow.roles.multiple(dim)
 
-    def divides(value: Value) -> bool:
+    def divides(value: ScriptValue) -> bool:
         shape = flow.script.spec(value).shape
         return bool(shape) and shape[0] % multiple == 0
 
-    first = operand(flow, r.a, divides)
+    first = pick_operand(flow, r.a, divides)
     if r.how % 2:
-        (one,) = begin(flow, "all_gather", [first], dim)
+        (one,) = start_collective(flow, "all_gather", [first], dim)
         arrived = flow.script.call(WAIT, one)
         flow.pool.append(unary(flow, arrived, r.how // 2))
-        second = unary(flow, operand(flow, r.b, lambda v: bool(flow.script.spec(v).shape)), r.how // 4)
-        launch(flow, r, begin(flow, "all_gather", [second], dim), [second])
+        second = unary(flow, pick_operand(flow, r.b, lambda v: bool(flow.script.spec(v).shape)), r.how // 4)
+        schedule_wait(flow, r, start_collective(flow, "all_gather", [second], dim), [second])
         return
-    second = operand(flow, r.b, divides)
+    second = pick_operand(flow, r.b, divides)
     kinds = (("reduce_scatter", "all_reduce"), ("all_gather", "reduce_scatter"), ("all_reduce", "all_gather"))
     for kind, value in zip(kinds[r.how // 2 % 3], (first, second), strict=True):
-        launch(flow, r, begin(flow, kind, [value], dim, how=r.how // 8), [value])
+        schedule_wait(flow, r, start_collective(flow, kind, [value], dim, how=r.how // 8), [value])
 
 
-def unshard(flow: Flow, r: Record) -> None:
+def unshard(flow: FunctionalFlow, r: FunctionalRecord) -> None:
     """A weight that is gathered, and multiplied with twice; the gathered one may be far larger than anything else."""
     dim = flow.dim(r.group)
     hidden = flow.setting.hidden
     rows = (2, 4, 8, 16)[r.how % 4] if hidden <= 16 else 2
     part = new_input(flow, "shard", (rows, hidden), "varying", dim)
-    (started,) = begin(flow, "all_gather", [part], dim, r.form if r.form == "out" else "new")
+    (started,) = start_collective(flow, "all_gather", [part], dim, r.form if r.form == "out" else "new")
     between = unary(flow, flow.main, r.b) if r.how // 4 % 2 else flow.main
     full = flow.script.call(WAIT, started)
     turned = flow.script.call("aten::transpose.int", full, 0, 1)
@@ -161,7 +165,7 @@ def unshard(flow: Flow, r: Record) -> None:
     flow.main = add(flow, made, between)
 
 
-def ragged(flow: Flow, r: Record) -> None:
+def uneven_collectives(flow: FunctionalFlow, r: FunctionalRecord) -> None:
     """Collectives of values whose sizes differ between ranks, on groups whose members agree."""
     dims = flow.dims
     over = dims[r.group % len(dims)]
@@ -177,41 +181,41 @@ def ragged(flow: Flow, r: Record) -> None:
         shape = (rows + more, hidden * (number + 1))
         part = flow.script.input(InputSpec("part", shape, flow.dtype, placements), 0.6)
         kind = "all_gather" if r.how // 2 % 4 == 3 else "all_reduce"
-        (item,) = begin(flow, kind, [part], over, how=r.how)
-        launch(flow, r, (item,), [part])
+        (item,) = start_collective(flow, kind, [part], over, how=r.how)
+        schedule_wait(flow, r, (item,), [part])
 
 
-def integers(flow: Flow, r: Record) -> None:
+def integers(flow: FunctionalFlow, r: FunctionalRecord) -> None:
     """A reduction of integers."""
     dim = flow.dim(r.group)
     dtype = (torch.int64, torch.int32)[r.b % 2]
     shape = ((flow.tokens,), (1,), (flow.tokens, 3))[r.how % 3]
     value = new_input(flow, "counts", shape, "varying", dim, dtype, Recipe("integers", 50.0))
     op = ("sum", "max", "min", "band", "bor", "bxor")[r.how // 3 % 6]
-    (item,) = begin(flow, "all_reduce", [value], dim, r.form, reduce_op=op)
+    (item,) = start_collective(flow, "all_reduce", [value], dim, r.form, reduce_op=op)
     flow.labels.append("integers")
-    launch(flow, r, (item,), [value])
+    schedule_wait(flow, r, (item,), [value])
 
 
-def blocking(flow: Flow, r: Record) -> None:
+def blocking(flow: FunctionalFlow, r: FunctionalRecord) -> None:
     """A collective of tensor_cast, which blocks where it stands."""
     dim = flow.dim(r.group)
-    value = operand(flow, r.a, lambda v: len(flow.script.spec(v).shape) == 2)
+    value = pick_operand(flow, r.a, lambda v: len(flow.script.spec(v).shape) == 2)
     size = max(flow.roles.sizes(dim))
     made = flow.script.call("tensor_cast::all_reduce", value, RANK, group_of(flow, dim), rms=value.rms * size)
     flow.labels.append("blocking")
-    made = bounded(flow, made)
+    made = bound_value(flow, made)
     # What blocks stands on all ranks, whoever reads it.
     flow.outputs.append(made)
     flow.pool.append(made)
 
 
-def buffer(flow: Flow, r: Record) -> None:
+def buffer(flow: FunctionalFlow, r: FunctionalRecord) -> None:
     """A buffer that two collectives write into, one after the other, and that is read in between."""
     dim = flow.dim(r.group)
-    value = operand(flow, r.a, lambda v: bool(flow.script.spec(v).shape) and flow.script.writable(v))
+    value = pick_operand(flow, r.a, lambda v: bool(flow.script.spec(v).shape) and flow.script.writable(v))
     own = flow.script.call("aten::clone", value)
-    (first,) = begin(flow, "all_reduce", [own], dim, "in-place", how=0)
+    (first,) = start_collective(flow, "all_reduce", [own], dim, "in-place", how=0)
     arrived = flow.script.call(WAIT, first)
     flow.pool.append(unary(flow, arrived, r.how))
     if r.how % 2:
@@ -221,34 +225,48 @@ def buffer(flow: Flow, r: Record) -> None:
         flow.script.call("aten::mul_.Tensor", arrived, 0.5)
     again = flow.script.call("_c10d_functional::all_reduce_", arrived, "sum", dim, rms=arrived.rms)
     flow.labels.append("buffer")
-    launch(flow, r, (bounded_in_place(again, flow, dim),), [value])
+    schedule_wait(flow, r, (bounded_in_place(again, flow, dim),), [value])
 
 
-def bounded_in_place(value: Value, flow: Flow, dim: str) -> Value:
-    return Value(value.number, value.rms * max(flow.roles.sizes(dim)))
+def bounded_in_place(value: ScriptValue, flow: FunctionalFlow, dim: str) -> ScriptValue:
+    return ScriptValue(value.number, value.rms * max(flow.roles.sizes(dim)))
 
 
-def inputs(flow: Flow, r: Record) -> None:
+def inputs(flow: FunctionalFlow, r: FunctionalRecord) -> None:
     """Inputs straight into a collective, whose result is an output as it comes."""
     dim = flow.dim(r.group)
     value = new_input(flow, "x", (flow.roles.multiple(dim) * (1 + r.b % 3),), "partial", dim)
-    (item,) = begin(flow, KINDS[r.how % 3], [value], dim)
+    (item,) = start_collective(flow, KINDS[r.how % 3], [value], dim)
     flow.outputs.append(flow.script.call(WAIT, item))
 
 
-def after(flow: Flow, r: Record) -> None:
+def declared_order(flow: FunctionalFlow, r: FunctionalRecord) -> None:
     """An order that nothing but metadata says, of the latest call and an earlier one."""
     calls = flow.script.calls()
     moved = {number for swap in flow.script.swaps for number in swap[:2]}
     found = [number for number in calls if number not in moved]
     if len(found) < 2:
         raise NoSite
-    later, earlier = found[-1 - r.b % 2], recent([Value(n) for n in found[:-2]], r.a).number
+    later, earlier = found[-1 - r.b % 2], pick_recent([ScriptValue(n) for n in found[:-2]], r.a).number
     flow.script.after.append((later, earlier))
     flow.labels.append("after")
 
 
 __all__ = [
-    "after", "blocking", "buffer", "collective", "compute", "floating", "inputs", "integers", "norm", "pair",
-    "product", "ragged", "unshard", "view", "weight", "write",
+    "blocking",
+    "buffer",
+    "collective",
+    "compute",
+    "declared_order",
+    "inputs",
+    "integers",
+    "is_floating",
+    "norm",
+    "pair",
+    "product",
+    "uneven_collectives",
+    "unshard",
+    "view",
+    "weight",
+    "write",
 ]  # fmt: skip

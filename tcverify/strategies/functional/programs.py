@@ -22,19 +22,19 @@ from tcverify.strategies.functional.choices import (
     RECORD_WIDTH,
     RECORDS,
     WIDTH,
-    Record,
-    Setting,
+    FunctionalRecord,
+    FunctionalSetting,
     decode_record,
     decode_setting,
 )
-from tcverify.strategies.functional.collectives import LAST, land
-from tcverify.strategies.functional.flow import Flow, new_input, unary
+from tcverify.strategies.functional.collectives import LAST, wait_for_due
+from tcverify.strategies.functional.flow import FunctionalFlow, new_input, unary
 from tcverify.strategies.functional.script import Script
 from tcverify.strategies.timing import WIDTH as TIMING_WIDTH
-from tcverify.strategies.timing import Timing, decode_timing, timed
+from tcverify.strategies.timing import Timing, decode_timing, with_timing
 from tcverify.strategies.transformer.roles import roles_of
 
-Motif = Callable[[Flow, Record], None]
+Motif = Callable[[FunctionalFlow, FunctionalRecord], None]
 
 #: What writes a record, by its kind.
 MOTIFS: dict[str, Motif] = {
@@ -48,14 +48,14 @@ MOTIFS: dict[str, Motif] = {
     "unshard": motifs.unshard,
     "gradient": layers.gradient,
     "column-row": layers.column_row,
-    "pipelined": layers.pipelined,
+    "pipelined": layers.chunked_product,
     "exchange": opaque.exchange,
     "pipeline": opaque.pipeline,
     "barrier": opaque.barrier,
-    "swapped": opaque.swapped,
-    "shares": opaque.shares,
-    "after": motifs.after,
-    "ragged": motifs.ragged,
+    "swapped": opaque.swapped_starts,
+    "shares": opaque.shared_operands,
+    "after": motifs.declared_order,
+    "ragged": motifs.uneven_collectives,
     "integers": motifs.integers,
     "blocking": motifs.blocking,
     "buffer": motifs.buffer,
@@ -67,7 +67,7 @@ _LAYERS: dict[str, tuple[Motif, ...]] = {
     "any": (),
     "data-parallel": (layers.forward, layers.gradient),
     "tensor-parallel": (layers.column_row,),
-    "async-tp": (layers.pipelined,),
+    "async-tp": (layers.chunked_product,),
     "opaque": (opaque.exchange,),
 }
 
@@ -107,7 +107,7 @@ _UNWRITTEN = {
 }  # fmt: skip
 
 
-def _unwritten(record: Record) -> Record:
+def _unwritten(record: FunctionalRecord) -> FunctionalRecord:
     form = "coalesced" if record.form.startswith("coalesced") else "new"
     use = {"write-operand": "pool", "update": "output"}.get(record.use, record.use)
     return replace(record, kind=_UNWRITTEN.get(record.kind, record.kind), form=form, use=use)
@@ -117,7 +117,7 @@ def _unwritten(record: Record) -> Record:
 _OPAQUE = frozenset({"exchange", "barrier", "swapped"})
 
 
-def _unwritten_but_opaque(record: Record) -> Record:
+def _unwritten_but_opaque(record: FunctionalRecord) -> FunctionalRecord:
     """A record as a compiler has it, of which effects are left; every other piece of plain compute becomes one."""
     if record.kind in _OPAQUE:
         return record
@@ -138,7 +138,7 @@ def _decoded(mesh: Mesh, choices: bytes, theme: str | None, traced: bool = False
         records = list(map(_unwritten, records))
     if effects:
         records = list(map(_unwritten_but_opaque, records))
-    flow = opened(mesh, setting, traced)
+    flow = open_flow(mesh, setting, traced)
     forced = [motif for motif in _LAYERS[setting.theme] for _ in range(setting.depth)]
     for number, record in enumerate(records):
         if len(flow.script) >= MOST_CALLS:
@@ -147,22 +147,22 @@ def _decoded(mesh: Mesh, choices: bytes, theme: str | None, traced: bool = False
         motif = forced[number] if number < len(forced) else MOTIFS.get(record.kind)
         if motif is not None:
             flow.attempt(motif, record)
-        land(flow, number)
-    return priced(closed(flow), timing)
+        wait_for_due(flow, number)
+    return add_costs(close_flow(flow), timing)
 
 
-def opened(mesh: Mesh, setting: Setting, pure: bool = False) -> Flow:
+def open_flow(mesh: Mesh, setting: FunctionalSetting, pure: bool = False) -> FunctionalFlow:
     """A program with one input."""
     roles = roles_of(mesh)
     tokens = setting.tokens * math.lcm(*(size for dim in mesh.dims for size in roles.sizes(dim.name)))
-    flow = Flow(Script(mesh, pure), roles, setting, tokens)
+    flow = FunctionalFlow(Script(mesh, pure), roles, setting, tokens)
     flow.main = new_input(flow, "x", (tokens, setting.hidden), setting.data)
     return flow
 
 
-def closed(flow: Flow, most: int | None = None) -> Program:
+def close_flow(flow: FunctionalFlow, most: int | None = None) -> Program:
     """Wait for everything, and return what nobody has read, up to as many values as the setting says."""
-    land(flow, LAST)
+    wait_for_due(flow, LAST)
     for value in flow.later:
         flow.outputs.append(unary(flow, value, 0))
     most = most or flow.setting.outputs
@@ -175,9 +175,9 @@ def closed(flow: Flow, most: int | None = None) -> Program:
     return program_of(flow.script, list(kept.values()), flow.setting.seed, labels)
 
 
-def priced(program: Program, timing: Timing) -> Program:
+def add_costs(program: Program, timing: Timing) -> Program:
     """Give the program costs; waits and views take no time."""
-    program = timed(program, timing)
+    program = with_timing(program, timing)
     for graph in program.graphs:
         for node in graph.nodes:
             if "cost_s" in node.meta and _free(node):

@@ -24,7 +24,7 @@ MOST_RESULTS = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Value:
+class ScriptValue:
     """An input, or what a call makes.
 
     Attributes:
@@ -37,7 +37,7 @@ class Value:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ScriptCall:
     """A call of the script.
 
     Attributes:
@@ -53,7 +53,7 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Flight:
+class ScriptFlight:
     """A collective under way: the storages that it may read, and those that it may write into."""
 
     reads: frozenset[int]
@@ -77,11 +77,11 @@ class Script:
     def __init__(self, mesh: Mesh, pure: bool = False) -> None:
         self.mesh = mesh
         self.pure = pure
-        self.flying: dict[int, Flight] = {}
+        self.flying: dict[int, ScriptFlight] = {}
         self.swaps: list[tuple[int, int, frozenset[int]]] = []
         self.after: list[tuple[int, int]] = []
         self.dead: set[int] = set()
-        self.makers: list[InputSpec | Call] = []
+        self.makers: list[InputSpec | ScriptCall] = []
         self.types: list[tuple[Any, ...]] = []
         self._names: set[str] = set()
 
@@ -90,7 +90,7 @@ class Script:
 
     # ------------------------------------------------------------------------------------------------------ writing
 
-    def input(self, spec: InputSpec, rms: float) -> Value:
+    def input(self, spec: InputSpec, rms: float) -> ScriptValue:
         """Add an input; its name gets a number where it is taken."""
         name, number = spec.name, 1
         while name in self._names:
@@ -106,7 +106,7 @@ class Script:
 
     def call(
         self, op: str, *args: Any, rms: float | None = None, only: frozenset[int] | None = None, **kwargs: Any
-    ) -> Value:
+    ) -> ScriptValue:
         """Add a call of `op`. A `PerRank` in its arguments is what it is on each rank.
 
         Args:
@@ -115,7 +115,7 @@ class Script:
         Raises:
             NoSite: some rank cannot run it, the members of a group would not agree, or it meets what is under way.
         """
-        operands = leaves((args, kwargs), Value)
+        operands = leaves((args, kwargs), ScriptValue)
         target = resolve(op)
         if self.pure and not _is_pure(target):
             raise NoSite
@@ -135,21 +135,21 @@ class Script:
             if not views:
                 self._require_quiet(read, written)
             if meaning.phase == "start":
-                self.flying[number] = Flight(frozenset(read), frozenset(storages(types[0]) | written))
-        made = Call(op, args, kwargs, tuple(dict.fromkeys(value.number for value in operands)), only)
+                self.flying[number] = ScriptFlight(frozenset(read), frozenset(storages(types[0]) | written))
+        made = ScriptCall(op, args, kwargs, tuple(dict.fromkeys(value.number for value in operands)), only)
         return self._add(made, types, rms if rms is not None else operands[0].rms if operands else 1.0)
 
-    def item(self, value: Value, index: int) -> Value:
+    def item(self, value: ScriptValue, index: int) -> ScriptValue:
         """Select one result of several."""
         types = tuple(made[index] for made in self.types[value.number])
-        return self._add(Call("getitem", (value, index), {}, (value.number,)), types, value.rms)
+        return self._add(ScriptCall("getitem", (value, index), {}, (value.number,)), types, value.rms)
 
-    def _add(self, maker: InputSpec | Call, types: tuple[Any, ...], rms: float) -> Value:
+    def _add(self, maker: InputSpec | ScriptCall, types: tuple[Any, ...], rms: float) -> ScriptValue:
         self.makers.append(maker)
         self.types.append(types)
-        return Value(len(self.makers) - 1, rms)
+        return ScriptValue(len(self.makers) - 1, rms)
 
-    def rollback(self, length: int, flying: dict[int, Flight]) -> None:
+    def rollback(self, length: int, flying: dict[int, ScriptFlight]) -> None:
         """Return to an earlier length, at which `flying` was under way."""
         for maker in self.makers[length:]:
             if isinstance(maker, InputSpec):
@@ -162,25 +162,25 @@ class Script:
 
     # ------------------------------------------------------------------------------------------------------- typing
 
-    def spec(self, value: Value, rank: int = 0) -> TensorSpec:
+    def spec(self, value: ScriptValue, rank: int = 0) -> TensorSpec:
         """What a value is on a rank. Raises NoSite for what is no tensor."""
         found = self.types[value.number][rank]
         if not isinstance(found, TensorSpec):
             raise NoSite
         return found
 
-    def shape(self, value: Value) -> tuple[int, ...]:
+    def shape(self, value: ScriptValue) -> tuple[int, ...]:
         """The shape of a value. Raises NoSite where ranks differ in it."""
         shapes = {self.spec(value, rank).shape for rank in range(self.mesh.world_size)}
         if len(shapes) > 1:
             raise NoSite
         return shapes.pop()
 
-    def elements(self, value: Value) -> int:
+    def elements(self, value: ScriptValue) -> int:
         """Elements on the rank that has most."""
         return max(self.spec(value, rank).numel for rank in range(self.mesh.world_size))
 
-    def same_type(self, a: Value, b: Value) -> bool:
+    def same_type(self, a: ScriptValue, b: ScriptValue) -> bool:
         """Whether two values have one shape and dtype on every rank."""
         ours, theirs = self.types[a.number], self.types[b.number]
         return all(
@@ -188,12 +188,12 @@ class Script:
             for one, other in zip(ours, theirs, strict=True)
         )
 
-    def readable(self, value: Value) -> bool:
+    def readable(self, value: ScriptValue) -> bool:
         """Whether nothing under way writes into the value."""
         own = storages(self.types[value.number][0])
         return not self.pure and not any(own & flight.writes for flight in self.flying.values())
 
-    def writable(self, value: Value) -> bool:
+    def writable(self, value: ScriptValue) -> bool:
         """Whether nothing under way reads the value or writes into it."""
         own = storages(self.types[value.number][0])
         return not self.pure and not any(own & (flight.writes | flight.reads) for flight in self.flying.values())
@@ -204,7 +204,7 @@ class Script:
 
     def _infer(self, rank: int, target: Any, args: Any, kwargs: Any) -> Any:
         def known(arg: Any) -> Any:
-            if isinstance(arg, Value):
+            if isinstance(arg, ScriptValue):
                 return self.types[arg.number][rank]
             return arg.of(rank) if isinstance(arg, PerRank) else arg
 
@@ -213,13 +213,15 @@ class Script:
 
     def _touched(self, target: Any, args: Any, kwargs: Any) -> tuple[set[int], set[int]]:
         """The storages of the operands, and those among them that the call writes into."""
-        read = {number for value in leaves((args, kwargs), Value) for number in storages(self.types[value.number][0])}
+        read = {
+            number for value in leaves((args, kwargs), ScriptValue) for number in storages(self.types[value.number][0])
+        }
         written: set[int] = set()
         schema = schema_of(target)
         for position, argument in enumerate(schema.arguments if schema is not None else ()):
             given = kwargs.get(argument.name) if argument.kwarg_only or position >= len(args) else args[position]
             if argument.alias_info is not None and argument.alias_info.is_write:
-                written |= {n for value in leaves(given, Value) for n in storages(self.types[value.number][0])}
+                written |= {n for value in leaves(given, ScriptValue) for n in storages(self.types[value.number][0])}
         return read, written
 
     def _require_quiet(self, read: set[int], written: set[int]) -> None:
@@ -227,19 +229,19 @@ class Script:
             if read & flight.writes or written & (flight.reads | flight.writes):
                 raise NoSite
 
-    def _land(self, value: Value) -> None:
+    def _land(self, value: ScriptValue) -> None:
         """The collectives that write into the storage of a value have arrived there."""
         own = storages(self.types[value.number][0])
-        left: dict[int, Flight] = {}
+        left: dict[int, ScriptFlight] = {}
         for number, flight in self.flying.items():
             writes = flight.writes - own
             if writes:
-                left[number] = Flight(flight.reads, writes)
+                left[number] = ScriptFlight(flight.reads, writes)
         self.flying = left
 
     def _require_agreement(self, group: str | None, target: Any, args: Sequence[Any]) -> None:
         """Raise NoSite unless the members of each group contribute equal shapes."""
-        if "all_to_all" in str(target) or not leaves(args[:1], Value):
+        if "all_to_all" in str(target) or not leaves(args[:1], ScriptValue):
             return
         for rank in range(self.mesh.world_size):
             over = args[-1]
@@ -249,13 +251,13 @@ class Script:
                 members = over.of(rank)
             else:
                 return  # between two ranks, whatever they are
-            for value in leaves(args[:1], Value):
+            for value in leaves(args[:1], ScriptValue):
                 if any(self.spec(value, member).shape != self.spec(value, rank).shape for member in members):
                     raise NoSite
 
     def calls(self) -> list[int]:
         """Numbers of the calls that all ranks run; selections of results left out."""
-        found = [(n, m) for n, m in enumerate(self.makers) if isinstance(m, Call)]
+        found = [(n, m) for n, m in enumerate(self.makers) if isinstance(m, ScriptCall)]
         return [number for number, maker in found if maker.only is None and maker.op != "getitem"]
 
     def blocking(self) -> set[int]:
@@ -263,7 +265,7 @@ class Script:
         found = set()
         for number in self.calls():
             maker = self.makers[number]
-            if isinstance(maker, Call):
+            if isinstance(maker, ScriptCall):
                 op = lookup(resolve(maker.op))
                 if op.collective and op.phase is None and not op.effect:
                     found.add(number)
@@ -271,23 +273,23 @@ class Script:
 
     # ------------------------------------------------------------------------------------------------------ reading
 
-    def unread(self) -> list[Value]:
+    def unread(self) -> list[ScriptValue]:
         """What no call that all ranks run reads, inputs and dead code left out, the newest first. Writes are no results."""
-        read = {n for maker in self.makers if isinstance(maker, Call) and maker.only is None for n in maker.reads}
+        read = {n for maker in self.makers if isinstance(maker, ScriptCall) and maker.only is None for n in maker.reads}
         found = []
         for number, maker in enumerate(self.makers):
             tensor = all(isinstance(spec, TensorSpec) for spec in self.types[number])
-            if isinstance(maker, Call) and tensor and number not in read | self.dead:
+            if isinstance(maker, ScriptCall) and tensor and number not in read | self.dead:
                 target = None if maker.op == "getitem" else resolve(maker.op)
                 schema = None if target is None else schema_of(target)
                 if schema is None or not schema.is_mutable or maker.op.endswith("wait_tensor"):
-                    found.append(Value(number))
+                    found.append(ScriptValue(number))
         return found[::-1]
 
-    def sent_by_some(self) -> list[Value]:
+    def sent_by_some(self) -> list[ScriptValue]:
         """What only some ranks read: it must live on the others too, or they would drop what makes it."""
-        calls = [maker for maker in self.makers if isinstance(maker, Call) and maker.only is not None]
-        return [Value(number) for number in dict.fromkeys(n for call in calls for n in call.reads)]
+        calls = [maker for maker in self.makers if isinstance(maker, ScriptCall) and maker.only is not None]
+        return [ScriptValue(number) for number in dict.fromkeys(n for call in calls for n in call.reads)]
 
 
 def _is_pure(target: Any) -> bool:
@@ -307,4 +309,4 @@ def storages(types: Any) -> set[int]:
     return {types.alias} if isinstance(types, TensorSpec) and types.alias is not None else set()
 
 
-__all__ = ["Call", "Flight", "Script", "Value", "storages"]
+__all__ = ["Script", "ScriptCall", "ScriptFlight", "ScriptValue", "storages"]

@@ -10,7 +10,7 @@ import torch
 
 from tcverify.ops import DeviceMesh
 from tcverify.ops.reductions import ReduceOp
-from tcverify.strategies.choices import weighted
+from tcverify.strategies.choices import weighted_table
 
 _BYTE = tuple(range(256))
 
@@ -25,7 +25,7 @@ class ReshardingSetting:
         dtype: of all values.
         odd: whether it may ask for what no lowering carries out.
         outputs: most values that are returned.
-        mesh, where, how: layout that it begins with; see `Record`.
+        mesh, where, how: layout that it begins with; see `ReshardingRecord`.
         seed: of the input values.
     """
 
@@ -72,17 +72,17 @@ class ReshardingRecord:
 
 
 #: Sorts of meshes. The simplest is that of ranks 0 and 1.
-MESHES = weighted(("pair", 3), ("full", 4), ("single", 3), ("subset", 3), ("ordered", 4), ("reversed", 1))
+MESHES = weighted_table(("pair", 3), ("full", 4), ("single", 3), ("subset", 3), ("ordered", 4), ("reversed", 1))
 
 #: Per field of `ReshardingSetting`, what its byte picks from.
 HEADER: dict[str, tuple[Any, ...]] = {
-    "theme": weighted(("any", 8), ("chain", 3), ("stages", 2), ("pipelined", 4), ("scattered", 3), ("streams", 3)),
-    "shape": weighted(
+    "theme": weighted_table(("any", 8), ("chain", 3), ("stages", 2), ("pipelined", 4), ("scattered", 3), ("streams", 3)),
+    "shape": weighted_table(
         ((12, 2), 4), ((12,), 1), ((20, 3), 1), ((4, 6), 2), ((6, 4), 2), ((8, 12), 1), ((12, 6, 2), 1), ((60,), 1), ((24, 4), 1)
     ),
-    "dtype": weighted((torch.float32, 11), (torch.bfloat16, 2), (torch.float64, 1), (torch.int64, 2)),
-    "odd": weighted((False, 11), (True, 2)),
-    "outputs": weighted((1, 2), (2, 3), (3, 3), (6, 1)),
+    "dtype": weighted_table((torch.float32, 11), (torch.bfloat16, 2), (torch.float64, 1), (torch.int64, 2)),
+    "odd": weighted_table((False, 11), (True, 2)),
+    "outputs": weighted_table((1, 2), (2, 3), (3, 3), (6, 1)),
     "mesh": MESHES,
     "where": _BYTE,
     "how": _BYTE,
@@ -93,24 +93,26 @@ _COMMON = (("compute", 7), ("binary", 4), ("matmul", 3), ("sum", 2), ("view", 3)
 
 #: What a record's kind picks from, by theme. Entries after the first of a theme's own begin its program, whatever is drawn.
 KINDS: dict[str, tuple[str, ...]] = {
-    "any": weighted(("none", 3), ("set", 14), ("reduce", 11), ("grid", 5), ("stages", 1), ("streams", 1), *_COMMON),
-    "chain": weighted(("none", 2), ("set", 16), ("reduce", 3), ("compute", 6), ("binary", 1), ("output", 1)),
-    "stages": weighted(("none", 6), ("stages", 3), ("set", 4), *_COMMON),
-    "pipelined": weighted(("none", 10), ("pipelined", 2), ("set", 4), ("reduce", 2), *_COMMON),
-    "scattered": weighted(("none", 10), ("scattered", 2), ("set", 4), ("reduce", 2), *_COMMON),
-    "streams": weighted(("none", 6), ("streams", 6), ("set", 3), ("reduce", 1), *_COMMON),
+    "any": weighted_table(
+        ("none", 3), ("set", 14), ("reduce", 11), ("grid", 5), ("stages", 1), ("streams", 1), *_COMMON
+    ),
+    "chain": weighted_table(("none", 2), ("set", 16), ("reduce", 3), ("compute", 6), ("binary", 1), ("output", 1)),
+    "stages": weighted_table(("none", 6), ("stages", 3), ("set", 4), *_COMMON),
+    "pipelined": weighted_table(("none", 10), ("pipelined", 2), ("set", 4), ("reduce", 2), *_COMMON),
+    "scattered": weighted_table(("none", 10), ("scattered", 2), ("set", 4), ("reduce", 2), *_COMMON),
+    "streams": weighted_table(("none", 6), ("streams", 6), ("set", 3), ("reduce", 1), *_COMMON),
 }
 
 #: Per field of `ReshardingRecord`, what its byte picks from; `kind` from `KINDS`.
 RECORD: dict[str, tuple[Any, ...]] = {
     "kind": _BYTE,
-    "row": weighted(
+    "row": weighted_table(
         ("allgather", 5), ("send-recv", 7), ("broadcast", 6), ("scatter", 4), ("gather", 6), ("all-to-all", 3), ("chunk", 2),
         ("local", 1), ("odd", 2),
     ),
-    "sum": weighted(("allreduce", 6), ("reduce-scatter", 6), ("reduce", 15), ("local-sum", 3), ("odd-sum", 1)),
-    "reduction": weighted(("sum", 8), ("max", 2), ("min", 1), ("product", 1), ("avg", 1)),
-    "a": weighted((0, 6), (1, 3), (2, 1), (3, 1), (5, 1)),
+    "sum": weighted_table(("allreduce", 6), ("reduce-scatter", 6), ("reduce", 15), ("local-sum", 3), ("odd-sum", 1)),
+    "reduction": weighted_table(("sum", 8), ("max", 2), ("min", 1), ("product", 1), ("avg", 1)),
+    "a": weighted_table((0, 6), (1, 3), (2, 1), (3, 1), (5, 1)),
     "b": _BYTE,
     "mesh": MESHES,
     "where_low": _BYTE,
@@ -151,13 +153,13 @@ def mesh_of(world_size: int, sort: str, number: int) -> DeviceMesh:
     if sort == "single":
         return DeviceMesh.of(number % world_size)
     if sort == "pair":
-        return ordered(world_size, min(2, world_size), number)
+        return ordered_mesh(world_size, min(2, world_size), number)
     number, count = divmod(number, world_size)
-    found = ordered(world_size, count + 1, number)
+    found = ordered_mesh(world_size, count + 1, number)
     return DeviceMesh.of(*sorted(found.ranks)) if sort == "subset" else found
 
 
-def ordered(world_size: int, count: int, number: int) -> DeviceMesh:
+def ordered_mesh(world_size: int, count: int, number: int) -> DeviceMesh:
     """Some ranks in the order that a number stands for; number 0 are the first ones."""
     left, ranks = list(range(world_size)), []
     for _ in range(min(count, world_size)):
@@ -173,10 +175,10 @@ def grid_of(world_size: int, number: int) -> DeviceMesh:
     shapes.sort(key=lambda shape: (min(shape) == 1, math.prod(shape), shape))
     number, at = divmod(number, len(shapes))
     rows, columns = shapes[at]
-    return DeviceMesh((rows, columns), ordered(world_size, rows * columns, number).ranks)
+    return DeviceMesh((rows, columns), ordered_mesh(world_size, rows * columns, number).ranks)
 
 
-def fitting(mesh: DeviceMesh, size: int) -> DeviceMesh | None:
+def fitting_mesh(mesh: DeviceMesh, size: int) -> DeviceMesh | None:
     """As many of the first ranks of a 1-D mesh as `size` can be divided among, or None where that is only one of several."""
     count = max(n for n in range(1, mesh.size + 1) if size % n == 0)
     return None if count == 1 < mesh.size else DeviceMesh.of(*mesh.ranks[:count])
@@ -184,5 +186,5 @@ def fitting(mesh: DeviceMesh, size: int) -> DeviceMesh | None:
 
 __all__ = [
     "HEADER", "KINDS", "MESHES", "RECORD", "RECORDS", "WIDTH", "ReshardingRecord", "ReshardingSetting",
-    "decode_resharding_choices", "fitting", "grid_of", "mesh_of", "ordered",
+    "decode_resharding_choices", "fitting_mesh", "grid_of", "mesh_of", "ordered_mesh",
 ]  # fmt: skip

@@ -23,7 +23,7 @@ LARGEST = 500.0
 
 
 @dataclass(frozen=True, slots=True)
-class Tensor:
+class ReshardingTensor:
     """A value.
 
     Attributes:
@@ -57,7 +57,7 @@ class Tensor:
 
 
 @dataclass
-class Flow:
+class ReshardingFlow:
     """A program so far.
 
     Attributes:
@@ -70,13 +70,13 @@ class Flow:
     setting: ReshardingSetting
     inputs: list[PlacedInput] = field(default_factory=list)
     steps: list[PlacedStep] = field(default_factory=list)
-    pool: list[Tensor] = field(default_factory=list)
-    outputs: list[Tensor] = field(default_factory=list)
+    pool: list[ReshardingTensor] = field(default_factory=list)
+    outputs: list[ReshardingTensor] = field(default_factory=list)
     marks: list[tuple[str, str]] = field(default_factory=list)
-    given: dict[str, Tensor] = field(default_factory=dict)
+    given: dict[str, ReshardingTensor] = field(default_factory=dict)
     _storages: int = 0
 
-    def attempt(self, motif: Callable[[Flow, ReshardingRecord], None], record: ReshardingRecord) -> bool:
+    def attempt(self, motif: Callable[[ReshardingFlow, ReshardingRecord], None], record: ReshardingRecord) -> bool:
         """Write a record; what does not fit leaves nothing behind. Returns whether it fits."""
         grown: tuple[list[Any], ...] = self.inputs, self.steps, self.pool, self.outputs, self.marks
         before = [len(items) for items in grown]
@@ -88,7 +88,7 @@ class Flow:
             return False
         return True
 
-    def input(self, shape: Sequence[int], layout: Layout, dtype: torch.dtype | None = None) -> Tensor:
+    def input(self, shape: Sequence[int], layout: Layout, dtype: torch.dtype | None = None) -> ReshardingTensor:
         """A new input, of values that hardly grow in sums of products."""
         name, kind = f"x{len(self.inputs)}", self.setting.dtype if dtype is None else dtype
         whole = kind.is_floating_point
@@ -97,7 +97,7 @@ class Flow:
         self.inputs.append(PlacedInput(name, tuple(shape), layout, kind, recipe))
         plain = TensorSpec.contiguous(local, kind)
         spec = TensorSpec(local, plain.stride, kind, 0, self._fresh())
-        found = self.given[name] = Tensor(name, tuple(shape), layout, spec, 1.0 if whole else 2.0)
+        found = self.given[name] = ReshardingTensor(name, tuple(shape), layout, spec, 1.0 if whole else 2.0)
         self.pool.append(found)
         return found
 
@@ -108,30 +108,30 @@ class Flow:
         layout: Layout | None = None,
         stream_axis: int | None = None,
         bound: float | None = None,
-    ) -> Tensor:
+    ) -> ReshardingTensor:
         """A local op. By default its result lies as its first operand, and is no larger than that.
 
         Raises:
             NoSite: its operands do not fit together, or its result may be too large.
         """
-        operands = [arg for arg in args if isinstance(arg, Tensor)]
+        operands = [arg for arg in args if isinstance(arg, ReshardingTensor)]
         if any(operand.mesh != operands[0].mesh for operand in operands):
             raise NoSite
-        specs = map_aggregate(args, lambda leaf: leaf.spec if isinstance(leaf, Tensor) else leaf)
+        specs = map_aggregate(args, lambda leaf: leaf.spec if isinstance(leaf, ReshardingTensor) else leaf)
         spec = infer(resolve(op), specs, {}, self._fresh)
         made = operands[0].layout if layout is None else layout
         shape = made.global_shape(spec.shape)
         made.check(shape)
         return self._add(op, args, made, shape, spec, operands[0].bound if bound is None else bound, stream_axis)
 
-    def set(self, x: Tensor, layout: Layout, stream_axis: int | None = None) -> Tensor:
+    def set(self, x: ReshardingTensor, layout: Layout, stream_axis: int | None = None) -> ReshardingTensor:
         """The value in another layout. Raises as `call` does."""
         made = Resharding(x.layout, layout, x.shape)
         return self._add(SET, (x,), layout, x.shape, self._part(made, x), x.bound, stream_axis)
 
     def reduce(
-        self, x: Tensor, dim: int, layout: Layout, reduction: ReduceOp, stream_axis: int | None = None
-    ) -> Tensor:
+        self, x: ReshardingTensor, dim: int, layout: Layout, reduction: ReduceOp, stream_axis: int | None = None
+    ) -> ReshardingTensor:
         """The value reduced over a dim, in another layout. Raises as `call` does."""
         if reduction == "avg" and not x.dtype.is_floating_point:
             reduction = "sum"
@@ -141,7 +141,7 @@ class Flow:
         args = x, dim, reduction
         return self._add(REDUCE, args, layout, made.result_shape, self._part(made, x), bound, stream_axis)
 
-    def read(self, number: int) -> Tensor:
+    def read(self, number: int) -> ReshardingTensor:
         """A value, counted from the newest."""
         return self.pool[-1 - number % len(self.pool)]
 
@@ -149,7 +149,7 @@ class Flow:
         """Label the program, if the newest step is alive in the end."""
         self.marks.append((self.steps[-1].name, label))
 
-    def own(self, x: Tensor) -> bool:
+    def own(self, x: ReshardingTensor) -> bool:
         """Whether something made the value's storage: it is no input and shares none with one."""
         return all(given.spec.alias != x.spec.alias for given in self.given.values())
 
@@ -167,7 +167,7 @@ class Flow:
             plan.world_size, plan.inputs, plan.steps, names, plan.seed, tuple(dict.fromkeys([*labels, *earned]))
         )
 
-    def _part(self, made: Resharding, x: Tensor) -> TensorSpec:
+    def _part(self, made: Resharding, x: ReshardingTensor) -> TensorSpec:
         local = made.target.local_shape(made.result_shape)
         plain = TensorSpec.contiguous(local, x.dtype)
         return TensorSpec(local, plain.stride, x.dtype, 0, self._fresh())
@@ -181,13 +181,13 @@ class Flow:
         spec: TensorSpec,
         bound: float,
         axis: int | None,
-    ) -> Tensor:
+    ) -> ReshardingTensor:
         if bound > LARGEST or (axis is not None and axis >= len(shape)):
             raise NoSite
         name = f"v{len(self.steps)}"
-        given = map_aggregate(args, lambda leaf: Use(leaf.name) if isinstance(leaf, Tensor) else leaf)
+        given = map_aggregate(args, lambda leaf: Use(leaf.name) if isinstance(leaf, ReshardingTensor) else leaf)
         self.steps.append(PlacedStep(name, op, given, layout, stream_axis=axis))
-        self.pool.append(Tensor(name, shape, layout, spec, bound))
+        self.pool.append(ReshardingTensor(name, shape, layout, spec, bound))
         return self.pool[-1]
 
     def _fresh(self) -> int:
@@ -195,4 +195,4 @@ class Flow:
         return self._storages
 
 
-__all__ = ["LARGEST", "Flow", "Tensor"]
+__all__ = ["LARGEST", "ReshardingFlow", "ReshardingTensor"]

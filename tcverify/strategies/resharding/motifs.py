@@ -7,9 +7,9 @@ from collections.abc import Callable
 import torch
 
 from tcverify.ops import DeviceMesh, Layout
-from tcverify.strategies.resharding.choices import ReshardingRecord, grid_of, mesh_of, ordered
-from tcverify.strategies.resharding.flow import Flow, Tensor
-from tcverify.strategies.resharding.rows import reduce_of_row, rooted_reduction, row_of_newest, set_of_row
+from tcverify.strategies.resharding.choices import ReshardingRecord, grid_of, mesh_of, ordered_mesh
+from tcverify.strategies.resharding.flow import ReshardingFlow, ReshardingTensor
+from tcverify.strategies.resharding.table_rows import reduce_of_row, rooted_reduction, row_of_newest, set_of_row
 from tcverify.strategies.transformer.sites import NoSite
 
 _UNARY = ("aten::relu", "aten::neg", "aten::abs")
@@ -19,7 +19,7 @@ _BINARY = ("aten::add.Tensor", "aten::sub.Tensor", "aten::maximum", "aten::mul.T
 _STAGES = ((0,), (1,), (0, 1, 2, 3), (0, 2, 3), (1, 0, 2), (1, 0))
 
 
-def compute(flow: Flow, record: ReshardingRecord) -> None:
+def compute(flow: ReshardingFlow, record: ReshardingRecord) -> None:
     """An op on one value."""
     x = flow.read(record.a)
     if record.how % 5 == 4 and x.dtype.is_floating_point:
@@ -28,7 +28,7 @@ def compute(flow: Flow, record: ReshardingRecord) -> None:
         flow.call(_UNARY[record.how % len(_UNARY)], x)
 
 
-def binary(flow: Flow, record: ReshardingRecord) -> None:
+def binary(flow: ReshardingFlow, record: ReshardingRecord) -> None:
     """An op on two values that lie alike; on one value twice where there are no two."""
     x = flow.read(record.a)
     alike = [v for v in flow.pool if (v.shape, v.layout, v.dtype) == (x.shape, x.layout, x.dtype) and v != x]
@@ -40,7 +40,7 @@ def binary(flow: Flow, record: ReshardingRecord) -> None:
     flow.call(op, x, y, bound=bound)
 
 
-def matmul(flow: Flow, record: ReshardingRecord) -> None:
+def matmul(flow: ReshardingFlow, record: ReshardingRecord) -> None:
     """A product with a weight that each rank of the mesh has whole."""
     x = flow.read(record.a)
     last = len(x.shape) - 1
@@ -50,7 +50,7 @@ def matmul(flow: Flow, record: ReshardingRecord) -> None:
     flow.call("aten::matmul", x, weight, bound=x.bound * weight.bound * x.shape[-1])
 
 
-def total(flow: Flow, record: ReshardingRecord) -> None:
+def total(flow: ReshardingFlow, record: ReshardingRecord) -> None:
     """A sum over a dim that each rank has whole."""
     x = flow.read(record.a)
     dims = [dim for dim in range(len(x.shape)) if dim not in x.layout.sharding]
@@ -61,7 +61,7 @@ def total(flow: Flow, record: ReshardingRecord) -> None:
     flow.call("aten::sum.dim_IntList", x, [dim], layout=layout, bound=x.bound * x.shape[dim])
 
 
-def view(flow: Flow, record: ReshardingRecord) -> None:
+def view(flow: ReshardingFlow, record: ReshardingRecord) -> None:
     """The same memory in another shape: dims in another order, one more, or one fewer."""
     x = flow.read(record.a)
     form = record.how % 4
@@ -80,7 +80,7 @@ def view(flow: Flow, record: ReshardingRecord) -> None:
         raise NoSite
 
 
-def in_place(flow: Flow, record: ReshardingRecord) -> None:
+def in_place(flow: ReshardingFlow, record: ReshardingRecord) -> None:
     """Write into a value that is no input's."""
     own = [v for v in flow.pool if flow.own(v)]
     if not own:
@@ -90,14 +90,14 @@ def in_place(flow: Flow, record: ReshardingRecord) -> None:
     flow.mark("in-place")
 
 
-def output(flow: Flow, record: ReshardingRecord) -> None:
+def output(flow: ReshardingFlow, record: ReshardingRecord) -> None:
     """Return a value, whoever else reads it; now and then an input."""
     given = [value for value in flow.pool if value.name in flow.given]
     x = given[-1 - record.b % len(given)] if record.how % 3 == 2 else flow.read(record.a)
     flow.outputs.append(x)
 
 
-def stages(flow: Flow, record: ReshardingRecord) -> None:
+def stages(flow: ReshardingFlow, record: ReshardingRecord) -> None:
     """Two stages on meshes of their own: sum up, hand over, add."""
     meshes = [DeviceMesh.of(*ranks) for ranks in _STAGES if max(ranks) < flow.world_size]
     first, second = meshes[record.where_low % len(meshes)], meshes[record.where_high % len(meshes)]
@@ -117,7 +117,7 @@ def stages(flow: Flow, record: ReshardingRecord) -> None:
     flow.call("aten::add.Tensor", y, y, bound=2 * y.bound)
 
 
-def grid(flow: Flow, record: ReshardingRecord) -> None:
+def grid(flow: ReshardingFlow, record: ReshardingRecord) -> None:
     """A mesh of two dims of which one changes; both where the program may hold what is refused."""
     mesh = grid_of(flow.world_size, record.where)
     rows, columns = mesh.shape
@@ -144,11 +144,11 @@ def grid(flow: Flow, record: ReshardingRecord) -> None:
     flow.mark(row_of_newest(flow))
 
 
-def pipelined(flow: Flow, record: ReshardingRecord) -> None:
+def gather_in_chunks(flow: ReshardingFlow, record: ReshardingRecord) -> None:
     """A gather in chunks, and a product whose chunks may be computed on streams of their own."""
     mesh = mesh_of(flow.world_size, record.mesh, record.where)
     if record.a and mesh.size < 3 <= flow.world_size:  # who is behind is somebody else than who is before
-        mesh = ordered(flow.world_size, 3, record.where)
+        mesh = ordered_mesh(flow.world_size, 3, record.where)
     trips = (2, 1, 3, 4, 8, 5, 6, 7)[record.how % 8]
     rows, inner, columns = 1 + record.b % 3, 2 + record.b // 3 % 3, 2 + record.b // 9 % 3
     dtype = flow.setting.dtype if flow.setting.dtype.is_floating_point else torch.float32
@@ -168,7 +168,7 @@ def pipelined(flow: Flow, record: ReshardingRecord) -> None:
         flow.call("aten::neg", gathered)
 
 
-def scattered(flow: Flow, record: ReshardingRecord) -> None:
+def scatter_products(flow: ReshardingFlow, record: ReshardingRecord) -> None:
     """Partial products, whose sum is scattered; the parts may be computed on streams of their own."""
     mesh = mesh_of(flow.world_size, record.mesh, record.where)
     n, inner, columns = mesh.size, 2 + record.b % 3, 2 + record.b // 3 % 3
@@ -186,7 +186,7 @@ def scattered(flow: Flow, record: ReshardingRecord) -> None:
     flow.mark("scattered")
 
 
-def streams(flow: Flow, record: ReshardingRecord) -> None:
+def streams(flow: ReshardingFlow, record: ReshardingRecord) -> None:
     """A run of up to three ops whose parts may be computed on streams of their own."""
     mesh = mesh_of(flow.world_size, record.mesh, record.where)
     trips, rows = (2, 3, 1, 4, 8)[record.b % 5], 2
@@ -201,35 +201,35 @@ def streams(flow: Flow, record: ReshardingRecord) -> None:
     flow.mark("streams")
 
 
-def _added(flow: Flow, x: Tensor) -> Tensor:
+def _added(flow: ReshardingFlow, x: ReshardingTensor) -> ReshardingTensor:
     return flow.call("aten::add.Tensor", x, x, stream_axis=0, bound=2 * x.bound)
 
 
-def _clipped(flow: Flow, x: Tensor) -> Tensor:
+def _clipped(flow: ReshardingFlow, x: ReshardingTensor) -> ReshardingTensor:
     return flow.call("aten::relu", x, stream_axis=0)
 
 
-def _gathered(flow: Flow, x: Tensor) -> Tensor:
+def _gathered(flow: ReshardingFlow, x: ReshardingTensor) -> ReshardingTensor:
     """Whole where it was sharded, and the other way round."""
     whole = x.layout.sharding == (1,)
     return flow.set(x, Layout.replicated(x.mesh) if whole else Layout.sharded(x.mesh, 1), stream_axis=0)
 
 
-def _summed(flow: Flow, x: Tensor) -> Tensor:
+def _summed(flow: ReshardingFlow, x: ReshardingTensor) -> ReshardingTensor:
     last = len(x.shape) - 1
     if last < 2:
         return _added(flow, x)
     return flow.call("aten::sum.dim_IntList", x, [last], stream_axis=0, bound=x.bound * x.shape[last])
 
 
-def _multiplied(flow: Flow, x: Tensor) -> Tensor:
+def _multiplied(flow: ReshardingFlow, x: ReshardingTensor) -> ReshardingTensor:
     if len(x.shape) < 3:
         return _clipped(flow, x)
     weight = flow.input((x.shape[-1], 4), Layout.replicated(x.mesh), x.dtype)
     return flow.call("aten::matmul", x, weight, stream_axis=0, bound=x.bound * weight.bound * x.shape[-1])
 
 
-def _columns(flow: Flow, x: Tensor) -> Tensor:
+def _columns(flow: ReshardingFlow, x: ReshardingTensor) -> ReshardingTensor:
     """The columns of a product are the parts."""
     if len(x.shape) < 3:
         return _clipped(flow, x)
@@ -239,14 +239,14 @@ def _columns(flow: Flow, x: Tensor) -> Tensor:
     return flow.call("aten::matmul", x, weight, stream_axis=axis, bound=x.bound * weight.bound * x.shape[-1])
 
 
-def _batched(flow: Flow, x: Tensor) -> Tensor:
+def _batched(flow: ReshardingFlow, x: ReshardingTensor) -> ReshardingTensor:
     if len(x.shape) < 3:
         return _added(flow, x)
     weight = flow.input((x.shape[0], x.shape[-1], 4), Layout.replicated(x.mesh), x.dtype)
     return flow.call("aten::bmm", x, weight, stream_axis=0, bound=x.bound * weight.bound * x.shape[-1])
 
 
-def _reduced(flow: Flow, x: Tensor) -> Tensor:
+def _reduced(flow: ReshardingFlow, x: ReshardingTensor) -> ReshardingTensor:
     if x.layout.sharding != (1,):
         return _gathered(flow, x)
     parts = flow.call("aten::sum.dim_IntList", x, [1], True, stream_axis=0, bound=x.bound * x.spec.shape[1])
@@ -256,7 +256,7 @@ def _reduced(flow: Flow, x: Tensor) -> Tensor:
 _STREAMED = (_added, _gathered, _summed, _multiplied, _batched, _columns, _reduced, _clipped)
 
 #: What writes a record, by its kind.
-MOTIFS: dict[str, Callable[[Flow, ReshardingRecord], None]] = {
+MOTIFS: dict[str, Callable[[ReshardingFlow, ReshardingRecord], None]] = {
     "set": set_of_row,
     "reduce": reduce_of_row,
     "compute": compute,
@@ -268,8 +268,8 @@ MOTIFS: dict[str, Callable[[Flow, ReshardingRecord], None]] = {
     "output": output,
     "stages": stages,
     "grid": grid,
-    "pipelined": pipelined,
-    "scattered": scattered,
+    "pipelined": gather_in_chunks,
+    "scattered": scatter_products,
     "streams": streams,
 }
 

@@ -12,10 +12,10 @@ from tcverify.strategies.resharding.choices import (
     WIDTH,
     ReshardingSetting,
     decode_resharding_choices,
-    fitting,
+    fitting_mesh,
     mesh_of,
 )
-from tcverify.strategies.resharding.flow import Flow
+from tcverify.strategies.resharding.flow import ReshardingFlow
 from tcverify.strategies.resharding.motifs import MOTIFS
 
 #: Numbers of ranks that programs are drawn for unless others are asked for; the simplest first.
@@ -33,7 +33,7 @@ def decode_resharding(mesh: Mesh, choices: bytes) -> Program:
 def plan_of(world_size: int, choices: bytes) -> PlacedPlan:
     """What `decode_resharding` makes a program of."""
     setting, records = decode_resharding_choices(choices)
-    flow = opened(world_size, setting)
+    flow = open_flow(world_size, setting)
     for number, record in enumerate(records[:RECORDS]):
         kind = _FIRST.get(setting.theme, record.kind) if number == 0 else record.kind
         if kind != "none":
@@ -41,14 +41,14 @@ def plan_of(world_size: int, choices: bytes) -> PlacedPlan:
     return flow.plan(["resharding", setting.theme, str(setting.dtype).removeprefix("torch.")])
 
 
-def opened(world_size: int, setting: ReshardingSetting) -> Flow:
+def open_flow(world_size: int, setting: ReshardingSetting) -> ReshardingFlow:
     """A program with one input, sharded on its first dim or whole."""
-    flow = Flow(world_size, setting)
+    flow = ReshardingFlow(world_size, setting)
     mesh = mesh_of(world_size, setting.mesh, setting.where)
-    sharded = fitting(mesh, setting.shape[0])
+    sharded = fitting_mesh(mesh, setting.shape[0])
     whole = sharded is None or setting.how % 4 == 3
     flow.input(setting.shape, Layout.replicated(mesh) if whole or sharded is None else Layout.sharded(sharded, 0))
     return flow
 
 
-__all__ = ["RESHARDING_WORLD_SIZES", "WIDTH", "decode_resharding", "opened", "plan_of"]
+__all__ = ["RESHARDING_WORLD_SIZES", "WIDTH", "decode_resharding", "open_flow", "plan_of"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tcverify.strategies.choices import weighted
+from tcverify.strategies.choices import weighted_table
 from tcverify.strategies.timing import WIDTH as TIMING_WIDTH
 
 _BYTE = tuple(range(256))
@@ -37,7 +37,7 @@ class SequenceSetting:
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
+class SequenceLayer:
     """One layer; see `LAYER` for the values.
 
     Attributes:
@@ -69,35 +69,37 @@ class Layer:
 
 HEADER = {
     "layers": (1, 2, 2, 3, 2, 1, 4),
-    "layout": weighted(("flat", 2), ("batched", 3)),
-    "tokens": weighted(("sequence", 7), ("batch", 3), ("product", 3), ("square", 1), ("members", 2), ("uneven", 1)),
-    "hidden": weighted((8, 4), (4, 3), (2, 1), (6, 2), (16, 1)),
-    "dtype": weighted(("f32", 4), ("bf16", 2)),
-    "entry": weighted(("input", 5), ("embedding", 4), ("gathered", 2), ("varying", 1)),
+    "layout": weighted_table(("flat", 2), ("batched", 3)),
+    "tokens": weighted_table(
+        ("sequence", 7), ("batch", 3), ("product", 3), ("square", 1), ("members", 2), ("uneven", 1)
+    ),
+    "hidden": weighted_table((8, 4), (4, 3), (2, 1), (6, 2), (16, 1)),
+    "dtype": weighted_table(("f32", 4), ("bf16", 2)),
+    "entry": weighted_table(("input", 5), ("embedding", 4), ("gathered", 2), ("varying", 1)),
     "data": (False, True),
     "seed": _BYTE,
 }
 
 LAYER = {
-    "norm": weighted(
+    "norm": weighted_table(
         ("apart", 7), ("product", 2), ("fused", 5), ("rms_norm", 2), ("native-layer", 3), ("layer", 1), ("tensor_cast", 1),
         ("unweighted", 1), ("none", 1),
     ),
-    "cast": weighted(("none", 4), ("around", 3), ("before-weight", 2)),
-    "residual": weighted(
+    "cast": weighted_table(("none", 4), ("around", 3), ("before-weight", 2)),
+    "residual": weighted_table(
         ("chain", 12), ("swapped", 5), ("none", 3), ("fresh", 2), ("gathered", 2), ("two", 2), ("varying", 1), ("row", 1),
         ("sliced", 1),
     ),
-    "reduce": weighted(("sum", 16), ("avg", 2), ("max", 1), ("scattered", 2), ("coalesced", 1), ("in-place", 1)),
-    "other": weighted((False, 8), (True, 1)),
-    "view": weighted(
+    "reduce": weighted_table(("sum", 16), ("avg", 2), ("max", 1), ("scattered", 2), ("coalesced", 1), ("in-place", 1)),
+    "other": weighted_table((False, 8), (True, 1)),
+    "view": weighted_table(
         ("none", 8), ("same", 3), ("rows", 2), ("unsqueezed", 1), ("detached", 1), ("turned", 1), ("halved", 3),
     ),
-    "wait": weighted(("at-once", 7), ("late", 3), ("twice", 4), ("write-behind", 1)),
-    "users": weighted(
+    "wait": weighted_table(("at-once", 7), ("late", 3), ("twice", 4), ("write-behind", 1)),
+    "users": weighted_table(
         ("none", 8), ("sum", 3), ("residual", 2), ("normed", 1), ("statistic", 4), ("inside", 2), ("view", 1),
     ),
-    "odd": weighted(
+    "odd": weighted_table(
         ("none", 20), ("eps-in-place", 1), ("weight-varies", 3), ("weight-per-row", 4), ("over-tokens", 6), ("cube", 1),
         ("power-by-rank", 2), ("alpha", 1), ("residual-written", 1), ("sum-written", 1), ("no-keepdim", 1), ("swapped-waits", 5),
     ),
@@ -116,12 +118,12 @@ def decode_sequence_setting(choices: bytes) -> SequenceSetting:
     return SequenceSetting(*(table[byte % len(table)] for table, byte in zip(HEADER.values(), choices, strict=True)))
 
 
-def decode_layer(choices: bytes) -> Layer:
+def decode_layer(choices: bytes) -> SequenceLayer:
     """Decode a layer, `LAYER_WIDTH` bytes."""
-    return Layer(*(table[byte % len(table)] for table, byte in zip(LAYER.values(), choices, strict=True)))
+    return SequenceLayer(*(table[byte % len(table)] for table, byte in zip(LAYER.values(), choices, strict=True)))
 
 
 __all__ = [
-    "HEADER", "HEADER_WIDTH", "LAYER", "LAYERS", "LAYER_WIDTH", "WIDTH", "Layer", "SequenceSetting", "decode_layer",
+    "HEADER", "HEADER_WIDTH", "LAYER", "LAYERS", "LAYER_WIDTH", "WIDTH", "SequenceLayer", "SequenceSetting", "decode_layer",
     "decode_sequence_setting",
 ]  # fmt: skip

@@ -5,15 +5,17 @@ from __future__ import annotations
 import torch
 
 from tcverify.program import Recipe
-from tcverify.strategies.functional.flow import ADD, BF16, MUL, Flow, new_input
-from tcverify.strategies.functional.script import Value
-from tcverify.strategies.sequence_parallel.choices import Layer
+from tcverify.strategies.functional.flow import ADD, BF16, MUL, FunctionalFlow, new_input
+from tcverify.strategies.functional.script import ScriptValue
+from tcverify.strategies.sequence_parallel.choices import SequenceLayer
 from tcverify.strategies.transformer.draft import PerRank
 
 _EPS = 1e-5
 
 
-def norm_of(flow: Flow, layer: Layer, value: Value) -> tuple[Value, dict[str, Value]]:
+def norm_of(
+    flow: FunctionalFlow, layer: SequenceLayer, value: ScriptValue
+) -> tuple[ScriptValue, dict[str, ScriptValue]]:
     """Norm the rows of a value; return that, and what else there is to read: "statistic" and "inside"."""
     call, hidden = flow.script.call, flow.script.shape(value)[-1]
     if layer.norm == "none":
@@ -35,13 +37,15 @@ def norm_of(flow: Flow, layer: Layer, value: Value) -> tuple[Value, dict[str, Va
     return _items(flow, layer, several, 2)
 
 
-def _items(flow: Flow, layer: Layer, several: Value, last: int) -> tuple[Value, dict[str, Value]]:
+def _items(
+    flow: FunctionalFlow, layer: SequenceLayer, several: ScriptValue, last: int
+) -> tuple[ScriptValue, dict[str, ScriptValue]]:
     """The normed value and, where it is read, the last of the statistics."""
     normed = flow.script.item(several, 0)
     return normed, {"statistic": flow.script.item(several, last)} if layer.users == "statistic" else {}
 
 
-def _gain(flow: Flow, layer: Layer, value: Value) -> Value:
+def _gain(flow: FunctionalFlow, layer: SequenceLayer, value: ScriptValue) -> ScriptValue:
     spec = flow.script.spec(value)
     kind = "varying" if layer.odd == "weight-varies" else "replicated"
     if kind == "varying":
@@ -49,7 +53,9 @@ def _gain(flow: Flow, layer: Layer, value: Value) -> Value:
     return new_input(flow, "gain", spec.shape[-1:], kind, dtype=spec.dtype, recipe=Recipe("norm_weight"))
 
 
-def _taken_apart(flow: Flow, layer: Layer, value: Value) -> tuple[Value, dict[str, Value]]:
+def _taken_apart(
+    flow: FunctionalFlow, layer: SequenceLayer, value: ScriptValue
+) -> tuple[ScriptValue, dict[str, ScriptValue]]:
     """x · rsqrt(mean(x²) + eps) · weight, in another dtype for some of the way, and with what makes it no norm."""
     call, script = flow.script.call, flow.script
     dtype = script.spec(value).dtype

@@ -12,16 +12,16 @@ from typing import Any
 import torch
 
 from tcverify.program import VARYING, InputSpec, Mesh, Program, Recipe
-from tcverify.strategies.functional.choices import Setting
+from tcverify.strategies.functional.choices import FunctionalSetting
 from tcverify.strategies.functional.collectives import WAIT
-from tcverify.strategies.functional.flow import ADD, UNARY, Flow, group_size, new_input
-from tcverify.strategies.functional.programs import closed, priced
-from tcverify.strategies.functional.script import Script, Value
+from tcverify.strategies.functional.flow import ADD, UNARY, FunctionalFlow, group_size, new_input
+from tcverify.strategies.functional.programs import add_costs, close_flow
+from tcverify.strategies.functional.script import Script, ScriptValue
 from tcverify.strategies.sequence_parallel.choices import (
     HEADER_WIDTH,
     LAYER_WIDTH,
     WIDTH,
-    Layer,
+    SequenceLayer,
     SequenceSetting,
     decode_layer,
     decode_sequence_setting,
@@ -44,25 +44,27 @@ def decode_sequence_functional(mesh: Mesh, choices: bytes) -> Program:
     start = HEADER_WIDTH + TIMING_WIDTH
     layers = [decode_layer(choices[start + i * LAYER_WIDTH :][:LAYER_WIDTH]) for i in range(setting.layers)]
     roles = roles_of(mesh)
-    flow = Flow(Script(mesh), roles, _flow_setting(setting), 0)
+    flow = FunctionalFlow(Script(mesh), roles, _flow_setting(setting), 0)
     shape = shape_of_tokens(setting, math.lcm(*roles.sizes(roles.main)))
-    residual = entered(flow, setting, shape)
+    residual = enter_residual(flow, setting, shape)
     flow.main = residual
     addend = product(flow, residual, 1, 0)
     for layer in layers:
         state = len(flow.script), flow.script.flying, list(flow.outputs), list(flow.labels)
         try:
-            residual, addend = written(flow, setting, layer, residual, addend)
+            residual, addend = write_layer(flow, setting, layer, residual, addend)
         except NoSite:
             flow.script.rollback(state[0], dict(state[1]))
             flow.outputs, flow.labels = state[2], state[3]
     flow.main = addend
     flow.outputs.insert(0, residual)
-    return priced(closed(flow, 8), timing)
+    return add_costs(close_flow(flow, 8), timing)
 
 
-def _flow_setting(setting: SequenceSetting) -> Setting:
-    return Setting("sequence", setting.layers, setting.hidden, 1, setting.dtype, False, "varying", 8, setting.seed)
+def _flow_setting(setting: SequenceSetting) -> FunctionalSetting:
+    return FunctionalSetting(
+        "sequence", setting.layers, setting.hidden, 1, setting.dtype, False, "varying", 8, setting.seed
+    )
 
 
 def shape_of_tokens(setting: SequenceSetting, members: int) -> tuple[int, ...]:
@@ -81,11 +83,11 @@ def shape_of_tokens(setting: SequenceSetting, members: int) -> tuple[int, ...]:
     return (batch * sequence, hidden) if setting.layout == "flat" else (batch, sequence, hidden)
 
 
-def entered(flow: Flow, setting: SequenceSetting, shape: tuple[int, ...]) -> Value:
+def enter_residual(flow: FunctionalFlow, setting: SequenceSetting, shape: tuple[int, ...]) -> ScriptValue:
     """The residual before the first layer."""
     varied = [(flow.roles.other, VARYING)] if setting.data and flow.roles.other is not None else []
 
-    def given(role: str, shape: tuple[int, ...], dtype: torch.dtype, recipe: Recipe) -> Value:
+    def given(role: str, shape: tuple[int, ...], dtype: torch.dtype, recipe: Recipe) -> ScriptValue:
         return flow.script.input(InputSpec(role, shape, dtype, flow.roles.declared(varied), recipe), 0.6)
 
     if setting.entry == "embedding":
@@ -95,11 +97,11 @@ def entered(flow: Flow, setting: SequenceSetting, shape: tuple[int, ...]) -> Val
     if setting.entry == "varying":
         return new_input(flow, "x", shape, "varying")
     if setting.entry == "gathered" and setting.tokens != "uneven" and len(flow.roles.sizes(flow.roles.main)) == 1:
-        return gathered(flow, shape)
+        return gather_rows(flow, shape)
     return given("x", shape, flow.dtype, Recipe())
 
 
-def gathered(flow: Flow, shape: tuple[int, ...]) -> Value:
+def gather_rows(flow: FunctionalFlow, shape: tuple[int, ...]) -> ScriptValue:
     """A residual that each rank has its rows of, gathered."""
     dim = flow.roles.main
     rows = math.prod(shape[:-1])
@@ -110,7 +112,7 @@ def gathered(flow: Flow, shape: tuple[int, ...]) -> Value:
     return whole if len(shape) == 2 else flow.script.call("aten::view", whole, list(shape))
 
 
-def product(flow: Flow, value: Value, width: int, act: int) -> Value:
+def product(flow: FunctionalFlow, value: ScriptValue, width: int, act: int) -> ScriptValue:
     """Two products with weights of which each rank has a part: addends of a sum."""
     call, shape = flow.script.call, flow.script.shape(value)
     hidden = shape[-1]
@@ -121,7 +123,7 @@ def product(flow: Flow, value: Value, width: int, act: int) -> Value:
     return down if len(shape) == 2 else call("aten::_unsafe_view", down, list(shape))
 
 
-def _weight(flow: Flow, role: str, rows: int, columns: int) -> Value:
+def _weight(flow: FunctionalFlow, role: str, rows: int, columns: int) -> ScriptValue:
     recipe = Recipe(scale=2.0 ** round(-math.log2(math.sqrt(rows))))
     return new_input(flow, role, (rows, columns), "varying", dtype=flow.dtype, recipe=recipe)
 
@@ -129,14 +131,16 @@ def _weight(flow: Flow, role: str, rows: int, columns: int) -> Value:
 # --------------------------------------------------------------------------------------------------------------- layers
 
 
-def written(flow: Flow, setting: SequenceSetting, layer: Layer, residual: Value, addend: Value) -> tuple[Value, Value]:
+def write_layer(
+    flow: FunctionalFlow, setting: SequenceSetting, layer: SequenceLayer, residual: ScriptValue, addend: ScriptValue
+) -> tuple[ScriptValue, ScriptValue]:
     """Write a layer; return the residual behind it and the next addends."""
     call, script = flow.script.call, flow.script
     dim = flow.roles.other if layer.other and flow.roles.other is not None else flow.roles.main
     if layer.reduce == "scattered":
-        return already_parallel(flow, layer, residual, addend, dim)
-    reduced = summed(flow, layer, addend, dim)
-    viewed = seen(flow, layer, reduced)
+        return write_parallel_layer(flow, layer, residual, addend, dim)
+    reduced = write_all_reduce(flow, layer, addend, dim)
+    viewed = view_sum(flow, layer, reduced)
     total = residual_sum(flow, layer, viewed, residual, dim)
     shape = script.shape(residual)
     rows = total
@@ -158,7 +162,7 @@ def written(flow: Flow, setting: SequenceSetting, layer: Layer, residual: Value,
     return after, following
 
 
-def summed(flow: Flow, layer: Layer, addend: Value, dim: str) -> Value:
+def write_all_reduce(flow: FunctionalFlow, layer: SequenceLayer, addend: ScriptValue, dim: str) -> ScriptValue:
     """The all_reduce of addends, waited for."""
     call, size = flow.script.call, max(flow.roles.sizes(dim))
     op = layer.reduce if layer.reduce in ("avg", "max") else "sum"
@@ -190,7 +194,7 @@ def summed(flow: Flow, layer: Layer, addend: Value, dim: str) -> Value:
     return done
 
 
-def seen(flow: Flow, layer: Layer, value: Value) -> Value:
+def view_sum(flow: FunctionalFlow, layer: SequenceLayer, value: ScriptValue) -> ScriptValue:
     """A sum through a view."""
     shape, call = list(flow.script.shape(value)), flow.script.call
     if layer.view == "same":
@@ -206,7 +210,9 @@ def seen(flow: Flow, layer: Layer, value: Value) -> Value:
     return value
 
 
-def residual_sum(flow: Flow, layer: Layer, value: Value, residual: Value, dim: str) -> Value:
+def residual_sum(
+    flow: FunctionalFlow, layer: SequenceLayer, value: ScriptValue, residual: ScriptValue, dim: str
+) -> ScriptValue:
     """A sum and what is added to it."""
     call, script = flow.script.call, flow.script
     shape = script.shape(residual)
@@ -216,7 +222,7 @@ def residual_sum(flow: Flow, layer: Layer, value: Value, residual: Value, dim: s
     if layer.residual == "fresh":
         other = new_input(flow, "r", shape)
     elif layer.residual == "gathered" and len(flow.roles.sizes(flow.roles.main)) == 1:
-        other = gathered(flow, shape)
+        other = gather_rows(flow, shape)
     elif layer.residual == "two":
         second = call(f"{_C10D}all_reduce", new_input(flow, "y", shape, "partial", dim), "sum", dim)
         other = call(ADD, call(WAIT, second), residual, rms=second.rms + residual.rms)
@@ -245,7 +251,9 @@ def residual_sum(flow: Flow, layer: Layer, value: Value, residual: Value, dim: s
     return total
 
 
-def already_parallel(flow: Flow, layer: Layer, residual: Value, addend: Value, dim: str) -> tuple[Value, Value]:
+def write_parallel_layer(
+    flow: FunctionalFlow, layer: SequenceLayer, residual: ScriptValue, addend: ScriptValue, dim: str
+) -> tuple[ScriptValue, ScriptValue]:
     """A layer whose author scattered the tokens: the residual's own rows, a norm of them, and a gather."""
     call, script, shape = flow.script.call, flow.script, flow.script.shape(residual)
     mesh, rows = script.mesh.dim(dim), math.prod(shape[:-1])
@@ -263,7 +271,7 @@ def already_parallel(flow: Flow, layer: Layer, residual: Value, addend: Value, d
     total = call(ADD, part, mine, rms=part.rms + mine.rms)
     normed, _ = norm_of(flow, layer, total)
 
-    def back(value: Value) -> Value:
+    def back(value: ScriptValue) -> ScriptValue:
         full = call(WAIT, call(f"{_C10D}all_gather_into_tensor", value, size, dim))
         return full if len(shape) == 2 else call("aten::view", full, list(shape))
 

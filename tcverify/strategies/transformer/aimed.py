@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 
 from tcverify.ops import ShapeError
 from tcverify.program import PARTIAL, VARYING, Mesh, Program, Recipe, shard
-from tcverify.strategies.choices import HEADER_WIDTH, Setting, decode_choices, weighted
-from tcverify.strategies.transformer.draft import Group, Layout, Value
+from tcverify.strategies.choices import HEADER_WIDTH, TransformerSetting, decode_choices, weighted_table
+from tcverify.strategies.transformer.draft import DraftGroup, DraftValue, TokenLayout
 from tcverify.strategies.transformer.mutations import MUTATIONS
 from tcverify.strategies.transformer.near_miss import KINDS, mutate
-from tcverify.strategies.transformer.programs import begin, finish
+from tcverify.strategies.transformer.programs import begin_program, finish_program
 from tcverify.strategies.transformer.sites import (
     ADD,
     ADD_RMS_NORM,
@@ -26,7 +26,7 @@ from tcverify.strategies.transformer.sites import (
     reduce,
 )
 from tcverify.strategies.transformer.twists import TWISTS
-from tcverify.strategies.transformer.writing import Writing, activation, cast, layout_of, projection, relayout
+from tcverify.strategies.transformer.writing import ProgramWriter, activation, cast, layout_of, projection, relayout
 
 #: Patterns by name, as the elements that follow a pending sum and a residual; the simplest first.
 PATTERNS: dict[str, tuple[str, ...]] = {
@@ -82,10 +82,10 @@ FIELDS: dict[str, tuple[object, ...]] = {
     "twist": ("none", *TWISTS),
     "how": _BYTE,
     "stop": _BYTE,
-    "after": weighted(("rest", 4), ("skip", 2), ("nothing", 1)),
-    "residual": weighted(("input", 4), ("gathered", 1), ("reduced", 1), ("varying", 1)),
+    "after": weighted_table(("rest", 4), ("skip", 2), ("nothing", 1)),
+    "residual": weighted_table(("input", 4), ("gathered", 1), ("reduced", 1), ("varying", 1)),
     "swapped": (False, True),
-    "keep": weighted((False, 3), (True, 1)),
+    "keep": weighted_table((False, 3), (True, 1)),
     "second": ("none", "none", *(kind if kind in MUTATIONS else "none" for kind in KINDS)),
     "second_where": _BYTE,
     "second_how": _BYTE,
@@ -103,9 +103,9 @@ def decode_aimed(mesh: Mesh, choices: bytes) -> Program:
     return aim_at(mesh, setting, Aim(*values))  # type: ignore[arg-type]
 
 
-def aim_at(mesh: Mesh, setting: Setting, aim: Aim) -> Program:
+def aim_at(mesh: Mesh, setting: TransformerSetting, aim: Aim) -> Program:
     """Write an aimed program. What does not fit together is left out."""
-    w = begin(mesh, replace(setting, degenerate=None))
+    w = begin_program(mesh, replace(setting, degenerate=None))
     _start(w, aim)
     elements = PATTERNS[aim.pattern]
     stop = aim.stop % (len(elements) + 1)
@@ -122,10 +122,10 @@ def aim_at(mesh: Mesh, setting: Setting, aim: Aim) -> Program:
         w.extras.append(w.residual)
     if aim.second != "none":
         w = mutate(w, aim.second, aim.second_where, aim.second_how)
-    return finish(w, *labels)
+    return finish_program(w, *labels)
 
 
-def _start(w: Writing, aim: Aim) -> None:
+def _start(w: ProgramWriter, aim: Aim) -> None:
     """Add the pending sum and the residual."""
     s, main = w.setting, w.roles.main
     layout = layout_of(w, "sb" if s.layout == "sbh" else "bs", s.layout == "flat")
@@ -134,21 +134,21 @@ def _start(w: Writing, aim: Aim) -> None:
     if aim.residual == "varying":
         residual = activation(w, "residual", layout, (main, VARYING), w.dtype, Recipe())
     elif aim.residual == "reduced":
-        residual = reduce(w, activation(w, "partial", layout, (main, PARTIAL), w.dtype, w.partial), Group(main))
+        residual = reduce(w, activation(w, "partial", layout, (main, PARTIAL), w.dtype, w.partial), DraftGroup(main))
     elif aim.residual == "gathered" and shape is not None and _divides(w, shape[-2]):
         declared = w.roles.declared([(main, shard(len(shape) - 2))])
         part = w.draft.input("residual", shape, w.dtype, declared, Recipe(), layout)
-        residual = gather(w, part, len(shape) - 2, Group(main))
+        residual = gather(w, part, len(shape) - 2, DraftGroup(main))
     else:
         residual = activation(w, "residual", layout, None, w.dtype, Recipe())
     w.residual = w.first = replace(residual, layout=layout)
 
 
-def _divides(w: Writing, tokens: int) -> bool:
+def _divides(w: ProgramWriter, tokens: int) -> bool:
     return all(tokens % size == 0 for size in w.roles.sizes(w.roles.main))
 
 
-def _grow(w: Writing, elements: tuple[str, ...], aim: Aim) -> Writing:
+def _grow(w: ProgramWriter, elements: tuple[str, ...], aim: Aim) -> ProgramWriter:
     """Write elements of a pattern, except those that do not fit."""
     for name in elements:
         grown = _tried(w, "", lambda trial, name=name: _element(trial, name, aim.swapped))  # type: ignore[misc]
@@ -156,7 +156,7 @@ def _grow(w: Writing, elements: tuple[str, ...], aim: Aim) -> Writing:
     return w
 
 
-def _tried(w: Writing, label: str, change: Callable[[Writing], None]) -> Writing | None:
+def _tried(w: ProgramWriter, label: str, change: Callable[[ProgramWriter], None]) -> ProgramWriter | None:
     """Return the program with a change; None where it does not fit."""
     trial = copy(w)
     trial.draft, trial.extras = w.draft.copy(), list(w.extras)
@@ -170,11 +170,11 @@ def _tried(w: Writing, label: str, change: Callable[[Writing], None]) -> Writing
     return trial
 
 
-def _element(w: Writing, name: str, swapped: bool) -> None:
+def _element(w: ProgramWriter, name: str, swapped: bool) -> None:
     h, r = w.hidden, w.residual
     first, second = (r, h) if swapped else (h, r)
     if name == "reduce":
-        w.hidden = reduce(w, h, Group(w.roles.main))
+        w.hidden = reduce(w, h, DraftGroup(w.roles.main))
     elif name == "norm":
         w.hidden = norm(w, h)
     elif name == "add-norm":
@@ -185,7 +185,7 @@ def _element(w: Writing, name: str, swapped: bool) -> None:
     elif name == "add":
         w.hidden = w.residual = call(w, ADD, first, second)
     elif name == "view":
-        to = Layout(h.layout.order, not h.layout.flat)
+        to = TokenLayout(h.layout.order, not h.layout.flat)
         w.hidden = relayout(w, h, to, w.setting.hidden)
         if w.batch > 1:  # else they broadcast
             w.residual = relayout(w, r, to, w.setting.hidden)
@@ -196,7 +196,7 @@ def _element(w: Writing, name: str, swapped: bool) -> None:
     w.hidden = replace(w.hidden, layout=w.hidden.layout if name == "view" else h.layout)
 
 
-def _mlp(w: Writing, value: Value) -> Value:
+def _mlp(w: ProgramWriter, value: DraftValue) -> DraftValue:
     """Two products around an activation, column- and row-parallel: a pending sum again."""
     main, hidden = w.roles.main, w.setting.hidden
     width = 2 * w.roles.multiple(main)

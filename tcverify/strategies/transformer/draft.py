@@ -20,7 +20,7 @@ from tcverify.program import GraphBuilder, InputSpec, Mesh, Placement, Program, 
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class TokenLayout:
     """How activations are laid out: [B, S, ·] when `order` is "bs", [S, B, ·] when "sb"; `flat` makes the two one dim."""
 
     order: str = "bs"
@@ -28,7 +28,7 @@ class Layout:
 
 
 @dataclass(frozen=True, slots=True)
-class Value:
+class DraftValue:
     """An activation, weight or tuple of the draft.
 
     Attributes:
@@ -41,7 +41,7 @@ class Value:
 
     number: int
     dtype: torch.dtype
-    layout: Layout = Layout()
+    layout: TokenLayout = TokenLayout()
     rms: float = 1.0
     dense: bool = True
 
@@ -55,7 +55,7 @@ class PerRank:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class DraftGroup:
     """Stands in arguments for the rank's group of a mesh dim."""
 
     dim: str
@@ -68,7 +68,7 @@ RANK = PerRank("rank", lambda rank: rank)
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class DraftStep:
     """A call of the draft.
 
     Attributes:
@@ -84,16 +84,16 @@ class Step:
     labels: tuple[str, ...]
     at: int
     record: Callable[[Any], Any] | None = None
-    on: Value | None = None
+    on: DraftValue | None = None
     reads: tuple[int, ...] = field(init=False)
 
     def __post_init__(self) -> None:
-        numbers = dict.fromkeys(value.number for value in leaves((self.args, self.kwargs), Value))
+        numbers = dict.fromkeys(value.number for value in leaves((self.args, self.kwargs), DraftValue))
         object.__setattr__(self, "reads", tuple(numbers))
 
 
 @dataclass(slots=True)
-class Draft:
+class ProgramDraft:
     """Collects inputs and steps.
 
     Attributes:
@@ -103,8 +103,8 @@ class Draft:
 
     mesh: Mesh
     scope: tuple[str, ...] = ()
-    behind: Value | None = None
-    _makers: list[InputSpec | Step] = field(default_factory=list)
+    behind: DraftValue | None = None
+    _makers: list[InputSpec | DraftStep] = field(default_factory=list)
     _names: set[str] = field(default_factory=set)
     _classes: list[list[int]] = field(default_factory=list)
     _specs: dict[int, tuple[Any, ...]] = field(default_factory=dict)
@@ -121,9 +121,9 @@ class Draft:
         dtype: torch.dtype,
         placements: tuple[tuple[str, Placement], ...],
         recipe: Recipe,
-        layout: Layout = Layout(),
+        layout: TokenLayout = TokenLayout(),
         rms: float = 1.0,
-    ) -> Value:
+    ) -> DraftValue:
         """Add an input whose name begins with `role`."""
         name, number = role, 1
         while name in self._names:
@@ -133,16 +133,18 @@ class Draft:
         spec = InputSpec(name, shape, dtype, placements, recipe)
         self._makers.append(spec)
         self._inputs.append(spec)
-        return Value(len(self._makers) - 1, dtype, layout, rms)
+        return DraftValue(len(self._makers) - 1, dtype, layout, rms)
 
-    def call(self, op: str, like: Value, *args: Any, labels: tuple[str, ...] = (), **kwargs: Any) -> Value:
+    def call(self, op: str, like: DraftValue, *args: Any, labels: tuple[str, ...] = (), **kwargs: Any) -> DraftValue:
         """Add a call of `op`, whose result has the dtype, layout and size of `like`."""
         number = len(self._makers)
         at = number if self.behind is None else self._place(self.behind)
-        self._makers.append(Step(op, args, kwargs, (*self.scope, *labels), at))
-        return Value(number, like.dtype, like.layout, like.rms, like.dense)
+        self._makers.append(DraftStep(op, args, kwargs, (*self.scope, *labels), at))
+        return DraftValue(number, like.dtype, like.layout, like.rms, like.dense)
 
-    def attempt(self, op: str, like: Value, *args: Any, labels: tuple[str, ...] = (), **kwargs: Any) -> Value | None:
+    def attempt(
+        self, op: str, like: DraftValue, *args: Any, labels: tuple[str, ...] = (), **kwargs: Any
+    ) -> DraftValue | None:
         """Add a call if every rank can run it, else nothing."""
         made = self.call(op, like, *args, labels=labels, **kwargs)
         try:
@@ -153,43 +155,43 @@ class Draft:
         first = found[0]
         return replace(made, dtype=first.dtype) if isinstance(first, TensorSpec) else made
 
-    def _place(self, value: Value) -> int:
+    def _place(self, value: DraftValue) -> int:
         maker = self._makers[value.number]
-        return maker.at if isinstance(maker, Step) else -1
+        return maker.at if isinstance(maker, DraftStep) else -1
 
     # ------------------------------------------------------------------------------------------------------- editing
 
-    def step(self, value: Value) -> Step | None:
+    def step(self, value: DraftValue) -> DraftStep | None:
         """The step that makes a value; None for inputs."""
         maker = self._makers[value.number]
-        return maker if isinstance(maker, Step) else None
+        return maker if isinstance(maker, DraftStep) else None
 
-    def steps(self, result: Any) -> list[tuple[Value, Step]]:
+    def steps(self, result: Any) -> list[tuple[DraftValue, DraftStep]]:
         """The steps that `result` needs, in order, and what they make."""
         found = []
         for number in self._order(self._live(result)):
             maker = self._makers[number]
-            if isinstance(maker, Step):
-                found.append((Value(number, torch.float32), maker))
+            if isinstance(maker, DraftStep):
+                found.append((DraftValue(number, torch.float32), maker))
         return found
 
-    def change(self, value: Value, **fields: Any) -> None:
+    def change(self, value: DraftValue, **fields: Any) -> None:
         """Change fields of the step that makes `value`; it gets the labels of `scope` besides its own."""
         step = self._makers[value.number]
-        if not isinstance(step, Step):
+        if not isinstance(step, DraftStep):
             raise InternalError("an input of a draft cannot be changed")
         self._makers[value.number] = replace(step, labels=(*step.labels, *self.scope), **fields)
         self._specs.clear()
 
-    def redirect(self, old: Value, new: Value) -> None:
+    def redirect(self, old: DraftValue, new: DraftValue) -> None:
         """Let the steps that read `old` read `new`, except those that `new` depends on."""
         before = self._live(new, effects=False)
 
         def turned(arg: Any) -> Any:
-            return new if isinstance(arg, Value) and arg.number == old.number else arg
+            return new if isinstance(arg, DraftValue) and arg.number == old.number else arg
 
         for number, maker in enumerate(self._makers):
-            if not isinstance(maker, Step) or number in before:
+            if not isinstance(maker, DraftStep) or number in before:
                 continue
             if old.number in maker.reads:
                 args = tuple(map_aggregate(maker.args, turned))
@@ -197,7 +199,7 @@ class Draft:
                 self._makers[number] = replace(maker, args=args, kwargs=kwargs)
         self._specs.clear()
 
-    def copy(self) -> Draft:
+    def copy(self) -> ProgramDraft:
         """A copy to which steps and inputs can be added, and which can be changed, apart from this draft."""
         made = copy(self)
         made._makers, made._inputs = self._makers.copy(), self._inputs.copy()
@@ -210,7 +212,7 @@ class Draft:
 
     # ------------------------------------------------------------------------------------------------------- shapes
 
-    def specs(self, value: Value) -> tuple[Any, ...]:
+    def specs(self, value: DraftValue) -> tuple[Any, ...]:
         """What the value is on each class of ranks: a spec, or a tuple of them.
 
         Raises:
@@ -219,7 +221,7 @@ class Draft:
         self._classify()
         if value.number not in self._specs:
             maker = self._makers[value.number]
-            direct = isinstance(maker, Step) and all(number in self._specs for number in maker.reads)
+            direct = isinstance(maker, DraftStep) and all(number in self._specs for number in maker.reads)
             self._type([value.number] if direct else self._order(self._live(value, effects=False)))
         return self._specs[value.number]
 
@@ -229,7 +231,7 @@ class Draft:
             if number not in self._specs:
                 self._specs[number] = self._infer(self._makers[number])
 
-    def shape(self, value: Value) -> tuple[int, ...] | None:
+    def shape(self, value: DraftValue) -> tuple[int, ...] | None:
         """Shape of the value; None where it is not a tensor of one shape on all ranks."""
         found = self.specs(value)
         shapes = {spec.shape if isinstance(spec, TensorSpec) else None for spec in found}
@@ -248,7 +250,7 @@ class Draft:
             self._specs = {}
         self._typed_inputs = len(self._inputs)
 
-    def _infer(self, maker: InputSpec | Step) -> tuple[Any, ...]:
+    def _infer(self, maker: InputSpec | DraftStep) -> tuple[Any, ...]:
         if isinstance(maker, InputSpec):
             found = []
             for ranks in self._classes:
@@ -271,16 +273,16 @@ class Draft:
             self._require_agreement(maker, inferred if fused else self._specs[maker.args[0].number])
         return tuple(inferred)
 
-    def _infer_on(self, rank: int, step: Step, number: int) -> Any:
+    def _infer_on(self, rank: int, step: DraftStep, number: int) -> Any:
         """What a step makes on a rank of class `number`."""
 
         def known(arg: Any) -> Any:
-            return self._specs[arg.number][number] if isinstance(arg, Value) else self._constant(arg, rank)
+            return self._specs[arg.number][number] if isinstance(arg, DraftValue) else self._constant(arg, rank)
 
         args, kwargs = map_aggregate(step.args, known), dict(map_aggregate(step.kwargs, known))
         return infer(resolve(step.op), args, kwargs, self._fresh.__next__)
 
-    def _require_agreement(self, step: Step, specs: Any) -> None:
+    def _require_agreement(self, step: DraftStep, specs: Any) -> None:
         """Raise ShapeError unless the members of each group of a collective contribute equal shapes."""
         numbers = {rank: number for number, ranks in enumerate(self._classes) for rank in ranks}
         for rank, number in numbers.items():
@@ -289,7 +291,7 @@ class Draft:
                 raise ShapeError(f"{step.op}: the members of {members} contribute different shapes")
 
     def _constant(self, arg: Any, rank: int) -> Any:
-        if isinstance(arg, Group):
+        if isinstance(arg, DraftGroup):
             return list(self.mesh.dim(arg.dim).group(rank))
         return arg.of(rank) if isinstance(arg, PerRank) else arg
 
@@ -302,7 +304,7 @@ class Draft:
         """
         steps = [(number, self._makers[number]) for number in self._order(self._live(result))]
         inputs = [maker for _, maker in steps if isinstance(maker, InputSpec)]
-        calls = [(number, maker) for number, maker in steps if isinstance(maker, Step)]
+        calls = [(number, maker) for number, maker in steps if isinstance(maker, DraftStep)]
         found = dict.fromkeys(label for _, step in calls for label in step.labels)
         layers = sum(label.startswith("layer ") for label in found)
         shown = [f"layers={layers}", *labels, *sorted(label for label in found if not label.startswith("layer "))]
@@ -314,9 +316,9 @@ class Draft:
             groups = {dim.name: builder.group(dim.name) for dim in self.mesh.dims}
 
             def fill(arg: Any) -> Any:
-                if isinstance(arg, Value):
+                if isinstance(arg, DraftValue):
                     return nodes[arg.number]
-                if isinstance(arg, Group):
+                if isinstance(arg, DraftGroup):
                     return groups[arg.dim]
                 return builder.constant(arg.name, arg.of) if isinstance(arg, PerRank) else arg
 
@@ -339,14 +341,14 @@ class Draft:
         writers = [
             (number, maker.on.number)
             for number, maker in enumerate(self._makers)
-            if effects and isinstance(maker, Step) and maker.on is not None
+            if effects and isinstance(maker, DraftStep) and maker.on is not None
         ]
-        todo = [value.number for value in leaves(result, Value)]
+        todo = [value.number for value in leaves(result, DraftValue)]
         while todo:
             while todo:
                 number = todo.pop()
                 maker = self._makers[number]
-                if number not in live and isinstance(maker, Step):
+                if number not in live and isinstance(maker, DraftStep):
                     todo += maker.reads
                 live.add(number)
             todo = [number for number, on in writers if on in live and number not in live]
@@ -359,12 +361,12 @@ class Draft:
         ready: list[tuple[int, int]] = []
         for number in numbers:
             maker = self._makers[number]
-            operands = maker.reads if isinstance(maker, Step) else ()
+            operands = maker.reads if isinstance(maker, DraftStep) else ()
             missing[number] = len(operands)
             for operand in operands:
                 readers.setdefault(operand, []).append(number)
             if not operands:
-                ready.append((maker.at if isinstance(maker, Step) else -1, number))
+                ready.append((maker.at if isinstance(maker, DraftStep) else -1, number))
         heapq.heapify(ready)
         found = []
         while ready:
@@ -374,7 +376,7 @@ class Draft:
                 missing[reader] -= 1
                 if not missing[reader]:
                     step = self._makers[reader]
-                    heapq.heappush(ready, (step.at if isinstance(step, Step) else -1, reader))
+                    heapq.heappush(ready, (step.at if isinstance(step, DraftStep) else -1, reader))
         return found
 
 

@@ -15,17 +15,17 @@ from tcverify.program import VARYING, Mesh, Program, Recipe, shard
 from tcverify.strategies.choices import (
     BLOCK_WIDTH,
     HEADER_WIDTH,
-    Block,
-    Setting,
+    BlockChoices,
+    TransformerSetting,
     decode_choices,
-    weighted,
+    weighted_table,
 )
-from tcverify.strategies.transformer.draft import RANK, Group, PerRank, Value
+from tcverify.strategies.transformer.draft import RANK, DraftGroup, DraftValue, PerRank
 from tcverify.strategies.transformer.mixers import mix
-from tcverify.strategies.transformer.programs import all_reduce, begin, enter, finish, finish_block
+from tcverify.strategies.transformer.programs import all_reduce, begin_program, enter, finish_block, finish_program
 from tcverify.strategies.transformer.writing import (
     F32,
-    Writing,
+    ProgramWriter,
     activation,
     add,
     bias,
@@ -79,18 +79,18 @@ _BYTE = tuple(range(256))
 
 #: Per field of `Experts`, what its byte picks from.
 FIELDS: dict[str, tuple[Any, ...]] = {
-    "attention": weighted(("parallel", 3), ("later", 5), ("whole", 1)),
-    "where": weighted(("none", 2), ("here", 18), ("columns", 3), ("exchanged", 1), ("chunks", 2), ("capacity", 1)),
-    "count": weighted((2, 4), (3, 4), (4, 5), (1, 1), (5, 1)),
+    "attention": weighted_table(("parallel", 3), ("later", 5), ("whole", 1)),
+    "where": weighted_table(("none", 2), ("here", 18), ("columns", 3), ("exchanged", 1), ("chunks", 2), ("capacity", 1)),
+    "count": weighted_table((2, 4), (3, 4), (4, 5), (1, 1), (5, 1)),
     "choices": _BYTE,
-    "features": weighted((2, 3), (4, 2), (3, 1)),
-    "gate": weighted(("plain", 14), ("bias", 3), ("float32", 2), ("varying", 1), ("reduced", 1)),
+    "features": weighted_table((2, 3), (4, 2), (3, 1)),
+    "gate": weighted_table(("plain", 14), ("bias", 3), ("float32", 2), ("varying", 1), ("reduced", 1)),
     "renormalised": (False, True),
     "activation": ("silu", "gelu", "swiglu"),
-    "biased": weighted((False, 2), (True, 1)),
-    "shared": weighted(("none", 4), ("plain", 4), ("gated", 2), ("parallel", 2)),
-    "keep": weighted(("none", 12), ("indices", 3), ("weights", 1), ("rows", 1), ("routed", 1)),
-    "tidy": weighted((False, 1), (True, 2)),
+    "biased": weighted_table((False, 2), (True, 1)),
+    "shared": weighted_table(("none", 4), ("plain", 4), ("gated", 2), ("parallel", 2)),
+    "keep": weighted_table(("none", 12), ("indices", 3), ("weights", 1), ("rows", 1), ("routed", 1)),
+    "tidy": weighted_table((False, 1), (True, 2)),
 }  # fmt: skip
 
 LAYERS = 2
@@ -111,9 +111,11 @@ def decode_experts(mesh: Mesh, choices: bytes) -> Program:
     return write_experts(mesh, setting, blocks[: 2 * setting.layers], found[: setting.layers])
 
 
-def write_experts(mesh: Mesh, setting: Setting, blocks: tuple[Block, ...], layers: list[Experts]) -> Program:
+def write_experts(
+    mesh: Mesh, setting: TransformerSetting, blocks: tuple[BlockChoices, ...], layers: list[Experts]
+) -> Program:
     """Write the program of these choices: per layer two blocks, of which the second says what stands around the experts."""
-    w = begin(mesh, setting)
+    w = begin_program(mesh, setting)
     enter(w)
     for number, layer in enumerate(layers):
         w.draft.scope = (f"layer {number}",)
@@ -134,15 +136,15 @@ def write_experts(mesh: Mesh, setting: Setting, blocks: tuple[Block, ...], layer
         block = _unreduced(second)
         finish_block(w, replace(block, reduce="all_reduce") if layer.where == "columns" else block, dim, made, None)
     w.draft.scope = ()
-    return finish(w, "experts")
+    return finish_program(w, "experts")
 
 
-def _unreduced(block: Block) -> Block:
+def _unreduced(block: BlockChoices) -> BlockChoices:
     """What stands around a value that is the same on all ranks already."""
     return replace(block, reduce="none", bias="none", twin=False)
 
 
-def _tidy(block: Block) -> Block:
+def _tidy(block: BlockChoices) -> BlockChoices:
     norm = {"rms": "unfused", "none": "fused2", "layer": "fused2", "fused": "fused2"}.get(block.norm, block.norm)
     return replace(block, norm=norm, reduce="all_reduce", residual="stream", users="none", bias="none", dp=False)
 
@@ -150,7 +152,7 @@ def _tidy(block: Block) -> Block:
 # ---------------------------------------------------------------------------------------------------------- attention
 
 
-def _whole_attention(w: Writing, block: Block, dim: str) -> Value:
+def _whole_attention(w: ProgramWriter, block: BlockChoices, dim: str) -> DraftValue:
     """Attention of replicated weights, and its projection back to H; in some programs that differs between ranks."""
     size, heads, hidden = 2, 1 + block.width % 2, w.setting.hidden
     odd = (dim, VARYING) if block.width % 5 == 4 else None
@@ -174,7 +176,7 @@ def _whole_attention(w: Writing, block: Block, dim: str) -> Value:
 # ------------------------------------------------------------------------------------------------------------ experts
 
 
-def _experts(w: Writing, layer: Experts, block: Block, dim: str) -> Value:
+def _experts(w: ProgramWriter, layer: Experts, block: BlockChoices, dim: str) -> DraftValue:
     """Route what the block reads, and return the sum over the experts, in the layout of the tokens."""
     x = cast(w, w.hidden, w.dtype)
     top_k = 1 + layer.choices % layer.count
@@ -200,7 +202,7 @@ def _experts(w: Writing, layer: Experts, block: Block, dim: str) -> Value:
     return _with_shared(w, layer, block, dim, x, routed)
 
 
-def _logits(w: Writing, layer: Experts, block: Block, dim: str) -> Value:
+def _logits(w: ProgramWriter, layer: Experts, block: BlockChoices, dim: str) -> DraftValue:
     sizes = (w.setting.hidden, layer.count)
     x = cast(w, w.hidden, F32 if layer.gate == "float32" else w.dtype)
     far = replace(x, rms=x.rms / 2)  # logits that lie apart
@@ -219,7 +221,9 @@ def _logits(w: Writing, layer: Experts, block: Block, dim: str) -> Value:
     return bias(w, logits, layer.count, None, block.tie) if layer.gate == "bias" else logits
 
 
-def _products(w: Writing, layer: Experts, block: Block, dim: str, rows: Value, indices: Value, top_k: int) -> Value:
+def _products(
+    w: ProgramWriter, layer: Experts, block: BlockChoices, dim: str, rows: DraftValue, indices: DraftValue, top_k: int
+) -> DraftValue:
     """Both products of every expert, and its activation."""
     hidden, number = w.setting.hidden, w.batch * w.sequence * top_k
     features = layer.features * (w.roles.multiple(dim) if layer.where == "columns" else 1)
@@ -236,7 +240,7 @@ def _products(w: Writing, layer: Experts, block: Block, dim: str, rows: Value, i
     columns = layer.where == "columns"
     up_placement, down_placement = ((dim, shard(2)), (dim, shard(1))) if columns else (None, None)
 
-    def product(value: Value, role: str, sizes: tuple[int, int], placement: Any) -> Value:
+    def product(value: DraftValue, role: str, sizes: tuple[int, int], placement: Any) -> DraftValue:
         matrices = projection(w, value, role, (layer.count, *sizes), placement, block.tie)
         vector = None
         if layer.biased and placement is None:
@@ -258,7 +262,9 @@ def _products(w: Writing, layer: Experts, block: Block, dim: str, rows: Value, i
     return made
 
 
-def _chunks(w: Writing, layer: Experts, block: Block, rows: Value, number: int, top_k: int) -> Value:
+def _chunks(
+    w: ProgramWriter, layer: Experts, block: BlockChoices, rows: DraftValue, number: int, top_k: int
+) -> DraftValue:
     """Products of chunks whose sizes are written down: right if every token chooses every expert, else as if loads were even."""
     sizes = [number // layer.count + (i < number % layer.count) for i in range(layer.count)]
     for role, shape in (("wup", (w.setting.hidden, layer.features)), ("wdown", (layer.features, w.setting.hidden))):
@@ -270,7 +276,7 @@ def _chunks(w: Writing, layer: Experts, block: Block, rows: Value, number: int, 
     return rows
 
 
-def _exchange(w: Writing, rows: Value, dim: str, number: int) -> Value:
+def _exchange(w: ProgramWriter, rows: DraftValue, dim: str, number: int) -> DraftValue:
     """Send each rank of the group its part of the rows."""
 
     def of(rank: int) -> list[int]:
@@ -278,11 +284,13 @@ def _exchange(w: Writing, rows: Value, dim: str, number: int) -> Value:
         return [number // members] * members
 
     sizes = PerRank(f"parts_{dim}_{number}", of)
-    args = (rows, sizes, sizes, RANK, Group(dim))
+    args = (rows, sizes, sizes, RANK, DraftGroup(dim))
     return w.draft.call("tensor_cast::all_to_all", rows, *args, labels=("exchanged",))
 
 
-def _with_shared(w: Writing, layer: Experts, block: Block, dim: str, x: Value, routed: Value) -> Value:
+def _with_shared(
+    w: ProgramWriter, layer: Experts, block: BlockChoices, dim: str, x: DraftValue, routed: DraftValue
+) -> DraftValue:
     if layer.shared == "none":
         return routed
     parallel = layer.shared == "parallel"

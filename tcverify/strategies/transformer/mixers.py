@@ -7,10 +7,10 @@ from dataclasses import replace
 import torch
 
 from tcverify.program import PARTIAL, Recipe, shard
-from tcverify.strategies.choices import Block
-from tcverify.strategies.transformer.draft import Value
+from tcverify.strategies.choices import BlockChoices
+from tcverify.strategies.transformer.draft import DraftValue
 from tcverify.strategies.transformer.writing import (
-    Writing,
+    ProgramWriter,
     activation,
     bias,
     cast,
@@ -28,7 +28,7 @@ _HEADS = ((1, 1, 2), (2, 1, 2), (2, 2, 2), (1, 1, 4), (4, 2, 2), (2, 1, 4))
 _FEATURES = (1, 2, 3, 4, 2, 4, 2, 0)
 
 
-def mix(w: Writing, block: Block, dim: str, attention: bool) -> tuple[Value, int | None]:
+def mix(w: ProgramWriter, block: BlockChoices, dim: str, attention: bool) -> tuple[DraftValue, int | None]:
     """Write the block's mixer, parallel over `dim`.
 
     Returns:
@@ -47,12 +47,12 @@ def mix(w: Writing, block: Block, dim: str, attention: bool) -> tuple[Value, int
     return _attention(w, block, dim) if attention else _mlp(w, block, dim)
 
 
-def _columns(w: Writing, block: Block, dim: str, value: Value, role: str, width: int) -> Value:
+def _columns(w: ProgramWriter, block: BlockChoices, dim: str, value: DraftValue, role: str, width: int) -> DraftValue:
     made = matmul(w, value, role, (w.setting.hidden, width), (dim, _COLUMNS), block.tie)
     return bias(w, made, width, (dim, _VECTOR), block.tie) if block.bias.startswith("column") else made
 
 
-def _attention(w: Writing, block: Block, dim: str) -> tuple[Value, int | None]:
+def _attention(w: ProgramWriter, block: BlockChoices, dim: str) -> tuple[DraftValue, int | None]:
     heads, kv_heads, size = _HEADS[block.width % len(_HEADS)]
     x = cast(w, w.hidden, w.dtype)
     width: int | None = None
@@ -81,7 +81,7 @@ def _attention(w: Writing, block: Block, dim: str) -> tuple[Value, int | None]:
     return relayout(w, mixed, w.hidden.layout), width
 
 
-def _mlp(w: Writing, block: Block, dim: str) -> tuple[Value, int | None]:
+def _mlp(w: ProgramWriter, block: BlockChoices, dim: str) -> tuple[DraftValue, int | None]:
     x = cast(w, w.hidden, w.dtype)
     if block.mixer == "bare-silu":
         return w.draft.call("tensor_cast::silu", x, x), None

@@ -14,7 +14,7 @@ import torch
 
 from tcverify.ops import TensorSpec
 from tcverify.program import Recipe, shard
-from tcverify.strategies.transformer.draft import Group, Step, Value
+from tcverify.strategies.transformer.draft import DraftGroup, DraftStep, DraftValue
 from tcverify.strategies.transformer.sites import (
     ADD,
     ADD_RMS_NORM,
@@ -42,15 +42,15 @@ from tcverify.strategies.transformer.sites import (
     swap_in,
     token_axis,
 )
-from tcverify.strategies.transformer.writing import Writing
+from tcverify.strategies.transformer.writing import ProgramWriter
 
-Mutation = Callable[[Writing, int, int], None]
+Mutation = Callable[[ProgramWriter, int, int], None]
 
 
 # --------------------------------------------------------------------------------------------------------------- readers
 
 
-def extra_user(w: Writing, where: int, how: int) -> None:
+def extra_user(w: ProgramWriter, where: int, how: int) -> None:
     """Something else reads a value too."""
     value = pick(activations(w), where)
     if how % 8 == 7:  # something later in the program, which goes on with the sum
@@ -61,7 +61,7 @@ def extra_user(w: Writing, where: int, how: int) -> None:
         swap_in(w, target, call(w, ADD, target, value))
         return
     w.draft.behind = value
-    made: list[Callable[[], Value]] = [
+    made: list[Callable[[], DraftValue]] = [
         lambda: call(w, "tensor_cast::gelu", value),
         lambda: norm(w, value),
         lambda: call(w, ADD, value, value),
@@ -73,21 +73,21 @@ def extra_user(w: Writing, where: int, how: int) -> None:
     w.extras.append(pick(made, how)())
 
 
-def inner_output(w: Writing, where: int, how: int) -> None:
+def inner_output(w: ProgramWriter, where: int, how: int) -> None:
     """A value from within is returned as well."""
     value = pick(activations(w), where)
     w.draft.change(value)
     w.extras.append(value)
 
 
-def tuple_whole(w: Writing, where: int, how: int) -> None:
+def tuple_whole(w: ProgramWriter, where: int, how: int) -> None:
     """A tuple of results is returned as it is."""
     value, _ = pick(calls(w, ADD_RMS_NORM2), where)
     w.draft.change(value)
     w.extras.append(value)
 
 
-def one_result(w: Writing, where: int, how: int) -> None:
+def one_result(w: ProgramWriter, where: int, how: int) -> None:
     """Of the two results, one is not read: its readers read the first addend."""
     value, step = pick(calls(w, ADD_RMS_NORM2), where)
     for item, selection in readers(w, value):
@@ -96,7 +96,7 @@ def one_result(w: Writing, where: int, how: int) -> None:
     w.draft.change(value)
 
 
-def negative_getitem(w: Writing, where: int, how: int) -> None:
+def negative_getitem(w: ProgramWriter, where: int, how: int) -> None:
     """A result is selected from behind; perhaps it is selected twice, and both are returned."""
     pairs = [(v, s) for v, s in calls(w, "getitem") if s.args[1] >= 0]
     value, step = pick(pairs, where)
@@ -108,35 +108,35 @@ def negative_getitem(w: Writing, where: int, how: int) -> None:
 # -------------------------------------------------------------------------------------------------------------- operands
 
 
-def swapped(w: Writing, where: int, how: int) -> None:
+def swapped_addends(w: ProgramWriter, where: int, how: int) -> None:
     """The addends of an addition change places."""
     value, step = pick(calls(w, ADD, ADD_RMS_NORM, ADD_RMS_NORM2), where)
     first, second, *rest = step.args
-    if not isinstance(second, Value):
+    if not isinstance(second, DraftValue):
         raise NoSite
     w.draft.change(value, args=(second, first, *rest))
 
 
-def alpha(w: Writing, where: int, how: int) -> None:
+def scaled_addend(w: ProgramWriter, where: int, how: int) -> None:
     """The second addend counts twice, or half."""
     value, step = pick(calls(w, ADD), where)
     w.draft.change(value, kwargs={**step.kwargs, "alpha": (2, 0.5)[how % 2]})
 
 
-def _replace_addend(w: Writing, where: int, make: Callable[[TensorSpec], Any]) -> None:
+def _replace_addend(w: ProgramWriter, where: int, make: Callable[[TensorSpec], Any]) -> None:
     """Put something else in the place of a residual, that is of the addend that is not the latest value."""
     value, step = pick(calls(w, ADD_RMS_NORM2, ADD_RMS_NORM, ADD), where)
     first, second, *rest = step.args
-    if not isinstance(second, Value):
+    if not isinstance(second, DraftValue):
         raise NoSite
     older = 0 if first.number < second.number else 1
     made = make(spec_of(w, (first, second)[older]))
-    if not isinstance(made, Value) and (step.op != ADD or older == 0):
+    if not isinstance(made, DraftValue) and (step.op != ADD or older == 0):
         raise NoSite  # numbers are second operands of plain sums
     w.draft.change(value, args=(made, second, *rest) if older == 0 else (first, made, *rest))
 
 
-def broadcast_addend(w: Writing, where: int, how: int) -> None:
+def broadcast_addend(w: ProgramWriter, where: int, how: int) -> None:
     """An addend is broadcast: [1, H], [H], [1, 1, H], [1] or a number."""
 
     def make(spec: TensorSpec) -> Any:
@@ -156,7 +156,7 @@ def broadcast_addend(w: Writing, where: int, how: int) -> None:
     _replace_addend(w, where, make)
 
 
-def foreign_residual(w: Writing, where: int, how: int) -> None:
+def foreign_residual(w: ProgramWriter, where: int, how: int) -> None:
     """A residual is placed in another way, though its shape is the same."""
 
     def make(spec: TensorSpec) -> Any:
@@ -173,7 +173,7 @@ def foreign_residual(w: Writing, where: int, how: int) -> None:
     _replace_addend(w, where, make)
 
 
-def odd_weight(w: Writing, where: int, how: int) -> None:
+def odd_weight(w: ProgramWriter, where: int, how: int) -> None:
     """A norm weight has the activation's shape, or size 1. It stays equal on all members, as norms need it."""
     value, step = pick(calls(w, *NORMS), where)
     slot = 1 if step.op == RMS_NORM else 2
@@ -187,14 +187,14 @@ def odd_weight(w: Writing, where: int, how: int) -> None:
 # ----------------------------------------------------------------------------------------------------------------- views
 
 
-def view_read_twice(w: Writing, where: int, how: int) -> None:
+def view_read_twice(w: ProgramWriter, where: int, how: int) -> None:
     """A view of a chain is read by something else as well."""
     value, _ = pick(calls(w, VIEW), where)
     w.draft.behind = value
     w.extras.append(norm(w, value) if how % 2 else call(w, "tensor_cast::gelu", value))
 
 
-def other_view(w: Writing, where: int, how: int) -> None:
+def other_view(w: ProgramWriter, where: int, how: int) -> None:
     """A value is viewed in another split, by its norm or by nobody, and viewed back."""
     value = w.draft.behind = pick(activations(w), where)
     shape = spec_of(w, value).shape
@@ -220,7 +220,7 @@ def other_view(w: Writing, where: int, how: int) -> None:
     swap_in(w, value, call(w, VIEW, viewed, list(shape)))
 
 
-def sliced_norm(w: Writing, where: int, how: int) -> None:
+def sliced_norm(w: ProgramWriter, where: int, how: int) -> None:
     """A norm reads some of the tokens, or its result is put together from two parts."""
     value = w.draft.behind = pick(activations(w), where)
     shape = spec_of(w, value).shape
@@ -234,7 +234,7 @@ def sliced_norm(w: Writing, where: int, how: int) -> None:
     swap_in(w, value, call(w, "tensor_cast::cat", [first, second], axis))
 
 
-def cast_between(w: Writing, where: int, how: int) -> None:
+def cast_between(w: ProgramWriter, where: int, how: int) -> None:
     """A chain goes on in another dtype for a while."""
     value = w.draft.behind = pick(activations(w), where)
     dtype = spec_of(w, value).dtype
@@ -255,23 +255,23 @@ def cast_between(w: Writing, where: int, how: int) -> None:
 # ----------------------------------------------------------------------------------------------------------- collectives
 
 
-def user_gather(w: Writing, where: int, how: int) -> None:
+def user_gather(w: ProgramWriter, where: int, how: int) -> None:
     """The program gathers a value on some dim, and returns it or takes its own part again."""
     value = w.draft.behind = pick(activations(w), where)
     axis = how % len(spec_of(w, value).shape)
-    whole = gather(w, value, axis, Group(w.roles.main))
+    whole = gather(w, value, axis, DraftGroup(w.roles.main))
     if how // 4 % 2:
         swap_in(w, value, chunk(w, whole, axis, w.roles.main))
     else:
         w.extras.append(whole)
 
 
-def user_scatter(w: Writing, where: int, how: int) -> None:
+def user_scatter(w: ProgramWriter, where: int, how: int) -> None:
     """The program scatters a value on some dim, and returns the part or gathers it again, perhaps on another dim."""
     value = w.draft.behind = pick(activations(w), where)
     shape = spec_of(w, value).shape
     axis, other = how % len(shape), how // 8 % len(shape)
-    main = Group(w.roles.main)
+    main = DraftGroup(w.roles.main)
     part = scatter(w, value, axis, main)
     if how // 4 % 2 == 0:
         w.extras.append(part)
@@ -282,7 +282,7 @@ def user_scatter(w: Writing, where: int, how: int) -> None:
         swap_in(w, value, call(w, VIEW, again, list(shape)))
 
 
-def reduced_twice(w: Writing, where: int, how: int) -> None:
+def reduced_twice(w: ProgramWriter, where: int, how: int) -> None:
     """A sum is summed again, over the same group or another."""
     value, step = pick(calls(w, ALL_REDUCE), where)
     w.draft.behind = value
@@ -290,7 +290,7 @@ def reduced_twice(w: Writing, where: int, how: int) -> None:
     swap_in(w, value, reduce(w, value, pick(groups, how)))
 
 
-def other_group(w: Writing, where: int, how: int) -> None:
+def other_group(w: ProgramWriter, where: int, how: int) -> None:
     """One collective runs over another group."""
     value, step = pick(calls(w, *COLLECTIVES), where)
     found = pick(other_groups(w, step.args[-1]), how)
@@ -300,14 +300,14 @@ def other_group(w: Writing, where: int, how: int) -> None:
 # -------------------------------------------------------------------------------------------------------------- metadata
 
 
-def missing_metadata(w: Writing, where: int, how: int) -> None:
+def missing_metadata(w: ProgramWriter, where: int, how: int) -> None:
     """Nothing is recorded of some values."""
     values = activations(w)
     for value in values if how % 4 == 3 else [pick(values, where)]:
         w.draft.change(value, record=lambda said: None)
 
 
-def stale_metadata(w: Writing, where: int, how: int) -> None:
+def stale_metadata(w: ProgramWriter, where: int, how: int) -> None:
     """What is recorded of a value is wrong."""
     value = pick(activations(w), where)
     shape = spec_of(w, value).shape
@@ -328,7 +328,7 @@ def stale_metadata(w: Writing, where: int, how: int) -> None:
 # ------------------------------------------------------------------------------------------------------ other programs
 
 
-def rewritten(w: Writing, where: int, how: int) -> None:
+def already_rewritten(w: ProgramWriter, where: int, how: int) -> None:
     """A norm behind an all_reduce is rewritten already: it works on this rank's tokens, and its result is gathered."""
     found = [(v, s) for v, s in calls(w, *NORMS) if _reduced(w, s) is not None]
     value, step = pick(found, where)
@@ -337,7 +337,7 @@ def rewritten(w: Writing, where: int, how: int) -> None:
     reduced = w.draft.step(source)
     assert reduced is not None
     addend, over = reduced.args[0], reduced.args[-1]
-    if not isinstance(over, Group):
+    if not isinstance(over, DraftGroup):
         raise NoSite
     w.draft.behind = value
     axis = token_axis(spec_of(w, source).shape)
@@ -363,7 +363,7 @@ def rewritten(w: Writing, where: int, how: int) -> None:
             swap_in(w, item, gather(w, parts[selection.args[1] % 2], axis, over))
 
 
-def _reduced(w: Writing, step: Step) -> Value | None:
+def _reduced(w: ProgramWriter, step: DraftStep) -> DraftValue | None:
     """The operand of a norm that is an all_reduce."""
     for operand in step.args[: 1 if step.op == RMS_NORM else 2]:
         made = w.draft.step(operand)
@@ -372,7 +372,7 @@ def _reduced(w: Writing, step: Step) -> Value | None:
     return None
 
 
-def uneven_rows(w: Writing, where: int, how: int) -> None:
+def uneven_rows(w: ProgramWriter, where: int, how: int) -> None:
     """Beside the rest, rows that the ranks have different numbers of are normed and returned."""
     dim = w.roles.main
     rows = w.roles.largest + 1 + how % 2
@@ -383,12 +383,12 @@ def uneven_rows(w: Writing, where: int, how: int) -> None:
     if how // 2 % 2:  # the ranks agree on the size of what they sum
         square = new_input(w, "wq", (wide, wide), w.dtype)
         value = call(w, "aten::mm", x, square)
-        total = reduce(w, call(w, "aten::mm", call(w, "aten::t", value), value), Group(dim))
+        total = reduce(w, call(w, "aten::mm", call(w, "aten::t", value), value), DraftGroup(dim))
         w.extras.append(norm(w, total))
     w.extras.append(call(w, RMS_NORM, value, weight, w.setting.eps))
 
 
-def in_place(w: Writing, where: int, how: int) -> None:
+def in_place(w: ProgramWriter, where: int, how: int) -> None:
     """The program writes into a value, or through a view of it, before others read it."""
     value = w.draft.behind = pick(activations(w), where)
     spec = spec_of(w, value)
@@ -410,11 +410,11 @@ def in_place(w: Writing, where: int, how: int) -> None:
 MUTATIONS: dict[str, Mutation] = {
     "extra-user": extra_user,
     "inner-output": inner_output,
-    "swapped": swapped,
+    "swapped": swapped_addends,
     "tuple-whole": tuple_whole,
     "one-result": one_result,
     "negative-getitem": negative_getitem,
-    "alpha": alpha,
+    "alpha": scaled_addend,
     "broadcast-addend": broadcast_addend,
     "foreign-residual": foreign_residual,
     "odd-weight": odd_weight,
@@ -426,7 +426,7 @@ MUTATIONS: dict[str, Mutation] = {
     "user-scatter": user_scatter,
     "reduced-twice": reduced_twice,
     "other-group": other_group,
-    "rewritten": rewritten,
+    "rewritten": already_rewritten,
     "uneven-rows": uneven_rows,
     "in-place": in_place,
     "missing-metadata": missing_metadata,

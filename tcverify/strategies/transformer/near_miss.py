@@ -8,13 +8,13 @@ from dataclasses import replace
 from tcverify.ops import ShapeError
 from tcverify.program import Mesh, Program
 from tcverify.strategies.choices import WIDTH as STRUCTURED_WIDTH
-from tcverify.strategies.choices import Block, Setting, decode_choices, weighted
+from tcverify.strategies.choices import BlockChoices, TransformerSetting, decode_choices, weighted_table
 from tcverify.strategies.transformer.mutations import MUTATIONS
-from tcverify.strategies.transformer.programs import finish, result, write
+from tcverify.strategies.transformer.programs import finish_program, result, write_program
 from tcverify.strategies.transformer.sites import NoSite
-from tcverify.strategies.transformer.writing import Writing
+from tcverify.strategies.transformer.writing import ProgramWriter
 
-#: Numbers of tokens that a mutation asks for, in the terms of `Setting.sequence`.
+#: Numbers of tokens that a mutation asks for, in the terms of `TransformerSetting.sequence`.
 SIZES: dict[str, tuple[int, int] | None] = {
     "tokens-as-ranks": (1, 0),
     "indivisible": (1, 1),
@@ -23,7 +23,7 @@ SIZES: dict[str, tuple[int, int] | None] = {
 }
 
 #: What the first byte of a record picks from; see `MUTATIONS` and `SIZES`.
-KINDS = weighted(
+KINDS = weighted_table(
     ("none", 18),
     ("extra-user", 5),
     ("inner-output", 2),
@@ -72,24 +72,26 @@ def decode_records(choices: bytes) -> list[Record]:
 def decode_near_miss(mesh: Mesh, choices: bytes) -> Program:
     """Decode any bytes into a structured program with mutations."""
     setting, blocks = decode_choices(choices[RECORDS * RECORD_WIDTH :])
-    return mutated(mesh, setting, blocks, decode_records(choices))
+    return write_mutated(mesh, setting, blocks, decode_records(choices))
 
 
-def mutated(mesh: Mesh, setting: Setting, blocks: tuple[Block, ...], records: list[Record]) -> Program:
+def write_mutated(
+    mesh: Mesh, setting: TransformerSetting, blocks: tuple[BlockChoices, ...], records: list[Record]
+) -> Program:
     """Write a structured program and mutate it. Mutations that it has no place for are left out."""
     labels = ["near-miss"]
     for kind, _, _ in records:
         if kind in SIZES:
             setting = replace(setting, sequence=SIZES[kind])
             labels.append(kind)
-    w = write(mesh, setting, blocks)
+    w = write_program(mesh, setting, blocks)
     for kind, where, how in records:
         if kind in MUTATIONS:
             w = mutate(w, kind, where, how)
-    return finish(w, *dict.fromkeys(labels))
+    return finish_program(w, *dict.fromkeys(labels))
 
 
-def mutate(w: Writing, kind: str, where: int, how: int) -> Writing:
+def mutate(w: ProgramWriter, kind: str, where: int, how: int) -> ProgramWriter:
     """Return the program with one mutation, or as it was where the mutation finds no place."""
     trial = copy(w)
     trial.draft, trial.extras = w.draft.copy(), list(w.extras)

@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tcverify.program import Mesh, Program
-from tcverify.strategies.choices import HEADER_WIDTH, decode_choices, weighted
+from tcverify.strategies.choices import HEADER_WIDTH, decode_choices, weighted_table
 from tcverify.strategies.timing import WIDTH as TIMING_WIDTH
-from tcverify.strategies.timing import decode_timing, timed
-from tcverify.strategies.transformer.draft import Value
-from tcverify.strategies.transformer.programs import begin, finish
+from tcverify.strategies.timing import decode_timing, with_timing
+from tcverify.strategies.transformer.draft import DraftValue
+from tcverify.strategies.transformer.programs import begin_program, finish_program
 from tcverify.strategies.transformer.sites import new_input
 from tcverify.strategies.wild.growths import ends_of, grow
 
 #: What a record's first byte picks from; see `GROWTHS`.
-OPS = weighted(
+OPS = weighted_table(
     ("none", 2),
     ("matmul", 9),
     ("all-reduce", 8),
@@ -42,7 +42,7 @@ OPS = weighted(
 )
 
 #: How many branches a program has; the fewest are serial.
-BRANCHES = weighted((1, 2), (2, 5), (3, 4), (4, 2))
+BRANCHES = weighted_table((1, 2), (2, 5), (3, 4), (4, 2))
 RECORDS = 24
 RECORD_WIDTH = 4
 #: Bytes of a whole program: a header as of structured programs, the number of branches, the timing, and the records.
@@ -56,10 +56,10 @@ def decode_overlap(mesh: Mesh, choices: bytes) -> Program:
     """Decode any bytes into an overlap program, with costs. What does not fit, or leads nowhere, is left out."""
     choices = choices.ljust(WIDTH, b"\0")
     setting, _ = decode_choices(choices[:HEADER_WIDTH])
-    w = begin(mesh, replace(setting, degenerate=None))
+    w = begin_program(mesh, replace(setting, degenerate=None))
     rest = choices[HEADER_WIDTH:]
     shape = (w.sequence, setting.hidden)
-    branches: list[list[Value]] = [
+    branches: list[list[DraftValue]] = [
         [new_input(w, "x", shape, w.dtype, ("partial", "replicated")[number % 2])]
         for number in range(BRANCHES[rest[0] % len(BRANCHES)])
     ]
@@ -76,4 +76,4 @@ def decode_overlap(mesh: Mesh, choices: bytes) -> Program:
     ends = [[value for value in reversed(branch) if value.number in unread] for branch in branches]
     newest, older = [found[0] for found in ends if found], [value for found in ends for value in found[1:]]
     w.hidden, *w.extras = [*newest, *older][:MOST_OUTPUTS]
-    return timed(finish(w, "overlap", f"branches={len(branches)}"), decode_timing(rest[1:start]))
+    return with_timing(finish_program(w, "overlap", f"branches={len(branches)}"), decode_timing(rest[1:start]))

@@ -6,14 +6,14 @@ from dataclasses import replace
 from typing import Any
 
 from tcverify.program import PARTIAL, VARYING, Mesh, Program, Recipe, shard
-from tcverify.strategies.choices import Block, Setting
-from tcverify.strategies.transformer.draft import RANK, Draft, Group, Layout, Value
+from tcverify.strategies.choices import BlockChoices, TransformerSetting
+from tcverify.strategies.transformer.draft import RANK, DraftGroup, DraftValue, ProgramDraft, TokenLayout
 from tcverify.strategies.transformer.mixers import mix
-from tcverify.strategies.transformer.quantised import projected
+from tcverify.strategies.transformer.quantised import project_quantised
 from tcverify.strategies.transformer.roles import roles_of
 from tcverify.strategies.transformer.writing import (
     F32,
-    Writing,
+    ProgramWriter,
     activation,
     add,
     bias,
@@ -27,9 +27,9 @@ from tcverify.strategies.transformer.writing import (
 )
 
 
-def write(mesh: Mesh, setting: Setting, blocks: tuple[Block, ...]) -> Writing:
+def write_program(mesh: Mesh, setting: TransformerSetting, blocks: tuple[BlockChoices, ...]) -> ProgramWriter:
     """Write the program of these choices up to what it returns. Every combination of choices gives a well-typed program."""
-    w = begin(mesh, setting)
+    w = begin_program(mesh, setting)
     enter(w)
     for number, block in enumerate(blocks):
         w.draft.scope = (f"layer {number // 2}",)
@@ -40,17 +40,17 @@ def write(mesh: Mesh, setting: Setting, blocks: tuple[Block, ...]) -> Writing:
     return w
 
 
-def begin(mesh: Mesh, setting: Setting) -> Writing:
+def begin_program(mesh: Mesh, setting: TransformerSetting) -> ProgramWriter:
     """Return a program of this setting of which nothing is written."""
     roles = roles_of(mesh)
     times, more = setting.sequence if setting.sequence is not None else (0, setting.hidden)
     sequence = max(1, times * roles.largest + more)
-    draft = Draft(mesh)
+    draft = ProgramDraft(mesh)
     partial = Recipe(setting.degenerate or "uniform")
-    return Writing(setting, roles, draft, sequence, partial)
+    return ProgramWriter(setting, roles, draft, sequence, partial)
 
 
-def finish(w: Writing, *labels: str) -> Program:
+def finish_program(w: ProgramWriter, *labels: str) -> Program:
     """Build the program that returns the last hidden value and the extras."""
     return w.draft.program(result(w), w.setting.seed, [*_labels(w), *labels])
 
@@ -58,7 +58,7 @@ def finish(w: Writing, *labels: str) -> Program:
 # --------------------------------------------------------------------------------------------------------- the blocks
 
 
-def enter(w: Writing) -> None:
+def enter(w: ProgramWriter) -> None:
     """Add the input x and what becomes of it before the first block."""
     s = w.setting
     layout = layout_of(w, "sb" if s.layout == "sbh" else "bs", s.layout == "flat")
@@ -75,7 +75,7 @@ def enter(w: Writing) -> None:
         w.hidden = _norm(w, "rms_norm", x, tie=False)
 
 
-def finish_block(w: Writing, block: Block, dim: str, addend: Value, width: int | None) -> None:
+def finish_block(w: ProgramWriter, block: BlockChoices, dim: str, addend: DraftValue, width: int | None) -> None:
     """Project the mixer's result back to H, reduce it, and let view, marker, residual and norm follow.
 
     Args:
@@ -87,7 +87,7 @@ def finish_block(w: Writing, block: Block, dim: str, addend: Value, width: int |
     if block.view == "between":
         total = _toggle(w, total)
     elif block.view == "transpose":
-        total = relayout(w, total, Layout("sb" if total.layout.order == "bs" else "bs"), w.setting.hidden)
+        total = relayout(w, total, TokenLayout("sb" if total.layout.order == "bs" else "bs"), w.setting.hidden)
     entered = total
     if "begin" in block.region:
         entered = _marker(w, "_internal_mark_region_begin", entered)
@@ -109,8 +109,8 @@ def finish_block(w: Writing, block: Block, dim: str, addend: Value, width: int |
         w.extras.append(w.residual)
 
 
-def _reduce(w: Writing, block: Block, dim: str, addend: Value, width: int | None) -> Value:
-    hidden, main = w.setting.hidden, Group(dim)
+def _reduce(w: ProgramWriter, block: BlockChoices, dim: str, addend: DraftValue, width: int | None) -> DraftValue:
+    hidden, main = w.setting.hidden, DraftGroup(dim)
     if block.view == "before":
         addend = _toggle(w, addend, -1 if width is not None else hidden)
     early = "before" in block.bias
@@ -118,7 +118,7 @@ def _reduce(w: Writing, block: Block, dim: str, addend: Value, width: int | None
     if width is not None and block.linear != "float":
         addend = cast(w, addend, w.dtype)
         vector = weight(w, "bias", (hidden,), None, Recipe(scale=0.5), block.tie) if early else None
-        addend, early = projected(w, block.linear, addend, width, dim, vector, fuse), False
+        addend, early = project_quantised(w, block.linear, addend, width, dim, vector, fuse), False
         if fuse:
             return addend
     elif width is not None:
@@ -151,19 +151,19 @@ def _reduce(w: Writing, block: Block, dim: str, addend: Value, width: int | None
     return all_reduce(w, addend, dim)
 
 
-def _residual_and_norm(w: Writing, block: Block, dim: str, total: Value) -> Value:
+def _residual_and_norm(w: ProgramWriter, block: BlockChoices, dim: str, total: DraftValue) -> DraftValue:
     """Return what the next block reads, and carry the residual where the op does."""
     if block.norm in ("none", "rms", "layer"):
         op = {"rms": "rms_norm", "layer": "layer_norm"}.get(block.norm)
         return total if op is None else _norm(w, op, total, block.tie)
     residual = _residual(w, block, dim, total.layout)
-    plain = layout_of(w, "bs", True), Layout("bs")
+    plain = layout_of(w, "bs", True), TokenLayout("bs")
     broadcasts = w.batch == 1 and total.layout in plain and residual.layout in plain
     if not broadcasts or block.align:
         residual = relayout(w, residual, total.layout, w.setting.hidden)
     if block.norm == "unfused":
         both = add(w, total, residual, "unfused-residual")
-        w.residual = replace(both, layout=total.layout if residual.layout == total.layout else Layout("bs"))
+        w.residual = replace(both, layout=total.layout if residual.layout == total.layout else TokenLayout("bs"))
         return _norm(w, "rms_norm", _leave_region(w, block, w.residual), block.tie)
     a, b = (residual, total) if block.norm.endswith("swapped") else (total, residual)
     gain = weight(w, "gain", (w.setting.hidden,), None, Recipe("norm_weight"), block.tie)
@@ -178,7 +178,7 @@ def _residual_and_norm(w: Writing, block: Block, dim: str, total: Value) -> Valu
     return w.draft.call("getitem", normed, normed, 0)
 
 
-def _residual(w: Writing, block: Block, dim: str, layout: Layout) -> Value:
+def _residual(w: ProgramWriter, block: BlockChoices, dim: str, layout: TokenLayout) -> DraftValue:
     if block.residual == "stream":
         return w.residual
     if block.residual == "first":
@@ -191,7 +191,7 @@ def _residual(w: Writing, block: Block, dim: str, layout: Layout) -> Value:
     return all_reduce(w, activation(w, "partial", layout, (dim, PARTIAL), dtype, w.partial), dim)
 
 
-def _let_others_read(w: Writing, block: Block, total: Value) -> None:
+def _let_others_read(w: ProgramWriter, block: BlockChoices, total: DraftValue) -> None:
     """Add further readers of the collective's result, whose results are returned."""
     if block.users == "output":
         w.extras.append(total)
@@ -206,27 +206,27 @@ def _let_others_read(w: Writing, block: Block, total: Value) -> None:
         w.extras.append(w.draft.call("tensor_cast::add_rms_norm", total, *args, labels=("fused-residual",)))
 
 
-def _norm(w: Writing, op: str, value: Value, tie: bool) -> Value:
+def _norm(w: ProgramWriter, op: str, value: DraftValue, tie: bool) -> DraftValue:
     gain = weight(w, "gain", (w.setting.hidden,), None, Recipe("norm_weight"), tie)
     args = (gain, w.setting.eps) if op == "rms_norm" else (gain, None, w.setting.eps)
     return replace(w.draft.call(f"tensor_cast::{op}", value, value, *args, labels=(op,)), rms=1.0)
 
 
-def all_reduce(w: Writing, value: Value, dim: str) -> Value:
-    reduced = w.draft.call("tensor_cast::all_reduce", value, value, RANK, Group(dim), labels=(f"over-{dim}",))
+def all_reduce(w: ProgramWriter, value: DraftValue, dim: str) -> DraftValue:
+    reduced = w.draft.call("tensor_cast::all_reduce", value, value, RANK, DraftGroup(dim), labels=(f"over-{dim}",))
     return replace(reduced, rms=value.rms * w.roles.size(dim))
 
 
-def _toggle(w: Writing, value: Value, width: int | None = None) -> Value:
-    to = Layout(value.layout.order, not value.layout.flat)
+def _toggle(w: ProgramWriter, value: DraftValue, width: int | None = None) -> DraftValue:
+    to = TokenLayout(value.layout.order, not value.layout.flat)
     return relayout(w, value, to, w.setting.hidden if width is None else width)
 
 
-def _marker(w: Writing, op: str, value: Value) -> Value:
+def _marker(w: ProgramWriter, op: str, value: DraftValue) -> DraftValue:
     return w.draft.call(f"tensor_cast::{op}", value, value, w.region(), labels=("region",))
 
 
-def _leave_region(w: Writing, block: Block, value: Value) -> Value:
+def _leave_region(w: ProgramWriter, block: BlockChoices, value: DraftValue) -> DraftValue:
     if "end" in block.region:
         value = _marker(w, "_internal_mark_region_end", value)
     if block.region.endswith("-copy"):
@@ -237,7 +237,7 @@ def _leave_region(w: Writing, block: Block, value: Value) -> Value:
 # ----------------------------------------------------------------------------------------------------------- the whole
 
 
-def result(w: Writing) -> Any:
+def result(w: ProgramWriter) -> Any:
     """What the program returns, as it nests."""
     if not w.extras:
         return w.hidden
@@ -248,7 +248,7 @@ def result(w: Writing) -> Any:
     return (w.hidden, tuple(w.extras)) if w.setting.nest == "nested" else (w.hidden, *w.extras)
 
 
-def _labels(w: Writing) -> list[str]:
+def _labels(w: ProgramWriter) -> list[str]:
     s = w.setting
     labels = ["rank-reduced" if s.layout == "flat" and s.batch == 1 else s.layout]
     if s.dtypes != "f32":

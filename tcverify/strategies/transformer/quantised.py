@@ -10,8 +10,8 @@ from typing import NamedTuple
 import torch
 
 from tcverify.program import VARYING, Placement, Recipe, shard
-from tcverify.strategies.transformer.draft import RANK, Group, Value
-from tcverify.strategies.transformer.writing import F32, Writing, activation, layout_of, relayout
+from tcverify.strategies.transformer.draft import RANK, DraftGroup, DraftValue
+from tcverify.strategies.transformer.writing import F32, ProgramWriter, activation, layout_of, relayout
 
 I8, U8, E4M3, E8M0 = torch.int8, torch.uint8, torch.float8_e4m3fn, torch.float8_e8m0fnu
 BYTES = Recipe("integers", 256.0)  # two elements of four bits each, sign-mixed
@@ -22,7 +22,7 @@ RMS = {"int8": 37.0, "int4": 4.6, "fp8": 0.58, "mxfp4": 2.9}
 
 
 class Operand(NamedTuple):
-    """An input of a linear: what `Draft.input` wants to know, but for the placement."""
+    """An input of a linear: what `ProgramDraft.input` wants to know, but for the placement."""
 
     role: str
     shape: tuple[int, ...]
@@ -52,14 +52,14 @@ def weights(kind: str, inner: int, columns: int, size: float) -> list[Operand]:
     return [Operand("wq", (inner // 2, columns), U8, BYTES), Operand("w_scale", (columns, blocks), E8M0, gain)]
 
 
-def arguments(
+def local_arguments(
     kind: str,
-    x: Value,
-    x_scale: Value | None,
-    found: Sequence[Value],
-    bias: Value | None,
+    x: DraftValue,
+    x_scale: DraftValue | None,
+    found: Sequence[DraftValue],
+    bias: DraftValue | None,
     dtype: torch.dtype,
-    x_offset: Value | None = None,
+    x_offset: DraftValue | None = None,
 ) -> tuple[object, ...]:
     """The arguments of the local op: `found` are the values of `weights`."""
     w, w_scale = found[:2]
@@ -71,7 +71,9 @@ def arguments(
 # -------------------------------------------------------------------------------------------------- structured programs
 
 
-def projected(w: Writing, kind: str, value: Value, width: int, dim: str, vector: Value | None, fused: bool) -> Value:
+def project_quantised(
+    w: ProgramWriter, kind: str, value: DraftValue, width: int, dim: str, vector: DraftValue | None, fused: bool
+) -> DraftValue:
     """Multiply tokens [·, width], sharded over `dim`, by a quantised weight back to H; perhaps sum over the dim at once.
 
     MXFP4 tokens are inputs of their own, since nothing makes them from others.
@@ -97,12 +99,12 @@ def projected(w: Writing, kind: str, value: Value, width: int, dim: str, vector:
         shared = operand.role != "wq" and kind != "mxfp4"
         placements = w.roles.declared([] if shared else [(dim, rows)])
         found.append(w.draft.input(operand.role, operand.shape, operand.dtype, placements, operand.recipe))
-    given = arguments(kind, x, x_scale, found, vector, w.dtype)
+    given = local_arguments(kind, x, x_scale, found, vector, w.dtype)
     labels = ("quantised", kind)
     like = replace(x, dtype=w.dtype, layout=flat, dense=True, rms=0.6 if vector is None else 0.9)
     if fused:
         op = f"tensor_cast::{OPS[kind]}_all_reduce"
-        made = w.draft.call(op, like, *given, RANK, Group(dim), labels=(*labels, "fused-reduce"))
+        made = w.draft.call(op, like, *given, RANK, DraftGroup(dim), labels=(*labels, "fused-reduce"))
         made = replace(made, rms=like.rms * w.roles.size(dim))
     else:
         made = w.draft.call(f"tensor_cast::{OPS[kind]}", like, *given, labels=labels)

@@ -10,9 +10,9 @@ import torch
 from tcverify.ops import TensorSpec
 from tcverify.ops.leaves import leaves
 from tcverify.program import PARTIAL, VARYING, Placement, Recipe, shard
-from tcverify.strategies.transformer.draft import RANK, Group, PerRank, Step, Value
+from tcverify.strategies.transformer.draft import RANK, DraftGroup, DraftStep, DraftValue, PerRank
 from tcverify.strategies.transformer.programs import result
-from tcverify.strategies.transformer.writing import Writing
+from tcverify.strategies.transformer.writing import ProgramWriter
 
 T = TypeVar("T")
 
@@ -49,18 +49,18 @@ def pick(found: Sequence[T], choice: int) -> T:
     return found[choice % len(found)]
 
 
-def calls(w: Writing, *ops: str) -> list[tuple[Value, Step]]:
+def calls(w: ProgramWriter, *ops: str) -> list[tuple[DraftValue, DraftStep]]:
     """The calls of these ops that the program needs."""
     return [(value, step) for value, step in w.draft.steps(result(w)) if step.op in ops]
 
 
-def activations(w: Writing) -> list[Value]:
+def activations(w: ProgramWriter) -> list[DraftValue]:
     """Results of the chains between matrix products; those of all_reduces stand twice, once in front."""
     found = calls(w, *CHAIN)
     return [v for v, s in found if s.op == ALL_REDUCE] + [v for v, _ in found]
 
 
-def spec_of(w: Writing, value: Value) -> TensorSpec:
+def spec_of(w: ProgramWriter, value: DraftValue) -> TensorSpec:
     """The spec of a tensor on the first rank, whose shape is that of all ranks; else NoSite."""
     if w.draft.shape(value) is None:
         raise NoSite
@@ -69,29 +69,29 @@ def spec_of(w: Writing, value: Value) -> TensorSpec:
     return spec
 
 
-def readers(w: Writing, value: Value) -> list[tuple[Value, Step]]:
+def readers(w: ProgramWriter, value: DraftValue) -> list[tuple[DraftValue, DraftStep]]:
     """The steps that read `value`."""
     return [(v, s) for v, s in w.draft.steps(result(w)) if value.number in s.reads]
 
 
-def call(w: Writing, op: str, *args: Any, **kwargs: Any) -> Value:
+def call(w: ProgramWriter, op: str, *args: Any, **kwargs: Any) -> DraftValue:
     """Add a call, or raise NoSite when some rank could not run it."""
-    made = w.draft.attempt(op, leaves(args, Value)[0], *args, **kwargs)
+    made = w.draft.attempt(op, leaves(args, DraftValue)[0], *args, **kwargs)
     if made is None:
         raise NoSite
     return made
 
 
-def swap_in(w: Writing, old: Value, new: Value) -> None:
+def swap_in(w: ProgramWriter, old: DraftValue, new: DraftValue) -> None:
     """Let all readers of `old`, the outputs among them, read `new`, except what `new` depends on."""
     w.draft.redirect(old, new)
     if w.hidden.number == old.number:
         w.hidden = new
-    w.extras = [new if isinstance(v, Value) and v.number == old.number else v for v in w.extras]
+    w.extras = [new if isinstance(v, DraftValue) and v.number == old.number else v for v in w.extras]
 
 
 def new_input(
-    w: Writing,
+    w: ProgramWriter,
     role: str,
     shape: Sequence[int],
     dtype: torch.dtype = torch.float32,
@@ -99,7 +99,7 @@ def new_input(
     axis: int = 0,
     recipe: Recipe = UNIFORM,
     dim: str = "",
-) -> Value:
+) -> DraftValue:
     """Add an input of which every rank has this shape: of kind "shard", a part of a larger one.
 
     Args:
@@ -118,18 +118,18 @@ def new_input(
     return w.draft.input(role, tuple(whole), dtype, declared, recipe, rms=0.6 * recipe.scale)
 
 
-def gain(w: Writing, value: Value) -> Value:
+def gain(w: ProgramWriter, value: DraftValue) -> DraftValue:
     """Add a norm weight for the rows of `value`."""
     spec = spec_of(w, value)
     return new_input(w, "gain", spec.shape[-1:], spec.dtype, recipe=Recipe("norm_weight"))
 
 
-def norm(w: Writing, value: Value) -> Value:
+def norm(w: ProgramWriter, value: DraftValue) -> DraftValue:
     """Norm the rows of a value."""
     return call(w, RMS_NORM, value, gain(w, value), w.setting.eps)
 
 
-def group(w: Writing, dim: str, part: str = "whole") -> Group | PerRank:
+def group(w: ProgramWriter, dim: str, part: str = "whole") -> DraftGroup | PerRank:
     """A group of each rank: that of a mesh dim, the same in reverse, half of it, or the rank alone."""
     found = w.draft.mesh.dim(dim)
     if part == "reversed":
@@ -142,17 +142,17 @@ def group(w: Writing, dim: str, part: str = "whole") -> Group | PerRank:
             return members[:middle] if found.position(rank) < middle else members[middle:]
 
         return PerRank(f"{dim}_half", half)
-    return PerRank("alone", lambda rank: [rank]) if part == "alone" else Group(dim)
+    return PerRank("alone", lambda rank: [rank]) if part == "alone" else DraftGroup(dim)
 
 
-def other_groups(w: Writing, known: Any) -> list[Group | PerRank]:
+def other_groups(w: ProgramWriter, known: Any) -> list[DraftGroup | PerRank]:
     """Groups other than `known`: first of all the mesh's other dim."""
-    dims = [Group(dim.name) for dim in w.draft.mesh.dims]
+    dims = [DraftGroup(dim.name) for dim in w.draft.mesh.dims]
     parts = [group(w, w.roles.main, part) for part in ("reversed", "alone", "half")]
     return [g for g in (*dims, *parts) if g != known and getattr(g, "name", "") != getattr(known, "name", "-")]
 
 
-def chunk(w: Writing, value: Value, axis: int, dim: str) -> Value:
+def chunk(w: ProgramWriter, value: DraftValue, axis: int, dim: str) -> DraftValue:
     """Slice this rank's part of a value, by its position in its group of `dim`."""
     extent = spec_of(w, value).shape[axis]
     found = w.draft.mesh.dim(dim)
@@ -169,17 +169,17 @@ def chunk(w: Writing, value: Value, axis: int, dim: str) -> Value:
     return call(w, "aten::slice.Tensor", value, axis, first, last)
 
 
-def scatter(w: Writing, value: Value, axis: int, over: Group | PerRank) -> Value:
+def scatter(w: ProgramWriter, value: DraftValue, axis: int, over: DraftGroup | PerRank) -> DraftValue:
     """Sum over a group and keep this rank's part."""
     return call(w, REDUCE_SCATTER, value, axis, RANK, over)
 
 
-def gather(w: Writing, value: Value, axis: int, over: Group | PerRank) -> Value:
+def gather(w: ProgramWriter, value: DraftValue, axis: int, over: DraftGroup | PerRank) -> DraftValue:
     """Put the parts of a group's members together."""
     return call(w, ALL_GATHER, value, axis, RANK, over)
 
 
-def reduce(w: Writing, value: Value, over: Group | PerRank) -> Value:
+def reduce(w: ProgramWriter, value: DraftValue, over: DraftGroup | PerRank) -> DraftValue:
     """Sum over a group."""
     return call(w, ALL_REDUCE, value, RANK, over)
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 
 from tcverify.program import PARTIAL, Recipe
-from tcverify.strategies.transformer.draft import Group, Value
+from tcverify.strategies.transformer.draft import DraftGroup, DraftValue
 from tcverify.strategies.transformer.sites import (
     ADD,
     ADD_RMS_NORM,
@@ -30,24 +30,24 @@ from tcverify.strategies.transformer.sites import (
     spec_of,
     token_axis,
 )
-from tcverify.strategies.transformer.writing import Writing, activation
+from tcverify.strategies.transformer.writing import ProgramWriter, activation
 
-Twist = Callable[[Writing, int], None]
+Twist = Callable[[ProgramWriter, int], None]
 
 
-def _axis(w: Writing) -> int:
+def _axis(w: ProgramWriter) -> int:
     return token_axis(spec_of(w, w.hidden).shape)
 
 
-def _both(w: Writing, change: Callable[[Value], Value]) -> None:
+def _both(w: ProgramWriter, change: Callable[[DraftValue], DraftValue]) -> None:
     """Change the value, and the residual alike."""
     w.hidden, w.residual = change(w.hidden), change(w.residual)
 
 
-def elementwise(w: Writing, how: int) -> None:
+def elementwise(w: ProgramWriter, how: int) -> None:
     """An op on every element."""
     h = w.hidden
-    ops: list[Callable[[], Value]] = [
+    ops: list[Callable[[], DraftValue]] = [
         lambda: call(w, "tensor_cast::gelu", h),
         lambda: call(w, "aten::mul.Tensor", h, 0.5),
         lambda: call(w, ADD, h, h),
@@ -60,11 +60,11 @@ def elementwise(w: Writing, how: int) -> None:
     w.hidden = pick(ops, how)()
 
 
-def along_hidden(w: Writing, how: int) -> None:
+def along_hidden(w: ProgramWriter, how: int) -> None:
     """Ops that work row by row, as norms do."""
     h, wide = w.hidden, spec_of(w, w.hidden).shape[-1]
     dtype = spec_of(w, h).dtype
-    ops: list[Callable[[], Value]] = [
+    ops: list[Callable[[], DraftValue]] = [
         lambda: call(w, "tensor_cast::layer_norm", h, gain(w, h), None, w.setting.eps),
         lambda: call(w, "aten::softmax.int", h, -1),
         lambda: call(w, "aten::matmul", h, new_input(w, "wq", (wide, wide), dtype, recipe=Recipe(scale=0.5))),
@@ -75,12 +75,12 @@ def along_hidden(w: Writing, how: int) -> None:
     w.hidden = pick(ops, how)()
 
 
-def along_tokens(w: Writing, how: int) -> None:
+def along_tokens(w: ProgramWriter, how: int) -> None:
     """Ops in which a token meets others."""
     h, axis = w.hidden, _axis(w)
     tokens = spec_of(w, h).shape[axis]
     dtype = spec_of(w, h).dtype
-    ops: list[Callable[[], Value]] = [
+    ops: list[Callable[[], DraftValue]] = [
         lambda: call(w, "aten::flip", h, [axis]),
         lambda: call(w, "aten::softmax.int", h, axis),
         lambda: call(w, "aten::sub.Tensor", h, call(w, "aten::mean.dim", h, [axis], True)),
@@ -92,7 +92,7 @@ def along_tokens(w: Writing, how: int) -> None:
     w.hidden = pick(ops, how)()
 
 
-def fewer_tokens(w: Writing, how: int) -> None:
+def fewer_tokens(w: ProgramWriter, how: int) -> None:
     """The pattern goes on with some of the tokens."""
     axis = _axis(w)
     tokens = spec_of(w, w.hidden).shape[axis]
@@ -100,13 +100,13 @@ def fewer_tokens(w: Writing, how: int) -> None:
     _both(w, lambda value: call(w, "aten::slice.Tensor", value, axis, first, last))
 
 
-def more_tokens(w: Writing, how: int) -> None:
+def more_tokens(w: ProgramWriter, how: int) -> None:
     """The pattern goes on with all tokens twice."""
     axis = _axis(w)
     _both(w, lambda value: call(w, "tensor_cast::cat", [value, value], axis))
 
 
-def another_view(w: Writing, how: int) -> None:
+def another_view(w: ProgramWriter, how: int) -> None:
     """The value, and perhaps the residual, goes on in another shape."""
     *lead, tokens, wide = spec_of(w, w.hidden).shape
     forms = [
@@ -123,30 +123,30 @@ def another_view(w: Writing, how: int) -> None:
         _both(w, lambda value: call(w, VIEW, value, shape))
 
 
-def transposed(w: Writing, how: int) -> None:
+def transpose_pattern(w: ProgramWriter, how: int) -> None:
     """The pattern goes on with two dims exchanged, perhaps also in memory."""
     _both(w, lambda value: call(w, "aten::transpose.int", value, 0, 1))
     if how % 2:
         _both(w, lambda value: call(w, "aten::clone", value, memory_format=torch.contiguous_format))
 
 
-def marker(w: Writing, how: int) -> None:
+def marker(w: ProgramWriter, how: int) -> None:
     """A region begins or ends, or is copied."""
     w.hidden = call(w, pick(MARKERS, how), w.hidden, w.region())
 
 
-def cast(w: Writing, how: int) -> None:
+def cast(w: ProgramWriter, how: int) -> None:
     """The value goes on in another dtype."""
     dtype = spec_of(w, w.hidden).dtype
     w.hidden = call(w, "aten::_to_copy", w.hidden, dtype=torch.bfloat16 if dtype is torch.float32 else torch.float32)
 
 
-def collective(w: Writing, how: int) -> None:
+def collective(w: ProgramWriter, how: int) -> None:
     """A collective, or two of which one undoes the other, on any dim."""
-    h, main = w.hidden, Group(w.roles.main)
+    h, main = w.hidden, DraftGroup(w.roles.main)
     axis = how // 8 % len(spec_of(w, h).shape)
     other = pick(other_groups(w, main), how // 32)
-    forms: list[Callable[[], Value]] = [
+    forms: list[Callable[[], DraftValue]] = [
         lambda: reduce(w, h, main),
         lambda: reduce(w, h, other),
         lambda: gather(w, scatter(w, h, axis, main), axis, main),
@@ -157,9 +157,9 @@ def collective(w: Writing, how: int) -> None:
     w.hidden = pick(forms, how % 8)()
 
 
-def local(w: Writing, how: int) -> None:
+def keep_local_part(w: ProgramWriter, how: int) -> None:
     """The pattern goes on with this rank's part of the tokens, or of another dim."""
-    main = Group(w.roles.main)
+    main = DraftGroup(w.roles.main)
     axis = _axis(w) if how % 4 < 3 else how // 8 % len(spec_of(w, w.hidden).shape)
     first = scatter(w, w.hidden, axis, main) if how % 2 else chunk(w, w.hidden, axis, w.roles.main)
     w.hidden, w.residual = first, chunk(w, w.residual, axis, w.roles.main)
@@ -167,13 +167,13 @@ def local(w: Writing, how: int) -> None:
         w.extras.append(gather(w, w.hidden, axis, main))
 
 
-def wider(w: Writing, how: int) -> None:
+def gather_wider(w: ProgramWriter, how: int) -> None:
     """The pattern goes on with what the group's members have, put together."""
     axis = how % len(spec_of(w, w.hidden).shape)
-    _both(w, lambda value: gather(w, value, axis, Group(w.roles.main)))
+    _both(w, lambda value: gather(w, value, axis, DraftGroup(w.roles.main)))
 
 
-def written(w: Writing, how: int) -> None:
+def write_into_pattern(w: ProgramWriter, how: int) -> None:
     """The program writes into the value, or into the residual, perhaps through a view."""
     value = w.residual if how % 2 else w.hidden
     spec = spec_of(w, value)
@@ -182,51 +182,53 @@ def written(w: Writing, how: int) -> None:
     w.draft.change(call(w, "aten::add_.Tensor", target, addend), on=value)
 
 
-def returned(w: Writing, how: int) -> None:
+def return_pattern_value(w: ProgramWriter, how: int) -> None:
     """The value, or the residual, is returned as well."""
     w.extras.append(w.residual if how % 2 else w.hidden)
 
 
-def read(w: Writing, how: int) -> None:
+def read_pattern_value(w: ProgramWriter, how: int) -> None:
     """Something else reads the value, before the pattern goes on."""
     h = w.residual if how // 8 % 2 else w.hidden
-    forms: list[Callable[[], Value]] = [
+    forms: list[Callable[[], DraftValue]] = [
         lambda: norm(w, h),
         lambda: call(w, "tensor_cast::gelu", h),
         lambda: call(w, ADD_RMS_NORM, h, w.residual, gain(w, h), w.setting.eps),
         lambda: call(w, ADD_RMS_NORM2, w.residual, h, gain(w, h), w.setting.eps),
         lambda: call(w, VIEW, h, [-1, spec_of(w, h).shape[-1]]),
         lambda: call(w, "aten::sum.dim_IntList", h, [_axis(w)]),
-        lambda: reduce(w, h, pick(other_groups(w, Group(w.roles.main)), how // 16)),
+        lambda: reduce(w, h, pick(other_groups(w, DraftGroup(w.roles.main)), how // 16)),
     ]
     w.extras.append(pick(forms, how % 8)())
 
 
-def independent(w: Writing, how: int) -> None:
+def independent(w: ProgramWriter, how: int) -> None:
     """Another sum, over the same group or another, stands in between."""
     spec = spec_of(w, w.hidden)
     addend = new_input(w, "partial", spec.shape, spec.dtype, "partial")
-    main = Group(w.roles.main)
+    main = DraftGroup(w.roles.main)
     total = reduce(w, addend, main if how % 2 == 0 else pick(other_groups(w, main), how // 2))
     w.extras.append(norm(w, total) if how // 16 % 2 == 0 else total)
 
 
-def residual(w: Writing, how: int) -> None:
+def residual(w: ProgramWriter, how: int) -> None:
     """The residual is another one from here on."""
     shape, dtype = spec_of(w, w.hidden).shape, spec_of(w, w.hidden).dtype
     axis = token_axis(shape)
     main = w.roles.main
-    forms: list[Callable[[], Value]] = [
+    forms: list[Callable[[], DraftValue]] = [
         lambda: w.hidden,
         lambda: new_input(w, "residual", shape, dtype, "varying"),
         lambda: new_input(w, "residual", shape, dtype, "partial"),
         lambda: new_input(w, "residual", shape, dtype, "shard", axis),
-        lambda: reduce(w, activation(w, "partial", w.hidden.layout, (main, PARTIAL), dtype, w.partial), Group(main)),
-        lambda: reduce(w, w.residual, pick(other_groups(w, Group(main)), how // 16)),
+        lambda: reduce(
+            w, activation(w, "partial", w.hidden.layout, (main, PARTIAL), dtype, w.partial), DraftGroup(main)
+        ),
+        lambda: reduce(w, w.residual, pick(other_groups(w, DraftGroup(main)), how // 16)),
         lambda: new_input(w, "residual", (1, shape[-1]), dtype),
         lambda: call(w, "aten::mul.Tensor", w.residual, 0.5),
         lambda: new_input(w, "residual", shape[axis:], dtype),
-        lambda: gather(w, chunk(w, w.residual, axis, main), axis, Group(main)),
+        lambda: gather(w, chunk(w, w.residual, axis, main), axis, DraftGroup(main)),
     ]
     w.residual = pick(forms, how)()
 
@@ -238,15 +240,15 @@ TWISTS: dict[str, Twist] = {
     "fewer-tokens": fewer_tokens,
     "more-tokens": more_tokens,
     "another-view": another_view,
-    "transposed": transposed,
+    "transposed": transpose_pattern,
     "marker": marker,
     "cast": cast,
     "collective": collective,
-    "local": local,
-    "wider": wider,
-    "written": written,
-    "returned": returned,
-    "read": read,
+    "local": keep_local_part,
+    "wider": gather_wider,
+    "written": write_into_pattern,
+    "returned": return_pattern_value,
+    "read": read_pattern_value,
     "independent": independent,
     "residual": residual,
 }

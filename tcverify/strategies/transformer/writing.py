@@ -9,15 +9,15 @@ from typing import Any
 import torch
 
 from tcverify.program import VARYING, Placement, Recipe, shard
-from tcverify.strategies.choices import Setting
-from tcverify.strategies.transformer.draft import Draft, Layout, Value
+from tcverify.strategies.choices import TransformerSetting
+from tcverify.strategies.transformer.draft import DraftValue, ProgramDraft, TokenLayout
 from tcverify.strategies.transformer.roles import Roles
 
 F32, BF16 = torch.float32, torch.bfloat16
 
 
 @dataclass(slots=True)
-class Writing:
+class ProgramWriter:
     """A program half written: its setting, made concrete, and the activations that later blocks may read.
 
     Attributes:
@@ -30,16 +30,16 @@ class Writing:
         weights: by role, shape and placements, the latest weight, for tying.
     """
 
-    setting: Setting
+    setting: TransformerSetting
     roles: Roles
-    draft: Draft
+    draft: ProgramDraft
     sequence: int
     partial: Recipe
-    hidden: Value = field(init=False)
-    residual: Value = field(init=False)
-    first: Value = field(init=False)
+    hidden: DraftValue = field(init=False)
+    residual: DraftValue = field(init=False)
+    first: DraftValue = field(init=False)
     extras: list[Any] = field(default_factory=list)
-    weights: dict[Any, Value] = field(default_factory=dict)
+    weights: dict[Any, DraftValue] = field(default_factory=dict)
     regions: int = 0
 
     @property
@@ -57,21 +57,21 @@ class Writing:
 
 
 def activation(
-    w: Writing,
+    w: ProgramWriter,
     role: str,
-    layout: Layout,
+    layout: TokenLayout,
     placement: tuple[str, Placement] | None,
     dtype: torch.dtype,
     recipe: Recipe,
     width: int | None = None,
-) -> Value:
+) -> DraftValue:
     """Add an input of tokens, placed as the setting says over dp and by `placement` over another dim."""
     shape = list(token_shape(w, layout, w.setting.hidden if width is None else width))
     placements = [] if placement is None else [placement]
     data, other = w.setting.data, w.roles.other
     if other is not None and data != "replicated" and recipe.kind != "cancelling" and (placement or ("",))[0] != other:
-        axis = 1 if layout == Layout("sb") else 0
-        if data == "shard" and w.roles.even and layout != Layout("sb", True):
+        axis = 1 if layout == TokenLayout("sb") else 0
+        if data == "shard" and w.roles.even and layout != TokenLayout("sb", True):
             shape[axis] *= w.roles.size(other)
             placements.insert(0, (other, shard(axis)))
         else:
@@ -81,8 +81,13 @@ def activation(
 
 
 def weight(
-    w: Writing, role: str, shape: tuple[int, ...], placement: tuple[str, Placement] | None, recipe: Recipe, tie: bool
-) -> Value:
+    w: ProgramWriter,
+    role: str,
+    shape: tuple[int, ...],
+    placement: tuple[str, Placement] | None,
+    recipe: Recipe,
+    tie: bool,
+) -> DraftValue:
     """Add a weight, or return the latest one of its kind when tied."""
     dtype = F32 if recipe.kind == "norm_weight" and w.setting.dtypes == "bf16-norm32" else w.dtype
     declared = w.roles.declared([] if placement is None else [placement])
@@ -93,8 +98,13 @@ def weight(
 
 
 def matmul(
-    w: Writing, value: Value, role: str, sizes: tuple[int, int], placement: tuple[str, Placement] | None, tie: bool
-) -> Value:
+    w: ProgramWriter,
+    value: DraftValue,
+    role: str,
+    sizes: tuple[int, int],
+    placement: tuple[str, Placement] | None,
+    tie: bool,
+) -> DraftValue:
     """Multiply tokens by a new weight of global shape `sizes`, scaled so that the result is O(1)."""
     matrix = projection(w, value, role, sizes, placement, tie)
     op = "aten::mm" if value.layout.flat else "aten::matmul"
@@ -103,33 +113,40 @@ def matmul(
 
 
 def projection(
-    w: Writing, value: Value, role: str, sizes: tuple[int, ...], placement: tuple[str, Placement] | None, tie: bool
-) -> Value:
+    w: ProgramWriter,
+    value: DraftValue,
+    role: str,
+    sizes: tuple[int, ...],
+    placement: tuple[str, Placement] | None,
+    tie: bool,
+) -> DraftValue:
     """Add a weight [K, N], or one per expert [E, K, N], scaled by 1 / (√K · rms of what it multiplies), a power of two."""
     scale = 2.0 ** round(-math.log2(math.sqrt(sizes[-2]) * max(value.rms, 1e-3)))
     return weight(w, role, sizes, placement, Recipe(scale=scale), tie)
 
 
-def bias(w: Writing, value: Value, width: int, placement: tuple[str, Placement] | None, tie: bool) -> Value:
+def bias(
+    w: ProgramWriter, value: DraftValue, width: int, placement: tuple[str, Placement] | None, tie: bool
+) -> DraftValue:
     """Add a bias to tokens."""
     vector = weight(w, "bias", (width,), placement, Recipe(scale=0.5), tie)
     return replace(add(w, value, vector, "bias"), dtype=torch.promote_types(value.dtype, vector.dtype))
 
 
-def add(w: Writing, a: Value, b: Value, label: str) -> Value:
+def add(w: ProgramWriter, a: DraftValue, b: DraftValue, label: str) -> DraftValue:
     """Add tokens to tokens or to a vector."""
     total = w.draft.call("aten::add.Tensor", a, a, b, labels=(label,))
     return replace(total, rms=a.rms + b.rms, dtype=torch.promote_types(a.dtype, b.dtype), dense=a.dense and b.dense)
 
 
-def cast(w: Writing, value: Value, dtype: torch.dtype) -> Value:
+def cast(w: ProgramWriter, value: DraftValue, dtype: torch.dtype) -> DraftValue:
     """Cast, where needed."""
     if value.dtype is dtype:
         return value
     return replace(w.draft.call("aten::_to_copy", value, value, dtype=dtype, labels=("cast",)), dtype=dtype)
 
 
-def relayout(w: Writing, value: Value, to: Layout, width: int = -1) -> Value:
+def relayout(w: ProgramWriter, value: DraftValue, to: TokenLayout, width: int = -1) -> DraftValue:
     """Lay tokens out as `to`, by views and, between [B, S, ·] and [S, B, ·], a transposition.
 
     Args:
@@ -139,13 +156,13 @@ def relayout(w: Writing, value: Value, to: Layout, width: int = -1) -> Value:
     if value.layout == to:
         return value
     if value.layout.order != to.order and not (w.batch == 1 and to.flat != value.layout.flat):
-        value = _view(w, value, Layout(value.layout.order), width)
+        value = _view(w, value, TokenLayout(value.layout.order), width)
         turned = w.draft.call("aten::transpose.int", value, value, 0, 1, labels=("transpose",))
-        value = replace(turned, layout=Layout(to.order), dense=False)
+        value = replace(turned, layout=TokenLayout(to.order), dense=False)
     return _view(w, value, to, width)
 
 
-def _view(w: Writing, value: Value, to: Layout, width: int) -> Value:
+def _view(w: ProgramWriter, value: DraftValue, to: TokenLayout, width: int) -> DraftValue:
     if value.layout == to:
         return value
     if not value.dense:
@@ -155,12 +172,12 @@ def _view(w: Writing, value: Value, to: Layout, width: int) -> Value:
     return replace(viewed, layout=to)
 
 
-def layout_of(w: Writing, order: str, flat: bool) -> Layout:
+def layout_of(w: ProgramWriter, order: str, flat: bool) -> TokenLayout:
     """The layout; flat tokens of a batch of one, [S, H], have no order of dims."""
-    return Layout("bs" if flat and w.batch == 1 else order, flat)
+    return TokenLayout("bs" if flat and w.batch == 1 else order, flat)
 
 
-def token_shape(w: Writing, layout: Layout, width: int) -> tuple[int, ...]:
+def token_shape(w: ProgramWriter, layout: TokenLayout, width: int) -> tuple[int, ...]:
     if layout.flat:
         return w.batch * w.sequence, width
     return (w.batch, w.sequence, width) if layout.order == "bs" else (w.sequence, w.batch, width)

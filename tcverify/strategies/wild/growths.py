@@ -14,7 +14,7 @@ import torch
 
 from tcverify.ops import ShapeError
 from tcverify.program import Recipe
-from tcverify.strategies.transformer.draft import RANK, Group, PerRank, Value
+from tcverify.strategies.transformer.draft import RANK, DraftGroup, DraftValue, PerRank
 from tcverify.strategies.transformer.sites import (
     ADD,
     ADD_RMS_NORM,
@@ -33,22 +33,22 @@ from tcverify.strategies.transformer.sites import (
     scatter,
     spec_of,
 )
-from tcverify.strategies.transformer.writing import Writing
-from tcverify.strategies.wild.quantised import grown
+from tcverify.strategies.transformer.writing import ProgramWriter
+from tcverify.strategies.wild.quantised import grow_quantised
 
-Growth = Callable[[Writing, Sequence[Value], Value, int, int], list[Value]]
+Growth = Callable[[ProgramWriter, Sequence[DraftValue], DraftValue, int, int], list[DraftValue]]
 
 KINDS = ("replicated", "partial", "varying", "shard")
 
 
-def recent(values: Sequence[Value], choice: int) -> Value:
+def pick_recent(values: Sequence[DraftValue], choice: int) -> DraftValue:
     """The value that a byte picks: 0 the newest, and newer ones more often."""
     if not values:
         raise NoSite
     return values[-1 - (choice**3 * len(values) >> 24)]
 
 
-def _partner(w: Writing, values: Sequence[Value], a: Value, b: int) -> Value:
+def _partner(w: ProgramWriter, values: Sequence[DraftValue], a: DraftValue, b: int) -> DraftValue:
     """Another operand of the shape and dtype of `a`: a value there is, or a new input."""
     spec = spec_of(w, a)
     found = [
@@ -59,15 +59,15 @@ def _partner(w: Writing, values: Sequence[Value], a: Value, b: int) -> Value:
         return new_input(
             w, "x", spec.shape, spec.dtype, pick(KINDS, b // 4), b // 16 % max(1, len(spec.shape)), dim=pick(dims, b)
         )
-    return recent(found, b)
+    return pick_recent(found, b)
 
 
-def _group(w: Writing, choice: int) -> tuple[str, Group]:
+def _group(w: ProgramWriter, choice: int) -> tuple[str, DraftGroup]:
     dim = w.roles.main if choice % 3 < 2 or w.roles.other is None else w.roles.other
-    return dim, Group(dim)
+    return dim, DraftGroup(dim)
 
 
-def _axis(w: Writing, a: Value, choice: int) -> int:
+def _axis(w: ProgramWriter, a: DraftValue, choice: int) -> int:
     """A dim of the tensor; the second from the right most often."""
     rank = len(spec_of(w, a).shape)
     if rank == 0:
@@ -75,7 +75,7 @@ def _axis(w: Writing, a: Value, choice: int) -> int:
     return max(0, rank - 2) if choice % 4 < 2 else choice // 4 % rank
 
 
-def unary(w: Writing, values: Sequence[Value], a: Value, b: int, how: int) -> list[Value]:
+def unary(w: ProgramWriter, values: Sequence[DraftValue], a: DraftValue, b: int, how: int) -> list[DraftValue]:
     """An op on every element."""
     ops = [
         "tensor_cast::gelu",
@@ -90,7 +90,7 @@ def unary(w: Writing, values: Sequence[Value], a: Value, b: int, how: int) -> li
     return [call(w, pick(ops, how), a)]
 
 
-def binary(w: Writing, values: Sequence[Value], a: Value, b: int, how: int) -> list[Value]:
+def binary(w: ProgramWriter, values: Sequence[DraftValue], a: DraftValue, b: int, how: int) -> list[DraftValue]:
     """An op on two values of one shape."""
     other = _partner(w, values, a, b)
     op = pick((ADD, ADD, "aten::sub.Tensor", "aten::mul.Tensor", "aten::maximum", "tensor_cast::swiglu"), how)
@@ -100,7 +100,7 @@ def binary(w: Writing, values: Sequence[Value], a: Value, b: int, how: int) -> l
     return [replace(made, rms=rms)]
 
 
-def constant(w: Writing, values: Sequence[Value], a: Value, b: int, how: int) -> list[Value]:
+def constant(w: ProgramWriter, values: Sequence[DraftValue], a: DraftValue, b: int, how: int) -> list[DraftValue]:
     """A number, or a vector that is broadcast."""
     spec = spec_of(w, a)
     shapes: list[tuple[int, ...]] = [
@@ -114,7 +114,7 @@ def constant(w: Writing, values: Sequence[Value], a: Value, b: int, how: int) ->
     return [replace(call(w, op, a, other), rms=a.rms + 0.6)]
 
 
-def matmul(w: Writing, values: Sequence[Value], a: Value, b: int, how: int) -> list[Value]:
+def matmul(w: ProgramWriter, values: Sequence[DraftValue], a: DraftValue, b: int, how: int) -> list[DraftValue]:
     """A product with a weight, or with another value."""
     spec = spec_of(w, a)
     inner = spec.shape[-1]
@@ -128,14 +128,14 @@ def matmul(w: Writing, values: Sequence[Value], a: Value, b: int, how: int) -> l
         and v.rms <= 1
     ]
     if b % 4 == 3 and found:
-        return [replace(call(w, "aten::matmul", a, recent(found, how)), rms=a.rms * math.sqrt(max(inner, 1)))]
+        return [replace(call(w, "aten::matmul", a, pick_recent(found, how)), rms=a.rms * math.sqrt(max(inner, 1)))]
     shape = (inner, (inner, 4, 8, 2, 6)[how % 5])
     kind = pick(("replicated", "replicated", "varying", "shard"), b // 4)
     other = new_input(w, "w", shape, spec.dtype, kind, how // 8 % 2, Recipe(scale=scale))
     return [replace(call(w, "aten::matmul", a, other), rms=0.6)]
 
 
-def norm(w: Writing, values: Sequence[Value], a: Value, b: int, how: int) -> list[Value]:
+def norm(w: ProgramWriter, values: Sequence[DraftValue], a: DraftValue, b: int, how: int) -> list[DraftValue]:
     """A norm of the rows."""
     if how % 4 == 3:
         made = call(w, "tensor_cast::layer_norm", a, gain(w, a), None, w.setting.eps)
@@ -144,7 +144,7 @@ def norm(w: Writing, values: Sequence[Value], a: Value, b: int, how: int) -> lis
     return [replace(made, rms=1.0)]
 
 
-def fused_norm(w: Writing, values: Sequence[Value], a: Value, b: int, how: int) -> list[Value]:
+def fused_norm(w: ProgramWriter, values: Sequence[DraftValue], a: DraftValue, b: int, how: int) -> list[DraftValue]:
     """A sum and its norm; of two results the residual, too."""
     other = _partner(w, values, a, b)
     first, second = (a, other) if how % 4 < 2 else (other, a)
@@ -156,24 +156,24 @@ def fused_norm(w: Writing, values: Sequence[Value], a: Value, b: int, how: int) 
     return [replace(items[1], rms=a.rms + other.rms), replace(items[0], rms=1.0)]
 
 
-def all_reduce(w: Writing, values: Sequence[Value], a: Value, b: int, how: int) -> list[Value]:
+def all_reduce(w: ProgramWriter, values: Sequence[DraftValue], a: DraftValue, b: int, how: int) -> list[DraftValue]:
     """A sum over a group."""
     dim, over = _group(w, how)
     return [replace(reduce(w, a, over), rms=a.rms * w.roles.size(dim))]
 
 
-def reduce_scatter(w: Writing, values: Sequence[Value], a: Value, b: int, how: int) -> list[Value]:
+def reduce_scatter(w: ProgramWriter, values: Sequence[DraftValue], a: DraftValue, b: int, how: int) -> list[DraftValue]:
     """A sum over a group, of which every member keeps a part, along any dim."""
     dim, over = _group(w, how)
     return [replace(scatter(w, a, _axis(w, a, b), over), rms=a.rms * w.roles.size(dim))]
 
 
-def all_gather(w: Writing, values: Sequence[Value], a: Value, b: int, how: int) -> list[Value]:
+def all_gather(w: ProgramWriter, values: Sequence[DraftValue], a: DraftValue, b: int, how: int) -> list[DraftValue]:
     """The parts of a group, along any dim."""
     return [gather(w, a, _axis(w, a, b), _group(w, how)[1])]
 
 
-def all_to_all(w: Writing, values: Sequence[Value], a: Value, b: int, how: int) -> list[Value]:
+def all_to_all(w: ProgramWriter, values: Sequence[DraftValue], a: DraftValue, b: int, how: int) -> list[DraftValue]:
     """Equal parts of the first dim change places in a group."""
     dim, over = _group(w, how)
     rows = (spec_of(w, a).shape or (0,))[0]
@@ -189,7 +189,7 @@ def all_to_all(w: Writing, values: Sequence[Value], a: Value, b: int, how: int) 
     return [call(w, "tensor_cast::all_to_all", a, even, even, RANK, over)]
 
 
-def view(w: Writing, values: Sequence[Value], a: Value, b: int, how: int) -> list[Value]:
+def view(w: ProgramWriter, values: Sequence[DraftValue], a: DraftValue, b: int, how: int) -> list[DraftValue]:
     """Another shape of the same elements."""
     shape = list(spec_of(w, a).shape)
     axis = b % max(1, len(shape))
@@ -204,14 +204,14 @@ def view(w: Writing, values: Sequence[Value], a: Value, b: int, how: int) -> lis
     return [call(w, VIEW, a, pick(forms, how))]
 
 
-def transpose(w: Writing, values: Sequence[Value], a: Value, b: int, how: int) -> list[Value]:
+def transpose(w: ProgramWriter, values: Sequence[DraftValue], a: DraftValue, b: int, how: int) -> list[DraftValue]:
     """Two dims change places; perhaps also in memory."""
     rank = len(spec_of(w, a).shape)
     turned = call(w, "aten::transpose.int", a, b % max(1, rank), how % max(1, rank))
     return [call(w, "aten::clone", turned, memory_format=torch.contiguous_format) if how // 8 % 2 else turned]
 
 
-def slices(w: Writing, values: Sequence[Value], a: Value, b: int, how: int) -> list[Value]:
+def slices(w: ProgramWriter, values: Sequence[DraftValue], a: DraftValue, b: int, how: int) -> list[DraftValue]:
     """This rank's part, or the same part on all ranks."""
     axis = _axis(w, a, b)
     size = spec_of(w, a).shape[axis]
@@ -222,37 +222,37 @@ def slices(w: Writing, values: Sequence[Value], a: Value, b: int, how: int) -> l
     ]
 
 
-def cat(w: Writing, values: Sequence[Value], a: Value, b: int, how: int) -> list[Value]:
+def cat(w: ProgramWriter, values: Sequence[DraftValue], a: DraftValue, b: int, how: int) -> list[DraftValue]:
     """Two values, one behind the other."""
     other = _partner(w, values, a, b)
     made = call(w, "tensor_cast::cat", [a, other][:: 1 if how % 2 else -1], _axis(w, a, how // 2))
     return [replace(made, rms=max(a.rms, other.rms))]
 
 
-def marker(w: Writing, values: Sequence[Value], a: Value, b: int, how: int) -> list[Value]:
+def marker(w: ProgramWriter, values: Sequence[DraftValue], a: DraftValue, b: int, how: int) -> list[DraftValue]:
     """A region begins or ends, or is copied."""
     return [call(w, pick(MARKERS, how), a, w.region())]
 
 
-def softmax(w: Writing, values: Sequence[Value], a: Value, b: int, how: int) -> list[Value]:
+def softmax(w: ProgramWriter, values: Sequence[DraftValue], a: DraftValue, b: int, how: int) -> list[DraftValue]:
     """A softmax along any dim."""
     return [replace(call(w, "aten::softmax.int", a, _axis(w, a, how)), rms=0.5)]
 
 
-def reduction(w: Writing, values: Sequence[Value], a: Value, b: int, how: int) -> list[Value]:
+def reduction(w: ProgramWriter, values: Sequence[DraftValue], a: DraftValue, b: int, how: int) -> list[DraftValue]:
     """A mean or maximum along any dim, or what is left without it."""
     op = pick(("aten::mean.dim", "aten::amax", "aten::mean.dim"), how)
     reduced = call(w, op, a, [_axis(w, a, b)], True)
     return [call(w, "aten::sub.Tensor", a, reduced) if how // 4 % 2 else reduced]
 
 
-def cast(w: Writing, values: Sequence[Value], a: Value, b: int, how: int) -> list[Value]:
+def cast(w: ProgramWriter, values: Sequence[DraftValue], a: DraftValue, b: int, how: int) -> list[DraftValue]:
     """The other floating dtype."""
     dtype = spec_of(w, a).dtype
     return [call(w, "aten::_to_copy", a, dtype=torch.bfloat16 if dtype is torch.float32 else torch.float32)]
 
 
-def attention(w: Writing, values: Sequence[Value], a: Value, b: int, how: int) -> list[Value]:
+def attention(w: ProgramWriter, values: Sequence[DraftValue], a: DraftValue, b: int, how: int) -> list[DraftValue]:
     """Without projections, of rows that are normed first so that logits stay small."""
     shape = spec_of(w, a).shape
     if len(shape) not in (2, 3) or shape[-1] % 2:
@@ -262,7 +262,7 @@ def attention(w: Writing, values: Sequence[Value], a: Value, b: int, how: int) -
     return [call(w, "tensor_cast::attention", rows, keys, keys, None, None, None, None, None)]
 
 
-def in_place(w: Writing, values: Sequence[Value], a: Value, b: int, how: int) -> list[Value]:
+def in_place(w: ProgramWriter, values: Sequence[DraftValue], a: DraftValue, b: int, how: int) -> list[DraftValue]:
     """Write into a value; what shares its storage changes with it."""
     op = pick(("aten::mul_.Tensor", "aten::add_.Tensor"), how)
     made = call(w, op, a, 0.5)
@@ -270,7 +270,7 @@ def in_place(w: Writing, values: Sequence[Value], a: Value, b: int, how: int) ->
     return [replace(made, rms=a.rms + 0.5)]
 
 
-def write(w: Writing, values: Sequence[Value], a: Value, b: int, how: int) -> list[Value]:
+def write(w: ProgramWriter, values: Sequence[DraftValue], a: DraftValue, b: int, how: int) -> list[DraftValue]:
     """A sum with an input, into which the sum is written afterwards: nobody need take notice of that but the caller."""
     spec = spec_of(w, a)
     inputs = [v for v in values if w.draft.step(v) is None and v.number != a.number]
@@ -281,7 +281,7 @@ def write(w: Writing, values: Sequence[Value], a: Value, b: int, how: int) -> li
     return [replace(total, rms=a.rms + 1.0)]
 
 
-def fused_reduce(w: Writing, values: Sequence[Value], a: Value, b: int, how: int) -> list[Value]:
+def fused_reduce(w: ProgramWriter, values: Sequence[DraftValue], a: DraftValue, b: int, how: int) -> list[DraftValue]:
     """A product that is summed over a group by the same op."""
     spec = spec_of(w, a)
     inner = spec.shape[-1] if spec.shape else 0
@@ -294,20 +294,20 @@ def fused_reduce(w: Writing, values: Sequence[Value], a: Value, b: int, how: int
     return [replace(made, rms=(0.6 if vector is None else 1.2) * w.roles.size(dim))]
 
 
-def quantised(w: Writing, values: Sequence[Value], a: Value, b: int, how: int) -> list[Value]:
+def quantised(w: ProgramWriter, values: Sequence[DraftValue], a: DraftValue, b: int, how: int) -> list[DraftValue]:
     """A linear with a quantised weight, perhaps summed over a group by the same op."""
-    return [grown(w, a, b, how, _group(w, b // 16))]
+    return [grow_quantised(w, a, b, how, _group(w, b // 16))]
 
 
-def operator(w: Writing, values: Sequence[Value], a: Value, b: int, how: int) -> list[Value]:
+def operator(w: ProgramWriter, values: Sequence[DraftValue], a: DraftValue, b: int, how: int) -> list[DraftValue]:
     """A Python operator on two values, or on one and a number."""
     other = 0.5 if how % 4 == 3 else _partner(w, values, a, b)
     op = pick(("python::add", "python::sub", "python::mul"), how // 4)
-    rms = other.rms if isinstance(other, Value) else 0.5
+    rms = other.rms if isinstance(other, DraftValue) else 0.5
     return [replace(call(w, op, a, other), rms=a.rms * rms if op == "python::mul" else a.rms + rms)]
 
 
-def index(w: Writing, values: Sequence[Value], a: Value, b: int, how: int) -> list[Value]:
+def index(w: ProgramWriter, values: Sequence[DraftValue], a: DraftValue, b: int, how: int) -> list[DraftValue]:
     """A tensor indexed as Python does: one row, rows, or all of it with a dim more."""
     rank = len(spec_of(w, a).shape)
     forms: list[Any] = [0, slice(0, None, 2), slice(None), (Ellipsis, None), -1]
@@ -316,14 +316,14 @@ def index(w: Writing, values: Sequence[Value], a: Value, b: int, how: int) -> li
     return [replace(call(w, "python::getitem", a, pick(forms, how)), dense=False)]
 
 
-def filled(w: Writing, values: Sequence[Value], a: Value, b: int, how: int) -> list[Value]:
+def filled_tensor(w: ProgramWriter, values: Sequence[DraftValue], a: DraftValue, b: int, how: int) -> list[DraftValue]:
     """A tensor that is made of nothing, and added to a value."""
     spec = spec_of(w, a)
     made = w.draft.call("aten::full", a, list(spec.shape[-1:]), 0.5, dtype=spec.dtype)
     return [replace(call(w, ADD, a, made), rms=a.rms + 0.5)]
 
 
-def split(w: Writing, values: Sequence[Value], a: Value, b: int, how: int) -> list[Value]:
+def split(w: ProgramWriter, values: Sequence[DraftValue], a: DraftValue, b: int, how: int) -> list[DraftValue]:
     """Two halves along any dim, each a view of the whole."""
     axis = _axis(w, a, b)
     size = spec_of(w, a).shape[axis]
@@ -359,7 +359,7 @@ GROWTHS: dict[str, Growth] = {
     "quantised": quantised,
     "operator": operator,
     "index": index,
-    "filled": filled,
+    "filled": filled_tensor,
     "split": split,
 }
 
@@ -368,7 +368,7 @@ MOST_ELEMENTS = 2048
 MOST_RMS = 6.0
 
 
-def grow(w: Writing, op: str, values: Sequence[Value], a: Value, b: int, how: int) -> list[Value]:
+def grow(w: ProgramWriter, op: str, values: Sequence[DraftValue], a: DraftValue, b: int, how: int) -> list[DraftValue]:
     """The values that a growth adds; none where it does not fit, and then the program is as it was."""
     before = w.draft.copy()
     w.draft.scope = (op,)
@@ -386,7 +386,7 @@ def grow(w: Writing, op: str, values: Sequence[Value], a: Value, b: int, how: in
     return found
 
 
-def ends_of(w: Writing, values: Sequence[Value]) -> list[Value]:
+def ends_of(w: ProgramWriter, values: Sequence[DraftValue]) -> list[DraftValue]:
     """Those of the values that no step reads; steps that only write do not count."""
     known = {value.number for value in values}
     steps = [step for made, step in w.draft.steps(values) if step.on is None or made.number in known]

@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tcverify.program import Mesh, Program
-from tcverify.strategies.choices import HEADER_WIDTH, decode_choices, weighted
-from tcverify.strategies.transformer.draft import Value
-from tcverify.strategies.transformer.programs import begin, finish
+from tcverify.strategies.choices import HEADER_WIDTH, decode_choices, weighted_table
+from tcverify.strategies.transformer.draft import DraftValue
+from tcverify.strategies.transformer.programs import begin_program, finish_program
 from tcverify.strategies.transformer.sites import NoSite, new_input, pick
-from tcverify.strategies.transformer.writing import Writing
-from tcverify.strategies.wild.growths import KINDS, ends_of, grow, recent
+from tcverify.strategies.transformer.writing import ProgramWriter
+from tcverify.strategies.wild.growths import KINDS, ends_of, grow, pick_recent
 
 #: What the first byte of a record picks from; see `GROWTHS`.
-OPS = weighted(
+OPS = weighted_table(
     ("none", 3),
     ("all-reduce", 6),
     ("norm", 5),
@@ -56,9 +56,9 @@ def decode_wild(mesh: Mesh, choices: bytes) -> Program:
     """Decode any bytes into a wild program. What does not fit, or leads nowhere, is left out."""
     choices = choices.ljust(WIDTH, b"\0")
     setting, _ = decode_choices(choices[:HEADER_WIDTH])
-    w = begin(mesh, replace(setting, degenerate=None))
+    w = begin_program(mesh, replace(setting, degenerate=None))
     rest = choices[HEADER_WIDTH:]
-    values: list[Value] = []
+    values: list[DraftValue] = []
     for number in range(INPUTS):
         values.append(_input(w, *rest[1 + number * INPUT_WIDTH :][:INPUT_WIDTH]))
     values.reverse()  # the first is the newest
@@ -67,13 +67,13 @@ def decode_wild(mesh: Mesh, choices: bytes) -> Program:
         kind, a, b, how = rest[start + number * RECORD_WIDTH :][:RECORD_WIDTH]
         op = OPS[kind % len(OPS)]
         if op != "none":
-            values += grow(w, op, values, recent(values, a), b, how)
+            values += grow(w, op, values, pick_recent(values, a), b, how)
     ends = ends_of(w, values)
     w.hidden, *w.extras = ends[-1 : -2 - rest[0] % 6 : -1]
-    return finish(w, "wild")
+    return finish_program(w, "wild")
 
 
-def _input(w: Writing, kind: int, shape: int) -> Value:
+def _input(w: ProgramWriter, kind: int, shape: int) -> DraftValue:
     """Add an input: tokens in some layout, on all ranks of one shape."""
     wide, tokens = w.setting.hidden, w.sequence
     shapes = [(tokens, wide), (w.batch, tokens, wide), (tokens, w.batch, wide), (wide, tokens), (2, tokens, 2, wide)]

@@ -8,13 +8,13 @@ from dataclasses import replace
 import torch
 
 from tcverify.program import Recipe
-from tcverify.strategies.transformer.draft import RANK, Group, Value
-from tcverify.strategies.transformer.quantised import BYTES, E4M3, E8M0, I8, OPS, RMS, U8, arguments, weights
+from tcverify.strategies.transformer.draft import RANK, DraftGroup, DraftValue
+from tcverify.strategies.transformer.quantised import BYTES, E4M3, E8M0, I8, OPS, RMS, U8, local_arguments, weights
 from tcverify.strategies.transformer.sites import NoSite, call, new_input, pick, spec_of
-from tcverify.strategies.transformer.writing import F32, Writing
+from tcverify.strategies.transformer.writing import F32, ProgramWriter
 
 
-def grown(w: Writing, a: Value, b: int, how: int, group: tuple[str, Group]) -> Value:
+def grow_quantised(w: ProgramWriter, a: DraftValue, b: int, how: int, group: tuple[str, DraftGroup]) -> DraftValue:
     """A quantised linear of a value, or of quantised inputs with as many rows; perhaps with its sum over a group."""
     spec = spec_of(w, a)
     if len(spec.shape) < 2:
@@ -49,7 +49,7 @@ def grown(w: Writing, a: Value, b: int, how: int, group: tuple[str, Group]) -> V
         where = placed if operand.role == "wq" else "replicated"
         found.append(new_input(w, operand.role, operand.shape, operand.dtype, where, recipe=operand.recipe))
     vector = new_input(w, "bias", (columns,), spec.dtype) if b // 2 % 4 == 0 else None
-    given = arguments(kind, x, x_scale, found, vector, spec.dtype, x_offset)
+    given = local_arguments(kind, x, x_scale, found, vector, spec.dtype, x_offset)
     rms = 0.6 if vector is None else 1.2
     if b // 8 % 2:
         made = call(w, f"tensor_cast::{OPS[kind]}_all_reduce", *given, RANK, group[1])

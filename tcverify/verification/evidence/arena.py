@@ -6,6 +6,6 @@ from tcverify.checks import Evidence
 from tcverify.execution import ArenaRun, run_in_arena
 
 
-def take(evidence: Evidence) -> ArenaRun | None:
+def run_arena(evidence: Evidence) -> ArenaRun | None:
     """Run the rewritten program in an arena, if it has communication buffers."""
     return None if evidence.rewritten is None else run_in_arena(evidence.rewritten)

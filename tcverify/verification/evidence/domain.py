@@ -15,7 +15,7 @@ _LOCKSTEP = Lockstep()
 _NOT_HERE = "only the pass's process can hold the rewritten graph, and it ran there in float64 alone"
 
 
-def take(evidence: Evidence) -> DomainRuns:
+def run_in_domain(evidence: Evidence) -> DomainRuns:
     """Run both versions, which have run in float64, in another domain as well."""
     assert evidence.request is not None
     request, pair = evidence.request, evidence.pair

@@ -7,7 +7,7 @@ from tcverify.checks.values.exact import agrees
 from tcverify.execution import Explanation, explain
 
 
-def take(evidence: Evidence) -> Explanation | None:
+def explain_difference(evidence: Evidence) -> Explanation | None:
     """Explain the first draw of the exact domain in which the versions differ."""
     original, rewritten = evidence.pair.original, evidence.rewritten
     exact = [comparison for comparison in evidence.runs if comparison.domain.startswith("exact")]

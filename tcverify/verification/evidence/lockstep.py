@@ -7,7 +7,7 @@ from tcverify.execution import Comparison
 from tcverify.program import Doubt
 
 
-def take(evidence: Evidence) -> list[Comparison]:
+def run_lockstep(evidence: Evidence) -> list[Comparison]:
     """Run the rewritten program beside the original's run, unless the pass's process has."""
     assert evidence.request is not None
     pair, baseline, lockstep = evidence.pair, evidence.request.baseline, evidence.request.lockstep

@@ -6,7 +6,7 @@ from tcverify.checks import Evidence
 from tcverify.execution import Comparison
 
 
-def take(evidence: Evidence) -> Comparison | None:
+def compare_second_application(evidence: Evidence) -> Comparison | None:
     """Compare the original with the program after the second application."""
     assert evidence.request is not None
     pair = evidence.pair

@@ -6,7 +6,7 @@ from tcverify.checks import Evidence
 from tcverify.execution import Exploration, explore, explore_on_cuda
 
 
-def take(evidence: Evidence) -> Exploration | None:
+def explore_streams(evidence: Evidence) -> Exploration | None:
     """Play other orders of the streams: few, or on deep verification all that matter; then on the device, if asked for.
 
     Only for `interleavings`: what happens-before says of an order is an example, for which alone no order is played.

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from tcverify.checks import Evidence
-from tcverify.execution import Extreme, play_extremes
+from tcverify.execution import Extreme, run_at_extremes
 
 
-def take(evidence: Evidence) -> list[Extreme]:
+def run_extremes(evidence: Evidence) -> list[Extreme]:
     """Run the rewritten program at the extremes of asynchrony."""
     assert evidence.request is not None
     if evidence.rewritten is None:
         return []
     request = evidence.request
-    return play_extremes(request.baseline, evidence.rewritten, request.lockstep, deep=request.deep)
+    return run_at_extremes(request.baseline, evidence.rewritten, request.lockstep, deep=request.deep)

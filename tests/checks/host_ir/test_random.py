@@ -10,7 +10,7 @@ from torch import fx
 
 from tcverify.application import Pair
 from tcverify.checks import Evidence
-from tcverify.checks.streams.happens_before import found_of_order
+from tcverify.checks.streams.happens_before import find_order_violations
 from tcverify.execution import explore
 from tcverify.program import Contract
 from tests.support.host_programs import Build, Host, nothing, program
@@ -93,7 +93,7 @@ def agree(seeds: range) -> tuple[int, int]:
     for seed in seeds:
         made = program(drawn(seed))
         pair = Pair(program(nothing), made, changed=True)
-        found = found_of_order(Evidence(pair, Contract(inputs="stream0")), everything=True)
+        found = find_order_violations(Evidence(pair, Contract(inputs="stream0")), everything=True)
         played = explore(made, inputs="stream0", systematic=True)
         if played is None:  # it uses what it has freed
             continue

@@ -15,7 +15,7 @@ from tcverify.application import Pair
 from tcverify.checks import CHECKS, Evidence
 from tcverify.checks.streams.anchors import is_lowered, reading_of
 from tcverify.checks.streams.reading import BEGINNING
-from tcverify.checks.streams.replay import Arrow, replay
+from tcverify.checks.streams.replay import Arrow, replay_streams
 from tcverify.execution import Lockstep, explore
 from tcverify.passes.resharding.writing import HostWriter
 from tcverify.program import Mesh, PlacedBuilder
@@ -459,7 +459,7 @@ def test_cost_is_linear_in_the_graph() -> None:
 
 
 def test_times_and_drawings_name_streams_and_teams() -> None:
-    found = replay(program(lambda b: pipelined(b, 2), given=CHUNKED), 0)
+    found = replay_streams(program(lambda b: pipelined(b, 2), given=CHUNKED), 0)
     assert found.lanes == {0: "caller", 1: "worker 0", 2: "worker 1", -1: "team [0, 1]"}
     assert Arrow("", "wait", "all_gather", "matmul") in found.arrows
     assert [arrow.source for arrow in found.arrows if arrow.target == "output"] == ["copy__2", "copy__3"]

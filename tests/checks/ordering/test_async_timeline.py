@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tcverify.checks.streams.replay import COMMUNICATION, Stall, replay
+from tcverify.checks.streams.replay import COMMUNICATION, Stall, replay_streams
 from tests.sizes import by_night
 from tests.support.async_programs import Functional, judge, kinds, moved, program
 
@@ -22,7 +22,7 @@ def overlapped(b: Functional, comm: float | None = 5 * US) -> Any:
 
 
 def test_communication_runs_beside_compute_until_the_wait() -> None:
-    times = replay(program(overlapped), 0)
+    times = replay_streams(program(overlapped), 0)
     assert times.asynchronous
     assert not times.lowered
     assert [(op.node, op.stream, op.start_s, op.end_s, op.issued_s) for op in times.ops] == [
@@ -44,7 +44,7 @@ def test_communication_queues_in_the_order_of_its_starts() -> None:
         second = b.start(product, cost_s=2 * US)
         return b.wait(second), b.wait(first)
 
-    times = replay(program(build), 0)
+    times = replay_streams(program(build), 0)
     second = next(op for op in times.ops if op.node == "all_reduce_1")
     assert (second.issued_s, second.start_s, second.end_s) == (1 * US, 3 * US, 5 * US)
     # the first has arrived by then
@@ -59,7 +59,7 @@ def test_blocking_collectives_take_both_queues() -> None:
         product = b.mm(b.x, cost_s=1 * US)
         return b.add(b.wait(started), product, cost_s=1 * US)
 
-    times = replay(program(build), 0)
+    times = replay_streams(program(build), 0)
     barrier, product = times.ops[1:3]
     assert (barrier.node, barrier.stream, product.node) == ("barrier", 0, "mm")
     assert [barrier.start_s, barrier.end_s, product.end_s] == pytest.approx([3 * US, 5 * US, 6 * US])
@@ -75,7 +75,7 @@ def test_what_is_under_way_is_joined_at_the_end() -> None:
         b.start(b.x, cost_s=3 * US)
         return b.mm(b.x, cost_s=1 * US)
 
-    times = replay(program(build), 0)
+    times = replay_streams(program(build), 0)
     assert times.stalls == (Stall("output", "all_reduce", 1 * US, 3 * US),)
     assert times.makespan_s == 3 * US
 
@@ -87,12 +87,12 @@ def test_a_second_wait_and_views_take_no_time() -> None:
         first = b.work("_c10d_functional::wait_tensor", view, cost_s=7 * US)
         return b.wait(started), b.work("aten::view", first, [4, 4], cost_s=9 * US)
 
-    times = replay(program(build), 0)
+    times = replay_streams(program(build), 0)
     assert times.makespan_s == times.exposed_s == 3 * US
 
 
 def test_without_a_cost_there_are_no_times() -> None:
-    times = replay(program(lambda b: overlapped(b, None)), 0)
+    times = replay_streams(program(lambda b: overlapped(b, None)), 0)
     assert [op.node for op in times.ops] == ["all_reduce", "mm", "add"]
     assert (times.makespan_s, times.exposed_s, times.stalls) == (None, None, ())
 
@@ -117,7 +117,7 @@ def test_exposed_time_is_the_makespan_without_compute() -> None:
             return [*values[1:], *map(b.wait, pending)]
 
         made = program(build)
-        times = replay(made, 0)
+        times = replay_streams(made, 0)
         assert times.makespan_s is not None
         spans = [(op.start_s or 0.0, op.end_s or 0.0) for op in times.ops if op.resources == ("compute",)]
         compute = sum(end - start for start, end in spans)
@@ -145,7 +145,7 @@ def test_costs_below_a_microsecond_count_as_they_are() -> None:
         return b.wait(started), product
 
     original = program(build)
-    assert replay(original, 0).exposed_s == 0.0
+    assert replay_streams(original, 0).exposed_s == 0.0
     late = moved(original, "mm", before="all_reduce")
     (finding,) = judge("schedule", original, late, overlap=True)
     assert "for 0.2 µs after the pass, for 0 µs before" in finding.title

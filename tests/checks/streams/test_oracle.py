@@ -10,7 +10,7 @@ import pytest
 from tcverify import Contract
 from tcverify.checks.streams.anchors import is_lowered, reading_of
 from tcverify.checks.streams.races import Race, clocks_of, races_of
-from tcverify.checks.streams.reading import BEGINNING, Reading
+from tcverify.checks.streams.reading import BEGINNING, StreamReading
 from tcverify.program.finding import Finding
 from tests.support.lowered import judge, program
 from tests.support.stream_oracle import opinion, random_graph
@@ -46,5 +46,5 @@ def test_it_agrees_with_a_comparison_of_all_pairs(seed: int) -> None:
     assert min(seen[kind] for kind in every) > 10
 
 
-def _second(reading: Reading, race: Race) -> str:
+def _second(reading: StreamReading, race: Race) -> str:
     return reading.ops[race.second].name if race.second is not None else "output"

@@ -9,14 +9,14 @@ import pytest
 from torch import fx
 
 from tcverify.checks.streams.anchors import is_lowered, reading_of
-from tcverify.checks.streams.reading import BEGINNING, Reading
-from tcverify.checks.streams.replay import replay
+from tcverify.checks.streams.reading import BEGINNING, StreamReading
+from tcverify.checks.streams.replay import replay_streams
 from tcverify.execution import Lockstep
 from tcverify.program.finding import Finding
 from tests.support.lowered import Build, Lowering, findings, judge, kinds, program
 
 
-def read(build: Build, rank: int = 0) -> Reading:
+def read(build: Build, rank: int = 0) -> StreamReading:
     return reading_of(program(build), rank)
 
 
@@ -327,7 +327,7 @@ def test_odd_anchors_raise_nothing(name: str, anchor: str) -> None:
         for boundary in ("strict", "lenient"):
             for found in judge(check, program(build), boundary=boundary, inputs="stream0", schedule=True):
                 assert isinstance(found, Finding)
-    assert replay(program(build), 0).ops
+    assert replay_streams(program(build), 0).ops
 
 
 def test_a_graph_without_outputs_or_work_is_read() -> None:

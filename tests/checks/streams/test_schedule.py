@@ -10,7 +10,7 @@ from torch import fx
 
 from tcverify.application import Pair
 from tcverify.checks import Evidence
-from tcverify.checks.streams.replay import Arrow, replay
+from tcverify.checks.streams.replay import Arrow, replay_streams
 from tcverify.checks.streams.schedule import check_schedule
 from tcverify.program import Contract, Program, StreamSettings
 from tcverify.program.finding import Finding
@@ -58,7 +58,7 @@ def silent(rewritten: Program, *, original: Program | None = None, **promises: A
 
 
 def test_a_replay_says_when_every_op_runs() -> None:
-    times = replay(lowered(), 1)
+    times = replay_streams(lowered(), 1)
     assert [(op.node, op.stream, op.resources) for op in times.ops] == [
         ("all_reduce", 1, ("comm",)), ("mm", 0, ("compute",)), ("relu", 0, ("compute",)), ("add", 0, ("compute",)),
     ]  # fmt: skip
@@ -74,7 +74,7 @@ def test_a_replay_says_when_every_op_runs() -> None:
 
 
 def test_a_plain_graph_replays_one_op_after_the_other() -> None:
-    times = replay(program(plain, streams=STREAMS), 0)
+    times = replay_streams(program(plain, streams=STREAMS), 0)
     assert not times.lowered
     assert times.makespan_s == times.serial_s == TIMES["serial_s"]
     assert times.critical_path_s == TIMES["critical_path_s"]
@@ -83,7 +83,7 @@ def test_a_plain_graph_replays_one_op_after_the_other() -> None:
 
 
 def test_without_all_costs_there_are_ops_and_no_times() -> None:
-    times = replay(program(lambda b: overlap(b, (REDUCE, None, RELU, ADD))), 0)
+    times = replay_streams(program(lambda b: overlap(b, (REDUCE, None, RELU, ADD))), 0)
     assert [op.node for op in times.ops] == ["all_reduce", "mm", "relu", "add"]
     assert {op.start_s for op in times.ops} == {None}
     assert (times.makespan_s, times.serial_s, times.critical_path_s, times.exposed_s) == (None, None, None, None)
@@ -96,7 +96,7 @@ def test_waiting_for_another_stream_costs_the_overhead_and_for_the_same_one_noth
         second = b.relu(b.wait(first, stream, token), cost_s=RELU)
         return b.wait(second, 0, b.record(second, stream))
 
-    same, other = (replay(program(lambda b, s=s: build(b, stream=s), streams=STREAMS), 0) for s in (0, 1))  # type: ignore[misc]
+    same, other = (replay_streams(program(lambda b, s=s: build(b, stream=s), streams=STREAMS), 0) for s in (0, 1))  # type: ignore[misc]
     assert same.makespan_s == MM + RELU
     assert other.makespan_s == MM + OVERHEAD + RELU
 
@@ -107,8 +107,8 @@ def test_a_resource_is_exclusive_whatever_the_streams() -> None:
         token = b.record(second, 2)
         return first, b.wait(second, 0, token)
 
-    assert replay(program(build), 0).makespan_s == MM + MM
-    assert replay(program(build), 0).critical_path_s == MM
+    assert replay_streams(program(build), 0).makespan_s == MM + MM
+    assert replay_streams(program(build), 0).critical_path_s == MM
 
 
 def test_fused_ops_take_both_resources() -> None:
@@ -119,7 +119,7 @@ def test_fused_ops_take_both_resources() -> None:
         beside = b.relu(b.x, cost_s=RELU)
         return fused, beside, b.wait(reduced, 0, token)
 
-    times = replay(program(build), 0)
+    times = replay_streams(program(build), 0)
     assert [op.start_s for op in times.ops] == [0.0, MM, MM]
     assert times.exposed_s == pytest.approx(REDUCE - RELU)
     assert times.critical_path_s == MM + REDUCE  # communication keeps its order
@@ -132,12 +132,12 @@ def test_mutations_are_on_the_critical_path() -> None:
         b.work("aten::add_.Tensor", product, b.y, cost_s=ADD)  # after the read
         return read, b.call("aten::view", product, [16])
 
-    assert replay(program(build), 0).critical_path_s == MM + RELU + ADD
+    assert replay_streams(program(build), 0).critical_path_s == MM + RELU + ADD
 
 
 def test_the_overhead_of_a_program_without_settings_is_the_declared_one() -> None:
-    assert replay(program(overlap, schedule={**TIMES, "sync_overhead_s": 3e-6}), 0).overhead_s == 3e-6
-    assert replay(program(overlap), 0).overhead_s == 0.0
+    assert replay_streams(program(overlap, schedule={**TIMES, "sync_overhead_s": 3e-6}), 0).overhead_s == 3e-6
+    assert replay_streams(program(overlap), 0).overhead_s == 0.0
 
 
 # --------------------------------------------------------------------------------------------------------------- check
@@ -310,7 +310,7 @@ def behind(b: Lowering) -> Any:
 
 def test_communication_that_is_exposed_for_longer_breaks_a_promise() -> None:
     hidden, exposed = program(beside), program(behind)
-    assert (replay(hidden, 0).exposed_s, replay(exposed, 0).exposed_s) == (0.0, 2e-6)
+    assert (replay_streams(hidden, 0).exposed_s, replay_streams(exposed, 0).exposed_s) == (0.0, 2e-6)
     worse = Evidence(Pair(hidden, exposed, changed=True), Contract(overlap=True))
     found = [f for f in check_schedule(worse) if isinstance(f, Finding)]
     assert [f.kind for f in found] == ["exposed-communication"]

@@ -7,7 +7,7 @@ import itertools
 import pytest
 import torch
 
-from tcverify.execution.streams.cells import Cells, view_of
+from tcverify.execution.streams.memory_cells import Cells, view_of
 
 
 def divided(tensors: list[torch.Tensor]) -> Cells:

@@ -13,10 +13,10 @@ import torch
 import torch.distributed as dist
 
 from tcverify.errors import ExecutorError, InternalError, UsageError
-from tcverify.execution import Order, RankResult, Run, explore, explore_on_cuda
-from tcverify.execution.streams.cuda_ranks import observed, run_ranks
-from tcverify.execution.streams.cuda_streams import CudaDevice, Device, play, play_orders
-from tcverify.execution.streams.device_memory import Places, Transport
+from tcverify.execution import RankResult, Run, StreamOrder, explore, explore_on_cuda
+from tcverify.execution.streams.cuda_ranks import compare_orders, run_ranks
+from tcverify.execution.streams.cuda_streams import CudaDevice, Device, run_launches, run_orders
+from tcverify.execution.streams.device_memory import DeviceMemory, Transport
 from tcverify.execution.streams.issue import issue
 from tcverify.execution.streams.launches import (
     MOST_S,
@@ -41,7 +41,12 @@ from tests.support.stream_programs import Builder, is_lowered, lowered
 from tests.support.stream_programs import program as lowerable
 
 ONE = Mesh.grid({"dp": 1, "tp": 1})
-STREAMS = [Order("starve", stream=0), Order("starve", stream=1), Order("random", seed=1), Order("random", seed=2)]
+STREAMS = [
+    StreamOrder("starve", stream=0),
+    StreamOrder("starve", stream=1),
+    StreamOrder("random", seed=1),
+    StreamOrder("random", seed=2),
+]
 
 
 def op(stream: int, *after: int, collective: bool = False) -> StreamOp:
@@ -105,28 +110,28 @@ def test_events_are_recorded_before_they_are_waited_for(seed: int) -> None:
 
 
 @pytest.mark.parametrize(("order", "held"), [
-    (Order("issue"), set()),
-    (Order("starve", stream=1), {1, 4}),
-    (Order("rush", stream=1), {0, 2, 3}),
-    (Order("early", op=3), {1, 4}),
-    (Order("early", op=3, rank=1), set()),
+    (StreamOrder("issue"), set()),
+    (StreamOrder("starve", stream=1), {1, 4}),
+    (StreamOrder("rush", stream=1), {0, 2, 3}),
+    (StreamOrder("early", op=3), {1, 4}),
+    (StreamOrder("early", op=3, rank=1), set()),
 ])  # fmt: skip
-def test_what_an_order_does_not_prefer_is_held_back(order: Order, held: set[int]) -> None:
+def test_what_an_order_does_not_prefer_is_held_back(order: StreamOrder, held: set[int]) -> None:
     assert held_back(order, [op(0), op(1), op(0, 0), op(2, 2), op(1, 1)]) == held
 
 
 def test_random_orders_are_functions_of_seed_and_rank() -> None:
     ops = [op(0)] * 200
-    first = held_back(Order("random", seed=3), ops)
-    assert first == held_back(Order("random", seed=3), ops)
+    first = held_back(StreamOrder("random", seed=3), ops)
+    assert first == held_back(StreamOrder("random", seed=3), ops)
     assert 20 < len(first) < 120
-    assert first != held_back(Order("random", seed=4), ops)
-    assert first != held_back(Order("random", seed=3), ops, rank=1)
+    assert first != held_back(StreamOrder("random", seed=4), ops)
+    assert first != held_back(StreamOrder("random", seed=3), ops, rank=1)
 
 
 def test_an_order_of_an_unknown_kind_is_refused() -> None:
     with pytest.raises(UsageError, match="no order 'late'"):
-        held_back(Order("late"), [op(0)])
+        held_back(StreamOrder("late"), [op(0)])
 
 
 def test_delays_outlast_the_host_but_not_the_user() -> None:
@@ -142,7 +147,7 @@ def test_delays_outlast_the_host_but_not_the_user() -> None:
 
 def seen(
     *builds: Build,
-    orders: Sequence[Order] = tuple(STREAMS),
+    orders: Sequence[StreamOrder] = tuple(STREAMS),
     device: Device | None = None,
     transport: Transport = perform,
     **options: str,
@@ -152,11 +157,15 @@ def seen(
 
 
 def seen_of(
-    one: Program, orders: Sequence[Order], device: Device | None = None, transport: Transport = perform, **options: str
+    one: Program,
+    orders: Sequence[StreamOrder],
+    device: Device | None = None,
+    transport: Transport = perform,
+    **options: str,
 ) -> set[str]:
     issued, run = issue(one, **options)
-    results = play_orders(issued[0], QueuedDevice() if device is None else device, transport, orders)
-    return {f"{o.text.split(' on CUDA')[0]} in {o.order}" for o in observed(run, [results], orders)}
+    results = run_orders(issued[0], QueuedDevice() if device is None else device, transport, orders)
+    return {f"{o.text.split(' on CUDA')[0]} in {o.order}" for o in compare_orders(run, [results], orders)}
 
 
 def test_a_missing_wait_shows_when_what_it_misses_is_late() -> None:
@@ -239,7 +248,7 @@ def test_queues_with_delays_show_the_wrong_outputs_that_the_stream_executor_find
     wrong = hidden = 0
     for seed in range(first, first + 40):
         drawn = draw(seed, ONE)
-        orders = [Order("early", op=i) for i in range(len(drawn.ops))] + STREAMS
+        orders = [StreamOrder("early", op=i) for i in range(len(drawn.ops))] + STREAMS
         found = explore(drawn.program, systematic=True)
         assert found is not None
         adversary = any(o.kind == "output" for o in found.observations)
@@ -266,7 +275,7 @@ def test_a_difference_counts_when_neither_lockstep_nor_the_device_alone_explains
         return replace(run.ranks[0], outputs=[torch.full((4, 4), filled, dtype=torch.float64)])
 
     reference = Run("lockstep", [result(1.0)])
-    found = list(observed(reference, [[result(1.5), result(1.0), result(value)]], [STREAMS[0]]))
+    found = list(compare_orders(reference, [[result(1.5), result(1.0), result(value)]], [STREAMS[0]]))
     assert [(o.kind, o.rank, o.order) for o in found] == [("output", 0, "starve stream 0, on CUDA")] * wrong
 
 
@@ -281,11 +290,11 @@ def test_an_op_that_raises_is_named() -> None:
     def refuses(call: Collective, tensor: torch.Tensor) -> torch.Tensor:
         raise RuntimeError("no route")
 
-    places = Places(issued[0], torch.device("cpu"), refuses)
+    places = DeviceMemory(issued[0], torch.device("cpu"), refuses)
     with pytest.raises(
         ExecutorError, match="'all_reduce' of rank 0, on stream 1 of cpu, raises RuntimeError: no route"
     ):
-        play(places, QueuedDevice(), launches(issued[0].ops))
+        run_launches(places, QueuedDevice(), launches(issued[0].ops))
 
 
 # ---------------------------------------------------------------------------------------------------- several ranks
@@ -295,7 +304,7 @@ def wrong_on_ranks(build: Build, device: str) -> set[tuple[int, str]]:
     two = program(build, mesh=TP2)
     _, run = issue(two)
     results = run_ranks(two, STREAMS, "strict", "ready", 120.0, device)
-    return {(o.rank, o.order) for o in observed(run, results, STREAMS)}
+    return {(o.rank, o.order) for o in compare_orders(run, results, STREAMS)}
 
 
 def test_ranks_meet_by_gloo() -> None:
@@ -306,7 +315,7 @@ def test_ranks_meet_by_gloo() -> None:
 
 def test_a_rank_that_fails_says_why() -> None:
     with pytest.raises(ExecutorError, match=r"gloo on cpu streams: on rank \d, UsageError: there is no order 'late'"):
-        run_ranks(program(reduced), [Order("late")], "strict", "ready", 120.0, "cpu")
+        run_ranks(program(reduced), [StreamOrder("late")], "strict", "ready", 120.0, "cpu")
 
 
 def test_ranks_that_do_not_answer_are_named() -> None:

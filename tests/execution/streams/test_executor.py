@@ -12,8 +12,8 @@ from torch import fx
 
 from tcverify.application import Pair
 from tcverify.checks import CHECKS, Evidence
-from tcverify.execution import Exploration, Lockstep, Order, explore
-from tcverify.execution.streams.executor import MOST_OBSERVATIONS, Streams
+from tcverify.execution import Exploration, Lockstep, StreamOrder, explore
+from tcverify.execution.streams.executor import MOST_OBSERVATIONS, SimulatedStreams
 from tcverify.execution.streams.exploration import few_orders
 from tcverify.execution.streams.issue import issue
 from tcverify.ops import WAIT, qualified_name
@@ -282,7 +282,7 @@ def test_who_waits_for_whom_is_said_in_words() -> None:
     issued, run = issue(program(lambda b: two_reductions(b, waits=True, dims=("tp", "pt")), mesh=mesh))
     first, second, output = issued[1].ops
     issued[1].ops[:] = replace(first, after=(1,)), replace(second, after=()), output
-    (found,) = Streams(issued, run.ranks).run("as issued", lambda place, ends: place[1])
+    (found,) = SimulatedStreams(issued, run.ranks).run("as issued", lambda place, ends: place[1])
     assert found.kind == "deadlock"
     assert found.text == (
         "rank 0's 'all_reduce' on stream 1 waits for rank 1 in group [0, 1]; "
@@ -314,7 +314,7 @@ def test_orders_are_functions_of_their_data() -> None:
     def build(b: Lowering) -> Any:
         return two_reductions(b, waits=False)
 
-    again = [explored(build, orders=[Order("random", seed=5), Order("rush", stream=2)]) for _ in range(2)]
+    again = [explored(build, orders=[StreamOrder("random", seed=5), StreamOrder("rush", stream=2)]) for _ in range(2)]
     assert again[0].observations == again[1].observations
     assert again[0].failing == again[1].failing != []
 
@@ -327,7 +327,11 @@ def test_few_orders_starve_each_stream_and_draw_one() -> None:
 
 def test_rushing_and_starving_show_a_missing_wait_or_hide_it() -> None:
     racy = program(lambda b: cross(b, waits=False))
-    for order, wrong in ((Order("rush", stream=1), True), (Order("starve", stream=1), False), (Order("issue"), False)):
+    for order, wrong in (
+        (StreamOrder("rush", stream=1), True),
+        (StreamOrder("starve", stream=1), False),
+        (StreamOrder("issue"), False),
+    ):
         found = explore(racy, orders=[order])
         assert found is not None
         assert not found.complete
@@ -341,7 +345,7 @@ def test_outputs_of_every_order_are_those_of_lockstep() -> None:
     assert found is not None
     assert found.observations == []
     reference.ranks[1].outputs[0] = reference.ranks[1].outputs[0] + 1
-    found = explore(plain, reference=reference, orders=[Order("issue")])
+    found = explore(plain, reference=reference, orders=[StreamOrder("issue")])
     assert found is not None
     assert [(o.kind, o.rank) for o in found.observations] == [("output", 1)]
 
@@ -351,7 +355,7 @@ def test_of_very_many_observations_some_are_kept() -> None:
         product = b.mm(b.x)
         return [b.relu(b.wait(product, 1)) for _ in range(2 * MOST_OBSERVATIONS)]
 
-    found = explore(program(build), orders=[Order("rush", stream=1)])
+    found = explore(program(build), orders=[StreamOrder("rush", stream=1)])
     assert found is not None
     assert sum(o.kind == "RAW" for o in found.observations) == MOST_OBSERVATIONS
 

@@ -11,7 +11,7 @@ from torch import fx
 
 from tcverify.application import Pair
 from tcverify.checks import Evidence
-from tcverify.checks.streams.happens_before import found_of_order
+from tcverify.checks.streams.happens_before import find_order_violations
 from tcverify.checks.streams.interleavings import check_interleavings
 from tcverify.execution import Exploration, Lockstep, explore
 from tcverify.passes.resharding.layouts import resharding_of
@@ -144,7 +144,7 @@ def test_chunks_of_large_buffers_are_told_apart() -> None:
 
 
 def test_buffers_in_too_many_pieces_are_not_explored(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tcverify.execution.streams.cells._MOST_RUNS", 4)
+    monkeypatch.setattr("tcverify.execution.streams.memory_cells._MOST_RUNS", 4)
     assert explore(lowered(gathered_matmul(8), pipelined), inputs="stream0") is None
 
 
@@ -178,7 +178,7 @@ def test_a_collective_that_blocks_runs_on_the_current_stream_alone(join: bool, r
     evidence = Evidence(Pair(before, after, changed=True), Contract(inputs="stream0"))
     evidence.taken["lockstep"] = [Lockstep().compare(before, after)]
     evidence.taken["stream-orders"] = played(after)
-    static = found_of_order(evidence, everything=True)
+    static = find_order_violations(evidence, everything=True)
     assert sorted(finding.kind for finding in static if isinstance(finding, Finding)) == kinds
     assert bool(evidence.exploration.observations) == bool(kinds)
     assert check_interleavings(evidence) == []

@@ -9,12 +9,12 @@ from itertools import combinations
 import pytest
 
 from tcverify.passes import CommBuffers
-from tcverify.passes.comm_buffers.plan import BufferPlan, Wanted, plan_buffers
+from tcverify.passes.comm_buffers.plan import BufferPlan, BufferRequest, plan_buffers
 from tcverify.program.sharing import _Outline
 from tests.support.buffer_programs import clash, drawn
 
 
-def wanted(count: int, seed: int, longest: int = 12) -> list[Wanted]:
+def wanted(count: int, seed: int, longest: int = 12) -> list[BufferRequest]:
     """Intervals of random lengths, in the order of their uses, which is not that of their births."""
     draw = random.Random(seed)
     found = []
@@ -22,7 +22,7 @@ def wanted(count: int, seed: int, longest: int = 12) -> list[Wanted]:
         birth = draw.randrange(2 * count)
         size = draw.choice((1, 4, 100, 256, 257, 4096, draw.randrange(1, 10_000)))
         found.append(
-            Wanted(f"n{number}", draw.choice(("tp", "dp")), size, birth, birth + draw.randrange(longest), ("c",))
+            BufferRequest(f"n{number}", draw.choice(("tp", "dp")), size, birth, birth + draw.randrange(longest), ("c",))
         )
     return found
 
@@ -53,8 +53,8 @@ def test_sharing_saves_memory_and_stays_close_to_what_is_live_at_once() -> None:
 
 
 def test_the_smallest_gap_is_taken() -> None:
-    def one(name: str, size: int, birth: int, death: int) -> Wanted:
-        return Wanted(name, "tp", size, birth, death, ())
+    def one(name: str, size: int, birth: int, death: int) -> BufferRequest:
+        return BufferRequest(name, "tp", size, birth, death, ())
 
     given = [
         one("wide", 300, 0, 1), one("left", 10, 0, 9), one("narrow", 100, 0, 1), one("right", 10, 0, 9),
@@ -65,7 +65,11 @@ def test_the_smallest_gap_is_taken() -> None:
 
 
 def test_what_is_needed_last_where_another_is_made_is_needed_together() -> None:
-    given = [Wanted("a", "tp", 8, 0, 5, ()), Wanted("b", "tp", 8, 5, 9, ()), Wanted("c", "tp", 8, 6, 9, ())]
+    given = [
+        BufferRequest("a", "tp", 8, 0, 5, ()),
+        BufferRequest("b", "tp", 8, 5, 9, ()),
+        BufferRequest("c", "tp", 8, 6, 9, ()),
+    ]
     assert [b.offset for b in plan_buffers(given, 8, reuse=True).buffers] == [0, 8, 0]
 
 
@@ -77,7 +81,7 @@ def test_ten_thousand_buffers_take_a_second() -> None:
 
 
 def test_a_plan_is_a_table() -> None:
-    text = str(plan_buffers([Wanted("mm", "tp", 128, 2, 5, ("all_reduce", "all_reduce_1"))], 256, reuse=True))
+    text = str(plan_buffers([BufferRequest("mm", "tp", 128, 2, 5, ("all_reduce", "all_reduce_1"))], 256, reuse=True))
     assert text.splitlines() == [
         "buffer  group  offset  bytes  live  collectives",
         "mm      tp     0       128    2-5   all_reduce, all_reduce_1",

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from tcverify.cost import device, node_cost
+from tcverify.cost import load_device_profile, node_cost
 from tcverify.errors import ProgramError, UsageError
-from tcverify.passes import BUILTIN, DESCRIPTIONS, Multistream, disabled
+from tcverify.passes import BUILTIN, DESCRIPTIONS, Multistream, disable_passes
 from tcverify.program import StreamSettings
 from tcverify.verification.verifier import verify
 from tests.support.stream_programs import US, Builder, check, findings, is_lowered, judge, lowered, node, program
@@ -55,7 +55,7 @@ def test_costs_are_estimated_for_a_device() -> None:
     graph = check(original, pass_).graph(0)
     plain = original.graph(0)
     for name in ("all_reduce", "mm"):
-        expected = node_cost(node(plain, name), device("h100-sxm"))
+        expected = node_cost(node(plain, name), load_device_profile("h100-sxm"))
         assert node(graph, name).meta["cost_s"] == expected
 
 
@@ -130,7 +130,7 @@ def test_settings_of_another_type(settings: dict[str, Any]) -> None:
 
 def test_a_disabled_pass_touches_nothing(tmp_path: Path) -> None:
     original = program(overlapping)
-    with disabled("multistream"):
+    with disable_passes("multistream"):
         assert not is_lowered(lowered(original))
     assert not is_lowered(lowered(original, Multistream(enabled="false")))
     lowered(original, Multistream(dump=tmp_path))

@@ -6,7 +6,7 @@ from typing import Any
 
 from tcverify.ops import lookup
 from tcverify.passes import Multistream
-from tcverify.passes.multistream.graph import Edge, StreamGraph
+from tcverify.passes.multistream.graph import OrderEdge, StreamGraph
 from tcverify.program import Program
 from tests.support.stream_programs import GRID, US, Builder, findings, is_lowered, lowered, node, program
 
@@ -14,14 +14,14 @@ from tests.support.stream_programs import GRID, US, Builder, findings, is_lowere
 class OrderedPerCommunicator(Multistream):
     """Chains the collectives of each communicator, and not those of one rank."""
 
-    def edges(self, parts: StreamGraph) -> list[Edge]:
+    def edges(self, parts: StreamGraph) -> list[OrderEdge]:
         kept = [edge for edge in super().edges(parts) if edge.kind != "collective"]
         last: dict[tuple[int, ...], int] = {}
         for op in parts.work:
             if lookup(op.node.target).collective:
                 group = tuple(op.node.args[-1])  # type: ignore[arg-type]
                 if group in last:
-                    kept.append(Edge(last[group], op.index, "collective"))
+                    kept.append(OrderEdge(last[group], op.index, "collective"))
                 last[group] = op.index
         return kept
 

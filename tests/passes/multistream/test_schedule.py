@@ -9,9 +9,9 @@ from collections.abc import Sequence
 import pytest
 from torch import fx
 
-from tcverify.passes.multistream.graph import Edge, NotLowered, WorkOp, predecessors
+from tcverify.passes.multistream.graph import NotLowered, OrderEdge, WorkOp, predecessors
 from tcverify.passes.multistream.schedule import (
-    Clocks,
+    StreamClocks,
     critical_path,
     list_schedule,
     rank_order,
@@ -34,9 +34,9 @@ def random_ops(seed: int, count: int = 30) -> tuple[list[WorkOp], list[tuple[int
     costs = [1e-6, 1e-6, 5e-6, chance.uniform(1e-6, 1e-4)] + ([1e9] if seed % 4 == 0 else [])
     kinds = [COMPUTE, COMPUTE, COMM, FUSED]
     work = [op(i, chance.choice(costs), chance.choice(kinds)) for i in range(count)]
-    edges = [Edge(a, b, "RAW") for a, b in itertools.combinations(range(count), 2) if chance.random() < 2 / count]
+    edges = [OrderEdge(a, b, "RAW") for a, b in itertools.combinations(range(count), 2) if chance.random() < 2 / count]
     collectives = [o.index for o in work if o.communicates]
-    edges += [Edge(a, b, "collective") for a, b in itertools.pairwise(collectives)]
+    edges += [OrderEdge(a, b, "collective") for a, b in itertools.pairwise(collectives)]
     return work, predecessors(count, edges)
 
 
@@ -86,7 +86,7 @@ def test_work_that_can_start_goes_before_work_that_waits() -> None:
 def test_tokens_make_sure_of_every_edge_and_none_can_be_spared(seed: int) -> None:
     chance = random.Random(seed)
     work, before = random_ops(seed)
-    clocks = Clocks(len(work))
+    clocks = StreamClocks(len(work))
     done: dict[int, set[int]] = {}
     last: dict[int, int] = {}
     for o in work:

@@ -13,7 +13,7 @@ import torch
 from torch import fx
 
 from tcverify.application import InProcess
-from tcverify.application.loading import prepare
+from tcverify.application.loading import prepare_pass
 from tcverify.ops import RESIZE, lookup, resolve
 from tcverify.passes import Pass
 from tcverify.passes.overlap import (
@@ -50,7 +50,7 @@ def named(graph: fx.Graph, op: str) -> list[fx.Node]:
 
 
 def passes(made: Program, kind: type[Pass]) -> bool:
-    verdict = verify(InProcess(prepare(kind, "", {})), made)
+    verdict = verify(InProcess(prepare_pass(kind, "", {})), made)
     assert not verdict.findings, verdict.findings
     return verdict.status == "passed"
 
@@ -439,7 +439,7 @@ def drawn(count: int, seed: int) -> tuple[Program, ...]:
 
 @pytest.mark.parametrize("kind", PASSES)
 def test_a_pass_is_sound_on_drawn_programs_and_changes_many(kind: type[Pass]) -> None:
-    subject = InProcess(prepare(kind, "", {}))
+    subject = InProcess(prepare_pass(kind, "", {}))
     changed = 0
     for made in drawn(10, seed=11):
         verdict = verify(subject, made)
@@ -493,4 +493,4 @@ def test_a_missing_guard_is_refuted(name: str, monkeypatch: pytest.MonkeyPatch) 
     kind, owner, attribute, broken, make = BROKEN[name]
     assert passes(make(), kind)
     monkeypatch.setattr(owner, attribute, broken(getattr(owner, attribute)))
-    assert verify(InProcess(prepare(kind, "", {})), make()).status == "refuted"
+    assert verify(InProcess(prepare_pass(kind, "", {})), make()).status == "refuted"

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import fx
 
-from tcverify.passes.overlap import CommGraph, comm_graph, is_gemm_like, is_valid_order, placed
+from tcverify.passes.overlap import CommGraph, comm_graph, is_gemm_like, is_valid_order, put_in_order
 from tests.support.overlap_orders import movable
 from tests.support.overlap_programs import GRID, TP2, Builder, names, program
 
@@ -258,10 +258,10 @@ def test_orders_are_judged_and_put_in_place() -> None:
     graph = program(build).graph_module(0).graph
     found = comm_graph(graph)
     x, y, w, start, wait, mm, add, output = found.nodes
-    assert placed(graph, found.nodes) == 0
+    assert put_in_order(graph, found.nodes) == 0
     better = [x, y, w, start, mm, wait, add, output]
     assert is_valid_order(found, better)
-    assert placed(graph, better) == 2
+    assert put_in_order(graph, better) == 2
     assert names(graph) == ["all_reduce", "mm", "wait_tensor", "add"]
     graph.lint()
     for wrong in (

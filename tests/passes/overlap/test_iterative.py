@@ -19,7 +19,7 @@ from tcverify.passes.overlap import (
     runtimes,
 )
 from tcverify.passes.overlap.iterative import Round
-from tcverify.passes.overlap.memory import Memory
+from tcverify.passes.overlap.memory import OrderMemory
 from tcverify.program import CollectiveStatistics, InputSpec, spmd_program
 from tests.support.overlap_programs import GRID, TP2, US, Builder, names, program
 
@@ -283,7 +283,7 @@ def test_wrong_memory_is_noticed_where_that_is_asked_for(monkeypatch: pytest.Mon
         return b.mm(made, cost=10), b.wait(b.start(b.relu(made), cost=30))
 
     Raise(memory_budget=1, check_memory=True)(program(build).graph_module(0))
-    monkeypatch.setattr(Memory, "behind", lambda self, candidate, group: [])
+    monkeypatch.setattr(OrderMemory, "behind", lambda self, candidate, group: [])
     with pytest.raises(InternalError, match="incremental memory differs"):
         Raise(memory_budget=1, check_memory=True)(program(build).graph_module(0))
 

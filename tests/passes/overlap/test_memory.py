@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tcverify.errors import InternalError
 from tcverify.passes.overlap import comm_graph
-from tcverify.passes.overlap.memory import Footprint, Memory, footprint
+from tcverify.passes.overlap.memory import Footprint, OrderMemory, footprint
 from tests.support.overlap_orders import legal_order, plain_levels
 from tests.support.overlap_programs import Builder, drawn, program
 
@@ -24,7 +24,7 @@ T = 4 * 4 * 4
 def levels(build: Callable[[Builder], Any]) -> list[int]:
     """Values alive while each call runs, beside the three inputs."""
     found = comm_graph(program(build).graph_module(0).graph)
-    memory = Memory(footprint(found), range(len(found.nodes)))
+    memory = OrderMemory(footprint(found), range(len(found.nodes)))
     every = memory.levels(range(len(found.nodes)))
     return [level // T - 3 for level, node in zip(every, found.nodes, strict=True) if node.op == "call_function"]
 
@@ -91,7 +91,7 @@ def test_levels_are_those_that_are_told_plainly(data: bytes, seed: int) -> None:
     found = comm_graph(drawn_program.graph_module(0).graph)
     numbers = {node: number for number, node in enumerate(found.nodes)}
     for order in (list(found.nodes), legal_order(found, random.Random(seed))):
-        memory = Memory(footprint(found), [numbers[node] for node in order])
+        memory = OrderMemory(footprint(found), [numbers[node] for node in order])
         told = plain_levels(drawn_program.graphs[0], [node.name for node in order])
         assert memory.levels([numbers[node] for node in order]) == told
 
@@ -103,7 +103,7 @@ def test_what_changes_hands_is_what_memory_computed_anew_says(data: bytes, seed:
     rng = random.Random(seed)
     found = comm_graph(drawn(data)[0].graph_module(0).graph)
     order = list(range(len(found.nodes)))
-    memory = Memory(footprint(found), order)
+    memory = OrderMemory(footprint(found), order)
     for _ in range(40):
         if len(order) < 2:
             break
@@ -133,7 +133,7 @@ def test_a_last_use_that_stays_with_its_old_owner_is_noticed() -> None:
 
     found = comm_graph(program(build).graph_module(0).graph)
     order = list(range(len(found.nodes)))
-    memory = Memory(footprint(found), order)
+    memory = OrderMemory(footprint(found), order)
     candidate, other = [n for n, node in enumerate(found.nodes) if node.op == "call_function"][1:]
     assert memory.behind(candidate, {other})
     order[candidate], order[other] = order[other], order[candidate]
@@ -143,7 +143,7 @@ def test_a_last_use_that_stays_with_its_old_owner_is_noticed() -> None:
 
 def test_what_has_changed_hands_lives_until_the_other_node() -> None:
     # 1 and 2 read what 0 makes; 2, which frees it, goes before 1
-    memory = Memory(Footprint(0, (16, 20, 8), (0, 0, 0), ((0,), (0, 1), (0, 2)), (16, 20, 8), ()), [0, 1, 2])
+    memory = OrderMemory(Footprint(0, (16, 20, 8), (0, 0, 0), ((0,), (0, 1), (0, 2)), (16, 20, 8), ()), [0, 1, 2])
     handovers = memory.before(2, {0: 1, 1: 1})
     assert handovers == [(0, 2, 1)]
     assert memory.peak(16, [2, 1], handovers) == 16 + 20

@@ -16,7 +16,7 @@ from tcverify.errors import UsageError
 from tcverify.ops import resolve
 from tcverify.passes import OVERLAP_PASSES, CommBuffers, ReorderForComputeCommOverlap
 from tcverify.passes.overlap.graph import comm_graph
-from tcverify.passes.overlap.runtimes import aligned, runtimes
+from tcverify.passes.overlap.runtimes import align_runtimes, runtimes
 from tcverify.program import Program
 from tests.support.async_programs import Functional, edited, kinds, program
 
@@ -239,8 +239,8 @@ def test_times_are_aligned_by_ranks_that_know_none() -> None:
     known = comm_graph(program(two_collectives).graph_module(0).graph)
     times = runtimes(known)
     assert times is not None
-    assert aligned(None, gather) is None
-    assert aligned(times, lambda own: [own, []]) is None
+    assert align_runtimes(None, gather) is None
+    assert align_runtimes(times, lambda own: [own, []]) is None
     assert asked == [[]]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tcverify.passes.overlap import aligned, comm_graph, runtimes
+from tcverify.passes.overlap import align_runtimes, comm_graph, runtimes
 from tests.support.overlap_programs import US, Builder, program
 
 
@@ -60,15 +60,15 @@ def test_medians_over_ranks() -> None:
     found = comm_graph(program(build).graph_module(0).graph)
     times = runtimes(found)
     assert times is not None
-    assert aligned(times) == times
-    scaled = aligned(times, lambda own: [[s * factor for s in own] for factor in (1, 3, 100)])
+    assert align_runtimes(times) == times
+    scaled = align_runtimes(times, lambda own: [[s * factor for s in own] for factor in (1, 3, 100)])
     assert scaled == {node: 3 * seconds for node, seconds in times.items()}
-    even = aligned(times, lambda own: [own, [s * 3 for s in own]])
+    even = align_runtimes(times, lambda own: [own, [s * 3 for s in own]])
     assert even == pytest.approx({node: 2 * seconds for node, seconds in times.items()})
 
 
 def test_graphs_that_differ_between_ranks_are_not_aligned(caplog: pytest.LogCaptureFixture) -> None:
     times = runtimes(comm_graph(program(build).graph_module(0).graph))
     assert times is not None
-    assert aligned(times, lambda own: [own, own[:-1]]) == times
+    assert align_runtimes(times, lambda own: [own, own[:-1]]) == times
     assert "not aligned" in caplog.text

@@ -11,7 +11,7 @@ import torch
 
 from tcverify.errors import ProgramError, Unsupported
 from tcverify.ops import Layout, Resharding
-from tcverify.passes.resharding.decisions import Communication, Plan, plan
+from tcverify.passes.resharding.decisions import PostedCommunication, ReshardingPlan, plan_resharding
 
 FULL = "[0, 1, 2, 3]"
 GRID = "[[0, 1], [2, 3]]"
@@ -23,8 +23,8 @@ def asked(
     return Resharding(Layout.parse(source), Layout.parse(target), tuple(shape), dim, None if dim is None else op)
 
 
-def plans(made: Resharding, dtype: torch.dtype = torch.float32) -> dict[int, Plan]:
-    return {rank: plan(made, rank, dtype) for rank in made.ranks}
+def plans(made: Resharding, dtype: torch.dtype = torch.float32) -> dict[int, ReshardingPlan]:
+    return {rank: plan_resharding(made, rank, dtype) for rank in made.ranks}
 
 
 def posted(made: Resharding) -> dict[int, list[tuple[str, tuple[int, ...], int | None]]]:
@@ -37,13 +37,15 @@ def posted(made: Resharding) -> dict[int, list[tuple[str, tuple[int, ...], int |
 
 def test_all_gather_counts_shards_by_position_in_the_mesh() -> None:
     team = (1, 0, 2)
-    expected = Plan(communications=(Communication("all_gather", team, axis=0),))
+    expected = ReshardingPlan(communications=(PostedCommunication("all_gather", team, axis=0),))
     assert plans(asked("[1, 0, 2] shard(0)", "[1, 0, 2] replicated")) == dict.fromkeys(team, expected)
 
 
 def test_all_reduce_takes_the_whole_team() -> None:
     found = plans(asked(f"{FULL} shard(1)", f"{FULL} replicated", (6, 4), dim=1, op="max"))
-    assert set(found.values()) == {Plan(communications=(Communication("all_reduce", (0, 1, 2, 3), reduce_op="max"),))}
+    assert set(found.values()) == {
+        ReshardingPlan(communications=(PostedCommunication("all_reduce", (0, 1, 2, 3), reduce_op="max"),))
+    }
 
 
 @pytest.mark.parametrize(
@@ -54,13 +56,15 @@ def test_reduce_scatter_counts_the_scattered_axis_in_the_operand(
     shape: tuple[int, ...], dim: int, scattered: int, axis: int
 ) -> None:
     found = plans(asked(f"{FULL} shard({dim})", f"{FULL} shard({scattered})", shape, dim=dim))
-    expected = Communication("reduce_scatter", (0, 1, 2, 3), axis, reduce_op="sum")
-    assert set(found.values()) == {Plan(communications=(expected,))}
+    expected = PostedCommunication("reduce_scatter", (0, 1, 2, 3), axis, reduce_op="sum")
+    assert set(found.values()) == {ReshardingPlan(communications=(expected,))}
 
 
 def test_all_to_all_brings_one_dim_together_and_divides_another() -> None:
     found = plans(asked("[1, 0] shard(1)", "[1, 0] shard(0)"))
-    assert set(found.values()) == {Plan(communications=(Communication("all_to_all", (1, 0), axis=1, split=0),))}
+    assert set(found.values()) == {
+        ReshardingPlan(communications=(PostedCommunication("all_to_all", (1, 0), axis=1, split=0),))
+    }
 
 
 def test_on_a_mesh_of_two_dims_the_slice_through_the_rank_communicates() -> None:
@@ -79,9 +83,9 @@ def test_on_a_mesh_of_two_dims_the_slice_through_the_rank_communicates() -> None
 def test_replicated_to_sharded_on_one_mesh_is_a_chunk_by_position() -> None:
     found = plans(asked("[1, 0, 2] replicated", "[1, 0, 2] shard(1)"))
     assert found == {
-        1: Plan(((0, 12), (0, 4))),
-        0: Plan(((0, 12), (4, 8))),
-        2: Plan(((0, 12), (8, 12))),
+        1: ReshardingPlan(((0, 12), (0, 4))),
+        0: ReshardingPlan(((0, 12), (4, 8))),
+        2: ReshardingPlan(((0, 12), (8, 12))),
     }
 
 
@@ -98,19 +102,19 @@ def test_replicated_to_sharded_on_one_mesh_is_a_chunk_by_position() -> None:
 def test_nothing_is_communicated_where_nothing_moves(source: str, target: str) -> None:
     made = asked(source, target)
     local = made.source.local_shape(made.shape)
-    assert set(plans(made).values()) == {Plan(tuple((0, size) for size in local))}
+    assert set(plans(made).values()) == {ReshardingPlan(tuple((0, size) for size in local))}
 
 
 def test_a_reduced_dim_that_is_not_sharded_is_reduced_locally() -> None:
     found = plans(asked(f"{FULL} shard(1)", f"{FULL} shard(0)", (6, 8), dim=0))
-    assert set(found.values()) == {Plan(((0, 2),))}
+    assert set(found.values()) == {ReshardingPlan(((0, 2),))}
     chunks = plans(asked(f"{GRID} replicated, shard(2)", f"{GRID} shard(0), shard(1)", (3, 4, 6), dim=0))
-    assert chunks[2] == Plan(((2, 4), (0, 3)))
+    assert chunks[2] == ReshardingPlan(((2, 4), (0, 3)))
 
 
 def test_the_first_sender_alone_has_what_it_gets() -> None:
     assert posted(asked("[1, 0, 2] replicated", "[1] replicated")) == {1: [], 0: [], 2: []}
-    assert plan(asked("[1, 0, 2] replicated", "[1] replicated"), 1, torch.float32).part is not None
+    assert plan_resharding(asked("[1, 0, 2] replicated", "[1] replicated"), 1, torch.float32).part is not None
 
 
 # ------------------------------------------------------------------------------------------- from one mesh to another
@@ -152,7 +156,7 @@ def test_pairs_go_by_position_and_a_pair_of_one_rank_is_a_copy() -> None:
         0: [("recv", (1, 0), None)],
     }
     found = plans(asked("[1, 2] shard(0)", "[1, 0] shard(0)"))
-    assert found[1] == Plan(((0, 6), (0, 12)))
+    assert found[1] == ReshardingPlan(((0, 6), (0, 12)))
     assert [c.kind for c in found[2].communications] == ["send"]
     assert posted(asked("[0] replicated", "[1] replicated"))[0] == [("send", (0, 1), None)]
 
@@ -160,13 +164,13 @@ def test_pairs_go_by_position_and_a_pair_of_one_rank_is_a_copy() -> None:
 def test_a_reduce_for_each_receiver_whose_root_joins() -> None:
     found = plans(asked("[0, 1] shard(0)", "[2, 0] replicated", (2, 5), dim=0, op="avg"))
     # a joined root gives an addend that counts for nothing, so that an average is a sum divided by the senders
-    assert found[2] == Plan(
-        communications=(Communication("reduce", (0, 1, 2), reduce_op="sum", root=2, gives=False),), divisor=2
+    assert found[2] == ReshardingPlan(
+        communications=(PostedCommunication("reduce", (0, 1, 2), reduce_op="sum", root=2, gives=False),), divisor=2
     )
-    assert found[0] == Plan(
+    assert found[0] == ReshardingPlan(
         communications=(
-            Communication("reduce", (0, 1, 2), reduce_op="sum", root=2, gets=False),
-            Communication("reduce", (0, 1), reduce_op="avg", root=0),
+            PostedCommunication("reduce", (0, 1, 2), reduce_op="sum", root=2, gets=False),
+            PostedCommunication("reduce", (0, 1), reduce_op="avg", root=0),
         )
     )
 
@@ -175,7 +179,9 @@ def test_a_mesh_of_one_rank_counts_as_sharded_when_it_is_reduced() -> None:
     found = plans(asked("[0] replicated", "[0, 1] replicated", (3, 5), dim=0))
     assert found[0].part == ((0, 5),)
     assert [(c.kind, c.team, c.gets) for c in found[0].communications] == [("reduce", (0, 1), False)]
-    assert found[1] == Plan(communications=(Communication("reduce", (0, 1), reduce_op="sum", root=1, gives=False),))
+    assert found[1] == ReshardingPlan(
+        communications=(PostedCommunication("reduce", (0, 1), reduce_op="sum", root=1, gives=False),)
+    )
 
 
 # ----------------------------------------------------------------------------------------------------------- refusals
@@ -212,14 +218,14 @@ def test_a_mesh_of_one_rank_counts_as_sharded_when_it_is_reduced() -> None:
 def test_what_no_row_fits_is_refused(made: Resharding, message: str) -> None:
     for rank in made.ranks:
         with pytest.raises(Unsupported, match=message) as raised:
-            plan(made, rank, torch.float32)
+            plan_resharding(made, rank, torch.float32)
         assert raised.value.message.startswith(f"'{made}'")
         assert raised.value.hint
 
 
 def test_integers_have_no_average() -> None:
     with pytest.raises(Unsupported, match="reduces int64 by avg"):
-        plan(asked("[0, 1] shard(0)", "[0, 1] replicated", dim=0, op="avg"), 0, torch.int64)
+        plan_resharding(asked("[0, 1] shard(0)", "[0, 1] replicated", dim=0, op="avg"), 0, torch.int64)
 
 
 def test_dims_of_local_extent_one_and_the_reduced_dim_do_not_make_a_resharding_inner() -> None:
@@ -255,7 +261,7 @@ def test_all_of_a_team_post_the_same_in_the_same_order() -> None:
     count = 0
     for made in rows_that_fit():
         count += 1
-        by_team: dict[tuple[int, ...], list[dict[int, Communication]]] = {}
+        by_team: dict[tuple[int, ...], list[dict[int, PostedCommunication]]] = {}
         for rank, found in plans(made).items():
             met: dict[tuple[int, ...], int] = {}
             for c in found.communications:
@@ -295,4 +301,4 @@ def test_other_names_of_ranks_change_names_and_nothing_else() -> None:
                     for c in found.communications
                 ),
             )
-            assert plan(renamed, new[rank], torch.float32) == expected
+            assert plan_resharding(renamed, new[rank], torch.float32) == expected

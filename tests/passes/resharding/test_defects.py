@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tcverify.ops import Resharding
-from tcverify.passes.resharding.decisions import Communication, Plan, plan
+from tcverify.passes.resharding.decisions import PostedCommunication, ReshardingPlan, plan_resharding
 from tcverify.passes.resharding.lowering import ConvertOpToCommunication
 from tcverify.program import Program
 from tcverify.program.global_view.builder import PlacedBuilder
@@ -30,10 +30,10 @@ def lowered_soundly(program: Program) -> bool:
     return verify(ConvertOpToCommunication(), program).status == "passed"
 
 
-Change = Callable[[Plan, Resharding, int], Plan]
+Change = Callable[[ReshardingPlan, Resharding, int], ReshardingPlan]
 
 
-def _each(change: Callable[[Communication], Communication]) -> Change:
+def _each(change: Callable[[PostedCommunication], PostedCommunication]) -> Change:
     return lambda found, made, rank: replace(found, communications=tuple(change(c) for c in found.communications))
 
 
@@ -56,7 +56,7 @@ DEFECTS: dict[str, tuple[Program, Change]] = {
     ),
     "another sender scatters": (
         one("[2, 0] replicated", "[1, 3] shard(0)"),
-        lambda found, made, rank: plan(made, 0 if rank == 2 else rank, torch.float32),
+        lambda found, made, rank: plan_resharding(made, 0 if rank == 2 else rank, torch.float32),
     ),
     "an average over a joined root": (
         one("[0, 1] shard(0)", "[2] replicated", (2, 4), dim=0, op="avg"),
@@ -64,7 +64,7 @@ DEFECTS: dict[str, tuple[Program, Change]] = {
     ),
     "a chunk of another position": (
         one("[1, 0] replicated", "[1, 0] shard(0)"),
-        lambda found, made, rank: plan(made, 1 - rank, torch.float32),
+        lambda found, made, rank: plan_resharding(made, 1 - rank, torch.float32),
     ),
     "dims of an all_to_all exchanged": (
         one("[0, 1] shard(0)", "[0, 1] shard(1)", (4, 4)),
@@ -78,10 +78,10 @@ def test_planted_defects_are_refuted(name: str, monkeypatch: pytest.MonkeyPatch)
     program, change = DEFECTS[name]
     assert lowered_soundly(program)
 
-    def defective(made: Resharding, rank: int, dtype: torch.dtype) -> Plan:
-        return change(plan(made, rank, dtype), made, rank)
+    def defective(made: Resharding, rank: int, dtype: torch.dtype) -> ReshardingPlan:
+        return change(plan_resharding(made, rank, dtype), made, rank)
 
-    monkeypatch.setattr("tcverify.passes.resharding.lowering.plan", defective)
+    monkeypatch.setattr("tcverify.passes.resharding.lowering.plan_resharding", defective)
     assert verify(ConvertOpToCommunication(), program).status == "refuted"
 
 

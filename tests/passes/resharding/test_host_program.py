@@ -13,7 +13,7 @@ from torch import fx
 from tcverify import verify
 from tcverify.errors import Unsupported, UsageError
 from tcverify.execution import ProcessGroupPool, explore
-from tcverify.passes import BUILTIN, DESCRIPTIONS, RESHARDING_PASSES, SUITED, disabled
+from tcverify.passes import BUILTIN, DESCRIPTIONS, RESHARDING_PASSES, SUITED, disable_passes
 from tcverify.passes.editing import op_name
 from tcverify.passes.resharding.host_program import STAGES, HostProgram
 from tcverify.program import PlacedBuilder, Program
@@ -135,7 +135,7 @@ def test_every_stage_can_be_left_out(left_out: str) -> None:
 @pytest.mark.parametrize("off", STAGES)
 def test_the_guard_over_names_reaches_stages(off: str) -> None:
     pass_ = HostProgram()
-    with disabled(off):
+    with disable_passes(off):
         pass_(one_chunk().graph_module(0))
         assert pass_.rewrites[off] == 0
         assert any(pass_.rewrites.values())
@@ -144,7 +144,7 @@ def test_the_guard_over_names_reaches_stages(off: str) -> None:
 
 
 def test_without_dims_brought_to_the_front_inner_resharding_is_declined() -> None:
-    with disabled("make_resharding_contiguous"), pytest.raises(Unsupported, match="inner resharding"):
+    with disable_passes("make_resharding_contiguous"), pytest.raises(Unsupported, match="inner resharding"):
         HostProgram()(everything().graph_module(0))
 
 
@@ -181,7 +181,7 @@ def test_a_disabled_pass_is_the_identity(name: str, tmp_path: Path) -> None:
     on = BUILTIN[name](dump=tmp_path)
     with on.disabled():
         assert on(gm) is gm
-    with disabled(name):
+    with disable_passes(name):
         assert on(gm) is gm
     assert off(gm) is gm
     assert [(node, node.args, dict(node.meta)) for node in gm.graph.nodes] == before
@@ -196,7 +196,7 @@ def test_the_guard_restores_the_flag_and_the_pass_works_again(name: str) -> None
     pass_ = BUILTIN[name]()
     with pytest.raises(KeyError), pass_.disabled():
         raise KeyError
-    with pytest.raises(KeyError), disabled(name):
+    with pytest.raises(KeyError), disable_passes(name):
         raise KeyError
     pass_((everything if name == "make_resharding_contiguous" else one_chunk)().graph_module(0))
     assert any(pass_.rewrites.values())

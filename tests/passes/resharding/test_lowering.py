@@ -15,9 +15,9 @@ from tcverify.execution import ProcessGroupPool
 from tcverify.ops import DeviceMesh, Layout, Resharding
 from tcverify.ops.collective import REDUCTIONS
 from tcverify.ops.dialects.host_ir import SCHEMAS
-from tcverify.passes import disabled
-from tcverify.passes.editing import arguments, op_name, set_argument
-from tcverify.passes.resharding.decisions import BITWISE, plan
+from tcverify.passes import disable_passes
+from tcverify.passes.editing import named_arguments, op_name, set_argument
+from tcverify.passes.resharding.decisions import BITWISE, plan_resharding
 from tcverify.passes.resharding.lowering import ConvertOpToCommunication, identity
 from tcverify.program import Program
 from tcverify.program.global_view.builder import Placed, PlacedBuilder
@@ -65,7 +65,7 @@ def fits(source: str, target: str, shape: Sequence[int], dim: int | None) -> boo
     """Whether a row of the table fits. Whatever is no resharding must fit, and take no communication."""
     made = Resharding(Layout.parse(source), Layout.parse(target), tuple(shape), dim, None if dim is None else "sum")
     try:
-        found = [plan(made, rank, torch.float32) for rank in made.ranks]
+        found = [plan_resharding(made, rank, torch.float32) for rank in made.ranks]
     except Unsupported:
         assert is_resharding(made)
         return False
@@ -350,7 +350,7 @@ def test_every_communication_is_waited_for_at_once_and_outputs_are_allocated_whe
                     if op_name(node) in POSTS:
                         assert op_name(after) == "host_ir::wait"
                         assert after.args == (node,)
-                        given = arguments(node)
+                        given = named_arguments(node)
                         assert given.get("x") is None or given["x"].meta["val"].is_contiguous()
                         assert rank in given.get("team", [rank])
                     if op_name(node) == "aten::empty.memory_format":
@@ -395,7 +395,7 @@ def test_it_counts_kinds() -> None:
 def test_disabled_it_changes_nothing() -> None:
     gm = one("[0, 1] shard(0)", "[0, 1] replicated").graph_module(0)
     before = gm.code
-    with disabled("convert_op_to_communication"):
+    with disable_passes("convert_op_to_communication"):
         assert ConvertOpToCommunication()(gm) is gm
     assert ConvertOpToCommunication(enabled=False)(gm).code == before
     assert ConvertOpToCommunication()(gm).code != before

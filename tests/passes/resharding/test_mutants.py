@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from tcverify.application import InProcess
-from tcverify.application.loading import prepare
+from tcverify.application.loading import prepare_pass
 from tcverify.passes.resharding.host_program import HostProgram
 from tcverify.program import PlacedBuilder, Program
 from tcverify.verification.verifier import verify
@@ -141,7 +141,7 @@ def test_every_mutant_has_a_program() -> None:
 def test_a_mutant_is_refuted_where_the_sound_passes_pass(name: str) -> None:
     program, mutant = PROGRAMS[name](), MUTANTS[name]
     sound = next((kind for kind in (PointToPoint, Ring) if issubclass(mutant, kind)), HostProgram)
-    passed = verify(InProcess(prepare(sound, "", {})), program)
+    passed = verify(InProcess(prepare_pass(sound, "", {})), program)
     assert (passed.status, [f.title for f in passed.findings]) == ("passed", [])
-    kinds = {finding.kind for finding in verify(InProcess(prepare(mutant, "", {})), program).findings}
+    kinds = {finding.kind for finding in verify(InProcess(prepare_pass(mutant, "", {})), program).findings}
     assert kinds & EXPECTED[name], kinds

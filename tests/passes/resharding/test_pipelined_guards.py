@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tcverify.errors import Unsupported, UsageError
-from tcverify.passes.base import disabled
+from tcverify.passes.base import disable_passes
 from tcverify.passes.resharding.pipelined import PipelinedMatmul
 from tcverify.program import Placed, PlacedBuilder, Program
 from tcverify.verification.verifier import verify
@@ -293,7 +293,7 @@ def test_options_that_cannot_be(options: dict[str, Any], words: str) -> None:
 def test_a_disabled_pass_changes_nothing() -> None:
     program = gathered(2, (0, 1), 3)
     pipelined(program, 0, enabled=False)
-    with disabled("pipelined_matmul"):
+    with disable_passes("pipelined_matmul"):
         pipelined(program, 0)
     pipelined(program, 1)
 

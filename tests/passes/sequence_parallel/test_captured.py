@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tcverify.capturing import Told, load
+from tcverify.capturing import UserFacts, load
 from tcverify.execution import ProcessGroupPool
 from tcverify.passes import SequenceParallel
 from tcverify.passes.editing import op_name
@@ -33,7 +33,7 @@ def captured(model: str, mesh: Mesh = TP2) -> Program:
     if mesh is GRID:
         ids = next(spec.name for spec in captured(model, TP2).inputs if not spec.dtype.is_floating_point)
         placements[ids] = {"dp": VARYING}
-    return load([f"{MODELS}:{model}"], Told(mesh=mesh, placements=placements)).program
+    return load([f"{MODELS}:{model}"], UserFacts(mesh=mesh, placements=placements)).program
 
 
 def rewritten(program: Program, rank: int = 0) -> tuple[dict[str, int], list[str]]:

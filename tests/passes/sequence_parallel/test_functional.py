@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from tcverify.passes import SequenceParallel
-from tcverify.passes.editing import arguments, op_name
+from tcverify.passes.editing import named_arguments, op_name
 from tcverify.program import Mesh, MeshDim, Program, compute_nodes
 from tests.support.rows_programs import ADD, C10D, MUL, NORMS, apart, cast, fused, gathered, started, summed, waited
 from tests.support.sequence_programs import (
@@ -109,7 +109,7 @@ def test_two_groups_in_one_graph() -> None:
         return first, b.call("rms_norm", summed(b, b["v"], "dp"), b["w"], 1e-6)
 
     rewritten = check(build, {"P1": 1, "P3": 1}, (4, 3, 8), GRID)
-    groups = [arguments(n)["group_name"] for n in compute_nodes(rewritten.graph(0)) if SCATTER in op_name(n)]
+    groups = [named_arguments(n)["group_name"] for n in compute_nodes(rewritten.graph(0)) if SCATTER in op_name(n)]
     assert groups == ["tp", "dp"]
 
 

@@ -13,7 +13,7 @@ from tcverify.campaign.search.calls import CallPattern
 from tcverify.campaign.search.editor import Editor, operands
 from tcverify.campaign.search.edits.site import NEAREST, Edit, Site
 from tcverify.ops import TensorSpec
-from tcverify.shrink.graph.sketch import Ref, Sketch, Step, replaced
+from tcverify.shrink.graph.sketch import Ref, Sketch, SketchStep, replace_steps
 
 #: How the other operands of a call are chosen: new inputs, the value itself, or other values there are, the nearest first.
 NEW, SAME = 0, 1
@@ -61,7 +61,7 @@ def _selected(editor: Editor, made: Ref, pattern: CallPattern, index: int) -> Re
 # ---------------------------------------------------------------------------------------------------- one more reader
 
 
-def read_again(site: Site) -> Iterator[Edit]:
+def read_value_again(site: Site) -> Iterator[Edit]:
     """Read any value once more, by each call, and return what comes of it."""
     for pattern, name in itertools.product(site.calls, site.values):
         given = site.type(name)
@@ -87,7 +87,7 @@ def _read(site: Site, pattern: CallPattern, hole: int, name: str, way: int) -> S
 # ----------------------------------------------------------------------------------------------------------- on an edge
 
 
-def put_on_edge(site: Site) -> Iterator[Edit]:
+def insert_call_on_edge(site: Site) -> Iterator[Edit]:
     """Put a call between a value and one of its readers, or all of them."""
     for pattern, name in itertools.product(site.calls, site.values):
         given = site.type(name)
@@ -124,7 +124,7 @@ def _put(
 # --------------------------------------------------------------------------------------------------- in place of a value
 
 
-def produced(site: Site) -> Iterator[Edit]:
+def replace_input_by_call(site: Site) -> Iterator[Edit]:
     """Let a call of new inputs make what was an input, or any value."""
     for pattern, name in itertools.product(site.calls, site.values):
         given = site.type(name)
@@ -144,7 +144,7 @@ def _produce(site: Site, pattern: CallPattern, name: str, index: int) -> Sketch 
     sketch = _first(editor)
     ref = Ref(editor.added[-1])
     if not site.is_input(name):
-        return replaced(sketch, {name: ref})
+        return replace_steps(sketch, {name: ref})
 
     def leaf(value: Any) -> Any:
         return ref if isinstance(value, Ref) and value.name == name else value
@@ -159,7 +159,7 @@ def _produce(site: Site, pattern: CallPattern, name: str, index: int) -> Sketch 
 def _first(editor: Editor) -> Sketch:
     """Put the calls that were added before all others, so that all others may read them."""
 
-    def ordered(graph: tuple[Step, ...]) -> tuple[Step, ...]:
+    def ordered(graph: tuple[SketchStep, ...]) -> tuple[SketchStep, ...]:
         given = [step for step in graph if step.op == "placeholder"]
         new = [step for step in graph if step.name in editor.added and step.op != "placeholder"]
         rest = [step for step in graph if step.name not in editor.added and step.op != "placeholder"]
@@ -172,7 +172,7 @@ def _first(editor: Editor) -> Sketch:
 # ------------------------------------------------------------------------------------------------------ in place of an op
 
 
-def other_op(site: Site) -> Iterator[Edit]:
+def change_op(site: Site) -> Iterator[Edit]:
     """Put another op in the place of a step: it reads what fits of the step's operands, and new inputs or the first one again."""
     for step, pattern in itertools.product(site.steps, site.calls):
         names = [name for name in dict.fromkeys(operands(step)) if site.type(name) is not None]
@@ -185,7 +185,9 @@ def other_op(site: Site) -> Iterator[Edit]:
                 yield Edit(partial(_exchange, site, step, pattern, names, way, index), (step.name,), pattern.name)
 
 
-def _exchange(site: Site, step: Step, pattern: CallPattern, names: list[str], way: str, index: int) -> Sketch | None:
+def _exchange(
+    site: Site, step: SketchStep, pattern: CallPattern, names: list[str], way: str, index: int
+) -> Sketch | None:
     given = site.type(names[0])
     if given is None:
         return None
@@ -211,4 +213,4 @@ def _exchange(site: Site, step: Step, pattern: CallPattern, names: list[str], wa
     return editor.sketch()
 
 
-__all__ = ["other_op", "produced", "put_on_edge", "read_again"]
+__all__ = ["change_op", "insert_call_on_edge", "read_value_again", "replace_input_by_call"]

@@ -14,7 +14,7 @@ from torch.fx.node import map_aggregate
 from tcverify.campaign.search.edits.site import Edit, Site
 from tcverify.program import PARTIAL, VARYING, InputSpec, Placement, RankConstant, Recipe
 from tcverify.shrink.graph.named_groups import says_group_size
-from tcverify.shrink.graph.sketch import Ref, Sketch, Step
+from tcverify.shrink.graph.sketch import Ref, Sketch, SketchStep
 
 #: Numbers of the pass that are tried in place of one.
 MANY = 8
@@ -26,7 +26,7 @@ WIDE = Recipe("wide")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int64)
 
 
-def _leaves(step: Step) -> list[tuple[int | str, Any]]:
+def _leaves(step: SketchStep) -> list[tuple[int | str, Any]]:
     """The constants and operands in a call, each with the position or the keyword of the argument that it is in."""
     found: list[tuple[int | str, Any]] = []
     arguments: list[tuple[int | str, Any]] = [*enumerate(step.args), *step.kwargs.items()]
@@ -35,7 +35,7 @@ def _leaves(step: Step) -> list[tuple[int | str, Any]]:
     return found
 
 
-def _with_leaf(site: Site, step: Step, place: int, new: Any) -> Sketch:
+def _with_leaf(site: Site, step: SketchStep, place: int, new: Any) -> Sketch:
     numbers = itertools.count()
     args, kwargs = map_aggregate((step.args, step.kwargs), lambda v: new if next(numbers) == place else v)
     editor = site.editor()
@@ -43,7 +43,7 @@ def _with_leaf(site: Site, step: Step, place: int, new: Any) -> Sketch:
     return editor.sketch()
 
 
-def other_numbers(site: Site) -> Iterator[Edit]:
+def change_numbers(site: Site) -> Iterator[Edit]:
     """Other constants: integers near the one there is, and those that the pass names; other floats, dtypes and flags."""
     for step in site.steps:
         fixed = says_group_size(step)
@@ -63,7 +63,7 @@ def _instead(site: Site, value: Any) -> Sequence[Any]:
     return DTYPES if isinstance(value, torch.dtype) and value is not torch.bool else ()
 
 
-def other_lists(site: Site) -> Iterator[Edit]:
+def change_int_lists(site: Site) -> Iterator[Edit]:
     """Other lists of integers: none, with one less at either end, the other way round, and with the last one twice."""
     for step in site.steps:
         arguments: list[tuple[int | str, Any]] = [*enumerate(step.args), *step.kwargs.items()]
@@ -75,7 +75,7 @@ def other_lists(site: Site) -> Iterator[Edit]:
                         yield Edit(partial(_with_argument, site, step, where, list(new)), (step.name,))
 
 
-def _with_argument(site: Site, step: Step, where: int | str, new: Any) -> Sketch:
+def _with_argument(site: Site, step: SketchStep, where: int | str, new: Any) -> Sketch:
     args = tuple(new if place == where else value for place, value in enumerate(step.args))
     kwargs = {name: new if name == where else value for name, value in step.kwargs.items()}
     editor = site.editor()
@@ -83,7 +83,7 @@ def _with_argument(site: Site, step: Step, where: int | str, new: Any) -> Sketch
     return editor.sketch()
 
 
-def other_groups(site: Site) -> Iterator[Edit]:
+def change_groups(site: Site) -> Iterator[Edit]:
     """Let a step take another group of ranks, or the same ones in another order."""
     mesh, ranks = site.facts.sketch.mesh, range(site.facts.sketch.mesh.world_size)
     known = {f"{dim.name}_group": [list(dim.group(rank)) for rank in ranks] for dim in mesh.dims}
@@ -102,7 +102,7 @@ def other_groups(site: Site) -> Iterator[Edit]:
                     yield Edit(partial(_with_group, site, step, place, name, others), (step.name,))
 
 
-def _with_group(site: Site, step: Step, place: int, name: str, groups: list[list[int]]) -> Sketch:
+def _with_group(site: Site, step: SketchStep, place: int, name: str, groups: list[list[int]]) -> Sketch:
     numbers = itertools.count()
     editor = site.editor()
     new = editor.constant(name, groups)
@@ -120,7 +120,7 @@ def _with_input(site: Site, place: int, spec: InputSpec) -> Sketch:
     return replace(site.facts.sketch, inputs=(*inputs[:place], spec, *inputs[place + 1 :]))
 
 
-def other_shapes(site: Site) -> Iterator[Edit]:
+def change_shapes(site: Site) -> Iterator[Edit]:
     """Other shapes: of one input, that broadcast or have more dims; of a size wherever it stands; with a dim more or less."""
     inputs = site.facts.sketch.inputs
     widest = max((spec.shape for spec in inputs), key=len, default=())
@@ -172,7 +172,7 @@ def _shifted(placements: tuple[tuple[str, Placement], ...], axis: int, by: int) 
     )
 
 
-def other_placements(site: Site) -> Iterator[Edit]:
+def change_placements(site: Site) -> Iterator[Edit]:
     """Let an input differ between ranks, or be equal on them."""
     for place, spec in enumerate(site.facts.sketch.inputs):
         for dim in site.facts.sketch.mesh.dims:
@@ -188,7 +188,7 @@ def other_placements(site: Site) -> Iterator[Edit]:
             )
 
 
-def other_dtypes(site: Site) -> Iterator[Edit]:
+def change_dtypes(site: Site) -> Iterator[Edit]:
     """Other dtypes: of all inputs of one dtype, of these and wherever calls say it, and of one input."""
     inputs = site.facts.sketch.inputs
     said = {value for step in site.steps for _, value in _leaves(step) if isinstance(value, torch.dtype)}
@@ -217,14 +217,14 @@ def _of_dtype(spec: InputSpec, dtype: torch.dtype) -> InputSpec:
     return replace(spec, dtype=dtype, recipe=Recipe() if dtype.is_floating_point else WIDE)
 
 
-def other_values(site: Site) -> Iterator[Edit]:
+def change_integer_values(site: Site) -> Iterator[Edit]:
     """Integers that floating point does not have, in place of others."""
     for place, spec in enumerate(site.facts.sketch.inputs):
         if spec.recipe.kind == "integers":
             yield Edit(partial(_with_input, site, place, replace(spec, recipe=WIDE)), (spec.name,))
 
 
-def other_options(site: Site) -> Iterator[Edit]:
+def change_pass_options(site: Site) -> Iterator[Edit]:
     """Other options of the pass: values that drawn programs have had, and none, which leaves it at its default."""
     now = site.facts.sketch.options
     for name, values in site.options.items():
@@ -235,6 +235,12 @@ def other_options(site: Site) -> Iterator[Edit]:
 
 
 __all__ = [
-    "other_dtypes", "other_groups", "other_lists", "other_numbers", "other_options", "other_placements", "other_shapes",
-    "other_values",
+    "change_dtypes",
+    "change_groups",
+    "change_int_lists",
+    "change_integer_values",
+    "change_numbers",
+    "change_pass_options",
+    "change_placements",
+    "change_shapes",
 ]  # fmt: skip

@@ -9,20 +9,20 @@ from typing import Any
 
 from torch.fx.node import map_aggregate
 
-from tcverify.campaign.search.calls import Misfit
+from tcverify.campaign.search.calls import EditDoesNotFit
 from tcverify.campaign.search.editor import Editor
 from tcverify.campaign.search.edits.site import Edit, Site
 from tcverify.program import RankConstant
-from tcverify.shrink.graph.facts import Facts
 from tcverify.shrink.graph.sketch import Ref, Sketch, refs, result_of
+from tcverify.shrink.graph.step_facts import Facts
 
 
-def fed(site: Site) -> Iterator[Edit]:
+def feed_into_kernel(site: Site) -> Iterator[Edit]:
     """Let another kernel read a value: a result goes into the other kernel in place of being returned."""
     yield from (Edit(partial(_feed, site, other, name, hole, False), (name,)) for other, name, hole in _ways(site))
 
 
-def within(site: Site) -> Iterator[Edit]:
+def nest_kernel(site: Site) -> Iterator[Edit]:
     """Let all that read a value read what another kernel makes of it."""
     for other, name, hole in _ways(site):
         if name in site.edges and any(site.all_steps[reader].op != "output" for reader, _ in site.edges[name]):
@@ -72,7 +72,7 @@ def _add(editor: Editor, other: Facts, hole: str, name: str, shape: tuple[int, .
     sizes: dict[int, int] = {}
     for old, new in zip(_shape(other, hole), shape, strict=True):
         if sizes.setdefault(old, new) != new:
-            raise Misfit
+            raise EditDoesNotFit
     values: dict[str, Any] = {hole: Ref(name)}
     for spec in other.sketch.inputs:
         if spec.name != hole:
@@ -94,7 +94,7 @@ def _add(editor: Editor, other: Facts, hole: str, name: str, shape: tuple[int, .
     return [ref for ref, alike in sorted(made, key=lambda one: not one[1])]
 
 
-def recomputed(site: Site) -> Iterator[Edit]:
+def recompute_value(site: Site) -> Iterator[Edit]:
     """Let one place read, of a value, what the same calls make once more: of the same inputs, of new ones, or of new ones that
     have another dim in front."""
     for name, edges in site.edges.items():
@@ -136,4 +136,4 @@ def _last(editor: Editor, name: str) -> str:
     return calls[-1] if calls else name
 
 
-__all__ = ["fed", "recomputed", "within"]
+__all__ = ["feed_into_kernel", "nest_kernel", "recompute_value"]

@@ -9,8 +9,8 @@ from typing import Any, TypeAlias
 
 from tcverify.campaign.search.calls import CallPattern, Type
 from tcverify.campaign.search.editor import Editor, operands
-from tcverify.shrink.graph.facts import Facts
-from tcverify.shrink.graph.sketch import Sketch, Step
+from tcverify.shrink.graph.sketch import Sketch, SketchStep
+from tcverify.shrink.graph.step_facts import Facts
 
 #: Existing values that are tried as one operand, the nearest first.
 NEAREST = 1
@@ -48,12 +48,12 @@ class Site:
         return list(dict.fromkeys(step.name for step in steps if step.op != "output"))
 
     @cached_property
-    def steps(self) -> list[Step]:
+    def steps(self) -> list[SketchStep]:
         """Every call, once; selections of one result of several are left out."""
         return [step for step in self.all_steps.values() if step.calls and not step.selects]
 
     @cached_property
-    def all_steps(self) -> dict[str, Step]:
+    def all_steps(self) -> dict[str, SketchStep]:
         return {step.name: step for graph in reversed(self.facts.sketch.graphs) for step in graph}
 
     @cached_property

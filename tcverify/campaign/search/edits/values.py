@@ -13,13 +13,13 @@ import torch
 from tcverify.campaign.search.calls import Type
 from tcverify.campaign.search.editor import operands, with_operand
 from tcverify.campaign.search.edits.site import Edit, Site
-from tcverify.shrink.graph.sketch import Ref, Sketch, Step, refs, result_of
+from tcverify.shrink.graph.sketch import Ref, Sketch, SketchStep, refs, result_of
 
 #: Values that are tried as one operand.
 MANY = 8
 
 
-def returned(site: Site) -> Iterator[Edit]:
+def return_more(site: Site) -> Iterator[Edit]:
     """Return any value besides, tuples whole."""
     result = {name for graph in site.facts.sketch.graphs for name in refs(result_of(graph))}
     yield from (Edit(partial(_return, site, name), (name,)) for name in reversed(site.values) if name not in result)
@@ -31,7 +31,7 @@ def _return(site: Site, name: str) -> Sketch:
     return editor.sketch()
 
 
-def returned_less(site: Site) -> Iterator[Edit]:
+def return_less(site: Site) -> Iterator[Edit]:
     """Return one value less."""
     names = list(dict.fromkeys(name for graph in site.facts.sketch.graphs for name in refs(result_of(graph))))
     if len(names) > 1:
@@ -49,7 +49,7 @@ def _return_less(site: Site, name: str) -> Sketch | None:
     return replace(site.facts.sketch, graphs=tuple(graphs))
 
 
-def other_operand(site: Site) -> Iterator[Edit]:
+def change_operand(site: Site) -> Iterator[Edit]:
     """Let a step read another value of the same type, or a new input, also one with a dim more or less, which may broadcast."""
     for step in site.steps:
         for slot, name in enumerate(operands(step)):
@@ -77,7 +77,7 @@ def _read_new(site: Site, reader: str, slot: int, type_: Type) -> Sketch:
     return editor.sketch()
 
 
-def swapped(site: Site) -> Iterator[Edit]:
+def swap_operands(site: Site) -> Iterator[Edit]:
     """Swap two operands of a step."""
     for step in site.steps:
         names = operands(step)
@@ -86,14 +86,14 @@ def swapped(site: Site) -> Iterator[Edit]:
                 yield Edit(partial(_swap, site, step, (a, names[b]), (b, names[a])), (step.name, names[a], names[b]))
 
 
-def _swap(site: Site, step: Step, *slots: tuple[int, str]) -> Sketch:
+def _swap(site: Site, step: SketchStep, *slots: tuple[int, str]) -> Sketch:
     editor = site.editor()
     for slot, name in slots:
         editor.rewire(step.name, slot, Ref(name))
     return editor.sketch()
 
 
-def repeated(site: Site) -> Iterator[Edit]:
+def repeat_step(site: Site) -> Iterator[Edit]:
     """Do a step twice: beside each other, for the result or for one place where it is read, or one after the other."""
     for step in site.steps:
         if site.type(step.name) is not None:
@@ -105,7 +105,7 @@ def repeated(site: Site) -> Iterator[Edit]:
                 yield Edit(partial(_repeat_behind, site, step, slot), (step.name,))
 
 
-def _repeat(site: Site, step: Step, edge: tuple[str, int] | None) -> Sketch:
+def _repeat(site: Site, step: SketchStep, edge: tuple[str, int] | None) -> Sketch:
     editor = site.editor()
     again = editor.call(step.target, step.args, step.kwargs, step.name)
     if edge is None:
@@ -115,7 +115,7 @@ def _repeat(site: Site, step: Step, edge: tuple[str, int] | None) -> Sketch:
     return editor.sketch()
 
 
-def _repeat_behind(site: Site, step: Step, slot: int) -> Sketch:
+def _repeat_behind(site: Site, step: SketchStep, slot: int) -> Sketch:
     editor = site.editor()
     behind = with_operand(step, slot, Ref(step.name))
     again = editor.call(step.target, behind.args, behind.kwargs, step.name)
@@ -123,7 +123,7 @@ def _repeat_behind(site: Site, step: Step, slot: int) -> Sketch:
     return editor.sketch()
 
 
-def other_result(site: Site) -> Iterator[Edit]:
+def change_selected_result(site: Site) -> Iterator[Edit]:
     """Select another one of several results; select one where all are read."""
     for step in site.all_steps.values():
         if step.selects and len(step.args) > 1 and type(step.args[1]) is int:
@@ -138,7 +138,7 @@ def other_result(site: Site) -> Iterator[Edit]:
                 yield Edit(partial(_select_on_edge, site, step.name, reader, slot, index), (step.name, reader))
 
 
-def _select(site: Site, step: Step, index: int) -> Sketch:
+def _select(site: Site, step: SketchStep, index: int) -> Sketch:
     editor = site.editor()
     editor.change(replace(step, args=(step.args[0], index)))
     return editor.sketch()
@@ -150,7 +150,7 @@ def _select_on_edge(site: Site, name: str, reader: str, slot: int, index: int) -
     return editor.sketch()
 
 
-def written(site: Site) -> Iterator[Edit]:
+def write_into_value(site: Site) -> Iterator[Edit]:
     """Write into a value, at once or at the end."""
     for name, at_once in itertools.product(reversed(site.values), (True, False)):
         if site.type(name) is not None:
@@ -166,7 +166,7 @@ def _write(site: Site, name: str, at_once: bool) -> Sketch:
     return editor.sketch()
 
 
-def moved(site: Site) -> Iterator[Edit]:
+def move_step(site: Site) -> Iterator[Edit]:
     """Let a step run as late as it can, or as early."""
     yield from (
         Edit(partial(_move, site, step, late), (step.name,))
@@ -174,7 +174,7 @@ def moved(site: Site) -> Iterator[Edit]:
     )
 
 
-def _move(site: Site, step: Step, late: bool) -> Sketch:
+def _move(site: Site, step: SketchStep, late: bool) -> Sketch:
     graphs = []
     for graph in site.facts.sketch.graphs:
         own = next((one for one in graph if one.name == step.name), None)
@@ -191,4 +191,13 @@ def _move(site: Site, step: Step, late: bool) -> Sketch:
     return replace(site.facts.sketch, graphs=tuple(graphs))
 
 
-__all__ = ["moved", "other_operand", "other_result", "repeated", "returned", "returned_less", "swapped", "written"]
+__all__ = [
+    "change_operand",
+    "change_selected_result",
+    "move_step",
+    "repeat_step",
+    "return_less",
+    "return_more",
+    "swap_operands",
+    "write_into_value",
+]

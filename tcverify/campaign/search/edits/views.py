@@ -11,13 +11,13 @@ import torch
 
 from tcverify.campaign.search.editor import operands
 from tcverify.campaign.search.edits.site import Edit, Site
-from tcverify.shrink.graph.sketch import Ref, Sketch, Step
+from tcverify.shrink.graph.sketch import Ref, Sketch, SketchStep
 
 #: The view that is taken where the pass names none.
 VIEW = torch.ops.aten.view.default
 
 
-def viewed(site: Site) -> Iterator[Edit]:
+def insert_view(site: Site) -> Iterator[Edit]:
     """Put a view between a value and one of its readers, or all of them; let a view there is make another shape."""
     views = list(dict.fromkeys(call.target for call in site.calls if _is_view(call.target))) or [VIEW]
     for step in site.steps:
@@ -55,7 +55,7 @@ def _forms(shape: tuple[int, ...]) -> list[tuple[int, ...]]:
     return list(dict.fromkeys(found))
 
 
-def _with_shape(site: Site, step: Step, shape: tuple[int, ...]) -> Sketch:
+def _with_shape(site: Site, step: SketchStep, shape: tuple[int, ...]) -> Sketch:
     editor = site.editor()
     editor.change(replace(step, args=(step.args[0], list(shape), *step.args[2:])))
     return editor.sketch()
@@ -71,4 +71,4 @@ def _view(site: Site, name: str, view: Any, shape: tuple[int, ...], edge: tuple[
     return editor.sketch()
 
 
-__all__ = ["viewed"]
+__all__ = ["insert_view"]

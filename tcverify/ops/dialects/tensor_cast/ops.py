@@ -135,9 +135,9 @@ def attention(
 
 def some_function(name: str, *args: Any, **kwargs: Any) -> Any:
     """What an op of this name gives as an uninterpreted function."""
-    from tcverify.ops.uninterpreted import uninterpreted  # late: few calls need it
+    from tcverify.ops.uninterpreted import make_uninterpreted  # late: few calls need it
 
-    return uninterpreted(resolve(name), name, lookup).require()(*args, **kwargs)
+    return make_uninterpreted(resolve(name), name, lookup).require()(*args, **kwargs)
 
 
 def _add_like(x: Tensor, residual: Tensor) -> Tensor:

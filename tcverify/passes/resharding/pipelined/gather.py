@@ -7,9 +7,9 @@ from typing import Literal, TypeAlias, get_args
 
 from torch import fx
 
-from tcverify.passes.editing import arguments, op_name
+from tcverify.passes.editing import named_arguments, op_name
 from tcverify.passes.resharding.pipelined.patterns import OPERANDS, GatherMatmul
-from tcverify.passes.resharding.pipelined.steps import Loop, Streams, copy, select, shifted
+from tcverify.passes.resharding.pipelined.steps import Loop, StepStreams, copy, select, shifted_targets
 from tcverify.passes.resharding.writing import HostWriter
 
 #: Forms of the communication of each chunk.
@@ -21,7 +21,7 @@ def gather_then_multiply(
     writer: HostWriter,
     found: GatherMatmul,
     form: GatherForm,
-    streams: Streams,
+    streams: StepStreams,
     gathering: type[Gathering] | None = None,
 ) -> tuple[fx.Node, fx.Node]:
     """Write the gathering of A and its product, chunk by chunk, where the writer stands.
@@ -37,8 +37,8 @@ def gather_then_multiply(
     """
     chunks, parts = found.made.shape[:2]
     loop = Loop(writer, streams, chunks if form == "collective" else chunks * parts)
-    a = arguments(found.gather)["x"]
-    whole = writer.allocate(found.made.shape, arguments(found.gather)["dtype"])
+    a = named_arguments(found.gather)["x"]
+    whole = writer.allocate(found.made.shape, named_arguments(found.gather)["dtype"])
     product = writer.allocate(found.product.shape, found.product.dtype)
     for buffer in (whole, product):
         buffer.meta["layout"] = str(found.made.target)
@@ -74,7 +74,7 @@ class Gathering:
     def multiply(self, part: fx.Node, *at: int) -> None:
         """Write the product of a part of the gathered A into its place."""
         matmul = self.found.matmul
-        name, given = op_name(matmul), arguments(matmul)
+        name, given = op_name(matmul), named_arguments(matmul)
         others = [given.get(operand) for operand in OPERANDS[name][1:]]
         value = self.writer.call(name, part, *others)
         copy(self.writer, select(self.writer, self.product, *at), value)
@@ -106,7 +106,7 @@ class Gathering:
                 if step == 0:
                     copy(self.writer, part, mine)
                 else:
-                    targets = shifted(len(team), -step)
+                    targets = shifted_targets(len(team), -step)
                     self.writer.communicate("permute", mine, targets, list(team), out=part)
                 self.multiply(part, chunk, owner)
 
@@ -127,7 +127,7 @@ class Gathering:
                 current, passed, owner = part, mine if step == 0 else part, (self.position - step) % size
                 if step + 1 < size:
                     part = select(self.writer, self.whole, chunk, (owner - 1) % size)
-                    posted = self.writer.call("host_ir::permute", passed, shifted(size, 1), team, out=part)
+                    posted = self.writer.call("host_ir::permute", passed, shifted_targets(size, 1), team, out=part)
                 self.multiply(current, chunk, owner)
 
 

@@ -7,15 +7,15 @@ from collections.abc import Iterable
 
 from torch import fx
 
-from tcverify.passes.overlap.storages import Accesses, accesses
+from tcverify.passes.overlap.storages import GraphAccesses, accesses
 
 
-class Order:
+class NodeOrder:
     """Positions of the nodes of a graph, and what is written when."""
 
     def __init__(self, graph: fx.Graph) -> None:
         self.position = {node: position for position, node in enumerate(graph.nodes)}
-        self._found: Accesses = accesses(graph)
+        self._found: GraphAccesses = accesses(graph)
         self._writes: dict[int, list[int]] = {}
         for node, position in self.position.items():
             for storage in self._found.writes.get(node, ()):
@@ -48,4 +48,4 @@ class Order:
         return True
 
 
-__all__ = ["Order"]
+__all__ = ["NodeOrder"]

@@ -15,9 +15,9 @@ from torch import fx
 from tcverify.errors import Unsupported
 from tcverify.ops import Layout, Resharding, TensorSpec
 from tcverify.ops.dialects.multidevice import REDUCE, SET
-from tcverify.passes.editing import arguments, known_spec, op_name
+from tcverify.passes.editing import known_spec, named_arguments, op_name
 from tcverify.passes.resharding.layouts import layout_of, resharding_of, stream_axis_of
-from tcverify.passes.resharding.pipelined.order import Order
+from tcverify.passes.resharding.pipelined.order import NodeOrder
 
 #: Names of the operands of what can be pipelined, in order: by position among the arguments of the op.
 OPERANDS: dict[str, tuple[str, ...]] = {
@@ -90,25 +90,25 @@ class MatmulScatter:
         return dim
 
 
-def patterns(graph: fx.Graph) -> list[GatherMatmul | MatmulScatter]:
+def find_patterns(graph: fx.Graph) -> list[GatherMatmul | MatmulScatter]:
     """Return what can be pipelined, in the order of the matmuls. A matmul is in one of them at most. Linear in the graph.
 
     Raises:
-        Unsupported: something is meant to be pipelined, by its stream axis, and breaks a precondition. See `gathered`.
+        Unsupported: something is meant to be pipelined, by its stream axis, and breaks a precondition. See `match_gather_matmul`.
     """
     streamed = [node for node in graph.nodes if stream_axis_of(node) is not None]
     if not streamed:
         return []
-    order = Order(graph)
+    order = NodeOrder(graph)
     taken: set[fx.Node] = set()
     found: list[GatherMatmul | MatmulScatter] = []
     for node in graph.nodes:
-        summed = scattered(node, order)
+        summed = match_matmul_scatter(node, order)
         if summed is not None:
             taken.add(summed.matmul)
             found.append(summed)
     for node in streamed:
-        multiplied = gathered(node, order) if node not in taken else None
+        multiplied = match_gather_matmul(node, order) if node not in taken else None
         if multiplied is not None and multiplied.gather not in taken:  # what is gathered once, others read as a whole
             taken.add(multiplied.gather)
             found.append(multiplied)
@@ -118,7 +118,7 @@ def patterns(graph: fx.Graph) -> list[GatherMatmul | MatmulScatter]:
 # ---------------------------------------------------------------------------------------------------- allgather + matmul
 
 
-def gathered(node: fx.Node, order: Order) -> GatherMatmul | None:
+def match_gather_matmul(node: fx.Node, order: NodeOrder) -> GatherMatmul | None:
     """What `node`, which has a stream axis, multiplies after gathering it; None where it needs no communication.
 
     Raises:
@@ -129,7 +129,7 @@ def gathered(node: fx.Node, order: Order) -> GatherMatmul | None:
     name = op_name(node)
     if name not in OPERANDS and name not in _OTHER_PRODUCTS:
         return None
-    given = arguments(node)
+    given = named_arguments(node)
     first = given.get(OPERANDS[name][0] if name in OPERANDS else _OTHER_PRODUCTS[name])
     if not isinstance(first, fx.Node):
         return None
@@ -151,7 +151,7 @@ def gathered(node: fx.Node, order: Order) -> GatherMatmul | None:
     product = _spec(node)
     others = [value for operand in OPERANDS[name][1:] if isinstance(value := given.get(operand), fx.Node)]
     before = order.place(first, node, others)
-    return None if before is None else GatherMatmul(first, node, before, made, arguments(first)["rank"], product)
+    return None if before is None else GatherMatmul(first, node, before, made, named_arguments(first)["rank"], product)
 
 
 def _gathers(made: Resharding, node: fx.Node) -> bool:
@@ -192,7 +192,7 @@ def _require_gather(node: fx.Node, gather: fx.Node, made: Resharding) -> None:
             f"{where} has shape {shape}: dim 1 is not one shard for each of {parts} ranks",
             "give it shape [chunks, ranks, rows, columns]",
         )
-    operand = arguments(gather)["x"]
+    operand = named_arguments(gather)["x"]
     _spec(operand)
     if stream_axis_of(operand) == 0:
         raise Unsupported(
@@ -225,7 +225,7 @@ def _require_operands(node: fx.Node, others: Iterable[tuple[str, Any]]) -> None:
 
 def _require_vector(node: fx.Node) -> None:
     """Refuse a bias that is no vector: chunks of the product would need parts of it."""
-    bias = arguments(node).get("bias")
+    bias = named_arguments(node).get("bias")
     if isinstance(bias, fx.Node) and len(_spec(bias).shape) != 1:
         raise Unsupported(
             f"'{bias.name}', the bias of '{node.name}', has shape {list(_spec(bias).shape)}, and chunks take a vector",
@@ -236,7 +236,7 @@ def _require_vector(node: fx.Node) -> None:
 # ----------------------------------------------------------------------------------------------- matmul + reduce_scatter
 
 
-def scattered(node: fx.Node, order: Order) -> MatmulScatter | None:
+def match_matmul_scatter(node: fx.Node, order: NodeOrder) -> MatmulScatter | None:
     """The partial products that `node` sums and divides, if they can be made in chunks; None where that is not asked for.
 
     Raises:
@@ -245,7 +245,7 @@ def scattered(node: fx.Node, order: Order) -> MatmulScatter | None:
     made = resharding_of(node) if op_name(node) == REDUCE else None
     if made is None or made.reduce_op != "sum" or not _sums_parts(made):
         return None
-    matmul = arguments(node)["x"]
+    matmul = named_arguments(node)["x"]
     if not isinstance(matmul, fx.Node) or op_name(matmul) not in OPERANDS:
         return None
     axes = _axes(matmul, node, made)
@@ -257,13 +257,13 @@ def scattered(node: fx.Node, order: Order) -> MatmulScatter | None:
             f"the stream axis of '{matmul.name}', whose sum is '{node.name}', is {written} of the result",
             "use dim 0 of the result",
         )
-    operands = [value for value in arguments(matmul).values() if isinstance(value, fx.Node)]
+    operands = [value for value in named_arguments(matmul).values() if isinstance(value, fx.Node)]
     if min([len(_spec(operand).shape) for operand in operands][:2]) < 2:
         raise Unsupported(f"'{matmul.name}' multiplies vectors, which have no chunks", "take the stream axis away")
     _require_vector(matmul)
     if len(matmul.users) > 1 or not order.unwritten(matmul, node, [matmul, *operands]):
         return None
-    return MatmulScatter(matmul, node, made, arguments(node)["rank"], _spec(matmul), _spec(node))
+    return MatmulScatter(matmul, node, made, named_arguments(node)["rank"], _spec(matmul), _spec(node))
 
 
 def _sums_parts(made: Resharding) -> bool:
@@ -293,4 +293,4 @@ def _spec(node: fx.Node) -> TensorSpec:
     return spec
 
 
-__all__ = ["OPERANDS", "GatherMatmul", "MatmulScatter", "patterns"]
+__all__ = ["OPERANDS", "GatherMatmul", "MatmulScatter", "find_patterns"]

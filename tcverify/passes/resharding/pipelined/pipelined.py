@@ -10,9 +10,9 @@ from torch import fx
 from tcverify.errors import UsageError
 from tcverify.passes.base import Pass
 from tcverify.passes.resharding.pipelined.gather import GATHER_FORMS, Gathering, gather_then_multiply
-from tcverify.passes.resharding.pipelined.patterns import GatherMatmul, patterns
+from tcverify.passes.resharding.pipelined.patterns import GatherMatmul, find_patterns
 from tcverify.passes.resharding.pipelined.scatter import SCATTER_FORMS, Scattering, multiply_then_scatter
-from tcverify.passes.resharding.pipelined.steps import Streams
+from tcverify.passes.resharding.pipelined.steps import StepStreams
 from tcverify.passes.resharding.writing import HostWriter
 from tcverify.program import Contract, rewrite
 from tcverify.registry.choices import Word, is_one_of
@@ -57,7 +57,7 @@ class PipelinedMatmul(Pass):
         **options: Any,
     ) -> None:
         super().__init__(**options)
-        self.streams = Streams(
+        self.streams = StepStreams(
             self._whole_number("number_of_streams", number_of_streams, 1), self._boolean("sync_streams", sync_streams)
         )
         self.form = self._form("form", form, GATHER_FORMS)
@@ -67,7 +67,7 @@ class PipelinedMatmul(Pass):
     def rewrite(self, graph: fx.Graph) -> Iterable[fx.Node]:
         """Write the pipelined form of every pattern. See `Pass.rewrite`."""
         writer = HostWriter(graph)
-        for found in patterns(graph):
+        for found in find_patterns(graph):
             gathers = isinstance(found, GatherMatmul)
             if not rewrite("allgather-matmul" if gathers else "matmul-reduce-scatter", found.matmul):
                 continue

@@ -8,9 +8,9 @@ from typing import Any, Literal, TypeAlias, get_args
 
 from torch import fx
 
-from tcverify.passes.editing import arguments, op_name
+from tcverify.passes.editing import named_arguments, op_name
 from tcverify.passes.resharding.pipelined.patterns import OPERANDS, MatmulScatter
-from tcverify.passes.resharding.pipelined.steps import Loop, Streams, copy, select, shifted
+from tcverify.passes.resharding.pipelined.steps import Loop, StepStreams, copy, select, shifted_targets
 from tcverify.passes.resharding.writing import HostWriter
 
 #: Forms of the communication of each chunk.
@@ -22,7 +22,7 @@ def multiply_then_scatter(
     writer: HostWriter,
     found: MatmulScatter,
     form: ScatterForm,
-    streams: Streams,
+    streams: StepStreams,
     scattering: type[Scattering] | None = None,
 ) -> fx.Node:
     """Write partial products and their sums, chunk by chunk, where the writer stands.
@@ -120,7 +120,7 @@ class Scattering:
                 if step == 0:
                     copy(self.writer, into, value)
                 else:
-                    self.writer.communicate("permute", value, shifted(len(team), step), team, out=into)
+                    self.writer.communicate("permute", value, shifted_targets(len(team), step), team, out=into)
 
     def ring(self, chunk: int) -> None:
         """Sums go round, from the rank behind the one that keeps them, and every rank adds its own addend.
@@ -138,7 +138,7 @@ class Scattering:
                 if step + 1 < size:
                     made = value.meta["val"]
                     into = self.writer.allocate(made.shape, made.dtype)
-                    posted = self.writer.call("host_ir::permute", value, shifted(size, 1), team, out=into)
+                    posted = self.writer.call("host_ir::permute", value, shifted_targets(size, 1), team, out=into)
                 else:
                     copy(self.writer, self.part(chunk), value)
 
@@ -149,7 +149,7 @@ def _product_of_part(writer: HostWriter, found: MatmulScatter, dims: dict[int, t
     Args:
         dims: per dim of the product, from where to where.
     """
-    name, given = op_name(found.matmul), arguments(found.matmul)
+    name, given = op_name(found.matmul), named_arguments(found.matmul)
     operands = [given.get(operand) for operand in OPERANDS[name]]
     for dim, (begin, end) in dims.items():
         for index, axis in enumerate(_axes_of_operands(name, operands, len(found.partial.shape), dim)):

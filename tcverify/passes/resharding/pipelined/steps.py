@@ -16,7 +16,7 @@ from tcverify.passes.resharding.writing import HostWriter
 
 
 @dataclass(frozen=True, slots=True)
-class Streams:
+class StepStreams:
     """On which streams steps run.
 
     Attributes:
@@ -31,7 +31,7 @@ class Streams:
 class Loop:
     """The steps of one pipeline: step i on worker stream i mod n. To be made where the caller's stream is current."""
 
-    def __init__(self, writer: HostWriter, streams: Streams, steps: int) -> None:
+    def __init__(self, writer: HostWriter, streams: StepStreams, steps: int) -> None:
         self._writer, self._streams = writer, streams
         self._steps = iter(range(steps))
         self._caller = writer.current_stream()
@@ -67,9 +67,9 @@ def copy(writer: HostWriter, into: fx.Node, value: fx.Node) -> None:
     writer.call("aten::copy_", into, value)
 
 
-def shifted(size: int, by: int) -> list[int]:
+def shifted_targets(size: int, by: int) -> list[int]:
     """Where each position of a team sends to."""
     return [(position + by) % size for position in range(size)]
 
 
-__all__ = ["Loop", "Streams", "copy", "select", "shifted"]
+__all__ = ["Loop", "StepStreams", "copy", "select", "shifted_targets"]

@@ -6,7 +6,7 @@ from tcverify.campaign.events import CampaignVerdict, Statistics
 from tcverify.program import Contract
 
 
-def judge(counts: Statistics, counterexamples: int, contract: Contract) -> tuple[CampaignVerdict, str]:
+def judge_campaign(counts: Statistics, counterexamples: int, contract: Contract) -> tuple[CampaignVerdict, str]:
     """Return the verdict of a campaign, and why nothing was tested where that is the verdict.
 
     Args:
@@ -24,4 +24,4 @@ def judge(counts: Statistics, counterexamples: int, contract: Contract) -> tuple
     return "passed", ""
 
 
-__all__ = ["judge"]
+__all__ = ["judge_campaign"]

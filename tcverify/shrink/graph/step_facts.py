@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from tcverify.ops import TensorSpec
-from tcverify.shrink.graph.sketch import Ref, Sketch, Step, live_names
+from tcverify.shrink.graph.sketch import Ref, Sketch, SketchStep, live_names
 
 #: What a step produces where that cannot be told.
 UNKNOWN = object()
@@ -46,16 +46,16 @@ class Facts:
     typings: tuple[Typing, ...]
 
     @cached_property
-    def steps(self) -> tuple[dict[str, Step], ...]:
+    def steps(self) -> tuple[dict[str, SketchStep], ...]:
         """Per graph, its steps by name, in order."""
         return tuple({step.name: step for step in graph} for graph in self.sketch.graphs)
 
     @cached_property
-    def users(self) -> tuple[dict[str, list[Step]], ...]:
+    def users(self) -> tuple[dict[str, list[SketchStep]], ...]:
         """Per graph, the steps that read each step."""
-        found: list[dict[str, list[Step]]] = []
+        found: list[dict[str, list[SketchStep]]] = []
         for graph in self.sketch.graphs:
-            users: dict[str, list[Step]] = {step.name: [] for step in graph}
+            users: dict[str, list[SketchStep]] = {step.name: [] for step in graph}
             for step in graph:
                 for name in step.reads:
                     users[name].append(step)
@@ -142,13 +142,13 @@ class Facts:
         return {rank: tensor.shape for rank, tensor in tensors.items()}
 
 
-def renamed(facts: Facts, names: Mapping[str, str]) -> Facts:
+def rename_steps(facts: Facts, names: Mapping[str, str]) -> Facts:
     """Return the same under other names of steps and inputs."""
 
     def leaf(value: Any) -> Any:
         return Ref(names[value.name]) if isinstance(value, Ref) and value.name in names else value
 
-    def step_renamed(step: Step) -> Step:
+    def step_renamed(step: SketchStep) -> SketchStep:
         name = names.get(step.name, step.name)
         target = name if step.op == "placeholder" and step.target == step.name else step.target
         return replace(step.mapped(leaf), name=name, target=target)
@@ -165,4 +165,4 @@ def renamed(facts: Facts, names: Mapping[str, str]) -> Facts:
     return Facts(sketch, tuple(typings))
 
 
-__all__ = ["FOLLOWS", "NOTHING", "RIGHT", "UNKNOWN", "WRONG", "Facts", "Typing", "renamed"]
+__all__ = ["FOLLOWS", "NOTHING", "RIGHT", "UNKNOWN", "WRONG", "Facts", "Typing", "rename_steps"]

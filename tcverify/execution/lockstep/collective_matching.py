@@ -8,16 +8,16 @@ from typing import TypeAlias
 
 import torch
 
-from tcverify.execution.asynchrony import UnderWay
-from tcverify.execution.executor import Hang, Wait
-from tcverify.execution.interpreter import Call
+from tcverify.execution.asynchrony import PendingCollective
+from tcverify.execution.executor import CollectiveWait, Hang
+from tcverify.execution.interpreter import CollectiveCall
 from tcverify.ops import Collective
 
 Channel: TypeAlias = tuple[str | None, tuple[int, ...]]
 
 
 @dataclass(slots=True, eq=False)
-class Entry:
+class MatchEntry:
     """A rank's call of a collective.
 
     Attributes:
@@ -28,10 +28,10 @@ class Entry:
     """
 
     rank: int
-    call: Call
+    call: CollectiveCall
     tensor: torch.Tensor
     ordinal: int
-    under_way: UnderWay | None = None
+    under_way: PendingCollective | None = None
     met: bool = False
     done: bool = False
 
@@ -45,18 +45,18 @@ class Matcher:
         lingering: ranks that stay at a start although they could go on.
     """
 
-    parked: dict[int, list[Entry]] = field(default_factory=dict)
+    parked: dict[int, list[MatchEntry]] = field(default_factory=dict)
     lingering: set[int] = field(default_factory=set)
-    _queues: dict[Channel, dict[int, deque[Entry]]] = field(default_factory=lambda: defaultdict(dict))
+    _queues: dict[Channel, dict[int, deque[MatchEntry]]] = field(default_factory=lambda: defaultdict(dict))
     _counts: dict[tuple[int, Channel, str], int] = field(default_factory=lambda: defaultdict(int))
 
     def enter(
-        self, rank: int, node: str, collective: Collective, tensor: torch.Tensor, under_way: UnderWay | None
-    ) -> tuple[Entry, list[Entry]]:
+        self, rank: int, node: str, collective: Collective, tensor: torch.Tensor, under_way: PendingCollective | None
+    ) -> tuple[MatchEntry, list[MatchEntry]]:
         """Let a rank issue a call. Returns it, and the members' calls, in group order, where it was the last to come."""
         key = rank, collective.channel, collective.kind
         self._counts[key] += 1
-        entry = Entry(rank, Call(node, collective), tensor, self._counts[key], under_way)
+        entry = MatchEntry(rank, CollectiveCall(node, collective), tensor, self._counts[key], under_way)
         queues = self._queues[collective.channel]
         queues.setdefault(rank, deque()).append(entry)
         if not all(queues.get(member) for member in collective.communicator):
@@ -82,14 +82,14 @@ class Matcher:
             rank = self._missing(waiting[rank])
         cycle = rank in waiting
         ranks = path[path.index(rank) :] if cycle else path
-        waits = tuple(Wait(r, waiting[r].call, waiting[r].ordinal) for r in ranks)
+        waits = tuple(CollectiveWait(r, waiting[r].call, waiting[r].ordinal) for r in ranks)
         return Hang(waits, cycle, None if cycle else rank)
 
-    def _missing(self, entry: Entry) -> int:
+    def _missing(self, entry: MatchEntry) -> int:
         """The first member that has not issued what an entry waits for."""
         queues = self._queues[entry.call.collective.channel]
         place = queues[entry.rank].index(entry)
         return next(m for m in entry.call.collective.communicator if len(queues.get(m, ())) <= place)
 
 
-__all__ = ["Entry", "Matcher"]
+__all__ = ["MatchEntry", "Matcher"]

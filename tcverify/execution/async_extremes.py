@@ -47,7 +47,7 @@ def overlapped_starts(program: Program) -> list[str]:
     return list(dict.fromkeys(name for plan in plans_of(program) for name in plan.overlapped))
 
 
-def play_extremes(baseline: Run, program: Program, executor: Lockstep, *, deep: bool = False) -> list[Extreme]:
+def run_at_extremes(baseline: Run, program: Program, executor: Lockstep, *, deep: bool = False) -> list[Extreme]:
     """Run a program at the extremes, and compare it with the original's run.
 
     Raises:
@@ -57,10 +57,10 @@ def play_extremes(baseline: Run, program: Program, executor: Lockstep, *, deep: 
     if not starts:
         return []
     mixtures = 0 if len(starts) < 2 else DEEP_MIXTURES if deep else MIXTURES
-    return [play(baseline, program, executor, words, timing) for words, timing in _timings(mixtures)]
+    return [run_at_extreme(baseline, program, executor, words, timing) for words, timing in _timings(mixtures)]
 
 
-def play(baseline: Run, program: Program, executor: Lockstep, words: str, timing: Moment | Timing) -> Extreme:
+def run_at_extreme(baseline: Run, program: Program, executor: Lockstep, words: str, timing: Moment | Timing) -> Extreme:
     """Run a program at one extreme. Of a run that gives what the original gives, values are not kept: there are many."""
     after = executor.run(program, timing=timing, beside=baseline)
     comparison = executor.compare_runs(baseline, after)
@@ -87,4 +87,4 @@ def _mixture(number: int) -> Timing:
     return of
 
 
-__all__ = ["WORDS", "Extreme", "overlapped_starts", "play", "play_extremes"]
+__all__ = ["WORDS", "Extreme", "overlapped_starts", "run_at_extreme", "run_at_extremes"]

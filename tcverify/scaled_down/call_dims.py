@@ -26,7 +26,7 @@ _EXPANSIONS = frozenset({"aten::expand", "aten::expand_copy", "aten::broadcast_t
 
 
 class RelatedSoFar(Protocol):
-    """The sizes of a program up to a node; see `tcverify.scaled_down.relations.Related`."""
+    """The sizes of a program up to a node; see `tcverify.scaled_down.relations.SizeRelations`."""
 
     @property
     def sizes(self) -> Sizes:

@@ -9,22 +9,22 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from tcverify.execution.plan import Plan, Step
+from tcverify.execution.plan import ExecutionPlan, PlanStep
 from tcverify.ops import DEALLOCATE, RESIZE, Op, resolve, schema_of
 
 
-class Freed:
+class FreedStorages:
     """The storages of one rank that were freed and not allocated again."""
 
     def __init__(self) -> None:
         self._by: dict[int, tuple[torch.UntypedStorage, str]] = {}  # the storage itself, lest another gets its address
 
     @classmethod
-    def of(cls, plan: Plan) -> Freed | None:
+    def of(cls, plan: ExecutionPlan) -> FreedStorages | None:
         """What follows the run of a plan; None where it never frees anything."""
         return cls() if any(step.op.name in (RESIZE, DEALLOCATE) for step in plan.steps) else None
 
-    def step(self, step: Step, args: Sequence[Any], kwargs: dict[str, Any]) -> str | None:
+    def step(self, step: PlanStep, args: Sequence[Any], kwargs: dict[str, Any]) -> str | None:
         """Take note of a step that is about to run. Returns what is wrong with it: it touches memory that was freed."""
         if step.op.name in (RESIZE, DEALLOCATE):
             variable, size = (*pytree.tree_leaves((args, kwargs)), 0)[:2]
@@ -58,4 +58,4 @@ def moves_nothing(op: Op) -> bool:
     return schema is not None and not schema.is_mutable and all(r.alias_info is not None for r in schema.returns)
 
 
-__all__ = ["Freed", "moves_nothing"]
+__all__ = ["FreedStorages", "moves_nothing"]

@@ -23,7 +23,7 @@ _KINDS = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class OrderedCall:
     """One call: the node, its kind, its group as text, and whether it blocks until the ranks that it names do their part."""
 
     node: str
@@ -32,21 +32,21 @@ class Call:
     blocks: bool = False
 
 
-def calls_of(program: Program, rank: int) -> tuple[list[Call], list[Call]]:
+def calls_of(program: Program, rank: int) -> tuple[list[OrderedCall], list[OrderedCall]]:
     """The collectives of a rank, and its ops with an effect, each in graph order. Coalesced collectives count one by one."""
     binding = program.ranks[rank]
-    collectives: list[Call] = []
-    effects: list[Call] = []
+    collectives: list[OrderedCall] = []
+    effects: list[OrderedCall] = []
     for node, op in _calling(program.graphs[binding.graph]):
         given = _given(node, binding.constants)
         if op.effect:
             blocks = op.phase is None and bool(op.resources) and (op.group is not None or "peer" in given)
-            effects.append(Call(node.name, op.name.split("::")[-1], _group(op, given, program, rank), blocks))
+            effects.append(OrderedCall(node.name, op.name.split("::")[-1], _group(op, given, program, rank), blocks))
             continue
         kind = next((kind for kind in _KINDS if kind in op.name), op.name.split("::")[-1])
         first = next(iter(given.values()), None)
         number = len(first) if op.phase == "start" and isinstance(first, (list, tuple)) else 1
-        collectives += [Call(node.name, kind, _group(op, given, program, rank))] * number
+        collectives += [OrderedCall(node.name, kind, _group(op, given, program, rank))] * number
     return collectives, effects
 
 
@@ -140,11 +140,11 @@ def changed_effects(original: Program, rewritten: Program) -> Finding | None:
     return None
 
 
-def _listed(calls: list[Call]) -> str:
+def _listed(calls: list[OrderedCall]) -> str:
     return ", ".join(f"{call.node} ({call.kind} {call.group})" for call in calls) or "none"
 
 
-def _compare(before: list[Call], after: list[Call], what: str, rank: int) -> Finding | None:
+def _compare(before: list[OrderedCall], after: list[OrderedCall], what: str, rank: int) -> Finding | None:
     same_nodes = {call.node for call in before} == {call.node for call in after}
     for number, (mine, theirs) in enumerate(zip(before, after, strict=False)):
         if (mine.kind, mine.group) == (theirs.kind, theirs.group) and (not same_nodes or mine.node == theirs.node):
@@ -171,7 +171,9 @@ def _compare(before: list[Call], after: list[Call], what: str, rank: int) -> Fin
 _AROUND = 4
 
 
-def _finding(title: str, before: list[Call], after: list[Call], number: int, node: str | None, rank: int) -> Finding:
+def _finding(
+    title: str, before: list[OrderedCall], after: list[OrderedCall], number: int, node: str | None, rank: int
+) -> Finding:
     lines = ["the pass promises that the collectives of each communicator, and ops with an effect, keep their order"]
     start = max(0, number - _AROUND)
     for when, calls in (("before", before), ("after", after)):
@@ -186,4 +188,4 @@ def _finding(title: str, before: list[Call], after: list[Call], number: int, nod
     return Finding("reordered-collectives", CHECK, title, "\n".join(lines), node, rank, data)
 
 
-__all__ = ["Call", "calls_of", "changed_effects", "reordered_collectives"]
+__all__ = ["OrderedCall", "calls_of", "changed_effects", "reordered_collectives"]

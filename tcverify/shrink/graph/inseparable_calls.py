@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from tcverify.execution import Run
 from tcverify.shrink.graph.async_groups import phase_of, storages
-from tcverify.shrink.graph.facts import Facts
+from tcverify.shrink.graph.step_facts import Facts
 
 #: A call: the number of its graph, and its name.
 Place = tuple[int, str]

@@ -13,19 +13,19 @@ from typing import Any
 from torch import fx
 
 from tcverify.program import VARYING, GraphBuilder, InputSpec, Mesh, Program, RankBinding
-from tcverify.strategies.choices import weighted
+from tcverify.strategies.choices import weighted_table
 from tcverify.strategies.transformer.roles import roles_of
 
 Step = Callable[[GraphBuilder, fx.Node, int], fx.Node]
 
 _HEADER: dict[str, tuple[Any, ...]] = {
     "dim": tuple(range(256)),
-    "rows": weighted((2, 4), (1, 2), (3, 2), (4, 1)),
-    "columns": weighted((3, 4), (2, 2), (4, 2), (5, 1), (1, 1)),
-    "trim": weighted(("none", 5), ("all", 2), ("padding", 2)),
-    "part": weighted(("own", 7), ("first", 1), ("last", 1)),
-    "second": weighted((False, 5), (True, 1)),
-    "kept": weighted((False, 5), (True, 1)),
+    "rows": weighted_table((2, 4), (1, 2), (3, 2), (4, 1)),
+    "columns": weighted_table((3, 4), (2, 2), (4, 2), (5, 1), (1, 1)),
+    "trim": weighted_table(("none", 5), ("all", 2), ("padding", 2)),
+    "part": weighted_table(("own", 7), ("first", 1), ("last", 1)),
+    "second": weighted_table((False, 5), (True, 1)),
+    "kept": weighted_table((False, 5), (True, 1)),
     "seed": tuple(range(256)),
 }
 _STEPS = 5
@@ -110,7 +110,7 @@ def _other(b: GraphBuilder, x: fx.Node, how: int) -> fx.Node:
     return b.call("aten::mul.Tensor", b.call("aten::add.Tensor", x, 0.125), 0.5)
 
 
-_KINDS: tuple[Step, ...] = weighted(
+_KINDS: tuple[Step, ...] = weighted_table(
     (_iterate, 7), (_normed, 3), (_centred, 2), (_elementwise, 3), (_other, 1),
 )  # fmt: skip
 

@@ -24,7 +24,7 @@ from typing import Any
 from tcverify.errors import TcverifyError, UsageError
 from tcverify.execution.process_group import worker
 from tcverify.execution.process_group.processes import how_it_ended
-from tcverify.execution.process_group.torchrun import VARIABLE, Channel, Place, Store
+from tcverify.execution.process_group.torchrun import VARIABLE, Channel, Store, StoreAddress
 from tcverify.system import end_process, scratch, start_process
 
 #: Seconds that one wait takes at most. Whoever waits is told of the end, so it is as good as for ever.
@@ -34,7 +34,7 @@ PATIENCE_SECONDS = 3600.0
 PARTING_SECONDS = 30.0
 
 
-def keep(command: Sequence[str], environment: Mapping[str, str] = os.environ) -> int:
+def run_keeper(command: Sequence[str], environment: Mapping[str, str] = os.environ) -> int:
     """Serve as the keeper of a rank until the run ends. The first keeper runs `tcverify COMMAND` and ends with it.
 
     Returns:
@@ -50,19 +50,19 @@ def keep(command: Sequence[str], environment: Mapping[str, str] = os.environ) ->
     except (KeyError, ValueError):
         raise UsageError("torchrun has not started this", "start it as torchrun … -m tcverify worker run …") from None
     attempt = environment.get("TORCHELASTIC_RESTART_COUNT", "0")
-    place = Place(host, port, f"tcverify/{environment.get('TORCHELASTIC_RUN_ID', '')}/{attempt}", size)
+    place = StoreAddress(host, port, f"tcverify/{environment.get('TORCHELASTIC_RUN_ID', '')}/{attempt}", size)
     has_agent = environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     store = place.connect(master=rank == 0 and not has_agent)
     if rank != 0:
-        return serve(place, rank, store, None)
+        return serve_keeper(place, rank, store, None)
     given = [*command, "--confirm", "torchrun"] if "--confirm" not in command else list(command)
     with subprocess.Popen(
         [sys.executable, "-m", "tcverify", *given], env={**environment, VARIABLE: place.dumps()}
     ) as beside:
-        return serve(place, rank, store, beside)
+        return serve_keeper(place, rank, store, beside)
 
 
-def serve(place: Place, rank: int, store: Store, beside: subprocess.Popen[bytes] | None) -> int:
+def serve_keeper(place: StoreAddress, rank: int, store: Store, beside: subprocess.Popen[bytes] | None) -> int:
     """Serve as a keeper until the run ends, which is when the command `beside` the first one does; return the exit code.
 
     SIGTERM, by which torchrun ends its processes, interrupts the command, which then keeps what it has found.
@@ -115,7 +115,7 @@ def _watch(beside: subprocess.Popen[bytes], store: Store, world_size: int, event
         events.put({"gone": str(error)})
 
 
-def _obey(order: Mapping[str, Any], place: Place, rank: int, ranks: dict[int, _Rank]) -> None:
+def _obey(order: Mapping[str, Any], place: StoreAddress, rank: int, ranks: dict[int, _Rank]) -> None:
     if "end" in order:
         ended = ranks.pop(order["end"], None)
         if ended is not None:
@@ -140,7 +140,7 @@ def _part(store: Store, rank: int, size: int) -> None:
 class _Rank:
     """One rank of one group: its process, and the threads that carry what it is told and says."""
 
-    def __init__(self, place: Place, number: int, rank: int, order: Mapping[str, Any]) -> None:
+    def __init__(self, place: StoreAddress, number: int, rank: int, order: Mapping[str, Any]) -> None:
         self._rank = rank
         self._ended = threading.Event()
         self._directory = scratch.new_directory("rank")
@@ -186,4 +186,4 @@ class _Rank:
                     said.put(json.dumps({"rank": self._rank, "lost": how}).encode() + b"\n")
 
 
-__all__ = ["keep"]
+__all__ = ["run_keeper"]

@@ -12,7 +12,7 @@ from collections import deque
 from torch import fx
 
 from tcverify.checks.streams.anchors import lowered_ranks
-from tcverify.checks.streams.reading import BEGINNING, Reading
+from tcverify.checks.streams.reading import BEGINNING, StreamReading
 from tcverify.ops import lookup
 from tcverify.program import Program
 
@@ -61,7 +61,7 @@ def streams_meet(program: Program) -> bool:
     return not missing
 
 
-def _known(reading: Reading) -> bool:
+def _known(reading: StreamReading) -> bool:
     """Whether it is known which streams ops run on and which teams communicate: no anchors, no collectives that block."""
     if not reading.host or reading.mixed is not None or reading.conflicts:
         return False
@@ -72,7 +72,7 @@ def _communicates(graph: fx.Graph) -> bool:
     return any(node.op == "call_function" and lookup(node.target).collective for node in graph.nodes)
 
 
-def _befores(reading: Reading) -> list[set[int]]:
+def _befores(reading: StreamReading) -> list[set[int]]:
     """Per op, the ops that must have ended before it begins."""
     last: dict[int, int] = {}
     found = []

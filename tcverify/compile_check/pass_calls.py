@@ -18,7 +18,7 @@ from tcverify.program.graph import copy_graph
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class PassCall:
     """What a pass was called with.
 
     Attributes:
@@ -38,7 +38,7 @@ class Given:
     attributes: dict[str, Any]
 
 
-def given(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Given:
+def record_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> PassCall:
     """Take down what a pass is called with.
 
     Raises:
@@ -48,10 +48,10 @@ def given(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Given:
     for value in everything:
         if isinstance(value, fx.GraphModule):
             examples = next((list(v) for v in everything if v is not value and isinstance(v, (list, tuple))), None)
-            return Given(value.graph, value, False, examples, _copied(value.graph), _attributes(value.graph, value))
+            return PassCall(value.graph, value, False, examples, _copied(value.graph), _attributes(value.graph, value))
         if isinstance(value, fx.Graph):
             owner = value.owning_module
-            return Given(value, owner, True, None, _copied(value), _attributes(value, owner))
+            return PassCall(value, owner, True, None, _copied(value), _attributes(value, owner))
     kinds = ", ".join(type(value).__name__ for value in everything) or "nothing"
     raise UsageError(f"a checked pass is called with {kinds}", "call it with a GraphModule, or with a Graph")
 
@@ -65,10 +65,10 @@ def _copied(graph: fx.Graph) -> fx.Graph:
 def _attributes(graph: fx.Graph, owner: fx.GraphModule | None) -> dict[str, Any]:
     """The attributes that a graph reads, by name."""
     names = dict.fromkeys(str(node.target) for node in graph.nodes if node.op == "get_attr")
-    return {name: attribute(owner, name) for name in names}
+    return {name: get_module_attribute(owner, name) for name in names}
 
 
-def attribute(owner: torch.nn.Module | None, name: str) -> Any:
+def get_module_attribute(owner: torch.nn.Module | None, name: str) -> Any:
     """The attribute of a module that a `get_attr` node names, or None."""
     found: Any = owner
     for part in name.split("."):
@@ -76,7 +76,7 @@ def attribute(owner: torch.nn.Module | None, name: str) -> Any:
     return found
 
 
-def left(given: Given, returned: Any, rank: int) -> tuple[fx.Graph, fx.GraphModule | None] | Defect:
+def find_result_graph(given: PassCall, returned: Any, rank: int) -> tuple[fx.Graph, fx.GraphModule | None] | Defect:
     """The graph that a pass has left, and its module."""
     if isinstance(returned, fx.Graph):
         return returned, returned.owning_module if returned is not given.graph else given.owner
@@ -88,12 +88,12 @@ def left(given: Given, returned: Any, rank: int) -> tuple[fx.Graph, fx.GraphModu
     return result if isinstance(result, Defect) else (result.graph, result)
 
 
-def undone(given: Given, returned: Any) -> Any:
+def restore_graph(given: PassCall, returned: Any) -> Any:
     """Give the graph its original nodes back, in place. Returns what to return in place of `returned`."""
     if given.owner is not None:
         for name, value in given.attributes.items():
             holder, _, last = name.rpartition(".")
-            parent = attribute(given.owner, holder) if holder else given.owner
+            parent = get_module_attribute(given.owner, holder) if holder else given.owner
             if parent is not None and getattr(parent, last, None) is not value:
                 setattr(parent, last, value)
     if given.owner is not None and not given.bare:
@@ -110,7 +110,7 @@ def undone(given: Given, returned: Any) -> Any:
 
 
 @contextlib.contextmanager
-def apart() -> Iterator[None]:
+def isolate_from_compile() -> Iterator[None]:
     """What runs inside neither sees nor changes the compile around it: modes, tracing, random numbers, default dtype."""
     dtype, threads = torch.get_default_dtype(), torch.get_num_threads()
     with contextlib.ExitStack() as stack:
@@ -129,4 +129,11 @@ def apart() -> Iterator[None]:
                 torch.set_num_threads(threads)
 
 
-__all__ = ["Given", "apart", "attribute", "given", "left", "undone"]
+__all__ = [
+    "PassCall",
+    "find_result_graph",
+    "get_module_attribute",
+    "isolate_from_compile",
+    "record_call",
+    "restore_graph",
+]

@@ -10,7 +10,7 @@ import torch
 from torch.fx.node import map_aggregate
 
 from tcverify.execution.asynchrony import storage_of
-from tcverify.execution.plan import Plan, Step
+from tcverify.execution.plan import ExecutionPlan, PlanStep
 from tcverify.program.graph import Slot
 
 #: Most elements of one value of all ranks: 512 MiB of float64.
@@ -25,7 +25,7 @@ class NotStackable(Exception):
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
-class Stacked:
+class StackedRows:
     """What ranks hold.
 
     Attributes:
@@ -43,7 +43,7 @@ class Stacked:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Scattered:
+class ScatteredRows:
     """What ranks hold, where that is other parts of what others hold: views that no stack has.
 
     Attributes:
@@ -58,7 +58,7 @@ class Scattered:
 
 
 #: Values of which each rank has its own.
-ByRank: TypeAlias = Stacked | Scattered
+ByRank: TypeAlias = StackedRows | ScatteredRows
 
 
 class Alignment:
@@ -79,7 +79,7 @@ class Alignment:
         rows = tuple([numbers.setdefault(key, len(numbers)) for key in keys])
         return self.apart if len(numbers) == len(keys) else rows
 
-    def common(self, values: Sequence[Stacked]) -> Rows:
+    def common(self, values: Sequence[StackedRows]) -> Rows:
         """The fewest rows in which all of them can be written."""
         several = tuple(dict.fromkeys(value.rows for value in values))
         if len(several) == 1:
@@ -88,28 +88,28 @@ class Alignment:
             self._common[several] = self.rows_of(list(zip(*several, strict=True)))
         return self._common[several]
 
-    def elements(self, value: Stacked, rows: Rows) -> int:
+    def elements(self, value: StackedRows, rows: Rows) -> int:
         """How many elements `within` gives."""
         return value.tensor.numel() // value.tensor.shape[0] * (max(rows) + 1)
 
-    def within(self, value: Stacked, rows: Rows) -> torch.Tensor:
+    def within(self, value: StackedRows, rows: Rows) -> torch.Tensor:
         """The tensor of a value in rows that tell apart at least the ranks that its own do: a copy, unless they are its own."""
         if value.rows == rows:
             return value.tensor
         key = value.rows, rows
         if key not in self._picked:
-            self._picked[key] = torch.tensor([value.rows[rank] for rank in firsts(rows)])
+            self._picked[key] = torch.tensor([value.rows[rank] for rank in first_ranks(rows)])
         return value.tensor.index_select(0, self._picked[key])
 
 
-def stack_rows(tensor: torch.Tensor, rows: Rows) -> Stacked:
+def stack_rows(tensor: torch.Tensor, rows: Rows) -> StackedRows:
     """A value of ranks. Raises `NotStackable` if it is too large."""
     if tensor.numel() > MOST_ELEMENTS:
         raise NotStackable
-    return Stacked(tensor, rows)
+    return StackedRows(tensor, rows)
 
 
-def place_of(tensor: torch.Tensor) -> tuple[Any, ...]:
+def memory_layout_of(tensor: torch.Tensor) -> tuple[Any, ...]:
     """Where the elements of a tensor are, and how they are read."""
     return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor.is_neg(), tensor.is_conj()
 
@@ -119,13 +119,13 @@ def storages_of(slices: Sequence[Sequence[Any]]) -> set[int]:
     return {storage_of(one) for some in slices for one in some if isinstance(one, torch.Tensor)}
 
 
-def firsts(rows: Rows) -> list[int]:
+def first_ranks(rows: Rows) -> list[int]:
     """The first rank of each row."""
     first = {row: rank for rank, row in reversed(list(enumerate(rows)))}
     return [first[row] for row in range(len(first))]
 
 
-def last_writes(plan: Plan) -> list[int]:
+def last_writes(plan: ExecutionPlan) -> list[int]:
     """Per value of a plan, the last step that writes into storage which may be its own; −1 where none does."""
     first = len(plan.placeholders)
     above = list(range(first + len(plan.steps)))
@@ -147,13 +147,13 @@ def last_writes(plan: Plan) -> list[int]:
     return [last.get(top(slot), -1) for slot in range(len(above))]
 
 
-def slots_of(step: Step) -> list[int]:
+def slots_of(step: PlanStep) -> list[int]:
     """The values that a step reads."""
     found = {leaf.index for leaf in arguments_of(step) if isinstance(leaf, Slot)}
     return sorted(found | {slot for _, slot in step.slots})
 
 
-def arguments_of(step: Step) -> list[Any]:
+def arguments_of(step: PlanStep) -> list[Any]:
     """What a step is given, however nested."""
     found: list[Any] = []
     map_aggregate((step.args, step.kwargs), found.append)
@@ -166,12 +166,12 @@ __all__ = [
     "ByRank",
     "NotStackable",
     "Rows",
-    "Scattered",
-    "Stacked",
+    "ScatteredRows",
+    "StackedRows",
     "arguments_of",
-    "firsts",
+    "first_ranks",
     "last_writes",
-    "place_of",
+    "memory_layout_of",
     "slots_of",
     "stack_rows",
     "storages_of",

@@ -13,14 +13,14 @@ from torch import fx
 
 from tcverify.errors import ProgramError
 from tcverify.program import InputSpec, Recipe
-from tcverify.shrink.graph.facts import Facts, renamed
-from tcverify.shrink.graph.given_values import as_on_rank, plainer
+from tcverify.shrink.graph.given_values import fix_to_rank, plain_input
 from tcverify.shrink.graph.replacements import is_summed
-from tcverify.shrink.graph.search import Search, plain_numbers
-from tcverify.shrink.graph.sketch import Ref, Sketch, Step, refs, result_of, with_results
+from tcverify.shrink.graph.search import SketchSearch, plain_numbers
+from tcverify.shrink.graph.sketch import Ref, Sketch, SketchStep, refs, result_of, with_results
+from tcverify.shrink.graph.step_facts import Facts, rename_steps
 
 
-def simplify(search: Search) -> None:
+def simplify(search: SketchSearch) -> None:
     """Make everything plain at once, or else one thing after the other."""
     if not search.attempt(_plain(search.facts)):
         for change in (_seed, _structure, _dtypes, _constants, _recipes):
@@ -35,7 +35,7 @@ def simplify(search: Search) -> None:
     for name in search.sketch.options:
         search.attempt(_without_option(search.sketch, name))
     if "captured" not in search.sketch.labels:  # else by their names users find nodes in their graph
-        search.attempt_as(renamed(search.facts, _names(search.sketch)))
+        search.attempt_as(rename_steps(search.facts, _names(search.sketch)))
 
 
 def _without_option(sketch: Sketch, name: str) -> Sketch:
@@ -65,7 +65,7 @@ def _inputs(sketch: Sketch, only: str | None, change: Callable[[InputSpec], Inpu
 
 def _recipes(sketch: Sketch, only: str | None) -> Sketch:
     """Plain values: independent, between −1 and 1; drawn integers in place of given ones."""
-    return _inputs(sketch, only, plainer)
+    return _inputs(sketch, only, plain_input)
 
 
 def _placements(sketch: Sketch, names: Sequence[str]) -> Sketch:
@@ -74,7 +74,7 @@ def _placements(sketch: Sketch, names: Sequence[str]) -> Sketch:
     def change(spec: InputSpec) -> InputSpec:
         if spec.name in names:
             with contextlib.suppress(ProgramError):
-                return as_on_rank(spec, sketch.mesh, 0, sketch.seed)
+                return fix_to_rank(spec, sketch.mesh, 0, sketch.seed)
         return spec
 
     return replace(sketch, inputs=tuple(change(spec) for spec in sketch.inputs))
@@ -107,7 +107,7 @@ def _integers(sketch: Sketch, only: str | None) -> Sketch:
 def _constants(sketch: Sketch, only: str | None, place: int = 0) -> Sketch:
     """Plain numbers in place of all others: of those for an op, the one at `place`, or the last."""
 
-    def changed(step: Step) -> Step:
+    def changed(step: SketchStep) -> SketchStep:
         if only not in (None, step.name) or not step.calls:
             return step
         plain = plain_numbers(step.target)

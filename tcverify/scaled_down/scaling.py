@@ -19,8 +19,8 @@ from tcverify.program.graph import add_node, map_structure
 from tcverify.scaled_down.relations import (
     MISFIT,
     UNKNOWN,
-    Related,
-    inferred,
+    SizeRelations,
+    infer_result,
     mapped_literals,
     specs_of,
     tie_results,
@@ -99,18 +99,18 @@ def twins_of(programs: Sequence[Program], small: int = SMALL) -> Twins:
 
 def _related(
     programs: Sequence[Program], plain: Collection[Any], small: int
-) -> tuple[Sizes, dict[str, list[Size]], list[Related]]:
+) -> tuple[Sizes, dict[str, list[Size]], list[SizeRelations]]:
     sizes = Sizes(small)
     inputs: dict[str, list[Size]] = {}
     precise = all(len(program.graphs) == 1 for program in programs)
-    related = [Related(program, sizes, inputs, plain, precise) for program in programs]
+    related = [SizeRelations(program, sizes, inputs, plain, precise) for program in programs]
     for program, own in zip(programs, related, strict=True):
         if own is not related[0]:
             tie_results(related[0], own, (programs[0], program))
     return sizes, inputs, related
 
 
-def _require_apart(program: Program, related: Related, chosen: Sequence[int]) -> None:
+def _require_apart(program: Program, related: SizeRelations, chosen: Sequence[int]) -> None:
     """Collectives that may meet, of ranks that run different graphs, must not come to agree. Raises `_Misfit`."""
     seen: dict[Any, tuple[Sequence[int], Sequence[Size]]] = {}  # by op and small shape: the first of earlier graphs
     for graph in program.graphs if len(program.graphs) > 1 else ():
@@ -133,7 +133,7 @@ def _require_apart(program: Program, related: Related, chosen: Sequence[int]) ->
 class _Scaling:
     """One program on the sizes that were chosen."""
 
-    def __init__(self, program: Program, related: Related, sizes: Sizes, chosen: Sequence[int]) -> None:
+    def __init__(self, program: Program, related: SizeRelations, sizes: Sizes, chosen: Sequence[int]) -> None:
         self._program, self._related, self._chosen = program, related, chosen
         self._somewhere: dict[int, int] = {}  # what a number became, wherever it is a size
         for size, small in enumerate(chosen):
@@ -248,7 +248,7 @@ class _Scaling:
         own = self._program.ranks[rank].constants
         small = {name: _mapped(value, constants.get(name, {})) for name, value in own.items()}
         groups = self._program.mesh.groups(rank)
-        found = inferred(made, lambda read: read.meta["val"], small, groups, self._fresh)
+        found = infer_result(made, lambda read: read.meta["val"], small, groups, self._fresh)
         if found is UNKNOWN:
             return wanted
         if found is MISFIT or _shapes(found) != _shapes(wanted):
