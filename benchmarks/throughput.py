@@ -10,9 +10,10 @@ same pairs in lockstep and on the same pool, one after the other and with all of
 them. CPU time is that of all processes that work on the row; where it is well below the time per program, the machine was busy
 with something else, and where it is above, processes worked side by side. Compare rows of one run only: machines differ.
 
-With `--against`, another commit is checked out beside, both sides take turns, and one table shows CPU time per program of both,
-each the median of its turns. With `--workers`, `tcverify run` takes turns: one process, one that does not record what the pass
-reaches, and N processes; one table shows programs per second on the clock, from the command's start to its end.
+With `--against`, another commit is checked out beside. Both sides take turns, each with its own copy of this script, and one
+table shows CPU time per program of both, each the median of its turns. With `--workers`, `tcverify run` takes turns: one
+process, one that does not record what the pass reaches, and N processes. One table shows programs per second on the clock,
+from the start of the command to its end.
 """
 
 from __future__ import annotations
@@ -270,8 +271,10 @@ def one_side(tree: Path, programs: int, sizes: Sequence[int]) -> dict[str, float
     with tempfile.TemporaryDirectory() as scratch:
         rows = Path(scratch) / "rows.json"
         options = [f"--programs={programs}", "--spawned=0", f"--rows={rows}", *(f"--world-size={n}" for n in sizes)]
-        command = [sys.executable, str(Path(__file__).resolve()), *options]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env={**os.environ, "PYTHONPATH": str(tree)})
+        command = [sys.executable, str(tree / "benchmarks" / "throughput.py"), *options]
+        subprocess.run(
+            command, check=True, cwd=tree, stdout=subprocess.DEVNULL, env={**os.environ, "PYTHONPATH": str(tree)}
+        )
         found: dict[str, float] = json.loads(rows.read_text())
         return found
 
