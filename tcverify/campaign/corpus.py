@@ -40,7 +40,7 @@ class CorpusCase:
     """A program to be tried before any is drawn.
 
     Attributes:
-        target: the pass, as a baseline calls it (see `reference`).
+        target: the pass, as a baseline calls it (see `pass_reference`).
         mesh: names the mesh of the campaign that kept it.
         reasons: what it shows, e.g. "wrong-value: norm is unrelated" or "fuse × all_reduce".
         kind: of the finding that it was shrunk for, or "".

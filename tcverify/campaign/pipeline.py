@@ -31,6 +31,7 @@ class InFlightProgram:
                 phase = next(self.steps)
             except StopIteration as stop:
                 self.verdict = stop.value
+                return
 
 
 class Pipeline:

@@ -63,7 +63,11 @@ class Evidence:
     seconds: dict[str, float] = field(default_factory=dict)
 
     def take(self, kind: str) -> Any:
-        """Return evidence of a kind. None where there is none; where that is because something failed, a doubt says so."""
+        """Return evidence of a kind. None where there is none; where that is because something failed, a doubt says so.
+
+        Raises:
+            UnsupportedOp, ExecutorError: a measurement fails, without which nothing can be judged.
+        """
         if kind in self.taken:
             return self.taken[kind]
         if self.measured is not None and kind in MEASURES:
@@ -75,6 +79,9 @@ class Evidence:
         try:
             self.taken[kind] = EVIDENCE[kind](self)
         except (UnsupportedOp, ExecutorError) as error:
+            if kind in MEASURES:
+                del self.taken[kind]
+                raise
             self.doubt(doubt_of_error(error))
         self.seconds[kind] = perf_counter() - start - (sum(self.seconds.values()) - others)
         return self.taken[kind]
@@ -96,9 +103,9 @@ class Evidence:
 
     @property
     def rewritten(self) -> Program | None:
-        """The rewritten program, if the pass changed it and it ran to its end in lockstep."""
+        """The rewritten program, if the pass changed it and it ran to its end in lockstep, in this process."""
         ran: list[Comparison] = self.take("lockstep") or []
-        finished = self.pair.changed and bool(ran) and ran[0].rewritten.finished
+        finished = self.pair.changed and self.pair.judged is None and bool(ran) and ran[0].rewritten.finished
         return self.pair.rewritten if finished else None
 
     @property

@@ -16,7 +16,7 @@ class Domain:
 
     Attributes:
         name: "float64", "native" or "exact"; with a number behind a colon where there are several draws of inputs.
-        unwritten: what floating-point memory holds that nobody has written; see `unwritten`.
+        unwritten: what floating-point memory holds that nobody has written; see `uninitialized`.
     """
 
     name = "native"

@@ -4,7 +4,7 @@ A process that starts others has one directory for all of that, which only its u
 which the system releases however the process ends, and by which everybody sees whether the directory is still in use:
 
 - a process that ends removes its directory;
-- of one that is killed, the fork server does it (see `server`), which ends after it;
+- of one that is killed, the fork server does it (see `fork_server`), which ends after it;
 - where that was killed as well, the next run of the same user does.
 
 A process that is started has a directory of its own inside of it, as the place for temporary files: it is often killed, and what

@@ -16,6 +16,7 @@ from tcverify.errors import ProgramError, UnsupportedOp, UsageError
 from tcverify.execution import MAX_RANKS, Comparison, Executor, Lockstep, Run
 from tcverify.program import Contract, Doubt, Finding, Note, NotSerialisable, Program
 from tcverify.registry.choices import DomainName
+from tcverify.registry.evidence import EVIDENCE
 from tcverify.scaled_down import small_pair
 from tcverify.verification.conditions import Unknown, condition
 from tcverify.verification.confirmation import (
@@ -182,7 +183,9 @@ def verify_in_steps(
     request = EvidenceRequest(baseline, lockstep, checks, domain, deep, on_device)
     judged = _judge(pair, contract, request, clock)
     if judged.findings and pair.original.unknown and pair.rewritten is not None:
-        judged = _conditional(judged, brief, lambda equal: _judge(equal, contract, _request_for(equal, request), clock))
+        judged = _conditional(
+            judged, brief, lambda equal: _judge(equal, contract, _request_for(equal, request, clock), clock)
+        )
         confirm = confirm if judged.findings else None
     evidence, doubts = judged.evidence, judged.doubts
     if confirm is not None:
@@ -300,17 +303,20 @@ def _judge(pair: Pair, contract: Contract, request: EvidenceRequest, clock: _Clo
         evidence.doubt(Doubt("pass-memory", pair.outgrown))
     said = ", ".join(f"{n} → {' or '.join(map(str, small))}" for n, small in pair.sizes.items() if small != (n,))
     notes = [Note("small-sizes", f"run on small sizes: {said}")] if said else []
+    evidence.take("lockstep")  # whatever the checks ask for: a verdict says whether the rewritten program ran
+    if not (request.domain == "exact" and "equivalence" in request.checks) and evidence.aside:  # which notes it itself
+        notes.append(Note(f"{request.domain}-aside", evidence.aside))
     doubts: list[Doubt] = []
     findings = apply_checks(request.checks, evidence, doubts, notes)
-    if evidence.aside and not (request.domain == "exact" and "equivalence" in request.checks):  # which notes it itself
-        notes.append(Note(f"{request.domain}-aside", evidence.aside))
     clock.divide("checks", {"lockstep": sum(evidence.seconds.values())})
     return _Judged(evidence, findings, list(dict.fromkeys([*evidence.doubts, *doubts])), notes)
 
 
-def _request_for(pair: Pair, request: EvidenceRequest) -> EvidenceRequest:
+def _request_for(pair: Pair, request: EvidenceRequest, clock: _Clock) -> EvidenceRequest:
     """The request for a pair with another original."""
-    return replace(request, baseline=request.lockstep.run(pair.original))
+    baseline = request.lockstep.run(pair.original)
+    clock.lap("lockstep")
+    return replace(request, baseline=baseline)
 
 
 def _conditional(judged: _Judged, brief: bool, judge: Callable[[Pair], _Judged]) -> _Judged:
@@ -432,5 +438,7 @@ class _Clock:
             self.laps[name] -= seconds
             self.laps[other] = self.laps.get(other, 0.0) + seconds
 
+
+EVIDENCE.load()  # processes that are forked from one that verifies have all providers
 
 __all__ = ["Phase", "Steps", "Verdict", "chosen_checks", "verify", "verify_in_steps"]

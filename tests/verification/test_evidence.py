@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+import torch
 from torch import fx
 
 from tcverify import Evidence, Finding, register_check, register_evidence, verify
-from tcverify.checks import CHECKS
+from tcverify.application import Pair
+from tcverify.checks import CHECKS, EvidenceRequest
 from tcverify.errors import ExecutorError, UsageError
-from tcverify.program import Doubt
+from tcverify.execution import Lockstep
+from tcverify.program import Contract, Doubt
 from tcverify.registry.evidence import EVIDENCE
 from tests.support.programs import reduce_then_norm
 
@@ -83,3 +86,55 @@ def test_checks_decide_what_is_taken() -> None:
 def test_what_cannot_be_registered(kind: str, provider: object) -> None:
     with pytest.raises(UsageError):
         register_evidence(kind, provider)  # type: ignore[arg-type]
+
+
+def random_values(gm: fx.GraphModule) -> None:
+    """Returns random numbers: what that computes nobody can say."""
+    output = next(node for node in gm.graph.nodes if node.op == "output")
+    returned = output.all_input_nodes[0]
+    with gm.graph.inserting_before(output):
+        made = gm.graph.call_function(torch.ops.aten.rand_like.default, (returned,))
+    made.meta["val"] = torch.empty_like(returned.meta["val"])
+    output.replace_input_with(returned, made)
+
+
+def foreign(gm: fx.GraphModule) -> None:
+    """Calls what no table knows, and changes no value: only this process can run the graph."""
+    output = next(node for node in gm.graph.nodes if node.op == "output")
+    returned = output.all_input_nodes[0]
+    with gm.graph.inserting_before(output):
+        made = gm.graph.call_function(torch.mul, (returned, 1.0))
+    made.meta["val"] = torch.empty_like(returned.meta["val"])
+    output.replace_input_with(returned, made)
+
+
+def test_why_the_rewritten_program_did_not_run_is_said_whatever_checks_are_chosen() -> None:
+    for checks in (["structure"], ["metadata"], None):
+        verdict = verify(random_values, reduce_then_norm(), checks=checks)
+        assert [doubt.reason for doubt in verdict.doubts] == ["unsupported-op"]
+        assert verdict.status == "inconclusive"
+
+
+@pytest.mark.parametrize("domain", ["float64", "native", "exact"])
+def test_what_only_the_pass_can_run_is_run_as_it_ran_it(domain: str) -> None:
+    verdict = verify(foreign, reduce_then_norm(), domain=domain)
+    assert verdict.pair.judged is not None
+    assert verdict.evidence.keys() >= {"lockstep", "arena"}
+    assert verdict.runs == [verdict.pair.judged]
+    assert [note.reason for note in verdict.notes] == ([] if domain == "float64" else [f"{domain}-aside"])
+    evidence = Evidence(verdict.pair, Contract(), EvidenceRequest(verdict.runs[0].original, Lockstep(), list(CHECKS)))
+    assert evidence.rewritten is None
+    assert (evidence.arena, evidence.exploration, evidence.extremes) == (None, None, [])
+
+
+def test_a_measurement_that_fails_judges_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(evidence: Evidence) -> None:
+        raise ExecutorError("no measure")
+
+    monkeypatch.setitem(EVIDENCE, "conditioning", fails)
+    program = reduce_then_norm()
+    baseline = Lockstep().run(program)
+    evidence = Evidence(Pair(program, program), Contract(), EvidenceRequest(baseline, Lockstep(), list(CHECKS)))
+    for _ in range(2):
+        with pytest.raises(ExecutorError, match="no measure"):
+            evidence.probe()

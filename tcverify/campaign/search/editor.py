@@ -18,7 +18,7 @@ from tcverify.shrink.graph.step_facts import Facts
 
 
 class Editor:
-    """One edit of a sketch, in every graph that has the steps it names. What it comes to is to be made legal by `fit`.
+    """One edit of a sketch, in every graph that has the steps it names. What it comes to is to be made legal by `legalize_edit`.
 
     Attributes:
         added: names of inputs and steps that were added, in order.

@@ -1,5 +1,5 @@
 """Streams: what the anchors of a graph say about where its ops run and what they wait for, read in two ways. Graphs in host IR,
-which have no anchors, are read in `host_streams`.
+which have no anchors, are read in `host_ir.streams`.
 
 By *data flow* (the reference): the waits on an op's operands bind the op; a record marks the op that produced its operand.
 By *position* (what a runtime does that walks the graph): the next op takes all waits that are pending; a record marks the op

@@ -1,7 +1,7 @@
 """Happens-before: in a lowered graph, anchors bind what they seem to bind and order every access that must be ordered.
 
 Order comes from streams, which run their ops in the order in which the host issues them, and from tokens that waits wait for;
-from nothing else. Ops run where the data flow says; see `streams` for how that is read.
+from nothing else. Ops run where the data flow says; see `anchors` for how that is read.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Readings: what one rank's graph does on streams, as data. Made by `streams`."""
+"""Readings: what one rank's graph does on streams, as data. Made by `anchors`."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def _judged(evidence: Evidence) -> list[Said]:
     if pair.changed and pair.rewritten is not None and all(c.domain != "native" for c in evidence.runs):
         note = note_coarser_dtype(pair.original, pair.rewritten)
         found += [note] if note is not None else []
-    if evidence.aside:
+    if evidence.aside and evidence.request is not None and evidence.request.domain == "exact":
         return [*found, Note("exact-aside", evidence.aside)]
     if exact and all(c.rewritten.finished and agrees(c) for c in exact):
         return [_decided(one) if isinstance(one, Doubt) and one.reason == "ill-conditioned" else one for one in found]

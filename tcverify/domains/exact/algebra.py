@@ -1,6 +1,6 @@
 """What the ops of the exact domain are composed of, in the field and, for comparison, in reals of another kind.
 
-Both algebras offer the same primitives, so that one table of ops (`exact_ops`) serves both.
+Both algebras offer the same primitives, so that one table of ops (`ops`) serves both.
 """
 
 from __future__ import annotations

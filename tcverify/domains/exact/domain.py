@@ -107,7 +107,7 @@ class _Mode(TorchDispatchMode):
     def __init__(self, algebra: Field) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._algebra = algebra
-        self.unwritten = algebra.unwritten  # see `unwritten`
+        self.unwritten = algebra.unwritten  # see `uninitialized`
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:

@@ -1,8 +1,8 @@
 """Process groups whose ranks torchrun has started, on one machine or on several.
 
-Every process that torchrun starts is a keeper (see `keeper`): it starts one rank of each group, ends it, and carries what the
-rank is told and says. Campaign and keepers talk through torchrun's store, in the messages of `messages`: JSON, and bytes of
-tensors. The campaign runs beside the keeper of rank 0 and finds the store by the environment.
+Every process that torchrun starts is a keeper (see `torchrun_keeper`): it starts one rank of each group, ends it, and carries
+what the rank is told and says. Campaign and keepers talk through torchrun's store, in the messages of `messages`: JSON, and
+bytes of tensors. The campaign runs beside the keeper of rank 0 and finds the store by the environment.
 """
 
 from __future__ import annotations

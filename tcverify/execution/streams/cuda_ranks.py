@@ -5,7 +5,7 @@ since NCCL refuses two ranks on one device, they share devices and meet by gloo,
 the operand is on the CPU, so until the calling stream, and whatever it waits for, has come so far, and goes on to issue once
 the result is there. That hides races between what has run before a collective and what is issued after it.
 
-On CUDA none of this has been run yet. The processes have, with queues in the place of a device (see `queued`).
+On CUDA none of this has been run yet. The processes have, with queues in the place of a device (see `simulated`).
 """
 
 from __future__ import annotations

@@ -4,9 +4,9 @@ Nothing in this module that touches CUDA has been run on a GPU yet: it follows t
 
 The host issues as it would in earnest, by position (see `queues`): an op goes to its stream, behind the events that it waits
 for; a record is an event behind the op that was issued last. Sleeps before some ops (see `launches`) let other streams overtake
-them, so that what is read without a wait is read too early and holds poison (see `places`). Stream 0 is the default stream; the
-others come from torch's pool and, being non-blocking, do not wait for it of themselves. The outputs are copied by stream 0, the
-host waits for stream 0 alone, and only then for the device.
+them, so that what is read without a wait is read too early and holds poison (see `device_memory`). Stream 0 is the default
+stream; the others come from torch's pool and, being non-blocking, do not wait for it of themselves. The outputs are copied by
+stream 0, the host waits for stream 0 alone, and only then for the device.
 
 A difference counts when outputs differ from lockstep's and from those of the same kernels in one stream: so rounding that the
 device does in its own way is not taken for a race. What is seen is a race; what is not seen says little: a device may run streams

@@ -15,7 +15,7 @@ them out; its gradients are cut up by rank, put side by side, and reduced and sc
 Where torch's own schemas hide what is written or aliased, the tables say it. Where an output has another shape than what is
 written into it, torch would give the output that shape; here that is an error.
 
-Freed memory holds what shows when it is read (`arithmetic.unwritten`); the interpreter also refuses to touch it. A storage is
+Freed memory holds what shows when it is read (`domains.uninitialized`); the interpreter also refuses to touch it. A storage is
 either freed or whole: number domains carry values by other widths than the program's, so that only the metadata can tell
 whether a number of bytes is enough.
 """

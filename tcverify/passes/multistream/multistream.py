@@ -1,9 +1,9 @@
 """Multistream scheduling: collectives run beside compute, on streams of their own.
 
 Ops are put on streams in the order of their upward ranks, as HEFT does, or in one of two other orders where that is faster
-(`stream_schedule`). The graph is rewritten into the order chosen, with a wait before each op that must follow ops of other
-streams and a record behind every op (`stream_lowering`). What must follow what, and which graphs are left alone since that
-cannot be said of them, is the matter of `stream_graph`.
+(`schedule`). The graph is rewritten into the order chosen, with a wait before each op that must follow ops of other
+streams and a record behind every op (`lowering`). What must follow what, and which graphs are left alone since that
+cannot be said of them, is the matter of `graph`.
 
 The lowered graph declares its costs (`meta["cost_s"]` of its work) and its schedule (`meta["schedule"]` of the output node),
 and replays to exactly the predicted makespan. A graph stays as it is, bit for bit, when the schedule does not beat running

@@ -165,7 +165,7 @@ class Move:
         shard: how it is divided.
         stage: "reduced": an all_reduce, seen through markers and views; "added": the sum of one and a residual, likewise;
             "residual": that sum as add_rms_norm2 returns it; "normed": a norm. Those of experts and attention: see
-            `sequence_experts` and `sequence_attention`.
+            `experts` and `attention`.
         source: the operand whose shard it is computed from; None for an all_reduce.
         operand: the name of that argument.
         other: the other addend, where there is one.
@@ -174,7 +174,7 @@ class Move:
         pattern: the pattern that this move completes, if any: "P1" to "P5".
         items: of a tuple, the stages of its items; that of a number per row is "statistic".
         norm: what else belongs to a norm that is made of aten's ops.
-        routing: of routed rows, what their tokens were routed by; see `sequence_experts.routing_of`.
+        routing: of routed rows, what their tokens were routed by; see `experts.routing_of`.
     """
 
     node: fx.Node

@@ -7,19 +7,19 @@ P1: chain → rms_norm | add_rms_norm becomes reduce_scatter → the chain on th
 P2: chain + residual → add_rms_norm2: likewise; of its two outputs those are gathered that someone reads on all tokens.
 P3: chain + residual → add → [markers and views] → rms_norm: likewise; and add_rms_norm with a residual that P2 or P3 left
     local. The sum is gathered only where someone reads it on all tokens.
-P4: a mixture of experts behind any of these stays on the shard, with its gate and shared expert; see `sequence_experts`.
+P4: a mixture of experts behind any of these stays on the shard, with its gate and shared expert; see `experts`.
 P5: attention that all ranks compute in full is sliced before a replicated projection whose result is added to a residual that
-    is local; see `sequence_attention`.
+    is local; see `attention`.
 
 A residual is taken as the shard that P1 to P3 left of it, else as the part that it was gathered from, else sliced at this rank's
-position. It stays local from layer to layer: `sequence_plan` looks at the whole graph before anything is rewritten.
+position. It stays local from layer to layer: `plan` looks at the whole graph before anything is rewritten.
 
 Placements decide, never shapes. The precondition is that of `placements`: the ranks run one graph up to rank constants. Then
 all members of a group take the same decision, and what is inserted stands at the same place of the program on each.
 
 Both dialects: tensor_cast's blocking collectives, whose shards are chunks of a dim (`Shard`), and c10d's functional ones, whose
-shards are blocks of rows (`Rows`, see `sequence_layout` for why) and which are rewritten where the ranks are known to run one
-graph (see `sequence_rows`). Behind the latter, norms may be aten's: one op, or RMSNorm taken apart (`sequence_norms`); a chain
+shards are blocks of rows (`Rows`, see `layout` for why) and which are rewritten where the ranks are known to run one
+graph (see `functional`). Behind the latter, norms may be aten's: one op, or RMSNorm taken apart (`norms`); a chain
 then holds waits and casts, too.
 """
 

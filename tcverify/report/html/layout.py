@@ -1,7 +1,7 @@
 """Layered layout of one or two graphs on a common grid: layers by the longest path, lanes that keep chains straight.
 
 A grid column is half a box wide: an op takes two, an input one. Edges that would cross a box run in channels at the right.
-Heights are left open: what is drawn of the layers, and where, is decided when stretches are folded (see `folds`).
+Heights are left open: what is drawn of the layers, and where, is decided when stretches are folded (see `folding`).
 """
 
 from __future__ import annotations

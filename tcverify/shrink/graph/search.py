@@ -30,7 +30,7 @@ PLAIN_NUMBERS = (1.0, 2.0)
 #: Costs in seconds that read easily: the shorter is the plainer.
 PLAIN_COSTS = (1e-6, 1e-5)
 
-#: Compute nodes on the largest rank beyond which an edit takes time, whether or not it is tried; see `cutting`.
+#: Compute nodes on the largest rank beyond which an edit takes time, whether or not it is tried; see `windows`.
 LARGE = 150
 
 
