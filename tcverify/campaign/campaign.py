@@ -155,7 +155,7 @@ class Campaign:
             with self._interrupts, _older_objects_frozen():
                 stop = self._until_interrupted()
         except BaseException as error:
-            ours = isinstance(error, Exception) and not isinstance(error, (UsageError, PassLoadError))
+            ours = isinstance(error, Exception) and not isinstance(error, (UsageError, PassLoadError, BrokenPipeError))
             if ours and self._in_flight.path.is_file():
                 self._tell(Crashed(keep_crashed(self._in_flight.path, plan.report_dir)))
             raise

@@ -376,6 +376,16 @@ def test_an_error_of_ours_is_raised_and_its_program_kept(
     assert not list((tmp_path / "state").glob("in-flight*"))
 
 
+def test_output_that_nobody_reads_is_no_crash(run: Run, tmp_path: Path) -> None:
+    def listen(event: Event) -> None:
+        if isinstance(event, Progress):
+            raise BrokenPipeError
+
+    with pytest.raises(BrokenPipeError):
+        run(raises, subscribers=[listen])
+    assert not list(tmp_path.rglob("crashed-*"))
+
+
 # ---------------------------------------------------------------------------------------------------- repeating runs
 
 
