@@ -74,14 +74,13 @@ class Evidence:
             return self.measured.take(kind)
         if self.request is None:
             return None
-        self.taken[kind] = None  # also for a provider that asks for its own kind
         start, others = perf_counter(), sum(self.seconds.values())
         try:
             self.taken[kind] = EVIDENCE[kind](self)
         except (UnsupportedOp, ExecutorError) as error:
             if kind in MEASURES:
-                del self.taken[kind]
                 raise
+            self.taken[kind] = None
             self.doubt(doubt_of_error(error))
         self.seconds[kind] = perf_counter() - start - (sum(self.seconds.values()) - others)
         return self.taken[kind]

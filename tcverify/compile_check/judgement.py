@@ -54,11 +54,6 @@ def decode_judgement(data: dict[str, Any]) -> Judgement:
     return Judgement(**{**data, "doubts": doubts, "notes": tuple(data["notes"])})
 
 
-def replace_fields(judgement: Judgement, **changes: Any) -> Judgement:
-    """The judgement with other values of some fields."""
-    return Judgement(**{**asdict(judgement), "doubts": judgement.doubts, "notes": judgement.notes, **changes})
-
-
 @dataclass(frozen=True, slots=True)
 class JudgingTerms:
     """How calls of a pass are judged.
@@ -82,4 +77,4 @@ class JudgingTerms:
     domain: DomainName = "float64"
 
 
-__all__ = ["Judgement", "JudgingTerms", "decode_judgement", "encode_judgement", "replace_fields"]
+__all__ = ["Judgement", "JudgingTerms", "decode_judgement", "encode_judgement"]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 
 from tcverify.application import AppliedPass, Pair
-from tcverify.compile_check.judgement import Judgement, JudgingTerms, replace_fields
+from tcverify.compile_check.judgement import Judgement, JudgingTerms
 from tcverify.program import NotSerialisable, dumps
 from tcverify.report.sanitize import sanitize
 from tcverify.verification.verifier import verify
@@ -45,7 +46,7 @@ def judge_pair(pair: Pair, terms: JudgingTerms, doubt: str | None = None) -> Jud
     try:
         dumps(pair.original)
     except NotSerialisable as error:
-        return replace_fields(found, notes=(*notes, f"no counterexample is written: {error.message}"))
+        return replace(found, notes=(*notes, f"no counterexample is written: {error.message}"))
     # Late: reports and reduction take long to import, and few compiles need them.
     from tcverify.compile_check.recording import record_finding
 

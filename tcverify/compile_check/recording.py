@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 from tcverify.campaign import FindingFound
 from tcverify.cases.counterexample import make_counterexample, write_counterexample
-from tcverify.compile_check.judgement import Judgement, JudgingTerms, replace_fields
+from tcverify.compile_check.judgement import Judgement, JudgingTerms
 from tcverify.errors import TcverifyError
 from tcverify.program import Program
 from tcverify.report.html import HtmlReport
@@ -40,7 +41,7 @@ def record_finding(verdict: Verdict, kind: str, found: Judgement, terms: Judging
                          "a module:attribute")  # fmt: skip
     text = "\n".join([to_text(case, path), *(sanitize(note) for note in notes)])
     finding = case.finding
-    return replace_fields(
+    return replace(
         found,
         headline=f"{kind}: {sanitize(finding.title)}",
         text=text,

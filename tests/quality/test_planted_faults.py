@@ -16,7 +16,7 @@ FAULTS = read_faults()
 #: Areas that have faults of their own, whatever else does.
 AREAS = {
     "application", "campaign", "capturing", "checks", "cost", "domains", "execution", "explain", "ops", "passes", "program",
-    "report", "shrink", "strategies",
+    "report", "shrink", "strategies", "verification",
 }  # fmt: skip
 
 #: What starts a run: a fault there fails nearly every test, whatever that is about.

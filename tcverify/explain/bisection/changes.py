@@ -18,6 +18,7 @@ from tcverify.ops import TensorSpec
 from tcverify.ops.leaves import leaves
 from tcverify.program import Program, RankConstant, Rewrite
 from tcverify.program.graph import KEPT_META, constant_value, map_structure
+from tcverify.program.partition import Partition
 from tcverify.report.alignment import correspondence
 
 #: Names of nodes that are told of one change.
@@ -63,20 +64,15 @@ class _Groups:
 
     def __init__(self, partner_after: Mapping[fx.Node, fx.Node]) -> None:
         self._partner_after = partner_after
-        self._leader: dict[fx.Node, fx.Node] = {}
+        self._sets: Partition[fx.Node] = Partition()
 
     def find(self, node: fx.Node) -> fx.Node:
         """The node that stands for the set of this one."""
-        found = self._partner_after.get(node, node)
-        while found in self._leader:
-            found = self._leader[found]
-        return found
+        return self._sets.of(self._partner_after.get(node, node))
 
     def join(self, one: fx.Node, other: fx.Node) -> None:
         """Make one set of those of two nodes."""
-        first, second = self.find(one), self.find(other)
-        if first is not second:
-            self._leader[first] = second
+        self._sets.join(self.find(one), self.find(other))
 
 
 class _Rank:
