@@ -9,7 +9,8 @@ import torch
 from torch import fx
 
 from tcverify import Evidence, Finding, register_check, register_evidence, verify
-from tcverify.application import Pair
+from tcverify.application import InProcess, Pair
+from tcverify.application.loading import prepare_pass
 from tcverify.checks import CHECKS, EvidenceRequest
 from tcverify.errors import ExecutorError, UsageError
 from tcverify.execution import Lockstep
@@ -117,8 +118,9 @@ def test_why_the_rewritten_program_did_not_run_is_said_whatever_checks_are_chose
 
 @pytest.mark.parametrize("domain", ["float64", "native", "exact"])
 def test_what_only_the_pass_can_run_is_run_as_it_ran_it(domain: str) -> None:
-    verdict = verify(foreign, reduce_then_norm(), domain=domain)
+    verdict = verify(InProcess(prepare_pass(foreign, "", {})), reduce_then_norm(), domain=domain)
     assert verdict.pair.judged is not None
+    assert verdict.pair.rewritten is not None  # of processes of their own the graph does not come back
     assert verdict.evidence.keys() >= {"lockstep", "arena"}
     assert verdict.runs == [verdict.pair.judged]
     assert [note.reason for note in verdict.notes] == ([] if domain == "float64" else [f"{domain}-aside"])
