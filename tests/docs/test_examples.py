@@ -128,7 +128,7 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", [*PAGES, "../README.md"])
 def test_the_blocks_of_a_page_work(page: str, tmp_path: Path, programs: Path) -> None:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("FORCE_COLOR", "PYTEST", "CI"))}
     environment = {
