@@ -1,7 +1,7 @@
-"""Writes the reference pages of the site from the code, when mkdocs builds it: nothing in them is written by hand.
+"""Generates the reference pages of the site from the code, when mkdocs builds it.
 
-mkdocs calls `on_files`; `pages()` gives the same pages to whoever asks. The tables of docs/pytorch.md and docs/reliability.md
-stand in the pages themselves: `python docs/generate.py` writes them anew, and tests compare them.
+mkdocs calls `on_files`; `pages()` returns the same pages. The tables of docs/pytorch.md and docs/reliability.md are part of
+those pages: `python docs/generate.py` regenerates them, and tests compare them.
 """
 
 from __future__ import annotations
@@ -105,21 +105,21 @@ def _configuration() -> str:
     keys = ", ".join(f"`{name}`" for name in names)
     return (
         "## Configuration\n\n"
-        "`[tool.tcverify]` of the `pyproject.toml` in the current directory holds defaults of "
-        "`tcverify run`; the command line wins. "
-        f"Its keys are {keys}. Lists stand for what the command line separates by commas, "
-        f"tables for what it writes with `=`. "
-        "`run`, `replay` and `show` load what `extension` names; so does the pytest plugin, "
-        "which also reads `confirm`, `domain`, "
+        "`[tool.tcverify]` of the `pyproject.toml` in the current directory sets defaults of "
+        "`tcverify run`; the command line takes precedence. "
+        f"Its keys are {keys}. Use lists for options that the command line separates by commas, "
+        f"and tables for options with `=`. "
+        "`run`, `replay`, `show` and the pytest plugin load the modules in `extension`; "
+        "the plugin also reads `confirm`, `domain`, "
         "`profile` and `report-dir`.\n\n"
         "## Options of pytest\n\n"
         + table(
             ("profile", "items per pass and number of ranks", "programs per item"),
             [(f"`{name}`", str(profile.shards), str(profile.max_examples)) for name, profile in PROFILES.items()],
         )
-        + "\n`--tcverify-profile` picks one. `--tcverify-confirm` and `--tcverify-domain` are "
+        + "\n`--tcverify-profile` selects one. `--tcverify-confirm` and `--tcverify-domain` are "
         "as `--confirm` and `--domain` above; "
-        "`--tcverify-report-dir DIR` says where counterexamples are kept, `--tcverify-seed N` draws other programs.\n\n"
+        "`--tcverify-report-dir DIR` is the directory for counterexamples, `--tcverify-seed N` draws other programs.\n\n"
         "## Built-in passes\n\n"
         + table(
             ("name", "", "drawn"),
@@ -190,10 +190,10 @@ def contract() -> str:
         rows.append((f"`{field.name}`", values, default, cell(documented[field.name])))
     return (
         "# What a pass promises\n\n"
-        "Every pass promises to keep the meaning of programs. Whatever more it promises is "
-        "checked as well: it says so in its attribute "
+        "Every pass promises to preserve the meaning of programs. Further promises are "
+        "checked as well. A pass declares them in its attribute "
         "`contract`, a `tcverify.Contract`; `--contract name=value` on the command line and "
-        "`contract={…}` of `verifies` change that.\n\n" + table(("promise", "values", "default", ""), rows)
+        "`contract={…}` of `verifies` override it.\n\n" + table(("promise", "values", "default", ""), rows)
     )
 
 
@@ -218,13 +218,13 @@ def ops() -> str:
     """The page of what ops mean, from the tables of the dialects."""
     parts = [
         "# Ops\n",
-        "What has a meaning, by dialect. A verdict on a program that uses anything else is inconclusive and names it; "
-        "[a dialect of your own](../howto/dialect.md) adds to this.\n",
-        "**Collective**: ranks meet in it. **Start** and **wait**: the two ends of an "
+        "The ops with a meaning, by dialect. Any other op with a signature is "
+        "[an unknown function of its operands](../howto/dialect.md#ops-without-a-meaning), until "
+        "[a dialect of your own](../howto/dialect.md) gives it a meaning.\n",
+        "**Collective**: ranks communicate in it. **Start** and **wait**: the two ends of an "
         "asynchronous collective. **View**: it may share "
-        "storage with an operand, or write into one. **Effect**: it keeps its place among all "
-        "that communicates. **Busy** is what it "
-        "keeps busy while it runs.\n",
+        "storage with an operand, or write into one. **Effect**: it keeps its order relative to all "
+        "communication. **Busy** is the resource that it uses while it runs.\n",
     ]
     for namespace, known in sorted(registered_dialects().items()):
         rows = [row for op in known if (row := _row(op)) is not None]
@@ -279,8 +279,8 @@ def _aten() -> str:
     ]
     return (
         "## aten\n\nEvery op of aten means what torch computes, on doubles; "
-        "[exact.md](../exact.md) lists what each keeps in the exact "
-        "domain. These do not, since their result is not a function of their arguments:\n\n"
+        "[The exact domain](../exact.md) lists what each keeps in the exact "
+        "domain. These ops have no meaning, because their result is not a function of their arguments:\n\n"
         + table(("why", "ops"), rows)
     )
 
@@ -296,12 +296,12 @@ def verdicts() -> str:
         "# Verdicts and findings\n\n"
         "A verdict is **passed**, **refuted** (there are findings) or **inconclusive** (there "
         "is a doubt, and no finding). An inconclusive "
-        "program never counts as passed. A run passes when a program passed, none was "
-        "refuted, and the pass changed one.\n\n"
+        "program never counts as passed. A run passes if a program passed, none was "
+        "refuted, and the pass changed some program.\n\n"
         "## Kinds of findings\n\nOne counterexample is kept per kind.\n\n"
-        + table(("kind", "says"), kinds)
+        + table(("kind", "meaning"), kinds)
         + f"\n## Doubts\n\nWhy a verdict is inconclusive: {_sentence(documented_attributes(Doubt)['reason'])}\n\n"
-        f"## Notes\n\nWhat a verdict says without changing it: {_sentence(documented_attributes(Note)['reason'])}\n\n"
+        f"## Notes\n\nRemarks that do not change a verdict: {_sentence(documented_attributes(Note)['reason'])}\n\n"
         f"## Number domains\n\n{domains}: see [Number domains](../howto/domains.md).\n"
     )
 

@@ -1,4 +1,4 @@
-"""The same pass, mended: one rank of the group adds."""
+"""The same pass, fixed: one rank of the group adds."""
 
 import torch
 from torch import fx
