@@ -7,7 +7,7 @@ from tcverify import Layout
 
 
 def gather_in_rank_order(gm: fx.GraphModule) -> fx.GraphModule:
-    """what lies in shards and is needed whole is gathered"""
+    """set from shards to a replicated layout ⇒ all_gather"""
     ops, graph = torch.ops.host_ir, gm.graph
     for node in graph.find_nodes(op="call_function", target=torch.ops.multidevice.set.default):
         source, target = Layout.parse(node.args[1]), Layout.parse(node.args[2])

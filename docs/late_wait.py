@@ -5,7 +5,7 @@ from torch import fx
 
 
 def late_wait(gm: fx.GraphModule) -> fx.GraphModule:
-    """every wait moves in front of what first reads its result"""
+    """move every wait down to the first reader of its result"""
     for wait in reversed(
         gm.graph.find_nodes(op="call_function", target=torch.ops._c10d_functional.wait_tensor.default)
     ):

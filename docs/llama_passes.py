@@ -23,7 +23,7 @@ def _waits(gm: fx.GraphModule) -> list[fx.Node]:
 
 
 def residual_first(gm: fx.GraphModule) -> None:
-    """all_reduce(x) + residual ⇒ all_reduce(x + residual): one op less behind the collective."""
+    """all_reduce(x) + residual ⇒ all_reduce(x + residual): one op less after the collective."""
     for wait in _waits(gm):
         start, add = wait.args[0], next(iter(wait.users))
         if add.target is not ATEN.add.Tensor or len(wait.users) > 1:
@@ -37,7 +37,7 @@ def residual_first(gm: fx.GraphModule) -> None:
 
 
 def own_rows(gm: fx.GraphModule) -> None:
-    """all_reduce(x) ⇒ all_gather(own rows of x): each rank has its rows, so that half of the traffic is enough."""
+    """all_reduce(x) ⇒ all_gather(own rows of x): each rank has its rows, so half of the traffic is enough."""
     for wait in _waits(gm):
         start = wait.args[0]
         addend, _, group = start.args

@@ -1,4 +1,4 @@
-"""A small Llama under tensor parallelism, compiled with a pass that is verified on the spot.
+"""A small Llama under tensor parallelism, compiled with a pass that is verified during the compile.
 
     python docs/llama_tp.py                                 # two ranks on this machine
     torchrun --nproc-per-node 2 docs/llama_tp.py            # the same
@@ -38,7 +38,7 @@ PLAN = {
 
 
 class Block(nn.Module):
-    """Attention and SwiGLU, each behind an RMSNorm."""
+    """Attention and SwiGLU, each after an RMSNorm."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ def say(text: str) -> None:
 
 
 def run(pass_: object, report_dir: str) -> int:
-    """Compile the model on this rank and compare with the model as it is; returns an exit code."""
+    """Compile the model on this rank and compare with the eager model; returns an exit code."""
     torch._dynamo.reset()
     mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("tp",))
     torch.manual_seed(0)  # the same parameters on all ranks, before they are divided
@@ -93,7 +93,7 @@ def run(pass_: object, report_dir: str) -> int:
         parallelize_module(block, mesh, {name: style() for name, style in PLAN.items()})
     words = torch.randint(0, WORDS, (2, 8))
 
-    # What is not divided by parallelize_module is equal on all ranks of tp: this tells the pass and the verification.
+    # Tensors that parallelize_module does not divide are equal on all ranks of tp: declare this for pass and verification.
     equal = {"*": {"tp": tcverify.REPLICATED}}
     backend = tcverify.checked_backend(pass_, placements=equal, report_dir=report_dir)
     code = 0
@@ -101,7 +101,7 @@ def run(pass_: object, report_dir: str) -> int:
         expected = model(words)
         try:
             actual = torch.compile(model, backend=backend)(words)
-        except torch._dynamo.exc.BackendCompilerFailed as error:  # what a backend raises comes inside
+        except torch._dynamo.exc.BackendCompilerFailed as error:  # it wraps exceptions of a backend
             say(f"refuted\n{error.inner_exception}")
             code = 1
         else:
@@ -122,7 +122,7 @@ def main(arguments: argparse.Namespace) -> int:
     chosen = passes if arguments.defect == "all" else [arguments.defect]
     try:
         code = max(run(passes[name], arguments.report_dir) for name in chosen)
-        dist.barrier()  # rank 0 holds the store, by which the others may still be talking
+        dist.barrier()  # rank 0 holds the store, which the others may still be using
         return code
     finally:
         dist.destroy_process_group()

@@ -1,11 +1,11 @@
-"""A pass with a well-known mistake, for the second example of the README: a stream that does not wait for its input."""
+"""A pass with a well-known mistake: a stream that does not wait for its input."""
 
 import torch
 from torch import fx
 
 
 def own_stream(gm: fx.GraphModule) -> fx.GraphModule:
-    """all_reduce(x) runs on stream 1, and what reads it waits for it on stream 0"""
+    """run all_reduce(x) on stream 1; its readers on stream 0 wait for it"""
     ops, graph = torch.ops.tensor_cast, gm.graph
     for reduced in [n for n in graph.nodes if n.target is ops.all_reduce.default]:
         addend, readers = reduced.args[0], list(reduced.users)

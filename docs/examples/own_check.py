@@ -1,11 +1,11 @@
-"""A check of one's own: a pass makes no further collectives."""
+"""A custom check: a pass adds no collectives."""
 
 from tcverify import Evidence, Finding, register_check
 
 
 def no_more_collectives(evidence: Evidence) -> list[Finding]:
     """Refutes a pass after which some rank enters more collectives than before."""
-    if not evidence.runs:  # the rewritten program could not run: other checks say so
+    if not evidence.runs:  # the rewritten program could not run: other checks report it
         return []
     run = evidence.runs[0]  # both versions in lockstep
     for before, after in zip(run.original.ranks, run.rewritten.ranks, strict=True):

@@ -1,4 +1,4 @@
-"""A dialect of one op, an all_reduce fused with the rms_norm that follows it, and the pass that makes it."""
+"""A dialect of one op, an all_reduce fused with the rms_norm that follows it, and the pass that creates it."""
 
 import torch
 from torch import fx
@@ -18,7 +18,7 @@ def _(x, gain, eps, rank, group):
 
 
 def meaning(me, x, gain, eps, rank, group):
-    """What one rank computes: it yields what it asks of the group, and is sent the sum."""
+    """What one rank computes: it yields a request to the group, and receives the sum."""
     ask = Collective("all_reduce", tuple(group), tuple(x.shape), x.dtype, reduce_op="sum")
     total = yield Request(ask, x)
     return total * torch.rsqrt(total.square().mean(-1, keepdim=True) + eps) * gain

@@ -1,4 +1,4 @@
-"""An executor of one's own: a process group with more time, that writes down what it runs."""
+"""A custom executor: a process group with a longer time limit, which records what it runs."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ from tcverify import ProcessGroupPool, dumps, register_executor
 
 
 class Recording(ProcessGroupPool):
-    """Keeps every pair of programs as JSON, to be run elsewhere too."""
+    """Keeps every pair of programs as JSON, to run it elsewhere, too."""
 
     def submit(self, original, rewritten, *args, **kwargs):
         Path("programs").mkdir(exist_ok=True)

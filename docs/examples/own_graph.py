@@ -1,4 +1,4 @@
-"""A model as its users write it, and a pass on the graph that torch captures of it."""
+"""A model as its users write it, and a pass on the graph that torch captures from it."""
 
 import torch
 from torch import fx, nn
@@ -21,7 +21,7 @@ class Block(nn.Module):
 
 
 def block():
-    """What this rank runs. `tcverify check` calls it once per rank."""
+    """The graph of this rank. `tcverify check` calls it once per rank."""
     mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
     model = parallelize_module(Block(), mesh, {"inner": ColwiseParallel(), "outer": RowwiseParallel()})
     return tcverify.capture(model, (torch.ones(3, 4),))

@@ -1,4 +1,4 @@
-"""A strategy of one's own: a row-parallel linear layer with a bias."""
+"""A custom strategy: a row-parallel linear layer with a bias."""
 
 from hypothesis import strategies as st
 
@@ -6,7 +6,7 @@ from tcverify import InputSpec, Mesh, register_strategy, shard, spmd_program
 
 
 def linear_layers(mesh=None, world_size=None):
-    """Draws matmul → all_reduce → add, of several sizes. Called with a mesh, or with a number of ranks."""
+    """Draws matmul → all_reduce → add, in several sizes. Called with a mesh, or with a number of ranks."""
     mesh = mesh or Mesh.grid({"tp": world_size or 2})
     tp, ranks = mesh.dims[-1].name, len(mesh.dims[-1].groups[0])
 

@@ -1,4 +1,4 @@
-"""A library's op as compilers see it: a signature and a fake kernel. What it computes is nobody's business here."""
+"""A library's op as compilers see it: a signature and a fake kernel. What it computes is not needed here."""
 
 import torch
 

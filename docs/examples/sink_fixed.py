@@ -9,7 +9,7 @@ from tcverify import REPLICATED
 def sink_all_reduce(gm: fx.GraphModule) -> fx.GraphModule:
     """all_reduce(x) + y ⇒ all_reduce(x + y on the first rank, x on the others), where y is equal on all of them"""
     if any(writes(node) for node in gm.graph.nodes):
-        return gm  # x may be another one when the sum is taken later
+        return gm  # x may have changed when the sum is computed later
     for add in list(gm.graph.nodes):
         if add.target is not torch.ops.aten.add.Tensor or add.kwargs:
             continue
@@ -21,7 +21,7 @@ def sink_all_reduce(gm: fx.GraphModule) -> fx.GraphModule:
                 continue
             with gm.graph.inserting_after(add):
                 total = gm.graph.call_function(reduced.target, (add, rank, group))
-            # Views behind the sum share storage with it: what they shared it with is the total now.
+            # Views of the sum share its storage: now they must share the total's.
             total.meta["val"], add.meta["val"] = add.meta["val"], torch.empty_like(add.meta["val"])
             add.replace_all_uses_with(total, delete_user_cb=lambda user, new=total: user is not new)
             if rank == group[0]:
