@@ -6,7 +6,7 @@ import heapq
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 from copy import copy
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import torch
@@ -170,9 +170,10 @@ class ProgramDraft:
         number = len(self._makers)
         at = number if self.behind is None else self._place(self.behind)
         self._makers.append(DraftStep(op, args, kwargs, (*self.scope, *labels), at, only=only))
-        if like is None:
-            operands = (found for arg in (*args, kwargs) for found in leaves(arg, DraftValue))
-            like = next(operands, DraftValue(number))
+        if like is None and args and isinstance(args[0], DraftValue):
+            like = args[0]
+        elif like is None:
+            like = next(iter(leaves((args, kwargs), DraftValue)), DraftValue(number))
         return DraftValue(number, like.dtype, like.layout, like.rms if rms is None else rms, like.dense)
 
     def item(self, value: DraftValue, index: int, labels: tuple[str, ...] = ()) -> DraftValue:
@@ -189,7 +190,9 @@ class ProgramDraft:
             self._specs.pop(made.number, None)
             self._makers.pop()
             raise NoSite from None
-        return replace(made, dtype=found.dtype) if isinstance(found, TensorSpec) else made
+        if isinstance(found, TensorSpec) and found.dtype is not made.dtype:
+            return replace(made, dtype=found.dtype)
+        return made
 
     def _admit(self, number: int) -> None:
         """Raise NoSite where a new step fits by its shapes, but not otherwise."""
@@ -261,7 +264,7 @@ class ProgramDraft:
         self._classify()
         if value.number not in self._specs:
             maker = self._makers[value.number]
-            direct = isinstance(maker, DraftStep) and all(number in self._specs for number in maker.reads)
+            direct = isinstance(maker, InputSpec) or all(number in self._specs for number in maker.reads)
             self._type([value.number] if direct else self._order(self._live(value, effects=False)))
         return self._specs[value.number]
 
@@ -305,7 +308,9 @@ class ProgramDraft:
         storage = number * MOST_RESULTS
         if isinstance(maker, InputSpec):
             shapes = [maker.local_shape(self.mesh, ranks[0]) for ranks in self._classes]
-            return tuple(replace(TensorSpec.contiguous(shape, maker.dtype), alias=storage) for shape in shapes)
+            plain = {shape: TensorSpec.contiguous(shape, maker.dtype) for shape in dict.fromkeys(shapes)}
+            found = {shape: replace(spec, alias=storage) for shape, spec in plain.items()}
+            return tuple(found[shape] for shape in shapes)
         if maker.op == "getitem":
             value, index = maker.args
             return tuple(spec[index] for spec in self._specs[value.number])
@@ -320,7 +325,14 @@ class ProgramDraft:
             args, kwargs = map_aggregate(maker.args, fill), dict(map_aggregate(maker.kwargs, fill))
             return infer(target, args, kwargs, itertools.count(storage).__next__)
 
-        inferred = tuple(infer_on(ranks[0], known) for known, ranks in enumerate(self._classes))
+        inferred = [infer_on(self._classes[0][0], 0)]
+        if len(self._classes) > 1:
+            given = maker.args, maker.kwargs
+            varies = bool(leaves(given, PerRank) or leaves(given, DraftGroup))
+            operands = [[self._specs[operand][known] for operand in maker.reads] for known in range(len(self._classes))]
+            for known, ranks in enumerate(self._classes[1:], 1):
+                alike = not varies and operands[known] == operands[known - 1]
+                inferred.append(inferred[-1] if alike else infer_on(ranks[0], known))
         if target is _SLICE and any(isinstance(arg, PerRank) for arg in maker.args):
             # Bounds may have been chosen for an operand that has become smaller since.
             for known, ranks in enumerate(self._classes):
@@ -329,9 +341,9 @@ class ProgramDraft:
         op = lookup(target)
         if op.collective and op.phase != "wait" and len(self._classes) > 1:
             self._require_agreement(maker, op, inferred)
-        return inferred
+        return tuple(inferred)
 
-    def _require_agreement(self, step: DraftStep, op: Op, inferred: tuple[Any, ...]) -> None:
+    def _require_agreement(self, step: DraftStep, op: Op, inferred: Sequence[Any]) -> None:
         """Raise ShapeError unless the members of each group of a collective contribute equal shapes."""
         if op.group is not None and "all_to_all" in step.op:
             return  # its arguments say how much each member sends to each
@@ -487,8 +499,12 @@ def attempt(writer: Any, write: Callable[..., object], *args: Any) -> bool:
 
 def _contents(of: Any) -> dict[str, Any]:
     """The fields of a dataclass that can change, with copies of lists, sets and dicts."""
-    found = {one.name: getattr(of, one.name) for one in fields(of) if hasattr(of, one.name)}
-    return {name: value.copy() if isinstance(value, (list, set, dict)) else value for name, value in found.items()}
+    found = {}
+    for name in of.__dataclass_fields__:
+        if hasattr(of, name):
+            value = getattr(of, name)
+            found[name] = value.copy() if type(value) in (list, set, dict) else value
+    return found
 
 
 __all__ = [

@@ -91,11 +91,11 @@ class AsyncDraft(ProgramDraft):
         written: set[int] = set()
         schema = schema_of(target)
         for position, argument in enumerate(schema.arguments if schema is not None else ()):
-            by_name = argument.kwarg_only or position >= len(step.args)
             if argument.alias_info is not None and argument.alias_info.is_write:
+                by_name = argument.kwarg_only or position >= len(step.args)
                 given = step.kwargs.get(argument.name) if by_name else step.args[position]
                 written |= self._stored(leaves(given, DraftValue))
-        return self._stored(leaves((step.args, step.kwargs), DraftValue)), written
+        return set().union(*[_storages(self._specs[n][0]) for n in step.reads]), written
 
     @staticmethod
     def _disturbs(flight: Flight, read: set[int], written: set[int]) -> bool:
@@ -109,7 +109,7 @@ class AsyncDraft(ProgramDraft):
 
     def _stored(self, values: Iterable[DraftValue]) -> set[int]:
         """The numbers of the storages of values, which are those of all ranks."""
-        return {storage for value in values for storage in _storages(self._specs[value.number][0])}
+        return set().union(*[_storages(self._specs[value.number][0]) for value in values])
 
     def _step(self, number: int) -> DraftStep:
         found = self._makers[number]
@@ -140,7 +140,7 @@ class AsyncDraft(ProgramDraft):
         """Whether two values have one shape and dtype on every rank."""
         return all(
             isinstance(one, TensorSpec) and (one.shape, one.dtype) == (getattr(other, "shape", None), other.dtype)
-            for one, other in zip(self.specs(a), self.specs(b), strict=True)
+            for one, other in zip(self._specs[a.number], self._specs[b.number], strict=True)
         )
 
     def readable(self, value: DraftValue) -> bool:
@@ -190,12 +190,13 @@ class AsyncDraft(ProgramDraft):
         """Build the program that returns `result`. Ranks with equal steps and shapes share a graph."""
         constants = self._constants()
         names = self._node_names()
+        layouts = list(zip(*[_layouts_by_rank(self._specs[number]) for number in range(len(self))], strict=True))
         classes: dict[Any, int] = {}
         graphs: list[fx.Graph] = []
         bindings = []
         for rank in range(self.mesh.world_size):
             order = self._order_on(rank)
-            key = order, tuple(_layouts(self._specs[number][rank]) for number in range(len(self)))
+            key = order, layouts[rank]
             if key not in classes:
                 classes[key] = len(graphs)
                 graphs.append(self._graph(rank, order, result, names))
@@ -209,9 +210,14 @@ class AsyncDraft(ProgramDraft):
         for first, second, ranks in self.swaps:
             if rank in ranks:
                 order[first], order[second] = order[second], order[first]
-        steps = dict(self._numbered())
-        run = [n for n in order if n in steps and (steps[n].only is None or rank in (steps[n].only or ()))]
-        return (*(n for n in order if n not in steps), *run)
+        inputs, steps = [], []
+        for number in order:
+            maker = self._makers[number]
+            if isinstance(maker, InputSpec):
+                inputs.append(number)
+            elif maker.only is None or rank in maker.only:
+                steps.append(number)
+        return (*inputs, *steps)
 
     def _constants(self) -> dict[str, Callable[[int], Any]]:
         found = [arg for _, step in self._numbered() for arg in leaves((step.args, step.kwargs), PerRank)]
@@ -251,7 +257,14 @@ def _is_pure(target: Any) -> bool:
 
 def _storages(specs: Any) -> set[int]:
     """The numbers of the storages in a spec, or in a list or tuple of specs."""
+    if isinstance(specs, TensorSpec):
+        return set() if specs.alias is None else {specs.alias}
     return {spec.alias for spec in leaves(specs, TensorSpec) if spec.alias is not None}
+
+
+def _layouts_by_rank(specs: tuple[Any, ...]) -> list[Any]:
+    first = _layouts(specs[0])
+    return [first if one is specs[0] else _layouts(one) for one in specs]
 
 
 def _layouts(specs: Any) -> Any:
