@@ -67,11 +67,24 @@ OVER_ALL = (
     "sum", "mean", "max", "min", "prod", "any", "all", "argmax", "argmin", "linalg_vector_norm", "norm.Scalar", "var", "std",
     "count_nonzero", "median", "aminmax",
 )  # fmt: skip
-ALONG = (
-    "softmax.int", "log_softmax.int", "_softmax", "_log_softmax", "cumsum", "cumprod", "logcumsumexp", "cummax", "cummin",
-    "sort", "topk",
-    "flip", "argsort", "renorm", "msort",
-)  # fmt: skip
+#: Ops along a dim: whether they are of floating point, and their arguments, of the dim and a byte.
+ALONG: dict[str, tuple[bool, Callable[[int, int], tuple[Any, ...]]]] = {
+    "softmax.int": (False, lambda dim, c: (dim,)),
+    "log_softmax.int": (False, lambda dim, c: (dim,)),
+    "_softmax": (True, lambda dim, c: (dim, False)),
+    "_log_softmax": (True, lambda dim, c: (dim, False)),
+    "cumsum": (False, lambda dim, c: (dim,)),
+    "cumprod": (False, lambda dim, c: (dim,)),
+    "logcumsumexp": (False, lambda dim, c: (dim,)),
+    "cummax": (False, lambda dim, c: (dim,)),
+    "cummin": (False, lambda dim, c: (dim,)),
+    "sort": (False, lambda dim, c: (dim, bool(c % 2))),
+    "topk": (False, lambda dim, c: (1 + c // 2 % 3, dim, bool(c % 2), True)),
+    "flip": (False, lambda dim, c: ([dim],)),
+    "argsort": (False, lambda dim, c: (dim,)),
+    "renorm": (True, lambda dim, c: (2.0, dim, 0.5)),
+    "msort": (False, lambda dim, c: ()),
+}
 VIEWS = (
     "merge", "divide", "flatten", "unsqueeze", "squeeze.dim", "squeeze", "permute", "transpose.int", "expand", "select.int",
     "slice.Tensor",
@@ -83,12 +96,11 @@ VIEWS = (
 )  # fmt: skip
 MANY = ("cat", "stack", "cat.self", "meshgrid", "block_diag", "hstack", "vstack", "addn")
 CASTS = (torch.float64, torch.int64, torch.bool, torch.float32, torch.bfloat16, torch.int32)
-WRITES = (
-    "add_.Tensor", "mul_.Scalar", "copy_", "fill_.Scalar", "relu_", "add_.Scalar", "zero_", "clamp_", "masked_fill_.Scalar",
-    "div_.Tensor",
-)  # fmt: skip
-
-_INTEGERS = (torch.int64, torch.int32)
+#: Writes: the numbers that they take; None stands for another operand.
+WRITES: dict[str, tuple[float, ...] | None] = {
+    "add_.Tensor": None, "mul_.Scalar": (2.0,), "copy_": None, "fill_.Scalar": (3.0,), "relu_": (), "add_.Scalar": (1.5,),
+    "zero_": (), "clamp_": (-0.5, 0.5), "masked_fill_.Scalar": (2.0,), "div_.Tensor": None,
+}  # fmt: skip
 
 
 def _unary(w: DTensorWriter, x: DraftValue, a: int, b: int, c: int) -> list[DraftValue]:
@@ -160,11 +172,7 @@ def _over_dim(w: DTensorWriter, x: DraftValue, a: int, b: int, c: int) -> list[D
     name, dim, keep = OVER_DIM[a % len(OVER_DIM)], dim_of(w, x, b), bool(c % 2)
     if name == "kthvalue":
         return w.call(name, x, 1 + c // 2 % 2, dim, keep)
-    return (
-        w.call(name, x, dim, **({"keepdim": keep} if name == "prod.dim_int" else {}))
-        if name == "prod.dim_int"
-        else w.call(name, x, dim, keep)
-    )
+    return w.call(name, x, dim, keepdim=keep) if name == "prod.dim_int" else w.call(name, x, dim, keep)
 
 
 def _over_all(w: DTensorWriter, x: DraftValue, a: int, b: int, c: int) -> list[DraftValue]:
@@ -176,18 +184,11 @@ def _over_all(w: DTensorWriter, x: DraftValue, a: int, b: int, c: int) -> list[D
 
 
 def _along(w: DTensorWriter, x: DraftValue, a: int, b: int, c: int) -> list[DraftValue]:
-    name, dim = ALONG[a % len(ALONG)], dim_of(w, x, b)
-    if name in ("_softmax", "_log_softmax"):
-        return w.call(name, to_floating(w, x), dim, False)
-    if name == "flip":
-        return w.call(name, x, [dim] if c % 2 else dims_of(w, x, c))
-    if name == "topk":
-        return w.call(name, x, 1 + c // 2 % 3, dim, bool(c % 2), True)
-    if name == "sort":
-        return w.call(name, x, dim, bool(c % 2))
-    if name == "renorm":
-        return w.call(name, to_floating(w, x), 2.0, dim, 0.5)
-    return w.call(name, x) if name == "msort" else w.call(name, x, dim)
+    name = tuple(ALONG)[a % len(ALONG)]
+    floating, arguments = ALONG[name]
+    if name == "flip" and c % 2 == 0:
+        return w.call(name, x, dims_of(w, x, c))
+    return w.call(name, to_floating(w, x) if floating else x, *arguments(dim_of(w, x, b), c))
 
 
 def _views(w: DTensorWriter, x: DraftValue, a: int, b: int, c: int) -> list[DraftValue]:
@@ -257,23 +258,15 @@ def _cast(w: DTensorWriter, x: DraftValue, a: int, b: int, c: int) -> list[Draft
 
 
 def _write(w: DTensorWriter, x: DraftValue, a: int, b: int, c: int) -> list[DraftValue]:
-    name = WRITES[a % len(WRITES)]
+    name = tuple(WRITES)[a % len(WRITES)]
+    numbers = WRITES[name]
     fresh = w.call("clone", x)
     if not fresh:
         return []
-    args: tuple[Any, ...] = {
-        "mul_.Scalar": (2.0,),
-        "fill_.Scalar": (3.0,),
-        "relu_": (),
-        "add_.Scalar": (1.5,),
-        "zero_": (),
-        "clamp_": (-0.5, 0.5),
-    }.get(name, ())
-    if name in ("add_.Tensor", "copy_", "div_.Tensor"):
-        args = (w.fitting(x, b),)
-    if name == "masked_fill_.Scalar":
-        args = (w.fitting(x, c, dtype=torch.bool), 2.0)
-    return w.call(name, fresh[0], *args)
+    if numbers is None:
+        return w.call(name, fresh[0], w.fitting(x, b))
+    mask = [w.fitting(x, c, dtype=torch.bool)] if name == "masked_fill_.Scalar" else []
+    return w.call(name, fresh[0], *mask, *numbers)
 
 
 Family = Callable[[DTensorWriter, DraftValue, int, int, int], list[DraftValue]]
