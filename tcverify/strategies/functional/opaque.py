@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tcverify.strategies.draft import DraftValue, NoSite, PerRank
+from tcverify.strategies.draft import NoSite, PerRank
 from tcverify.strategies.functional.choices import FunctionalRecord
 from tcverify.strategies.functional.collectives import schedule_wait, start_collective
 from tcverify.strategies.functional.writing import FunctionalWriter, add, pick_operand, unary
@@ -131,4 +131,4 @@ def swapped_starts(w: FunctionalWriter, r: FunctionalRecord) -> None:
     schedule_wait(w, r, (a, b), [first, second])
 
 
-__all__ = ["DraftValue", "barrier", "exchange", "pipeline", "shared_operands", "some_ranks", "swapped_starts"]
+__all__ = ["barrier", "exchange", "pipeline", "shared_operands", "some_ranks", "swapped_starts"]
