@@ -145,7 +145,7 @@ def test_files_that_are_gone_or_outside(project: Graph) -> None:
         ("execution/lockstep/lockstep.py", "execution/test_lockstep.py"),
         ("passes/multistream/multistream.py", "passes/multistream/test_multistream.py"),
         ("campaign/campaign.py", "campaign/test_campaign.py"),
-        ("strategies/transformer/draft.py", "strategies/test_draft.py"),
+        ("strategies/draft.py", "strategies/test_draft.py"),
     ],
 )
 def test_here(file: str, test: str) -> None:

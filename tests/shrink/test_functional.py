@@ -17,9 +17,8 @@ from tcverify.shrink.graph.async_groups import count_untidy
 from tcverify.shrink.graph.legalize import facts_of
 from tcverify.shrink.graph.sketch import sketch_of
 from tcverify.strategies import DECODERS, all_meshes
-from tcverify.strategies.functional.building import program_of
-from tcverify.strategies.functional.script import Script
-from tcverify.strategies.transformer.draft import PerRank
+from tcverify.strategies.draft import PerRank
+from tcverify.strategies.functional.draft import AsyncDraft
 from tests.execution.test_asynchrony import two_graphs
 from tests.support.predicates import has_neg, named, ops
 
@@ -217,20 +216,20 @@ def test_a_dim_that_calls_name_stays_and_two_alike_become_one() -> None:
 
 def exchanges(mesh: Mesh) -> Program:
     """Two rings, each with odd ranks the other way round, and a negation; a third call declares an order."""
-    script = Script(mesh)
-    value = script.input(InputSpec("x", (2, 2), placements=(("tp", VARYING),)), 1.0)
+    draft = AsyncDraft(mesh)
+    value = draft.input("x", (2, 2), placements=(("tp", VARYING),))
     world = mesh.world_size
     following = PerRank("next", lambda rank: (rank + 1) % world)
     previous = PerRank("previous", lambda rank: (rank - 1) % world)
     odd = frozenset(rank for rank in range(world) if rank % 2)
     for _ in range(2):
-        sent = script.call("p2p::send", value, following)
-        received = script.call("p2p::recv", value, previous)
-        script.swaps.append((sent.number, received.number, odd))
-        value = script.call("aten::relu", received)
-    negated = script.call("aten::neg", value)
-    script.after.append((negated.number, sent.number))
-    return program_of(script, [negated], 0, [])
+        sent = draft.call("p2p::send", value, following)
+        received = draft.call("p2p::recv", value, previous)
+        draft.swaps.append((sent.number, received.number, odd))
+        value = draft.call("aten::relu", received)
+    negated = draft.call("aten::neg", value)
+    draft.after.append((negated.number, sent.number))
+    return draft.program((negated,), 0, [])
 
 
 def test_transfers_go_on_all_ranks_at_once_and_then_one_graph_is_enough() -> None:

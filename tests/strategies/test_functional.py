@@ -8,14 +8,14 @@ import pytest
 
 from tcverify.execution import Lockstep
 from tcverify.ops import qualified_name
-from tcverify.program import InputSpec, Mesh, MeshDim, Program, dumps, shard
-from tcverify.strategies.functional.building import program_of
+from tcverify.program import Mesh, MeshDim, Program, dumps, shard
+from tcverify.strategies.draft import DraftValue, NoSite, PerRank, attempt
+from tcverify.strategies.functional.bucketing import BucketingWriter
 from tcverify.strategies.functional.choices import HEADER, KINDS, RECORD
+from tcverify.strategies.functional.draft import AsyncDraft
 from tcverify.strategies.functional.programs import MOTIFS, WIDTH, decode_functional
-from tcverify.strategies.functional.script import Script
 from tcverify.strategies.timing import WIDTH as TIMING_WIDTH
-from tcverify.strategies.transformer.draft import PerRank
-from tcverify.strategies.transformer.sites import NoSite
+from tcverify.strategies.transformer.roles import roles_of
 from tests.sizes import by_night
 from tests.support.large_functional import large_functional_program
 
@@ -117,78 +117,78 @@ def test_large_programs_take_seconds() -> None:
     assert Lockstep().run(large_functional_program(GRID, 300, 3)).finished
 
 
-# ------------------------------------------------------------------------------------------------------------- scripts
+# -------------------------------------------------------------------------------------------------------------- drafts
 
 
-def begun() -> tuple[Script, InputSpec]:
-    return Script(TP2), InputSpec("x", (4, 2))
+def begun() -> tuple[AsyncDraft, DraftValue]:
+    draft = AsyncDraft(TP2)
+    return draft, draft.input("x", (4, 2))
 
 
 def test_what_is_under_way_is_neither_read_nor_written_into() -> None:
-    script, spec = begun()
-    x = script.input(spec, 1.0)
-    under_way = script.call(AR, x, "sum", "tp")
+    draft, x = begun()
+    under_way = draft.call(AR, x, "sum", "tp")
     for op, *args in (("aten::relu", under_way), ("aten::add_.Tensor", under_way, x), ("aten::add_.Tensor", x, x)):
         with pytest.raises(NoSite):
-            script.call(str(op), *args)
-    assert script.spec(script.call("aten::view", under_way, [-1])).shape == (8,)  # a view touches nothing
-    script.call("aten::relu", x)  # a collective and others may read side by side
-    arrived = script.call(WAIT, under_way)
-    script.call("aten::add_.Tensor", x, arrived)
-    assert script.flying == {}
+            draft.call(str(op), *args)
+    assert draft.spec(draft.call("aten::view", under_way, [-1])).shape == (8,)  # a view touches nothing
+    draft.call("aten::relu", x)  # a collective and others may read side by side
+    arrived = draft.call(WAIT, under_way)
+    draft.call("aten::add_.Tensor", x, arrived)
+    assert draft.flying == {}
 
 
 def test_a_view_of_what_is_under_way_is_under_way_too_and_waiting_for_it_is_enough() -> None:
-    script, spec = begun()
-    x = script.input(spec, 1.0)
-    view = script.call("aten::view", script.call(AR, x, "sum", "tp"), [-1])
+    draft, x = begun()
+    view = draft.call("aten::view", draft.call(AR, x, "sum", "tp"), [-1])
     with pytest.raises(NoSite):
-        script.call("aten::relu", view)
-    script.call("aten::relu", script.call(WAIT, view))
+        draft.call("aten::relu", view)
+    draft.call("aten::relu", draft.call(WAIT, view))
 
 
 def test_a_coalesced_call_reads_until_all_of_it_has_arrived() -> None:
-    script, spec = begun()
-    x, y = script.input(spec, 1.0), script.input(spec, 1.0)
-    both = script.call(f"{AR}_coalesced", [x, y], "sum", "tp")
-    script.call(WAIT, script.item(both, 0))
-    assert not script.writable(x)
-    script.call(WAIT, script.item(both, 1))
-    assert script.writable(x)
+    draft, x = begun()
+    y = draft.input("x", (4, 2))
+    both = draft.call(f"{AR}_coalesced", [x, y], "sum", "tp")
+    draft.call(WAIT, draft.item(both, 0))
+    assert not draft.writable(x)
+    draft.call(WAIT, draft.item(both, 1))
+    assert draft.writable(x)
 
 
 def test_members_of_a_group_must_contribute_equal_shapes() -> None:
-    script = Script(TP2)
-    uneven = script.input(InputSpec("x", (3, 2), placements=(("tp", shard(0)),)), 1.0)
+    draft = AsyncDraft(TP2)
+    uneven = draft.input("x", (3, 2), placements=(("tp", shard(0)),))
     with pytest.raises(NoSite):
-        script.call(AR, uneven, "sum", "tp")
+        draft.call(AR, uneven, "sum", "tp")
 
 
 def test_what_did_not_fit_leaves_nothing_behind() -> None:
-    script, spec = begun()
-    x = script.input(spec, 1.0)
-    length, flying = len(script), dict(script.flying)
-    script.input(spec, 1.0)
-    script.call(AR, x, "sum", "tp")
-    script.rollback(length, flying)
-    assert (len(script), script.flying) == (1, {})
-    assert script.writable(x)
-    named = script.input(spec, 1.0)
-    program = program_of(script, [x, named], 0, [])
+    draft, x = begun()
+    w = BucketingWriter(draft, roles_of(TP2), None)
+
+    def write(w: BucketingWriter) -> None:
+        w.pool.append(draft.input("x", (4, 2)))
+        draft.call(AR, x, "sum", "tp")
+        draft.call("aten::add_.Tensor", x, x)
+
+    assert not attempt(w, write)
+    assert (len(draft), draft.flying, w.pool) == (1, {}, [])
+    assert draft.writable(x)
+    program = draft.program((x, draft.input("x", (4, 2))), 0, [])
     assert [spec.name for spec in program.inputs] == ["x", "x2"]
 
 
 def test_calls_of_some_ranks_and_swapped_ones_make_graphs_of_their_own() -> None:
-    script, spec = begun()
-    x = script.input(spec, 1.0)
+    draft, x = begun()
     target = PerRank("peer", lambda rank: 1 - rank)
-    script.call("p2p::send", x, target, only=frozenset({0}))
-    y = script.call("aten::clone", x)
-    script.call("p2p::recv_", y, target, only=frozenset({1}))
-    a, b = script.call("aten::relu", y), script.call("aten::tanh", y)
-    script.swaps.append((a.number, b.number, frozenset({1})))
-    script.after.append((b.number, a.number))
-    program = program_of(script, [a, b], 0, [])
+    draft.call("p2p::send", x, target, only=frozenset({0}))
+    y = draft.call("aten::clone", x)
+    draft.call("p2p::recv_", y, target, only=frozenset({1}))
+    a, b = draft.call("aten::relu", y), draft.call("aten::tanh", y)
+    draft.swaps.append((a.number, b.number, frozenset({1})))
+    draft.after.append((b.number, a.number))
+    program = draft.program((a, b), 0, [])
     assert calls(program, 0) == ["send", "clone", "relu", "tanh"]
     assert calls(program, 1) == ["clone", "recv_", "tanh", "relu"]
     assert [n.meta["after"] for n in program.graphs[0].nodes if n.name == "tanh"] == [["relu"]]

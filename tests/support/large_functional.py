@@ -6,9 +6,10 @@ import random
 from dataclasses import replace
 
 from tcverify.program import Mesh, Program
+from tcverify.strategies.draft import attempt
 from tcverify.strategies.functional.choices import RECORD_WIDTH, FunctionalSetting, decode_record
 from tcverify.strategies.functional.collectives import wait_for_due
-from tcverify.strategies.functional.programs import MOTIFS, add_costs, close_flow, open_flow
+from tcverify.strategies.functional.programs import MOTIFS, add_costs, begin_program, finish_program
 from tcverify.strategies.timing import WIDTH as TIMING_WIDTH
 from tcverify.strategies.timing import decode_timing
 
@@ -31,12 +32,12 @@ _REPEATED = ("compute", "matmul", "collective", "norm", "gradient", "column-row"
 
 def _large(mesh: Mesh, calls: int, seed: int) -> Program:
     generator = random.Random(seed)
-    flow = open_flow(mesh, FunctionalSetting("any", 1, 8, 2, "f32", False, "varying", 3, seed % 256))
-    while len(flow.script) < calls:
+    w = begin_program(mesh, FunctionalSetting("any", 1, 8, 2, "f32", False, "varying", 3, seed % 256))
+    while len(w.draft) < calls:
         kind = _REPEATED[generator.randrange(len(_REPEATED))]
         record = replace(decode_record("any", generator.randbytes(RECORD_WIDTH)), kind=kind)
-        flow.attempt(MOTIFS[kind], record)
-        wait_for_due(flow, flow.number)
-        flow.pool, flow.outputs = flow.pool[-16:], flow.outputs[-4:]
-        flow.number += 1
-    return close_flow(flow)
+        attempt(w, MOTIFS[kind], record)
+        wait_for_due(w, w.number)
+        w.pool, w.outputs = w.pool[-16:], w.outputs[-4:]
+        w.number += 1
+    return finish_program(w)

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from tcverify.strategies.dtensor.sheet import SIZES, OpWriter, dim_of
-from tcverify.strategies.transformer.draft import DraftValue
+from tcverify.strategies.draft import DraftValue
+from tcverify.strategies.dtensor.writing import SIZES, DTensorWriter, dim_of
 
 INDEXING = (
     "gather", "index_select", "scatter.src", "scatter.value", "scatter_add", "index.Tensor", "index_put", "embedding",
@@ -19,78 +19,78 @@ INDEXING = (
 )  # fmt: skip
 
 
-def indexing(s: OpWriter, x: DraftValue, a: int, b: int, c: int) -> list[DraftValue]:
+def indexing(w: DTensorWriter, x: DraftValue, a: int, b: int, c: int) -> list[DraftValue]:
     """Add a call that reads or writes places of `x`."""
-    name, shape, dim = INDEXING[a % len(INDEXING)], list(s.shape(x)), dim_of(s, x, b)
+    name, shape, dim = INDEXING[a % len(INDEXING)], list(w.shape(x)), dim_of(w, x, b)
     if not shape or 0 in shape:
         return []
     size, place = shape[dim], dim % len(shape)
-    line = s.input([SIZES[c % len(SIZES)]], 0, torch.int64, size)
+    line = w.input([SIZES[c % len(SIZES)]], 0, torch.int64, size)
     if name in ("gather", "scatter.src", "scatter.value", "scatter_add", "scatter_reduce"):
-        return _per_element(s, x, name, dim, c)
+        return _per_element(w, x, name, dim, c)
     if name.startswith("index"):
-        return _by_index(s, x, name, dim, line, c)
+        return _by_index(w, x, name, dim, line, c)
     if name == "select_scatter":
-        return s.call(name, x, s.fitting(x, c, [*shape[:place], *shape[place + 1 :]]), dim, c % size)
+        return w.call(name, x, w.fitting(x, c, [*shape[:place], *shape[place + 1 :]]), dim, c % size)
     if name == "slice_scatter":
-        return s.call(name, x, s.fitting(x, c, [*shape[:place], size - 1, *shape[place + 1 :]]), dim, 1, size)
-    return _looked_up(s, x, name, line, c)
+        return w.call(name, x, w.fitting(x, c, [*shape[:place], size - 1, *shape[place + 1 :]]), dim, 1, size)
+    return _looked_up(w, x, name, line, c)
 
 
-def _per_element(s: OpWriter, x: DraftValue, name: str, dim: int, c: int) -> list[DraftValue]:
+def _per_element(w: DTensorWriter, x: DraftValue, name: str, dim: int, c: int) -> list[DraftValue]:
     """Gather or scatter: every element has an index of its own."""
-    shape = list(s.shape(x))
+    shape = list(w.shape(x))
     size, place = shape[dim], dim % len(shape)
     form = [*shape[:place], SIZES[c % len(SIZES)] if name == "gather" else size, *shape[place + 1 :]]
-    index = s.input(form, 0, torch.int64, size)
+    index = w.input(form, 0, torch.int64, size)
     if name.startswith("scatter") and name != "scatter_add":  # which of equal places wins is open: each has its own
-        index = (s.call("argsort", s.input(form), dim) or [index])[0]
+        index = (w.call("argsort", w.input(form), dim) or [index])[0]
     more: tuple[Any, ...] = {
         "gather": (),
         "scatter.value": (3.0,),
-        "scatter_reduce": (s.input(form, c), "amax"),
-    }.get(name, (s.fitting(x, c, form),))
-    return s.call("scatter_reduce.two" if name == "scatter_reduce" else name, x, dim, index, *more)
+        "scatter_reduce": (w.input(form, c), "amax"),
+    }.get(name, (w.fitting(x, c, form),))
+    return w.call("scatter_reduce.two" if name == "scatter_reduce" else name, x, dim, index, *more)
 
 
-def _by_index(s: OpWriter, x: DraftValue, name: str, dim: int, line: DraftValue, c: int) -> list[DraftValue]:
+def _by_index(w: DTensorWriter, x: DraftValue, name: str, dim: int, line: DraftValue, c: int) -> list[DraftValue]:
     """Read or write whole slices, whose positions a line of integers holds."""
-    shape = list(s.shape(x))
+    shape = list(w.shape(x))
     size, place = shape[dim], dim % len(shape)
     if name == "index_select":
-        return s.call(name, x, dim, line)
+        return w.call(name, x, dim, line)
     if name in ("index_add", "index_copy", "index_fill"):
-        order = (s.call("argsort", s.input([size]), 0) or [line])[0]
+        order = (w.call("argsort", w.input([size]), 0) or [line])[0]
         if name == "index_fill":
-            return s.call("index_fill.int_Scalar", x, dim, line, 4.0)
-        return s.call(name, x, dim, order, s.fitting(x, c, shape))
+            return w.call("index_fill.int_Scalar", x, dim, line, 4.0)
+        return w.call(name, x, dim, order, w.fitting(x, c, shape))
     if name == "index.Tensor":
-        return s.call(name, x, [*[None] * place, line])
+        return w.call(name, x, [*[None] * place, line])
     if name == "index_put":
-        rows = (s.call("argsort", s.input([size]), 0) or [line])[0]
-        return s.call(name, x, [*[None] * place, rows], s.fitting(x, c, shape), bool(c % 2))
+        rows = (w.call("argsort", w.input([size]), 0) or [line])[0]
+        return w.call(name, x, [*[None] * place, rows], w.fitting(x, c, shape), bool(c % 2))
     if len(shape) < 2:
         return []
-    other = s.input([SIZES[c % len(SIZES)]], 0, torch.int64, shape[-1])
-    first = s.input([SIZES[c % len(SIZES)]], 0, torch.int64, shape[0])
-    return s.call("index.Tensor", x, [first, *[None] * (len(shape) - 2), other])
+    other = w.input([SIZES[c % len(SIZES)]], 0, torch.int64, shape[-1])
+    first = w.input([SIZES[c % len(SIZES)]], 0, torch.int64, shape[0])
+    return w.call("index.Tensor", x, [first, *[None] * (len(shape) - 2), other])
 
 
-def _looked_up(s: OpWriter, x: DraftValue, name: str, line: DraftValue, c: int) -> list[DraftValue]:
+def _looked_up(w: DTensorWriter, x: DraftValue, name: str, line: DraftValue, c: int) -> list[DraftValue]:
     """Look something up in a table, in sorted edges or in `x` as one line."""
-    shape = list(s.shape(x))
+    shape = list(w.shape(x))
     if name == "embedding":
-        table = s.input([SIZES[c % len(SIZES)] + 3, 4], c)
-        return s.call(name, table, s.input(shape, 0, torch.int64, SIZES[c % len(SIZES)] + 3))
+        table = w.input([SIZES[c % len(SIZES)] + 3, 4], c)
+        return w.call(name, table, w.input(shape, 0, torch.int64, SIZES[c % len(SIZES)] + 3))
     if name == "embedding_backward":
-        index = s.input([shape[0]], 0, torch.int64, 5)
-        return s.call("embedding_dense_backward", x, index, 5, -1, False) if len(shape) == 2 else []
+        index = w.input([shape[0]], 0, torch.int64, 5)
+        return w.call("embedding_dense_backward", x, index, 5, -1, False) if len(shape) == 2 else []
     if name == "one_hot":
-        return s.call(name, s.input(shape, 0, torch.int64, 4), 4)
+        return w.call(name, w.input(shape, 0, torch.int64, 4), 4)
     if name == "take":
-        return s.call(name, x, s.input([3], 0, torch.int64, math.prod(shape)))
-    edges = (s.call("sort", s.input([5], c), 0) or [line])[0]
-    return s.call("bucketize.Tensor", x, edges) if name == "bucketize" else s.call("searchsorted.Tensor", edges, x)
+        return w.call(name, x, w.input([3], 0, torch.int64, math.prod(shape)))
+    edges = (w.call("sort", w.input([5], c), 0) or [line])[0]
+    return w.call("bucketize.Tensor", x, edges) if name == "bucketize" else w.call("searchsorted.Tensor", edges, x)
 
 
 __all__ = ["indexing"]

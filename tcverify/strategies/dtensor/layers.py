@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from tcverify.strategies.dtensor.sheet import SIZES, OpWriter, dim_of, to_floating
-from tcverify.strategies.transformer.draft import DraftValue
+from tcverify.strategies.draft import DraftValue
+from tcverify.strategies.dtensor.writing import SIZES, DTensorWriter, dim_of, to_floating
 
 PRODUCTS = (
     "mm", "bmm", "addmm", "baddbmm", "matmul", "mv", "dot", "linear", "einsum", "outer", "inner", "kron", "addmv", "addbmm",
@@ -20,133 +20,133 @@ NORMS = (
 )  # fmt: skip
 
 
-def products(s: OpWriter, x: DraftValue, a: int, b: int, c: int) -> list[DraftValue]:
+def products(w: DTensorWriter, x: DraftValue, a: int, b: int, c: int) -> list[DraftValue]:
     """Add a product of `x` and something that fits: the one that is asked for, where `x` has the dims for it."""
-    name, x = PRODUCTS[a % len(PRODUCTS)], to_floating(s, x)
-    shape, wide = list(s.shape(x)), SIZES[c % len(SIZES)]
+    name, x = PRODUCTS[a % len(PRODUCTS)], to_floating(w, x)
+    shape, wide = list(w.shape(x)), SIZES[c % len(SIZES)]
     if not shape:
         return []
     by_rank = {1: _of_vectors, 2: _of_matrices, 3: _of_batches}.get(len(shape))
-    made = by_rank(s, x, name, b, c) if by_rank is not None else None
+    made = by_rank(w, x, name, b, c) if by_rank is not None else None
     if made is not None:
         return made
     inner = shape[-1]
     if name == "linear":
-        return s.call(name, x, s.input([wide, inner], b), s.input([wide], c) if c % 2 else None)
-    return s.call("matmul", x, s.input([inner, wide], b)) if a % 2 else s.call("matmul", x, s.input([inner], b))
+        return w.call(name, x, w.input([wide, inner], b), w.input([wide], c) if c % 2 else None)
+    return w.call("matmul", x, w.input([inner, wide], b)) if a % 2 else w.call("matmul", x, w.input([inner], b))
 
 
-def _of_vectors(s: OpWriter, x: DraftValue, name: str, b: int, c: int) -> list[DraftValue] | None:
+def _of_vectors(w: DTensorWriter, x: DraftValue, name: str, b: int, c: int) -> list[DraftValue] | None:
     """Add a product of vectors; None: this is none."""
     if name in ("dot", "vdot", "inner"):
-        return s.call(name, x, s.fitting(x, b, s.shape(x)))
+        return w.call(name, x, w.fitting(x, b, w.shape(x)))
     if name == "outer":
-        return s.call(name, x, s.input([SIZES[c % len(SIZES)]], b))
+        return w.call(name, x, w.input([SIZES[c % len(SIZES)]], b))
     return None
 
 
-def _of_matrices(s: OpWriter, x: DraftValue, name: str, b: int, c: int) -> list[DraftValue] | None:
+def _of_matrices(w: DTensorWriter, x: DraftValue, name: str, b: int, c: int) -> list[DraftValue] | None:
     """Add a product of matrices, or of one and a vector; None: this is none."""
-    (rows, inner), wide = s.shape(x), SIZES[c % len(SIZES)]
-    right = s.fitting(x, b, [inner, wide])
+    (rows, inner), wide = w.shape(x), SIZES[c % len(SIZES)]
+    right = w.fitting(x, b, [inner, wide])
     if name in ("mm", "matmul"):
-        return s.call(name, x, right)
+        return w.call(name, x, right)
     if name == "mm.t":
-        turned = s.call("t", x)
-        return s.call("mm", turned[0], s.fitting(x, b, [rows, wide])) if turned else []
+        turned = w.call("t", x)
+        return w.call("mm", turned[0], w.fitting(x, b, [rows, wide])) if turned else []
     if name == "addmm":
-        bias = s.input([wide] if c // 16 % 2 else [rows, wide], c)
-        return s.call(name, bias, x, right, beta=(1, 0.5)[c // 32 % 2], alpha=(1, 2)[c // 64 % 2])
+        bias = w.input([wide] if c // 16 % 2 else [rows, wide], c)
+        return w.call(name, bias, x, right, beta=(1, 0.5)[c // 32 % 2], alpha=(1, 2)[c // 64 % 2])
     if name in ("mv", "addmv"):
-        vector = s.fitting(x, b, [inner])
-        return s.call("mv", x, vector) if name == "mv" else s.call(name, s.input([rows], c), x, vector)
+        vector = w.fitting(x, b, [inner])
+        return w.call("mv", x, vector) if name == "mv" else w.call(name, w.input([rows], c), x, vector)
     if name == "kron":
-        return s.call(name, x, s.input([2, 2], b))
+        return w.call(name, x, w.input([2, 2], b))
     if name == "tensordot":
-        return s.call(name, x, s.fitting(x, b), [0], [0])
+        return w.call(name, x, w.fitting(x, b), [0], [0])
     if name == "linalg_multi_dot":
-        return s.call(name, [x, right, s.input([wide, 3], c)])
+        return w.call(name, [x, right, w.input([wide, 3], c)])
     return None
 
 
-def _of_batches(s: OpWriter, x: DraftValue, name: str, b: int, c: int) -> list[DraftValue] | None:
+def _of_batches(w: DTensorWriter, x: DraftValue, name: str, b: int, c: int) -> list[DraftValue] | None:
     """Add a product of batches of matrices; None: this is none."""
-    (batch, rows, inner), wide = s.shape(x), SIZES[c % len(SIZES)]
-    right = s.fitting(x, b, [batch, inner, wide])
+    (batch, rows, inner), wide = w.shape(x), SIZES[c % len(SIZES)]
+    right = w.fitting(x, b, [batch, inner, wide])
     if name in ("bmm", "matmul"):
-        return s.call(name, x, right)
+        return w.call(name, x, right)
     if name in ("baddbmm", "addbmm"):
-        bias = s.input([rows, wide] if name == "addbmm" or c // 16 % 2 else [batch, rows, wide], c)
-        return s.call(name, bias, x, right)
+        bias = w.input([rows, wide] if name == "addbmm" or c // 16 % 2 else [batch, rows, wide], c)
+        return w.call(name, bias, x, right)
     if name == "einsum":
-        return s.call(name, ("bij,bjk->bik", "bij,bjk->ik", "bij,bjk->bk")[c // 16 % 3], [x, right])
+        return w.call(name, ("bij,bjk->bik", "bij,bjk->ik", "bij,bjk->bk")[c // 16 % 3], [x, right])
     return None
 
 
-def layers(s: OpWriter, x: DraftValue, a: int, b: int, c: int) -> list[DraftValue]:
+def layers(w: DTensorWriter, x: DraftValue, a: int, b: int, c: int) -> list[DraftValue]:
     """Add a call that a layer of a model, or its loss, consists of."""
-    name, x = NORMS[a % len(NORMS)], to_floating(s, x)
-    shape = list(s.shape(x))
+    name, x = NORMS[a % len(NORMS)], to_floating(w, x)
+    shape = list(w.shape(x))
     if not shape:
         return []
     if name in ("native_layer_norm", "layer_norm", "rms_norm"):
-        return _norm(s, x, name, b, c)
+        return _norm(w, x, name, b, c)
     if name in ("convolution", "avg_pool2d", "max_pool2d", "native_group_norm", "batch_norm", "upsample"):
-        return _on_images(s, x, name, b, c)
+        return _on_images(w, x, name, b, c)
     if name in ("nll_loss", "cross_entropy", "log_softmax_nll"):
-        return _loss(s, x, name, c)
+        return _loss(w, x, name, c)
     if name == "cosine_similarity":
-        return s.call(name, x, s.fitting(x, b, shape), dim_of(s, x, c))
+        return w.call(name, x, w.fitting(x, b, shape), dim_of(w, x, c))
     if name == "conv1d":
-        signal, kernel = s.input([2, 3, SIZES[b % len(SIZES)] + 2], b), s.input([4, 3, 3], c)
-        return s.call("convolution", signal, kernel, None, [1], [c % 2], [1], False, [0], 1)
+        signal, kernel = w.input([2, 3, SIZES[b % len(SIZES)] + 2], b), w.input([4, 3, 3], c)
+        return w.call("convolution", signal, kernel, None, [1], [c % 2], [1], False, [0], 1)
     if name == "glu":
-        return s.call(name, x, dim_of(s, x, c))
-    return s.call("linalg_norm", x, None, [dim_of(s, x, c)], True)
+        return w.call(name, x, dim_of(w, x, c))
+    return w.call("linalg_norm", x, None, [dim_of(w, x, c)], True)
 
 
-def _norm(s: OpWriter, x: DraftValue, name: str, b: int, c: int) -> list[DraftValue]:
-    shape = list(s.shape(x))
+def _norm(w: DTensorWriter, x: DraftValue, name: str, b: int, c: int) -> list[DraftValue]:
+    shape = list(w.shape(x))
     form = shape[-1:] if b % 3 else shape[-2:]
-    weight = s.input(form, b) if b % 2 else None
-    bias = s.input(form, c) if c % 2 and weight is not None else None
+    weight = w.input(form, b) if b % 2 else None
+    bias = w.input(form, c) if c % 2 and weight is not None else None
     if name == "rms_norm":
-        return s.call(name, x, form, weight, 1e-5)
-    return s.call(name, x, form, weight, bias, 1e-5)
+        return w.call(name, x, form, weight, 1e-5)
+    return w.call(name, x, form, weight, bias, 1e-5)
 
 
-def _on_images(s: OpWriter, x: DraftValue, name: str, b: int, c: int) -> list[DraftValue]:
+def _on_images(w: DTensorWriter, x: DraftValue, name: str, b: int, c: int) -> list[DraftValue]:
     """Add a call on a batch of images: `x`, or a new input where that is none."""
-    shape = list(s.shape(x))
+    shape = list(w.shape(x))
     if len(shape) != 4:
         shape = [2, 4, SIZES[b % len(SIZES)], 6]
-        x = s.input(shape, b)
+        x = w.input(shape, b)
     if name == "convolution":
         channels, step, pad = SIZES[c % 5], (1, 1, 3, 2)[c // 8 % 4], (0, 1)[c // 16 % 2]
-        kernel = s.input([channels, shape[1], 3, 3 if c % 2 else 1], c)
-        bias = s.input([channels], b) if c // 4 % 2 else None
-        return s.call(name, x, kernel, bias, [1, step], [pad, pad if c % 2 else 0], [1, 1], False, [0, 0], 1)
+        kernel = w.input([channels, shape[1], 3, 3 if c % 2 else 1], c)
+        bias = w.input([channels], b) if c // 4 % 2 else None
+        return w.call(name, x, kernel, bias, [1, step], [pad, pad if c % 2 else 0], [1, 1], False, [0, 0], 1)
     if name == "native_group_norm":
         groups = 2 if shape[1] % 2 == 0 else 1
-        return s.call(name, x, s.input([shape[1]], c), None, shape[0], shape[1], shape[2] * shape[3], groups, 1e-5)
+        return w.call(name, x, w.input([shape[1]], c), None, shape[0], shape[1], shape[2] * shape[3], groups, 1e-5)
     if name == "batch_norm":
-        return s.call("_native_batch_norm_legit.no_stats", x, None, None, True, 0.1, 1e-5)
+        return w.call("_native_batch_norm_legit.no_stats", x, None, None, True, 0.1, 1e-5)
     if name == "upsample":
-        return s.call("upsample_nearest2d", x, [shape[2] * 2, shape[3] * 2])
-    return s.call("avg_pool2d" if name == "avg_pool2d" else "max_pool2d_with_indices", x, [2, 2], [1 + c % 2, 1])
+        return w.call("upsample_nearest2d", x, [shape[2] * 2, shape[3] * 2])
+    return w.call("avg_pool2d" if name == "avg_pool2d" else "max_pool2d_with_indices", x, [2, 2], [1 + c % 2, 1])
 
 
-def _loss(s: OpWriter, x: DraftValue, name: str, c: int) -> list[DraftValue]:
-    shape = list(s.shape(x))
+def _loss(w: DTensorWriter, x: DraftValue, name: str, c: int) -> list[DraftValue]:
+    shape = list(w.shape(x))
     if len(shape) != 2 or 0 in shape:
         return []
     classes = shape[1]
-    target, weight = s.input(shape[:1], 0, torch.int64, classes), s.input([classes], 0) if c % 2 else None
+    target, weight = w.input(shape[:1], 0, torch.int64, classes), w.input([classes], 0) if c % 2 else None
     if name == "cross_entropy":
-        return s.call("cross_entropy_loss", x, target, weight, c // 2 % 3, -100, 0.0)
+        return w.call("cross_entropy_loss", x, target, weight, c // 2 % 3, -100, 0.0)
     if name == "log_softmax_nll":
-        x = (s.call("_log_softmax", x, 1, False) or [x])[0]
-    return s.call("nll_loss_forward", x, target, weight, c // 2 % 3, 1 if c // 8 % 2 else -100)
+        x = (w.call("_log_softmax", x, 1, False) or [x])[0]
+    return w.call("nll_loss_forward", x, target, weight, c // 2 % 3, 1 if c // 8 % 2 else -100)
 
 
 __all__ = ["layers", "products"]

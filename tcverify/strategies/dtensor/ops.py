@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
+from tcverify.strategies.draft import DraftValue
 from tcverify.strategies.dtensor.indexing import indexing
 from tcverify.strategies.dtensor.layers import layers, products
-from tcverify.strategies.dtensor.sheet import SIZES, OpWriter, dim_of, dims_of, to_floating
-from tcverify.strategies.transformer.draft import DraftValue
+from tcverify.strategies.dtensor.writing import SIZES, DTensorWriter, dim_of, dims_of, to_floating
 
 _SCALARS = (2.0, -1.5, 0.5, 10.0, 0.0, -1.0, 3.0)
 
@@ -67,11 +67,24 @@ OVER_ALL = (
     "sum", "mean", "max", "min", "prod", "any", "all", "argmax", "argmin", "linalg_vector_norm", "norm.Scalar", "var", "std",
     "count_nonzero", "median", "aminmax",
 )  # fmt: skip
-ALONG = (
-    "softmax.int", "log_softmax.int", "_softmax", "_log_softmax", "cumsum", "cumprod", "logcumsumexp", "cummax", "cummin",
-    "sort", "topk",
-    "flip", "argsort", "renorm", "msort",
-)  # fmt: skip
+#: Ops along a dim: whether they are of floating point, and their arguments, of the dim and a byte.
+ALONG: dict[str, tuple[bool, Callable[[int, int], tuple[Any, ...]]]] = {
+    "softmax.int": (False, lambda dim, c: (dim,)),
+    "log_softmax.int": (False, lambda dim, c: (dim,)),
+    "_softmax": (True, lambda dim, c: (dim, False)),
+    "_log_softmax": (True, lambda dim, c: (dim, False)),
+    "cumsum": (False, lambda dim, c: (dim,)),
+    "cumprod": (False, lambda dim, c: (dim,)),
+    "logcumsumexp": (False, lambda dim, c: (dim,)),
+    "cummax": (False, lambda dim, c: (dim,)),
+    "cummin": (False, lambda dim, c: (dim,)),
+    "sort": (False, lambda dim, c: (dim, bool(c % 2))),
+    "topk": (False, lambda dim, c: (1 + c // 2 % 3, dim, bool(c % 2), True)),
+    "flip": (False, lambda dim, c: ([dim],)),
+    "argsort": (False, lambda dim, c: (dim,)),
+    "renorm": (True, lambda dim, c: (2.0, dim, 0.5)),
+    "msort": (False, lambda dim, c: ()),
+}
 VIEWS = (
     "merge", "divide", "flatten", "unsqueeze", "squeeze.dim", "squeeze", "permute", "transpose.int", "expand", "select.int",
     "slice.Tensor",
@@ -83,25 +96,24 @@ VIEWS = (
 )  # fmt: skip
 MANY = ("cat", "stack", "cat.self", "meshgrid", "block_diag", "hstack", "vstack", "addn")
 CASTS = (torch.float64, torch.int64, torch.bool, torch.float32, torch.bfloat16, torch.int32)
-WRITES = (
-    "add_.Tensor", "mul_.Scalar", "copy_", "fill_.Scalar", "relu_", "add_.Scalar", "zero_", "clamp_", "masked_fill_.Scalar",
-    "div_.Tensor",
-)  # fmt: skip
+#: Writes: the numbers that they take; None stands for another operand.
+WRITES: dict[str, tuple[float, ...] | None] = {
+    "add_.Tensor": None, "mul_.Scalar": (2.0,), "copy_": None, "fill_.Scalar": (3.0,), "relu_": (), "add_.Scalar": (1.5,),
+    "zero_": (), "clamp_": (-0.5, 0.5), "masked_fill_.Scalar": (2.0,), "div_.Tensor": None,
+}  # fmt: skip
 
-_INTEGERS = (torch.int64, torch.int32)
 
-
-def _unary(s: OpWriter, x: DraftValue, a: int, b: int, c: int) -> list[DraftValue]:
+def _unary(w: DTensorWriter, x: DraftValue, a: int, b: int, c: int) -> list[DraftValue]:
     name = UNARY[a % len(UNARY)]
-    return s.call(name, x if b % 4 else to_floating(s, x))
+    return w.call(name, x if b % 4 else to_floating(w, x))
 
 
-def _scalar(s: OpWriter, x: DraftValue, a: int, b: int, c: int) -> list[DraftValue]:
+def _scalar(w: DTensorWriter, x: DraftValue, a: int, b: int, c: int) -> list[DraftValue]:
     name, number = WITH_SCALAR[a % len(WITH_SCALAR)], _SCALARS[b % len(_SCALARS)]
     if name == "pow.Scalar":
-        return s.call(name, abs(number), x)
+        return w.call(name, abs(number), x)
     if name == "div.Scalar_mode":
-        return s.call(name, x, number or 2.0, rounding_mode=(None, "floor", "trunc")[c % 3])
+        return w.call(name, x, number or 2.0, rounding_mode=(None, "floor", "trunc")[c % 3])
     if name in ("div.Scalar", "fmod.Scalar", "remainder.Scalar", "floor_divide.Scalar", "celu"):
         number = number or 2.0
     if name == "pow.Tensor_Scalar":
@@ -109,174 +121,155 @@ def _scalar(s: OpWriter, x: DraftValue, a: int, b: int, c: int) -> list[DraftVal
     if name in ("add.Scalar", "sub.Scalar", "mul.Scalar", "div.Scalar") and c % 3:
         name = name.replace("Scalar", "Tensor")  # what Python's operators call with a number
     if name == "threshold":
-        return s.call(name, to_floating(s, x), number, -3.0)
-    return s.call(name, x, number)
+        return w.call(name, to_floating(w, x), number, -3.0)
+    return w.call(name, x, number)
 
 
-def _binary(s: OpWriter, x: DraftValue, a: int, b: int, c: int) -> list[DraftValue]:
+def _binary(w: DTensorWriter, x: DraftValue, a: int, b: int, c: int) -> list[DraftValue]:
     name = BINARY[a % len(BINARY)]
-    y = s.fitting(x, b)
+    y = w.fitting(x, b)
     if c % 3 == 1:
         x, y = y, x
     if name in ("add.alpha", "sub.alpha"):
-        return s.call(f"{name[:3]}.Tensor", x, y, alpha=_SCALARS[c // 3 % len(_SCALARS)])
+        return w.call(f"{name[:3]}.Tensor", x, y, alpha=_SCALARS[c // 3 % len(_SCALARS)])
     if name in ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"):
-        return s.call(name, to_floating(s, x), to_floating(s, y), c // 3 % 3)
+        return w.call(name, to_floating(w, x), to_floating(w, y), c // 3 % 3)
     if name == "div.Tensor_mode":
-        return s.call(name, x, y, rounding_mode=("floor", "trunc", None)[c // 3 % 3])
-    return s.call(name, x, y)
+        return w.call(name, x, y, rounding_mode=("floor", "trunc", None)[c // 3 % 3])
+    return w.call(name, x, y)
 
 
-def _ternary(s: OpWriter, x: DraftValue, a: int, b: int, c: int) -> list[DraftValue]:
+def _ternary(w: DTensorWriter, x: DraftValue, a: int, b: int, c: int) -> list[DraftValue]:
     name = TERNARY[a % len(TERNARY)]
-    y = s.fitting(x, b)
+    y = w.fitting(x, b)
     if name in ("where", "masked_fill.Scalar", "masked_fill.Tensor"):
-        mask = s.fitting(x, c, dtype=torch.bool)
+        mask = w.fitting(x, c, dtype=torch.bool)
         if name == "where":
-            return s.call("where.self", mask, *((x, y) if a // 8 % 2 else (y, x)))
-        return s.call(name, x, mask, 7.0 if name.endswith("Scalar") else s.input((), b))
-    z = s.fitting(x, c)
+            return w.call("where.self", mask, *((x, y) if a // 8 % 2 else (y, x)))
+        return w.call(name, x, mask, 7.0 if name.endswith("Scalar") else w.input((), b))
+    z = w.fitting(x, c)
     if name == "lerp.Scalar":
-        return s.call(name, x, y, 0.25)
+        return w.call(name, x, y, 0.25)
     if name in ("addcmul", "addcdiv"):
-        return s.call(name, x, y, z, value=_SCALARS[c // 8 % len(_SCALARS)])
-    return s.call(name, x, y, z)
+        return w.call(name, x, y, z, value=_SCALARS[c // 8 % len(_SCALARS)])
+    return w.call(name, x, y, z)
 
 
-def _over_dims(s: OpWriter, x: DraftValue, a: int, b: int, c: int) -> list[DraftValue]:
-    name, dims, keep = OVER_DIMS[a % len(OVER_DIMS)], dims_of(s, x, b), bool(c % 2)
+def _over_dims(w: DTensorWriter, x: DraftValue, a: int, b: int, c: int) -> list[DraftValue]:
+    name, dims, keep = OVER_DIMS[a % len(OVER_DIMS)], dims_of(w, x, b), bool(c % 2)
     if name not in ("any.dims", "all.dims", "count_nonzero.dim_IntList", "sum.dim_IntList"):
-        x = to_floating(s, x)
+        x = to_floating(w, x)
     if name in ("var.correction", "std.correction", "var_mean.correction"):
-        return s.call(name, x, dims, correction=(1, 0, 2)[c // 2 % 3], keepdim=keep)
+        return w.call(name, x, dims, correction=(1, 0, 2)[c // 2 % 3], keepdim=keep)
     if name == "linalg_vector_norm":
-        return s.call(name, x, (2.0, 1.0, float("inf"), float("-inf"), 3.0, 0.0, 0.5, -1.0)[c // 2 % 8], dims, keep)
+        return w.call(name, x, (2.0, 1.0, float("inf"), float("-inf"), 3.0, 0.0, 0.5, -1.0)[c // 2 % 8], dims, keep)
     if name == "norm.ScalarOpt_dim":
-        return s.call(name, x, (2.0, 1.0, 3.0)[c // 2 % 3], dims, keep)
-    return s.call(name, x, dims) if name.startswith("count") else s.call(name, x, dims, keep)
+        return w.call(name, x, (2.0, 1.0, 3.0)[c // 2 % 3], dims, keep)
+    return w.call(name, x, dims) if name.startswith("count") else w.call(name, x, dims, keep)
 
 
-def _over_dim(s: OpWriter, x: DraftValue, a: int, b: int, c: int) -> list[DraftValue]:
-    name, dim, keep = OVER_DIM[a % len(OVER_DIM)], dim_of(s, x, b), bool(c % 2)
+def _over_dim(w: DTensorWriter, x: DraftValue, a: int, b: int, c: int) -> list[DraftValue]:
+    name, dim, keep = OVER_DIM[a % len(OVER_DIM)], dim_of(w, x, b), bool(c % 2)
     if name == "kthvalue":
-        return s.call(name, x, 1 + c // 2 % 2, dim, keep)
-    return (
-        s.call(name, x, dim, **({"keepdim": keep} if name == "prod.dim_int" else {}))
-        if name == "prod.dim_int"
-        else s.call(name, x, dim, keep)
-    )
+        return w.call(name, x, 1 + c // 2 % 2, dim, keep)
+    return w.call(name, x, dim, keepdim=keep) if name == "prod.dim_int" else w.call(name, x, dim, keep)
 
 
-def _over_all(s: OpWriter, x: DraftValue, a: int, b: int, c: int) -> list[DraftValue]:
+def _over_all(w: DTensorWriter, x: DraftValue, a: int, b: int, c: int) -> list[DraftValue]:
     name = OVER_ALL[a % len(OVER_ALL)]
-    x = x if b % 3 else to_floating(s, x)
+    x = x if b % 3 else to_floating(w, x)
     if name in ("linalg_vector_norm", "norm.Scalar"):
-        return s.call(name, x, (2.0, 1.0, 3.0, float("inf"))[c % 4])
-    return s.call(name, x, bool(c % 2)) if name in ("var", "std") else s.call(name, x)
+        return w.call(name, x, (2.0, 1.0, 3.0, float("inf"))[c % 4])
+    return w.call(name, x, bool(c % 2)) if name in ("var", "std") else w.call(name, x)
 
 
-def _along(s: OpWriter, x: DraftValue, a: int, b: int, c: int) -> list[DraftValue]:
-    name, dim = ALONG[a % len(ALONG)], dim_of(s, x, b)
-    if name in ("_softmax", "_log_softmax"):
-        return s.call(name, to_floating(s, x), dim, False)
-    if name == "flip":
-        return s.call(name, x, [dim] if c % 2 else dims_of(s, x, c))
-    if name == "topk":
-        return s.call(name, x, 1 + c // 2 % 3, dim, bool(c % 2), True)
-    if name == "sort":
-        return s.call(name, x, dim, bool(c % 2))
-    if name == "renorm":
-        return s.call(name, to_floating(s, x), 2.0, dim, 0.5)
-    return s.call(name, x) if name == "msort" else s.call(name, x, dim)
+def _along(w: DTensorWriter, x: DraftValue, a: int, b: int, c: int) -> list[DraftValue]:
+    name = tuple(ALONG)[a % len(ALONG)]
+    floating, arguments = ALONG[name]
+    if name == "flip" and c % 2 == 0:
+        return w.call(name, x, dims_of(w, x, c))
+    return w.call(name, to_floating(w, x) if floating else x, *arguments(dim_of(w, x, b), c))
 
 
-def _views(s: OpWriter, x: DraftValue, a: int, b: int, c: int) -> list[DraftValue]:
-    name, shape, dim = VIEWS[a % len(VIEWS)], list(s.shape(x)), dim_of(s, x, b)
+def _views(w: DTensorWriter, x: DraftValue, a: int, b: int, c: int) -> list[DraftValue]:
+    name, shape, dim = VIEWS[a % len(VIEWS)], list(w.shape(x)), dim_of(w, x, b)
     size, place = (shape[dim] if shape else 1), dim % max(1, len(shape))
     reshape = ("view", "reshape", "_unsafe_view")[c % 3]
     if name == "merge":
-        return s.call(
+        return w.call(
             reshape, x, [*shape[:place], -1 if c >= 128 else math.prod(shape[place : place + 2]), *shape[place + 2 :]]
         )
     if name in ("divide", "unflatten"):
         inner = next((n for n in (*(2, 3, 4, 1)[c // 4 % 4 :], 1) if size % n == 0), 1)
         parts = [inner, size // inner] if c // 16 % 2 else [size // inner, inner]
         return (
-            s.call("unflatten.int", x, place, parts)
+            w.call("unflatten.int", x, place, parts)
             if name == "unflatten"
-            else s.call(reshape, x, [*shape[:place], *parts, *shape[place + 1 :]])
+            else w.call(reshape, x, [*shape[:place], *parts, *shape[place + 1 :]])
         )
     if name == "flatten":
-        return s.call(reshape, x, [-1])
+        return w.call(reshape, x, [-1])
     if name == "view_as_shape":
         whole = math.prod(shape)
         first = next((n for n in (*(3, 2, 5, 4)[c // 4 % 4 :], 2, 1) if whole % n == 0), 1)
-        return s.call(reshape, x, [first, -1] if c // 16 % 2 else [whole // first, first])
+        return w.call(reshape, x, [first, -1] if c // 16 % 2 else [whole // first, first])
     simple: dict[str, tuple[Any, ...]] = {
-        "unsqueeze": (dim,), "squeeze.dim": (dim,), "squeeze": (), "transpose.int": (dim, dim_of(s, x, c)),
+        "unsqueeze": (dim,), "squeeze.dim": (dim,), "squeeze": (), "transpose.int": (dim, dim_of(w, x, c)),
         "select.int": (dim, c % max(1, size)),
         "slice.Tensor": (dim, c % 3, size - c // 3 % 2, 1 + c // 6 % 2), "unbind.int": (dim,), "split.Tensor": (1 + c % 4, dim),
         "repeat": ([1 + (c >> n) % 2 for n in range(len(shape))],), "roll": ([1 + c % 3], [dim]),
         "narrow": (dim, c % 2, max(0, size - 1)),
         "t": (), "diagonal": (c % 2, 0, 1), "unfold": (dim, 1 + c % 3, 1 + c // 3 % 2),
         "constant_pad_nd": ([c % 3, c // 3 % 3], 1.5),
-        "movedim.int": (dim, dim_of(s, x, c)), "chunk": (1 + c % 4, dim), "tensor_split.sections": (1 + c % 4, dim),
+        "movedim.int": (dim, dim_of(w, x, c)), "chunk": (1 + c % 4, dim), "tensor_split.sections": (1 + c % 4, dim),
         "repeat_interleave.self_int": (2, dim), "tril": (c % 3 - 1,), "triu": (c % 3 - 1,),
         "split_with_sizes": ([c % (size + 1), size - c % (size + 1)], dim),
         "rot90": (1 + c % 3, [0, 1]), "tile": ([1 + (c >> n) % 2 for n in range(len(shape))],),
-        "squeeze.dims": (dims_of(s, x, c),),
+        "squeeze.dims": (dims_of(w, x, c),),
         "diag_embed": (c % 2,), "trace": (), "pixel_shuffle": (2,),
     }  # fmt: skip
     if name == "permute":
         turned = shape and [(n + c) % len(shape) for n in range(len(shape))]
-        return s.call(name, x, turned[::-1] if c >= 128 else turned)
+        return w.call(name, x, turned[::-1] if c >= 128 else turned)
     if name in ("expand", "broadcast_to"):
-        return s.call(name, x, [*((2,) if c % 2 else ()), *(3 if n == 1 else n for n in shape)])
-    return s.call(name, x, *simple[name])
+        return w.call(name, x, [*((2,) if c % 2 else ()), *(3 if n == 1 else n for n in shape)])
+    return w.call(name, x, *simple[name])
 
 
-def _many(s: OpWriter, x: DraftValue, a: int, b: int, c: int) -> list[DraftValue]:
-    name, shape, dim = MANY[a % len(MANY)], list(s.shape(x)), dim_of(s, x, c)
-    y = s.fitting(x, b, shape, s.dtype(x)) if s.dtype(x) in (torch.float32, torch.bool) else x
+def _many(w: DTensorWriter, x: DraftValue, a: int, b: int, c: int) -> list[DraftValue]:
+    name, shape, dim = MANY[a % len(MANY)], list(w.shape(x)), dim_of(w, x, c)
+    y = w.fitting(x, b, shape, x.dtype) if x.dtype in (torch.float32, torch.bool) else x
     if name == "cat":
         place = dim % max(1, len(shape))
-        other = s.input([*shape[:place], SIZES[b % len(SIZES)], *shape[place + 1 :]], b) if shape and c % 2 else y
-        return s.call("cat", [x, other, x][: 2 + c // 2 % 2], dim)
+        other = w.input([*shape[:place], SIZES[b % len(SIZES)], *shape[place + 1 :]], b) if shape and c % 2 else y
+        return w.call("cat", [x, other, x][: 2 + c // 2 % 2], dim)
     if name == "cat.self":
-        return s.call("cat", [x, x], dim)
+        return w.call("cat", [x, x], dim)
     if name == "stack":
-        return s.call("stack", [x, y], dim)
+        return w.call("stack", [x, y], dim)
     if name == "addn":
-        total = s.call("add.Tensor", x, y)
-        return s.call("add.Tensor", total[0], x) if total else []
-    return s.call(name, [x, y])
+        total = w.call("add.Tensor", x, y)
+        return w.call("add.Tensor", total[0], x) if total else []
+    return w.call(name, [x, y])
 
 
-def _cast(s: OpWriter, x: DraftValue, a: int, b: int, c: int) -> list[DraftValue]:
-    return s.call("_to_copy", x, dtype=CASTS[a % len(CASTS)])
+def _cast(w: DTensorWriter, x: DraftValue, a: int, b: int, c: int) -> list[DraftValue]:
+    return w.call("_to_copy", x, dtype=CASTS[a % len(CASTS)])
 
 
-def _write(s: OpWriter, x: DraftValue, a: int, b: int, c: int) -> list[DraftValue]:
-    name = WRITES[a % len(WRITES)]
-    fresh = s.call("clone", x)
+def _write(w: DTensorWriter, x: DraftValue, a: int, b: int, c: int) -> list[DraftValue]:
+    name = tuple(WRITES)[a % len(WRITES)]
+    numbers = WRITES[name]
+    fresh = w.call("clone", x)
     if not fresh:
         return []
-    args: tuple[Any, ...] = {
-        "mul_.Scalar": (2.0,),
-        "fill_.Scalar": (3.0,),
-        "relu_": (),
-        "add_.Scalar": (1.5,),
-        "zero_": (),
-        "clamp_": (-0.5, 0.5),
-    }.get(name, ())
-    if name in ("add_.Tensor", "copy_", "div_.Tensor"):
-        args = (s.fitting(x, b),)
-    if name == "masked_fill_.Scalar":
-        args = (s.fitting(x, c, dtype=torch.bool), 2.0)
-    return s.call(name, fresh[0], *args)
+    if numbers is None:
+        return w.call(name, fresh[0], w.fitting(x, b))
+    mask = [w.fitting(x, c, dtype=torch.bool)] if name == "masked_fill_.Scalar" else []
+    return w.call(name, fresh[0], *mask, *numbers)
 
 
-Family = Callable[[OpWriter, DraftValue, int, int, int], list[DraftValue]]
+Family = Callable[[DTensorWriter, DraftValue, int, int, int], list[DraftValue]]
 
 FAMILIES: tuple[Family, ...] = (
     _unary, _scalar, _binary, _ternary, _over_dims, _over_dim, _over_all, _along, _views, _views, indexing, products,

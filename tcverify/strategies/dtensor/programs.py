@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from tcverify.ops import TensorSpec, qualified_name
 from tcverify.program import Mesh, Program
+from tcverify.strategies.draft import DraftValue, ProgramDraft
 from tcverify.strategies.dtensor.ops import FAMILIES
-from tcverify.strategies.dtensor.sheet import SIZES, OpWriter
-from tcverify.strategies.transformer.draft import DraftValue, ProgramDraft
+from tcverify.strategies.dtensor.writing import SIZES, DTensorWriter
 
 #: World sizes of drawn meshes, and the meshes of each: row-major grids, as DTensor has them.
 _MESHES: dict[int, tuple[dict[str, int], ...]] = {
@@ -44,7 +44,7 @@ def meshes(world_size: int) -> tuple[Mesh, ...]:
 def decode_dtensor(mesh: Mesh, choices: bytes) -> Program:
     """Decode any bytes into a program on `mesh`. What does not fit together is left out."""
     choices = choices.ljust(WIDTH, b"\0")
-    sheet = OpWriter(ProgramDraft(mesh, scope=("dtensor",)))
+    w = DTensorWriter(ProgramDraft(mesh, scope=("dtensor",)))
     at = 2
     for _ in range(INPUTS):
         dims, one, two, three, how = choices[at : at + INPUT_WIDTH]
@@ -52,20 +52,20 @@ def decode_dtensor(mesh: Mesh, choices: bytes) -> Program:
         shape = [SIZES[n % len(SIZES)] for n in (one, two, three, 1)][: (2, 2, 1, 3, 2, 3, 0, 4)[dims % 8]]
         if dims >= 250 and shape:
             shape[0] = 0
-        sheet.values.append(sheet.input(shape, how))
+        w.values.append(w.input(shape, how))
     made: list[DraftValue] = []
     number = 1 + choices[1] % RECORDS
     for _ in range(number):
         family, which, a, b, c = choices[at : at + RECORD_WIDTH]
         at += RECORD_WIDTH
-        x = sheet.values[-1 - (which // 8 % min(4, len(sheet.values)) if which % 8 > 4 else 0)]
-        found = FAMILIES[family % len(FAMILIES)](sheet, x, a, b, c)
-        sheet.values += found
+        x = w.values[-1 - (which // 8 % min(4, len(w.values)) if which % 8 > 4 else 0)]
+        found = FAMILIES[family % len(FAMILIES)](w, x, a, b, c)
+        w.values += found
         made += found
-    ends = made[-2:] or sheet.values[-1:]
+    ends = made[-2:] or w.values[-1:]
     # What is returned shares no memory with an input or with another result: DTensor promises nothing of that.
-    outputs = [copied for end in ends for copied in sheet.call("clone", end)]
-    program = sheet.draft.program(tuple(outputs), choices[0], ())
+    outputs = [copied for end in ends for copied in w.call("clone", end)]
+    program = w.draft.program(tuple(outputs), choices[0], ())
     placed = choices[2 + INPUTS * INPUT_WIDTH + RECORDS * RECORD_WIDTH :]
     return replace(program, options=_placements(program, placed))
 

@@ -12,13 +12,11 @@ from typing import Any
 
 import torch
 
-from tcverify.program import VARYING, InputSpec, Mesh, Program, Recipe
+from tcverify.program import VARYING, Mesh, Program, Recipe
 from tcverify.strategies.choices import weighted_table
-from tcverify.strategies.functional.building import program_of
-from tcverify.strategies.functional.script import Script, ScriptValue
-from tcverify.strategies.transformer.draft import PerRank
+from tcverify.strategies.draft import DraftValue, NoSite, PerRank, attempt
+from tcverify.strategies.functional.draft import AsyncDraft
 from tcverify.strategies.transformer.roles import Roles, roles_of
-from tcverify.strategies.transformer.sites import NoSite
 
 _BYTE = tuple(range(256))
 _C10D = "_c10d_functional::"
@@ -86,7 +84,7 @@ WIDTH = 2 + RECORDS * RECORD_WIDTH
 
 
 @dataclass(slots=True)
-class _BucketingWriter:
+class BucketingWriter:
     """A program half written.
 
     Attributes:
@@ -97,195 +95,189 @@ class _BucketingWriter:
         late: writes into inputs, which stand at the end.
     """
 
-    script: Script
+    draft: AsyncDraft
     roles: Roles
     alike: torch.dtype | None
-    pool: list[ScriptValue] = field(default_factory=list)
-    waiting: list[tuple[int, ScriptValue, BucketingRecord]] = field(default_factory=list)
-    outputs: list[ScriptValue] = field(default_factory=list)
-    late: list[tuple[ScriptValue, ScriptValue]] = field(default_factory=list)
+    pool: list[DraftValue] = field(default_factory=list)
+    waiting: list[tuple[int, DraftValue, BucketingRecord]] = field(default_factory=list)
+    outputs: list[DraftValue] = field(default_factory=list)
+    late: list[tuple[DraftValue, DraftValue]] = field(default_factory=list)
 
 
 def decode_bucketing(mesh: Mesh, choices: bytes) -> Program:
     """Decode any bytes into a program of functional collectives. What does not fit is left out."""
     choices = choices.ljust(WIDTH, b"\0")
-    state = _BucketingWriter(
-        Script(mesh), roles_of(mesh), None if choices[1] % 2 else _DTYPES[choices[1] // 2 % len(_DTYPES)]
+    w = BucketingWriter(
+        AsyncDraft(mesh), roles_of(mesh), None if choices[1] % 2 else _DTYPES[choices[1] // 2 % len(_DTYPES)]
     )
-    x = _input(state, "x", (2,), torch.float32)
-    state.pool.append(x)
+    x = _input(w, "x", (2,), torch.float32)
+    w.pool.append(x)
     for number in range(RECORDS):
-        _land(state, number)
+        _land(w, number)
         row = choices[2 + number * RECORD_WIDTH :][:RECORD_WIDTH]
         record = BucketingRecord(*(table[byte % len(table)] for table, byte in zip(RECORD.values(), row, strict=True)))
-        length, flying = len(state.script), dict(state.script.flying)
-        lists = [list(one) for one in (state.pool, state.waiting, state.outputs, state.late)]
-        try:
-            _write(state, record, number)
-        except NoSite:
-            state.script.rollback(length, flying)
-            state.pool, state.waiting, state.outputs, state.late = lists  # type: ignore[assignment]
-    _land(state, None)
-    found = dict.fromkeys([*state.outputs, *state.script.unread()])
+        attempt(w, _write, record, number)
+    _land(w, None)
+    found = dict.fromkeys([*w.outputs, *w.draft.unread()])
     kept = {value.number: value for value in list(found)[:10]} or {x.number: x}
-    for target, source in state.late:
-        state.script.call("aten::copy_", target, source)
-    return program_of(state.script, list(kept.values()), choices[0], ["bucketing"])
+    for target, source in w.late:
+        w.draft.call("aten::copy_", target, source)
+    return w.draft.program(tuple(kept.values()), choices[0], ["bucketing"])
 
 
-def _write(state: _BucketingWriter, r: BucketingRecord, number: int) -> None:
+def _write(w: BucketingWriter, r: BucketingRecord, number: int) -> None:
     if r.kind == "none":
         return
     if r.kind == "compute":
-        state.pool.append(_bounded(state, state.script.call("aten::neg", _picked(state, r.a))))
+        w.pool.append(_bounded(w, w.draft.call("aten::neg", _picked(w, r.a))))
         return
     if r.kind == "add":
-        one = _picked(state, r.a)
-        other = _picked(state, r.b)
-        if _floating(state, one) != _floating(state, other):
+        one = _picked(w, r.a)
+        other = _picked(w, r.b)
+        if _floating(w, one) != _floating(w, other):
             raise NoSite
-        state.pool.append(_bounded(state, state.script.call("aten::add.Tensor", one, other, rms=one.rms + other.rms)))
+        w.pool.append(_bounded(w, w.draft.call("aten::add.Tensor", one, other, rms=one.rms + other.rms)))
         return
-    dim = _dim(state, r)
+    dim = _dim(w, r)
     if r.kind == "write":
-        target = _input(state, "buffer", r.shape, torch.float32, dim)
-        state.pool.append(target)
-        state.late.append((target, state.script.call("aten::neg", target)))
+        target = _input(w, "buffer", r.shape, torch.float32, dim)
+        w.pool.append(target)
+        w.late.append((target, w.draft.call("aten::neg", target)))
         return
-    operand = _operand(state, r, dim)
-    call, size = state.script.call, _size(state, dim)
+    operand = _operand(w, r, dim)
+    call, size = w.draft.call, _size(w, dim)
     if r.kind == "all_gather":
-        if state.script.elements(operand) * state.roles.size(dim) > MOST_ELEMENTS:
+        if w.draft.elements(operand) * w.roles.size(dim) > MOST_ELEMENTS:
             raise NoSite
         started = call(_C10D + "all_gather_into_tensor", operand, size, dim)
     elif r.kind == "all_to_all":
-        shape = state.script.shape(operand)
-        equal = PerRank(f"{dim}_{shape[0]}", lambda rank: _parts(state, dim, rank, shape[0]))
+        shape = w.draft.shape(operand)
+        equal = PerRank(f"{dim}_{shape[0]}", lambda rank: _parts(w, dim, rank, shape[0]))
         started = call(_C10D + "all_to_all_single", operand, equal, equal, dim)
     else:
-        floating = _floating(state, operand)
+        floating = _floating(w, operand)
         op = r.reduce_op if floating or r.reduce_op == "max" else "sum"
         op = "sum" if op == "product" and operand.rms > 1 else op
-        rms = operand.rms * (state.roles.size(dim) if op == "sum" else 1)
+        rms = operand.rms * (w.roles.size(dim) if op == "sum" else 1)
         if r.kind == "all_reduce":
             started = call(_C10D + "all_reduce", operand, op, dim, rms=rms)
         else:
             started = call(_C10D + "reduce_scatter_tensor", operand, op, size, dim, rms=rms)
-    state.waiting.append((number + r.delay if r.delay >= 0 else RECORDS, started, r))
+    w.waiting.append((number + r.delay if r.delay >= 0 else RECORDS, started, r))
 
 
-def _land(state: _BucketingWriter, number: int | None) -> None:
+def _land(w: BucketingWriter, number: int | None) -> None:
     """Wait for what is due before a record, or for everything, in the order of starts."""
-    due = [one for one in state.waiting if number is None or one[0] < number]
-    state.waiting = [one for one in state.waiting if one not in due]
+    due = [one for one in w.waiting if number is None or one[0] < number]
+    w.waiting = [one for one in w.waiting if one not in due]
     for _, started, r in due:
-        value = state.script.call(_WAIT, started)
+        value = w.draft.call(_WAIT, started)
         if r.use == "wait again":
-            state.outputs.append(state.script.call(_WAIT, started))
-        value = _bounded(state, value)
-        floating = state.script.spec(value).dtype.is_floating_point
+            w.outputs.append(w.draft.call(_WAIT, started))
+        value = _bounded(w, value)
+        floating = w.draft.spec(value).dtype.is_floating_point
         if r.use == "cos" and floating:
-            value = state.script.call("aten::cos", value, rms=0.7)
+            value = w.draft.call("aten::cos", value, rms=0.7)
         elif r.use == "output":
-            state.outputs.append(value)
+            w.outputs.append(value)
         elif r.use == "view":
-            value = state.script.call("aten::view", value, [-1])
+            value = w.draft.call("aten::view", value, [-1])
         elif r.use == "twice":
-            state.outputs.append(state.script.call("aten::neg", value))
+            w.outputs.append(w.draft.call("aten::neg", value))
         elif r.use == "cast" and floating:
-            value = state.script.call("prims::convert_element_type", value, torch.float32)
-        state.pool.append(value)
+            value = w.draft.call("prims::convert_element_type", value, torch.float32)
+        w.pool.append(value)
 
 
-def _operand(state: _BucketingWriter, r: BucketingRecord, dim: str) -> ScriptValue:
+def _operand(w: BucketingWriter, r: BucketingRecord, dim: str) -> DraftValue:
     """What a collective is of."""
-    call = state.script.call
-    parts = state.roles.multiple(dim) if r.kind in ("reduce_scatter", "all_to_all") else 1
+    call = w.draft.call
+    parts = w.roles.multiple(dim) if r.kind in ("reduce_scatter", "all_to_all") else 1
     shape = (r.shape[0] * parts, *r.shape[1:])
-    dtype = state.alike or r.dtype
+    dtype = w.alike or r.dtype
     if r.source in ("made", "used"):
-        found = _picked(state, r.a)
-        shape = state.script.spec(found).shape
+        found = _picked(w, r.a)
+        shape = w.draft.spec(found).shape
         if not shape or shape[0] % parts:
             raise NoSite
         return found
     if r.source == "cast":
-        of = _input(state, "p", shape, _DTYPES[r.b % len(_DTYPES)], dim)
+        of = _input(w, "p", shape, _DTYPES[r.b % len(_DTYPES)], dim)
         return call("prims::convert_element_type", of, dtype)
     if r.source == "turned" and len(shape) > 1:
-        turned = _input(state, "p", (*shape[1:], shape[0]), dtype, dim)
+        turned = _input(w, "p", (*shape[1:], shape[0]), dtype, dim)
         return call("aten::permute", turned, [len(shape) - 1, *range(len(shape) - 1)])
     if r.source == "padded" and r.kind == "reduce_scatter" and r.shape[0]:
-        return _padded(state, r, dim, dtype)
-    made = _input(state, "p", shape, dtype, dim, wide=r.kind in ("all_gather", "all_to_all") and r.b % 2 == 0)
-    state.pool.append(made)
+        return _padded(w, r, dim, dtype)
+    made = _input(w, "p", shape, dtype, dim, wide=r.kind in ("all_gather", "all_to_all") and r.b % 2 == 0)
+    w.pool.append(made)
     return made
 
 
-def _floating(state: _BucketingWriter, value: ScriptValue) -> bool:
-    return state.script.spec(value).dtype.is_floating_point
+def _floating(w: BucketingWriter, value: DraftValue) -> bool:
+    return w.draft.spec(value).dtype.is_floating_point
 
 
-def _padded(state: _BucketingWriter, r: BucketingRecord, dim: str, dtype: torch.dtype) -> ScriptValue:
+def _padded(w: BucketingWriter, r: BucketingRecord, dim: str, dtype: torch.dtype) -> DraftValue:
     """The chunks of a tensor that the group does not divide, each filled up with zeros."""
-    sizes = set(state.roles.sizes(dim))
+    sizes = set(w.roles.sizes(dim))
     if len(sizes) > 1:
         raise NoSite
     parts, rows = sizes.pop(), r.shape[0] + 1
     chunk = math.ceil(rows / parts)
-    source = _input(state, "g", (rows, *r.shape[1:]), dtype, dim)
-    made = state.script.call("aten::neg", source)
-    several = state.script.call("aten::split.Tensor", made, chunk)
+    source = _input(w, "g", (rows, *r.shape[1:]), dtype, dim)
+    made = w.draft.call("aten::neg", source)
+    several = w.draft.call("aten::split.Tensor", made, chunk)
     present = math.ceil(rows / chunk)
     if present < parts:
         raise NoSite
-    pieces = [state.script.item(several, i) for i in range(parts)]
+    pieces = [w.draft.item(several, i) for i in range(parts)]
     last = chunk * parts - rows
     if last:
         pads = [0, 0] * (len(r.shape) - 1) + [0, last]
-        pieces[-1] = state.script.call("aten::constant_pad_nd", pieces[-1], pads)
-    return state.script.call("aten::cat", pieces)
+        pieces[-1] = w.draft.call("aten::constant_pad_nd", pieces[-1], pads)
+    return w.draft.call("aten::cat", pieces)
 
 
 def _input(
-    state: _BucketingWriter, name: str, shape: Sequence[int], dtype: torch.dtype, dim: str = "", *, wide: bool = False
-) -> ScriptValue:
+    w: BucketingWriter, name: str, shape: Sequence[int], dtype: torch.dtype, dim: str = "", *, wide: bool = False
+) -> DraftValue:
     """An input that has this shape, and another value, on every rank. Integers are small, or such as floating point has not."""
     recipe = Recipe() if dtype.is_floating_point else Recipe("wide") if wide else Recipe("integers", 50.0)
-    placements = state.roles.declared([(dim or state.roles.main, VARYING)])
-    spec = InputSpec(name, tuple(shape), dtype, placements, recipe)
-    return state.script.input(spec, 0.6 if dtype.is_floating_point else 50.0)
+    placements = w.roles.declared([(dim or w.roles.main, VARYING)])
+    rms = 0.6 if dtype.is_floating_point else 50.0
+    return w.draft.input(name, tuple(shape), dtype, placements, recipe, rms=rms)
 
 
-def _picked(state: _BucketingWriter, choice: int) -> ScriptValue:
+def _picked(w: BucketingWriter, choice: int) -> DraftValue:
     """A value that has been made: 0 the newest, and newer ones more often."""
-    found = [value for value in state.pool if state.script.readable(value)]
+    found = [value for value in w.pool if w.draft.readable(value)]
     return found[-1 - (choice**2 * len(found) >> 16)]
 
 
-def _bounded(state: _BucketingWriter, value: ScriptValue) -> ScriptValue:
+def _bounded(w: BucketingWriter, value: DraftValue) -> DraftValue:
     """The value, scaled down where it has become large."""
-    if state.script.elements(value) > MOST_ELEMENTS:
+    if w.draft.elements(value) > MOST_ELEMENTS:
         raise NoSite
-    if value.rms <= 4 or not state.script.spec(value).dtype.is_floating_point:
+    if value.rms <= 4 or not w.draft.spec(value).dtype.is_floating_point:
         return value
-    return state.script.call("aten::mul.Tensor", value, 0.125, rms=value.rms / 8)
+    return w.draft.call("aten::mul.Tensor", value, 0.125, rms=value.rms / 8)
 
 
-def _dim(state: _BucketingWriter, r: BucketingRecord) -> str:
-    dims = [dim.name for dim in state.script.mesh.dims]
-    return state.roles.main if state.alike and r.group % 8 else dims[r.group % len(dims)]
+def _dim(w: BucketingWriter, r: BucketingRecord) -> str:
+    dims = [dim.name for dim in w.draft.mesh.dims]
+    return w.roles.main if w.alike and r.group % 8 else dims[r.group % len(dims)]
 
 
-def _size(state: _BucketingWriter, dim: str) -> Any:
-    sizes = set(state.roles.sizes(dim))
+def _size(w: BucketingWriter, dim: str) -> Any:
+    sizes = set(w.roles.sizes(dim))
     if len(sizes) == 1:
         return sizes.pop()
-    return PerRank(f"{dim}_size", lambda rank: len(state.script.mesh.dim(dim).group(rank)))
+    return PerRank(f"{dim}_size", lambda rank: len(w.draft.mesh.dim(dim).group(rank)))
 
 
-def _parts(state: _BucketingWriter, dim: str, rank: int, rows: int) -> list[int]:
-    size = len(state.script.mesh.dim(dim).group(rank))
+def _parts(w: BucketingWriter, dim: str, rank: int, rows: int) -> list[int]:
+    size = len(w.draft.mesh.dim(dim).group(rank))
     return [rows // size] * size
 
 

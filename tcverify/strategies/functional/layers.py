@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from tcverify.strategies.draft import DraftValue, NoSite
 from tcverify.strategies.functional.choices import FunctionalRecord
 from tcverify.strategies.functional.collectives import LAST, WAIT, schedule_wait, start_collective, update
-from tcverify.strategies.functional.flow import (
+from tcverify.strategies.functional.writing import (
     MUL,
-    FunctionalFlow,
+    FunctionalWriter,
     add,
     bound_value,
     matmul,
@@ -16,131 +17,129 @@ from tcverify.strategies.functional.flow import (
     weight,
     write_norm,
 )
-from tcverify.strategies.functional.script import ScriptValue
-from tcverify.strategies.transformer.sites import NoSite
 
 
-def forward(flow: FunctionalFlow, r: FunctionalRecord) -> None:
+def forward(w: FunctionalWriter, r: FunctionalRecord) -> None:
     """A layer whose activation and weight are kept for its gradient."""
-    hidden = flow.setting.hidden
-    own = weight(flow, flow.main, (hidden, hidden), "weight", "replicated")
-    flow.saved.append((flow.main, own))
-    made, _ = multiply_by_weight(flow, flow.main, own)
-    flow.main = unary(flow, made, r.how // 64)
+    hidden = w.setting.hidden
+    own = weight(w, w.main, (hidden, hidden), "weight", "replicated")
+    w.saved.append((w.main, own))
+    made, _ = multiply_by_weight(w, w.main, own)
+    w.main = unary(w, made, r.how // 64)
 
 
-def gradient(flow: FunctionalFlow, r: FunctionalRecord) -> None:
+def gradient(w: FunctionalWriter, r: FunctionalRecord) -> None:
     """The gradient of the latest layer that has none yet, reduced over the data-parallel dim; then that of its input."""
-    call = flow.script.call
-    if not flow.saved:
-        forward(flow, r)
-    value, own = flow.saved.pop()
-    if not flow.script.readable(own) or not flow.script.readable(value):
+    call = w.draft.call
+    if not w.saved:
+        forward(w, r)
+    value, own = w.saved.pop()
+    if not w.draft.readable(own) or not w.draft.readable(value):
         raise NoSite
-    dim = flow.roles.other or flow.roles.main
-    hidden = flow.setting.hidden
-    if flow.grad is None:
-        flow.grad = new_input(flow, "grad", (flow.tokens, hidden), "varying", dim)
-    made = call("aten::mm", call("aten::transpose.int", value, 0, 1), flow.grad, rms=0.6)
-    scaled = bound_value(flow, call(MUL, made, 1.0 / max(flow.tokens, 1), rms=0.6))
-    if flow.saved:
+    dim = w.roles.other or w.roles.main
+    hidden = w.setting.hidden
+    if w.grad is None:
+        w.grad = new_input(w, "grad", (w.tokens, hidden), "varying", dim)
+    made = call("aten::mm", call("aten::transpose.int", value, 0, 1), w.grad, rms=0.6)
+    scaled = bound_value(w, call(MUL, made, 1.0 / max(w.tokens, 1), rms=0.6))
+    if w.saved:
         turned = call("aten::transpose.int", own, 0, 1)
-        flow.grad = bound_value(flow, call("aten::mm", flow.grad, turned, rms=0.6))
-    flow.labels.append("gradient")
+        w.grad = bound_value(w, call("aten::mm", w.grad, turned, rms=0.6))
+    w.labels.append("gradient")
     op = ("avg", "sum", "avg", "sum", "max")[r.b % 5]
     if r.form.startswith("coalesced") or r.how % 8 == 7:
-        flow.grads.append(scaled)
-        if len(flow.grads) < 2 and flow.saved:
+        w.grads.append(scaled)
+        if len(w.grads) < 2 and w.saved:
             return  # until there are several
-        held, flow.grads = flow.grads, []
+        held, w.grads = w.grads, []
         if r.how % 8 == 7:
-            _bucket(flow, r, held, dim, op)
+            _bucket(w, r, held, dim, op)
         else:
-            schedule_wait(flow, r, start_collective(flow, "all_reduce", held, dim, r.form, reduce_op=op), held)
+            schedule_wait(w, r, start_collective(w, "all_reduce", held, dim, r.form, reduce_op=op), held)
         return
-    items = start_collective(flow, "all_reduce", [scaled], dim, r.form, r.how, reduce_op=op)
+    items = start_collective(w, "all_reduce", [scaled], dim, r.form, r.how, reduce_op=op)
     if r.use == "update" and r.delay == 0:
-        update(flow, call(WAIT, items[0]), own, r.how)
+        update(w, call(WAIT, items[0]), own, r.how)
     else:
-        schedule_wait(flow, r, items, [scaled])
+        schedule_wait(w, r, items, [scaled])
 
 
-def _bucket(flow: FunctionalFlow, r: FunctionalRecord, grads: list[ScriptValue], dim: str, op: str) -> None:
+def _bucket(w: FunctionalWriter, r: FunctionalRecord, grads: list[DraftValue], dim: str, op: str) -> None:
     """One all_reduce of all gradients, laid out one behind the other."""
-    call = flow.script.call
+    call = w.draft.call
     bucket = call("aten::cat", [call("aten::view", grad, [-1]) for grad in grads], rms=grads[0].rms)
-    (item,) = start_collective(flow, "all_reduce", [bucket], dim, r.form, reduce_op=op)
-    flow.labels.append("bucket")
+    (item,) = start_collective(w, "all_reduce", [bucket], dim, r.form, reduce_op=op)
+    w.labels.append("bucket")
     if r.how // 8 % 2:
-        schedule_wait(flow, r, (item,), [bucket])
+        schedule_wait(w, r, (item,), [bucket])
         return
     arrived = call(WAIT, item)
     start = 0
     for grad in grads:
-        shape = flow.script.shape(grad)
-        size = flow.script.elements(grad)
+        shape = w.draft.shape(grad)
+        size = w.draft.elements(grad)
         part = call("aten::slice.Tensor", arrived, 0, start, start + size)
-        flow.pool.append(call("aten::view", part, list(shape)))
+        w.pool.append(call("aten::view", part, list(shape)))
         start += size
 
 
-def column_row(flow: FunctionalFlow, r: FunctionalRecord) -> None:
+def column_row(w: FunctionalWriter, r: FunctionalRecord) -> None:
     """A tensor-parallel block: gathered tokens or not, two products, their sum reduced or scattered, residual and norm."""
-    call, dim, main = flow.script.call, flow.roles.main, flow.main
-    hidden = flow.setting.hidden
+    call, dim, main = w.draft.call, w.roles.main, w.main
+    hidden = w.setting.hidden
     gathered = r.how % 2 == 0
     value = main
     if gathered:
-        (started,) = start_collective(flow, "all_gather", [main], dim, r.form if r.form == "out" else "new")
-        beside = unary(flow, main, r.how // 8) if r.how // 2 % 2 else main
+        (started,) = start_collective(w, "all_gather", [main], dim, r.form if r.form == "out" else "new")
+        beside = unary(w, main, r.how // 8) if r.how // 2 % 2 else main
         main = beside
         value = call(WAIT, started)
-    inner = matmul(flow, value, (hidden, 2 * hidden, 4)[r.b % 3], "up", "shard" if r.b % 2 else "varying", dim)
-    partial = matmul(flow, unary(flow, inner, r.b // 3), hidden, "down", "varying", dim)
+    inner = matmul(w, value, (hidden, 2 * hidden, 4)[r.b % 3], "up", "shard" if r.b % 2 else "varying", dim)
+    partial = matmul(w, unary(w, inner, r.b // 3), hidden, "down", "varying", dim)
     kind = "reduce_scatter" if gathered else "all_reduce"
-    (started,) = start_collective(flow, kind, [partial], dim, r.form, reduce_op="sum")
+    (started,) = start_collective(w, kind, [partial], dim, r.form, reduce_op="sum")
     if r.delay == 0:
-        arrived = bound_value(flow, call(WAIT, started))
-        total = add(flow, arrived, main)
-        flow.pool += [flow.main, arrived]
-        flow.main = write_norm(flow, total, r.how // 16) if r.how // 4 % 2 else total
+        arrived = bound_value(w, call(WAIT, started))
+        total = add(w, arrived, main)
+        w.pool += [w.main, arrived]
+        w.main = write_norm(w, total, r.how // 16) if r.how // 4 % 2 else total
     else:
-        schedule_wait(flow, r, (started,), [partial])
-    flow.labels.append("column-row")
+        schedule_wait(w, r, (started,), [partial])
+    w.labels.append("column-row")
 
 
-def chunked_product(flow: FunctionalFlow, r: FunctionalRecord) -> None:
+def chunked_product(w: FunctionalWriter, r: FunctionalRecord) -> None:
     """A product in chunks of rows, each beside the collective of another: gathers in front of it, or reductions behind it."""
-    call, dim = flow.script.call, flow.roles.main
-    hidden = flow.setting.hidden
-    rows = flow.tokens
+    call, dim = w.draft.call, w.roles.main
+    hidden = w.setting.hidden
+    rows = w.tokens
     count = next((n for n in ((2, 3, 4)[r.b % 3], 2, 3) if rows % n == 0), 1)
     if count < 2:
         raise NoSite
     step = rows // count
-    own = weight(flow, flow.main, (hidden, hidden), "weight", "varying", dim)
-    chunks = [call("aten::slice.Tensor", flow.main, 0, i * step, (i + 1) * step) for i in range(count)]
-    flow.labels.append("pipelined")
+    own = weight(w, w.main, (hidden, hidden), "weight", "varying", dim)
+    chunks = [call("aten::slice.Tensor", w.main, 0, i * step, (i + 1) * step) for i in range(count)]
+    w.labels.append("pipelined")
     if r.how % 2:
-        started: list[ScriptValue] = []
+        started: list[DraftValue] = []
         for chunk in chunks:
             made = call("aten::mm", chunk, own, rms=0.6)
-            started += start_collective(flow, "all_reduce", [made], dim, r.form, reduce_op="sum")
+            started += start_collective(w, "all_reduce", [made], dim, r.form, reduce_op="sum")
         whole = call("aten::cat", [call(WAIT, item) for item in started], rms=started[0].rms)
-        flow.pool.append(flow.main)
-        flow.main = add(flow, flow.main, bound_value(flow, whole))
+        w.pool.append(w.main)
+        w.main = add(w, w.main, bound_value(w, whole))
         return
     ahead = 1 if r.how // 2 % 2 else count
-    started = [start_collective(flow, "all_gather", [chunk], dim)[0] for chunk in chunks[:ahead]]
+    started = [start_collective(w, "all_gather", [chunk], dim)[0] for chunk in chunks[:ahead]]
     made_of = []
     for i in range(count):
         arrived = call(WAIT, started[i])
         if len(started) < count:
-            started += start_collective(flow, "all_gather", [chunks[len(started)]], dim)
+            started += start_collective(w, "all_gather", [chunks[len(started)]], dim)
         made_of.append(call("aten::mm", arrived, own, rms=0.6))
-    whole = bound_value(flow, call("aten::cat", made_of, rms=0.6))
-    (scattered,) = start_collective(flow, "reduce_scatter", [whole], dim, reduce_op="sum")
-    schedule_wait(flow, r, (scattered,), [whole])
+    whole = bound_value(w, call("aten::cat", made_of, rms=0.6))
+    (scattered,) = start_collective(w, "reduce_scatter", [whole], dim, reduce_op="sum")
+    schedule_wait(w, r, (scattered,), [whole])
 
 
 __all__ = ["LAST", "chunked_product", "column_row", "forward", "gradient"]

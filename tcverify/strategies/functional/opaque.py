@@ -2,61 +2,57 @@
 
 from __future__ import annotations
 
+from tcverify.strategies.draft import NoSite, PerRank
 from tcverify.strategies.functional.choices import FunctionalRecord
 from tcverify.strategies.functional.collectives import schedule_wait, start_collective
-from tcverify.strategies.functional.flow import FunctionalFlow, add, pick_operand, unary
-from tcverify.strategies.functional.script import ScriptValue
-from tcverify.strategies.transformer.draft import PerRank
-from tcverify.strategies.transformer.sites import NoSite
+from tcverify.strategies.functional.writing import FunctionalWriter, add, pick_operand, unary
 
 
-def barrier(flow: FunctionalFlow, r: FunctionalRecord) -> None:
+def barrier(w: FunctionalWriter, r: FunctionalRecord) -> None:
     """Wait for the other members of a group."""
-    flow.script.call("p2p::barrier", flow.dim(r.group))
-    flow.labels.append("barrier")
+    w.draft.call("p2p::barrier", w.dim(r.group))
+    w.labels.append("barrier")
 
 
-def exchange(flow: FunctionalFlow, r: FunctionalRecord) -> None:
+def exchange(w: FunctionalWriter, r: FunctionalRecord) -> None:
     """A ring: each rank sends to the next; some send before they receive, others behind, so that nobody waits for himself.
 
     A ring of blocking sends stands still only where all do the same first.
     """
-    world = flow.script.mesh.world_size
-    value = pick_operand(flow, r.a)
-    flow.script.shape(value)
+    world = w.draft.mesh.world_size
+    value = pick_operand(w, r.a)
+    w.draft.shape(value)
     if world < 2:
         raise NoSite
     if r.how // 4 % 2:
-        barrier(flow, r)
+        barrier(w, r)
     turned = bool(r.how // 8 % 2)
-    target, source = (_peer(flow, "previous", -1), _peer(flow, "next", 1)) if turned else (
-        _peer(flow, "next", 1), _peer(flow, "previous", -1)
+    target, source = (_peer(w, "previous", -1), _peer(w, "next", 1)) if turned else (
+        _peer(w, "next", 1), _peer(w, "previous", -1)
     )  # fmt: skip
-    sent = flow.script.call("p2p::send", value, target)
+    sent = w.draft.call("p2p::send", value, target)
     if r.how // 16 % 3 == 2:  # between the two, something that depends on neither
-        other = pick_operand(flow, r.b, lambda v: bool(flow.script.spec(v).shape))
+        other = pick_operand(w, r.b, lambda v: bool(w.draft.spec(v).shape))
         schedule_wait(
-            flow, _direct(r), start_collective(flow, "all_reduce", [other], flow.dim(r.group), reduce_op="avg"), [other]
+            w, _direct(r), start_collective(w, "all_reduce", [other], w.dim(r.group), reduce_op="avg"), [other]
         )
-    received = flow.script.call("p2p::recv", value, source)
-    flow.script.swaps.append((sent.number, received.number, some_ranks(world, r.how)))
-    flow.labels += ["exchange", "rank-dependent"]
-    if r.b % 2 and flow.script.same_type(received, flow.main):
-        flow.main = add(flow, flow.main, received)
+    received = w.draft.call("p2p::recv", value, source)
+    w.draft.swaps.append((sent.number, received.number, some_ranks(world, r.how)))
+    w.labels += ["exchange", "rank-dependent"]
+    if r.b % 2 and w.draft.same_type(received, w.main):
+        w.main = add(w, w.main, received)
     else:
-        flow.pool.append(received)
+        w.pool.append(received)
     if r.how // 16 % 3 == 1:  # a collective right behind, which a pass may want to start earlier
-        schedule_wait(
-            flow, r, start_collective(flow, "all_reduce", [value], flow.dim(r.group), reduce_op="sum"), [value]
-        )
+        schedule_wait(w, r, start_collective(w, "all_reduce", [value], w.dim(r.group), reduce_op="sum"), [value])
 
 
 def _direct(r: FunctionalRecord) -> FunctionalRecord:
     return FunctionalRecord(r.kind, r.a, r.b, 4, "new", r.group, r.delay or 1, "pool")
 
 
-def _peer(flow: FunctionalFlow, name: str, step: int) -> PerRank:
-    world = flow.script.mesh.world_size
+def _peer(w: FunctionalWriter, name: str, step: int) -> PerRank:
+    world = w.draft.mesh.world_size
     return PerRank(name, lambda rank: (rank + step) % world)
 
 
@@ -71,68 +67,68 @@ def some_ranks(world: int, choice: int) -> frozenset[int]:
     return frozenset(kinds[choice % 4])
 
 
-def pipeline(flow: FunctionalFlow, r: FunctionalRecord) -> None:
+def pipeline(w: FunctionalWriter, r: FunctionalRecord) -> None:
     """Stages: all ranks but the first receive into a buffer, all but the last send on what they make of it."""
-    script, world = flow.script, flow.script.mesh.world_size
+    draft, world = w.draft, w.draft.mesh.world_size
     if world < 2:
         raise NoSite
-    value = pick_operand(flow, r.a)
-    script.shape(value)
+    value = pick_operand(w, r.a)
+    draft.shape(value)
     backward = bool(r.how % 2)
     before, behind = ("next", 1), ("previous", -1)
     if not backward:
         before, behind = behind, before
     first, last = (world - 1, 0) if backward else (0, world - 1)
     for _ in range(1 + r.how // 2 % 2):
-        own = script.call("aten::clone", value)
-        script.call("p2p::recv_", own, _peer(flow, *before), only=frozenset(range(world)) - {first})
-        made = unary(flow, own, r.how // 4)
-        script.call("p2p::send", made, _peer(flow, *behind), only=frozenset(range(world)) - {last})
-        flow.pool.append(made)
+        own = draft.call("aten::clone", value)
+        draft.call("p2p::recv_", own, _peer(w, *before), only=frozenset(range(world)) - {first})
+        made = unary(w, own, r.how // 4)
+        draft.call("p2p::send", made, _peer(w, *behind), only=frozenset(range(world)) - {last})
+        w.pool.append(made)
         value = made
-    flow.labels += ["pipeline", "rank-dependent"]
+    w.labels += ["pipeline", "rank-dependent"]
 
 
-def shared_operands(flow: FunctionalFlow, r: FunctionalRecord) -> None:
+def shared_operands(w: FunctionalWriter, r: FunctionalRecord) -> None:
     """Two collectives of one communicator, to which some ranks bring one value twice, and the others two values.
 
     As where ranks that have run out of work bring zeros: what is the same computation there is another one elsewhere.
     """
-    world = flow.script.mesh.world_size
+    world = w.draft.mesh.world_size
     if world < 2:
         raise NoSite
-    value = pick_operand(flow, r.a, lambda v: bool(flow.script.spec(v).shape))
-    flow.script.shape(value)
+    value = pick_operand(w, r.a, lambda v: bool(w.draft.spec(v).shape))
+    w.draft.shape(value)
     busy = some_ranks(world, r.how)
     share = PerRank(f"share{r.how % 4}", lambda rank: 2 if rank in busy else 1)
-    parts = [flow.script.call("aten::mul.Tensor", value, part) for part in (1, share)]
+    parts = [w.draft.call("aten::mul.Tensor", value, part) for part in (1, share)]
     kind = ("all_reduce", "all_gather")[r.how // 4 % 2]
     for part in parts:
-        dim = flow.dim(r.group)
+        dim = w.dim(r.group)
         made = (
-            start_collective(flow, kind, [part], dim, reduce_op="avg")
+            start_collective(w, kind, [part], dim, reduce_op="avg")
             if kind == "all_reduce"
-            else start_collective(flow, kind, [part], dim)
+            else start_collective(w, kind, [part], dim)
         )
-        schedule_wait(flow, _direct(r), made, [part])
-    flow.labels += ["shares", "rank-dependent"]
+        schedule_wait(w, _direct(r), made, [part])
+    w.labels += ["shares", "rank-dependent"]
 
 
-def swapped_starts(flow: FunctionalFlow, r: FunctionalRecord) -> None:
+def swapped_starts(w: FunctionalWriter, r: FunctionalRecord) -> None:
     """Two collectives on different communicators, started in another order on some ranks, and waited for behind both."""
-    dims = flow.dims
+    dims = w.dims
     if len(dims) < 2:
         raise NoSite
-    first = pick_operand(flow, r.a, lambda v: bool(flow.script.spec(v).shape))
-    second = pick_operand(flow, r.b, lambda v: bool(flow.script.spec(v).shape))
+    first = pick_operand(w, r.a, lambda v: bool(w.draft.spec(v).shape))
+    second = pick_operand(w, r.b, lambda v: bool(w.draft.spec(v).shape))
     kinds = ("all_reduce", "broadcast", "all_gather")
-    (a,) = start_collective(flow, kinds[r.how // 4 % 3], [first], dims[0], how=r.how // 16)
-    (b,) = start_collective(flow, kinds[r.how // 12 % 3], [second], dims[1], how=r.how // 16)
+    (a,) = start_collective(w, kinds[r.how // 4 % 3], [first], dims[0], how=r.how // 16)
+    (b,) = start_collective(w, kinds[r.how // 12 % 3], [second], dims[1], how=r.how // 16)
     if b.number != a.number + 1:
         raise NoSite
-    flow.script.swaps.append((a.number, b.number, some_ranks(flow.script.mesh.world_size, r.how)))
-    flow.labels += ["swapped", "rank-dependent"]
-    schedule_wait(flow, r, (a, b), [first, second])
+    w.draft.swaps.append((a.number, b.number, some_ranks(w.draft.mesh.world_size, r.how)))
+    w.labels += ["swapped", "rank-dependent"]
+    schedule_wait(w, r, (a, b), [first, second])
 
 
-__all__ = ["ScriptValue", "barrier", "exchange", "pipeline", "shared_operands", "some_ranks", "swapped_starts"]
+__all__ = ["barrier", "exchange", "pipeline", "shared_operands", "some_ranks", "swapped_starts"]

@@ -14,12 +14,14 @@ from typing import Any
 
 from tcverify.program import Mesh, Program
 from tcverify.strategies.choices import weighted_table
+from tcverify.strategies.draft import DraftValue, NoSite, PerRank, attempt
 from tcverify.strategies.functional.choices import FunctionalSetting
 from tcverify.strategies.functional.collectives import WAIT, start_collective
-from tcverify.strategies.functional.flow import (
+from tcverify.strategies.functional.programs import add_costs, begin_program, finish_program
+from tcverify.strategies.functional.writing import (
     ADD,
     MUL,
-    FunctionalFlow,
+    FunctionalWriter,
     bound_value,
     group_size,
     new_input,
@@ -27,12 +29,8 @@ from tcverify.strategies.functional.flow import (
     write_into_value,
     write_norm,
 )
-from tcverify.strategies.functional.programs import add_costs, close_flow, open_flow
-from tcverify.strategies.functional.script import ScriptValue
 from tcverify.strategies.timing import WIDTH as TIMING_WIDTH
 from tcverify.strategies.timing import decode_timing
-from tcverify.strategies.transformer.draft import PerRank
-from tcverify.strategies.transformer.sites import NoSite
 
 DIV = "aten::div.Tensor"
 
@@ -111,77 +109,71 @@ def decode_peephole(mesh: Mesh, choices: bytes) -> Program:
     """Decode any bytes into a program of one to three such patterns, with costs. What does not fit is left out."""
     choices = choices.ljust(WIDTH, b"\0")
     hidden, tokens, dtype, data, seed = _picked(_HEADER, choices)
-    flow = open_flow(mesh, FunctionalSetting("peephole", 1, hidden, tokens, dtype, False, data, 6, seed))
+    w = begin_program(mesh, FunctionalSetting("peephole", 1, hidden, tokens, dtype, False, data, 6, seed))
     rest = choices[len(_HEADER) + TIMING_WIDTH :]
     for number in range(_PIECES):
         piece = _Piece(*_picked(_PIECE, rest[number * len(_PIECE) :]))
-        _attempt(flow, piece)
-    return add_costs(close_flow(flow), decode_timing(choices[len(_HEADER) : len(_HEADER) + TIMING_WIDTH]))
+        attempt(w, _WRITERS[piece.kind], piece)
+    return add_costs(finish_program(w), decode_timing(choices[len(_HEADER) : len(_HEADER) + TIMING_WIDTH]))
 
 
 def _picked(tables: dict[str, tuple[Any, ...]], choices: bytes) -> list[Any]:
     return [table[byte % len(table)] for table, byte in zip(tables.values(), choices, strict=False)]
 
 
-def _attempt(flow: FunctionalFlow, piece: _Piece) -> None:
-    write = _WRITERS[piece.kind]
-    # The record that pieces of other strategies are drawn as says nothing here.
-    flow.attempt(lambda inner, _: write(inner, piece), None)  # type: ignore[arg-type]
+def _input(w: FunctionalWriter, kind: str, dim: str) -> DraftValue:
+    return new_input(w, "x", (w.tokens, w.setting.hidden), kind, dim)
 
 
-def _input(flow: FunctionalFlow, kind: str, dim: str) -> ScriptValue:
-    return new_input(flow, "x", (flow.tokens, flow.setting.hidden), kind, dim)
-
-
-def _twins(flow: FunctionalFlow, piece: _Piece) -> None:
+def _twins(w: FunctionalWriter, piece: _Piece) -> None:
     """Two collectives, alike but for one thing, and what is made of both."""
-    script, call, but = flow.script, flow.script.call, piece.but
-    dim = flow.dim(piece.group)
-    others = [name for name in flow.dims if name != dim]
+    draft, call, but = w.draft, w.draft.call, piece.but
+    dim = w.dim(piece.group)
+    others = [name for name in w.dims if name != dim]
     if "group" in but and not others:
         raise NoSite
-    operand = _input(flow, flow.setting.data, dim)
-    second_operand = _input(flow, flow.setting.data, dim) if "operand" in but else operand
+    operand = _input(w, w.setting.data, dim)
+    second_operand = _input(w, w.setting.data, dim) if "operand" in but else operand
     second_dim = others[piece.how % len(others)] if "group" in but else dim
     op = _OPS[piece.how % len(_OPS)]
     second_op = ("max", "sum", "avg")[piece.how // 8 % 3] if "reduction" in but else op
-    (one,) = start_collective(flow, piece.collective, [operand], dim, reduce_op=op)
+    (one,) = start_collective(w, piece.collective, [operand], dim, reduce_op=op)
     alone = piece.order == "one" or but == "write"
     first = call(WAIT, one) if alone else None
     if but == "write":
-        write_into_value(flow, operand, piece.how // 8)
-    (two,) = start_collective(flow, piece.collective, [second_operand], second_dim, reduce_op=second_op)
+        write_into_value(w, operand, piece.how // 8)
+    (two,) = start_collective(w, piece.collective, [second_operand], second_dim, reduce_op=second_op)
     if first is None and piece.order == "second":
         second, first = call(WAIT, two), call(WAIT, one)
     else:
         first = first if first is not None else call(WAIT, one)
         second = call(WAIT, two)
-    flow.labels += ["twins", f"twins but {but}"]
+    w.labels += ["twins", f"twins but {but}"]
     if but == "user":
-        flow.outputs.append(first)
+        w.outputs.append(first)
     together = piece.together
-    if together == "apart" or not script.same_type(first, second):
-        flow.outputs += [unary(flow, first, piece.how // 8), second]
+    if together == "apart" or not draft.same_type(first, second):
+        w.outputs += [unary(w, first, piece.how // 8), second]
     elif together == "cat":
-        flow.outputs.append(bound_value(flow, call("aten::cat", [first, second], 0)))
+        w.outputs.append(bound_value(w, call("aten::cat", [first, second], 0)))
     elif together == "alpha":
-        flow.outputs.append(bound_value(flow, call(ADD, first, second, alpha=2, rms=first.rms + 2 * second.rms)))
+        w.outputs.append(bound_value(w, call(ADD, first, second, alpha=2, rms=first.rms + 2 * second.rms)))
     else:
         name = {"add": ADD, "sub": "aten::sub.Tensor", "mul": MUL}[together]
         rms = first.rms * second.rms if together == "mul" else first.rms + second.rms
-        flow.outputs.append(bound_value(flow, call(name, first, second, rms=rms)))
+        w.outputs.append(bound_value(w, call(name, first, second, rms=rms)))
 
 
-def _part(flow: FunctionalFlow, piece: _Piece) -> None:
+def _part(w: FunctionalWriter, piece: _Piece) -> None:
     """Rows or columns of what was gathered or reduced, of which a part is taken: this rank's, or another."""
-    dim = flow.dim(piece.group)
-    operand = _input(flow, flow.setting.data, dim)
+    dim = w.dim(piece.group)
+    operand = _input(w, w.setting.data, dim)
     kind = "all_gather" if piece.collective == "all_gather" else "all_reduce"
-    (started,) = start_collective(flow, kind, [operand], dim, reduce_op=_OPS[piece.how % len(_OPS)])
-    whole = flow.script.call(WAIT, started)
-    mesh, along = flow.script.mesh.dim(dim), int(piece.how // 16 % 4 == 3)
-    ranks = range(flow.script.mesh.world_size)
-    sizes = [flow.script.spec(whole, rank).shape[along] for rank in ranks]
+    (started,) = start_collective(w, kind, [operand], dim, reduce_op=_OPS[piece.how % len(_OPS)])
+    whole = w.draft.call(WAIT, started)
+    mesh, along = w.draft.mesh.dim(dim), int(piece.how // 16 % 4 == 3)
+    ranks = range(w.draft.mesh.world_size)
+    sizes = [w.draft.spec(whole, rank).shape[along] for rank in ranks]
     if any(size % len(mesh.group(rank)) for rank, size in zip(ranks, sizes, strict=True)):
         raise NoSite
 
@@ -197,61 +189,61 @@ def _part(flow: FunctionalFlow, piece: _Piece) -> None:
 
     if piece.part == "more" and len(set(map(end, ranks))) == 1:
         raise NoSite
-    name = f"{dim}_{piece.part.replace(' ', '_')}_{len(flow.script)}"
+    name = f"{dim}_{piece.part.replace(' ', '_')}_{len(w.draft)}"
     starts, ends = PerRank(f"{name}_start", start), PerRank(f"{name}_end", end)
-    taken = flow.script.call("aten::slice.Tensor", whole, along, starts, ends)
-    flow.labels += [f"part: {piece.part}", f"part of {kind}"]
-    flow.outputs.append(unary(flow, taken, piece.how))
+    taken = w.draft.call("aten::slice.Tensor", whole, along, starts, ends)
+    w.labels += [f"part: {piece.part}", f"part of {kind}"]
+    w.outputs.append(unary(w, taken, piece.how))
     if piece.how % 3 == 0:
-        flow.outputs.append(whole)
+        w.outputs.append(whole)
 
 
-def _chain(flow: FunctionalFlow, piece: _Piece) -> None:
+def _chain(w: FunctionalWriter, piece: _Piece) -> None:
     """A collective of what another one has made: often there is one that does what both do, or nothing is left to do."""
-    dim, how = flow.dim(piece.group), piece.how
-    others = [name for name in flow.dims if name != dim]
+    dim, how = w.dim(piece.group), piece.how
+    others = [name for name in w.dims if name != dim]
     if "group" in piece.but and not others:
         raise NoSite
     second_dim = others[how % len(others)] if "group" in piece.but else dim
     op = _OPS[how % len(_OPS)]
     second_op = ("max", "sum", "avg")[how // 8 % 3] if "reduction" in piece.but else op
     leads, follows = piece.chain
-    (one,) = start_collective(flow, leads, [_input(flow, flow.setting.data, dim)], dim, reduce_op=op)
-    first = flow.script.call(WAIT, one)
-    (two,) = start_collective(flow, follows, [bound_value(flow, first)], second_dim, reduce_op=second_op)
-    flow.labels.append(f"{follows} of {leads}")
-    flow.outputs.append(bound_value(flow, flow.script.call(WAIT, two)))
+    (one,) = start_collective(w, leads, [_input(w, w.setting.data, dim)], dim, reduce_op=op)
+    first = w.draft.call(WAIT, one)
+    (two,) = start_collective(w, follows, [bound_value(w, first)], second_dim, reduce_op=second_op)
+    w.labels.append(f"{follows} of {leads}")
+    w.outputs.append(bound_value(w, w.draft.call(WAIT, two)))
     if piece.but == "user":
-        flow.outputs.append(first)
+        w.outputs.append(first)
 
 
-def _scaled(flow: FunctionalFlow, piece: _Piece) -> None:
+def _scaled(w: FunctionalWriter, piece: _Piece) -> None:
     """What was reduced, or will be, divided by a number: often that is the mean, which a reduction can make by itself."""
-    call, dim, how = flow.script.call, flow.dim(piece.group), piece.how
+    call, dim, how = w.draft.call, w.dim(piece.group), piece.how
     op = ("sum", "avg", "max")[how // 8 % 3] if "reduction" in piece.but else "sum"
-    operand = _input(flow, flow.setting.data, dim)
-    by = {"group": group_size(flow, dim), "world": flow.script.mesh.world_size}.get(piece.by, 3)
+    operand = _input(w, w.setting.data, dim)
+    by = {"group": group_size(w, dim), "world": w.draft.mesh.world_size}.get(piece.by, 3)
     form = ("after", "after", "before", "factor")[how % 4]
     kind = "reduce_scatter" if piece.collective == "reduce_scatter" else "all_reduce"
     reads = call(DIV, operand, by) if form == "before" else operand
-    (started,) = start_collective(flow, kind, [reads], dim, reduce_op=op)
+    (started,) = start_collective(w, kind, [reads], dim, reduce_op=op)
     made = total = call(WAIT, started)
     if form == "factor" and not isinstance(by, PerRank):  # rank constants are integers
         made = call(MUL, total, 1.0 / by)
     elif form != "before":
         made = call(DIV, total, by)
-    flow.labels += [f"scaled {form}", f"divided by {piece.by}"]
-    flow.outputs.append(bound_value(flow, made))
+    w.labels += [f"scaled {form}", f"divided by {piece.by}"]
+    w.outputs.append(bound_value(w, made))
     if piece.but == "user":
-        flow.outputs.append(bound_value(flow, total))
+        w.outputs.append(bound_value(w, total))
 
 
-def _viewed(flow: FunctionalFlow, piece: _Piece) -> None:
+def _viewed(w: FunctionalWriter, piece: _Piece) -> None:
     """Something is made of a view, or of what a collective reads; what it is a view of is mostly read later."""
-    call, dim, how = flow.script.call, flow.dim(piece.group), piece.how
-    base = _input(flow, flow.setting.data, dim)
-    base = unary(flow, base, how) if how % 4 else base
-    rows, columns = flow.script.shape(base)
+    call, dim, how = w.draft.call, w.dim(piece.group), piece.how
+    base = _input(w, w.setting.data, dim)
+    base = unary(w, base, how) if how % 4 else base
+    rows, columns = w.draft.shape(base)
     view, *arguments = (
         ("aten::view", [-1]),
         ("aten::view", [columns, rows]),
@@ -261,59 +253,57 @@ def _viewed(flow: FunctionalFlow, piece: _Piece) -> None:
         ("aten::slice.Tensor", 1, 1, columns),
     )[how // 4 % 6]
     under_way = piece.order == "second"
-    started = start_collective(flow, piece.collective, [base], dim, reduce_op="sum") if under_way else ()
+    started = start_collective(w, piece.collective, [base], dim, reduce_op="sum") if under_way else ()
     source = call(view, base, *arguments) if piece.but != "nothing" else base
-    added = call(ADD, source, _like(flow, source, dim), rms=source.rms + 0.6)
-    flow.labels.append("viewed, and under way" if under_way else "viewed")
-    flow.outputs += [added, *(call(WAIT, one) for one in started)]
+    added = call(ADD, source, _like(w, source, dim), rms=source.rms + 0.6)
+    w.labels.append("viewed, and under way" if under_way else "viewed")
+    w.outputs += [added, *(call(WAIT, one) for one in started)]
     if piece.but == "user":
-        flow.outputs.append(unary(flow, source, how // 8))
+        w.outputs.append(unary(w, source, how // 8))
     if not under_way and how < 176:
-        flow.outputs.append(unary(flow, base, how // 8))
+        w.outputs.append(unary(w, base, how // 8))
 
 
-def _like(flow: FunctionalFlow, value: ScriptValue, dim: str) -> ScriptValue:
-    spec = flow.script.spec(value)
-    return new_input(flow, "y", flow.script.shape(value), "varying", dim, spec.dtype)
+def _like(w: FunctionalWriter, value: DraftValue, dim: str) -> DraftValue:
+    spec = w.draft.spec(value)
+    return new_input(w, "y", w.draft.shape(value), "varying", dim, spec.dtype)
 
 
-def _dead(flow: FunctionalFlow, piece: _Piece) -> None:
+def _dead(w: FunctionalWriter, piece: _Piece) -> None:
     """What nobody reads: compute, a collective, and a collective or a write that changes an input all the same."""
-    call, dim = flow.script.call, flow.dim(piece.group)
-    operand = _input(flow, flow.setting.data, dim)
+    call, dim = w.draft.call, w.dim(piece.group)
+    operand = _input(w, w.setting.data, dim)
     form = ("compute", "collective", "in-place", "write")[piece.how % 4]
-    flow.labels.append(f"dead {form}")
+    w.labels.append(f"dead {form}")
     if form == "compute":
-        last = unary(flow, unary(flow, operand, piece.how // 4), piece.how // 8)
+        last = unary(w, unary(w, operand, piece.how // 4), piece.how // 8)
     elif form == "collective":
-        (started,) = start_collective(
-            flow, piece.collective, [operand], dim, reduce_op=_OPS[piece.how // 4 % len(_OPS)]
-        )
+        (started,) = start_collective(w, piece.collective, [operand], dim, reduce_op=_OPS[piece.how // 4 % len(_OPS)])
         last = call(WAIT, started)
     elif form == "in-place":
         last = call(WAIT, call("_c10d_functional::all_reduce_", operand, "sum", dim))
     else:
-        write_into_value(flow, operand, piece.how // 4)
-        last = unary(flow, operand, piece.how // 8)
-    flow.script.dead.add(last.number)
+        write_into_value(w, operand, piece.how // 4)
+        last = unary(w, operand, piece.how // 8)
+    w.draft.dead.add(last.number)
 
 
-def _sum(flow: FunctionalFlow, piece: _Piece) -> None:
+def _sum(w: FunctionalWriter, piece: _Piece) -> None:
     """A sum over the ranks to which rows are added, and often a norm of that."""
-    call, dim = flow.script.call, flow.dim(piece.group)
-    operand = _input(flow, "partial", dim)
-    (started,) = start_collective(flow, "all_reduce", [operand], dim, reduce_op=_OPS[piece.how % len(_OPS)])
+    call, dim = w.draft.call, w.dim(piece.group)
+    operand = _input(w, "partial", dim)
+    (started,) = start_collective(w, "all_reduce", [operand], dim, reduce_op=_OPS[piece.how % len(_OPS)])
     total = call(WAIT, started)
     if piece.other == "reduced":
-        (again,) = start_collective(flow, "all_reduce", [_input(flow, "varying", dim)], dim, reduce_op="sum")
+        (again,) = start_collective(w, "all_reduce", [_input(w, "varying", dim)], dim, reduce_op="sum")
         other = call(WAIT, again)
     else:
-        other = operand if piece.other == "itself" else _input(flow, piece.other, dim)
-    flow.labels.append(f"sum and {piece.other}")
-    made = bound_value(flow, call(ADD, total, other, rms=total.rms + other.rms))
-    flow.outputs.append(write_norm(flow, made, piece.how // 8) if piece.how // 8 % 2 else made)
+        other = operand if piece.other == "itself" else _input(w, piece.other, dim)
+    w.labels.append(f"sum and {piece.other}")
+    made = bound_value(w, call(ADD, total, other, rms=total.rms + other.rms))
+    w.outputs.append(write_norm(w, made, piece.how // 8) if piece.how // 8 % 2 else made)
     if piece.how // 16 % 4 == 3:
-        flow.outputs.append(total)
+        w.outputs.append(total)
 
 
 _WRITERS = {

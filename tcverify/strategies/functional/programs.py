@@ -13,10 +13,10 @@ from torch import fx
 
 from tcverify.ops import lookup
 from tcverify.program import Mesh, Program
+from tcverify.strategies.draft import attempt
 from tcverify.strategies.functional import layers as layers
 from tcverify.strategies.functional import motifs as motifs
 from tcverify.strategies.functional import opaque as opaque
-from tcverify.strategies.functional.building import program_of
 from tcverify.strategies.functional.choices import (
     HEADER_WIDTH,
     RECORD_WIDTH,
@@ -28,13 +28,13 @@ from tcverify.strategies.functional.choices import (
     decode_setting,
 )
 from tcverify.strategies.functional.collectives import LAST, wait_for_due
-from tcverify.strategies.functional.flow import FunctionalFlow, new_input, unary
-from tcverify.strategies.functional.script import Script
+from tcverify.strategies.functional.draft import AsyncDraft
+from tcverify.strategies.functional.writing import FunctionalWriter, new_input, unary
 from tcverify.strategies.timing import WIDTH as TIMING_WIDTH
 from tcverify.strategies.timing import Timing, decode_timing, with_timing
 from tcverify.strategies.transformer.roles import roles_of
 
-Motif = Callable[[FunctionalFlow, FunctionalRecord], None]
+Motif = Callable[[FunctionalWriter, FunctionalRecord], None]
 
 #: What writes a record, by its kind.
 MOTIFS: dict[str, Motif] = {
@@ -138,41 +138,41 @@ def _decoded(mesh: Mesh, choices: bytes, theme: str | None, traced: bool = False
         records = list(map(_unwritten, records))
     if effects:
         records = list(map(_unwritten_but_opaque, records))
-    flow = open_flow(mesh, setting, traced)
+    w = begin_program(mesh, setting, traced)
     forced = [motif for motif in _LAYERS[setting.theme] for _ in range(setting.depth)]
     for number, record in enumerate(records):
-        if len(flow.script) >= MOST_CALLS:
+        if len(w.draft) >= MOST_CALLS:
             break
-        flow.number = number
+        w.number = number
         motif = forced[number] if number < len(forced) else MOTIFS.get(record.kind)
         if motif is not None:
-            flow.attempt(motif, record)
-        wait_for_due(flow, number)
-    return add_costs(close_flow(flow), timing)
+            attempt(w, motif, record)
+        wait_for_due(w, number)
+    return add_costs(finish_program(w), timing)
 
 
-def open_flow(mesh: Mesh, setting: FunctionalSetting, pure: bool = False) -> FunctionalFlow:
+def begin_program(mesh: Mesh, setting: FunctionalSetting, pure: bool = False) -> FunctionalWriter:
     """A program with one input."""
     roles = roles_of(mesh)
     tokens = setting.tokens * math.lcm(*(size for dim in mesh.dims for size in roles.sizes(dim.name)))
-    flow = FunctionalFlow(Script(mesh, pure), roles, setting, tokens)
-    flow.main = new_input(flow, "x", (tokens, setting.hidden), setting.data)
-    return flow
+    w = FunctionalWriter(AsyncDraft(mesh, pure=pure), roles, setting, tokens)
+    w.main = new_input(w, "x", (tokens, setting.hidden), setting.data)
+    return w
 
 
-def close_flow(flow: FunctionalFlow, most: int | None = None) -> Program:
+def finish_program(w: FunctionalWriter, most: int | None = None) -> Program:
     """Wait for everything, and return what nobody has read, up to as many values as the setting says."""
-    wait_for_due(flow, LAST)
-    for value in flow.later:
-        flow.outputs.append(unary(flow, value, 0))
-    most = most or flow.setting.outputs
-    found = dict.fromkeys([flow.main, *flow.outputs[:most], *flow.script.unread()])
+    wait_for_due(w, LAST)
+    for value in w.later:
+        w.outputs.append(unary(w, value, 0))
+    most = most or w.setting.outputs
+    found = dict.fromkeys([w.main, *w.outputs[:most], *w.draft.unread()])
     kept = {value.number: value for value in list(found)[: most + 1]}
-    kept.update({value.number: value for value in flow.script.sent_by_some()})
-    blocking = flow.script.blocking()
-    kept.update({value.number: value for value in flow.outputs if value.number in blocking})
-    labels = ["functional", flow.setting.theme, *sorted(set(flow.labels))]
-    return program_of(flow.script, list(kept.values()), flow.setting.seed, labels)
+    kept.update({value.number: value for value in w.draft.sent_by_some()})
+    blocking = w.draft.blocking()
+    kept.update({value.number: value for value in w.outputs if value.number in blocking})
+    labels = ["functional", w.setting.theme, *sorted(set(w.labels))]
+    return w.draft.program(tuple(kept.values()), w.setting.seed, labels)
 
 
 def add_costs(program: Program, timing: Timing) -> Program:

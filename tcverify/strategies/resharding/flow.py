@@ -15,8 +15,8 @@ from tcverify.ops.dialects.multidevice import REDUCE, SET
 from tcverify.ops.reductions import ReduceOp
 from tcverify.ops.shapes import ShapeError
 from tcverify.program import PlacedInput, PlacedPlan, PlacedStep, Recipe, Use
+from tcverify.strategies.draft import NoSite
 from tcverify.strategies.resharding.choices import ReshardingRecord, ReshardingSetting
-from tcverify.strategies.transformer.sites import NoSite
 
 #: No value may become larger: next to large ones a small difference is rounding.
 LARGEST = 500.0

@@ -7,10 +7,10 @@ from collections.abc import Callable
 import torch
 
 from tcverify.ops import DeviceMesh, Layout
+from tcverify.strategies.draft import NoSite
 from tcverify.strategies.resharding.choices import ReshardingRecord, grid_of, mesh_of, ordered_mesh
 from tcverify.strategies.resharding.flow import ReshardingFlow, ReshardingTensor
 from tcverify.strategies.resharding.table_rows import reduce_of_row, rooted_reduction, row_of_newest, set_of_row
-from tcverify.strategies.transformer.sites import NoSite
 
 _UNARY = ("aten::relu", "aten::neg", "aten::abs")
 _BINARY = ("aten::add.Tensor", "aten::sub.Tensor", "aten::maximum", "aten::mul.Tensor")

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 from tcverify.ops import DeviceMesh, Layout, Resharding
 from tcverify.ops.reductions import ReduceOp
+from tcverify.strategies.draft import NoSite
 from tcverify.strategies.resharding.choices import ReshardingRecord, fitting_mesh, mesh_of, ordered_mesh
 from tcverify.strategies.resharding.decision_table import row_of
 from tcverify.strategies.resharding.flow import ReshardingFlow, ReshardingTensor
-from tcverify.strategies.transformer.sites import NoSite
 
 
 def set_of_row(flow: ReshardingFlow, record: ReshardingRecord) -> None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from copy import copy
 from dataclasses import dataclass, replace
 
 from tcverify.ops import ShapeError
 from tcverify.program import PARTIAL, VARYING, Mesh, Program, Recipe, shard
 from tcverify.strategies.choices import HEADER_WIDTH, TransformerSetting, decode_choices, weighted_table
-from tcverify.strategies.transformer.draft import DraftGroup, DraftValue, TokenLayout
+from tcverify.strategies.draft import DraftGroup, DraftValue, NoSite, TokenLayout, fork
 from tcverify.strategies.transformer.mutations import MUTATIONS
 from tcverify.strategies.transformer.near_miss import KINDS, mutate
 from tcverify.strategies.transformer.programs import begin_program, finish_program
@@ -18,7 +17,6 @@ from tcverify.strategies.transformer.sites import (
     ADD_RMS_NORM,
     ADD_RMS_NORM2,
     MARKERS,
-    NoSite,
     call,
     gain,
     gather,
@@ -26,7 +24,7 @@ from tcverify.strategies.transformer.sites import (
     reduce,
 )
 from tcverify.strategies.transformer.twists import TWISTS
-from tcverify.strategies.transformer.writing import ProgramWriter, activation, cast, layout_of, projection, relayout
+from tcverify.strategies.transformer.writing import TransformerWriter, activation, cast, layout_of, projection, relayout
 
 #: Patterns by name, as the elements that follow a pending sum and a residual; the simplest first.
 PATTERNS: dict[str, tuple[str, ...]] = {
@@ -125,7 +123,7 @@ def aim_at(mesh: Mesh, setting: TransformerSetting, aim: Aim) -> Program:
     return finish_program(w, *labels)
 
 
-def _start(w: ProgramWriter, aim: Aim) -> None:
+def _start(w: TransformerWriter, aim: Aim) -> None:
     """Add the pending sum and the residual."""
     s, main = w.setting, w.roles.main
     layout = layout_of(w, "sb" if s.layout == "sbh" else "bs", s.layout == "flat")
@@ -144,11 +142,11 @@ def _start(w: ProgramWriter, aim: Aim) -> None:
     w.residual = w.first = replace(residual, layout=layout)
 
 
-def _divides(w: ProgramWriter, tokens: int) -> bool:
+def _divides(w: TransformerWriter, tokens: int) -> bool:
     return all(tokens % size == 0 for size in w.roles.sizes(w.roles.main))
 
 
-def _grow(w: ProgramWriter, elements: tuple[str, ...], aim: Aim) -> ProgramWriter:
+def _grow(w: TransformerWriter, elements: tuple[str, ...], aim: Aim) -> TransformerWriter:
     """Write elements of a pattern, except those that do not fit."""
     for name in elements:
         grown = _tried(w, "", lambda trial, name=name: _element(trial, name, aim.swapped))  # type: ignore[misc]
@@ -156,10 +154,9 @@ def _grow(w: ProgramWriter, elements: tuple[str, ...], aim: Aim) -> ProgramWrite
     return w
 
 
-def _tried(w: ProgramWriter, label: str, change: Callable[[ProgramWriter], None]) -> ProgramWriter | None:
+def _tried(w: TransformerWriter, label: str, change: Callable[[TransformerWriter], None]) -> TransformerWriter | None:
     """Return the program with a change; None where it does not fit."""
-    trial = copy(w)
-    trial.draft, trial.extras = w.draft.copy(), list(w.extras)
+    trial = fork(w)
     trial.draft.scope = (label,) if label else ()
     try:
         change(trial)
@@ -170,7 +167,7 @@ def _tried(w: ProgramWriter, label: str, change: Callable[[ProgramWriter], None]
     return trial
 
 
-def _element(w: ProgramWriter, name: str, swapped: bool) -> None:
+def _element(w: TransformerWriter, name: str, swapped: bool) -> None:
     h, r = w.hidden, w.residual
     first, second = (r, h) if swapped else (h, r)
     if name == "reduce":
@@ -181,7 +178,7 @@ def _element(w: ProgramWriter, name: str, swapped: bool) -> None:
         w.hidden = call(w, ADD_RMS_NORM, first, second, gain(w, h), w.setting.eps)
     elif name == "norm2":
         both = call(w, ADD_RMS_NORM2, first, second, gain(w, h), w.setting.eps)
-        w.hidden, w.residual = (w.draft.call("getitem", both, both, index) for index in (0, 1))
+        w.hidden, w.residual = (w.draft.item(both, index) for index in (0, 1))
     elif name == "add":
         w.hidden = w.residual = call(w, ADD, first, second)
     elif name == "view":
@@ -196,7 +193,7 @@ def _element(w: ProgramWriter, name: str, swapped: bool) -> None:
     w.hidden = replace(w.hidden, layout=w.hidden.layout if name == "view" else h.layout)
 
 
-def _mlp(w: ProgramWriter, value: DraftValue) -> DraftValue:
+def _mlp(w: TransformerWriter, value: DraftValue) -> DraftValue:
     """Two products around an activation, column- and row-parallel: a pending sum again."""
     main, hidden = w.roles.main, w.setting.hidden
     width = 2 * w.roles.multiple(main)

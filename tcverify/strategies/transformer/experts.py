@@ -20,12 +20,12 @@ from tcverify.strategies.choices import (
     decode_choices,
     weighted_table,
 )
-from tcverify.strategies.transformer.draft import RANK, DraftGroup, DraftValue, PerRank
+from tcverify.strategies.draft import RANK, DraftGroup, DraftValue, PerRank
 from tcverify.strategies.transformer.mixers import mix
 from tcverify.strategies.transformer.programs import all_reduce, begin_program, enter, finish_block, finish_program
 from tcverify.strategies.transformer.writing import (
     F32,
-    ProgramWriter,
+    TransformerWriter,
     activation,
     add,
     bias,
@@ -152,7 +152,7 @@ def _tidy(block: BlockChoices) -> BlockChoices:
 # ---------------------------------------------------------------------------------------------------------- attention
 
 
-def _whole_attention(w: ProgramWriter, block: BlockChoices, dim: str) -> DraftValue:
+def _whole_attention(w: TransformerWriter, block: BlockChoices, dim: str) -> DraftValue:
     """Attention of replicated weights, and its projection back to H; in some programs that differs between ranks."""
     size, heads, hidden = 2, 1 + block.width % 2, w.setting.hidden
     odd = (dim, VARYING) if block.width % 5 == 4 else None
@@ -165,9 +165,9 @@ def _whole_attention(w: ProgramWriter, block: BlockChoices, dim: str) -> DraftVa
     inner = layout_of(w, "bs", w.batch == 1 and w.hidden.layout.flat)
     query, key, value = (relayout(w, v, inner) for v in (query, key, value))
     leading = [w.sequence] if inner.flat else [w.batch, w.sequence]
-    key, value = (w.draft.call("aten::view", v, v, [*leading, -1, size]) for v in (key, value))
+    key, value = (w.draft.call("aten::view", v, [*leading, -1, size]) for v in (key, value))
     args = (query, key, value, None, None, None, None, None)
-    mixed = replace(w.draft.call("tensor_cast::attention", query, *args, labels=("whole-attention",)), dense=True)
+    mixed = replace(w.draft.call("tensor_cast::attention", *args, labels=("whole-attention",)), dense=True)
     mixed = replace(mixed, rms=0.8 * value.rms / max(1.0, w.sequence**0.5))
     out = matmul(w, relayout(w, mixed, w.hidden.layout), "wout", (heads * size, hidden), odd, block.tie)
     return bias(w, out, hidden, None, block.tie) if block.bias != "none" else out
@@ -176,40 +176,42 @@ def _whole_attention(w: ProgramWriter, block: BlockChoices, dim: str) -> DraftVa
 # ------------------------------------------------------------------------------------------------------------ experts
 
 
-def _experts(w: ProgramWriter, layer: Experts, block: BlockChoices, dim: str) -> DraftValue:
+def _experts(w: TransformerWriter, layer: Experts, block: BlockChoices, dim: str) -> DraftValue:
     """Route what the block reads, and return the sum over the experts, in the layout of the tokens."""
     x = cast(w, w.hidden, w.dtype)
     top_k = 1 + layer.choices % layer.count
     shape = f"top-{top_k}" if top_k < layer.count else "all-experts"
     labels = ("experts", f"experts-{layer.where}", shape)
-    both = w.draft.call("tensor_cast::moe_gating_top_k_softmax", x, _logits(w, layer, block, dim), top_k, labels=labels)
-    shares = replace(w.draft.call("getitem", both, both, 0), rms=0.5)
-    indices = w.draft.call("getitem", both, both, 1)
+    both = w.draft.call(
+        "tensor_cast::moe_gating_top_k_softmax", _logits(w, layer, block, dim), top_k, like=x, labels=labels
+    )
+    shares = replace(w.draft.item(both, 0), rms=0.5)
+    indices = w.draft.item(both, 1)
     if layer.renormalised:
-        total = w.draft.call("aten::sum.dim_IntList", shares, shares, [-1], True, labels=("renormalised",))
-        shares = w.draft.call("aten::div.Tensor", shares, shares, total)
+        total = w.draft.call("aten::sum.dim_IntList", shares, [-1], True, labels=("renormalised",))
+        shares = w.draft.call("aten::div.Tensor", shares, total)
     if layer.gate == "float32":
         shares = cast(w, replace(shares, dtype=F32), w.dtype)
-    rows = w.draft.call("tensor_cast::init_routing_v2", x, x, indices)
+    rows = w.draft.call("tensor_cast::init_routing_v2", x, indices)
     made = _products(w, layer, block, dim, rows, indices, top_k)
-    back = w.draft.call("tensor_cast::unpermute_tokens", made, made, indices)
-    column = w.draft.call("aten::unsqueeze", shares, shares, -1)
-    weighed = w.draft.call("aten::mul.Tensor", back, back, column)
-    routed = replace(w.draft.call("aten::sum.dim_IntList", weighed, weighed, [-2]), rms=0.4, dense=True)
+    back = w.draft.call("tensor_cast::unpermute_tokens", made, indices)
+    column = w.draft.call("aten::unsqueeze", shares, -1)
+    weighed = w.draft.call("aten::mul.Tensor", back, column)
+    routed = replace(w.draft.call("aten::sum.dim_IntList", weighed, [-2]), rms=0.4, dense=True)
     kept = {"indices": indices, "weights": shares, "rows": made, "routed": routed}.get(layer.keep)
     if kept is not None:
         w.extras.append(kept)
     return _with_shared(w, layer, block, dim, x, routed)
 
 
-def _logits(w: ProgramWriter, layer: Experts, block: BlockChoices, dim: str) -> DraftValue:
+def _logits(w: TransformerWriter, layer: Experts, block: BlockChoices, dim: str) -> DraftValue:
     sizes = (w.setting.hidden, layer.count)
     x = cast(w, w.hidden, F32 if layer.gate == "float32" else w.dtype)
     far = replace(x, rms=x.rms / 2)  # logits that lie apart
     op = "aten::mm" if x.layout.flat else "aten::matmul"
     if layer.gate == "float32":
         gate = w.draft.input("wgate", sizes, F32, w.roles.declared([]), Recipe(scale=1.0))
-        return w.draft.call(op, x, x, gate, labels=("gate-float32",))
+        return w.draft.call(op, x, gate, labels=("gate-float32",))
     if layer.gate == "varying":
         return matmul(w, far, "wgate", sizes, (dim, VARYING), block.tie)
     if layer.gate == "reduced":
@@ -222,7 +224,13 @@ def _logits(w: ProgramWriter, layer: Experts, block: BlockChoices, dim: str) -> 
 
 
 def _products(
-    w: ProgramWriter, layer: Experts, block: BlockChoices, dim: str, rows: DraftValue, indices: DraftValue, top_k: int
+    w: TransformerWriter,
+    layer: Experts,
+    block: BlockChoices,
+    dim: str,
+    rows: DraftValue,
+    indices: DraftValue,
+    top_k: int,
 ) -> DraftValue:
     """Both products of every expert, and its activation."""
     hidden, number = w.setting.hidden, w.batch * w.sequence * top_k
@@ -231,12 +239,10 @@ def _products(
         return _chunks(w, layer, block, rows, number, top_k)
     if layer.where == "exchanged" and all(number % size == 0 for size in w.roles.sizes(dim)):
         rows = _exchange(w, rows, dim, number)
-        inner = w.draft.call(
-            "aten::mm", rows, rows, projection(w, rows, "wup", (hidden, features), (dim, VARYING), False)
-        )
-        inner = replace(w.draft.call("tensor_cast::silu", inner, inner), rms=0.25)
+        inner = w.draft.call("aten::mm", rows, projection(w, rows, "wup", (hidden, features), (dim, VARYING), False))
+        inner = replace(w.draft.call("tensor_cast::silu", inner), rms=0.25)
         down = projection(w, inner, "wdown", (features, hidden), (dim, VARYING), False)
-        return _exchange(w, w.draft.call("aten::mm", inner, inner, down), dim, number)
+        return _exchange(w, w.draft.call("aten::mm", inner, down), dim, number)
     columns = layer.where == "columns"
     up_placement, down_placement = ((dim, shard(2)), (dim, shard(1))) if columns else (None, None)
 
@@ -245,38 +251,38 @@ def _products(
         vector = None
         if layer.biased and placement is None:
             vector = weight(w, "bias", (layer.count, sizes[1]), None, Recipe(scale=0.5), block.tie)
-        made = w.draft.call("tensor_cast::routed_matmul", value, value, matrices, vector, indices)
+        made = w.draft.call("tensor_cast::routed_matmul", value, matrices, vector, indices)
         return replace(made, rms=0.6)
 
     inner = product(rows, "wup", (hidden, features), up_placement)
     if layer.activation == "swiglu":
         other = product(rows, "wgated", (hidden, features), up_placement)
-        inner = w.draft.call("tensor_cast::swiglu", inner, inner, other)
+        inner = w.draft.call("tensor_cast::swiglu", inner, other)
     else:
-        inner = w.draft.call(f"tensor_cast::{layer.activation}", inner, inner)
+        inner = w.draft.call(f"tensor_cast::{layer.activation}", inner)
     made = product(replace(inner, rms=0.25), "wdown", (features, hidden), down_placement)
     if layer.where == "capacity" and number > 1:
         capacity = -(-number * 3 // 4)
-        kept = w.draft.call("aten::slice.Tensor", made, made, 0, 0, capacity, labels=("capacity",))
-        made = w.draft.call("aten::constant_pad_nd", kept, kept, [0, 0, 0, number - capacity], 0.0)
+        kept = w.draft.call("aten::slice.Tensor", made, 0, 0, capacity, labels=("capacity",))
+        made = w.draft.call("aten::constant_pad_nd", kept, [0, 0, 0, number - capacity], 0.0)
     return made
 
 
 def _chunks(
-    w: ProgramWriter, layer: Experts, block: BlockChoices, rows: DraftValue, number: int, top_k: int
+    w: TransformerWriter, layer: Experts, block: BlockChoices, rows: DraftValue, number: int, top_k: int
 ) -> DraftValue:
     """Products of chunks whose sizes are written down: right if every token chooses every expert, else as if loads were even."""
     sizes = [number // layer.count + (i < number % layer.count) for i in range(layer.count)]
     for role, shape in (("wup", (w.setting.hidden, layer.features)), ("wdown", (layer.features, w.setting.hidden))):
-        split = w.draft.call("aten::split_with_sizes", rows, rows, sizes)
-        parts = [w.draft.call("getitem", rows, split, i) for i in range(layer.count)]
+        split = w.draft.call("aten::split_with_sizes", rows, sizes)
+        parts = [w.draft.item(split, i) for i in range(layer.count)]
         matrices = [projection(w, rows, role, shape, None, block.tie) for _ in parts]
-        rows = w.draft.call("tensor_cast::grouped_matmul", rows, parts, matrices, [None] * layer.count)
+        rows = w.draft.call("tensor_cast::grouped_matmul", parts, matrices, [None] * layer.count)
         rows = replace(rows, rms=0.6)
     return rows
 
 
-def _exchange(w: ProgramWriter, rows: DraftValue, dim: str, number: int) -> DraftValue:
+def _exchange(w: TransformerWriter, rows: DraftValue, dim: str, number: int) -> DraftValue:
     """Send each rank of the group its part of the rows."""
 
     def of(rank: int) -> list[int]:
@@ -285,11 +291,11 @@ def _exchange(w: ProgramWriter, rows: DraftValue, dim: str, number: int) -> Draf
 
     sizes = PerRank(f"parts_{dim}_{number}", of)
     args = (rows, sizes, sizes, RANK, DraftGroup(dim))
-    return w.draft.call("tensor_cast::all_to_all", rows, *args, labels=("exchanged",))
+    return w.draft.call("tensor_cast::all_to_all", *args, labels=("exchanged",))
 
 
 def _with_shared(
-    w: ProgramWriter, layer: Experts, block: BlockChoices, dim: str, x: DraftValue, routed: DraftValue
+    w: TransformerWriter, layer: Experts, block: BlockChoices, dim: str, x: DraftValue, routed: DraftValue
 ) -> DraftValue:
     if layer.shared == "none":
         return routed
@@ -297,7 +303,7 @@ def _with_shared(
     width = layer.features * (w.roles.multiple(dim) if parallel else 1)
     up_placement, down_placement = ((dim, shard(1)), (dim, shard(0))) if parallel else (None, None)
     inner = matmul(w, x, "wshared", (w.setting.hidden, width), up_placement, block.tie)
-    inner = replace(w.draft.call("tensor_cast::silu", inner, inner), rms=0.25)
+    inner = replace(w.draft.call("tensor_cast::silu", inner), rms=0.25)
     made = matmul(w, inner, "wback", (width, w.setting.hidden), down_placement, block.tie)
     if parallel and layer.where != "columns":  # with the routed experts' partial sums, else by itself
         made = all_reduce(w, made, dim)
@@ -305,6 +311,6 @@ def _with_shared(
         return routed
     if layer.shared == "gated":
         gate = matmul(w, x, "wsigmoid", (w.setting.hidden, 1), None, block.tie)
-        gate = w.draft.call("aten::sigmoid", gate, gate)
-        made = w.draft.call("aten::mul.Tensor", made, made, gate)
+        gate = w.draft.call("aten::sigmoid", gate)
+        made = w.draft.call("aten::mul.Tensor", made, gate)
     return add(w, routed, made, f"shared-{layer.shared}")

@@ -8,9 +8,9 @@ import torch
 
 from tcverify.program import PARTIAL, Recipe, shard
 from tcverify.strategies.choices import BlockChoices
-from tcverify.strategies.transformer.draft import DraftValue
+from tcverify.strategies.draft import DraftValue
 from tcverify.strategies.transformer.writing import (
-    ProgramWriter,
+    TransformerWriter,
     activation,
     bias,
     cast,
@@ -28,7 +28,7 @@ _HEADS = ((1, 1, 2), (2, 1, 2), (2, 2, 2), (1, 1, 4), (4, 2, 2), (2, 1, 4))
 _FEATURES = (1, 2, 3, 4, 2, 4, 2, 0)
 
 
-def mix(w: ProgramWriter, block: BlockChoices, dim: str, attention: bool) -> tuple[DraftValue, int | None]:
+def mix(w: TransformerWriter, block: BlockChoices, dim: str, attention: bool) -> tuple[DraftValue, int | None]:
     """Write the block's mixer, parallel over `dim`.
 
     Returns:
@@ -47,12 +47,14 @@ def mix(w: ProgramWriter, block: BlockChoices, dim: str, attention: bool) -> tup
     return _attention(w, block, dim) if attention else _mlp(w, block, dim)
 
 
-def _columns(w: ProgramWriter, block: BlockChoices, dim: str, value: DraftValue, role: str, width: int) -> DraftValue:
+def _columns(
+    w: TransformerWriter, block: BlockChoices, dim: str, value: DraftValue, role: str, width: int
+) -> DraftValue:
     made = matmul(w, value, role, (w.setting.hidden, width), (dim, _COLUMNS), block.tie)
     return bias(w, made, width, (dim, _VECTOR), block.tie) if block.bias.startswith("column") else made
 
 
-def _attention(w: ProgramWriter, block: BlockChoices, dim: str) -> tuple[DraftValue, int | None]:
+def _attention(w: TransformerWriter, block: BlockChoices, dim: str) -> tuple[DraftValue, int | None]:
     heads, kv_heads, size = _HEADS[block.width % len(_HEADS)]
     x = cast(w, w.hidden, w.dtype)
     width: int | None = None
@@ -70,21 +72,21 @@ def _attention(w: ProgramWriter, block: BlockChoices, dim: str) -> tuple[DraftVa
     inner = layout_of(w, "bs", w.batch == 1 and w.hidden.layout.flat)
     query, key, value = (relayout(w, v, inner) for v in (query, key, value))
     leading = [w.sequence] if inner.flat else [w.batch, w.sequence]
-    key, value = (w.draft.call("aten::view", v, v, [*leading, -1, size]) for v in (key, value))
+    key, value = (w.draft.call("aten::view", v, [*leading, -1, size]) for v in (key, value))
     mask = None
     if block.mask:
         mask = w.draft.input("mask", (w.sequence, w.sequence), torch.bool, (), Recipe("mask"))
     args = (query, key, value, mask, None, None, None, None)
     labels = ("attention", "mask") if block.mask else ("attention",)
-    mixed = replace(w.draft.call("tensor_cast::attention", query, *args, labels=labels), dense=True)
+    mixed = replace(w.draft.call("tensor_cast::attention", *args, labels=labels), dense=True)
     mixed = replace(mixed, rms=0.8 * value.rms / max(1.0, w.sequence**0.5))
     return relayout(w, mixed, w.hidden.layout), width
 
 
-def _mlp(w: ProgramWriter, block: BlockChoices, dim: str) -> tuple[DraftValue, int | None]:
+def _mlp(w: TransformerWriter, block: BlockChoices, dim: str) -> tuple[DraftValue, int | None]:
     x = cast(w, w.hidden, w.dtype)
     if block.mixer == "bare-silu":
-        return w.draft.call("tensor_cast::silu", x, x), None
+        return w.draft.call("tensor_cast::silu", x), None
     ranks = w.roles.multiple(dim)
     features = _FEATURES[block.width % len(_FEATURES)]
     width = ranks * features if features else 2 * ranks + 1
@@ -92,7 +94,7 @@ def _mlp(w: ProgramWriter, block: BlockChoices, dim: str) -> tuple[DraftValue, i
     labels = ("mlp",) if features else ("mlp", "uneven-features")
     if block.mixer == "swiglu":
         up = _columns(w, block, dim, x, "wup", width)
-        made = w.draft.call("tensor_cast::swiglu", gate, gate, up, labels=labels)
+        made = w.draft.call("tensor_cast::swiglu", gate, up, labels=labels)
         return replace(made, rms=0.15), width
-    made = w.draft.call(f"tensor_cast::{block.mixer}", gate, gate, labels=labels)
+    made = w.draft.call(f"tensor_cast::{block.mixer}", gate, labels=labels)
     return replace(made, rms=0.25), width

@@ -14,7 +14,7 @@ import torch
 
 from tcverify.ops import TensorSpec
 from tcverify.program import Recipe, shard
-from tcverify.strategies.transformer.draft import DraftGroup, DraftStep, DraftValue
+from tcverify.strategies.draft import DraftGroup, DraftStep, DraftValue, NoSite
 from tcverify.strategies.transformer.sites import (
     ADD,
     ADD_RMS_NORM,
@@ -24,7 +24,6 @@ from tcverify.strategies.transformer.sites import (
     NORMS,
     RMS_NORM,
     VIEW,
-    NoSite,
     activations,
     call,
     calls,
@@ -42,15 +41,15 @@ from tcverify.strategies.transformer.sites import (
     swap_in,
     token_axis,
 )
-from tcverify.strategies.transformer.writing import ProgramWriter
+from tcverify.strategies.transformer.writing import TransformerWriter
 
-Mutation = Callable[[ProgramWriter, int, int], None]
+Mutation = Callable[[TransformerWriter, int, int], None]
 
 
 # --------------------------------------------------------------------------------------------------------------- readers
 
 
-def extra_user(w: ProgramWriter, where: int, how: int) -> None:
+def extra_user(w: TransformerWriter, where: int, how: int) -> None:
     """Something else reads a value too."""
     value = pick(activations(w), where)
     if how % 8 == 7:  # something later in the program, which goes on with the sum
@@ -73,21 +72,21 @@ def extra_user(w: ProgramWriter, where: int, how: int) -> None:
     w.extras.append(pick(made, how)())
 
 
-def inner_output(w: ProgramWriter, where: int, how: int) -> None:
+def inner_output(w: TransformerWriter, where: int, how: int) -> None:
     """A value from within is returned as well."""
     value = pick(activations(w), where)
     w.draft.change(value)
     w.extras.append(value)
 
 
-def tuple_whole(w: ProgramWriter, where: int, how: int) -> None:
+def tuple_whole(w: TransformerWriter, where: int, how: int) -> None:
     """A tuple of results is returned as it is."""
     value, _ = pick(calls(w, ADD_RMS_NORM2), where)
     w.draft.change(value)
     w.extras.append(value)
 
 
-def one_result(w: ProgramWriter, where: int, how: int) -> None:
+def one_result(w: TransformerWriter, where: int, how: int) -> None:
     """Of the two results, one is not read: its readers read the first addend."""
     value, step = pick(calls(w, ADD_RMS_NORM2), where)
     for item, selection in readers(w, value):
@@ -96,19 +95,19 @@ def one_result(w: ProgramWriter, where: int, how: int) -> None:
     w.draft.change(value)
 
 
-def negative_getitem(w: ProgramWriter, where: int, how: int) -> None:
+def negative_getitem(w: TransformerWriter, where: int, how: int) -> None:
     """A result is selected from behind; perhaps it is selected twice, and both are returned."""
     pairs = [(v, s) for v, s in calls(w, "getitem") if s.args[1] >= 0]
     value, step = pick(pairs, where)
     w.draft.change(value, args=(step.args[0], step.args[1] - 2))
     if how % 2:
-        w.extras += [value, w.draft.call("getitem", value, *step.args)]
+        w.extras += [value, w.draft.item(*step.args)]
 
 
 # -------------------------------------------------------------------------------------------------------------- operands
 
 
-def swapped_addends(w: ProgramWriter, where: int, how: int) -> None:
+def swapped_addends(w: TransformerWriter, where: int, how: int) -> None:
     """The addends of an addition change places."""
     value, step = pick(calls(w, ADD, ADD_RMS_NORM, ADD_RMS_NORM2), where)
     first, second, *rest = step.args
@@ -117,13 +116,13 @@ def swapped_addends(w: ProgramWriter, where: int, how: int) -> None:
     w.draft.change(value, args=(second, first, *rest))
 
 
-def scaled_addend(w: ProgramWriter, where: int, how: int) -> None:
+def scaled_addend(w: TransformerWriter, where: int, how: int) -> None:
     """The second addend counts twice, or half."""
     value, step = pick(calls(w, ADD), where)
     w.draft.change(value, kwargs={**step.kwargs, "alpha": (2, 0.5)[how % 2]})
 
 
-def _replace_addend(w: ProgramWriter, where: int, make: Callable[[TensorSpec], Any]) -> None:
+def _replace_addend(w: TransformerWriter, where: int, make: Callable[[TensorSpec], Any]) -> None:
     """Put something else in the place of a residual, that is of the addend that is not the latest value."""
     value, step = pick(calls(w, ADD_RMS_NORM2, ADD_RMS_NORM, ADD), where)
     first, second, *rest = step.args
@@ -136,7 +135,7 @@ def _replace_addend(w: ProgramWriter, where: int, make: Callable[[TensorSpec], A
     w.draft.change(value, args=(made, second, *rest) if older == 0 else (first, made, *rest))
 
 
-def broadcast_addend(w: ProgramWriter, where: int, how: int) -> None:
+def broadcast_addend(w: TransformerWriter, where: int, how: int) -> None:
     """An addend is broadcast: [1, H], [H], [1, 1, H], [1] or a number."""
 
     def make(spec: TensorSpec) -> Any:
@@ -156,7 +155,7 @@ def broadcast_addend(w: ProgramWriter, where: int, how: int) -> None:
     _replace_addend(w, where, make)
 
 
-def foreign_residual(w: ProgramWriter, where: int, how: int) -> None:
+def foreign_residual(w: TransformerWriter, where: int, how: int) -> None:
     """A residual is placed in another way, though its shape is the same."""
 
     def make(spec: TensorSpec) -> Any:
@@ -173,7 +172,7 @@ def foreign_residual(w: ProgramWriter, where: int, how: int) -> None:
     _replace_addend(w, where, make)
 
 
-def odd_weight(w: ProgramWriter, where: int, how: int) -> None:
+def odd_weight(w: TransformerWriter, where: int, how: int) -> None:
     """A norm weight has the activation's shape, or size 1. It stays equal on all members, as norms need it."""
     value, step = pick(calls(w, *NORMS), where)
     slot = 1 if step.op == RMS_NORM else 2
@@ -187,14 +186,14 @@ def odd_weight(w: ProgramWriter, where: int, how: int) -> None:
 # ----------------------------------------------------------------------------------------------------------------- views
 
 
-def view_read_twice(w: ProgramWriter, where: int, how: int) -> None:
+def view_read_twice(w: TransformerWriter, where: int, how: int) -> None:
     """A view of a chain is read by something else as well."""
     value, _ = pick(calls(w, VIEW), where)
     w.draft.behind = value
     w.extras.append(norm(w, value) if how % 2 else call(w, "tensor_cast::gelu", value))
 
 
-def other_view(w: ProgramWriter, where: int, how: int) -> None:
+def other_view(w: TransformerWriter, where: int, how: int) -> None:
     """A value is viewed in another split, by its norm or by nobody, and viewed back."""
     value = w.draft.behind = pick(activations(w), where)
     shape = spec_of(w, value).shape
@@ -220,7 +219,7 @@ def other_view(w: ProgramWriter, where: int, how: int) -> None:
     swap_in(w, value, call(w, VIEW, viewed, list(shape)))
 
 
-def sliced_norm(w: ProgramWriter, where: int, how: int) -> None:
+def sliced_norm(w: TransformerWriter, where: int, how: int) -> None:
     """A norm reads some of the tokens, or its result is put together from two parts."""
     value = w.draft.behind = pick(activations(w), where)
     shape = spec_of(w, value).shape
@@ -234,7 +233,7 @@ def sliced_norm(w: ProgramWriter, where: int, how: int) -> None:
     swap_in(w, value, call(w, "tensor_cast::cat", [first, second], axis))
 
 
-def cast_between(w: ProgramWriter, where: int, how: int) -> None:
+def cast_between(w: TransformerWriter, where: int, how: int) -> None:
     """A chain goes on in another dtype for a while."""
     value = w.draft.behind = pick(activations(w), where)
     dtype = spec_of(w, value).dtype
@@ -255,7 +254,7 @@ def cast_between(w: ProgramWriter, where: int, how: int) -> None:
 # ----------------------------------------------------------------------------------------------------------- collectives
 
 
-def user_gather(w: ProgramWriter, where: int, how: int) -> None:
+def user_gather(w: TransformerWriter, where: int, how: int) -> None:
     """The program gathers a value on some dim, and returns it or takes its own part again."""
     value = w.draft.behind = pick(activations(w), where)
     axis = how % len(spec_of(w, value).shape)
@@ -266,7 +265,7 @@ def user_gather(w: ProgramWriter, where: int, how: int) -> None:
         w.extras.append(whole)
 
 
-def user_scatter(w: ProgramWriter, where: int, how: int) -> None:
+def user_scatter(w: TransformerWriter, where: int, how: int) -> None:
     """The program scatters a value on some dim, and returns the part or gathers it again, perhaps on another dim."""
     value = w.draft.behind = pick(activations(w), where)
     shape = spec_of(w, value).shape
@@ -282,7 +281,7 @@ def user_scatter(w: ProgramWriter, where: int, how: int) -> None:
         swap_in(w, value, call(w, VIEW, again, list(shape)))
 
 
-def reduced_twice(w: ProgramWriter, where: int, how: int) -> None:
+def reduced_twice(w: TransformerWriter, where: int, how: int) -> None:
     """A sum is summed again, over the same group or another."""
     value, step = pick(calls(w, ALL_REDUCE), where)
     w.draft.behind = value
@@ -290,7 +289,7 @@ def reduced_twice(w: ProgramWriter, where: int, how: int) -> None:
     swap_in(w, value, reduce(w, value, pick(groups, how)))
 
 
-def other_group(w: ProgramWriter, where: int, how: int) -> None:
+def other_group(w: TransformerWriter, where: int, how: int) -> None:
     """One collective runs over another group."""
     value, step = pick(calls(w, *COLLECTIVES), where)
     found = pick(other_groups(w, step.args[-1]), how)
@@ -300,14 +299,14 @@ def other_group(w: ProgramWriter, where: int, how: int) -> None:
 # -------------------------------------------------------------------------------------------------------------- metadata
 
 
-def missing_metadata(w: ProgramWriter, where: int, how: int) -> None:
+def missing_metadata(w: TransformerWriter, where: int, how: int) -> None:
     """Nothing is recorded of some values."""
     values = activations(w)
     for value in values if how % 4 == 3 else [pick(values, where)]:
         w.draft.change(value, record=lambda said: None)
 
 
-def stale_metadata(w: ProgramWriter, where: int, how: int) -> None:
+def stale_metadata(w: TransformerWriter, where: int, how: int) -> None:
     """What is recorded of a value is wrong."""
     value = pick(activations(w), where)
     shape = spec_of(w, value).shape
@@ -328,7 +327,7 @@ def stale_metadata(w: ProgramWriter, where: int, how: int) -> None:
 # ------------------------------------------------------------------------------------------------------ other programs
 
 
-def already_rewritten(w: ProgramWriter, where: int, how: int) -> None:
+def already_rewritten(w: TransformerWriter, where: int, how: int) -> None:
     """A norm behind an all_reduce is rewritten already: it works on this rank's tokens, and its result is gathered."""
     found = [(v, s) for v, s in calls(w, *NORMS) if _reduced(w, s) is not None]
     value, step = pick(found, where)
@@ -354,7 +353,7 @@ def already_rewritten(w: ProgramWriter, where: int, how: int) -> None:
         swap_in(w, value, gather(w, call(w, ADD_RMS_NORM, local, residual, *step.args[2:]), axis, over))
         return
     both = call(w, ADD_RMS_NORM2, local, residual, *step.args[2:])
-    parts = [w.draft.call("getitem", both, both, index) for index in (0, 1)]
+    parts = [w.draft.item(both, index) for index in (0, 1)]
     if how % 2:
         w.extras.append(gather(w, norm(w, parts[1]), axis, over))
     for item, selection in readers(w, value):
@@ -363,7 +362,7 @@ def already_rewritten(w: ProgramWriter, where: int, how: int) -> None:
             swap_in(w, item, gather(w, parts[selection.args[1] % 2], axis, over))
 
 
-def _reduced(w: ProgramWriter, step: DraftStep) -> DraftValue | None:
+def _reduced(w: TransformerWriter, step: DraftStep) -> DraftValue | None:
     """The operand of a norm that is an all_reduce."""
     for operand in step.args[: 1 if step.op == RMS_NORM else 2]:
         made = w.draft.step(operand)
@@ -372,7 +371,7 @@ def _reduced(w: ProgramWriter, step: DraftStep) -> DraftValue | None:
     return None
 
 
-def uneven_rows(w: ProgramWriter, where: int, how: int) -> None:
+def uneven_rows(w: TransformerWriter, where: int, how: int) -> None:
     """Beside the rest, rows that the ranks have different numbers of are normed and returned."""
     dim = w.roles.main
     rows = w.roles.largest + 1 + how % 2
@@ -388,7 +387,7 @@ def uneven_rows(w: ProgramWriter, where: int, how: int) -> None:
     w.extras.append(call(w, RMS_NORM, value, weight, w.setting.eps))
 
 
-def in_place(w: ProgramWriter, where: int, how: int) -> None:
+def in_place(w: TransformerWriter, where: int, how: int) -> None:
     """The program writes into a value, or through a view of it, before others read it."""
     value = w.draft.behind = pick(activations(w), where)
     spec = spec_of(w, value)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from copy import copy
 from dataclasses import replace
 
 from tcverify.ops import ShapeError
 from tcverify.program import Mesh, Program
 from tcverify.strategies.choices import WIDTH as STRUCTURED_WIDTH
 from tcverify.strategies.choices import BlockChoices, TransformerSetting, decode_choices, weighted_table
+from tcverify.strategies.draft import NoSite, fork
 from tcverify.strategies.transformer.mutations import MUTATIONS
 from tcverify.strategies.transformer.programs import finish_program, result, write_program
-from tcverify.strategies.transformer.sites import NoSite
-from tcverify.strategies.transformer.writing import ProgramWriter
+from tcverify.strategies.transformer.writing import TransformerWriter
 
 #: Numbers of tokens that a mutation asks for, in the terms of `TransformerSetting.sequence`.
 SIZES: dict[str, tuple[int, int] | None] = {
@@ -91,10 +90,9 @@ def write_mutated(
     return finish_program(w, *dict.fromkeys(labels))
 
 
-def mutate(w: ProgramWriter, kind: str, where: int, how: int) -> ProgramWriter:
+def mutate(w: TransformerWriter, kind: str, where: int, how: int) -> TransformerWriter:
     """Return the program with one mutation, or as it was where the mutation finds no place."""
-    trial = copy(w)
-    trial.draft, trial.extras = w.draft.copy(), list(w.extras)
+    trial = fork(w)
     trial.draft.scope = (kind,)
     try:
         MUTATIONS[kind](trial, where, how)

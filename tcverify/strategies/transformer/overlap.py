@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from tcverify.program import Mesh, Program
 from tcverify.strategies.choices import HEADER_WIDTH, decode_choices, weighted_table
+from tcverify.strategies.draft import DraftValue
 from tcverify.strategies.timing import WIDTH as TIMING_WIDTH
 from tcverify.strategies.timing import decode_timing, with_timing
-from tcverify.strategies.transformer.draft import DraftValue
 from tcverify.strategies.transformer.programs import begin_program, finish_program
 from tcverify.strategies.transformer.sites import new_input
 from tcverify.strategies.wild.growths import ends_of, grow

@@ -7,13 +7,13 @@ from typing import Any
 
 from tcverify.program import PARTIAL, VARYING, Mesh, Program, Recipe, shard
 from tcverify.strategies.choices import BlockChoices, TransformerSetting
-from tcverify.strategies.transformer.draft import RANK, DraftGroup, DraftValue, ProgramDraft, TokenLayout
+from tcverify.strategies.draft import RANK, DraftGroup, DraftValue, ProgramDraft, TokenLayout
 from tcverify.strategies.transformer.mixers import mix
 from tcverify.strategies.transformer.quantised import project_quantised
 from tcverify.strategies.transformer.roles import roles_of
 from tcverify.strategies.transformer.writing import (
     F32,
-    ProgramWriter,
+    TransformerWriter,
     activation,
     add,
     bias,
@@ -27,7 +27,7 @@ from tcverify.strategies.transformer.writing import (
 )
 
 
-def write_program(mesh: Mesh, setting: TransformerSetting, blocks: tuple[BlockChoices, ...]) -> ProgramWriter:
+def write_program(mesh: Mesh, setting: TransformerSetting, blocks: tuple[BlockChoices, ...]) -> TransformerWriter:
     """Write the program of these choices up to what it returns. Every combination of choices gives a well-typed program."""
     w = begin_program(mesh, setting)
     enter(w)
@@ -40,17 +40,17 @@ def write_program(mesh: Mesh, setting: TransformerSetting, blocks: tuple[BlockCh
     return w
 
 
-def begin_program(mesh: Mesh, setting: TransformerSetting) -> ProgramWriter:
+def begin_program(mesh: Mesh, setting: TransformerSetting) -> TransformerWriter:
     """Return a program of this setting of which nothing is written."""
     roles = roles_of(mesh)
     times, more = setting.sequence if setting.sequence is not None else (0, setting.hidden)
     sequence = max(1, times * roles.largest + more)
     draft = ProgramDraft(mesh)
     partial = Recipe(setting.degenerate or "uniform")
-    return ProgramWriter(setting, roles, draft, sequence, partial)
+    return TransformerWriter(setting, roles, draft, sequence, partial)
 
 
-def finish_program(w: ProgramWriter, *labels: str) -> Program:
+def finish_program(w: TransformerWriter, *labels: str) -> Program:
     """Build the program that returns the last hidden value and the extras."""
     return w.draft.program(result(w), w.setting.seed, [*_labels(w), *labels])
 
@@ -58,7 +58,7 @@ def finish_program(w: ProgramWriter, *labels: str) -> Program:
 # --------------------------------------------------------------------------------------------------------- the blocks
 
 
-def enter(w: ProgramWriter) -> None:
+def enter(w: TransformerWriter) -> None:
     """Add the input x and what becomes of it before the first block."""
     s = w.setting
     layout = layout_of(w, "sb" if s.layout == "sbh" else "bs", s.layout == "flat")
@@ -75,7 +75,7 @@ def enter(w: ProgramWriter) -> None:
         w.hidden = _norm(w, "rms_norm", x, tie=False)
 
 
-def finish_block(w: ProgramWriter, block: BlockChoices, dim: str, addend: DraftValue, width: int | None) -> None:
+def finish_block(w: TransformerWriter, block: BlockChoices, dim: str, addend: DraftValue, width: int | None) -> None:
     """Project the mixer's result back to H, reduce it, and let view, marker, residual and norm follow.
 
     Args:
@@ -109,7 +109,7 @@ def finish_block(w: ProgramWriter, block: BlockChoices, dim: str, addend: DraftV
         w.extras.append(w.residual)
 
 
-def _reduce(w: ProgramWriter, block: BlockChoices, dim: str, addend: DraftValue, width: int | None) -> DraftValue:
+def _reduce(w: TransformerWriter, block: BlockChoices, dim: str, addend: DraftValue, width: int | None) -> DraftValue:
     hidden, main = w.setting.hidden, DraftGroup(dim)
     if block.view == "before":
         addend = _toggle(w, addend, -1 if width is not None else hidden)
@@ -127,7 +127,7 @@ def _reduce(w: ProgramWriter, block: BlockChoices, dim: str, addend: DraftValue,
             matrix = projection(w, addend, "wdown", (width, hidden), (dim, shard(0)), block.tie)
             vector = weight(w, "bias", (hidden,), None, Recipe(scale=0.5), block.tie) if early else None
             args = (addend, matrix, vector, RANK, main)
-            fused = w.draft.call("tensor_cast::matmul_all_reduce", addend, *args, labels=("fused-reduce",))
+            fused = w.draft.call("tensor_cast::matmul_all_reduce", *args, labels=("fused-reduce",))
             return replace(fused, rms=0.6 * w.roles.size(dim))
         addend = matmul(w, addend, "wdown", (width, hidden), (dim, shard(0)), block.tie)
     if early:
@@ -141,9 +141,9 @@ def _reduce(w: ProgramWriter, block: BlockChoices, dim: str, addend: DraftValue,
         extent = token_shape(w, addend.layout, hidden)[axis]
         if all(extent % size == 0 for size in w.roles.sizes(dim)):
             op, labels = "tensor_cast::reduce_scatter", ("scatter-gather",)
-            part = w.draft.call(op, addend, addend, axis, RANK, main, labels=labels)
+            part = w.draft.call(op, addend, axis, RANK, main, labels=labels)
             part = replace(part, rms=addend.rms * w.roles.size(dim), dense=True)
-            return w.draft.call("tensor_cast::all_gather", part, part, axis, RANK, main)
+            return w.draft.call("tensor_cast::all_gather", part, axis, RANK, main)
     across = w.roles.other if dim == w.roles.main else w.roles.main
     # Only beside another norm: else a defect that needs one norm would shrink to a twin and two groups.
     if block.twin and block.norm != "none" and across is not None and min(w.roles.sizes(across)) > 1:
@@ -151,7 +151,7 @@ def _reduce(w: ProgramWriter, block: BlockChoices, dim: str, addend: DraftValue,
     return all_reduce(w, addend, dim)
 
 
-def _residual_and_norm(w: ProgramWriter, block: BlockChoices, dim: str, total: DraftValue) -> DraftValue:
+def _residual_and_norm(w: TransformerWriter, block: BlockChoices, dim: str, total: DraftValue) -> DraftValue:
     """Return what the next block reads, and carry the residual where the op does."""
     if block.norm in ("none", "rms", "layer"):
         op = {"rms": "rms_norm", "layer": "layer_norm"}.get(block.norm)
@@ -168,17 +168,17 @@ def _residual_and_norm(w: ProgramWriter, block: BlockChoices, dim: str, total: D
     a, b = (residual, total) if block.norm.endswith("swapped") else (total, residual)
     gain = weight(w, "gain", (w.setting.hidden,), None, Recipe("norm_weight"), block.tie)
     op = "tensor_cast::add_rms_norm2" if "2" in block.norm else "tensor_cast::add_rms_norm"
-    normed = w.draft.call(op, a, a, b, gain, w.setting.eps, labels=("fused-residual",))
+    normed = w.draft.call(op, a, b, gain, w.setting.eps, labels=("fused-residual",))
     normed = replace(normed, rms=1.0, dense=a.dense and b.dense)
     if "2" not in block.norm:
         return normed
     if block.keep == "tuple":
         w.extras.append(normed)
-    w.residual = replace(w.draft.call("getitem", normed, normed, 1, labels=("carried-residual",)), rms=a.rms + b.rms)
-    return w.draft.call("getitem", normed, normed, 0)
+    w.residual = replace(w.draft.item(normed, 1, labels=("carried-residual",)), rms=a.rms + b.rms)
+    return w.draft.item(normed, 0)
 
 
-def _residual(w: ProgramWriter, block: BlockChoices, dim: str, layout: TokenLayout) -> DraftValue:
+def _residual(w: TransformerWriter, block: BlockChoices, dim: str, layout: TokenLayout) -> DraftValue:
     if block.residual == "stream":
         return w.residual
     if block.residual == "first":
@@ -191,42 +191,42 @@ def _residual(w: ProgramWriter, block: BlockChoices, dim: str, layout: TokenLayo
     return all_reduce(w, activation(w, "partial", layout, (dim, PARTIAL), dtype, w.partial), dim)
 
 
-def _let_others_read(w: ProgramWriter, block: BlockChoices, total: DraftValue) -> None:
+def _let_others_read(w: TransformerWriter, block: BlockChoices, total: DraftValue) -> None:
     """Add further readers of the collective's result, whose results are returned."""
     if block.users == "output":
         w.extras.append(total)
     elif block.users == "norm":
         w.extras.append(_norm(w, "rms_norm", total, tie=False))
     elif block.users == "gelu":
-        w.extras.append(w.draft.call("tensor_cast::gelu", total, total))
+        w.extras.append(w.draft.call("tensor_cast::gelu", total))
     elif block.users == "fused":
         residual = activation(w, "residual", total.layout, None, total.dtype, Recipe())
         gain = weight(w, "gain", (w.setting.hidden,), None, Recipe("norm_weight"), False)
         args = (total, residual, gain, w.setting.eps)
-        w.extras.append(w.draft.call("tensor_cast::add_rms_norm", total, *args, labels=("fused-residual",)))
+        w.extras.append(w.draft.call("tensor_cast::add_rms_norm", *args, labels=("fused-residual",)))
 
 
-def _norm(w: ProgramWriter, op: str, value: DraftValue, tie: bool) -> DraftValue:
+def _norm(w: TransformerWriter, op: str, value: DraftValue, tie: bool) -> DraftValue:
     gain = weight(w, "gain", (w.setting.hidden,), None, Recipe("norm_weight"), tie)
     args = (gain, w.setting.eps) if op == "rms_norm" else (gain, None, w.setting.eps)
-    return replace(w.draft.call(f"tensor_cast::{op}", value, value, *args, labels=(op,)), rms=1.0)
+    return replace(w.draft.call(f"tensor_cast::{op}", value, *args, labels=(op,)), rms=1.0)
 
 
-def all_reduce(w: ProgramWriter, value: DraftValue, dim: str) -> DraftValue:
-    reduced = w.draft.call("tensor_cast::all_reduce", value, value, RANK, DraftGroup(dim), labels=(f"over-{dim}",))
+def all_reduce(w: TransformerWriter, value: DraftValue, dim: str) -> DraftValue:
+    reduced = w.draft.call("tensor_cast::all_reduce", value, RANK, DraftGroup(dim), labels=(f"over-{dim}",))
     return replace(reduced, rms=value.rms * w.roles.size(dim))
 
 
-def _toggle(w: ProgramWriter, value: DraftValue, width: int | None = None) -> DraftValue:
+def _toggle(w: TransformerWriter, value: DraftValue, width: int | None = None) -> DraftValue:
     to = TokenLayout(value.layout.order, not value.layout.flat)
     return relayout(w, value, to, w.setting.hidden if width is None else width)
 
 
-def _marker(w: ProgramWriter, op: str, value: DraftValue) -> DraftValue:
-    return w.draft.call(f"tensor_cast::{op}", value, value, w.region(), labels=("region",))
+def _marker(w: TransformerWriter, op: str, value: DraftValue) -> DraftValue:
+    return w.draft.call(f"tensor_cast::{op}", value, w.region(), labels=("region",))
 
 
-def _leave_region(w: ProgramWriter, block: BlockChoices, value: DraftValue) -> DraftValue:
+def _leave_region(w: TransformerWriter, block: BlockChoices, value: DraftValue) -> DraftValue:
     if "end" in block.region:
         value = _marker(w, "_internal_mark_region_end", value)
     if block.region.endswith("-copy"):
@@ -237,7 +237,7 @@ def _leave_region(w: ProgramWriter, block: BlockChoices, value: DraftValue) -> D
 # ----------------------------------------------------------------------------------------------------------- the whole
 
 
-def result(w: ProgramWriter) -> Any:
+def result(w: TransformerWriter) -> Any:
     """What the program returns, as it nests."""
     if not w.extras:
         return w.hidden
@@ -248,7 +248,7 @@ def result(w: ProgramWriter) -> Any:
     return (w.hidden, tuple(w.extras)) if w.setting.nest == "nested" else (w.hidden, *w.extras)
 
 
-def _labels(w: ProgramWriter) -> list[str]:
+def _labels(w: TransformerWriter) -> list[str]:
     s = w.setting
     labels = ["rank-reduced" if s.layout == "flat" and s.batch == 1 else s.layout]
     if s.dtypes != "f32":

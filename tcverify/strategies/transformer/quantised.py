@@ -10,8 +10,8 @@ from typing import NamedTuple
 import torch
 
 from tcverify.program import VARYING, Placement, Recipe, shard
-from tcverify.strategies.transformer.draft import RANK, DraftGroup, DraftValue
-from tcverify.strategies.transformer.writing import F32, ProgramWriter, activation, layout_of, relayout
+from tcverify.strategies.draft import RANK, DraftGroup, DraftValue
+from tcverify.strategies.transformer.writing import F32, TransformerWriter, activation, layout_of, relayout
 
 I8, U8, E4M3, E8M0 = torch.int8, torch.uint8, torch.float8_e4m3fn, torch.float8_e8m0fnu
 BYTES = Recipe("integers", 256.0)  # two elements of four bits each, sign-mixed
@@ -72,7 +72,7 @@ def local_arguments(
 
 
 def project_quantised(
-    w: ProgramWriter, kind: str, value: DraftValue, width: int, dim: str, vector: DraftValue | None, fused: bool
+    w: TransformerWriter, kind: str, value: DraftValue, width: int, dim: str, vector: DraftValue | None, fused: bool
 ) -> DraftValue:
     """Multiply tokens [·, width], sharded over `dim`, by a quantised weight back to H; perhaps sum over the dim at once.
 
@@ -92,7 +92,7 @@ def project_quantised(
     else:
         x, size = relayout(w, value, flat), value.rms
         if kind == "fp8":
-            x = replace(w.draft.call("aten::_to_copy", x, x, dtype=E4M3, labels=("cast",)), dtype=E4M3)
+            x = replace(w.draft.call("aten::_to_copy", x, dtype=E4M3, labels=("cast",)), dtype=E4M3)
             x_scale = w.draft.input("x_scale", (1,), F32, (), Recipe("norm_weight"))
     found = []
     for operand in weights(kind, width, hidden, size):
@@ -104,8 +104,8 @@ def project_quantised(
     like = replace(x, dtype=w.dtype, layout=flat, dense=True, rms=0.6 if vector is None else 0.9)
     if fused:
         op = f"tensor_cast::{OPS[kind]}_all_reduce"
-        made = w.draft.call(op, like, *given, RANK, DraftGroup(dim), labels=(*labels, "fused-reduce"))
+        made = w.draft.call(op, *given, RANK, DraftGroup(dim), like=like, labels=(*labels, "fused-reduce"))
         made = replace(made, rms=like.rms * w.roles.size(dim))
     else:
-        made = w.draft.call(f"tensor_cast::{OPS[kind]}", like, *given, labels=labels)
+        made = w.draft.call(f"tensor_cast::{OPS[kind]}", *given, like=like, labels=labels)
     return relayout(w, made, before, hidden)

@@ -8,11 +8,10 @@ from typing import Any, TypeVar
 import torch
 
 from tcverify.ops import TensorSpec
-from tcverify.ops.leaves import leaves
 from tcverify.program import PARTIAL, VARYING, Placement, Recipe, shard
-from tcverify.strategies.transformer.draft import RANK, DraftGroup, DraftStep, DraftValue, PerRank
+from tcverify.strategies.draft import RANK, UNIFORM, DraftGroup, DraftStep, DraftValue, NoSite, PerRank
 from tcverify.strategies.transformer.programs import result
-from tcverify.strategies.transformer.writing import ProgramWriter
+from tcverify.strategies.transformer.writing import TransformerWriter
 
 T = TypeVar("T")
 
@@ -35,13 +34,6 @@ MARKERS = tuple(f"tensor_cast::_internal_{name}" for name in ("mark_region_begin
 CHAIN = (ALL_REDUCE, *MARKERS, VIEW, ADD, RMS_NORM, ADD_RMS_NORM, "getitem", "tensor_cast::layer_norm")
 
 
-UNIFORM = Recipe()
-
-
-class NoSite(Exception):
-    """The program has nothing that the change could be made to."""
-
-
 def pick(found: Sequence[T], choice: int) -> T:
     """The entry that a byte picks; raises NoSite when there is none."""
     if not found:
@@ -49,40 +41,41 @@ def pick(found: Sequence[T], choice: int) -> T:
     return found[choice % len(found)]
 
 
-def calls(w: ProgramWriter, *ops: str) -> list[tuple[DraftValue, DraftStep]]:
+def pick_recent(found: Sequence[T], choice: int) -> T:
+    """The entry that a byte picks: 0 the newest, and newer ones more often; raises NoSite when there is none."""
+    if not found:
+        raise NoSite
+    return found[-1 - (choice**3 * len(found) >> 24)]
+
+
+def calls(w: TransformerWriter, *ops: str) -> list[tuple[DraftValue, DraftStep]]:
     """The calls of these ops that the program needs."""
     return [(value, step) for value, step in w.draft.steps(result(w)) if step.op in ops]
 
 
-def activations(w: ProgramWriter) -> list[DraftValue]:
+def activations(w: TransformerWriter) -> list[DraftValue]:
     """Results of the chains between matrix products; those of all_reduces stand twice, once in front."""
     found = calls(w, *CHAIN)
     return [v for v, s in found if s.op == ALL_REDUCE] + [v for v, _ in found]
 
 
-def spec_of(w: ProgramWriter, value: DraftValue) -> TensorSpec:
+def spec_of(w: TransformerWriter, value: DraftValue) -> TensorSpec:
     """The spec of a tensor on the first rank, whose shape is that of all ranks; else NoSite."""
-    if w.draft.shape(value) is None:
-        raise NoSite
-    spec = w.draft.specs(value)[0]
-    assert isinstance(spec, TensorSpec)
-    return spec
+    w.draft.shape(value)
+    return w.draft.spec(value)
 
 
-def readers(w: ProgramWriter, value: DraftValue) -> list[tuple[DraftValue, DraftStep]]:
+def readers(w: TransformerWriter, value: DraftValue) -> list[tuple[DraftValue, DraftStep]]:
     """The steps that read `value`."""
     return [(v, s) for v, s in w.draft.steps(result(w)) if value.number in s.reads]
 
 
-def call(w: ProgramWriter, op: str, *args: Any, **kwargs: Any) -> DraftValue:
+def call(w: TransformerWriter, op: str, *args: Any, **kwargs: Any) -> DraftValue:
     """Add a call, or raise NoSite when some rank could not run it."""
-    made = w.draft.attempt(op, leaves(args, DraftValue)[0], *args, **kwargs)
-    if made is None:
-        raise NoSite
-    return made
+    return w.draft.typed_call(op, *args, **kwargs)
 
 
-def swap_in(w: ProgramWriter, old: DraftValue, new: DraftValue) -> None:
+def swap_in(w: TransformerWriter, old: DraftValue, new: DraftValue) -> None:
     """Let all readers of `old`, the outputs among them, read `new`, except what `new` depends on."""
     w.draft.redirect(old, new)
     if w.hidden.number == old.number:
@@ -91,7 +84,7 @@ def swap_in(w: ProgramWriter, old: DraftValue, new: DraftValue) -> None:
 
 
 def new_input(
-    w: ProgramWriter,
+    w: TransformerWriter,
     role: str,
     shape: Sequence[int],
     dtype: torch.dtype = torch.float32,
@@ -118,18 +111,18 @@ def new_input(
     return w.draft.input(role, tuple(whole), dtype, declared, recipe, rms=0.6 * recipe.scale)
 
 
-def gain(w: ProgramWriter, value: DraftValue) -> DraftValue:
+def gain(w: TransformerWriter, value: DraftValue) -> DraftValue:
     """Add a norm weight for the rows of `value`."""
     spec = spec_of(w, value)
     return new_input(w, "gain", spec.shape[-1:], spec.dtype, recipe=Recipe("norm_weight"))
 
 
-def norm(w: ProgramWriter, value: DraftValue) -> DraftValue:
+def norm(w: TransformerWriter, value: DraftValue) -> DraftValue:
     """Norm the rows of a value."""
     return call(w, RMS_NORM, value, gain(w, value), w.setting.eps)
 
 
-def group(w: ProgramWriter, dim: str, part: str = "whole") -> DraftGroup | PerRank:
+def group(w: TransformerWriter, dim: str, part: str = "whole") -> DraftGroup | PerRank:
     """A group of each rank: that of a mesh dim, the same in reverse, half of it, or the rank alone."""
     found = w.draft.mesh.dim(dim)
     if part == "reversed":
@@ -145,14 +138,14 @@ def group(w: ProgramWriter, dim: str, part: str = "whole") -> DraftGroup | PerRa
     return PerRank("alone", lambda rank: [rank]) if part == "alone" else DraftGroup(dim)
 
 
-def other_groups(w: ProgramWriter, known: Any) -> list[DraftGroup | PerRank]:
+def other_groups(w: TransformerWriter, known: Any) -> list[DraftGroup | PerRank]:
     """Groups other than `known`: first of all the mesh's other dim."""
     dims = [DraftGroup(dim.name) for dim in w.draft.mesh.dims]
     parts = [group(w, w.roles.main, part) for part in ("reversed", "alone", "half")]
     return [g for g in (*dims, *parts) if g != known and getattr(g, "name", "") != getattr(known, "name", "-")]
 
 
-def chunk(w: ProgramWriter, value: DraftValue, axis: int, dim: str) -> DraftValue:
+def chunk(w: TransformerWriter, value: DraftValue, axis: int, dim: str) -> DraftValue:
     """Slice this rank's part of a value, by its position in its group of `dim`."""
     extent = spec_of(w, value).shape[axis]
     found = w.draft.mesh.dim(dim)
@@ -169,17 +162,17 @@ def chunk(w: ProgramWriter, value: DraftValue, axis: int, dim: str) -> DraftValu
     return call(w, "aten::slice.Tensor", value, axis, first, last)
 
 
-def scatter(w: ProgramWriter, value: DraftValue, axis: int, over: DraftGroup | PerRank) -> DraftValue:
+def scatter(w: TransformerWriter, value: DraftValue, axis: int, over: DraftGroup | PerRank) -> DraftValue:
     """Sum over a group and keep this rank's part."""
     return call(w, REDUCE_SCATTER, value, axis, RANK, over)
 
 
-def gather(w: ProgramWriter, value: DraftValue, axis: int, over: DraftGroup | PerRank) -> DraftValue:
+def gather(w: TransformerWriter, value: DraftValue, axis: int, over: DraftGroup | PerRank) -> DraftValue:
     """Put the parts of a group's members together."""
     return call(w, ALL_GATHER, value, axis, RANK, over)
 
 
-def reduce(w: ProgramWriter, value: DraftValue, over: DraftGroup | PerRank) -> DraftValue:
+def reduce(w: TransformerWriter, value: DraftValue, over: DraftGroup | PerRank) -> DraftValue:
     """Sum over a group."""
     return call(w, ALL_REDUCE, value, RANK, over)
 

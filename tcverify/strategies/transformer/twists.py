@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 
 from tcverify.program import PARTIAL, Recipe
-from tcverify.strategies.transformer.draft import DraftGroup, DraftValue
+from tcverify.strategies.draft import DraftGroup, DraftValue
 from tcverify.strategies.transformer.sites import (
     ADD,
     ADD_RMS_NORM,
@@ -30,21 +30,21 @@ from tcverify.strategies.transformer.sites import (
     spec_of,
     token_axis,
 )
-from tcverify.strategies.transformer.writing import ProgramWriter, activation
+from tcverify.strategies.transformer.writing import TransformerWriter, activation
 
-Twist = Callable[[ProgramWriter, int], None]
+Twist = Callable[[TransformerWriter, int], None]
 
 
-def _axis(w: ProgramWriter) -> int:
+def _axis(w: TransformerWriter) -> int:
     return token_axis(spec_of(w, w.hidden).shape)
 
 
-def _both(w: ProgramWriter, change: Callable[[DraftValue], DraftValue]) -> None:
+def _both(w: TransformerWriter, change: Callable[[DraftValue], DraftValue]) -> None:
     """Change the value, and the residual alike."""
     w.hidden, w.residual = change(w.hidden), change(w.residual)
 
 
-def elementwise(w: ProgramWriter, how: int) -> None:
+def elementwise(w: TransformerWriter, how: int) -> None:
     """An op on every element."""
     h = w.hidden
     ops: list[Callable[[], DraftValue]] = [
@@ -60,7 +60,7 @@ def elementwise(w: ProgramWriter, how: int) -> None:
     w.hidden = pick(ops, how)()
 
 
-def along_hidden(w: ProgramWriter, how: int) -> None:
+def along_hidden(w: TransformerWriter, how: int) -> None:
     """Ops that work row by row, as norms do."""
     h, wide = w.hidden, spec_of(w, w.hidden).shape[-1]
     dtype = spec_of(w, h).dtype
@@ -75,7 +75,7 @@ def along_hidden(w: ProgramWriter, how: int) -> None:
     w.hidden = pick(ops, how)()
 
 
-def along_tokens(w: ProgramWriter, how: int) -> None:
+def along_tokens(w: TransformerWriter, how: int) -> None:
     """Ops in which a token meets others."""
     h, axis = w.hidden, _axis(w)
     tokens = spec_of(w, h).shape[axis]
@@ -92,7 +92,7 @@ def along_tokens(w: ProgramWriter, how: int) -> None:
     w.hidden = pick(ops, how)()
 
 
-def fewer_tokens(w: ProgramWriter, how: int) -> None:
+def fewer_tokens(w: TransformerWriter, how: int) -> None:
     """The pattern goes on with some of the tokens."""
     axis = _axis(w)
     tokens = spec_of(w, w.hidden).shape[axis]
@@ -100,13 +100,13 @@ def fewer_tokens(w: ProgramWriter, how: int) -> None:
     _both(w, lambda value: call(w, "aten::slice.Tensor", value, axis, first, last))
 
 
-def more_tokens(w: ProgramWriter, how: int) -> None:
+def more_tokens(w: TransformerWriter, how: int) -> None:
     """The pattern goes on with all tokens twice."""
     axis = _axis(w)
     _both(w, lambda value: call(w, "tensor_cast::cat", [value, value], axis))
 
 
-def another_view(w: ProgramWriter, how: int) -> None:
+def another_view(w: TransformerWriter, how: int) -> None:
     """The value, and perhaps the residual, goes on in another shape."""
     *lead, tokens, wide = spec_of(w, w.hidden).shape
     forms = [
@@ -123,25 +123,25 @@ def another_view(w: ProgramWriter, how: int) -> None:
         _both(w, lambda value: call(w, VIEW, value, shape))
 
 
-def transpose_pattern(w: ProgramWriter, how: int) -> None:
+def transpose_pattern(w: TransformerWriter, how: int) -> None:
     """The pattern goes on with two dims exchanged, perhaps also in memory."""
     _both(w, lambda value: call(w, "aten::transpose.int", value, 0, 1))
     if how % 2:
         _both(w, lambda value: call(w, "aten::clone", value, memory_format=torch.contiguous_format))
 
 
-def marker(w: ProgramWriter, how: int) -> None:
+def marker(w: TransformerWriter, how: int) -> None:
     """A region begins or ends, or is copied."""
     w.hidden = call(w, pick(MARKERS, how), w.hidden, w.region())
 
 
-def cast(w: ProgramWriter, how: int) -> None:
+def cast(w: TransformerWriter, how: int) -> None:
     """The value goes on in another dtype."""
     dtype = spec_of(w, w.hidden).dtype
     w.hidden = call(w, "aten::_to_copy", w.hidden, dtype=torch.bfloat16 if dtype is torch.float32 else torch.float32)
 
 
-def collective(w: ProgramWriter, how: int) -> None:
+def collective(w: TransformerWriter, how: int) -> None:
     """A collective, or two of which one undoes the other, on any dim."""
     h, main = w.hidden, DraftGroup(w.roles.main)
     axis = how // 8 % len(spec_of(w, h).shape)
@@ -157,7 +157,7 @@ def collective(w: ProgramWriter, how: int) -> None:
     w.hidden = pick(forms, how % 8)()
 
 
-def keep_local_part(w: ProgramWriter, how: int) -> None:
+def keep_local_part(w: TransformerWriter, how: int) -> None:
     """The pattern goes on with this rank's part of the tokens, or of another dim."""
     main = DraftGroup(w.roles.main)
     axis = _axis(w) if how % 4 < 3 else how // 8 % len(spec_of(w, w.hidden).shape)
@@ -167,13 +167,13 @@ def keep_local_part(w: ProgramWriter, how: int) -> None:
         w.extras.append(gather(w, w.hidden, axis, main))
 
 
-def gather_wider(w: ProgramWriter, how: int) -> None:
+def gather_wider(w: TransformerWriter, how: int) -> None:
     """The pattern goes on with what the group's members have, put together."""
     axis = how % len(spec_of(w, w.hidden).shape)
     _both(w, lambda value: gather(w, value, axis, DraftGroup(w.roles.main)))
 
 
-def write_into_pattern(w: ProgramWriter, how: int) -> None:
+def write_into_pattern(w: TransformerWriter, how: int) -> None:
     """The program writes into the value, or into the residual, perhaps through a view."""
     value = w.residual if how % 2 else w.hidden
     spec = spec_of(w, value)
@@ -182,12 +182,12 @@ def write_into_pattern(w: ProgramWriter, how: int) -> None:
     w.draft.change(call(w, "aten::add_.Tensor", target, addend), on=value)
 
 
-def return_pattern_value(w: ProgramWriter, how: int) -> None:
+def return_pattern_value(w: TransformerWriter, how: int) -> None:
     """The value, or the residual, is returned as well."""
     w.extras.append(w.residual if how % 2 else w.hidden)
 
 
-def read_pattern_value(w: ProgramWriter, how: int) -> None:
+def read_pattern_value(w: TransformerWriter, how: int) -> None:
     """Something else reads the value, before the pattern goes on."""
     h = w.residual if how // 8 % 2 else w.hidden
     forms: list[Callable[[], DraftValue]] = [
@@ -202,7 +202,7 @@ def read_pattern_value(w: ProgramWriter, how: int) -> None:
     w.extras.append(pick(forms, how % 8)())
 
 
-def independent(w: ProgramWriter, how: int) -> None:
+def independent(w: TransformerWriter, how: int) -> None:
     """Another sum, over the same group or another, stands in between."""
     spec = spec_of(w, w.hidden)
     addend = new_input(w, "partial", spec.shape, spec.dtype, "partial")
@@ -211,7 +211,7 @@ def independent(w: ProgramWriter, how: int) -> None:
     w.extras.append(norm(w, total) if how // 16 % 2 == 0 else total)
 
 
-def residual(w: ProgramWriter, how: int) -> None:
+def residual(w: TransformerWriter, how: int) -> None:
     """The residual is another one from here on."""
     shape, dtype = spec_of(w, w.hidden).shape, spec_of(w, w.hidden).dtype
     axis = token_axis(shape)

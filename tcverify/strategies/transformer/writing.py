@@ -10,14 +10,14 @@ import torch
 
 from tcverify.program import VARYING, Placement, Recipe, shard
 from tcverify.strategies.choices import TransformerSetting
-from tcverify.strategies.transformer.draft import DraftValue, ProgramDraft, TokenLayout
+from tcverify.strategies.draft import DraftValue, ProgramDraft, TokenLayout
 from tcverify.strategies.transformer.roles import Roles
 
 F32, BF16 = torch.float32, torch.bfloat16
 
 
 @dataclass(slots=True)
-class ProgramWriter:
+class TransformerWriter:
     """A program half written: its setting, made concrete, and the activations that later blocks may read.
 
     Attributes:
@@ -57,7 +57,7 @@ class ProgramWriter:
 
 
 def activation(
-    w: ProgramWriter,
+    w: TransformerWriter,
     role: str,
     layout: TokenLayout,
     placement: tuple[str, Placement] | None,
@@ -81,7 +81,7 @@ def activation(
 
 
 def weight(
-    w: ProgramWriter,
+    w: TransformerWriter,
     role: str,
     shape: tuple[int, ...],
     placement: tuple[str, Placement] | None,
@@ -98,7 +98,7 @@ def weight(
 
 
 def matmul(
-    w: ProgramWriter,
+    w: TransformerWriter,
     value: DraftValue,
     role: str,
     sizes: tuple[int, int],
@@ -109,11 +109,11 @@ def matmul(
     matrix = projection(w, value, role, sizes, placement, tie)
     op = "aten::mm" if value.layout.flat else "aten::matmul"
     value = cast(w, value, w.dtype)
-    return replace(w.draft.call(op, value, value, matrix), rms=0.6)
+    return replace(w.draft.call(op, value, matrix), rms=0.6)
 
 
 def projection(
-    w: ProgramWriter,
+    w: TransformerWriter,
     value: DraftValue,
     role: str,
     sizes: tuple[int, ...],
@@ -126,27 +126,27 @@ def projection(
 
 
 def bias(
-    w: ProgramWriter, value: DraftValue, width: int, placement: tuple[str, Placement] | None, tie: bool
+    w: TransformerWriter, value: DraftValue, width: int, placement: tuple[str, Placement] | None, tie: bool
 ) -> DraftValue:
     """Add a bias to tokens."""
     vector = weight(w, "bias", (width,), placement, Recipe(scale=0.5), tie)
     return replace(add(w, value, vector, "bias"), dtype=torch.promote_types(value.dtype, vector.dtype))
 
 
-def add(w: ProgramWriter, a: DraftValue, b: DraftValue, label: str) -> DraftValue:
+def add(w: TransformerWriter, a: DraftValue, b: DraftValue, label: str) -> DraftValue:
     """Add tokens to tokens or to a vector."""
-    total = w.draft.call("aten::add.Tensor", a, a, b, labels=(label,))
+    total = w.draft.call("aten::add.Tensor", a, b, labels=(label,))
     return replace(total, rms=a.rms + b.rms, dtype=torch.promote_types(a.dtype, b.dtype), dense=a.dense and b.dense)
 
 
-def cast(w: ProgramWriter, value: DraftValue, dtype: torch.dtype) -> DraftValue:
+def cast(w: TransformerWriter, value: DraftValue, dtype: torch.dtype) -> DraftValue:
     """Cast, where needed."""
     if value.dtype is dtype:
         return value
-    return replace(w.draft.call("aten::_to_copy", value, value, dtype=dtype, labels=("cast",)), dtype=dtype)
+    return replace(w.draft.call("aten::_to_copy", value, dtype=dtype, labels=("cast",)), dtype=dtype)
 
 
-def relayout(w: ProgramWriter, value: DraftValue, to: TokenLayout, width: int = -1) -> DraftValue:
+def relayout(w: TransformerWriter, value: DraftValue, to: TokenLayout, width: int = -1) -> DraftValue:
     """Lay tokens out as `to`, by views and, between [B, S, ·] and [S, B, ·], a transposition.
 
     Args:
@@ -157,27 +157,27 @@ def relayout(w: ProgramWriter, value: DraftValue, to: TokenLayout, width: int = 
         return value
     if value.layout.order != to.order and not (w.batch == 1 and to.flat != value.layout.flat):
         value = _view(w, value, TokenLayout(value.layout.order), width)
-        turned = w.draft.call("aten::transpose.int", value, value, 0, 1, labels=("transpose",))
+        turned = w.draft.call("aten::transpose.int", value, 0, 1, labels=("transpose",))
         value = replace(turned, layout=TokenLayout(to.order), dense=False)
     return _view(w, value, to, width)
 
 
-def _view(w: ProgramWriter, value: DraftValue, to: TokenLayout, width: int) -> DraftValue:
+def _view(w: TransformerWriter, value: DraftValue, to: TokenLayout, width: int) -> DraftValue:
     if value.layout == to:
         return value
     if not value.dense:
-        copy = w.draft.call("aten::clone", value, value, memory_format=torch.contiguous_format)
+        copy = w.draft.call("aten::clone", value, memory_format=torch.contiguous_format)
         value = replace(copy, dense=True)
-    viewed = w.draft.call("aten::view", value, value, list(token_shape(w, to, width)), labels=("view",))
+    viewed = w.draft.call("aten::view", value, list(token_shape(w, to, width)), labels=("view",))
     return replace(viewed, layout=to)
 
 
-def layout_of(w: ProgramWriter, order: str, flat: bool) -> TokenLayout:
+def layout_of(w: TransformerWriter, order: str, flat: bool) -> TokenLayout:
     """The layout; flat tokens of a batch of one, [S, H], have no order of dims."""
     return TokenLayout("bs" if flat and w.batch == 1 else order, flat)
 
 
-def token_shape(w: ProgramWriter, layout: TokenLayout, width: int) -> tuple[int, ...]:
+def token_shape(w: TransformerWriter, layout: TokenLayout, width: int) -> tuple[int, ...]:
     if layout.flat:
         return w.batch * w.sequence, width
     return (w.batch, w.sequence, width) if layout.order == "bs" else (w.sequence, w.batch, width)

@@ -12,9 +12,8 @@ from typing import Any
 
 import torch
 
-from tcverify.ops import ShapeError
 from tcverify.program import Recipe
-from tcverify.strategies.transformer.draft import RANK, DraftGroup, DraftValue, PerRank
+from tcverify.strategies.draft import RANK, DraftGroup, DraftValue, NoSite, PerRank, attempt
 from tcverify.strategies.transformer.sites import (
     ADD,
     ADD_RMS_NORM,
@@ -22,33 +21,26 @@ from tcverify.strategies.transformer.sites import (
     MARKERS,
     RMS_NORM,
     VIEW,
-    NoSite,
     call,
     chunk,
     gain,
     gather,
     new_input,
     pick,
+    pick_recent,
     reduce,
     scatter,
     spec_of,
 )
-from tcverify.strategies.transformer.writing import ProgramWriter
+from tcverify.strategies.transformer.writing import TransformerWriter
 from tcverify.strategies.wild.quantised import grow_quantised
 
-Growth = Callable[[ProgramWriter, Sequence[DraftValue], DraftValue, int, int], list[DraftValue]]
+Growth = Callable[[TransformerWriter, Sequence[DraftValue], DraftValue, int, int], list[DraftValue]]
 
 KINDS = ("replicated", "partial", "varying", "shard")
 
 
-def pick_recent(values: Sequence[DraftValue], choice: int) -> DraftValue:
-    """The value that a byte picks: 0 the newest, and newer ones more often."""
-    if not values:
-        raise NoSite
-    return values[-1 - (choice**3 * len(values) >> 24)]
-
-
-def _partner(w: ProgramWriter, values: Sequence[DraftValue], a: DraftValue, b: int) -> DraftValue:
+def _partner(w: TransformerWriter, values: Sequence[DraftValue], a: DraftValue, b: int) -> DraftValue:
     """Another operand of the shape and dtype of `a`: a value there is, or a new input."""
     spec = spec_of(w, a)
     found = [
@@ -62,12 +54,12 @@ def _partner(w: ProgramWriter, values: Sequence[DraftValue], a: DraftValue, b: i
     return pick_recent(found, b)
 
 
-def _group(w: ProgramWriter, choice: int) -> tuple[str, DraftGroup]:
+def _group(w: TransformerWriter, choice: int) -> tuple[str, DraftGroup]:
     dim = w.roles.main if choice % 3 < 2 or w.roles.other is None else w.roles.other
     return dim, DraftGroup(dim)
 
 
-def _axis(w: ProgramWriter, a: DraftValue, choice: int) -> int:
+def _axis(w: TransformerWriter, a: DraftValue, choice: int) -> int:
     """A dim of the tensor; the second from the right most often."""
     rank = len(spec_of(w, a).shape)
     if rank == 0:
@@ -75,7 +67,7 @@ def _axis(w: ProgramWriter, a: DraftValue, choice: int) -> int:
     return max(0, rank - 2) if choice % 4 < 2 else choice // 4 % rank
 
 
-def unary(w: ProgramWriter, values: Sequence[DraftValue], a: DraftValue, b: int, how: int) -> list[DraftValue]:
+def unary(w: TransformerWriter, values: Sequence[DraftValue], a: DraftValue, b: int, how: int) -> list[DraftValue]:
     """An op on every element."""
     ops = [
         "tensor_cast::gelu",
@@ -90,7 +82,7 @@ def unary(w: ProgramWriter, values: Sequence[DraftValue], a: DraftValue, b: int,
     return [call(w, pick(ops, how), a)]
 
 
-def binary(w: ProgramWriter, values: Sequence[DraftValue], a: DraftValue, b: int, how: int) -> list[DraftValue]:
+def binary(w: TransformerWriter, values: Sequence[DraftValue], a: DraftValue, b: int, how: int) -> list[DraftValue]:
     """An op on two values of one shape."""
     other = _partner(w, values, a, b)
     op = pick((ADD, ADD, "aten::sub.Tensor", "aten::mul.Tensor", "aten::maximum", "tensor_cast::swiglu"), how)
@@ -100,7 +92,7 @@ def binary(w: ProgramWriter, values: Sequence[DraftValue], a: DraftValue, b: int
     return [replace(made, rms=rms)]
 
 
-def constant(w: ProgramWriter, values: Sequence[DraftValue], a: DraftValue, b: int, how: int) -> list[DraftValue]:
+def constant(w: TransformerWriter, values: Sequence[DraftValue], a: DraftValue, b: int, how: int) -> list[DraftValue]:
     """A number, or a vector that is broadcast."""
     spec = spec_of(w, a)
     shapes: list[tuple[int, ...]] = [
@@ -114,7 +106,7 @@ def constant(w: ProgramWriter, values: Sequence[DraftValue], a: DraftValue, b: i
     return [replace(call(w, op, a, other), rms=a.rms + 0.6)]
 
 
-def matmul(w: ProgramWriter, values: Sequence[DraftValue], a: DraftValue, b: int, how: int) -> list[DraftValue]:
+def matmul(w: TransformerWriter, values: Sequence[DraftValue], a: DraftValue, b: int, how: int) -> list[DraftValue]:
     """A product with a weight, or with another value."""
     spec = spec_of(w, a)
     inner = spec.shape[-1]
@@ -122,8 +114,8 @@ def matmul(w: ProgramWriter, values: Sequence[DraftValue], a: DraftValue, b: int
     found = [
         v
         for v in values
-        if (w.draft.shape(v) or ())[:1] == (inner,)
-        and len(w.draft.shape(v) or ()) == 2
+        if w.draft.shape(v)[:1] == (inner,)
+        and len(w.draft.shape(v)) == 2
         and w.draft.specs(v)[0].dtype is spec.dtype
         and v.rms <= 1
     ]
@@ -135,7 +127,7 @@ def matmul(w: ProgramWriter, values: Sequence[DraftValue], a: DraftValue, b: int
     return [replace(call(w, "aten::matmul", a, other), rms=0.6)]
 
 
-def norm(w: ProgramWriter, values: Sequence[DraftValue], a: DraftValue, b: int, how: int) -> list[DraftValue]:
+def norm(w: TransformerWriter, values: Sequence[DraftValue], a: DraftValue, b: int, how: int) -> list[DraftValue]:
     """A norm of the rows."""
     if how % 4 == 3:
         made = call(w, "tensor_cast::layer_norm", a, gain(w, a), None, w.setting.eps)
@@ -144,7 +136,7 @@ def norm(w: ProgramWriter, values: Sequence[DraftValue], a: DraftValue, b: int, 
     return [replace(made, rms=1.0)]
 
 
-def fused_norm(w: ProgramWriter, values: Sequence[DraftValue], a: DraftValue, b: int, how: int) -> list[DraftValue]:
+def fused_norm(w: TransformerWriter, values: Sequence[DraftValue], a: DraftValue, b: int, how: int) -> list[DraftValue]:
     """A sum and its norm; of two results the residual, too."""
     other = _partner(w, values, a, b)
     first, second = (a, other) if how % 4 < 2 else (other, a)
@@ -152,28 +144,30 @@ def fused_norm(w: ProgramWriter, values: Sequence[DraftValue], a: DraftValue, b:
         return [replace(call(w, ADD_RMS_NORM, first, second, gain(w, a), w.setting.eps), rms=1.0)]
     both = call(w, ADD_RMS_NORM2, first, second, gain(w, a), w.setting.eps)
     index = 0 if how // 4 % 4 else -2
-    items = [w.draft.call("getitem", replace(both, dtype=first.dtype), both, index + i) for i in (0, 1)]
+    items = [replace(w.draft.item(both, index + i), dtype=first.dtype) for i in (0, 1)]
     return [replace(items[1], rms=a.rms + other.rms), replace(items[0], rms=1.0)]
 
 
-def all_reduce(w: ProgramWriter, values: Sequence[DraftValue], a: DraftValue, b: int, how: int) -> list[DraftValue]:
+def all_reduce(w: TransformerWriter, values: Sequence[DraftValue], a: DraftValue, b: int, how: int) -> list[DraftValue]:
     """A sum over a group."""
     dim, over = _group(w, how)
     return [replace(reduce(w, a, over), rms=a.rms * w.roles.size(dim))]
 
 
-def reduce_scatter(w: ProgramWriter, values: Sequence[DraftValue], a: DraftValue, b: int, how: int) -> list[DraftValue]:
+def reduce_scatter(
+    w: TransformerWriter, values: Sequence[DraftValue], a: DraftValue, b: int, how: int
+) -> list[DraftValue]:
     """A sum over a group, of which every member keeps a part, along any dim."""
     dim, over = _group(w, how)
     return [replace(scatter(w, a, _axis(w, a, b), over), rms=a.rms * w.roles.size(dim))]
 
 
-def all_gather(w: ProgramWriter, values: Sequence[DraftValue], a: DraftValue, b: int, how: int) -> list[DraftValue]:
+def all_gather(w: TransformerWriter, values: Sequence[DraftValue], a: DraftValue, b: int, how: int) -> list[DraftValue]:
     """The parts of a group, along any dim."""
     return [gather(w, a, _axis(w, a, b), _group(w, how)[1])]
 
 
-def all_to_all(w: ProgramWriter, values: Sequence[DraftValue], a: DraftValue, b: int, how: int) -> list[DraftValue]:
+def all_to_all(w: TransformerWriter, values: Sequence[DraftValue], a: DraftValue, b: int, how: int) -> list[DraftValue]:
     """Equal parts of the first dim change places in a group."""
     dim, over = _group(w, how)
     rows = (spec_of(w, a).shape or (0,))[0]
@@ -189,7 +183,7 @@ def all_to_all(w: ProgramWriter, values: Sequence[DraftValue], a: DraftValue, b:
     return [call(w, "tensor_cast::all_to_all", a, even, even, RANK, over)]
 
 
-def view(w: ProgramWriter, values: Sequence[DraftValue], a: DraftValue, b: int, how: int) -> list[DraftValue]:
+def view(w: TransformerWriter, values: Sequence[DraftValue], a: DraftValue, b: int, how: int) -> list[DraftValue]:
     """Another shape of the same elements."""
     shape = list(spec_of(w, a).shape)
     axis = b % max(1, len(shape))
@@ -204,14 +198,14 @@ def view(w: ProgramWriter, values: Sequence[DraftValue], a: DraftValue, b: int, 
     return [call(w, VIEW, a, pick(forms, how))]
 
 
-def transpose(w: ProgramWriter, values: Sequence[DraftValue], a: DraftValue, b: int, how: int) -> list[DraftValue]:
+def transpose(w: TransformerWriter, values: Sequence[DraftValue], a: DraftValue, b: int, how: int) -> list[DraftValue]:
     """Two dims change places; perhaps also in memory."""
     rank = len(spec_of(w, a).shape)
     turned = call(w, "aten::transpose.int", a, b % max(1, rank), how % max(1, rank))
     return [call(w, "aten::clone", turned, memory_format=torch.contiguous_format) if how // 8 % 2 else turned]
 
 
-def slices(w: ProgramWriter, values: Sequence[DraftValue], a: DraftValue, b: int, how: int) -> list[DraftValue]:
+def slices(w: TransformerWriter, values: Sequence[DraftValue], a: DraftValue, b: int, how: int) -> list[DraftValue]:
     """This rank's part, or the same part on all ranks."""
     axis = _axis(w, a, b)
     size = spec_of(w, a).shape[axis]
@@ -222,37 +216,37 @@ def slices(w: ProgramWriter, values: Sequence[DraftValue], a: DraftValue, b: int
     ]
 
 
-def cat(w: ProgramWriter, values: Sequence[DraftValue], a: DraftValue, b: int, how: int) -> list[DraftValue]:
+def cat(w: TransformerWriter, values: Sequence[DraftValue], a: DraftValue, b: int, how: int) -> list[DraftValue]:
     """Two values, one behind the other."""
     other = _partner(w, values, a, b)
     made = call(w, "tensor_cast::cat", [a, other][:: 1 if how % 2 else -1], _axis(w, a, how // 2))
     return [replace(made, rms=max(a.rms, other.rms))]
 
 
-def marker(w: ProgramWriter, values: Sequence[DraftValue], a: DraftValue, b: int, how: int) -> list[DraftValue]:
+def marker(w: TransformerWriter, values: Sequence[DraftValue], a: DraftValue, b: int, how: int) -> list[DraftValue]:
     """A region begins or ends, or is copied."""
     return [call(w, pick(MARKERS, how), a, w.region())]
 
 
-def softmax(w: ProgramWriter, values: Sequence[DraftValue], a: DraftValue, b: int, how: int) -> list[DraftValue]:
+def softmax(w: TransformerWriter, values: Sequence[DraftValue], a: DraftValue, b: int, how: int) -> list[DraftValue]:
     """A softmax along any dim."""
     return [replace(call(w, "aten::softmax.int", a, _axis(w, a, how)), rms=0.5)]
 
 
-def reduction(w: ProgramWriter, values: Sequence[DraftValue], a: DraftValue, b: int, how: int) -> list[DraftValue]:
+def reduction(w: TransformerWriter, values: Sequence[DraftValue], a: DraftValue, b: int, how: int) -> list[DraftValue]:
     """A mean or maximum along any dim, or what is left without it."""
     op = pick(("aten::mean.dim", "aten::amax", "aten::mean.dim"), how)
     reduced = call(w, op, a, [_axis(w, a, b)], True)
     return [call(w, "aten::sub.Tensor", a, reduced) if how // 4 % 2 else reduced]
 
 
-def cast(w: ProgramWriter, values: Sequence[DraftValue], a: DraftValue, b: int, how: int) -> list[DraftValue]:
+def cast(w: TransformerWriter, values: Sequence[DraftValue], a: DraftValue, b: int, how: int) -> list[DraftValue]:
     """The other floating dtype."""
     dtype = spec_of(w, a).dtype
     return [call(w, "aten::_to_copy", a, dtype=torch.bfloat16 if dtype is torch.float32 else torch.float32)]
 
 
-def attention(w: ProgramWriter, values: Sequence[DraftValue], a: DraftValue, b: int, how: int) -> list[DraftValue]:
+def attention(w: TransformerWriter, values: Sequence[DraftValue], a: DraftValue, b: int, how: int) -> list[DraftValue]:
     """Without projections, of rows that are normed first so that logits stay small."""
     shape = spec_of(w, a).shape
     if len(shape) not in (2, 3) or shape[-1] % 2:
@@ -262,7 +256,7 @@ def attention(w: ProgramWriter, values: Sequence[DraftValue], a: DraftValue, b: 
     return [call(w, "tensor_cast::attention", rows, keys, keys, None, None, None, None, None)]
 
 
-def in_place(w: ProgramWriter, values: Sequence[DraftValue], a: DraftValue, b: int, how: int) -> list[DraftValue]:
+def in_place(w: TransformerWriter, values: Sequence[DraftValue], a: DraftValue, b: int, how: int) -> list[DraftValue]:
     """Write into a value; what shares its storage changes with it."""
     op = pick(("aten::mul_.Tensor", "aten::add_.Tensor"), how)
     made = call(w, op, a, 0.5)
@@ -270,7 +264,7 @@ def in_place(w: ProgramWriter, values: Sequence[DraftValue], a: DraftValue, b: i
     return [replace(made, rms=a.rms + 0.5)]
 
 
-def write(w: ProgramWriter, values: Sequence[DraftValue], a: DraftValue, b: int, how: int) -> list[DraftValue]:
+def write(w: TransformerWriter, values: Sequence[DraftValue], a: DraftValue, b: int, how: int) -> list[DraftValue]:
     """A sum with an input, into which the sum is written afterwards: nobody need take notice of that but the caller."""
     spec = spec_of(w, a)
     inputs = [v for v in values if w.draft.step(v) is None and v.number != a.number]
@@ -281,7 +275,9 @@ def write(w: ProgramWriter, values: Sequence[DraftValue], a: DraftValue, b: int,
     return [replace(total, rms=a.rms + 1.0)]
 
 
-def fused_reduce(w: ProgramWriter, values: Sequence[DraftValue], a: DraftValue, b: int, how: int) -> list[DraftValue]:
+def fused_reduce(
+    w: TransformerWriter, values: Sequence[DraftValue], a: DraftValue, b: int, how: int
+) -> list[DraftValue]:
     """A product that is summed over a group by the same op."""
     spec = spec_of(w, a)
     inner = spec.shape[-1] if spec.shape else 0
@@ -294,12 +290,12 @@ def fused_reduce(w: ProgramWriter, values: Sequence[DraftValue], a: DraftValue, 
     return [replace(made, rms=(0.6 if vector is None else 1.2) * w.roles.size(dim))]
 
 
-def quantised(w: ProgramWriter, values: Sequence[DraftValue], a: DraftValue, b: int, how: int) -> list[DraftValue]:
+def quantised(w: TransformerWriter, values: Sequence[DraftValue], a: DraftValue, b: int, how: int) -> list[DraftValue]:
     """A linear with a quantised weight, perhaps summed over a group by the same op."""
     return [grow_quantised(w, a, b, how, _group(w, b // 16))]
 
 
-def operator(w: ProgramWriter, values: Sequence[DraftValue], a: DraftValue, b: int, how: int) -> list[DraftValue]:
+def operator(w: TransformerWriter, values: Sequence[DraftValue], a: DraftValue, b: int, how: int) -> list[DraftValue]:
     """A Python operator on two values, or on one and a number."""
     other = 0.5 if how % 4 == 3 else _partner(w, values, a, b)
     op = pick(("python::add", "python::sub", "python::mul"), how // 4)
@@ -307,7 +303,7 @@ def operator(w: ProgramWriter, values: Sequence[DraftValue], a: DraftValue, b: i
     return [replace(call(w, op, a, other), rms=a.rms * rms if op == "python::mul" else a.rms + rms)]
 
 
-def index(w: ProgramWriter, values: Sequence[DraftValue], a: DraftValue, b: int, how: int) -> list[DraftValue]:
+def index(w: TransformerWriter, values: Sequence[DraftValue], a: DraftValue, b: int, how: int) -> list[DraftValue]:
     """A tensor indexed as Python does: one row, rows, or all of it with a dim more."""
     rank = len(spec_of(w, a).shape)
     forms: list[Any] = [0, slice(0, None, 2), slice(None), (Ellipsis, None), -1]
@@ -316,21 +312,23 @@ def index(w: ProgramWriter, values: Sequence[DraftValue], a: DraftValue, b: int,
     return [replace(call(w, "python::getitem", a, pick(forms, how)), dense=False)]
 
 
-def filled_tensor(w: ProgramWriter, values: Sequence[DraftValue], a: DraftValue, b: int, how: int) -> list[DraftValue]:
+def filled_tensor(
+    w: TransformerWriter, values: Sequence[DraftValue], a: DraftValue, b: int, how: int
+) -> list[DraftValue]:
     """A tensor that is made of nothing, and added to a value."""
     spec = spec_of(w, a)
-    made = w.draft.call("aten::full", a, list(spec.shape[-1:]), 0.5, dtype=spec.dtype)
+    made = w.draft.call("aten::full", list(spec.shape[-1:]), 0.5, dtype=spec.dtype, like=a)
     return [replace(call(w, ADD, a, made), rms=a.rms + 0.5)]
 
 
-def split(w: ProgramWriter, values: Sequence[DraftValue], a: DraftValue, b: int, how: int) -> list[DraftValue]:
+def split(w: TransformerWriter, values: Sequence[DraftValue], a: DraftValue, b: int, how: int) -> list[DraftValue]:
     """Two halves along any dim, each a view of the whole."""
     axis = _axis(w, a, b)
     size = spec_of(w, a).shape[axis]
     if size < 2:
         raise NoSite
     both = call(w, "aten::split.Tensor", a, (size + 1) // 2, axis)
-    return [replace(w.draft.call("getitem", both, both, i), dense=False, dtype=a.dtype) for i in (how % 2, 1 - how % 2)]
+    return [replace(w.draft.item(both, i), dense=False, dtype=a.dtype) for i in (how % 2, 1 - how % 2)]
 
 
 GROWTHS: dict[str, Growth] = {
@@ -368,25 +366,36 @@ MOST_ELEMENTS = 2048
 MOST_RMS = 6.0
 
 
-def grow(w: ProgramWriter, op: str, values: Sequence[DraftValue], a: DraftValue, b: int, how: int) -> list[DraftValue]:
+def grow(
+    w: TransformerWriter, op: str, values: Sequence[DraftValue], a: DraftValue, b: int, how: int
+) -> list[DraftValue]:
     """The values that a growth adds; none where it does not fit, and then the program is as it was."""
-    before = w.draft.copy()
-    w.draft.scope = (op,)
-    try:
-        found = GROWTHS[op](w, values, a, b, how)
-        for i, value in enumerate(found):
-            if math.prod(w.draft.shape(value) or (MOST_ELEMENTS + 1,)) > MOST_ELEMENTS:
-                raise NoSite
-            if value.rms > MOST_RMS:
-                found[i] = replace(call(w, "aten::mul.Tensor", value, 0.125), rms=value.rms / 8)
-    except (NoSite, ShapeError):
-        w.draft = before
-        return []
+    found: list[DraftValue] = []
+    attempt(w, _grow, found, op, values, a, b, how)
     w.draft.scope = ()
     return found
 
 
-def ends_of(w: ProgramWriter, values: Sequence[DraftValue]) -> list[DraftValue]:
+def _grow(
+    w: TransformerWriter,
+    found: list[DraftValue],
+    op: str,
+    values: Sequence[DraftValue],
+    a: DraftValue,
+    b: int,
+    how: int,
+) -> None:
+    w.draft.scope = (op,)
+    grown = GROWTHS[op](w, values, a, b, how)
+    for i, value in enumerate(grown):
+        if math.prod(w.draft.shape(value) or (MOST_ELEMENTS + 1,)) > MOST_ELEMENTS:
+            raise NoSite
+        if value.rms > MOST_RMS:
+            grown[i] = replace(call(w, "aten::mul.Tensor", value, 0.125), rms=value.rms / 8)
+    found += grown
+
+
+def ends_of(w: TransformerWriter, values: Sequence[DraftValue]) -> list[DraftValue]:
     """Those of the values that no step reads; steps that only write do not count."""
     known = {value.number for value in values}
     steps = [step for made, step in w.draft.steps(values) if step.on is None or made.number in known]

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 from tcverify.program import Mesh, Program
 from tcverify.strategies.choices import HEADER_WIDTH, decode_choices, weighted_table
-from tcverify.strategies.transformer.draft import DraftValue
+from tcverify.strategies.draft import DraftValue, NoSite
 from tcverify.strategies.transformer.programs import begin_program, finish_program
-from tcverify.strategies.transformer.sites import NoSite, new_input, pick
-from tcverify.strategies.transformer.writing import ProgramWriter
-from tcverify.strategies.wild.growths import KINDS, ends_of, grow, pick_recent
+from tcverify.strategies.transformer.sites import new_input, pick, pick_recent
+from tcverify.strategies.transformer.writing import TransformerWriter
+from tcverify.strategies.wild.growths import KINDS, ends_of, grow
 
 #: What the first byte of a record picks from; see `GROWTHS`.
 OPS = weighted_table(
@@ -73,7 +73,7 @@ def decode_wild(mesh: Mesh, choices: bytes) -> Program:
     return finish_program(w, "wild")
 
 
-def _input(w: ProgramWriter, kind: int, shape: int) -> DraftValue:
+def _input(w: TransformerWriter, kind: int, shape: int) -> DraftValue:
     """Add an input: tokens in some layout, on all ranks of one shape."""
     wide, tokens = w.setting.hidden, w.sequence
     shapes = [(tokens, wide), (w.batch, tokens, wide), (tokens, w.batch, wide), (wide, tokens), (2, tokens, 2, wide)]

@@ -8,13 +8,13 @@ from dataclasses import replace
 import torch
 
 from tcverify.program import Recipe
-from tcverify.strategies.transformer.draft import RANK, DraftGroup, DraftValue
+from tcverify.strategies.draft import RANK, DraftGroup, DraftValue, NoSite
 from tcverify.strategies.transformer.quantised import BYTES, E4M3, E8M0, I8, OPS, RMS, U8, local_arguments, weights
-from tcverify.strategies.transformer.sites import NoSite, call, new_input, pick, spec_of
-from tcverify.strategies.transformer.writing import F32, ProgramWriter
+from tcverify.strategies.transformer.sites import call, new_input, pick, spec_of
+from tcverify.strategies.transformer.writing import F32, TransformerWriter
 
 
-def grow_quantised(w: ProgramWriter, a: DraftValue, b: int, how: int, group: tuple[str, DraftGroup]) -> DraftValue:
+def grow_quantised(w: TransformerWriter, a: DraftValue, b: int, how: int, group: tuple[str, DraftGroup]) -> DraftValue:
     """A quantised linear of a value, or of quantised inputs with as many rows; perhaps with its sum over a group."""
     spec = spec_of(w, a)
     if len(spec.shape) < 2:

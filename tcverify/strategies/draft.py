@@ -1,22 +1,33 @@
-"""A program on its way: steps over numbered values, the same for all ranks, of which only what is needed becomes graphs."""
+"""A program on its way: inputs, and steps over numbered values, which are the same for all ranks."""
 
 from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import fx
 from torch.fx.node import map_aggregate
 
 from tcverify.errors import InternalError
-from tcverify.ops import ShapeError, TensorSpec, infer, lookup, resolve
+from tcverify.ops import Op, ShapeError, TensorSpec, infer, lookup, resolve
 from tcverify.ops.leaves import leaves
 from tcverify.program import GraphBuilder, InputSpec, Mesh, Placement, Program, Recipe, spmd_program
+
+T = TypeVar("T")
+
+UNIFORM = Recipe()
+
+#: Results that a step may have at most.
+MOST_RESULTS = 4096
+
+
+class NoSite(Exception):
+    """The program has no place for what was to be written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,18 +40,18 @@ class TokenLayout:
 
 @dataclass(frozen=True, slots=True)
 class DraftValue:
-    """An activation, weight or tuple of the draft.
+    """What an input or a step of the draft makes: a tensor, or several.
 
     Attributes:
-        number: of the input or step that makes it.
+        number: of the input or step.
         dtype: of its elements.
-        layout: of its tokens; of no meaning for weights.
+        layout: of its tokens, where they are activations of a transformer.
         rms: roughly, the root mean square of its elements; weights are scaled by it.
         dense: whether it is row-major, so that it can be viewed.
     """
 
     number: int
-    dtype: torch.dtype
+    dtype: torch.dtype = torch.float32
     layout: TokenLayout = TokenLayout()
     rms: float = 1.0
     dense: bool = True
@@ -61,10 +72,10 @@ class DraftGroup:
     dim: str
 
 
-_SLICE = torch.ops.aten.slice.Tensor
-
 #: Stands in arguments for the rank's number.
 RANK = PerRank("rank", lambda rank: rank)
+
+_SLICE = torch.ops.aten.slice.Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +86,7 @@ class DraftStep:
         at: where it stands: steps run in this order, those of one place in the order in which they were added.
         record: makes what the metadata says from what is true; None as a result means that it says nothing.
         on: where set, the step stays as long as that value is needed, although nobody may read its result: it writes.
+        only: ranks that run it; None means all. What such a step makes, nothing else reads.
         reads: numbers of its operands.
     """
 
@@ -85,6 +97,7 @@ class DraftStep:
     at: int
     record: Callable[[Any], Any] | None = None
     on: DraftValue | None = None
+    only: frozenset[int] | None = None
     reads: tuple[int, ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -94,7 +107,7 @@ class DraftStep:
 
 @dataclass(slots=True)
 class ProgramDraft:
-    """Collects inputs and steps.
+    """Collects inputs and steps. What they make is inferred when it is asked for, once for all ranks of equal shapes.
 
     Attributes:
         scope: labels of what is being written; they go into the program's.
@@ -110,7 +123,10 @@ class ProgramDraft:
     _specs: dict[int, tuple[Any, ...]] = field(default_factory=dict)
     _inputs: list[InputSpec] = field(default_factory=list)
     _typed_inputs: int = -1
-    _fresh: Iterator[int] = field(default_factory=itertools.count)
+
+    def __len__(self) -> int:
+        """Number of inputs and steps."""
+        return len(self._makers)
 
     # ------------------------------------------------------------------------------------------------------- writing
 
@@ -118,9 +134,9 @@ class ProgramDraft:
         self,
         role: str,
         shape: tuple[int, ...],
-        dtype: torch.dtype,
-        placements: tuple[tuple[str, Placement], ...],
-        recipe: Recipe,
+        dtype: torch.dtype = torch.float32,
+        placements: tuple[tuple[str, Placement], ...] = (),
+        recipe: Recipe = UNIFORM,
         layout: TokenLayout = TokenLayout(),
         rms: float = 1.0,
     ) -> DraftValue:
@@ -135,25 +151,51 @@ class ProgramDraft:
         self._inputs.append(spec)
         return DraftValue(len(self._makers) - 1, dtype, layout, rms)
 
-    def call(self, op: str, like: DraftValue, *args: Any, labels: tuple[str, ...] = (), **kwargs: Any) -> DraftValue:
-        """Add a call of `op`, whose result has the dtype, layout and size of `like`."""
+    def call(
+        self,
+        op: str,
+        *args: Any,
+        like: DraftValue | None = None,
+        rms: float | None = None,
+        labels: tuple[str, ...] = (),
+        only: frozenset[int] | None = None,
+        **kwargs: Any,
+    ) -> DraftValue:
+        """Add a call of `op`, which nothing checks yet.
+
+        Args:
+            like: has the dtype, layout and size of the result; by default the first operand.
+            rms: of the result, where it has another size.
+        """
         number = len(self._makers)
         at = number if self.behind is None else self._place(self.behind)
-        self._makers.append(DraftStep(op, args, kwargs, (*self.scope, *labels), at))
-        return DraftValue(number, like.dtype, like.layout, like.rms, like.dense)
+        self._makers.append(DraftStep(op, args, kwargs, (*self.scope, *labels), at, only=only))
+        if like is None and args and isinstance(args[0], DraftValue):
+            like = args[0]
+        elif like is None:
+            like = next(iter(leaves((args, kwargs), DraftValue)), DraftValue(number))
+        return DraftValue(number, like.dtype, like.layout, like.rms if rms is None else rms, like.dense)
 
-    def attempt(
-        self, op: str, like: DraftValue, *args: Any, labels: tuple[str, ...] = (), **kwargs: Any
-    ) -> DraftValue | None:
-        """Add a call if every rank can run it, else nothing."""
-        made = self.call(op, like, *args, labels=labels, **kwargs)
+    def item(self, value: DraftValue, index: int, labels: tuple[str, ...] = ()) -> DraftValue:
+        """Select one of several results."""
+        return self.call("getitem", value, index, labels=labels)
+
+    def typed_call(self, op: str, *args: Any, **kwargs: Any) -> DraftValue:
+        """Add a call as `call` does. Raises NoSite, and adds nothing, where some rank cannot run it."""
+        made = ProgramDraft.call(self, op, *args, **kwargs)
         try:
-            found = self.specs(made)
-        except ShapeError:
+            found = self.specs(made)[0]
+            self._admit(made.number)
+        except (ShapeError, NoSite):
+            self._specs.pop(made.number, None)
             self._makers.pop()
-            return None
-        first = found[0]
-        return replace(made, dtype=first.dtype) if isinstance(first, TensorSpec) else made
+            raise NoSite from None
+        if isinstance(found, TensorSpec) and found.dtype is not made.dtype:
+            return replace(made, dtype=found.dtype)
+        return made
+
+    def _admit(self, number: int) -> None:
+        """Raise NoSite where a new step fits by its shapes, but not otherwise."""
 
     def _place(self, value: DraftValue) -> int:
         maker = self._makers[value.number]
@@ -199,12 +241,13 @@ class ProgramDraft:
                 self._makers[number] = replace(maker, args=args, kwargs=kwargs)
         self._specs.clear()
 
-    def copy(self) -> ProgramDraft:
-        """A copy to which steps and inputs can be added, and which can be changed, apart from this draft."""
-        made = copy(self)
-        made._makers, made._inputs = self._makers.copy(), self._inputs.copy()
-        made._names, made._specs = self._names.copy(), self._specs.copy()
-        return made
+    def state(self) -> Any:
+        """What `restore` takes to undo what has been written, and changed, since."""
+        return _contents(self)
+
+    def restore(self, state: Any) -> None:
+        for name, value in state.items():
+            setattr(self, name, value)
 
     def check(self, result: Any) -> None:
         """Raise ShapeError unless every rank can run what `result` needs."""
@@ -221,21 +264,31 @@ class ProgramDraft:
         self._classify()
         if value.number not in self._specs:
             maker = self._makers[value.number]
-            direct = isinstance(maker, DraftStep) and all(number in self._specs for number in maker.reads)
+            direct = isinstance(maker, InputSpec) or all(number in self._specs for number in maker.reads)
             self._type([value.number] if direct else self._order(self._live(value, effects=False)))
         return self._specs[value.number]
+
+    def spec(self, value: DraftValue, rank: int = 0) -> TensorSpec:
+        """What a tensor is on a rank. Raises NoSite for what is none."""
+        specs = self.specs(value)
+        found = specs[next(number for number, ranks in enumerate(self._classes) if rank in ranks) if rank else 0]
+        if not isinstance(found, TensorSpec):
+            raise NoSite
+        return found
+
+    def shape(self, value: DraftValue) -> tuple[int, ...]:
+        """Shape of a tensor. Raises NoSite for what is none, and where ranks differ in it."""
+        shapes = {spec.shape if isinstance(spec, TensorSpec) else None for spec in self.specs(value)}
+        found = shapes.pop()
+        if shapes or found is None:
+            raise NoSite
+        return found
 
     def _type(self, numbers: Iterable[int]) -> None:
         self._classify()
         for number in numbers:
             if number not in self._specs:
-                self._specs[number] = self._infer(self._makers[number])
-
-    def shape(self, value: DraftValue) -> tuple[int, ...] | None:
-        """Shape of the value; None where it is not a tensor of one shape on all ranks."""
-        found = self.specs(value)
-        shapes = {spec.shape if isinstance(spec, TensorSpec) else None for spec in found}
-        return shapes.pop() if len(shapes) == 1 else None
+                self._specs[number] = self._infer(number, self._makers[number])
 
     def _classify(self) -> None:
         if len(self._inputs) == self._typed_inputs:
@@ -250,45 +303,68 @@ class ProgramDraft:
             self._specs = {}
         self._typed_inputs = len(self._inputs)
 
-    def _infer(self, maker: InputSpec | DraftStep) -> tuple[Any, ...]:
+    def _infer(self, number: int, maker: InputSpec | DraftStep) -> tuple[Any, ...]:
+        """What an input or step makes on each class of ranks. Its storages have the same numbers on all."""
+        storage = number * MOST_RESULTS
         if isinstance(maker, InputSpec):
-            found = []
-            for ranks in self._classes:
-                plain = TensorSpec.contiguous(maker.local_shape(self.mesh, ranks[0]), maker.dtype)
-                found.append(replace(plain, alias=next(self._fresh)))
-            return tuple(found)
+            shapes = [maker.local_shape(self.mesh, ranks[0]) for ranks in self._classes]
+            plain = {shape: TensorSpec.contiguous(shape, maker.dtype) for shape in dict.fromkeys(shapes)}
+            found = {shape: replace(spec, alias=storage) for shape, spec in plain.items()}
+            return tuple(found[shape] for shape in shapes)
         if maker.op == "getitem":
             value, index = maker.args
             return tuple(spec[index] for spec in self._specs[value.number])
         target = resolve(maker.op)
-        inferred = [self._infer_on(ranks[0], maker, number) for number, ranks in enumerate(self._classes)]
+
+        def infer_on(rank: int, known: int) -> Any:
+            """What the step makes on a rank, one of class `known`."""
+
+            def fill(arg: Any) -> Any:
+                return self._specs[arg.number][known] if isinstance(arg, DraftValue) else self._constant(arg, rank)
+
+            args, kwargs = map_aggregate(maker.args, fill), dict(map_aggregate(maker.kwargs, fill))
+            return infer(target, args, kwargs, itertools.count(storage).__next__)
+
+        inferred = [infer_on(self._classes[0][0], 0)]
+        if len(self._classes) > 1:
+            given = maker.args, maker.kwargs
+            varies = bool(leaves(given, PerRank) or leaves(given, DraftGroup))
+            operands = [[self._specs[operand][known] for operand in maker.reads] for known in range(len(self._classes))]
+            for known, ranks in enumerate(self._classes[1:], 1):
+                alike = not varies and operands[known] == operands[known - 1]
+                inferred.append(inferred[-1] if alike else infer_on(ranks[0], known))
         if target is _SLICE and any(isinstance(arg, PerRank) for arg in maker.args):
             # Bounds may have been chosen for an operand that has become smaller since.
-            for number, ranks in enumerate(self._classes):
-                if any(self._infer_on(rank, maker, number).shape != inferred[number].shape for rank in ranks[1:]):
+            for known, ranks in enumerate(self._classes):
+                if any(infer_on(rank, known).shape != inferred[known].shape for rank in ranks[1:]):
                     raise ShapeError(f"{maker.op}: the chunks of ranks differ in shape")
         op = lookup(target)
-        if op.collective and len(self._classes) > 1:
-            fused = "compute" in op.resources  # what it sends is what it has computed, of the shape of its result
-            self._require_agreement(maker, inferred if fused else self._specs[maker.args[0].number])
+        if op.collective and op.phase != "wait" and len(self._classes) > 1:
+            self._require_agreement(maker, op, inferred)
         return tuple(inferred)
 
-    def _infer_on(self, rank: int, step: DraftStep, number: int) -> Any:
-        """What a step makes on a rank of class `number`."""
-
-        def known(arg: Any) -> Any:
-            return self._specs[arg.number][number] if isinstance(arg, DraftValue) else self._constant(arg, rank)
-
-        args, kwargs = map_aggregate(step.args, known), dict(map_aggregate(step.kwargs, known))
-        return infer(resolve(step.op), args, kwargs, self._fresh.__next__)
-
-    def _require_agreement(self, step: DraftStep, specs: Any) -> None:
+    def _require_agreement(self, step: DraftStep, op: Op, inferred: Sequence[Any]) -> None:
         """Raise ShapeError unless the members of each group of a collective contribute equal shapes."""
+        if op.group is not None and "all_to_all" in step.op:
+            return  # its arguments say how much each member sends to each
         numbers = {rank: number for number, ranks in enumerate(self._classes) for rank in ranks}
+        if "compute" in op.resources:  # what it sends is what it has computed, of the shape of its result
+            contributed = [inferred]
+        else:
+            contributed = [self._specs[value.number] for value in leaves(step.args[:1], DraftValue)]
         for rank, number in numbers.items():
-            members = self._constant(step.args[-1], rank)
-            if any(specs[numbers[member]].layout != specs[number].layout for member in members):
-                raise ShapeError(f"{step.op}: the members of {members} contribute different shapes")
+            members = self._members(step, op, rank)
+            for specs in contributed:
+                if any(specs[numbers[member]].shape != specs[number].shape for member in members):
+                    raise ShapeError(f"{step.op}: the members of {members} contribute different shapes")
+
+    def _members(self, step: DraftStep, op: Op, rank: int) -> Sequence[int]:
+        """The group of a collective; empty for what goes between two ranks."""
+        over = step.args[-1]
+        if op.group is not None:
+            return self.mesh.dim(over).group(rank)
+        found = self._constant(over, rank)
+        return found if isinstance(found, list) else ()
 
     def _constant(self, arg: Any, rank: int) -> Any:
         if isinstance(arg, DraftGroup):
@@ -312,28 +388,37 @@ class ProgramDraft:
             shown.append("degenerate")
 
         def build(builder: GraphBuilder) -> Any:
-            nodes = {n: builder.input(maker.name) for n, maker in steps if isinstance(maker, InputSpec)}
-            groups = {dim.name: builder.group(dim.name) for dim in self.mesh.dims}
-
-            def fill(arg: Any) -> Any:
-                if isinstance(arg, DraftValue):
-                    return nodes[arg.number]
-                if isinstance(arg, DraftGroup):
-                    return groups[arg.dim]
-                return builder.constant(arg.name, arg.of) if isinstance(arg, PerRank) else arg
-
-            for number, step in calls:
-                if step.op == "getitem":
-                    nodes[number] = builder.getitem(nodes[step.args[0].number], step.args[1])
-                else:
-                    kwargs = dict(map_aggregate(step.kwargs, fill))
-                    nodes[number] = builder.call(step.op, *map_aggregate(step.args, fill), **kwargs)
+            for dim in self.mesh.dims:
+                builder.group(dim.name)
+            nodes = self._write(builder, [number for number, _ in steps])
             for number, step in calls:
                 if step.record is not None:
                     _record(nodes[number], step.record)
-            return map_aggregate(result, fill)
+            return map_aggregate(result, lambda arg: nodes[arg.number] if isinstance(arg, DraftValue) else arg)
 
         return spmd_program(self.mesh, inputs, build, seed=seed, labels=list(dict.fromkeys(shown)))
+
+    def _write(self, builder: GraphBuilder, numbers: Iterable[int]) -> dict[int, fx.Node]:
+        """Add inputs and steps to a graph; return their nodes."""
+        nodes: dict[int, fx.Node] = {}
+
+        def fill(arg: Any) -> Any:
+            if isinstance(arg, DraftValue):
+                return nodes[arg.number]
+            if isinstance(arg, DraftGroup):
+                return builder.group(arg.dim)
+            return builder.constant(arg.name, arg.of) if isinstance(arg, PerRank) else arg
+
+        for number in numbers:
+            maker = self._makers[number]
+            if isinstance(maker, InputSpec):
+                nodes[number] = builder.input(maker.name)
+            elif maker.op == "getitem":
+                nodes[number] = builder.getitem(nodes[maker.args[0].number], maker.args[1])
+            else:
+                kwargs = dict(map_aggregate(maker.kwargs, fill))
+                nodes[number] = builder.call(maker.op, *map_aggregate(maker.args, fill), **kwargs)
+        return nodes
 
     def _live(self, result: Any, effects: bool = True) -> set[int]:
         """Numbers of what `result` needs, steps that write into it included."""
@@ -386,3 +471,43 @@ def _record(node: fx.Node, record: Callable[[Any], Any]) -> None:
         del node.meta["val"]
     else:
         node.meta["val"] = said
+
+
+# -------------------------------------------------------------------------------------------------- what may not fit
+
+
+def fork(writer: T) -> T:
+    """A copy of a writer, with lists, dicts and a draft of its own, that can be changed apart from it."""
+    made = copy(writer)
+    for name, value in _contents(writer).items():
+        setattr(made, name, fork(value) if isinstance(value, ProgramDraft) else value)
+    return made
+
+
+def attempt(writer: Any, write: Callable[..., object], *args: Any) -> bool:
+    """Call `write(writer, *args)`. Where that does not fit, the writer and its draft are as they were before."""
+    before, draft = _contents(writer), writer.draft.state()
+    try:
+        write(writer, *args)
+    except (NoSite, ShapeError):
+        for name, value in before.items():
+            setattr(writer, name, value)
+        writer.draft.restore(draft)
+        return False
+    return True
+
+
+def _contents(of: Any) -> dict[str, Any]:
+    """The fields of a dataclass that can change, with copies of lists, sets and dicts."""
+    found = {}
+    for name in of.__dataclass_fields__:
+        if hasattr(of, name):
+            value = getattr(of, name)
+            found[name] = value.copy() if type(value) in (list, set, dict) else value
+    return found
+
+
+__all__ = [
+    "RANK", "UNIFORM", "DraftGroup", "DraftStep", "DraftValue", "NoSite", "PerRank", "ProgramDraft", "TokenLayout",
+    "attempt", "fork",
+]  # fmt: skip

@@ -1,9 +1,9 @@
-"""A program of whole tensors on its way: its inputs, and the values that calls can read."""
+"""A program of whole tensors half written, and what adds an input or a call to it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ import torch
 from tcverify.errors import UnsupportedOp
 from tcverify.ops import lookup, resolve
 from tcverify.program import PARTIAL, VARYING, Placement, Recipe
-from tcverify.strategies.transformer.draft import DraftValue, ProgramDraft
+from tcverify.strategies.draft import DraftValue, NoSite, ProgramDraft
 
 #: Sizes of dims: what divides evenly by few ranks, by none, fewer elements than ranks, one.
 SIZES = (4, 4, 4, 3, 5, 2, 6, 8, 1, 7)
@@ -21,8 +21,8 @@ REDUCTIONS = ("sum", "sum", "avg", "max", "min", "product")
 
 
 @dataclass(slots=True)
-class OpWriter:
-    """A program on its way.
+class DTensorWriter:
+    """A program half written.
 
     Attributes:
         values: what ops can read, the oldest first.
@@ -34,11 +34,7 @@ class OpWriter:
     inputs: int = 0
 
     def shape(self, value: DraftValue) -> tuple[int, ...]:
-        return self.draft.shape(value) or ()
-
-    def dtype(self, value: DraftValue) -> torch.dtype:
-        found: torch.dtype = self.draft.specs(value)[0].dtype
-        return found
+        return self.draft.shape(value)
 
     def input(
         self, shape: Sequence[int], how: int = 0, dtype: torch.dtype = torch.float32, below: int = 2
@@ -50,7 +46,7 @@ class OpWriter:
             below: of integers the bound.
         """
         mesh = self.draft.mesh
-        name, like = f"x{self.inputs}", DraftValue(0, dtype)
+        name = f"x{self.inputs}"
         self.inputs += 1
         kind = {torch.int64: Recipe("integers", float(below)), torch.bool: Recipe("mask")}.get(dtype, Recipe())
         over: list[str] = []
@@ -61,8 +57,8 @@ class OpWriter:
         placed: Placement = PARTIAL if reduction == "sum" else VARYING
         made = self.draft.input(name, tuple(shape), dtype, tuple((dim, placed) for dim in over), kind)
         for dim in over:
-            made = self.draft.call("_c10d_functional::all_reduce", like, made, reduction, dim)
-            made = self.draft.call("_c10d_functional::wait_tensor", like, made)
+            made = self.draft.call("_c10d_functional::all_reduce", made, reduction, dim)
+            made = self.draft.call("_c10d_functional::wait_tensor", made)
         return made
 
     def call(self, op: str, *args: Any, **kwargs: Any) -> list[DraftValue]:
@@ -71,27 +67,21 @@ class OpWriter:
         try:
             if lookup(resolve(name)).run is None:
                 return []
-            made = self.draft.attempt(name, DraftValue(0, torch.float32), *args, **kwargs)
-        except UnsupportedOp:
-            return []
-        if made is None:
+            made = self.draft.typed_call(name, *args, **kwargs)
+        except (UnsupportedOp, NoSite):
             return []
         found = self.draft.specs(made)[0]
         if not isinstance(found, (tuple, list)):
             return [made]
-        parts = []
-        for number, spec in enumerate(found):
-            if spec is not None and number < 4:
-                like = DraftValue(0, spec.dtype)
-                parts.append(self.draft.call("getitem", like, made, number))
-        return parts
+        several = [number for number, spec in enumerate(found[:4]) if spec is not None]
+        return [replace(self.draft.item(made, number), dtype=found[number].dtype) for number in several]
 
     def fitting(
         self, x: DraftValue, a: int, shape: Sequence[int] | None = None, dtype: torch.dtype = torch.float32
     ) -> DraftValue:
         """A value of this shape: one that is there, a new input, or a new one that broadcasts to the shape of `x`."""
         wanted = tuple(self.shape(x) if shape is None else shape)
-        fits = [v for v in self.values if self.shape(v) == wanted and self.dtype(v) == dtype]
+        fits = [v for v in self.values if self.shape(v) == wanted and v.dtype == dtype]
         if a % 4 != 3 and fits:
             return fits[-1 - a // 4 % len(fits)]
         if shape is None and a % 4 == 2:
@@ -100,22 +90,22 @@ class OpWriter:
         return self.input(wanted, a, dtype)
 
 
-def to_floating(sheet: OpWriter, x: DraftValue) -> DraftValue:
+def to_floating(w: DTensorWriter, x: DraftValue) -> DraftValue:
     """The value, as floating point."""
-    if sheet.dtype(x) == torch.float32:
+    if x.dtype == torch.float32:
         return x
-    return (sheet.call("_to_copy", x, dtype=torch.float32) or [x])[0]
+    return (w.call("_to_copy", x, dtype=torch.float32) or [x])[0]
 
 
-def dim_of(s: OpWriter, x: DraftValue, a: int) -> int:
-    rank = max(1, len(s.shape(x)))
+def dim_of(w: DTensorWriter, x: DraftValue, a: int) -> int:
+    rank = max(1, len(w.shape(x)))
     return a % rank - (rank if a >= 128 else 0)
 
 
-def dims_of(s: OpWriter, x: DraftValue, a: int) -> list[int]:
-    dims = len(s.shape(x))
+def dims_of(w: DTensorWriter, x: DraftValue, a: int) -> list[int]:
+    dims = len(w.shape(x))
     found = [n for n in range(dims) if (a >> n) % 2 == 0]
     return [n - dims for n in found] if a >= 128 else found
 
 
-__all__ = ["REDUCTIONS", "SIZES", "OpWriter", "dim_of", "dims_of", "to_floating"]
+__all__ = ["REDUCTIONS", "SIZES", "DTensorWriter", "dim_of", "dims_of", "to_floating"]
