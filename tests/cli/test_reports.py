@@ -14,9 +14,9 @@ import pytest
 from hypothesis import strategies as st
 
 from tcverify.campaign import campaign as driver
-from tcverify.cli import main
 from tcverify.errors import InternalError
 from tcverify.program import PARTIAL, GraphBuilder, InputSpec, Mesh, Program, spmd_program
+from tcverify.registry.strategies import STRATEGIES
 from tests.cli.conftest import Outcome, only_case, pin, run_here, says
 from tests.support.json_schema import problems
 
@@ -64,8 +64,8 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         pin(patch, directory)
         few = st.sampled_from([program(op) for op in ("abs", "neg", "sigmoid", "tanh")])
-        patch.setitem(main.STRATEGIES, "few", lambda mesh, world_size: few)
-        patch.setitem(main.STRATEGIES, "sound", lambda mesh, world_size: st.just(program("abs")))
+        patch.setitem(STRATEGIES, "few", lambda mesh, world_size: few)
+        patch.setitem(STRATEGIES, "sound", lambda mesh, world_size: st.just(program("abs")))
         (directory / "defects.py").write_text(PASSES)
         yield directory
 
