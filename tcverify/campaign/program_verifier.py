@@ -85,7 +85,7 @@ class ProgramVerifier:
     def cover(self, verdict: Verdict) -> None:
         """Note what a program has reached: a place is told once, also where that is while a finding is shrunk."""
         if self._plan.coverage is not None:
-            self._plan.coverage.add(verdict.pair.reached)
+            self._plan.coverage.add(verdict.pair.trace.reached)
 
 
 __all__ = ["DEEP_EVERY", "ProgramVerifier"]
