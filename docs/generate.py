@@ -75,7 +75,6 @@ def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
 def command_line() -> str:
     """The page of the command line, from click."""
     root = click.Context(main.main, info_name="tcverify", **main.main.context_settings)
-    assert isinstance(main.main, click.Group)
     parts = [
         "# Command line\n",
         f"{inspect.cleandoc(main.main.help or '')}\n",
@@ -83,7 +82,7 @@ def command_line() -> str:
         "tcverify [--debug] COMMAND …",
         "```\n",
     ]
-    for name, command in main.main.commands.items():
+    for name, command in main.COMMANDS.items():
         context = click.Context(command, info_name=name, parent=root)
         words = " ".join(command.collect_usage_pieces(context))
         parts += [
@@ -101,7 +100,7 @@ def command_line() -> str:
 
 
 def _configuration() -> str:
-    names = sorted(str(p.name).replace("_", "-") for p in main.run.params if isinstance(p, click.Option))
+    names = sorted(str(p.name).replace("_", "-") for p in main.COMMANDS["run"].params if isinstance(p, click.Option))
     keys = ", ".join(f"`{name}`" for name in names)
     return (
         "## Configuration\n\n"

@@ -6,7 +6,7 @@ from tcverify.application.coverage.recorder import CodePoint
 from tcverify.application.coverage.watched import Watch
 from tcverify.application.guarded import AppliedPass, Guarded, InProcess, Subject, start_ahead, subject_of
 from tcverify.application.loading import LoadedPass, load_pass
-from tcverify.application.pair import Defect, Pair, PassFacts, PassFailure
+from tcverify.application.pair import Defect, Pair, PassFacts, PassFailure, ScaledDown
 
 __all__ = [
     "AppliedPass",
@@ -18,6 +18,7 @@ __all__ = [
     "Pair",
     "PassFacts",
     "PassFailure",
+    "ScaledDown",
     "Subject",
     "Watch",
     "apply_pass",

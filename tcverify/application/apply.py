@@ -16,7 +16,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from tcverify.application.loading import LoadedPass
-from tcverify.application.pair import Defect, Pair, PassFailure, Stage
+from tcverify.application.pair import Defect, Foreign, Pair, PassFailure, Stage
 from tcverify.application.pattern_matchers import ask_before_matches
 from tcverify.application.pipeline import refresh_metadata
 from tcverify.application.rank_sampling import AppliedRanks, Modules, RanksDiffer
@@ -39,7 +39,7 @@ def apply_counted(loaded: LoadedPass, program: Program, allowed: Allowed) -> Pai
     """
     with _counting(allowed) as asked, ask_before_matches():
         pair = apply_pass(loaded, program)
-    pair.asked = asked[: program.world_size]
+    pair.trace.rewrites = asked[: program.world_size]
     return pair
 
 
@@ -102,7 +102,7 @@ def _apply_on(ranks: AppliedRanks, loaded: LoadedPass, program: Program, *, deep
     try:
         given = ranks.modules(program)
     except UnsupportedOp as error:  # another library has defined an op with another signature
-        pair.foreign = error.message
+        pair.foreign = Foreign(error.message)
         return pair
     define_ops()  # whatever the program holds, the pass may name any op; what defines them for it has been imported by now
     metadata = {rank: _metadata(module.graph) for rank, module in given.items()}
@@ -132,9 +132,9 @@ def _judge(
         _look_for_impurity(loaded, program, ranks, modules, pair)
     if pair.foreign is not None and pair.rewritten is not None and not program.large:
         try:
-            pair.judged = Lockstep().compare(program, pair.rewritten)
+            pair.foreign = replace(pair.foreign, judged=Lockstep().compare(program, pair.rewritten))
         except UnsupportedOp as error:
-            pair.foreign = error.message
+            pair.foreign = Foreign(error.message)
 
 
 def _listing(program: Program, modules: Modules) -> str:
@@ -229,8 +229,9 @@ def _results(
             pair.declined = error.message
             return None
         except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a pass raises is a finding about it
-            pair.foreign = late_definition(describe_error(error))
-            if pair.foreign is not None:
+            late = late_definition(describe_error(error))
+            if late is not None:
+                pair.foreign = Foreign(late)
                 return None
             pair.failure = PassFailure("pass-raised", describe_error(error), rank, _traceback(error))
             return None
@@ -442,7 +443,7 @@ def _program_of(program: Program, ranks: AppliedRanks, modules: Modules, pair: P
     except RanksDiffer:
         raise
     except NotSerialisable as error:
-        pair.foreign = error.message
+        pair.foreign = Foreign(error.message)
         if ranks.samples:
             raise RanksDiffer from None
         try:

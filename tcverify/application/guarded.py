@@ -99,7 +99,7 @@ class Subject(Protocol):
         ...
 
     def apply_counted(self, program: Program, allowed: Allowed) -> Pair:
-        """Apply the pass and count its rewrites, of which it may make those that are `allowed`; see `Pair.asked`."""
+        """Apply the pass and count its rewrites, of which it may make those that are `allowed`; see `PassTrace.rewrites`."""
         ...
 
     def close(self) -> None:

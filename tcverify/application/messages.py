@@ -9,7 +9,7 @@ from typing import Any
 
 from tcverify.application.coverage.recorder import CodePoint
 from tcverify.application.edit_log import EditPlace
-from tcverify.application.pair import Defect, Pair, PassFailure, Stage
+from tcverify.application.pair import Defect, Foreign, Pair, PassFailure, PassTrace, Stage
 from tcverify.errors import InternalError, ProgramError, UnsupportedOp
 from tcverify.execution.records import decode_comparison, encode_comparison
 from tcverify.program import Program, decode_rewrite_requests, decode_statistics, dumps
@@ -59,18 +59,25 @@ def encode_pair(pair: Pair, grown: int) -> bytes:
         "failure": asdict(pair.failure) if pair.failure is not None else None,
         "defects": [asdict(d) for d in pair.defects],
         "declined": pair.declined,
-        "foreign": pair.foreign,
-        "judged": encode_comparison(pair.judged) if pair.judged is not None else None,
+        "foreign": _encode_foreign(pair.foreign) if pair.foreign is not None else None,
         "listing": pair.listing,
         "seconds": pair.seconds,
         "stages": _encode_stages(pair, programs),
         "statistics": [row.as_dict() for row in pair.statistics],
-        "asked": pair.asked,
-        "reached": pair.reached,
-        "edited": [{name: list(places) for name, places in rank.items()} for rank in pair.edited],
-        "looked": [[*where, list(names)] for where, names in pair.looked.items()],
+        "asked": pair.trace.rewrites,
+        "reached": pair.trace.reached,
+        "edited": [{name: list(places) for name, places in rank.items()} for rank in pair.trace.edited],
+        "looked": [[*where, list(names)] for where, names in pair.trace.looked.items()],
     }
     return message_of(said, programs.texts)
+
+
+def _encode_foreign(foreign: Foreign) -> list[Any]:
+    return [foreign.why, encode_comparison(foreign.judged) if foreign.judged is not None else None]
+
+
+def _decode_foreign(why: str, judged: Any) -> Foreign:
+    return Foreign(why, decode_comparison(judged) if judged is not None else None)
 
 
 def _encode_stages(pair: Pair, programs: _Programs) -> list[list[Any]]:
@@ -115,7 +122,7 @@ def decode_pair(program: Program, data: Any, texts: list[bytes]) -> Pair:
         InternalError: no worker writes such a message.
     """
     if "unread" in data:
-        return Pair(program, foreign=data["unread"])
+        return Pair(program, foreign=Foreign(data["unread"]))
     try:
         rewritten = _program_at(texts, data["rewritten"], "the rewritten program")
         return Pair(
@@ -127,24 +134,25 @@ def decode_pair(program: Program, data: Any, texts: list[bytes]) -> Pair:
             failure=PassFailure(**data["failure"]) if data["failure"] is not None else None,
             defects=[Defect(**d) for d in data["defects"]],
             declined=data["declined"],
-            foreign=data["foreign"],
-            judged=decode_comparison(data["judged"]) if data["judged"] is not None else None,
+            foreign=_decode_foreign(*data["foreign"]) if data["foreign"] is not None else None,
             listing=data["listing"],
             seconds=data["seconds"],
             stages=_decode_stages(program, data["stages"], texts),
             statistics=decode_statistics(data["statistics"]),
-            asked=decode_rewrite_requests(data["asked"]),
-            reached=[CodePoint(*row) for row in data["reached"]],
-            edited=[
-                {name: tuple(EditPlace(*place) for place in places) for name, places in rank.items()}
-                for rank in data["edited"]
-            ],
-            looked={(file, line): tuple(names) for file, line, names in data["looked"]},
+            trace=PassTrace(
+                decode_rewrite_requests(data["asked"]),
+                [CodePoint(*row) for row in data["reached"]],
+                {(file, line): tuple(names) for file, line, names in data["looked"]},
+                [
+                    {name: tuple(EditPlace(*place) for place in places) for name, places in rank.items()}
+                    for rank in data["edited"]
+                ],
+            ),
         )
     except ProgramError as error:  # what the pass left can be written, but makes no program
         if isinstance(error.__cause__, UnsupportedOp):
             why = f"{error.__cause__.message}, but in the pass's process: name the module that registers it with --extension"
-            return Pair(program, foreign=why, listing=data["listing"])
+            return Pair(program, foreign=Foreign(why), listing=data["listing"])
         return Pair(program, defects=[Defect("lint", 0, error.message)], listing=data["listing"])
     except (KeyError, TypeError, IndexError) as error:
         raise InternalError(f"the worker's reply cannot be read: {error!r}") from error

@@ -61,6 +61,49 @@ class Stage:
     program: Program | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Foreign:
+    """What the pass left cannot leave the process that made it: it holds submodules or foreign functions.
+
+    Attributes:
+        judged: the lockstep comparison made in that process, where it could be made.
+    """
+
+    why: str
+    judged: Comparison | None = None
+
+
+@dataclass(slots=True)
+class PassTrace:
+    """What was recorded of the pass at work, as far as that was asked for.
+
+    Attributes:
+        rewrites: those that the pass asked for on each rank (see `tcverify.rewrite`), in order.
+        reached: places of the pass's code that it reached for the first time in its process.
+        looked: the nodes that each condition of the pass was about, by file and line: those in the variables of the function
+            when the condition was evaluated.
+        edited: by rank, the lines of the pass that edited each node, by its name.
+    """
+
+    rewrites: list[list[RewriteRequest]] = field(default_factory=list)
+    reached: list[CodePoint] = field(default_factory=list)
+    looked: dict[tuple[str, int], tuple[str, ...]] = field(default_factory=dict)
+    edited: list[dict[str, tuple[EditPlace, ...]]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class ScaledDown:
+    """What a program on small sizes stands for.
+
+    Attributes:
+        real: the program that the pass was given.
+        sizes: what each number of it became, those that stayed aside.
+    """
+
+    real: Program
+    sizes: dict[int, tuple[int, ...]]
+
+
 @dataclass(slots=True)
 class Pair:
     """The original and the rewritten program.
@@ -71,20 +114,13 @@ class Pair:
         rewrites: what the pass says it rewrote, by pattern, summed over ranks.
         declined: the pass's reason for refusing the program (it raised `tcverify.Unsupported`).
         again: the program after a second application, when that was asked for and changed it.
-        foreign: why the rewritten program cannot leave the process that made it (it holds submodules or foreign functions).
-        judged: where `foreign` is set, the lockstep comparison made in that process.
+        foreign: set where the rewritten program cannot leave the process that made it.
         listing: the rewritten graph of rank 0 as text, where `rewritten` is None.
         seconds: time that the pass took, all ranks together.
         stages: of a pipeline, those that ran; empty for a single pass.
         statistics: what the pass says of each collective of rank 0; of a pipeline, what its stages say, one after the other.
-        asked: where rewrites were counted, those that the pass asked for on each rank (see `tcverify.rewrite`), in order.
-        reached: places of the pass's code that it reached for the first time in its process, where that is recorded.
-        looked: the nodes that each condition of the pass was about, by file and line, where that is asked for: those in the
-            variables of the function when the condition was evaluated.
-        edited: by rank, the lines of the pass that edited each node, by its name, where that is asked for.
         outgrown: says that the pass's process took too much memory and was replaced.
-        real: the program that the pass was given, where the original here is its twin on small sizes.
-        sizes: what each number of it became there, those that stayed aside.
+        scaled: set where the original here is the twin on small sizes of the program that the pass was given.
     """
 
     original: Program
@@ -95,19 +131,14 @@ class Pair:
     defects: list[Defect] = field(default_factory=list)
     declined: str | None = None
     again: Program | None = None
-    foreign: str | None = None
-    judged: Comparison | None = None
+    foreign: Foreign | None = None
     listing: str = ""
     seconds: float = 0.0
     stages: list[Stage] = field(default_factory=list)
     statistics: tuple[CollectiveStatistics, ...] = ()
-    asked: list[list[RewriteRequest]] = field(default_factory=list)
-    reached: list[CodePoint] = field(default_factory=list)
-    looked: dict[tuple[str, int], tuple[str, ...]] = field(default_factory=dict)
-    edited: list[dict[str, tuple[EditPlace, ...]]] = field(default_factory=list)
+    trace: PassTrace = field(default_factory=PassTrace)
     outgrown: str | None = None
-    real: Program | None = None
-    sizes: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    scaled: ScaledDown | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """Runs many programs through the verifier, shrinks what fails and tells subscribers about it."""
 
-from tcverify.campaign.campaign import DEEP_EVERY, Campaign
+from tcverify.campaign.campaign import Campaign
 from tcverify.campaign.corpus import Corpus, CorpusCase
 from tcverify.campaign.coverage import Coverage, FileReach
 from tcverify.campaign.events import (
@@ -18,6 +18,8 @@ from tcverify.campaign.events import (
 from tcverify.campaign.hypothesis_settings import SETTINGS
 from tcverify.campaign.in_flight import recover_in_flight
 from tcverify.campaign.plan import Blamer, CampaignPlan
+from tcverify.campaign.program_verifier import DEEP_EVERY
+from tcverify.campaign.record import CampaignRecord
 
 __all__ = [
     "DEEP_EVERY",
@@ -26,6 +28,7 @@ __all__ = [
     "Campaign",
     "CampaignFinished",
     "CampaignPlan",
+    "CampaignRecord",
     "CampaignStarted",
     "Corpus",
     "CorpusCase",

@@ -20,10 +20,10 @@ def find_editing_lines(subject: Subject, case: Counterexample) -> tuple[EditingL
         pair = subject.start(case.program, deep=case.deep, watch=Watch(edits=True))()
     except NotSerialisable:
         return ()
-    if not pair.edited or case.rewritten is None:
+    if not pair.trace.edited or case.rewritten is None:
         return ()
     diagnosis = diagnose(case.program, case.rewritten, case.finding)
-    edited = pair.edited[min(diagnosis.rank, len(pair.edited) - 1)]
+    edited = pair.trace.edited[min(diagnosis.rank, len(pair.trace.edited) - 1)]
     first = diagnosis.first
     names = [case.finding.node, first.node if first is not None else None]
     if first is not None:

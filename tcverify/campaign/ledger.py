@@ -26,6 +26,11 @@ NOTED = frozenset({"stale-metadata"})
 OF_VALUES = frozenset({"wrong-value", "rewritten-raises"})
 
 
+def goes_wrong(verdict: Verdict) -> bool:
+    """Whether a program shows more than that something is noted wrongly."""
+    return any(finding.kind not in NOTED for finding in verdict.findings)
+
+
 @dataclass(slots=True)
 class _Cause:
     """A cause that is known by a counterexample.
@@ -53,7 +58,6 @@ class Ledger:
 
     def __init__(self, accepted: Iterable[KnownFinding] = (), *, collect: bool = False) -> None:
         self.collect = collect
-        self.seen: Counter[KnownFinding] = Counter()  # programs by entry of the baseline
         self._accepted = frozenset(accepted)
         self._known = {(entry.kind, entry.fingerprint): entry for entry in self._accepted}
         self._closed: set[str] = set()

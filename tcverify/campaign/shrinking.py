@@ -31,8 +31,8 @@ class Target:
     real_shapes: Mapping[str, tuple[int, ...]] = field(init=False)
 
     def __post_init__(self) -> None:
-        real = self.best.pair.real
-        self.real_shapes = _shapes(real) if real is not None else {}
+        scaled = self.best.pair.scaled
+        self.real_shapes = _shapes(scaled.real) if scaled is not None else {}
 
     def record(self, verdict: Verdict) -> bool:
         """Take note of a trial, of a smaller program each time; return whether it shows the finding."""

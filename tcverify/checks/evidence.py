@@ -104,7 +104,7 @@ class Evidence:
     def rewritten(self) -> Program | None:
         """The rewritten program, if the pass changed it and it ran to its end in lockstep, in this process."""
         ran: list[Comparison] = self.take("lockstep") or []
-        finished = self.pair.changed and self.pair.judged is None and bool(ran) and ran[0].rewritten.finished
+        finished = self.pair.changed and self.pair.foreign is None and bool(ran) and ran[0].rewritten.finished
         return self.pair.rewritten if finished else None
 
     @property

@@ -1,4 +1,4 @@
-"""Runs campaigns and tells about them: what the verbs `run` and `check` share."""
+"""Runs campaigns and tells about them: what the commands `run` and `check` share."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ from tcverify.campaign import (
 from tcverify.campaign.events import Stop
 from tcverify.campaign.search import ProgramSearch, search_of
 from tcverify.cases.baseline import add_to_baseline, pass_reference
-from tcverify.cli import arguments, doctor
+from tcverify.cli import arguments
+from tcverify.cli.machine import require_backend
 from tcverify.cli.settings import FAILED, INTERNAL, INTERRUPTED, PASSED, UNUSABLE, Settings
 from tcverify.cli.strategy_choice import choose_strategies
 from tcverify.errors import InternalError, TcverifyError, UsageError
@@ -77,7 +78,7 @@ def prepare_directories(settings: Settings, console: Console) -> None:
     Raises:
         UsageError: a directory cannot be written, or the machine lacks the process group.
     """
-    doctor.require_backend(settings.confirm)
+    require_backend(settings.confirm)
     arguments.require_writable(settings.report_dir, "choose another place with --report-dir")
     arguments.require_writable(STATE_DIR, "run in a directory that you may write to")
     set_hypothesis_home_dir(STATE_DIR / "hypothesis")
@@ -104,7 +105,7 @@ def run_campaigns(settings: Settings, jobs: Sequence[MeshJob], console: Console)
     subscribers: list[Subscriber] = [
         ScriptReport(settings.report_dir, tell),
         terminal,
-        *reports(settings.reports, settings.report_dir, tell, settings.failing, accepting=accepting),
+        *reports(settings.report, settings.report_dir, tell, settings.fail_on, accepting=accepting),
     ]
     stop = ""
     with contextlib.ExitStack() as stack:
@@ -115,13 +116,13 @@ def run_campaigns(settings: Settings, jobs: Sequence[MeshJob], console: Console)
         corpus = Corpus(settings.corpus, tell) if settings.corpus is not None else None
         unasked = () if settings.search else None
         subjects = [
-            stack.enter_context(Guarded(target, settings.pass_options, timeout=settings.pass_timeout, covered=covered))
+            stack.enter_context(Guarded(target, settings.pass_option, timeout=settings.pass_timeout, covered=covered))
             for target, covered in zip(settings.targets, settings.covered or itertools.repeat(unasked), strict=False)
         ]
         if crew is None and (settings.max_examples is None or settings.max_examples >= DEEP_EVERY):
             start_ahead()  # now that the first workers have what they need, on machines of few cores
         coverages = [Coverage(subject.files) if settings.covered is not None else None for subject in subjects]
-        contracts = [subject.contract.with_options(settings.promises) for subject in subjects]
+        contracts = [subject.contract.with_options(settings.contract) for subject in subjects]
         try:
             jobs, tried = _suited(jobs, settings, tell)
             searches = [_search(subject, settings, jobs[0], number) for number, subject in enumerate(subjects)]
@@ -170,7 +171,7 @@ def run_campaigns(settings: Settings, jobs: Sequence[MeshJob], console: Console)
         if settings.write_baseline is not None:
             found = [case for event in terminal.finished for case in event.counterexamples]
             say(console, sanitize(add_to_baseline(settings.write_baseline, settings.known, found)))
-        failing = _exit_code(terminal.finished, settings.failing, accepting=accepting)
+        failing = _exit_code(terminal.finished, settings.fail_on, accepting=accepting)
         code = INTERRUPTED if stop == "interrupted" else failing
         end(code)
     return code
@@ -191,7 +192,7 @@ def _suited(
     for number, drawing in enumerate(drawings):
         if drawing.strategy is None:
             mesh = Mesh.grid(drawing.mesh) if drawing.mesh is not None else None
-            with Guarded(settings.targets[number], settings.pass_options, timeout=settings.pass_timeout) as subject:
+            with Guarded(settings.targets[number], settings.pass_option, timeout=settings.pass_timeout) as subject:
                 found = choose_strategies(
                     subject, STATE_DIR, jobs[0].mesh, drawing.world_size, mesh,
                     max_examples=settings.max_examples, max_time=settings.max_time,

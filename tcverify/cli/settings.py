@@ -26,13 +26,13 @@ class Settings(Options):
     """
 
     targets: Sequence[str]
-    pass_options: dict[str, str] = field(default_factory=dict)
-    promises: dict[str, str] = field(default_factory=dict)
+    pass_option: dict[str, str] = field(default_factory=dict)
+    contract: dict[str, str] = field(default_factory=dict)
     confirm: str = "gloo"
     pass_timeout: float = 20.0
     report_dir: Path = Path("reports")
-    reports: Sequence[str] = ()
-    failing: Sequence[str] = ()
+    report: Sequence[str] = ()
+    fail_on: Sequence[str] = ()
     known: Baseline | None = None
     baseline: Path | None = None
     write_baseline: Path | None = None

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tcverify.checks import CHECKS
-from tcverify.cli.doctor import require_backend
+from tcverify.cli.machine import require_backend
 from tcverify.errors import UsageError
 from tcverify.execution import EXECUTORS
 from tcverify.program import Contract

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from tcverify.application import Defect, Pair
+from tcverify.application import Defect, Pair, ScaledDown
 from tcverify.errors import ProgramError
 from tcverify.program import Program
 from tcverify.scaled_down.scaling import Twins, twins_of
@@ -45,8 +45,8 @@ def small_pair(pair: Pair) -> Pair:
         return None if program is None else small[id(program)]
 
     return replace(
-        pair, original=small[id(pair.original)], rewritten=of(pair.rewritten), again=of(pair.again), real=pair.original,
-        sizes=dict(twins.sizes), stages=[], defects=defects,
+        pair, original=small[id(pair.original)], rewritten=of(pair.rewritten), again=of(pair.again),
+        scaled=ScaledDown(pair.original, dict(twins.sizes)), stages=[], defects=defects,
     )  # fmt: skip
 
 

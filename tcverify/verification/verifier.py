@@ -301,7 +301,8 @@ def _judge(pair: Pair, contract: Contract, request: EvidenceRequest, clock: _Clo
     evidence = Evidence(pair, contract, request)
     if pair.outgrown is not None:
         evidence.doubt(Doubt("pass-memory", pair.outgrown))
-    said = ", ".join(f"{n} → {' or '.join(map(str, small))}" for n, small in pair.sizes.items() if small != (n,))
+    sizes = pair.scaled.sizes if pair.scaled is not None else {}
+    said = ", ".join(f"{n} → {' or '.join(map(str, small))}" for n, small in sizes.items() if small != (n,))
     notes = [Note("small-sizes", f"run on small sizes: {said}")] if said else []
     evidence.take("lockstep")  # whatever the checks ask for: a verdict says whether the rewritten program ran
     if not (request.domain == "exact" and "equivalence" in request.checks) and evidence.aside:  # which notes it itself
@@ -364,7 +365,7 @@ def _confirm(
             )
             clock.lap(confirm.name)
     if pair.foreign is not None and not judged.findings:
-        judged.doubts.append(Doubt("not-portable", f"{pair.foreign}; judged in lockstep alone"))
+        judged.doubts.append(Doubt("not-portable", f"{pair.foreign.why}; judged in lockstep alone"))
 
 
 def _blame(findings: list[Finding], evidence: Evidence, request: EvidenceRequest) -> list[Finding]:

@@ -7,7 +7,6 @@ import hashlib
 import os
 import shutil
 import socket
-import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -17,17 +16,12 @@ from tcverify.application import Guarded
 from tcverify.campaign import (
     CampaignFinished,
     CampaignPlan,
-    CampaignStarted,
+    CampaignRecord,
     CorpusCase,
     Crashed,
-    Event,
-    FindingFound,
-    Progress,
     Statistics,
     Subscriber,
 )
-from tcverify.campaign.campaign_verdict import judge_campaign
-from tcverify.campaign.earlier_failures import Failures
 from tcverify.campaign.events import Stop
 from tcverify.campaign.interrupts import Interrupts
 from tcverify.cases.baseline import KnownFinding, known_of
@@ -68,17 +62,11 @@ class DividedCampaign:
         self.drawing = drawing
         self.confirm = confirm
         self.crew = crew
-        self.subscribers = list(subscribers)
-        self.contract = plan.contract or subject.contract
-        self.statistics = Statistics()
-        self.counterexamples: list[Counterexample] = []
+        self.record = CampaignRecord(subject, plan, confirm, subscribers)
         self._say = tell
         self._said: set[str] = set()
-        self._start = time.monotonic()
-        self._seen: Counter[KnownFinding] = Counter()
         self._known = tuple(plan.baseline.of(subject.facts)) if plan.baseline is not None else ()
         self._told: dict[tuple[str, str], KnownFinding] = {}
-        self._failures = Failures(plan.state_dir, subject.facts, plan.mesh)
         self._interrupts = Interrupts()
         self._under_way: dict[int, Slice] = {}
         self._lost = 0  # slices, in a row
@@ -93,14 +81,7 @@ class DividedCampaign:
         Raises:
             TcverifyError: of a worker; or workers die of everything that they are given.
         """
-        plan, facts = self.plan, self.subject.facts
-        earlier = len(self._failures) if plan.earlier else 0
-        self._tell(
-            CampaignStarted(
-                facts, plan.mesh, self.confirm, plan.max_examples, plan.max_time, plan.seed, True, earlier, plan.domain,
-                len(plan.first), plan.strategy,
-            )
-        )  # fmt: skip
+        self.record.start()
         try:
             with self._interrupts:
                 stop = self._slices()
@@ -114,19 +95,11 @@ class DividedCampaign:
             for part in self._under_way.values():  # Ctrl-C again, or the crew itself has failed
                 self._find(self._left_by(part))
             self._clear()
-        self.statistics.elapsed = time.monotonic() - self._start
         spent: dict[str, Any] = dict(
-            self.statistics.seconds
-        )  # by all workers; a share of the time that has passed is meant
-        self.statistics.seconds = Counter({phase: seconds / self.crew.size for phase, seconds in spent.items()})
-        verdict, why = judge_campaign(self.statistics, len(self.counterexamples), self.contract)
-        known = tuple(sorted(((e, n) for e, n in self._seen.items() if n), key=lambda one: one[0].key))
-        finished = CampaignFinished(
-            facts, plan.mesh, self.statistics, tuple(self.counterexamples), verdict, why, stop, plan.seed, known,
-            plan.coverage.report() if plan.coverage is not None else (),
-        )  # fmt: skip
-        self._tell(finished)
-        return finished
+            self.record.statistics.seconds
+        )  # by all workers; a share of the time that passed is meant
+        self.record.statistics.seconds = Counter({phase: seconds / self.crew.size for phase, seconds in spent.items()})
+        return self.record.finish(stop)
 
     # ----------------------------------------------------------------------------------------------------------- slices
 
@@ -140,7 +113,7 @@ class DividedCampaign:
             while stop is None and len(self._under_way) < self.crew.size:
                 self._interrupts.check()
                 left = most if self.plan.max_examples is None else min(most, self.plan.max_examples - drawn)
-                if self._remaining() == 0:
+                if self.record.remaining == 0:
                     stop = "time"
                 elif cases:
                     self._submit(number, 0, cases.popleft())
@@ -161,7 +134,7 @@ class DividedCampaign:
                 raise KeyboardInterrupt
             if outcome.stop == "exhausted":
                 stop = "exhausted"  # all that can be drawn has been drawn by one of them
-            if self.counterexamples and self.plan.fail_fast:
+            if self.record.counterexamples and self.plan.fail_fast:
                 self._end()
                 return "first finding"
 
@@ -170,7 +143,7 @@ class DividedCampaign:
         corpus = plan.corpus.directory.absolute() if plan.corpus is not None else None
         own = {
             "max_examples": programs,
-            "max_time": self._remaining(),
+            "max_time": self.record.remaining,
             "seed": _seed(plan.seed, number),
             "earlier": plan.earlier and number == 0,
         }
@@ -182,7 +155,7 @@ class DividedCampaign:
             target=subject.target,
             pass_options=subject.options,
             pass_timeout=subject.timeout,
-            contract=self.contract,
+            contract=self.record.contract,
             confirm=self.confirm,
             directory=str(Path.cwd()),
             report_dir=str(self._place / str(number)),
@@ -213,15 +186,15 @@ class DividedCampaign:
             if line not in self._said:
                 self._said.add(line)
                 self._say(line)
-        self.statistics.add(outcome.statistics)
-        self._seen.update(dict(outcome.known))
+        self.record.statistics.add(outcome.statistics)
+        self.record.seen.update(dict(outcome.known))
         if self.plan.coverage is not None:
             self.plan.coverage.add(outcome.reached_of(self.plan.coverage.files))
         ids = {case.id for case in outcome.found}
         self._find([*outcome.found, *(case for case in self._left_by(part) if case.id not in ids)])
         for path in outcome.crashed:
-            self._tell(Crashed(self._kept(Path(path))))
-        self._progress()
+            self.record.tell(Crashed(self._kept(Path(path))))
+        self.record.progress()
         return outcome
 
     def _lose(self, part: Slice) -> None:
@@ -232,8 +205,8 @@ class DividedCampaign:
         lost = Statistics(programs=part.programs, inconclusive=part.programs)
         lost.doubts["worker-died"] = part.programs
         lost.doubt_details["worker-died"] = f"workers died twice in slice {part.number}, of seed {part.seed}"
-        self.statistics.add(lost)
-        self._progress()
+        self.record.statistics.add(lost)
+        self.record.progress()
         self._lost += 1
         if self._lost == LOST_LIMIT:
             raise ExecutorError(
@@ -266,10 +239,9 @@ class DividedCampaign:
                 self._unkept = True  # but for the worker's file
                 raise
             finally:  # shown it is, also where there is no place to keep it
-                self.counterexamples.append(case)
-                self._tell(FindingFound(case))
+                self.record.find(case)
             if self.plan.earlier:
-                self._failures.add(case)
+                self.record.failures.add(case)
 
     def _left_by(self, part: Slice) -> list[Counterexample]:
         """What a slice has left on this machine's disk: more than the outcome says, if a worker died."""
@@ -294,22 +266,6 @@ class DividedCampaign:
         except OSError:
             return path
         return target
-
-    # --------------------------------------------------------------------------------------------------------- telling
-
-    def _remaining(self) -> float | None:
-        """Seconds left, of those that there are."""
-        if self.plan.max_time is None:
-            return None
-        return max(0.0, self.plan.max_time - (time.monotonic() - self._start))
-
-    def _progress(self) -> None:
-        self.statistics.elapsed = time.monotonic() - self._start
-        self._tell(Progress(self.statistics, "verifying"))
-
-    def _tell(self, event: Event) -> None:
-        for subscriber in self.subscribers:
-            subscriber(event)
 
 
 def _range(plan: CampaignPlan) -> int:

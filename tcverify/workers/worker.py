@@ -87,8 +87,8 @@ class Worker:
 
     def _failed(self, campaign: Campaign | None, crashed: list[str], error: TcverifyError) -> str:
         """What was counted and found before the error."""
-        statistics = campaign.statistics if campaign is not None else Statistics()
-        found = campaign.counterexamples if campaign is not None else []
+        statistics = campaign.record.statistics if campaign is not None else Statistics()
+        found = campaign.record.counterexamples if campaign is not None else []
         facts = campaign.subject.facts if campaign is not None else None
         reached = _reached(campaign) if campaign is not None else {}
         return SliceOutcome(statistics, facts, found, (), "failed", self._warnings, crashed, error, **reached).dumps()

@@ -208,10 +208,10 @@ def test_a_pass_that_hangs_is_stopped_and_located(guarded: Callable[..., Pair]) 
 def test_foreign_functions_are_judged_where_they_live(guarded: Callable[..., Pair]) -> None:
     pair = guarded("foreign_function")
     assert pair.foreign is not None
-    assert "'add' calls foreign::torch" in pair.foreign
-    assert pair.judged is not None
-    assert pair.judged.rewritten.finished
-    assert max(d.difference for d in pair.judged.deltas) == 0.0
+    assert "'add' calls foreign::torch" in pair.foreign.why
+    assert pair.foreign.judged is not None
+    assert pair.foreign.judged.rewritten.finished
+    assert max(d.difference for d in pair.foreign.judged.deltas) == 0.0
 
 
 def test_dependence_on_hash_order_is_seen(guarded: Callable[..., Pair]) -> None:
@@ -444,8 +444,8 @@ def test_a_submodule_is_judged_in_this_process() -> None:
 
     pair = _apply_here(wrap)
     assert pair.foreign is not None
-    assert pair.judged is not None
-    assert pair.judged.rewritten.finished
+    assert pair.foreign.judged is not None
+    assert pair.foreign.judged.rewritten.finished
 
 
 def test_an_in_process_pass_may_decline() -> None:

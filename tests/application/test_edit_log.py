@@ -77,6 +77,6 @@ def test_a_process_of_its_own_says_the_same(program):
     here = InProcess(prepare_pass(searched_passes.inserts_and_moves, "", {})).start(program, watch=Watch(edits=True))()
     with Guarded("tests.support.searched_passes:inserts_and_moves", covered=()) as subject:
         there = subject.start(program, watch=Watch(edits=True))()
-    assert here.edited == there.edited
-    assert len(there.edited) == 2
+    assert here.trace.edited == there.trace.edited
+    assert len(there.trace.edited) == 2
     assert verify(searched_passes.inserts_and_moves, program).status == "refuted"

@@ -143,7 +143,7 @@ def test_what_changes_a_program_is_reached_whenever_that_is() -> None:
     with Guarded(f"{rewriting_passes.__name__}:rarely", covered=()) as subject:
         pairs = [subject.apply(negations(number)) for number in (1, 1, 1, 1, 3)]  # before 3.12 the 5th is not watched
     assert [pair.changed for pair in pairs] == [False, False, False, False, True]
-    assert CodePoint(rewriting_passes.__file__, place) in pairs[-1].reached
+    assert CodePoint(rewriting_passes.__file__, place) in pairs[-1].trace.reached
 
 
 def test_what_can_be_reached_of_a_file() -> None:
@@ -173,13 +173,13 @@ def test_coverage_says_what_was_never_reached() -> None:
 def test_what_a_pass_reaches_in_its_process() -> None:
     with Guarded(f"{rewriting_passes.__name__}:raising", covered=()) as subject:
         coverage = Coverage(subject.files)
-        coverage.add(subject.apply(negations(1)).reached)
-        assert [subject.apply(negations(1)).reached for _ in range(2)] == [
+        coverage.add(subject.apply(negations(1)).trace.reached)
+        assert [subject.apply(negations(1)).trace.reached for _ in range(2)] == [
             [],
             [],
         ]  # the 4th program is watched anywhere
         (before,) = [one for one in coverage.report() if one.file == rewriting_passes.__file__]
-        coverage.add(subject.apply(negations(2)).reached)
+        coverage.add(subject.apply(negations(2)).trace.reached)
         (after,) = [one for one in coverage.report() if one.file == rewriting_passes.__file__]
     assert after.lines_reached == before.lines_reached + 1
     assert after.outcomes_reached == before.outcomes_reached + 1
@@ -189,32 +189,32 @@ def test_what_a_pass_reaches_in_its_process() -> None:
 
 def test_what_nobody_took_note_of_is_told_again_by_the_same_process() -> None:
     with Guarded(f"{rewriting_passes.__name__}:raising", covered=()) as subject:
-        once = subject.apply(negations(1)).reached
+        once = subject.apply(negations(1)).trace.reached
         (pid,) = subject.pids
         subject.start(negations(2), watch=Watch())  # and nobody waits for the end
-        again = subject.apply(negations(2)).reached
+        again = subject.apply(negations(2)).trace.reached
         assert subject.pids == [pid]
         assert again
         assert not {*again} & {*once}
-        assert subject.apply(negations(2)).reached == []
+        assert subject.apply(negations(2)).trace.reached == []
 
 
 def test_all_is_told_again_by_the_same_process_once_it_has_forgotten() -> None:
     with Guarded(f"{rewriting_passes.__name__}:raising", covered=()) as subject:
-        once = subject.apply(negations(2)).reached
+        once = subject.apply(negations(2)).trace.reached
         (pid,) = subject.pids
         subject.forget()
-        assert {*subject.start(negations(2), watch=Watch())().reached} == {*once}
+        assert {*subject.start(negations(2), watch=Watch())().trace.reached} == {*once}
         assert subject.pids == [pid]
 
 
 def test_a_pass_whose_code_is_not_asked_for_is_not_watched() -> None:
     with Guarded(f"{rewriting_passes.__name__}:sound") as subject:
         assert subject.files == ()
-        assert subject.apply(negations(2)).reached == []
+        assert subject.apply(negations(2)).trace.reached == []
 
 
 def test_modules_can_be_named_in_place_of_those_that_define_the_pass() -> None:
     with Guarded(f"{rewriting_passes.__name__}:sound", covered=["tests.support.reached_code"]) as subject:
         assert subject.files == (FILE,)
-        assert subject.apply(negations(2)).reached == []
+        assert subject.apply(negations(2)).trace.reached == []

@@ -32,6 +32,7 @@ from tcverify.campaign import (
     FindingFound,
     Progress,
     in_flight,
+    program_verifier,
     recover_in_flight,
 )
 from tcverify.campaign import campaign as campaign_driver
@@ -324,7 +325,7 @@ def test_an_interrupt_keeps_what_was_found(run: Run, tmp_path: Path) -> None:
 
 
 def test_an_interrupt_while_a_finding_is_confirmed_keeps_it(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = campaign_driver.verify
+    real = program_verifier.verify
 
     def interrupted(*arguments: Any, **options: Any) -> Any:
         if options.get("always_confirm"):
@@ -334,7 +335,7 @@ def test_an_interrupt_while_a_finding_is_confirmed_keeps_it(run: Run, monkeypatc
     class NeverAsked:
         name = "gloo"
 
-    monkeypatch.setattr(campaign_driver, "verify", interrupted)
+    monkeypatch.setattr(program_verifier, "verify", interrupted)
     monkeypatch.setattr("tcverify.verification.verifier.worth_confirming", lambda *_: False)
     finished = run(drops_reductions, confirm=NeverAsked())
     assert finished.stop == "interrupted"
@@ -367,7 +368,7 @@ def test_an_error_of_ours_is_raised_and_its_program_kept(
         yield  # as verifications do, which are generators
 
     events: list[Event] = []
-    monkeypatch.setattr(campaign_driver, "verify_in_steps", breaks)
+    monkeypatch.setattr(program_verifier, "verify_in_steps", breaks)
     with pytest.raises(InternalError, match="oops"):
         run(Identity, subscribers=[events.append])
     (crashed,) = [event for event in events if isinstance(event, Crashed)]

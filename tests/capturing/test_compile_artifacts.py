@@ -59,7 +59,7 @@ def test_it_is_verified_on_small_sizes(forward: LoadedProgram) -> None:
     assert forward.program.large
     verdict = verify(Identity(), forward.program)
     assert verdict.status == "passed"
-    assert verdict.pair.real is forward.program
+    assert verdict.pair.scaled.real is forward.program
     assert max(max(spec.shape, default=0) for spec in verdict.pair.original.inputs) < 512
 
 

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from tcverify.cli import main, running
 from tcverify.program import PARTIAL, GraphBuilder, InputSpec, Mesh, Program, Recipe, spmd_program
+from tcverify.registry.strategies import STRATEGIES
 from tests import warm
 
 ROOT = Path(__file__).parents[2]
@@ -188,7 +189,7 @@ def reduce_add_norm() -> Program:
 def pin(patch: pytest.MonkeyPatch, directory: Path) -> None:
     """Work in `directory`, with a strategy "one" that draws one program, and FOREIGN in mine.py."""
     patch.chdir(directory)
-    patch.setitem(main.STRATEGIES, "one", lambda mesh, world_size: st.just(reduce_add_norm()))
+    patch.setitem(STRATEGIES, "one", lambda mesh, world_size: st.just(reduce_add_norm()))
     patch.setattr(running, "set_hypothesis_home_dir", lambda path: None)
     (directory / "mine.py").write_text(FOREIGN)
 

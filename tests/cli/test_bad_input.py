@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from tcverify.cli import verbs
+from tcverify.cases import counterexample
 from tcverify.program.codec import MAX_BYTES
 from tests import warm
 from tests.cli.conftest import FOREIGN, environment, finish, only_case, pin, run_here, says, start
@@ -254,7 +254,7 @@ def test_an_error_of_ours_says_so(bad: Path, monkeypatch: pytest.MonkeyPatch) ->
     def breaks(*_: object) -> None:
         raise ZeroDivisionError("oops")
 
-    monkeypatch.setattr(verbs, "find_counterexamples", breaks)
+    monkeypatch.setattr(counterexample, "find_counterexamples", breaks)
     says(run_here("show", "x"), 3, "internal error: ZeroDivisionError: oops", "please report it", "--debug")
 
 

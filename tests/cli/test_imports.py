@@ -31,7 +31,7 @@ HEAVY = (
     "jinja2",
     "asyncio",
     "ctypes.util",
-    "tcverify.cli.verbs",
+    "tcverify.cli.running",
     "tcverify.program",
 )
 
@@ -82,7 +82,7 @@ def after(*commands: tuple[Sequence[str], Mapping[str, str]], cwd: Path) -> list
     return [Told(code or 0, text, frozenset(modules), *rest) for code, text, modules, *rest in json.loads(ran.stdout)]
 
 
-HELP = [["--version"], ["--help"], *([verb, "--help"] for verb in cli.main.commands)]
+HELP = [["--version"], ["--help"], *([name, "--help"] for name in cli.COMMANDS)]
 WRONG = [
     ["runn"],
     ["run", "--nonsense"],
@@ -180,7 +180,7 @@ def test_passes_are_listed_without_torch(tmp_path: Path) -> None:
 def test_what_takes_long_is_imported_when_it_is_needed(tmp_path: Path) -> None:
     (found,) = after((["show", "nothing"], {}), cwd=tmp_path)
     assert found.code == 2
-    assert {"torch", "tcverify.cli.verbs"} <= found.modules
+    assert {"torch", "tcverify.report.terminal"} <= found.modules
     assert found.servers == 0  # it starts no processes
     assert found.collecting  # garbage, which is put off for imports
 

@@ -13,10 +13,10 @@ from xml.etree import ElementTree
 import pytest
 from hypothesis import strategies as st
 
-from tcverify.campaign import campaign as driver
-from tcverify.cli import main
+from tcverify.campaign import Campaign, program_verifier
 from tcverify.errors import InternalError
 from tcverify.program import PARTIAL, GraphBuilder, InputSpec, Mesh, Program, spmd_program
+from tcverify.registry.strategies import STRATEGIES
 from tests.cli.conftest import Outcome, only_case, pin, run_here, says
 from tests.support.json_schema import problems
 
@@ -64,8 +64,8 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         pin(patch, directory)
         few = st.sampled_from([program(op) for op in ("abs", "neg", "sigmoid", "tanh")])
-        patch.setitem(main.STRATEGIES, "few", lambda mesh, world_size: few)
-        patch.setitem(main.STRATEGIES, "sound", lambda mesh, world_size: st.just(program("abs")))
+        patch.setitem(STRATEGIES, "few", lambda mesh, world_size: few)
+        patch.setitem(STRATEGIES, "sound", lambda mesh, world_size: st.just(program("abs")))
         (directory / "defects.py").write_text(PASSES)
         yield directory
 
@@ -136,10 +136,10 @@ def test_other_reports_stand_beside_the_cases(here: Path, known: str) -> None:
 
 
 def test_an_interrupted_run_says_so(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(self: driver.Campaign) -> str:
+    def interrupted(self: Campaign) -> str:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(driver.Campaign, "_rounds", interrupted)
+    monkeypatch.setattr(Campaign, "_rounds", interrupted)
     assert go("--report", "junit,ndjson", "--report-dir", "interrupted").code == 130
     assert junit("interrupted").get("errors") == "1"
     finished, end = events("interrupted")[-2:]
@@ -151,7 +151,7 @@ def test_a_run_that_crashes_says_so(here: Path, monkeypatch: pytest.MonkeyPatch)
         raise InternalError("oops")
         yield
 
-    monkeypatch.setattr(driver, "verify_in_steps", breaks)
+    monkeypatch.setattr(program_verifier, "verify_in_steps", breaks)
     says(go("--report", "junit,ndjson", "--report-dir", "crashed", strategy="sound"), 3, "internal error: oops")
     crashed, end = events("crashed")[-2:]
     assert Path(crashed["path"]).is_file()

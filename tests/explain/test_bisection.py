@@ -165,12 +165,12 @@ def test_a_defect_of_one_norm_among_several_is_named() -> None:
 @pytest.mark.parametrize("program", [gathered(2, (0, 1), 2), scattered(2, (0, 1), 2)])
 def test_passes_of_ours_ask(program: Program) -> None:
     subject = InProcess(prepare_pass(BUILTIN["pipelined_matmul"], "", {}))
-    ((ask, *others), *_) = subject.apply_counted(program, None).asked
+    ((ask, *others), *_) = subject.apply_counted(program, None).trace.rewrites
     assert not others
     assert ask.pattern in ("allgather-matmul", "matmul-reduce-scatter")
     left_out = subject.apply_counted(program, [frozenset()] * 2)
     assert not left_out.changed
-    assert left_out.asked == [[ask], [ask]]
+    assert left_out.trace.rewrites == [[ask], [ask]]
 
 
 def test_the_search_finds_what_is_minimal() -> None:

@@ -24,6 +24,7 @@ LEFT_OUT = (
     "tcverify/__init__.py",
     "tcverify/__main__.py",
     "tcverify/cli/main.py",
+    "tcverify/cli/options.py",
     "tcverify/cli/arguments.py",
     "tcverify/cli/running.py",
 )

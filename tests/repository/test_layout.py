@@ -137,9 +137,10 @@ def test_what_starts_processes_imports_no_torch() -> None:
     assert prints("import sys, tcverify.system; print('torch' in sys.modules)") == "False"
 
 
-def test_verbs_import_nothing_that_takes_long_and_is_rarely_used() -> None:
+def test_commands_import_nothing_that_takes_long_and_is_rarely_used() -> None:
     late = "{'sympy', 'torch._dynamo', 'torch._inductor', 'torch.distributed.tensor', 'ray'}"
-    assert prints(f"import sys, tcverify.cli.verbs; print(*{late} & set(sys.modules))") == ""
+    modules = "tcverify.cli.running, tcverify.replay, tcverify.report.html"
+    assert prints(f"import sys, {modules}; print(*{late} & set(sys.modules))") == ""
 
 
 def test_public_names_are_found_and_listed() -> None:

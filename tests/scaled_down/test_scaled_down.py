@@ -345,7 +345,7 @@ def test_a_program_and_its_twin_have_one_verdict(strategy: str) -> None:
             assert less.rewritten.finished == large.rewritten.finished
             wrong = [any(d.problem or d.difference > 1e-6 * max(1.0, d.scale) for d in c.deltas) for c in (large, less)]
             assert wrong[0] == wrong[1]
-            seen[f"{wrong[0]}, {'smaller' if small.sizes else 'as it was'}"] += 1
+            seen[f"{wrong[0]}, {'smaller' if small.scaled.sizes else 'as it was'}"] += 1
 
     compare()
     assert seen["False, smaller"]

@@ -119,10 +119,10 @@ def test_why_the_rewritten_program_did_not_run_is_said_whatever_checks_are_chose
 @pytest.mark.parametrize("domain", ["float64", "native", "exact"])
 def test_what_only_the_pass_can_run_is_run_as_it_ran_it(domain: str) -> None:
     verdict = verify(InProcess(prepare_pass(foreign, "", {})), reduce_then_norm(), domain=domain)
-    assert verdict.pair.judged is not None
+    assert verdict.pair.foreign is not None
     assert verdict.pair.rewritten is not None  # of processes of their own the graph does not come back
     assert verdict.evidence.keys() >= {"lockstep", "arena"}
-    assert verdict.runs == [verdict.pair.judged]
+    assert verdict.runs == [verdict.pair.foreign.judged]
     assert [note.reason for note in verdict.notes] == ([] if domain == "float64" else [f"{domain}-aside"])
     evidence = Evidence(verdict.pair, Contract(), EvidenceRequest(verdict.runs[0].original, Lockstep(), list(CHECKS)))
     assert evidence.rewritten is None

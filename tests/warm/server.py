@@ -32,7 +32,9 @@ ROOT = Path(__file__).parents[2]
 #: What commands import.
 MODULES = (
     "tcverify.cli.main",
-    "tcverify.cli.verbs",
+    "tcverify.cli.running",
+    "tcverify.replay",
+    "tcverify.report.html",
     "tcverify.passes",
     "tcverify.cli.template",
     "tcverify.pytest_plugin.running",

@@ -25,8 +25,8 @@ class Watch:
 
     Attributes:
         points: places that are reported if they are reached, though other programs have reached them before.
-        look: whether the nodes that conditions are about are reported; see `Pair.looked`.
-        edits: whether the lines that edited each node are reported; see `Pair.edited`.
+        look: whether the nodes that conditions are about are reported; see `PassTrace.looked`.
+        edits: whether the lines that edited each node are reported; see `PassTrace.edited`.
         judge: whether the rewritten program is wanted, and what is wrong with it; else what is reached is all that is reported.
     """
 
@@ -77,8 +77,8 @@ class WatchedPass:
         pair = apply_pass(self._loaded, program, deep=deep, judge=watch is None or watch.judge)
         if watch is None and time.monotonic() - start < self._brief and recorder.misses(_outcome(pair)):
             apply_pass(self._loaded, program)
-        pair.reached, pair.looked = recorder.taken(), recorder.looked()
-        self._last = pair.reached
+        pair.trace.reached, pair.trace.looked = recorder.taken(), recorder.looked()
+        self._last = pair.trace.reached
         return pair
 
     def forget(self, *, everything: bool = False) -> None:
@@ -98,7 +98,7 @@ class WatchedPass:
             return returned
 
         pair = apply_pass(replace(self._plain, call=call, stages=()), program, deep=deep)
-        pair.edited = edited[: program.world_size]
+        pair.trace.edited = edited[: program.world_size]
         return pair
 
     def _watched(self, loaded: LoadedPass) -> LoadedPass:

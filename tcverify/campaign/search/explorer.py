@@ -96,7 +96,7 @@ class Explorer:
             return
         parent, family, facts = made
         edges = edges_of(pair, self._named)
-        points = [point for point in pair.reached if point not in self.points]
+        points = [point for point in pair.trace.reached if point not in self.points]
         news = new or bool(points) or not edges <= self._edges
         self._agenda.tell(family, new=news)
         parent.judged += 1
@@ -118,7 +118,7 @@ class Explorer:
 
     def _await(self, program: Program, pair: Pair, *, rewritten: bool = False) -> None:
         """Let what a program was the first to show be reduced: the places that are new, and its rewrite if that is."""
-        new = [point for point in pair.reached if point not in self.points]
+        new = [point for point in pair.trace.reached if point not in self.points]
         if new or rewritten:
             self.points.update(dict.fromkeys(new))
             shown = pair if rewritten else None
@@ -158,7 +158,7 @@ class Explorer:
         """Take a kernel of an earlier search, for what it shows here."""
         pair = self._apply(program, Watch(frozenset(self.points)))
         if pair.failure is None:
-            new = [point for point in pair.reached if point not in self.points]
+            new = [point for point in pair.trace.reached if point not in self.points]
             self.points.update(dict.fromkeys(new))
             kernel = kernel_of(program, new, self._apply, self.points, self._named)
             self._rewrites.add(kernel.rewrite)

@@ -179,7 +179,7 @@ def kernel_of(
         parent: the kernel that it is an edit of.
     """
     pair = apply(program, Watch(frozenset(known), look=True))
-    reached = frozenset(pair.reached)
+    reached = frozenset(pair.trace.reached)
     return Kernel(
         program,
         reached.intersection(new),
@@ -187,7 +187,7 @@ def kernel_of(
         rewrite_of(pair),
         edges_of(pair, named),
         pair.changed,
-        pair.looked,
+        pair.trace.looked,
         pair.rewritten if pair.changed and pair.foreign is None else None,
         parent,
     )
@@ -228,7 +228,9 @@ def kernels_of(
                 if nodes < 0:
                     raise OutOfTime
                 pair = tried[identity] = apply(p, Watch(frozenset(left), judge=judge))
-                smallest.update((one, p) for one in pair.reached if one in smallest and p.size < smallest[one].size)
+                smallest.update(
+                    (one, p) for one in pair.trace.reached if one in smallest and p.size < smallest[one].size
+                )
             return shows(tried[identity])
 
         return reduce(start, applied, moves=(partial(keep_around, names=near), *COARSE)).program
@@ -237,8 +239,8 @@ def kernels_of(
         yield kernel(reduced(program, lambda pair: rewrite_of(pair) == rewrite, _touched(rewritten), judge=True))
     while left:
         goal, before = left[-1], len(left)
-        looked = apply(smallest[goal], Watch(look=True, judge=False)).looked.get((goal.file, goal.line), ())
-        found = kernel(reduced(smallest[goal], lambda pair: goal in pair.reached, looked))  # noqa: B023
+        looked = apply(smallest[goal], Watch(look=True, judge=False)).trace.looked.get((goal.file, goal.line), ())
+        found = kernel(reduced(smallest[goal], lambda pair: goal in pair.trace.reached, looked))  # noqa: B023
         if len(left) == before:
             left.remove(goal)  # it takes more than the program to reach it
         else:

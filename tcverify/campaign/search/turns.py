@@ -84,9 +84,9 @@ class ProgramSearch:
         """Take note of what the pass did with a program, and whether something went wrong, to learn from it later."""
         self._missed = {point: left - 1 for point, left in self._missed.items() if left > 1}
         if any(program.modules) or _has_layouts(program) or pair.failure is not None:
-            self._missed.update(dict.fromkeys(pair.reached, PATIENCE))
+            self._missed.update(dict.fromkeys(pair.trace.reached, PATIENCE))
             return
-        for point in pair.reached:
+        for point in pair.trace.reached:
             self._missed.pop(point, None)
         self._shown.append((program, pair, refuted))
 
@@ -191,7 +191,7 @@ class ProgramSearch:
             return Pair(program)
         if pair.failure is not None and pair.failure.kind != "pass-raised":
             self._fatal += 1  # each takes the pass's time-out, or a new process
-        self._reached.update(pair.reached)
+        self._reached.update(pair.trace.reached)
         return pair
 
 

@@ -85,7 +85,7 @@ class _Search:
     def by_asking(self) -> Blame | None:
         """Search among the rewrites that the pass asks for; None where it asks for none."""
         whole = self.subject.apply_counted(self._program, None)
-        asked = whole.asked
+        asked = whole.trace.rewrites
         fullest = max(asked, key=len, default=[])
         if not fullest:
             return None

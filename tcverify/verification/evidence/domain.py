@@ -23,7 +23,7 @@ def run_in_domain(evidence: Evidence) -> DomainRuns:
         return DomainRuns()
     if "equivalence" not in request.checks:
         return DomainRuns(aside="the check 'equivalence', which alone looks at values in it, was not chosen")
-    if pair.judged is not None or pair.foreign is not None:
+    if pair.foreign is not None:
         return DomainRuns(aside=_NOT_HERE)
     if evidence.rewritten is None:
         return DomainRuns()

@@ -11,10 +11,10 @@ def run_lockstep(evidence: Evidence) -> list[Comparison]:
     """Run the rewritten program beside the original's run, unless the pass's process has."""
     assert evidence.request is not None
     pair, baseline, lockstep = evidence.pair, evidence.request.baseline, evidence.request.lockstep
-    if pair.judged is not None:
-        return [pair.judged]
     if pair.foreign is not None:
-        evidence.doubt(Doubt("unsupported-op", pair.foreign))
+        if pair.foreign.judged is not None:
+            return [pair.foreign.judged]
+        evidence.doubt(Doubt("unsupported-op", pair.foreign.why))
         return []
     if pair.rewritten is None:
         return []

@@ -72,4 +72,4 @@ def try_collective() -> str | None:
     return None
 
 
-__all__ = ["facts", "has_gloo", "has_nccl", "try_collective"]
+__all__ = ["facts", "has_gloo", "has_nccl", "require_backend", "try_collective"]

@@ -1,0 +1,172 @@
+"""Options that several commands have: each is defined once, and read where it is defined. Their names are those of `Settings`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+from click.shell_completion import CompletionItem
+
+from tcverify.cli import arguments
+from tcverify.cli.importing import START_PROCESSES, begin_server
+from tcverify.pytorch import PREFIX, SUBJECTS
+from tcverify.registry.checks import CHECKS
+from tcverify.registry.choices import CONDITIONS, DOMAINS, REPORTS
+from tcverify.registry.executors import EXECUTORS
+from tcverify.registry.extensions import load_extension
+from tcverify.registry.op_laws import declare_op_law
+from tcverify.registry.passes import BUILTIN
+from tcverify.system.configuration import section
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _together(*options: Callable[[F], F]) -> Callable[[F], F]:
+    """Several options as one decorator, in the order in which help shows them."""
+
+    def decorate(function: F) -> F:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return decorate
+
+
+def completing(
+    known: Callable[[], Iterable[str]], separator: str = ","
+) -> Callable[[click.Context, click.Parameter, str], list[CompletionItem]]:
+    """What completes names in a shell, the last one where there are several; where none fits, it is left to the shell."""
+
+    def complete(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        before, between, last = incomplete.rpartition(separator)
+        fitting = [CompletionItem(f"{before}{between}{name}") for name in known() if name.startswith(last)]
+        return fitting or [CompletionItem(incomplete, type="file")]
+
+    return complete
+
+
+complete_passes = completing(lambda: (*BUILTIN, *(PREFIX + name for name in SUBJECTS)), "+")
+
+
+def read_by(parse: Callable[[Any], Any], absent: Any = None) -> Callable[[click.Context, click.Parameter, Any], Any]:
+    """A callback that reads what an option is given; `absent` stands for nothing. Completions do without."""
+
+    def read(context: click.Context, parameter: click.Parameter, value: Any) -> Any:
+        if context.resilient_parsing:
+            return value
+        return absent if value is None else parse(value)
+
+    return read
+
+
+def _executor(context: click.Context, parameter: click.Parameter, value: str) -> str:
+    """The name of an executor, also of one that an extension registers, or none."""
+    known = [*EXECUTORS, "none"]
+    if value not in known:
+        raise click.BadParameter(f"{value!r} is not one of {', '.join(map(repr, known))}.", context, parameter)
+    return value
+
+
+def _load(context: click.Context, parameter: click.Parameter, references: tuple[str, ...]) -> None:
+    """Load the extensions that the configuration names, and these. Completions do without: they are to come at once."""
+    if context.resilient_parsing:
+        return
+    configured = Path("pyproject.toml")
+    if context.info_name in START_PROCESSES and (references or "extension" in section(configured)):
+        begin_server()  # most extensions import torch
+    arguments.load_configured_extensions(configured)
+    for reference in references:
+        load_extension(reference)
+
+
+def _declare(context: click.Context, parameter: click.Parameter, laws: tuple[str, ...]) -> None:
+    for law in laws:
+        declare_op_law(law)
+
+
+def _checks(text: str) -> list[str] | None:
+    if ":" in text:
+        begin_server()  # it is a module of the user's, most of which import torch
+    return arguments.parse_checks(text)
+
+
+confirm = click.option(
+    "--confirm", metavar="[gloo|nccl|none]", callback=_executor, default="gloo", show_default=True,
+    shell_complete=completing(lambda: (*EXECUTORS, "none")), help="Process group that runs what lockstep does not refute.",
+)  # fmt: skip
+
+domain = click.option(
+    "--domain", type=click.Choice(DOMAINS), default="float64", show_default=True,
+    help="Also judge values exactly (in a prime field), or in the programs' native dtypes.",
+)  # fmt: skip
+
+bisect = click.option("--bisect", is_flag=True, help="Name the rewrites of the pass that a finding comes from.")
+
+
+def verification(*, pass_timeout: float, shrink_time: float) -> Callable[[F], F]:
+    """What is checked, and how: with these defaults, in seconds."""
+    return _together(
+        click.option("--checks", default=None, callback=read_by(_checks), shell_complete=completing(lambda: CHECKS),
+                     help=f"Checks to apply, of {', '.join(CHECKS)}. [default: all]"),
+        click.option("--contract", multiple=True, metavar="K=V",
+                     callback=read_by(lambda values: arguments.parse_pairs(values, "--contract")),
+                     help="What the pass promises, e.g. idempotent=true."),
+        click.option("--pass-option", multiple=True, metavar="K=V",
+                     callback=read_by(lambda values: arguments.parse_pairs(values, "--pass-option")),
+                     help="Option of the passes' constructors."),
+        click.option("--pass-timeout", type=click.FloatRange(0.1), default=pass_timeout, show_default=True,
+                     help="Seconds that one application of a pass may take."),
+        click.option("--shrink-time", type=click.FloatRange(0), default=shrink_time, show_default=True,
+                     help="Seconds to shrink a finding."),
+        bisect,
+    )  # fmt: skip
+
+
+extension = click.option(
+    "--extension", multiple=True, metavar="MODULE", is_eager=True, expose_value=False, callback=_load,
+    help="A module, or a .py file, that registers dialects, checks, strategies or executors.",
+)  # fmt: skip
+
+op_law = click.option(
+    "--op-law", multiple=True, metavar="OP=LAW", is_eager=True, expose_value=False, callback=_declare,
+    help="What holds of an op without a meaning: my::op=rowwise(0), =pointwise or =linear.",
+)  # fmt: skip
+
+report_dir = click.option(
+    "--report-dir", type=click.Path(path_type=Path), default=Path("reports"), show_default=True,
+    help="Where counterexamples are kept.",
+)  # fmt: skip
+
+
+def fail_on(default: str | None) -> Callable[[F], F]:
+    """What else fails a run."""
+    return click.option(
+        "--fail-on", default=default, show_default=True,
+        callback=read_by(lambda text: arguments.parse_names(text, CONDITIONS, "condition"), absent=()),
+        help="Also fail on: inconclusive, vacuity.",
+    )  # fmt: skip
+
+
+report = click.option(
+    "--report", default="html", show_default=True, shell_complete=completing(lambda: REPORTS),
+    callback=read_by(lambda text: arguments.parse_names(text, tuple(REPORTS), "report")),
+    help=f"What is written beside counterexamples, of {', '.join(REPORTS)}.",
+)  # fmt: skip
+
+
+__all__ = [
+    "bisect",
+    "complete_passes",
+    "completing",
+    "confirm",
+    "domain",
+    "extension",
+    "fail_on",
+    "op_law",
+    "read_by",
+    "report",
+    "report_dir",
+    "verification",
+]
