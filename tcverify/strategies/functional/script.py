@@ -13,9 +13,10 @@ from typing import Any
 
 from torch.fx.node import map_aggregate
 
-from tcverify.ops import ShapeError, TensorSpec, infer, lookup, resolve, schema_of
+from tcverify.ops import ShapeError, TensorSpec, infer, lookup, mutated, resolve, schema_of
 from tcverify.ops.leaves import leaves
 from tcverify.program import InputSpec, Mesh
+from tcverify.program.specs import storages_of
 from tcverify.strategies.transformer.draft import PerRank
 from tcverify.strategies.transformer.sites import NoSite
 
@@ -131,11 +132,11 @@ class Script:
             self._land(operands[0])
         else:
             read, written = self._touched(target, args, kwargs)
-            views = not written and storages(types[0]) <= read and not meaning.collective
+            views = not written and read.issuperset(storages_of(types[0])) and not meaning.collective
             if not views:
                 self._require_quiet(read, written)
             if meaning.phase == "start":
-                self.flying[number] = ScriptFlight(frozenset(read), frozenset(storages(types[0]) | written))
+                self.flying[number] = ScriptFlight(frozenset(read), frozenset(written.union(storages_of(types[0]))))
         made = ScriptCall(op, args, kwargs, tuple(dict.fromkeys(value.number for value in operands)), only)
         return self._add(made, types, rms if rms is not None else operands[0].rms if operands else 1.0)
 
@@ -190,12 +191,12 @@ class Script:
 
     def readable(self, value: ScriptValue) -> bool:
         """Whether nothing under way writes into the value."""
-        own = storages(self.types[value.number][0])
+        own = set(storages_of(self.types[value.number][0]))
         return not self.pure and not any(own & flight.writes for flight in self.flying.values())
 
     def writable(self, value: ScriptValue) -> bool:
         """Whether nothing under way reads the value or writes into it."""
-        own = storages(self.types[value.number][0])
+        own = set(storages_of(self.types[value.number][0]))
         return not self.pure and not any(own & (flight.writes | flight.reads) for flight in self.flying.values())
 
     def _first_storage(self) -> int:
@@ -214,15 +215,12 @@ class Script:
     def _touched(self, target: Any, args: Any, kwargs: Any) -> tuple[set[int], set[int]]:
         """The storages of the operands, and those among them that the call writes into."""
         read = {
-            number for value in leaves((args, kwargs), ScriptValue) for number in storages(self.types[value.number][0])
+            number
+            for value in leaves((args, kwargs), ScriptValue)
+            for number in storages_of(self.types[value.number][0])
         }
-        written: set[int] = set()
-        schema = schema_of(target)
-        for position, argument in enumerate(schema.arguments if schema is not None else ()):
-            given = kwargs.get(argument.name) if argument.kwarg_only or position >= len(args) else args[position]
-            if argument.alias_info is not None and argument.alias_info.is_write:
-                written |= {n for value in leaves(given, ScriptValue) for n in storages(self.types[value.number][0])}
-        return read, written
+        values = mutated(target, args, kwargs, ScriptValue)
+        return read, {number for value in values for number in storages_of(self.types[value.number][0])}
 
     def _require_quiet(self, read: set[int], written: set[int]) -> None:
         for flight in self.flying.values():
@@ -231,7 +229,7 @@ class Script:
 
     def _land(self, value: ScriptValue) -> None:
         """The collectives that write into the storage of a value have arrived there."""
-        own = storages(self.types[value.number][0])
+        own = set(storages_of(self.types[value.number][0]))
         left: dict[int, ScriptFlight] = {}
         for number, flight in self.flying.items():
             writes = flight.writes - own
@@ -302,11 +300,4 @@ def _is_pure(target: Any) -> bool:
     return not (meaning.effect or blocks or schema is None or schema.is_mutable)
 
 
-def storages(types: Any) -> set[int]:
-    """The numbers of the storages in a spec, or in a list or tuple of specs."""
-    if isinstance(types, (tuple, list)):
-        return set().union(*map(storages, types)) if types else set()
-    return {types.alias} if isinstance(types, TensorSpec) and types.alias is not None else set()
-
-
-__all__ = ["Script", "ScriptCall", "ScriptFlight", "ScriptValue", "storages"]
+__all__ = ["Script", "ScriptCall", "ScriptFlight", "ScriptValue"]

@@ -1,6 +1,7 @@
-"""Which storages the nodes of a graph make, read and write into.
+"""Which storages the nodes of a graph may make, read and write into.
 
-Two values share a storage where the signature of an op says so (what it writes into, what its results alias), where their
+Of any graph, with shapes symbolic or not known; `program.specs` knows it exactly, where everything can be inferred. Two values
+share a storage where the signature of an op says so (what it writes into, what its results alias), where their
 metadata does, or where nothing is known of the op between them. Signatures alone do not see what a caller has tied together,
 and metadata alone is not enough: captured graphs often record a new storage for what an in-place op or a wait returns. What may
 be shared counts as shared, so that orders that are kept are never too few.
@@ -11,14 +12,14 @@ from __future__ import annotations
 import itertools
 import operator
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx
 
-from tcverify.ops import TensorSpec, lookup, schema_of
+from tcverify.ops import TensorSpec, aliased_arguments, lookup, mutated_operands, schema_of
 from tcverify.ops.leaves import leaves
 from tcverify.program.partition import Partition
 
@@ -75,6 +76,30 @@ def accesses(graph: fx.Graph) -> GraphAccesses:
     return GraphAccesses(results, reads, writes, items)
 
 
+def mutated_nodes(graph: fx.Graph) -> frozenset[fx.Node]:
+    """Return every node whose storage some node of the graph may write into. Linear in the graph.
+
+    A wait does not count: what it waits for is there before anybody may read it.
+    """
+    if not any(map(_may_write, graph.nodes)):
+        return frozenset()
+    found = accesses(graph)
+    written = {storage for node in graph.nodes if _may_write(node) for storage in found.writes[node]}
+    return frozenset(node for node, own in found.results.items() if not written.isdisjoint(own))
+
+
+def _may_write(node: fx.Node) -> bool:
+    if not node.op.startswith("call"):
+        return False
+    op = lookup(node.target) if node.op == "call_function" else None
+    if op is None or op.run is None:
+        return True
+    if not op.aliases or op.phase == "wait" or schema_of(node.target) is None:
+        return False
+    declared = aliased_arguments(node.target)
+    return not declared or any(argument.writes for argument in declared)
+
+
 def is_view(node: fx.Node, found: GraphAccesses) -> bool:
     """Whether a call takes no time: an item of a tuple, a view, or arithmetic on numbers.
 
@@ -92,7 +117,7 @@ def is_view(node: fx.Node, found: GraphAccesses) -> bool:
     if not op.aliases or not set(found.results[node]) <= set(found.reads[node]):
         return False
     mine, theirs = _recorded(node), {key for operand in node.all_input_nodes for key in _recorded(operand)}
-    return not mine or not theirs or set(mine) <= theirs
+    return not mine or not theirs or mine <= theirs
 
 
 def shared_places(graph: fx.Graph, found: GraphAccesses) -> dict[int, int]:
@@ -137,7 +162,7 @@ class _Cells:
         value = node.meta["val"]
         self.of[node] = made = []
         for item in value if isinstance(value, (tuple, list)) else [value]:
-            keys = list(_keys(item))
+            keys = list(map(storage_key, recorded_tensors(item)))
             cell = self._new() if keys else None
             made.append(cell)
             for key in keys:
@@ -185,26 +210,16 @@ def _tie(node: fx.Node, cells: _Cells) -> list[fx.Node]:
     schema = schema_of(node.target)
     if schema is None:  # Python operators make new values
         return []
-    returned = [result.alias_info for result in schema.returns]
-    written: list[fx.Node] = []
-    declared = False
-    for position, argument in enumerate(schema.arguments):
-        info = argument.alias_info
-        if info is None:
-            continue
-        declared = True
-        value = node.args[position] if position < len(node.args) else node.kwargs.get(argument.name)
-        operands = leaves(value, fx.Node)
-        if info.is_write:
-            written += operands
-        for number, theirs in enumerate(returned):
-            if theirs is not None and _may_alias(info, theirs):
-                _tie_result(cells, cells.of[node], number, len(returned), operands)
+    declared = aliased_arguments(node.target)
     if not declared:  # tagged as aliasing without saying what
         for operand in node.all_input_nodes:
             cells.unite(cells.of[node], cells.of[operand])
         return list(node.all_input_nodes)
-    return written
+    for argument in declared:
+        operands = leaves(argument.given(node.args, node.kwargs), fx.Node)
+        for number in argument.results:
+            _tie_result(cells, cells.of[node], number, len(schema.returns), operands)
+    return mutated_operands(node)
 
 
 def _attribute(node: fx.Node) -> Any:
@@ -232,12 +247,6 @@ def _tie_result(
             cells.unite(mine, cells.of[operand])
 
 
-def _may_alias(argument: Any, result: Any) -> bool:
-    """Sets of lists are empty: torch keeps them with what the list holds, where they cannot be read."""
-    mine, theirs = argument.before_set, result.before_set
-    return not mine or not theirs or bool(mine & theirs)
-
-
 def _joined(parts: Iterable[Storages]) -> Storages:
     return tuple(dict.fromkeys(storage for part in parts for storage in part))
 
@@ -245,19 +254,29 @@ def _joined(parts: Iterable[Storages]) -> Storages:
 # ----------------------------------------------------------------------------------------------------------- metadata
 
 
-def _keys(value: Any) -> Iterator[Any]:
-    """For each tensor in a nested value, what tells its storage; None where its metadata does not say."""
+def recorded_tensors(value: Any) -> list[TensorSpec | torch.Tensor]:
+    """The tensors in the metadata of a value."""
+    return leaves(value, (TensorSpec, torch.Tensor))
+
+
+def storage_key(value: TensorSpec | torch.Tensor) -> Any:
+    """What tells the recorded storage of a tensor from others; None where it is of its own, or not known."""
     if isinstance(value, TensorSpec):
-        yield None if value.alias is None else ("alias", value.alias)
-    elif isinstance(value, torch.Tensor):
-        yield value.untyped_storage()._cdata if value.layout is torch.strided else None
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _keys(item)
+        return None if value.alias is None else ("alias", value.alias)
+    return value.untyped_storage()._cdata if value.layout is torch.strided else None
 
 
-def _recorded(node: fx.Node) -> list[Any]:
-    return [key for key in _keys(node.meta.get("val")) if key is not None]
+def _recorded(node: fx.Node) -> set[Any]:
+    return {*map(storage_key, recorded_tensors(node.meta.get("val")))} - {None}
 
 
-__all__ = ["GraphAccesses", "Storages", "accesses", "is_view", "shared_places"]
+__all__ = [
+    "GraphAccesses",
+    "Storages",
+    "accesses",
+    "is_view",
+    "mutated_nodes",
+    "recorded_tensors",
+    "shared_places",
+    "storage_key",
+]
