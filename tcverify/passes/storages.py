@@ -12,14 +12,14 @@ from __future__ import annotations
 import itertools
 import operator
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx
 
-from tcverify.ops import TensorSpec, aliased_arguments, lookup, mutated_operands, schema_of
+from tcverify.ops import Op, TensorSpec, aliased_arguments, aliased_operands, lookup, mutated_operands, schema_of
 from tcverify.ops.leaves import leaves
 from tcverify.program.partition import Partition
 
@@ -77,27 +77,34 @@ def accesses(graph: fx.Graph) -> GraphAccesses:
 
 
 def mutated_nodes(graph: fx.Graph) -> frozenset[fx.Node]:
-    """Return every node whose storage some node of the graph may write into. Linear in the graph.
+    """Return every node whose storage some node of the graph writes into, or may write into, by the signatures of ops alone.
 
-    A wait does not count: what it waits for is there before anybody may read it.
+    A wait does not write: what it waits for is there before anybody may read it. Linear in the graph.
     """
-    if not any(map(_may_write, graph.nodes)):
+    storages: Partition[fx.Node] = Partition()
+    written: list[fx.Node] = []
+    for node in graph.nodes:
+        for operand, writes in _shared_operands(node):
+            storages.join(node, operand)
+            if writes:
+                written.append(operand)
+    if not written:
         return frozenset()
-    found = accesses(graph)
-    written = {storage for node in graph.nodes if _may_write(node) for storage in found.writes[node]}
-    return frozenset(node for node, own in found.results.items() if not written.isdisjoint(own))
+    found = {storages.of(node) for node in written}
+    return frozenset(node for node in graph.nodes if storages.of(node) in found)
 
 
-def _may_write(node: fx.Node) -> bool:
+def _shared_operands(node: fx.Node) -> Iterator[tuple[fx.Node, bool]]:
+    """Yield (operand that may share storage with the result, whether it may be written)."""
     if not node.op.startswith("call"):
-        return False
-    op = lookup(node.target) if node.op == "call_function" else None
-    if op is None or op.run is None:
-        return True
-    if not op.aliases or op.phase == "wait" or schema_of(node.target) is None:
-        return False
-    declared = aliased_arguments(node.target)
-    return not declared or any(argument.writes for argument in declared)
+        return
+    op = _meaning(node)
+    if op is None:
+        yield from ((operand, True) for operand in node.all_input_nodes)
+    elif op.aliases and op.name.startswith("python::"):
+        yield from ((operand, False) for operand in node.all_input_nodes)
+    elif op.aliases:
+        yield from ((operand, argument.writes and op.phase != "wait") for operand, argument in aliased_operands(node))
 
 
 def is_view(node: fx.Node, found: GraphAccesses) -> bool:
@@ -197,29 +204,32 @@ class _Cells:
 
 def _tie(node: fx.Node, cells: _Cells) -> list[fx.Node]:
     """Tie the results of a call to the operands that they may alias, and return the operands that it may write into."""
-    op = lookup(node.target) if node.op == "call_function" else None
-    if op is None or op.run is None:
+    op = _meaning(node)
+    if op is None:
         for operand in node.all_input_nodes:
             cells.unite(cells.of[node], cells.of[operand])
         return list(node.all_input_nodes)
     if node.target is operator.getitem:
         cells.unite(cells.of[node], cells.selected(node))
-        return []
-    if not op.aliases:
-        return []
     schema = schema_of(node.target)
-    if schema is None:  # Python operators make new values
+    if schema is None or not op.aliases:  # Python operators make new values
         return []
-    declared = aliased_arguments(node.target)
-    if not declared:  # tagged as aliasing without saying what
-        for operand in node.all_input_nodes:
-            cells.unite(cells.of[node], cells.of[operand])
-        return list(node.all_input_nodes)
-    for argument in declared:
+    for argument in aliased_arguments(node.target):
         operands = leaves(argument.given(node.args, node.kwargs), fx.Node)
         for number in argument.results:
             _tie_result(cells, cells.of[node], number, len(schema.returns), operands)
     return mutated_operands(node)
+
+
+def _meaning(node: fx.Node) -> Op | None:
+    """What a call does; None where it may alias all its operands and write into them: its op has no meaning, or is tagged as
+    aliasing without saying what."""
+    op = lookup(node.target) if node.op == "call_function" else None
+    if op is None or op.run is None:
+        return None
+    if op.aliases and not op.name.startswith("python::") and not aliased_arguments(node.target):
+        return None
+    return op
 
 
 def _attribute(node: fx.Node) -> Any:

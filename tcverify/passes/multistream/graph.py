@@ -27,8 +27,7 @@ from tcverify.ops import RECORD, WAIT, ShapeError, TensorSpec, infer, lookup, mu
 from tcverify.ops.leaves import leaves
 from tcverify.ops.spec import contiguous_stride
 from tcverify.passes.editing import op_name
-from tcverify.program.graph import map_structure
-from tcverify.program.specs import InferredSpecs, is_concrete, same_layout, storages_of
+from tcverify.program.specs import InferredSpecs, same_layout, storages_of
 
 ANCHORS = frozenset({WAIT, RECORD})
 
@@ -130,8 +129,9 @@ def infer_specs(graph: fx.Graph, *, trust: bool = False) -> dict[fx.Node, Any]:
             value = node.meta.get("val") if node.op == "placeholder" else _attribute(graph, str(node.target))
             if value is None:
                 raise NotLowered(f"nothing is known of '{node.name}'")
-            map_structure(_require_concrete, value)
             specs.keep_recorded(node, value)
+            if specs.of[node] is None:
+                raise NotLowered(f"'{node.name}' is symbolic or not strided")
             continue
         if node.op != "call_function":
             raise NotLowered(f"'{node.name}' is a {node.op}")
@@ -148,11 +148,6 @@ def infer_specs(graph: fx.Graph, *, trust: bool = False) -> dict[fx.Node, Any]:
             raise NotLowered(f"meta['val'] of '{node.name}' is not what its operands imply")
         specs.keep(node, implied)
     return specs.of
-
-
-def _require_concrete(leaf: Any) -> None:
-    if not is_concrete(leaf):
-        raise NotLowered("an input is symbolic or not strided")
 
 
 def _attribute(graph: fx.Graph, target: str) -> torch.Tensor | None:

@@ -24,7 +24,6 @@ from tcverify.errors import InternalError
 from tcverify.ops import TensorSpec, lookup, schema_of
 from tcverify.passes.overlap.graph import CommGraph
 from tcverify.passes.storages import recorded_tensors, storage_key
-from tcverify.program.specs import is_concrete
 
 #: Frees a storage, or gives it another size.
 RESIZE = "inductor::resize_storage_bytes_"
@@ -296,11 +295,20 @@ def _returns_nothing(node: fx.Node) -> bool:
 
 def _size_of(value: TensorSpec | torch.Tensor) -> int | None:
     """The bytes of its storage up to the last element of a value; None where they are not known."""
-    if not isinstance(value, TensorSpec):
-        if not is_concrete(value):
-            return None
-        value = TensorSpec.of(value)
-    return value.extent * value.dtype.itemsize if value.numel else 0
+    shape: Sequence[Any] = value.shape
+    if isinstance(value, TensorSpec):
+        stride, offset = value.stride, value.offset
+    elif value.layout is torch.strided:
+        stride, offset = value.stride(), value.storage_offset()
+    else:
+        return None
+    if any(type(size) is not int for size in (*shape, *stride, offset)):
+        return None
+    if 0 in shape:
+        return 0
+    return (
+        offset + 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
+    ) * value.dtype.itemsize
 
 
 __all__ = ["RESIZE", "Footprint", "Handover", "OrderMemory", "StorageWalk", "footprint"]
