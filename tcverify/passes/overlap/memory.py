@@ -296,6 +296,8 @@ def _returns_nothing(node: fx.Node) -> bool:
 def _size_of(value: TensorSpec | torch.Tensor) -> int | None:
     """The bytes of its storage up to the last element of a value; None where they are not known."""
     shape: Sequence[Any] = value.shape
+    stride: Sequence[Any]
+    offset: int | torch.SymInt
     if isinstance(value, TensorSpec):
         stride, offset = value.stride, value.offset
     elif value.layout is torch.strided:
@@ -306,9 +308,8 @@ def _size_of(value: TensorSpec | torch.Tensor) -> int | None:
         return None
     if 0 in shape:
         return 0
-    return (
-        offset + 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
-    ) * value.dtype.itemsize
+    elements: int = offset + 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
+    return elements * value.dtype.itemsize
 
 
 __all__ = ["RESIZE", "Footprint", "Handover", "OrderMemory", "StorageWalk", "footprint"]
